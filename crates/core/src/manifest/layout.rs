@@ -1,0 +1,241 @@
+//! Layouts: how one root's bytes lie in chunks. A layout's id covers the placement and not
+//! the origin, so the same tree has the same layout wherever its objects are.
+
+use super::{CHUNK_BYTES_MAX, EntryKind, Part, SLICE_BYTES_DEFAULT};
+use crate::hash::context;
+use crate::{Hash, LayoutId, Root};
+use serde::{Deserialize, Serialize};
+
+/// How a layout was made. The numbers are part of format 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum LayoutKind {
+    /// The objects stay where they are; every file is a chunk of its own, large ones are cut.
+    Index = 1,
+    /// Small files are grouped into chunks written as objects of their own.
+    Pack = 2,
+}
+
+/// What a layout's chunks depend on. Who changes these shares nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LayoutParams {
+    /// How it was made.
+    pub kind: LayoutKind,
+    /// Files up to this many bytes are one chunk; larger ones are cut into slices of it.
+    pub slice_bytes: u32,
+}
+
+impl LayoutParams {
+    /// The index layout everybody shares.
+    pub const INDEX: LayoutParams =
+        LayoutParams { kind: LayoutKind::Index, slice_bytes: SLICE_BYTES_DEFAULT };
+
+    /// The lengths of the slices of a file of `size` bytes, in order; none for an empty file.
+    pub fn slice_lengths(&self, size: u64) -> impl Iterator<Item = u32> + use<> {
+        let step = u64::from(self.slice_bytes);
+        (0..size.div_ceil(step)).map(move |i| u32::try_from((size - i * step).min(step)).unwrap_or(u32::MAX))
+    }
+}
+
+/// A run of an entry's bytes inside one chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slice {
+    /// Which chunk.
+    pub chunk: Hash,
+    /// Where in the chunk it begins.
+    pub chunk_offset: u32,
+    /// How many bytes.
+    pub len: u32,
+}
+
+/// The placement of one part: for each entry the slices that, in order, are its bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Placed {
+    ends: Vec<u32>,
+    slices: Vec<Slice>,
+}
+
+/// Why a placement cannot be believed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadPlacement {
+    /// Not the placement that the layout names.
+    #[error("placement hashes to {got}, the layout names {expected}")]
+    Mismatch {
+        /// What the layout says.
+        expected: Hash,
+        /// What the rows hash to.
+        got: Hash,
+    },
+    /// It does not cover the entries' bytes.
+    #[error("placement of {path:?} does not fit: {why}")]
+    Entry {
+        /// Whose placement.
+        path: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+impl Placed {
+    /// Adds the next entry's slices (none for entries without bytes).
+    pub fn push(&mut self, slices: impl IntoIterator<Item = Slice>) {
+        self.slices.extend(slices);
+        self.ends.push(u32::try_from(self.slices.len()).unwrap_or(u32::MAX));
+    }
+
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether it has no entries.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The slices of one entry.
+    ///
+    /// # Panics
+    /// When `row` is past the end.
+    #[must_use]
+    pub fn slices(&self, row: usize) -> &[Slice] {
+        let start = if row == 0 { 0 } else { self.ends[row - 1] as usize };
+        &self.slices[start..self.ends[row] as usize]
+    }
+
+    /// Approximate bytes of memory it holds.
+    #[must_use]
+    pub fn footprint(&self) -> usize {
+        self.ends.len() * 4 + self.slices.len() * size_of::<Slice>() + size_of::<Self>()
+    }
+
+    /// Hash of the canonical encoding (`docs/FORMATS.md`, "Placement"): for each entry with
+    /// slices its row u32, their number u32, and each slice as chunk 32 · offset u32 · length u32.
+    #[must_use]
+    pub fn hash(&self) -> Hash {
+        let mut h = blake3::Hasher::new_derive_key(context::PLACEMENT);
+        let mut buf = Vec::new();
+        for row in 0..self.len() {
+            let slices = self.slices(row);
+            if slices.is_empty() {
+                continue;
+            }
+            buf.clear();
+            buf.extend_from_slice(&u32::try_from(row).unwrap_or(u32::MAX).to_le_bytes());
+            buf.extend_from_slice(&u32::try_from(slices.len()).unwrap_or(u32::MAX).to_le_bytes());
+            for s in slices {
+                buf.extend_from_slice(s.chunk.as_bytes());
+                buf.extend_from_slice(&s.chunk_offset.to_le_bytes());
+                buf.extend_from_slice(&s.len.to_le_bytes());
+            }
+            h.update(&buf);
+        }
+        h.finalize().into()
+    }
+
+    /// Checks the rows against the layout's word for them and against the part they place.
+    ///
+    /// # Errors
+    /// [`BadPlacement`]: the hash differs, or some entry's bytes are not covered exactly, or a
+    /// file that is one whole chunk of an index is placed in a chunk of another name.
+    pub fn check(&self, expected: Hash, part: &Part, kind: LayoutKind) -> Result<(), BadPlacement> {
+        let got = self.hash();
+        if got != expected || self.len() != part.len() {
+            return Err(BadPlacement::Mismatch { expected, got });
+        }
+        for row in 0..part.len() {
+            let e = part.get(row);
+            let slices = self.slices(row);
+            let bad = |why| Err(BadPlacement::Entry { path: e.path.to_owned(), why });
+            let want = if e.kind.has_bytes() { e.size } else { 0 };
+            if slices.iter().map(|s| u64::from(s.len)).sum::<u64>() != want {
+                return bad("slices do not add up to the size");
+            }
+            if slices.iter().any(|s| {
+                s.len == 0 || u64::from(s.chunk_offset) + u64::from(s.len) > u64::from(CHUNK_BYTES_MAX)
+            }) {
+                return bad("a slice is empty or reaches past the largest chunk");
+            }
+            if let ([s], LayoutKind::Index, EntryKind::File) = (slices, kind, e.kind)
+                && (Some(s.chunk) != e.hash || s.chunk_offset != 0)
+            {
+                return bad("the chunk is not the file");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The id of a layout: its parameters, the root, and the parts' placements in order.
+#[must_use]
+pub fn layout_id(params: &LayoutParams, root: Root, placements: &[Hash]) -> LayoutId {
+    let mut buf = Vec::with_capacity(64);
+    buf.extend_from_slice(&1u32.to_le_bytes());
+    buf.push(params.kind as u8);
+    // Parameters as (id u16, value u64), ascending; id 1 is slice_bytes.
+    buf.extend_from_slice(&1u16.to_le_bytes());
+    buf.extend_from_slice(&1u16.to_le_bytes());
+    buf.extend_from_slice(&u64::from(params.slice_bytes).to_le_bytes());
+    buf.extend_from_slice(root.0.as_bytes());
+    buf.extend_from_slice(&(placements.len() as u64).to_le_bytes());
+    let mut h = blake3::Hasher::new_derive_key(context::LAYOUT);
+    h.update(&buf);
+    for p in placements {
+        h.update(p.as_bytes());
+    }
+    LayoutId(h.finalize().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Entry, PartBuilder, PartCutter};
+    use super::*;
+
+    #[test]
+    fn slice_lengths_cover_the_file() {
+        let p = LayoutParams { slice_bytes: 10, ..LayoutParams::INDEX };
+        let lens = |n| p.slice_lengths(n).collect::<Vec<_>>();
+        assert_eq!(lens(0), Vec::<u32>::new());
+        assert_eq!(lens(10), [10]);
+        assert_eq!(lens(21), [10, 10, 1]);
+    }
+
+    #[test]
+    fn swapped_or_short_placements_are_refused() {
+        let (a, b) = (Hash::of(b"aaa"), Hash::of(b"bbb"));
+        let rows = [Entry::file("a", 3, a), Entry::file("b", 3, b), Entry::symlink("l", "a")];
+        let mut cutter = PartCutter::new();
+        let mut builder = PartBuilder::new(0, 3);
+        for e in &rows {
+            assert_eq!(cutter.push(e.as_ref()), Ok(None));
+            builder.push(e.as_ref()).expect("valid");
+        }
+        let part = builder.finish(&cutter.finish().expect("part")).expect("part");
+        let place = |x: Hash, y: Hash, len| {
+            let mut p = Placed::default();
+            p.push([Slice { chunk: x, chunk_offset: 0, len: 3 }]);
+            p.push([Slice { chunk: y, chunk_offset: 0, len }]);
+            p.push([]);
+            p
+        };
+        let good = place(a, b, 3);
+        assert_eq!(good.check(good.hash(), &part, LayoutKind::Index), Ok(()));
+        let swapped = place(b, a, 3);
+        assert!(matches!(
+            swapped.check(good.hash(), &part, LayoutKind::Index),
+            Err(BadPlacement::Mismatch { .. })
+        ));
+        assert!(matches!(
+            swapped.check(swapped.hash(), &part, LayoutKind::Index),
+            Err(BadPlacement::Entry { .. })
+        ));
+        let short = place(a, b, 2);
+        assert!(matches!(
+            short.check(short.hash(), &part, LayoutKind::Index),
+            Err(BadPlacement::Entry { .. })
+        ));
+    }
+}

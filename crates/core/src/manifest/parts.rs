@@ -1,0 +1,183 @@
+//! Cutting a sequence of entries into parts and folding the parts into a root.
+
+use super::entries::{BadEntry, EntryKind, EntryRef};
+use super::{PART_CUT_BITS, PART_ENTRIES_MAX, SampleRule};
+use crate::hash::context;
+use crate::{Hash, Root};
+use serde::{Deserialize, Serialize};
+
+/// One part, described. All but `hash` can be recomputed from the part's entries, and a
+/// reader does so before it believes them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartSummary {
+    /// Hash of the entries' canonical encoding.
+    pub hash: Hash,
+    /// Number of entries.
+    pub entries: u32,
+    /// Path of the first entry.
+    pub first: String,
+}
+
+/// The root of a version: sample rule and parts, in order.
+#[must_use]
+pub fn root(rule: &SampleRule, parts: &[Hash]) -> Root {
+    let mut buf = Vec::with_capacity(64);
+    buf.extend_from_slice(&1u32.to_le_bytes());
+    rule.encode(&mut buf);
+    buf.extend_from_slice(&(parts.len() as u64).to_le_bytes());
+    let mut h = blake3::Hasher::new_derive_key(context::ROOT);
+    h.update(&buf);
+    for p in parts {
+        h.update(p.as_bytes());
+    }
+    Root(h.finalize().into())
+}
+
+/// Whether a part ends after the entry with this path.
+#[must_use]
+pub fn ends_part(path: &str) -> bool {
+    let h = blake3::hash(path.as_bytes());
+    let b = h.as_bytes();
+    u32::from_be_bytes([b[0], b[1], b[2], b[3]]) >> (32 - PART_CUT_BITS) == 0
+}
+
+/// Takes entries one by one, refuses a sequence that breaks the invariants of
+/// [`super::entries`], and says where parts end. Memory: one path and its open prefixes.
+#[derive(Debug)]
+pub struct PartCutter {
+    hasher: blake3::Hasher,
+    entries: u32,
+    first: String,
+    last: String,
+    any: bool,
+    /// Paths of files and links that are prefixes of `last`: what a later `prefix/…` would contradict.
+    prefixes: Vec<String>,
+    buf: Vec<u8>,
+}
+
+impl Default for PartCutter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PartCutter {
+    /// An empty sequence.
+    #[must_use]
+    pub fn new() -> Self {
+        PartCutter {
+            hasher: blake3::Hasher::new_derive_key(context::PART),
+            entries: 0,
+            first: String::new(),
+            last: String::new(),
+            any: false,
+            prefixes: Vec::new(),
+            buf: Vec::new(),
+        }
+    }
+
+    /// Adds the next entry; returns the part it ends, if it ends one.
+    ///
+    /// # Errors
+    /// [`BadEntry`]; the cutter is unchanged then.
+    pub fn push(&mut self, e: EntryRef<'_>) -> Result<Option<PartSummary>, BadEntry> {
+        e.validate()?;
+        if self.any && e.path.as_bytes() <= self.last.as_bytes() {
+            return Err(BadEntry::Order { previous: self.last.clone(), path: e.path.to_owned() });
+        }
+        self.prefixes.retain(|p| e.path.starts_with(p.as_str()));
+        if let Some(p) = self.prefixes.iter().find(|p| e.path.as_bytes().get(p.len()) == Some(&b'/')) {
+            return Err(BadEntry::FileAndDirectory(p.clone()));
+        }
+        if matches!(e.kind, EntryKind::EmptyDir) {
+            // `a/` followed by `a/b` is a directory that is not empty.
+            self.prefixes.push(e.path[..e.path.len() - 1].to_owned());
+        } else {
+            self.prefixes.push(e.path.to_owned());
+        }
+        if self.entries == 0 {
+            self.first = e.path.to_owned();
+        }
+        self.any = true;
+        self.last.clear();
+        self.last.push_str(e.path);
+        self.buf.clear();
+        e.encode(&mut self.buf);
+        self.hasher.update(&self.buf);
+        self.entries += 1;
+        Ok((self.entries == PART_ENTRIES_MAX || ends_part(e.path)).then(|| self.cut()))
+    }
+
+    /// Ends the sequence; the last part, if one was begun.
+    #[must_use]
+    pub fn finish(mut self) -> Option<PartSummary> {
+        (self.entries > 0).then(|| self.cut())
+    }
+
+    fn cut(&mut self) -> PartSummary {
+        let hash = self.hasher.finalize().into();
+        self.hasher.reset();
+        PartSummary {
+            hash,
+            entries: std::mem::take(&mut self.entries),
+            first: std::mem::take(&mut self.first),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Entry;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn push_all(entries: &[Entry]) -> Result<Vec<PartSummary>, BadEntry> {
+        let mut cutter = PartCutter::new();
+        let mut parts = Vec::new();
+        for e in entries {
+            parts.extend(cutter.push(e.as_ref())?);
+        }
+        parts.extend(cutter.finish());
+        Ok(parts)
+    }
+
+    #[test]
+    fn refuses_disorder_duplicates_and_contradictions() {
+        let f = |p: &str| Entry::file(p, 1, Hash::of(b"x"));
+        assert!(push_all(&[f("a"), f("a-b"), f("a.c"), f("ab"), f("b/c")]).is_ok());
+        assert!(matches!(push_all(&[f("b"), f("a")]), Err(BadEntry::Order { .. })));
+        assert!(matches!(push_all(&[f("a"), f("a")]), Err(BadEntry::Order { .. })));
+        assert_eq!(push_all(&[f("a"), f("a-b"), f("a/c")]), Err(BadEntry::FileAndDirectory("a".into())));
+        assert_eq!(push_all(&[Entry::empty_dir("a"), f("a/c")]), Err(BadEntry::FileAndDirectory("a".into())));
+        assert_eq!(push_all(&[f("a"), Entry::empty_dir("a")]), Err(BadEntry::FileAndDirectory("a".into())));
+    }
+
+    #[test]
+    fn a_part_never_exceeds_its_limit() {
+        let h = Hash::of(b"x");
+        // Paths that do not end a part, so that only the limit can.
+        let mut paths: Vec<String> =
+            (0..70_000u32).map(|i| format!("{i:08}")).filter(|p| !ends_part(p)).collect();
+        paths.sort();
+        let entries: Vec<Entry> = paths.into_iter().map(|p| Entry::file(p, 1, h)).collect();
+        let parts = push_all(&entries).expect("valid");
+        assert_eq!(parts.len(), 2);
+        assert_eq!(parts[0].entries, PART_ENTRIES_MAX);
+        assert_eq!(parts[1].first, entries[PART_ENTRIES_MAX as usize].path);
+    }
+
+    proptest! {
+        /// Where parts end depends on paths alone: changing one entry's content changes one part.
+        #[test]
+        fn a_changed_entry_changes_one_part(n in 2usize..400, at in 0usize..400) {
+            let at = at % n;
+            let mut entries: Vec<Entry> =
+                (0..n).map(|i| Entry::file(format!("{i:06}"), 1, Hash::of(&i.to_le_bytes()))).collect();
+            let before = push_all(&entries).expect("valid");
+            entries[at].hash = Some(Hash::of(b"changed"));
+            let after = push_all(&entries).expect("valid");
+            prop_assert_eq!(before.len(), after.len());
+            prop_assert_eq!(before.iter().zip(&after).filter(|(a, b)| a != b).count(), 1);
+        }
+    }
+}

@@ -1,1 +1,14 @@
-//! skeleton
+//! Settings files: TOML in, plain structs out, every fault named with its file and line.
+//!
+//! Owns the units people write ([`ByteSize`], [`Span`]) and the reading of a settings file
+//! ([`load`], [`parse`]). Knows nothing about what a setting means: relations between values are
+//! checked by whoever owns them.
+//!
+//! 1. A key that nobody knows is an error that names the nearest known key, never ignored.
+//! 2. All faults are reported at once, in the order of the file.
+
+mod load;
+mod units;
+
+pub use load::{Fault, SettingsError, load, parse};
+pub use units::{ByteSize, Span, UnitError};

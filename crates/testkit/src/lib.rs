@@ -1,1 +1,15 @@
-//! skeleton
+//! What tests need: seeds, datasets, an origin that can misbehave, and a wire that lies.
+//!
+//! Dev-only: no crate depends on this outside its tests. It depends on no other crate of the
+//! project, so that what it says is independent of what is tested. It panics with a reason where a
+//! test could not go on anyway.
+
+pub mod dataset;
+mod emulator;
+mod rules;
+pub mod seeds;
+mod serve;
+mod tamper;
+
+pub use emulator::{Backing, Counts, EmulatorConfig, Fault, Latency, OriginEmulator};
+pub use tamper::{Tamper, TamperProxy, Upstream};

@@ -1,0 +1,49 @@
+# `make demo` and `make test` are the two commands; `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+CARGO ?= cargo
+JOBS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 8 : n)))
+DATA ?= /usr/share
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# In CI a missing component is a failure; on a laptop the same tests skip with a visible reason.
+FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python,)
+comma := ,
+export FLETCH_TEST_REQUIRE
+
+.PHONY: help build demo test lint docs-check formats soak bench deny clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t14
+
+build: ## the three programs, release
+	$(CARGO) build --release --workspace --bins -j$(JOBS)
+
+demo: build ## your own folder behind a mount: make demo DATA=/some/folder
+	BIN="$(abspath $(TARGET))/release" DATA="$(DATA)" tests/demo/demo.sh
+
+install: ## what the tests need beside Rust
+	tests/install.sh
+
+lint: ## formatting and clippy, warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -j$(JOBS) -- -D warnings
+
+formats: install ## the second implementation of the formats against the golden files
+	tests/formats/run.sh
+
+test: install lint build formats ## everything that must hold before a change lands
+	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
+	$(CARGO) test --release --workspace --doc -q
+
+soak: build ## long counts: kill -9, faults, fuzzed tables, big trees
+	FLETCH_SOAK=1 $(CARGO) nextest run --release --workspace --no-fail-fast -j1 -E 'test(soak)' --run-ignored all
+
+bench: build ## the timed tables of benches/ (not part of make test)
+	benches/run.sh
+
+deny: ## licences, sources and bans (needs cargo-deny)
+	$(CARGO) deny check licenses sources bans
+
+clean: ## removes what was built
+	$(CARGO) clean

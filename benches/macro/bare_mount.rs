@@ -1,0 +1,141 @@
+//! `bare-mount DIR FILES BYTES`: the least a daemon of the `samples` mode can do. No-open,
+//! no-opendir, readdirplus, day-long TTLs, kept pages; the tree is arithmetic and every file
+//! is a window of one buffer in memory. What Fletch's mount is compared with.
+
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyOpen, Request, SessionACL,
+};
+use rand::{RngCore, SeedableRng};
+use std::ffi::OsStr;
+use std::time::{Duration, SystemTime};
+
+const TTL: Duration = Duration::from_secs(86_400);
+const PER_DIR: u64 = 1000;
+const DIRS_FROM: u64 = 1 << 32;
+
+struct Bare {
+    files: u64,
+    bytes: u64,
+    window: Vec<u8>,
+}
+
+impl Bare {
+    fn attr(&self, ino: u64) -> FileAttr {
+        let dir = ino == 1 || ino >= DIRS_FROM;
+        let size = if dir { 0 } else { self.bytes };
+        FileAttr {
+            ino: INodeNo(ino),
+            size,
+            blocks: size.div_ceil(512),
+            atime: SystemTime::UNIX_EPOCH,
+            mtime: SystemTime::UNIX_EPOCH,
+            ctime: SystemTime::UNIX_EPOCH,
+            crtime: SystemTime::UNIX_EPOCH,
+            kind: if dir { FileType::Directory } else { FileType::RegularFile },
+            perm: if dir { 0o555 } else { 0o444 },
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+
+    /// The children of a directory from the `from`-th on: (inode, name).
+    fn children(&self, ino: u64, from: u64) -> Box<dyn Iterator<Item = (u64, String)>> {
+        if ino == 1 {
+            return Box::new((from..self.files.div_ceil(PER_DIR)).map(|d| (DIRS_FROM + d, format!("d{d:02}"))));
+        }
+        let first = (ino - DIRS_FROM) * PER_DIR;
+        let end = self.files.min(first + PER_DIR);
+        Box::new((first + from..end).map(|i| (i + 2, format!("f{i:05}.jpg"))))
+    }
+}
+
+impl Filesystem for Bare {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        let want = InitFlags::FUSE_NO_OPEN_SUPPORT
+            | InitFlags::FUSE_NO_OPENDIR_SUPPORT
+            | InitFlags::FUSE_DO_READDIRPLUS
+            | InitFlags::FUSE_READDIRPLUS_AUTO
+            | InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_ASYNC_READ
+            | InitFlags::FUSE_CACHE_SYMLINKS;
+        config.add_capabilities(want).map_err(|_| std::io::Error::other("kernel lacks a capability"))
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let name = name.to_string_lossy();
+        match self.children(parent.0, 0).find(|(_, n)| *n == name) {
+            Some((ino, _)) => reply.entry(&TTL, &self.attr(ino), Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&TTL, &self.attr(ino.0));
+    }
+
+    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let end = self.bytes.min(offset + u64::from(size));
+        // Windows 4 KiB apart, so that neighbours do not share cache lines only.
+        let base = (ino.0 * 4096) % (self.window.len() as u64 - self.bytes);
+        let at = |x: u64| usize::try_from(base + x).unwrap_or(0);
+        reply.data(if offset < end { &self.window[at(offset)..at(end)] } else { &[] });
+    }
+
+    fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        for (i, (child, name)) in self.children(ino.0, offset).enumerate() {
+            let kind = if child >= DIRS_FROM { FileType::Directory } else { FileType::RegularFile };
+            if reply.add(INodeNo(child), offset + i as u64 + 1, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn readdirplus(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        for (i, (child, name)) in self.children(ino.0, offset).enumerate() {
+            let next = offset + i as u64 + 1;
+            if reply.add(INodeNo(child), next, name, &TTL, &self.attr(child), Generation(0)) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+}
+
+fn main() -> std::io::Result<()> {
+    let args: Vec<String> = std::env::args().collect();
+    let number = |i: usize| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(0);
+    let (files, bytes) = (number(2), number(3));
+    assert!(args.len() == 4 && files > 0 && bytes > 0, "usage: bare-mount DIR FILES BYTES");
+    let mut window = vec![0; 16 << 20];
+    rand_chacha::ChaCha8Rng::seed_from_u64(1).fill_bytes(&mut window);
+    let mut config = Config::default();
+    config.mount_options = vec![MountOption::RO, MountOption::FSName("bare".into())];
+    config.acl = SessionACL::Owner;
+    config.n_threads = Some(2);
+    config.clone_fd = true;
+    fuser::mount(Bare { files, bytes, window }, &args[1], &config)
+}

@@ -1,0 +1,217 @@
+//! `bench-serve [--rounds 5] [--seconds 2] [--json FILE]`
+//!
+//! 4 MiB chunks from the server's memory against nginx with sendfile (page cache), one and four
+//! keep-alive connections of the same client; and batches of 64 × 4 KiB against single GETs.
+//! Needs `nginx`.
+
+use fletch_benches::{Daemon, Table, arg, bin, keep, until};
+use fletch_core::Hash;
+use rand::{RngCore, SeedableRng};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A keep-alive client that does as little as it can: it reads bodies into one buffer.
+struct Client {
+    stream: BufReader<TcpStream>,
+    buf: Vec<u8>,
+}
+
+impl Client {
+    fn connect(addr: &str) -> Self {
+        let s = TcpStream::connect(addr).expect("connect");
+        s.set_nodelay(true).expect("nodelay");
+        Client { stream: BufReader::with_capacity(256 << 10, s), buf: vec![0; 1 << 20] }
+    }
+
+    /// One exchange; bytes of the body (identity or chunked).
+    fn ask(&mut self, request: &[u8]) -> u64 {
+        self.stream.get_mut().write_all(request).expect("request");
+        let mut length = None;
+        let mut line = String::new();
+        let mut first = true;
+        loop {
+            line.clear();
+            self.stream.read_line(&mut line).expect("head");
+            if first {
+                assert!(line.starts_with("HTTP/1.1 200"), "{line}");
+                first = false;
+            }
+            if line == "\r\n" {
+                break;
+            }
+            if let Some(v) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = v.trim().parse::<u64>().ok();
+            }
+        }
+        match length {
+            Some(n) => self.drain(n),
+            None => {
+                let mut total = 0;
+                loop {
+                    line.clear();
+                    self.stream.read_line(&mut line).expect("chunk");
+                    let n = u64::from_str_radix(line.trim(), 16).expect("chunk length");
+                    self.drain(n + 2);
+                    total += n;
+                    if n == 0 {
+                        return total;
+                    }
+                }
+            }
+        }
+    }
+
+    fn drain(&mut self, n: u64) -> u64 {
+        let mut left = n;
+        while left > 0 {
+            let want = usize::try_from(left).unwrap_or(usize::MAX).min(self.buf.len());
+            let got = self.stream.read(&mut self.buf[..want]).expect("body");
+            assert!(got > 0, "early end");
+            left -= got as u64;
+        }
+        n
+    }
+}
+
+/// Requests in turn from `connections` clients for a while; (bytes, exchanges) per second.
+fn load(addr: &str, requests: &[Vec<u8>], connections: usize, time: Duration) -> (f64, f64) {
+    let begin = Instant::now();
+    let sums: Vec<(u64, u64)> = std::thread::scope(|s| {
+        let all: Vec<_> = (0..connections)
+            .map(|c| {
+                s.spawn(move || {
+                    let mut client = Client::connect(addr);
+                    let (mut bytes, mut n) = (0, 0);
+                    while begin.elapsed() < time {
+                        let k = usize::try_from(n).unwrap_or(0) * connections + c;
+                        bytes += client.ask(&requests[k % requests.len()]);
+                        n += 1;
+                    }
+                    (bytes, n)
+                })
+            })
+            .collect();
+        all.into_iter().map(|t| t.join().expect("client")).collect()
+    });
+    let secs = begin.elapsed().as_secs_f64();
+    (sums.iter().map(|s| s.0 as f64).sum::<f64>() / secs, sums.iter().map(|s| s.1 as f64).sum::<f64>() / secs)
+}
+
+fn get(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\n\r\n").into_bytes()
+}
+
+fn main() {
+    let rounds: usize = arg("rounds", 5);
+    let time = Duration::from_millis((arg("seconds", 2.0) * 1000.0) as u64);
+    let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");
+    let at = |p: &str| scratch.path().join(p);
+    let data = at("data");
+    std::fs::create_dir_all(data.join("small")).expect("mkdir");
+    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(std::process::id().into());
+    let mut fill = |n: usize| {
+        let mut b = vec![0; n];
+        rng.fill_bytes(&mut b);
+        b
+    };
+    let big: Vec<Hash> = (0..32)
+        .map(|i| {
+            let b = fill(4 << 20);
+            std::fs::write(data.join(format!("{i}.bin")), &b).expect("write");
+            Hash::of(&b)
+        })
+        .collect();
+    let small: Vec<Hash> = (0..4096)
+        .map(|i| {
+            let b = fill(4 << 10);
+            std::fs::write(data.join(format!("small/{i}.bin")), &b).expect("write");
+            Hash::of(&b)
+        })
+        .collect();
+
+    let out = Command::new(bin("fletch")).arg("index").arg(&data).arg("--to").arg(at("tables")).arg("--quiet").arg("--state-dir").arg(at("st")).output().expect("index");
+    assert!(out.status.success());
+    let root = String::from_utf8_lossy(&out.stdout).trim().to_owned();
+    let ready = at("ready");
+    let _server = Daemon::start(
+        Command::new(bin("fletch-server"))
+            .args(["--listen", "127.0.0.1:0", "--memory", "1GiB"])
+            .arg("--socket")
+            .arg(at("s"))
+            .arg("--cache-dir")
+            .arg(at("c"))
+            .arg("--state-dir")
+            .arg(at("d"))
+            .arg("--ready-file")
+            .arg(&ready),
+        Some(&at("server.log")),
+    );
+    until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));
+    let url = std::fs::read_to_string(&ready).expect("url").trim().trim_end_matches('/').to_owned();
+    assert!(Command::new(bin("fletch")).args(["register", "d"]).arg(&data).arg("--tables").arg(at("tables")).args(["--server", &url]).status().expect("register").success());
+    let fletch = url.trim_start_matches("http://").to_owned();
+
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("port").local_addr().expect("port").port();
+    std::fs::write(
+        at("nginx.conf"),
+        format!(
+            "worker_processes 2; daemon off; pid {pid}; error_log {log} crit;\n\
+             events {{ worker_connections 256; }}\n\
+             http {{ access_log off; sendfile on; tcp_nopush on; tcp_nodelay on; keepalive_requests 1000000;\n\
+             client_body_temp_path {tmp}; proxy_temp_path {tmp}; fastcgi_temp_path {tmp}; uwsgi_temp_path {tmp}; scgi_temp_path {tmp};\n\
+             server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n",
+            pid = at("nginx.pid").display(),
+            log = at("nginx.log").display(),
+            tmp = at("nginx-tmp").display(),
+            root = data.display(),
+        ),
+    )
+    .expect("conf");
+    // nginx workers drop root; let them read the data.
+    assert!(Command::new("chmod").arg("755").arg(scratch.path()).status().expect("chmod").success());
+    let nginx_daemon = Daemon::start(Command::new("nginx").arg("-e").arg(at("nginx.log")).arg("-c").arg(at("nginx.conf")), Some(&at("nginx.err")));
+    let nginx = format!("127.0.0.1:{port}");
+    until("nginx", || TcpStream::connect(&nginx).is_ok());
+
+    let chunks: Vec<Vec<u8>> = big.iter().map(|h| get(&format!("/v1/versions/{root}/chunks/{h}"))).collect();
+    let objects: Vec<Vec<u8>> = (0..big.len()).map(|i| get(&format!("/{i}.bin"))).collect();
+    let singles: Vec<Vec<u8>> = small.iter().map(|h| get(&format!("/v1/versions/{root}/chunks/{h}"))).collect();
+    let batches: Vec<Vec<u8>> = small
+        .chunks(64)
+        .map(|c| {
+            let items: Vec<String> = c.iter().map(|h| format!("{{\"chunk\":\"{h}\"}}")).collect();
+            let body = format!("{{\"items\":[{}]}}", items.join(","));
+            format!(
+                "POST /v1/versions/{root}/batch HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            )
+            .into_bytes()
+        })
+        .collect();
+    // Warm: everything is in the server's memory and in nginx's page cache.
+    for (addr, reqs) in [(&fletch, &chunks), (&nginx, &objects), (&fletch, &singles)] {
+        let mut c = Client::connect(addr);
+        for r in reqs {
+            c.ask(r);
+        }
+    }
+    let mut table = Table::default();
+    let mut samples = Table::default();
+    for _ in 0..rounds {
+        for connections in [1, 4] {
+            let row = format!("4 MiB from memory, {connections} connection(s), GB/s");
+            table.add(&row, "fletch", load(&fletch, &chunks, connections, time).0 / 1e9);
+            table.add(&row, "nginx sendfile", load(&nginx, &objects, connections, time).0 / 1e9);
+        }
+        let row = "4 KiB samples, 1 connection, samples/s";
+        samples.add(row, "batch of 64", 64.0 * load(&fletch, &batches, 1, time).1);
+        samples.add(row, "single GETs", load(&fletch, &singles, 1, time).1);
+    }
+    table.print("fletch", "GB/s");
+    println!();
+    samples.print("batch of 64", "samples/s");
+    keep(&table);
+    drop(nginx_daemon);
+}

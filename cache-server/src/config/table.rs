@@ -1,0 +1,105 @@
+//! The table of settings.
+
+use super::{Environment, File};
+use fletch_settings::ByteSize;
+use std::path::{Path, PathBuf};
+
+/// One setting.
+pub(super) struct Setting {
+    /// Its key in the file.
+    pub key: &'static str,
+    /// Its flag; the variable is derived from it.
+    pub flag: &'static str,
+    /// What its value is, in the help.
+    pub value: &'static str,
+    /// One line for the help.
+    pub help: &'static str,
+    /// Its value in the file.
+    pub in_file: fn(&File) -> Option<String>,
+    /// Its value when nobody says anything.
+    pub default: fn(&Environment) -> String,
+}
+
+impl Setting {
+    /// `FLETCH_` and the flag.
+    pub fn env(&self) -> String {
+        format!("FLETCH_{}", self.flag.to_ascii_uppercase().replace('-', "_"))
+    }
+}
+
+const MEMORY_DEFAULT: u64 = 2 << 30;
+
+fn text<T: ToString>(v: &Option<T>) -> Option<String> {
+    v.as_ref().map(T::to_string)
+}
+
+/// `root` as root, else `fletch` below the XDG directory or its default below the home.
+fn directory(e: &Environment, root: &str, xdg: Option<&PathBuf>, below_home: &str) -> String {
+    if e.root {
+        return root.to_owned();
+    }
+    let base = xdg.cloned().or_else(|| e.home.as_ref().map(|h| h.join(below_home)));
+    base.map_or_else(String::new, |b| show(&b.join("fletch")))
+}
+
+fn show(p: &Path) -> String {
+    p.display().to_string()
+}
+
+fn state_dir(e: &Environment) -> String {
+    directory(e, "/var/lib/fletch", e.state_home.as_ref(), ".local/state")
+}
+
+fn socket(e: &Environment) -> String {
+    if e.root {
+        return "/run/fletch/server.sock".to_owned();
+    }
+    match &e.runtime_dir {
+        Some(dir) => show(&dir.join("fletch/server.sock")),
+        None => format!("{}/server.sock", state_dir(e)),
+    }
+}
+
+fn memory(e: &Environment) -> String {
+    let half = e.memory_limit.map_or(MEMORY_DEFAULT, |limit| limit / 2);
+    ByteSize(half.min(MEMORY_DEFAULT)).to_string()
+}
+
+macro_rules! setting {
+    ($key:literal, $flag:literal, $value:literal, $help:literal, $file:expr, $default:literal) => {
+        setting!($key, $flag, $value, $help, $file, |_| $default.to_owned())
+    };
+    ($key:literal, $flag:literal, $value:literal, $help:literal, $file:expr, $default:expr) => {
+        Setting { key: $key, flag: $flag, value: $value, help: $help, in_file: $file, default: $default }
+    };
+}
+
+/// Every setting, in the order they are shown.
+pub(super) const SETTINGS: &[Setting] = &[
+    setting!("listen", "listen", "ADDR", "Where to listen, IP:PORT; port 0 takes a free one", |f| text(&f.listen), "127.0.0.1:7380"),
+    setting!("socket", "socket", "PATH", "Unix socket to listen on (mode 0660), or `none`", |f| text(&f.socket), socket),
+    setting!("cache.dir", "cache-dir", "DIR", "What may vanish at any moment", |f| text(&f.cache.dir), |e| {
+        directory(e, "/var/cache/fletch", e.cache_home.as_ref(), ".cache")
+    }),
+    setting!("state.dir", "state-dir", "DIR", "What must not vanish: registrations", |f| text(&f.state.dir), state_dir),
+    setting!("memory.max", "memory", "SIZE", "Bytes of all chunks in memory [default: half the cgroup's limit, at most 2GiB]", |f| text(&f.memory.max), memory),
+    setting!("tables.memory", "tables-memory", "SIZE", "Bytes of version tables kept in memory", |f| text(&f.tables.memory), "256MiB"),
+    setting!("io.timeout", "io-timeout", "TIME", "The longest a read of an origin takes", |f| text(&f.io.timeout), "30s"),
+    setting!("log.format", "log-format", "FORMAT", "text or json", |f| text(&f.log.format), "text"),
+    setting!("local.dirs", "local-dirs", "DIR[:DIR]", "Directories under which datasets may be registered; any when empty", |f| {
+        f.local.dirs.as_ref().map(|d| d.join(":"))
+    }, ""),
+    setting!("limits.connections", "limits-connections", "N", "Connections at once", |f| text(&f.limits.connections), "4096"),
+    setting!("limits.requests", "limits-requests", "N", "Requests for bytes at once; more are answered 429", |f| text(&f.limits.requests), "1024"),
+    setting!("limits.header_bytes", "limits-header-bytes", "SIZE", "Bytes of a request's header, 8KiB to 64KiB", |f| text(&f.limits.header_bytes), "32KiB"),
+    setting!("limits.body_bytes", "limits-body-bytes", "SIZE", "Bytes of a request's body", |f| text(&f.limits.body_bytes), "4MiB"),
+    setting!("limits.batch_bytes", "limits-batch-bytes", "SIZE", "Content bytes of one batch", |f| text(&f.limits.batch_bytes), "1GiB"),
+    setting!("limits.idle_timeout", "limits-idle-timeout", "TIME", "The longest a connection waits for a request", |f| text(&f.limits.idle_timeout), "60s"),
+    setting!("limits.send_timeout", "limits-send-timeout", "TIME", "The longest a client may take no bytes", |f| text(&f.limits.send_timeout), "30s"),
+    setting!("limits.grace", "limits-grace", "TIME", "The longest a stop waits for answers under way, at most 8s", |f| text(&f.limits.grace), "5s"),
+    setting!("limits.jobs", "limits-jobs", "N", "Jobs known at once", |f| text(&f.limits.jobs), "100000"),
+    setting!("limits.job_ttl", "limits-job-ttl", "TIME", "How long an idle job is remembered by name", |f| text(&f.limits.job_ttl), "1h"),
+    setting!("limits.versions", "limits-versions", "N", "Versions open at once", |f| text(&f.limits.versions), "64"),
+    setting!("limits.datasets", "limits-datasets", "N", "Datasets registered", |f| text(&f.limits.datasets), "10000"),
+    setting!("limits.origin_requests", "limits-origin-requests", "N", "Calls to origins at once", |f| text(&f.limits.origin_requests), "64"),
+];

@@ -1,0 +1,107 @@
+use super::*;
+
+fn user() -> Environment {
+    Environment { home: Some("/home/u".into()), ..Environment::default() }
+}
+
+fn config(args: &[&str], environment: &Environment) -> Result<Config, ConfigError> {
+    let args: Vec<&str> = std::iter::once("fletch-server").chain(args.iter().copied()).collect();
+    match read(args, environment)? {
+        Task::Serve(c) | Task::Check(c) | Task::Show(c) => Ok(*c),
+    }
+}
+
+fn faults(args: &[&str]) -> String {
+    config(args, &user()).expect_err("faulty").to_string()
+}
+
+fn value<'a>(c: &'a Config, key: &str) -> (&'a str, String) {
+    let e = c.effective.iter().find(|e| e.key == key).expect("known key");
+    (&e.value, e.origin.to_string())
+}
+
+#[test]
+fn defaults_follow_xdg_as_a_user_and_the_fhs_as_root() {
+    let c = config(&[], &user()).expect("defaults are valid");
+    assert_eq!(c.cache_dir, Path::new("/home/u/.cache/fletch"));
+    assert_eq!(c.state_dir, Path::new("/home/u/.local/state/fletch"));
+    assert_eq!(c.socket.as_deref(), Some(Path::new("/home/u/.local/state/fletch/server.sock")));
+    assert_eq!((c.listen.port(), c.limits.memory_bytes), (7380, 2 << 30));
+    let xdg = Environment {
+        cache_home: Some("/c".into()),
+        state_home: Some("/s".into()),
+        runtime_dir: Some("/run/user/7".into()),
+        memory_limit: Some(512 << 20),
+        ..user()
+    };
+    let c = config(&[], &xdg).expect("valid");
+    assert_eq!((c.cache_dir.as_path(), c.state_dir.as_path()), (Path::new("/c/fletch"), Path::new("/s/fletch")));
+    assert_eq!(c.socket.as_deref(), Some(Path::new("/run/user/7/fletch/server.sock")));
+    assert_eq!(c.limits.memory_bytes, 256 << 20);
+    let c = config(&[], &Environment { root: true, ..user() }).expect("valid");
+    assert_eq!((c.cache_dir.as_path(), c.state_dir.as_path()), (Path::new("/var/cache/fletch"), Path::new("/var/lib/fletch")));
+    assert_eq!(c.socket.as_deref(), Some(Path::new("/run/fletch/server.sock")));
+}
+
+#[test]
+fn a_flag_beats_the_file_and_the_file_beats_the_default() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("fletch.toml");
+    std::fs::write(
+        &file,
+        "listen = \"127.0.0.1:1\"\n[memory]\nmax = \"1GiB\"\n[io]\ntimeout = \"7s\"\n[limits]\nrequests = 9\n\
+         [local]\ndirs = [\"/tmp\"]\n[[origin]]\nprefix = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:9\"\nallow_http = true\n",
+    )
+    .expect("write");
+    let file = file.to_str().expect("utf-8");
+    let c = config(&["--config", file, "--memory", "128MiB", "config", "show", "--effective"], &user()).expect("valid");
+    assert_eq!((c.limits.memory_bytes, c.limits.requests, c.listen.port()), (128 << 20, 9, 1));
+    assert_eq!(c.limits.io_timeout.as_secs(), 7);
+    assert_eq!(c.origins[0].prefix, "s3://bucket");
+    assert_eq!(value(&c, "memory.max"), ("128MiB", "flag --memory".into()));
+    assert_eq!(value(&c, "limits.requests"), ("9", format!("file {file}")));
+    assert_eq!(value(&c, "tables.memory"), ("256MiB", "default".into()));
+    let shown = c.show();
+    for line in ["memory.max = \"128MiB\"", "# flag --memory", "# default", "[[origin]]", "s3://bucket"] {
+        assert!(shown.contains(line), "{line} in {shown}");
+    }
+}
+
+#[test]
+fn every_fault_is_told_at_once_with_its_fix() {
+    let told = faults(&["--listen", "0.0.0.0:7380", "--memory", "lots", "--log-format", "xml", "--local-dirs", "/no/such"]);
+    for part in [
+        "listen (flag --listen): 0.0.0.0:7380 is not a loopback address",
+        "write 127.0.0.1:7380",
+        "memory.max (flag --memory): \"lots\" is not a size",
+        "write text or json",
+        "/no/such",
+    ] {
+        assert!(told.contains(part), "{part} in {told}");
+    }
+    assert!(faults(&["--memory", "1MiB"]).contains("at least 64MiB"));
+    assert!(faults(&["--limits-grace", "1m"]).contains("at most 8s"));
+    assert!(faults(&["--limits-header-bytes", "1KiB", "--limits-jobs", "0"]).lines().count() == 2);
+    assert!(faults(&["--cache-dir", "/x", "--state-dir", "/x"]).contains("a directory of its own"));
+    assert!(faults(&["--socket", &format!("/{}", "x".repeat(110))]).contains("104 bytes"));
+    assert!(faults(&["--listen", "nowhere"]).contains("IP:PORT"));
+}
+
+#[test]
+fn an_unknown_key_is_named_with_file_line_and_nearest_key() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("f.toml");
+    std::fs::write(&file, "[memory]\nmaxx = \"1GiB\"\n").expect("write");
+    let told = faults(&["--config", file.to_str().expect("utf-8")]);
+    assert!(told.contains("f.toml:2") && told.contains("memory.max"), "{told}");
+    assert!(faults(&["--config", "/no/such.toml"]).contains("/no/such.toml"));
+}
+
+#[test]
+fn settings_have_unique_keys_flags_and_variables() {
+    let mut seen = std::collections::HashSet::new();
+    for s in SETTINGS {
+        assert!(seen.insert(s.key.to_owned()) && seen.insert(format!("--{}", s.flag)) && seen.insert(s.env()));
+    }
+    command().debug_assert();
+}

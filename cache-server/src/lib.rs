@@ -1,0 +1,20 @@
+//! `fletch-server`: one node that serves versions by content hash.
+//!
+//! `app` owns every task and states the stop order; `http` translates requests and answers;
+//! `versions` knows where a version's bytes are and brings them; `jobs` keeps accounts; `state`
+//! keeps what must survive. Dependencies point one way: `app → http → {jobs, versions} → store`.
+
+pub mod app;
+pub mod cgroup;
+pub mod config;
+mod http;
+mod jobs;
+mod limits;
+mod metrics;
+mod server;
+mod state;
+pub mod telemetry;
+mod versions;
+
+pub use http::openapi_json;
+pub use limits::Limits;

@@ -1,0 +1,78 @@
+//! What must survive a restart (I5): one locked directory of append-only logs.
+
+mod registrations;
+
+pub use registrations::{Entry, RegisterError, Registrations};
+
+use nix::fcntl::{Flock, FlockArg};
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+};
+
+/// Why the state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// It cannot be made or opened.
+    #[error("state directory {path}: {error}; create it, or name another with --state-dir")]
+    Open {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Another process works in it.
+    #[error("state directory {0} is in use by another server; stop that one, or name another with --state-dir")]
+    InUse(PathBuf),
+    /// A log cannot be believed.
+    #[error(
+        "{path}: {why}; restore the file from a backup, or move it away and register the datasets again (no data is lost by that)"
+    )]
+    Damaged {
+        /// The log.
+        path: PathBuf,
+        /// What is wrong, with the offset.
+        why: String,
+    },
+}
+
+/// The state directory, locked for this process as long as this lives.
+#[derive(Debug)]
+pub struct StateDir {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl StateDir {
+    /// Makes the directory if need be (readable by the owner only) and locks it.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn open(path: &Path) -> Result<Self, StateError> {
+        use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+        let failed = |error| StateError::Open { path: path.to_owned(), error };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(path.join("lock"))
+            .map_err(failed)?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+            if errno == nix::errno::Errno::EWOULDBLOCK {
+                StateError::InUse(path.to_owned())
+            } else {
+                failed(errno.into())
+            }
+        })?;
+        Ok(StateDir { path: path.to_owned(), _lock: lock })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}

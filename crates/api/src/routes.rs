@@ -1,0 +1,112 @@
+//! Every route, once as the template a router takes and once as a function a client calls.
+
+use fletch_core::{DatasetName, Hash, LayoutId, Root};
+
+/// A chunk of a version: GET, HEAD.
+pub const CHUNK: &str = "/v1/versions/{root}/chunks/{hash}";
+/// A version's manifest: GET, HEAD.
+pub const MANIFEST: &str = "/v1/versions/{root}/manifest.json";
+/// A version's entries: GET, HEAD.
+pub const ENTRIES: &str = "/v1/versions/{root}/entries.parquet";
+/// A layout's description: GET, HEAD.
+pub const LAYOUT: &str = "/v1/versions/{root}/layouts/{layout}/layout.json";
+/// A layout's placement: GET, HEAD.
+pub const PLACEMENT: &str = "/v1/versions/{root}/layouts/{layout}/placement.parquet";
+/// A file of a version, for people: GET, HEAD.
+pub const FILE: &str = "/v1/versions/{root}/files/{*path}";
+/// Many pieces of a version in one stream: POST.
+pub const BATCH: &str = "/v1/versions/{root}/batch";
+/// All datasets: GET; registering one: POST.
+pub const DATASETS: &str = "/v1/datasets";
+/// One dataset: GET, DELETE.
+pub const DATASET: &str = "/v1/datasets/{name}";
+/// What a tag or root of a dataset is now: GET.
+pub const DATASET_VERSION: &str = "/v1/datasets/{name}/versions/{version}";
+/// The member view: GET.
+pub const CLUSTER: &str = "/v1/cluster";
+/// What this server speaks: GET.
+pub const INFO: &str = "/v1/info";
+/// Bytes delivered: GET.
+pub const ACCOUNTS: &str = "/v1/accounts";
+/// The description of this API: GET.
+pub const OPENAPI: &str = "/v1/openapi.json";
+/// Whether the process runs: GET.
+pub const LIVEZ: &str = "/livez";
+/// Whether it wants requests: GET.
+pub const READYZ: &str = "/readyz";
+/// Prometheus metrics: GET.
+pub const METRICS: &str = "/metrics";
+
+/// Path of a chunk.
+#[must_use]
+pub fn chunk(root: Root, hash: Hash) -> String {
+    format!("/v1/versions/{root}/chunks/{hash}")
+}
+
+/// Path of a manifest.
+#[must_use]
+pub fn manifest(root: Root) -> String {
+    format!("/v1/versions/{root}/manifest.json")
+}
+
+/// Path of the entries table.
+#[must_use]
+pub fn entries(root: Root) -> String {
+    format!("/v1/versions/{root}/entries.parquet")
+}
+
+/// Path of a layout's description.
+#[must_use]
+pub fn layout(root: Root, layout: LayoutId) -> String {
+    format!("/v1/versions/{root}/layouts/{layout}/layout.json")
+}
+
+/// Path of a layout's placement table.
+#[must_use]
+pub fn placement(root: Root, layout: LayoutId) -> String {
+    format!("/v1/versions/{root}/layouts/{layout}/placement.parquet")
+}
+
+/// Path of a batch.
+#[must_use]
+pub fn batch(root: Root) -> String {
+    format!("/v1/versions/{root}/batch")
+}
+
+/// Path of a dataset.
+#[must_use]
+pub fn dataset(name: &DatasetName) -> String {
+    format!("/v1/datasets/{name}")
+}
+
+/// Path of a version of a dataset; `version` is a tag or a root, both safe in a URL.
+#[must_use]
+pub fn dataset_version(name: &DatasetName, version: &str) -> String {
+    format!("/v1/datasets/{name}/versions/{version}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_fill_their_templates() {
+        let (h, name) = (Hash::of(b"x"), DatasetName::new("d").expect("name"));
+        let (root, lay) = (Root(h), LayoutId(h));
+        let fill = |t: &str| {
+            t.replace("{root}", &h.to_string())
+                .replace("{layout}", &h.to_string())
+                .replace("{hash}", &h.to_string())
+                .replace("{name}", "d")
+                .replace("{version}", "latest")
+        };
+        assert_eq!(chunk(root, h), fill(CHUNK));
+        assert_eq!(manifest(root), fill(MANIFEST));
+        assert_eq!(entries(root), fill(ENTRIES));
+        assert_eq!(layout(root, lay), fill(LAYOUT));
+        assert_eq!(placement(root, lay), fill(PLACEMENT));
+        assert_eq!(batch(root), fill(BATCH));
+        assert_eq!(dataset(&name), fill(DATASET));
+        assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));
+    }
+}

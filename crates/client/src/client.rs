@@ -1,0 +1,441 @@
+//! The calls.
+
+use crate::body::{From, Length};
+use crate::retry::Backoff;
+use crate::tables::HttpTables;
+use crate::{Batch, ClientError, Endpoint};
+use bytes::Bytes;
+use fletch_api::{
+    API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Dataset, Datasets, Info, RegisterDataset,
+    ResolvedVersion, headers, routes,
+};
+use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
+use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, Verified};
+use fletch_tables::TableSource;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use reqwest::RequestBuilder;
+use serde::de::DeserializeOwned;
+use std::{
+    fmt,
+    sync::Arc,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// No JSON answer is longer.
+const JSON_BYTES_MAX: u64 = 16 << 20;
+/// Above this many bytes a chunk is hashed on a blocking thread.
+const INLINE_HASH_BYTES: usize = 256 << 10;
+
+/// Whom to ask, as whom, and for how long.
+#[derive(Clone)]
+pub struct ClientConfig {
+    /// Where the server is.
+    pub endpoint: Endpoint,
+    /// The bearer token, if the server wants one.
+    pub token: Option<String>,
+    /// Which job the bytes are for.
+    pub job: Option<JobName>,
+    /// Who asks: `mount`, `loader`, `cli` or `peer`.
+    pub component: &'static str,
+    /// Every call ends within this time, all its attempts together.
+    pub io_timeout: Duration,
+    /// Idle connections kept.
+    pub connections_idle_max: usize,
+}
+
+impl ClientConfig {
+    /// Asks `endpoint` without token or job, within 30 s.
+    #[must_use]
+    pub fn new(endpoint: Endpoint, component: &'static str) -> Self {
+        ClientConfig {
+            endpoint,
+            token: None,
+            job: None,
+            component,
+            io_timeout: Duration::from_secs(30),
+            connections_idle_max: 32,
+        }
+    }
+}
+
+impl fmt::Debug for ClientConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientConfig")
+            .field("endpoint", &self.endpoint)
+            .field("token", &self.token.as_ref().map(|_| "***"))
+            .field("job", &self.job)
+            .field("component", &self.component)
+            .field("io_timeout", &self.io_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a client counted; totals since it was made, shared by its clones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClientStats {
+    /// Requests sent, repeated ones included.
+    pub requests: u64,
+    /// Requests that were sent again.
+    pub retries: u64,
+    /// Bytes of bodies received, errors and tables included.
+    pub bytes: u64,
+    /// Calls that ended in an error.
+    pub errors: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    requests: AtomicU64,
+    retries: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+}
+
+/// A server, asked over pooled connections. Cloning shares them.
+#[derive(Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    endpoint: Arc<Endpoint>,
+    base: Arc<str>,
+    shown: Arc<str>,
+    io_timeout: Duration,
+    counters: Arc<Counters>,
+}
+
+impl Client {
+    /// Makes a client; asks nothing yet.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`]: the token cannot be sent, or TLS cannot be set up.
+    pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
+        let bad = |what: &str| ClientError::Config(format!("{what} cannot be sent in a header"));
+        let mut always = HeaderMap::new();
+        if let Some(token) = &config.token {
+            let mut v = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| bad("the token"))?;
+            v.set_sensitive(true);
+            always.insert(header::AUTHORIZATION, v);
+        }
+        if let Some(job) = &config.job {
+            let v = HeaderValue::try_from(job.as_str()).map_err(|_| bad("the job"))?;
+            always.insert(HeaderName::from_static(headers::JOB), v);
+        }
+        always.insert(
+            HeaderName::from_static(headers::COMPONENT),
+            HeaderValue::from_static(config.component),
+        );
+        let mut http = reqwest::Client::builder()
+            .default_headers(always)
+            .user_agent(concat!("fletch-client/", env!("CARGO_PKG_VERSION")))
+            .http1_only()
+            .tcp_nodelay(true)
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .pool_max_idle_per_host(config.connections_idle_max)
+            .pool_idle_timeout(Duration::from_secs(60))
+            .connect_timeout((config.io_timeout / 2).min(Duration::from_secs(5)))
+            // A peer that vanished without a word is given up in time for another attempt.
+            .read_timeout(config.io_timeout / 2);
+        if let Endpoint::Unix(path) = &config.endpoint {
+            http = http.unix_socket(path.clone());
+        }
+        Ok(Client {
+            http: http.build().map_err(|e| ClientError::Config(e.to_string()))?,
+            base: config.endpoint.base().into(),
+            shown: config.endpoint.to_string().into(),
+            endpoint: Arc::new(config.endpoint),
+            io_timeout: config.io_timeout,
+            counters: Arc::default(),
+        })
+    }
+
+    /// The same client with another deadline for its calls.
+    #[must_use]
+    pub fn within(&self, io_timeout: Duration) -> Self {
+        Client { io_timeout, ..self.clone() }
+    }
+
+    /// Whom it asks.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn stats(&self) -> ClientStats {
+        let c = &self.counters;
+        ClientStats {
+            requests: c.requests.load(Relaxed),
+            retries: c.retries.load(Relaxed),
+            bytes: c.bytes.load(Relaxed),
+            errors: c.errors.load(Relaxed),
+        }
+    }
+
+    /// What the server is; refuses one that speaks no version of ours.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn info(&self) -> Result<Info, ClientError> {
+        let info: Info = self.get_json(routes::INFO).await?;
+        let check = |what, theirs: &Vec<u32>, ours| {
+            if theirs.contains(&ours) {
+                return Ok(());
+            }
+            let endpoint = self.shown.to_string();
+            Err(ClientError::Version { endpoint, what, theirs: theirs.clone(), ours })
+        };
+        check("API version", &info.formats.api, API_MAJOR)?;
+        check("table format", &info.formats.versions, FORMAT_MAJOR)?;
+        Ok(info)
+    }
+
+    /// The member view.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn cluster(&self) -> Result<Cluster, ClientError> {
+        self.get_json(routes::CLUSTER).await
+    }
+
+    /// All datasets of the asking principal's domain.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn datasets(&self) -> Result<Vec<Dataset>, ClientError> {
+        Ok(self.get_json::<Datasets>(routes::DATASETS).await?.datasets)
+    }
+
+    /// One dataset.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` when it is not registered, or not for this principal.
+    pub async fn dataset(&self, name: &DatasetName) -> Result<Dataset, ClientError> {
+        self.get_json(&routes::dataset(name)).await
+    }
+
+    /// Registers a dataset; the same again changes nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn register(&self, what: &RegisterDataset) -> Result<Dataset, ClientError> {
+        let body = serde_json::to_vec(what).map_err(|e| ClientError::Config(e.to_string()))?;
+        let want = [StatusCode::OK, StatusCode::CREATED];
+        let request = || self.json_request(Method::POST, routes::DATASETS, body.clone());
+        let bytes = self.call(request, &want, Length::AtMost(JSON_BYTES_MAX)).await?;
+        self.parse(&bytes)
+    }
+
+    /// Forgets a dataset.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn unregister(&self, name: &DatasetName) -> Result<(), ClientError> {
+        let path = routes::dataset(name);
+        let want = [StatusCode::OK, StatusCode::NO_CONTENT];
+        let request = || self.request(Method::DELETE, &path);
+        self.call(request, &want, Length::AtMost(JSON_BYTES_MAX)).await?;
+        Ok(())
+    }
+
+    /// What a tag or root of a dataset is now.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn resolve(&self, name: &DatasetName, version: &str) -> Result<ResolvedVersion, ClientError> {
+        self.get_json(&routes::dataset_version(name, version)).await
+    }
+
+    /// Bytes delivered to the asking principal's domain.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn accounts(&self) -> Result<Accounts, ClientError> {
+        self.get_json(routes::ACCOUNTS).await
+    }
+
+    /// A whole chunk of `len` bytes, checked.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Corrupt`] when the bytes are others.
+    pub async fn chunk(&self, root: Root, hash: Hash, len: u32) -> Result<Verified, ClientError> {
+        let bytes = self.chunk_unchecked(root, hash, len).await?;
+        let check = move || Verified::check(hash, bytes);
+        let checked = if len as usize <= INLINE_HASH_BYTES {
+            check()
+        } else {
+            let lost = |_| ClientError::Config("the runtime is going down".into());
+            tokio::task::spawn_blocking(check).await.map_err(lost)?
+        };
+        let endpoint = || self.shown.to_string();
+        checked.map_err(|mismatch| ClientError::Corrupt { endpoint: endpoint(), mismatch })
+    }
+
+    /// A whole chunk of `len` bytes that **nobody checked**: for a store that hashes whatever it
+    /// is brought. Everyone else wants [`Client::chunk`].
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn chunk_unchecked(&self, root: Root, hash: Hash, len: u32) -> Result<Bytes, ClientError> {
+        if len == 0 || len > CHUNK_BYTES_MAX {
+            return Err(ClientError::Config(format!("a chunk of {len} bytes cannot be")));
+        }
+        let path = routes::chunk(root, hash);
+        let request = || self.request(Method::GET, &path);
+        self.call(request, &[StatusCode::OK], Length::Exactly(u64::from(len))).await
+    }
+
+    /// Many pieces of one version in one stream. An item longer than `item_bytes_max` ends the
+    /// stream with an error. The deadline runs until the stream's last piece.
+    ///
+    /// # Errors
+    /// [`ClientError`] when the stream does not begin.
+    pub async fn batch(
+        &self,
+        root: Root,
+        items: Vec<BatchItem>,
+        item_bytes_max: u64,
+    ) -> Result<Batch, ClientError> {
+        let until = Instant::now() + self.io_timeout;
+        let count = items.len();
+        let body =
+            serde_json::to_vec(&BatchRequest { items }).map_err(|e| ClientError::Config(e.to_string()))?;
+        let path = routes::batch(root);
+        let request = || {
+            self.json_request(Method::POST, &path, body.clone()).header(header::ACCEPT, headers::FRAMES)
+        };
+        let Answer::Open(response) = self.ask(&request, &[StatusCode::OK], None, until).await? else {
+            return Err(self.from().protocol("no stream"));
+        };
+        Ok(Batch::new(self.shown.to_string(), response, count, item_bytes_max, until))
+    }
+
+    /// The tables of one version in one layout, read over this client.
+    #[must_use]
+    pub fn tables(&self, root: Root, layout: LayoutId) -> Arc<dyn TableSource> {
+        Arc::new(HttpTables { client: self.clone(), root, layout })
+    }
+
+    /// GET of a table; a range must be answered with exactly its bytes.
+    pub(crate) async fn table(
+        &self,
+        path: &str,
+        range: Option<String>,
+        length: Length,
+    ) -> Result<Bytes, ClientError> {
+        let request = || {
+            let r = self.request(Method::GET, path);
+            match &range {
+                Some(v) => r.header(header::RANGE, v),
+                None => r,
+            }
+        };
+        let want = match (&range, length) {
+            (None, _) => vec![StatusCode::OK],
+            (Some(_), Length::Exactly(_)) => vec![StatusCode::PARTIAL_CONTENT],
+            // A suffix longer than the file may be answered with the whole file.
+            (Some(_), Length::AtMost(_)) => vec![StatusCode::PARTIAL_CONTENT, StatusCode::OK],
+        };
+        self.call(request, &want, length).await
+    }
+
+    fn from(&self) -> From<'_> {
+        From(&self.shown)
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.base))
+    }
+
+    fn json_request(&self, method: Method, path: &str, body: Vec<u8>) -> RequestBuilder {
+        self.request(method, path).header(header::CONTENT_TYPE, "application/json").body(body)
+    }
+
+    async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        let request = || self.request(Method::GET, path);
+        let bytes = self.call(request, &[StatusCode::OK], Length::AtMost(JSON_BYTES_MAX)).await?;
+        self.parse(&bytes)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(bytes).map_err(|e| self.from().protocol(format!("unreadable JSON: {e}")))
+    }
+
+    /// The whole body of an answer.
+    async fn call(
+        &self,
+        request: impl Fn() -> RequestBuilder + Send + Sync,
+        want: &[StatusCode],
+        length: Length,
+    ) -> Result<Bytes, ClientError> {
+        let until = Instant::now() + self.io_timeout;
+        match self.ask(&request, want, Some(length), until).await? {
+            Answer::Whole(bytes) => Ok(bytes),
+            Answer::Open(_) => Err(self.from().protocol("no body")),
+        }
+    }
+
+    /// Tries until it works, cannot work, or the deadline passed.
+    async fn ask(
+        &self,
+        request: &(dyn Fn() -> RequestBuilder + Send + Sync),
+        want: &[StatusCode],
+        length: Option<Length>,
+        until: Instant,
+    ) -> Result<Answer, ClientError> {
+        let mut backoff = Backoff::new();
+        let mut last = None;
+        let error = loop {
+            let error = match timeout_at(until, self.attempt(request(), want, length)).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(e)) if e.retryable() => e,
+                Ok(Err(e)) => break e,
+                Err(_) => {
+                    let late = || self.from().gone(format!("no answer within {:?}", self.io_timeout));
+                    break last.unwrap_or_else(late);
+                }
+            };
+            let wait = backoff.wait(error.retry_after());
+            if Instant::now() + wait >= until {
+                break error;
+            }
+            tracing::debug!(%error, ?wait, "asking again");
+            self.counters.retries.fetch_add(1, Relaxed);
+            sleep(wait).await;
+            last = Some(error);
+        };
+        self.counters.errors.fetch_add(1, Relaxed);
+        Err(error)
+    }
+
+    async fn attempt(
+        &self,
+        request: RequestBuilder,
+        want: &[StatusCode],
+        length: Option<Length>,
+    ) -> Result<Answer, ClientError> {
+        self.counters.requests.fetch_add(1, Relaxed);
+        let response = request.send().await.map_err(|e| self.from().unreachable(&e))?;
+        let response = self.from().accept(response, want).await?;
+        let Some(length) = length else { return Ok(Answer::Open(response)) };
+        let bytes = self.from().body(response, length).await?;
+        self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
+        Ok(Answer::Whole(bytes))
+    }
+}
+
+/// An answer with one of the wanted statuses.
+enum Answer {
+    /// Its body was read.
+    Whole(Bytes),
+    /// Its body is still to be read.
+    Open(reqwest::Response),
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("endpoint", &self.shown).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,102 @@
+//! Where a server is: `http://host:port` or `unix:PATH`.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+use url::Url;
+
+/// The longest path of a unix socket (`sun_path` less its closing NUL), in bytes.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Where a server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Over TCP.
+    Http(Url),
+    /// Over a unix socket of this machine.
+    Unix(PathBuf),
+}
+
+/// A text that names no server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("server {text:?}: {why}")]
+pub struct BadEndpoint {
+    /// What was given.
+    pub text: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl Endpoint {
+    /// Whether it is on this machine for certain, behind a socket file.
+    #[must_use]
+    pub fn is_unix(&self) -> bool {
+        matches!(self, Endpoint::Unix(_))
+    }
+
+    /// What the paths of routes are appended to.
+    pub(crate) fn base(&self) -> String {
+        match self {
+            Endpoint::Http(url) => url.as_str().trim_end_matches('/').to_owned(),
+            Endpoint::Unix(_) => "http://localhost".to_owned(),
+        }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = BadEndpoint;
+
+    fn from_str(s: &str) -> Result<Self, BadEndpoint> {
+        let bad = |why: &str| BadEndpoint { text: s.to_owned(), why: why.to_owned() };
+        if let Some(path) = s.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                return Err(bad("unix: needs the path of a socket"));
+            }
+            if path.len() > SOCKET_PATH_BYTES_MAX {
+                return Err(bad("the path of a unix socket cannot be longer than 107 bytes"));
+            }
+            return Ok(Endpoint::Unix(path.into()));
+        }
+        let url = Url::parse(s).map_err(|e| bad(&format!("{e}; expected http://host:port or unix:PATH")))?;
+        if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+            return Err(bad("expected http://host:port or unix:PATH"));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(bad("a URL must not carry a user or password; use a token"));
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(bad("a server's URL has no query and no fragment"));
+        }
+        Ok(Endpoint::Http(url))
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Http(_) => f.write_str(&self.base()),
+            Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_names_a_server() {
+        let ok = [
+            ("http://127.0.0.1:7380", "http://127.0.0.1:7380"),
+            ("https://fletch.example/base/", "https://fletch.example/base"),
+            ("unix:/run/fletch/server.sock", "unix:/run/fletch/server.sock"),
+            ("unix:///run/x", "unix:/run/x"),
+        ];
+        for (text, shown) in ok {
+            assert_eq!(text.parse::<Endpoint>().expect(text).to_string(), shown);
+        }
+        let long = format!("unix:/{}", "x".repeat(107));
+        for bad in ["", "127.0.0.1:7380", "ftp://x", "unix:", &long, "http://u:p@h", "http://h/?q", "h"] {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
+        }
+    }
+}

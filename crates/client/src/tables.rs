@@ -1,0 +1,45 @@
+//! The tables of a version over HTTP.
+
+use crate::Client;
+use crate::body::Length;
+use async_trait::async_trait;
+use bytes::Bytes;
+use fletch_api::routes;
+use fletch_core::{Kind, LayoutId, Root};
+use fletch_tables::source::DOCUMENT_BYTES_MAX;
+use fletch_tables::{SourceError, Table, TableRange, TableSource};
+
+pub(crate) struct HttpTables {
+    pub client: Client,
+    pub root: Root,
+    pub layout: LayoutId,
+}
+
+#[async_trait]
+impl TableSource for HttpTables {
+    async fn read(&self, table: Table, range: TableRange) -> Result<Bytes, SourceError> {
+        let path = match table {
+            Table::Manifest => routes::manifest(self.root),
+            Table::Entries => routes::entries(self.root),
+            Table::Layout => routes::layout(self.root, self.layout),
+            Table::Placement => routes::placement(self.root, self.layout),
+            Table::Chunks => {
+                let message = "chunks.parquet is not served over HTTP".to_owned();
+                return Err(SourceError { kind: Kind::Invalid, message });
+            }
+        };
+        let (range, length) = match range {
+            TableRange::All => (None, Length::AtMost(DOCUMENT_BYTES_MAX)),
+            TableRange::Range(r) if r.start >= r.end => return Ok(Bytes::new()),
+            TableRange::Range(r) => {
+                (Some(format!("bytes={}-{}", r.start, r.end - 1)), Length::Exactly(r.end - r.start))
+            }
+            TableRange::Suffix(0) => return Ok(Bytes::new()),
+            TableRange::Suffix(n) => (Some(format!("bytes=-{n}")), Length::AtMost(n)),
+        };
+        self.client
+            .table(&path, range, length)
+            .await
+            .map_err(|e| SourceError { kind: e.kind(), message: format!("{table}: {e}") })
+    }
+}

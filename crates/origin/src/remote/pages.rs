@@ -1,0 +1,77 @@
+//! Listing a store page by page, each page a call with a deadline and retries of its own.
+
+use super::{Reach, corrupt, meta_of, translate};
+use crate::OriginError;
+use crate::origin::ObjectMeta;
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use object_store::list::{PaginatedListOptions, PaginatedListStore as _};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+struct Pages {
+    reach: Reach,
+    what: String,
+    /// Of the keys, ends in `/` or is empty.
+    prefix: String,
+    turns: Arc<Semaphore>,
+    /// The next page; `None` when there is none.
+    next: Option<Option<String>>,
+    /// The last path given: the next is greater.
+    last: String,
+}
+
+impl Reach {
+    pub fn list(&self, what: String, prefix: String, turns: Arc<Semaphore>) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
+        let parts: Vec<&str> = [self.prefix.as_str(), prefix.as_str()].into_iter().filter(|p| !p.is_empty()).collect();
+        let prefix = if parts.is_empty() { String::new() } else { format!("{}/", parts.join("/")) };
+        let pages = Pages { reach: self.clone(), what, prefix, turns, next: Some(None), last: String::new() };
+        let pages = futures::stream::unfold(pages, |mut pages| async move {
+            let token = pages.next.take()?;
+            let page = pages.page(token).await;
+            Some((page, pages))
+        });
+        pages.flat_map(|page| match page {
+            Ok(items) => futures::stream::iter(items.into_iter().map(Ok).collect::<Vec<_>>()),
+            Err(error) => futures::stream::iter(vec![Err(error)]),
+        })
+        .boxed()
+    }
+}
+
+impl Pages {
+    /// One page, which ends the listing if it fails.
+    async fn page(&mut self, token: Option<String>) -> Result<Vec<ObjectMeta>, OriginError> {
+        let remote = &self.reach.remote;
+        let what = self.what.as_str();
+        let deadline = Instant::now() + remote.limits.io_timeout;
+        let late = || super::unavailable(what, "no turn within io_timeout");
+        let _turn = timeout_at(deadline, self.turns.acquire()).await.map_err(|_| late())?.map_err(|_| late())?;
+        let prefix = Some(self.prefix.as_str()).filter(|p| !p.is_empty());
+        let page = crate::retry::retrying(what, deadline, remote.limits.attempts_max, &remote.counters, |_| async {
+            let options = PaginatedListOptions { page_token: token.clone(), ..PaginatedListOptions::default() };
+            let page = tokio::time::timeout(remote.patience(), remote.store.list_paginated(prefix, options)).await;
+            page.map_err(|_| super::unavailable(what, "no page in a third of io_timeout"))?.map_err(|e| translate(what, &e))
+        })
+        .await?;
+        let below = if self.reach.prefix.is_empty() { 0 } else { self.reach.prefix.len() + 1 };
+        let mut items = Vec::with_capacity(page.result.objects.len());
+        for object in &page.result.objects {
+            let key = object.location.as_ref();
+            // The key of a "folder" that a console made is the prefix itself: nothing below it.
+            if key.len() + 1 == self.prefix.len() {
+                continue;
+            }
+            let path = key.get(below..).filter(|_| key.starts_with(&self.prefix));
+            let path = path.ok_or_else(|| corrupt(what, format!("{key:?} in a listing of {:?}", self.prefix)))?;
+            if path <= self.last.as_str() {
+                return Err(corrupt(what, format!("{path:?} listed after {:?}", self.last)));
+            }
+            path.clone_into(&mut self.last);
+            items.push(meta_of(path, &object));
+        }
+        self.next = page.page_token.map(Some);
+        Ok(items)
+    }
+}

@@ -1,0 +1,120 @@
+//! Between `object_store` and the socket: counts requests, bounds error bodies, and turns
+//! statuses into values, because `object_store` drops the `Retry-After` header and takes some
+//! wrong answers for right ones.
+
+use crate::stats::Counters;
+use http_body_util::{BodyExt as _, Limited};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+};
+use object_store::ClientOptions;
+use http::StatusCode;
+use http::header::{RANGE, RETRY_AFTER};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// The most that is read of an error's body, in bytes.
+const ERROR_BYTES_MAX: usize = 16 << 10;
+
+/// An answer that is not what was asked for. Travels as the source of an `HttpError`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Answer {
+    #[error("slow down")]
+    SlowDown { retry_after: Option<Duration> },
+    #[error("status {status} {code}")]
+    Failed { status: u16, code: String },
+    #[error("status {status} {code}")]
+    Denied { status: u16, code: String },
+    #[error("the request was refused with status {status} {code}")]
+    Refused { status: u16, code: String },
+    #[error("the range lies past the object's end")]
+    PastEnd,
+    #[error("the whole object was sent for a range")]
+    RangeIgnored,
+}
+
+/// Makes clients that count and judge.
+#[derive(Debug)]
+pub(crate) struct Connector(pub Arc<Counters>);
+
+#[derive(Debug)]
+struct Wire {
+    client: HttpClient,
+    counters: Arc<Counters>,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Wire { client, counters: Arc::clone(&self.0) }))
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpService for Wire {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        self.counters.request();
+        let ranged = request.headers().contains_key(RANGE);
+        let response = self.client.execute(request).await?;
+        let status = response.status();
+        let answer = match status {
+            StatusCode::OK if ranged => Answer::RangeIgnored,
+            StatusCode::RANGE_NOT_SATISFIABLE => Answer::PastEnd,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                let asked = response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok());
+                Answer::SlowDown { retry_after: asked.and_then(|v| retry_after(v, SystemTime::now())) }
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Answer::Denied { status: status.as_u16(), code: code(response).await }
+            }
+            StatusCode::REQUEST_TIMEOUT => Answer::Failed { status: 408, code: code(response).await },
+            // `object_store` has a variant for each of these; only the body is bounded.
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
+                let (parts, body) = response.into_parts();
+                let body = bounded(body).await;
+                return Ok(HttpResponse::from_parts(parts, body.into()));
+            }
+            s if s.is_server_error() => Answer::Failed { status: s.as_u16(), code: code(response).await },
+            s if s.is_client_error() => Answer::Refused { status: s.as_u16(), code: code(response).await },
+            _ => return Ok(response),
+        };
+        // `Unknown` is a kind that `object_store` never retries by itself.
+        Err(HttpError::new(HttpErrorKind::Unknown, answer))
+    }
+}
+
+async fn bounded(body: object_store::client::HttpResponseBody) -> Vec<u8> {
+    // An error while reading the text of an error takes nothing away from the error.
+    Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|b| b.to_bytes().to_vec()).unwrap_or_default()
+}
+
+/// The text of `<Code>` of an S3 error: a word, or nothing. Nothing else of the body is kept,
+/// because some servers put keys and signed strings into it.
+async fn code(response: HttpResponse) -> String {
+    let body = bounded(response.into_body()).await;
+    let text = String::from_utf8_lossy(&body);
+    let word = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(word, _)| word);
+    word.filter(|w| w.len() <= 64 && w.bytes().all(|b| b.is_ascii_alphanumeric())).unwrap_or_default().to_owned()
+}
+
+/// Seconds, or an HTTP date.
+fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
+    match text.trim().parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => httpdate::parse_http_date(text).ok().map(|at| at.duration_since(now).unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        assert_eq!(retry_after("7", now), Some(Duration::from_secs(7)));
+        assert_eq!(retry_after("Sun, 06 Nov 1994 08:49:47 GMT", now), Some(Duration::from_secs(10)));
+        assert_eq!(retry_after("Sun, 06 Nov 1994 08:49:27 GMT", now), Some(Duration::ZERO));
+        assert_eq!(retry_after("soon", now), None);
+    }
+}

@@ -1,0 +1,138 @@
+//! The memory tier: byte permits, and an LRU of verified chunks that hold theirs.
+//!
+//! moka evicts lazily and counts only what it holds, so its capacity is not the bound: the
+//! permits are. The cache gets three quarters of them, the rest is for what is on its way.
+//! It also *frees* lazily (some epochs after it evicts), so the chunk lies in a slot that
+//! the eviction empties at once.
+
+use bytes::Bytes;
+use fletch_core::{StoreKey, Verified};
+use moka::{policy::EvictionPolicy, sync::Cache};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout, timeout_at},
+};
+
+/// How often a starved fetch takes memory back from the cache.
+const RELIEF_EVERY: Duration = Duration::from_millis(20);
+
+#[derive(Debug)]
+pub(crate) struct Memory {
+    cache: Cache<StoreKey, Slot>,
+    permits: Arc<Semaphore>,
+    memory_bytes: u64,
+}
+
+/// A cached chunk until it is evicted.
+#[derive(Debug, Clone)]
+struct Slot {
+    len: u32,
+    chunk: Arc<Mutex<Option<Verified>>>,
+}
+
+impl Slot {
+    fn new(chunk: Verified) -> Self {
+        let len = u32::try_from(chunk.bytes().len()).unwrap_or(u32::MAX);
+        Slot { len, chunk: Arc::new(Mutex::new(Some(chunk))) }
+    }
+
+    fn get(&self) -> Option<Verified> {
+        self.chunk.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn empty(&self) {
+        self.chunk.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// Bytes and the right to hold them, released together.
+struct Held {
+    bytes: Bytes,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Ties `bytes` to their permit: it is returned when the last clone of the result is dropped.
+pub(crate) fn hold(bytes: Bytes, permit: OwnedSemaphorePermit) -> Bytes {
+    Bytes::from_owner(Held { bytes, _permit: permit })
+}
+
+impl Memory {
+    pub fn new(memory_bytes: u64) -> Self {
+        let memory_bytes = memory_bytes.min(Semaphore::MAX_PERMITS as u64);
+        let permits = usize::try_from(memory_bytes).unwrap_or(Semaphore::MAX_PERMITS);
+        let cache = Cache::builder()
+            .max_capacity(memory_bytes / 4 * 3)
+            .weigher(|_: &StoreKey, slot: &Slot| slot.len.max(1))
+            .eviction_policy(EvictionPolicy::lru())
+            .eviction_listener(|_, slot, _| slot.empty())
+            .build();
+        Memory { cache, permits: Arc::new(Semaphore::new(permits)), memory_bytes }
+    }
+
+    pub fn get(&self, key: &StoreKey) -> Option<Verified> {
+        self.cache.get(key)?.get()
+    }
+
+    pub fn insert(&self, key: StoreKey, chunk: Verified) {
+        self.cache.insert(key, Slot::new(chunk));
+        // Without this the cache grows past its capacity until some later read happens to clean up.
+        self.cache.run_pending_tasks();
+    }
+
+    /// Permission to hold `len` bytes; `None` when it did not come until `until`. A fetch that has
+    /// to wait takes memory back from the cache: what is on its way matters more than what
+    /// may be asked for again.
+    pub async fn permit(&self, len: u32, until: Instant) -> Option<OwnedSemaphorePermit> {
+        if u64::from(len) > self.memory_bytes {
+            return None;
+        }
+        if let Ok(p) = Arc::clone(&self.permits).try_acquire_many_owned(len) {
+            return Some(p);
+        }
+        let waiting = Arc::clone(&self.permits).acquire_many_owned(len);
+        tokio::pin!(waiting);
+        loop {
+            self.relieve(u64::from(len));
+            let step = (Instant::now() + RELIEF_EVERY).min(until);
+            match timeout_at(step, &mut waiting).await {
+                Ok(p) => return p.ok(),
+                Err(_) if Instant::now() >= until => {
+                    // Granted at the very last moment?
+                    return timeout(Duration::ZERO, &mut waiting).await.ok()?.ok();
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Drops cached chunks of `bytes` in all. Frees nothing that a reader still holds.
+    fn relieve(&self, bytes: u64) {
+        let mut dropped = 0;
+        for (key, slot) in &self.cache {
+            if dropped >= bytes {
+                break;
+            }
+            dropped += u64::from(slot.len);
+            self.cache.invalidate(&*key);
+        }
+        self.cache.run_pending_tasks();
+    }
+
+    pub fn cached(&self) -> (u64, u64) {
+        (self.cache.weighted_size(), self.cache.entry_count())
+    }
+
+    pub fn live_bytes(&self) -> u64 {
+        self.memory_bytes - self.permits.available_permits() as u64
+    }
+}

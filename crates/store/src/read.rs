@@ -1,0 +1,247 @@
+//! THE read: memory, then the flight of this chunk, then its fetch; checked, kept, handed out.
+
+use crate::{
+    flight::{Boarding, Flights, Outcome, Ticket},
+    memory::{Memory, hold},
+    stats::{Counters, StoreStats},
+};
+use bytes::Bytes;
+use fletch_core::{Kind, Mismatch, StoreKey, Verified};
+use futures::future::BoxFuture;
+use std::{error::Error, sync::Arc, time::Duration};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::task::TaskTracker;
+
+/// Above this many bytes a chunk is hashed on a blocking thread (0.03 ms of hashing).
+const INLINE_HASH_BYTES: usize = 256 << 10;
+
+/// Brings the bytes of a chunk: called with 0, and again with 1, 2, … for as long as what it
+/// brought did not hash to the chunk's name (so a call with `n > 0` *says* that the bytes of
+/// call `n - 1` were wrong) and attempts are left. A fetch with nothing else to try returns
+/// the error that readers shall see. Retrying a transport is its own business.
+pub type Fetch = Arc<dyn Fn(u32) -> BoxFuture<'static, Result<Bytes, FetchError>> + Send + Sync>;
+
+/// Bounds of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// Bytes of all buffers alive. Must be at least the largest chunk; four times it to cache well.
+    pub memory_bytes: u64,
+    /// A read that misses memory ends within this time.
+    pub deadline: Duration,
+    /// How often a fetch is called at most, at least 1.
+    pub attempts: u32,
+}
+
+/// Why a fetch brought nothing.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{source}")]
+pub struct FetchError {
+    /// Who can act on it.
+    pub kind: Kind,
+    /// The fetcher's own error, to be downcast by those who know it.
+    pub source: Arc<dyn Error + Send + Sync>,
+}
+
+impl FetchError {
+    /// Wraps the fetcher's own error.
+    pub fn new(kind: Kind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        FetchError { kind, source: Arc::from(source.into()) }
+    }
+}
+
+/// Why a read brought nothing. The same value reaches everyone who waited.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ReadError {
+    /// The fetch said so.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// Every attempt brought wrong bytes.
+    #[error("{0}")]
+    Corrupt(Mismatch),
+    /// No memory came free in time.
+    #[error("no memory for {len} bytes came free within {within:?}")]
+    Overloaded {
+        /// How many bytes were wanted.
+        len: u32,
+        /// How long was waited.
+        within: Duration,
+    },
+    /// The fetch did not end in time.
+    #[error("no answer within {0:?}")]
+    Deadline(Duration),
+    /// The fetch's task was lost: it panicked, or the runtime is going down.
+    #[error("the fetch was lost")]
+    Lost,
+}
+
+impl ReadError {
+    /// Who can act on it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            ReadError::Fetch(e) => e.kind,
+            ReadError::Corrupt(_) => Kind::Corrupt,
+            ReadError::Overloaded { .. } => Kind::Overloaded,
+            ReadError::Deadline(_) => Kind::Unavailable,
+            ReadError::Lost => Kind::Internal,
+        }
+    }
+}
+
+/// Where a chunk came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// It was in memory.
+    Memory,
+    /// Somebody else's fetch brought it.
+    Flight,
+    /// This read's own fetch brought it.
+    Origin,
+}
+
+/// A chunk, and where it came from.
+#[derive(Debug, Clone)]
+pub struct Hit {
+    /// The whole chunk.
+    pub chunk: Verified,
+    /// Where it came from.
+    pub tier: Tier,
+}
+
+/// See the crate's invariants.
+#[derive(Debug)]
+pub struct Store {
+    limits: StoreLimits,
+    memory: Memory,
+    flights: Arc<Flights>,
+    tasks: TaskTracker,
+    counters: Counters,
+}
+
+impl Store {
+    /// An empty store whose fetches run on `tasks`.
+    #[must_use]
+    pub fn new(limits: StoreLimits, tasks: TaskTracker) -> Arc<Self> {
+        Arc::new(Store {
+            limits,
+            memory: Memory::new(limits.memory_bytes),
+            flights: Arc::default(),
+            tasks,
+            counters: Counters::default(),
+        })
+    }
+
+    /// The chunk, if it is in memory. Never waits.
+    #[must_use]
+    pub fn cached(&self, key: &StoreKey) -> Option<Hit> {
+        let chunk = self.memory.get(key)?;
+        Counters::add(&self.counters.hits_memory, 1);
+        Some(Hit { chunk, tier: Tier::Memory })
+    }
+
+    /// The chunk `key`, which is `len` bytes long: from memory, from the flight that is
+    /// bringing it, or by `fetch`. Dropping the returned future ends the waiting, never the fetch.
+    ///
+    /// # Errors
+    /// [`ReadError`]; nothing of it is kept, the next read tries again.
+    pub async fn read(self: &Arc<Self>, key: StoreKey, len: u32, fetch: Fetch) -> Result<Hit, ReadError> {
+        if let Some(hit) = self.cached(&key) {
+            return Ok(hit);
+        }
+        let (arrival, tier) = match self.flights.board(&key, || self.memory.get(&key)) {
+            Boarding::Landed(chunk) => {
+                Counters::add(&self.counters.hits_memory, 1);
+                return Ok(Hit { chunk, tier: Tier::Memory });
+            }
+            Boarding::Join(arrival) => {
+                Counters::add(&self.counters.hits_flight, 1);
+                (arrival, Tier::Flight)
+            }
+            Boarding::Lead(ticket, arrival) => {
+                let store = Arc::clone(self);
+                self.tasks.spawn(async move { store.fly(ticket, key, len, fetch).await });
+                (arrival, Tier::Origin)
+            }
+        };
+        let chunk = arrival.await.unwrap_or(Err(ReadError::Lost))?;
+        Ok(Hit { chunk, tier })
+    }
+
+    /// A snapshot of what was counted.
+    #[must_use]
+    pub fn stats(&self) -> StoreStats {
+        let (cached_bytes, cached_chunks) = self.memory.cached();
+        StoreStats {
+            cached_bytes,
+            cached_chunks,
+            live_bytes: self.memory.live_bytes(),
+            flights: self.flights.len() as u64,
+            ..self.counters.snapshot()
+        }
+    }
+
+    /// A whole flight, in its own task.
+    async fn fly(&self, ticket: Ticket, key: StoreKey, len: u32, fetch: Fetch) {
+        let outcome = self.bring(&key, len, &fetch).await;
+        match &outcome {
+            Ok(chunk) => {
+                Counters::add(&self.counters.fetched_bytes, chunk.bytes().len() as u64);
+                self.memory.insert(key, chunk.clone());
+            }
+            Err(ReadError::Overloaded { .. }) => Counters::add(&self.counters.overloaded, 1),
+            Err(ReadError::Deadline(_)) => Counters::add(&self.counters.deadlines, 1),
+            Err(e) => tracing::debug!(chunk = %key.hash, error = %e, "fetch failed"),
+        }
+        ticket.land(outcome);
+    }
+
+    async fn bring(&self, key: &StoreKey, len: u32, fetch: &Fetch) -> Outcome {
+        let until = Instant::now() + self.limits.deadline;
+        let within = self.limits.deadline;
+        let mut mismatch = None;
+        for attempt in 0..self.limits.attempts.max(1) {
+            // One permit per attempt: wrong bytes give theirs back with their buffer.
+            let permit =
+                self.memory.permit(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
+            Counters::add(&self.counters.fetches, 1);
+            let bytes = match timeout_at(until, fetch(attempt)).await {
+                Ok(Ok(bytes)) => bytes,
+                Ok(Err(e)) => {
+                    Counters::add(&self.counters.fetch_errors, 1);
+                    return Err(e.into());
+                }
+                Err(_) => return Err(ReadError::Deadline(within)),
+            };
+            match check(key, len, hold(bytes, permit)).await? {
+                Ok(chunk) => return Ok(chunk),
+                Err(wrong) => {
+                    Counters::add(&self.counters.corrupt, 1);
+                    tracing::warn!(chunk = %key.hash, attempt, %wrong, "wrong bytes were fetched");
+                    mismatch = Some(wrong);
+                }
+            }
+        }
+        Err(mismatch.map_or(ReadError::Lost, ReadError::Corrupt))
+    }
+}
+
+/// I1. The outer error is a lost blocking thread. Bytes of another length are wrong whatever they
+/// hash to (and their permit would be wrong too).
+async fn check(key: &StoreKey, len: u32, bytes: Bytes) -> Result<Result<Verified, Mismatch>, ReadError> {
+    let expected = key.hash;
+    let judge = move || {
+        let fits = bytes.len() == len as usize;
+        let got = bytes.len();
+        Verified::check(expected, bytes).and_then(|v| {
+            let hash = v.hash();
+            if fits { Ok(v) } else { Err(Mismatch { expected, got: hash, len: got }) }
+        })
+    };
+    if len as usize <= INLINE_HASH_BYTES {
+        return Ok(judge());
+    }
+    tokio::task::spawn_blocking(judge).await.map_err(|_| ReadError::Lost)
+}
+
+#[cfg(test)]
+mod tests;

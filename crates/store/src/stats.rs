@@ -1,0 +1,67 @@
+//! What the store counted.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub hits_memory: AtomicU64,
+    pub hits_flight: AtomicU64,
+    pub fetches: AtomicU64,
+    pub fetched_bytes: AtomicU64,
+    pub fetch_errors: AtomicU64,
+    pub corrupt: AtomicU64,
+    pub overloaded: AtomicU64,
+    pub deadlines: AtomicU64,
+}
+
+/// A snapshot; the totals only grow until the store is dropped, the last four are gauges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Reads answered from memory.
+    pub hits_memory: u64,
+    /// Reads that joined a fetch somebody else had begun.
+    pub hits_flight: u64,
+    /// Calls of a fetch, repeated ones included.
+    pub fetches: u64,
+    /// Bytes that fetches returned and that were right.
+    pub fetched_bytes: u64,
+    /// Fetches that returned an error.
+    pub fetch_errors: u64,
+    /// Fetches that returned wrong bytes.
+    pub corrupt: u64,
+    /// Reads refused because no memory came free in time.
+    pub overloaded: u64,
+    /// Fetches that did not end in time.
+    pub deadlines: u64,
+    /// Bytes of chunks cached now.
+    pub cached_bytes: u64,
+    /// Chunks cached now.
+    pub cached_chunks: u64,
+    /// Bytes of all buffers alive or promised to a fetch now; never above `memory_bytes`.
+    pub live_bytes: u64,
+    /// Fetches running now.
+    pub flights: u64,
+}
+
+impl Counters {
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Relaxed);
+    }
+
+    pub fn snapshot(&self) -> StoreStats {
+        StoreStats {
+            hits_memory: self.hits_memory.load(Relaxed),
+            hits_flight: self.hits_flight.load(Relaxed),
+            fetches: self.fetches.load(Relaxed),
+            fetched_bytes: self.fetched_bytes.load(Relaxed),
+            fetch_errors: self.fetch_errors.load(Relaxed),
+            corrupt: self.corrupt.load(Relaxed),
+            overloaded: self.overloaded.load(Relaxed),
+            deadlines: self.deadlines.load(Relaxed),
+            cached_bytes: 0,
+            cached_chunks: 0,
+            live_bytes: 0,
+            flights: 0,
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What a run has finished, so that the next one can go on where it was stopped.
+//!
+//! A journal is a row of segment files, each a log of `fletch_core::record`: first a `run`
+//! record, then batches of finished files in walk order. It holds nothing that is not also in
+//! the tree, so it is never synced to disk, and a torn or damaged end only costs reading
+//! again. Segments are short, so that reading one back takes little memory.
+//!
+//! A run writes `new/` and reads `old/`. On the next start the one that got further is `old`.
+
+use super::content::Content;
+use super::known::{Earlier, Known, trusted};
+use crate::failure::Failure;
+use fletch_core::Hash;
+use fletch_core::manifest::Slice;
+use fletch_core::record;
+use fletch_tables::PinRow;
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const KIND_RUN: u8 = 1;
+const KIND_FILES: u8 = 2;
+const SEGMENT_BYTES: usize = 4 << 20;
+const BATCH_BYTES: usize = 256 << 10;
+const BATCH_AGE: Duration = Duration::from_secs(1);
+/// Files with more slices than fit one record are read again after a stop (2 TB).
+const SLICES_MAX: usize = 400_000;
+
+/// Writes a journal.
+#[derive(Debug)]
+pub struct JournalWriter {
+    dir: PathBuf,
+    started_ns: u64,
+    segment: u64,
+    file: Option<File>,
+    written: usize,
+    batch: Vec<u8>,
+    flushed: Instant,
+}
+
+fn put(out: &mut Vec<u8>, bytes: &[u8]) {
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    out.extend_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+impl JournalWriter {
+    /// Begins an empty journal in `dir`, which is made anew.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn create(dir: PathBuf, started_ns: u64) -> io::Result<Self> {
+        remove(&dir)?;
+        fs::create_dir_all(&dir)?;
+        let flushed = Instant::now();
+        Ok(JournalWriter { dir, started_ns, segment: 0, file: None, written: 0, batch: Vec::new(), flushed })
+    }
+
+    /// Adds a finished file; now and then it is written out.
+    ///
+    /// # Errors
+    /// When the state directory takes no more.
+    pub fn push(&mut self, path: &str, pin: &PinRow, content: &Content) -> io::Result<()> {
+        if content.slices.len() > SLICES_MAX {
+            return Ok(());
+        }
+        let b = &mut self.batch;
+        put(b, path.as_bytes());
+        b.extend_from_slice(&pin.size.to_le_bytes());
+        b.push(u8::from(pin.mtime_ns.is_some()) | u8::from(pin.etag.is_some()) << 1);
+        b.extend_from_slice(&pin.mtime_ns.unwrap_or(0).to_le_bytes());
+        put(b, pin.etag.as_deref().unwrap_or("").as_bytes());
+        b.extend_from_slice(content.hash.as_bytes());
+        b.extend_from_slice(&u32::try_from(content.slices.len()).unwrap_or(u32::MAX).to_le_bytes());
+        for s in &content.slices {
+            b.extend_from_slice(s.chunk.as_bytes());
+            b.extend_from_slice(&s.len.to_le_bytes());
+        }
+        if self.batch.len() >= BATCH_BYTES || self.flushed.elapsed() >= BATCH_AGE {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Writes out what was added.
+    ///
+    /// # Errors
+    /// When the state directory takes no more.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.flushed = Instant::now();
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let mut out = Vec::with_capacity(self.batch.len() + 64);
+        let file = match &mut self.file {
+            Some(file) if self.written < SEGMENT_BYTES => file,
+            slot => {
+                let path = self.dir.join(format!("{:08}.log", self.segment));
+                self.segment += 1;
+                self.written = 0;
+                out.extend_from_slice(&record::file_header());
+                record::append(&mut out, KIND_RUN, &self.started_ns.to_le_bytes());
+                slot.insert(File::create(path)?)
+            }
+        };
+        record::append(&mut out, KIND_FILES, &self.batch);
+        file.write_all(&out)?;
+        self.written += out.len();
+        self.batch.clear();
+        Ok(())
+    }
+}
+
+/// Removes a journal, if it is there.
+///
+/// # Errors
+/// When it is there and stays.
+pub fn remove(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// A cursor over the bytes of a batch; every length is checked.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let n = u32::from_le_bytes(self.array()?) as usize;
+        String::from_utf8(self.take(n)?.to_vec()).ok()
+    }
+
+    fn file(&mut self) -> Option<(String, Known)> {
+        let path = self.text()?;
+        let size = u64::from_le_bytes(self.array()?);
+        let [flags] = self.array()?;
+        let mtime = i64::from_le_bytes(self.array()?);
+        let etag = self.text()?;
+        let hash = Hash(self.array()?);
+        let n = u32::from_le_bytes(self.array()?) as usize;
+        let mut slices = Vec::with_capacity(n.min(SLICES_MAX));
+        for _ in 0..n {
+            let chunk = Hash(self.array()?);
+            slices.push(Slice { chunk, chunk_offset: 0, len: u32::from_le_bytes(self.array()?) });
+        }
+        let pin = PinRow {
+            size,
+            mtime_ns: (flags & 1 != 0).then_some(mtime),
+            etag: (flags & 2 != 0).then_some(etag),
+        };
+        Some((path, Known { pin, content: Content { hash, slices } }))
+    }
+}
+
+/// One segment: when its run began, its files, and whether its end is sound.
+fn read_segment(path: &Path) -> (u64, Vec<(String, Known)>, bool) {
+    let mut files = Vec::new();
+    let mut started = 0;
+    let Ok(bytes) = fs::read(path) else { return (0, files, false) };
+    let Ok((records, len)) = record::read(&bytes) else { return (0, files, false) };
+    for r in &records {
+        match r.kind {
+            KIND_RUN => started = r.payload.try_into().map_or(0, u64::from_le_bytes),
+            KIND_FILES => {
+                let mut fields = Fields(r.payload);
+                while !fields.0.is_empty() {
+                    let Some(file) = fields.file() else { return (started, files, false) };
+                    files.push(file);
+                }
+            }
+            _ => {}
+        }
+    }
+    (started, files, len == bytes.len())
+}
+
+/// Reads a journal back.
+#[derive(Debug)]
+pub struct JournalReader {
+    segments: VecDeque<PathBuf>,
+    current: VecDeque<(String, Known)>,
+    started_ns: u64,
+    local: bool,
+    /// How many files it holds.
+    pub files: u64,
+    /// The path of the last of them.
+    pub last: Option<String>,
+}
+
+impl JournalReader {
+    /// Opens the journal in `dir` and looks through it once: what comes after a damaged
+    /// place, or out of order, is left out. An absent journal is an empty one.
+    #[must_use]
+    pub fn open(dir: &Path, local: bool) -> Self {
+        let mut found: Vec<PathBuf> = fs::read_dir(dir)
+            .map(|d| d.filter_map(|e| e.ok().map(|e| e.path())).collect())
+            .unwrap_or_default();
+        found.sort();
+        let mut reader = JournalReader {
+            segments: VecDeque::new(),
+            current: VecDeque::new(),
+            started_ns: 0,
+            local,
+            files: 0,
+            last: None,
+        };
+        for path in found {
+            let (_, files, sound) = read_segment(&path);
+            for (path, _) in &files {
+                if reader.last.as_ref().is_some_and(|last| last >= path) {
+                    return reader;
+                }
+                reader.last = Some(path.clone());
+                reader.files += 1;
+            }
+            reader.segments.push_back(path);
+            if !sound {
+                break;
+            }
+        }
+        reader
+    }
+}
+
+impl Earlier for JournalReader {
+    fn next(&mut self) -> Result<Option<(String, Known)>, Failure> {
+        loop {
+            if let Some((path, known)) = self.current.pop_front() {
+                if trusted(&known.pin, self.started_ns, self.local) {
+                    return Ok(Some((path, known)));
+                }
+                continue;
+            }
+            let Some(path) = self.segments.pop_front() else { return Ok(None) };
+            let (started, files, _) = read_segment(&path);
+            self.started_ns = started;
+            self.current = files.into();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(i: u64) -> (String, PinRow, Content) {
+        let pin = PinRow { size: i, mtime_ns: Some(5), etag: Some("1-5".into()) };
+        let hash = Hash::of(&i.to_le_bytes());
+        let slices = (0..i % 3).map(|k| Slice { chunk: Hash::of(&k.to_le_bytes()), chunk_offset: 0, len: 7 });
+        (format!("dir/{i:08}"), pin, Content { hash, slices: slices.collect() })
+    }
+
+    fn write(dir: &Path, n: u64) {
+        let mut w = JournalWriter::create(dir.to_path_buf(), 10_000_000_000).expect("create");
+        for i in 0..n {
+            let (path, pin, content) = file(i);
+            w.push(&path, &pin, &content).expect("push");
+        }
+        w.flush().expect("flush");
+    }
+
+    fn read(dir: &Path) -> Vec<(String, Known)> {
+        let mut r = JournalReader::open(dir, true);
+        let files = r.files;
+        let all: Vec<_> = std::iter::from_fn(|| r.next().expect("readable")).collect();
+        assert_eq!(all.len() as u64, files);
+        all
+    }
+
+    #[test]
+    fn comes_back_over_segments_and_after_damage_in_part() {
+        let tmp = tempfile::tempdir().expect("tempdir");
+        let dir = tmp.path().join("j");
+        assert_eq!(read(&dir), []);
+        write(&dir, 60_000);
+        assert!(fs::read_dir(&dir).expect("dir").count() > 1, "more than one segment");
+        let want: Vec<_> = (0..60_000).map(file).map(|(p, pin, content)| (p, Known { pin, content })).collect();
+        assert!(read(&dir) == want);
+
+        let first = dir.join("00000000.log");
+        let bytes = fs::read(&first).expect("read");
+        // A torn end of the last segment, as after a kill.
+        fs::remove_file(dir.join("00000001.log")).expect("remove");
+        fs::write(&first, &bytes[..bytes.len() - 100]).expect("write");
+        let some = read(&dir);
+        assert!(!some.is_empty() && some[..] == want[..some.len()]);
+        // A flipped bit in the middle.
+        let mut bad = bytes.clone();
+        bad[bytes.len() / 2] ^= 4;
+        fs::write(&first, &bad).expect("write");
+        let some = read(&dir);
+        assert!(some[..] == want[..some.len()]);
+    }
+
+    #[test]
+    fn files_younger_than_the_run_are_left_out() {
+        let tmp = tempfile::tempdir().expect("tempdir");
+        let dir = tmp.path().join("j");
+        let mut w = JournalWriter::create(dir.clone(), 10_000_000_000).expect("create");
+        for (i, mtime) in [(1, 7_000_000_000), (2, 9_000_000_000), (3, 7_000_000_000)] {
+            let (path, pin, content) = file(i);
+            w.push(&path, &PinRow { mtime_ns: Some(mtime), ..pin }, &content).expect("push");
+        }
+        w.flush().expect("flush");
+        let mut r = JournalReader::open(&dir, true);
+        let got: Vec<_> = std::iter::from_fn(|| r.next().expect("readable")).map(|(p, _)| p).collect();
+        assert_eq!(got, ["dir/00000001", "dir/00000003"]);
+    }
+}

@@ -1,0 +1,503 @@
+//! Readers of a local tree: one thread walks, N threads read and hash, the caller's thread
+//! takes the results in walk order.
+//!
+//! Bounds: at most [`WINDOW`] entries lie between the walk and the taker; each reader has one
+//! buffer of 256 KiB. A file larger than a slice is read by every thread that has nothing
+//! better to do, slice by slice.
+
+use super::content::{self, Content, ReadFault, SliceHash};
+use super::known::{Known, pin_of};
+use super::walk::Step;
+use crate::failure::Failure;
+use fletch_core::manifest::SLICE_BYTES_DEFAULT;
+use fletch_tables::PinRow;
+use std::collections::VecDeque;
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Entries between the walk and the taker.
+const WINDOW: usize = 8192;
+/// Steps the walker hands over at a time.
+const FEED: usize = 128;
+/// Files a reader takes at a time, at most.
+const TAKE_MAX: usize = 32;
+/// How often waiting threads look whether the run was stopped.
+const POLL: Duration = Duration::from_millis(100);
+
+/// What became of one step of the walk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// A file.
+    File {
+        /// Its entry path.
+        path: String,
+        /// How it looked while it was read.
+        pin: PinRow,
+        /// Its bytes, named.
+        content: Content,
+        /// Whether the names came from an earlier run.
+        reused: bool,
+    },
+    /// A link.
+    Link {
+        /// Its entry path.
+        path: String,
+        /// Its target, verbatim.
+        target: String,
+    },
+    /// The end of a directory.
+    DirEnd {
+        /// Its path.
+        path: String,
+    },
+    /// No entry.
+    Fault {
+        /// Where, printable.
+        path: String,
+        /// Why, and what to do.
+        why: String,
+    },
+}
+
+/// What a run has done so far; read by the progress display.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Entries taken.
+    pub entries: AtomicU64,
+    /// Files whose bytes were read.
+    pub files_read: AtomicU64,
+    /// Bytes read.
+    pub bytes_read: AtomicU64,
+    /// Files that an earlier run knew.
+    pub files_reused: AtomicU64,
+    /// Their bytes.
+    pub bytes_reused: AtomicU64,
+}
+
+/// A step with what is known of it.
+pub type Fed = (Step, Option<Known>);
+
+/// A large file being read by several threads.
+struct Large {
+    seq: u64,
+    path: String,
+    follow: bool,
+    tries: u32,
+    file: File,
+    meta: Metadata,
+    next: AtomicU64,
+    broken: AtomicBool,
+    slices: Mutex<Vec<Option<SliceHash>>>,
+    left: AtomicUsize,
+    fault: Mutex<Option<ReadFault>>,
+}
+
+struct Job {
+    seq: u64,
+    step: Step,
+    known: Option<Known>,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    large: VecDeque<Arc<Large>>,
+    /// Outcomes from number `first` on, in walk order.
+    ring: VecDeque<Option<Outcome>>,
+    first: u64,
+    /// The walk is over; its failure, if it failed.
+    ended: bool,
+    failure: Option<Failure>,
+    stopped: bool,
+}
+
+struct Pool<'a> {
+    base: &'a Path,
+    threads: usize,
+    counters: &'a Counters,
+    state: Mutex<State>,
+    work: Condvar,
+    results: Condvar,
+    space: Condvar,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs the walk given by `feed` through `threads` readers and gives every outcome, in order,
+/// to `take`. Stops early when `take` fails or `stop` is set.
+///
+/// # Errors
+/// The failure of `feed` or `take`.
+pub fn run(
+    base: &Path,
+    threads: usize,
+    counters: &Counters,
+    stop: &AtomicBool,
+    mut feed: impl FnMut() -> Result<Option<Fed>, Failure> + Send,
+    mut take: impl FnMut(Outcome) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let pool = Pool {
+        base,
+        threads: threads.max(1),
+        counters,
+        state: Mutex::default(),
+        work: Condvar::new(),
+        results: Condvar::new(),
+        space: Condvar::new(),
+    };
+    std::thread::scope(|scope| {
+        // However this closure ends, the threads must not wait for ever.
+        let _guard = StopOnDrop(&pool);
+        for i in 0..pool.threads {
+            let pool = &pool;
+            std::thread::Builder::new()
+                .name(format!("read-{i}"))
+                .spawn_scoped(scope, move || {
+                    // A panic must end the run, not leave it waiting for the lost file.
+                    let _guard = StopOnPanic(pool);
+                    pool.read();
+                })
+                .map_err(|e| Failure::io("cannot start a reader thread", &e))?;
+        }
+        let walker = &pool;
+        std::thread::Builder::new()
+            .name("walk".into())
+            .spawn_scoped(scope, move || {
+                let _guard = StopOnPanic(walker);
+                let end = walker.walk(&mut feed);
+                let mut s = lock(&walker.state);
+                s.ended = true;
+                s.failure = end.err();
+                drop(s);
+                walker.work.notify_all();
+                walker.results.notify_all();
+            })
+            .map_err(|e| Failure::io("cannot start the walker thread", &e))?;
+        pool.take(stop, &mut take)
+    })
+}
+
+struct StopOnDrop<'a, 'b>(&'a Pool<'b>);
+
+impl Drop for StopOnDrop<'_, '_> {
+    fn drop(&mut self) {
+        self.0.halt();
+    }
+}
+
+struct StopOnPanic<'a, 'b>(&'a Pool<'b>);
+
+impl Drop for StopOnPanic<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.halt();
+        }
+    }
+}
+
+impl Pool<'_> {
+    fn halt(&self) {
+        lock(&self.state).stopped = true;
+        self.work.notify_all();
+        self.space.notify_all();
+        self.results.notify_all();
+    }
+
+    /// The walker's thread.
+    fn walk(&self, feed: &mut impl FnMut() -> Result<Option<Fed>, Failure>) -> Result<(), Failure> {
+        let mut batch = Vec::with_capacity(FEED);
+        loop {
+            let step = feed();
+            let last = !matches!(step, Ok(Some(_)));
+            let end = match step {
+                Ok(Some(fed)) => {
+                    batch.push(fed);
+                    Ok(())
+                }
+                Ok(None) => Ok(()),
+                Err(e) => Err(e),
+            };
+            if batch.len() < FEED && !last {
+                continue;
+            }
+            let mut s = lock(&self.state);
+            while s.ring.len() >= WINDOW && !s.stopped {
+                s = self.space.wait_timeout(s, POLL).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            if s.stopped {
+                return Ok(());
+            }
+            let mut ready = false;
+            for (step, known) in batch.drain(..) {
+                let seq = s.first + s.ring.len() as u64;
+                let done = match step {
+                    Step::DirEnd { path } => Some(Outcome::DirEnd { path }),
+                    Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
+                    step => {
+                        s.jobs.push_back(Job { seq, step, known });
+                        None
+                    }
+                };
+                ready |= done.is_some();
+                s.ring.push_back(done);
+            }
+            drop(s);
+            self.work.notify_all();
+            if ready {
+                self.results.notify_one();
+            }
+            if last {
+                return end;
+            }
+        }
+    }
+
+    /// The taker's loop, on the caller's thread.
+    fn take(
+        &self,
+        stop: &AtomicBool,
+        take: &mut impl FnMut(Outcome) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut ready = Vec::new();
+        loop {
+            let mut s = lock(&self.state);
+            loop {
+                if stop.load(Relaxed) {
+                    return Err(Failure::new("stopped").exit(crate::failure::Exit::Interrupted));
+                }
+                if matches!(s.ring.front(), Some(Some(_))) {
+                    break;
+                }
+                if s.stopped {
+                    return Err(Failure::new("a reader thread failed; see above"));
+                }
+                if s.ended && s.ring.is_empty() {
+                    return s.failure.take().map_or(Ok(()), Err);
+                }
+                s = self.results.wait_timeout(s, POLL).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            while matches!(s.ring.front(), Some(Some(_))) {
+                ready.extend(s.ring.pop_front().flatten());
+                s.first += 1;
+            }
+            drop(s);
+            self.space.notify_one();
+            for outcome in ready.drain(..) {
+                take(outcome)?;
+            }
+        }
+    }
+
+    /// A reader's thread.
+    fn read(&self) {
+        let mut buf = Vec::new();
+        let mut mine: Vec<Job> = Vec::new();
+        let mut done: Vec<(u64, Outcome)> = Vec::new();
+        loop {
+            let mut s = lock(&self.state);
+            let large = loop {
+                if s.stopped {
+                    return;
+                }
+                if let Some(large) = s.large.front() {
+                    break Some(Arc::clone(large));
+                }
+                if !s.jobs.is_empty() {
+                    let n = (s.jobs.len() / (2 * self.threads)).clamp(1, TAKE_MAX).min(s.jobs.len());
+                    mine.extend(s.jobs.drain(..n));
+                    break None;
+                }
+                s = self.work.wait_timeout(s, POLL).unwrap_or_else(PoisonError::into_inner).0;
+            };
+            drop(s);
+            if let Some(large) = large {
+                self.help(&large, &mut buf);
+                continue;
+            }
+            for job in mine.drain(..) {
+                if let Some(outcome) = self.job(job.seq, job.step, job.known, &mut buf) {
+                    done.push((job.seq, outcome));
+                } else {
+                    // Something large was begun: what is finished must not wait for it.
+                    self.put(&mut done);
+                    let begun = lock(&self.state).large.front().map(Arc::clone);
+                    if let Some(large) = begun {
+                        self.help(&large, &mut buf);
+                    }
+                }
+            }
+            self.put(&mut done);
+        }
+    }
+
+    fn put(&self, done: &mut Vec<(u64, Outcome)>) {
+        if done.is_empty() {
+            return;
+        }
+        let mut s = lock(&self.state);
+        let first = s.first;
+        for (seq, outcome) in done.drain(..) {
+            // An outcome is taken only after it was put, so its number is not below `first`.
+            if let Some(slot) = usize::try_from(seq - first).ok().and_then(|i| s.ring.get_mut(i)) {
+                *slot = Some(outcome);
+            }
+        }
+        let front = matches!(s.ring.front(), Some(Some(_)));
+        drop(s);
+        if front {
+            self.results.notify_one();
+        }
+    }
+
+    /// Does one job; `None` when it became a large file, which is finished elsewhere.
+    fn job(&self, seq: u64, step: Step, known: Option<Known>, buf: &mut Vec<u8>) -> Option<Outcome> {
+        match step {
+            Step::File { path, follow } => self.file(seq, path, follow, known, 0, buf),
+            Step::Link { path } => {
+                let fault = |why: String| Outcome::Fault { path: path.clone(), why };
+                Some(match fs::read_link(self.base.join(&path)) {
+                    Ok(target) => match target.into_os_string().into_string() {
+                        Ok(target) => Outcome::Link { path, target },
+                        Err(_) => fault("its target is not UTF-8; replace the link".into()),
+                    },
+                    Err(e) => fault(ReadFault::Io(e).to_string()),
+                })
+            }
+            Step::DirEnd { path } => Some(Outcome::DirEnd { path }),
+            Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
+        }
+    }
+
+    fn file(
+        &self,
+        seq: u64,
+        path: String,
+        follow: bool,
+        known: Option<Known>,
+        mut tries: u32,
+        buf: &mut Vec<u8>,
+    ) -> Option<Outcome> {
+        let full = self.base.join(&path);
+        if let Some(known) = known {
+            let meta = if follow { fs::metadata(&full) } else { fs::symlink_metadata(&full) };
+            if meta.is_ok_and(|m| m.is_file() && pin_of(&m) == known.pin) {
+                self.counters.files_reused.fetch_add(1, Relaxed);
+                self.counters.bytes_reused.fetch_add(known.pin.size, Relaxed);
+                return Some(Outcome::File { path, pin: known.pin, content: known.content, reused: true });
+            }
+        }
+        loop {
+            let (file, meta) = match content::open(&full, follow) {
+                Ok(opened) => opened,
+                Err(e) => return Some(Outcome::Fault { path, why: e.to_string() }),
+            };
+            if meta.size() > u64::from(SLICE_BYTES_DEFAULT) {
+                self.begin(seq, path, follow, tries, file, meta);
+                return None;
+            }
+            match content::read_small(&file, &meta, buf) {
+                Ok(Some(content)) => {
+                    self.counters.files_read.fetch_add(1, Relaxed);
+                    self.counters.bytes_read.fetch_add(meta.size(), Relaxed);
+                    return Some(Outcome::File { path, pin: pin_of(&meta), content, reused: false });
+                }
+                Ok(None) if tries < content::RETRIES => {
+                    tries += 1;
+                    pause(tries);
+                }
+                Ok(None) => return Some(Outcome::Fault { path, why: ReadFault::Changing.to_string() }),
+                Err(e) => return Some(Outcome::Fault { path, why: e.to_string() }),
+            }
+        }
+    }
+
+    fn begin(&self, seq: u64, path: String, follow: bool, tries: u32, file: File, meta: Metadata) {
+        let n = usize::try_from(content::slice_count(meta.size())).unwrap_or(usize::MAX);
+        let large = Arc::new(Large {
+            seq,
+            path,
+            follow,
+            tries,
+            file,
+            meta,
+            next: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+            slices: Mutex::new(vec![None; n]),
+            left: AtomicUsize::new(n),
+            fault: Mutex::new(None),
+        });
+        let mut s = lock(&self.state);
+        s.large.push_back(large);
+        drop(s);
+        self.work.notify_all();
+    }
+
+    /// Reads slices of a large file until none is left to begin.
+    fn help(&self, large: &Arc<Large>, buf: &mut Vec<u8>) {
+        let size = large.meta.size();
+        let n = content::slice_count(size);
+        loop {
+            let i = large.next.fetch_add(1, Relaxed);
+            if i >= n {
+                let mut s = lock(&self.state);
+                s.large.retain(|l| !Arc::ptr_eq(l, large));
+                return;
+            }
+            if lock(&self.state).stopped {
+                large.broken.store(true, Relaxed);
+            }
+            if !large.broken.load(Relaxed) {
+                let (offset, len) = content::slice_at(size, i);
+                match content::read_slice(&large.file, offset, len, buf) {
+                    Ok(Some(hash)) => {
+                        self.counters.bytes_read.fetch_add(u64::from(len), Relaxed);
+                        let at = usize::try_from(i).unwrap_or(usize::MAX);
+                        lock(&large.slices)[at] = Some(hash);
+                    }
+                    Ok(None) => large.broken.store(true, Relaxed),
+                    Err(e) => {
+                        large.broken.store(true, Relaxed);
+                        lock(&large.fault).get_or_insert(ReadFault::Io(e));
+                    }
+                }
+            }
+            if large.left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
+                self.finish(large, buf);
+            }
+        }
+    }
+
+    /// All slices of a large file were tried.
+    fn finish(&self, large: &Arc<Large>, buf: &mut Vec<u8>) {
+        let path = large.path.clone();
+        let slices: Option<Vec<SliceHash>> = std::mem::take(&mut *lock(&large.slices)).into_iter().collect();
+        let still = large.file.metadata().is_ok_and(|m| content::same(&large.meta, &m));
+        let outcome = match (lock(&large.fault).take(), slices) {
+            (Some(fault), _) => Some(Outcome::Fault { path, why: fault.to_string() }),
+            (None, Some(slices)) if still => {
+                self.counters.files_read.fetch_add(1, Relaxed);
+                let content = content::fold(large.meta.size(), &slices);
+                Some(Outcome::File { path, pin: pin_of(&large.meta), content, reused: false })
+            }
+            (None, _) if large.tries < content::RETRIES => {
+                pause(large.tries + 1);
+                self.file(large.seq, path, large.follow, None, large.tries + 1, buf)
+            }
+            (None, _) => Some(Outcome::Fault { path, why: ReadFault::Changing.to_string() }),
+        };
+        if let Some(outcome) = outcome {
+            self.put(&mut vec![(large.seq, outcome)]);
+        }
+    }
+}
+
+/// Gives whoever writes a moment.
+fn pause(tries: u32) {
+    std::thread::sleep(Duration::from_millis(10 << tries.min(5)));
+}

@@ -1,0 +1,171 @@
+//! Reads the objects of a blob store: a listing (already in the order of entries) and then
+//! each object once, pinned by its etag; large ones by slices.
+//!
+//! Bounds: objects under way ([`OBJECTS_MAX`]) and bytes in memory ([`BYTES_MAX`]).
+
+use super::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
+use super::known::{Known, pin_from, row_of};
+use super::pool::{Counters, Outcome};
+use crate::failure::{Exit, Failure};
+use fletch_core::Hash;
+use fletch_core::manifest::SLICE_BYTES_DEFAULT;
+use fletch_origin::{ObjectMeta, Origin, OriginError};
+use fletch_tables::{PinRow, paths};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use tokio::sync::Semaphore;
+
+/// Objects under way.
+const OBJECTS_MAX: usize = 64;
+/// Slices of one object under way.
+const SLICES_MAX: usize = 8;
+/// Bytes of bodies in memory.
+const BYTES_MAX: u32 = 128 << 20;
+/// Bodies from this length on are hashed on a blocking thread.
+const BLOCKING_BYTES: usize = 64 << 10;
+
+struct Reader<'a> {
+    origin: &'a Origin,
+    counters: &'a Counters,
+    memory: Semaphore,
+}
+
+/// Whether `key` can be an entry's path.
+fn clean(key: &str) -> bool {
+    !key.contains('\0') && key.split('/').all(|c| !c.is_empty() && c != "." && c != "..")
+}
+
+/// The objects to read and the faults, in order, without what is excluded.
+async fn next_object(
+    list: &mut (impl StreamExt<Item = Result<ObjectMeta, OriginError>> + Unpin),
+    held: &mut Option<ObjectMeta>,
+    exclude: &BTreeSet<String>,
+) -> Result<Option<ObjectMeta>, Failure> {
+    loop {
+        let item = list.next().await.transpose()?;
+        let Some(item) = item else { return Ok(held.take()) };
+        let below = |dir: &String| item.path.strip_prefix(dir.as_str()).is_some_and(|r| r.starts_with('/'));
+        if item.path.starts_with(paths::PREFIX) || exclude.iter().any(below) {
+            continue;
+        }
+        // An empty object that is also the directory of the next one is a marker that some
+        // programs write for folders.
+        let marker = held.as_ref().is_some_and(|h| {
+            h.size == 0 && item.path.strip_prefix(h.path.as_str()).is_some_and(|r| r.starts_with('/'))
+        });
+        let before = held.replace(item);
+        if !marker && before.is_some() {
+            return Ok(before);
+        }
+    }
+}
+
+/// Lists and reads everything, and gives every outcome, in order, to `take`.
+///
+/// # Errors
+/// The failure of the listing, `known` or `take`, or that `stop` was set.
+pub async fn run(
+    origin: &Origin,
+    exclude: &BTreeSet<String>,
+    counters: &Counters,
+    stop: &AtomicBool,
+    mut known: impl FnMut(&str) -> Result<Option<Known>, Failure>,
+    mut take: impl FnMut(Outcome) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize) };
+    let reader = &reader;
+    let objects = stream::try_unfold((origin.list(""), None), |(mut list, mut held)| async move {
+        let next = next_object(&mut list, &mut held, exclude).await?;
+        Ok::<_, Failure>(next.map(|object| (object, (list, held))))
+    });
+    let outcomes = objects
+        .map(|object| {
+            let looked_up = object.and_then(|o| known(&o.path).map(|k| (o, k)));
+            async move {
+                let (object, known) = looked_up?;
+                Ok::<_, Failure>(reader.object(object, known).await)
+            }
+        })
+        .buffered(OBJECTS_MAX);
+    let mut outcomes = std::pin::pin!(outcomes);
+    while let Some(outcome) = outcomes.try_next().await? {
+        if stop.load(Relaxed) {
+            return Err(Failure::new("stopped").exit(Exit::Interrupted));
+        }
+        take(outcome)?;
+    }
+    Ok(())
+}
+
+impl Reader<'_> {
+    async fn object(&self, object: ObjectMeta, known: Option<Known>) -> Outcome {
+        let pin = row_of(object.pin());
+        let path = object.path;
+        if !clean(&path) {
+            let why = "its key is no clean path (an empty, `.` or `..` component); rename it".into();
+            return Outcome::Fault { path: path.escape_debug().to_string(), why };
+        }
+        if let Some(known) = known.filter(|k| k.pin == pin) {
+            self.counters.files_reused.fetch_add(1, Relaxed);
+            self.counters.bytes_reused.fetch_add(pin.size, Relaxed);
+            return Outcome::File { path, pin, content: known.content, reused: true };
+        }
+        match self.content(&path, &pin).await {
+            Ok(content) => {
+                self.counters.files_read.fetch_add(1, Relaxed);
+                Outcome::File { path, pin, content, reused: false }
+            }
+            Err(OriginError::Changed { .. }) => {
+                let why = "it changed between listing and reading; stop what writes to it and run again";
+                Outcome::Fault { path, why: why.into() }
+            }
+            Err(e) => Outcome::Fault { path, why: e.to_string() },
+        }
+    }
+
+    async fn content(&self, path: &str, pin: &PinRow) -> Result<Content, OriginError> {
+        if pin.size <= u64::from(SLICE_BYTES_DEFAULT) {
+            let len = u32::try_from(pin.size).unwrap_or(SLICE_BYTES_DEFAULT);
+            let hash = self.read(path, pin, 0, len, |bytes| Hash::of(bytes)).await?;
+            return Ok(Content::whole(hash, len));
+        }
+        let slices: Vec<SliceHash> = stream::iter(0..slice_count(pin.size))
+            .map(|i| {
+                let (offset, len) = slice_at(pin.size, i);
+                self.read(path, pin, offset, len, move |bytes| {
+                    let mut hasher = SliceHasher::new(offset);
+                    hasher.update(bytes);
+                    hasher.finish()
+                })
+            })
+            .buffered(SLICES_MAX)
+            .try_collect()
+            .await?;
+        Ok(fold(pin.size, &slices))
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        path: &str,
+        pin: &PinRow,
+        offset: u64,
+        len: u32,
+        hash: impl FnOnce(&[u8]) -> T + Send + 'static,
+    ) -> Result<T, OriginError> {
+        let gone = |_| OriginError::Unavailable { what: path.to_owned(), why: "the run is ending".into() };
+        let _memory = self.memory.acquire_many(len.max(1)).await.map_err(gone)?;
+        let whole = offset == 0 && u64::from(len) == pin.size;
+        let range = (!whole).then(|| offset..offset + u64::from(len));
+        let got = self.origin.get(path, range, Some(&pin_from(pin))).await?;
+        let bytes = got.bytes;
+        self.counters.bytes_read.fetch_add(bytes.len() as u64, Relaxed);
+        if bytes.len() < BLOCKING_BYTES {
+            return Ok(hash(&bytes));
+        }
+        let shared = Arc::new(bytes);
+        let hashed = tokio::task::spawn_blocking(move || hash(&shared)).await;
+        hashed.map_err(|e| OriginError::Unavailable { what: path.to_owned(), why: e.to_string() })
+    }
+}

@@ -1,0 +1,98 @@
+//! Where output goes: results to stdout, everything else to stderr.
+
+use crate::failure::Failure;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// How a command talks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Out {
+    /// Results as JSON.
+    pub json: bool,
+    /// No notes and no progress.
+    pub quiet: bool,
+}
+
+impl Out {
+    /// A result: `value` with `--json`, else what `text` writes.
+    ///
+    /// # Errors
+    /// When stdout is gone.
+    pub fn result(
+        &self,
+        value: &impl Serialize,
+        text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        let written = if self.json {
+            serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from).and_then(|()| writeln!(out))
+        } else {
+            text(&mut out)
+        };
+        written.and_then(|()| out.flush()).map_err(|e| broken(&e))
+    }
+
+    /// A line for people, on stderr.
+    pub fn note(&self, line: impl std::fmt::Display) {
+        if !self.quiet {
+            eprintln!("{line}");
+        }
+    }
+
+    /// A line for people that `--quiet` does not silence.
+    pub fn warn(&self, line: impl std::fmt::Display) {
+        eprintln!("warning: {line}");
+    }
+}
+
+/// Writing a result failed.
+#[must_use]
+pub fn broken(e: &io::Error) -> Failure {
+    Failure::io("cannot write to stdout", e)
+}
+
+/// A list result too long to hold: `{ "<head fields>", "<name>": [ … ] }`, item by item.
+pub struct JsonList<W: Write> {
+    out: W,
+    first: bool,
+}
+
+impl<W: Write> JsonList<W> {
+    /// Begins with the fields of `head` (an object) and the list `name`.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    pub fn begin(mut out: W, head: &impl Serialize, name: &str) -> io::Result<Self> {
+        let head = serde_json::to_string(head)?;
+        let head = head.trim_end_matches('}');
+        let comma = if head == "{" { "" } else { "," };
+        write!(out, "{head}{comma}{}:[", serde_json::to_string(name)?)?;
+        Ok(JsonList { out, first: true })
+    }
+
+    /// Adds an item.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    pub fn push(&mut self, item: &impl Serialize) -> io::Result<()> {
+        self.out.write_all(if self.first { b"\n" } else { b",\n" })?;
+        self.first = false;
+        serde_json::to_writer(&mut self.out, item)?;
+        Ok(())
+    }
+
+    /// Ends the list, adds a last field, and ends the document.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    pub fn end(mut self, name: &str, last: &impl Serialize) -> io::Result<()> {
+        writeln!(self.out, "\n],{}:{}}}", serde_json::to_string(name)?, serde_json::to_string(last)?)?;
+        self.out.flush()
+    }
+}
+
+/// Bytes for people.
+#[must_use]
+pub fn bytes(n: u64) -> String {
+    indicatif::BinaryBytes(n).to_string()
+}

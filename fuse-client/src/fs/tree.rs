@@ -1,0 +1,207 @@
+//! Names, directories and attributes of a version. No state but the version's own parts: every
+//! answer is worked out from an inode number.
+
+use super::attr::{Attr, NodeKind};
+use super::error::FsError;
+use super::inode::Ino;
+use fletch_core::manifest::locate::DirId;
+use fletch_tables::version::{Found, Resolved};
+use fletch_tables::{ChildKind, Version};
+
+/// Children asked of the tables at once.
+const PAGE: usize = 128;
+/// Directory offsets: 1 is after `.`, 2 after `..`; a child's is its cookie and this.
+const OFFSET_BASE: u64 = 2;
+
+/// One line of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// The name.
+    pub name: String,
+    /// Where to go on after it.
+    pub offset: u64,
+    /// What it is.
+    pub attr: Attr,
+}
+
+/// Numbers of the whole version, for `statfs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Totals {
+    /// Content bytes.
+    pub bytes: u64,
+    /// Entries.
+    pub entries: u64,
+}
+
+/// The tree of one version.
+#[derive(Clone)]
+pub struct Tree {
+    version: Version,
+}
+
+impl Tree {
+    /// Shows `version`.
+    #[must_use]
+    pub fn new(version: Version) -> Self {
+        Tree { version }
+    }
+
+    /// The version it shows.
+    #[must_use]
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// Numbers of the whole version.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let m = self.version.manifest();
+        Totals { bytes: m.bytes, entries: m.entries }
+    }
+
+    /// What `name` in directory `parent` is; `None` when there is no such name.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub async fn lookup(&self, parent: u64, name: &[u8]) -> Result<Option<Attr>, FsError> {
+        let dir = self.dir_path(parent).await?;
+        let Ok(name) = std::str::from_utf8(name) else { return Ok(None) };
+        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+            return Ok(None);
+        }
+        let path = join(&dir, name);
+        Ok(match self.version.resolve(&path).await? {
+            None => None,
+            Some(Resolved::Dir(id)) => Some(Attr::dir(number(Ino::Dir(id))?)),
+            Some(Resolved::Entry(found)) => Attr::entry(found.ordinal, &found.entry()),
+        })
+    }
+
+    /// Attributes of an inode. Directories cost nothing.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub async fn attr(&self, ino: u64) -> Result<Attr, FsError> {
+        match decode(ino)? {
+            Ino::Dir(_) => Ok(Attr::dir(ino)),
+            Ino::Entry(ordinal) => {
+                let found = self.entry(ordinal).await?;
+                Attr::entry(ordinal, &found.entry()).ok_or(FsError::NotFound)
+            }
+        }
+    }
+
+    /// The file behind an inode.
+    ///
+    /// # Errors
+    /// [`FsError`]; [`FsError::IsDirectory`] or [`FsError::Invalid`] when it is no file.
+    pub async fn file(&self, ino: u64) -> Result<Found, FsError> {
+        match decode(ino)? {
+            Ino::Dir(_) => Err(FsError::IsDirectory),
+            Ino::Entry(ordinal) => {
+                let found = self.entry(ordinal).await?;
+                match NodeKind::of(found.entry().kind) {
+                    Some(NodeKind::File) => Ok(found),
+                    Some(_) => Err(FsError::Invalid),
+                    None => Err(FsError::NotFound),
+                }
+            }
+        }
+    }
+
+    /// The target of a symlink, verbatim.
+    ///
+    /// # Errors
+    /// [`FsError`]; [`FsError::Invalid`] when it is none.
+    pub async fn target(&self, ino: u64) -> Result<String, FsError> {
+        let Ino::Entry(ordinal) = decode(ino)? else { return Err(FsError::Invalid) };
+        let found = self.entry(ordinal).await?;
+        let entry = found.entry();
+        match NodeKind::of(entry.kind) {
+            Some(NodeKind::Symlink) => Ok(entry.target.to_owned()),
+            _ => Err(FsError::Invalid),
+        }
+    }
+
+    /// Lines of directory `ino` from `offset` on, handed to `add` until it says that it is full
+    /// or the directory ends. Offsets are valid for ever.
+    ///
+    /// # Errors
+    /// [`FsError`], only when not even one line could be had.
+    pub async fn list(
+        &self,
+        ino: u64,
+        offset: u64,
+        mut add: impl FnMut(Line) -> bool + Send,
+    ) -> Result<(), FsError> {
+        let Ino::Dir(id) = decode(ino)? else { return Err(FsError::NotDirectory) };
+        let dir = self.dir_path(ino).await?;
+        let dot = |name: &str, offset, ino| Line { name: name.into(), offset, attr: Attr::dir(ino) };
+        if offset < 1 && add(dot(".", 1, ino)) {
+            return Ok(());
+        }
+        if offset < 2 && add(dot("..", 2, self.parent(id, &dir).await?)) {
+            return Ok(());
+        }
+        let mut cookie = offset.saturating_sub(OFFSET_BASE);
+        let mut any = offset < 2;
+        loop {
+            let page = match self.version.list(&dir, cookie, PAGE).await {
+                Ok(page) => page,
+                // What was handed over is right; the next call meets the error again.
+                Err(_) if any => return Ok(()),
+                Err(e) => return Err(e.into()),
+            };
+            if page.is_empty() {
+                return Ok(());
+            }
+            for child in page {
+                let attr = match child.kind {
+                    ChildKind::Dir(id) => Some(Attr::dir(number(Ino::Dir(id))?)),
+                    ChildKind::Entry { kind, size } => Attr::new(child.ordinal, kind, size),
+                };
+                cookie = child.next;
+                let Some(attr) = attr else { continue };
+                let offset = child.next + OFFSET_BASE;
+                if add(Line { name: child.name, offset, attr }) {
+                    return Ok(());
+                }
+                any = true;
+            }
+        }
+    }
+
+    async fn entry(&self, ordinal: u64) -> Result<Found, FsError> {
+        self.version.entry(ordinal).await?.ok_or(FsError::NotFound)
+    }
+
+    /// The path of a directory, "" for the root.
+    async fn dir_path(&self, ino: u64) -> Result<String, FsError> {
+        let Ino::Dir(id) = decode(ino)? else { return Err(FsError::NotDirectory) };
+        if id.depth == 0 {
+            return Ok(String::new());
+        }
+        self.version.dir_path(id).await?.ok_or(FsError::NotFound)
+    }
+
+    async fn parent(&self, id: DirId, path: &str) -> Result<u64, FsError> {
+        let Some((above, _)) = path.rsplit_once('/') else { return number(Ino::ROOT) };
+        debug_assert!(id.depth > 1);
+        match self.version.resolve(above).await? {
+            Some(Resolved::Dir(id)) => number(Ino::Dir(id)),
+            _ => Err(FsError::NotFound),
+        }
+    }
+}
+
+fn decode(ino: u64) -> Result<Ino, FsError> {
+    Ino::decode(ino).ok_or(FsError::NotFound)
+}
+
+fn number(ino: Ino) -> Result<u64, FsError> {
+    ino.number().ok_or(FsError::NotFound)
+}
+
+fn join(dir: &str, name: &str) -> String {
+    if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") }
+}

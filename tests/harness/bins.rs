@@ -1,0 +1,138 @@
+//! The built programs, and children that do not outlive their test.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Output};
+use std::time::{Duration, Instant};
+
+/// The root of the checkout.
+#[must_use]
+pub fn repo() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
+}
+
+/// The directory of the programs built beside this test (`make build` puts them there).
+#[must_use]
+pub fn bin_dir() -> PathBuf {
+    let exe = std::env::current_exe().expect("this test's own path");
+    exe.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps/<test>").to_owned()
+}
+
+/// A built program.
+///
+/// # Panics
+/// When it is not built: a test that skipped itself then would prove nothing.
+#[must_use]
+pub fn bin(name: &str) -> PathBuf {
+    let path = bin_dir().join(name);
+    assert!(path.is_file(), "{} is not built: run `make build` first", path.display());
+    path
+}
+
+/// A command of a built program, with a clean set of `FLETCH_*` variables.
+#[must_use]
+pub fn command(name: &str) -> Command {
+    let mut c = Command::new(bin(name));
+    for (k, _) in std::env::vars_os() {
+        if k.to_string_lossy().starts_with("FLETCH_") {
+            c.env_remove(k);
+        }
+    }
+    c
+}
+
+/// Runs a command to its end and insists on success.
+///
+/// # Panics
+/// With all it printed, when it fails.
+pub fn run(c: &mut Command) -> Output {
+    let out = c.output().unwrap_or_else(|e| panic!("{c:?}: {e}"));
+    assert!(
+        out.status.success(),
+        "{c:?}: {}\n--- stdout\n{}\n--- stderr\n{}",
+        out.status,
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    );
+    out
+}
+
+/// What a command printed on stdout, without the closing newline.
+#[must_use]
+pub fn stdout(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stdout).trim_end().to_owned()
+}
+
+/// A child that is ended, by pid, when dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    /// For messages.
+    pub name: String,
+}
+
+impl Running {
+    /// Starts it.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn spawn(name: &str, c: &mut Command) -> Self {
+        let child = c.spawn().unwrap_or_else(|e| panic!("{c:?}: {e}"));
+        Running { child, name: name.to_owned() }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal; it may have ended already.
+    pub fn signal(&self, s: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
+        match kill(pid, s) {
+            Ok(()) | Err(nix::errno::Errno::ESRCH) => {}
+            Err(e) => panic!("{}: kill: {e}", self.name),
+        }
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end in time.
+    pub fn wait(&mut self, within: Duration) -> ExitStatus {
+        let until = Instant::now() + within;
+        loop {
+            if let Some(s) = self.child.try_wait().expect("wait") {
+                return s;
+            }
+            assert!(Instant::now() < until, "{} did not end within {within:?}", self.name);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Whether it still runs.
+    pub fn alive(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_none()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.alive() {
+            return;
+        }
+        self.signal(Signal::SIGTERM);
+        let until = Instant::now() + Duration::from_secs(12);
+        while self.alive() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if self.alive() {
+            self.signal(Signal::SIGKILL);
+            // Reaping can only fail if somebody else did it.
+            self.child.wait().ok();
+        }
+    }
+}

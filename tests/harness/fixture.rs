@@ -1,0 +1,253 @@
+//! A dataset, a server and mounts, as a user would set them up: with the programs.
+
+use crate::bins::{Running, command, run, stdout};
+use crate::watch::until;
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// One server with its own scratch place; dropped, nothing is left.
+#[derive(Debug)]
+pub struct Site {
+    server: Running,
+    /// Base URL of the server.
+    pub url: String,
+    scratch: TempDir,
+}
+
+/// One mount; dropped, it is unmounted and its daemon ended.
+#[derive(Debug)]
+pub struct Mounted {
+    daemon: Running,
+    /// Where.
+    pub dir: PathBuf,
+}
+
+/// Indexes a local tree with its tables at `to`; the root.
+#[must_use]
+pub fn index(tree: &Path, to: &Path, more: &[&str]) -> String {
+    let state = to.join("index-state");
+    fs::create_dir_all(&state).expect("state dir");
+    let mut c = command("fletch");
+    c.arg("index").arg(tree).arg("--to").arg(to).arg("--state-dir").arg(&state).args(more);
+    stdout(&run(&mut c))
+}
+
+impl Site {
+    /// Starts a server on a free loopback port.
+    #[must_use]
+    pub fn start(more: &[&str]) -> Self {
+        let scratch = TempDir::with_prefix("fletch-test-").expect("scratch");
+        let at = |p: &str| scratch.path().join(p);
+        let mut c = command("fletch-server");
+        c.args(["--listen", "127.0.0.1:0"])
+            .arg("--socket")
+            .arg(at("s.sock"))
+            .arg("--cache-dir")
+            .arg(at("cache"))
+            .arg("--state-dir")
+            .arg(at("state"))
+            .arg("--ready-file")
+            .arg(at("ready"))
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(at("server.log")).expect("log"));
+        let mut server = Running::spawn("fletch-server", &mut c);
+        let ready = at("ready");
+        until("the server is ready", Duration::from_secs(20), || {
+            assert!(server.alive(), "the server ended: {}", fs::read_to_string(at("server.log")).unwrap_or_default());
+            fs::read_to_string(&ready).is_ok_and(|s| s.trim().starts_with("http://"))
+        });
+        let url = fs::read_to_string(&ready).expect("ready file").trim().to_owned();
+        Site { server, url, scratch }
+    }
+
+    /// A place of this site for anything.
+    #[must_use]
+    pub fn place(&self, name: &str) -> PathBuf {
+        let p = self.scratch.path().join(name);
+        fs::create_dir_all(&p).expect("scratch");
+        p
+    }
+
+    /// The server's unix socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.scratch.path().join("s.sock")
+    }
+
+    /// The server.
+    #[must_use]
+    pub fn server(&mut self) -> &mut Running {
+        &mut self.server
+    }
+
+    /// What the server logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.scratch.path().join("server.log")).unwrap_or_default()
+    }
+
+    /// Indexes a tree and registers it under a name; the root.
+    #[must_use]
+    pub fn publish(&self, name: &str, tree: &Path) -> String {
+        let to = self.place(&format!("tables-{name}"));
+        let root = index(tree, &to, &[]);
+        self.register(name, &tree.display().to_string(), &to.display().to_string());
+        root
+    }
+
+    /// Registers a dataset.
+    pub fn register(&self, name: &str, uri: &str, tables: &str) {
+        let mut c = command("fletch");
+        c.args(["register", name, uri, "--tables", tables, "--server", &self.url]);
+        run(&mut c);
+    }
+
+    /// Mounts a dataset; usable when this returns.
+    #[must_use]
+    pub fn mount(&self, name: &str, job: &str, more: &[&str]) -> Mounted {
+        let server = self.url.clone();
+        self.mount_from(&server, name, job, more)
+    }
+
+    /// Mounts a dataset through another address of the server (a proxy, the socket).
+    #[must_use]
+    pub fn mount_from(&self, server: &str, name: &str, job: &str, more: &[&str]) -> Mounted {
+        let dir = self.place(&format!("mnt-{name}-{job}"));
+        let log = self.scratch.path().join(format!("mount-{job}.log"));
+        let mut c = command("fletch-mount");
+        c.arg(name)
+            .arg(&dir)
+            .args(["--server", server, "--job", job])
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log).expect("log"));
+        let mut daemon = Running::spawn("fletch-mount", &mut c);
+        until("the mount is usable", Duration::from_secs(20), || {
+            assert!(daemon.alive(), "the mount ended: {}", fs::read_to_string(&log).unwrap_or_default());
+            is_mounted(&dir)
+        });
+        Mounted { daemon, dir }
+    }
+
+    /// What a mount's daemon logged.
+    #[must_use]
+    pub fn mount_log(&self, job: &str) -> String {
+        fs::read_to_string(self.scratch.path().join(format!("mount-{job}.log"))).unwrap_or_default()
+    }
+
+    /// A GET of the server's API, as JSON.
+    #[must_use]
+    pub fn json(&self, path: &str) -> Value {
+        let text = self.get(path);
+        serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{path}: {e}: {}", String::from_utf8_lossy(&text)))
+    }
+
+    /// A GET of the server, any type.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Vec<u8> {
+        run(std::process::Command::new("curl").args(["-sS", "--fail", "--max-time", "30"]).arg(format!("{}{path}", self.url)))
+            .stdout
+    }
+
+    /// All series of the server's metrics.
+    #[must_use]
+    pub fn metrics(&self) -> BTreeMap<String, f64> {
+        String::from_utf8_lossy(&self.get("/metrics"))
+            .lines()
+            .filter(|l| !l.starts_with('#'))
+            .filter_map(|l| l.rsplit_once(' '))
+            .filter_map(|(k, v)| Some((k.to_owned(), v.parse().ok()?)))
+            .collect()
+    }
+
+    /// The sum of all series of one metric.
+    #[must_use]
+    pub fn metric(&self, name: &str) -> f64 {
+        self.metrics().iter().filter(|(k, _)| k.split('{').next() == Some(name)).map(|(_, v)| v).sum()
+    }
+}
+
+/// Whether a FUSE file system is mounted at `dir`.
+#[must_use]
+pub fn is_mounted(dir: &Path) -> bool {
+    let mounts = fs::read("/proc/self/mounts").unwrap_or_default();
+    let dir = dir.as_os_str().as_bytes();
+    mounts.split(|&b| b == b'\n').any(|l| {
+        let mut f = l.split(|&b| b == b' ');
+        f.nth(1) == Some(dir) && f.next().is_some_and(|t| t.starts_with(b"fuse"))
+    })
+}
+
+impl Mounted {
+    /// The daemon.
+    #[must_use]
+    pub fn daemon(&mut self) -> &mut Running {
+        &mut self.daemon
+    }
+
+    /// The daemon's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    /// Ends the daemon as an administrator would and insists on a clean end.
+    ///
+    /// # Panics
+    /// When it does not end cleanly or leaves a mount behind.
+    pub fn stop(mut self) {
+        self.daemon.signal(Signal::SIGTERM);
+        let s = self.daemon.wait(Duration::from_secs(11));
+        assert!(s.success(), "fletch-mount: {s}");
+        assert!(!is_mounted(&self.dir), "still mounted: {}", self.dir.display());
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.daemon.signal(Signal::SIGTERM);
+        let end = std::time::Instant::now() + Duration::from_secs(11);
+        while self.daemon.alive() && std::time::Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if is_mounted(&self.dir)
+            && let Err(e) = umount2(&self.dir, MntFlags::MNT_DETACH)
+        {
+            eprintln!("{} stays mounted: {e}", self.dir.display());
+        }
+    }
+}
+
+/// All regular files below a directory, by relative path, sorted; symlinks are not followed.
+///
+/// # Panics
+/// When something cannot be read.
+#[must_use]
+pub fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(d) = todo.pop() {
+        for e in fs::read_dir(&d).unwrap_or_else(|e| panic!("{}: {e}", d.display())) {
+            let e = e.expect("entry");
+            let t = e.file_type().expect("type");
+            if t.is_dir() {
+                todo.push(e.path());
+            } else if t.is_file() {
+                out.push(e.path().strip_prefix(dir).expect("below").to_owned());
+            }
+        }
+    }
+    out.sort();
+    out
+}

@@ -1,0 +1,11 @@
+//! The harness of the whole-system tests: it starts the *built programs*, mounts with the
+//! real kernel, and watches them from outside (tracepoints, `/proc`), never from inside.
+//!
+//! Everything a fixture starts it ends by pid in `Drop`, and everything it mounts it unmounts.
+
+pub mod bins;
+pub mod console;
+pub mod fixture;
+pub mod require;
+pub mod structure;
+pub mod watch;

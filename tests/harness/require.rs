@@ -1,0 +1,58 @@
+//! What a test needs beside the programs: skipped visibly where it is missing, failed where
+//! `FLETCH_TEST_REQUIRE` (a comma-separated list) names it.
+
+use std::path::Path;
+
+/// A component of the machine that a test needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// `/dev/fuse` and the right to mount.
+    Fuse,
+    /// The kernel's FUSE tracepoints (root, tracefs).
+    Trace,
+    /// `python3`.
+    Python,
+}
+
+impl Need {
+    fn word(self) -> &'static str {
+        match self {
+            Need::Fuse => "fuse",
+            Need::Trace => "trace",
+            Need::Python => "python",
+        }
+    }
+
+    fn missing(self) -> Option<String> {
+        let root = nix::unistd::geteuid().is_root();
+        match self {
+            Need::Fuse if !Path::new("/dev/fuse").exists() => Some("no /dev/fuse".into()),
+            Need::Fuse if !root && !on_path("fusermount3") => Some("not root, and no fusermount3".into()),
+            Need::Trace if !root => Some("tracepoints need root".into()),
+            Need::Trace => crate::watch::tracefs().err(),
+            Need::Python if !on_path("python3") => Some("no python3".into()),
+            _ => None,
+        }
+    }
+}
+
+fn on_path(program: &str) -> bool {
+    std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).is_file()))
+}
+
+/// Whether a test may run; prints why not.
+///
+/// # Panics
+/// When something is missing that `FLETCH_TEST_REQUIRE` names.
+#[must_use]
+pub fn have(needs: &[Need]) -> bool {
+    let required = std::env::var("FLETCH_TEST_REQUIRE").unwrap_or_default();
+    for need in needs {
+        if let Some(why) = need.missing() {
+            assert!(!required.split(',').any(|w| w == need.word()), "required: {}: {why}", need.word());
+            eprintln!("SKIPPED: needs {}: {why}", need.word());
+            return false;
+        }
+    }
+    true
+}

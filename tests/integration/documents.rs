@@ -1,0 +1,215 @@
+//! Documents that run: README's commands, SEMANTICS' promises, the demo.
+
+use fletch_tests::bins::{Running, bin_dir, command, repo, run};
+use fletch_tests::console;
+use fletch_tests::fixture::Site;
+use fletch_tests::require::{Need, have};
+use fletch_tests::watch::until;
+use nix::sys::signal::Signal;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A command that sees the built programs and nothing of the test runner's cargo.
+fn shell(program: &str) -> Command {
+    let mut c = Command::new(program);
+    for (k, _) in std::env::vars_os() {
+        let k = k.to_string_lossy();
+        if (k.starts_with("CARGO") && k != "CARGO_HOME") || k.starts_with("NEXTEST") || k.starts_with("FLETCH_") || k == "CI" {
+            c.env_remove(&*k);
+        }
+    }
+    let target = bin_dir().parent().expect("target").to_owned();
+    c.env("CARGO_TARGET_DIR", target).current_dir(repo());
+    c
+}
+
+#[test]
+fn readme_commands_do_what_it_says() {
+    if !have(&[Need::Fuse, Need::Python]) {
+        return;
+    }
+    let readme = fs::read_to_string(repo().join("README.md")).expect("README.md");
+    let steps = console::steps(&readme, "console");
+    assert!(steps.len() >= 8, "README shows {} commands", steps.len());
+    // The two commands that everything begins with are pinned here: one runs below as part of
+    // the steps, the other is what runs this test.
+    let first: Vec<&str> = steps.iter().take(1).map(|s| s.command.as_str()).collect();
+    assert_eq!(first, ["make demo DATA=/usr/share/doc"]);
+    assert_eq!(console::blocks(&readme, "sh"), [(console::blocks(&readme, "sh")[0].0, "make test\n".to_owned())]);
+    let ci = fs::read_to_string(repo().join(".ci/run")).expect(".ci/run");
+    assert!(ci.lines().any(|l| l == "exec make test"), ".ci/run calls README's test command");
+
+    let home = TempDir::with_prefix("fletch-readme-").expect("home");
+    let target = bin_dir().parent().expect("target").display().to_string();
+    let env = [("HOME", home.path().to_str().expect("utf-8")), ("CARGO_TARGET_DIR", &target), ("CI", "")];
+    // rustup finds its toolchain through HOME; the document's HOME is a scratch one.
+    let rustup = std::env::var("RUSTUP_HOME")
+        .unwrap_or_else(|_| format!("{}/.rustup", std::env::var("HOME").unwrap_or_default()));
+    let cargo = std::env::var("CARGO_HOME")
+        .unwrap_or_else(|_| format!("{}/.cargo", std::env::var("HOME").unwrap_or_default()));
+    let env = [&env[..], &[("RUSTUP_HOME", &rustup), ("CARGO_HOME", &cargo)]].concat();
+    if let Err(faults) = console::run(&steps, &repo(), &env) {
+        panic!("README.md differs from what happens:\n{faults}");
+    }
+}
+
+/// A tree that holds one of everything that SEMANTICS speaks of.
+fn semantics_tree(dir: &Path) {
+    let put = |p: &str, b: &[u8]| {
+        let p = dir.join(p);
+        fs::create_dir_all(p.parent().expect("parent")).expect("mkdir");
+        fs::write(p, b).expect("write");
+    };
+    let bytes = |n: usize, k: u32| -> Vec<u8> {
+        (0..n).map(|i| (u32::try_from(i).expect("small").wrapping_mul(2_654_435_761).wrapping_add(k) >> 13) as u8).collect()
+    };
+    put("README.txt", b"a small file\n");
+    put("empty", b"");
+    put("a/b/c/deep.bin", &bytes(300_000, 1));
+    put("a/one.jpg", &bytes(110_000, 2));
+    put("a/two.jpg", &bytes(131_072, 3));
+    put("big.bin", &bytes(9_500_000, 4));
+    put("odd names/with space", b"1");
+    put("odd names/x#1", b"2");
+    put("odd names/é", b"3");
+    put("odd names/-dash", b"4");
+    fs::create_dir_all(dir.join("void")).expect("mkdir");
+    symlink("../README.txt", dir.join("a/link")).expect("symlink");
+    symlink("nowhere", dir.join("dangling")).expect("symlink");
+    let script = dir.join("run.sh");
+    fs::write(&script, "#!/bin/sh\necho ran\n").expect("write");
+}
+
+#[test]
+fn semantics_are_executed() {
+    if !have(&[Need::Fuse, Need::Python]) {
+        return;
+    }
+    let text = fs::read_to_string(repo().join("docs/SEMANTICS.md")).expect("docs/SEMANTICS.md");
+    let blocks = console::blocks(&text, "sh semantics");
+    assert!(blocks.len() >= 10, "SEMANTICS has {} executable statements", blocks.len());
+    let tree = TempDir::with_prefix("fletch-semantics-").expect("tree");
+    semantics_tree(tree.path());
+    let site = Site::start(&[]);
+    let root = site.publish("known", tree.path());
+    let mounted = site.mount("known", "semantics", &[]);
+    let mut faults = String::new();
+    for (line, body) in &blocks {
+        let out = Command::new("bash")
+            .args(["-euo", "pipefail", "-c", body])
+            .env("MNT", &mounted.dir)
+            .env("SRC", tree.path())
+            .env("ROOT", &root)
+            .env("PATH", format!("{}:{}", bin_dir().display(), std::env::var("PATH").unwrap_or_default()))
+            .stdin(Stdio::null())
+            .output()
+            .expect("bash");
+        if !out.status.success() {
+            faults.push_str(&format!(
+                "docs/SEMANTICS.md:{line}: {}\n{body}{}{}\n",
+                out.status,
+                String::from_utf8_lossy(&out.stdout),
+                String::from_utf8_lossy(&out.stderr)
+            ));
+        }
+    }
+    assert!(faults.is_empty(), "{faults}");
+    mounted.stop();
+}
+
+fn leftovers(tmp: &Path) -> Vec<String> {
+    let here: Vec<String> =
+        fs::read_dir(tmp).expect("tmp").map(|e| e.expect("entry").file_name().to_string_lossy().into_owned()).collect();
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    let here = here.into_iter().chain(
+        mounts.lines().filter(|l| l.contains(tmp.to_str().expect("utf-8"))).map(str::to_owned),
+    );
+    here.collect()
+}
+
+fn demo(tree: &Path, tmp: &Path) -> Command {
+    let mut c = shell("bash");
+    c.arg(repo().join("tests/demo/demo.sh")).env("BIN", bin_dir()).env("DATA", tree).env("TMPDIR", tmp);
+    c
+}
+
+#[test]
+fn the_demo_compares_everything_and_leaves_nothing() {
+    if !have(&[Need::Fuse, Need::Python]) {
+        return;
+    }
+    let tree = TempDir::with_prefix("fletch-demo-tree-").expect("tree");
+    semantics_tree(tree.path());
+    let tmp = TempDir::with_prefix("fletch-demo-tmp-").expect("tmp");
+    let out = run(&mut demo(tree.path(), tmp.path()));
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let value = |key: &str| {
+        text.lines().find_map(|l| l.trim().strip_prefix(key)).unwrap_or_else(|| panic!("no {key:?} in:\n{text}")).trim().to_owned()
+    };
+    assert!(value("files ").starts_with("11, "), "{text}");
+    assert!(value("origin read").ends_with("= 1.000 x the dataset"), "{text}");
+    assert!(value("find ").ends_with("0 reads of the origin for data"), "{text}");
+    assert_eq!(leftovers(tmp.path()), Vec::<String>::new());
+}
+
+#[test]
+fn the_demo_notices_a_wrong_byte() {
+    if !have(&[Need::Fuse, Need::Python]) {
+        return;
+    }
+    // The comparison itself must be able to fail: hand the reader a different original.
+    let tree = TempDir::with_prefix("fletch-demo-tree-").expect("tree");
+    let other = TempDir::with_prefix("fletch-demo-tree-").expect("tree");
+    semantics_tree(tree.path());
+    semantics_tree(other.path());
+    fs::write(other.path().join("README.txt"), "a smalL file\n").expect("write");
+    let tables = TempDir::with_prefix("fletch-demo-tables-").expect("tables");
+    run(command("fletch").arg("index").arg(tree.path()).arg("--to").arg(tables.path()).arg("--state-dir").arg(tables.path()));
+    let read = |original: &Path| {
+        Command::new("python3")
+            .arg(repo().join("tests/demo/reader.py"))
+            .args([original, tree.path()])
+            .arg(bin_dir().join("fletch"))
+            .arg(tables.path())
+            .arg(tables.path().join("out"))
+            .output()
+            .expect("python3")
+    };
+    assert!(read(tree.path()).status.success());
+    let out = read(other.path());
+    assert!(!out.status.success());
+    assert!(String::from_utf8_lossy(&out.stderr).contains("README.txt"), "{out:?}");
+}
+
+#[test]
+fn the_demo_leaves_nothing_after_ctrl_c() {
+    if !have(&[Need::Fuse, Need::Python]) {
+        return;
+    }
+    let tree = TempDir::with_prefix("fletch-demo-tree-").expect("tree");
+    semantics_tree(tree.path());
+    for after in ["2. serve", "3. mount", "4. read"] {
+        let tmp = TempDir::with_prefix("fletch-demo-tmp-").expect("tmp");
+        let said = tmp.path().parent().expect("parent").join(format!("fletch-demo-said-{}", std::process::id()));
+        let mut c = demo(tree.path(), tmp.path());
+        c.stdout(fs::File::create(&said).expect("log")).stderr(Stdio::null());
+        // A group of its own, so that the whole of it gets the signal as from a terminal.
+        std::os::unix::process::CommandExt::process_group(&mut c, 0);
+        let mut child = Running::spawn("demo", &mut c);
+        until("the demo is under way", Duration::from_secs(60), || {
+            fs::read_to_string(&said).is_ok_and(|s| s.contains(after)) || !child.alive()
+        });
+        let group = nix::unistd::Pid::from_raw(i32::try_from(child.pid()).expect("pid"));
+        let sent = nix::sys::signal::killpg(group, Signal::SIGINT);
+        let status = child.wait(Duration::from_secs(40));
+        fs::remove_file(&said).expect("log");
+        if sent.is_ok() && status.code() != Some(0) {
+            assert_eq!(status.code(), Some(130), "{after}");
+        }
+        assert_eq!(leftovers(tmp.path()), Vec::<String>::new(), "{after}");
+    }
+}

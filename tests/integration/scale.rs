@@ -1,0 +1,78 @@
+//! 1.28 million files with 200-byte paths: what index and mount may cost.
+
+use fletch_tests::bins::{Running, command};
+use fletch_tests::fixture::Site;
+use fletch_tests::require::{Need, have};
+use fletch_tests::watch::peak_rss;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const FILES: usize = 1_280_000;
+const DIRS: usize = 1000;
+
+/// 1,000 directories of 1,280 empty files; every path is 200 bytes long.
+fn tree(dir: &Path) {
+    std::thread::scope(|s| {
+        for half in 0..2 {
+            s.spawn(move || {
+                for d in (half..DIRS).step_by(2) {
+                    let sub = dir.join(format!("{d:04}-{}", "d".repeat(94)));
+                    fs::create_dir(&sub).expect("mkdir");
+                    for f in 0..FILES / DIRS {
+                        fs::File::create(sub.join(format!("{f:05}-{}", "f".repeat(94)))).expect("create");
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_million_files_cost_little() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let data = TempDir::with_prefix("fletch-scale-").expect("tree");
+    tree(data.path());
+    let site = Site::start(&[]);
+    let to = site.place("tables");
+    let mut c = command("fletch");
+    c.arg("index").arg(data.path()).arg("--to").arg(&to).arg("--state-dir").arg(site.place("state"));
+    let mut child = Running::spawn("index", c.stdout(Stdio::null()).stderr(Stdio::null()));
+    // The peak is gone once the child has ended: ask while it runs.
+    let mut peak = 0;
+    while child.alive() {
+        let text = fs::read_to_string(format!("/proc/{}/status", child.pid())).unwrap_or_default();
+        if text.contains("VmHWM") {
+            peak = peak.max(peak_rss_of(&text));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(child.wait(Duration::from_secs(1)).success());
+    assert!(peak > 0 && peak <= 300 << 20, "index took {} MiB", peak >> 20);
+
+    site.register("scale", &data.path().display().to_string(), &to.display().to_string());
+    let begin = Instant::now();
+    let m = site.mount("scale", "scale", &[]);
+    let one = format!("0999-{}/01279-{}", "d".repeat(94), "f".repeat(94));
+    assert_eq!(one.len(), 200);
+    assert_eq!(fs::metadata(m.dir.join(one)).expect("the last file").len(), 0);
+    let ready = begin.elapsed();
+    assert!(ready <= Duration::from_secs(2), "mount ready after {ready:?}");
+    assert!(peak_rss(m.pid()) <= 200_000_000, "mount took {} MB when ready", peak_rss(m.pid()) / 1_000_000);
+    // And after a walk of everything, too.
+    let walked = fletch_tests::fixture::files(&m.dir).len();
+    assert_eq!(walked, FILES);
+    let rss = peak_rss(m.pid());
+    assert!(rss <= 200_000_000, "mount took {} MB after a walk", rss / 1_000_000);
+    eprintln!("index peak {} MiB, ready {ready:?}, mount peak {} MB", peak >> 20, rss / 1_000_000);
+    m.stop();
+}
+
+fn peak_rss_of(status: &str) -> u64 {
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).expect("VmHWM");
+    line.split_whitespace().next().and_then(|v| v.parse::<u64>().ok()).expect("kB") * 1024
+}

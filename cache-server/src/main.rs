@@ -1,1 +1,81 @@
-fn main() {}
+//! The `fletch-server` command.
+
+use anyhow::Context as _;
+use fletch_server::{
+    app,
+    config::{self, Config, ConfigError, Environment, Task},
+    telemetry,
+};
+use std::{process::ExitCode, time::Duration};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long blocking reads of origins get to end before the process ends without them.
+const LAST_WAIT: Duration = Duration::from_secs(1);
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let task = match config::read(std::env::args_os(), &Environment::own()) {
+        Ok(task) => task,
+        Err(ConfigError::Usage(e)) => e.exit(),
+        Err(ConfigError::Faults(faults)) => {
+            for fault in faults {
+                eprintln!("fletch-server: {fault}");
+            }
+            return ExitCode::from(USAGE);
+        }
+    };
+    let done = match task {
+        Task::Show(config) | Task::Check(config) => {
+            print!("{}", config.show());
+            Ok(())
+        }
+        Task::Serve(config) => serve(*config),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("fletch-server: {e:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn serve(config: Config) -> anyhow::Result<()> {
+    telemetry::init(config.log_format)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(until_stopped(config));
+    // An origin that never answers holds a thread for ever: it is left behind.
+    runtime.shutdown_timeout(LAST_WAIT);
+    served
+}
+
+async fn until_stopped(config: Config) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let ready_file = config.ready_file.clone();
+    let running = app::start(config).await?;
+    let url = running.url();
+    match &running.socket {
+        Some(path) => eprintln!("listening on {url} and unix:{}", path.display()),
+        None => eprintln!("listening on {url}"),
+    }
+    if let Some(path) = &ready_file {
+        // Whole or not at all: scripts wait for the file to appear.
+        let part = path.with_extension("part");
+        std::fs::write(&part, format!("{url}\n"))
+            .and_then(|()| std::fs::rename(&part, path))
+            .with_context(|| format!("ready file {}; give another path with --ready-file", path.display()))?;
+    }
+    let stop = running.stop.clone();
+    let stopped = running.stopped();
+    tokio::pin!(stopped);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = &mut stopped => return Ok(()),
+    }
+    stop.cancel();
+    stopped.await;
+    Ok(())
+}

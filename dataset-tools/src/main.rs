@@ -1,1 +1,10 @@
-fn main() {}
+//! The `fletch` command.
+
+use clap::Parser;
+use fletch::cli::Cli;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    ExitCode::from(fletch::cmd::run(cli) as u8)
+}

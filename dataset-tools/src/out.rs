@@ -51,30 +51,41 @@ pub fn broken(e: &io::Error) -> Failure {
     Failure::io("cannot write to stdout", e)
 }
 
-/// A list result too long to hold: `{ "<head fields>", "<name>": [ … ] }`, item by item.
-pub struct JsonList<W: Write> {
-    out: W,
+/// A list too long to hold, written item by item: as lines, or with `--json` as
+/// `{ <fields of the head>, "<name>": [ … ], "<last>": … }`.
+pub struct Rows<'a> {
+    out: &'a mut dyn Write,
+    json: bool,
     first: bool,
 }
 
-impl<W: Write> JsonList<W> {
+impl<'a> Rows<'a> {
     /// Begins with the fields of `head` (an object) and the list `name`.
     ///
     /// # Errors
     /// When the writer fails.
-    pub fn begin(mut out: W, head: &impl Serialize, name: &str) -> io::Result<Self> {
-        let head = serde_json::to_string(head)?;
-        let head = head.trim_end_matches('}');
-        let comma = if head == "{" { "" } else { "," };
-        write!(out, "{head}{comma}{}:[", serde_json::to_string(name)?)?;
-        Ok(JsonList { out, first: true })
+    pub fn begin(out: &'a mut dyn Write, json: bool, head: &impl Serialize, name: &str) -> io::Result<Self> {
+        if json {
+            let head = serde_json::to_string(head)?;
+            let head = head.strip_suffix('}').unwrap_or(&head);
+            let comma = if head == "{" { "" } else { "," };
+            write!(out, "{head}{comma}{}:[", serde_json::to_string(name)?)?;
+        }
+        Ok(Rows { out, json, first: true })
     }
 
-    /// Adds an item.
+    /// Adds an item; `text` writes its line.
     ///
     /// # Errors
     /// When the writer fails.
-    pub fn push(&mut self, item: &impl Serialize) -> io::Result<()> {
+    pub fn push<T: Serialize>(
+        &mut self,
+        item: &T,
+        text: impl FnOnce(&T, &mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if !self.json {
+            return text(item, self.out);
+        }
         self.out.write_all(if self.first { b"\n" } else { b",\n" })?;
         self.first = false;
         serde_json::to_writer(&mut self.out, item)?;
@@ -85,8 +96,10 @@ impl<W: Write> JsonList<W> {
     ///
     /// # Errors
     /// When the writer fails.
-    pub fn end(mut self, name: &str, last: &impl Serialize) -> io::Result<()> {
-        writeln!(self.out, "\n],{}:{}}}", serde_json::to_string(name)?, serde_json::to_string(last)?)?;
+    pub fn end(self, name: &str, last: &impl Serialize) -> io::Result<()> {
+        if self.json {
+            writeln!(self.out, "\n],{}:{}}}", serde_json::to_string(name)?, serde_json::to_string(last)?)?;
+        }
         self.out.flush()
     }
 }

@@ -172,8 +172,16 @@ impl Place {
     /// # Errors
     /// [`Failure`] when its tables cannot be read or believed.
     pub async fn version(&self, root: Root, layout: LayoutId) -> Result<Version, Failure> {
+        self.version_keeping(root, layout, PART_CACHE_BYTES).await
+    }
+
+    /// Opens a version that keeps at most `bytes` of parts nobody holds.
+    ///
+    /// # Errors
+    /// As [`Place::version`].
+    pub async fn version_keeping(&self, root: Root, layout: LayoutId, bytes: u64) -> Result<Version, Failure> {
         let source = Arc::new(PlaceSource::new(self.origin.clone(), root, layout));
-        Ok(Version::open(source, root, layout, PartCache::new(PART_CACHE_BYTES)).await?)
+        Ok(Version::open(source, root, layout, PartCache::new(bytes)).await?)
     }
 }
 

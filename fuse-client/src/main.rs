@@ -1,1 +1,58 @@
-fn main() {}
+//! `fletch-mount`: flags in, exit code out.
+
+use clap::Parser;
+use fletch_mount::cli::{Cli, LogFormat};
+use fletch_mount::{daemon, mount};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// What is logged unless `FLETCH_LOG` says otherwise. The FUSE crate reports every reader that was
+/// killed as an error; what matters of it comes back as a value.
+const LOG_DEFAULT: &str = "info,fuser=off";
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let background = cli.daemon;
+    let settings = match cli.clone().settle() {
+        Ok(s) => s,
+        Err(e) => {
+            eprintln!("fletch-mount: {e:#}");
+            return ExitCode::from(2);
+        }
+    };
+    if background && !daemon::is_child() {
+        return match daemon::launch(&cli) {
+            Ok((text, code)) => {
+                eprintln!("{}{text}", if code == 0 { "" } else { "fletch-mount: " });
+                ExitCode::from(code)
+            }
+            Err(e) => {
+                eprintln!("fletch-mount: {e:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    start_log(settings.log_format);
+    let outcome = if background { daemon::settle_in() } else { Ok(()) };
+    match outcome.and_then(|()| mount::run(&settings)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            let code = mount::exit_code(&e);
+            eprintln!("fletch-mount: {e:#}");
+            if background && daemon::tell_failed(code, &format!("{e:#}")).is_err() {
+                tracing::debug!("whoever started this mount is gone");
+            }
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_env("FLETCH_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_DEFAULT));
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+}

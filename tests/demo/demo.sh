@@ -80,10 +80,10 @@ done
 say "   demo at $mnt"
 
 say "4. read it with programs that know nothing of Fletch"
-before=$(metric fletch_origin_requests_total)
+before=$(metric fletch_chunk_fetched_bytes_total)
 t=$(now)
 entries=$(find "$mnt" | wc -l)
-say "   find          $entries names in $(since "$t"), $(($(metric fletch_origin_requests_total) - before)) reads of the origin for data"
+say "   find          $entries names in $(since "$t"), $(($(metric fletch_chunk_fetched_bytes_total) - before)) bytes of data read from the origin"
 python3 "$here/reader.py" "$DATA" "$mnt" "$BIN/fletch" "$scratch/tables" "$scratch/epochs"
 t=$(now)
 tarred=$(tar -C "$mnt" -cf - . | wc -c)
@@ -91,16 +91,16 @@ say "   tar           $(human "$tarred") in $(since "$t")"
 
 # shellcheck disable=SC1091
 . "$scratch/epochs"
-hits=$(curl -sS --max-time 10 "$url/metrics" | awk '/^fletch_delivered_bytes_total\{/ && /result="hit"/ { s += $NF } END { printf "%.0f", s }')
-misses=$(curl -sS --max-time 10 "$url/metrics" | awk '/^fletch_delivered_bytes_total\{/ && /result="miss"/ { s += $NF } END { printf "%.0f", s }')
-origin=$(metric fletch_origin_bytes_total)
+hits=$(curl -sS --max-time 10 "$url/metrics" | awk '/^fletch_bytes_total\{/ && /result="hit"/ { s += $NF } END { printf "%.0f", s }')
+misses=$(curl -sS --max-time 10 "$url/metrics" | awk '/^fletch_bytes_total\{/ && /result="miss"/ { s += $NF } END { printf "%.0f", s }')
+origin=$(metric fletch_chunk_fetched_bytes_total)
 say ""
 say "report"
 say "  files           $files, $(human "$bytes"); each one equal to its original, in both epochs"
 say "  first epoch     $first s, $first_rate files/s, $(human "$first_bps")/s (random order, cold)"
 say "  second epoch    $second s, $second_rate files/s, $(human "$second_bps")/s (another random order, no request to the daemon for cached pages)"
 say "  server sent     $(human $((hits + misses))): $(human "$hits") from cache, $(human "$misses") first fetched"
-say "  origin read     $(human "$origin") = $(awk -v o="$origin" -v b="$bytes" 'BEGIN { printf "%.3f", b ? o / b : 0 }') x the dataset"
+say "  origin read     $(human "$origin") = $(awk -v o="$origin" -v b="$bytes" 'BEGIN { printf "%.3f", b ? o / b : 0 }') x the dataset (equal files are read once)"
 say "  root            $root"
 say ""
 say "next: README.md (your own server and mount), docs/SEMANTICS.md (what the mount promises), docs/ARCHITECTURE.md"

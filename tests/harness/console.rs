@@ -159,6 +159,6 @@ mod tests {
             assert_ne!(changed, doc);
             assert!(run(&steps(&changed, "console"), Path::new("/"), &[]).is_err(), "{to}");
         }
-        assert_eq!(blocks(doc, "sh"), [(12, "$ no\n".to_owned())]);
+        assert_eq!(blocks(doc, "sh"), [(13, "$ no\n".to_owned())]);
     }
 }

@@ -9,11 +9,12 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-core", &[]),
     ("fletch-api", &["fletch-core"]),
     ("fletch-tables", &["fletch-core"]),
-    ("fletch-settings", &[]),
-    ("fletch-origin", &["fletch-core", "fletch-settings"]),
+    ("fletch-settings", &["fletch-core"]),
+    ("fletch-origin", &["fletch-core"]),
     ("fletch-store", &["fletch-core"]),
     ("fletch-client", &["fletch-core", "fletch-api", "fletch-tables"]),
     ("fletch-testkit", &["fletch-core"]),
+    ("fletch-sim", &["fletch-core"]),
     (
         "fletch-server",
         &["fletch-core", "fletch-api", "fletch-tables", "fletch-settings", "fletch-origin", "fletch-store"],
@@ -33,15 +34,20 @@ pub const LEAVES: &[&str] = &["fletch-tests", "fletch-benches"];
 
 /// Crates that only one package may name.
 pub const SOLE_USERS: &[(&str, &str)] =
-    &[("object_store", "fletch-origin"), ("fuser", "fletch-mount"), ("moka", "fletch-store fletch-tables"), ("prometheus", "fletch-server fletch-mount")];
+    &[("object_store", "fletch-origin"), ("sled", "fletch-store"), ("fuser", "fletch-mount"), ("moka", "fletch-store fletch-tables fletch-server fletch-mount"), ("prometheus", "fletch-server fletch-mount")];
 
-/// Rooms of the server → rooms they may name (`config`, `limits`, `metrics` and `error` are
-/// open to all; `app` owns everything and nobody names it but `main`).
-pub const SERVER_ROOMS: &[(&str, &[&str])] =
-    &[("http", &["jobs", "state", "fill", "control", "cluster"]), ("fill", &["state"]), ("jobs", &[]), ("state", &[])];
+/// Rooms of the server → rooms they may name ([`SERVER_OPEN`] is open to all; `app` owns
+/// everything and nobody names it but `main`).
+pub const SERVER_ROOMS: &[(&str, &[&str])] = &[
+    ("http", &["server", "jobs", "state", "versions"]),
+    ("server", &["jobs", "state", "versions"]),
+    ("versions", &["state"]),
+    ("jobs", &[]),
+    ("state", &[]),
+];
 
 /// Rooms of the server that any room may name.
-pub const SERVER_OPEN: &[&str] = &["config", "limits", "metrics", "telemetry", "error"];
+pub const SERVER_OPEN: &[&str] = &["config", "limits", "cgroup", "metrics", "telemetry"];
 
 /// What the pure core may not name: clock, threads, IO, environment, OS randomness.
 pub const CORE_BANS: &[&str] = &[

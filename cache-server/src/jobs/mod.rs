@@ -6,7 +6,7 @@
 
 mod accounts;
 
-pub use accounts::{Accounts, COMPONENTS, Component, Row, Tally};
+pub use accounts::{Accounts, Component, Tally};
 
 use fletch_core::{JobName, Tenant};
 use std::{

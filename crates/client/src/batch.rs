@@ -60,10 +60,8 @@ impl Batch {
                 Some(Frame::Data { index, whole, bytes }) => {
                     let have = self.open.as_ref().map_or(0, BytesMut::len) as u64;
                     if have + bytes.len() as u64 > self.item_bytes_max {
-                        return Err(from.protocol(format!(
-                            "item {index} is longer than {} bytes",
-                            self.item_bytes_max
-                        )));
+                        return Err(from
+                            .protocol(format!("item {index} is longer than {} bytes", self.item_bytes_max)));
                     }
                     match (self.open.take(), whole) {
                         (None, true) => return Ok(Some(piece(index, Ok(bytes)))),

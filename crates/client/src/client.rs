@@ -121,10 +121,8 @@ impl Client {
             let v = HeaderValue::try_from(job.as_str()).map_err(|_| bad("the job"))?;
             always.insert(HeaderName::from_static(headers::JOB), v);
         }
-        always.insert(
-            HeaderName::from_static(headers::COMPONENT),
-            HeaderValue::from_static(config.component),
-        );
+        always
+            .insert(HeaderName::from_static(headers::COMPONENT), HeaderValue::from_static(config.component));
         let mut http = reqwest::Client::builder()
             .default_headers(always)
             .user_agent(concat!("fletch-client/", env!("CARGO_PKG_VERSION")))
@@ -303,9 +301,8 @@ impl Client {
         let body =
             serde_json::to_vec(&BatchRequest { items }).map_err(|e| ClientError::Config(e.to_string()))?;
         let path = routes::batch(root);
-        let request = || {
-            self.json_request(Method::POST, &path, body.clone()).header(header::ACCEPT, headers::FRAMES)
-        };
+        let request =
+            || self.json_request(Method::POST, &path, body.clone()).header(header::ACCEPT, headers::FRAMES);
         let Answer::Open(response) = self.ask(&request, &[StatusCode::OK], None, until).await? else {
             return Err(self.from().protocol("no stream"));
         };

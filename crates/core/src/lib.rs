@@ -10,7 +10,9 @@ pub mod error;
 pub mod hash;
 pub mod manifest;
 pub mod names;
+pub mod order;
 pub mod record;
+pub mod residency;
 pub mod verified;
 
 pub use error::Kind;

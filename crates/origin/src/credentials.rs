@@ -21,7 +21,8 @@ impl fmt::Debug for KeyPair {
 /// Reads the `[default]` profile (or the lines before any profile) of the file at `path`.
 pub(crate) fn load(path: &Path) -> Result<KeyPair, OriginError> {
     let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|e| OriginError::invalid(&shown, format!("cannot read credentials: {e}")))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| OriginError::invalid(&shown, format!("cannot read credentials: {e}")))?;
     parse(&text).ok_or_else(|| {
         OriginError::invalid(shown, "has no aws_access_key_id and aws_secret_access_key under [default]")
     })
@@ -33,7 +34,9 @@ fn parse(text: &str) -> Option<KeyPair> {
     for line in text.lines().map(str::trim) {
         if let Some(profile) = line.strip_prefix('[') {
             ours = profile.trim_end_matches(']').trim() == "default";
-        } else if let (true, Some((key, value))) = (ours && !line.starts_with(['#', ';']), line.split_once('=')) {
+        } else if let (true, Some((key, value))) =
+            (ours && !line.starts_with(['#', ';']), line.split_once('='))
+        {
             let slot = match key.trim().to_ascii_lowercase().as_str() {
                 "aws_access_key_id" => &mut id,
                 "aws_secret_access_key" => &mut secret,

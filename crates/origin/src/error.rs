@@ -27,7 +27,9 @@ pub enum OriginError {
         why: String,
     },
     /// The origin refuses our credentials or permissions.
-    #[error("{what}: access denied: {why}; check the credentials of its [[origin]] or the file's permissions")]
+    #[error(
+        "{what}: access denied: {why}; check the credentials of its [[origin]] or the file's permissions"
+    )]
     Denied {
         /// The object.
         what: String,

@@ -6,8 +6,8 @@
 //! 3. A write is made under a temporary name, synced, then given its name, then the directory is
 //!    synced.
 
-use crate::origin::{Got, ObjectMeta, Pin, PutMode};
 use crate::OriginError;
+use crate::origin::{Got, ObjectMeta, Pin, PutMode};
 use bytes::Bytes;
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read, Seek as _, SeekFrom};
@@ -36,17 +36,23 @@ pub fn pin_of(meta: &Metadata) -> Pin {
 /// Opens a regular file for reading and says what it is. Never waits, whatever `path` is.
 ///
 /// # Errors
-/// What the system says; `InvalidInput` for anything but a regular file.
+/// What the system says; `NotFound` for a directory (as at a store, it is no object) and
+/// `InvalidInput` for anything else that is no regular file.
 pub fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
     // O_NOCTTY: opening a terminal must not make it ours.
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|e| match e.raw_os_error() {
-        // Sockets and devices without a driver.
-        Some(libc::ENXIO | libc::ENODEV) => not_regular(),
-        _ => e,
-    })?;
+    let file =
+        OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|e| match e.raw_os_error() {
+            // Sockets and devices without a driver.
+            Some(libc::ENXIO | libc::ENODEV) => not_regular(),
+            _ => e,
+        })?;
     let meta = file.metadata()?;
-    if meta.is_file() { Ok((file, meta)) } else { Err(not_regular()) }
+    match meta.file_type() {
+        kind if kind.is_file() => Ok((file, meta)),
+        kind if kind.is_dir() => Err(io::Error::new(io::ErrorKind::NotFound, "a directory, not a file")),
+        _ => Err(not_regular()),
+    }
 }
 
 fn not_regular() -> io::Error {
@@ -79,7 +85,10 @@ pub(crate) fn get(
     }
     let length = range.end - range.start;
     if length > bytes_max {
-        return Err(OriginError::invalid(what, format!("{length} bytes in one read; at most {bytes_max} are held, read by range")));
+        return Err(OriginError::invalid(
+            what,
+            format!("{length} bytes in one read; at most {bytes_max} are held, read by range"),
+        ));
     }
     let capacity = usize::try_from(length).map_err(|e| OriginError::invalid(what, e))?;
     if range.start > 0 {
@@ -107,13 +116,26 @@ pub(crate) fn head(dir: &Path, what: &str, path: &str) -> Result<ObjectMeta, Ori
     Ok(meta_of(path, &meta))
 }
 
-pub(crate) fn put_file(dir: &Path, what: &str, path: &str, from: &Path, mode: PutMode) -> Result<u64, OriginError> {
-    let (mut file, meta) = open_regular(from).map_err(|e| OriginError::io(&from.display().to_string(), &e))?;
+pub(crate) fn put_file(
+    dir: &Path,
+    what: &str,
+    path: &str,
+    from: &Path,
+    mode: PutMode,
+) -> Result<u64, OriginError> {
+    let (mut file, meta) =
+        open_regular(from).map_err(|e| OriginError::io(&from.display().to_string(), &e))?;
     put(dir, what, path, &mut file, mode)?;
     Ok(meta.len())
 }
 
-pub(crate) fn put(dir: &Path, what: &str, path: &str, from: &mut impl Read, mode: PutMode) -> Result<(), OriginError> {
+pub(crate) fn put(
+    dir: &Path,
+    what: &str,
+    path: &str,
+    from: &mut impl Read,
+    mode: PutMode,
+) -> Result<(), OriginError> {
     write(&dir.join(path), from, mode).map_err(|e| OriginError::io(what, &e))
 }
 
@@ -163,6 +185,3 @@ pub(crate) fn delete(dir: &Path, what: &str, path: &str) -> Result<(), OriginErr
         other => other,
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -87,7 +87,11 @@ impl Origins {
     /// # Errors
     /// [`OriginError::Invalid`], with every fault of every table, or for limits of zero.
     pub fn new(configs: Vec<OriginConfig>, limits: OriginLimits) -> Result<Self, OriginError> {
-        if limits.requests_max == 0 || limits.attempts_max == 0 || limits.io_timeout.is_zero() || limits.get_bytes_max == 0 {
+        if limits.requests_max == 0
+            || limits.attempts_max == 0
+            || limits.io_timeout.is_zero()
+            || limits.get_bytes_max == 0
+        {
             return Err(OriginError::invalid("origin limits", "each is at least 1"));
         }
         let mut faults = Vec::new();
@@ -132,7 +136,10 @@ impl Origins {
             Place::Local(_) => None,
             Place::S3 { bucket, path } => {
                 let index = self.find(uri).ok_or_else(|| {
-                    OriginError::invalid(uri, "lies under no configured origin; add an [[origin]] with this prefix")
+                    OriginError::invalid(
+                        uri,
+                        "lies under no configured origin; add an [[origin]] with this prefix",
+                    )
                 })?;
                 let key = (index, bucket.clone());
                 let mut remotes = self.0.remotes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -176,7 +183,8 @@ fn check(config: &OriginConfig) -> Result<OriginUri, OriginError> {
         return Ok(prefix);
     }
     if let Some(endpoint) = &config.endpoint {
-        let url = url::Url::parse(endpoint).map_err(|e| OriginError::invalid(&what, format!("endpoint: {e}")))?;
+        let url =
+            url::Url::parse(endpoint).map_err(|e| OriginError::invalid(&what, format!("endpoint: {e}")))?;
         if !url.username().is_empty() || url.password().is_some() {
             return Err(OriginError::invalid(what, "endpoint holds no user or password; use credentials"));
         }
@@ -184,7 +192,10 @@ fn check(config: &OriginConfig) -> Result<OriginUri, OriginError> {
             "https" => {}
             "http" if config.allow_http => {}
             "http" => {
-                return Err(OriginError::invalid(what, "endpoint is http://, which sends data in the clear; set allow_http = true or use https://"));
+                return Err(OriginError::invalid(
+                    what,
+                    "endpoint is http://, which sends data in the clear; set allow_http = true or use https://",
+                ));
             }
             _ => return Err(OriginError::invalid(what, "endpoint is an http:// or https:// URL")),
         }
@@ -225,13 +236,21 @@ impl Origin {
     /// `NotFound`, `Changed`, `Denied`, `Throttled`, `Unavailable`; `Invalid` for a bad path, a
     /// range past the end (of an object that has the pin's size) or longer than `get_bytes_max`;
     /// `Corrupt` for an answer with other bytes than were asked for.
-    pub async fn get(&self, path: &str, range: Option<Range<u64>>, pin: Option<&Pin>) -> Result<Got, OriginError> {
+    pub async fn get(
+        &self,
+        path: &str,
+        range: Option<Range<u64>>,
+        pin: Option<&Pin>,
+    ) -> Result<Got, OriginError> {
         let what = self.what(path);
         let run = async {
             check_path(path)?;
             if let Some(range) = &range {
                 if range.start > range.end {
-                    return Err(OriginError::invalid(&what, format!("range {range:?} ends before it begins")));
+                    return Err(OriginError::invalid(
+                        &what,
+                        format!("range {range:?} ends before it begins"),
+                    ));
                 }
                 self.check_length(&what, range.end - range.start)?;
             }
@@ -239,11 +258,10 @@ impl Origin {
                 None => {
                     let (path, pin, max) = (path.to_owned(), pin.cloned(), self.shared.limits.get_bytes_max);
                     let named = what.clone();
-                    self.local(&what, move |dir| local::get(dir, &named, &path, range, pin.as_ref(), max)).await
+                    self.local(&what, move |dir| local::get(dir, &named, &path, range, pin.as_ref(), max))
+                        .await
                 }
-                Some(reach) => {
-                    self.remote(&what, |_| reach.get(&what, path, range.clone(), pin)).await
-                }
+                Some(reach) => self.remote(&what, |_| reach.get(&what, path, range.clone(), pin)).await,
             }
         };
         self.counted(run.await.inspect(|got| {
@@ -308,10 +326,15 @@ impl Origin {
             match &self.reach {
                 None => {
                     let (path, named, file) = (path.to_owned(), what.clone(), file.to_owned());
-                    let length = std::fs::metadata(&file).map_err(|e| OriginError::io(&file.display().to_string(), &e))?.len();
+                    let length = std::fs::metadata(&file)
+                        .map_err(|e| OriginError::io(&file.display().to_string(), &e))?
+                        .len();
                     let turns = u32::try_from(length / (16 << 20) + 1).unwrap_or(u32::MAX);
                     let deadline = Instant::now() + self.shared.limits.io_timeout.saturating_mul(turns);
-                    self.local_by(&what, deadline, move |dir| local::put_file(dir, &named, &path, &file, mode)).await
+                    self.local_by(&what, deadline, move |dir| {
+                        local::put_file(dir, &named, &path, &file, mode)
+                    })
+                    .await
                 }
                 Some(reach) => {
                     let _turn = self.turn(&what, &self.shared.remote_turns, self.deadline()).await?;
@@ -350,7 +373,9 @@ impl Origin {
         let what = self.what(prefix);
         let counters = Arc::clone(&self.shared.counters);
         let prefix = prefix.trim_end_matches('/').to_owned();
-        if !prefix.is_empty() && let Err(error) = check_path(&prefix) {
+        if !prefix.is_empty()
+            && let Err(error) = check_path(&prefix)
+        {
             counters.failed(&error);
             return futures::stream::iter([Err(error)]).boxed();
         }
@@ -365,7 +390,13 @@ impl Origin {
             }
             (None, None) => futures::stream::empty().boxed(),
         };
-        items.inspect(move |item| if let Err(error) = item { counters.failed(error) }).boxed()
+        items
+            .inspect(move |item| {
+                if let Err(error) = item {
+                    counters.failed(error)
+                }
+            })
+            .boxed()
     }
 
     fn what(&self, path: &str) -> String {
@@ -380,7 +411,10 @@ impl Origin {
     fn check_length(&self, what: &str, length: u64) -> Result<(), OriginError> {
         let max = self.shared.limits.get_bytes_max;
         if length > max {
-            return Err(OriginError::invalid(what, format!("{length} bytes in one read; at most {max} are held, read by range")));
+            return Err(OriginError::invalid(
+                what,
+                format!("{length} bytes in one read; at most {max} are held, read by range"),
+            ));
         }
         Ok(())
     }
@@ -389,12 +423,23 @@ impl Origin {
         result.inspect_err(|error| self.shared.counters.failed(error))
     }
 
-    async fn turn(&self, what: &str, turns: &Arc<Semaphore>, deadline: Instant) -> Result<OwnedSemaphorePermit, OriginError> {
+    async fn turn(
+        &self,
+        what: &str,
+        turns: &Arc<Semaphore>,
+        deadline: Instant,
+    ) -> Result<OwnedSemaphorePermit, OriginError> {
         let waited = || OriginError::Unavailable {
             what: what.to_owned(),
-            why: format!("{} other calls are under way and none ended within io_timeout", self.shared.limits.requests_max),
+            why: format!(
+                "{} other calls are under way and none ended within io_timeout",
+                self.shared.limits.requests_max
+            ),
         };
-        timeout_at(deadline, Arc::clone(turns).acquire_owned()).await.map_err(|_| waited())?.map_err(|_| waited())
+        timeout_at(deadline, Arc::clone(turns).acquire_owned())
+            .await
+            .map_err(|_| waited())?
+            .map_err(|_| waited())
     }
 
     async fn remote<T, F: Future<Output = Result<T, OriginError>>>(

@@ -13,8 +13,10 @@ use object_store::client::HttpError;
 use object_store::multipart::MultipartStore as _;
 use object_store::path::Path as Key;
 use object_store::{
-    ClientOptions, Error, GetOptions, GetRange, GetResult, ObjectStore as _, ObjectStoreExt as _, PutOptions, RetryConfig,
+    ClientOptions, Error, GetOptions, GetRange, GetResult, ObjectStore as _, ObjectStoreExt as _, PutOptions,
+    RetryConfig,
 };
+use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io::Read as _;
@@ -31,11 +33,17 @@ const PART_BYTES: u64 = 16 << 20;
 const PARTS_MAX: u64 = 9_000;
 
 /// One bucket and how to reach it.
-#[derive(Debug)]
 pub(crate) struct Remote {
     store: AmazonS3,
     limits: OriginLimits,
     counters: Arc<Counters>,
+}
+
+impl fmt::Debug for Remote {
+    /// Not derived: the store shows the id of its key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Remote(..)")
+    }
 }
 
 /// A prefix of a bucket.
@@ -78,7 +86,11 @@ impl Remote {
             .with_client_options(options)
             .with_disable_bulk_delete(true)
             // Retries happen in one place, and that is not this one.
-            .with_retry(RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() })
+            .with_retry(RetryConfig {
+                max_retries: 0,
+                retry_timeout: Duration::ZERO,
+                ..RetryConfig::default()
+            })
             .with_http_connector(Connector(Arc::clone(counters)));
         if let Some(endpoint) = &config.endpoint {
             builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
@@ -132,11 +144,16 @@ impl Reach {
             head,
             ..GetOptions::default()
         };
-        let result = match remote.patiently(what, remote.store.get_opts(&key, options)).await {
-            Err(OriginError::Invalid { .. }) if pin.is_some_and(|p| range.as_ref().is_some_and(|r| r.end <= p.size)) => {
-                return Err(changed(what, "the range lies past its end now"));
+        let answer = timeout(remote.patience(), remote.store.get_opts(&key, options)).await;
+        let result = match answer.map_err(|_| unavailable(what, "no answer in a third of io_timeout"))? {
+            Ok(result) => result,
+            Err(error) => {
+                let fitted = pin.is_some_and(|p| range.as_ref().is_some_and(|r| r.end <= p.size));
+                if fitted && cause(&error) == Some(&Answer::PastEnd) {
+                    return Err(changed(what, "the range lies past its end now"));
+                }
+                return Err(translate(what, &error));
             }
-            other => other?,
         };
         let meta = meta_of(path, &result.meta);
         check_pin(what, pin, &meta)?;
@@ -157,7 +174,10 @@ impl Reach {
     async fn collect(&self, what: &str, result: GetResult, length: u64) -> Result<Bytes, OriginError> {
         let max = self.remote.limits.get_bytes_max;
         if length > max {
-            return Err(OriginError::invalid(what, format!("{length} bytes in one read; at most {max} are held, read by range")));
+            return Err(OriginError::invalid(
+                what,
+                format!("{length} bytes in one read; at most {max} are held, read by range"),
+            ));
         }
         let length = usize::try_from(length).map_err(|e| OriginError::invalid(what, e))?;
         let mut stream = result.into_stream();
@@ -203,10 +223,17 @@ impl Reach {
             PutMode::Overwrite => object_store::PutMode::Overwrite,
         };
         let options = PutOptions { mode: mode_there, ..PutOptions::default() };
-        let put = self.remote.store.put_opts(&key, bytes.clone().into(), options).await;
-        match put.map_err(|e| translate(what, &e)) {
+        let put = self.remote.store.put_opts(&key, bytes.clone().into(), options);
+        // Half of the time there is: an answer that is lost leaves time to ask again.
+        let put = match timeout(self.remote.limits.io_timeout / 2, put).await {
+            Ok(put) => put.map_err(|e| translate(what, &e)),
+            Err(_) => Err(unavailable(what, "no answer to a write in half of io_timeout")),
+        };
+        match put {
             Ok(_) => Ok(()),
-            Err(OriginError::AlreadyExists { .. } | OriginError::Changed { .. }) if mode == PutMode::Create => {
+            Err(OriginError::AlreadyExists { .. } | OriginError::Changed { .. })
+                if mode == PutMode::Create =>
+            {
                 // An earlier attempt of ours may have arrived although its answer did not.
                 let ours = attempt > 1 && self.get(what, path, None, None).await?.bytes == bytes;
                 if ours { Ok(()) } else { Err(OriginError::AlreadyExists { what: what.to_owned() }) }
@@ -215,7 +242,13 @@ impl Reach {
         }
     }
 
-    pub async fn put_file(&self, what: &str, path: &str, file: &Path, mode: PutMode) -> Result<u64, OriginError> {
+    pub async fn put_file(
+        &self,
+        what: &str,
+        path: &str,
+        file: &Path,
+        mode: PutMode,
+    ) -> Result<u64, OriginError> {
         let shown = file.display().to_string();
         let opened = crate::local::open_regular(file).map_err(|e| OriginError::io(&shown, &e))?;
         let (file, length) = (Arc::new(opened.0), opened.1.len());
@@ -233,9 +266,13 @@ impl Reach {
         }
         let key = self.key(what, path)?;
         let store = &self.remote.store;
-        let id = self.each(what, |_| async { store.create_multipart(&key).await.map_err(|e| translate(what, &e)) }).await?;
+        let id = self
+            .each(what, |_| async { store.create_multipart(&key).await.map_err(|e| translate(what, &e)) })
+            .await?;
         let sent = self.parts(what, &key, &id, &shown, &file, length).await;
-        if sent.is_err() && let Err(error) = self.remote.patiently(what, store.abort_multipart(&key, &id)).await {
+        if sent.is_err()
+            && let Err(error) = self.remote.patiently(what, store.abort_multipart(&key, &id)).await
+        {
             tracing::warn!(%error, "an unfinished upload stays at the store until its lifecycle rule removes it");
         }
         sent.map(|()| length)
@@ -275,7 +312,8 @@ impl Reach {
         once: impl FnMut(u32) -> F,
     ) -> Result<T, OriginError> {
         let limits = self.remote.limits;
-        retrying(what, Instant::now() + limits.io_timeout, limits.attempts_max, &self.remote.counters, once).await
+        retrying(what, Instant::now() + limits.io_timeout, limits.attempts_max, &self.remote.counters, once)
+            .await
     }
 
     pub async fn delete(&self, what: &str, path: &str) -> Result<(), OriginError> {
@@ -346,29 +384,28 @@ fn translate(what: &str, error: &Error) -> OriginError {
     match error {
         Error::NotFound { .. } => return OriginError::NotFound { what: owned },
         Error::AlreadyExists { .. } => return OriginError::AlreadyExists { what: owned },
-        Error::Precondition { .. } | Error::NotModified { .. } => return changed(what, "its etag is another"),
+        Error::Precondition { .. } | Error::NotModified { .. } => {
+            return changed(what, "its etag is another");
+        }
         Error::InvalidPath { source } => return OriginError::invalid(what, source),
         Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::UnknownConfigurationKey { .. } => {
             return OriginError::invalid(what, "the store cannot do this");
         }
         _ => {}
     }
-    let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
-    let mut transport = None;
-    while let Some(cause) = source {
-        if let Some(answer) = cause.downcast_ref::<Answer>() {
-            let why = answer.to_string();
-            return match answer {
-                Answer::SlowDown { retry_after } => OriginError::Throttled { what: owned, retry_after: *retry_after },
-                Answer::Failed { .. } => OriginError::Unavailable { what: owned, why },
-                Answer::Denied { .. } => OriginError::Denied { what: owned, why },
-                Answer::Refused { .. } | Answer::PastEnd => OriginError::Invalid { what: owned, why },
-                Answer::RangeIgnored => OriginError::Corrupt { what: owned, why },
-            };
-        }
-        transport = transport.or_else(|| cause.downcast_ref::<HttpError>());
-        source = cause.source();
+    if let Some(answer) = cause::<Answer>(error) {
+        let why = answer.to_string();
+        return match answer {
+            Answer::SlowDown { retry_after } => {
+                OriginError::Throttled { what: owned, retry_after: *retry_after }
+            }
+            Answer::Failed { .. } => OriginError::Unavailable { what: owned, why },
+            Answer::Denied { .. } => OriginError::Denied { what: owned, why },
+            Answer::Refused { .. } | Answer::PastEnd => OriginError::Invalid { what: owned, why },
+            Answer::RangeIgnored | Answer::TooLong => OriginError::Corrupt { what: owned, why },
+        };
     }
+    let transport = cause::<HttpError>(error);
     match (transport, error) {
         (Some(error), _) => unavailable(what, &deepest(error)),
         (None, Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) => {
@@ -377,6 +414,18 @@ fn translate(what: &str, error: &Error) -> OriginError {
         (None, Error::Generic { .. }) => corrupt(what, deepest(error)),
         (None, _) => unavailable(what, &deepest(error)),
     }
+}
+
+/// The first cause that is a `T`.
+fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T> {
+    let mut source = std::error::Error::source(error);
+    while let Some(next) = source {
+        match next.downcast_ref() {
+            Some(found) => return Some(found),
+            None => source = next.source(),
+        }
+    }
+    None
 }
 
 /// The innermost cause: "connection refused" rather than a chain of wrappers.

@@ -36,19 +36,29 @@ impl OriginUri {
     /// or password, a signed URL, or a text that is none of these. Secrets are not repeated in it.
     pub fn parse(text: &str) -> Result<Self, OriginError> {
         if ["X-Amz-Signature", "X-Amz-Credential", "AWSAccessKeyId="].iter().any(|s| text.contains(s)) {
-            return Err(OriginError::invalid("a signed URL", "an origin URI holds no secrets; name the object plainly and configure [[origin]] credentials"));
+            return Err(OriginError::invalid(
+                "a signed URL",
+                "an origin URI holds no secrets; name the object plainly and configure [[origin]] credentials",
+            ));
         }
         let Some((scheme, rest)) = split_scheme(text) else {
             return Self::local(Path::new(text));
         };
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
         if host.contains('@') {
-            return Err(OriginError::invalid(format!("{scheme}://…"), "a URI holds no user or password; use credentials of [[origin]]"));
+            return Err(OriginError::invalid(
+                format!("{scheme}://…"),
+                "a URI holds no user or password; use credentials of [[origin]]",
+            ));
         }
         match scheme.to_ascii_lowercase().as_str() {
             "file" => file(text, host, path),
             "s3" => s3(text, host, path),
-            other => Err(OriginError::invalid(text, format!("{other}:// is no origin of this build; {ACCEPTED}"))),
+            // The rest is not repeated: such a URL may carry a token.
+            other => Err(OriginError::invalid(
+                format!("{other}://…"),
+                format!("is no origin of this build; {ACCEPTED}"),
+            )),
         }
     }
 
@@ -94,7 +104,9 @@ impl OriginUri {
         check_path(rel)?;
         Ok(OriginUri(match &self.0 {
             Place::Local(dir) => Place::Local(dir.join(rel)),
-            Place::S3 { bucket, path } if path.is_empty() => Place::S3 { bucket: bucket.clone(), path: rel.to_owned() },
+            Place::S3 { bucket, path } if path.is_empty() => {
+                Place::S3 { bucket: bucket.clone(), path: rel.to_owned() }
+            }
             Place::S3 { bucket, path } => Place::S3 { bucket: bucket.clone(), path: format!("{path}/{rel}") },
         }))
     }
@@ -114,7 +126,9 @@ impl OriginUri {
         match (&self.0, &other.0) {
             (Place::Local(a), Place::Local(b)) => b.starts_with(a),
             (Place::S3 { bucket: a, path: p }, Place::S3 { bucket: b, path: q }) => {
-                a == b && (p.is_empty() || q.strip_prefix(p.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/')))
+                a == b
+                    && (p.is_empty()
+                        || q.strip_prefix(p.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/')))
             }
             _ => false,
         }
@@ -161,7 +175,10 @@ fn s3(text: &str, bucket: &str, path: &str) -> Result<OriginUri, OriginError> {
     let fits = (3..=255).contains(&bucket.len())
         && bucket.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b));
     if !fits {
-        return Err(OriginError::invalid(text, "s3:// is followed by the name of a bucket: 3-255 letters, digits, dots, dashes"));
+        return Err(OriginError::invalid(
+            text,
+            "s3:// is followed by the name of a bucket: 3-255 letters, digits, dots, dashes",
+        ));
     }
     let path = path.trim_end_matches('/');
     if !path.is_empty() {
@@ -276,7 +293,12 @@ mod tests {
 
     #[test]
     fn secrets_are_refused_and_not_repeated() {
-        for text in ["s3://key:hunter2@bucket/x", "https://u:hunter2@h/x", "https://h/x?X-Amz-Signature=hunter2"] {
+        for text in [
+            "s3://key:hunter2@bucket/x",
+            "https://u:hunter2@h/x",
+            "https://h/x?X-Amz-Signature=hunter2",
+            "https://h/x?sv=hunter2",
+        ] {
             let error = OriginUri::parse(text).expect_err(text);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
@@ -289,9 +311,8 @@ mod tests {
         for bad in ["", "/x", "../x", "a//b", "a/.", "a\0"] {
             assert!(base.join(bad).is_err(), "{bad:?}");
         }
-        let contains = |a: &str, b: &str| {
-            OriginUri::parse(a).expect(a).contains(&OriginUri::parse(b).expect(b))
-        };
+        let contains =
+            |a: &str, b: &str| OriginUri::parse(a).expect(a).contains(&OriginUri::parse(b).expect(b));
         assert!(contains("s3://bucket", "s3://bucket/a"));
         assert!(contains("s3://bucket/a", "s3://bucket/a/b"));
         assert!(!contains("s3://bucket/a", "s3://bucket/ab"));

@@ -3,18 +3,22 @@
 //! wrong answers for right ones.
 
 use crate::stats::Counters;
-use http_body_util::{BodyExt as _, Limited};
-use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
-};
-use object_store::ClientOptions;
 use http::StatusCode;
 use http::header::{RANGE, RETRY_AFTER};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
+};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The most that is read of an error's body, in bytes.
 const ERROR_BYTES_MAX: usize = 16 << 10;
+
+/// The most that is read of a page of a listing, in bytes: 1,000 keys need less than 2 MiB.
+const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// An answer that is not what was asked for. Travels as the source of an `HttpError`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +35,8 @@ pub(crate) enum Answer {
     PastEnd,
     #[error("the whole object was sent for a range")]
     RangeIgnored,
+    #[error("a page of a listing is longer than 16 MiB")]
+    TooLong,
 }
 
 /// Makes clients that count and judge.
@@ -55,6 +61,7 @@ impl HttpService for Wire {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         self.counters.request();
         let ranged = request.headers().contains_key(RANGE);
+        let listing = request.uri().query().is_some_and(|query| query.split('&').any(|q| q == "list-type=2"));
         let response = self.client.execute(request).await?;
         let status = response.status();
         let answer = match status {
@@ -76,10 +83,23 @@ impl HttpService for Wire {
             }
             s if s.is_server_error() => Answer::Failed { status: s.as_u16(), code: code(response).await },
             s if s.is_client_error() => Answer::Refused { status: s.as_u16(), code: code(response).await },
+            _ if listing => return page(response).await,
             _ => return Ok(response),
         };
         // `Unknown` is a kind that `object_store` never retries by itself.
         Err(HttpError::new(HttpErrorKind::Unknown, answer))
+    }
+}
+
+/// A page, read here because `object_store` would read it to any length.
+async fn page(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (parts, body) = response.into_parts();
+    match Limited::new(body, PAGE_BYTES_MAX).collect().await {
+        Ok(body) => Ok(HttpResponse::from_parts(parts, body.to_bytes().into())),
+        Err(error) if error.is::<LengthLimitError>() => {
+            Err(HttpError::new(HttpErrorKind::Unknown, Answer::TooLong))
+        }
+        Err(error) => Err(HttpError::new_boxed(HttpErrorKind::Unknown, error)),
     }
 }
 
@@ -93,8 +113,11 @@ async fn bounded(body: object_store::client::HttpResponseBody) -> Vec<u8> {
 async fn code(response: HttpResponse) -> String {
     let body = bounded(response.into_body()).await;
     let text = String::from_utf8_lossy(&body);
-    let word = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(word, _)| word);
-    word.filter(|w| w.len() <= 64 && w.bytes().all(|b| b.is_ascii_alphanumeric())).unwrap_or_default().to_owned()
+    let word =
+        text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(word, _)| word);
+    word.filter(|w| w.len() <= 64 && w.bytes().all(|b| b.is_ascii_alphanumeric()))
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// Seconds, or an HTTP date.

@@ -140,7 +140,12 @@ fn typed<T: DeserializeOwned>(
 
 /// Removes the innermost value whose span holds `span`, or, with `whole`, the table whose span
 /// is `span` (in which something is missing); its dotted path.
-fn take(table: &mut DeTable<'_>, span: &Range<usize>, whole: bool, path: &mut Vec<String>) -> Option<Vec<String>> {
+fn take(
+    table: &mut DeTable<'_>,
+    span: &Range<usize>,
+    whole: bool,
+    path: &mut Vec<String>,
+) -> Option<Vec<String>> {
     let holds = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
     let mut hit = None;
     for (key, value) in table.iter_mut() {
@@ -170,7 +175,10 @@ fn take(table: &mut DeTable<'_>, span: &Range<usize>, whole: bool, path: &mut Ve
                     }
                 }
                 if let Some(i) = lacking {
-                    let kept = std::mem::replace(items, DeArray::new()).into_iter().enumerate().filter(|(at, _)| *at != i);
+                    let kept = std::mem::replace(items, DeArray::new())
+                        .into_iter()
+                        .enumerate()
+                        .filter(|(at, _)| *at != i);
                     *items = kept.map(|(_, item)| item).collect();
                     return Some(path.clone());
                 }
@@ -268,7 +276,8 @@ mod tests {
     use crate::{ByteSize, Span};
     use serde::Deserialize;
 
-    const KEYS: &[&str] = &["cache.size", "cache.dir", "io.timeout", "origin.*.prefix", "origin.*.allow_http"];
+    const KEYS: &[&str] =
+        &["cache.size", "cache.dir", "io.timeout", "origin.*.prefix", "origin.*.allow_http"];
 
     #[derive(Debug, Deserialize, PartialEq)]
     struct Cache {
@@ -312,12 +321,17 @@ mod tests {
 
     #[test]
     fn every_unknown_key_is_named_with_its_line_and_the_nearest_key() {
-        let got = faults("[cache]\nsise = 1\ndir = \"d\"\n[[origin]]\nprefix = \"a\"\n[[origin]]\nprefx = \"b\"\nprefix = \"c\"\n[oi]\nx = 1\n");
+        let got = faults(
+            "[cache]\nsise = 1\ndir = \"d\"\n[[origin]]\nprefix = \"a\"\n[[origin]]\nprefx = \"b\"\nprefix = \"c\"\n[oi]\nx = 1\n",
+        );
         assert_eq!(
             got,
             [
                 (Some(2), "unknown key \"cache.sise\"; the nearest known key is \"cache.size\"".to_owned()),
-                (Some(7), "unknown key \"origin.prefx\"; the nearest known key is \"origin.prefix\"".to_owned()),
+                (
+                    Some(7),
+                    "unknown key \"origin.prefx\"; the nearest known key is \"origin.prefix\"".to_owned()
+                ),
                 (Some(9), "unknown key \"oi\"; the nearest known key is \"cache.dir\"".to_owned()),
             ]
         );
@@ -326,7 +340,11 @@ mod tests {
     #[test]
     fn unknown_keys_and_wrong_types_come_together() {
         let got = faults("[cache]\nsize = \"lots\"\ndirr = 1\n[io]\ntimeout = 30\n[[origin]]\nprefix = 7\n");
-        assert_eq!(got.iter().map(|f| f.0).collect::<Vec<_>>(), [Some(2), Some(3), Some(5), Some(7)], "{got:?}");
+        assert_eq!(
+            got.iter().map(|f| f.0).collect::<Vec<_>>(),
+            [Some(2), Some(3), Some(5), Some(7)],
+            "{got:?}"
+        );
         assert!(got[0].1.starts_with("\"cache.size\": \"lots\" is not a size"), "{got:?}");
         assert!(got[2].1.contains("\"io.timeout\"") && got[2].1.contains("duration"), "{got:?}");
         assert!(got[3].1.contains("\"origin.prefix\""), "{got:?}");
@@ -336,10 +354,18 @@ mod tests {
     fn syntax_missing_values_and_wrong_shapes_are_faults_too() {
         assert_eq!(faults("[cache]\nsize = \n")[0].0, Some(2));
         assert!(faults("[io]\n")[0].1.contains("missing field `timeout`"));
-        assert_eq!(faults("cache = 3\n"), [(Some(1), "\"cache\": invalid type: integer `3`, expected struct Cache".to_owned())]);
+        assert_eq!(
+            faults("cache = 3\n"),
+            [(Some(1), "\"cache\": invalid type: integer `3`, expected struct Cache".to_owned())]
+        );
         assert_eq!(faults("[origin]\nprefix = \"x\"\n").len(), 1);
-        let got = faults("[[origin]]\nallow_http = 1\n[[origin]]\nallow_http = true\n[io]\ntimeout = \"x\"\n");
-        assert_eq!(got.iter().map(|f| f.0).collect::<Vec<_>>(), [Some(1), Some(2), Some(3), Some(6)], "{got:?}");
+        let got =
+            faults("[[origin]]\nallow_http = 1\n[[origin]]\nallow_http = true\n[io]\ntimeout = \"x\"\n");
+        assert_eq!(
+            got.iter().map(|f| f.0).collect::<Vec<_>>(),
+            [Some(1), Some(2), Some(3), Some(6)],
+            "{got:?}"
+        );
     }
 
     #[test]
@@ -356,7 +382,10 @@ mod tests {
         assert_eq!(error.kind(), Kind::Invalid);
         assert_eq!(
             error.to_string(),
-            format!("{}:2: unknown key \"cache.siz\"; the nearest known key is \"cache.size\"", path.display())
+            format!(
+                "{}:2: unknown key \"cache.siz\"; the nearest known key is \"cache.size\"",
+                path.display()
+            )
         );
 
         std::fs::write(&path, vec![b'#'; (1 << 20) + 1]).expect("write");

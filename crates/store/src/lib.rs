@@ -13,6 +13,7 @@
 //! 4. (I6) a read ends within `deadline`: as [`ReadError::Overloaded`] while it waits for
 //!    memory, as [`ReadError::Deadline`] while it waits for its fetch.
 
+pub mod disk;
 mod flight;
 mod memory;
 mod read;

@@ -7,8 +7,8 @@
 //!    away the load is dropped, and the next one to ask begins anew.
 //! 3. An error reaches all who waited and is not kept.
 
-use crate::chunks::ChunkRow;
 use crate::TableError;
+use crate::chunks::ChunkRow;
 use fletch_core::manifest::{Part, Placed};
 use fletch_core::{LayoutId, Root};
 use futures::future::{BoxFuture, FutureExt, Shared, WeakShared};
@@ -93,6 +93,9 @@ impl PartCache {
     pub fn new(bytes_max: u64) -> Self {
         let kept = moka::sync::Cache::builder()
             .max_capacity(bytes_max)
+            // A walk uses a part a few times and never again. Moka's default keeps what was
+            // used more often before, and would load the part anew for each of those times.
+            .eviction_policy(moka::policy::EvictionPolicy::lru())
             .weigher(|_: &CacheKey, kept: &Kept| u32::try_from(kept.footprint()).unwrap_or(u32::MAX))
             .build();
         PartCache(Arc::new(Inner { kept, flights: Mutex::default() }))
@@ -170,4 +173,3 @@ impl Drop for Landing {
         }
     }
 }
-

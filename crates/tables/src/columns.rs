@@ -121,7 +121,12 @@ pub(crate) struct Column<T: DataType> {
 
 impl<T: DataType> Column<T> {
     /// The column at `index` of the schema, whose bytes are `bytes`, of `rows` rows.
-    pub fn new(schema: &Schema, index: usize, (span, bytes): &(Span, Bytes), rows: u32) -> ParquetResult<Self> {
+    pub fn new(
+        schema: &Schema,
+        index: usize,
+        (span, bytes): &(Span, Bytes),
+        rows: u32,
+    ) -> ParquetResult<Self> {
         let descr = schema.columns.column(index);
         let meta = ColumnChunkMetaData::builder(Arc::clone(&descr))
             .set_compression(Compression::UNCOMPRESSED)
@@ -162,3 +167,6 @@ impl<T: DataType> Column<T> {
         if out.len() == n { Ok(out) } else { Err(bad("a value is missing")) }
     }
 }
+
+#[cfg(test)]
+mod tests;

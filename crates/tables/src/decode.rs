@@ -193,7 +193,11 @@ pub(crate) fn chunk_rows(
                     pin: PinRow {
                         size: unsigned(sizes[i])?,
                         mtime_ns: mtimes.next().flatten(),
-                        etag: etags.next().flatten().map(|t| etag(text(&t)?).map(str::to_owned)).transpose()?,
+                        etag: etags
+                            .next()
+                            .flatten()
+                            .map(|t| etag(text(&t)?).map(str::to_owned))
+                            .transpose()?,
                     },
                 };
                 out.push(row.checked().map_err(bad)?);
@@ -204,7 +208,11 @@ pub(crate) fn chunk_rows(
 }
 
 /// The chunks' hashes of a part.
-pub(crate) fn chunk_hashes(footer: &Footer, part: usize, column: &(Span, Bytes)) -> Result<Vec<Hash>, TableError> {
+pub(crate) fn chunk_hashes(
+    footer: &Footer,
+    part: usize,
+    column: &(Span, Bytes),
+) -> Result<Vec<Hash>, TableError> {
     let rows = footer.rows(part);
     contained(Table::Chunks, || {
         let s = &*CHUNKS_SCHEMA;

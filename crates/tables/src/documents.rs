@@ -4,8 +4,8 @@
 
 use crate::{TableError, source::DOCUMENT_BYTES_MAX};
 use fletch_core::manifest::{
-    CHUNK_BYTES_MAX, FORMAT_MAJOR, FORMAT_MINOR, LayoutParams, PART_ENTRIES_MAX, PartSummary, SampleRule,
-    layout::layout_id, root,
+    FORMAT_MAJOR, FORMAT_MINOR, LayoutParams, PART_ENTRIES_MAX, PartSummary, SampleRule, layout::layout_id,
+    root,
 };
 use fletch_core::{Hash, LayoutId, Root};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -157,8 +157,7 @@ impl Manifest {
     /// [`TableError`]: damaged, newer, or of another root.
     pub fn parse(bytes: &[u8], expected: Root) -> Result<Self, TableError> {
         let m: Manifest = parse("manifest.json", MANIFEST, bytes)?;
-        let damaged =
-            |why: &str| Err(TableError::Damaged { table: "manifest.json", why: why.to_owned() });
+        let damaged = |why: &str| Err(TableError::Damaged { table: "manifest.json", why: why.to_owned() });
         let hashes: Vec<Hash> = m.parts.iter().map(|p| p.hash).collect();
         let got = root(&m.sample_rule, &hashes);
         if got != expected || m.root != expected {
@@ -218,11 +217,10 @@ impl LayoutDoc {
         if got != l.layout {
             return Err(TableError::Layout { expected: l.layout, got });
         }
-        if l.params.slice_bytes == 0 || l.params.slice_bytes > CHUNK_BYTES_MAX {
-            let why = format!("slice_bytes {} is not within 1 to {CHUNK_BYTES_MAX}", l.params.slice_bytes);
-            return Err(TableError::Damaged { table: "layout.json", why });
+        match l.params.check() {
+            Ok(()) => Ok(l),
+            Err(why) => Err(TableError::Damaged { table: "layout.json", why: why.to_owned() }),
         }
-        Ok(l)
     }
 
     /// The document as it is written.

@@ -74,6 +74,9 @@ pub enum TableError {
         /// Which rule it breaks.
         why: String,
     },
+    /// No layout can have these parameters.
+    #[error("layout parameters: {0}")]
+    Params(String),
     /// A limit of the format or of this reader was reached.
     #[error("{table}: {what} is {got}, the limit is {limit}")]
     Limit {
@@ -117,6 +120,7 @@ impl TableError {
             TableError::Newer { .. }
             | TableError::Entry(_)
             | TableError::Row { .. }
+            | TableError::Params(_)
             | TableError::Limit { .. } => Kind::Invalid,
             TableError::Io { .. } => Kind::Unavailable,
             TableError::Internal(_) => Kind::Internal,

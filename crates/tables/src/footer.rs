@@ -45,7 +45,12 @@ impl Footer {
         let mut tail = read_tail(source, table, usual).await?;
         let len = footer_len(table, &tail)?;
         if len > most {
-            return Err(TableError::Limit { table: table.file_name(), what: "footer bytes", got: len, limit: most });
+            return Err(TableError::Limit {
+                table: table.file_name(),
+                what: "footer bytes",
+                got: len,
+                limit: most,
+            });
         }
         if len + 8 > tail.len() as u64 {
             tail = read_tail(source, table, len + 8).await?;

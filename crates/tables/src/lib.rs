@@ -13,9 +13,9 @@
 //! 3. Every count and length that comes from a file is bounded before memory is taken for it.
 
 pub mod cache;
+pub mod chunks;
 mod columns;
 mod decode;
-pub mod chunks;
 pub mod documents;
 pub mod error;
 mod footer;

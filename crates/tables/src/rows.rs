@@ -60,7 +60,11 @@ impl PartRows {
     /// Refuses a row that would make the part one that no reader takes.
     pub fn check_room(&self, row: &NewRow) -> Result<(), TableError> {
         let limit = |table: Table, what, got, limit| {
-            if got > limit { Err(TableError::Limit { table: table.file_name(), what, got, limit }) } else { Ok(()) }
+            if got > limit {
+                Err(TableError::Limit { table: table.file_name(), what, got, limit })
+            } else {
+                Ok(())
+            }
         };
         let rows = u64::from(ROWS_PER_PART_MAX);
         // Half of what a reader takes leaves room for what compression adds at worst.
@@ -159,13 +163,17 @@ type Group<'a> = SerializedRowGroupWriter<'a, File>;
 
 /// Writes the next column; `levels` is 1 for a value and 0 for a null, and `None` without nulls.
 fn column<T: DataType>(group: &mut Group<'_>, values: &[T::T], levels: Option<&[i16]>) -> ParquetResult<()> {
-    let mut column = group.next_column()?.ok_or_else(|| crate::columns::bad("the schema has no more columns"))?;
+    let mut column =
+        group.next_column()?.ok_or_else(|| crate::columns::bad("the schema has no more columns"))?;
     column.typed::<T>().write_batch(values, levels, None)?;
     column.close()
 }
 
 /// Writes the next column, of rows that may be null.
-fn optional<T: DataType>(group: &mut Group<'_>, rows: impl Iterator<Item = Option<T::T>>) -> ParquetResult<()> {
+fn optional<T: DataType>(
+    group: &mut Group<'_>,
+    rows: impl Iterator<Item = Option<T::T>>,
+) -> ParquetResult<()> {
     let (mut values, mut levels) = (Vec::new(), Vec::new());
     for row in rows {
         levels.push(i16::from(row.is_some()));
@@ -238,7 +246,8 @@ fn sample_word(sample: &Sample) -> &'static str {
 }
 
 fn write_placement(g: &mut Group<'_>, part: &PartRows) -> ParquetResult<()> {
-    let rows = || (0..part.placed.len()).flat_map(|row| part.placed.slices(row).iter().map(move |s| (row, s)));
+    let rows =
+        || (0..part.placed.len()).flat_map(|row| part.placed.slices(row).iter().map(move |s| (row, s)));
     required::<Int64Type>(g, rows().map(|(row, _)| int(part.first_ordinal + row as u64)))?;
     required::<FixedLenByteArrayType>(g, rows().map(|(_, s)| fixed(&s.chunk)))?;
     required::<Int32Type>(g, rows().map(|(_, s)| int32(s.chunk_offset)))?;

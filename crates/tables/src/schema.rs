@@ -73,7 +73,8 @@ pub(crate) struct Schema {
 
 impl Schema {
     fn new(table: Table, text: &str) -> Self {
-        let message = Arc::new(parse_message_type(text).expect("the schemas above parse: every test reads them"));
+        let message =
+            Arc::new(parse_message_type(text).expect("the schemas above parse: every test reads them"));
         let columns = Arc::new(SchemaDescriptor::new(Arc::clone(&message)));
         Schema { table, message, columns }
     }

@@ -119,16 +119,9 @@ impl TablesWriter {
     /// Begins the files in `scratch`, an existing directory of the caller's, who removes it.
     ///
     /// # Errors
-    /// [`TableError::Io`], or [`TableError::Limit`] when the parameters are outside the limits.
+    /// [`TableError::Io`], or [`TableError::Params`] when no layout can have these parameters.
     pub fn create(scratch: &Path, rule: SampleRule, params: LayoutParams) -> Result<Self, TableError> {
-        if params.slice_bytes == 0 || params.slice_bytes > CHUNK_BYTES_MAX {
-            return Err(TableError::Limit {
-                table: Table::Layout.file_name(),
-                what: "slice_bytes",
-                got: params.slice_bytes.into(),
-                limit: CHUNK_BYTES_MAX.into(),
-            });
-        }
+        params.check().map_err(|why| TableError::Params(why.to_owned()))?;
         Ok(TablesWriter {
             scratch: scratch.to_owned(),
             rule,

@@ -68,7 +68,10 @@ fn trees() -> impl Strategy<Value = Vec<Entry>> {
             }
         }
         for e in empty {
-            all.push(Entry::empty_dir(format!("{}e{e}", ["", "a/", "b/", "q/r/", "a-b/", "z/"][usize::from(e)])));
+            all.push(Entry::empty_dir(format!(
+                "{}e{e}",
+                ["", "a/", "b/", "q/r/", "a-b/", "z/"][usize::from(e)]
+            )));
         }
         all.sort_by(|x, y| x.path.cmp(&y.path));
         all
@@ -117,8 +120,7 @@ async fn list_all(v: &Version, dir: &str, page: usize) -> Vec<Child> {
 async fn check(made: &Made, entries: &[Entry], cache: u64, page: usize) {
     let v = made.open_with(made.files.clone(), PartCache::new(cache)).await.expect("a good version");
     let got = read_all(&v).await.expect("a good version");
-    let want: Vec<_> =
-        entries.iter().map(|e| (e.clone(), support::slices(e, LayoutParams::INDEX))).collect();
+    let want: Vec<_> = entries.iter().map(|e| (e.clone(), support::slices(e, LayoutParams::INDEX))).collect();
     assert!(got == want, "entries or slices differ");
     assert_eq!(v.manifest().entries, entries.len() as u64);
     for (ordinal, e) in (0u64..).zip(entries) {
@@ -141,10 +143,8 @@ async fn check(made: &Made, entries: &[Entry], cache: u64, page: usize) {
             Resolved::Entry(_) => panic!("{dir} is a directory"),
         }
         let listed = list_all(&v, &dir, page).await;
-        let names: Vec<_> = listed
-            .iter()
-            .map(|c| (c.name.clone(), c.ordinal, matches!(c.kind, ChildKind::Dir(_))))
-            .collect();
+        let names: Vec<_> =
+            listed.iter().map(|c| (c.name.clone(), c.ordinal, matches!(c.kind, ChildKind::Dir(_)))).collect();
         assert_eq!(names, children, "listing of {dir:?}");
         for c in &listed {
             let path = if dir.is_empty() { c.name.clone() } else { format!("{dir}/{}", c.name) };
@@ -226,7 +226,8 @@ fn try_answers_what_is_in_memory_and_nothing_else() {
 #[test]
 fn the_writer_refuses_what_no_reader_would_take() {
     let scratch = tempfile::tempdir().expect("scratch");
-    let mut w = TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("scratch");
+    let mut w =
+        TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("scratch");
     let good = |path: &str| support::row(&Entry::file(path, 3, Hash::of(b"abc")), LayoutParams::INDEX);
     w.push(good("m")).expect("good");
     let mut short = good("n");
@@ -256,7 +257,8 @@ fn the_writer_refuses_what_no_reader_would_take() {
 #[test]
 fn keyed_samples_are_counted_by_runs() {
     let scratch = tempfile::tempdir().expect("scratch");
-    let mut w = TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("scratch");
+    let mut w =
+        TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("scratch");
     let samples = [
         Sample::Keyed("a".into()),
         Sample::None,

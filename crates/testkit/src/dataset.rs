@@ -10,8 +10,29 @@ use std::path::Path;
 
 /// Names that software tends to get wrong. All are UTF-8.
 pub const ODD_NAMES: &[&str] = &[
-    "x#1", "a b", " lead", "trail ", "é", "e\u{301}", "a%20b", "%", "a+b", "a?b=c&d", "a:b", "a\\b", "quo\"te'", "<&>", "日本語",
-    "~tilde", ".hidden", "-dash", "a=b", "[x]{y}", "a*b", "z..z", "new\nline",
+    "x#1",
+    "a b",
+    " lead",
+    "trail ",
+    "é",
+    "e\u{301}",
+    "a%20b",
+    "%",
+    "a+b",
+    "a?b=c&d",
+    "a:b",
+    "a\\b",
+    "quo\"te'",
+    "<&>",
+    "日本語",
+    "~tilde",
+    ".hidden",
+    "-dash",
+    "a=b",
+    "[x]{y}",
+    "a*b",
+    "z..z",
+    "new\nline",
 ];
 
 /// What a tree holds.
@@ -142,7 +163,8 @@ pub fn write_tree(dir: &Path, seed: u64, spec: &Spec) -> io::Result<Tree> {
 
 /// Directory `i`, `depth` levels deep; neighbours share ancestors.
 fn directory(i: usize, depth: usize) -> String {
-    let mut parts: Vec<String> = (1..depth).map(|level| format!("d{level}-{}", i / 4_usize.pow(level as u32))).collect();
+    let mut parts: Vec<String> =
+        (1..depth).map(|level| format!("d{level}-{}", i / 4_usize.pow(level as u32))).collect();
     parts.reverse();
     parts.push(format!("d0-{i:04}"));
     parts.join("/")

@@ -18,7 +18,11 @@ impl<T: Clone> Rules<T> {
 
     /// From now on, `times` times (for ever where `None`).
     pub fn add(&self, part: &str, what: T, times: Option<u32>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Rule { part: part.to_owned(), what, left: times });
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Rule {
+            part: part.to_owned(),
+            what,
+            left: times,
+        });
     }
 
     pub fn clear(&self) {

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::combinators::BoxBody;
+use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -11,13 +11,21 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// A body whose error closes the connection in the middle of it.
-pub(crate) type Body = BoxBody<Bytes, io::Error>;
+pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// The error of a body that ends before its time. It waits a little, because hyper drops what it
+/// has not yet written when a body fails, and what was to pass shall pass.
+pub(crate) async fn broken(why: &str) -> io::Error {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    io::Error::other(why)
+}
 
 /// The server; dropping it closes the port and every connection.
 pub(crate) struct Server {

@@ -1,7 +1,7 @@
 //! A proxy between a client and an HTTP/1.1 server that changes what passes: the lying wire.
 
 use crate::rules::Rules;
-use crate::serve::{Body, Server, requests};
+use crate::serve::{Body, Server, broken, requests};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use http::{Request, Response, StatusCode};
@@ -79,7 +79,10 @@ impl TamperProxy {
             let shared = Arc::clone(&serving);
             // One connection upstream for each of ours, made when the first request comes.
             let upstream = Arc::new(Mutex::new(None));
-            requests(stream, Arc::new(move |request| answer(Arc::clone(&shared), Arc::clone(&upstream), request)))
+            requests(
+                stream,
+                Arc::new(move |request| answer(Arc::clone(&shared), Arc::clone(&upstream), request)),
+            )
         });
         TamperProxy { server, shared }
     }
@@ -122,7 +125,11 @@ impl TamperProxy {
 
 type Connection = Arc<Mutex<Option<SendRequest<Incoming>>>>;
 
-async fn answer(shared: Arc<Shared>, connection: Connection, request: Request<Incoming>) -> Option<Response<Body>> {
+async fn answer(
+    shared: Arc<Shared>,
+    connection: Connection,
+    request: Request<Incoming>,
+) -> Option<Response<Body>> {
     let target = request.uri().to_string();
     match forward(&shared, &connection, request).await {
         Ok(response) => {
@@ -133,7 +140,7 @@ async fn answer(shared: Arc<Shared>, connection: Connection, request: Request<In
             }))
         }
         Err(why) => {
-            let body = Full::new(Bytes::from(format!("proxy: {why}"))).map_err(|e| match e {}).boxed();
+            let body = Full::new(Bytes::from(format!("proxy: {why}"))).map_err(|e| match e {}).boxed_unsync();
             let mut response = Response::new(body);
             *response.status_mut() = StatusCode::BAD_GATEWAY;
             Some(response)
@@ -141,7 +148,11 @@ async fn answer(shared: Arc<Shared>, connection: Connection, request: Request<In
     }
 }
 
-async fn forward(shared: &Shared, connection: &Connection, request: Request<Incoming>) -> io::Result<Response<Incoming>> {
+async fn forward(
+    shared: &Shared,
+    connection: &Connection,
+    request: Request<Incoming>,
+) -> io::Result<Response<Incoming>> {
     let mut slot = connection.lock().await;
     let mut sender = match slot.take() {
         Some(sender) if !sender.is_closed() => sender,
@@ -174,51 +185,71 @@ async fn connect(upstream: &Upstream) -> io::Result<SendRequest<Incoming>> {
     }
 }
 
+/// How a body ends before its time.
+#[derive(Clone, Copy)]
+enum End {
+    Cut,
+    Stall,
+}
+
+struct Passing {
+    body: BodyStream<Incoming>,
+    tampers: Vec<Tamper>,
+    shared: Arc<Shared>,
+    /// Bytes of the body so far.
+    at: u64,
+    /// What happens instead of the next frame.
+    end: Option<End>,
+}
+
 fn tampered(body: Incoming, tampers: Vec<Tamper>, shared: Arc<Shared>) -> Body {
     if tampers.is_empty() {
-        return body.map_err(io::Error::other).boxed();
+        return body.map_err(io::Error::other).boxed_unsync();
     }
-    let state = (BodyStream::new(body), tampers, shared, 0u64, false);
-    let frames = futures::stream::unfold(state, |(mut body, tampers, shared, at, ended)| async move {
-        if ended {
-            return None;
+    let passing = Passing { body: BodyStream::new(body), tampers, shared, at: 0, end: None };
+    let frames = futures::stream::unfold(passing, |mut passing| async move {
+        let frame = passing.next().await?;
+        Some((frame, passing))
+    });
+    StreamBody::new(frames).boxed_unsync()
+}
+
+impl Passing {
+    async fn next(&mut self) -> Option<io::Result<Frame<Bytes>>> {
+        match self.end {
+            Some(End::Cut) => return Some(Err(broken("cut").await)),
+            Some(End::Stall) => std::future::pending().await,
+            None => {}
         }
-        let bytes = match body.next().await? {
-            Err(error) => return Some((Err(io::Error::other(error)), (body, tampers, shared, at, true))),
-            Ok(frame) => match frame.into_data() {
-                Ok(bytes) => bytes,
-                Err(trailers) => return Some((Ok(trailers), (body, tampers, shared, at, false))),
-            },
+        let bytes = match self.body.next().await?.map(Frame::into_data) {
+            Err(error) => return Some(Err(io::Error::other(error))),
+            Ok(Err(trailers)) => return Some(Ok(trailers)),
+            Ok(Ok(bytes)) => bytes,
         };
-        let end = at + bytes.len() as u64;
         let mut out = bytes.to_vec();
-        for tamper in &tampers {
-            match tamper {
-                Tamper::FlipBit { byte, bit } if (at..end).contains(byte) => {
-                    out[(byte - at) as usize] ^= 1 << (bit % 8);
-                    shared.tampered.fetch_add(1, Relaxed);
-                }
-                Tamper::FlipBit { .. } => {}
-                Tamper::Cut { after } | Tamper::Stall { after } if end > *after => {
-                    let stall = matches!(tamper, Tamper::Stall { .. });
-                    out.truncate(after.saturating_sub(at) as usize);
-                    shared.tampered.fetch_add(1, Relaxed);
-                    if out.is_empty() && stall {
-                        std::future::pending::<()>().await;
+        for tamper in &self.tampers {
+            let (after, end) = match tamper {
+                Tamper::FlipBit { byte, bit } => {
+                    let hit = byte.checked_sub(self.at).and_then(|i| out.get_mut(i as usize));
+                    if let Some(hit) = hit {
+                        *hit ^= 1 << (bit % 8);
+                        self.shared.tampered.fetch_add(1, Relaxed);
                     }
-                    if out.is_empty() {
-                        return Some((Err(io::Error::other("cut")), (body, tampers, shared, at, true)));
-                    }
-                    // What still passes goes out; the next turn starts at the limit and stops there.
-                    shared.tampered.fetch_sub(1, Relaxed);
-                    let next = at + out.len() as u64;
-                    return Some((Ok(Frame::data(Bytes::from(out))), (body, tampers, shared, next, false)));
+                    continue;
                 }
-                Tamper::Cut { .. } | Tamper::Stall { .. } => {}
+                Tamper::Cut { after } => (*after, End::Cut),
+                Tamper::Stall { after } => (*after, End::Stall),
+            };
+            if self.end.is_none() && self.at + out.len() as u64 > after {
+                out.truncate(after.saturating_sub(self.at) as usize);
+                self.end = Some(end);
+                self.shared.tampered.fetch_add(1, Relaxed);
             }
         }
-        Some((Ok(Frame::data(Bytes::from(out))), (body, tampers, shared, end, false)))
-    });
-    // The frames are not `Sync`; a boxed body has to be.
-    StreamBody::new(SyncStream::new(frames)).boxed()
+        self.at += out.len() as u64;
+        Some(Ok(Frame::data(Bytes::from(out))))
+    }
 }
+
+#[cfg(test)]
+mod tests;

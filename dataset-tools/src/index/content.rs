@@ -16,7 +16,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes read at a time.
-const PIECE_BYTES: usize = 256 << 10;
+const PIECE_MAX: usize = 256 << 10;
+static PIECE: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| std::env::var("PIECE").map_or(256, |s| s.parse().expect("x")) << 10);
 /// How often a file that changes while it is read is read again.
 pub const RETRIES: u32 = 3;
 
@@ -113,10 +114,10 @@ fn pieces(
     buf: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]),
 ) -> io::Result<bool> {
-    buf.resize(PIECE_BYTES, 0);
+    let piece = *PIECE; buf.resize(piece, 0);
     let mut done = 0u64;
     while done < len {
-        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(PIECE_BYTES);
+        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(piece);
         let mut have = 0;
         while have < want {
             match file.read_at(&mut buf[have..want], offset + done + have as u64) {
@@ -144,7 +145,7 @@ pub fn read_small(file: &File, meta: &Metadata, buf: &mut Vec<u8>) -> Result<Opt
             return if same(meta, &file.metadata()?) { Err(ReadFault::Sizeless) } else { Ok(None) };
         }
     }
-    let hash = if size <= PIECE_BYTES as u64 {
+    let hash = if size <= *PIECE as u64 {
         let mut hash = Hash::of(&[]);
         if !pieces(file, 0, size, buf, |b| hash = Hash::of(b))? {
             return Ok(None);
@@ -277,7 +278,7 @@ mod tests {
             }
             assert_eq!(at, size);
         }
-        for size in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, step] {
+        for size in [0, 1, PIECE_MAX, PIECE_MAX + 1, step] {
             let path = dir.path().join("f");
             std::fs::write(&path, &bytes[..size]).expect("write");
             let (file, meta) = open(&path, false).expect("open");

@@ -169,7 +169,9 @@ struct Taker<'a> {
 
 impl Taker<'_> {
     fn fault(&mut self, path: String, why: String) -> Result<(), Failure> {
-        self.out.warn(format_args!("{path}: {why}"));
+        if self.on_fault != OnFault::Stop {
+            self.out.warn(format_args!("{path}: {why}"));
+        }
         if self.faults.len() == FAULTS_MAX {
             return Err(Failure::new(format!("more than {FAULTS_MAX} entries cannot be indexed"))
                 .hint("something is wrong with the whole tree: see the first of them"));
@@ -293,7 +295,8 @@ fn open_parent(options: &IndexOptions, rt: &Handle, place: &Place, local: bool, 
             return Ok(None);
         }
         let (root, layout) = place.resolve(select).await?;
-        place.version(root, layout).await.map(Some)
+        // Each part is read once, in order, and held by the cursor.
+        place.version_keeping(root, layout, 1).await.map(Some)
     });
     match version {
         Ok(Some(version)) => {

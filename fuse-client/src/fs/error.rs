@@ -93,12 +93,20 @@ impl Fault {
     #[must_use]
     pub fn advice(self) -> &'static str {
         match self {
-            Fault::Unavailable => "check that fletch-server runs and reaches its origin; reads work again when it does",
+            Fault::Unavailable => {
+                "check that fletch-server runs and reaches its origin; reads work again when it does"
+            }
             Fault::Denied => "check the token of this mount and its grant on the server",
             Fault::Gone => "the dataset is not registered any more: register it again, or unmount",
-            Fault::Origin => "an object is not what was indexed: index the dataset again and mount the new version",
-            Fault::Corrupt => "wrong bytes were refused: check the network and the server's disks; see fletch verify",
-            Fault::Overloaded => "the server or this mount's --memory is at its limit: fewer readers or more memory",
+            Fault::Origin => {
+                "an object is not what was indexed: index the dataset again and mount the new version"
+            }
+            Fault::Corrupt => {
+                "wrong bytes were refused: check the network and the server's disks; see fletch verify"
+            }
+            Fault::Overloaded => {
+                "the server or this mount's --memory is at its limit: fewer readers or more memory"
+            }
             Fault::Internal => "this is a defect: please report it with this line",
         }
     }
@@ -132,10 +140,12 @@ impl FsError {
             FsError::Table(TableError::Source(e)) => Fault::of_kind(e.kind),
             FsError::Table(e) if e.kind() == Kind::Invalid => Fault::Corrupt,
             FsError::Table(e) => Fault::of_kind(e.kind()),
-            FsError::Read { error: ReadError::Fetch(e), .. } => match e.source.downcast_ref::<ClientError>() {
-                Some(c) => Fault::of_client(c),
-                None => Fault::of_kind(e.kind),
-            },
+            FsError::Read { error: ReadError::Fetch(e), .. } => {
+                match e.source.downcast_ref::<ClientError>() {
+                    Some(c) => Fault::of_client(c),
+                    None => Fault::of_kind(e.kind),
+                }
+            }
             FsError::Read { error, .. } => Fault::of_kind(error.kind()),
             FsError::Late(_) => Fault::Unavailable,
             _ => return None,

@@ -24,9 +24,7 @@ impl Tree {
             return Err(FsError::NoAttribute);
         }
         match self.file(ino).await {
-            Ok(found) => {
-                Ok(found.entry().hash.ok_or(FsError::NoAttribute)?.to_string().into_bytes())
-            }
+            Ok(found) => Ok(found.entry().hash.ok_or(FsError::NoAttribute)?.to_string().into_bytes()),
             Err(FsError::Invalid) => Err(FsError::NoAttribute),
             Err(e) => Err(e),
         }

@@ -1,7 +1,7 @@
 //! Layouts: how one root's bytes lie in chunks. A layout's id covers the placement and not
 //! the origin, so the same tree has the same layout wherever its objects are.
 
-use super::{CHUNK_BYTES_MAX, EntryKind, Part, SLICE_BYTES_DEFAULT};
+use super::{CHUNK_BYTES_MAX, EntryKind, PackParams, Part, SLICE_BYTES_DEFAULT};
 use crate::hash::context;
 use crate::{Hash, LayoutId, Root};
 use serde::{Deserialize, Serialize};
@@ -24,12 +24,46 @@ pub struct LayoutParams {
     pub kind: LayoutKind,
     /// Files up to this many bytes are one chunk; larger ones are cut into slices of it.
     pub slice_bytes: u32,
+    /// How small files are grouped; present exactly for packs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pack: Option<PackParams>,
 }
 
 impl LayoutParams {
     /// The index layout everybody shares.
     pub const INDEX: LayoutParams =
-        LayoutParams { kind: LayoutKind::Index, slice_bytes: SLICE_BYTES_DEFAULT };
+        LayoutParams { kind: LayoutKind::Index, slice_bytes: SLICE_BYTES_DEFAULT, pack: None };
+
+    /// The packed layout everybody shares.
+    pub const PACK: LayoutParams = LayoutParams {
+        kind: LayoutKind::Pack,
+        slice_bytes: SLICE_BYTES_DEFAULT,
+        pack: Some(PackParams::DEFAULT),
+    };
+
+    /// Whether a layout can be made with them; what is wrong otherwise.
+    ///
+    /// # Errors
+    /// The rule that they break, in words.
+    pub fn check(&self) -> Result<(), &'static str> {
+        if self.slice_bytes == 0 || self.slice_bytes > CHUNK_BYTES_MAX {
+            return Err("slice_bytes is not within 1 byte to 16 MiB");
+        }
+        match (self.kind, self.pack) {
+            (LayoutKind::Index, None) => Ok(()),
+            (LayoutKind::Pack, Some(pack)) => pack.check(),
+            _ => Err("parameters of grouping belong to packs, and to all of them"),
+        }
+    }
+
+    /// The parameters as a layout's id covers them: (id, value), ascending by id.
+    fn canonical(&self) -> Vec<(u16, u64)> {
+        let mut all = vec![(1, u64::from(self.slice_bytes))];
+        if let Some(pack) = self.pack {
+            all.extend([(2, u64::from(pack.group_bytes)), (3, u64::from(pack.align))]);
+        }
+        all
+    }
 
     /// The lengths of the slices of a file of `size` bytes, in order; none for an empty file.
     pub fn slice_lengths(&self, size: u64) -> impl Iterator<Item = u32> + use<> {
@@ -175,10 +209,13 @@ pub fn layout_id(params: &LayoutParams, root: Root, placements: &[Hash]) -> Layo
     let mut buf = Vec::with_capacity(64);
     buf.extend_from_slice(&1u32.to_le_bytes());
     buf.push(params.kind as u8);
-    // Parameters as (id u16, value u64), ascending; id 1 is slice_bytes.
-    buf.extend_from_slice(&1u16.to_le_bytes());
-    buf.extend_from_slice(&1u16.to_le_bytes());
-    buf.extend_from_slice(&u64::from(params.slice_bytes).to_le_bytes());
+    // Parameters as (id u16, value u64), ascending: 1 slice_bytes, 2 group_bytes, 3 align.
+    let canonical = params.canonical();
+    buf.extend_from_slice(&u16::try_from(canonical.len()).unwrap_or(u16::MAX).to_le_bytes());
+    for (id, value) in canonical {
+        buf.extend_from_slice(&id.to_le_bytes());
+        buf.extend_from_slice(&value.to_le_bytes());
+    }
     buf.extend_from_slice(root.0.as_bytes());
     buf.extend_from_slice(&(placements.len() as u64).to_le_bytes());
     let mut h = blake3::Hasher::new_derive_key(context::LAYOUT);

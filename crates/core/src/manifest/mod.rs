@@ -4,12 +4,15 @@
 pub mod entries;
 pub mod layout;
 pub mod locate;
+pub mod pack;
 pub mod part;
 pub mod parts;
 pub mod sample;
+pub mod tar;
 
 pub use entries::{BadEntry, Entry, EntryKind, EntryRef, Sample, SampleRef};
 pub use layout::{LayoutKind, LayoutParams, Placed, Slice};
+pub use pack::PackParams;
 pub use part::{Part, PartBuilder};
 pub use parts::{PartCutter, PartSummary, root};
 pub use sample::{KeyRule, SampleRule};

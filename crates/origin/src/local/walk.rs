@@ -53,7 +53,7 @@ fn walk(dir: &Path, what: &str, prefix: &str, send: &mpsc::Sender<Item>) -> Resu
     match children(&dir.join(prefix)) {
         // As at a store: a directory that is not there has nothing below it.
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(()),
-        read => below(dir, what, &at, read, send),
+        read => below(what, &at, read, send),
     }
 }
 
@@ -83,7 +83,6 @@ fn children(dir: &Path) -> io::Result<Vec<io::Result<Child>>> {
 }
 
 fn below(
-    dir: &Path,
     what: &str,
     at: &str,
     read: io::Result<Vec<io::Result<Child>>>,
@@ -111,7 +110,7 @@ fn below(
         let path = format!("{at}{name}");
         if child.is_dir {
             let read = children(&child.entry.path());
-            below(dir, what, &format!("{path}/"), read, send)?;
+            below(what, &format!("{path}/"), read, send)?;
         } else if !name.starts_with(TEMPORARY) {
             match child.entry.metadata() {
                 Ok(meta) if meta.is_file() => give(Ok(meta_of(&path, &meta)))?,

@@ -23,8 +23,14 @@ struct Pages {
 }
 
 impl Reach {
-    pub fn list(&self, what: String, prefix: String, turns: Arc<Semaphore>) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
-        let parts: Vec<&str> = [self.prefix.as_str(), prefix.as_str()].into_iter().filter(|p| !p.is_empty()).collect();
+    pub fn list(
+        &self,
+        what: String,
+        prefix: String,
+        turns: Arc<Semaphore>,
+    ) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
+        let parts: Vec<&str> =
+            [self.prefix.as_str(), prefix.as_str()].into_iter().filter(|p| !p.is_empty()).collect();
         let prefix = if parts.is_empty() { String::new() } else { format!("{}/", parts.join("/")) };
         let pages = Pages { reach: self.clone(), what, prefix, turns, next: Some(None), last: String::new() };
         let pages = futures::stream::unfold(pages, |mut pages| async move {
@@ -32,11 +38,12 @@ impl Reach {
             let page = pages.page(token).await;
             Some((page, pages))
         });
-        pages.flat_map(|page| match page {
-            Ok(items) => futures::stream::iter(items.into_iter().map(Ok).collect::<Vec<_>>()),
-            Err(error) => futures::stream::iter(vec![Err(error)]),
-        })
-        .boxed()
+        pages
+            .flat_map(|page| match page {
+                Ok(items) => futures::stream::iter(items.into_iter().map(Ok).collect::<Vec<_>>()),
+                Err(error) => futures::stream::iter(vec![Err(error)]),
+            })
+            .boxed()
     }
 }
 
@@ -47,14 +54,20 @@ impl Pages {
         let what = self.what.as_str();
         let deadline = Instant::now() + remote.limits.io_timeout;
         let late = || super::unavailable(what, "no turn within io_timeout");
-        let _turn = timeout_at(deadline, self.turns.acquire()).await.map_err(|_| late())?.map_err(|_| late())?;
+        let _turn =
+            timeout_at(deadline, self.turns.acquire()).await.map_err(|_| late())?.map_err(|_| late())?;
         let prefix = Some(self.prefix.as_str()).filter(|p| !p.is_empty());
-        let page = crate::retry::retrying(what, deadline, remote.limits.attempts_max, &remote.counters, |_| async {
-            let options = PaginatedListOptions { page_token: token.clone(), ..PaginatedListOptions::default() };
-            let page = tokio::time::timeout(remote.patience(), remote.store.list_paginated(prefix, options)).await;
-            page.map_err(|_| super::unavailable(what, "no page in a third of io_timeout"))?.map_err(|e| translate(what, &e))
-        })
-        .await?;
+        let page =
+            crate::retry::retrying(what, deadline, remote.limits.attempts_max, &remote.counters, |_| async {
+                let options =
+                    PaginatedListOptions { page_token: token.clone(), ..PaginatedListOptions::default() };
+                let page =
+                    tokio::time::timeout(remote.patience(), remote.store.list_paginated(prefix, options))
+                        .await;
+                page.map_err(|_| super::unavailable(what, "no page in a third of io_timeout"))?
+                    .map_err(|e| translate(what, &e))
+            })
+            .await?;
         let below = if self.reach.prefix.is_empty() { 0 } else { self.reach.prefix.len() + 1 };
         let mut items = Vec::with_capacity(page.result.objects.len());
         for object in &page.result.objects {
@@ -64,12 +77,13 @@ impl Pages {
                 continue;
             }
             let path = key.get(below..).filter(|_| key.starts_with(&self.prefix));
-            let path = path.ok_or_else(|| corrupt(what, format!("{key:?} in a listing of {:?}", self.prefix)))?;
+            let path =
+                path.ok_or_else(|| corrupt(what, format!("{key:?} in a listing of {:?}", self.prefix)))?;
             if path <= self.last.as_str() {
                 return Err(corrupt(what, format!("{path:?} listed after {:?}", self.last)));
             }
             path.clone_into(&mut self.last);
-            items.push(meta_of(path, &object));
+            items.push(meta_of(path, object));
         }
         self.next = page.page_token.map(Some);
         Ok(items)

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use fletch_core::manifest::{Entry, LayoutParams, SampleRule, Slice};
 use fletch_core::{Hash, Kind};
 use fletch_tables::{
-    Created, NewRow, PartCache, PinRow, SourceError, Table, TableError, TableRange, TableSource, TablesWriter,
-    Version, Written,
+    Created, NewRow, PartCache, PinRow, SourceError, Table, TableError, TableRange, TableSource,
+    TablesWriter, Version, Written,
 };
 use std::collections::HashMap;
 use std::path::Path;

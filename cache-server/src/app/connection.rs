@@ -1,0 +1,127 @@
+//! One connection: HTTP/1.1 with bounds on how long either side may make the other wait.
+
+use super::App;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::OwnedSemaphorePermit,
+    time::{Instant, Sleep, sleep},
+};
+
+/// What hyper buffers of a request's head; the header's own limit, at most this, answers with a
+/// problem, beyond it hyper answers 431 by itself.
+const HEAD_BYTES_MAX: usize = 128 << 10;
+/// Header lines of a request.
+const HEADERS_MAX: usize = 128;
+
+impl App {
+    /// Serves a connection until it ends, the server drains, or is aborted.
+    pub(super) async fn serve<S>(self: Arc<Self>, stream: S, place: OwnedSemaphorePermit)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        self.server.connections.fetch_add(1, Relaxed);
+        let limits = &self.server.limits;
+        let io = TokioIo::new(Patient::new(stream, limits.send_timeout));
+        let service = TowerToHyperService::new(self.router.clone());
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.idle_timeout)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .max_headers(HEADERS_MAX)
+            .serve_connection(io, service);
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = &mut connection => Some(ended),
+            () = self.drain.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    ended = &mut connection => Some(ended),
+                    () = self.abort.cancelled() => None,
+                }
+            }
+        };
+        if let Some(Err(e)) = ended {
+            tracing::debug!(error = %e, "a connection ended early");
+        }
+        self.server.connections.fetch_sub(1, Relaxed);
+        drop(place);
+    }
+}
+
+/// A stream whose reader may not stall for longer than `patience`: an answer holds buffers that
+/// others wait for.
+struct Patient<S> {
+    stream: S,
+    patience: Duration,
+    /// Armed while the stream takes nothing.
+    stalled: Pin<Box<Sleep>>,
+    armed: bool,
+}
+
+impl<S> Patient<S> {
+    fn new(stream: S, patience: Duration) -> Self {
+        Patient { stream, patience, stalled: Box::pin(sleep(patience)), armed: false }
+    }
+
+    /// Passes on what a write did, unless nothing was taken for too long.
+    fn judge<T>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if wrote.is_ready() {
+            self.armed = false;
+            return wrote;
+        }
+        if !self.armed {
+            self.armed = true;
+            self.stalled.as_mut().reset(Instant::now() + self.patience);
+        }
+        ready!(self.stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes no bytes")))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.judge(cx, wrote)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.judge(cx, wrote)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.judge(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.judge(cx, shut)
+    }
+}

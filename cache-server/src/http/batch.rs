@@ -1,0 +1,304 @@
+//! `POST /v1/versions/{root}/batch`: many pieces of a version in one stream, each with its own
+//! outcome. Items are answered in the request's order; small ones are read ahead together.
+
+mod tar;
+
+use super::{
+    admit::Admitted,
+    body::{Broken, Charge, Piece, of_stream},
+    chunks::finish,
+    files::{content, piece, read_all},
+    json, parsed,
+    problem::{Answer, Fault},
+};
+use crate::{
+    server::Server,
+    versions::{Sources, VersionError},
+};
+use axum::{
+    body::Body,
+    extract::{Path, State, rejection::PathRejection},
+    http::{HeaderMap, Response, StatusCode, header},
+};
+use bytes::{BufMut as _, BytesMut};
+use fletch_api::{
+    BATCH_ITEMS_MAX, BatchItem, BatchRequest, ByteTier, Code, Problem,
+    frames::{FrameHeader, FrameKind, HEADER_BYTES, MORE, PREFACE, WHOLE},
+    headers,
+};
+use fletch_core::{
+    Domain, Root,
+    manifest::{
+        Slice,
+        locate::{ChunkRange, ranges},
+    },
+};
+use futures::{Stream, StreamExt as _, future::BoxFuture, stream, stream::BoxStream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Items up to this many bytes are read ahead; larger ones are read as they are sent.
+const AHEAD_BYTES_MAX: u64 = 1 << 20;
+/// Pieces up to this many bytes are copied together, so that 64 samples are a few writes.
+const COPY_BYTES_MAX: usize = 32 << 10;
+/// Bytes after which copied pieces are sent.
+const FLUSH_BYTES: usize = 128 << 10;
+/// Pieces that are looked at together when they are ready.
+const READY_PIECES: usize = 256;
+
+/// Many pieces of one version.
+#[utoipa::path(
+    post, path = "/v1/versions/{root}/batch", tag = "bytes", request_body = BatchRequest,
+    params(
+        ("root" = String, Path, description = "Root of the version, 64 hex digits"),
+        ("Accept" = Option<String>, Header, description = "application/x-tar for an archive; frames otherwise"),
+        ("Fletch-Job" = Option<String>, Header, description = "Job the bytes are for"),
+    ),
+    responses(
+        (status = 200, description = "A stream of frames, each item with its own status; or a tar archive, in which failed items are left out and listed in a last member `fletch-problems.json`", content_type = "application/vnd.fletch.frames"),
+        (status = 400, description = "No such request", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "Not a version of this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 413, description = "The request is too long", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "At a limit", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn post(
+    State(server): State<Arc<Server>>,
+    path: Result<Path<String>, PathRejection>,
+    mut admitted: Admitted,
+    request: HeaderMap,
+    body: Body,
+) -> Answer {
+    let Path(root) = path.map_err(|e| Fault::bad(e.body_text()))?;
+    let root: Root = parsed(&root)?;
+    let ask: BatchRequest = json(&server, body).await?;
+    if ask.items.is_empty() || ask.items.len() > BATCH_ITEMS_MAX {
+        return Err(Fault::bad(format!("{} items; a batch has 1 to {BATCH_ITEMS_MAX}", ask.items.len())));
+    }
+    let domain = admitted.principal.domain.clone();
+    let sources = server.versions.sources(&domain, root).await?;
+    let charge = admitted.charges(&server, &sources, root);
+    let count = u32::try_from(ask.items.len()).unwrap_or(u32::MAX);
+    let reader = Reader {
+        server: Arc::clone(&server),
+        sources,
+        domain,
+        left: Arc::new(Mutex::new(server.limits.batch_bytes)),
+    };
+    let items = reader.items(ask.items, charge);
+    let as_tar = request.get(header::ACCEPT).is_some_and(|a| a.as_bytes() == headers::TAR.as_bytes());
+    let (kind, pieces) = if as_tar {
+        (headers::TAR, tar::archive(items).boxed())
+    } else {
+        (headers::FRAMES, framed(items, count).boxed())
+    };
+    let pieces = together(pieces);
+    let body = of_stream(&server, pieces, None, admitted.turn.take());
+    let head = Response::builder()
+        .status(StatusCode::OK)
+        .header(header::CONTENT_TYPE, kind)
+        .header(header::CACHE_CONTROL, "no-store");
+    finish(head, body)
+}
+
+/// One item on its way.
+struct Item {
+    index: u32,
+    /// What an archive calls it.
+    name: String,
+    /// Its length, and its bytes in order; or why it has none.
+    what: Result<(u64, BoxStream<'static, Answer<Piece>>), Fault>,
+}
+
+#[derive(Clone)]
+struct Reader {
+    server: Arc<Server>,
+    sources: Arc<Sources>,
+    domain: Domain,
+    /// Content bytes that this batch may still send.
+    left: Arc<Mutex<u64>>,
+}
+
+/// What an item is, before it is read.
+struct Plan {
+    name: String,
+    len: u64,
+    pieces: Vec<ChunkRange>,
+}
+
+impl Reader {
+    fn items(
+        self,
+        asked: Vec<BatchItem>,
+        charge: impl Fn(ByteTier) -> Charge + Clone + Send + 'static,
+    ) -> impl Stream<Item = Item> + Send + 'static {
+        let ahead = self.server.limits.batch_ahead();
+        let reads = stream::iter((0u32..).zip(asked)).map(move |(index, item)| {
+            let (reader, charge) = (self.clone(), charge.clone());
+            let read: BoxFuture<'static, Item> = Box::pin(async move {
+                let plan = match reader.plan(&item).await {
+                    Ok(plan) => plan,
+                    Err(fault) => return Item { index, name: String::new(), what: Err(fault) },
+                };
+                let (name, len) = (plan.name.clone(), plan.len);
+                Item { index, name, what: reader.read(plan, charge).await.map(|s| (len, s)) }
+            });
+            read
+        });
+        reads.buffered(ahead)
+    }
+
+    async fn plan(&self, item: &BatchItem) -> Answer<Plan> {
+        let version = &self.sources.first.version;
+        let plan = match item {
+            BatchItem::Chunk(span) => {
+                let len = u64::from(self.sources.locate(span.hash).await?.len);
+                let end = span.length.map_or(Some(len), |n| span.offset.checked_add(n));
+                let Some(end) = end.filter(|&end| end <= len && span.offset <= end) else {
+                    let detail = format!("the span lies past the {len} bytes of the chunk");
+                    return Err(Fault::new(Code::RangeNotSatisfiable, detail, "ask for bytes that exist"));
+                };
+                // A chunk is at most 16 MiB.
+                let cut = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);
+                let slice =
+                    Slice { chunk: span.hash, chunk_offset: 0, len: u32::try_from(len).unwrap_or(u32::MAX) };
+                let range = ChunkRange { slice, range: cut(span.offset)..cut(end) };
+                let name = if end - span.offset == len {
+                    span.hash.to_string()
+                } else {
+                    format!("{}-{}-{end}", span.hash, span.offset)
+                };
+                let pieces = if end == span.offset { Vec::new() } else { vec![range] };
+                Plan { name, len: end - span.offset, pieces }
+            }
+            BatchItem::Path(_) | BatchItem::Ordinal(_) => {
+                let found = match item {
+                    BatchItem::Path(path) => version.find(path).await,
+                    BatchItem::Ordinal(ordinal) => version.entry(*ordinal).await,
+                    BatchItem::Chunk(_) => Ok(None),
+                };
+                let found = found.map_err(VersionError::from)?.ok_or_else(Fault::not_found)?;
+                let entry = found.entry();
+                content(&entry)?;
+                let pieces = ranges(found.slices(), 0..entry.size).collect();
+                Plan { name: entry.path.replace('\0', "/"), len: entry.size, pieces }
+            }
+        };
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        match left.checked_sub(plan.len) {
+            Some(rest) => *left = rest,
+            None => {
+                let detail = format!("the batch has more than {} bytes", self.server.limits.batch_bytes);
+                return Err(Fault::new(Code::BodyTooLarge, detail, "ask for the rest in another batch"));
+            }
+        }
+        Ok(plan)
+    }
+
+    /// The item's bytes: read now if they are few, as they are sent otherwise.
+    async fn read(
+        self,
+        plan: Plan,
+        charge: impl Fn(ByteTier) -> Charge + Clone + Send + 'static,
+    ) -> Answer<BoxStream<'static, Answer<Piece>>> {
+        let small = plan.len <= AHEAD_BYTES_MAX;
+        let reads = read_all(self.server, self.sources, self.domain, plan.pieces);
+        let mut pieces =
+            reads.map(move |read| read.and_then(|(hit, r)| piece(&hit, &r, &charge))).boxed();
+        if !small {
+            return Ok(pieces);
+        }
+        let mut all = Vec::new();
+        while let Some(p) = pieces.next().await {
+            all.push(Ok(p?));
+        }
+        Ok(stream::iter(all).boxed())
+    }
+}
+
+fn header(kind: FrameKind, status: u16, index: u32, len: u64) -> Piece {
+    Piece::Framing(bytes::Bytes::copy_from_slice(&FrameHeader::new(kind, status, index, len).encode()))
+}
+
+/// A stream of frames (`fletch_api::frames`).
+fn framed(
+    items: impl Stream<Item = Item> + Send + 'static,
+    count: u32,
+) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
+    let begin = stream::iter([Ok(Piece::Framing(bytes::Bytes::from_static(&PREFACE)))]);
+    let end = stream::iter([Ok(header(FrameKind::End, WHOLE, count, 0))]);
+    begin.chain(items.map(frames_of).flatten()).chain(end)
+}
+
+fn error_frame(index: u32, fault: &Fault) -> Vec<Piece> {
+    // Plain fields of text and numbers always serialize.
+    let problem = serde_json::to_vec(&fault.0).unwrap_or_default();
+    let head = header(FrameKind::Error, fault.0.status, index, problem.len() as u64);
+    vec![head, Piece::Framing(problem.into())]
+}
+
+fn frames_of(item: Item) -> BoxStream<'static, Result<Piece, Broken>> {
+    let index = item.index;
+    let (len, pieces) = match item.what {
+        Ok(what) => what,
+        Err(fault) => return stream::iter(error_frame(index, &fault)).map(Ok).boxed(),
+    };
+    if len == 0 {
+        return stream::iter([Ok(header(FrameKind::Data, WHOLE, index, 0))]).boxed();
+    }
+    // `left` says which frame is the item's last; after an error nothing follows.
+    let frames = pieces.scan(Some(len), move |left, read| {
+        let Some(before) = *left else { return std::future::ready(None) };
+        let out = match read {
+            Ok(Piece::Content(bytes, charge)) => {
+                let n = bytes.len() as u64;
+                let rest = before.saturating_sub(n);
+                *left = Some(rest);
+                let status = if rest == 0 { WHOLE } else { MORE };
+                vec![header(FrameKind::Data, status, index, n), Piece::Content(bytes, charge)]
+            }
+            Ok(other) => vec![other],
+            Err(fault) => {
+                *left = None;
+                error_frame(index, &fault)
+            }
+        };
+        std::future::ready(Some(out))
+    });
+    frames.flat_map(|pieces| stream::iter(pieces).map(Ok)).boxed()
+}
+
+/// Copies neighbouring small pieces together, as far as they are ready: nothing waits for
+/// something that is still being read.
+fn together(
+    pieces: BoxStream<'static, Result<Piece, Broken>>,
+) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
+    pieces.ready_chunks(READY_PIECES).flat_map(|ready| {
+        let mut out = Vec::new();
+        let (mut copied, mut charges) = (BytesMut::new(), Vec::new());
+        for piece in ready {
+            match piece {
+                Ok(Piece::Framing(b)) if b.len() <= COPY_BYTES_MAX => copied.put(b),
+                Ok(Piece::Content(b, charge)) if b.len() <= COPY_BYTES_MAX => {
+                    charges.push((charge, b.len() as u64));
+                    copied.put(b);
+                }
+                other => {
+                    flush(&mut copied, &mut charges, &mut out);
+                    out.push(other);
+                }
+            }
+            if copied.len() >= FLUSH_BYTES {
+                flush(&mut copied, &mut charges, &mut out);
+            }
+        }
+        flush(&mut copied, &mut charges, &mut out);
+        stream::iter(out)
+    })
+}
+
+fn flush(copied: &mut BytesMut, charges: &mut Vec<(Charge, u64)>, out: &mut Vec<Result<Piece, Broken>>) {
+    if !copied.is_empty() {
+        out.push(Ok(Piece::Mixed(copied.split().freeze(), std::mem::take(charges))));
+        copied.reserve(FLUSH_BYTES + COPY_BYTES_MAX + HEADER_BYTES);
+    }
+}

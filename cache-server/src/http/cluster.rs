@@ -1,0 +1,51 @@
+//! What this server is, who serves, and what was delivered.
+
+use super::admit::Principal;
+use crate::server::Server;
+use axum::{Json, extract::State};
+use fletch_api::{API_MAJOR, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoLimits, frames::FRAMES_MAJOR};
+use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
+use std::sync::Arc;
+
+/// The member view.
+#[utoipa::path(
+    get, path = "/v1/cluster", tag = "server",
+    responses((status = 200, description = "The view", body = Cluster))
+)]
+pub async fn cluster(State(server): State<Arc<Server>>) -> Json<Cluster> {
+    Json(server.cluster())
+}
+
+/// What this server speaks and accepts.
+#[utoipa::path(
+    get, path = "/v1/info", tag = "server",
+    responses((status = 200, description = "Versions and limits", body = Info))
+)]
+pub async fn info(State(server): State<Arc<Server>>) -> Json<Info> {
+    Json(Info {
+        name: "fletch-server".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        formats: Formats {
+            api: vec![API_MAJOR],
+            versions: vec![FORMAT_MAJOR],
+            frames: vec![u32::from(FRAMES_MAJOR)],
+        },
+        limits: InfoLimits {
+            batch_items: BATCH_ITEMS_MAX as u64,
+            batch_bytes: server.limits.batch_bytes,
+            chunk_bytes: u64::from(CHUNK_BYTES_MAX),
+        },
+    })
+}
+
+/// Bytes delivered, exactly, by job, version, result and tier.
+#[utoipa::path(
+    get, path = "/v1/accounts", tag = "server",
+    responses((status = 200, description = "The domain's accounts", body = Accounts))
+)]
+pub async fn accounts(State(server): State<Arc<Server>>, who: Principal) -> Json<Accounts> {
+    Json(Accounts {
+        accounts: server.accounts.list(&who.domain),
+        table_bytes: server.accounts.table_bytes(),
+    })
+}

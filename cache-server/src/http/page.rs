@@ -1,0 +1,107 @@
+//! `/`: what a person wants to see first. Plain HTML, no scripts.
+
+use super::admit::Principal;
+use crate::server::Server;
+use axum::{extract::State, response::Html};
+use fletch_settings::ByteSize;
+use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#222}\
+h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:collapse;width:100%}\
+th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;vertical-align:top}\
+td.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:.9em}";
+
+fn text(s: &str) -> String {
+    s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Three digits are enough for a person.
+fn size(n: u64) -> String {
+    let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.iter().find(|(unit, _)| n >= *unit) {
+        Some((unit, name)) => {
+            let tenths = n / (unit / 10).max(1);
+            format!("{}.{} {name}", tenths / 10, tenths % 10)
+        }
+        None => format!("{n} B"),
+    }
+}
+
+/// The page.
+pub async fn page(State(server): State<Arc<Server>>, who: Principal) -> Html<String> {
+    Html(render(&server, &who).unwrap_or_else(|_| "formatting failed".to_owned()))
+}
+
+fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
+    let mut out = String::with_capacity(4096);
+    let s = server.store.stats();
+    write!(out, "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Fletch</title><style>{STYLE}</style>")?;
+    write!(out, "<h1>Fletch {} at {}</h1>", env!("CARGO_PKG_VERSION"), server.addr)?;
+    write!(
+        out,
+        "<p>{:?} for {} s, {} connections, {} jobs. <a href=\"/metrics\">metrics</a> · <a href=\"/v1/accounts\">accounts</a> · <a href=\"/v1/openapi.json\">API</a></p>",
+        server.phase(),
+        server.uptime().as_secs(),
+        server.connections.load(std::sync::atomic::Ordering::Relaxed),
+        server.jobs.len(),
+    )?;
+    write!(out, "<h2>Datasets</h2><table><tr><th>name<th>objects<th>tables</tr>")?;
+    let datasets = server.registrations.list(&who.domain);
+    for e in &datasets {
+        let d = &e.dataset;
+        write!(out, "<tr><td>{}<td><code>{}</code><td><code>{}</code></tr>", text(d.name.as_str()), text(&d.uri), text(&d.tables))?;
+    }
+    if datasets.is_empty() {
+        write!(out, "<tr><td colspan=\"3\">none yet: <code>fletch register NAME URI</code></tr>")?;
+    }
+    write!(out, "</table><h2>Bytes delivered</h2><table><tr><th>job<th>result<th>tier<th>bytes</tr>")?;
+    let mut rows: BTreeMap<_, u64> = BTreeMap::new();
+    for a in server.accounts.list(&who.domain) {
+        *rows.entry((a.key.job, a.key.result, a.key.tier)).or_default() += a.bytes;
+    }
+    for ((job, result, tier), bytes) in rows.iter().take(200) {
+        write!(
+            out,
+            "<tr><td>{}<td>{}<td>{}<td class=\"n\">{}</tr>",
+            text(job.as_str()),
+            result.as_str(),
+            tier.as_str(),
+            size(*bytes)
+        )?;
+    }
+    write!(out, "</table><h2>Memory</h2><table>")?;
+    let (parts, blocks) = server.versions.table_memory();
+    for (what, n) in [
+        ("chunks cached", s.cached_bytes),
+        ("chunk buffers alive", s.live_bytes),
+        ("version tables", parts + blocks),
+    ] {
+        write!(out, "<tr><td>{what}<td class=\"n\">{}</tr>", size(n))?;
+    }
+    write!(out, "<tr><td>bound of chunk buffers<td class=\"n\">{}</tr></table>", ByteSize(server.limits.memory_bytes))?;
+    let w = &server.versions.wrong;
+    let wrong = [&w.changed, &w.corrupt, &w.missing, &w.tables].map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
+    write!(
+        out,
+        "<h2>Origin</h2><table><tr><td>bytes fetched<td class=\"n\">{}</tr><tr><td>fetches failed<td class=\"n\">{}</tr>\
+         <tr><td>objects changed, corrupt, missing; tables damaged<td class=\"n\">{}, {}, {}; {}</tr></table></html>",
+        size(s.fetched_bytes),
+        s.fetch_errors,
+        wrong[0],
+        wrong[1],
+        wrong[2],
+        wrong[3],
+    )?;
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_texts_are_for_people() {
+        assert_eq!((size(0), size(1536), size(5 << 30)), ("0 B".into(), "1.5 KiB".into(), "5.0 GiB".into()));
+        assert_eq!(text("<a&\">"), "&lt;a&amp;&quot;&gt;");
+    }
+}

@@ -1,0 +1,198 @@
+//! `/metrics`: everything that was counted, in Prometheus' text format (`docs/METRICS.md`).
+//!
+//! Counters live where things happen; this module only reads them. What it owns itself is the
+//! count and duration of requests.
+
+use crate::server::Server;
+use prometheus::{
+    Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+
+/// Requests by route and outcome.
+pub struct Requests {
+    registry: Registry,
+    total: IntCounterVec,
+    seconds: HistogramVec,
+}
+
+const BUCKETS: &[f64] = &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+impl Requests {
+    /// Nothing counted yet.
+    ///
+    /// # Panics
+    /// When names or labels written here break Prometheus' rules: a defect, found by any test.
+    #[must_use]
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let total = IntCounterVec::new(
+            Opts::new("fletch_requests_total", "Requests answered, by route and status"),
+            &["route", "status"],
+        )
+        .expect("constant options");
+        let seconds = HistogramVec::new(
+            HistogramOpts::new("fletch_request_seconds", "Time until the head of the answer")
+                .buckets(BUCKETS.to_vec()),
+            &["route"],
+        )
+        .expect("constant options");
+        registry.register(Box::new(total.clone())).expect("registered once");
+        registry.register(Box::new(seconds.clone())).expect("registered once");
+        Requests { registry, total, seconds }
+    }
+
+    /// Counts a request whose answer's head is ready. `route` is a template, so labels are bounded.
+    pub fn answered(&self, route: &str, status: u16, took: Duration) {
+        self.total.with_label_values(&[route, status.to_string().as_str()]).inc();
+        self.seconds.with_label_values(&[route]).observe(took.as_secs_f64());
+    }
+}
+
+/// Families that are written from numbers kept elsewhere.
+struct Page {
+    registry: Registry,
+}
+
+type Failed = prometheus::Error;
+
+impl Page {
+    fn counter(&self, name: &str, help: &str, labels: &[&str], rows: &[(Vec<&str>, u64)]) -> Result<(), Failed> {
+        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+        self.registry.register(Box::new(family.clone()))?;
+        for (values, n) in rows {
+            family.get_metric_with_label_values(values)?.inc_by(*n);
+        }
+        Ok(())
+    }
+
+    fn gauge(&self, name: &str, help: &str, labels: &[&str], rows: &[(Vec<&str>, u64)]) -> Result<(), Failed> {
+        let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
+        self.registry.register(Box::new(family.clone()))?;
+        for (values, n) in rows {
+            family.get_metric_with_label_values(values)?.set(i64::try_from(*n).unwrap_or(i64::MAX));
+        }
+        Ok(())
+    }
+}
+
+/// The whole page.
+///
+/// # Errors
+/// Never with names as they are here; the error is the library's.
+pub fn render(server: &Server) -> Result<Vec<u8>, Failed> {
+    let page = Page { registry: Registry::new() };
+    bytes(&page, server)?;
+    store(&page, server)?;
+    origins(&page, server)?;
+    process(&page, server)?;
+    let mut families = server.requests.registry.gather();
+    families.extend(page.registry.gather());
+    let mut out = Vec::new();
+    TextEncoder::new().encode(&families, &mut out)?;
+    Ok(out)
+}
+
+fn bytes(page: &Page, server: &Server) -> Result<(), Failed> {
+    let rows = server.accounts.rows();
+    let rows: Vec<_> = rows
+        .iter()
+        .map(|(r, n)| {
+            let labels = vec![
+                r.tenant.as_str(),
+                &*r.job,
+                r.dataset.as_str(),
+                r.component,
+                r.tier.as_str(),
+                r.result.as_str(),
+            ];
+            (labels, *n)
+        })
+        .collect();
+    page.counter(
+        "fletch_bytes_total",
+        "Content bytes handed to connections",
+        &["tenant", "train_job", "dataset", "component", "tier", "result"],
+        &rows,
+    )?;
+    page.counter(
+        "fletch_table_bytes_total",
+        "Bytes of version tables handed to connections",
+        &[],
+        &[(vec![], server.accounts.table_bytes())],
+    )
+}
+
+fn store(page: &Page, server: &Server) -> Result<(), Failed> {
+    let s = server.store.stats();
+    page.counter(
+        "fletch_chunk_reads_total",
+        "Reads of chunks, by where they were answered from",
+        &["tier"],
+        &[(vec!["memory"], s.hits_memory), (vec!["flight"], s.hits_flight), (vec!["origin"], s.fetches)],
+    )?;
+    page.counter("fletch_chunk_fetch_errors_total", "Fetches of chunks that failed", &[], &[(vec![], s.fetch_errors)])?;
+    page.counter("fletch_chunk_fetched_bytes_total", "Bytes of chunks fetched and found right", &[], &[(vec![], s.fetched_bytes)])?;
+    page.counter("fletch_overloaded_total", "Reads refused because no memory came free in time", &[], &[(vec![], s.overloaded)])?;
+    page.counter("fletch_deadline_total", "Fetches that did not end in time", &[], &[(vec![], s.deadlines)])?;
+    let w = &server.versions.wrong;
+    page.counter(
+        "fletch_corrupt_total",
+        "Wrong bytes that were noticed and not delivered, by where they came from",
+        &["source"],
+        &[
+            (vec!["hash"], s.corrupt),
+            (vec!["origin_changed"], w.changed.load(Relaxed)),
+            (vec!["origin_corrupt"], w.corrupt.load(Relaxed)),
+            (vec!["origin_missing"], w.missing.load(Relaxed)),
+            (vec!["tables"], w.tables.load(Relaxed)),
+        ],
+    )?;
+    let (parts, blocks) = server.versions.table_memory();
+    page.gauge(
+        "fletch_memory_bytes",
+        "Bytes in memory: `live` of all chunk buffers, `cached` of them in the cache, parts and blocks of tables",
+        &["of"],
+        &[
+            (vec!["live"], s.live_bytes),
+            (vec!["cached"], s.cached_bytes),
+            (vec!["parts"], parts),
+            (vec!["blocks"], blocks),
+        ],
+    )?;
+    page.gauge("fletch_memory_limit_bytes", "Bound of `live`", &[], &[(vec![], server.limits.memory_bytes)])?;
+    page.gauge("fletch_cached_chunks", "Chunks in the cache", &[], &[(vec![], s.cached_chunks)])?;
+    page.gauge("fletch_flights", "Fetches under way", &[], &[(vec![], s.flights)])
+}
+
+fn origins(page: &Page, server: &Server) -> Result<(), Failed> {
+    let o = server.versions.origins().stats();
+    page.counter("fletch_origin_requests_total", "Calls to origins, tables included", &[], &[(vec![], o.requests)])?;
+    page.counter("fletch_origin_retries_total", "Attempts after the first", &[], &[(vec![], o.retries)])?;
+    page.counter("fletch_origin_read_bytes_total", "Bytes read from origins, tables included", &[], &[(vec![], o.bytes_read)])?;
+    page.counter(
+        "fletch_origin_errors_total",
+        "Calls to origins that failed",
+        &["error"],
+        &[
+            (vec!["not_found"], o.not_found),
+            (vec!["changed"], o.changed),
+            (vec!["denied"], o.denied),
+            (vec!["invalid"], o.invalid),
+            (vec!["throttled"], o.throttled),
+            (vec!["unavailable"], o.unavailable),
+            (vec!["corrupt"], o.corrupt),
+        ],
+    )
+}
+
+fn process(page: &Page, server: &Server) -> Result<(), Failed> {
+    let in_flight = server.limits.requests.saturating_sub(server.turns.available_permits());
+    page.gauge("fletch_requests_in_flight", "Requests for bytes under way", &[], &[(vec![], in_flight as u64)])?;
+    page.gauge("fletch_connections", "Connections open", &[], &[(vec![], server.connections.load(Relaxed))])?;
+    page.gauge("fletch_jobs", "Jobs known", &[], &[(vec![], server.jobs.len() as u64)])?;
+    page.gauge("fletch_datasets", "Datasets registered", &[], &[(vec![], server.registrations.len() as u64)])?;
+    page.gauge("fletch_versions_open", "Versions open", &[], &[(vec![], server.versions.open_count())])?;
+    page.gauge("fletch_uptime_seconds", "Seconds since the start", &[], &[(vec![], server.uptime().as_secs())])?;
+    page.gauge("fletch_build_info", "1, with the version of the program", &["version"], &[(vec![env!("CARGO_PKG_VERSION")], 1)])
+}

@@ -1,0 +1,175 @@
+//! What every request sees: the parts of a running server.
+
+use crate::{
+    config::Config,
+    jobs::{Accounts, Jobs},
+    limits::Limits,
+    metrics::Requests,
+    state::{Registrations, StateDir, StateError},
+    versions::{ATTEMPTS, Versions},
+};
+use fletch_api::{Cluster, Member};
+use fletch_origin::{OriginError, OriginLimits, OriginUri, Origins};
+use fletch_store::{Store, StoreLimits};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+/// How far a server is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// State is being loaded.
+    Starting = 0,
+    /// Requests are served.
+    Ready = 1,
+    /// It is stopping.
+    Draining = 2,
+}
+
+/// Why a server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The state directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The configured origins.
+    #[error("{0}")]
+    Origins(OriginError),
+    /// Something of the system.
+    #[error("{what}: {error}; {hint}")]
+    Io {
+        /// What it was about.
+        what: String,
+        /// What the system said.
+        error: std::io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// Somebody else listens there.
+    #[error("{0}: another server listens there; stop it, or give another place with --socket")]
+    SocketInUse(PathBuf),
+}
+
+/// The parts of a running server.
+pub struct Server {
+    /// Bounds.
+    pub limits: Limits,
+    /// Directories that may be registered; any when empty.
+    pub local_dirs: Vec<OriginUri>,
+    /// Chunks.
+    pub store: Arc<Store>,
+    /// Versions.
+    pub versions: Arc<Versions>,
+    /// Datasets.
+    pub registrations: Arc<Registrations>,
+    /// Live jobs.
+    pub jobs: Jobs,
+    /// Bytes delivered.
+    pub accounts: Accounts,
+    /// Requests, for metrics.
+    pub requests: Requests,
+    /// Turns for requests for bytes.
+    pub turns: Arc<Semaphore>,
+    /// Connections open now.
+    pub connections: AtomicU64,
+    /// This server's address.
+    pub addr: SocketAddr,
+    phase: AtomicU8,
+    started: Instant,
+    _state: StateDir,
+}
+
+impl Server {
+    /// Loads everything that is loaded at start.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn open(config: &Config, addr: SocketAddr, tasks: TaskTracker) -> Result<Arc<Self>, StartError> {
+        let limits = config.limits;
+        let state = StateDir::open(&config.state_dir)?;
+        let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
+        let origin_limits = OriginLimits {
+            requests_max: limits.origin_requests,
+            io_timeout: limits.io_timeout,
+            ..OriginLimits::default()
+        };
+        let origins = Origins::new(config.origins.clone(), origin_limits).map_err(StartError::Origins)?;
+        let versions = Versions::new(
+            origins,
+            Arc::clone(&registrations),
+            limits.tables_bytes,
+            limits.versions,
+            tasks.clone(),
+        );
+        let store_limits = StoreLimits {
+            memory_bytes: limits.memory_bytes,
+            deadline: limits.io_timeout,
+            attempts: ATTEMPTS,
+        };
+        Ok(Arc::new(Server {
+            limits,
+            local_dirs: config.local_dirs.clone(),
+            store: Store::new(store_limits, tasks.clone()),
+            versions,
+            registrations,
+            jobs: Jobs::new(limits.jobs, limits.job_ttl),
+            accounts: Accounts::default(),
+            requests: Requests::new(),
+            turns: Arc::new(Semaphore::new(limits.requests)),
+            connections: AtomicU64::new(0),
+            addr,
+            phase: AtomicU8::new(Phase::Starting as u8),
+            started: Instant::now(),
+            _state: state,
+        }))
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Starting,
+            1 => Phase::Ready,
+            _ => Phase::Draining,
+        }
+    }
+
+    /// Goes on to the next phase.
+    pub fn enter(&self, phase: Phase) {
+        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
+    }
+
+    /// How long it has run.
+    #[must_use]
+    pub fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Nanoseconds since it started.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        u64::try_from(self.uptime().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The view with this server as its one member.
+    #[must_use]
+    pub fn cluster(&self) -> Cluster {
+        let id = nix::unistd::gethostname().map_or_else(|_| "server".to_owned(), |h| h.to_string_lossy().into());
+        Cluster { view: 1, members: vec![Member { id, url: format!("http://{}", self.addr), weight: 1 }] }
+    }
+
+    /// Forgets jobs that were idle too long and moves their accounts.
+    pub fn expire_jobs(&self) {
+        self.jobs.expire(self.now_ns());
+        self.accounts.fold(|tenant, name| self.jobs.is_live(tenant, name));
+    }
+}

@@ -1,0 +1,107 @@
+//! Why bytes of a version cannot be had.
+
+use fletch_api::Code;
+use fletch_core::Kind;
+use fletch_origin::OriginError;
+use fletch_tables::TableError;
+
+/// One boundary's error; `http/problem.rs` maps its code once.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum VersionError {
+    /// No such version, layout, chunk or file in this domain: the same words whether it exists
+    /// elsewhere or nowhere (I7).
+    #[error("no such version, chunk, file or tag here")]
+    NotFound,
+    /// An object is not the one that was indexed.
+    #[error("{what} changed after it was indexed: {why}")]
+    Changed {
+        /// The object.
+        what: String,
+        /// How that is known.
+        why: String,
+    },
+    /// An object that was indexed is gone.
+    #[error("{0} is gone")]
+    Missing(String),
+    /// An object that seems unchanged has other bytes.
+    #[error("{0} has other bytes than were indexed, although it seems unchanged")]
+    Corrupt(String),
+    /// The origin failed.
+    #[error(transparent)]
+    Origin(OriginError),
+    /// The tables failed.
+    #[error(transparent)]
+    Tables(TableError),
+    /// A task was lost: it panicked, or the runtime is going down.
+    #[error("a task was lost")]
+    Lost,
+}
+
+impl VersionError {
+    /// The stable word for it.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            VersionError::NotFound => Code::NotFound,
+            VersionError::Changed { .. } => Code::OriginChanged,
+            VersionError::Missing(_) => Code::OriginMissing,
+            VersionError::Corrupt(_) => Code::OriginCorrupt,
+            VersionError::Lost => Code::Internal,
+            VersionError::Origin(e) => match e {
+                OriginError::Denied { .. } => Code::OriginDenied,
+                OriginError::NotFound { .. } => Code::OriginMissing,
+                OriginError::Changed { .. } => Code::OriginChanged,
+                OriginError::Corrupt { .. } => Code::OriginCorrupt,
+                OriginError::Throttled { .. } | OriginError::Unavailable { .. } => Code::OriginUnavailable,
+                OriginError::Invalid { .. } | OriginError::AlreadyExists { .. } => Code::Internal,
+            },
+            VersionError::Tables(e) => match e {
+                TableError::Newer { .. } => Code::UnsupportedFormat,
+                TableError::Source(s) if s.kind == Kind::NotFound => Code::OriginMissing,
+                TableError::Source(s) if s.kind.retryable() => Code::OriginUnavailable,
+                TableError::Internal(_) => Code::Internal,
+                _ => Code::TablesCorrupt,
+            },
+        }
+    }
+
+    /// Who can act on it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.code().kind()
+    }
+
+    /// What a person can do about it.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self.code() {
+            Code::NotFound => "check the root, hash or path, and that its dataset is registered here",
+            Code::OriginChanged | Code::OriginMissing => {
+                "restore the object, or index the dataset again with --parent and read the new version"
+            }
+            Code::OriginCorrupt => "the storage returned wrong bytes: check it, or restore the object",
+            Code::OriginDenied => "check the credentials of its [[origin]] or the permissions of the files",
+            Code::OriginUnavailable => "check that the origin can be reached; asking again is safe",
+            Code::TablesCorrupt => "index the dataset again; no wrong byte was delivered",
+            Code::UnsupportedFormat => "use a newer fletch-server",
+            _ => "see the server's log",
+        }
+    }
+}
+
+impl From<TableError> for VersionError {
+    fn from(e: TableError) -> Self {
+        VersionError::Tables(e)
+    }
+}
+
+/// For an object that was indexed, "not found" means that it is gone.
+impl From<OriginError> for VersionError {
+    fn from(e: OriginError) -> Self {
+        match e {
+            OriginError::NotFound { what } => VersionError::Missing(what),
+            OriginError::Changed { what, why } => VersionError::Changed { what, why },
+            e => VersionError::Origin(e),
+        }
+    }
+}

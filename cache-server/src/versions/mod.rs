@@ -1,0 +1,345 @@
+//! Which versions there are, where their bytes lie, and how they are brought (`fill`).
+//!
+//! A root is known in a domain if the tables place of one of the domain's datasets has it. A
+//! [`Source`] is one way to its bytes: (dataset, layout). A root has one open source at first, the
+//! one that was resolved; others are looked for when that one fails.
+//!
+//! 1. (I7) Everything begins with (domain, root): a foreign root, an absent one and one whose
+//!    dataset was unregistered take the same path to the same answer.
+//! 2. Only registered URIs are read. What `layout.json` says of an origin is not believed.
+
+pub mod blocks;
+mod error;
+mod fill;
+mod source;
+
+pub use error::VersionError;
+pub use fill::{ATTEMPTS, Filler, Located};
+pub use source::Source;
+
+use crate::state::{Entry, Registrations};
+use blocks::{Blocks, Place};
+use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
+use fletch_origin::{Origin, OriginError, OriginUri, Origins};
+use fletch_tables::{PartCache, TagDoc, Version, paths};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use moka::sync::Cache;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::sync::OnceCell;
+use tokio_util::task::TaskTracker;
+
+/// How long an unknown root stays unknown without asking the origins again.
+const UNKNOWN_TTL: Duration = Duration::from_secs(2);
+/// Unknown roots remembered.
+const UNKNOWN_MAX: u64 = 10_000;
+/// Where a root was last seen; a hint only.
+const HINTS_MAX: u64 = 100_000;
+/// Datasets asked at once for an unknown root.
+const SCAN_AT_ONCE: usize = 16;
+/// Layouts of one root at one place that are tried.
+const LAYOUTS_MAX: usize = 8;
+/// The largest tag document that is read, in bytes.
+const TAG_BYTES_MAX: u64 = 64 << 10;
+
+/// Cases of wrong bytes, by where they came from.
+#[derive(Debug, Default)]
+pub struct Wrong {
+    /// An object differs from its pin and from its hash.
+    pub changed: AtomicU64,
+    /// An object agrees with its pin and not with its hash.
+    pub corrupt: AtomicU64,
+    /// An indexed object is gone.
+    pub missing: AtomicU64,
+    /// Tables that do not fold into their root or layout, or cannot be read.
+    pub tables: AtomicU64,
+}
+
+/// The ways to one root's bytes in one domain.
+pub struct Sources {
+    domain: Domain,
+    root: Root,
+    /// The one in use.
+    pub first: Arc<Source>,
+    /// Every other, once somebody had to look.
+    others: OnceCell<Vec<Arc<Source>>>,
+}
+
+type Slot = Arc<OnceCell<Arc<Sources>>>;
+
+/// See the module.
+pub struct Versions {
+    origins: Origins,
+    registrations: Arc<Registrations>,
+    blocks: Blocks,
+    parts: PartCache,
+    open: Cache<(Domain, Root), Slot>,
+    hints: Cache<(Domain, Root), (DatasetName, LayoutId)>,
+    unknown: Cache<(Domain, Root), ()>,
+    tasks: TaskTracker,
+    /// Wrong bytes so far.
+    pub wrong: Wrong,
+}
+
+impl Versions {
+    /// Of `tables_bytes`, three quarters are for parts and a quarter for tables as they lie.
+    #[must_use]
+    pub fn new(
+        origins: Origins,
+        registrations: Arc<Registrations>,
+        tables_bytes: u64,
+        versions_max: u64,
+        tasks: TaskTracker,
+    ) -> Arc<Self> {
+        Arc::new(Versions {
+            origins,
+            registrations,
+            blocks: Blocks::new(tables_bytes / 4, tasks.clone()),
+            parts: PartCache::new(tables_bytes / 4 * 3),
+            open: Cache::new(versions_max),
+            hints: Cache::new(HINTS_MAX),
+            unknown: Cache::builder().max_capacity(UNKNOWN_MAX).time_to_live(UNKNOWN_TTL).build(),
+            tasks,
+            wrong: Wrong::default(),
+        })
+    }
+
+    /// The origins, for their numbers and for checking what is to be registered.
+    #[must_use]
+    pub fn origins(&self) -> &Origins {
+        &self.origins
+    }
+
+    /// Bytes of tables kept: (parts, blocks).
+    #[must_use]
+    pub fn table_memory(&self) -> (u64, u64) {
+        (self.parts.bytes(), self.blocks.bytes())
+    }
+
+    /// Versions open now.
+    #[must_use]
+    pub fn open_count(&self) -> u64 {
+        self.open.entry_count()
+    }
+
+    /// A dataset was registered or forgotten: what was known may no longer hold.
+    pub fn registrations_changed(&self) {
+        self.open.invalidate_all();
+        self.hints.invalidate_all();
+        self.unknown.invalidate_all();
+    }
+
+    /// What a tag of a dataset names now: read from its tables place at every call.
+    ///
+    /// # Errors
+    /// [`VersionError`].
+    pub async fn resolve_tag(
+        self: &Arc<Self>,
+        entry: &Entry,
+        tag: &TagName,
+    ) -> Result<Arc<Source>, VersionError> {
+        let tables = self.tables_of(entry)?;
+        let got = match tables.get(&paths::tag(tag), None, None).await {
+            Err(OriginError::NotFound { .. }) => return Err(VersionError::NotFound),
+            got => got?,
+        };
+        if got.bytes.len() as u64 > TAG_BYTES_MAX {
+            let why = format!("tag {tag} has {} bytes", got.bytes.len());
+            return Err(fletch_tables::TableError::Damaged { table: "tag", why }.into());
+        }
+        let doc = TagDoc::parse(&got.bytes)?;
+        self.resolve(entry, doc.root, Some(doc.layout)).await
+    }
+
+    /// A root of a dataset, in the layout given or any it has.
+    ///
+    /// # Errors
+    /// [`VersionError::NotFound`] when the dataset's tables place does not have it, and others.
+    pub async fn resolve(
+        self: &Arc<Self>,
+        entry: &Entry,
+        root: Root,
+        layout: Option<LayoutId>,
+    ) -> Result<Arc<Source>, VersionError> {
+        let key = (entry.domain.clone(), root);
+        if let Some(sources) = self.open.get(&key).and_then(|slot| slot.get().cloned()) {
+            let s = &sources.first;
+            if s.dataset == entry.dataset.name && layout.is_none_or(|l| l == s.version.layout()) {
+                return Ok(Arc::clone(s));
+            }
+        }
+        let layout = match layout {
+            Some(layout) => layout,
+            None => {
+                let layouts = self.layouts(entry, root).await?;
+                layouts.first().copied().ok_or(VersionError::NotFound)?
+            }
+        };
+        self.hints.insert(key.clone(), (entry.dataset.name.clone(), layout));
+        self.unknown.invalidate(&key);
+        // Opened by the hint; an open one of another dataset or layout stays as it is.
+        let sources = self.sources(&entry.domain, root).await?;
+        if sources.first.dataset == entry.dataset.name && sources.first.version.layout() == layout {
+            return Ok(Arc::clone(&sources.first));
+        }
+        self.open_source(entry, root, layout).await
+    }
+
+    /// The ways to a root's bytes.
+    ///
+    /// # Errors
+    /// [`VersionError::NotFound`] for every root this domain does not have, and others.
+    pub async fn sources(self: &Arc<Self>, domain: &Domain, root: Root) -> Result<Arc<Sources>, VersionError> {
+        let key = (domain.clone(), root);
+        if let Some(sources) = self.open.get(&key).and_then(|slot| slot.get().cloned()) {
+            return Ok(sources);
+        }
+        if self.unknown.contains_key(&key) {
+            return Err(VersionError::NotFound);
+        }
+        let slot = self.open.get_with(key.clone(), Slot::default);
+        // In a task of its own: whoever asked first may go away while others wait.
+        let (this, of) = (Arc::clone(self), key.clone());
+        let task = self.tasks.spawn(async move {
+            slot.get_or_try_init(|| async {
+                let first = this.find(&of.0, of.1).await?;
+                let (domain, root) = of;
+                Ok(Arc::new(Sources { domain, root, first, others: OnceCell::new() }))
+            })
+            .await
+            .cloned()
+        });
+        let result = task.await.unwrap_or(Err(VersionError::Lost));
+        if result.is_err() {
+            // An empty slot must not push an open version out.
+            self.open.invalidate(&key);
+        }
+        match &result {
+            Err(VersionError::NotFound) => self.unknown.insert(key, ()),
+            Err(VersionError::Tables(e)) if !e.kind().retryable() => {
+                self.wrong.tables.fetch_add(1, Relaxed);
+            }
+            _ => {}
+        }
+        result
+    }
+
+    /// The source of a root in one layout.
+    ///
+    /// # Errors
+    /// [`VersionError::NotFound`] when no dataset of the domain has that layout, and others.
+    pub async fn source_of(
+        self: &Arc<Self>,
+        domain: &Domain,
+        root: Root,
+        layout: LayoutId,
+    ) -> Result<Arc<Source>, VersionError> {
+        let sources = self.sources(domain, root).await?;
+        if sources.first.version.layout() == layout {
+            return Ok(Arc::clone(&sources.first));
+        }
+        let others = self.others(&sources).await;
+        others.iter().find(|s| s.version.layout() == layout).cloned().ok_or(VersionError::NotFound)
+    }
+
+    async fn find(&self, domain: &Domain, root: Root) -> Result<Arc<Source>, VersionError> {
+        if let Some((name, layout)) = self.hints.get(&(domain.clone(), root))
+            && let Some(entry) = self.registrations.get(domain, &name)
+        {
+            return self.open_source(&entry, root, layout).await;
+        }
+        let mut failed = VersionError::NotFound;
+        let mut scan = Box::pin(self.scan(domain, root));
+        while let Some(found) = scan.next().await {
+            match found {
+                Ok(sources) => {
+                    if let Some(first) = sources.into_iter().next() {
+                        return Ok(first);
+                    }
+                }
+                // It may be there: "not found" would be a lie.
+                Err(e) => failed = e,
+            }
+        }
+        Err(failed)
+    }
+
+    /// For each dataset of the domain the sources of `root` that its tables place has.
+    fn scan(
+        &self,
+        domain: &Domain,
+        root: Root,
+    ) -> impl futures::Stream<Item = Result<Vec<Arc<Source>>, VersionError>> + Send + '_ {
+        stream::iter(self.registrations.list(domain))
+            .map(move |entry| async move {
+                let mut out = Vec::new();
+                for layout in self.layouts(&entry, root).await? {
+                    out.push(self.open_source(&entry, root, layout).await?);
+                }
+                Ok(out)
+            })
+            .buffer_unordered(SCAN_AT_ONCE)
+    }
+
+    /// The layouts of `root` at a dataset's tables place, in order of their ids.
+    async fn layouts(&self, entry: &Entry, root: Root) -> Result<Vec<LayoutId>, VersionError> {
+        let tables = self.tables_of(entry)?;
+        let found: Vec<_> = tables
+            .list(&paths::layouts(root))
+            .try_filter_map(|meta| async move {
+                let of = meta.path.strip_suffix("/layout.json").and_then(|p| p.rsplit('/').next());
+                Ok(of.and_then(|id| id.parse::<LayoutId>().ok()))
+            })
+            .take(LAYOUTS_MAX)
+            .collect()
+            .await;
+        let found: Result<Vec<_>, OriginError> = found.into_iter().collect();
+        match found {
+            Err(OriginError::NotFound { .. }) => Ok(Vec::new()),
+            found => Ok(found.map_err(VersionError::Origin)?),
+        }
+    }
+
+    async fn open_source(
+        &self,
+        entry: &Entry,
+        root: Root,
+        layout: LayoutId,
+    ) -> Result<Arc<Source>, VersionError> {
+        let tables = self.tables_of(entry)?;
+        let place = Place { blocks: self.blocks.clone(), origin: tables.clone(), root, layout };
+        let version = Version::open(Arc::new(place), root, layout, self.parts.clone()).await?;
+        let data = self.open_origin(&entry.dataset.uri)?;
+        Ok(Arc::new(Source::new(entry.dataset.name.clone(), version, data, tables, self.blocks.clone())))
+    }
+
+    fn tables_of(&self, entry: &Entry) -> Result<Origin, VersionError> {
+        self.open_origin(&entry.dataset.tables)
+    }
+
+    fn open_origin(&self, uri: &str) -> Result<Origin, VersionError> {
+        let opened = OriginUri::parse(uri).and_then(|uri| self.origins.open(&uri));
+        opened.map_err(VersionError::Origin)
+    }
+
+    /// Every source of a root but its first, looked for once.
+    async fn others<'a>(&self, sources: &'a Sources) -> &'a [Arc<Source>] {
+        let look = || async {
+            let mut others = Vec::new();
+            let mut scan = Box::pin(self.scan(&sources.domain, sources.root));
+            while let Some(found) = scan.next().await {
+                match found {
+                    Ok(found) => others.extend(found.into_iter().filter(|s| !s.is_same(&sources.first))),
+                    Err(e) => tracing::debug!(error = %e, "a dataset could not be asked for another source"),
+                }
+            }
+            others
+        };
+        sources.others.get_or_init(look).await
+    }
+}

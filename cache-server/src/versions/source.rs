@@ -1,0 +1,106 @@
+//! One way to a version's bytes: a dataset's objects, by one layout.
+
+use super::{VersionError, blocks::Blocks};
+use fletch_core::{DatasetName, Hash};
+use fletch_origin::{Origin, Pin};
+use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Version};
+use tokio::sync::OnceCell;
+
+/// See the module.
+pub struct Source {
+    /// Which dataset.
+    pub dataset: DatasetName,
+    /// The version in this layout.
+    pub version: Version,
+    /// Where the objects are.
+    pub data: Origin,
+    /// Where the tables are.
+    pub tables: Origin,
+    /// The tables as they lie.
+    pub blocks: Blocks,
+    index: OnceCell<ChunkIndex>,
+}
+
+/// Where a chunk lies.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// The part.
+    pub part: usize,
+    /// What its table says.
+    pub row: ChunkRow,
+}
+
+/// One object's bytes, and what it was when they were indexed.
+#[derive(Debug, Clone)]
+pub struct At {
+    /// Where.
+    pub origin: Origin,
+    /// Which object.
+    pub path: String,
+    /// What it was.
+    pub pin: Pin,
+}
+
+impl Source {
+    pub(super) fn new(
+        dataset: DatasetName,
+        version: Version,
+        data: Origin,
+        tables: Origin,
+        blocks: Blocks,
+    ) -> Self {
+        Source { dataset, version, data, tables, blocks, index: OnceCell::new() }
+    }
+
+    /// Whether both are the same way.
+    #[must_use]
+    pub fn is_same(&self, other: &Source) -> bool {
+        self.dataset == other.dataset && self.version.layout() == other.version.layout()
+    }
+
+    /// At most `max` rows of a chunk; empty when it is none of this version's.
+    pub async fn rows(&self, hash: Hash, max: usize) -> Result<Vec<Row>, VersionError> {
+        let index = self.index.get_or_try_init(|| self.version.chunk_index()).await?;
+        let mut found = Vec::new();
+        for (part, row) in index.find(hash) {
+            let rows = match self.version.try_chunk_rows(part) {
+                Some(rows) => rows,
+                None => self.version.chunk_rows(part).await?,
+            };
+            // Eight bytes of the hash agree; only all of them mean anything.
+            if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
+                found.push(Row { part, row: row.clone() });
+                if found.len() == max {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The object that a row names.
+    pub async fn at(&self, row: &Row) -> Result<At, VersionError> {
+        let pin = &row.row.pin;
+        let pin = Pin { size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag.clone() };
+        match &row.row.object {
+            ObjectRef::Key(key) => {
+                // Written by us beside the tables, unless the layout says that it lies with the data.
+                let beside = self.version.layout_doc().origin.is_none();
+                let origin = if beside { self.tables.clone() } else { self.data.clone() };
+                Ok(At { origin, path: key.clone(), pin })
+            }
+            ObjectRef::Entry { row: entry } => {
+                let part = match self.version.try_part(row.part) {
+                    Some(part) => part,
+                    None => self.version.part(row.part).await?,
+                };
+                let entry = *entry as usize;
+                if entry >= part.entries.len() {
+                    let why = format!("part {}: a chunk names entry {entry}, past the end", row.part);
+                    return Err(fletch_tables::TableError::Damaged { table: "chunks.parquet", why }.into());
+                }
+                Ok(At { origin: self.data.clone(), path: part.entries.path(entry).to_owned(), pin })
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! A real tree, indexed with the tables' own writer, and a server in this process.
+#![expect(dead_code, reason = "each test file uses some of it")]
+
+use fletch_api::{Accounts, Code, Problem, ResolvedVersion};
+use fletch_core::{
+    Hash, Root,
+    manifest::{Entry, LayoutParams, SampleRule, Slice},
+};
+use fletch_origin::local;
+use fletch_server::{
+    app::{self, Running},
+    config::{self, Environment, Task},
+};
+use fletch_tables::{Created, NewRow, PinRow, TagDoc, TablesWriter, Written, paths};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
+
+/// Bytes that no two files share.
+pub fn content(seed: u64, len: usize) -> Vec<u8> {
+    fletch_testkit::dataset::content(seed, 0, len as u64)
+}
+
+/// A directory with files, and what was put into it.
+pub struct Tree {
+    pub dir: TempDir,
+    pub files: BTreeMap<String, Vec<u8>>,
+}
+
+impl Tree {
+    pub fn new(files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
+        let tree = Tree {
+            dir: tempfile::tempdir().expect("tempdir"),
+            files: files.into_iter().map(|(p, b)| (p.to_owned(), b)).collect(),
+        };
+        for (path, bytes) in &tree.files {
+            let at = tree.path(path);
+            std::fs::create_dir_all(at.parent().expect("parent")).expect("mkdir");
+            std::fs::write(at, bytes).expect("write");
+        }
+        tree
+    }
+
+    /// Small files, one of several slices, an empty one, one in a directory with an odd name.
+    pub fn usual() -> Self {
+        Tree::new([
+            ("a.bin", content(1, 5000)),
+            ("big.bin", content(2, (9 << 20) + 17)),
+            ("empty", Vec::new()),
+            ("train/0001 ü#1.jpg", content(3, 110_000)),
+            ("train/0002.jpg", content(4, 90_000)),
+            ("z", content(5, 1)),
+        ])
+    }
+
+    pub fn path(&self, rel: &str) -> PathBuf {
+        self.dir.path().join(rel)
+    }
+
+    pub fn uri(&self) -> String {
+        self.dir.path().display().to_string()
+    }
+
+    /// Indexes the tree with its tables in itself, and tags it.
+    pub fn index(&self) -> Indexed {
+        self.index_to(self.dir.path(), LayoutParams::INDEX)
+    }
+
+    pub fn index_to(&self, to: &Path, params: LayoutParams) -> Indexed {
+        let pin_of = |path: &str| {
+            let pin = local::pin_of(&std::fs::metadata(self.path(path)).expect("metadata"));
+            PinRow { size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag }
+        };
+        let rows = self.files.iter().map(|(path, bytes)| {
+            let entry = Entry::file(path.as_str(), bytes.len() as u64, Hash::of(bytes));
+            (entry, slices(bytes, params), pin_of(path))
+        });
+        let mut rows: Vec<_> = rows.collect();
+        let link = Entry::symlink("link", "a.bin");
+        rows.push((link, Vec::new(), PinRow { size: 0, mtime_ns: None, etag: None }));
+        rows.sort_by(|a, b| a.0.path.as_bytes().cmp(b.0.path.as_bytes()));
+        write(to, rows, params)
+    }
+}
+
+pub fn slices(bytes: &[u8], params: LayoutParams) -> Vec<Slice> {
+    let mut at = 0;
+    let cut = |len: u32| {
+        let piece = &bytes[at..at + len as usize];
+        at += len as usize;
+        Slice { chunk: Hash::of(piece), chunk_offset: 0, len }
+    };
+    params.slice_lengths(bytes.len() as u64).map(cut).collect()
+}
+
+/// Writes the tables of rows under a place, and the tag `latest`.
+pub fn write(to: &Path, rows: Vec<(Entry, Vec<Slice>, PinRow)>, params: LayoutParams) -> Indexed {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let mut writer = TablesWriter::create(scratch.path(), SampleRule::file(), params).expect("writer");
+    for (entry, slices, pin) in rows {
+        writer.push(NewRow::indexed(entry, slices, &pin)).expect("a good row");
+    }
+    let about = Created {
+        created_unix_ns: 1_700_000_000_000_000_007,
+        indexed_at_ns: 1_700_000_000_000_000_000,
+        tool: "tests".into(),
+        origin: None,
+        faults: Vec::new(),
+    };
+    let written = writer.finish(about).expect("written");
+    for (rel, file) in &written.files {
+        let at = to.join(rel);
+        std::fs::create_dir_all(at.parent().expect("parent")).expect("mkdir");
+        std::fs::copy(file, at).expect("copy");
+    }
+    tag(to, "latest", &written);
+    Indexed { written }
+}
+
+pub fn tag(to: &Path, name: &str, written: &Written) {
+    let doc = TagDoc::new(written.root, written.layout, 7).to_bytes().expect("tag");
+    let at = to.join(paths::tag(&name.parse().expect("tag name")));
+    std::fs::create_dir_all(at.parent().expect("parent")).expect("mkdir");
+    std::fs::write(at, doc).expect("write");
+}
+
+pub struct Indexed {
+    pub written: Written,
+}
+
+impl Indexed {
+    pub fn root(&self) -> Root {
+        self.written.root
+    }
+}
+
+/// A server in this process.
+pub struct Node {
+    pub state: TempDir,
+    pub running: Running,
+    pub http: reqwest::Client,
+}
+
+pub fn settings(state: &Path, more: &[&str]) -> Result<config::Config, String> {
+    let state = state.display().to_string();
+    let mut args = vec!["fletch-server".to_owned(), "--listen=127.0.0.1:0".into(), "--memory=256MiB".into()];
+    args.push(format!("--state-dir={state}/state"));
+    args.push(format!("--cache-dir={state}/cache"));
+    args.push(format!("--socket={state}/s.sock"));
+    args.extend(more.iter().map(|s| (*s).to_owned()));
+    match config::read(args, &Environment::default()) {
+        Ok(Task::Serve(c)) => Ok(*c),
+        Ok(_) => Err("not to be served".into()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+impl Node {
+    pub async fn start(more: &[&str]) -> Self {
+        Node::start_in(tempfile::tempdir().expect("tempdir"), more).await
+    }
+
+    pub async fn start_in(state: TempDir, more: &[&str]) -> Self {
+        let running = app::start(settings(state.path(), more).expect("settings")).await.expect("started");
+        Node { state, running, http: reqwest::Client::new() }
+    }
+
+    /// A server with the tree registered as `d`.
+    pub async fn serving(tree: &Tree, more: &[&str]) -> Self {
+        let node = Node::start(more).await;
+        node.register("d", &tree.uri(), None).await;
+        node
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.running.url())
+    }
+
+    pub fn ask(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, self.url(path))
+    }
+
+    pub fn get(&self, path: &str) -> RequestBuilder {
+        self.ask(Method::GET, path)
+    }
+
+    pub fn post(&self, path: &str, body: impl Into<String>) -> RequestBuilder {
+        self.ask(Method::POST, path).body(body.into())
+    }
+
+    pub async fn register(&self, name: &str, uri: &str, tables: Option<&str>) {
+        let r = self.try_register(name, uri, tables).await;
+        assert_eq!(r.status(), 201, "{}", r.text().await.expect("text"));
+    }
+
+    pub async fn try_register(&self, name: &str, uri: &str, tables: Option<&str>) -> Response {
+        let mut body = serde_json::json!({"name": name, "uri": uri});
+        if let Some(t) = tables {
+            body["tables"] = t.into();
+        }
+        self.post("/v1/datasets", body.to_string()).send().await.expect("answer")
+    }
+
+    pub async fn resolve(&self, name: &str, version: &str) -> ResolvedVersion {
+        let r = self.get(&format!("/v1/datasets/{name}/versions/{version}")).send().await.expect("answer");
+        let status = r.status();
+        let text = r.text().await.expect("text");
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).expect("a version")
+    }
+
+    pub async fn accounts(&self) -> Accounts {
+        let text = self.get("/v1/accounts").send().await.expect("answer").text().await.expect("text");
+        serde_json::from_str(&text).expect("accounts")
+    }
+
+    /// A sample of `/metrics`, by the beginning of its line.
+    pub async fn metric(&self, begins: &str) -> u64 {
+        let text = self.get("/metrics").send().await.expect("answer").text().await.expect("text");
+        let line = text.lines().find(|l| l.starts_with(begins)).unwrap_or_else(|| panic!("{begins} in {text}"));
+        line.rsplit(' ').next().expect("value").parse().expect("a number")
+    }
+}
+
+/// Asserts that an answer is a problem of this code, with everything a problem has.
+pub async fn problem(r: Response, code: Code) -> Problem {
+    let status = r.status();
+    let kind = r.headers().get("content-type").cloned();
+    let text = r.text().await.expect("text");
+    let p: Problem = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {status} {text}"));
+    assert_eq!((p.code, status.as_u16(), p.status), (code, code.status(), code.status()), "{text}");
+    assert_eq!(kind.expect("content-type"), "application/problem+json");
+    assert_eq!(p.retryable, code.retryable());
+    assert!(!p.detail.is_empty() && !p.hint.is_empty(), "{text}");
+    p
+}
+
+pub async fn body(r: Response, status: StatusCode) -> Vec<u8> {
+    let got = r.status();
+    let bytes = r.bytes().await.expect("body").to_vec();
+    assert_eq!(got, status, "{}", String::from_utf8_lossy(&bytes[..bytes.len().min(500)]));
+    bytes
+}

@@ -1,0 +1,129 @@
+//! The order of a pack: every small entry gets a key, and sorting by (key, ordinal) is the pack's
+//! order. Rows are fixed-length and compare as bytes, so that any external sort will do.
+
+use crate::Hash;
+use crate::manifest::{EntryRef, LayoutParams, SampleRef};
+
+/// Where a sample stands in the order of a pack: the first 16 bytes of the BLAKE3 of the path
+/// of the sample's first entry. Compares as bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupKey(pub [u8; 16]);
+
+impl GroupKey {
+    /// The key of a sample whose first entry has this path (for a member with its shard and NUL).
+    #[must_use]
+    pub fn of(path: &str) -> Self {
+        let hash = Hash::of(path.as_bytes());
+        let mut key = [0; 16];
+        key.copy_from_slice(&hash.as_bytes()[..16]);
+        GroupKey(key)
+    }
+
+    /// How many leading bits two keys share, 0 to 128.
+    pub(super) fn common_bits(self, other: Self) -> u32 {
+        (u128::from_be_bytes(self.0) ^ u128::from_be_bytes(other.0)).leading_zeros()
+    }
+
+    /// One bit of it, counted from the first.
+    pub(super) fn bit(self, at: u32) -> bool {
+        (u128::from_be_bytes(self.0) << at) >> 127 == 1
+    }
+}
+
+/// A small entry that is to be grouped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Item {
+    /// Its sample's place in the order.
+    pub key: GroupKey,
+    /// Its ordinal in the version: the order inside a sample.
+    pub ordinal: u64,
+    /// Its bytes, 1 to `slice_bytes`.
+    pub len: u32,
+}
+
+/// Length of [`Item::to_row`], in bytes.
+pub const SORT_ROW_BYTES: usize = 28;
+
+impl Item {
+    /// The item as bytes whose order is that of items: key 16 · ordinal u64 · length u32,
+    /// big-endian. Rows of one version are unique in their first 24 bytes.
+    #[must_use]
+    pub fn to_row(&self) -> [u8; SORT_ROW_BYTES] {
+        let mut row = [0; SORT_ROW_BYTES];
+        row[..16].copy_from_slice(&self.key.0);
+        row[16..24].copy_from_slice(&self.ordinal.to_be_bytes());
+        row[24..].copy_from_slice(&self.len.to_be_bytes());
+        row
+    }
+
+    /// The item that [`Item::to_row`] wrote.
+    #[must_use]
+    pub fn from_row(row: &[u8; SORT_ROW_BYTES]) -> Self {
+        let (mut key, mut ordinal, mut len) = ([0; 16], [0; 8], [0; 4]);
+        key.copy_from_slice(&row[..16]);
+        ordinal.copy_from_slice(&row[16..24]);
+        len.copy_from_slice(&row[24..]);
+        Item { key: GroupKey(key), ordinal: u64::from_be_bytes(ordinal), len: u32::from_be_bytes(len) }
+    }
+}
+
+/// How a pack places an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// It has no bytes and no placement: links, empty directories, empty files.
+    Nothing,
+    /// It is grouped with others.
+    Group(Item),
+    /// It is longer than `slice_bytes` and cut into slices, each a chunk, as in an index.
+    Slices,
+}
+
+/// Gives every entry of a version its place. Takes entries in path order, remembers one sample.
+#[derive(Debug)]
+pub struct Keyer {
+    slice_bytes: u32,
+    ordinal: u64,
+    /// The sample that is open: its shard ("" for files), its key in the version, its key here.
+    run: Option<(String, String, GroupKey)>,
+}
+
+impl Keyer {
+    /// At the first entry of a version.
+    #[must_use]
+    pub fn new(params: &LayoutParams) -> Self {
+        Keyer { slice_bytes: params.slice_bytes, ordinal: 0, run: None }
+    }
+
+    /// The place of the next entry. Entries of one sample share the key of the first of them,
+    /// whatever its size or kind of place.
+    pub fn next(&mut self, e: EntryRef<'_>) -> Place {
+        let ordinal = self.ordinal;
+        self.ordinal += 1;
+        let key = match e.sample {
+            // An entry of no sample may lie between those of one: `1.cls`, `1.d/notes`, `1.jpg`.
+            SampleRef::None => GroupKey::of(e.path),
+            SampleRef::Alone => {
+                self.run = None;
+                GroupKey::of(e.path)
+            }
+            SampleRef::Keyed(k) => {
+                let shard = e.path.split_once('\0').map_or("", |(shard, _)| shard);
+                match &self.run {
+                    Some((in_shard, open, key)) if open == k && in_shard == shard => *key,
+                    _ => {
+                        let key = GroupKey::of(e.path);
+                        self.run = Some((shard.to_owned(), k.to_owned(), key));
+                        key
+                    }
+                }
+            }
+        };
+        if !e.kind.has_bytes() || e.size == 0 {
+            return Place::Nothing;
+        }
+        match u32::try_from(e.size) {
+            Ok(len) if len <= self.slice_bytes => Place::Group(Item { key, ordinal, len }),
+            _ => Place::Slices,
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! How samples lie in the things that are fetched and evicted: the view of a layout that a
+//! substituting order needs, and a plan laid over it.
+//!
+//! A *unit* is what one fetch brings and one eviction drops: a chunk, or the several chunks of
+//! one sample that is larger than a chunk. A sample lies in exactly one unit.
+
+use super::{bits::Bits, plan::Plan};
+use crate::Kind;
+use std::{ops::Range, sync::Arc};
+
+/// Which samples each unit holds, and how long it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    bytes: Vec<u64>,
+    starts: Arc<[u32]>,
+    samples: Arc<[u32]>,
+    total: u64,
+}
+
+/// Tables that contradict each other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadShape {
+    /// A sample is said to lie in a unit that does not exist.
+    #[error("sample {sample} lies in unit {unit} of {units}")]
+    Unit {
+        /// Which sample.
+        sample: u32,
+        /// Where it is said to be.
+        unit: u32,
+        /// How many units there are.
+        units: usize,
+    },
+    /// More samples or units than 2^31.
+    #[error("{0} samples or units are too many")]
+    TooMany(usize),
+    /// The plan is for a version with another number of samples.
+    #[error("a plan for {plan} samples over a layout of {shape}")]
+    Samples {
+        /// Samples of the plan's version.
+        plan: u32,
+        /// Samples of the layout.
+        shape: usize,
+    },
+}
+
+impl BadShape {
+    /// Who can act on it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            BadShape::Samples { .. } => Kind::Invalid,
+            BadShape::Unit { .. } | BadShape::TooMany(_) => Kind::Corrupt,
+        }
+    }
+}
+
+impl Shape {
+    /// `unit_of[s]` is the unit of sample s, `bytes[u]` the length of unit u. Counting sort:
+    /// O(samples + units), 4 bytes a sample and 12 a unit kept.
+    ///
+    /// # Errors
+    /// [`BadShape::Unit`], [`BadShape::TooMany`].
+    pub fn new(unit_of: &[u32], bytes: Vec<u64>) -> Result<Self, BadShape> {
+        let units = bytes.len();
+        for n in [unit_of.len(), units] {
+            if n > 1 << 31 {
+                return Err(BadShape::TooMany(n));
+            }
+        }
+        let mut starts = vec![0u32; units + 1];
+        for (sample, &unit) in (0u32..).zip(unit_of) {
+            match starts.get_mut(unit as usize + 1) {
+                Some(n) => *n += 1,
+                None => return Err(BadShape::Unit { sample, unit, units }),
+            }
+        }
+        for u in 0..units {
+            starts[u + 1] += starts[u];
+        }
+        let mut next = starts.clone();
+        let mut samples = vec![0u32; unit_of.len()];
+        for (sample, &unit) in (0u32..).zip(unit_of) {
+            let at = &mut next[unit as usize];
+            samples[*at as usize] = sample;
+            *at += 1;
+        }
+        let total = bytes.iter().sum();
+        Ok(Shape { bytes, starts: starts.into(), samples: samples.into(), total })
+    }
+
+    /// How many units there are.
+    #[must_use]
+    pub fn units(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// How many samples there are.
+    #[must_use]
+    pub fn samples(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// The length of all units together, in bytes.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.total
+    }
+
+    /// The length of a unit, in bytes.
+    #[must_use]
+    pub fn bytes(&self, unit: u32) -> u64 {
+        self.bytes[unit as usize]
+    }
+
+    /// The samples of a unit, ascending.
+    #[must_use]
+    pub fn samples_of(&self, unit: u32) -> &[u32] {
+        let u = unit as usize;
+        &self.samples[self.starts[u] as usize..self.starts[u + 1] as usize]
+    }
+}
+
+/// The first pass of a plan, laid over a shape: its entries in the order of the units they
+/// need. A place in that order is a *spot*; the spots of a unit are a range.
+#[derive(Debug, Clone)]
+pub struct Laid {
+    starts: Arc<[u32]>,
+    entries: Arc<[u32]>,
+}
+
+impl Laid {
+    /// Lays `plan` over `shape`. A plan of everything shares the shape's own tables; another
+    /// one costs 4 bytes an entry.
+    ///
+    /// # Errors
+    /// [`BadShape::Samples`] when they are not of one version.
+    pub fn new(plan: &Plan, shape: &Shape) -> Result<Self, BadShape> {
+        if plan.samples() as usize != shape.samples() {
+            return Err(BadShape::Samples { plan: plan.samples(), shape: shape.samples() });
+        }
+        if plan.is_all() {
+            return Ok(Laid { starts: shape.starts.clone(), entries: shape.samples.clone() });
+        }
+        let mut starts = Vec::with_capacity(shape.units() + 1);
+        let mut entries = Vec::new();
+        for unit in 0..shape.units() {
+            starts.push(u32::try_from(entries.len()).unwrap_or(u32::MAX));
+            for &s in shape.samples_of(u32::try_from(unit).unwrap_or(u32::MAX)) {
+                if let Some(first) = plan.first_entry(s) {
+                    entries.extend(first..first + plan.copies_of(s));
+                }
+            }
+        }
+        starts.push(u32::try_from(entries.len()).unwrap_or(u32::MAX));
+        Ok(Laid { starts: starts.into(), entries: entries.into() })
+    }
+
+    /// How many spots there are: the entries of one pass.
+    #[must_use]
+    pub fn spots(&self) -> u32 {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// The plan entry of a spot.
+    #[must_use]
+    pub fn entry(&self, spot: u32) -> u32 {
+        self.entries[spot as usize]
+    }
+
+    /// The spots of a unit.
+    #[must_use]
+    pub fn of_unit(&self, unit: u32) -> Range<u32> {
+        self.starts[unit as usize]..self.starts[unit as usize + 1]
+    }
+
+    /// The unit of a spot: a binary search.
+    #[must_use]
+    pub fn unit(&self, spot: u32) -> u32 {
+        u32::try_from(self.starts.partition_point(|&s| s <= spot) - 1).unwrap_or(u32::MAX)
+    }
+
+    /// A bitmap over plan entries (pass 0) as one over spots.
+    #[must_use]
+    pub fn to_spots(&self, entries: &Bits) -> Bits {
+        let mut out = Bits::zeros(u64::from(self.spots()));
+        for (spot, &e) in (0u64..).zip(self.entries.iter()) {
+            if entries.get(u64::from(e)) {
+                out.set(spot);
+            }
+        }
+        out
+    }
+
+    /// A bitmap over spots as one over plan entries (pass 0), `len` bits long.
+    #[must_use]
+    pub fn to_entries(&self, spots: &Bits, len: u64) -> Bits {
+        let mut out = Bits::zeros(len);
+        for spot in spots.iter_in(0, spots.len()) {
+            out.set(u64::from(self.entries[usize::try_from(spot).unwrap_or(usize::MAX)]));
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_plan_laid_over_a_shape_is_the_plan(unit_of in proptest::collection::vec(0u32..12, 1..120), chosen in proptest::collection::vec(any::<u64>(), 1..40)) {
+            let n = unit_of.len() as u64;
+            let shape = Shape::new(&unit_of, vec![1; 12]).expect("shape");
+            for plan in [Plan::all(n), Plan::subset(n, chosen.iter().map(|c| c % n))] {
+                let plan = plan.expect("plan");
+                let laid = Laid::new(&plan, &shape).expect("same version");
+                let mut entries: Vec<u32> = (0..laid.spots()).map(|s| laid.entry(s)).collect();
+                for u in 0..12 {
+                    for spot in laid.of_unit(u) {
+                        prop_assert_eq!(unit_of[plan.item(laid.entry(spot)).sample as usize], u);
+                        prop_assert_eq!(laid.unit(spot), u);
+                    }
+                }
+                entries.sort_unstable();
+                prop_assert_eq!(entries, (0..plan.entries() as u32).collect::<Vec<_>>());
+                let mut some = Bits::zeros(plan.entries());
+                (0..plan.entries()).step_by(3).for_each(|e| { some.set(e); });
+                prop_assert_eq!(laid.to_entries(&laid.to_spots(&some), plan.entries()), some);
+            }
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert_eq!(Shape::new(&[0, 2], vec![1, 1]), Err(BadShape::Unit { sample: 1, unit: 2, units: 2 }));
+        let shape = Shape::new(&[0, 1], vec![1, 1]).expect("shape");
+        assert!(Laid::new(&Plan::all(3).expect("plan"), &shape).is_err());
+    }
+}

@@ -1,0 +1,177 @@
+//! The strict order: a keyed permutation of a plan's entries, known before the epoch starts
+//! (DESIGN §7; `docs/FORMATS.md`, "Strict order").
+//!
+//! I1. Position p belongs to step ⌊p/G⌋ and inside it to rank ⌊(p mod G)·R/G⌋, so a step is the
+//!     same set for every R that divides G.
+//! I2. Each entry of the plan stands at exactly one position; with `drop` the last positions
+//!     are cut, with `pad` the first ones come again as entries of their own.
+//! I3. Copies of one entry (echo) are at least `apart` positions from each other.
+//!
+//! Echo: the base's permutation is cut into runs of `apart` to `2·apart` positions, runs are
+//! joined two by two (the last three if their number is odd), and each group is delivered
+//! `copies` times before the next; from the second time on each run is shuffled within itself.
+//! Whatever stands in a run comes again one group later, at least the other run's length away.
+
+use super::{
+    key::OrderKey,
+    permutation::Permutation,
+    plan::{Fit, Item, PAD, Plan},
+};
+use std::ops::Range;
+
+/// The strict order of one epoch.
+#[derive(Debug, Clone)]
+pub struct Strict {
+    plan: Plan,
+    fit: Fit,
+    key: OrderKey,
+    base: Permutation,
+    runs: u64,
+}
+
+/// Where a position lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The step, from 0.
+    pub step: u64,
+    /// The rank, from 0.
+    pub rank: u32,
+    /// Which of the rank's entries of that step, from 0.
+    pub slot: u32,
+}
+
+impl Strict {
+    /// The order of the epoch with this key.
+    #[must_use]
+    pub fn new(plan: Plan, fit: Fit, key: OrderKey) -> Self {
+        let n = plan.base_entries();
+        let runs = match plan.echo() {
+            e if e.copies > 1 => (n / u64::from(e.apart)).max(2),
+            _ => 1,
+        };
+        Strict { base: Permutation::new(&key, "order", 0, n), plan, fit, key, runs }
+    }
+
+    /// Positions of the epoch: what it delivers.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.fit.delivered(self.plan.entries())
+    }
+
+    /// Whether it delivers nothing (fewer entries than a step, dropped).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The plan it orders.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn run(&self, i: u64) -> u64 {
+        let n = u128::from(self.base.len());
+        u64::try_from(u128::from(i) * n / u128::from(self.runs)).unwrap_or(u64::MAX)
+    }
+
+    /// The entry of the *unfitted* plan at a position below [`Plan::entries`].
+    fn unfitted(&self, p: u64) -> u32 {
+        let copies = u64::from(self.plan.echo().copies);
+        let n = self.base.len();
+        let number = |x: u64| u32::try_from(x).unwrap_or(u32::MAX);
+        if copies == 1 {
+            return number(self.base.at(p));
+        }
+        // The group that holds p: runs 2g and 2g+1, and a third where the number is odd.
+        let groups = self.runs / 2;
+        let bounds = |g: u64| (self.run(2 * g), if g + 1 == groups { n } else { self.run(2 * g + 2) });
+        let (mut low, mut high) = (0, groups - 1);
+        while low < high {
+            let mid = (low + high).div_ceil(2);
+            if bounds(mid).0 * copies <= p { low = mid } else { high = mid - 1 }
+        }
+        let (begin, end) = bounds(low);
+        let (pass, at) = ((p - begin * copies) / (end - begin), begin + (p - begin * copies) % (end - begin));
+        let at = if pass == 0 {
+            at
+        } else {
+            let last = if low + 1 == groups { self.runs } else { 2 * low + 2 };
+            let run = (2 * low..last).rev().find(|&r| self.run(r) <= at).unwrap_or(2 * low);
+            let (from, to) = (self.run(run), self.run(run + 1));
+            from + Permutation::new(&self.key, "echo", run * copies + pass, to - from).at(at - from)
+        };
+        number(pass * n + self.base.at(at))
+    }
+
+    /// The entry at position `p`; entries from [`Plan::entries`] on are pads.
+    ///
+    /// # Panics
+    /// When `p` is past the end.
+    #[must_use]
+    pub fn entry(&self, p: u64) -> u32 {
+        assert!(p < self.len(), "position {p} of {}", self.len());
+        if p < self.plan.entries() { self.unfitted(p) } else { u32::try_from(p).unwrap_or(u32::MAX) }
+    }
+
+    /// What an entry is, pads included: pad number i repeats the sample at position i, going
+    /// round when a step is longer than the plan.
+    #[must_use]
+    pub fn item(&self, entry: u32) -> Item {
+        match u64::from(entry).checked_sub(self.plan.entries()) {
+            None => self.plan.item(entry),
+            Some(i) => {
+                let sample = self.plan.item(self.unfitted(i % self.plan.entries())).sample;
+                Item { sample, copy: PAD + u32::try_from(i).unwrap_or(0) }
+            }
+        }
+    }
+
+    /// The entries that `drop` leaves out: those at the last positions.
+    pub fn dropped(&self) -> impl Iterator<Item = u32> + '_ {
+        (self.len()..self.plan.entries()).map(|p| self.unfitted(p))
+    }
+
+    /// The entries that `pad` adds.
+    #[must_use]
+    pub fn padded(&self) -> Range<u32> {
+        let number = |x: u64| u32::try_from(x).unwrap_or(u32::MAX);
+        number(self.plan.entries())..number(self.len().max(self.plan.entries()))
+    }
+
+    /// Steps of the epoch, the same for every rank.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.fit.steps(self.plan.entries())
+    }
+
+    /// Where position `p` lies.
+    #[must_use]
+    pub fn place(&self, p: u64) -> Place {
+        place(p, self.fit.batch, self.fit.ranks)
+    }
+
+    /// The positions of one rank's share of one step; short or empty only at the end of an
+    /// epoch with `keep`.
+    #[must_use]
+    pub fn positions(&self, step: u64, rank: u32) -> Range<u64> {
+        let per = u64::from(self.fit.batch / self.fit.ranks);
+        let from = step * u64::from(self.fit.batch) + u64::from(rank) * per;
+        from.min(self.len())..(from + per).min(self.len())
+    }
+}
+
+/// The law of I1.
+#[must_use]
+pub fn place(p: u64, batch: u32, ranks: u32) -> Place {
+    let (g, r) = (u64::from(batch), u64::from(ranks));
+    let rank = p % g * r / g;
+    Place {
+        step: p / g,
+        rank: u32::try_from(rank).unwrap_or(u32::MAX),
+        slot: u32::try_from(p % g - rank * g / r).unwrap_or(u32::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests;

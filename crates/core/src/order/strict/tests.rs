@@ -1,0 +1,83 @@
+use super::*;
+use crate::{Hash, Root, order::plan::Tail};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+fn key(seed: u64) -> OrderKey {
+    OrderKey::new(Root(Hash::of(b"root")), Hash::of(b"plan"), seed, 3)
+}
+
+proptest! {
+    /// I1, I2: the same sets for every number of ranks, and the plan exactly.
+    #[test]
+    fn steps_are_the_same_sets_for_all_worlds(n in 1u64..400, per in 1u32..6, tail in 0usize..2, copies in 1u32..4, seed: u64) {
+        let tail = [Tail::Drop, Tail::Pad][tail];
+        let batch = per * 12;
+        let plan = Plan::all(n).expect("plan");
+        let plan = plan.clone().echoed(copies, (n / 4) as u32).unwrap_or(plan);
+        let mut first: Option<Vec<BTreeSet<u32>>> = None;
+        for ranks in [1, 2, 3, 4, 6, 12] {
+            let order = Strict::new(plan.clone(), Fit { batch, ranks, tail }, key(seed));
+            let mut seen = BTreeSet::new();
+            let sets: Vec<BTreeSet<u32>> = (0..order.steps()).map(|step| {
+                let mut set = BTreeSet::new();
+                for rank in 0..ranks {
+                    let range = order.positions(step, rank);
+                    assert_eq!(range.end - range.start, u64::from(batch / ranks));
+                    for (slot, p) in (0u32..).zip(range) {
+                        assert_eq!(order.place(p), Place { step, rank, slot });
+                        assert!(seen.insert(order.entry(p)));
+                        set.insert(order.entry(p));
+                    }
+                }
+                set
+            }).collect();
+            let left_out: BTreeSet<u32> = order.dropped().collect();
+            prop_assert!(left_out.iter().all(|e| seen.insert(*e)));
+            let extra: BTreeSet<u32> = order.padded().collect();
+            prop_assert_eq!(seen.len() as u64, plan.entries() + extra.len() as u64);
+            let items: BTreeSet<Item> = seen.iter().map(|&e| order.item(e)).collect();
+            prop_assert_eq!(items.len(), seen.len());
+            prop_assert!(extra.iter().all(|&e| order.item(e).copy >= PAD));
+            match &first { None => first = Some(sets), Some(f) => prop_assert_eq!(f, &sets) }
+        }
+    }
+
+    /// I3.
+    #[test]
+    fn copies_keep_their_distance(n in 2u64..500, copies in 2u32..5, apart in 1u32..200, seed: u64) {
+        prop_assume!(u64::from(apart) * 2 <= n);
+        let plan = Plan::all(n).expect("plan").echoed(copies, apart).expect("fits");
+        let order = Strict::new(plan, Fit { batch: 1, ranks: 1, tail: Tail::Keep }, key(seed));
+        let mut last: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
+        for p in 0..order.len() {
+            let Item { sample, copy } = order.item(order.entry(p));
+            if let Some((q, c)) = last.insert(sample, (p, copy)) {
+                prop_assert!(p - q >= u64::from(apart), "copies {} apart, not {apart}", p - q);
+                prop_assert_eq!(copy, c + 1);
+            } else {
+                prop_assert_eq!(copy, 0);
+            }
+        }
+        prop_assert!(last.values().all(|&(_, c)| c == copies - 1));
+    }
+}
+
+#[test]
+fn a_resumed_order_is_the_same_order() {
+    let order = |ranks| {
+        Strict::new(Plan::all(1000).expect("plan"), Fit { batch: 24, ranks, tail: Tail::Drop }, key(9))
+    };
+    let (a, b) = (order(4), order(8));
+    let rest: Vec<u32> = (17 * 24..a.len()).map(|p| a.entry(p)).collect();
+    let again: Vec<u32> = (17..b.steps())
+        .flat_map(|s| (0..8).flat_map(|r| b.positions(s, r)).map(|p| b.entry(p)).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(rest, again);
+}
+
+#[test]
+fn keep_shortens_only_the_last_step() {
+    let o = Strict::new(Plan::all(10).expect("plan"), Fit { batch: 4, ranks: 1, tail: Tail::Keep }, key(1));
+    assert_eq!((o.steps(), o.positions(1, 0), o.positions(2, 0), o.len()), (3, 4..8, 8..10, 10));
+}

@@ -1,0 +1,59 @@
+//! The policy's constants, each with what it trades.
+
+/// Shares of window, cache or ring; the defaults were found by simulation (ADR 10).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Knobs {
+    /// Window = at most this part of what is not cached. The one real trade: more is a better
+    /// shuffle and more traffic.
+    pub window: f64,
+    /// ... and at most this part of the cache. The rest of the cache is the reserve.
+    pub window_of_cache: f64,
+    /// A unit's samples come due over this part of a window after its load, for a job that
+    /// keeps up with the sweep ...
+    pub spread: f64,
+    /// ... and over this part for one that is much slower.
+    pub spread_slow: f64,
+    /// A starting epoch takes window units younger than this part of a window (all of them if
+    /// it is alone).
+    pub young: f64,
+    /// A job takes a unit at its load if what it already holds will be read within this part
+    /// of a window.
+    pub backlog: f64,
+    /// A job that would have to jump reads ahead of time until it holds this part of a window.
+    pub ahead: f64,
+    /// The sweep moves over at most this part of the ring at a time.
+    pub jump: f64,
+    /// Fewer of a unit's samples than this part are read by range.
+    pub range: f64,
+    /// So they are if all active jobs together want less than this many units' worth.
+    pub wanted: f64,
+    /// Beyond the jump a unit is loaded whole only if this part of the active jobs want it.
+    pub aside: f64,
+    /// A unit just passed changes places with one passed at most this part of the ring earlier.
+    pub stir: f64,
+    /// A job that has not asked for this many windows of loads is not counted.
+    pub active: f64,
+    /// Part of the reserve that changes places with window units per turn of the sweep.
+    pub rotate: f64,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Knobs {
+            window: 0.07,
+            window_of_cache: 0.85,
+            spread: 0.5,
+            spread_slow: 0.7,
+            young: 0.6,
+            backlog: 0.6,
+            ahead: 0.25,
+            jump: 0.005,
+            range: 0.4,
+            wanted: 0.3,
+            aside: 0.25,
+            stir: 0.03,
+            active: 4.0,
+            rotate: 0.0,
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! **Flywheel**: a pinned reserve beside one shared sweep (DESIGN §7; ADR 10 has the rules, the
+//! figures, and what was tried).
+//!
+//! One `Flywheel` serves all jobs of one dataset in one layout. The cache is split in a
+//! *window*, through which a shared *sweep* moves units in ring order, first in first out, and
+//! a *reserve* that is kept between epochs. A job gets, in this order:
+//! 1. a sample that the sweep has made *due*;
+//! 2. a reserve sample, while the reserve's share of what it has left is at least the reserve's
+//!    share of its plan (so the fastest job mixes both evenly, and a slower one keeps its
+//!    reserve for the time when it would otherwise have to leave the sweep);
+//! 3. else it moves the sweep by one unit.
+//!
+//! It owns which units *should* be here and which sample comes next; it never waits, and never
+//! assumes that a load has finished: [`Act`]s are orders to the store, and a pick of a unit that
+//! is still on its way is a slow read, not a wrong one.
+//!
+//! I1. A spot is handed out at most once between two `begin`s or a [`Flywheel::give_back`].
+//! I2. As long as a job's epoch has spots left, [`Flywheel::next`] hands one out: nobody waits
+//!     for another job.
+//! I3. Units in window and reserve together never exceed the capacity, in bytes.
+//! I4. The sweep never jumps: a job whose next unit is far reads its reserve, then ahead of
+//!     time, then aside (by range, or a load that does not move the sweep).
+//! I5. The same calls give the same answers.
+//!
+//! Cost: O(log) a pick; O(jobs) a load, an eviction or an exchange, beside the picks they set up.
+//! Memory: 17 bytes a unit and job, a bit a spot and job, 24 bytes a backlog sample, 21 bytes a
+//! unit shared.
+
+mod feed;
+mod knobs;
+mod seat;
+mod sweep;
+
+pub use feed::Feed;
+pub use knobs::Knobs;
+
+use super::{
+    bits::{Bits, Ring},
+    key::{Draws, OrderKey},
+    shape::{Laid, Shape},
+};
+use crate::residency::Residency;
+use seat::{Due, Members, Seat};
+use std::{cmp::Reverse, collections::VecDeque, sync::Arc};
+
+/// Generation of a unit that is not here.
+const AWAY: u32 = 0;
+/// Generation of a unit of the reserve.
+const RESERVE: u32 = u32::MAX;
+
+/// A job's place at a [`Flywheel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SeatId(pub u32);
+
+/// An order to the store, to be carried out in sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// Drop this unit.
+    Evict(u32),
+    /// Fetch this unit and keep it.
+    Load(u32),
+}
+
+/// How a picked sample is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    /// From the sweep's window.
+    Window,
+    /// From the reserve.
+    Reserve,
+    /// Alone, from the origin; nothing is kept.
+    Range,
+}
+
+/// The sample a job gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pick {
+    /// Its spot in the job's plan ([`Laid::entry`] says which entry that is).
+    pub spot: u32,
+    /// The unit that holds it.
+    pub unit: u32,
+    /// How to read it.
+    pub how: How,
+}
+
+/// What the sweep looks like, for people and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Standing {
+    /// Bytes the sweep has loaded since it began.
+    pub swept_bytes: u64,
+    /// Bytes in the window.
+    pub window_bytes: u64,
+    /// Bytes the window may have.
+    pub window_bytes_max: u64,
+    /// Bytes in the reserve.
+    pub reserve_bytes: u64,
+    /// Bytes the reserve may have.
+    pub reserve_bytes_max: u64,
+    /// Jobs that hold a seat.
+    pub seats: u32,
+}
+
+/// The state of one dataset's sweep.
+#[derive(Debug, Clone)]
+pub struct Flywheel {
+    knobs: Knobs,
+    shape: Arc<Shape>,
+    /// Bytes of a mean unit, and samples in it.
+    mean: f64,
+    mean_samples: f64,
+    capacity: u64,
+    window_max: u64,
+    reserve_max: u64,
+    /// Units in sweep order, the place of each, and the next place.
+    ring: Vec<u32>,
+    place: Vec<u32>,
+    pointer: usize,
+    /// Of each unit: [`AWAY`], [`RESERVE`] or the number of its load; the sweep's position then.
+    generation: Vec<u32>,
+    loaded_at: Vec<u64>,
+    loads: u32,
+    /// Bytes loaded by the sweep.
+    position: u64,
+    /// Units of the window, oldest first; a pair is void when the unit's generation differs.
+    window: VecDeque<(u32, u32)>,
+    window_bytes: u64,
+    reserve: Members,
+    reserve_bytes: u64,
+    /// Places of the ring whose unit is in the reserve.
+    solid: Ring,
+    seats: Vec<Seat>,
+    turn: f64,
+    draws: Draws,
+}
+
+impl Flywheel {
+    /// An empty cache of `capacity` bytes for the units of `shape`.
+    #[must_use]
+    pub fn new(shape: Arc<Shape>, capacity: u64, key: &OrderKey, knobs: Knobs) -> Self {
+        let units = shape.units();
+        let mut draws = key.draws("flywheel", 0);
+        let mut ring: Vec<u32> = (0..u32::try_from(units).unwrap_or(u32::MAX)).collect();
+        for i in (1..units).rev() {
+            let q = draws.below(i as u64 + 1) as usize;
+            ring.swap(i, q);
+        }
+        let mut place = vec![0; units];
+        for (p, &u) in (0u32..).zip(&ring) {
+            place[u as usize] = p;
+        }
+        let n = units.max(1) as f64;
+        let mut fly = Flywheel {
+            mean: (shape.total_bytes() as f64 / n).max(1.0),
+            mean_samples: (shape.samples() as f64 / n).max(f64::MIN_POSITIVE),
+            knobs,
+            capacity: 0,
+            window_max: 0,
+            reserve_max: 0,
+            ring,
+            place,
+            pointer: 0,
+            generation: vec![AWAY; units],
+            loaded_at: vec![0; units],
+            loads: 0,
+            position: 0,
+            window: VecDeque::new(),
+            window_bytes: 0,
+            reserve: Members::new(units),
+            reserve_bytes: 0,
+            solid: Ring::new(units),
+            seats: Vec::new(),
+            turn: 0.0,
+            draws,
+            shape,
+        };
+        fly.split(capacity);
+        fly
+    }
+
+    /// Rule 1: how the capacity is split.
+    fn split(&mut self, capacity: u64) {
+        let (cap, all) = (capacity as f64, self.shape.total_bytes() as f64);
+        let window = (self.knobs.window_of_cache * cap)
+            .min(self.knobs.window * (all - cap).max(0.0))
+            .max(4.0 * self.mean)
+            .min(cap);
+        self.capacity = capacity;
+        self.window_max = window as u64;
+        self.reserve_max = capacity - self.window_max;
+    }
+
+    /// Changes the capacity. What no longer fits leaves by random draw from the reserve, then
+    /// oldest first from the window.
+    pub fn set_capacity(&mut self, capacity: u64, acts: &mut Vec<Act>) {
+        self.split(capacity);
+        while self.reserve_bytes > self.reserve_max && !self.reserve.is_empty() {
+            let unit = self.reserve.get(self.draws.below(self.reserve.len() as u64));
+            self.drop_reserve(unit, acts);
+        }
+        self.make_room(0, acts);
+    }
+
+    /// Takes over what the cache already holds (after a restart): the reserve is filled with
+    /// it, the rest becomes window. What exceeds the capacity is evicted.
+    pub fn adopt(&mut self, residency: &Residency, acts: &mut Vec<Act>) {
+        for unit in (0..self.shape.units()).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
+            if !residency.has(unit) || self.generation[unit as usize] != AWAY {
+                continue;
+            }
+            let bytes = self.shape.bytes(unit);
+            if self.reserve_bytes + bytes <= self.reserve_max {
+                self.into_reserve(unit);
+            } else if self.window_bytes + bytes <= self.window_max {
+                self.into_window(unit);
+            } else {
+                acts.push(Act::Evict(unit));
+            }
+        }
+    }
+
+    /// A job sits down. Its epoch starts with [`Flywheel::begin`].
+    ///
+    /// # Panics
+    /// When 2^32 jobs sit already.
+    pub fn join(&mut self, laid: Laid) -> SeatId {
+        let seat = Seat::new(self.shape.units(), laid, self.mean_samples, self.position);
+        let at = match self.seats.iter().position(|s| !s.on) {
+            Some(i) => {
+                self.seats[i] = seat;
+                i
+            }
+            None => {
+                self.seats.push(seat);
+                self.seats.len() - 1
+            }
+        };
+        SeatId(u32::try_from(at).expect("fewer than 2^32 seats"))
+    }
+
+    /// The job is gone: it protects nothing and blocks nothing any more.
+    pub fn leave(&mut self, seat: SeatId) {
+        let units = 0;
+        let s = &mut self.seats[seat.0 as usize];
+        // Keeps the slot, frees the memory.
+        let laid = s.laid.clone();
+        *s = Seat::new(units, laid, 0.0, 0);
+        s.on = false;
+    }
+
+    /// Starts (or resumes) an epoch: `left` are the spots still to be handed out.
+    ///
+    /// # Panics
+    /// When `left` has another length than the plan has spots.
+    pub fn begin(&mut self, seat: SeatId, left: Bits) {
+        let j = seat.0 as usize;
+        let (units, alone) = (self.shape.units(), self.actives() <= 1);
+        let s = &mut self.seats[j];
+        assert_eq!(left.len(), s.left.len(), "spots of the plan");
+        s.total = left.count();
+        s.left = left;
+        s.last = self.position;
+        s.due.clear();
+        s.backlog = 0;
+        s.pins.clear();
+        (s.pin_left, s.pin_all) = (0, 0);
+        s.held.fill(0);
+        for u in 0..units {
+            let unit = u32::try_from(u).unwrap_or(u32::MAX);
+            let spots = s.laid.of_unit(unit);
+            let rem = s.left.count_in(u64::from(spots.start), u64::from(spots.end));
+            s.rem[u] = u32::try_from(rem).unwrap_or(u32::MAX);
+            let pinned = self.generation[u] == RESERVE;
+            if pinned && rem > 0 {
+                s.pins.insert(unit);
+                s.pin_left += rem;
+                s.pin_all += rem;
+            }
+            s.lack.put(self.place[u] as usize, rem > 0 && !pinned);
+        }
+        // Rule 5: the young part of the window.
+        let young = (self.knobs.young * self.window_max as f64) as u64;
+        for i in (0..self.window.len()).rev() {
+            let (unit, generation) = self.window[i];
+            let u = unit as usize;
+            if self.generation[u] == generation
+                && self.seats[j].rem[u] > 0
+                && (alone || self.loaded_at[u] + young > self.position)
+            {
+                self.take(j, unit, self.loaded_at[u]);
+            }
+        }
+    }
+
+    /// How many spots the job's epoch has left.
+    #[must_use]
+    pub fn left(&self, seat: SeatId) -> u64 {
+        self.seats[seat.0 as usize].left.count()
+    }
+
+    /// The spots the job's epoch has left: with the plan, all there is to resume from.
+    #[must_use]
+    pub fn left_spots(&self, seat: SeatId) -> &Bits {
+        &self.seats[seat.0 as usize].left
+    }
+
+    /// The job's plan as laid over the layout.
+    #[must_use]
+    pub fn laid(&self, seat: SeatId) -> &Laid {
+        &self.seats[seat.0 as usize].laid
+    }
+
+    /// The layout it sweeps.
+    #[must_use]
+    pub fn shape(&self) -> &Arc<Shape> {
+        &self.shape
+    }
+
+    /// Whether the unit should be here, as far as this policy ordered.
+    #[must_use]
+    pub fn holds(&self, unit: u32) -> bool {
+        self.generation[unit as usize] != AWAY
+    }
+
+    /// What it looks like.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        Standing {
+            swept_bytes: self.position,
+            window_bytes: self.window_bytes,
+            window_bytes_max: self.window_max,
+            reserve_bytes: self.reserve_bytes,
+            reserve_bytes_max: self.reserve_max,
+            seats: u32::try_from(self.seats.iter().filter(|s| s.on).count()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// The next sample of a job, and the orders to the store that come with it; `None` when its
+    /// epoch has nothing left to hand out.
+    pub fn next(&mut self, seat: SeatId, acts: &mut Vec<Act>) -> Option<Pick> {
+        let j = seat.0 as usize;
+        if self.seats[j].left.count() == 0 {
+            return None;
+        }
+        self.measure(j);
+        loop {
+            self.prune(j);
+            // 1. What the sweep has made due.
+            let soon = self.position + self.mean as u64;
+            let s = &self.seats[j];
+            if s.due.peek().is_some_and(|d| d.0.at < soon) {
+                return Some(self.serve_due(j));
+            }
+            // 2. The reserve, as long as its share of what is left is not below its share of the plan.
+            let (left, total) = (u128::from(s.left.count()), u128::from(s.total));
+            if s.pin_left > 0 && u128::from(s.pin_left) * total >= u128::from(s.pin_all) * left {
+                return Some(self.serve_reserve(j));
+            }
+            // 3. Move the sweep.
+            let Some(p) = s.lack.next(self.pointer) else {
+                return Some(if s.due.is_empty() { self.serve_reserve(j) } else { self.serve_due(j) });
+            };
+            let far = self.is_far(p);
+            let unit = self.ring[p];
+            if far {
+                // ... but not past what others need.
+                if s.pin_left > 0 {
+                    return Some(self.serve_reserve(j));
+                }
+                if s.backlog as f64 > self.samples_of(self.knobs.ahead, j) {
+                    return Some(self.serve_due(j));
+                }
+            }
+            if self.holds(unit) {
+                if !far {
+                    self.pointer = p + 1;
+                }
+                self.take(j, unit, self.position);
+                continue;
+            }
+            let need = if far {
+                (self.knobs.aside * self.actives() as f64).max(self.knobs.wanted)
+            } else {
+                self.knobs.wanted
+            };
+            if self.shape.bytes(unit) > self.window_max || self.little(j, unit, need) {
+                let due = !self.seats[j].due.is_empty();
+                return Some(if due { self.serve_due(j) } else { self.serve_range(j, unit, need) });
+            }
+            if !far {
+                self.pointer = p + 1;
+                self.stir(p);
+            }
+            self.load(unit, acts);
+            for q in 0..self.seats.len() {
+                if self.seats[q].needs(unit)
+                    && (q == j || (self.seats[q].backlog as f64) < self.samples_of(self.knobs.backlog, q))
+                {
+                    self.take(q, unit, self.position);
+                }
+            }
+        }
+    }
+
+    /// A spot that was handed out comes back unread (its lease expired): it is due at once.
+    ///
+    /// # Panics
+    /// When the spot was not handed out.
+    pub fn give_back(&mut self, seat: SeatId, spot: u32) {
+        let j = seat.0 as usize;
+        let s = &mut self.seats[j];
+        assert!(s.left.set(u64::from(spot)), "spot {spot} was not handed out");
+        let unit = s.laid.unit(spot);
+        let u = unit as usize;
+        s.rem[u] += 1;
+        match self.generation[u] {
+            AWAY => {}
+            RESERVE => {
+                s.pins.insert(unit);
+                s.pin_left += 1;
+            }
+            generation => {
+                if s.taken[u] != generation {
+                    s.taken[u] = generation;
+                    s.held[u] = 0;
+                }
+                s.held[u] += 1;
+                s.backlog += 1;
+                s.due.push(Reverse(Due { at: self.position, spot, unit, generation }));
+            }
+        }
+        self.refresh(j, unit);
+    }
+
+    /// The unit is not here after all: it vanished (a cache may lose anything), or its load
+    /// failed. Nothing is handed out twice or lost by it.
+    pub fn lost(&mut self, unit: u32) {
+        match self.generation[unit as usize] {
+            AWAY => {}
+            RESERVE => self.drop_reserve(unit, &mut Vec::new()),
+            _ => self.drop_window(unit, &mut Vec::new()),
+        }
+    }
+
+    /// Compares with what is really here: units that the snapshot lacks although they were
+    /// ordered before it was made are [`Flywheel::lost`]. `as_of` is
+    /// [`Standing::swept_bytes`] of a moment whose loads had all finished when the snapshot was
+    /// made; an old one is harmless, it only finds less.
+    pub fn reconcile(&mut self, residency: &Residency, as_of: u64) {
+        let gone: Vec<u32> = self
+            .window
+            .iter()
+            .map(|w| w.0)
+            .chain(self.reserve.list().iter().copied())
+            .filter(|&u| self.holds(u) && self.loaded_at[u as usize] <= as_of && !residency.has(u))
+            .collect();
+        gone.into_iter().for_each(|u| self.lost(u));
+    }
+}
+
+#[cfg(test)]
+mod tests;

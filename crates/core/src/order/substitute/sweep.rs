@@ -1,0 +1,358 @@
+//! The sweep's moves: taking, loading, evicting, exchanging with the reserve.
+
+use super::*;
+
+impl Flywheel {
+    /// A job counts while it has asked within the last few windows.
+    fn active(&self, q: usize) -> bool {
+        let s = &self.seats[q];
+        s.on && (self.position - s.last) as f64 <= self.knobs.active * self.window_max as f64
+    }
+
+    pub(super) fn actives(&self) -> usize {
+        (0..self.seats.len()).filter(|&q| self.active(q)).count()
+    }
+
+    /// 1: the job keeps up with the sweep; 1/4: it has a quarter of its speed.
+    fn step(&self, q: usize) -> f64 {
+        (self.seats[q].pace / self.mean_samples).min(1.0)
+    }
+
+    /// So many samples will a job read in this part of a window.
+    pub(super) fn samples_of(&self, part: f64, q: usize) -> f64 {
+        part * self.window_max as f64 / self.mean * self.mean_samples * self.step(q).max(0.1)
+    }
+
+    /// Measures a job's pace over half windows.
+    pub(super) fn measure(&mut self, j: usize) {
+        let (now, half) = (self.position, self.window_max as f64 / 2.0);
+        let mean = self.mean;
+        let s = &mut self.seats[j];
+        s.last = now;
+        let passed = (now - s.mark.0) as f64;
+        if passed >= half {
+            // Longer than two such spans is a pause, not a pace.
+            if passed < 2.0 * half + 2.0 * mean {
+                let pace = (s.drawn - s.mark.1) as f64 / (passed / mean);
+                s.pace += (pace - s.pace) * 0.3;
+            }
+            s.mark = (now, s.drawn);
+        }
+    }
+
+    /// Whether place `p` lies farther ahead than the sweep may move at once. Reserve units are
+    /// no part of the way.
+    pub(super) fn is_far(&self, p: usize) -> bool {
+        let n = self.ring.len();
+        let enough = (self.knobs.jump * n as f64) as usize;
+        let from = self.pointer % n;
+        let gaps = if from <= p {
+            self.solid.gaps_in(from, p, enough)
+        } else {
+            let first = self.solid.gaps_in(from, n, enough);
+            if first > enough { first } else { first + self.solid.gaps_in(0, p, enough - first) }
+        };
+        gaps > enough
+    }
+
+    /// Rule 7: whether so little of a unit is wanted that it is read sample by sample.
+    pub(super) fn little(&self, j: usize, unit: u32, need: f64) -> bool {
+        let u = unit as usize;
+        let samples = self.shape.samples_of(unit).len() as f64;
+        if f64::from(self.seats[j].rem[u]) < self.knobs.range * samples {
+            return true;
+        }
+        let wanted: f64 =
+            (0..self.seats.len()).filter(|&q| self.active(q)).map(|q| f64::from(self.seats[q].rem[u])).sum();
+        wanted < need * samples
+    }
+
+    /// Drops void entries from the head of a job's due queue.
+    pub(super) fn prune(&mut self, j: usize) {
+        let s = &mut self.seats[j];
+        while let Some(Reverse(d)) = s.due.peek()
+            && (self.generation[d.unit as usize] != d.generation || !s.left.get(u64::from(d.spot)))
+        {
+            s.due.pop();
+        }
+    }
+
+    /// Recomputes whether a job lacks a unit.
+    pub(super) fn refresh(&mut self, j: usize, unit: u32) {
+        let u = unit as usize;
+        let generation = self.generation[u];
+        let s = &mut self.seats[j];
+        let has = generation == RESERVE || (generation != AWAY && s.taken[u] == generation && s.held[u] > 0);
+        s.lack.put(self.place[u] as usize, s.rem[u] > 0 && !has);
+    }
+
+    fn hand_out(&mut self, j: usize, spot: u32, unit: u32, how: How) -> Pick {
+        let s = &mut self.seats[j];
+        assert!(s.left.clear(u64::from(spot)), "spot {spot} handed out twice");
+        s.rem[unit as usize] -= 1;
+        if how != How::Range {
+            s.drawn += 1;
+        }
+        if s.rem[unit as usize] == 0 || s.held[unit as usize] == 0 {
+            self.refresh(j, unit);
+        }
+        Pick { spot, unit, how }
+    }
+
+    /// # Panics
+    /// When nothing valid is due: callers prune and look first.
+    pub(super) fn serve_due(&mut self, j: usize) -> Pick {
+        let s = &mut self.seats[j];
+        let Reverse(d) = s.due.pop().expect("something is due");
+        s.backlog -= 1;
+        s.held[d.unit as usize] -= 1;
+        self.hand_out(j, d.spot, d.unit, How::Window)
+    }
+
+    pub(super) fn serve_reserve(&mut self, j: usize) -> Pick {
+        let n = self.seats[j].pins.len() as u64;
+        let unit = self.seats[j].pins.get(self.draws.below(n));
+        let spot = self.any_spot(j, unit);
+        let s = &mut self.seats[j];
+        s.pin_left -= 1;
+        if s.rem[unit as usize] == 1 {
+            s.pins.remove(unit);
+        }
+        self.hand_out(j, spot, unit, How::Reserve)
+    }
+
+    /// One sample straight from the origin, spread over the units of which little is wanted, so
+    /// that stragglers do not arrive in a row.
+    pub(super) fn serve_range(&mut self, j: usize, unit: u32, need: f64) -> Pick {
+        let mut chosen = unit;
+        for _ in 0..8 {
+            let from = self.draws.below(self.ring.len() as u64) as usize;
+            let Some(p) = self.seats[j].lack.next(from) else { break };
+            let other = self.ring[p];
+            if !self.holds(other) && self.little(j, other, need) {
+                chosen = other;
+                break;
+            }
+        }
+        let spot = self.any_spot(j, chosen);
+        self.hand_out(j, spot, chosen, How::Range)
+    }
+
+    /// A random spot of a unit that the job still needs.
+    fn any_spot(&mut self, j: usize, unit: u32) -> u32 {
+        let s = &self.seats[j];
+        let spots = s.laid.of_unit(unit);
+        let k = self.draws.below(u64::from(s.rem[unit as usize]));
+        let spot = s.left.nth_in(u64::from(spots.start), u64::from(spots.end), k);
+        spot.and_then(|x| u32::try_from(x).ok()).expect("rem counts the spots left")
+    }
+
+    /// Rule 4: a job takes its share of a unit: everything, or 1/n if the sweep will pass n more
+    /// times before its epoch ends. Samples come due spread over half a window or more.
+    pub(super) fn take(&mut self, j: usize, unit: u32, at: u64) {
+        let u = unit as usize;
+        let generation = self.generation[u];
+        let ring = (self.shape.total_bytes() - self.reserve_bytes) as f64 / self.mean;
+        let slow = 1.0 - self.step(j);
+        let over = self.window_max as f64
+            * (self.knobs.spread + (self.knobs.spread_slow - self.knobs.spread) * slow);
+        let s = &mut self.seats[j];
+        let all = u64::from(s.rem[u]);
+        let visits = (s.left.count() as f64 / s.pace.max(1e-3) / ring.max(1.0)).floor().clamp(1.0, 8.0);
+        let size = self.shape.samples_of(unit).len() as u64;
+        let n = ((all as f64 / visits).ceil() as u64).max(all.min(size / 8));
+        let skip = if n < all { self.draws.below(all - n + 1) } else { 0 };
+        let spots = s.laid.of_unit(unit);
+        let draws = &mut self.draws;
+        let wanted = s
+            .left
+            .iter_in(u64::from(spots.start), u64::from(spots.end))
+            .skip(usize::try_from(skip).unwrap_or(usize::MAX))
+            .take(usize::try_from(n).unwrap_or(usize::MAX));
+        for spot in wanted {
+            let spot = u32::try_from(spot).unwrap_or(u32::MAX);
+            s.due.push(Reverse(Due { at: at + (draws.unit() * over) as u64, spot, unit, generation }));
+        }
+        s.taken[u] = generation;
+        s.held[u] = u32::try_from(n).unwrap_or(u32::MAX);
+        s.backlog += n;
+        s.lack.put(self.place[u] as usize, false);
+    }
+
+    /// Rule 8: the place just passed changes with one passed a little earlier.
+    pub(super) fn stir(&mut self, p: usize) {
+        let n = self.ring.len();
+        let reach = (self.knobs.stir * n as f64) as u64;
+        let i = (p + n - self.draws.below(reach + 1) as usize % n) % n;
+        self.swap_places(p, i);
+    }
+
+    fn swap_places(&mut self, p: usize, i: usize) {
+        if p == i {
+            return;
+        }
+        self.ring.swap(p, i);
+        let (a, b) = (self.ring[p] as usize, self.ring[i] as usize);
+        (self.place[a], self.place[b]) =
+            (u32::try_from(p).unwrap_or(u32::MAX), u32::try_from(i).unwrap_or(u32::MAX));
+        let swap = |r: &mut Ring| {
+            let (x, y) = (r.has(p), r.has(i));
+            if x != y {
+                r.put(p, y);
+                r.put(i, x);
+            }
+        };
+        swap(&mut self.solid);
+        self.seats.iter_mut().filter(|s| s.on).for_each(|s| swap(&mut s.lack));
+    }
+
+    /// Loads a unit into the window, after making room for it.
+    pub(super) fn load(&mut self, unit: u32, acts: &mut Vec<Act>) {
+        let bytes = self.shape.bytes(unit);
+        self.make_room(bytes, acts);
+        acts.push(Act::Load(unit));
+        self.position += bytes;
+        self.into_window(unit);
+    }
+
+    pub(super) fn into_window(&mut self, unit: u32) {
+        let u = unit as usize;
+        self.loads = match self.loads.wrapping_add(1) {
+            AWAY | RESERVE => 1,
+            n => n,
+        };
+        self.generation[u] = self.loads;
+        self.loaded_at[u] = self.position;
+        self.window.push_back((unit, self.loads));
+        self.window_bytes += self.shape.bytes(unit);
+    }
+
+    /// Makes room for `bytes` more in the window: the oldest units leave it, into the reserve
+    /// while that has room, else out of the cache.
+    pub(super) fn make_room(&mut self, bytes: u64, acts: &mut Vec<Act>) {
+        while self.window_bytes + bytes > self.window_max
+            || self.window_bytes + self.reserve_bytes + bytes > self.capacity
+        {
+            let Some(&(unit, generation)) = self.window.front() else { return };
+            if self.generation[unit as usize] != generation {
+                self.window.pop_front();
+                continue;
+            }
+            if self.reserve_bytes + self.shape.bytes(unit) <= self.reserve_max {
+                self.leave_window(unit);
+                self.window.pop_front();
+                self.into_reserve(unit);
+            } else {
+                self.exchange(unit);
+                if self.generation[unit as usize] == generation {
+                    self.drop_window(unit, acts);
+                }
+            }
+        }
+    }
+
+    /// The books of a unit that leaves the window: its due entries become void.
+    fn leave_window(&mut self, unit: u32) {
+        let u = unit as usize;
+        let generation = std::mem::replace(&mut self.generation[u], AWAY);
+        self.window_bytes -= self.shape.bytes(unit);
+        for q in 0..self.seats.len() {
+            if self.seats[q].needs(unit) {
+                let s = &mut self.seats[q];
+                if s.taken[u] == generation {
+                    s.backlog -= u64::from(std::mem::take(&mut s.held[u]));
+                }
+                s.lack.put(self.place[u] as usize, true);
+            }
+        }
+    }
+
+    pub(super) fn drop_window(&mut self, unit: u32, acts: &mut Vec<Act>) {
+        self.leave_window(unit);
+        acts.push(Act::Evict(unit));
+    }
+
+    pub(super) fn into_reserve(&mut self, unit: u32) {
+        let u = unit as usize;
+        self.generation[u] = RESERVE;
+        self.loaded_at[u] = self.position;
+        self.reserve.insert(unit);
+        self.reserve_bytes += self.shape.bytes(unit);
+        self.solid.put(self.place[u] as usize, true);
+        for s in self.seats.iter_mut().filter(|s| s.on) {
+            s.pin_all += s.planned(unit);
+            if s.rem[u] > 0 {
+                s.pins.insert(unit);
+                s.pin_left += u64::from(s.rem[u]);
+                s.lack.put(self.place[u] as usize, false);
+            }
+        }
+    }
+
+    /// The books of a unit that leaves the reserve.
+    fn leave_reserve(&mut self, unit: u32) {
+        let u = unit as usize;
+        self.generation[u] = AWAY;
+        self.reserve.remove(unit);
+        self.reserve_bytes -= self.shape.bytes(unit);
+        self.solid.put(self.place[u] as usize, false);
+        for s in self.seats.iter_mut().filter(|s| s.on) {
+            s.pin_all = s.pin_all.saturating_sub(s.planned(unit));
+            if s.rem[u] > 0 {
+                s.pins.remove(unit);
+                s.pin_left -= u64::from(s.rem[u]);
+                s.lack.put(self.place[u] as usize, true);
+            }
+        }
+    }
+
+    pub(super) fn drop_reserve(&mut self, unit: u32, acts: &mut Vec<Act>) {
+        self.leave_reserve(unit);
+        acts.push(Act::Evict(unit));
+    }
+
+    /// How many jobs' plans hold some of a unit.
+    fn popularity(&self, unit: u32) -> usize {
+        self.seats.iter().filter(|s| s.on && s.planned(unit) > 0).count()
+    }
+
+    /// Rule 10: the oldest window unit changes places with a reserve unit, without a fetch, if
+    /// more plans hold it than hold the least planned of a few, or because it is time to rotate.
+    fn exchange(&mut self, oldest: u32) {
+        if self.reserve.is_empty() {
+            return;
+        }
+        let ring = (self.shape.units() - self.reserve.len()).max(1) as f64;
+        self.turn += self.knobs.rotate * self.reserve.len() as f64 / ring;
+        let mut least = None;
+        for _ in 0..8 {
+            let unit = self.reserve.get(self.draws.below(self.reserve.len() as u64));
+            let p = self.popularity(unit);
+            if least.is_none_or(|(q, _)| p < q) {
+                least = Some((p, unit));
+            }
+        }
+        let Some((planned, unit)) = least else { return };
+        let mine = self.popularity(oldest);
+        if !(mine > planned || mine == planned && self.turn >= 1.0) {
+            return;
+        }
+        self.turn = (self.turn - 1.0).max(0.0);
+        let fits = self.reserve_bytes - self.shape.bytes(unit) + self.shape.bytes(oldest) <= self.reserve_max
+            && self.window_bytes - self.shape.bytes(oldest) + self.shape.bytes(unit) <= self.capacity;
+        if !fits {
+            return;
+        }
+        self.leave_window(oldest);
+        self.leave_reserve(unit);
+        self.into_reserve(oldest);
+        self.into_window(unit);
+        for q in 0..self.seats.len() {
+            if self.seats[q].needs(unit)
+                && (self.seats[q].backlog as f64) < self.samples_of(self.knobs.backlog, q)
+            {
+                self.take(q, unit, self.position);
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+use super::*;
+use crate::{Hash, Root, order::plan::Plan};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+fn key(seed: u64) -> OrderKey {
+    OrderKey::new(Root(Hash::of(b"root")), Hash::of(b"plan"), seed, 0)
+}
+
+fn shape(sizes: &[u32]) -> Arc<Shape> {
+    let unit_of: Vec<u32> = (0u32..).zip(sizes).flat_map(|(u, &g)| vec![u; g as usize]).collect();
+    Arc::new(Shape::new(&unit_of, sizes.iter().map(|&g| u64::from(g) * 1000).collect()).expect("shape"))
+}
+
+/// A store that does what it is told, and knows when an order makes no sense (I3).
+#[derive(Clone)]
+struct Store {
+    here: BTreeSet<u32>,
+    bytes: u64,
+    capacity: u64,
+    shape: Arc<Shape>,
+    loads: u64,
+}
+
+impl Store {
+    fn new(shape: &Arc<Shape>, capacity: u64) -> Self {
+        Store { here: BTreeSet::new(), bytes: 0, capacity, shape: shape.clone(), loads: 0 }
+    }
+
+    fn obey(&mut self, acts: &mut Vec<Act>) {
+        for act in acts.drain(..) {
+            match act {
+                Act::Evict(u) => {
+                    assert!(self.here.remove(&u), "evicted what is not here");
+                    self.bytes -= self.shape.bytes(u);
+                }
+                Act::Load(u) => {
+                    assert!(self.here.insert(u), "loaded what is here");
+                    self.bytes += self.shape.bytes(u);
+                    self.loads += 1;
+                    assert!(self.bytes <= self.capacity, "I3: {} of {}", self.bytes, self.capacity);
+                }
+            }
+        }
+    }
+
+    fn residency(&self) -> Residency {
+        let mut r = Residency::new(0, Bits::zeros(self.shape.units() as u64));
+        self.here.iter().for_each(|&u| r.put(u, true));
+        r
+    }
+}
+
+fn sit(fly: &mut Flywheel, plan: &Plan) -> SeatId {
+    let laid = Laid::new(plan, fly.shape()).expect("same version");
+    let spots = u64::from(laid.spots());
+    let seat = fly.join(laid);
+    fly.begin(seat, Bits::ones(spots));
+    seat
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Draw { job: usize, n: usize },
+    GiveBack { job: usize, k: usize },
+    Join { part: u64 },
+    Leave { job: usize },
+    Lose { unit: u32 },
+    Capacity { part: u64 },
+    Reconcile,
+    Restart,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        8 => (0usize..4, 1usize..60).prop_map(|(job, n)| Op::Draw { job, n }),
+        2 => (0usize..4, any::<usize>()).prop_map(|(job, k)| Op::GiveBack { job, k }),
+        1 => (1u64..4).prop_map(|part| Op::Join { part }),
+        1 => (0usize..4).prop_map(|job| Op::Leave { job }),
+        1 => any::<u32>().prop_map(|unit| Op::Lose { unit }),
+        1 => (0u64..9).prop_map(|part| Op::Capacity { part }),
+        1 => Just(Op::Reconcile),
+        1 => Just(Op::Restart),
+    ]
+}
+
+struct Job {
+    seat: SeatId,
+    plan: Plan,
+    out: Vec<u32>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// I1, I2, I3 under any interleaving: what each job was handed and not given back, with what
+    /// is left, is its plan; and each epoch ends.
+    #[test]
+    fn exactly_once_whatever_happens(sizes in proptest::collection::vec(1u32..9, 4..60), part in 0u64..9, seed: u64, ops in proptest::collection::vec(op(), 1..80)) {
+        let shape = shape(&sizes);
+        let n = shape.samples() as u64;
+        let mut store = Store::new(&shape, shape.total_bytes() * part / 8);
+        let mut fly = Flywheel::new(shape.clone(), store.capacity, &key(seed), Knobs { rotate: 0.2, ..Knobs::default() });
+        let mut jobs: Vec<Job> = Vec::new();
+        let mut acts = Vec::new();
+        let join = |fly: &mut Flywheel, every: u64| {
+            let plan = Plan::subset(n, (0..n).filter(|s| s % every == 0)).expect("not empty");
+            Job { seat: sit(fly, &plan), plan, out: Vec::new() }
+        };
+        jobs.push(join(&mut fly, 1));
+        for op in ops {
+            match op {
+                Op::Draw { job, n } => if let Some(job) = jobs.get_mut(job) {
+                    for _ in 0..n {
+                        let left = fly.left(job.seat);
+                        let pick = fly.next(job.seat, &mut acts);
+                        prop_assert_eq!(pick.is_some(), left > 0, "I2");
+                        let Some(pick) = pick else { break };
+                        store.obey(&mut acts);
+                        prop_assert_eq!(fly.laid(job.seat).unit(pick.spot), pick.unit);
+                        prop_assert_eq!(pick.how == How::Range, !fly.holds(pick.unit));
+                        prop_assert!(!job.out.contains(&pick.spot), "I1");
+                        job.out.push(pick.spot);
+                    }
+                },
+                Op::GiveBack { job, k } => if let Some(job) = jobs.get_mut(job) && !job.out.is_empty() {
+                    let spot = job.out.swap_remove(k % job.out.len());
+                    fly.give_back(job.seat, spot);
+                },
+                Op::Join { part } => if jobs.len() < 4 { jobs.push(join(&mut fly, part)); },
+                Op::Leave { job } => if job < jobs.len() { let job = jobs.remove(job); fly.leave(job.seat); },
+                Op::Lose { unit } => {
+                    let unit = unit % sizes.len() as u32;
+                    fly.lost(unit);
+                    if store.here.remove(&unit) { store.bytes -= shape.bytes(unit); }
+                }
+                Op::Capacity { part } => {
+                    let capacity = shape.total_bytes() * part / 8;
+                    fly.set_capacity(capacity, &mut acts);
+                    store.obey(&mut acts);
+                    store.capacity = capacity;
+                    prop_assert!(store.bytes <= capacity, "I3");
+                }
+                Op::Reconcile => fly.reconcile(&store.residency(), fly.standing().swept_bytes),
+                Op::Restart => {
+                    // The process dies; the cache and what each job still needs survive.
+                    let mut again = Flywheel::new(shape.clone(), store.capacity, &key(seed ^ 1), Knobs::default());
+                    again.adopt(&store.residency(), &mut acts);
+                    store.obey(&mut acts);
+                    for job in &mut jobs {
+                        let left = fly.left_spots(job.seat).clone();
+                        let laid = Laid::new(&job.plan, &shape).expect("same version");
+                        job.seat = again.join(laid);
+                        again.begin(job.seat, left);
+                    }
+                    fly = again;
+                }
+            }
+            for u in 0..sizes.len() as u32 { prop_assert_eq!(fly.holds(u), store.here.contains(&u)); }
+            let standing = fly.standing();
+            prop_assert_eq!(standing.window_bytes + standing.reserve_bytes, store.bytes);
+        }
+        for job in &mut jobs {
+            while let Some(pick) = fly.next(job.seat, &mut acts) { store.obey(&mut acts); job.out.push(pick.spot); }
+            job.out.sort_unstable();
+            prop_assert_eq!(job.out.clone(), (0..job.plan.entries() as u32).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn the_same_calls_give_the_same_answers() {
+    let run = || {
+        let shape = shape(&[4; 100]);
+        let mut fly = Flywheel::new(shape, 40_000, &key(1), Knobs::default());
+        let plan = Plan::all(400).expect("plan");
+        let (a, b) = (sit(&mut fly, &plan), sit(&mut fly, &plan));
+        let mut acts = Vec::new();
+        let picks: Vec<_> = (0..300).map(|i| fly.next(if i % 3 == 0 { a } else { b }, &mut acts)).collect();
+        (picks, acts)
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn an_empty_cache_is_a_plain_shuffle() {
+    let shape = shape(&[1; 500]);
+    let mut fly = Flywheel::new(shape, 0, &key(5), Knobs::default());
+    let seat = sit(&mut fly, &Plan::all(500).expect("plan"));
+    let mut acts = Vec::new();
+    let order: Vec<u32> = std::iter::from_fn(|| fly.next(seat, &mut acts)).map(|p| p.spot).collect();
+    assert!(acts.is_empty() && order.len() == 500);
+    // No trend and no neighbours: correlation of position and value, and of neighbours.
+    let corr = |x: &[f64], y: &[f64]| {
+        let n = x.len() as f64;
+        let (mx, my) = (x.iter().sum::<f64>() / n, y.iter().sum::<f64>() / n);
+        let c: f64 = x.iter().zip(y).map(|(a, b)| (a - mx) * (b - my)).sum();
+        let v = |z: &[f64], m: f64| z.iter().map(|a| (a - m).powi(2)).sum::<f64>();
+        c / (v(x, mx) * v(y, my)).sqrt()
+    };
+    let v: Vec<f64> = order.iter().map(|&s| f64::from(s)).collect();
+    let at: Vec<f64> = (0..500).map(f64::from).collect();
+    assert!(corr(&at, &v).abs() < 0.2 && corr(&v[1..], &v[..499]).abs() < 0.2);
+}
+
+/// A job that stands still while another runs: when it comes back it must not drag the sweep
+/// around the ring, nor make the other wait.
+#[test]
+fn a_straggler_never_makes_the_sweep_jump() {
+    let shape = shape(&[8; 400]);
+    let mut fly = Flywheel::new(shape.clone(), shape.total_bytes() / 10, &key(2), Knobs::default());
+    let plan = Plan::all(3200).expect("plan");
+    let (a, b) = (sit(&mut fly, &plan), sit(&mut fly, &plan));
+    let mut acts = Vec::new();
+    for i in 0..3100 {
+        fly.next(a, &mut acts).expect("left");
+        if i < 50 {
+            fly.next(b, &mut acts).expect("left");
+        }
+    }
+    let mut jumps = 0usize;
+    while fly.left(b) > 0 {
+        let before = fly.pointer;
+        fly.next(b, &mut acts).expect("left");
+        let n = fly.ring.len();
+        jumps = jumps.max(fly.solid.gaps_in(before.min(n), fly.pointer, n));
+        if fly.left(a) > 0 {
+            fly.next(a, &mut acts).expect("left");
+        }
+    }
+    // One pick may move the sweep several times, each at most 0.5 % of the ring past a taken unit.
+    assert!(jumps <= 12, "the sweep moved {jumps} of 400 places in one pick");
+}
+
+/// With a residency snapshot that is many draws old, epochs stay exact and little more is read.
+#[test]
+fn an_old_snapshot_costs_only_a_little() {
+    let shape = shape(&[8; 400]);
+    let mut fly = Flywheel::new(shape.clone(), shape.total_bytes() / 5, &key(3), Knobs::default());
+    let plan = Plan::all(3200).expect("plan");
+    let mut store = Store::new(&shape, shape.total_bytes() / 5);
+    let seats = [sit(&mut fly, &plan), sit(&mut fly, &plan)];
+    let mut acts = Vec::new();
+    let mut old = (store.residency(), 0);
+    let mut draws = 0u64;
+    for epoch in 0..4 {
+        for i in 0..3200 {
+            for s in seats {
+                fly.next(s, &mut acts).expect("left");
+                draws += 1;
+            }
+            store.obey(&mut acts);
+            if i % 500 == 0 {
+                fly.reconcile(&old.0, old.1);
+                for u in (0..400).filter(|&u| !fly.holds(u)) {
+                    if store.here.remove(&u) {
+                        store.bytes -= shape.bytes(u);
+                    }
+                }
+                old = (store.residency(), fly.standing().swept_bytes);
+            }
+        }
+        assert!(seats.iter().all(|&s| fly.left(s) == 0), "epoch {epoch}");
+        seats.iter().for_each(|&s| fly.begin(s, Bits::ones(3200)));
+    }
+    let ratio = (store.loads * 8) as f64 / draws as f64;
+    assert!(ratio < 0.5, "backend per delivered {ratio}: 2 jobs, a fifth cached, bound 0.4");
+}
+
+#[test]
+fn a_feed_serves_what_is_here_first_and_loses_nothing() {
+    let shape = shape(&[4; 50]);
+    let mut fly = Flywheel::new(shape, 40_000, &key(4), Knobs::default());
+    let seat = sit(&mut fly, &Plan::all(200).expect("plan"));
+    let (mut feed, mut acts, mut out) = (Feed::default(), Vec::new(), BTreeSet::new());
+    for i in 0..100u32 {
+        feed.fill(&mut fly, seat, 16, &mut acts, |_| {});
+        let odd = |p: &Pick| p.unit % 2 == 1;
+        let any = feed.planned().any(odd);
+        let pick = feed.next(&fly, odd).expect("planned");
+        assert!(!any || odd(&pick), "draw {i}");
+        assert!(out.insert(pick.spot));
+    }
+    feed.give_back(&mut fly, seat);
+    assert_eq!((feed.len(), fly.left(seat)), (0, 100));
+    while let Some(p) = fly.next(seat, &mut acts) {
+        assert!(out.insert(p.spot));
+    }
+    assert_eq!(out.len(), 200);
+}

@@ -1,0 +1,90 @@
+//! Golden files of the epoch formats. Regenerate on purpose with `FLETCH_GOLDEN_WRITE=1`, and
+//! only when a format's major version changes.
+
+use fletch_core::{
+    Hash, Root,
+    order::{Bits, Fit, OrderKey, Permutation, Plan, Strict, Tail},
+};
+use serde_json::{Value, json};
+use std::path::Path;
+
+fn golden(name: &str, got: &Value) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/epochs").join(name);
+    let text = format!("{got:#}\n");
+    if std::env::var_os("FLETCH_GOLDEN_WRITE").is_some() {
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("golden directory");
+        std::fs::write(&path, &text).expect("golden file");
+    }
+    let want = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    assert_eq!(text, want, "{name} has changed: formats outlive code");
+}
+
+const SIZES: [u64; 10] = [1, 2, 3, 10, 100, 1023, 1024, 10_007, 1_281_167, 1 << 40];
+
+fn key() -> OrderKey {
+    OrderKey::new(Root(Hash::of(b"root")), Hash::of(b"plan"), 7, 3)
+}
+
+#[test]
+fn permutation() {
+    let mut draws = key().draws("order", 0);
+    let words: Vec<String> = (0..4).map(|_| format!("{:016x}", draws.word())).collect();
+    let some = |n: u64| {
+        let p = Permutation::new(&key(), "order", 0, n);
+        let at: Vec<u64> = (0..n.min(32)).map(|i| p.at(i)).collect();
+        json!({ "n": n, "first": at })
+    };
+    golden(
+        "permutation.json",
+        &json!({
+            "root": Hash::of(b"root"), "plan": Hash::of(b"plan"), "seed": 7, "epoch": 3,
+            "key": Hash(key().0), "label": "order", "number": 0, "words": words,
+            "permutations": (SIZES.map(some)),
+        }),
+    );
+}
+
+#[test]
+fn plans() {
+    let weights = [0.0, 1.0, 2.5, 0.1, 3.0, 0.0, 7.25];
+    let weighted = Plan::weighted(7, &weights, 20, &key()).expect("weights");
+    let copies: Vec<u32> = (0..7).map(|s| weighted.copies_of(s)).collect();
+    let all = Plan::all(1000).expect("plan");
+    golden(
+        "plan.json",
+        &json!({
+            "all 1000": all.hash(),
+            "subset 1, 5, 9 of 10": Plan::subset(10, [1, 5, 9]).expect("plan").hash(),
+            "all 1000, 3 copies 100 apart": all.echoed(3, 100).expect("plan").hash(),
+            "weighted": { "weights": weights, "draws": 20, "key": Hash(key().0), "copies": copies, "hash": weighted.hash() },
+        }),
+    );
+}
+
+#[test]
+fn strict() {
+    let order = |plan: Plan, batch, ranks, tail| {
+        let o = Strict::new(plan, Fit { batch, ranks, tail }, key());
+        let entries: Vec<u32> = (0..o.len()).map(|p| o.entry(p)).collect();
+        let items: Vec<(u32, u32)> = entries.iter().map(|&e| o.item(e)).map(|i| (i.sample, i.copy)).collect();
+        json!({
+            "batch": batch, "ranks": ranks, "tail": tail, "steps": o.steps(), "entries": entries,
+            "items": items, "dropped": o.dropped().collect::<Vec<_>>(),
+        })
+    };
+    let all = |n| Plan::all(n).expect("plan");
+    let mut state = Bits::zeros(21);
+    for bit in [0, 3, 8, 20] {
+        state.set(bit);
+    }
+    golden(
+        "strict.json",
+        &json!({
+            "all 21, drop": order(all(21), 4, 2, Tail::Drop),
+            "all 21, pad": order(all(21), 4, 2, Tail::Pad),
+            "all 21, keep": order(all(21), 4, 1, Tail::Keep),
+            "all 21, 2 copies 7 apart": order(all(21).echoed(2, 7).expect("plan"), 1, 1, Tail::Keep),
+            "bits 0, 3, 8, 20 of 21": hex::encode(state.to_bytes()),
+        }),
+    );
+}

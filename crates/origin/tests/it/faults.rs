@@ -1,0 +1,272 @@
+use crate::{config, limits, names, origins, uri};
+use bytes::Bytes;
+use fletch_origin::{Credentials, Origin, OriginConfig, OriginError, OriginLimits, Origins, PutMode};
+use fletch_testkit::{Backing, EmulatorConfig, Fault, Latency, OriginEmulator, dataset};
+use std::time::{Duration, Instant};
+
+const SIZE: u64 = 200_000;
+
+/// An emulator with the object `x`, and an origin with this deadline.
+fn setup(io_timeout_ms: u64) -> (OriginEmulator, Origins, Origin, Vec<u8>) {
+    let emulator = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
+    let bytes = dataset::content(5, 5, SIZE);
+    emulator.insert("x", bytes.clone());
+    let origins = origins(&emulator, limits(io_timeout_ms));
+    let origin = origins.open(&uri(&emulator.uri())).expect("open");
+    (emulator, origins, origin, bytes)
+}
+
+/// The call's result, which must have come within the deadline (and a little for a busy machine).
+async fn within<T>(io_timeout_ms: u64, call: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let result = call.await;
+    assert!(began.elapsed() < Duration::from_millis(io_timeout_ms + 500), "{:?}", began.elapsed());
+    result
+}
+
+#[tokio::test]
+async fn what_passes_is_tried_again() {
+    for fault in [
+        Fault::Error { rate: 1.0, status: 500 },
+        Fault::Error { rate: 1.0, status: 502 },
+        Fault::SlowDown { retry_after_s: None },
+        Fault::SlowDown { retry_after_s: Some(0) },
+        Fault::Truncate { after: 0 },
+        Fault::Truncate { after: 70_000 },
+    ] {
+        let (emulator, origins, origin, bytes) = setup(10_000);
+        emulator.set_fault("x", fault.clone(), Some(2));
+        let got = origin.get("x", None, None).await.expect("the third attempt");
+        assert!(got.bytes == bytes, "{fault:?}");
+        assert_eq!(emulator.counts().get, 3, "{fault:?}");
+        let stats = origins.stats();
+        assert_eq!((stats.requests, stats.retries), (3, 2), "{fault:?}");
+        assert_eq!(stats.unavailable + stats.throttled, 0, "a call that succeeds is no error");
+        if let Fault::Error { .. } | Fault::SlowDown { .. } = fault {
+            emulator.set_fault("", fault, Some(1));
+            assert_eq!(names(&origin, "").await, ["x"], "a page is asked for again");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stall_costs_a_third_of_the_deadline() {
+    for fault in [Fault::Stall, Fault::StallAfter(0), Fault::StallAfter(100_000)] {
+        let (emulator, _, origin, bytes) = setup(1_500);
+        emulator.set_fault("x", fault.clone(), Some(1));
+        let got = within(1_500, origin.get("x", Some(0..SIZE), None)).await;
+        assert!(got.expect("the second attempt").bytes == bytes, "{fault:?}");
+        emulator.set_fault("x", fault.clone(), None);
+        let error = within(1_500, origin.get("x", None, None)).await.expect_err("stalled for ever");
+        assert!(matches!(error, OriginError::Unavailable { .. }), "{fault:?}: {error:?}");
+    }
+    let (emulator, _, origin, _) = setup(900);
+    emulator.set_fault("", Fault::Stall, None);
+    within(900, origin.head("x")).await.expect_err("stalled");
+    within(900, origin.delete("x")).await.expect_err("stalled");
+    within(900, origin.put("y", Bytes::new(), PutMode::Create)).await.expect_err("stalled");
+    let mut listing = origin.list("");
+    within(900, futures::StreamExt::next(&mut listing)).await.expect("an item").expect_err("stalled");
+}
+
+#[tokio::test]
+async fn each_fault_has_its_kind_and_ends_in_time() {
+    type Check = fn(&OriginError) -> bool;
+    let cases: [(Fault, Check, u64); 9] = [
+        (Fault::Error { rate: 1.0, status: 500 }, |e| matches!(e, OriginError::Unavailable { .. }), 0),
+        (Fault::Error { rate: 1.0, status: 403 }, |e| matches!(e, OriginError::Denied { .. }), 1),
+        (Fault::Error { rate: 1.0, status: 401 }, |e| matches!(e, OriginError::Denied { .. }), 1),
+        (Fault::Error { rate: 1.0, status: 400 }, |e| matches!(e, OriginError::Invalid { .. }), 1),
+        (Fault::Error { rate: 1.0, status: 404 }, |e| matches!(e, OriginError::NotFound { .. }), 1),
+        (Fault::Truncate { after: 50_000 }, |e| matches!(e, OriginError::Unavailable { .. }), 0),
+        (Fault::Short { by: 1 }, |e| matches!(e, OriginError::Corrupt { .. }), 1),
+        (Fault::IgnoreRange, |e| matches!(e, OriginError::Corrupt { .. }), 1),
+        (Fault::ShiftRange(1), |e| matches!(e, OriginError::Corrupt { .. }), 1),
+    ];
+    for (fault, check, requests) in cases {
+        let (emulator, origins, origin, _) = setup(1_000);
+        emulator.set_fault("x", fault.clone(), None);
+        let error = within(1_000, origin.get("x", Some(10..100_010), None)).await.expect_err("a fault");
+        assert!(check(&error), "{fault:?}: {error:?}");
+        let asked = emulator.counts().get;
+        assert!(if requests == 0 { asked > 1 } else { asked == requests }, "{fault:?}: {asked} requests");
+        assert_eq!(origins.stats().requests, asked, "{fault:?}");
+        emulator.clear_faults();
+        origin.get("x", None, None).await.expect("well again");
+    }
+}
+
+#[tokio::test]
+async fn a_pinned_object_is_not_mixed_with_another() {
+    let (emulator, _, origin, bytes) = setup(2_000);
+    let pin = origin.head("x").await.expect("head").pin();
+    emulator.set_fault("x", Fault::ChangeEtag, Some(1));
+    let error = origin.get("x", Some(0..10), Some(&pin)).await.expect_err("another etag");
+    assert!(matches!(error, OriginError::Changed { .. }), "{error:?}");
+    // The whole object, one byte short, with a length that says so.
+    emulator.set_fault("x", Fault::Short { by: 1 }, Some(1));
+    let error = origin.get("x", None, Some(&pin)).await.expect_err("short");
+    assert!(matches!(error, OriginError::Changed { .. }), "{error:?}");
+    // A refusal is no change, whatever was pinned.
+    emulator.set_fault("x", Fault::Error { rate: 1.0, status: 400 }, Some(1));
+    let error = origin.get("x", Some(0..10), Some(&pin)).await.expect_err("refused");
+    assert!(matches!(error, OriginError::Invalid { .. }), "{error:?}");
+    emulator.set_fault("x", Fault::FlipBit { byte: 77 }, Some(1));
+    let got = origin.get("x", None, Some(&pin)).await.expect("a lie that only a hash can see").bytes;
+    let wrong: Vec<usize> = (0..bytes.len()).filter(|i| got[*i] != bytes[*i]).collect();
+    assert_eq!((wrong.as_slice(), got[77] ^ bytes[77]), ([77].as_slice(), 1));
+}
+
+#[tokio::test]
+async fn the_origins_wish_to_slow_down_is_honoured() {
+    let (emulator, origins, origin, _) = setup(10_000);
+    emulator.set_fault("x", Fault::SlowDown { retry_after_s: Some(1) }, Some(1));
+    let began = Instant::now();
+    origin.get("x", None, None).await.expect("after a second");
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    emulator.set_fault("x", Fault::SlowDown { retry_after_s: Some(60) }, None);
+    let error = within(0, origin.get("x", None, None)).await.expect_err("longer than there is time");
+    let asked = Some(Duration::from_secs(60));
+    assert!(
+        matches!(&error, OriginError::Throttled { retry_after, .. } if *retry_after == asked),
+        "{error:?}"
+    );
+    assert_eq!(origins.stats().throttled, 1);
+}
+
+#[tokio::test]
+async fn a_request_cap_slows_readers_and_fails_none() {
+    let config_of = EmulatorConfig { rps_cap: Some(50), retry_after_s: 0, ..EmulatorConfig::default() };
+    let emulator = OriginEmulator::start(config_of, Backing::empty());
+    emulator.insert("x", "1");
+    let limits = OriginLimits { attempts_max: 100, ..limits(20_000) };
+    let origins = origins(&emulator, limits);
+    let origin = origins.open(&uri(&emulator.uri())).expect("open");
+    let gets = (0..60).map(|_| origin.get("x", None, None));
+    for got in futures::future::join_all(gets).await {
+        got.expect("in the end");
+    }
+    let counts = emulator.counts();
+    assert_eq!(counts.get - counts.refused, 60);
+    assert_eq!(origins.stats().retries, counts.refused);
+}
+
+#[tokio::test]
+async fn an_answer_that_was_lost_does_not_make_a_create_fail() {
+    let (emulator, _, origin, _) = setup(2_000);
+    emulator.set_fault("tag", Fault::LoseAnswer, Some(1));
+    origin.put("tag", Bytes::from_static(b"mine"), PutMode::Create).await.expect("it is ours");
+    emulator.set_fault("tag", Fault::Error { rate: 1.0, status: 500 }, Some(1));
+    let error =
+        origin.put("tag", Bytes::from_static(b"yours"), PutMode::Create).await.expect_err("it is another's");
+    assert!(matches!(error, OriginError::AlreadyExists { .. }), "{error:?}");
+    assert_eq!(emulator.object("tag").as_deref(), Some(b"mine".as_slice()));
+}
+
+#[tokio::test]
+async fn a_failed_upload_is_not_seen_and_is_removed() {
+    let (emulator, _, origin, _) = setup(1_500);
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("f");
+    let bytes = dataset::content(6, 6, 20 << 20);
+    std::fs::write(&file, &bytes).expect("written");
+    emulator.set_fault("big", Fault::Error { rate: 1.0, status: 500 }, Some(2));
+    origin.put_file("big", &file, PutMode::Overwrite).await.expect("parts are sent again");
+    assert!(emulator.object("big").expect("there") == bytes);
+    emulator.set_fault("other", Fault::Error { rate: 1.0, status: 403 }, None);
+    let error = origin.put_file("other", &file, PutMode::Overwrite).await.expect_err("refused");
+    assert!(matches!(error, OriginError::Denied { .. }), "{error:?}");
+    assert_eq!(emulator.object("other"), None);
+}
+
+#[tokio::test]
+async fn counters_agree_with_the_origins_own() {
+    let (emulator, origins, origin, _) = setup(10_000);
+    for i in 0..20 {
+        origin.get("x", Some(i * 1000..i * 1000 + 500), None).await.expect("read");
+        origin.head("x").await.expect("head");
+        origin.put(&format!("y/{i}"), Bytes::from_static(b"12345"), PutMode::Create).await.expect("put");
+    }
+    names(&origin, "y").await;
+    origin.delete("y/3").await.expect("deleted");
+    origin.get("none", None, None).await.expect_err("missing");
+    let (counts, stats) = (emulator.counts(), origins.stats());
+    assert_eq!((counts.get, counts.head, counts.put, counts.list, counts.delete), (21, 20, 20, 1, 1));
+    assert_eq!(counts.gets, [("none".to_owned(), 1), ("x".to_owned(), 20)].into());
+    assert_eq!(stats.requests, counts.requests());
+    assert_eq!((stats.bytes_read, stats.bytes_written), (10_000, 100));
+    assert_eq!((counts.bytes_sent, counts.refused, stats.not_found), (10_000, 1, 1));
+}
+
+#[tokio::test]
+async fn calls_wait_for_their_turn_but_not_for_ever() {
+    let first_byte = Some(Latency { median: Duration::from_millis(100), p99: Duration::from_millis(100) });
+    let emulator =
+        OriginEmulator::start(EmulatorConfig { first_byte, ..EmulatorConfig::default() }, Backing::empty());
+    emulator.insert("x", "1");
+    let limits = OriginLimits { requests_max: 2, ..limits(5_000) };
+    let origin = origins(&emulator, limits).open(&uri(&emulator.uri())).expect("open");
+    let began = Instant::now();
+    for got in futures::future::join_all((0..8).map(|_| origin.get("x", None, None))).await {
+        got.expect("in its turn");
+    }
+    assert!(began.elapsed() >= Duration::from_millis(400), "8 calls, 2 at once: {:?}", began.elapsed());
+    emulator.set_fault("x", Fault::Stall, None);
+    let limits = OriginLimits { requests_max: 1, ..crate::limits(900) };
+    let origin = origins(&emulator, limits).open(&uri(&emulator.uri())).expect("open");
+    let all = futures::future::join_all((0..4).map(|_| origin.get("x", None, None)));
+    for got in within(900, all).await {
+        assert!(matches!(got, Err(OriginError::Unavailable { .. })), "{got:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_origin_that_is_gone_is_unavailable() {
+    let (emulator, _, origin, _) = setup(1_000);
+    drop(emulator);
+    let error = within(1_000, origin.get("x", None, None)).await.expect_err("gone");
+    assert!(matches!(error, OriginError::Unavailable { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn the_longest_prefix_wins_and_stores_are_not_guessed() {
+    let one = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
+    let two = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
+    two.insert("special/x", "from two");
+    one.insert("special/x", "from one");
+    one.insert("specialist/x", "from one");
+    let special = OriginConfig { prefix: "s3://bucket/special".to_owned(), ..config(&two) };
+    let origins = Origins::new(vec![config(&one), special], limits(5_000)).expect("right");
+    for (place, text) in [("s3://bucket/special", "from two"), ("s3://bucket/specialist", "from one")] {
+        let origin = origins.open(&uri(place)).expect("open");
+        assert_eq!(origin.get("x", None, None).await.expect("read").bytes, text);
+    }
+    assert!(origins.is_configured(&uri("s3://bucket/any/where")));
+    assert!(!origins.is_configured(&uri("s3://other")) && !origins.is_configured(&uri("/etc")));
+    let error = origins.open(&uri("s3://other/x")).expect_err("not configured");
+    assert!(
+        matches!(&error, OriginError::Invalid { .. }) && error.to_string().contains("[[origin]]"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn secrets_sign_requests_and_are_never_shown() {
+    let (emulator, ..) = setup(1_000);
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("credentials");
+    std::fs::write(&file, "[default]\naws_access_key_id = AKIAKEY\naws_secret_access_key = hunter2\naws_session_token = tok3n\n")
+        .expect("written");
+    let signed = OriginConfig { credentials: Some(Credentials::File(file)), ..config(&emulator) };
+    let shown = format!("{signed:?}");
+    let origins = Origins::new(vec![signed], limits(1_000)).expect("right");
+    let origin = origins.open(&uri(&emulator.uri())).expect("open");
+    origin.get("x", None, None).await.expect("read");
+    emulator.set_fault("x", Fault::Error { rate: 1.0, status: 403 }, None);
+    let error = origin.get("x", None, None).await.expect_err("denied");
+    assert!(error.to_string().contains("AccessDenied"), "{error}");
+    let all = format!("{shown} {error} {error:?} {origin:?} {origins:?}");
+    for secret in ["AKIAKEY", "hunter2", "tok3n", "Signature"] {
+        assert!(!all.contains(secret), "{secret} in {all}");
+    }
+}

@@ -1,0 +1,73 @@
+//! The packing bound: what any policy at all must fetch.
+//!
+//! Inside any time interval that lies within one epoch of job j, j gets d distinct samples, of
+//! which at most W were here at its start, so at least d − W are fetched in it. Disjoint
+//! intervals add up: the heaviest packing is a dynamic programme over epoch boundaries. Where
+//! plans differ, another job's samples count as far as they cannot be the same ones.
+
+use crate::{Case, books::Books};
+
+/// Samples that must have been fetched in the measured time.
+pub(crate) fn packing(books: &Books, case: &Case) -> f64 {
+    let n = case.samples() as f64;
+    let mut at = vec![case.warm, case.end];
+    for j in &books.jobs {
+        for &(a, z) in j.epochs.iter().filter(|e| e.1 > e.0) {
+            at.push(j.times[a]);
+            at.push(j.times[z - 1] + 1e-9);
+        }
+    }
+    at.retain(|&t| t >= case.warm && t <= case.end);
+    at.sort_by(f64::total_cmp);
+    at.dedup_by(|x, y| *x - *y < 1e-7);
+    let k = books.jobs.len();
+    let capacity = case.capacity() as f64;
+    let index: Vec<Vec<usize>> = books
+        .jobs
+        .iter()
+        .map(|j| at.iter().map(|&t| j.times.partition_point(|&x| x < t)).collect())
+        .collect();
+    let masked = case.jobs.iter().any(|s| s.subset.is_some());
+    let overlap = |a: usize, q: usize| {
+        let (x, y) = (&books.jobs[a].plan, &books.jobs[q].plan);
+        x.iter_in(0, x.len()).filter(|&s| y.get(s)).count() as f64
+    };
+    let over: Vec<Vec<f64>> =
+        (0..k).map(|a| (0..k).map(|q| if masked { overlap(a, q) } else { n }).collect()).collect();
+    // Distinct samples that j surely got between boundaries h and i: the longest piece in one epoch.
+    let distinct = |j: usize, h: usize, i: usize| -> f64 {
+        let (x, y) = (index[j][h], index[j][i]);
+        let epochs = &books.jobs[j].epochs;
+        let first = epochs.partition_point(|e| e.1 <= x);
+        let piece = |e: &(usize, usize)| y.min(e.1).saturating_sub(x.max(e.0));
+        epochs[first..].iter().take_while(|e| e.0 < y).map(piece).max().unwrap_or(0) as f64
+    };
+    let slowest = case.jobs.iter().map(|s| s.rate).fold(f64::MAX, f64::min);
+    let mut best = vec![0f64; at.len()];
+    for i in 1..at.len() {
+        best[i] = best[i - 1];
+        for h in (0..i).rev() {
+            let d: Vec<f64> = (0..k).map(|j| distinct(j, h, i)).collect();
+            let mut v = d.iter().copied().fold(0.0, f64::max);
+            if masked {
+                for a in 0..k {
+                    for q in (0..k).filter(|&q| q != a) {
+                        v = v.max(d[a] + (d[q] - over[a][q]).max(0.0));
+                    }
+                }
+            }
+            best[i] = best[i].max(best[h] + v - capacity);
+            if at[i] - at[h] > 1.01 * n / slowest {
+                break;
+            }
+        }
+    }
+    best.last().copied().unwrap_or(0.0)
+}
+
+/// The simple form, (1 − c) · fastest / Σ rates: right for constant rates and full plans.
+pub(crate) fn simple(case: &Case) -> f64 {
+    let sum: f64 = case.jobs.iter().map(|j| j.rate).sum();
+    let fastest = case.jobs.iter().map(|j| j.rate).fold(0.0, f64::max);
+    (1.0 - case.capacity() as f64 / case.samples() as f64) * fastest / sum
+}

@@ -1,0 +1,169 @@
+//! The command line, for `fletch simulate` and `fletch-simulate` alike.
+
+use crate::{ArmKind, Case, Origin, cases, simulate, table};
+use anyhow::{Context, bail};
+use clap::{Args, Parser, ValueEnum};
+use fletch_core::order::substitute::Knobs;
+use std::{io::Write, path::PathBuf};
+
+/// Simulates jobs that share a dataset through a cache, in virtual time.
+#[derive(Debug, Parser)]
+#[command(name = "fletch-simulate", version)]
+pub struct Cli {
+    /// What to run.
+    #[command(flatten)]
+    pub args: SimulateArgs,
+}
+
+/// Which cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Which {
+    /// The thirteen main rows.
+    Rows,
+    /// Pauses, joins, leaves, subsets, sizes, strict readers.
+    Extras,
+    /// Cache × jobs × arrangement × speeds: 320 cases.
+    Grid,
+    /// Many jobs over many single-sample units.
+    Scale,
+}
+
+/// What to simulate.
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    /// A named set of cases.
+    #[arg(value_enum, default_value = "rows", conflicts_with = "case")]
+    pub which: Which,
+    /// A JSON file with one case, or a list of them.
+    #[arg(long)]
+    pub case: Option<PathBuf>,
+    /// What stands between jobs and origin (may be given several times).
+    #[arg(long = "arm", value_enum, default_values = ["fletch"])]
+    pub arms: Vec<ArmKind>,
+    /// A constant of the policy, as name=value (may be given several times).
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    /// Everything random comes from it.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Units of the dataset, for rows and scale.
+    #[arg(long, default_value_t = 800)]
+    pub units: usize,
+    /// Samples in a unit, for rows.
+    #[arg(long, default_value_t = 32)]
+    pub size: u32,
+    /// Jobs, for scale.
+    #[arg(long, default_value_t = 100)]
+    pub jobs: usize,
+    /// The cache as a part of the dataset, for scale.
+    #[arg(long, default_value_t = 0.1)]
+    pub cache: f64,
+    /// Only cases whose name contains this.
+    #[arg(long)]
+    pub only: Option<String>,
+    /// The origin's bandwidth, in samples a second; without it a fetch takes no time.
+    #[arg(long)]
+    pub bandwidth: Option<f64>,
+    /// The origin's latency, in seconds.
+    #[arg(long, default_value_t = 0.0)]
+    pub latency: f64,
+    /// Samples each job holds that it has not consumed yet.
+    #[arg(long)]
+    pub leased: Option<usize>,
+    /// Samples decided before they are granted.
+    #[arg(long)]
+    pub ahead: Option<usize>,
+    /// One JSON object a line instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Cli {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// Unknown constants, unreadable or faulty cases, a writer that fails.
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        self.args.run(out)
+    }
+}
+
+impl SimulateArgs {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// As [`Cli::run`].
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let knobs = knobs(&self.set)?;
+        if !self.json {
+            writeln!(out, "{}", table::HEADING)?;
+        }
+        for mut case in self.cases()? {
+            if self.only.as_ref().is_some_and(|o| !case.name.contains(o.as_str())) {
+                continue;
+            }
+            if let Some(bandwidth) = self.bandwidth {
+                case.origin = Some(Origin { bandwidth, latency: self.latency });
+            }
+            case.leased = self.leased.unwrap_or(case.leased);
+            case.ahead = self.ahead.unwrap_or(case.ahead);
+            let faults = case.faults();
+            if !faults.is_empty() {
+                bail!("case {:?}: {}", case.name, faults.join("; "));
+            }
+            for &arm in &self.arms {
+                table::write(out, &simulate(&case, arm, knobs), self.json)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cases(&self) -> anyhow::Result<Vec<Case>> {
+        let Some(path) = &self.case else {
+            return Ok(match self.which {
+                Which::Rows => cases::rows(self.units, self.size, self.seed),
+                Which::Extras => cases::extras(),
+                Which::Grid => cases::grid(self.seed),
+                Which::Scale => vec![cases::scale(self.jobs, self.units, self.cache, self.seed)],
+            });
+        };
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let one_or_many = if text.trim_start().starts_with('[') {
+            serde_json::from_str(&text)
+        } else {
+            serde_json::from_str(&text).map(|c| vec![c])
+        };
+        one_or_many.with_context(|| format!("{} is not a case", path.display()))
+    }
+}
+
+/// Reads `name=value` settings of the policy's constants.
+///
+/// # Errors
+/// An unknown name, or a value that is no number.
+pub fn knobs(set: &[String]) -> anyhow::Result<Knobs> {
+    let mut k = Knobs::default();
+    for s in set {
+        let Some((name, value)) = s.split_once('=') else { bail!("--set {s:?}: expected name=value") };
+        let value: f64 = value.parse().with_context(|| format!("--set {s:?}: not a number"))?;
+        let field = match name {
+            "window" => &mut k.window,
+            "window_of_cache" => &mut k.window_of_cache,
+            "spread" => &mut k.spread,
+            "spread_slow" => &mut k.spread_slow,
+            "young" => &mut k.young,
+            "backlog" => &mut k.backlog,
+            "ahead" => &mut k.ahead,
+            "jump" => &mut k.jump,
+            "range" => &mut k.range,
+            "wanted" => &mut k.wanted,
+            "aside" => &mut k.aside,
+            "stir" => &mut k.stir,
+            "active" => &mut k.active,
+            "rotate" => &mut k.rotate,
+            _ => bail!("--set {s:?}: no such constant"),
+        };
+        *field = value;
+    }
+    Ok(k)
+}

@@ -1,0 +1,265 @@
+//! The catalogue: what slab tables cannot say, because they are never rewritten.
+//!
+//! One row per sealed slab: which of its table's records are dead (evicted, quarantined,
+//! replaced). Everything in it can be done without: a lost row lets dead records live again,
+//! whose bytes are hashed by whoever reads them. So it is written in batches, and at the least
+//! doubt it is set aside and rebuilt from what the index knows.
+//!
+//! Invariants:
+//! 1. this is the only file that names sled, and neither its errors nor its panics leave here;
+//! 2. it occupies at most `bytes_max`, damaged ones that were set aside at most `aside_max`.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+/// How many damaged catalogues are kept for whoever wants to know.
+const ASIDE_MAX: usize = 2;
+/// Rows per batch.
+const BATCH: usize = 256;
+const CACHE_BYTES: u64 = 16 << 20;
+const FORMAT_KEY: &[u8] = b"format";
+const FORMAT: &[u8] = b"fletch catalogue 1";
+
+/// What is known about a sealed slab's table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// Which table: its first eight hash bytes.
+    pub check: [u8; 8],
+    /// How many records it has.
+    pub rows: u32,
+    /// One bit each, set for dead ones; trailing zero bytes are left out.
+    pub dead: Vec<u8>,
+}
+
+impl Marks {
+    pub fn is_dead(&self, row: usize) -> bool {
+        self.dead.get(row / 8).is_some_and(|b| b & (1 << (row % 8)) != 0)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = self.check.to_vec();
+        out.extend_from_slice(&self.rows.to_le_bytes());
+        out.extend_from_slice(&self.dead);
+        out
+    }
+
+    fn decode(b: &[u8]) -> Option<Self> {
+        let check = b.get(..8)?.try_into().ok()?;
+        let rows = u32::from_le_bytes(b.get(8..12)?.try_into().ok()?);
+        let dead = b.get(12..)?.to_vec();
+        (dead.len() <= (rows as usize).div_ceil(8)).then_some(Marks { check, rows, dead })
+    }
+}
+
+/// A change to the catalogue: new marks of a slab, or its end.
+pub(crate) type Change = (u64, Option<Marks>);
+
+/// Why the whole catalogue is to be rebuilt.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Doubt {
+    #[error("catalogue: {0}")]
+    Damaged(String),
+    #[error("the catalogue has grown to {0} bytes")]
+    Grown(u64),
+}
+
+impl Doubt {
+    pub fn damaged(&self) -> bool {
+        matches!(self, Doubt::Damaged(_))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Catalogue {
+    dir: PathBuf,
+    bytes_max: u64,
+    aside_max: u64,
+    db: Mutex<Option<sled::Db>>,
+}
+
+impl Catalogue {
+    /// Opens `dir/catalogue` and reads all of it. Doubt leads to an empty one.
+    pub fn open(dir: &Path, bytes_max: u64, aside_max: u64) -> (Self, HashMap<u64, Marks>, Option<Doubt>) {
+        let c = Catalogue { dir: dir.into(), bytes_max, aside_max, db: Mutex::new(None) };
+        let read = c.connect().and_then(|db| {
+            let rows = read_all(&db);
+            *c.lock() = Some(db);
+            rows
+        });
+        match read {
+            Ok(rows) => (c, rows, None),
+            Err(doubt) => {
+                c.disconnect();
+                (c, HashMap::new(), Some(doubt))
+            }
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<sled::Db>> {
+        self.db.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join("catalogue")
+    }
+
+    fn connect(&self) -> Result<sled::Db, Doubt> {
+        // sled occupies about five segments however little is in it.
+        let segment = if self.bytes_max < 8 << 20 { 64 << 10 } else { 512 << 10 };
+        contained(|| {
+            sled::Config::new()
+                .path(self.path())
+                .cache_capacity(CACHE_BYTES)
+                .flush_every_ms(None)
+                .segment_size(segment)
+                .open()
+        })
+    }
+
+    /// Writes changes in order of their slabs and makes them durable. Does nothing while there is no catalogue.
+    pub fn write(&self, mut changes: Vec<Change>) -> Result<(), Doubt> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        changes.sort_by_key(|c| c.0);
+        let db = self.lock();
+        let Some(db) = db.as_ref() else { return Ok(()) };
+        contained(|| {
+            for some in changes.chunks(BATCH) {
+                let mut batch = sled::Batch::default();
+                for (id, marks) in some {
+                    match marks {
+                        Some(m) => batch.insert(&id.to_be_bytes(), m.encode()),
+                        None => batch.remove(&id.to_be_bytes()),
+                    }
+                }
+                db.apply_batch(batch)?;
+                db.flush()?;
+            }
+            Ok(())
+        })?;
+        let bytes = du(&self.path());
+        if bytes > self.bytes_max / 4 * 3 {
+            return Err(Doubt::Grown(bytes));
+        }
+        Ok(())
+    }
+
+    /// Begins anew with `all`. The old one is set aside if it is `damaged`, else deleted.
+    pub fn rebuild(&self, all: Vec<Change>, damaged: bool) -> Result<(), Doubt> {
+        self.disconnect();
+        if damaged {
+            self.set_aside();
+        } else {
+            drop(fs::remove_dir_all(self.path()));
+        }
+        let db = self.connect()?;
+        contained(|| db.insert(FORMAT_KEY, FORMAT))?;
+        *self.lock() = Some(db);
+        let written = self.write(all);
+        if written.is_err() {
+            // Larger than its allowance even when new: better none.
+            self.disconnect();
+            drop(fs::remove_dir_all(self.path()));
+        }
+        written
+    }
+
+    /// Ends the connection; what was written is durable.
+    pub fn disconnect(&self) {
+        if let Some(db) = self.lock().take()
+            && contained(|| { drop(db); Ok(()) }).is_err()
+        {
+            tracing::warn!("the catalogue did not close cleanly");
+        }
+    }
+
+    /// Keeps the damaged catalogue under another name, within bounds.
+    fn set_aside(&self) {
+        let mut asides = self.asides();
+        let next = asides.last().map_or(0, |a| a.0 + 1);
+        let aside = self.dir.join(format!("catalogue.bad-{next}"));
+        match fs::rename(self.path(), &aside) {
+            Ok(()) => asides.push((next, aside)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => drop(fs::remove_dir_all(self.path()).or_else(|_| fs::remove_file(self.path()))),
+        }
+        let mut bytes = 0;
+        for (kept, (_, path)) in asides.iter().rev().enumerate() {
+            bytes += du(path);
+            if kept >= ASIDE_MAX || bytes > self.aside_max {
+                drop(fs::remove_dir_all(path).or_else(|_| fs::remove_file(path)));
+            }
+        }
+    }
+
+    fn asides(&self) -> Vec<(u64, PathBuf)> {
+        let mut out: Vec<_> = fs::read_dir(&self.dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|e| Some((e.file_name().to_str()?.strip_prefix("catalogue.bad-")?.parse().ok()?, e.path())))
+            .collect();
+        out.sort();
+        out
+    }
+}
+
+/// Runs what may fail or panic in sled.
+fn contained<T>(f: impl FnOnce() -> sled::Result<T>) -> Result<T, Doubt> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(t)) => Ok(t),
+        Ok(Err(e)) => Err(Doubt::Damaged(e.to_string())),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_string()));
+            Err(Doubt::Damaged(format!("panicked: {}", text.unwrap_or_default())))
+        }
+    }
+}
+
+fn read_all(db: &sled::Db) -> Result<HashMap<u64, Marks>, Doubt> {
+    contained(|| {
+        let mut rows = HashMap::new();
+        if db.is_empty() {
+            db.insert(FORMAT_KEY, FORMAT)?;
+            return Ok(Some(rows));
+        }
+        if db.get(FORMAT_KEY)?.as_deref() != Some(FORMAT) {
+            return Ok(None);
+        }
+        for row in db.iter() {
+            let (k, v) = row?;
+            if &*k == FORMAT_KEY {
+                continue;
+            }
+            match (k.as_ref().try_into().map(u64::from_be_bytes), Marks::decode(&v)) {
+                (Ok(id), Some(m)) => drop(rows.insert(id, m)),
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(rows))
+    })?
+    .ok_or_else(|| Doubt::Damaged("is of another format".into()))
+}
+
+/// What a file or a directory with everything in it occupies. What vanishes meanwhile counts as nothing.
+pub(crate) fn du(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(meta) = fs::symlink_metadata(path) else { return 0 };
+    let inside = if meta.is_dir() {
+        fs::read_dir(path).into_iter().flatten().flatten().map(|e| du(&e.path())).sum()
+    } else {
+        0
+    };
+    meta.blocks() * 512 + inside
+}

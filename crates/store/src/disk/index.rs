@@ -1,0 +1,576 @@
+//! What is in which slab: the in-memory index. Pure, no IO.
+//!
+//! About 80 bytes a chunk (8 more under LRU): 60 for the record, 4 in its slab's list, 4 in its
+//! dataset's, the rest in the hash table of record numbers.
+//!
+//! Invariants (`check` states them, the tests call it):
+//! 1. a live record is in the table, in its slab's list at `row`, in its dataset's list at `pos`,
+//!    and, under LRU, in the chain once;
+//! 2. a dead one is in none of them, and its row in its slab is `NONE`;
+//! 3. bytes of slabs, of datasets and of all are sums of footprints of live records; a dataset's
+//!    also counts what was charged for records on their way.
+
+use super::{
+    DatasetId,
+    catalogue::Marks,
+    layout::{Row, Table, footprint},
+    lru::Chain,
+    slab::Slab,
+};
+use fletch_core::{Domain, Hash, StoreKey};
+use hashbrown::HashTable;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+/// No record, no slab.
+pub(crate) const NONE: u32 = u32::MAX;
+
+#[derive(Debug, Clone)]
+struct Rec {
+    hash: Hash,
+    slab: u32,
+    /// In blocks.
+    at: u32,
+    len: u32,
+    row: u32,
+    dataset: u32,
+    pos: u32,
+    domain: u16,
+}
+
+/// Where a record is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub slab: u32,
+    /// Where its header begins, in bytes.
+    pub at: u64,
+    pub len: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Records are being added.
+    Open,
+    /// It has a table.
+    Sealed,
+}
+
+/// What is known about a slab.
+#[derive(Debug)]
+pub(crate) struct SlabMeta {
+    pub slab: Arc<Slab>,
+    pub state: State,
+    /// Record numbers by row, `NONE` for dead ones.
+    pub records: Vec<u32>,
+    pub live: u32,
+    pub live_bytes: u64,
+    /// What the file occupies, at most.
+    pub blocks: u64,
+    /// What of it is no record: header, table.
+    pub fixed: u64,
+    pub check: [u8; 8],
+    /// Marks changed since the catalogue was told.
+    pub dirty: bool,
+    /// How many were alive when it was last punched.
+    pub punched_at: u32,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Dataset {
+    pub id: u64,
+    pub records: Vec<u32>,
+    pub bytes: u64,
+    pub share: Option<u64>,
+    used: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Index {
+    table: HashTable<u32>,
+    recs: Vec<Rec>,
+    free: Vec<u32>,
+    /// By a number that is not used again soon, so that nobody takes one slab for another.
+    slabs: BTreeMap<u32, SlabMeta>,
+    next_slab: u32,
+    datasets: Vec<Dataset>,
+    dataset_slots: HashMap<u64, u32>,
+    domains: Vec<Domain>,
+    domain_slots: HashMap<Domain, u16>,
+    chain: Option<Chain>,
+    leases: HashMap<u32, u32>,
+    key: u64,
+    bytes: u64,
+}
+
+fn mix(key: u64, domain: u16, hash: &Hash) -> u64 {
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.0[..8]);
+    // Chunks can be chosen so that their hashes begin alike; the key makes their places differ.
+    let x = (u64::from_le_bytes(first) ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x ^ (x >> 29)).wrapping_add(u64::from(domain).wrapping_mul(0xd6e8_feb8_6659_fd93))
+}
+
+impl Index {
+    pub fn new(key: u64, lru: bool) -> Self {
+        Index {
+            table: HashTable::new(),
+            recs: Vec::new(),
+            free: Vec::new(),
+            slabs: BTreeMap::new(),
+            next_slab: 0,
+            datasets: Vec::new(),
+            dataset_slots: HashMap::new(),
+            domains: Vec::new(),
+            domain_slots: HashMap::new(),
+            chain: lru.then(Chain::default),
+            leases: HashMap::new(),
+            key,
+            bytes: 0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Footprints of all live records.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What the index itself holds, about.
+    pub fn memory(&self) -> usize {
+        let lists: usize = self.slabs().map(|(_, s)| s.records.capacity() * 4).sum();
+        let sets: usize = self.datasets.iter().map(|d| d.records.capacity() * 4).sum();
+        self.table.allocation_size()
+            + self.recs.capacity() * size_of::<Rec>()
+            + self.free.capacity() * 4
+            + lists
+            + sets
+            + self.chain.as_ref().map_or(0, Chain::memory)
+    }
+
+    // Domains and datasets.
+
+    /// The number of a domain, given anew if need be; `None` past 65,535 of them.
+    pub fn domain(&mut self, domain: &Domain) -> Option<u16> {
+        if let Some(&n) = self.domain_slots.get(domain) {
+            return Some(n);
+        }
+        let n = u16::try_from(self.domains.len()).ok().filter(|&n| n < u16::MAX)?;
+        self.domains.push(domain.clone());
+        self.domain_slots.insert(domain.clone(), n);
+        Some(n)
+    }
+
+    /// The number of a dataset, given anew if need be.
+    pub fn dataset(&mut self, id: DatasetId) -> u32 {
+        if let Some(&n) = self.dataset_slots.get(&id.0) {
+            return n;
+        }
+        let unused = self.datasets.iter().position(|d| !d.used);
+        let n = unused.unwrap_or_else(|| {
+            self.datasets.push(Dataset::default());
+            self.datasets.len() - 1
+        });
+        self.datasets[n] = Dataset { id: id.0, used: true, ..Dataset::default() };
+        self.dataset_slots.insert(id.0, n as u32);
+        n as u32
+    }
+
+    pub fn dataset_bytes(&self, id: DatasetId) -> u64 {
+        self.dataset_slots.get(&id.0).map_or(0, |&n| self.datasets[n as usize].bytes)
+    }
+
+    /// (dataset, its bytes, its chunks, its share).
+    pub fn datasets(&self) -> impl Iterator<Item = (DatasetId, u64, u64, Option<u64>)> + '_ {
+        let used = self.datasets.iter().filter(|d| d.used);
+        used.map(|d| (DatasetId(d.id), d.bytes, d.records.len() as u64, d.share))
+    }
+
+    /// Sets all shares; datasets that are not named have none, and are forgotten when empty.
+    pub fn set_shares(&mut self, shares: &[(DatasetId, u64)]) {
+        for d in &mut self.datasets {
+            d.share = None;
+        }
+        for &(id, bytes) in shares {
+            let n = self.dataset(id);
+            self.datasets[n as usize].share = Some(bytes);
+        }
+        for d in self.datasets.iter_mut().filter(|d| d.used) {
+            if d.share.is_none() && d.bytes == 0 && d.records.is_empty() {
+                d.used = false;
+                self.dataset_slots.remove(&d.id);
+            }
+        }
+    }
+
+    /// Whether shares were ever given.
+    pub fn shared(&self) -> bool {
+        self.datasets.iter().any(|d| d.share.is_some())
+    }
+
+    /// What a dataset may hold: its share; without one, what others leave of `capacity`
+    /// (all of it while nobody has a share).
+    pub fn allowance(&self, id: DatasetId, capacity: u64) -> u64 {
+        let own = self.dataset_slots.get(&id.0).map(|&n| &self.datasets[n as usize]);
+        if let Some(share) = own.and_then(|d| d.share) {
+            return share;
+        }
+        if !self.shared() {
+            return u64::MAX;
+        }
+        let others = self.datasets.iter().filter(|d| d.used && d.id != id.0);
+        let taken: u64 = others.map(|d| d.share.unwrap_or(0).max(d.bytes)).fold(0, u64::saturating_add);
+        capacity.saturating_sub(taken)
+    }
+
+    /// Counts a record on its way into the dataset's bytes.
+    pub fn charge(&mut self, dataset: u32, bytes: u64) {
+        self.datasets[dataset as usize].bytes += bytes;
+    }
+
+    /// Takes a charge back.
+    pub fn discharge(&mut self, dataset: u32, bytes: u64) {
+        let d = &mut self.datasets[dataset as usize];
+        d.bytes = d.bytes.saturating_sub(bytes);
+    }
+
+    // Slabs.
+
+    pub fn add_slab(&mut self, slab: Arc<Slab>, blocks: u64, state: State) -> u32 {
+        let meta = SlabMeta {
+            slab,
+            state,
+            records: Vec::new(),
+            live: 0,
+            live_bytes: 0,
+            blocks,
+            fixed: 0,
+            check: [0; 8],
+            dirty: false,
+            punched_at: NONE,
+        };
+        while self.next_slab == NONE || self.slabs.contains_key(&self.next_slab) {
+            self.next_slab = self.next_slab.wrapping_add(1);
+        }
+        let n = self.next_slab;
+        self.slabs.insert(n, meta);
+        self.next_slab = n.wrapping_add(1);
+        n
+    }
+
+    pub fn slab(&self, n: u32) -> Option<&SlabMeta> {
+        self.slabs.get(&n)
+    }
+
+    pub fn slab_mut(&mut self, n: u32) -> Option<&mut SlabMeta> {
+        self.slabs.get_mut(&n)
+    }
+
+    pub fn slabs(&self) -> impl Iterator<Item = (u32, &SlabMeta)> + '_ {
+        self.slabs.iter().map(|(n, s)| (*n, s))
+    }
+
+    /// Forgets a slab and everything in it.
+    pub fn drop_slab(&mut self, n: u32) -> Option<SlabMeta> {
+        let live: Vec<u32> = self.slab(n)?.records.iter().copied().filter(|&r| r != NONE).collect();
+        for r in live {
+            self.kill(r);
+        }
+        self.slabs.remove(&n)
+    }
+
+    /// The table of a slab: its live records in order of their place. Rows are numbered anew.
+    pub fn table(&mut self, n: u32) -> Table {
+        let mut live: Vec<u32> =
+            self.slab(n).map_or(Vec::new(), |s| s.records.iter().copied().filter(|&r| r != NONE).collect());
+        live.sort_by_key(|&r| self.recs[r as usize].at);
+        let mut table = Table::default();
+        let mut local = HashMap::new();
+        for (row, &r) in live.iter().enumerate() {
+            let rec = &mut self.recs[r as usize];
+            rec.row = row as u32;
+            let domain = *local.entry(rec.domain).or_insert_with(|| {
+                table.domains.push(self.domains[rec.domain as usize].clone());
+                table.domains.len() as u16 - 1
+            });
+            table.rows.push(Row {
+                hash: rec.hash,
+                dataset: self.datasets[rec.dataset as usize].id,
+                at: u64::from(rec.at) * super::layout::BLOCK,
+                len: rec.len,
+                domain,
+            });
+        }
+        live.shrink_to_fit();
+        if let Some(s) = self.slab_mut(n) {
+            s.records = live;
+        }
+        table
+    }
+
+    /// Dead rows of a sealed slab, for the catalogue.
+    pub fn marks(&self, n: u32) -> Option<(u64, Marks)> {
+        let s = self.slab(n).filter(|s| s.state == State::Sealed)?;
+        let mut dead = Vec::new();
+        for (row, _) in s.records.iter().enumerate().filter(|(_, r)| **r == NONE) {
+            dead.resize((row / 8 + 1).max(dead.len()), 0);
+            dead[row / 8] |= 1 << (row % 8);
+        }
+        Some((s.slab.id, Marks { check: s.check, rows: s.records.len() as u32, dead }))
+    }
+
+    // Records.
+
+    fn lookup(&self, key: &StoreKey) -> Option<u32> {
+        let &domain = self.domain_slots.get(&key.domain)?;
+        let is = |&r: &u32| {
+            let rec = &self.recs[r as usize];
+            rec.hash == key.hash && rec.domain == domain
+        };
+        self.table.find(mix(self.key, domain, &key.hash), is).copied()
+    }
+
+    pub fn contains(&self, key: &StoreKey) -> bool {
+        self.lookup(key).is_some()
+    }
+
+    pub fn find(&self, key: &StoreKey) -> Option<Place> {
+        self.lookup(key).map(|r| self.place(r))
+    }
+
+    pub fn place(&self, r: u32) -> Place {
+        let rec = &self.recs[r as usize];
+        Place { slab: rec.slab, at: u64::from(rec.at) * super::layout::BLOCK, len: rec.len }
+    }
+
+    pub fn key_of(&self, r: u32) -> (StoreKey, DatasetId) {
+        let rec = &self.recs[r as usize];
+        let key = StoreKey { domain: self.domains[rec.domain as usize].clone(), hash: rec.hash };
+        (key, DatasetId(self.datasets[rec.dataset as usize].id))
+    }
+
+    /// Adds a record that was written at `place`; its dataset must have been charged for it. `false` when the key is
+    /// there already.
+    pub fn insert(&mut self, domain: u16, hash: Hash, dataset: u32, place: Place) -> bool {
+        let code = mix(self.key, domain, &hash);
+        let same = |recs: &[Rec], r: u32| recs[r as usize].hash == hash && recs[r as usize].domain == domain;
+        if self.table.find(code, |&r| same(&self.recs, r)).is_some() {
+            return false;
+        }
+        let Some(slab) = self.slabs.get_mut(&place.slab) else { return false };
+        let set = &mut self.datasets[dataset as usize];
+        let rec = Rec {
+            hash,
+            slab: place.slab,
+            at: (place.at / super::layout::BLOCK) as u32,
+            len: place.len,
+            row: slab.records.len() as u32,
+            dataset,
+            pos: set.records.len() as u32,
+            domain,
+        };
+        let r = match self.free.pop() {
+            Some(r) => {
+                self.recs[r as usize] = rec;
+                r
+            }
+            None => {
+                self.recs.push(rec);
+                self.recs.len() as u32 - 1
+            }
+        };
+        slab.records.push(r);
+        slab.live += 1;
+        slab.live_bytes += footprint(place.len);
+        set.records.push(r);
+        self.bytes += footprint(place.len);
+        let (recs, key) = (&self.recs, self.key);
+        self.table.insert_unique(code, r, |&r| {
+            let rec = &recs[r as usize];
+            mix(key, rec.domain, &rec.hash)
+        });
+        if let Some(c) = &mut self.chain {
+            c.push_front(r);
+        }
+        true
+    }
+
+    /// Adds a row of a table that is dead already.
+    pub fn insert_dead(&mut self, slab: u32) {
+        if let Some(s) = self.slab_mut(slab) {
+            s.records.push(NONE);
+        }
+    }
+
+    /// The record `r` now lies at `place`, with all that is known about it.
+    pub fn relocate(&mut self, key: &StoreKey, from: Place, place: Place) -> bool {
+        let Some(r) = self.lookup(key).filter(|&r| self.place(r) == from) else { return false };
+        if self.slab(place.slab).is_none() {
+            return false;
+        }
+        let size = footprint(from.len);
+        let row = self.recs[r as usize].row as usize;
+        if let Some(old) = self.slab_mut(from.slab) {
+            old.records[row] = NONE;
+            old.live -= 1;
+            old.live_bytes -= size;
+            old.dirty = true;
+        }
+        if let Some(new) = self.slab_mut(place.slab) {
+            let row = new.records.len() as u32;
+            new.records.push(r);
+            new.live += 1;
+            new.live_bytes += size;
+            let rec = &mut self.recs[r as usize];
+            (rec.slab, rec.at, rec.row) = (place.slab, (place.at / super::layout::BLOCK) as u32, row);
+        }
+        true
+    }
+
+    /// Forgets a record; `None` when it is not there, else its footprint.
+    pub fn remove(&mut self, key: &StoreKey) -> Option<u64> {
+        self.lookup(key).map(|r| self.kill(r))
+    }
+
+    /// [`Index::remove`], only if the record still is where it was.
+    pub fn remove_at(&mut self, key: &StoreKey, place: Place) -> Option<u64> {
+        self.lookup(key).filter(|&r| self.place(r) == place).map(|r| self.kill(r))
+    }
+
+    fn kill(&mut self, r: u32) -> u64 {
+        let rec = self.recs[r as usize].clone();
+        let size = footprint(rec.len);
+        if let Ok(e) = self.table.find_entry(mix(self.key, rec.domain, &rec.hash), |&x| x == r) {
+            e.remove();
+        }
+        if let Some(s) = self.slabs.get_mut(&rec.slab) {
+            s.records[rec.row as usize] = NONE;
+            s.live -= 1;
+            s.live_bytes -= size;
+            s.dirty = true;
+        }
+        let set = &mut self.datasets[rec.dataset as usize];
+        set.records.swap_remove(rec.pos as usize);
+        set.bytes -= size;
+        if let Some(&moved) = set.records.get(rec.pos as usize) {
+            self.recs[moved as usize].pos = rec.pos;
+        }
+        if let Some(c) = &mut self.chain {
+            c.remove(r);
+        }
+        self.leases.remove(&r);
+        self.free.push(r);
+        self.bytes -= size;
+        size
+    }
+
+    // What leaves.
+
+    /// It was read now.
+    pub fn touch(&mut self, key: &StoreKey) {
+        if let Some(r) = self.lookup(key)
+            && let Some(c) = &mut self.chain
+        {
+            c.remove(r);
+            c.push_front(r);
+        }
+    }
+
+    /// Protects a record from eviction once more; `false` when it is not there.
+    pub fn lease(&mut self, key: &StoreKey) -> bool {
+        let r = self.lookup(key);
+        r.map(|r| *self.leases.entry(r).or_insert(0) += 1).is_some()
+    }
+
+    /// Takes one protection back.
+    pub fn release(&mut self, key: &StoreKey) {
+        if let Some(r) = self.lookup(key)
+            && let Some(n) = self.leases.get_mut(&r)
+        {
+            *n -= 1;
+            if *n == 0 {
+                self.leases.remove(&r);
+            }
+        }
+    }
+
+    /// Whether somebody protects it.
+    pub fn leased(&self, key: &StoreKey) -> bool {
+        self.lookup(key).is_some_and(|r| self.is_leased(r))
+    }
+
+    fn is_leased(&self, r: u32) -> bool {
+        !self.leases.is_empty() && self.leases.contains_key(&r)
+    }
+
+    pub fn leases(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Evicts the least recently used record that nobody leased.
+    pub fn evict_oldest(&mut self) -> Option<u64> {
+        let mut r = self.chain.as_ref()?.oldest()?;
+        while self.is_leased(r) {
+            r = self.chain.as_ref()?.newer(r)?;
+        }
+        Some(self.kill(r))
+    }
+
+    /// The dataset that is furthest over its allowance, and by how much.
+    pub fn most_over(&self, capacity: u64) -> Option<(u32, u64)> {
+        if !self.shared() {
+            return None;
+        }
+        let over = |d: &Dataset| d.bytes.saturating_sub(self.allowance(DatasetId(d.id), capacity));
+        let all = self.datasets.iter().enumerate().filter(|(_, d)| d.used && !d.records.is_empty());
+        all.map(|(n, d)| (n as u32, over(d))).filter(|&(_, o)| o > 0).max_by_key(|&(_, o)| o)
+    }
+
+    /// Evicts a random record of dataset `n`; `pick` is a random number. `None` when all are leased.
+    pub fn evict_random(&mut self, n: u32, pick: u64) -> Option<u64> {
+        let list = &self.datasets.get(n as usize)?.records;
+        if list.is_empty() {
+            return None;
+        }
+        let start = (pick % list.len() as u64) as usize;
+        let free = |&&r: &&u32| !self.is_leased(r);
+        let r = *list[start..].iter().chain(&list[..start]).find(free)?;
+        Some(self.kill(r))
+    }
+
+    /// Whether the slab holds a leased record.
+    pub fn slab_leased(&self, n: u32) -> bool {
+        !self.leases.is_empty()
+            && self.slab(n).is_some_and(|s| s.records.iter().any(|r| *r != NONE && self.leases.contains_key(r)))
+    }
+
+    /// Panics where an invariant is broken.
+    #[cfg(test)]
+    pub fn check(&self) {
+        let mut seen = 0;
+        for (n, s) in self.slabs() {
+            let live: Vec<u32> = s.records.iter().copied().filter(|&r| r != NONE).collect();
+            assert_eq!(live.len() as u32, s.live);
+            assert_eq!(live.iter().map(|&r| footprint(self.recs[r as usize].len)).sum::<u64>(), s.live_bytes);
+            for (row, &r) in s.records.iter().enumerate().filter(|(_, r)| **r != NONE) {
+                let rec = &self.recs[r as usize];
+                assert_eq!((rec.slab, rec.row as usize), (n, row));
+                assert_eq!(self.datasets[rec.dataset as usize].records[rec.pos as usize], r);
+                assert_eq!(self.lookup(&self.key_of(r).0), Some(r));
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, self.len());
+        assert_eq!(self.bytes, self.slabs().map(|(_, s)| s.live_bytes).sum::<u64>());
+        for d in &self.datasets {
+            assert!(d.bytes >= d.records.iter().map(|&r| footprint(self.recs[r as usize].len)).sum());
+        }
+        if let Some(c) = &self.chain {
+            assert_eq!(c.len(), self.len());
+        }
+    }
+}

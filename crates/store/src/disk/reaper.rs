@@ -1,0 +1,364 @@
+//! Giving space back: whole dead slabs are unlinked, dead runs punched out, sparse slabs compacted.
+//!
+//! Which records die is the policy's choice; this turns dead records into free blocks, cheapest first.
+
+use super::{
+    DiskError, DiskTier, Policy,
+    catalogue::Change,
+    index::{NONE, Place, SlabMeta, State},
+    layout::{BLOCK, footprint},
+    lock,
+    slab::{self, Slab},
+    stats::add,
+    write::For,
+};
+use fletch_core::Verified;
+use std::{fs::File, ops::Range, sync::Arc};
+
+/// While somebody waits, nothing is copied that gains less than a quarter of what it costs at most.
+const GAIN_URGENT: u64 = 4;
+/// In the background, it is worth more work.
+const GAIN_IDLE: u64 = 16;
+/// Dead runs shorter than this are not worth a hole.
+const HOLE_MIN: u64 = 16 << 10;
+/// Slabs' worth of free space that the background keeps ready.
+const READY_SLABS: u64 = 4;
+/// File systems give space back in blocks of this many bytes.
+const FS_BLOCK: u64 = 4096;
+
+/// State of the one who reclaims.
+#[derive(Debug, Default)]
+pub(crate) struct Reaper {
+    /// Dead slabs that somebody was still reading, and what they occupy.
+    doomed: Vec<(Arc<Slab>, u64)>,
+}
+
+/// What a call of `reap` did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReapReport {
+    /// Bytes that were taken before and are not any more.
+    pub freed: u64,
+    /// Bytes that were copied for that.
+    pub copied: u64,
+    /// Chunks evicted because the file system fell below its floor, or the limit was lowered.
+    pub evicted: u64,
+}
+
+enum Step {
+    Unlink,
+    Punch(u32),
+    Compact(u32),
+}
+
+impl DiskTier {
+    /// Background work: gives the space of dead records back, holds the floor of the file system, and
+    /// writes the catalogue. Copies at most `budget` bytes (and the rest of one slab).
+    ///
+    /// # Errors
+    /// [`DiskError`] when the disk fails.
+    pub fn reap(&self, budget: u64) -> Result<ReapReport, DiskError> {
+        self.readable()?;
+        let before = self.space.used();
+        let done = self.reap_within(budget);
+        if let Err(e) = &done {
+            self.blame(e);
+        }
+        if !self.catalogue.is_open() {
+            self.rebuild_catalogue(true);
+        }
+        self.sync_catalogue();
+        let (copied, evicted) = done?;
+        Ok(ReapReport { freed: before.saturating_sub(self.space.used()), copied, evicted })
+    }
+
+    fn reap_within(&self, budget: u64) -> Result<(u64, u64), DiskError> {
+        let mut reaper = lock(&self.maintenance);
+        let mut copied = 0;
+        let ready = READY_SLABS * self.plan.slab_bytes;
+        let ready = ready.min(self.plan.slabs_bytes / 8);
+        self.reclaim(&mut reaper, ready, self.plan.spare_bytes, GAIN_IDLE, budget, &mut copied)?;
+        let mut evicted = 0;
+        // Whole slabs go, whose records are a mixture of what came at one time: cheap, and certain to help.
+        while self.floor_shortage(0)? > 0 || self.space.excess() > 0 {
+            let Some(n) = self.some_slab() else { break };
+            evicted += self.empty_slab(n);
+            if !self.unlink_dead(&mut reaper)? {
+                break;
+            }
+        }
+        Ok((copied, evicted))
+    }
+
+    /// A random sealed slab without leases.
+    fn some_slab(&self) -> Option<u32> {
+        let pick = self.random();
+        let index = self.read_index();
+        let free = |&(n, m): &(u32, &SlabMeta)| m.state == State::Sealed && !index.slab_leased(n);
+        let all: Vec<u32> = index.slabs().filter(free).map(|(n, _)| n).collect();
+        let n = usize::try_from(pick.checked_rem(all.len() as u64)?).ok()?;
+        all.get(n).copied()
+    }
+
+    fn empty_slab(&self, n: u32) -> u64 {
+        let mut index = self.write_index();
+        let live: Vec<u32> = index.slab(n).map_or(Vec::new(), |s| s.records.iter().copied().filter(|&r| r != NONE).collect());
+        let keys: Vec<_> = live.iter().map(|&r| index.key_of(r).0).collect();
+        let freed: Vec<u64> = keys.iter().filter_map(|k| index.remove(k)).collect();
+        drop(index);
+        self.count_evicted(freed.len() as u64, freed.iter().sum());
+        freed.len() as u64
+    }
+
+    /// Room for `want` bytes, by what the policy allows. `false` when it allows no more.
+    pub(crate) fn make_room(&self, want: u64) -> Result<bool, DiskError> {
+        let mut reaper = lock(&self.maintenance);
+        let keep = self.plan.spare_bytes;
+        let floor = self.floor_shortage(want)?;
+        if floor > 0 && self.config.policy != Policy::Lru {
+            // Only `reap` evicts for the floor here.
+            return Ok(false);
+        }
+        let goal = if floor > 0 { want.max(self.space.free(keep) + floor) } else { want };
+        let mut copied = 0;
+        loop {
+            if self.reclaim(&mut reaper, goal, keep, GAIN_URGENT, u64::MAX, &mut copied)? {
+                return Ok(true);
+            }
+            let evicted = match self.config.policy {
+                Policy::Pin => 0,
+                Policy::Lru => self.evict_lru(want),
+                Policy::Fletch => self.evict_over_share(want),
+            };
+            if evicted == 0 {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn evict_lru(&self, bytes: u64) -> u64 {
+        let (mut chunks, mut freed) = (0, 0);
+        let mut index = self.write_index();
+        while freed < bytes {
+            let Some(size) = index.evict_oldest() else { break };
+            chunks += 1;
+            freed += size;
+        }
+        drop(index);
+        self.count_evicted(chunks, freed);
+        freed
+    }
+
+    /// A dataset without a share that kept more than what others leave it gives up random chunks.
+    fn evict_over_share(&self, bytes: u64) -> u64 {
+        let (mut chunks, mut freed) = (0, 0);
+        let capacity = self.capacity();
+        let Some((n, over)) = self.read_index().most_over(capacity) else { return 0 };
+        while freed < bytes.min(over) {
+            let pick = self.random();
+            let Some(size) = self.write_index().evict_random(n, pick) else { break };
+            chunks += 1;
+            freed += size;
+        }
+        self.count_evicted(chunks, freed);
+        freed
+    }
+
+    /// Reclaims until `want` bytes beside `keep` are free, or nothing is left that gains 1/`gain` of a slab.
+    fn reclaim(
+        &self,
+        reaper: &mut Reaper,
+        want: u64,
+        keep: u64,
+        gain: u64,
+        budget: u64,
+        copied: &mut u64,
+    ) -> Result<bool, DiskError> {
+        let mut unlinked = false;
+        loop {
+            if self.space.free(keep) >= want {
+                return Ok(true);
+            }
+            if !unlinked {
+                unlinked = true;
+                self.unlink_dead(reaper)?;
+                continue;
+            }
+            let Some(step) = self.next_step(gain) else { return Ok(false) };
+            let before = self.space.used();
+            match step {
+                Step::Unlink => drop(self.unlink_dead(reaper)?),
+                Step::Punch(n) => self.punch(n)?,
+                Step::Compact(n) => {
+                    *copied += self.compact(n)?;
+                    self.unlink_dead(reaper)?;
+                }
+            }
+            let punched = matches!(step, Step::Punch(_));
+            if !punched && self.space.used() >= before || *copied >= budget {
+                return Ok(self.space.free(keep) >= want);
+            }
+        }
+    }
+
+    fn next_step(&self, gain: u64) -> Option<Step> {
+        let index = self.read_index();
+        let sealed = index.slabs().filter(|(_, m)| m.state == State::Sealed);
+        // What is left between records counts as waste too, except for what a file system rounds up.
+        let waste = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + m.fixed + 2 * FS_BLOCK);
+        let (n, m) = sealed.max_by_key(|(_, m)| if m.live == 0 { u64::MAX } else { waste(m) })?;
+        if m.live == 0 {
+            return Some(Step::Unlink);
+        }
+        let least = (self.plan.slab_bytes / gain).min(m.blocks / gain);
+        if waste(m) < least.max(HOLE_MIN) {
+            return None;
+        }
+        let mean = m.live_bytes / u64::from(m.live);
+        if m.live < m.punched_at && mean >= 2 * HOLE_MIN && m.live_bytes > self.plan.slab_bytes / 4 {
+            return Some(Step::Punch(n));
+        }
+        Some(Step::Compact(n))
+    }
+
+    /// Unlinks slabs without live records. `false` when there were none.
+    fn unlink_dead(&self, reaper: &mut Reaper) -> Result<bool, DiskError> {
+        {
+            let mut index = self.write_index();
+            let dead = index.slabs().filter(|(_, m)| m.state == State::Sealed && m.live == 0);
+            let dead: Vec<u32> = dead.map(|(n, _)| n).collect();
+            let metas = dead.into_iter().filter_map(|n| index.drop_slab(n));
+            reaper.doomed.extend(metas.map(|m| (m.slab, m.blocks)));
+        }
+        let mut any = false;
+        let mut failed = None;
+        reaper.doomed.retain(|(slab, blocks)| match self.files.remove(slab) {
+            Ok(true) => {
+                any = true;
+                add(&self.counters.slabs_unlinked, 1);
+                self.forget_file(slab, *blocks);
+                false
+            }
+            Ok(false) => true,
+            Err(e) => {
+                failed.get_or_insert(DiskError::io("unlink", self.files.path(slab.id), e));
+                true
+            }
+        });
+        failed.map_or(Ok(any), Err)
+    }
+
+    /// A slab's file is gone: its space is free, and the catalogue will hear of it.
+    pub(crate) fn forget_file(&self, slab: &Slab, blocks: u64) {
+        self.space.give(blocks);
+        lock(&self.gone).push((slab.id, None));
+    }
+
+    /// Gives the blocks of dead runs back, without moving anything.
+    fn punch(&self, n: u32) -> Result<(), DiskError> {
+        let Some((slab, holes)) = self.dead_runs(n) else { return Ok(()) };
+        // Told before it happens: who restarts from the catalogue does not find holes alive.
+        self.sync_catalogue();
+        let fail = |e| DiskError::io("punch", self.files.path(slab.id), e);
+        if !holes.is_empty() && self.files.punch(&slab, &holes).map_err(fail)? {
+            let file = self.files.file(&slab).map_err(fail)?;
+            let now = slab::blocks(&file).map_err(fail)?;
+            add(&self.counters.punched_bytes, self.resize(n, &slab, now));
+        }
+        Ok(())
+    }
+
+    fn dead_runs(&self, n: u32) -> Option<(Arc<Slab>, Vec<Range<u64>>)> {
+        let mut index = self.write_index();
+        let m = index.slab(n)?;
+        let live = m.records.iter().filter(|&&r| r != NONE).map(|&r| index.place(r));
+        let mut live: Vec<Place> = live.collect();
+        live.sort_by_key(|p| p.at);
+        let mut holes = Vec::new();
+        let mut end = BLOCK;
+        for p in &live {
+            holes.push(end..p.at);
+            end = p.at + footprint(p.len);
+        }
+        let aligned = |r: Range<u64>| r.start.next_multiple_of(FS_BLOCK)..r.end / FS_BLOCK * FS_BLOCK;
+        let holes = holes.into_iter().map(aligned).filter(|r| r.start + HOLE_MIN <= r.end).collect();
+        let (slab, alive) = (Arc::clone(&m.slab), m.live);
+        index.slab_mut(n)?.punched_at = alive;
+        Some((slab, holes))
+    }
+
+    /// Copies what lives in slab `n` into the open slab. Bytes copied.
+    fn compact(&self, n: u32) -> Result<u64, DiskError> {
+        let (slab, live) = {
+            let index = self.read_index();
+            let Some(m) = index.slab(n) else { return Ok(0) };
+            let live = m.records.iter().copied().filter(|&r| r != NONE);
+            let live: Vec<_> = live.map(|r| (index.key_of(r), index.place(r))).collect();
+            (Arc::clone(&m.slab), live)
+        };
+        let mut copied = 0;
+        let file: Arc<File> = match self.files.file(&slab) {
+            Ok(f) => f,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                self.lose_slab(&slab);
+                return Ok(0);
+            }
+            Err(e) => return Err(DiskError::io("open", self.files.path(slab.id), e)),
+        };
+        for ((key, dataset), from) in live {
+            if self.read_index().find(&key) != Some(from) {
+                continue;
+            }
+            let bytes = slab::read(&file, from.at + BLOCK, from.len as usize)
+                .map_err(|e| DiskError::io("read", self.files.path(slab.id), e))?;
+            let chunk = match Verified::check(key.hash, bytes.into()) {
+                Ok(chunk) if chunk.bytes().len() == from.len as usize => chunk,
+                _ => {
+                    self.condemn(&key, from);
+                    continue;
+                }
+            };
+            let Some(domain) = self.write_index().domain(&key.domain) else { break };
+            let Some(to) = self.write_record(&key, dataset, domain, &chunk, For::Compaction)? else { break };
+            self.write_index().relocate(&key, from, to);
+            self.finish(to.slab)?;
+            copied += footprint(from.len);
+        }
+        add(&self.counters.compacted_bytes, copied);
+        Ok(copied)
+    }
+
+    /// Tells the catalogue what changed. Failing costs at most that evicted records come back
+    /// after a restart.
+    pub(crate) fn sync_catalogue(&self) {
+        let mut changes: Vec<Change> = std::mem::take(&mut *lock(&self.gone));
+        {
+            let mut index = self.write_index();
+            let dirty = index.slabs().filter(|(_, m)| m.dirty && m.state == State::Sealed);
+            let dirty: Vec<u32> = dirty.map(|(n, _)| n).collect();
+            for n in dirty {
+                changes.extend(index.marks(n).map(|(id, m)| (id, Some(m))));
+                if let Some(m) = index.slab_mut(n) {
+                    m.dirty = false;
+                }
+            }
+        }
+        if let Err(doubt) = self.catalogue.write(changes) {
+            tracing::warn!(%doubt, "the catalogue is begun anew");
+            self.rebuild_catalogue(doubt.damaged());
+        }
+    }
+
+    /// Begins the catalogue anew from the index.
+    pub(crate) fn rebuild_catalogue(&self, damaged: bool) {
+        add(&self.counters.catalogue_rebuilds, 1);
+        let all: Vec<Change> = {
+            let index = self.read_index();
+            let some_dead = |m: &SlabMeta| m.state == State::Sealed && (m.live as usize) < m.records.len();
+            let slabs = index.slabs().filter(|(_, m)| some_dead(m)).map(|(n, _)| n);
+            slabs.filter_map(|n| index.marks(n).map(|(id, m)| (id, Some(m)))).collect()
+        };
+        if let Err(doubt) = self.catalogue.rebuild(all, damaged) {
+            tracing::warn!(%doubt, "there is no catalogue for now");
+        }
+    }
+}

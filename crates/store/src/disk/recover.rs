@@ -1,0 +1,198 @@
+//! Reading a slab when the tier starts: its table if it has one, else its records one by one.
+//!
+//! Invariants:
+//! 1. a sealed slab costs reading its table, never its payloads;
+//! 2. in a slab without a good table a record counts only if its header's check and its payload's hash
+//!    are right; what lies between is stepped over block by block;
+//! 3. a record that reaches into a hole is dead, whatever a table says: it was punched.
+
+use super::{
+    catalogue::Marks,
+    layout::{self, BLOCK, BadSlab, Block, Row, Table, footprint},
+    slab,
+};
+use fletch_core::{Domain, Hash};
+use rustix::{fs::SeekFrom, io::Errno};
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
+
+/// A walk looks at this many bytes at a time.
+const WINDOW: u64 = 1 << 20;
+
+/// A slab as found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub table: Table,
+    /// By row; as long as the table.
+    pub dead: Vec<bool>,
+    /// First bytes of the table's hash; `None` when it has no good table and was walked.
+    pub check: Option<[u8; 8]>,
+    /// Where the records end.
+    pub end: u64,
+    /// What of the file is no record.
+    pub fixed: u64,
+    pub blocks: u64,
+    /// Records that were there and are not believed.
+    pub dropped: u64,
+}
+
+/// Reads slab `id`. The error is the disk's; damage is not an error.
+pub(crate) fn load(file: &File, id: u64, marks: Option<&Marks>) -> io::Result<Result<Found, BadSlab>> {
+    let len = file.metadata()?.len();
+    if let Err(BadSlab::Major(m)) = block(file, 0, len)?.map_or(Ok(()), |b| layout::check_slab_header(&b, id)) {
+        return Ok(Err(BadSlab::Major(m)));
+    }
+    let found = match sealed(file, id, len)? {
+        Ok((table, check, end)) => {
+            let marks = marks.filter(|m| m.check == check && m.rows as usize == table.rows.len());
+            let (dead, holes) = match marks {
+                Some(m) => ((0..table.rows.len()).map(|row| m.is_dead(row)).collect(), 0),
+                None => in_holes(&table, &holes(file, end)?),
+            };
+            let fixed = BLOCK + (len - end);
+            Found { table, dead, check: Some(check), end, fixed, blocks: slab::blocks(file)?, dropped: holes }
+        }
+        Err(why) => {
+            if why != BadSlab::Magic {
+                tracing::warn!(slab = id, %why, "a slab's table is damaged, walking its records");
+            }
+            walk(file, id, len)?
+        }
+    };
+    Ok(Ok(found))
+}
+
+fn block(file: &File, at: u64, len: u64) -> io::Result<Option<Block>> {
+    let mut b = [0; BLOCK as usize];
+    if at.checked_add(BLOCK).is_none_or(|end| end > len) {
+        return Ok(None);
+    }
+    match file.read_exact_at(&mut b, at) {
+        Ok(()) => Ok(Some(b)),
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// The table, its check, and where it begins.
+type Sealed = (Table, [u8; 8], u64);
+
+fn sealed(file: &File, id: u64, len: u64) -> io::Result<Result<Sealed, BadSlab>> {
+    let Some(last) = len.checked_sub(BLOCK) else { return Ok(Err(BadSlab::Magic)) };
+    let Some(b) = block(file, last, len)? else { return Ok(Err(BadSlab::Magic)) };
+    let footer = match layout::read_footer(&b, id, len) {
+        Ok(f) => f,
+        Err(e) => return Ok(Err(e)),
+    };
+    // Not longer than the file, says `read_footer`.
+    let bytes = slab::read(file, footer.table_at, footer.table_len as usize)?;
+    let check = layout::table_check(footer.table_hash);
+    Ok(layout::read_table(&bytes, &footer).map(|t| (t, check, footer.table_at)))
+}
+
+/// Where the file has no data before `end`. File systems without holes say none.
+fn holes(file: &File, end: u64) -> io::Result<Vec<Range<u64>>> {
+    let mut out = Vec::new();
+    let mut at = 0;
+    while at < end {
+        let begin = match rustix::fs::seek(file, SeekFrom::Hole(at)) {
+            Ok(b) if b < end => b,
+            Ok(_) | Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => break,
+            Err(e) => return Err(e.into()),
+        };
+        at = match rustix::fs::seek(file, SeekFrom::Data(begin)) {
+            Ok(d) => d,
+            Err(Errno::NXIO) => end,
+            Err(e) => return Err(e.into()),
+        };
+        out.push(begin..at);
+    }
+    Ok(out)
+}
+
+fn in_holes(table: &Table, holes: &[Range<u64>]) -> (Vec<bool>, u64) {
+    let mut rest = holes;
+    let dead: Vec<bool> = table
+        .rows
+        .iter()
+        .map(|r| {
+            while rest.first().is_some_and(|h| h.end <= r.at) {
+                rest = &rest[1..];
+            }
+            rest.first().is_some_and(|h| h.start < r.at + footprint(r.len))
+        })
+        .collect();
+    let n = dead.iter().filter(|d| **d).count() as u64;
+    (dead, n)
+}
+
+/// Looks at every block of the file for records whose header and payload are right.
+fn walk(file: &File, id: u64, len: u64) -> io::Result<Found> {
+    let mut w = Walk { table: Table::default(), end: BLOCK, dropped: 0 };
+    let mut at = BLOCK;
+    while at + BLOCK <= len {
+        at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(d) => d / BLOCK * BLOCK,
+            Err(Errno::NXIO) => break,
+            // No holes here.
+            Err(_) => at,
+        };
+        let window = slab::read(file, at, WINDOW.min(len - at) as usize)?;
+        let next = w.window(file, id, at, &window)?;
+        if next == at {
+            break;
+        }
+        at = next;
+    }
+    let dead = vec![false; w.table.rows.len()];
+    let blocks = slab::blocks(file)?;
+    Ok(Found { table: w.table, dead, check: None, end: w.end, fixed: BLOCK, blocks, dropped: w.dropped })
+}
+
+struct Walk {
+    table: Table,
+    end: u64,
+    dropped: u64,
+}
+
+impl Walk {
+    /// Takes the records that begin in the window at `at`; where to look on.
+    fn window(&mut self, file: &File, id: u64, at: u64, window: &[u8]) -> io::Result<u64> {
+        let mut off = 0;
+        while off + BLOCK as usize <= window.len() {
+            let here = at + off as u64;
+            let head = &window[off..off + BLOCK as usize];
+            if !layout::looks_like_record(head) {
+                off += BLOCK as usize;
+                continue;
+            }
+            let Ok(r) = layout::read_record(head, id) else {
+                self.dropped += 1;
+                off += BLOCK as usize;
+                continue;
+            };
+            let inside = window.get(off + BLOCK as usize..off + BLOCK as usize + r.len as usize);
+            let right = match inside {
+                Some(payload) => Hash::of(payload) == r.key.hash,
+                None => Hash::of(&slab::read(file, here + BLOCK, r.len as usize)?) == r.key.hash,
+            };
+            if !right {
+                self.dropped += 1;
+                off += BLOCK as usize;
+                continue;
+            }
+            let domain = self.domain(&r.key.domain);
+            self.table.rows.push(Row { hash: r.key.hash, dataset: r.dataset, at: here, len: r.len, domain });
+            self.end = here + footprint(r.len);
+            off += footprint(r.len) as usize;
+        }
+        Ok(at + off as u64)
+    }
+
+    fn domain(&mut self, d: &Domain) -> u16 {
+        let known = self.table.domains.iter().position(|x| x == d);
+        known.unwrap_or_else(|| {
+            self.table.domains.push(d.clone());
+            self.table.domains.len() - 1
+        }) as u16
+    }
+}

@@ -1,0 +1,98 @@
+//! Looking for silent damage: records are read and hashed in turn, a budget at a time.
+
+use super::{
+    DiskError, DiskTier,
+    index::{NONE, Place},
+    layout::{BLOCK, footprint},
+    lock,
+    slab::{self, Slab},
+    stats::add,
+};
+use fletch_core::{Hash, StoreKey};
+use std::sync::Arc;
+
+/// Where scrubbing goes on.
+#[derive(Debug, Default)]
+pub(crate) struct Cursor {
+    slab_id: u64,
+    at: u64,
+}
+
+/// What a call of `scrub_next` did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ScrubReport {
+    /// Records that were read and hashed.
+    pub records: u64,
+    /// Their footprints.
+    pub bytes: u64,
+    /// Records that were wrong and are never served again.
+    pub bad: u64,
+    /// The last record was reached: the next call begins at the first.
+    pub wrapped: bool,
+}
+
+impl DiskTier {
+    /// Reads and hashes records of about `budget` bytes (at least one), where the last call ended.
+    /// Wrong ones are quarantined.
+    ///
+    /// # Errors
+    /// [`DiskError`] when the disk cannot be read.
+    pub fn scrub_next(&self, budget: u64) -> Result<ScrubReport, DiskError> {
+        self.readable()?;
+        let mut cursor = lock(&self.scrub);
+        let mut report = ScrubReport::default();
+        while report.bytes < budget || report.records == 0 {
+            let Some((slab, records)) = self.slab_after(&cursor) else {
+                *cursor = Cursor::default();
+                report.wrapped = true;
+                break;
+            };
+            for (key, place) in records {
+                if report.bytes >= budget && report.records > 0 {
+                    break;
+                }
+                *cursor = Cursor { slab_id: slab.id, at: place.at + 1 };
+                self.scrub_one(&slab, &key, place, &mut report)?;
+            }
+        }
+        Ok(report)
+    }
+
+    /// Records at or after the cursor in the first slab that has some, in order of their place.
+    fn slab_after(&self, c: &Cursor) -> Option<(Arc<Slab>, Vec<(StoreKey, Place)>)> {
+        let index = self.read_index();
+        let mut slabs: Vec<_> = index.slabs().filter(|(_, m)| m.slab.id >= c.slab_id && m.live > 0).collect();
+        slabs.sort_unstable_by_key(|(_, m)| m.slab.id);
+        slabs.into_iter().find_map(|(_, m)| {
+            let after = |p: &Place| m.slab.id > c.slab_id || p.at >= c.at;
+            let live = m.records.iter().filter(|&&r| r != NONE);
+            let mut live: Vec<_> =
+                live.map(|&r| (r, index.place(r))).filter(|(_, p)| after(p)).collect();
+            live.sort_unstable_by_key(|(_, p)| p.at);
+            let live: Vec<_> = live.into_iter().map(|(r, p)| (index.key_of(r).0, p)).collect();
+            (!live.is_empty()).then(|| (Arc::clone(&m.slab), live))
+        })
+    }
+
+    fn scrub_one(&self, slab: &Arc<Slab>, key: &StoreKey, place: Place, report: &mut ScrubReport) -> Result<(), DiskError> {
+        let guard = slab.reading();
+        // Evicted or moved meanwhile?
+        if self.read_index().find(key) != Some(place) {
+            return Ok(());
+        }
+        let read = self.files.file(slab).and_then(|f| slab::read(&f, place.at + BLOCK, place.len as usize));
+        drop(guard);
+        report.records += 1;
+        report.bytes += footprint(place.len);
+        add(&self.counters.scrubbed_bytes, footprint(place.len));
+        match self.judge(key, place, slab, read)? {
+            Some(payload) if Hash::of(&payload) == key.hash => {}
+            Some(_) => {
+                report.bad += 1;
+                self.condemn(key, place);
+            }
+            None => report.bad += 1,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,223 @@
+//! Slab files: created whole, appended to, read, sealed, punched, unlinked.
+//!
+//! Invariants:
+//! 1. what is in a slab is never rewritten. It is only added to, or, once its records are dead,
+//!    punched out;
+//! 2. nobody punches or unlinks under a reader: readers hold `Slab::guard` shared, and look
+//!    the record up again after they have it;
+//! 3. at most `Files::max` files are open beside those being written.
+
+use super::layout::{Block, slab_header};
+use rustix::{
+    buffer::spare_capacity,
+    fs::{FallocateFlags, fallocate},
+    io::Errno,
+};
+use std::{
+    collections::VecDeque,
+    fs::{File, OpenOptions},
+    io::{self, IoSlice},
+    ops::Range,
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    time::{Duration, Instant},
+};
+
+/// How long a writer of holes waits for readers of a slab before it tries another time.
+const READERS_WAIT: Duration = Duration::from_millis(200);
+
+/// One slab file, known by its number.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    pub id: u64,
+    guard: RwLock<()>,
+    file: Mutex<Option<Arc<File>>>,
+}
+
+impl Slab {
+    pub fn new(id: u64) -> Arc<Self> {
+        Arc::new(Slab { id, guard: RwLock::new(()), file: Mutex::new(None) })
+    }
+
+    /// Keeps the slab's records where they are until it is dropped.
+    pub fn reading(&self) -> RwLockReadGuard<'_, ()> {
+        self.guard.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for readers to leave; `None` when they do not.
+    fn alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        let until = Instant::now() + READERS_WAIT;
+        loop {
+            match self.guard.try_write() {
+                Ok(g) => return Some(g),
+                Err(std::sync::TryLockError::Poisoned(p)) => return Some(p.into_inner()),
+                Err(std::sync::TryLockError::WouldBlock) if Instant::now() >= until => return None,
+                Err(std::sync::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_micros(200)),
+            }
+        }
+    }
+
+    fn opened(&self) -> std::sync::MutexGuard<'_, Option<Arc<File>>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The directory of slabs, and which of them are open.
+#[derive(Debug)]
+pub(crate) struct Files {
+    dir: PathBuf,
+    max: usize,
+    open: Mutex<VecDeque<Weak<Slab>>>,
+}
+
+impl Files {
+    pub fn new(dir: PathBuf, max: usize) -> Self {
+        Files { dir, max: max.max(1), open: Mutex::default() }
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn path(&self, id: u64) -> PathBuf {
+        self.dir.join(format!("{id:016x}.slab"))
+    }
+
+    /// The number of a slab file's name, if it is one.
+    pub fn id_of(name: &str) -> Option<u64> {
+        let hex = name.strip_suffix(".slab").filter(|h| h.len() == 16)?;
+        u64::from_str_radix(hex, 16).ok().filter(|id| format!("{id:016x}") == hex)
+    }
+
+    /// A new slab with its header and `bytes` bytes of space, all of them its own already
+    /// where the file system can do that. Leaves nothing behind when it fails.
+    pub fn create(&self, id: u64, bytes: u64) -> io::Result<(Arc<Slab>, Arc<File>)> {
+        let path = self.path(id);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        let fill = || {
+            match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+                // The space is accounted for all the same, it may only run out later.
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+                Err(e) => return Err(e.into()),
+            }
+            file.write_all_at(&slab_header(id), 0)
+        };
+        if let Err(e) = fill() {
+            drop(std::fs::remove_file(&path));
+            return Err(e);
+        }
+        let (slab, file) = (Slab::new(id), Arc::new(file));
+        self.keep_open(&slab, &file);
+        Ok((slab, file))
+    }
+
+    /// The open file of a slab.
+    pub fn file(&self, slab: &Arc<Slab>) -> io::Result<Arc<File>> {
+        if let Some(f) = slab.opened().as_ref() {
+            return Ok(Arc::clone(f));
+        }
+        let file = Arc::new(OpenOptions::new().read(true).write(true).open(self.path(slab.id))?);
+        self.keep_open(slab, &file);
+        Ok(file)
+    }
+
+    fn keep_open(&self, slab: &Arc<Slab>, file: &Arc<File>) {
+        if slab.opened().replace(Arc::clone(file)).is_some() {
+            // Somebody else opened it meanwhile and it is in the queue.
+            return;
+        }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.push_back(Arc::downgrade(slab));
+        while open.len() > self.max {
+            if let Some(old) = open.pop_front().and_then(|w| w.upgrade()) {
+                old.opened().take();
+            }
+        }
+    }
+
+    /// Closes every file that no reader is using now.
+    pub fn close_all(&self) {
+        for slab in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            if let Some(slab) = slab.upgrade() {
+                slab.opened().take();
+            }
+        }
+    }
+
+    /// What files occupy that are open here but have no name any more.
+    pub fn nameless_bytes(&self) -> u64 {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let metas = open.iter().filter_map(Weak::upgrade).filter_map(|s| s.opened().as_ref()?.metadata().ok());
+        metas.filter(|m| m.nlink() == 0).map(|m| m.blocks() * 512).sum()
+    }
+
+    /// Removes the slab's file once nobody reads it. `false` when somebody still does.
+    pub fn remove(&self, slab: &Arc<Slab>) -> io::Result<bool> {
+        let Some(_alone) = slab.alone() else { return Ok(false) };
+        slab.opened().take();
+        match std::fs::remove_file(self.path(slab.id)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(true),
+        }
+    }
+
+    /// Gives the space of `ranges` back. `false` when somebody reads the slab.
+    pub fn punch(&self, slab: &Arc<Slab>, ranges: &[Range<u64>]) -> io::Result<bool> {
+        let file = self.file(slab)?;
+        let Some(_alone) = slab.alone() else { return Ok(false) };
+        for r in ranges {
+            fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, r.start, r.end - r.start)?;
+        }
+        Ok(true)
+    }
+}
+
+/// What a file occupies.
+pub(crate) fn blocks(file: &File) -> io::Result<u64> {
+    Ok(file.metadata()?.blocks() * 512)
+}
+
+/// Writes a record at `at`.
+pub(crate) fn append(file: &File, at: u64, header: &Block, payload: &[u8]) -> io::Result<()> {
+    let parts = [IoSlice::new(header), IoSlice::new(payload)];
+    let written = match rustix::io::pwritev(file, &parts, at) {
+        Err(Errno::INTR) => 0,
+        other => other?,
+    };
+    // The usual case is over here; the rest is for short writes.
+    if written < header.len() {
+        file.write_all_at(&header[written..], at + written as u64)?;
+    }
+    let done = written.saturating_sub(header.len());
+    if done < payload.len() {
+        file.write_all_at(&payload[done..], at + (header.len() + done) as u64)?;
+    }
+    Ok(())
+}
+
+/// Reads `len` bytes at `at`, or fewer at the end of the file.
+pub(crate) fn read(file: &File, at: u64, len: usize) -> io::Result<Vec<u8>> {
+    let mut out = Vec::with_capacity(len);
+    while out.len() < len {
+        let from = at + out.len() as u64;
+        match rustix::io::pread(file, spare_capacity(&mut out), from) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    out.truncate(len);
+    Ok(out)
+}
+
+/// Writes the table after the last record, and gives back what the slab did not need.
+pub(crate) fn seal(file: &File, table_at: u64, table: &[u8]) -> io::Result<u64> {
+    file.write_all_at(table, table_at)?;
+    let end = table_at + table.len() as u64;
+    // Truncating also drops blocks that were allocated past the end; to the length it has
+    // already, some file systems would do nothing.
+    file.set_len(end + 1)?;
+    file.set_len(end)?;
+    blocks(file)
+}

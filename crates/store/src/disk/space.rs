@@ -1,0 +1,141 @@
+//! I6: what the directory may occupy, and who has taken how much of it.
+//!
+//! Bytes are counted as the file system counts them (`st_blocks`, not lengths) and are taken
+//! *before* anything is written: a slab takes all it can ever grow to when it is created, and
+//! gives back what it did not need when it is sealed, punched or unlinked. The catalogue's
+//! allowance, files set aside and directories are taken out once, at the start.
+
+use super::layout::{BLOCK, CHUNK_BYTES_MAX, SLAB_BYTES_MAX, footprint, table_bytes};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a file may occupy beyond its length: a partial block and a block of extents.
+pub(crate) const FILE_SLACK: u64 = 8 << 10;
+/// No tier is smaller.
+pub(crate) const SIZE_MIN: u64 = 16 << 20;
+/// Lock file, directories, a probe.
+const FIXED: u64 = 64 << 10;
+
+/// How a limit is divided. Pure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// What slabs may occupy together.
+    pub slabs_bytes: u64,
+    /// The usual size of one; one record more than fits gets a slab of its own.
+    pub slab_bytes: u64,
+    /// What only compaction may take of `slabs_bytes`.
+    pub spare_bytes: u64,
+    /// What the catalogue may occupy.
+    pub catalogue_bytes: u64,
+    /// What damaged catalogues that were set aside may occupy together.
+    pub aside_bytes: u64,
+}
+
+impl Plan {
+    /// Divides `size_max`; slabs are `slab_bytes` long, or 1/128 of the limit (0.5–256 MiB).
+    pub fn new(size_max: u64, slab_bytes: Option<u64>) -> Result<Self, String> {
+        if size_max < SIZE_MIN {
+            return Err(format!("a cache of {size_max} bytes is too small: the least is {SIZE_MIN}"));
+        }
+        let slab_bytes = slab_bytes.unwrap_or_else(|| (size_max / 128).clamp(512 << 10, 256 << 20));
+        if slab_bytes < 64 << 10 || slab_bytes > size_max / 8 || slab_bytes > SLAB_BYTES_MAX {
+            return Err(format!("slabs of {slab_bytes} bytes do not suit a cache of {size_max}: 64 KiB to an eighth of it"));
+        }
+        let slab_bytes = slab_bytes / 4096 * 4096;
+        let catalogue_bytes = (size_max / 64).clamp(3 << 19, 256 << 20);
+        let aside_bytes = (size_max / 256).min(64 << 20);
+        let slabs_bytes = size_max - catalogue_bytes - aside_bytes - FIXED;
+        Ok(Plan { slabs_bytes, slab_bytes, spare_bytes: slab_bytes + FILE_SLACK, catalogue_bytes, aside_bytes })
+    }
+
+    /// Footprints of records that fit for sure while nothing of them is dead: without the
+    /// spare, tables, and a slab's slack.
+    pub fn capacity(&self) -> u64 {
+        let per_slab = self.slab_bytes + FILE_SLACK;
+        // The smallest usual record (4 KiB) costs 56 bytes in its table, 1/82 of itself.
+        let usable = self.slab_bytes - self.slab_bytes / 80 - table_bytes(1, 0);
+        (self.slabs_bytes - self.spare_bytes) / per_slab * usable
+    }
+
+    /// How long a slab must be for one record of `need` bytes.
+    pub fn single(need: u64, domain_bytes: u64) -> u64 {
+        (BLOCK + need + table_bytes(1, domain_bytes)).next_multiple_of(4096)
+    }
+
+    /// Whether the longest chunk can be kept at all.
+    pub fn fits(&self, len: u32) -> bool {
+        len <= CHUNK_BYTES_MAX && Self::single(footprint(len), 256) + FILE_SLACK <= (self.slabs_bytes - self.spare_bytes) / 2
+    }
+}
+
+/// Who has taken how much.
+#[derive(Debug)]
+pub(crate) struct Space {
+    limit: u64,
+    used: AtomicU64,
+}
+
+impl Space {
+    pub fn new(limit: u64) -> Self {
+        Space { limit, used: AtomicU64::new(0) }
+    }
+
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// What is free while `keep` stays untouched.
+    pub fn free(&self, keep: u64) -> u64 {
+        self.limit.saturating_sub(keep).saturating_sub(self.used())
+    }
+
+    /// What is taken beyond the limit (after it was lowered).
+    pub fn excess(&self) -> u64 {
+        self.used().saturating_sub(self.limit)
+    }
+
+    /// Takes `want` if that leaves `keep` free.
+    pub fn take(&self, want: u64, keep: u64) -> bool {
+        let fits = |used: u64| used.checked_add(want).filter(|&n| n.saturating_add(keep) <= self.limit);
+        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok()
+    }
+
+    /// Takes what is there already.
+    pub fn add(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    pub fn give(&self, bytes: u64) {
+        let before = self.used.fetch_sub(bytes, Ordering::AcqRel);
+        debug_assert!(before >= bytes, "I6: more space was given back than taken");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i6_the_parts_of_a_plan_never_exceed_the_limit() {
+        for shift in 24..46 {
+            let size = (1u64 << shift) + 12345;
+            let p = Plan::new(size, None).expect("a plan");
+            assert!(p.slabs_bytes + p.catalogue_bytes + p.aside_bytes + FIXED <= size);
+            assert!(p.capacity() <= p.slabs_bytes - p.spare_bytes);
+            if size >= 64 << 20 {
+                assert!(p.capacity() * 100 >= size * 90, "{} of {size} is usable", p.capacity());
+            }
+        }
+        assert!(Plan::new(1 << 20, None).is_err());
+        assert!(Plan::new(1 << 30, Some(1 << 30)).is_err());
+        assert!(Plan::new(1 << 30, Some(1)).is_err());
+    }
+
+    #[test]
+    fn i6_what_is_taken_never_exceeds_the_limit() {
+        let s = Space::new(100);
+        assert!(s.take(60, 0) && !s.take(50, 0) && !s.take(40, 1) && s.take(40, 0));
+        s.give(30);
+        assert_eq!((s.used(), s.free(10), s.excess()), (70, 20, 0));
+        assert!(!s.take(u64::MAX, 0));
+    }
+}

@@ -1,0 +1,119 @@
+//! Who stays: shares, and the arms of the benchmarks against their theory.
+
+use super::*;
+
+const LEN: usize = 4096;
+
+fn names(from: u64, bytes: u64) -> Vec<Verified> {
+    (from..from + bytes / DiskTier::footprint(LEN as u32)).map(|n| chunk(n, LEN)).collect()
+}
+
+/// One pass over all chunks in random order; the share of hits.
+fn epoch(tier: &DiskTier, dataset: DatasetId, chunks: &[Verified], rng: &mut ChaCha8Rng) -> f64 {
+    let mut order: Vec<_> = chunks.iter().collect();
+    order.shuffle(rng);
+    let mut hits = 0;
+    for c in &order {
+        let (got, wrong) = read(tier, &key(c));
+        assert!(!wrong);
+        if got.is_some() {
+            hits += 1;
+        } else if tier.admit(&key(c), dataset, LEN as u32) == Admission::Yes {
+            tier.put(&key(c), dataset, c).expect("no error");
+        }
+    }
+    f64::from(hits) / order.len() as f64
+}
+
+/// Mean hit share of some epochs after the first, at a cache of a fifth, and what fraction was cached in the end.
+fn arm(policy: Policy) -> (f64, f64) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 32 << 20, policy);
+    let chunks = names(0, tier.capacity() * 5);
+    let mut rng = seeded(3);
+    epoch(&tier, D1, &chunks, &mut rng);
+    let hits: Vec<f64> = (0..4).map(|_| epoch(&tier, D1, &chunks, &mut rng)).collect();
+    let c = tier.stats().chunks as f64 / chunks.len() as f64;
+    assert!((c - 0.2).abs() < 0.02, "{policy}: {c} of the dataset is cached");
+    tier.read_index().check();
+    (hits.iter().sum::<f64>() / 4.0, c)
+}
+
+#[test]
+fn the_arms_are_what_theory_says() {
+    let (lru, c) = arm(Policy::Lru);
+    // Random permutations: c + (1-c) ln(1-c).
+    let theory = c + (1.0 - c) * (1.0 - c).ln();
+    assert!((lru - theory).abs() < 0.02 && (lru - 0.02).abs() < 0.02, "lru {lru}, theory {theory} at c = {c}");
+    for policy in [Policy::Pin, Policy::Fletch] {
+        let (hits, c) = arm(policy);
+        assert!((hits - c).abs() < 0.005 && (hits - 0.2).abs() < 0.02, "{policy} {hits} at c = {c}");
+    }
+}
+
+#[test]
+fn a_second_dataset_gets_its_half_and_nothing_thrashes() {
+    for len in [LEN, 110 << 10] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
+        let cap = tier.capacity();
+        let put = |from: u64, d: DatasetId| {
+            for n in from..from + 2 * cap / DiskTier::footprint(len as u32) {
+                let c = chunk(n, len);
+                if tier.admit(&key(&c), d, len as u32) == Admission::Yes {
+                    tier.put(&key(&c), d, &c).expect("no error");
+                }
+            }
+        };
+        let bytes = |d: DatasetId| tier.stats().datasets.iter().find(|x| x.dataset == d).map_or(0, |x| x.bytes);
+        tier.set_shares(&equal_split(cap, &[(D1, None)]));
+        put(0, D1);
+        assert!(bytes(D1) * 100 >= cap * 98, "{} of {cap} is used ({len})", bytes(D1));
+        let evicted = tier.stats().counts.evicted;
+        put(1 << 32, D1);
+        assert_eq!(tier.stats().counts.evicted, evicted, "a full share must not thrash");
+
+        // A newcomer without a share waits for the allocation, which then halves the first at random.
+        put(1 << 40, D2);
+        assert!(bytes(D2) * 50 <= cap, "{} before it had a share", bytes(D2));
+        tier.set_shares(&equal_split(cap, &[(D1, None), (D2, None)]));
+        put(1 << 40, D2);
+        tier.reap(u64::MAX).expect("reaped");
+        put(1 << 41, D2);
+        for d in [D1, D2] {
+            assert!(bytes(d) * 200 >= cap * 97 && bytes(d) * 2 <= cap, "{d:?} has {} of {cap} ({len})", bytes(d));
+        }
+        // What stayed of the first is an unbiased sample: as much of its first half as of its second.
+        let n = cap / DiskTier::footprint(len as u32);
+        let kept = |r: std::ops::Range<u64>| r.filter(|&n| tier.contains(&key(&chunk(n, len)))).count() as f64;
+        let (a, b) = (kept(0..n / 2), kept(n / 2..n));
+        assert!((a - b).abs() <= 6.0 * (n as f64 / 4.0).sqrt(), "{a} of the first half, {b} of the second ({len})");
+        tier.read_index().check();
+    }
+}
+
+#[test]
+fn pin_admits_until_full_and_never_evicts() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 16 << 20, Policy::Pin);
+    let chunks: Vec<_> = (0..400).map(|n| chunk(n, 110 << 10)).collect();
+    let kept: HashSet<_> =
+        chunks.iter().filter(|c| tier.put(&key(c), D1, c).expect("no error") == Stored::Yes).map(key).collect();
+    assert!(kept.len() > 100 && kept.len() < 150, "{}", kept.len());
+    assert_eq!((tier.stats().counts.evicted, tier.set_shares(&[(D2, 1)])), (0, 0));
+    chunks.iter().for_each(|c| assert_eq!(tier.contains(&key(c)), kept.contains(&key(c))));
+    assert_eq!(tier.admit(&key(&chunks[399]), D1, 110 << 10), Admission::No);
+    assert_eq!(tier.admit(&key(&chunks[399]), D1, 17 << 20), Admission::No);
+}
+
+#[test]
+fn evicting_a_dataset_leaves_the_others() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (tier, _) = open(dir.path(), 16 << 20, Policy::Fletch);
+    for n in 0..1000 {
+        let c = chunk(n, 3000);
+        tier.put(&key(&c), DatasetId(n % 2), &c).expect("kept");
+    }
+    assert_eq!((tier.evict_dataset(DatasetId(0)), tier.stats().chunks), (500, 500));
+    assert!((0..1000).all(|n| tier.contains(&key(&chunk(n, 3000))) == (n % 2 == 1)));
+}

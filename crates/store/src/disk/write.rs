@@ -1,0 +1,350 @@
+//! Writing: admission, space, a place in the open slab, the record, the index; sealing.
+//!
+//! Invariants:
+//! 1. places are given out under the writer's lock and written outside of it, so several records
+//!    of a slab can be under way; a slab is sealed when it takes no more and none is under way;
+//! 2. (I6) a slab's space is taken before its file is made, and includes its table;
+//! 3. a record is in the index only after all of it was written.
+
+use super::{
+    DatasetId, DiskError, DiskTier, Policy, Refusal, Stored, Why, health,
+    index::{Place, State},
+    layout::{self, BLOCK, footprint, table_bytes},
+    lock,
+    slab::{self, Slab},
+    space::{FILE_SLACK, Plan},
+    stats::add,
+};
+use fletch_core::{StoreKey, Verified};
+use std::{collections::HashMap, fs::File, io, sync::Arc};
+
+/// How often a newcomer may find that others took the room that was made for it.
+const ROUNDS: usize = 4;
+
+/// A slab that is being written.
+#[derive(Debug)]
+struct Open {
+    slab: Arc<Slab>,
+    file: Arc<File>,
+    /// Where the next record goes.
+    at: u64,
+    /// What the file may grow to.
+    bytes: u64,
+    count: u64,
+    domains: Vec<u16>,
+    domain_bytes: u64,
+    /// Records under way.
+    pending: u32,
+    /// It takes no more.
+    full: bool,
+}
+
+impl Open {
+    fn fits(&self, need: u64, domain: u16, domain_bytes: u64) -> bool {
+        let more = if self.domains.contains(&domain) { 0 } else { domain_bytes };
+        self.at + need + table_bytes(self.count + 1, self.domain_bytes + more) <= self.bytes
+    }
+
+    fn take(&mut self, need: u64, domain: u16, domain_bytes: u64) -> u64 {
+        if !self.domains.contains(&domain) {
+            self.domains.push(domain);
+            self.domain_bytes += domain_bytes;
+        }
+        let at = self.at;
+        self.at += need;
+        self.count += 1;
+        self.pending += 1;
+        at
+    }
+}
+
+/// Which slabs are being written, and which of them takes records.
+#[derive(Debug, Default)]
+pub(crate) struct Writer {
+    open: HashMap<u32, Open>,
+    active: Option<u32>,
+    pub next_id: u64,
+}
+
+/// A place to write to, until `finish`.
+struct Slot {
+    place: Place,
+    slab: u64,
+    file: Arc<File>,
+}
+
+/// Who asks for space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum For {
+    Newcomer,
+    /// May take the spare, and must not ask for room to be made.
+    Compaction,
+}
+
+enum Got {
+    Slot(Slot),
+    NoRoom(u64),
+}
+
+impl DiskTier {
+    /// Keeps a chunk, if the policy wants it and there is room.
+    ///
+    /// # Errors
+    /// [`DiskError`] when the tier is off or the disk fails (which may turn it off): the chunk is not kept.
+    pub fn put(&self, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> Result<Stored, DiskError> {
+        self.writable()?;
+        debug_assert_eq!(key.hash, chunk.hash(), "I1: kept under another name");
+        let stored = self.admit_and_write(key, dataset, chunk);
+        match &stored {
+            Ok(Stored::Yes) => {
+                add(&self.counters.puts, 1);
+                add(&self.counters.put_bytes, chunk.bytes().len() as u64);
+            }
+            Ok(Stored::Already) => {}
+            Ok(Stored::Refused(Refusal::Share)) => add(&self.counters.refused_share, 1),
+            Ok(Stored::Refused(_)) => add(&self.counters.refused_full, 1),
+            Err(e) => self.blame(e),
+        }
+        stored
+    }
+
+    fn admit_and_write(&self, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> Result<Stored, DiskError> {
+        if key.hash != chunk.hash() {
+            return Err(DiskError::Invalid(format!("chunk {} cannot be kept as {}", chunk.hash(), key.hash)));
+        }
+        let Some(len) = u32::try_from(chunk.bytes().len()).ok().filter(|&l| self.plan.fits(l)) else {
+            return Ok(Stored::Refused(Refusal::TooLong));
+        };
+        let need = footprint(len);
+        let capacity = self.capacity();
+        let (domain, set) = {
+            let mut index = self.write_index();
+            if index.contains(key) {
+                return Ok(Stored::Already);
+            }
+            let fletch = self.config.policy == Policy::Fletch;
+            if fletch && index.dataset_bytes(dataset).saturating_add(need) > index.allowance(dataset, capacity) {
+                return Ok(Stored::Refused(Refusal::Share));
+            }
+            let Some(domain) = index.domain(&key.domain) else {
+                return Ok(Stored::Refused(Refusal::Domains));
+            };
+            let set = index.dataset(dataset);
+            index.charge(set, need);
+            (domain, set)
+        };
+        let written = self.write_record(key, dataset, domain, chunk, For::Newcomer);
+        let inserted = match &written {
+            Ok(Some(place)) => self.write_index().insert(domain, key.hash, set, *place),
+            _ => false,
+        };
+        if !inserted {
+            self.write_index().discharge(set, need);
+        }
+        let Some(place) = written? else { return Ok(Stored::Refused(Refusal::Full)) };
+        self.finish(place.slab)?;
+        Ok(if inserted { Stored::Yes } else { Stored::Already })
+    }
+
+    /// Writes a record and leaves its slab pending: the caller puts it into the index, then calls
+    /// `finish`. `None` when there is no room.
+    pub(crate) fn write_record(
+        &self,
+        key: &StoreKey,
+        dataset: DatasetId,
+        domain: u16,
+        chunk: &Verified,
+        whom: For,
+    ) -> Result<Option<Place>, DiskError> {
+        let len = chunk.bytes().len() as u32;
+        let mut rounds = 0;
+        let slot = loop {
+            match self.slot(len, domain, layout::domain_bytes(&key.domain), whom)? {
+                Got::Slot(s) => break s,
+                Got::NoRoom(want) => {
+                    rounds += 1;
+                    if whom == For::Compaction || rounds > ROUNDS || !self.make_room(want)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        };
+        let header = layout::record_header(slot.slab, key, dataset.0, len);
+        if let Err(e) = slab::append(&slot.file, slot.place.at, &header, chunk.bytes()) {
+            // The place stays unused; the next reader of the slab steps over it.
+            drop(self.finish(slot.place.slab));
+            return Err(DiskError::io("write", self.files.path(slot.slab), e));
+        }
+        Ok(Some(slot.place))
+    }
+
+    /// A place for a record of `len` bytes, in the open slab or a new one.
+    fn slot(&self, len: u32, domain: u16, domain_bytes: u64, whom: For) -> Result<Got, DiskError> {
+        let need = footprint(len);
+        let mut full = None;
+        let got = {
+            let mut w = lock(&self.writer);
+            // A record as large as a slab gets one of its own.
+            let single = Plan::single(need, domain_bytes);
+            let alone = single > self.plan.slab_bytes;
+            let active = w.active.filter(|_| !alone);
+            let fits = active.and_then(|n| w.open.get(&n)).is_some_and(|o| o.fits(need, domain, domain_bytes));
+            if let (Some(n), false) = (active, fits) {
+                full = retire(&mut w, n);
+            }
+            match active.filter(|_| fits) {
+                Some(n) => Ok(Some(n)),
+                None => self.open_slab(&mut w, single, alone, whom),
+            }
+            .map(|n| match n.and_then(|n| Some((n, w.open.get_mut(&n)?))) {
+                Some((n, o)) => {
+                    let at = o.take(need, domain, domain_bytes);
+                    let place = Place { slab: n, at, len };
+                    Got::Slot(Slot { place, slab: o.slab.id, file: Arc::clone(&o.file) })
+                }
+                None => Got::NoRoom(if alone { single } else { self.plan.slab_bytes } + FILE_SLACK),
+            })
+        };
+        if let Some((n, open)) = full {
+            // Sealing gives the unused end of the slab back, which may be what was missing.
+            // Failing costs the next start a walk, not this record.
+            if let Err(e) = self.seal(n, &open) {
+                self.blame(&e);
+            }
+        }
+        got
+    }
+
+    /// Makes a slab; `None` when there is no room for one.
+    fn open_slab(&self, w: &mut Writer, single: u64, alone: bool, whom: For) -> Result<Option<u32>, DiskError> {
+        let keep = if whom == For::Compaction { 0 } else { self.plan.spare_bytes };
+        // The last slab before the limit may be a short one.
+        let room = self.space.free(keep).saturating_sub(FILE_SLACK) / 4096 * 4096;
+        let bytes = match alone {
+            true => single,
+            false => self.plan.slab_bytes.min(room.max(single.max(self.plan.slab_bytes / 4))),
+        };
+        if self.floor_shortage(bytes)? > 0 || !self.space.take(bytes + FILE_SLACK, keep) {
+            return Ok(None);
+        }
+        let id = w.next_id;
+        w.next_id += 1;
+        let (slab, file) = self.files.create(id, bytes).map_err(|e| {
+            self.space.give(bytes + FILE_SLACK);
+            DiskError::io("create", self.files.path(id), e)
+        })?;
+        let n = self.write_index().add_slab(Arc::clone(&slab), bytes + FILE_SLACK, State::Open);
+        let open = Open {
+            slab,
+            file,
+            at: BLOCK,
+            bytes,
+            count: 0,
+            domains: Vec::new(),
+            domain_bytes: 0,
+            pending: 0,
+            full: alone,
+        };
+        w.open.insert(n, open);
+        if !alone {
+            w.active = Some(n);
+        }
+        Ok(Some(n))
+    }
+
+    /// By how much the file system would fall below its floor if `bytes` more were used.
+    pub(crate) fn floor_shortage(&self, bytes: u64) -> Result<u64, DiskError> {
+        let v = rustix::fs::statvfs(self.files.dir())
+            .map_err(|e| DiskError::io("statvfs", self.files.dir(), e.into()))?;
+        Ok(self.config.free_floor.saturating_add(bytes).saturating_sub(v.f_bavail.saturating_mul(v.f_frsize)))
+    }
+
+    /// A record of slab `n` is no longer under way.
+    pub(crate) fn finish(&self, n: u32) -> Result<(), DiskError> {
+        let done = {
+            let mut w = lock(&self.writer);
+            // After the directory vanished there is nothing to finish.
+            let Some(open) = w.open.get_mut(&n) else { return Ok(()) };
+            open.pending = open.pending.saturating_sub(1);
+            if open.full && open.pending == 0 { w.open.remove(&n) } else { None }
+        };
+        done.map_or(Ok(()), |open| self.seal(n, &open))
+    }
+
+    /// Seals the slab that takes records now, if there is one. Records under way seal it when they are done.
+    pub(crate) fn seal_active(&self) -> Result<(), DiskError> {
+        let done = {
+            let mut w = lock(&self.writer);
+            w.active.and_then(|n| retire(&mut w, n))
+        };
+        done.map_or(Ok(()), |(n, open)| self.seal(n, &open))
+    }
+
+    /// Writes the table of a slab that nobody adds to any more.
+    fn seal(&self, n: u32, open: &Open) -> Result<(), DiskError> {
+        // Neither punched nor unlinked meanwhile.
+        let _here = open.slab.reading();
+        let bytes = {
+            let mut index = self.write_index();
+            if !index.slab(n).is_some_and(|s| Arc::ptr_eq(&s.slab, &open.slab)) {
+                return Ok(());
+            }
+            let table = index.table(n);
+            let (bytes, check) = layout::seal(open.slab.id, open.at, &table);
+            let Some(meta) = index.slab_mut(n) else { return Ok(()) };
+            meta.state = State::Sealed;
+            meta.check = check;
+            meta.dirty = false;
+            meta.fixed = BLOCK + bytes.len() as u64;
+            bytes
+        };
+        let now = slab::seal(&open.file, open.at, &bytes)
+            .map_err(|e| DiskError::io("seal", self.files.path(open.slab.id), e))?;
+        self.resize(n, &open.slab, now);
+        Ok(())
+    }
+
+    /// Notes that a slab occupies only `now` any more; what was given back.
+    pub(crate) fn resize(&self, n: u32, slab: &Arc<Slab>, now: u64) -> u64 {
+        let mut index = self.write_index();
+        let Some(meta) = index.slab_mut(n).filter(|m| Arc::ptr_eq(&m.slab, slab)) else { return 0 };
+        // A block of extents may still be added when dirty pages reach the disk.
+        let now = (now + FILE_SLACK).min(meta.blocks);
+        let given = meta.blocks - now;
+        meta.blocks = now;
+        self.space.give(given);
+        given
+    }
+
+    /// Forgets all slabs that are being written.
+    pub(crate) fn abandon_writing(&self) {
+        let mut w = lock(&self.writer);
+        w.open.clear();
+        w.active = None;
+    }
+
+    /// What a failed write says about the disk.
+    pub(crate) fn blame(&self, e: &DiskError) {
+        let DiskError::Io { source, .. } = e else { return };
+        add(&self.counters.errors, 1);
+        match health::verdict(source) {
+            Some(Why::Vanished) if !lock(&self.state).lost_ground(&self.config.dir) => {
+                // Only one file of it: the reader of that slab finds out.
+            }
+            Some(why) => self.turn_off(why),
+            None if source.kind() == io::ErrorKind::WriteZero => self.turn_off(Why::Full),
+            None => {}
+        }
+    }
+}
+
+/// Takes slab `n` out of use; it is returned when it can be sealed now.
+fn retire(w: &mut Writer, n: u32) -> Option<(u32, Open)> {
+    w.active = w.active.filter(|&a| a != n);
+    let open = w.open.get_mut(&n)?;
+    open.full = true;
+    if open.pending > 0 {
+        return None;
+    }
+    w.open.remove(&n).map(|o| (n, o))
+}

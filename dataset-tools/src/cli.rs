@@ -1,0 +1,234 @@
+//! The command line of `fletch`.
+
+use crate::index::walk::Symlinks;
+use crate::progress::Mode;
+use crate::target::{Select, Target};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use fletch_core::{DatasetName, TagName};
+use std::path::PathBuf;
+
+const AFTER: &str = "\
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied, 130 stopped by Ctrl-C.
+With --json a result is one JSON document on stdout; a failure is {\"error\": {code, message, hint}} \
+(and \"faults\": [{path, why}] where entries are at fault). Notes, progress and errors go to stderr.";
+
+/// Index datasets, look into their versions, and talk to a Fletch server.
+#[derive(Debug, Parser)]
+#[command(name = "fletch", version, after_help = AFTER, max_term_width = 100)]
+pub struct Cli {
+    /// For every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// For every command.
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// Print results as JSON.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// No notes and no progress; errors and warnings are still printed.
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// How progress is shown: a bar on a terminal, a line every few seconds otherwise.
+    #[arg(long, global = true, value_enum, default_value_t = Mode::Auto)]
+    pub progress: Mode,
+    /// A settings file with [[origin]] tables, needed for s3:// URIs.
+    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// The server, http://HOST:PORT or unix:PATH. With it, a target without a slash is a registered name.
+    #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER")]
+    pub server: Option<String>,
+    /// The bearer token for the server.
+    #[arg(long, global = true, value_name = "TOKEN", env = "FLETCH_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Read a dataset once and write the tables of the version it is.
+    #[command(after_help = "Examples:
+  fletch index /data/imagenet
+  fletch index /mnt/readonly/set --to /scratch/tables --tag 2026-11 --threads 8
+  fletch index s3://bucket/set --config fletch.toml --parent auto --skip-failed
+
+Prints the root on stdout. --json prints {root, layout, tag, uri, tables, entries, samples, bytes,
+files_read, bytes_read, files_reused, bytes_reused, seconds, skipped: [{path, why}]}.
+A run that was stopped goes on where it was when the same command is given again.")]
+    Index(IndexArgs),
+    /// List a directory of a version.
+    #[command(after_help = "Examples:
+  fletch ls /data/imagenet
+  fletch ls /data/imagenet@2026-11 train/n01440764
+  fletch ls imagenet --server http://127.0.0.1:7380
+
+--json prints {root, path, children: [{name, kind: dir|file|symlink, size}], count}.")]
+    Ls {
+        /// NAME|URI[@TAG|@ROOT]; `latest` unless a tag is given.
+        target: Target,
+        /// A directory of the version.
+        #[arg(default_value = "")]
+        path: String,
+        /// Kind and size before each name.
+        #[arg(long, short)]
+        long: bool,
+    },
+    /// Show what a version, or one entry of it, is.
+    #[command(after_help = "Examples:
+  fletch show /data/imagenet
+  fletch show /data/imagenet@2026-11 train/n01440764/n01440764_10026.JPEG
+
+--json prints {base, root, layout, entries, samples, bytes, created, tool, sample_rule, parts, chunks,
+slice_bytes, origin, indexed_at_ns, skipped}; for an entry {root, path, ordinal, kind, size, blake3, target,
+sample: {kind, key}, slices: [{chunk, chunk_offset, length}]}.")]
+    Show {
+        /// NAME|URI[@TAG|@ROOT]; `latest` unless a tag is given.
+        target: Target,
+        /// An entry of the version.
+        path: Option<String>,
+    },
+    /// Show what changed from one version to another.
+    #[command(after_help = "Examples:
+  fletch diff /data/imagenet@2026-10 /data/imagenet@2026-11
+  fletch diff /data/imagenet@2026-10 /copies/imagenet --json
+
+A line each: `+` added, `-` removed, `~` changed. --json prints {a, b, changes: [{change: added|removed|changed,
+path, what: [kind|size|content|target|sample], a: {kind, size, blake3, target}, b: {…}}],
+summary: {added, removed, changed}}.")]
+    Diff {
+        /// The earlier version: NAME|URI[@TAG|@ROOT].
+        a: Target,
+        /// The later version: NAME|URI[@TAG|@ROOT].
+        b: Target,
+    },
+    /// List, show, move or delete tags.
+    #[command(after_help = "Examples:
+  fletch tag /data/imagenet
+  fletch tag /data/imagenet stable latest
+  fletch tag /data/imagenet old --delete
+
+--json prints {uri, tags: [{tag, root, layout, created}]} (after a change: the tag that was changed).")]
+    Tag {
+        /// The place of the tables.
+        uri: String,
+        /// The tag to show, move or delete; all are listed without it.
+        tag: Option<TagName>,
+        /// What it shall name: a root, or another tag.
+        to: Option<Select>,
+        /// Delete it. The version stays.
+        #[arg(long, conflicts_with = "to", requires = "tag")]
+        delete: bool,
+    },
+    /// Read and hash every object of a version again, and report everything that differs.
+    #[command(after_help = "Examples:
+  fletch verify /data/imagenet
+  fletch verify /scratch/tables@2026-11 --json
+
+Exit code 0: everything is as indexed. 3: the version can be used but something differs.
+1: the tables themselves are damaged. --json prints {root, layout, faults: [{path, fault: missing|changed|corrupt|extra|unreadable|tables,
+why}], summary: {faults, entries, bytes_read}}.")]
+    Verify {
+        /// NAME|URI[@TAG|@ROOT]; `latest` unless a tag is given.
+        target: Target,
+        /// Objects read at once.
+        #[arg(long, value_name = "N")]
+        threads: Option<usize>,
+    },
+    /// Register a dataset with the server.
+    #[command(after_help = "Examples:
+  fletch register imagenet /data/imagenet --server http://127.0.0.1:7380
+  fletch register imagenet s3://bucket/imagenet --tables s3://tables/imagenet --server unix:/run/fletch/server.sock
+
+--json prints {name, uri, tables, registered_ns}.")]
+    Register {
+        /// The name to give it.
+        name: DatasetName,
+        /// Where its objects are.
+        uri: String,
+        /// Where its tables are, if elsewhere (what --to named).
+        #[arg(long, value_name = "URI")]
+        tables: Option<String>,
+    },
+    /// Remove a dataset from the server. Its objects and tables stay.
+    #[command(after_help = "Example:
+  fletch unregister imagenet --server http://127.0.0.1:7380
+
+--json prints {name}.")]
+    Unregister {
+        /// Its name.
+        name: DatasetName,
+    },
+    /// List the server's datasets.
+    #[command(after_help = "Example:
+  fletch datasets --server http://127.0.0.1:7380
+
+--json prints {datasets: [{name, uri, tables, registered_ns}]}.")]
+    Datasets,
+    /// Show the server: version, members, datasets, and bytes delivered.
+    #[command(after_help = "Example:
+  fletch status --server http://127.0.0.1:7380
+
+--json prints {info, cluster, datasets: […], accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}],
+table_bytes}}.")]
+    Status,
+    /// Print a completion script for a shell.
+    #[command(after_help = "Example:
+  fletch completions bash > ~/.local/share/bash-completion/completions/fletch")]
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `fletch index`.
+#[derive(Debug, Args)]
+pub struct IndexArgs {
+    /// The dataset: a directory or a URI.
+    pub uri: String,
+    /// Where the tables go (below `fletch/` there); needed when the dataset cannot be written.
+    #[arg(long, value_name = "URI")]
+    pub to: Option<String>,
+    /// Do not read again what this version knows: a root, a tag, or `auto` (`latest`, if there is one).
+    #[arg(long, value_name = "ROOT|TAG|auto")]
+    pub parent: Option<String>,
+    /// The tag to move.
+    #[arg(long, value_name = "TAG", default_value = "latest")]
+    pub tag: TagName,
+    /// Move no tag.
+    #[arg(long, conflicts_with = "tag")]
+    pub no_tag: bool,
+    /// Which entries are samples (may be repeated; all files unless given). `*` stops at `/`, `**` does not.
+    #[arg(long, value_name = "GLOB")]
+    pub samples: Vec<String>,
+    /// What a sample is: one file, or all files that agree up to the first dot of their name.
+    #[arg(long, value_enum, default_value_t = RuleArg::File)]
+    pub sample_rule: RuleArg,
+    /// What becomes of symbolic links.
+    #[arg(long, value_enum, default_value_t = Symlinks::Keep)]
+    pub symlinks: Symlinks,
+    /// Report all entries that cannot be indexed instead of the first, and write nothing.
+    #[arg(long)]
+    pub keep_going: bool,
+    /// Leave out entries that cannot be indexed, list them in the manifest, and exit with 3.
+    #[arg(long, conflicts_with = "keep_going")]
+    pub skip_failed: bool,
+    /// Reader threads; as many as there are cores unless given.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Where to remember what was read, and for temporary tables.
+    #[arg(long, value_name = "DIR", env = "FLETCH_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+}
+
+/// What a sample is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RuleArg {
+    /// One file.
+    File,
+    /// WebDataset's rule.
+    Stem,
+}

@@ -1,0 +1,78 @@
+//! The commands that only talk to a server: `register`, `unregister`, `datasets`, `status`.
+
+use super::Ctx;
+use crate::failure::Failure;
+use crate::out::bytes;
+use fletch_api::{Accounts, Cluster, Dataset, Info, RegisterDataset};
+use fletch_core::DatasetName;
+use serde::Serialize;
+use std::io;
+
+pub fn register(ctx: &Ctx, name: DatasetName, uri: &str, tables: Option<String>) -> Result<(), Failure> {
+    // Relative paths are ours: the server has another working directory.
+    let uri = ctx.uri(uri)?.to_string();
+    let tables = tables.map(|t| ctx.uri(&t).map(|t| t.to_string())).transpose()?;
+    let client = ctx.client()?;
+    let dataset = ctx.rt.block_on(client.register(&RegisterDataset { name, uri, tables }))?;
+    ctx.out.result(&dataset, |w| row(w, &dataset))
+}
+
+fn row(w: &mut dyn io::Write, d: &Dataset) -> io::Result<()> {
+    write!(w, "{}\t{}", d.name, d.uri)?;
+    if d.tables == d.uri { writeln!(w) } else { writeln!(w, "\ttables {}", d.tables) }
+}
+
+pub fn unregister(ctx: &Ctx, name: &DatasetName) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Gone<'a> {
+        name: &'a DatasetName,
+    }
+    let client = ctx.client()?;
+    ctx.rt.block_on(client.unregister(name))?;
+    ctx.out.result(&Gone { name }, |w| writeln!(w, "{name}"))
+}
+
+pub fn datasets(ctx: &Ctx) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct All {
+        datasets: Vec<Dataset>,
+    }
+    let client = ctx.client()?;
+    let all = All { datasets: ctx.rt.block_on(client.datasets())? };
+    ctx.out.result(&all, |w| all.datasets.iter().try_for_each(|d| row(w, d)))
+}
+
+#[derive(Serialize)]
+struct Status {
+    info: Info,
+    cluster: Cluster,
+    datasets: Vec<Dataset>,
+    accounts: Accounts,
+}
+
+pub fn status(ctx: &Ctx) -> Result<(), Failure> {
+    let client = ctx.client()?;
+    let status = ctx.rt.block_on(async {
+        Ok::<_, Failure>(Status {
+            info: client.info().await?,
+            cluster: client.cluster().await?,
+            datasets: client.datasets().await?,
+            accounts: client.accounts().await?,
+        })
+    })?;
+    ctx.out.result(&status, |w| {
+        writeln!(w, "{} {}", status.info.name, status.info.version)?;
+        for m in &status.cluster.members {
+            writeln!(w, "member\t{}\t{}", m.id, m.url)?;
+        }
+        writeln!(w, "{} datasets", status.datasets.len())?;
+        status.datasets.iter().try_for_each(|d| row(w, d))?;
+        writeln!(w, "delivered since the server started:")?;
+        for a in &status.accounts.accounts {
+            let k = &a.key;
+            let root = k.root.0.short();
+            writeln!(w, "{}\t{root}\t{}\t{}\t{}", k.job, k.result.as_str(), k.tier.as_str(), bytes(a.bytes))?;
+        }
+        writeln!(w, "tables\t{}", bytes(status.accounts.table_bytes))
+    })
+}

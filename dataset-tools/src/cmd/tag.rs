@@ -1,0 +1,64 @@
+//! `fletch tag`.
+
+use super::Ctx;
+use crate::failure::Failure;
+use crate::target::Select;
+use fletch_core::TagName;
+use fletch_tables::TagDoc;
+use serde::Serialize;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+#[derive(Serialize)]
+struct Row {
+    tag: String,
+    root: String,
+    layout: String,
+    created: String,
+}
+
+#[derive(Serialize)]
+struct Tags {
+    uri: String,
+    tags: Vec<Row>,
+}
+
+pub fn run(ctx: &Ctx, uri: &str, tag: Option<TagName>, to: Option<Select>, delete: bool) -> Result<(), Failure> {
+    let place = ctx.place(uri)?;
+    let tags = ctx.rt.block_on(async {
+        let Some(tag) = tag else { return place.tags().await };
+        if delete {
+            let doc = place.tag(&tag).await?;
+            place.delete_tag(&tag).await?;
+            return Ok(doc.map(|doc| (tag, doc)).into_iter().collect());
+        }
+        let doc = match to {
+            Some(select) => {
+                let (root, layout) = place.resolve(&select).await?;
+                // A tag must not name what cannot be opened.
+                place.version(root, layout).await?;
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let doc = TagDoc::new(root, layout, u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
+                place.put_tag(&tag, &doc).await?;
+                doc
+            }
+            None => place.tag(&tag).await?.ok_or_else(|| {
+                Failure::new(format!("{}: there is no tag {tag}", place.uri()))
+                    .hint("`fletch tag URI` lists them; `fletch tag URI TAG ROOT` makes one")
+            })?,
+        };
+        Ok(vec![(tag, doc)])
+    })?;
+    let row = |(tag, doc): &(TagName, TagDoc)| Row {
+        tag: tag.to_string(),
+        root: doc.root.to_string(),
+        layout: doc.layout.to_string(),
+        created: doc.created.clone(),
+    };
+    let result = Tags { uri: place.uri(), tags: tags.iter().map(row).collect() };
+    ctx.out.result(&result, |w| {
+        for t in &result.tags {
+            writeln!(w, "{}\t{}\t{}", t.tag, t.root, t.created)?;
+        }
+        Ok(())
+    })
+}

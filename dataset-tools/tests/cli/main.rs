@@ -1,0 +1,10 @@
+//! The `fletch` binary from outside: exit codes, output, and what it reads and writes.
+
+mod common;
+mod index_faults;
+mod index_parent;
+mod index_remote;
+mod index_resume;
+mod index_tables;
+mod looks;
+mod verify;

@@ -1,0 +1,389 @@
+//! The only file that knows the request loop: requests of the kernel in, one call into
+//! [`crate::fs`], one reply out. Nothing is decided here but who waits where.
+//!
+//! A request is polled once on the FUSE thread: what is in memory is answered there. What has to
+//! wait moves to the runtime and is answered from it, so a slow server never holds a FUSE thread.
+
+use crate::faults::Faults;
+use crate::fs::attr::{Attr, NodeKind, Owner};
+use crate::fs::error::FsError;
+use crate::fs::read::{Answer, Reader};
+use crate::fs::tree::{Line, Tree};
+use crate::metrics::{Op, Ops};
+use crate::push::{PageCache, Pusher};
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, MountOption, Notifier, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    Session, SessionACL,
+};
+use std::{
+    ffi::OsStr,
+    future::Future,
+    io,
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{Arc, OnceLock},
+    task::{Context, Waker},
+    time::Duration,
+};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+/// How long the kernel may believe an answer. A version never changes.
+const TTL: Duration = Duration::from_secs(24 * 3600);
+/// READs of the kernel's read-ahead that it sends without waiting for answers.
+const BACKGROUND_MAX: u16 = 128;
+/// The longest request body (a READ's answer may be as long).
+const MESSAGE_BYTES_MAX: u32 = 1 << 20;
+/// Room for the store's own deadline to speak first.
+const LATE_AFTER: Duration = Duration::from_millis(500);
+const GENERATION: Generation = Generation(0);
+
+/// Everything a request needs.
+pub struct Mounted {
+    /// Names and attributes.
+    pub tree: Tree,
+    /// Bytes.
+    pub reader: Reader,
+    /// Whose everything is.
+    pub owner: Owner,
+    /// Requests by kind.
+    pub ops: Ops,
+    /// Failures.
+    pub faults: Faults,
+    /// Pages beside answers; set when the kernel can be told.
+    pub pusher: OnceLock<Pusher>,
+    /// Every request is answered about within this.
+    pub io_timeout: Duration,
+    /// Where waiting requests wait.
+    pub tasks: TaskTracker,
+}
+
+/// How to mount.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Whether other users may look.
+    pub allow_other: bool,
+    /// FUSE threads, each with its own descriptor.
+    pub threads: usize,
+}
+
+impl Mounted {
+    async fn timed<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, Errno> {
+        let late = self.io_timeout + LATE_AFTER;
+        let outcome = timeout(late, work).await.unwrap_or(Err(FsError::Late(self.io_timeout)));
+        outcome.map_err(|e| {
+            self.faults.note(&e);
+            Errno::from_i32(e.errno())
+        })
+    }
+
+    fn file_attr(&self, a: &Attr) -> FileAttr {
+        let at = self.owner.created;
+        FileAttr {
+            ino: INodeNo(a.ino),
+            size: a.size,
+            blocks: a.blocks(),
+            atime: at,
+            mtime: at,
+            ctime: at,
+            crtime: at,
+            kind: file_type(a.kind),
+            perm: a.kind.mode(),
+            // 1 for directories too: find then counts no subdirectories from it.
+            nlink: 1,
+            uid: self.owner.uid,
+            gid: self.owner.gid,
+            rdev: 0,
+            blksize: crate::fs::attr::IO_BYTES,
+            flags: 0,
+        }
+    }
+
+    /// The kernel keeps "no such name" as long as it keeps names.
+    fn negative(&self) -> FileAttr {
+        self.file_attr(&Attr { ino: 0, kind: NodeKind::File, size: 0 })
+    }
+}
+
+fn file_type(kind: NodeKind) -> FileType {
+    match kind {
+        NodeKind::Directory => FileType::Directory,
+        NodeKind::File => FileType::RegularFile,
+        NodeKind::Symlink => FileType::Symlink,
+    }
+}
+
+/// A mounted session, not yet serving.
+pub struct Mounting {
+    session: Session<Adapter>,
+    notifier: Notifier,
+}
+
+/// Mounts at `dir` and shakes hands with the kernel.
+///
+/// # Errors
+/// What the kernel, or `fusermount3`, says.
+pub fn mount(
+    fs: Arc<Mounted>,
+    dir: &Path,
+    name: &str,
+    options: Options,
+    runtime: Handle,
+) -> io::Result<Mounting> {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::RO,
+        MountOption::NoAtime,
+        MountOption::NoSuid,
+        MountOption::NoDev,
+        MountOption::DefaultPermissions,
+        MountOption::FSName(name.to_owned()),
+        // As text: the crate gives `Subtype` to fusermount3 only, the kernel takes it as well.
+        MountOption::CUSTOM("subtype=fletch".to_owned()),
+    ];
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(options.threads);
+    config.clone_fd = options.threads > 1;
+    let adapter =
+        Adapter { fs, runtime, no_open: AtomicBool::new(false), no_opendir: AtomicBool::new(false) };
+    let session = Session::new(adapter, dir, &config)?;
+    let notifier = session.notifier();
+    Ok(Mounting { session, notifier })
+}
+
+impl Mounting {
+    /// The kernel's page cache, for pushing.
+    #[must_use]
+    pub fn page_cache(&self) -> impl PageCache + use<> {
+        Pages(self.notifier.clone())
+    }
+
+    /// Serves until the mount is gone. Blocking.
+    ///
+    /// # Errors
+    /// What ended it, if that was not the unmount.
+    pub fn serve(self) -> io::Result<()> {
+        self.session.run()
+    }
+}
+
+struct Pages(Notifier);
+
+impl PageCache for Pages {
+    fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.store(INodeNo(ino), offset, bytes)
+    }
+}
+
+struct Adapter {
+    fs: Arc<Mounted>,
+    runtime: Handle,
+    no_open: AtomicBool,
+    no_opendir: AtomicBool,
+}
+
+impl Adapter {
+    fn go<F>(&self, op: Op, work: impl FnOnce(Arc<Mounted>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.fs.ops.count(op);
+        let mut work = Box::pin(work(Arc::clone(&self.fs)));
+        let _context = self.runtime.enter();
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.fs.tasks.spawn_on(work, &self.runtime);
+        }
+    }
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+        ];
+        for flag in wanted {
+            if config.add_capabilities(flag).is_err() {
+                tracing::debug!(?flag, "this kernel cannot");
+            }
+        }
+        let no_open = config.add_capabilities(InitFlags::FUSE_NO_OPEN_SUPPORT).is_ok();
+        let no_opendir = config.add_capabilities(InitFlags::FUSE_NO_OPENDIR_SUPPORT).is_ok();
+        self.no_open.store(no_open, Relaxed);
+        self.no_opendir.store(no_opendir, Relaxed);
+        let bound = |e| io::Error::other(format!("the kernel's limit is {e}"));
+        config.set_max_background(BACKGROUND_MAX).map_err(bound)?;
+        config.set_max_write(MESSAGE_BYTES_MAX).map_err(|e| io::Error::other(format!("limit {e}")))?;
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let name = name.as_bytes().to_vec();
+        self.go(Op::Lookup, |fs| async move {
+            match fs.timed(fs.tree.lookup(parent.0, &name)).await {
+                Ok(Some(attr)) => reply.entry(&TTL, &fs.file_attr(&attr), GENERATION),
+                Ok(None) => reply.entry(&TTL, &fs.negative(), GENERATION),
+                Err(e) => reply.error(e),
+            }
+        });
+    }
+
+    fn forget(&self, _: &Request, _: INodeNo, _: u64) {}
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.go(Op::Getattr, |fs| async move {
+            match fs.timed(fs.tree.attr(ino.0)).await {
+                Ok(attr) => reply.attr(&TTL, &fs.file_attr(&attr)),
+                Err(e) => reply.error(e),
+            }
+        });
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        self.go(Op::Readlink, |fs| async move {
+            match fs.timed(fs.tree.target(ino.0)).await {
+                Ok(target) => reply.data(target.as_bytes()),
+                Err(e) => reply.error(e),
+            }
+        });
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.fs.ops.count(Op::Open);
+        // ENOSYS once: from then on the kernel opens without asking and keeps the pages.
+        if self.no_open.load(Relaxed) {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH);
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        // A direct READ holds no page locks, so it must not wait for those that do (push.rs, 2).
+        let direct = flags.0 & libc::O_DIRECT != 0;
+        self.go(Op::Read, |fs| async move {
+            match fs.timed(fs.reader.read(ino.0, offset, size)).await {
+                Ok(Answer { bytes, push }) => match (push.filter(|_| !direct), fs.pusher.get()) {
+                    (Some(push), Some(p)) => p.push_then(ino.0, push, Box::new(move || reply.data(&bytes))),
+                    _ => reply.data(&bytes),
+                },
+                Err(e) => reply.error(e),
+            }
+        });
+    }
+
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.fs.ops.count(Op::Opendir);
+        if self.no_opendir.load(Relaxed) {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+        }
+    }
+
+    fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        self.go(Op::Readdir, |fs| async move {
+            let add = |l: Line| reply.add(INodeNo(l.attr.ino), l.offset, file_type(l.attr.kind), l.name);
+            match fs.timed(fs.tree.list(ino.0, offset, add)).await {
+                Ok(()) => reply.ok(),
+                Err(e) => reply.error(e),
+            }
+        });
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        self.go(Op::Readdirplus, |fs| async move {
+            let add = |l: Line| {
+                let attr = fs.file_attr(&l.attr);
+                reply.add(attr.ino, l.offset, l.name, &TTL, &attr, GENERATION)
+            };
+            match fs.timed(fs.tree.list(ino.0, offset, add)).await {
+                Ok(()) => reply.ok(),
+                Err(e) => reply.error(e),
+            }
+        });
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        self.fs.ops.count(Op::Statfs);
+        let t = self.fs.tree.totals();
+        reply.statfs(t.bytes.div_ceil(512), 0, 0, t.entries, 0, crate::fs::attr::IO_BYTES, 255, 512);
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let name = name.as_bytes().to_vec();
+        self.go(Op::Xattr, |fs| async move {
+            let value = fs.timed(fs.tree.xattr(ino.0, &name)).await;
+            send_xattr(value, size, reply);
+        });
+    }
+
+    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.go(Op::Xattr, |fs| async move {
+            let value = fs.timed(fs.tree.xattr_names(ino.0)).await;
+            send_xattr(value, size, reply);
+        });
+    }
+
+    // The rest is answered once with "not here", after which the kernel does not ask again and
+    // does by itself what can be done.
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.fs.ops.count(Op::Other);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.fs.ops.count(Op::Other);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.fs.ops.count(Op::Other);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn access(&self, _: &Request, _: INodeNo, _: fuser::AccessFlags, reply: ReplyEmpty) {
+        self.fs.ops.count(Op::Other);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        self.fs.ops.count(Op::Other);
+        reply.error(Errno::ENOSYS);
+    }
+}
+
+fn send_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
+    match value {
+        Err(e) => reply.error(e),
+        Ok(v) if size == 0 => reply.size(u32::try_from(v.len()).unwrap_or(u32::MAX)),
+        Ok(v) if v.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(v) => reply.data(&v),
+    }
+}

@@ -1,0 +1,257 @@
+//! What a mount counted: as Prometheus text while it runs, as JSON when it ends.
+
+use crate::fs::error::Fault;
+use axum::{Router, http::header, response::IntoResponse, routing::get};
+use prometheus::{Encoder, IntCounter, IntGauge, Opts, Registry, TextEncoder};
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Requests of the kernel, told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Op {
+    /// LOOKUP
+    Lookup,
+    /// GETATTR
+    Getattr,
+    /// READLINK
+    Readlink,
+    /// OPEN
+    Open,
+    /// READ
+    Read,
+    /// OPENDIR
+    Opendir,
+    /// READDIR
+    Readdir,
+    /// READDIRPLUS
+    Readdirplus,
+    /// STATFS
+    Statfs,
+    /// GETXATTR and LISTXATTR
+    Xattr,
+    /// Everything else
+    Other,
+}
+
+impl Op {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Op; 11] = [
+        Op::Lookup,
+        Op::Getattr,
+        Op::Readlink,
+        Op::Open,
+        Op::Read,
+        Op::Opendir,
+        Op::Readdir,
+        Op::Readdirplus,
+        Op::Statfs,
+        Op::Xattr,
+        Op::Other,
+    ];
+
+    /// The word in metrics and reports.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Op::Lookup => "lookup",
+            Op::Getattr => "getattr",
+            Op::Readlink => "readlink",
+            Op::Open => "open",
+            Op::Read => "read",
+            Op::Opendir => "opendir",
+            Op::Readdir => "readdir",
+            Op::Readdirplus => "readdirplus",
+            Op::Statfs => "statfs",
+            Op::Xattr => "xattr",
+            Op::Other => "other",
+        }
+    }
+}
+
+/// Requests by kind.
+#[derive(Debug, Default)]
+pub struct Ops([AtomicU64; Op::ALL.len()]);
+
+impl Ops {
+    /// Counts one.
+    pub fn count(&self, op: Op) {
+        self.0[op as usize].fetch_add(1, Relaxed);
+    }
+
+    /// How many of each.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
+        Op::ALL.iter().map(|op| (op.word(), self.0[*op as usize].load(Relaxed))).collect()
+    }
+}
+
+/// Everything a mount counted until now. Byte counts are bytes handed to the kernel, which
+/// serves pages again without asking; those are not claimed.
+#[derive(Debug, Clone, Serialize)]
+pub struct Snapshot {
+    /// Dataset that is mounted.
+    pub dataset: String,
+    /// Its version.
+    pub root: String,
+    /// For which job.
+    pub job: String,
+    /// Requests of the kernel by kind.
+    pub requests: BTreeMap<&'static str, u64>,
+    /// Failures by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// READs answered.
+    pub reads: u64,
+    /// Bytes of answers to READs.
+    pub read_bytes: u64,
+    /// Bytes of them that were in this mount's memory.
+    pub read_memory_bytes: u64,
+    /// Bytes put into the page cache beside the answers.
+    pub pushed_bytes: u64,
+    /// Pushes left out.
+    pub pushes_skipped: u64,
+    /// Slices fetched ahead of sequential readers.
+    pub ahead_slices: u64,
+    /// Chunks fetched from the server, repeated ones included.
+    pub fetches: u64,
+    /// Bytes of them.
+    pub fetched_bytes: u64,
+    /// Fetched chunks whose bytes were wrong and were refused.
+    pub corrupt: u64,
+    /// Bytes of chunks alive in memory now.
+    pub memory_live_bytes: u64,
+    /// Requests sent to the server, tables included.
+    pub server_requests: u64,
+    /// Of them, sent again.
+    pub server_retries: u64,
+    /// Bytes received from the server, tables included.
+    pub server_bytes: u64,
+}
+
+impl Snapshot {
+    /// Prometheus text.
+    ///
+    /// # Errors
+    /// When a name or label is malformed (a defect).
+    pub fn prometheus(&self) -> Result<Vec<u8>, prometheus::Error> {
+        let registry = Registry::new();
+        let counter = |opts: Opts, n: u64| -> Result<(), prometheus::Error> {
+            let c = IntCounter::with_opts(opts)?;
+            c.inc_by(n);
+            registry.register(Box::new(c))
+        };
+        let opts = |name: &str, help: &str| Opts::new(format!("fletch_mount_{name}"), help);
+        for (op, n) in &self.requests {
+            let o = opts("requests_total", "Requests of the kernel.").const_label("op", *op);
+            counter(o, *n)?;
+        }
+        for (fault, n) in &self.faults {
+            let o = opts("faults_total", "Failed requests that somebody can act on.");
+            counter(o.const_label("fault", *fault), *n)?;
+        }
+        for (name, help, n) in [
+            ("read_bytes_total", "Bytes of answers to READs.", self.read_bytes),
+            ("read_memory_bytes_total", "Bytes of them from this mount's memory.", self.read_memory_bytes),
+            ("pushed_bytes_total", "Bytes put into the page cache beside answers.", self.pushed_bytes),
+            ("pushes_skipped_total", "Pushes left out.", self.pushes_skipped),
+            ("ahead_slices_total", "Slices fetched ahead of sequential readers.", self.ahead_slices),
+            ("fetches_total", "Chunks fetched, repeated ones included.", self.fetches),
+            ("fetched_bytes_total", "Bytes of chunks fetched and found right.", self.fetched_bytes),
+            ("corrupt_chunks_total", "Fetched chunks whose bytes were refused.", self.corrupt),
+            ("server_requests_total", "Requests sent to the server.", self.server_requests),
+            ("server_retries_total", "Requests sent again.", self.server_retries),
+            ("server_bytes_total", "Bytes received from the server.", self.server_bytes),
+        ] {
+            counter(opts(name, help), n)?;
+        }
+        let gauge = |o: Opts, n: u64| -> Result<(), prometheus::Error> {
+            let g = IntGauge::with_opts(o)?;
+            g.set(i64::try_from(n).unwrap_or(i64::MAX));
+            registry.register(Box::new(g))
+        };
+        gauge(opts("memory_live_bytes", "Bytes of chunks alive in memory."), self.memory_live_bytes)?;
+        let info = opts("info", "What is mounted; always 1.")
+            .const_label("dataset", &self.dataset)
+            .const_label("train_job", &self.job)
+            .const_label("root", &self.root);
+        gauge(info, 1)?;
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&registry.gather(), &mut text)?;
+        Ok(text)
+    }
+}
+
+/// Faults as a map.
+#[must_use]
+pub fn faults(counts: [(Fault, u64); Fault::ALL.len()]) -> BTreeMap<&'static str, u64> {
+    counts.iter().map(|(f, n)| (f.word(), *n)).collect()
+}
+
+/// Serves `GET /metrics` until `stop`.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve(
+    listener: TcpListener,
+    snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let page = move || {
+        let text = snapshot().prometheus();
+        async move {
+            match text {
+                Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+                Err(e) => (axum::http::StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
+            }
+        }
+    };
+    let app = Router::new().route("/metrics", get(page));
+    axum::serve(listener, app).with_graceful_shutdown(async move { stop.cancelled().await }).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_names_every_count_once() {
+        let ops = Ops::default();
+        ops.count(Op::Read);
+        ops.count(Op::Read);
+        let snapshot = Snapshot {
+            dataset: "d".into(),
+            root: "r".into(),
+            job: "j".into(),
+            requests: ops.counts(),
+            faults: BTreeMap::from([("gone", 3)]),
+            reads: 2,
+            read_bytes: 10,
+            read_memory_bytes: 4,
+            pushed_bytes: 0,
+            pushes_skipped: 0,
+            ahead_slices: 0,
+            fetches: 1,
+            fetched_bytes: 10,
+            corrupt: 0,
+            memory_live_bytes: 10,
+            server_requests: 5,
+            server_retries: 0,
+            server_bytes: 99,
+        };
+        let text = String::from_utf8(snapshot.prometheus().expect("well-formed")).expect("text");
+        for line in [
+            "fletch_mount_requests_total{op=\"read\"} 2",
+            "fletch_mount_faults_total{fault=\"gone\"} 3",
+            "fletch_mount_read_bytes_total 10",
+            "fletch_mount_info{dataset=\"d\",root=\"r\",train_job=\"j\"} 1",
+        ] {
+            assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
+        }
+    }
+}

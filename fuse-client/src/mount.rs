@@ -1,0 +1,362 @@
+//! One mount from beginning to end. Owns every task and thread of the process.
+//!
+//! Order of the end: signal, unmount (wait, then detach), answer what is in flight, stop metrics,
+//! write the report, exit. All of it within [`END_WITHIN`].
+
+use crate::cli::Settings;
+use crate::faults::Faults;
+use crate::fs::attr::Owner;
+use crate::fs::read::Reader;
+use crate::fs::tree::Tree;
+use crate::fuse::{self, Mounted, Mounting, Options};
+use crate::metrics::{self, Ops, Snapshot};
+use crate::push::{Pusher, WATCH_EVERY};
+use crate::source::ServerChunks;
+use crate::unmount::{Unmounted, unmount};
+use crate::{daemon, mountinfo};
+use anyhow::{Context, Result, anyhow};
+use fletch_client::{Client, ClientConfig, ClientError};
+use fletch_core::Kind;
+use fletch_store::{Store, StoreLimits};
+use fletch_tables::{PartCache, TableError, Version, documents};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, OnceLock},
+    time::{Duration, UNIX_EPOCH},
+};
+use tokio::{
+    net::TcpListener,
+    runtime::Runtime,
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// From the signal to the exit.
+const END_WITHIN: Duration = Duration::from_secs(9);
+/// How long requests in flight are waited for after the mount is gone.
+const DRAIN_WITHIN: Duration = Duration::from_secs(2);
+/// How long a mount that begins waits for its server.
+const REACH_WITHIN: Duration = Duration::from_secs(5);
+/// How much the kernel reads ahead of a sequential reader, KiB, where this process may say so.
+const KERNEL_AHEAD_KIB: u32 = 1024;
+/// Chunks that are fetched again when their bytes were wrong.
+const FETCH_ATTEMPTS: u32 = 2;
+
+/// The exit code of a failure.
+#[must_use]
+pub fn exit_code(e: &anyhow::Error) -> u8 {
+    for cause in e.chain() {
+        if let Some(c) = cause.downcast_ref::<ClientError>() {
+            return match c {
+                c if c.is_denied() => 5,
+                c if c.is_unreachable() || c.kind().retryable() => 4,
+                _ => 1,
+            };
+        }
+        if let Some(TableError::Source(s)) = cause.downcast_ref() {
+            return if s.kind == Kind::Unavailable { 4 } else { 1 };
+        }
+        if cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied) {
+            return 5;
+        }
+    }
+    1
+}
+
+/// Mounts, serves until a signal or an unmount from outside, and cleans up.
+///
+/// # Errors
+/// What went wrong; nothing is mounted then.
+pub fn run(settings: &Settings) -> Result<()> {
+    let dir = check_dir(&settings.dir)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(16)
+        .thread_name("fletch-io")
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    let opened = runtime.block_on(open(settings))?;
+    let metrics = match settings.metrics {
+        Some(addr) => {
+            let bound = runtime.block_on(TcpListener::bind(addr));
+            Some(bound.with_context(|| format!("metrics at {addr}"))?)
+        }
+        None => None,
+    };
+    let parts = Parts::new(settings, &opened, &runtime)?;
+
+    let name = format!("fletch:{}", settings.target.dataset);
+    let options = Options { allow_other: settings.allow_other, threads: settings.threads };
+    let mounting = fuse::mount(Arc::clone(&parts.mounted), &dir, &name, options, runtime.handle().clone())
+        .map_err(|e| explain_mount(e, &dir))?;
+    let entry = mountinfo::at(&dir)?.context("the mount vanished at once")?;
+    if settings.push {
+        let pusher = Pusher::start(mounting.page_cache()).context("starting the push thread")?;
+        drop(parts.mounted.pusher.set(pusher));
+    }
+    raise_read_ahead(&entry.device);
+
+    let version = &opened.version;
+    let ready = format!(
+        "mounted {} (root {}, {} entries) at {}",
+        settings.target.dataset,
+        version.root().0.short(),
+        version.manifest().entries,
+        dir.display()
+    );
+    let outcome = runtime.block_on(serve(&parts, mounting, metrics, &ready));
+    // From here on nothing may hold the process.
+    std::thread::spawn(|| {
+        std::thread::sleep(END_WITHIN);
+        tracing::error!("did not end in time; exiting as it is");
+        std::process::exit(1);
+    });
+    let gone = unmount(&dir, &entry.device);
+    runtime.block_on(parts.end(matches!(gone, Ok(Unmounted::Clean))));
+    if let Some(path) = &settings.report {
+        write_report(path, &parts.snapshot())?;
+    }
+    runtime.shutdown_background();
+    gone?;
+    outcome
+}
+
+/// What the server said about what is to be mounted.
+struct Opened {
+    client: Client,
+    version: Version,
+}
+
+async fn open(settings: &Settings) -> Result<Opened> {
+    let io_timeout = settings.io_timeout;
+    let config = ClientConfig {
+        token: settings.token.clone(),
+        job: Some(settings.job.clone()),
+        // A little less than the store's own deadline, so that the reason is known when it ends.
+        io_timeout: io_timeout - (io_timeout / 20).min(Duration::from_millis(500)),
+        ..ClientConfig::new(settings.server.clone(), "mount")
+    };
+    let client = Client::new(config)?;
+    let first = client.within(REACH_WITHIN.min(io_timeout));
+    first.info().await?;
+    let target = &settings.target;
+    let resolved = first
+        .resolve(&target.dataset, &target.version)
+        .await
+        .with_context(|| format!("resolving {}@{}", target.dataset, target.version))?;
+    let cache = PartCache::new(settings.tables_bytes);
+    let tables = client.tables(resolved.root, resolved.layout);
+    let version = Version::open(tables, resolved.root, resolved.layout, cache)
+        .await
+        .with_context(|| format!("opening version {}", resolved.root))?;
+    Ok(Opened { client, version })
+}
+
+/// Everything that lives as long as the mount.
+struct Parts {
+    mounted: Arc<Mounted>,
+    snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
+    /// Requests that wait, and fetches.
+    tasks: TaskTracker,
+    /// Metrics and watches, stopped by `stop`.
+    helpers: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Parts {
+    fn new(settings: &Settings, opened: &Opened, runtime: &Runtime) -> Result<Self> {
+        let _context = runtime.enter();
+        let (tasks, helpers, stop) = (TaskTracker::new(), TaskTracker::new(), CancellationToken::new());
+        let limits = StoreLimits {
+            memory_bytes: settings.memory_bytes,
+            deadline: settings.io_timeout,
+            attempts: FETCH_ATTEMPTS,
+        };
+        let store = Store::new(limits, tasks.clone());
+        let version = &opened.version;
+        let tree = Tree::new(version.clone());
+        let source = Arc::new(ServerChunks { client: opened.client.clone(), root: version.root() });
+        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone())?;
+        let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
+        let owner = Owner {
+            uid: nix::unistd::getuid().as_raw(),
+            gid: nix::unistd::getgid().as_raw(),
+            created: UNIX_EPOCH + Duration::from_nanos(created),
+        };
+        let mounted = Arc::new(Mounted {
+            tree,
+            reader,
+            owner,
+            ops: Ops::default(),
+            faults: Faults::default(),
+            pusher: OnceLock::new(),
+            io_timeout: settings.io_timeout,
+            tasks: tasks.clone(),
+        });
+        let snapshot = snapshots(settings, Arc::clone(&mounted), store, opened.client.clone());
+        Ok(Parts { mounted, snapshot, tasks, helpers, stop })
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        (self.snapshot)()
+    }
+
+    async fn end(&self, clean: bool) {
+        self.tasks.close();
+        if timeout(DRAIN_WITHIN, self.tasks.wait()).await.is_err() {
+            tracing::warn!(left = self.tasks.len(), "requests in flight were not answered in time");
+        }
+        self.stop.cancel();
+        self.helpers.close();
+        drop(timeout(Duration::from_millis(500), self.helpers.wait()).await);
+        tracing::info!(clean, "unmounted");
+    }
+}
+
+/// Serves until a signal comes or the mount is taken away from outside.
+async fn serve(parts: &Parts, mounting: Mounting, metrics: Option<TcpListener>, ready: &str) -> Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    if let Some(listener) = metrics {
+        let page = metrics::serve(listener, Arc::clone(&parts.snapshot), parts.stop.clone());
+        parts.helpers.spawn(async move {
+            if let Err(error) = page.await {
+                tracing::error!(%error, "metrics are not served any more");
+            }
+        });
+    }
+    let (watched, stop) = (Arc::clone(&parts.mounted), parts.stop.clone());
+    parts.helpers.spawn(async move {
+        while timeout(WATCH_EVERY, stop.cancelled()).await.is_err() {
+            if let Some(p) = watched.pusher.get() {
+                p.watch();
+            }
+        }
+    });
+    let (ended, mut end) = oneshot::channel();
+    std::thread::Builder::new().name("fletch-fuse".into()).spawn(move || {
+        // Nobody listens when a signal came first.
+        drop(ended.send(mounting.serve()));
+    })?;
+    // The first lookup, by the path it will take but not through the kernel.
+    let first = parts.mounted.tree.list(1, 0, |line| line.offset > 2);
+    if let Err(e) = first.await {
+        parts.mounted.faults.note(&e);
+        return Err(anyhow!("the root directory cannot be read: {e}"));
+    }
+    announce(ready)?;
+    let signal = tokio::select! {
+        _ = term.recv() => "SIGTERM",
+        _ = int.recv() => "SIGINT",
+        outcome = &mut end => {
+            tracing::info!("unmounted from outside");
+            return outcome.context("the FUSE threads ended")?.context("the FUSE session failed");
+        }
+    };
+    tracing::info!(signal, "unmounting");
+    Ok(())
+}
+
+fn announce(ready: &str) -> Result<()> {
+    if daemon::is_child() {
+        tracing::info!("{ready}");
+        return daemon::tell_ready(ready);
+    }
+    eprintln!("{ready}");
+    Ok(())
+}
+
+fn snapshots(
+    settings: &Settings,
+    mounted: Arc<Mounted>,
+    store: Arc<Store>,
+    client: Client,
+) -> Arc<dyn Fn() -> Snapshot + Send + Sync> {
+    let (dataset, job) = (settings.target.dataset.to_string(), settings.job.to_string());
+    let root = mounted.tree.version().root().to_string();
+    Arc::new(move || {
+        let (read, store, client) = (mounted.reader.counters(), store.stats(), client.stats());
+        let (pushed_bytes, pushes_skipped) = mounted.pusher.get().map_or((0, 0), Pusher::counted);
+        Snapshot {
+            dataset: dataset.clone(),
+            root: root.clone(),
+            job: job.clone(),
+            requests: mounted.ops.counts(),
+            faults: metrics::faults(mounted.faults.counts()),
+            reads: read.reads.load(Relaxed),
+            read_bytes: read.bytes.load(Relaxed),
+            read_memory_bytes: read.bytes_memory.load(Relaxed),
+            pushed_bytes,
+            pushes_skipped,
+            ahead_slices: read.ahead.load(Relaxed),
+            fetches: store.fetches,
+            fetched_bytes: store.fetched_bytes,
+            corrupt: store.corrupt,
+            memory_live_bytes: store.live_bytes,
+            server_requests: client.requests,
+            server_retries: client.retries,
+            server_bytes: client.bytes,
+        }
+    })
+}
+
+/// The directory to mount at, without symlinks. Asks the mount table first: touching a mount whose
+/// daemon is gone fails or hangs.
+fn check_dir(dir: &Path) -> Result<PathBuf> {
+    let shown = dir.display();
+    let ours = |dir: &Path| -> Result<bool> {
+        Ok(mountinfo::at(dir)?.is_some_and(|m| m.fs_type == mountinfo::FS_TYPE))
+    };
+    let taken = || anyhow!("{shown} is a fletch mount already; take it away first: fusermount3 -u {shown}");
+    if ours(dir)? {
+        return Err(taken());
+    }
+    let real = std::fs::canonicalize(dir).map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOENT) => anyhow!("{shown} does not exist; create it first: mkdir -p {shown}"),
+        Some(libc::ENOTCONN) => {
+            anyhow!("{shown} is a dead mount; take it away first: fusermount3 -u {shown}")
+        }
+        _ => anyhow::Error::new(e).context(format!("{shown}")),
+    })?;
+    if ours(&real)? {
+        return Err(taken());
+    }
+    if !std::fs::metadata(&real).with_context(|| format!("{shown}"))?.is_dir() {
+        return Err(anyhow!("{shown} is not a directory"));
+    }
+    Ok(real)
+}
+
+fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {
+    let what = match e.kind() {
+        io::ErrorKind::NotFound => "mounting needs /dev/fuse: load the fuse module (modprobe fuse)",
+        io::ErrorKind::PermissionDenied => {
+            "mounting was refused: /dev/fuse must be readable and writable for you, and --allow-other \
+             needs user_allow_other in /etc/fuse.conf unless you are root"
+        }
+        _ => "mounting failed",
+    };
+    anyhow::Error::new(e).context(format!("{}: {what}", dir.display()))
+}
+
+/// The kernel's read-ahead starts small whatever the session asks for; only root can raise it.
+fn raise_read_ahead(device: &str) {
+    let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    match std::fs::write(&path, KERNEL_AHEAD_KIB.to_string()) {
+        Ok(()) => tracing::debug!(path, kib = KERNEL_AHEAD_KIB, "kernel read-ahead raised"),
+        Err(error) => tracing::debug!(path, %error, "kernel read-ahead stays as it is"),
+    }
+}
+
+fn write_report(path: &Path, snapshot: &Snapshot) -> Result<()> {
+    let text = serde_json::to_vec_pretty(snapshot).context("report")?;
+    let part = path.with_extension("part");
+    std::fs::write(&part, text)
+        .and_then(|()| std::fs::rename(&part, path))
+        .with_context(|| format!("report {}", path.display()))
+}

@@ -1,0 +1,338 @@
+//! The file system without a kernel: tree and reads over tables in memory.
+
+use crate::support::dataset::{Dataset, InMemory, Node};
+use bytes::Bytes;
+use fletch_core::Hash;
+use fletch_core::Kind;
+use fletch_mount::fs::attr::NodeKind;
+use fletch_mount::fs::error::FsError;
+use fletch_mount::fs::read::{ChunkSource, Reader};
+use fletch_mount::fs::tree::{Line, Tree};
+use fletch_mount::fs::xattr;
+use fletch_store::{FetchError, Store, StoreLimits};
+use fletch_tables::{PartCache, Version};
+use futures::future::{BoxFuture, FutureExt};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio_util::task::TaskTracker;
+
+async fn tree(dataset: &Arc<Dataset>) -> Tree {
+    let source = Arc::new(InMemory(Arc::clone(dataset)));
+    let version = Version::open(source, dataset.root, dataset.layout, PartCache::new(1 << 20)).await;
+    Tree::new(version.expect("opens"))
+}
+
+/// All lines of a directory, asked for `page` at a time.
+async fn lines(tree: &Tree, ino: u64, page: usize) -> Vec<Line> {
+    let mut all: Vec<Line> = Vec::new();
+    loop {
+        let (mut got, mut full) = (Vec::new(), 0);
+        let offset = all.last().map_or(0, |l| l.offset);
+        tree.list(ino, offset, |l| {
+            full += 1;
+            if full > page {
+                return true;
+            }
+            got.push(l);
+            false
+        })
+        .await
+        .expect("listed");
+        if got.is_empty() {
+            return all;
+        }
+        all.extend(got);
+    }
+}
+
+async fn walk(tree: &Tree, ino: u64, prefix: &str, out: &mut BTreeMap<String, Line>) {
+    for line in lines(tree, ino, 3).await.into_iter().skip(2) {
+        let path = format!("{prefix}{}", line.name);
+        if line.attr.kind == NodeKind::Directory {
+            Box::pin(walk(tree, line.attr.ino, &format!("{path}/"), out)).await;
+        }
+        assert_eq!(out.insert(path.clone(), line), None, "{path} twice");
+    }
+}
+
+async fn lookup(tree: &Tree, path: &str) -> Option<fletch_mount::fs::attr::Attr> {
+    let mut ino = 1;
+    let mut attr = None;
+    for name in path.split('/') {
+        attr = tree.lookup(ino, name.as_bytes()).await.expect("looked up");
+        ino = attr.as_ref()?.ino;
+    }
+    attr
+}
+
+#[tokio::test]
+async fn the_tree_is_the_source_tree() {
+    let dataset = Arc::new(Dataset::odd());
+    let tree = tree(&dataset).await;
+    let mut seen = BTreeMap::new();
+    walk(&tree, 1, "", &mut seen).await;
+    let mut expected: BTreeMap<String, (NodeKind, Option<u64>)> = BTreeMap::new();
+    for (path, node) in &dataset.nodes {
+        for (i, _) in path.match_indices('/') {
+            expected.insert(path[..i].to_owned(), (NodeKind::Directory, None));
+        }
+        let what = match node {
+            Node::File(b) => (NodeKind::File, Some(b.len() as u64)),
+            Node::Symlink(t) => (NodeKind::Symlink, Some(t.len() as u64)),
+            Node::EmptyDir => (NodeKind::Directory, None),
+        };
+        expected.insert(path.clone(), what);
+    }
+    assert_eq!(seen.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    let mut inodes = BTreeMap::new();
+    for (path, (kind, size)) in &expected {
+        let line = &seen[path];
+        assert_eq!(line.attr.kind, *kind, "{path}");
+        assert!(size.is_none_or(|s| s == line.attr.size), "{path}");
+        assert_eq!(lookup(&tree, path).await, Some(line.attr), "lookup and listing agree on {path}");
+        assert_eq!(tree.attr(line.attr.ino).await.expect("attr"), line.attr, "{path}");
+        assert_eq!(inodes.insert(line.attr.ino, path), None, "{path} shares an inode");
+    }
+}
+
+#[tokio::test]
+async fn listings_page_anywhere_and_dots_are_right() {
+    let dataset = Arc::new(Dataset::many(950, 1));
+    let tree = tree(&dataset).await;
+    let whole = lines(&tree, 1, usize::MAX).await;
+    for page in [1, 2, 7, 127, 128, 129] {
+        assert_eq!(lines(&tree, 1, page).await, whole, "pages of {page}");
+    }
+    assert_eq!(whole.iter().map(|l| l.name.as_str()).take(3).collect::<Vec<_>>(), [".", "..", "d0000"]);
+    assert!(whole.windows(2).all(|w| w[0].offset < w[1].offset), "offsets ascend");
+    let odd = Arc::new(Dataset::odd());
+    let tree = self::tree(&odd).await;
+    let deep = lookup(&tree, "a/c/deep").await.expect("directory");
+    let parent = lookup(&tree, "a/c").await.expect("directory");
+    let dots = lines(&tree, deep.ino, 10).await;
+    assert_eq!((dots[0].attr.ino, dots[1].attr.ino), (deep.ino, parent.ino));
+    let empty = lookup(&tree, "empty").await.expect("empty directory");
+    assert_eq!(lines(&tree, empty.ino, 10).await.len(), 2, "only dots");
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_said_so() {
+    let dataset = Arc::new(Dataset::odd());
+    let tree = tree(&dataset).await;
+    for path in ["b", "a/b", "a/b.txt2", "a/c/deep/er/x/y", "photos/300k.jp", "zzz", "empty/x"] {
+        let found = async {
+            let mut ino = 1;
+            for name in path.split('/') {
+                match tree.lookup(ino, name.as_bytes()).await {
+                    Ok(Some(a)) => ino = a.ino,
+                    Ok(None) => return None,
+                    Err(FsError::NotDirectory) => return None,
+                    Err(e) => panic!("{path}: {e}"),
+                }
+            }
+            Some(ino)
+        };
+        assert_eq!(found.await, None, "{path}");
+    }
+    for name in [&b""[..], b".", b"..", b"a/b.txt", b"\xff\xfe", b"a\0b"] {
+        assert_eq!(tree.lookup(1, name).await.expect("no error"), None, "{name:?}");
+    }
+    for ino in [0, 999_999, (1 << 63) | (3 << 48) | 999_999] {
+        assert!(matches!(tree.list(ino, 5, |_| true).await, Err(FsError::NotFound | FsError::NotDirectory)));
+        assert!(tree.file(ino).await.is_err());
+    }
+    let dir = lookup(&tree, "photos").await.expect("dir");
+    assert!(matches!(tree.file(dir.ino).await, Err(FsError::IsDirectory)));
+    let file = lookup(&tree, "a0").await.expect("file");
+    assert!(matches!(tree.list(file.ino, 0, |_| true).await, Err(FsError::NotDirectory)));
+    assert!(matches!(tree.target(file.ino).await, Err(FsError::Invalid)));
+}
+
+#[tokio::test]
+async fn attributes_and_targets_tell_the_version() {
+    let dataset = Arc::new(Dataset::odd());
+    let tree = tree(&dataset).await;
+    let root = dataset.root.to_string().into_bytes();
+    let file = lookup(&tree, "photos/110k.jpg").await.expect("file").ino;
+    let Node::File(bytes) = &dataset.nodes["photos/110k.jpg"] else { panic!("a file") };
+    assert_eq!(tree.xattr(file, xattr::ROOT.as_bytes()).await.expect("root"), root);
+    let hash = Hash::of(bytes).to_string().into_bytes();
+    assert_eq!(tree.xattr(file, xattr::BLAKE3.as_bytes()).await.expect("hash"), hash);
+    assert_eq!(tree.xattr_names(file).await.expect("names"), b"user.fletch.root\0user.fletch.blake3\0");
+    assert_eq!(tree.xattr_names(1).await.expect("names"), b"user.fletch.root\0");
+    assert!(matches!(tree.xattr(1, xattr::BLAKE3.as_bytes()).await, Err(FsError::NoAttribute)));
+    assert!(matches!(tree.xattr(file, b"security.selinux").await, Err(FsError::NoAttribute)));
+    let link = lookup(&tree, "links/dangling").await.expect("link").ino;
+    assert_eq!(tree.target(link).await.expect("target"), "/nowhere/at all");
+    assert_eq!(tree.totals().entries, dataset.nodes.len() as u64);
+}
+
+#[tokio::test]
+async fn nothing_is_loaded_before_it_is_looked_at() {
+    let dataset = Arc::new(Dataset::many(60_000, 1));
+    let tree = tree(&dataset).await;
+    let opened = dataset.table_reads.load(Relaxed);
+    assert!(opened <= 6, "{opened} reads to open");
+    assert!(tree.version().index().parts().len() > 4, "several parts");
+    lookup(&tree, "d0300/0030000.bin").await.expect("file");
+    let touched = dataset.table_reads.load(Relaxed) - opened;
+    assert!(touched <= 8, "{touched} reads for one lookup");
+    tree.attr(1).await.expect("root");
+    assert_eq!(dataset.table_reads.load(Relaxed) - opened, touched);
+}
+
+/// Chunks from memory that counts, and can lie or fail.
+struct Chunks {
+    dataset: Arc<Dataset>,
+    fetched: AtomicU64,
+    lie: AtomicU64,
+    log: Mutex<Vec<Hash>>,
+}
+
+impl ChunkSource for Chunks {
+    fn fetch(&self, hash: Hash, len: u32, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        self.fetched.fetch_add(1, Relaxed);
+        self.log.lock().expect("log").push(hash);
+        let mut bytes = self.dataset.chunks[&hash].clone();
+        assert_eq!(bytes.len(), len as usize);
+        if self.lie.load(Relaxed) > 0 {
+            self.lie.fetch_sub(1, Relaxed);
+            let mut wrong = bytes.to_vec();
+            wrong[0] ^= 0x80;
+            bytes = wrong.into();
+        }
+        async move {
+            tokio::task::yield_now().await;
+            Ok(bytes)
+        }
+        .boxed()
+    }
+}
+
+async fn reader(dataset: &Arc<Dataset>) -> (Tree, Reader, Arc<Chunks>, TaskTracker) {
+    let tree = tree(dataset).await;
+    let tasks = TaskTracker::new();
+    let limits = StoreLimits { memory_bytes: 64 << 20, deadline: Duration::from_secs(5), attempts: 2 };
+    let source = Arc::new(Chunks {
+        dataset: Arc::clone(dataset),
+        fetched: AtomicU64::new(0),
+        lie: AtomicU64::new(0),
+        log: Mutex::default(),
+    });
+    let store = Store::new(limits, tasks.clone());
+    let reader = Reader::new(tree.clone(), store, source.clone(), tasks.clone()).expect("index layout");
+    (tree, reader, source, tasks)
+}
+
+#[tokio::test]
+async fn every_range_of_every_file_is_its_bytes() {
+    let dataset = Arc::new(Dataset::odd());
+    let (tree, reader, _, _) = reader(&dataset).await;
+    for (path, node) in &dataset.nodes {
+        let Node::File(bytes) = node else { continue };
+        let ino = lookup(&tree, path).await.expect("file").ino;
+        let len = bytes.len() as u64;
+        let m4 = 4u64 << 20;
+        for offset in
+            [0, 1, 4095, 4096, 65_536, m4 - 1, m4, m4 + 1, 2 * m4 - 70_000, len.saturating_sub(1), len]
+        {
+            for size in [1u32, 4096, 32 << 10, 128 << 10, 1 << 20] {
+                let a = reader.read(ino, offset, size).await.expect("read");
+                let to = (offset + u64::from(size)).min(len);
+                let want = bytes.slice(offset.min(to) as usize..to as usize);
+                assert_eq!(a.bytes, want, "{path} {offset}+{size}");
+                if let Some(push) = a.push {
+                    let at = push.offset as usize;
+                    assert_eq!(offset, 0, "only the first READ of a file pushes");
+                    assert_eq!(push.offset, u64::from(size), "only pages outside the request");
+                    assert_eq!(push.bytes, bytes.slice(at..at + push.bytes.len()), "{path}");
+                    let end = push.offset + push.bytes.len() as u64;
+                    assert!(end == len || end.is_multiple_of(65_536), "{path}: no page in part");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn small_blocks_are_pushed_and_whole_reads_are_not() {
+    let dataset = Arc::new(Dataset::odd());
+    let (tree, reader, _, _) = reader(&dataset).await;
+    let pushed = async |path: &str, offset, size| {
+        let ino = lookup(&tree, path).await.expect("file").ino;
+        reader.read(ino, offset, size).await.expect("read").push.map(|p| (p.offset, p.bytes.len()))
+    };
+    assert_eq!(pushed("photos/110k.jpg", 0, 32 << 10).await, Some((32 << 10, 110_000 - (32 << 10))));
+    assert_eq!(pushed("photos/110k.jpg", 0, 128 << 10).await, None, "it was all asked for");
+    assert_eq!(pushed("photos/110k.jpg", 32 << 10, 32 << 10).await, None, "not the first");
+    assert_eq!(pushed("photos/300k.jpg", 0, 128 << 10).await, None, "a full READ");
+    assert_eq!(pushed("photos/300k.jpg", 0, 16 << 10).await, Some((16 << 10, 300_000 - (16 << 10))));
+    assert_eq!(pushed("shards/9m.tar", 0, 32 << 10).await, Some((32 << 10, (512 << 10) - (32 << 10))));
+    assert_eq!(pushed("photos/110k.jpg", 0, 1000).await, None, "not whole pages");
+}
+
+#[tokio::test]
+async fn i1_wrong_bytes_never_leave() {
+    let dataset = Arc::new(Dataset::odd());
+    let (tree, reader, source, _) = reader(&dataset).await;
+    let ino = lookup(&tree, "photos/110k.jpg").await.expect("file").ino;
+    source.lie.store(2, Relaxed);
+    let e = reader.read(ino, 0, 4096).await.expect_err("both attempts lied");
+    assert_eq!((e.errno(), e.fault().map(|f| f.word())), (libc::EIO, Some("corrupt")));
+    assert!(e.to_string().contains("photos/110k.jpg"), "{e}");
+    source.lie.store(1, Relaxed);
+    let Node::File(bytes) = &dataset.nodes["photos/110k.jpg"] else { panic!("a file") };
+    assert_eq!(
+        reader.read(ino, 0, 4096).await.expect("the second attempt was honest").bytes,
+        bytes.slice(..4096)
+    );
+}
+
+#[tokio::test]
+async fn sequential_readers_find_the_next_slice_there() {
+    let dataset = Arc::new(Dataset::odd());
+    let (tree, reader, source, tasks) = reader(&dataset).await;
+    let ino = lookup(&tree, "shards/9m.tar").await.expect("file").ino;
+    reader.read(ino, 0, 128 << 10).await.expect("read");
+    assert_eq!(source.fetched.load(Relaxed), 1, "one READ is no sequence");
+    reader.read(ino, 128 << 10, 128 << 10).await.expect("read");
+    tasks.close();
+    tasks.wait().await;
+    assert_eq!(source.fetched.load(Relaxed), 3, "both slices ahead");
+    assert_eq!(reader.counters().ahead.load(Relaxed), 2);
+    let (_, random, source, tasks) = self::reader(&dataset).await;
+    for at in [5u64 << 20, 100 << 10, 9 << 20] {
+        random.read(ino, at, 4096).await.expect("read");
+    }
+    tasks.close();
+    tasks.wait().await;
+    assert_eq!(source.fetched.load(Relaxed), 3, "random readers bring what they ask for");
+}
+
+#[tokio::test]
+async fn a_source_that_fails_is_an_errno_with_a_name() {
+    struct Fails(Kind);
+    impl ChunkSource for Fails {
+        fn fetch(&self, _: Hash, _: u32, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+            let e = FetchError::new(self.0, "as told");
+            async move { Err(e) }.boxed()
+        }
+    }
+    let dataset = Arc::new(Dataset::odd());
+    for (kind, errno) in
+        [(Kind::NotFound, libc::ESTALE), (Kind::Unavailable, libc::EIO), (Kind::Overloaded, libc::EIO)]
+    {
+        let tree = tree(&dataset).await;
+        let tasks = TaskTracker::new();
+        let limits = StoreLimits { memory_bytes: 64 << 20, deadline: Duration::from_secs(5), attempts: 2 };
+        let store = Store::new(limits, tasks.clone());
+        let reader = Reader::new(tree.clone(), store, Arc::new(Fails(kind)), tasks).expect("index");
+        let ino = lookup(&tree, "a/b.txt").await.expect("file").ino;
+        let e = reader.read(ino, 0, 10).await.expect_err("fails");
+        assert_eq!(e.errno(), errno, "{kind:?}");
+    }
+}

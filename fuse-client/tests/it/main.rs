@@ -1,0 +1,7 @@
+//! The mount, first without and then with a kernel.
+
+mod fs;
+mod kernel;
+mod life;
+mod semantics;
+mod support;

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""A second implementation of Fletch's identities, written from docs/FORMATS.md alone.
+
+Checks tests/golden/ and prints `N passed, 0 failed`; exits 1 on any difference.
+"""
+import json
+import struct
+import sys
+from pathlib import Path
+
+from blake3 import blake3
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+KINDS = {"file": 1, "symlink": 2, "empty-dir": 3, "member": 4}
+passed, failed = 0, 0
+
+
+def check(what, got, want):
+    global passed, failed
+    if got == want:
+        passed += 1
+    else:
+        failed += 1
+        print(f"{what}: got {got!r}, want {want!r}", file=sys.stderr)
+
+
+def derive(name, data):
+    return blake3(data, derive_key_context=f"fletch 2026 {name} 1").digest()
+
+
+def text(s):
+    b = s.encode()
+    return struct.pack("<I", len(b)) + b
+
+
+def encode(e):
+    out = bytes([KINDS[e["kind"]]]) + text(e["path"]) + struct.pack("<Q", e["size"])
+    if e["kind"] == "symlink":
+        out += text(e["target"])
+    elif e["kind"] != "empty-dir":
+        out += bytes.fromhex(e["blake3"])
+    tag = {"none": 0, "alone": 1, "keyed": 2}[e["sample_kind"]]
+    return out + bytes([tag]) + (text(e["sample"]) if tag == 2 else b"")
+
+
+def cut(entries):
+    """Yields parts: lists of entries."""
+    part = []
+    for e in entries:
+        part.append(e)
+        h = blake3(e["path"].encode()).digest()
+        if int.from_bytes(h[:2], "big") >> 4 == 0 or len(part) == 65536:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def summary(part):
+    h = derive("part", b"".join(map(encode, part)))
+    return {"hash": h.hex(), "entries": len(part), "first": part[0]["path"]}
+
+
+def encode_rule(rule):
+    globs = rule.get("globs", [])
+    return bytes([{"file": 1, "stem": 2}[rule["key"]]]) + struct.pack("<I", len(globs)) + b"".join(map(text, globs))
+
+
+def root(rule, hashes):
+    head = struct.pack("<I", 1) + encode_rule(rule) + struct.pack("<Q", len(hashes))
+    return derive("root", head + b"".join(hashes))
+
+
+def placement(part):
+    out = b""
+    for row, e in enumerate(part):
+        slices = e.get("slices", [])
+        if slices:
+            out += struct.pack("<II", row, len(slices))
+        for s in slices:
+            out += bytes.fromhex(s["chunk"]) + struct.pack("<II", s["chunk_offset"], s["length"])
+    return derive("placement", out)
+
+
+def layout_id(params, of, placements):
+    pairs = [(1, params["slice_bytes"])]
+    if "pack" in params:
+        pairs += [(2, params["pack"]["group_bytes"]), (3, params["pack"]["align"])]
+    out = struct.pack("<IBH", 1, {"index": 1, "pack": 2}[params["kind"]], len(pairs))
+    out += b"".join(struct.pack("<HQ", *p) for p in pairs)
+    return derive("layout", out + of + struct.pack("<Q", len(placements)) + b"".join(placements))
+
+
+def small():
+    described = json.loads((GOLDEN / "entries.json").read_text())
+    want = json.loads((GOLDEN / "small.json").read_text())
+    entries = described["entries"]
+    check("order", entries, sorted(entries, key=lambda e: e["path"].encode()))
+    for e, hexed in zip(entries, want["encodings"], strict=True):
+        check(f"encoding of {e['path']}", encode(e).hex(), hexed)
+    rule = described["sample_rule"]
+    check("sample rule", encode_rule(rule).hex(), want["sample_rule_encoding"])
+    parts = list(cut(entries))
+    got = [summary(p) for p in parts]
+    check("parts", got, want["parts"])
+    r = root(rule, [bytes.fromhex(p["hash"]) for p in got])
+    check("root", r.hex(), want["root"])
+    placements = [placement(p) for p in parts]
+    check("placements", [p.hex() for p in placements], want["placements"])
+    layout = layout_id(described["params"], r, placements)
+    check("layout", layout.hex(), want["layout"])
+    manifest = json.loads((GOLDEN / "tables/manifest.json").read_text())
+    check("manifest", (manifest["format"], manifest["major"], manifest["root"]), ("fletch.manifest", 1, r.hex()))
+    check("manifest's parts", manifest["parts"], got)
+    doc = json.loads((GOLDEN / "tables/layout.json").read_text())
+    check("layout.json", (doc["format"], doc["major"], doc["root"]), ("fletch.layout", 1, r.hex()))
+    check("layout's id", doc["layout"], layout.hex())
+    check("layout's parts", doc["parts"], [p.hex() for p in placements])
+    tag = json.loads((GOLDEN / "tag.json").read_text())
+    check("tag", (tag["format"], tag["major"], tag["root"], tag["layout"]), ("fletch.tag", 1, r.hex(), layout.hex()))
+
+
+def big():
+    want = json.loads((GOLDEN / "big.json").read_text())
+    paths = sorted(f"{i*2654435761 % 2**32:08x}/{i:06d}.jpg" for i in range(want["entries"]))
+    entries = [
+        {"path": p, "kind": "file", "size": want["size"], "blake3": blake3(p.encode()).hexdigest(), "sample_kind": "alone"}
+        for p in paths
+    ]
+    got = [summary(p) for p in cut(entries)]
+    check("big parts", got, want["parts"])
+    check("big root", root(want["sample_rule"], [bytes.fromhex(p["hash"]) for p in got]).hex(), want["root"])
+
+
+def log():
+    b = (GOLDEN / "log.bin").read_bytes()
+    check("log header", struct.unpack("<8sII", b[:16]), (b"FLETCHLG", 1, 0))
+    at, records = 16, []
+    while at < len(b):
+        length, kind, flags, zero = struct.unpack("<IBBH", b[at : at + 8])
+        payload = b[at + 24 : at + 24 + length]
+        check("header check", derive("record", b[at : at + 8])[:8], b[at + 8 : at + 16])
+        check("payload check", derive("record", payload)[:8], b[at + 16 : at + 24])
+        check("flags", (flags, zero), (0, 0))
+        records.append((kind, payload))
+        at += 24 + length
+    check("records", records, [(1, b"first"), (200, b""), (2, b"\xff" * 300)])
+
+
+def frames():
+    b = (GOLDEN / "frames.bin").read_bytes()
+    check("preface", struct.unpack("<6sH", b[:8]), (b"FLTFRM", 1))
+    at, got = 8, []
+    while at < len(b):
+        kind, _version, status, index, length = struct.unpack("<BBHIQ", b[at : at + 16])
+        payload = b[at + 16 : at + 16 + length]
+        at += 16 + length
+        if kind in (1, 2, 3):
+            got.append((kind, status, index, payload))
+    want = [(1, 200, 0, b"abc"), (1, 206, 1, b"de"), (1, 200, 1, b""), (2, 404, 2, b"{}"), (3, 200, 3, b"")]
+    check("frames", got, want)
+
+
+for part_of_formats in (small, big, log, frames):
+    part_of_formats()
+print(f"{passed} passed, {failed} failed")
+sys.exit(1 if failed else 0)

@@ -1,7 +1,7 @@
 //! Owns every task of the server and states the order in which it stops.
 //!
 //! ```text
-//! start:  lock and read state → bind → phase Ready → accept
+//! start:  bind TCP (for its port) → lock and read state → bind the socket → phase Ready → accept
 //! stop:   phase Draining (readyz says 503) → stop accepting, remove the socket file
 //!         → ask connections to end after the answer under way, wait at most `grace`
 //!         → drop the rest → nothing to flush: registrations are fsynced when answered → exit
@@ -12,12 +12,12 @@
 mod connection;
 mod listen;
 
+pub use crate::server::StartError;
 use crate::{
     config::Config,
     http,
     server::{Phase, Server},
 };
-pub use crate::server::StartError;
 use axum::Router;
 use listen::Socket;
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -86,7 +86,6 @@ struct App {
 /// [`StartError`], each with its fix.
 pub async fn start(config: Config) -> Result<Running, StartError> {
     let tasks = TaskTracker::new();
-    // State first: it holds the lock that keeps a second server from taking the socket.
     let io = |what: String, hint| move |error| StartError::Io { what, error, hint };
     let listener = std::net::TcpListener::bind(config.listen).map_err(io(
         format!("listen on {}", config.listen),
@@ -99,6 +98,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         "create it, or name another with --cache-dir",
     ))?;
     let server = Server::open(&config, addr, tasks.clone())?;
+    // After the state: its lock keeps a second server from coming this far.
     let socket = config.socket.clone().map(Socket::bind).transpose()?;
     let tcp = listener
         .set_nonblocking(true)
@@ -140,7 +140,10 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     drop(socket);
     app.connections.close();
     if tokio::time::timeout(app.server.limits.grace, app.connections.wait()).await.is_err() {
-        tracing::warn!(connections = app.connections.len(), "answers still under way after the grace are cut");
+        tracing::warn!(
+            connections = app.connections.len(),
+            "answers still under way after the grace are cut"
+        );
         app.abort.cancel();
         if tokio::time::timeout(ABORT_WAIT, app.connections.wait()).await.is_err() {
             tracing::warn!("some connections did not end");

@@ -72,7 +72,8 @@ mod tests {
             ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
             ("memory/docker/abc/memory.limit_in_bytes", "1073741824\n"),
         ]);
-        let membership = "12:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n1:name=systemd:/x\n0::/docker/abc\n";
+        let membership =
+            "12:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n1:name=systemd:/x\n0::/docker/abc\n";
         assert_eq!(memory_limit(membership, dir.path()), Some(1 << 30));
         assert_eq!(memory_limit("4:memory:/\n", dir.path()), None);
     }

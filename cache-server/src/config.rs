@@ -166,9 +166,19 @@ section!(Io { timeout: Span });
 section!(Log { format: String });
 section!(Local { dirs: Vec<String> });
 section!(FileLimits {
-    connections: u64, requests: u64, header_bytes: ByteSize, body_bytes: ByteSize, batch_bytes: ByteSize,
-    idle_timeout: Span, send_timeout: Span, grace: Span, jobs: u64, job_ttl: Span, versions: u64,
-    datasets: u64, origin_requests: u64
+    connections: u64,
+    requests: u64,
+    header_bytes: ByteSize,
+    body_bytes: ByteSize,
+    batch_bytes: ByteSize,
+    idle_timeout: Span,
+    send_timeout: Span,
+    grace: Span,
+    jobs: u64,
+    job_ttl: Span,
+    versions: u64,
+    datasets: u64,
+    origin_requests: u64
 });
 
 /// The command, with a flag and a variable for every setting.
@@ -191,7 +201,10 @@ pub fn command() -> Command {
         .about("Serves datasets by content hash from memory and their origins")
         .args(settings)
         .arg(only("config", "FILE", "Settings file (TOML)").env("FLETCH_CONFIG"))
-        .arg(only("ready-file", "FILE", "Write the URL here once requests are served").env("FLETCH_READY_FILE"))
+        .arg(
+            only("ready-file", "FILE", "Write the URL here once requests are served")
+                .env("FLETCH_READY_FILE"),
+        )
         .arg(
             Arg::new("config-check")
                 .long("config-check")
@@ -199,17 +212,14 @@ pub fn command() -> Command {
                 .help("Check the settings, print them and exit"),
         )
         .subcommand(
-            Command::new("config")
-                .about("About the settings")
-                .subcommand_required(true)
-                .subcommand(
-                    Command::new("show").about("Print every setting, its value and where it came from").arg(
-                        Arg::new("effective")
-                            .long("effective")
-                            .action(ArgAction::SetTrue)
-                            .help("The settings in force (what `show` prints in any case)"),
-                    ),
+            Command::new("config").about("About the settings").subcommand_required(true).subcommand(
+                Command::new("show").about("Print every setting, its value and where it came from").arg(
+                    Arg::new("effective")
+                        .long("effective")
+                        .action(ArgAction::SetTrue)
+                        .help("The settings in force (what `show` prints in any case)"),
                 ),
+            ),
         )
 }
 
@@ -223,7 +233,8 @@ where
     T: Into<std::ffi::OsString> + Clone,
 {
     let top = command().try_get_matches_from(args)?;
-    let deepest = std::iter::successors(Some(&top), |m| m.subcommand().map(|(_, m)| m)).last().unwrap_or(&top);
+    let deepest =
+        std::iter::successors(Some(&top), |m| m.subcommand().map(|(_, m)| m)).last().unwrap_or(&top);
     let config = Box::new(assemble(deepest, environment)?);
     Ok(if top.subcommand().is_some() {
         Task::Show(config)
@@ -249,8 +260,11 @@ fn assemble(matches: &ArgMatches, environment: &Environment) -> Result<Config, C
     let effective: Vec<Effective> =
         SETTINGS.iter().map(|s| resolve(s, matches, &file, &file_path, environment)).collect();
     let ready_file = path("ready-file");
-    Builder { values: effective.iter().map(|e| (e.key, e)).collect(), faults: Vec::new() }
-        .build(file.origin, ready_file, effective.clone())
+    Builder { values: effective.iter().map(|e| (e.key, e)).collect(), faults: Vec::new() }.build(
+        file.origin,
+        ready_file,
+        effective.clone(),
+    )
 }
 
 fn resolve(
@@ -350,7 +364,10 @@ impl Builder<'_> {
                 placeholder
             }
             Err(_) => {
-                self.fault("listen", format!("{text:?} is no address; write IP:PORT, such as 127.0.0.1:7380"));
+                self.fault(
+                    "listen",
+                    format!("{text:?} is no address; write IP:PORT, such as 127.0.0.1:7380"),
+                );
                 placeholder
             }
         }
@@ -363,7 +380,10 @@ impl Builder<'_> {
         }
         let path = std::path::absolute(&text).unwrap_or_else(|_| PathBuf::from(&text));
         if path.as_os_str().len() > 104 {
-            self.fault("socket", "the path is longer than the 104 bytes a socket may have; write a shorter one");
+            self.fault(
+                "socket",
+                "the path is longer than the 104 bytes a socket may have; write a shorter one",
+            );
         }
         Some(path)
     }
@@ -377,7 +397,9 @@ impl Builder<'_> {
                     Ok(uri) => dirs.push(uri),
                     Err(e) => self.fault("local.dirs", e),
                 },
-                Err(e) => self.fault("local.dirs", format!("{dir}: {e}; create it or remove it from the list")),
+                Err(e) => {
+                    self.fault("local.dirs", format!("{dir}: {e}; create it or remove it from the list"))
+                }
             }
         }
         dirs

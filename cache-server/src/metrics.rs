@@ -16,7 +16,8 @@ pub struct Requests {
     seconds: HistogramVec,
 }
 
-const BUCKETS: &[f64] = &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+const BUCKETS: &[f64] =
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
 impl Requests {
     /// Nothing counted yet.
@@ -57,7 +58,13 @@ struct Page {
 type Failed = prometheus::Error;
 
 impl Page {
-    fn counter(&self, name: &str, help: &str, labels: &[&str], rows: &[(Vec<&str>, u64)]) -> Result<(), Failed> {
+    fn counter(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        rows: &[(Vec<&str>, u64)],
+    ) -> Result<(), Failed> {
         let family = IntCounterVec::new(Opts::new(name, help), labels)?;
         self.registry.register(Box::new(family.clone()))?;
         for (values, n) in rows {
@@ -66,7 +73,13 @@ impl Page {
         Ok(())
     }
 
-    fn gauge(&self, name: &str, help: &str, labels: &[&str], rows: &[(Vec<&str>, u64)]) -> Result<(), Failed> {
+    fn gauge(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        rows: &[(Vec<&str>, u64)],
+    ) -> Result<(), Failed> {
         let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
         self.registry.register(Box::new(family.clone()))?;
         for (values, n) in rows {
@@ -131,9 +144,24 @@ fn store(page: &Page, server: &Server) -> Result<(), Failed> {
         &["tier"],
         &[(vec!["memory"], s.hits_memory), (vec!["flight"], s.hits_flight), (vec!["origin"], s.fetches)],
     )?;
-    page.counter("fletch_chunk_fetch_errors_total", "Fetches of chunks that failed", &[], &[(vec![], s.fetch_errors)])?;
-    page.counter("fletch_chunk_fetched_bytes_total", "Bytes of chunks fetched and found right", &[], &[(vec![], s.fetched_bytes)])?;
-    page.counter("fletch_overloaded_total", "Reads refused because no memory came free in time", &[], &[(vec![], s.overloaded)])?;
+    page.counter(
+        "fletch_chunk_fetch_errors_total",
+        "Fetches of chunks that failed",
+        &[],
+        &[(vec![], s.fetch_errors)],
+    )?;
+    page.counter(
+        "fletch_chunk_fetched_bytes_total",
+        "Bytes of chunks fetched and found right",
+        &[],
+        &[(vec![], s.fetched_bytes)],
+    )?;
+    page.counter(
+        "fletch_overloaded_total",
+        "Reads refused because no memory came free in time",
+        &[],
+        &[(vec![], s.overloaded)],
+    )?;
     page.counter("fletch_deadline_total", "Fetches that did not end in time", &[], &[(vec![], s.deadlines)])?;
     let w = &server.versions.wrong;
     page.counter(
@@ -167,9 +195,19 @@ fn store(page: &Page, server: &Server) -> Result<(), Failed> {
 
 fn origins(page: &Page, server: &Server) -> Result<(), Failed> {
     let o = server.versions.origins().stats();
-    page.counter("fletch_origin_requests_total", "Calls to origins, tables included", &[], &[(vec![], o.requests)])?;
+    page.counter(
+        "fletch_origin_requests_total",
+        "Calls to origins, tables included",
+        &[],
+        &[(vec![], o.requests)],
+    )?;
     page.counter("fletch_origin_retries_total", "Attempts after the first", &[], &[(vec![], o.retries)])?;
-    page.counter("fletch_origin_read_bytes_total", "Bytes read from origins, tables included", &[], &[(vec![], o.bytes_read)])?;
+    page.counter(
+        "fletch_origin_read_bytes_total",
+        "Bytes read from origins, tables included",
+        &[],
+        &[(vec![], o.bytes_read)],
+    )?;
     page.counter(
         "fletch_origin_errors_total",
         "Calls to origins that failed",
@@ -188,11 +226,31 @@ fn origins(page: &Page, server: &Server) -> Result<(), Failed> {
 
 fn process(page: &Page, server: &Server) -> Result<(), Failed> {
     let in_flight = server.limits.requests.saturating_sub(server.turns.available_permits());
-    page.gauge("fletch_requests_in_flight", "Requests for bytes under way", &[], &[(vec![], in_flight as u64)])?;
+    page.gauge(
+        "fletch_requests_in_flight",
+        "Requests for bytes under way",
+        &[],
+        &[(vec![], in_flight as u64)],
+    )?;
     page.gauge("fletch_connections", "Connections open", &[], &[(vec![], server.connections.load(Relaxed))])?;
     page.gauge("fletch_jobs", "Jobs known", &[], &[(vec![], server.jobs.len() as u64)])?;
-    page.gauge("fletch_datasets", "Datasets registered", &[], &[(vec![], server.registrations.len() as u64)])?;
+    page.gauge(
+        "fletch_datasets",
+        "Datasets registered",
+        &[],
+        &[(vec![], server.registrations.len() as u64)],
+    )?;
     page.gauge("fletch_versions_open", "Versions open", &[], &[(vec![], server.versions.open_count())])?;
-    page.gauge("fletch_uptime_seconds", "Seconds since the start", &[], &[(vec![], server.uptime().as_secs())])?;
-    page.gauge("fletch_build_info", "1, with the version of the program", &["version"], &[(vec![env!("CARGO_PKG_VERSION")], 1)])
+    page.gauge(
+        "fletch_uptime_seconds",
+        "Seconds since the start",
+        &[],
+        &[(vec![], server.uptime().as_secs())],
+    )?;
+    page.gauge(
+        "fletch_build_info",
+        "1, with the version of the program",
+        &["version"],
+        &[(vec![env!("CARGO_PKG_VERSION")], 1)],
+    )
 }

@@ -163,7 +163,8 @@ impl Server {
     /// The view with this server as its one member.
     #[must_use]
     pub fn cluster(&self) -> Cluster {
-        let id = nix::unistd::gethostname().map_or_else(|_| "server".to_owned(), |h| h.to_string_lossy().into());
+        let id =
+            nix::unistd::gethostname().map_or_else(|_| "server".to_owned(), |h| h.to_string_lossy().into());
         Cluster { view: 1, members: vec![Member { id, url: format!("http://{}", self.addr), weight: 1 }] }
     }
 

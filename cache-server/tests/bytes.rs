@@ -35,7 +35,12 @@ async fn a_chunk_by_hash_whole_by_range_and_as_head() {
     assert!(h["cache-control"].to_str().expect("text").contains("immutable"));
     assert_eq!(h["cache-status"], "fletch; fwd=miss; stored");
 
-    for (range, want) in [("bytes=0-0", &want[..1]), ("bytes=10-19", &want[10..20]), ("bytes=-7", &want[4993..]), ("bytes=4000-9999", &want[4000..])] {
+    for (range, want) in [
+        ("bytes=0-0", &want[..1]),
+        ("bytes=10-19", &want[10..20]),
+        ("bytes=-7", &want[4993..]),
+        ("bytes=4000-9999", &want[4000..]),
+    ] {
         let r = node.get(&path).header("range", range).send().await.expect("answer");
         assert_eq!(r.headers()["cache-status"], "fletch; hit");
         assert!(r.headers()["content-range"].to_str().expect("text").ends_with("/5000"));
@@ -55,7 +60,8 @@ async fn i7_foreign_absent_and_unregistered_give_the_same_answer() {
     let root = tree.index().root();
     let foreign = other.index().root();
     let node = Node::serving(&tree, &[]).await;
-    let (mine, theirs, nobodys) = (Hash::of(&tree.files["z"]), Hash::of(&other.files["only-here"]), Hash::of(b"nobody's"));
+    let (mine, theirs, nobodys) =
+        (Hash::of(&tree.files["z"]), Hash::of(&other.files["only-here"]), Hash::of(b"nobody's"));
     let answer = async |path: String| {
         let mut p = problem(node.get(&path).send().await.expect("answer"), Code::NotFound).await;
         p.hint.clear();
@@ -98,7 +104,9 @@ async fn files_whole_by_range_and_never_outside() {
     assert_eq!(body(r, StatusCode::PARTIAL_CONTENT).await, big[across]);
 
     std::fs::write(tree.dir.path().join("not-indexed"), "secret").expect("write");
-    for path in ["not-indexed", "train", "train/", "..%2fa.bin", "train/..%2fa.bin", "%2fetc%2fpasswd", "a.bin%00"] {
+    for path in
+        ["not-indexed", "train", "train/", "..%2fa.bin", "train/..%2fa.bin", "%2fetc%2fpasswd", "a.bin%00"]
+    {
         problem(node.get(&file(path)).send().await.expect("answer"), Code::NotFound).await;
     }
     let p = problem(node.get(&file("link")).send().await.expect("answer"), Code::NotAFile).await;
@@ -113,8 +121,14 @@ async fn tables_by_range_as_they_lie() {
     let made = tree.index();
     let (root, layout) = (made.written.root, made.written.layout);
     let node = Node::serving(&tree, &[]).await;
-    for path in [routes::manifest(root), routes::entries(root), routes::layout(root, layout), routes::placement(root, layout)] {
-        let at_rest = std::fs::read(tree.path(&path.replace("/v1/versions", "fletch/versions"))).expect("table");
+    for path in [
+        routes::manifest(root),
+        routes::entries(root),
+        routes::layout(root, layout),
+        routes::placement(root, layout),
+    ] {
+        let at_rest =
+            std::fs::read(tree.path(&path.replace("/v1/versions", "fletch/versions"))).expect("table");
         let r = node.get(&path).send().await.expect("answer");
         let etag = r.headers()["etag"].clone();
         assert_eq!(body(r, StatusCode::OK).await, at_rest, "{path}");
@@ -128,7 +142,11 @@ async fn tables_by_range_as_they_lie() {
         assert_eq!(head.headers()["content-length"], at_rest.len().to_string().as_str());
     }
     // What names origins is for fallback clients only.
-    let r = node.get(&format!("/v1/versions/{root}/layouts/{layout}/chunks.parquet")).send().await.expect("answer");
+    let r = node
+        .get(&format!("/v1/versions/{root}/layouts/{layout}/chunks.parquet"))
+        .send()
+        .await
+        .expect("answer");
     problem(r, Code::NotFound).await;
     let other = fletch_core::LayoutId(Hash::of(b"none"));
     problem(node.get(&routes::layout(root, other)).send().await.expect("answer"), Code::NotFound).await;
@@ -207,7 +225,10 @@ async fn a_batch_is_bounded_in_items_and_bytes() {
     let node = Node::serving(&tree, &["--limits-batch-bytes=16MiB", "--limits-body-bytes=1MiB"]).await;
     let ask = async |n: usize| {
         let items = vec![serde_json::json!({"path": "z"}); n];
-        node.post(&routes::batch(root), serde_json::json!({"items": items}).to_string()).send().await.expect("answer")
+        node.post(&routes::batch(root), serde_json::json!({"items": items}).to_string())
+            .send()
+            .await
+            .expect("answer")
     };
     problem(ask(0).await, Code::BadRequest).await;
     problem(ask(4097).await, Code::BadRequest).await;
@@ -216,7 +237,9 @@ async fn a_batch_is_bounded_in_items_and_bytes() {
     problem(r, Code::BadRequest).await;
     let r = node.post(&routes::batch(root), " ".repeat((1 << 20) + 1)).send().await.expect("answer");
     problem(r, Code::BodyTooLarge).await;
-    let got = batch(&node, root, serde_json::json!([{"path": "big.bin"}, {"path": "big.bin"}, {"path": "a.bin"}])).await;
+    let got =
+        batch(&node, root, serde_json::json!([{"path": "big.bin"}, {"path": "big.bin"}, {"path": "a.bin"}]))
+            .await;
     assert_eq!(got[&0].as_ref().expect("first"), &tree.files["big.bin"]);
     assert_eq!(got[&1].as_ref().expect_err("past the bound").code, Code::BodyTooLarge);
     assert_eq!(got[&2].as_ref().expect("fits again"), &tree.files["a.bin"]);
@@ -231,7 +254,12 @@ async fn a_batch_as_tar_is_what_tar_reads() {
     let root = tree.index().root();
     let node = Node::serving(&tree, &[]).await;
     let items = serde_json::json!({"items": [{"path": "a.bin"}, {"path": "gone"}, {"path": long}, {"path": "empty"}]});
-    let r = node.post(&routes::batch(root), items.to_string()).header("accept", "application/x-tar").send().await.expect("answer");
+    let r = node
+        .post(&routes::batch(root), items.to_string())
+        .header("accept", "application/x-tar")
+        .send()
+        .await
+        .expect("answer");
     assert_eq!(r.headers()["content-type"], "application/x-tar");
     let bytes = body(r, StatusCode::OK).await;
     let mut archive = tar::Archive::new(&bytes[..]);
@@ -257,7 +285,10 @@ async fn the_unix_socket_serves_the_same() {
     let node = Node::serving(&tree, &[]).await;
     let path = node.running.socket.clone().expect("socket");
     let mut stream = tokio::net::UnixStream::connect(&path).await.expect("connect");
-    let ask = format!("GET {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", routes::chunk(root, Hash::of(&tree.files["a.bin"])));
+    let ask = format!(
+        "GET {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        routes::chunk(root, Hash::of(&tree.files["a.bin"]))
+    );
     stream.write_all(ask.as_bytes()).await.expect("write");
     let mut got = Vec::new();
     stream.read_to_end(&mut got).await.expect("read");

@@ -26,7 +26,8 @@ async fn registering_is_idempotent_and_conflicts_are_named() {
     problem(node.try_register("e", "ftp://x/y", None).await, Code::BadRequest).await;
     let p = problem(node.try_register("e", "s3://bucket/x", None).await, Code::UriNotAllowed).await;
     assert!(p.hint.contains("[[origin]]"), "{p}");
-    let r = node.post("/v1/datasets", r#"{"name":"e","uri":"/x","surprise":1}"#).send().await.expect("answer");
+    let r =
+        node.post("/v1/datasets", r#"{"name":"e","uri":"/x","surprise":1}"#).send().await.expect("answer");
     problem(r, Code::BadRequest).await;
     assert_eq!(names(&node).await, ["d"]);
     let r = node.get("/v1/datasets/d").send().await.expect("answer");
@@ -58,7 +59,10 @@ async fn a_tag_is_read_at_every_call_and_roots_resolve_too() {
     let node = Node::serving(&tree, &[]).await;
     let v = node.resolve("d", "latest").await;
     assert_eq!((v.root, v.layout, v.entries, v.bytes), (first.root(), first.written.layout, 2, 100));
-    assert_eq!((v.tag.map(|t| t.to_string()), v.created_ns), (Some("latest".into()), 1_700_000_000_000_000_007));
+    assert_eq!(
+        (v.tag.map(|t| t.to_string()), v.created_ns),
+        (Some("latest".into()), 1_700_000_000_000_000_007)
+    );
     tree.files.insert("b".into(), content(2, 50));
     std::fs::write(tree.path("b"), &tree.files["b"]).expect("write");
     let second = tree.index();
@@ -116,7 +120,11 @@ async fn a_damaged_log_and_a_taken_directory_are_start_errors() {
     bytes.extend_from_within(16..);
     bytes[50] ^= 4;
     std::fs::write(&log, &bytes).expect("write");
-    let told = fletch_server::app::start(settings(state.path(), &[]).expect("settings")).await.err().expect("damaged").to_string();
+    let told = fletch_server::app::start(settings(state.path(), &[]).expect("settings"))
+        .await
+        .err()
+        .expect("damaged")
+        .to_string();
     for part in ["registrations.log", "byte 16", "backup"] {
         assert!(told.contains(part), "{part} in {told}");
     }

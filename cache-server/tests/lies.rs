@@ -57,7 +57,8 @@ async fn flipped_truncated_swapped_and_gone_objects() {
         let p = problem(node.get(&url).send().await.expect("answer"), code).await;
         assert!(p.detail.contains(path) && p.hint.contains("--parent"), "{p}");
         // The same through the file's own route and a batch.
-        problem(node.get(&format!("/v1/versions/{root}/files/{path}")).send().await.expect("answer"), code).await;
+        problem(node.get(&format!("/v1/versions/{root}/files/{path}")).send().await.expect("answer"), code)
+            .await;
     };
     fails("changed", Code::OriginChanged).await;
     fails("gone", Code::OriginMissing).await;
@@ -92,7 +93,11 @@ async fn wrong_bytes_behind_an_unchanged_pin_are_corrupt() {
     let mut flipped = tree.files["a"].clone();
     flipped[7] ^= 128;
     overwrite_in_place(&tree.path("a"), &flipped);
-    let p = problem(node.get(&chunk_of(made.root(), &tree.files["a"])).send().await.expect("answer"), Code::OriginCorrupt).await;
+    let p = problem(
+        node.get(&chunk_of(made.root(), &tree.files["a"])).send().await.expect("answer"),
+        Code::OriginCorrupt,
+    )
+    .await;
     assert!(!p.retryable);
     // Tried once more before that was said.
     assert_eq!(node.metric("fletch_corrupt_total{source=\"origin_corrupt\"}").await, 2);
@@ -116,7 +121,8 @@ async fn a_duplicate_or_another_dataset_with_the_same_root_saves_the_read() {
     let same = content(9, 60_000);
     let tree = Tree::new([("copy-1", same.clone()), ("copy-2", same.clone()), ("lone", content(8, 60_000))]);
     let root = tree.index().root();
-    let mirror = Tree::new([("copy-1", same.clone()), ("copy-2", same.clone()), ("lone", content(8, 60_000))]);
+    let mirror =
+        Tree::new([("copy-1", same.clone()), ("copy-2", same.clone()), ("lone", content(8, 60_000))]);
     assert_eq!(mirror.index().root(), root);
     let node = Node::serving(&tree, &[]).await;
     assert_eq!(node.resolve("d", "latest").await.root, root);
@@ -159,9 +165,11 @@ async fn damaged_foreign_and_newer_tables() {
         assert!(out.1.contains(&format!("\"{code}\"")) && out.0.as_u16() == code.status(), "{out:?}");
         assert!(!out.2.is_success(), "{out:?}");
     };
-    let swapped = std::fs::read(other.path(&Table::Manifest.path(theirs.root, theirs.layout))).expect("manifest");
+    let swapped =
+        std::fs::read(other.path(&Table::Manifest.path(theirs.root, theirs.layout))).expect("manifest");
     has(&after(&|| put(Table::Manifest, swapped.clone())).await, Code::TablesCorrupt);
-    let newer = String::from_utf8(good(Table::Manifest)).expect("json").replace("\"major\": 1", "\"major\": 2");
+    let newer =
+        String::from_utf8(good(Table::Manifest)).expect("json").replace("\"major\": 1", "\"major\": 2");
     has(&after(&|| put(Table::Manifest, newer.clone().into_bytes())).await, Code::UnsupportedFormat);
     put(Table::Manifest, good(Table::Manifest));
     has(&after(&|| put(Table::Entries, b"not parquet".to_vec())).await, Code::TablesCorrupt);
@@ -178,7 +186,11 @@ async fn damaged_foreign_and_newer_tables() {
     put(Table::Placement, good(Table::Placement));
     tag(tree.dir.path(), "latest", &theirs);
     let out = after(&|| ()).await;
-    assert_eq!((out.0, out.2), (StatusCode::BAD_GATEWAY, StatusCode::OK), "a tag to nowhere; the root is still there");
+    assert_eq!(
+        (out.0, out.2),
+        (StatusCode::BAD_GATEWAY, StatusCode::OK),
+        "a tag to nowhere; the root is still there"
+    );
     std::fs::write(tree.path("fletch/tags/latest"), "{").expect("write");
     assert!(after(&|| ()).await.1.contains("tables_corrupt"));
 }

@@ -25,7 +25,9 @@ impl Out {
     ) -> Result<(), Failure> {
         let mut out = io::BufWriter::new(io::stdout().lock());
         let written = if self.json {
-            serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from).and_then(|()| writeln!(out))
+            serde_json::to_writer_pretty(&mut out, value)
+                .map_err(io::Error::from)
+                .and_then(|()| writeln!(out))
         } else {
             text(&mut out)
         };

@@ -7,13 +7,15 @@ use bytes::Bytes;
 use fletch_core::{Kind, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, OriginUri, Origins, PutMode};
 use fletch_tables::source::DOCUMENT_BYTES_MAX;
-use fletch_tables::{LayoutDoc, PartCache, SourceError, Table, TableError, TableRange, TableSource, TagDoc, Version, paths};
+use fletch_tables::{
+    LayoutDoc, PartCache, SourceError, Table, TableError, TableRange, TableSource, TagDoc, Version, paths,
+};
 use futures::TryStreamExt;
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
 /// Parts held in memory by one command, in bytes.
-const PART_CACHE_BYTES: u64 = 96 << 20;
+const PART_CACHE_BYTES: u64 = 32 << 20;
 /// Tags and layouts looked at before giving up.
 const LISTED_MAX: usize = 100_000;
 
@@ -32,7 +34,9 @@ impl From<TableError> for Failure {
     fn from(e: TableError) -> Self {
         let failure = Failure::of(e.kind(), e.to_string());
         match e.kind() {
-            Kind::Corrupt => failure.hint("the tables are damaged; index the dataset again to write them anew"),
+            Kind::Corrupt => {
+                failure.hint("the tables are damaged; index the dataset again to write them anew")
+            }
             _ => failure,
         }
     }
@@ -179,7 +183,12 @@ impl Place {
     ///
     /// # Errors
     /// As [`Place::version`].
-    pub async fn version_keeping(&self, root: Root, layout: LayoutId, bytes: u64) -> Result<Version, Failure> {
+    pub async fn version_keeping(
+        &self,
+        root: Root,
+        layout: LayoutId,
+        bytes: u64,
+    ) -> Result<Version, Failure> {
         let source = Arc::new(PlaceSource::new(self.origin.clone(), root, layout));
         Ok(Version::open(source, root, layout, PartCache::new(bytes)).await?)
     }

@@ -41,6 +41,9 @@ pub struct Total {
 /// What was done: files and bytes.
 pub type Done = Arc<dyn Fn() -> (u64, u64) + Send + Sync>;
 
+/// What is done beside, after how long; the flag is set when the display ends.
+pub type Late = (Duration, Box<dyn FnOnce(&AtomicBool) + Send>);
+
 /// A display that ends when it is dropped.
 pub struct Progress {
     end: Arc<(Mutex<bool>, Condvar)>,
@@ -87,7 +90,7 @@ impl Progress {
         verb: &'static str,
         done: Done,
         total: Arc<Total>,
-        mut late: Option<(Duration, Box<dyn FnOnce(&AtomicBool) + Send>)>,
+        mut late: Option<Late>,
     ) -> Self {
         let end = Arc::new((Mutex::new(false), Condvar::new()));
         let bar = match mode {

@@ -6,6 +6,8 @@ use fletch_tests::fixture::Site;
 use fletch_tests::require::{Need, have};
 use fletch_tests::watch::until;
 use nix::sys::signal::Signal;
+use rand::{RngCore, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -64,8 +66,10 @@ fn semantics_tree(dir: &Path) {
         fs::create_dir_all(p.parent().expect("parent")).expect("mkdir");
         fs::write(p, b).expect("write");
     };
-    let bytes = |n: usize, k: u32| -> Vec<u8> {
-        (0..n).map(|i| (u32::try_from(i).expect("small").wrapping_mul(2_654_435_761).wrapping_add(k) >> 13) as u8).collect()
+    let bytes = |n: usize, seed: u64| {
+        let mut b = vec![0; n];
+        ChaCha8Rng::seed_from_u64(seed).fill_bytes(&mut b);
+        b
     };
     put("README.txt", b"a small file\n");
     put("empty", b"");

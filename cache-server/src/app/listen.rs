@@ -76,7 +76,10 @@ fn remove_stale(path: &Path) -> Result<(), StartError> {
         hint: "remove the file, or give another path with --socket",
     };
     if !std::fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {
-        return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there")));
+        return Err(failed(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "a file that is no socket is there",
+        )));
     }
     match UnixStream::connect(path) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(failed),

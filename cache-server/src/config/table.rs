@@ -76,30 +76,161 @@ macro_rules! setting {
 
 /// Every setting, in the order they are shown.
 pub(super) const SETTINGS: &[Setting] = &[
-    setting!("listen", "listen", "ADDR", "Where to listen, IP:PORT; port 0 takes a free one", |f| text(&f.listen), "127.0.0.1:7380"),
-    setting!("socket", "socket", "PATH", "Unix socket to listen on (mode 0660), or `none`", |f| text(&f.socket), socket),
+    setting!(
+        "listen",
+        "listen",
+        "ADDR",
+        "Where to listen, IP:PORT; port 0 takes a free one",
+        |f| text(&f.listen),
+        "127.0.0.1:7380"
+    ),
+    setting!(
+        "socket",
+        "socket",
+        "PATH",
+        "Unix socket to listen on (mode 0660), or `none`",
+        |f| text(&f.socket),
+        socket
+    ),
     setting!("cache.dir", "cache-dir", "DIR", "What may vanish at any moment", |f| text(&f.cache.dir), |e| {
         directory(e, "/var/cache/fletch", e.cache_home.as_ref(), ".cache")
     }),
-    setting!("state.dir", "state-dir", "DIR", "What must not vanish: registrations", |f| text(&f.state.dir), state_dir),
-    setting!("memory.max", "memory", "SIZE", "Bytes of all chunks in memory [default: half the cgroup's limit, at most 2GiB]", |f| text(&f.memory.max), memory),
-    setting!("tables.memory", "tables-memory", "SIZE", "Bytes of version tables kept in memory", |f| text(&f.tables.memory), "256MiB"),
-    setting!("io.timeout", "io-timeout", "TIME", "The longest a read of an origin takes", |f| text(&f.io.timeout), "30s"),
+    setting!(
+        "state.dir",
+        "state-dir",
+        "DIR",
+        "What must not vanish: registrations",
+        |f| text(&f.state.dir),
+        state_dir
+    ),
+    setting!(
+        "memory.max",
+        "memory",
+        "SIZE",
+        "Bytes of all chunks in memory [default: half the cgroup's limit, at most 2GiB]",
+        |f| text(&f.memory.max),
+        memory
+    ),
+    setting!(
+        "tables.memory",
+        "tables-memory",
+        "SIZE",
+        "Bytes of version tables kept in memory",
+        |f| text(&f.tables.memory),
+        "256MiB"
+    ),
+    setting!(
+        "io.timeout",
+        "io-timeout",
+        "TIME",
+        "The longest a read of an origin takes",
+        |f| text(&f.io.timeout),
+        "30s"
+    ),
     setting!("log.format", "log-format", "FORMAT", "text or json", |f| text(&f.log.format), "text"),
-    setting!("local.dirs", "local-dirs", "DIR[:DIR]", "Directories under which datasets may be registered; any when empty", |f| {
-        f.local.dirs.as_ref().map(|d| d.join(":"))
-    }, ""),
-    setting!("limits.connections", "limits-connections", "N", "Connections at once", |f| text(&f.limits.connections), "4096"),
-    setting!("limits.requests", "limits-requests", "N", "Requests for bytes at once; more are answered 429", |f| text(&f.limits.requests), "1024"),
-    setting!("limits.header_bytes", "limits-header-bytes", "SIZE", "Bytes of a request's header, 8KiB to 64KiB", |f| text(&f.limits.header_bytes), "32KiB"),
-    setting!("limits.body_bytes", "limits-body-bytes", "SIZE", "Bytes of a request's body", |f| text(&f.limits.body_bytes), "4MiB"),
-    setting!("limits.batch_bytes", "limits-batch-bytes", "SIZE", "Content bytes of one batch", |f| text(&f.limits.batch_bytes), "1GiB"),
-    setting!("limits.idle_timeout", "limits-idle-timeout", "TIME", "The longest a connection waits for a request", |f| text(&f.limits.idle_timeout), "60s"),
-    setting!("limits.send_timeout", "limits-send-timeout", "TIME", "The longest a client may take no bytes", |f| text(&f.limits.send_timeout), "30s"),
-    setting!("limits.grace", "limits-grace", "TIME", "The longest a stop waits for answers under way, at most 8s", |f| text(&f.limits.grace), "5s"),
+    setting!(
+        "local.dirs",
+        "local-dirs",
+        "DIR[:DIR]",
+        "Directories under which datasets may be registered; any when empty",
+        |f| { f.local.dirs.as_ref().map(|d| d.join(":")) },
+        ""
+    ),
+    setting!(
+        "limits.connections",
+        "limits-connections",
+        "N",
+        "Connections at once",
+        |f| text(&f.limits.connections),
+        "4096"
+    ),
+    setting!(
+        "limits.requests",
+        "limits-requests",
+        "N",
+        "Requests for bytes at once; more are answered 429",
+        |f| text(&f.limits.requests),
+        "1024"
+    ),
+    setting!(
+        "limits.header_bytes",
+        "limits-header-bytes",
+        "SIZE",
+        "Bytes of a request's header, 8KiB to 64KiB",
+        |f| text(&f.limits.header_bytes),
+        "32KiB"
+    ),
+    setting!(
+        "limits.body_bytes",
+        "limits-body-bytes",
+        "SIZE",
+        "Bytes of a request's body",
+        |f| text(&f.limits.body_bytes),
+        "4MiB"
+    ),
+    setting!(
+        "limits.batch_bytes",
+        "limits-batch-bytes",
+        "SIZE",
+        "Content bytes of one batch",
+        |f| text(&f.limits.batch_bytes),
+        "1GiB"
+    ),
+    setting!(
+        "limits.idle_timeout",
+        "limits-idle-timeout",
+        "TIME",
+        "The longest a connection waits for a request",
+        |f| text(&f.limits.idle_timeout),
+        "60s"
+    ),
+    setting!(
+        "limits.send_timeout",
+        "limits-send-timeout",
+        "TIME",
+        "The longest a client may take no bytes",
+        |f| text(&f.limits.send_timeout),
+        "30s"
+    ),
+    setting!(
+        "limits.grace",
+        "limits-grace",
+        "TIME",
+        "The longest a stop waits for answers under way, at most 8s",
+        |f| text(&f.limits.grace),
+        "5s"
+    ),
     setting!("limits.jobs", "limits-jobs", "N", "Jobs known at once", |f| text(&f.limits.jobs), "100000"),
-    setting!("limits.job_ttl", "limits-job-ttl", "TIME", "How long an idle job is remembered by name", |f| text(&f.limits.job_ttl), "1h"),
-    setting!("limits.versions", "limits-versions", "N", "Versions open at once", |f| text(&f.limits.versions), "64"),
-    setting!("limits.datasets", "limits-datasets", "N", "Datasets registered", |f| text(&f.limits.datasets), "10000"),
-    setting!("limits.origin_requests", "limits-origin-requests", "N", "Calls to origins at once", |f| text(&f.limits.origin_requests), "64"),
+    setting!(
+        "limits.job_ttl",
+        "limits-job-ttl",
+        "TIME",
+        "How long an idle job is remembered by name",
+        |f| text(&f.limits.job_ttl),
+        "1h"
+    ),
+    setting!(
+        "limits.versions",
+        "limits-versions",
+        "N",
+        "Versions open at once",
+        |f| text(&f.limits.versions),
+        "64"
+    ),
+    setting!(
+        "limits.datasets",
+        "limits-datasets",
+        "N",
+        "Datasets registered",
+        |f| text(&f.limits.datasets),
+        "10000"
+    ),
+    setting!(
+        "limits.origin_requests",
+        "limits-origin-requests",
+        "N",
+        "Calls to origins at once",
+        |f| text(&f.limits.origin_requests),
+        "64"
+    ),
 ];

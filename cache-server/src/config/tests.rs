@@ -35,11 +35,17 @@ fn defaults_follow_xdg_as_a_user_and_the_fhs_as_root() {
         ..user()
     };
     let c = config(&[], &xdg).expect("valid");
-    assert_eq!((c.cache_dir.as_path(), c.state_dir.as_path()), (Path::new("/c/fletch"), Path::new("/s/fletch")));
+    assert_eq!(
+        (c.cache_dir.as_path(), c.state_dir.as_path()),
+        (Path::new("/c/fletch"), Path::new("/s/fletch"))
+    );
     assert_eq!(c.socket.as_deref(), Some(Path::new("/run/user/7/fletch/server.sock")));
     assert_eq!(c.limits.memory_bytes, 256 << 20);
     let c = config(&[], &Environment { root: true, ..user() }).expect("valid");
-    assert_eq!((c.cache_dir.as_path(), c.state_dir.as_path()), (Path::new("/var/cache/fletch"), Path::new("/var/lib/fletch")));
+    assert_eq!(
+        (c.cache_dir.as_path(), c.state_dir.as_path()),
+        (Path::new("/var/cache/fletch"), Path::new("/var/lib/fletch"))
+    );
     assert_eq!(c.socket.as_deref(), Some(Path::new("/run/fletch/server.sock")));
 }
 
@@ -54,7 +60,8 @@ fn a_flag_beats_the_file_and_the_file_beats_the_default() {
     )
     .expect("write");
     let file = file.to_str().expect("utf-8");
-    let c = config(&["--config", file, "--memory", "128MiB", "config", "show", "--effective"], &user()).expect("valid");
+    let c = config(&["--config", file, "--memory", "128MiB", "config", "show", "--effective"], &user())
+        .expect("valid");
     assert_eq!((c.limits.memory_bytes, c.limits.requests, c.listen.port()), (128 << 20, 9, 1));
     assert_eq!(c.limits.io_timeout.as_secs(), 7);
     assert_eq!(c.origins[0].prefix, "s3://bucket");
@@ -69,7 +76,16 @@ fn a_flag_beats_the_file_and_the_file_beats_the_default() {
 
 #[test]
 fn every_fault_is_told_at_once_with_its_fix() {
-    let told = faults(&["--listen", "0.0.0.0:7380", "--memory", "lots", "--log-format", "xml", "--local-dirs", "/no/such"]);
+    let told = faults(&[
+        "--listen",
+        "0.0.0.0:7380",
+        "--memory",
+        "lots",
+        "--log-format",
+        "xml",
+        "--local-dirs",
+        "/no/such",
+    ]);
     for part in [
         "listen (flag --listen): 0.0.0.0:7380 is not a loopback address",
         "write 127.0.0.1:7380",
@@ -101,7 +117,9 @@ fn an_unknown_key_is_named_with_file_line_and_nearest_key() {
 fn settings_have_unique_keys_flags_and_variables() {
     let mut seen = std::collections::HashSet::new();
     for s in SETTINGS {
-        assert!(seen.insert(s.key.to_owned()) && seen.insert(format!("--{}", s.flag)) && seen.insert(s.env()));
+        assert!(
+            seen.insert(s.key.to_owned()) && seen.insert(format!("--{}", s.flag)) && seen.insert(s.env())
+        );
     }
     command().debug_assert();
 }

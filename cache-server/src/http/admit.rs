@@ -81,7 +81,12 @@ impl FromRequestParts<Arc<Server>> for Admitted {
 
 impl Admitted {
     /// Makes a charge for each tier, for one version.
-    pub fn charges(&self, server: &Server, sources: &Sources, root: Root) -> impl Fn(ByteTier) -> super::body::Charge + Clone + Send + 'static {
+    pub fn charges(
+        &self,
+        server: &Server,
+        sources: &Sources,
+        root: Root,
+    ) -> impl Fn(ByteTier) -> super::body::Charge + Clone + Send + 'static {
         let tally = server.accounts.tally(&self.principal.domain, &self.job, root, &sources.first.dataset);
         let component = self.component;
         move |tier| super::body::Charge { tally: Arc::clone(&tally), component, tier }

@@ -10,6 +10,7 @@ use super::{
     files::{content, piece, read_all},
     json, parsed,
     problem::{Answer, Fault},
+    read::cached,
 };
 use crate::{
     server::Server,
@@ -22,7 +23,7 @@ use axum::{
 };
 use bytes::{BufMut as _, BytesMut};
 use fletch_api::{
-    BATCH_ITEMS_MAX, BatchItem, BatchRequest, ByteTier, Code, Problem,
+    BATCH_ITEMS_MAX, BatchItem, BatchRequest, ByteTier, ChunkSpan, Code, Problem,
     frames::{FrameHeader, FrameKind, HEADER_BYTES, MORE, PREFACE, WHOLE},
     headers,
 };
@@ -33,7 +34,13 @@ use fletch_core::{
         locate::{ChunkRange, ranges},
     },
 };
-use futures::{Stream, StreamExt as _, future::BoxFuture, stream, stream::BoxStream};
+use fletch_tables::{Found, Resolved};
+use futures::{
+    Stream, StreamExt as _,
+    future::{BoxFuture, Either, ready},
+    stream,
+    stream::BoxStream,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Items up to this many bytes are read ahead; larger ones are read as they are sent.
@@ -106,7 +113,15 @@ struct Item {
     /// What an archive calls it.
     name: String,
     /// Its length, and its bytes in order; or why it has none.
-    what: Result<(u64, BoxStream<'static, Answer<Piece>>), Fault>,
+    what: Result<(u64, Content), Fault>,
+}
+
+/// An item's bytes in order.
+enum Content {
+    /// Read already.
+    Ready(Vec<Piece>),
+    /// Read as they are sent.
+    Later(BoxStream<'static, Answer<Piece>>),
 }
 
 #[derive(Clone)]
@@ -133,6 +148,9 @@ impl Reader {
     ) -> impl Stream<Item = Item> + Send + 'static {
         let ahead = self.server.limits.batch_ahead();
         let reads = stream::iter((0u32..).zip(asked)).map(move |(index, item)| {
+            if let Some((name, what)) = self.at_once(&item, &charge) {
+                return Either::Left(ready(Item { index, name, what }));
+            }
             let (reader, charge) = (self.clone(), charge.clone());
             let read: BoxFuture<'static, Item> = Box::pin(async move {
                 let plan = match reader.plan(&item).await {
@@ -140,57 +158,73 @@ impl Reader {
                     Err(fault) => return Item { index, name: String::new(), what: Err(fault) },
                 };
                 let (name, len) = (plan.name.clone(), plan.len);
-                Item { index, name, what: reader.read(plan, charge).await.map(|s| (len, s)) }
+                Item { index, name, what: reader.read(plan, charge).await.map(|content| (len, content)) }
             });
-            read
+            Either::Right(read)
         });
         reads.buffered(ahead)
     }
 
-    async fn plan(&self, item: &BatchItem) -> Answer<Plan> {
+    /// The item, if all it needs is in memory: most samples of a warm job, for which waiting
+    /// machinery would cost more than the copy.
+    fn at_once(
+        &self,
+        item: &BatchItem,
+        charge: &impl Fn(ByteTier) -> Charge,
+    ) -> Option<(String, Result<(u64, Content), Fault>)> {
         let version = &self.sources.first.version;
         let plan = match item {
-            BatchItem::Chunk(span) => {
-                let len = u64::from(self.sources.locate(span.hash).await?.len);
-                let end = span.length.map_or(Some(len), |n| span.offset.checked_add(n));
-                let Some(end) = end.filter(|&end| end <= len && span.offset <= end) else {
-                    let detail = format!("the span lies past the {len} bytes of the chunk");
-                    return Err(Fault::new(Code::RangeNotSatisfiable, detail, "ask for bytes that exist"));
-                };
-                // A chunk is at most 16 MiB.
-                let cut = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);
-                let slice =
-                    Slice { chunk: span.hash, chunk_offset: 0, len: u32::try_from(len).unwrap_or(u32::MAX) };
-                let range = ChunkRange { slice, range: cut(span.offset)..cut(end) };
-                let name = if end - span.offset == len {
-                    span.hash.to_string()
-                } else {
-                    format!("{}-{}-{end}", span.hash, span.offset)
-                };
-                let pieces = if end == span.offset { Vec::new() } else { vec![range] };
-                Plan { name, len: end - span.offset, pieces }
-            }
-            BatchItem::Path(_) | BatchItem::Ordinal(_) => {
-                let found = match item {
-                    BatchItem::Path(path) => version.find(path).await,
-                    BatchItem::Ordinal(ordinal) => version.entry(*ordinal).await,
-                    BatchItem::Chunk(_) => Ok(None),
-                };
-                let found = found.map_err(VersionError::from)?.ok_or_else(Fault::not_found)?;
-                let entry = found.entry();
-                content(&entry)?;
-                let pieces = ranges(found.slices(), 0..entry.size).collect();
-                Plan { name: entry.path.replace('\0', "/"), len: entry.size, pieces }
-            }
+            BatchItem::Chunk(span) => plan_of_span(span, u64::from(self.sources.try_len(span.hash)??)),
+            BatchItem::Ordinal(ordinal) => plan_of_entry(&version.try_entry(*ordinal)??),
+            BatchItem::Path(path) => match version.try_resolve(path)?? {
+                Resolved::Entry(found) => plan_of_entry(&found),
+                Resolved::Dir(_) => return None,
+            },
         };
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        match left.checked_sub(plan.len) {
-            Some(rest) => *left = rest,
-            None => {
-                let detail = format!("the batch has more than {} bytes", self.server.limits.batch_bytes);
-                return Err(Fault::new(Code::BodyTooLarge, detail, "ask for the rest in another batch"));
+        let plan = match plan {
+            Ok(plan) if plan.len <= AHEAD_BYTES_MAX => plan,
+            Ok(_) => return None,
+            Err(fault) => return Some((String::new(), Err(fault))),
+        };
+        let mut pieces = Vec::with_capacity(plan.pieces.len());
+        for r in &plan.pieces {
+            let hit = cached(&self.server, &self.domain, r.slice.chunk)?;
+            match piece(&hit, r, charge) {
+                Ok(p) => pieces.push(p),
+                Err(fault) => return Some((plan.name, Err(fault))),
             }
         }
+        if let Err(fault) = self.afford(plan.len) {
+            return Some((plan.name, Err(fault)));
+        }
+        Some((plan.name, Ok((plan.len, Content::Ready(pieces)))))
+    }
+
+    /// Takes an item's bytes from what the batch may send.
+    fn afford(&self, len: u64) -> Answer<()> {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(rest) = left.checked_sub(len) else {
+            let detail = format!("the batch has more than {} bytes", self.server.limits.batch_bytes);
+            return Err(Fault::new(Code::BodyTooLarge, detail, "ask for the rest in another batch"));
+        };
+        *left = rest;
+        Ok(())
+    }
+
+    async fn plan(&self, item: &BatchItem) -> Answer<Plan> {
+        let version = &self.sources.first.version;
+        let found = match item {
+            BatchItem::Chunk(span) => {
+                let len = u64::from(self.sources.locate(span.hash).await?.len);
+                let plan = plan_of_span(span, len)?;
+                self.afford(plan.len)?;
+                return Ok(plan);
+            }
+            BatchItem::Path(path) => version.find(path).await,
+            BatchItem::Ordinal(ordinal) => version.entry(*ordinal).await,
+        };
+        let plan = plan_of_entry(&found.map_err(VersionError::from)?.ok_or_else(Fault::not_found)?)?;
+        self.afford(plan.len)?;
         Ok(plan)
     }
 
@@ -199,20 +233,47 @@ impl Reader {
         self,
         plan: Plan,
         charge: impl Fn(ByteTier) -> Charge + Clone + Send + 'static,
-    ) -> Answer<BoxStream<'static, Answer<Piece>>> {
+    ) -> Answer<Content> {
         let small = plan.len <= AHEAD_BYTES_MAX;
         let reads = read_all(self.server, self.sources, self.domain, plan.pieces);
-        let mut pieces =
-            reads.map(move |read| read.and_then(|(hit, r)| piece(&hit, &r, &charge))).boxed();
+        let mut pieces = reads.map(move |read| read.and_then(|(hit, r)| piece(&hit, &r, &charge))).boxed();
         if !small {
-            return Ok(pieces);
+            return Ok(Content::Later(pieces));
         }
         let mut all = Vec::new();
         while let Some(p) = pieces.next().await {
-            all.push(Ok(p?));
+            all.push(p?);
         }
-        Ok(stream::iter(all).boxed())
+        Ok(Content::Ready(all))
     }
+}
+
+/// A range of a chunk of `len` bytes.
+fn plan_of_span(span: &ChunkSpan, len: u64) -> Answer<Plan> {
+    let end = span.length.map_or(Some(len), |n| span.offset.checked_add(n));
+    let Some(end) = end.filter(|&end| end <= len && span.offset <= end) else {
+        let detail = format!("the span lies past the {len} bytes of the chunk");
+        return Err(Fault::new(Code::RangeNotSatisfiable, detail, "ask for bytes that exist"));
+    };
+    // A chunk is at most 16 MiB.
+    let cut = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);
+    let slice = Slice { chunk: span.hash, chunk_offset: 0, len: u32::try_from(len).unwrap_or(u32::MAX) };
+    let range = ChunkRange { slice, range: cut(span.offset)..cut(end) };
+    let name = if end - span.offset == len {
+        span.hash.to_string()
+    } else {
+        format!("{}-{}-{end}", span.hash, span.offset)
+    };
+    let pieces = if end == span.offset { Vec::new() } else { vec![range] };
+    Ok(Plan { name, len: end - span.offset, pieces })
+}
+
+/// A whole file.
+fn plan_of_entry(found: &Found) -> Answer<Plan> {
+    let entry = found.entry();
+    content(&entry)?;
+    let pieces = ranges(found.slices(), 0..entry.size).collect();
+    Ok(Plan { name: entry.path.replace('\0', "/"), len: entry.size, pieces })
 }
 
 fn header(kind: FrameKind, status: u16, index: u32, len: u64) -> Piece {
@@ -236,35 +297,42 @@ fn error_frame(index: u32, fault: &Fault) -> Vec<Piece> {
     vec![head, Piece::Framing(problem.into())]
 }
 
-fn frames_of(item: Item) -> BoxStream<'static, Result<Piece, Broken>> {
+fn frames_of(item: Item) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
     let index = item.index;
-    let (len, pieces) = match item.what {
+    let at_once = |pieces: Vec<Piece>| Either::Left(stream::iter(pieces).map(Ok));
+    let (len, content) = match item.what {
         Ok(what) => what,
-        Err(fault) => return stream::iter(error_frame(index, &fault)).map(Ok).boxed(),
+        Err(fault) => return at_once(error_frame(index, &fault)),
     };
-    if len == 0 {
-        return stream::iter([Ok(header(FrameKind::Data, WHOLE, index, 0))]).boxed();
-    }
-    // `left` says which frame is the item's last; after an error nothing follows.
-    let frames = pieces.scan(Some(len), move |left, read| {
-        let Some(before) = *left else { return std::future::ready(None) };
-        let out = match read {
+    // What is left of the item says which frame is its last; after an error nothing follows.
+    let mut left = Some(len);
+    let mut frames = move |read: Answer<Piece>| -> Option<Vec<Piece>> {
+        let before = left?;
+        Some(match read {
             Ok(Piece::Content(bytes, charge)) => {
                 let n = bytes.len() as u64;
                 let rest = before.saturating_sub(n);
-                *left = Some(rest);
+                left = Some(rest);
                 let status = if rest == 0 { WHOLE } else { MORE };
                 vec![header(FrameKind::Data, status, index, n), Piece::Content(bytes, charge)]
             }
             Ok(other) => vec![other],
             Err(fault) => {
-                *left = None;
+                left = None;
                 error_frame(index, &fault)
             }
-        };
-        std::future::ready(Some(out))
-    });
-    frames.flat_map(|pieces| stream::iter(pieces).map(Ok)).boxed()
+        })
+    };
+    match content {
+        _ if len == 0 => at_once(vec![header(FrameKind::Data, WHOLE, index, 0)]),
+        Content::Ready(pieces) => {
+            at_once(pieces.into_iter().filter_map(|p| frames(Ok(p))).flatten().collect())
+        }
+        Content::Later(pieces) => {
+            let frames = pieces.scan((), move |(), read| ready(frames(read)));
+            Either::Right(frames.flat_map(|pieces| stream::iter(pieces).map(Ok)).boxed())
+        }
+    }
 }
 
 /// Copies neighbouring small pieces together, as far as they are ready: nothing waits for
@@ -274,7 +342,8 @@ fn together(
 ) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
     pieces.ready_chunks(READY_PIECES).flat_map(|ready| {
         let mut out = Vec::new();
-        let (mut copied, mut charges) = (BytesMut::new(), Vec::new());
+        let room = if ready.len() > 2 { FLUSH_BYTES + COPY_BYTES_MAX } else { HEADER_BYTES };
+        let (mut copied, mut charges) = (BytesMut::with_capacity(room), Vec::new());
         for piece in ready {
             match piece {
                 Ok(Piece::Framing(b)) if b.len() <= COPY_BYTES_MAX => copied.put(b),

@@ -3,17 +3,16 @@
 use super::{
     admit::Admitted,
     body::{Piece, of_piece},
+    parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
     read::{cache_status, located_chunk, tier},
-    parsed,
 };
 use crate::server::Server;
 use axum::{
     body::Body,
     extract::{Path, State, rejection::PathRejection},
     http::{HeaderMap, Method, header},
-
 };
 use fletch_api::{Problem, headers};
 use fletch_core::{Hash, Root, StoreKey};

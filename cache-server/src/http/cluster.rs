@@ -3,7 +3,9 @@
 use super::admit::Principal;
 use crate::server::Server;
 use axum::{Json, extract::State};
-use fletch_api::{API_MAJOR, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoLimits, frames::FRAMES_MAJOR};
+use fletch_api::{
+    API_MAJOR, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoLimits, frames::FRAMES_MAJOR,
+};
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use std::sync::Arc;
 
@@ -44,8 +46,5 @@ pub async fn info(State(server): State<Arc<Server>>) -> Json<Info> {
     responses((status = 200, description = "The domain's accounts", body = Accounts))
 )]
 pub async fn accounts(State(server): State<Arc<Server>>, who: Principal) -> Json<Accounts> {
-    Json(Accounts {
-        accounts: server.accounts.list(&who.domain),
-        table_bytes: server.accounts.table_bytes(),
-    })
+    Json(Accounts { accounts: server.accounts.list(&who.domain), table_bytes: server.accounts.table_bytes() })
 }

@@ -92,7 +92,11 @@ pub async fn get(State(server): State<Arc<Server>>, who: Principal, path: OnePat
         (status = 404, description = "None of that name in this domain", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn unregister(State(server): State<Arc<Server>>, who: Principal, path: OnePath) -> Answer<StatusCode> {
+pub async fn unregister(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    path: OnePath,
+) -> Answer<StatusCode> {
     let name = entry(&server, &who.domain, path)?.dataset.name.clone();
     let (registrations, of) = (Arc::clone(&server.registrations), name.clone());
     let was = blocking(move || registrations.unregister(&who.domain, &of)).await??;
@@ -117,7 +121,11 @@ pub async fn unregister(State(server): State<Arc<Server>>, who: Principal, path:
         (status = 502, description = "The tables are damaged", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn version(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer<Json<ResolvedVersion>> {
+pub async fn version(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    path: TwoPaths,
+) -> Answer<Json<ResolvedVersion>> {
     let Path((name, version)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let entry = entry(&server, &who.domain, Ok(Path(name)))?;
     let (source, tag) = match version.parse::<Root>() {

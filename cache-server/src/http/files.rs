@@ -101,7 +101,9 @@ pub fn content(entry: &EntryRef<'_>) -> Answer<fletch_core::Hash> {
         return Ok(hash);
     }
     let (what, hint) = match entry.kind {
-        EntryKind::Symlink => ("a symbolic link", format!("it points to {:?}: ask for that path", entry.target)),
+        EntryKind::Symlink => {
+            ("a symbolic link", format!("it points to {:?}: ask for that path", entry.target))
+        }
         _ => ("an empty directory", String::new()),
     };
     Err(Fault::new(Code::NotAFile, format!("{:?} is {what}", entry.path), hint))

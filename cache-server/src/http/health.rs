@@ -49,3 +49,34 @@ pub async fn metrics(State(server): State<Arc<Server>>) -> Answer<Response> {
         .map_err(|e| Fault::new(Code::Internal, e.to_string(), "see the server's log"))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{self, Environment, Task};
+    use axum::http::Request;
+    use tower::ServiceExt as _;
+
+    /// A draining server takes no connections any more, so this asks without one.
+    #[tokio::test]
+    async fn readyz_follows_the_phases() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let at = |name: &str| format!("--{name}={}/{name}", dir.path().display());
+        let args = ["fletch-server".to_owned(), at("state-dir"), at("cache-dir"), at("socket")];
+        let Ok(Task::Serve(config)) = config::read(args, &Environment::default()) else { panic!("settings") };
+        let server =
+            Server::open(&config, config.listen, tokio_util::task::TaskTracker::new()).expect("open");
+        let router = super::super::router(Arc::clone(&server));
+        let ask = async || {
+            let request = Request::get("/readyz").body(axum::body::Body::empty()).expect("request");
+            router.clone().oneshot(request).await.expect("answer").status().as_u16()
+        };
+        assert_eq!(ask().await, 503, "starting");
+        server.enter(Phase::Ready);
+        assert_eq!(ask().await, 200);
+        server.enter(Phase::Draining);
+        assert_eq!(ask().await, 503, "draining");
+        server.enter(Phase::Ready);
+        assert_eq!(ask().await, 503, "there is no way back");
+    }
+}

@@ -118,7 +118,11 @@ pub fn router(server: Arc<Server>) -> Router {
         .route("/", get(page::page))
         .fallback(|| async { Fault::new(Code::NotFound, "no such route", "see /v1/openapi.json") })
         .method_not_allowed_fallback(|method: Method| async move {
-            Fault::new(Code::MethodNotAllowed, format!("{method} is not for this route"), "see /v1/openapi.json")
+            Fault::new(
+                Code::MethodNotAllowed,
+                format!("{method} is not for this route"),
+                "see /v1/openapi.json",
+            )
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&server), around))
         .with_state(server)
@@ -139,8 +143,12 @@ async fn around(State(server): State<Arc<Server>>, request: Request, next: Next)
             Ok(response) => response,
             Err(_) => {
                 let detail = format!("no answer within {:?}", server.limits.request_deadline());
-                Fault::new(Code::Deadline, detail, "check that the origin can be reached; asking again is safe")
-                    .into_response()
+                Fault::new(
+                    Code::Deadline,
+                    detail,
+                    "check that the origin can be reached; asking again is safe",
+                )
+                .into_response()
             }
         }
     };

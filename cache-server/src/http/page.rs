@@ -20,7 +20,7 @@ fn size(n: u64) -> String {
     let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.iter().find(|(unit, _)| n >= *unit) {
         Some((unit, name)) => {
-            let tenths = n / (unit / 10).max(1);
+            let tenths = u128::from(n) * 10 / u128::from(*unit);
             format!("{}.{} {name}", tenths / 10, tenths % 10)
         }
         None => format!("{n} B"),
@@ -35,7 +35,10 @@ pub async fn page(State(server): State<Arc<Server>>, who: Principal) -> Html<Str
 fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
     let mut out = String::with_capacity(4096);
     let s = server.store.stats();
-    write!(out, "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Fletch</title><style>{STYLE}</style>")?;
+    write!(
+        out,
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Fletch</title><style>{STYLE}</style>"
+    )?;
     write!(out, "<h1>Fletch {} at {}</h1>", env!("CARGO_PKG_VERSION"), server.addr)?;
     write!(
         out,
@@ -49,7 +52,13 @@ fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
     let datasets = server.registrations.list(&who.domain);
     for e in &datasets {
         let d = &e.dataset;
-        write!(out, "<tr><td>{}<td><code>{}</code><td><code>{}</code></tr>", text(d.name.as_str()), text(&d.uri), text(&d.tables))?;
+        write!(
+            out,
+            "<tr><td>{}<td><code>{}</code><td><code>{}</code></tr>",
+            text(d.name.as_str()),
+            text(&d.uri),
+            text(&d.tables)
+        )?;
     }
     if datasets.is_empty() {
         write!(out, "<tr><td colspan=\"3\">none yet: <code>fletch register NAME URI</code></tr>")?;
@@ -78,9 +87,14 @@ fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
     ] {
         write!(out, "<tr><td>{what}<td class=\"n\">{}</tr>", size(n))?;
     }
-    write!(out, "<tr><td>bound of chunk buffers<td class=\"n\">{}</tr></table>", ByteSize(server.limits.memory_bytes))?;
+    write!(
+        out,
+        "<tr><td>bound of chunk buffers<td class=\"n\">{}</tr></table>",
+        ByteSize(server.limits.memory_bytes)
+    )?;
     let w = &server.versions.wrong;
-    let wrong = [&w.changed, &w.corrupt, &w.missing, &w.tables].map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
+    let wrong =
+        [&w.changed, &w.corrupt, &w.missing, &w.tables].map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
     write!(
         out,
         "<h2>Origin</h2><table><tr><td>bytes fetched<td class=\"n\">{}</tr><tr><td>fetches failed<td class=\"n\">{}</tr>\

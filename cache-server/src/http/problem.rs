@@ -1,10 +1,6 @@
 //! Errors as answers: the one place where an error of a boundary becomes a code and a status.
 
-use crate::{
-    jobs::TooManyJobs,
-    state::RegisterError,
-    versions::VersionError,
-};
+use crate::{jobs::TooManyJobs, state::RegisterError, versions::VersionError};
 use axum::{
     body::Body,
     http::{HeaderValue, StatusCode, header},
@@ -25,7 +21,11 @@ pub type Answer<T = Response> = Result<T, Fault>;
 
 impl Fault {
     /// A problem of a code.
-    pub fn new(code: Code, detail: impl Into<String>, hint: impl Into<std::borrow::Cow<'static, str>>) -> Self {
+    pub fn new(
+        code: Code,
+        detail: impl Into<String>,
+        hint: impl Into<std::borrow::Cow<'static, str>>,
+    ) -> Self {
         Fault(Box::new(Problem::new(code, detail, hint)))
     }
 

@@ -120,7 +120,9 @@ mod tests {
         assert_eq!(ask("bytes=-3"), part(7..10));
         assert_eq!(ask("bytes=-99"), part(0..10));
         assert_eq!(ask("bytes=5-99999999999999999999999"), part(5..10));
-        for whole in ["bytes=0-1,3-4", "bytes=5-2", "bytes=a-b", "items=0-1", "bytes=+1-2", "bytes=-", "bytes=1"] {
+        for whole in
+            ["bytes=0-1,3-4", "bytes=5-2", "bytes=a-b", "items=0-1", "bytes=+1-2", "bytes=-", "bytes=1"]
+        {
             assert_eq!(ask(whole), Some(Wanted::Whole), "{whole}");
         }
         for none in ["bytes=10-", "bytes=10-20", "bytes=-0"] {

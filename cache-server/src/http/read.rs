@@ -1,7 +1,10 @@
 //! Reading chunks for an answer: one call for chunks, files and batches.
 
 use super::problem::Answer;
-use crate::{server::Server, versions::{Filler, Located, Sources}};
+use crate::{
+    server::Server,
+    versions::{Filler, Located, Sources},
+};
 use fletch_api::ByteTier;
 use fletch_core::{Domain, Hash, StoreKey};
 use fletch_store::{Hit, Tier};
@@ -27,8 +30,18 @@ pub fn cache_status(tier: Tier) -> &'static str {
     }
 }
 
-/// A whole chunk of a version.
+/// A chunk from memory. Only for hashes that the version's own tables named: being cached in the
+/// domain says nothing about which version a chunk is of.
+#[must_use]
+pub fn cached(server: &Server, domain: &Domain, hash: Hash) -> Option<Hit> {
+    server.store.cached(&StoreKey { domain: domain.clone(), hash })
+}
+
+/// A whole chunk that the version's own tables named.
 pub async fn chunk(server: &Server, sources: &Arc<Sources>, domain: &Domain, hash: Hash) -> Answer<Hit> {
+    if let Some(hit) = cached(server, domain, hash) {
+        return Ok(hit);
+    }
     let located = sources.locate(hash).await?;
     located_chunk(server, sources, domain, hash, &located).await
 }

@@ -8,7 +8,10 @@ use super::{
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
 };
-use crate::{server::Server, versions::{Source, blocks}};
+use crate::{
+    server::Server,
+    versions::{Source, blocks},
+};
 use axum::{
     body::Body,
     extract::{Path, State, rejection::PathRejection},
@@ -43,7 +46,13 @@ type TwoPaths = Result<Path<(String, String)>, PathRejection>;
         (status = 404, description = "Not a version of this domain", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn manifest(State(server): State<Arc<Server>>, path: OnePath, admitted: Admitted, method: Method, request: HeaderMap) -> Answer {
+pub async fn manifest(
+    State(server): State<Arc<Server>>,
+    path: OnePath,
+    admitted: Admitted,
+    method: Method,
+    request: HeaderMap,
+) -> Answer {
     of_root(Table::Manifest, path, Ask { server, admitted, method, request }).await
 }
 
@@ -57,7 +66,13 @@ pub async fn manifest(State(server): State<Arc<Server>>, path: OnePath, admitted
         (status = 404, description = "Not a version of this domain", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn entries(State(server): State<Arc<Server>>, path: OnePath, admitted: Admitted, method: Method, request: HeaderMap) -> Answer {
+pub async fn entries(
+    State(server): State<Arc<Server>>,
+    path: OnePath,
+    admitted: Admitted,
+    method: Method,
+    request: HeaderMap,
+) -> Answer {
     of_root(Table::Entries, path, Ask { server, admitted, method, request }).await
 }
 
@@ -74,7 +89,13 @@ pub async fn entries(State(server): State<Arc<Server>>, path: OnePath, admitted:
         (status = 404, description = "Not a layout of a version of this domain", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn layout(State(server): State<Arc<Server>>, path: TwoPaths, admitted: Admitted, method: Method, request: HeaderMap) -> Answer {
+pub async fn layout(
+    State(server): State<Arc<Server>>,
+    path: TwoPaths,
+    admitted: Admitted,
+    method: Method,
+    request: HeaderMap,
+) -> Answer {
     of_layout(Table::Layout, path, Ask { server, admitted, method, request }).await
 }
 
@@ -91,7 +112,13 @@ pub async fn layout(State(server): State<Arc<Server>>, path: TwoPaths, admitted:
         (status = 404, description = "Not a layout of a version of this domain", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn placement(State(server): State<Arc<Server>>, path: TwoPaths, admitted: Admitted, method: Method, request: HeaderMap) -> Answer {
+pub async fn placement(
+    State(server): State<Arc<Server>>,
+    path: TwoPaths,
+    admitted: Admitted,
+    method: Method,
+    request: HeaderMap,
+) -> Answer {
     of_layout(Table::Placement, path, Ask { server, admitted, method, request }).await
 }
 

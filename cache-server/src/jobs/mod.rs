@@ -80,8 +80,12 @@ impl Jobs {
         // Expiry frees labels too, so they are counted and not numbered.
         let labelled = live.values().filter(|j| &*j.label != OTHER).count();
         let label = if labelled < LABELS_MAX { name.as_str().into() } else { OTHER.into() };
-        let job =
-            Arc::new(Job { tenant: tenant.clone(), name: name.clone(), label, seen_ns: AtomicU64::new(now_ns) });
+        let job = Arc::new(Job {
+            tenant: tenant.clone(),
+            name: name.clone(),
+            label,
+            seen_ns: AtomicU64::new(now_ns),
+        });
         live.insert(key, Arc::clone(&job));
         Ok(job)
     }

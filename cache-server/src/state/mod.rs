@@ -23,7 +23,9 @@ pub enum StateError {
         error: io::Error,
     },
     /// Another process works in it.
-    #[error("state directory {0} is in use by another server; stop that one, or name another with --state-dir")]
+    #[error(
+        "state directory {0} is in use by another server; stop that one, or name another with --state-dir"
+    )]
     InUse(PathBuf),
     /// A log cannot be believed.
     #[error(

@@ -249,7 +249,9 @@ mod tests {
         assert!(matches!(r.register(entry("a", "file:///y")), Err(RegisterError::Conflict { .. })));
         assert!(matches!(r.register(entry("d", "file:///x")), Err(RegisterError::Full(3))));
         assert!(r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone"));
-        assert!(!r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone already"));
+        assert!(
+            !r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone already")
+        );
         drop(r);
         let r = open(dir.path()).expect("again");
         assert_eq!(names(&r), ["a", "c"]);

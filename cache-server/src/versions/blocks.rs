@@ -46,8 +46,7 @@ impl Blocks {
     #[must_use]
     pub fn new(bytes_max: u64, tasks: TaskTracker) -> Self {
         let metas = Cache::builder().max_capacity(METAS_MAX).time_to_live(META_TTL).build();
-        let blocks =
-            Cache::builder().max_capacity(bytes_max).weigher(|_, b: &Block| b.len.max(1)).build();
+        let blocks = Cache::builder().max_capacity(bytes_max).weigher(|_, b: &Block| b.len.max(1)).build();
         Blocks { metas, blocks, tasks }
     }
 
@@ -131,7 +130,10 @@ impl Blocks {
         let owned = Arc::clone(cell);
         let task = self.tasks.spawn(async move { owned.get_or_try_init(|| read).await.cloned() });
         task.await.unwrap_or_else(|e| {
-            Err(OriginError::Unavailable { what: "a table".to_owned(), why: format!("the read was lost: {e}") })
+            Err(OriginError::Unavailable {
+                what: "a table".to_owned(),
+                why: format!("the read was lost: {e}"),
+            })
         })
     }
 }

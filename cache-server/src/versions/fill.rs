@@ -67,6 +67,15 @@ impl Sources {
     }
 }
 
+impl Sources {
+    /// The length of a chunk of this version, if that can be said from memory: the outer `None`
+    /// means that [`Sources::locate`] must be awaited.
+    #[must_use]
+    pub fn try_len(&self, hash: Hash) -> Option<Option<u32>> {
+        self.first.try_row(hash).map(|row| row.map(|r| r.row.len))
+    }
+}
+
 impl Filler {
     /// The fetch of a chunk, for [`fletch_store::Store::read`].
     #[must_use]
@@ -193,7 +202,8 @@ impl Filler {
             };
             for row in rows {
                 let tried = source.is_same(&self.sources.first)
-                    && (row.part, row.row.offset, &row.row.object) == (first.part, first.row.offset, &first.row.object);
+                    && (row.part, row.row.offset, &row.row.object)
+                        == (first.part, first.row.offset, &first.row.object);
                 if tried || row.row.len != self.len || found.len() >= 2 * ROWS_MAX - 1 {
                     continue;
                 }

@@ -194,7 +194,11 @@ impl Versions {
     ///
     /// # Errors
     /// [`VersionError::NotFound`] for every root this domain does not have, and others.
-    pub async fn sources(self: &Arc<Self>, domain: &Domain, root: Root) -> Result<Arc<Sources>, VersionError> {
+    pub async fn sources(
+        self: &Arc<Self>,
+        domain: &Domain,
+        root: Root,
+    ) -> Result<Arc<Sources>, VersionError> {
         let key = (domain.clone(), root);
         if let Some(sources) = self.open.get(&key).and_then(|slot| slot.get().cloned()) {
             return Ok(sources);

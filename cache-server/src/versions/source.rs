@@ -78,6 +78,18 @@ impl Source {
         Ok(found)
     }
 
+    /// A row of a chunk, only from memory: the outer `None` means "not in memory".
+    #[must_use]
+    pub fn try_row(&self, hash: Hash) -> Option<Option<Row>> {
+        for (part, row) in self.index.get()?.find(hash) {
+            let rows = self.version.try_chunk_rows(part)?;
+            if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
+                return Some(Some(Row { part, row: row.clone() }));
+            }
+        }
+        Some(None)
+    }
+
     /// The object that a row names.
     pub async fn at(&self, row: &Row) -> Result<At, VersionError> {
         let pin = &row.row.pin;

@@ -11,7 +11,7 @@ use fletch_server::{
     app::{self, Running},
     config::{self, Environment, Task},
 };
-use fletch_tables::{Created, NewRow, PinRow, TagDoc, TablesWriter, Written, paths};
+use fletch_tables::{Created, NewRow, PinRow, TablesWriter, TagDoc, Written, paths};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use std::{
     collections::BTreeMap,
@@ -146,11 +146,20 @@ pub struct Node {
 
 pub fn settings(state: &Path, more: &[&str]) -> Result<config::Config, String> {
     let state = state.display().to_string();
-    let mut args = vec!["fletch-server".to_owned(), "--listen=127.0.0.1:0".into(), "--memory=256MiB".into()];
-    args.push(format!("--state-dir={state}/state"));
-    args.push(format!("--cache-dir={state}/cache"));
-    args.push(format!("--socket={state}/s.sock"));
-    args.extend(more.iter().map(|s| (*s).to_owned()));
+    let usual = [
+        "--listen=127.0.0.1:0".to_owned(),
+        "--memory=256MiB".to_owned(),
+        format!("--state-dir={state}/state"),
+        format!("--cache-dir={state}/cache"),
+        format!("--socket={state}/s.sock"),
+    ];
+    let flag = |s: &str| s.split('=').next().map(str::to_owned);
+    let given: Vec<_> = more.iter().map(|s| flag(s)).collect();
+    let usual = usual.into_iter().filter(|s| !given.contains(&flag(s)));
+    let args: Vec<String> = std::iter::once("fletch-server".to_owned())
+        .chain(usual)
+        .chain(more.iter().map(|s| (*s).to_owned()))
+        .collect();
     match config::read(args, &Environment::default()) {
         Ok(Task::Serve(c)) => Ok(*c),
         Ok(_) => Err("not to be served".into()),
@@ -220,7 +229,8 @@ impl Node {
     /// A sample of `/metrics`, by the beginning of its line.
     pub async fn metric(&self, begins: &str) -> u64 {
         let text = self.get("/metrics").send().await.expect("answer").text().await.expect("text");
-        let line = text.lines().find(|l| l.starts_with(begins)).unwrap_or_else(|| panic!("{begins} in {text}"));
+        let line =
+            text.lines().find(|l| l.starts_with(begins)).unwrap_or_else(|| panic!("{begins} in {text}"));
         line.rsplit(' ').next().expect("value").parse().expect("a number")
     }
 }

@@ -201,8 +201,7 @@ impl Store {
         let mut mismatch = None;
         for attempt in 0..self.limits.attempts.max(1) {
             // One permit per attempt: wrong bytes give theirs back with their buffer.
-            let permit =
-                self.memory.permit(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
+            let permit = self.memory.permit(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
             Counters::add(&self.counters.fetches, 1);
             let bytes = match timeout_at(until, fetch(attempt)).await {
                 Ok(Ok(bytes)) => bytes,

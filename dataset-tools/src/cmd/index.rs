@@ -34,7 +34,10 @@ pub fn run(ctx: &Ctx, args: IndexArgs) -> Exit {
             if report.skipped.is_empty() {
                 return Exit::Ok;
             }
-            ctx.out.warn(format_args!("{} entries were left out; the manifest lists them", report.skipped.len()));
+            ctx.out.warn(format_args!(
+                "{} entries were left out; the manifest lists them",
+                report.skipped.len()
+            ));
             Exit::Partial
         }
         Err(e) => fail(ctx.out, &e.failure, &e.faults),

@@ -212,7 +212,14 @@ fn show_entry(ctx: &Ctx, opened: &Opened, path: &str) -> Result<(), Failure> {
         if let Some(target) = row.target {
             writeln!(w, "target    {target}")?;
         }
-        writeln!(w, "sample    {}{}", row.sample.kind, row.sample.key.map_or(String::new(), |k| format!(" {k}")))?;
-        row.slices.iter().try_for_each(|s| writeln!(w, "chunk     {} {}+{}", s.chunk, s.chunk_offset, s.length))
+        writeln!(
+            w,
+            "sample    {}{}",
+            row.sample.kind,
+            row.sample.key.map_or(String::new(), |k| format!(" {k}"))
+        )?;
+        row.slices
+            .iter()
+            .try_for_each(|s| writeln!(w, "chunk     {} {}+{}", s.chunk, s.chunk_offset, s.length))
     })
 }

@@ -27,7 +27,7 @@ const IO_TIMEOUT: Duration = Duration::from_secs(60);
 /// To find out whether the server is there at all.
 const REACH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Parts of a served version held in memory, in bytes.
-const PART_CACHE_BYTES: u64 = 96 << 20;
+const PART_CACHE_BYTES: u64 = 32 << 20;
 
 /// What `--config` may hold.
 #[derive(Debug, Default, Deserialize)]
@@ -111,7 +111,9 @@ pub fn run(cli: Cli) -> Exit {
         Command::Show { target, path } => list::show(&ctx, &target, path.as_deref()).map(|()| Exit::Ok),
         Command::Diff { a, b } => diff::run(&ctx, &a, &b).map(|()| Exit::Ok),
         Command::Tag { uri, tag, to, delete } => tag::run(&ctx, &uri, tag, to, delete).map(|()| Exit::Ok),
-        Command::Register { name, uri, tables } => server::register(&ctx, name, &uri, tables).map(|()| Exit::Ok),
+        Command::Register { name, uri, tables } => {
+            server::register(&ctx, name, &uri, tables).map(|()| Exit::Ok)
+        }
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
         Command::Datasets => server::datasets(&ctx).map(|()| Exit::Ok),
         Command::Status => server::status(&ctx).map(|()| Exit::Ok),
@@ -146,9 +148,11 @@ impl Ctx {
 
     fn client(&self) -> Result<Client, Failure> {
         let server = self.global.server.as_deref().ok_or_else(|| {
-            Failure::usage("no server was given").hint("give --server http://HOST:PORT or unix:PATH, or set FLETCH_SERVER")
+            Failure::usage("no server was given")
+                .hint("give --server http://HOST:PORT or unix:PATH, or set FLETCH_SERVER")
         })?;
-        let endpoint: Endpoint = server.parse().map_err(|e: fletch_client::BadEndpoint| Failure::usage(e.to_string()))?;
+        let endpoint: Endpoint =
+            server.parse().map_err(|e: fletch_client::BadEndpoint| Failure::usage(e.to_string()))?;
         let config = ClientConfig { token: self.global.token.clone(), ..ClientConfig::new(endpoint, "cli") };
         let client = Client::new(config)?;
         // A server that is away, or of another major, is told within seconds.

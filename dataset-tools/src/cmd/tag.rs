@@ -22,7 +22,13 @@ struct Tags {
     tags: Vec<Row>,
 }
 
-pub fn run(ctx: &Ctx, uri: &str, tag: Option<TagName>, to: Option<Select>, delete: bool) -> Result<(), Failure> {
+pub fn run(
+    ctx: &Ctx,
+    uri: &str,
+    tag: Option<TagName>,
+    to: Option<Select>,
+    delete: bool,
+) -> Result<(), Failure> {
     let place = ctx.place(uri)?;
     let tags = ctx.rt.block_on(async {
         let Some(tag) = tag else { return place.tags().await };

@@ -72,7 +72,8 @@ pub fn run(ctx: &Ctx, target: &Target, threads: Option<usize>) -> Result<Exit, F
         }
     };
     let tables = opened.place.as_ref().map(|p| p.origin().uri().clone());
-    let threads = threads.unwrap_or_else(|| 2 * std::thread::available_parallelism().map_or(2, usize::from)).max(1);
+    let threads =
+        threads.unwrap_or_else(|| 2 * std::thread::available_parallelism().map_or(2, usize::from)).max(1);
     let shared = Arc::new(Shared { origin, files: AtomicU64::new(0), bytes: AtomicU64::new(0) });
     let total = Arc::new(Total::default());
     total.files.store(version.manifest().entries, Relaxed);
@@ -144,7 +145,8 @@ fn items(part: &LoadedPart, rows: &[ChunkRow]) -> Vec<Result<Item, Found>> {
             // Of an entry's own rows of one chunk the one at this offset of the file.
             let begin = at;
             at += u64::from(slice.len);
-            let own = by_chunk.get(&(slice.chunk, own)).and_then(|rows| rows.iter().find(|r| r.offset == begin));
+            let own =
+                by_chunk.get(&(slice.chunk, own)).and_then(|rows| rows.iter().find(|r| r.offset == begin));
             let other = by_chunk.get(&(slice.chunk, None)).and_then(|rows| rows.first());
             let row = own.or(other).ok_or_else(|| Found {
                 path: e.path.to_owned(),
@@ -165,10 +167,18 @@ fn items(part: &LoadedPart, rows: &[ChunkRow]) -> Vec<Result<Item, Found>> {
     (0..part.entries.len()).map(item).collect()
 }
 
-fn objects(ctx: &Ctx, version: &Version, shared: &Arc<Shared>, threads: usize, sink: &mut Sink<'_>) -> Result<u64, Failure> {
+fn objects(
+    ctx: &Ctx,
+    version: &Version,
+    shared: &Arc<Shared>,
+    threads: usize,
+    sink: &mut Sink<'_>,
+) -> Result<u64, Failure> {
     let mut entries = 0;
     for i in 0..version.index().parts().len() {
-        let loaded = ctx.rt.block_on(async { Ok::<_, fletch_tables::TableError>((version.part(i).await?, version.chunk_rows(i).await?)) });
+        let loaded = ctx.rt.block_on(async {
+            Ok::<_, fletch_tables::TableError>((version.part(i).await?, version.chunk_rows(i).await?))
+        });
         let (part, rows) = match loaded {
             Ok(loaded) => loaded,
             Err(e) if matches!(e.kind(), fletch_core::Kind::Corrupt | fletch_core::Kind::Invalid) => {
@@ -212,7 +222,9 @@ impl Shared {
             }),
             (EntryKind::Symlink, Some(dir)) => Ok(match std::fs::read_link(dir.join(&item.path)) {
                 Ok(target) if target == Path::new(&item.target) => None,
-                Ok(target) => found("changed", format!("it led to {:?}, it leads to {:?} now", item.target, target)),
+                Ok(target) => {
+                    found("changed", format!("it led to {:?}, it leads to {:?} now", item.target, target))
+                }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => found("missing", e.to_string()),
                 Err(e) => found("changed", format!("it is no link any more: {e}")),
             }),
@@ -232,16 +244,26 @@ impl Shared {
         let found = |fault: &'static str, why: String| Some(Found { path: item.path.clone(), fault, why });
         let mut whole = blake3::Hasher::new();
         for piece in &item.pieces {
-            let (begin, len) = (piece.offset, u64::from(piece.slice.chunk_offset) + u64::from(piece.slice.len));
+            let (begin, len) =
+                (piece.offset, u64::from(piece.slice.chunk_offset) + u64::from(piece.slice.len));
             if len > PIECE_BYTES_MAX {
                 return Ok(found("tables", format!("a chunk of {len} bytes")));
             }
-            let got = match self.origin.get(&piece.key, Some(begin..begin + len), Some(&pin_from(&piece.pin))).await {
+            let got = match self
+                .origin
+                .get(&piece.key, Some(begin..begin + len), Some(&pin_from(&piece.pin)))
+                .await
+            {
                 Ok(got) => got,
                 Err(e) => return fault_of(&item.path, &e),
             };
             self.bytes.fetch_add(got.bytes.len() as u64, Relaxed);
-            let same_pin = row_of(got.meta.pin()) == piece.pin;
+            let now = row_of(got.meta.pin());
+            // A store's listing and its answers give times of different precision; its etags agree.
+            let same_pin = match (self.origin.local_dir(), &piece.pin.etag) {
+                (None, Some(etag)) => now.etag.as_ref() == Some(etag),
+                _ => now == piece.pin,
+            };
             let skip = piece.slice.chunk_offset as usize;
             let one = item.pieces.len() == 1;
             let bytes = got.bytes;
@@ -252,7 +274,8 @@ impl Shared {
                 (Hash::of(&bytes), whole)
             })
             .await;
-            let (hash, hasher) = hashed.map_err(|e| Failure::new(format!("hashing {} failed: {e}", item.path)))?;
+            let (hash, hasher) =
+                hashed.map_err(|e| Failure::new(format!("hashing {} failed: {e}", item.path)))?;
             whole = hasher;
             // A chunk that is read in part (a pack) is checked by the hash of the whole entry.
             let chunk_whole = piece.slice.chunk_offset == 0;
@@ -269,7 +292,10 @@ impl Shared {
 
 fn differs(item: &Item, begin: u64, same_pin: bool) -> Option<Found> {
     let (fault, why) = if same_pin {
-        ("corrupt", format!("its bytes from {begin} on differ although its times do not: the storage is damaged"))
+        (
+            "corrupt",
+            format!("its bytes from {begin} on differ although its times do not: the storage is damaged"),
+        )
     } else {
         ("changed", format!("its bytes from {begin} on are not the indexed ones; index again"))
     };
@@ -289,15 +315,26 @@ fn fault_of(path: &str, e: &OriginError) -> Result<Option<Found>, Failure> {
 }
 
 /// What lies at the origin and is not in the version.
-fn extras(ctx: &Ctx, version: &Version, origin: &Origin, tables: Option<&OriginUri>, sink: &mut Sink<'_>) -> Result<(), Failure> {
+fn extras(
+    ctx: &Ctx,
+    version: &Version,
+    origin: &Origin,
+    tables: Option<&OriginUri>,
+    sink: &mut Sink<'_>,
+) -> Result<(), Failure> {
     let skipped: BTreeSet<&str> = version.manifest().skipped.iter().map(|f| f.path.as_str()).collect();
     let mut seen = Seen { ctx, version, any_link: None };
-    let extra = |path: String, what: &str| Found { path, fault: "extra", why: format!("{what} that is not in the version") };
+    let extra = |path: String, what: &str| Found {
+        path,
+        fault: "extra",
+        why: format!("{what} that is not in the version"),
+    };
     let Some(dir) = origin.local_dir() else {
         let mut list = origin.list("");
         while let Some(object) = ctx.rt.block_on(list.next()) {
             let path = object?.path;
-            let own = path.starts_with(paths::PREFIX) || tables.is_some_and(|t| below(origin.uri(), t, &path));
+            let own =
+                path.starts_with(paths::PREFIX) || tables.is_some_and(|t| below(origin.uri(), t, &path));
             if !own && !skipped.contains(path.as_str()) && !seen.has(&path)? {
                 sink.push(&extra(path, "an object"))?;
             }

@@ -16,8 +16,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes read at a time.
-const PIECE_MAX: usize = 256 << 10;
-static PIECE: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| std::env::var("PIECE").map_or(256, |s| s.parse().expect("x")) << 10);
+const PIECE_BYTES: usize = 256 << 10;
 /// How often a file that changes while it is read is read again.
 pub const RETRIES: u32 = 3;
 
@@ -114,10 +113,10 @@ fn pieces(
     buf: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]),
 ) -> io::Result<bool> {
-    let piece = *PIECE; buf.resize(piece, 0);
+    buf.resize(PIECE_BYTES, 0);
     let mut done = 0u64;
     while done < len {
-        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(piece);
+        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(PIECE_BYTES);
         let mut have = 0;
         while have < want {
             match file.read_at(&mut buf[have..want], offset + done + have as u64) {
@@ -145,7 +144,7 @@ pub fn read_small(file: &File, meta: &Metadata, buf: &mut Vec<u8>) -> Result<Opt
             return if same(meta, &file.metadata()?) { Err(ReadFault::Sizeless) } else { Ok(None) };
         }
     }
-    let hash = if size <= *PIECE as u64 {
+    let hash = if size <= PIECE_BYTES as u64 {
         let mut hash = Hash::of(&[]);
         if !pieces(file, 0, size, buf, |b| hash = Hash::of(b))? {
             return Ok(None);
@@ -257,7 +256,7 @@ mod tests {
     fn slices_fold_to_the_hash_of_the_whole() {
         let dir = tempfile::tempdir().expect("tempdir");
         let step = SLICE_BYTES_DEFAULT as usize;
-        let bytes: Vec<u8> = (0..5 * step + 77).map(|i| (i * 7919 >> 5) as u8).collect();
+        let bytes: Vec<u8> = (0..5 * step + 77).map(|i| ((i * 7919) >> 5) as u8).collect();
         let mut buf = Vec::new();
         for size in [step + 1, 2 * step, 2 * step + 1, 3 * step, 4 * step, 4 * step + 1025, 5 * step + 77] {
             let path = dir.path().join("f");
@@ -278,7 +277,7 @@ mod tests {
             }
             assert_eq!(at, size);
         }
-        for size in [0, 1, PIECE_MAX, PIECE_MAX + 1, step] {
+        for size in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, step] {
             let path = dir.path().join("f");
             std::fs::write(&path, &bytes[..size]).expect("write");
             let (file, meta) = open(&path, false).expect("open");
@@ -304,6 +303,9 @@ mod tests {
         let fifo = dir.path().join("p");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
         assert!(matches!(open(&fifo, false), Err(ReadFault::Kind)));
-        assert!(matches!(open(Path::new("/proc/self/stat"), false).and_then(|(f, m)| read_small(&f, &m, &mut Vec::new())), Err(ReadFault::Sizeless)));
+        assert!(matches!(
+            open(Path::new("/proc/self/stat"), false).and_then(|(f, m)| read_small(&f, &m, &mut Vec::new())),
+            Err(ReadFault::Sizeless)
+        ));
     }
 }

@@ -287,7 +287,8 @@ mod tests {
         assert_eq!(read(&dir), []);
         write(&dir, 60_000);
         assert!(fs::read_dir(&dir).expect("dir").count() > 1, "more than one segment");
-        let want: Vec<_> = (0..60_000).map(file).map(|(p, pin, content)| (p, Known { pin, content })).collect();
+        let want: Vec<_> =
+            (0..60_000).map(file).map(|(p, pin, content)| (p, Known { pin, content })).collect();
         assert!(read(&dir) == want);
 
         let first = dir.join("00000000.log");

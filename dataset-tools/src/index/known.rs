@@ -132,7 +132,10 @@ mod tests {
         let meta = file.as_file().metadata().expect("stat");
         let etag = pin_of(&meta).etag.expect("local files have one");
         use std::os::unix::fs::MetadataExt;
-        assert_eq!(ctime_ns(&etag), Some(i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec())));
+        assert_eq!(
+            ctime_ns(&etag),
+            Some(i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec()))
+        );
     }
 
     struct List(std::vec::IntoIter<(String, Known)>);
@@ -148,9 +151,11 @@ mod tests {
             pin: pin(i, i),
             content: Content::whole(fletch_core::Hash::of(&i.to_le_bytes()), 1),
         };
-        let list: Vec<_> = ["b", "d", "e", "g"].iter().zip(1..).map(|(p, i)| (p.to_string(), known(i))).collect();
+        let list: Vec<_> =
+            ["b", "d", "e", "g"].iter().zip(1..).map(|(p, i)| (p.to_string(), known(i))).collect();
         let mut l = Lookup::new(Box::new(List(list.into_iter())));
-        let found: Vec<_> = ["a", "b", "c", "e", "f", "g", "h"].iter().map(|p| l.find(p).expect("ok")).collect();
+        let found: Vec<_> =
+            ["a", "b", "c", "e", "f", "g", "h"].iter().map(|p| l.find(p).expect("ok")).collect();
         assert_eq!(found, [None, Some(known(1)), None, Some(known(3)), None, Some(known(4)), None]);
     }
 }

@@ -8,6 +8,8 @@ pub mod content;
 pub mod journal;
 pub mod known;
 mod names;
+mod options;
+pub mod outcome;
 pub mod parent;
 pub mod pool;
 pub mod publish;
@@ -19,18 +21,17 @@ pub mod walk;
 use crate::failure::{Exit, Failure};
 use crate::out::Out;
 use crate::place::Place;
-use crate::progress::{Mode, Progress, Total};
+use crate::progress::{Progress, Total};
 use crate::target::Select;
-use fletch_core::TagName;
 use fletch_core::manifest::sample::SampleMatcher;
-use fletch_core::manifest::{Entry, EntryKind, LayoutParams, SampleRule};
-use fletch_origin::{OriginUri, Origins};
+use fletch_core::manifest::{Entry, EntryKind, LayoutParams};
+use fletch_origin::Origins;
 use fletch_tables::{Created, Fault, NewRow, TableError, TablesWriter, Written};
 use journal::JournalWriter;
 use known::{Known, Lookup};
+pub use options::{IndexFailure, IndexOptions, OnFault, Report};
+use outcome::{Counters, Outcome};
 use parent::ParentRows;
-use pool::{Counters, Outcome};
-use serde::Serialize;
 use state::RunState;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,99 +39,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Handle;
-use walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
+use walk::{NAMES_BYTES_MAX, Step, Walk, WalkOptions};
 
 /// More failed entries than this are a failure of the whole tree.
 const FAULTS_MAX: usize = 100_000;
 /// A run that takes longer counts the tree beside, to say how long it will take.
 const COUNT_AFTER: Duration = Duration::from_secs(3);
-
-/// What happens at an entry that cannot be indexed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnFault {
-    /// The run ends.
-    Stop,
-    /// All are reported, nothing is written.
-    Report,
-    /// They are left out, and listed in the manifest.
-    Skip,
-}
-
-/// What to index and how.
-#[derive(Debug, Clone)]
-pub struct IndexOptions {
-    /// The dataset.
-    pub uri: OriginUri,
-    /// Where the tables go.
-    pub to: OriginUri,
-    /// The version of which unchanged files are not read again; `None` for none, a tag that is
-    /// missing is an error unless `parent_optional`.
-    pub parent: Option<Select>,
-    /// Whether a missing parent is no error (`--parent auto`).
-    pub parent_optional: bool,
-    /// The tag to move.
-    pub tag: Option<TagName>,
-    /// How entries form samples.
-    pub rule: SampleRule,
-    /// What becomes of links.
-    pub symlinks: Symlinks,
-    /// What happens at faults.
-    pub on_fault: OnFault,
-    /// Reader threads.
-    pub threads: usize,
-    /// Where journals and scratch files are.
-    pub state_dir: PathBuf,
-    /// How progress is shown.
-    pub progress: Mode,
-}
-
-/// What a run did; the `--json` output of `index`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
-    /// The version.
-    pub root: String,
-    /// The layout.
-    pub layout: String,
-    /// The tag that was moved.
-    pub tag: Option<String>,
-    /// The dataset.
-    pub uri: String,
-    /// Where the tables are.
-    pub tables: String,
-    /// Entries of the version.
-    pub entries: u64,
-    /// Samples of the version.
-    pub samples: u64,
-    /// Bytes of the version.
-    pub bytes: u64,
-    /// Files that were read.
-    pub files_read: u64,
-    /// Bytes that were read.
-    pub bytes_read: u64,
-    /// Files known from the parent or from a stopped run.
-    pub files_reused: u64,
-    /// Their bytes.
-    pub bytes_reused: u64,
-    /// Wall-clock time.
-    pub seconds: f64,
-    /// What was left out.
-    pub skipped: Vec<Fault>,
-}
-
-/// A failed run: what happened, and the entries at fault.
-#[derive(Debug)]
-pub struct IndexFailure {
-    /// How the command ends.
-    pub failure: Failure,
-    /// The entries that could not be indexed.
-    pub faults: Vec<Fault>,
-}
-
-impl From<Failure> for IndexFailure {
-    fn from(failure: Failure) -> Self {
-        IndexFailure { failure, faults: Vec::new() }
-    }
-}
 
 fn now_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -204,9 +118,10 @@ impl Taker<'_> {
     fn take(&mut self, outcome: Outcome) -> Result<(), Failure> {
         match outcome {
             Outcome::File { path, pin, content, .. } => {
-                self.journal
-                    .push(&path, &pin, &content)
-                    .map_err(|e| Failure::io("cannot write the journal", &e).hint("free some space, or give another --state-dir"))?;
+                self.journal.push(&path, &pin, &content).map_err(|e| {
+                    Failure::io("cannot write the journal", &e)
+                        .hint("free some space, or give another --state-dir")
+                })?;
                 let sample = self.matcher.sample(&path, EntryKind::File);
                 let entry = Entry { sample, ..Entry::file(path, pin.size, content.hash) };
                 self.push(NewRow::indexed(entry, content.slices, &pin))
@@ -234,7 +149,7 @@ pub fn run(
     stop: &Arc<AtomicBool>,
 ) -> Result<Report, IndexFailure> {
     let place = Place::open(origins, &options.to)?;
-    let local = options.uri.as_local().map(|dir| base_of(dir)).transpose()?;
+    let local = options.uri.as_local().map(base_of).transpose()?;
     if let Some(to) = options.to.as_local() {
         writable(to, options.to == options.uri)?;
     }
@@ -285,7 +200,13 @@ fn writable(to: &Path, own: bool) -> Result<(), Failure> {
     })
 }
 
-fn open_parent(options: &IndexOptions, rt: &Handle, place: &Place, local: bool, out: Out) -> Result<Option<Lookup>, Failure> {
+fn open_parent(
+    options: &IndexOptions,
+    rt: &Handle,
+    place: &Place,
+    local: bool,
+    out: Out,
+) -> Result<Option<Lookup>, Failure> {
     let Some(select) = &options.parent else { return Ok(None) };
     let version = rt.block_on(async {
         if options.parent_optional
@@ -299,9 +220,7 @@ fn open_parent(options: &IndexOptions, rt: &Handle, place: &Place, local: bool, 
         place.version_keeping(root, layout, 1).await.map(Some)
     });
     match version {
-        Ok(Some(version)) => {
-            Ok(Some(Lookup::new(Box::new(ParentRows::new(rt.clone(), version, local)?))))
-        }
+        Ok(Some(version)) => Ok(Some(Lookup::new(Box::new(ParentRows::new(rt.clone(), version, local)?)))),
         Ok(None) => Ok(None),
         Err(e) if options.parent_optional && e.exit == Exit::Failed => {
             out.warn(format_args!("the parent cannot be used, everything is read: {}", e.what));
@@ -346,7 +265,8 @@ fn locked(
         .map_err(|e| Failure::io("cannot write the journal", &e).hint("give another --state-dir"))?;
     let scratch = state.scratch();
     let mut taker = Taker {
-        writer: TablesWriter::create(&scratch, options.rule.clone(), LayoutParams::INDEX).map_err(Failure::from)?,
+        writer: TablesWriter::create(&scratch, options.rule.clone(), LayoutParams::INDEX)
+            .map_err(Failure::from)?,
         journal,
         matcher,
         on_fault: options.on_fault,
@@ -361,7 +281,12 @@ fn locked(
         for stranger in walk::reserved_strangers(base).unwrap_or_default() {
             out.warn(format_args!("{stranger} is not indexed: the directory fletch/ is Fletch's own"));
         }
-        exclude = excluded(base, options.to.as_local().filter(|_| options.to != options.uri), &options.state_dir, out);
+        exclude = excluded(
+            base,
+            options.to.as_local().filter(|_| options.to != options.uri),
+            &options.state_dir,
+            out,
+        );
         let walk_options = WalkOptions {
             base: base.to_owned(),
             symlinks: options.symlinks,
@@ -372,7 +297,9 @@ fn locked(
         let mut walk = Walk::new(walk_options, &scratch)
             .map_err(|e| Failure::io(format_args!("cannot read the dataset {}", base.display()), &e))?;
         let feed = move || {
-            let step = walk.next_step().map_err(|e| Failure::io("the list of names", &e).hint("give another --state-dir"))?;
+            let step = walk
+                .next_step()
+                .map_err(|e| Failure::io("the list of names", &e).hint("give another --state-dir"))?;
             let Some(step) = step else { return Ok(None) };
             let known = match &step {
                 Step::File { path, .. } => known(path)?,
@@ -382,16 +309,24 @@ fn locked(
         };
         pool::run(base, options.threads, &counters, stop, feed, |outcome| taker.take(outcome))
     } else {
-        exclude = match (options.uri.contains(&options.to), options.to.to_string().strip_prefix(&format!("{}/", options.uri))) {
+        exclude = match (
+            options.uri.contains(&options.to),
+            options.to.to_string().strip_prefix(&format!("{}/", options.uri)),
+        ) {
             (true, Some(rel)) => BTreeSet::from([rel.to_owned()]),
             _ => BTreeSet::new(),
         };
         let origin = origins.open(&options.uri).map_err(Failure::from)?;
         let _progress = show(options, out, &counters, None);
         // The lookups wait for tables by themselves, so they must not run inside the runtime.
-        rt.block_on(remote::run(&origin, &exclude, &counters, stop, |path| tokio::task::block_in_place(|| known(path)), |outcome| {
-            tokio::task::block_in_place(|| taker.take(outcome))
-        }))
+        rt.block_on(remote::run(
+            &origin,
+            &exclude,
+            &counters,
+            stop,
+            |path| tokio::task::block_in_place(|| known(path)),
+            |outcome| tokio::task::block_in_place(|| taker.take(outcome)),
+        ))
     };
     let flushed = taker.journal.flush();
     let Taker { writer, faults, .. } = taker;
@@ -423,7 +358,13 @@ fn locked(
     Ok(report(options, &written, &counters, faults, began.elapsed()))
 }
 
-fn report(options: &IndexOptions, written: &Written, counters: &Counters, skipped: Vec<Fault>, took: Duration) -> Report {
+fn report(
+    options: &IndexOptions,
+    written: &Written,
+    counters: &Counters,
+    skipped: Vec<Fault>,
+    took: Duration,
+) -> Report {
     Report {
         root: written.root.to_string(),
         layout: written.layout.to_string(),
@@ -453,7 +394,8 @@ fn show(options: &IndexOptions, out: Out, counters: &Arc<Counters>, tree: Option
     let total = Arc::new(Total::default());
     let late = tree.map(|tree| {
         let (tree, total) = (tree.clone(), Arc::clone(&total));
-        let count: Box<dyn FnOnce(&AtomicBool) + Send> = Box::new(move |ended| count::count(&tree, &total, ended));
+        let count: Box<dyn FnOnce(&AtomicBool) + Send> =
+            Box::new(move |ended| count::count(&tree, &total, ended));
         (COUNT_AFTER, count)
     });
     Progress::start(out, options.progress, "indexing", done, total, late)

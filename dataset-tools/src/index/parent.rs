@@ -48,7 +48,8 @@ impl ParentRows {
             return Ok(false);
         }
         self.next_part += 1;
-        let both = async { Ok::<_, Failure>((self.version.part(i).await?, self.version.chunk_rows(i).await?)) };
+        let both =
+            async { Ok::<_, Failure>((self.version.part(i).await?, self.version.chunk_rows(i).await?)) };
         let (part, chunks) = self.rt.block_on(both)?;
         let mut pins = vec![u32::MAX; part.entries.len()];
         for (at, chunk) in chunks.iter().enumerate() {

@@ -5,12 +5,12 @@
 //! buffer of 256 KiB. A file larger than a slice is read by every thread that has nothing
 //! better to do, slice by slice.
 
-use super::content::{self, Content, ReadFault, SliceHash};
+use super::content::{self, ReadFault, SliceHash};
 use super::known::{Known, pin_of};
+use super::outcome::{Counters, Outcome};
 use super::walk::Step;
 use crate::failure::Failure;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
-use fletch_tables::PinRow;
 use std::collections::VecDeque;
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -27,56 +27,6 @@ const FEED: usize = 128;
 const TAKE_MAX: usize = 32;
 /// How often waiting threads look whether the run was stopped.
 const POLL: Duration = Duration::from_millis(100);
-
-/// What became of one step of the walk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// A file.
-    File {
-        /// Its entry path.
-        path: String,
-        /// How it looked while it was read.
-        pin: PinRow,
-        /// Its bytes, named.
-        content: Content,
-        /// Whether the names came from an earlier run.
-        reused: bool,
-    },
-    /// A link.
-    Link {
-        /// Its entry path.
-        path: String,
-        /// Its target, verbatim.
-        target: String,
-    },
-    /// The end of a directory.
-    DirEnd {
-        /// Its path.
-        path: String,
-    },
-    /// No entry.
-    Fault {
-        /// Where, printable.
-        path: String,
-        /// Why, and what to do.
-        why: String,
-    },
-}
-
-/// What a run has done so far; read by the progress display.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Entries taken.
-    pub entries: AtomicU64,
-    /// Files whose bytes were read.
-    pub files_read: AtomicU64,
-    /// Bytes read.
-    pub bytes_read: AtomicU64,
-    /// Files that an earlier run knew.
-    pub files_reused: AtomicU64,
-    /// Their bytes.
-    pub bytes_reused: AtomicU64,
-}
 
 /// A step with what is known of it.
 pub type Fed = (Step, Option<Known>);

@@ -5,7 +5,7 @@
 
 use super::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
 use super::known::{Known, pin_from, row_of};
-use super::pool::{Counters, Outcome};
+use super::outcome::{Counters, Outcome};
 use crate::failure::{Exit, Failure};
 use fletch_core::Hash;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
@@ -76,7 +76,7 @@ pub async fn run(
 ) -> Result<(), Failure> {
     let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize) };
     let reader = &reader;
-    let objects = stream::try_unfold((origin.list(""), None), |(mut list, mut held)| async move {
+    let objects = stream::try_unfold((origin.list("").fuse(), None), |(mut list, mut held)| async move {
         let next = next_object(&mut list, &mut held, exclude).await?;
         Ok::<_, Failure>(next.map(|object| (object, (list, held))))
     });
@@ -85,7 +85,7 @@ pub async fn run(
             let looked_up = object.and_then(|o| known(&o.path).map(|k| (o, k)));
             async move {
                 let (object, known) = looked_up?;
-                Ok::<_, Failure>(reader.object(object, known).await)
+                reader.object(object, known).await
             }
         })
         .buffered(OBJECTS_MAX);
@@ -100,35 +100,40 @@ pub async fn run(
 }
 
 impl Reader<'_> {
-    async fn object(&self, object: ObjectMeta, known: Option<Known>) -> Outcome {
+    async fn object(&self, object: ObjectMeta, known: Option<Known>) -> Result<Outcome, Failure> {
         let pin = row_of(object.pin());
         let path = object.path;
         if !clean(&path) {
             let why = "its key is no clean path (an empty, `.` or `..` component); rename it".into();
-            return Outcome::Fault { path: path.escape_debug().to_string(), why };
+            return Ok(Outcome::Fault { path: path.escape_debug().to_string(), why });
         }
         if let Some(known) = known.filter(|k| k.pin == pin) {
             self.counters.files_reused.fetch_add(1, Relaxed);
             self.counters.bytes_reused.fetch_add(pin.size, Relaxed);
-            return Outcome::File { path, pin, content: known.content, reused: true };
+            return Ok(Outcome::File { path, pin, content: known.content, reused: true });
         }
-        match self.content(&path, &pin).await {
+        Ok(match self.content(&path, &pin).await {
             Ok(content) => {
                 self.counters.files_read.fetch_add(1, Relaxed);
                 Outcome::File { path, pin, content, reused: false }
             }
+            // An origin that is away is no fault of this object, which must not be left out for it.
+            Err(e) if e.transient() => return Err(e.into()),
             Err(OriginError::Changed { .. }) => {
                 let why = "it changed between listing and reading; stop what writes to it and run again";
                 Outcome::Fault { path, why: why.into() }
             }
             Err(e) => Outcome::Fault { path, why: e.to_string() },
-        }
+        })
     }
 
     async fn content(&self, path: &str, pin: &PinRow) -> Result<Content, OriginError> {
+        if pin.size == 0 {
+            return Ok(Content::whole(Hash::of(&[]), 0));
+        }
         if pin.size <= u64::from(SLICE_BYTES_DEFAULT) {
             let len = u32::try_from(pin.size).unwrap_or(SLICE_BYTES_DEFAULT);
-            let hash = self.read(path, pin, 0, len, |bytes| Hash::of(bytes)).await?;
+            let hash = self.read(path, pin, 0, len, Hash::of).await?;
             return Ok(Content::whole(hash, len));
         }
         let slices: Vec<SliceHash> = stream::iter(0..slice_count(pin.size))

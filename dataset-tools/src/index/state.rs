@@ -45,12 +45,13 @@ impl RunState {
         let path = dir.join("lock");
         loop {
             fs::create_dir_all(&dir).map_err(|e| fail(&e))?;
-            let mut lock = match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path) {
-                Ok(lock) => lock,
-                // A run that just ended removed the directory.
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
-                Err(e) => return Err(fail(&e)),
-            };
+            let mut lock =
+                match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path) {
+                    Ok(lock) => lock,
+                    // A run that just ended removed the directory.
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                    Err(e) => return Err(fail(&e)),
+                };
             match lock.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -66,9 +67,8 @@ impl RunState {
                 Err(TryLockError::Error(e)) => return Err(fail(&e)),
             }
             // The lock counts only if it is still the file that others will find.
-            let same = fs::metadata(&path).is_ok_and(|m| {
-                lock.metadata().is_ok_and(|l| (l.dev(), l.ino()) == (m.dev(), m.ino()))
-            });
+            let same = fs::metadata(&path)
+                .is_ok_and(|m| lock.metadata().is_ok_and(|l| (l.dev(), l.ino()) == (m.dev(), m.ino())));
             if !same {
                 continue;
             }
@@ -102,9 +102,9 @@ impl RunState {
         if b.last.is_none() || b.last < a.last {
             return Ok(a);
         }
-        journal::remove(&old)
-            .and_then(|()| fs::rename(self.journal(), &old))
-            .map_err(|e| Failure::io(format_args!("cannot move the journal in {}", self.dir.display()), &e))?;
+        journal::remove(&old).and_then(|()| fs::rename(self.journal(), &old)).map_err(|e| {
+            Failure::io(format_args!("cannot move the journal in {}", self.dir.display()), &e)
+        })?;
         Ok(JournalReader::open(&old, local))
     }
 

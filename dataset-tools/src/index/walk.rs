@@ -283,9 +283,7 @@ impl Walk {
                         continue;
                     }
                     let above = std::mem::replace(&mut self.rel, path);
-                    let loaded = self
-                        .dir_id(&self.options.base.join(&self.rel))
-                        .and_then(|id| self.load(id));
+                    let loaded = self.dir_id(&self.options.base.join(&self.rel)).and_then(|id| self.load(id));
                     match loaded {
                         Ok(frame) => self.stack.push(frame),
                         Err(e) if e.kind() == io::ErrorKind::StorageFull => return Err(e),

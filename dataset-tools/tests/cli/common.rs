@@ -122,16 +122,11 @@ pub fn keys(v: &Value) -> Vec<&str> {
     keys
 }
 
-/// Bytes that no two calls share.
+/// Bytes of their own for each seed.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
-    let mut hasher = fletch_core_bytes(seed);
-    hasher.fill(&mut out);
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut out);
     out
-}
-
-fn fletch_core_bytes(seed: u64) -> blake3::OutputReader {
-    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof()
 }
 
 /// Every file below `dir`, relative.

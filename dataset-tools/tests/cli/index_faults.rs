@@ -16,7 +16,8 @@ fn world_with_faults() -> World {
     w.write("good/a", "a");
     w.write("good/b", "b");
     w.write("only-bad/x", "x");
-    fs::rename(w.data().join("only-bad/x"), w.data().join("only-bad").join(OsStr::from_bytes(b"\xfe"))).expect("mv");
+    fs::rename(w.data().join("only-bad/x"), w.data().join("only-bad").join(OsStr::from_bytes(b"\xfe")))
+        .expect("mv");
     nix::unistd::mkfifo(&w.data().join("a-pipe"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
     let _socket = std::os::unix::net::UnixListener::bind(w.data().join("z-sock")).expect("socket");
     w
@@ -28,7 +29,11 @@ fn the_first_fault_stops_the_run_and_nothing_is_written() {
     let ran = w.run(&["index", "data"]).code(1).says("a-pipe").says("named pipe").says("--skip-failed");
     assert_eq!(ran.stdout, "");
     assert!(!w.data().join("fletch").exists());
-    assert_eq!(files(&w.path("state")).iter().filter(|f| f.contains("scratch")).count(), 0, "scratch is gone");
+    assert_eq!(
+        files(&w.path("state")).iter().filter(|f| f.contains("scratch")).count(),
+        0,
+        "scratch is gone"
+    );
 }
 
 #[test]
@@ -37,7 +42,8 @@ fn keep_going_reports_all_and_writes_nothing() {
     let ran = w.run(&["index", "data", "--keep-going", "--json"]).code(1);
     let doc = ran.json();
     assert_eq!(doc["error"]["code"], "failed");
-    let paths: Vec<&str> = doc["faults"].as_array().expect("list").iter().filter_map(|f| f["path"].as_str()).collect();
+    let paths: Vec<&str> =
+        doc["faults"].as_array().expect("list").iter().filter_map(|f| f["path"].as_str()).collect();
     assert_eq!(paths, ["a-pipe", "only-bad/\\xfe", "z-sock"]);
     assert!(ran.stderr.contains("UTF-8") && ran.stderr.contains("a socket"), "{}", ran.stderr);
     assert!(!w.data().join("fletch").exists());
@@ -50,7 +56,8 @@ fn skip_failed_writes_the_rest_and_lists_them() {
     let root = ran.stdout.trim().to_owned();
     let show = w.json(&["show", "data"]);
     assert_eq!(show["root"], root.as_str());
-    let skipped: Vec<&str> = show["skipped"].as_array().expect("list").iter().filter_map(|f| f["path"].as_str()).collect();
+    let skipped: Vec<&str> =
+        show["skipped"].as_array().expect("list").iter().filter_map(|f| f["path"].as_str()).collect();
     assert_eq!(skipped, ["a-pipe", "only-bad/\\xfe", "z-sock"]);
     // A directory of which nothing could be indexed is an empty one.
     assert_eq!(show["entries"], 3);
@@ -71,7 +78,7 @@ fn unreadable_files_and_directories_are_named() {
         chmod(&dir, 0o777);
     }
     let mut c = w.command(&["index", "data", "--keep-going", "--json"]);
-    c.env("FLETCH_STATE_DIR", "/tmp").env("FLETCH_STATE_DIR", w.path("nobody-state"));
+    c.env("FLETCH_STATE_DIR", w.path("nobody-state"));
     if nix::unistd::geteuid().is_root() {
         // Nothing is unreadable for root.
         c.uid(65534).gid(65534);
@@ -85,7 +92,8 @@ fn unreadable_files_and_directories_are_named() {
     }
     let ran = crate::common::Ran::from(c.output().expect("spawn")).code(1);
     let doc = ran.json();
-    let paths: Vec<&str> = doc["faults"].as_array().expect("list").iter().filter_map(|f| f["path"].as_str()).collect();
+    let paths: Vec<&str> =
+        doc["faults"].as_array().expect("list").iter().filter_map(|f| f["path"].as_str()).collect();
     assert_eq!(paths, ["locked/", "secret"], "{}", ran.stderr);
     chmod(&w.data().join("locked"), 0o755);
 }
@@ -142,7 +150,10 @@ fn our_own_places_in_the_tree_are_not_indexed() {
     assert_eq!(w.index(&[]), root);
     assert_eq!(w.index(&[]), root);
     assert_eq!(w.index(&["--to", "data/tables"]), root);
-    let ran = w.run(&["index", "data", "--to", "data/tables", "--state-dir", "data/st"]).ok().says("not indexed: tables/");
+    let ran = w
+        .run(&["index", "data", "--to", "data/tables", "--state-dir", "data/st"])
+        .ok()
+        .says("not indexed: tables/");
     assert_eq!(ran.stdout.trim(), root);
     w.run(&["verify", "data/tables"]).code(3).says("1 faults");
     fs::remove_dir_all(w.data().join("st")).expect("rm");
@@ -161,33 +172,56 @@ fn an_empty_dataset_and_names_of_all_sorts() {
     w.index(&[]);
     assert_eq!(w.json(&["show", "data"])["entries"], 0);
     w.run(&["verify", "data"]).ok();
-    for name in ["with space", "new\nline", "quo\"te", "back\\slash", "é", "#hash?x=1&y", "-dash", "a%20b", "@at@", "~"] {
+    for name in [
+        "with space",
+        "new\nline",
+        "quo\"te",
+        "back\\slash",
+        "é",
+        "#hash?x=1&y",
+        "-dash",
+        "a%20b",
+        "@at@",
+        "~",
+    ] {
         w.write(name, name);
     }
     w.write(&"n".repeat(255), "long");
     w.index(&[]);
     w.run(&["verify", "data"]).ok();
     let names = w.json(&["ls", "data"]);
-    let names: Vec<&str> = names["children"].as_array().expect("list").iter().filter_map(|c| c["name"].as_str()).collect();
+    let names: Vec<&str> =
+        names["children"].as_array().expect("list").iter().filter_map(|c| c["name"].as_str()).collect();
     assert!(names.contains(&"new\nline") && names.contains(&"@at@") && names.len() == 11, "{names:?}");
 }
 
 #[test]
 fn a_file_that_vanishes_while_the_tree_is_read_is_a_fault() {
-    use fletch::index::pool::{Counters, Outcome, run};
+    use fletch::index::outcome::{Counters, Outcome};
+    use fletch::index::pool::run;
     use fletch::index::walk::Step;
     let w = World::new();
     w.write("a", "a");
     let file = |p: &str| Step::File { path: p.into(), follow: false };
     let mut steps = vec![file("a"), file("gone"), Step::Link { path: "gone-too".into() }].into_iter();
     let mut got = Vec::new();
-    run(&w.data(), 2, &Counters::default(), &false.into(), || Ok(steps.next().map(|s| (s, None))), |o| {
-        got.push(o);
-        Ok(())
-    })
+    run(
+        &w.data(),
+        2,
+        &Counters::default(),
+        &false.into(),
+        || Ok(steps.next().map(|s| (s, None))),
+        |o| {
+            got.push(o);
+            Ok(())
+        },
+    )
     .expect("faults are outcomes");
     assert!(matches!(&got[0], Outcome::File { path, .. } if path == "a"));
     for (o, want) in got[1..].iter().zip(["gone", "gone-too"]) {
-        assert!(matches!(o, Outcome::Fault { path, why } if path == want && why.contains("vanished")), "{o:?}");
+        assert!(
+            matches!(o, Outcome::Fault { path, why } if path == want && why.contains("vanished")),
+            "{o:?}"
+        );
     }
 }

@@ -46,7 +46,10 @@ fn looks(dir: &Path) -> BTreeMap<String, (u64, i64, i64, u64)> {
         let m = fs::symlink_metadata(dir.join(&rel)).expect("stat");
         if m.is_file() {
             let ns = |s: i64, n: i64| s * 1_000_000_000 + n;
-            out.insert(rel, (m.ino(), ns(m.mtime(), m.mtime_nsec()), ns(m.ctime(), m.ctime_nsec()), m.size()));
+            out.insert(
+                rel,
+                (m.ino(), ns(m.mtime(), m.mtime_nsec()), ns(m.ctime(), m.ctime_nsec()), m.size()),
+            );
         }
     }
     out
@@ -88,7 +91,12 @@ fn apply(dir: &Path, edit: &Edit, seed: u64) {
         }
         Edit::Touch(i) => {
             if let Some(p) = pick(*i) {
-                File::options().write(true).open(p).expect("open").set_modified(std::time::SystemTime::now()).expect("touch");
+                File::options()
+                    .write(true)
+                    .open(p)
+                    .expect("open")
+                    .set_modified(std::time::SystemTime::now())
+                    .expect("touch");
             }
         }
         // Other bytes of the same length, with the modification time put back.
@@ -129,7 +137,8 @@ fn age(w: &World) {
     for file in crate::common::files(&w.data().join("fletch")) {
         if file.ends_with("layout.json") {
             let path = w.data().join("fletch").join(file);
-            let mut doc: serde_json::Value = serde_json::from_slice(&fs::read(&path).expect("read")).expect("json");
+            let mut doc: serde_json::Value =
+                serde_json::from_slice(&fs::read(&path).expect("read")).expect("json");
             doc["indexed_at_ns"] = (doc["indexed_at_ns"].as_u64().expect("number") + 10_000_000_000).into();
             fs::write(&path, doc.to_string()).expect("write");
         }

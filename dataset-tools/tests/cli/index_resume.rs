@@ -30,9 +30,9 @@ fn start(w: &World) -> Child {
             .expect("spawn");
         let began = Instant::now();
         loop {
-            let journalled = crate::common::files(&w.path("state"))
-                .iter()
-                .any(|f| f.contains("new/") && fs::metadata(w.path("state").join(f)).is_ok_and(|m| m.len() > 1000));
+            let journalled = crate::common::files(&w.path("state")).iter().any(|f| {
+                f.contains("new/") && fs::metadata(w.path("state").join(f)).is_ok_and(|m| m.len() > 1000)
+            });
             if child.try_wait().expect("wait").is_some() {
                 break;
             }

@@ -5,7 +5,8 @@ use std::fs;
 
 /// Bytes passed to read calls by `index` of this world, from the kernel's own count.
 fn rchar(w: &World, to: &str) -> u64 {
-    let script = r#""$0" index data --quiet --to "$1" --state-dir "$1-state" >/dev/null && grep ^rchar /proc/$$/io"#;
+    let script =
+        r#""$0" index data --quiet --to "$1" --state-dir "$1-state" >/dev/null && grep ^rchar /proc/$$/io"#;
     let out = std::process::Command::new("sh")
         .args(["-c", script, env!("CARGO_BIN_EXE_fletch"), to])
         .current_dir(w.dir.path())
@@ -20,7 +21,9 @@ fn every_byte_is_read_once() {
     let w = World::new();
     let base = rchar(&w, "to-empty");
     let mut total = 0;
-    for (i, size) in [21_000_000usize, 4 << 20, (4 << 20) + 1, 300_000, 262_144].into_iter().chain([5000; 200]).enumerate() {
+    for (i, size) in
+        [21_000_000usize, 4 << 20, (4 << 20) + 1, 300_000, 262_144].into_iter().chain([5000; 200]).enumerate()
+    {
         w.write(&format!("d{}/f{i:04}", i % 7), bytes(i as u64, size));
         total += size as u64;
     }
@@ -86,7 +89,8 @@ fn tags() {
     let one = w.index(&["--tag", "v1"]);
     w.write("f", "2");
     let two = w.index(&[]);
-    let tag = |name: &str| w.json(&["tag", "data", name])["tags"][0]["root"].as_str().expect("root").to_owned();
+    let tag =
+        |name: &str| w.json(&["tag", "data", name])["tags"][0]["root"].as_str().expect("root").to_owned();
     assert_eq!((tag("v1"), tag("latest")), (one.clone(), two.clone()));
     w.run(&["tag", "data", "stable", "v1"]).ok();
     assert_eq!(tag("stable"), one);
@@ -94,7 +98,8 @@ fn tags() {
     assert_eq!(tag("stable"), two);
     let all = w.json(&["tag", "data"]);
     assert_eq!(keys(&all), ["tags", "uri"]);
-    let names: Vec<&str> = all["tags"].as_array().expect("list").iter().filter_map(|t| t["tag"].as_str()).collect();
+    let names: Vec<&str> =
+        all["tags"].as_array().expect("list").iter().filter_map(|t| t["tag"].as_str()).collect();
     assert_eq!(names, ["latest", "stable", "v1"]);
     assert_eq!(keys(&all["tags"][0]), ["created", "layout", "root", "tag"]);
     w.run(&["tag", "data", "stable", "--delete"]).ok();

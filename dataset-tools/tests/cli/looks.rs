@@ -14,20 +14,48 @@ fn shapes_of_json() {
     assert_eq!(
         keys(&report),
         [
-            "bytes", "bytes_read", "bytes_reused", "entries", "files_read", "files_reused", "layout", "root",
-            "samples", "seconds", "skipped", "tables", "tag", "uri"
+            "bytes",
+            "bytes_read",
+            "bytes_reused",
+            "entries",
+            "files_read",
+            "files_reused",
+            "layout",
+            "root",
+            "samples",
+            "seconds",
+            "skipped",
+            "tables",
+            "tag",
+            "uri"
         ]
     );
     let show = w.json(&["show", "data"]);
     assert_eq!(
         keys(&show),
         [
-            "base", "bytes", "chunks", "created", "entries", "indexed_at_ns", "layout", "origin", "parts", "root",
-            "sample_rule", "samples", "skipped", "slice_bytes", "tool"
+            "base",
+            "bytes",
+            "chunks",
+            "created",
+            "entries",
+            "indexed_at_ns",
+            "layout",
+            "origin",
+            "parts",
+            "root",
+            "sample_rule",
+            "samples",
+            "skipped",
+            "slice_bytes",
+            "tool"
         ]
     );
     let entry = w.json(&["show", "data", "d/a"]);
-    assert_eq!(keys(&entry), ["blake3", "kind", "ordinal", "path", "root", "sample", "size", "slices", "target"]);
+    assert_eq!(
+        keys(&entry),
+        ["blake3", "kind", "ordinal", "path", "root", "sample", "size", "slices", "target"]
+    );
     assert_eq!(keys(&entry["slices"][0]), ["chunk", "chunk_offset", "length"]);
     let ls = w.json(&["ls", "data"]);
     assert_eq!(keys(&ls), ["children", "count", "path", "root"]);
@@ -51,7 +79,10 @@ fn ls_lists_a_directory() {
     assert_eq!(w.run(&["ls", "data", "empty"]).ok().stdout, "");
     assert_eq!(w.run(&["ls", "data", "x"]).ok().stdout, "x\n");
     let long = w.run(&["ls", "data", "-l"]).ok().stdout;
-    assert_eq!(long.lines().last().map(|l| l.split_whitespace().collect::<Vec<_>>()), Some(vec!["file", "1", "x"]));
+    assert_eq!(
+        long.lines().last().map(|l| l.split_whitespace().collect::<Vec<_>>()),
+        Some(vec!["file", "1", "x"])
+    );
     w.run(&["ls", "data", "none"]).code(1).says("not in version");
 }
 
@@ -89,7 +120,9 @@ fn diff_shows_what_changed() {
 fn every_command_has_an_example() {
     let w = World::new();
     let help = w.run(&["--help"]).ok().stdout;
-    assert!(help.contains("Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied"));
+    assert!(
+        help.contains("Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied")
+    );
     let commands = help.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
     let names: Vec<&str> = commands.filter_map(|l| l.strip_prefix("  ")?.split_whitespace().next()).collect();
     assert!(names.len() >= 11, "{help}");

@@ -64,11 +64,18 @@ fn bytes_that_differ_under_the_same_times_are_damage_of_the_storage() {
     let hash = fletch_core::Hash::of(b"what was once in!");
     let pin = fletch::index::known::pin_of(&fs::metadata(w.data().join("f")).expect("stat"));
     let scratch = tempfile::tempdir().expect("tempdir");
-    let mut writer = TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("writer");
+    let mut writer =
+        TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("writer");
     let content = fletch::index::content::Content::whole(hash, 17);
     writer.push(NewRow::indexed(Entry::file("f", 17, hash), content.slices, &pin)).expect("push");
     let written = writer
-        .finish(Created { created_unix_ns: 1, indexed_at_ns: 1, tool: "test".into(), origin: None, faults: vec![] })
+        .finish(Created {
+            created_unix_ns: 1,
+            indexed_at_ns: 1,
+            tool: "test".into(),
+            origin: None,
+            faults: vec![],
+        })
         .expect("finish");
     let put = |rel: &str, bytes: Vec<u8>| {
         let path = w.data().join(rel);

@@ -1,7 +1,13 @@
 //! A batch as a tar archive. Items that fail before their header is written are left out and
 //! listed in a last member, [`PROBLEMS`]; one that fails later cuts the connection.
 
-use super::{super::{body::{Broken, Piece}, problem::Fault}, Item};
+use super::{
+    super::{
+        body::{Broken, Piece},
+        problem::Fault,
+    },
+    Content, Item,
+};
 use bytes::Bytes;
 use fletch_api::{Code, Problem};
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
@@ -51,7 +57,12 @@ fn member(item: Item, missing: &Mutex<Vec<Missing>>) -> BoxStream<'static, Resul
             return note(Fault::new(Code::BadRequest, detail, "ask for frames").0);
         }
     };
-    let pad = Bytes::from_static(&END).slice(..usize::try_from(len.next_multiple_of(BLOCK) - len).unwrap_or(0));
+    let pad =
+        Bytes::from_static(&END).slice(..usize::try_from(len.next_multiple_of(BLOCK) - len).unwrap_or(0));
+    let pieces = match pieces {
+        Content::Ready(pieces) => stream::iter(pieces).map(Ok).boxed(),
+        Content::Later(pieces) => pieces,
+    };
     let begin = stream::iter([Ok(Piece::Framing(head.into()))]);
     let end = stream::iter([Ok(Piece::Framing(pad))]);
     begin.chain(pieces.map(|p| p.map_err(Broken::from))).chain(end).boxed()

@@ -62,7 +62,9 @@ pub enum Health {
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// Another process, or another tier of this one, uses the directory.
-    #[error("{dir} is in use by another process{holder}; every server and mount needs a cache directory of its own")]
+    #[error(
+        "{dir} is in use by another process{holder}; every server and mount needs a cache directory of its own"
+    )]
     Locked {
         /// The directory.
         dir: PathBuf,
@@ -112,7 +114,9 @@ pub(crate) fn verdict(e: &io::Error) -> Option<Why> {
         Errno::ROFS => Why::ReadOnly,
         Errno::ACCESS | Errno::PERM => Why::Denied,
         Errno::NOENT | Errno::NOTDIR | Errno::STALE => Why::Vanished,
-        Errno::INTR | Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::EXIST => return None,
+        Errno::INTR | Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::EXIST => {
+            return None;
+        }
         _ => Why::Io,
     })
 }

@@ -15,6 +15,7 @@ use super::{
     catalogue::Marks,
     layout::{Row, Table, footprint},
     lru::Chain,
+    shares::Dataset,
     slab::Slab,
 };
 use fletch_core::{Domain, Hash, StoreKey};
@@ -77,15 +78,6 @@ pub(crate) struct SlabMeta {
     pub punched_at: u32,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Dataset {
-    pub id: u64,
-    pub records: Vec<u32>,
-    pub bytes: u64,
-    pub share: Option<u64>,
-    used: bool,
-}
-
 #[derive(Debug)]
 pub(crate) struct Index {
     table: HashTable<u32>,
@@ -94,8 +86,8 @@ pub(crate) struct Index {
     /// By a number that is not used again soon, so that nobody takes one slab for another.
     slabs: BTreeMap<u32, SlabMeta>,
     next_slab: u32,
-    datasets: Vec<Dataset>,
-    dataset_slots: HashMap<u64, u32>,
+    pub(super) datasets: Vec<Dataset>,
+    pub(super) dataset_slots: HashMap<u64, u32>,
     domains: Vec<Domain>,
     domain_slots: HashMap<Domain, u16>,
     chain: Option<Chain>,
@@ -152,8 +144,6 @@ impl Index {
             + self.chain.as_ref().map_or(0, Chain::memory)
     }
 
-    // Domains and datasets.
-
     /// The number of a domain, given anew if need be; `None` past 65,535 of them.
     pub fn domain(&mut self, domain: &Domain) -> Option<u16> {
         if let Some(&n) = self.domain_slots.get(domain) {
@@ -163,79 +153,6 @@ impl Index {
         self.domains.push(domain.clone());
         self.domain_slots.insert(domain.clone(), n);
         Some(n)
-    }
-
-    /// The number of a dataset, given anew if need be.
-    pub fn dataset(&mut self, id: DatasetId) -> u32 {
-        if let Some(&n) = self.dataset_slots.get(&id.0) {
-            return n;
-        }
-        let unused = self.datasets.iter().position(|d| !d.used);
-        let n = unused.unwrap_or_else(|| {
-            self.datasets.push(Dataset::default());
-            self.datasets.len() - 1
-        });
-        self.datasets[n] = Dataset { id: id.0, used: true, ..Dataset::default() };
-        self.dataset_slots.insert(id.0, n as u32);
-        n as u32
-    }
-
-    pub fn dataset_bytes(&self, id: DatasetId) -> u64 {
-        self.dataset_slots.get(&id.0).map_or(0, |&n| self.datasets[n as usize].bytes)
-    }
-
-    /// (dataset, its bytes, its chunks, its share).
-    pub fn datasets(&self) -> impl Iterator<Item = (DatasetId, u64, u64, Option<u64>)> + '_ {
-        let used = self.datasets.iter().filter(|d| d.used);
-        used.map(|d| (DatasetId(d.id), d.bytes, d.records.len() as u64, d.share))
-    }
-
-    /// Sets all shares; datasets that are not named have none, and are forgotten when empty.
-    pub fn set_shares(&mut self, shares: &[(DatasetId, u64)]) {
-        for d in &mut self.datasets {
-            d.share = None;
-        }
-        for &(id, bytes) in shares {
-            let n = self.dataset(id);
-            self.datasets[n as usize].share = Some(bytes);
-        }
-        for d in self.datasets.iter_mut().filter(|d| d.used) {
-            if d.share.is_none() && d.bytes == 0 && d.records.is_empty() {
-                d.used = false;
-                self.dataset_slots.remove(&d.id);
-            }
-        }
-    }
-
-    /// Whether shares were ever given.
-    pub fn shared(&self) -> bool {
-        self.datasets.iter().any(|d| d.share.is_some())
-    }
-
-    /// What a dataset may hold: its share; without one, what others leave of `capacity`
-    /// (all of it while nobody has a share).
-    pub fn allowance(&self, id: DatasetId, capacity: u64) -> u64 {
-        let own = self.dataset_slots.get(&id.0).map(|&n| &self.datasets[n as usize]);
-        if let Some(share) = own.and_then(|d| d.share) {
-            return share;
-        }
-        if !self.shared() {
-            return u64::MAX;
-        }
-        let others = self.datasets.iter().filter(|d| d.used && d.id != id.0);
-        let taken: u64 = others.map(|d| d.share.unwrap_or(0).max(d.bytes)).fold(0, u64::saturating_add);
-        capacity.saturating_sub(taken)
-    }
-
-    /// Counts a record on its way into the dataset's bytes.
-    pub fn charge(&mut self, dataset: u32, bytes: u64) {
-        self.datasets[dataset as usize].bytes += bytes;
-    }
-
-    /// Takes a charge back.
-    pub fn discharge(&mut self, dataset: u32, bytes: u64) {
-        let d = &mut self.datasets[dataset as usize];
-        d.bytes = d.bytes.saturating_sub(bytes);
     }
 
     // Slabs.
@@ -441,7 +358,7 @@ impl Index {
         self.lookup(key).filter(|&r| self.place(r) == place).map(|r| self.kill(r))
     }
 
-    fn kill(&mut self, r: u32) -> u64 {
+    pub(super) fn kill(&mut self, r: u32) -> u64 {
         let rec = self.recs[r as usize].clone();
         let size = footprint(rec.len);
         if let Ok(e) = self.table.find_entry(mix(self.key, rec.domain, &rec.hash), |&x| x == r) {
@@ -503,7 +420,7 @@ impl Index {
         self.lookup(key).is_some_and(|r| self.is_leased(r))
     }
 
-    fn is_leased(&self, r: u32) -> bool {
+    pub(super) fn is_leased(&self, r: u32) -> bool {
         !self.leases.is_empty() && self.leases.contains_key(&r)
     }
 
@@ -520,32 +437,12 @@ impl Index {
         Some(self.kill(r))
     }
 
-    /// The dataset that is furthest over its allowance, and by how much.
-    pub fn most_over(&self, capacity: u64) -> Option<(u32, u64)> {
-        if !self.shared() {
-            return None;
-        }
-        let over = |d: &Dataset| d.bytes.saturating_sub(self.allowance(DatasetId(d.id), capacity));
-        let all = self.datasets.iter().enumerate().filter(|(_, d)| d.used && !d.records.is_empty());
-        all.map(|(n, d)| (n as u32, over(d))).filter(|&(_, o)| o > 0).max_by_key(|&(_, o)| o)
-    }
-
-    /// Evicts a random record of dataset `n`; `pick` is a random number. `None` when all are leased.
-    pub fn evict_random(&mut self, n: u32, pick: u64) -> Option<u64> {
-        let list = &self.datasets.get(n as usize)?.records;
-        if list.is_empty() {
-            return None;
-        }
-        let start = (pick % list.len() as u64) as usize;
-        let free = |&&r: &&u32| !self.is_leased(r);
-        let r = *list[start..].iter().chain(&list[..start]).find(free)?;
-        Some(self.kill(r))
-    }
-
     /// Whether the slab holds a leased record.
     pub fn slab_leased(&self, n: u32) -> bool {
         !self.leases.is_empty()
-            && self.slab(n).is_some_and(|s| s.records.iter().any(|r| *r != NONE && self.leases.contains_key(r)))
+            && self
+                .slab(n)
+                .is_some_and(|s| s.records.iter().any(|r| *r != NONE && self.leases.contains_key(r)))
     }
 
     /// Panics where an invariant is broken.

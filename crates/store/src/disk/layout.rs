@@ -177,7 +177,8 @@ pub(crate) fn record_header(slab: u64, key: &StoreKey, dataset: u64, len: u32) -
     b[16..24].copy_from_slice(&dataset.to_le_bytes());
     b[24..28].copy_from_slice(&len.to_le_bytes());
     b[32..64].copy_from_slice(key.hash.as_bytes());
-    b[DOMAIN_AT..DOMAIN_AT + domain.len().min(DOMAIN_MAX)].copy_from_slice(&domain[..domain.len().min(DOMAIN_MAX)]);
+    b[DOMAIN_AT..DOMAIN_AT + domain.len().min(DOMAIN_MAX)]
+        .copy_from_slice(&domain[..domain.len().min(DOMAIN_MAX)]);
     let check = check8(CONTEXT_RECORD, &b[..RECORD_CHECKED]);
     b[RECORD_CHECKED..RECORD_CHECKED + 8].copy_from_slice(&check);
     b
@@ -271,7 +272,10 @@ pub(crate) fn read_footer(b: &Block, id: u64, file_len: u64) -> Result<Footer, B
     let parse = || {
         let table_hash = Hash(array(b, 40)?);
         let (slab, table_at) = (u64_at(b, 16)?, u64_at(b, 24)?);
-        Some((u32_at(b, 8)?, Footer { slab, table_at, table_len: u64_at(b, 32)?, count: u32_at(b, 12)?, table_hash }))
+        Some((
+            u32_at(b, 8)?,
+            Footer { slab, table_at, table_len: u64_at(b, 32)?, count: u32_at(b, 12)?, table_hash },
+        ))
     };
     let (major, f) = parse().ok_or(BadSlab::Nonsense)?;
     if major != MAJOR {

@@ -33,6 +33,7 @@ mod policy;
 mod reaper;
 mod recover;
 mod scrub;
+mod shares;
 mod slab;
 mod space;
 mod stats;
@@ -53,7 +54,7 @@ use layout::{BLOCK, footprint};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use slab::{Files, Slab};
-use space::{Plan, Space};
+use space::{Full, Plan, Space};
 use stats::{Counters, add};
 use std::{
     io,
@@ -98,6 +99,7 @@ pub struct DiskTier {
     plan: Plan,
     files: Files,
     space: Space,
+    full: Full,
     catalogue: Catalogue,
     index: RwLock<Index>,
     writer: Mutex<write::Writer>,
@@ -143,7 +145,8 @@ impl DiskTier {
             if !still.is_some_and(|(p, s)| p == place && Arc::ptr_eq(&s, &slab)) {
                 continue;
             }
-            let read = self.files.file(&slab).and_then(|f| slab::read(&f, place.at + BLOCK, place.len as usize));
+            let read =
+                self.files.file(&slab).and_then(|f| slab::read(&f, place.at + BLOCK, place.len as usize));
             drop(guard);
             let Some(bytes) = self.judge(key, place, &slab, read)? else { break };
             if self.config.policy == Policy::Lru {
@@ -260,6 +263,12 @@ impl DiskTier {
         add(&self.counters.evicted_bytes, bytes);
     }
 
+    /// Grows whenever a record dies.
+    fn deaths(&self) -> u64 {
+        let c = &self.counters;
+        [&c.evicted, &c.quarantined, &c.slabs_lost].iter().map(|n| n.load(Ordering::Relaxed)).sum()
+    }
+
     /// Evicts random chunks of a dataset until it has at most `bytes`.
     fn shrink_dataset(&self, dataset: DatasetId, bytes: u64) -> u64 {
         let mut evicted = 0;
@@ -340,14 +349,13 @@ impl DiskTier {
         if index.contains(key) {
             return Admission::Yes;
         }
-        // What dead records occupy can be had back.
-        let dead = self.space.used().saturating_sub(index.slabs().map(|(_, s)| s.live_bytes + s.fixed).sum());
-        let room = self.space.free(self.plan.spare_bytes) + dead >= need;
+        let room = !self.full.is(need, self.deaths());
         let yes = match self.config.policy {
             Policy::Lru => true,
             Policy::Pin => room,
             Policy::Fletch => {
-                room && index.dataset_bytes(dataset).saturating_add(need) <= index.allowance(dataset, self.capacity())
+                room && index.dataset_bytes(dataset).saturating_add(need)
+                    <= index.allowance(dataset, self.capacity())
             }
         };
         if yes { Admission::Yes } else { Admission::No }
@@ -367,7 +375,9 @@ impl DiskTier {
             slab_bytes: self.space.used(),
             leases: index.leases() as u64,
             index_bytes: index.memory() as u64,
-            datasets: datasets.map(|(dataset, bytes, chunks, share)| DatasetUse { dataset, bytes, chunks, share }).collect(),
+            datasets: datasets
+                .map(|(dataset, bytes, chunks, share)| DatasetUse { dataset, bytes, chunks, share })
+                .collect(),
         }
     }
 

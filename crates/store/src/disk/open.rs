@@ -7,7 +7,7 @@ use super::{
     layout::BadSlab,
     lock, recover, seeded, slab,
     slab::{Files, Slab},
-    space::{FILE_SLACK, Plan, Space},
+    space::{Full, Plan, Space},
     stats::{Counters, add},
     write::Writer,
 };
@@ -94,6 +94,7 @@ impl DiskTier {
             plan,
             files: Files::new(config.dir.join("slabs"), config.files_max),
             space: Space::new(plan.slabs_bytes),
+            full: Full::new(),
             catalogue,
             index: RwLock::new(Index::new(key, config.policy == Policy::Lru)),
             writer: Mutex::new(Writer::default()),
@@ -110,7 +111,8 @@ impl DiskTier {
         let mut found = Recovery::default();
         let known = marks.keys().copied().collect::<Vec<_>>();
         let present = tier.load_slabs(marks, &mut found)?;
-        lock(&tier.gone).extend(known.into_iter().filter(|id| !present.contains_key(id)).map(|id| (id, None)));
+        lock(&tier.gone)
+            .extend(known.into_iter().filter(|id| !present.contains_key(id)).map(|id| (id, None)));
         if let Some(doubt) = doubt {
             tracing::warn!(%doubt, "rebuilding the catalogue from the slabs");
             found.rebuilt = true;
@@ -157,7 +159,12 @@ impl DiskTier {
         Ok(ids.into_iter().map(|id| (id, ())).collect())
     }
 
-    fn load_slab(&self, id: u64, marks: Option<&super::catalogue::Marks>, found: &mut Recovery) -> Result<(), DiskError> {
+    fn load_slab(
+        &self,
+        id: u64,
+        marks: Option<&super::catalogue::Marks>,
+        found: &mut Recovery,
+    ) -> Result<(), DiskError> {
         let path = self.files.path(id);
         let slab = Slab::new(id);
         let file = self.files.file(&slab).map_err(|e| DiskError::io("open", &path, e))?;
@@ -177,11 +184,13 @@ impl DiskTier {
             drop(self.files.remove(&slab));
             return Ok(());
         }
-        self.space.add(f.blocks + FILE_SLACK);
+        // Without the slack of a slab that was just written: what fitted before fits again.
+        self.space.add(f.blocks);
         let mut index = self.write_index();
-        let n = index.add_slab(Arc::clone(&slab), f.blocks + FILE_SLACK, State::Sealed);
+        let n = index.add_slab(Arc::clone(&slab), f.blocks, State::Sealed);
         for (row, r) in f.table.rows.iter().enumerate() {
-            let key = fletch_core::StoreKey { domain: f.table.domains[r.domain as usize].clone(), hash: r.hash };
+            let key =
+                fletch_core::StoreKey { domain: f.table.domains[r.domain as usize].clone(), hash: r.hash };
             let domain = if f.dead[row] { None } else { index.domain(&key.domain) };
             let Some(domain) = domain else {
                 index.insert_dead(n);
@@ -246,6 +255,10 @@ impl DiskTier {
         self.why().map_or(Ok(()), |w| Err(DiskError::Off(w)))
     }
 
+    pub(crate) fn open_for_writing(&self) -> Result<(), DiskError> {
+        self.why().filter(|w| *w == Why::Closed).map_or(Ok(()), |w| Err(DiskError::Off(w)))
+    }
+
     pub(crate) fn turn_off(&self, why: Why) {
         let mut s = lock(&self.state);
         let worse = match s.health {
@@ -289,6 +302,7 @@ impl DiskTier {
             Ok(()) => {
                 tracing::info!(dir = %self.config.dir.display(), "the disk tier is on again");
                 self.read_errors.store(0, Ordering::Relaxed);
+                self.full.forget();
                 lock(&self.state).health = Health::On;
                 self.set_off(None);
             }
@@ -346,12 +360,14 @@ impl DiskTier {
     /// # Errors
     /// [`DiskError`] when the disk fails; the tier is closed all the same.
     pub fn close(&self) -> Result<(), DiskError> {
-        let ended = if self.writable().is_ok() { self.seal_active() } else { Ok(()) };
+        let works = self.writable().is_ok();
+        let _alone = lock(&self.maintenance);
         {
             let mut s = lock(&self.state);
             s.health = Health::Off { why: Why::Closed, since: s.now };
             self.set_off(Some(Why::Closed));
         }
+        let ended = if works { self.seal_active() } else { Ok(()) };
         self.sync_catalogue();
         self.catalogue.disconnect();
         self.files.close_all();
@@ -367,15 +383,26 @@ impl Ground {
     /// Makes the directory if need be and takes its lock.
     fn take(dir: &Path) -> Result<Self, DiskError> {
         let slabs = dir.join("slabs");
-        DirBuilder::new().recursive(true).mode(0o700).create(&slabs).map_err(|e| DiskError::io("create", &slabs, e))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&slabs)
+            .map_err(|e| DiskError::io("create", &slabs, e))?;
         let path = dir.join("lock");
         let fail = |e| DiskError::io("lock", &path, e);
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(fail)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(fail)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
             let read = (&mut file).take(20).read_to_string(&mut pid).is_ok();
-            let holder = if read && !pid.trim().is_empty() { format!(" (pid {})", pid.trim()) } else { String::new() };
+            let holder =
+                if read && !pid.trim().is_empty() { format!(" (pid {})", pid.trim()) } else { String::new() };
             return Err(DiskError::Locked { dir: dir.into(), holder });
         }
         let pid = format!("{}\n", std::process::id());

@@ -3,7 +3,7 @@
 //! Which records die is the policy's choice; this turns dead records into free blocks, cheapest first.
 
 use super::{
-    DiskError, DiskTier, Policy,
+    DiskError, DiskTier, Policy, Why,
     catalogue::Change,
     index::{NONE, Place, SlabMeta, State},
     layout::{BLOCK, footprint},
@@ -18,7 +18,9 @@ use std::{fs::File, ops::Range, sync::Arc};
 /// While somebody waits, nothing is copied that gains less than a quarter of what it costs at most.
 const GAIN_URGENT: u64 = 4;
 /// In the background, it is worth more work.
-const GAIN_IDLE: u64 = 16;
+const GAIN_IDLE: u64 = 32;
+/// Less is never worth copying a slab.
+const GAIN_MIN: u64 = 8 << 10;
 /// Dead runs shorter than this are not worth a hole.
 const HOLE_MIN: u64 = 16 << 10;
 /// Slabs' worth of free space that the background keeps ready.
@@ -68,7 +70,11 @@ impl DiskTier {
         }
         self.sync_catalogue();
         let (copied, evicted) = done?;
-        Ok(ReapReport { freed: before.saturating_sub(self.space.used()), copied, evicted })
+        let freed = before.saturating_sub(self.space.used());
+        if freed > 0 {
+            self.full.forget();
+        }
+        Ok(ReapReport { freed, copied, evicted })
     }
 
     fn reap_within(&self, budget: u64) -> Result<(u64, u64), DiskError> {
@@ -76,7 +82,9 @@ impl DiskTier {
         let mut copied = 0;
         let ready = READY_SLABS * self.plan.slab_bytes;
         let ready = ready.min(self.plan.slabs_bytes / 8);
-        self.reclaim(&mut reaper, ready, self.plan.spare_bytes, GAIN_IDLE, budget, &mut copied)?;
+        let short = self.floor_shortage(ready)?;
+        let want = if short > 0 { ready.max(self.space.free(self.plan.spare_bytes) + short) } else { ready };
+        self.reclaim(&mut reaper, want, self.plan.spare_bytes, GAIN_IDLE, budget, &mut copied)?;
         let mut evicted = 0;
         // Whole slabs go, whose records are a mixture of what came at one time: cheap, and certain to help.
         while self.floor_shortage(0)? > 0 || self.space.excess() > 0 {
@@ -101,7 +109,8 @@ impl DiskTier {
 
     fn empty_slab(&self, n: u32) -> u64 {
         let mut index = self.write_index();
-        let live: Vec<u32> = index.slab(n).map_or(Vec::new(), |s| s.records.iter().copied().filter(|&r| r != NONE).collect());
+        let live: Vec<u32> =
+            index.slab(n).map_or(Vec::new(), |s| s.records.iter().copied().filter(|&r| r != NONE).collect());
         let keys: Vec<_> = live.iter().map(|&r| index.key_of(r).0).collect();
         let freed: Vec<u64> = keys.iter().filter_map(|k| index.remove(k)).collect();
         drop(index);
@@ -116,6 +125,7 @@ impl DiskTier {
         let floor = self.floor_shortage(want)?;
         if floor > 0 && self.config.policy != Policy::Lru {
             // Only `reap` evicts for the floor here.
+            self.turn_off(Why::Full);
             return Ok(false);
         }
         let goal = if floor > 0 { want.max(self.space.free(keep) + floor) } else { want };
@@ -130,6 +140,9 @@ impl DiskTier {
                 Policy::Fletch => self.evict_over_share(want),
             };
             if evicted == 0 {
+                if floor > 0 {
+                    self.turn_off(Why::Full);
+                }
                 return Ok(false);
             }
         }
@@ -184,17 +197,20 @@ impl DiskTier {
                 continue;
             }
             let Some(step) = self.next_step(gain) else { return Ok(false) };
-            let before = self.space.used();
-            match step {
-                Step::Unlink => drop(self.unlink_dead(reaper)?),
-                Step::Punch(n) => self.punch(n)?,
-                Step::Compact(n) => {
-                    *copied += self.compact(n)?;
-                    self.unlink_dead(reaper)?;
+            // Every step leaves less waste, or is the last one.
+            let went_on = match step {
+                Step::Unlink => self.unlink_dead(reaper)?,
+                Step::Punch(n) => {
+                    self.punch(n)?;
+                    true
                 }
-            }
-            let punched = matches!(step, Step::Punch(_));
-            if !punched && self.space.used() >= before || *copied >= budget {
+                Step::Compact(n) => {
+                    let (bytes, whole) = self.compact(n)?;
+                    *copied += bytes;
+                    self.unlink_dead(reaper)? && whole
+                }
+            };
+            if !went_on || *copied >= budget {
                 return Ok(self.space.free(keep) >= want);
             }
         }
@@ -204,13 +220,12 @@ impl DiskTier {
         let index = self.read_index();
         let sealed = index.slabs().filter(|(_, m)| m.state == State::Sealed);
         // What is left between records counts as waste too, except for what a file system rounds up.
-        let waste = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + m.fixed + 2 * FS_BLOCK);
+        let waste = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + m.fixed + FS_BLOCK);
         let (n, m) = sealed.max_by_key(|(_, m)| if m.live == 0 { u64::MAX } else { waste(m) })?;
         if m.live == 0 {
             return Some(Step::Unlink);
         }
-        let least = (self.plan.slab_bytes / gain).min(m.blocks / gain);
-        if waste(m) < least.max(HOLE_MIN) {
+        if waste(m) < (m.blocks / gain).max(GAIN_MIN) {
             return None;
         }
         let mean = m.live_bytes / u64::from(m.live);
@@ -286,21 +301,21 @@ impl DiskTier {
         Some((slab, holes))
     }
 
-    /// Copies what lives in slab `n` into the open slab. Bytes copied.
-    fn compact(&self, n: u32) -> Result<u64, DiskError> {
+    /// Copies what lives in slab `n` into the open slab: bytes copied, and whether that was all.
+    fn compact(&self, n: u32) -> Result<(u64, bool), DiskError> {
         let (slab, live) = {
             let index = self.read_index();
-            let Some(m) = index.slab(n) else { return Ok(0) };
+            let Some(m) = index.slab(n) else { return Ok((0, true)) };
             let live = m.records.iter().copied().filter(|&r| r != NONE);
             let live: Vec<_> = live.map(|r| (index.key_of(r), index.place(r))).collect();
             (Arc::clone(&m.slab), live)
         };
-        let mut copied = 0;
+        let (mut copied, mut whole) = (0, true);
         let file: Arc<File> = match self.files.file(&slab) {
             Ok(f) => f,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 self.lose_slab(&slab);
-                return Ok(0);
+                return Ok((0, true));
             }
             Err(e) => return Err(DiskError::io("open", self.files.path(slab.id), e)),
         };
@@ -308,23 +323,34 @@ impl DiskTier {
             if self.read_index().find(&key) != Some(from) {
                 continue;
             }
-            let bytes = slab::read(&file, from.at + BLOCK, from.len as usize)
-                .map_err(|e| DiskError::io("read", self.files.path(slab.id), e))?;
-            let chunk = match Verified::check(key.hash, bytes.into()) {
-                Ok(chunk) if chunk.bytes().len() == from.len as usize => chunk,
+            let read = slab::read(&file, from.at + BLOCK, from.len as usize);
+            let bytes = match self.judge(&key, from, &slab, read) {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) => continue,
+                // A bad sector costs its record; a bad disk turns the tier off.
+                Err(e) => match self.writable() {
+                    Ok(()) => continue,
+                    Err(_) => return Err(e),
+                },
+            };
+            let chunk = match Verified::check(key.hash, bytes) {
+                Ok(chunk) => chunk,
                 _ => {
                     self.condemn(&key, from);
                     continue;
                 }
             };
-            let Some(domain) = self.write_index().domain(&key.domain) else { break };
-            let Some(to) = self.write_record(&key, dataset, domain, &chunk, For::Compaction)? else { break };
+            let Some(domain) = self.write_index().domain(&key.domain) else { continue };
+            let Some(to) = self.write_record(&key, dataset, domain, &chunk, For::Compaction)? else {
+                whole = false;
+                break;
+            };
             self.write_index().relocate(&key, from, to);
             self.finish(to.slab)?;
             copied += footprint(from.len);
         }
         add(&self.counters.compacted_bytes, copied);
-        Ok(copied)
+        Ok((copied, whole))
     }
 
     /// Tells the catalogue what changed. Failing costs at most that evicted records come back

@@ -38,7 +38,8 @@ pub(crate) struct Found {
 /// Reads slab `id`. The error is the disk's; damage is not an error.
 pub(crate) fn load(file: &File, id: u64, marks: Option<&Marks>) -> io::Result<Result<Found, BadSlab>> {
     let len = file.metadata()?.len();
-    if let Err(BadSlab::Major(m)) = block(file, 0, len)?.map_or(Ok(()), |b| layout::check_slab_header(&b, id)) {
+    if let Err(BadSlab::Major(m)) = block(file, 0, len)?.map_or(Ok(()), |b| layout::check_slab_header(&b, id))
+    {
         return Ok(Err(BadSlab::Major(m)));
     }
     let found = match sealed(file, id, len)? {

@@ -11,6 +11,9 @@ use super::{
 use fletch_core::{Hash, StoreKey};
 use std::sync::Arc;
 
+/// A record and where it is.
+type Named = (StoreKey, Place);
+
 /// Where scrubbing goes on.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
@@ -59,22 +62,27 @@ impl DiskTier {
     }
 
     /// Records at or after the cursor in the first slab that has some, in order of their place.
-    fn slab_after(&self, c: &Cursor) -> Option<(Arc<Slab>, Vec<(StoreKey, Place)>)> {
+    fn slab_after(&self, c: &Cursor) -> Option<(Arc<Slab>, Vec<Named>)> {
         let index = self.read_index();
         let mut slabs: Vec<_> = index.slabs().filter(|(_, m)| m.slab.id >= c.slab_id && m.live > 0).collect();
         slabs.sort_unstable_by_key(|(_, m)| m.slab.id);
         slabs.into_iter().find_map(|(_, m)| {
             let after = |p: &Place| m.slab.id > c.slab_id || p.at >= c.at;
             let live = m.records.iter().filter(|&&r| r != NONE);
-            let mut live: Vec<_> =
-                live.map(|&r| (r, index.place(r))).filter(|(_, p)| after(p)).collect();
+            let mut live: Vec<_> = live.map(|&r| (r, index.place(r))).filter(|(_, p)| after(p)).collect();
             live.sort_unstable_by_key(|(_, p)| p.at);
             let live: Vec<_> = live.into_iter().map(|(r, p)| (index.key_of(r).0, p)).collect();
             (!live.is_empty()).then(|| (Arc::clone(&m.slab), live))
         })
     }
 
-    fn scrub_one(&self, slab: &Arc<Slab>, key: &StoreKey, place: Place, report: &mut ScrubReport) -> Result<(), DiskError> {
+    fn scrub_one(
+        &self,
+        slab: &Arc<Slab>,
+        key: &StoreKey,
+        place: Place,
+        report: &mut ScrubReport,
+    ) -> Result<(), DiskError> {
         let guard = slab.reading();
         // Evicted or moved meanwhile?
         if self.read_index().find(key) != Some(place) {

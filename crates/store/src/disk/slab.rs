@@ -148,7 +148,8 @@ impl Files {
     /// What files occupy that are open here but have no name any more.
     pub fn nameless_bytes(&self) -> u64 {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let metas = open.iter().filter_map(Weak::upgrade).filter_map(|s| s.opened().as_ref()?.metadata().ok());
+        let metas =
+            open.iter().filter_map(Weak::upgrade).filter_map(|s| s.opened().as_ref()?.metadata().ok());
         metas.filter(|m| m.nlink() == 0).map(|m| m.blocks() * 512).sum()
     }
 
@@ -167,7 +168,12 @@ impl Files {
         let file = self.file(slab)?;
         let Some(_alone) = slab.alone() else { return Ok(false) };
         for r in ranges {
-            fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, r.start, r.end - r.start)?;
+            fallocate(
+                &file,
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                r.start,
+                r.end - r.start,
+            )?;
         }
         Ok(true)
     }

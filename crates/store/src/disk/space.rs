@@ -38,13 +38,21 @@ impl Plan {
         }
         let slab_bytes = slab_bytes.unwrap_or_else(|| (size_max / 128).clamp(512 << 10, 256 << 20));
         if slab_bytes < 64 << 10 || slab_bytes > size_max / 8 || slab_bytes > SLAB_BYTES_MAX {
-            return Err(format!("slabs of {slab_bytes} bytes do not suit a cache of {size_max}: 64 KiB to an eighth of it"));
+            return Err(format!(
+                "slabs of {slab_bytes} bytes do not suit a cache of {size_max}: 64 KiB to an eighth of it"
+            ));
         }
         let slab_bytes = slab_bytes / 4096 * 4096;
         let catalogue_bytes = (size_max / 64).clamp(3 << 19, 256 << 20);
         let aside_bytes = (size_max / 256).min(64 << 20);
         let slabs_bytes = size_max - catalogue_bytes - aside_bytes - FIXED;
-        Ok(Plan { slabs_bytes, slab_bytes, spare_bytes: slab_bytes + FILE_SLACK, catalogue_bytes, aside_bytes })
+        Ok(Plan {
+            slabs_bytes,
+            slab_bytes,
+            spare_bytes: slab_bytes + FILE_SLACK,
+            catalogue_bytes,
+            aside_bytes,
+        })
     }
 
     /// Footprints of records that fit for sure while nothing of them is dead: without the
@@ -63,7 +71,8 @@ impl Plan {
 
     /// Whether the longest chunk can be kept at all.
     pub fn fits(&self, len: u32) -> bool {
-        len <= CHUNK_BYTES_MAX && Self::single(footprint(len), 256) + FILE_SLACK <= (self.slabs_bytes - self.spare_bytes) / 2
+        len <= CHUNK_BYTES_MAX
+            && Self::single(footprint(len), 256) + FILE_SLACK <= (self.slabs_bytes - self.spare_bytes) / 2
     }
 }
 
@@ -107,6 +116,40 @@ impl Space {
     pub fn give(&self, bytes: u64) {
         let before = self.used.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes, "I6: more space was given back than taken");
+    }
+}
+
+/// The smallest record that did not fit, until something dies: so that a full tier refuses
+/// newcomers without looking for room each time.
+#[derive(Debug)]
+pub(crate) struct Full {
+    need: AtomicU64,
+    deaths: AtomicU64,
+}
+
+impl Full {
+    pub fn new() -> Self {
+        Full { need: AtomicU64::new(u64::MAX), deaths: AtomicU64::new(0) }
+    }
+
+    /// A record of `need` bytes did not fit when `deaths` had died.
+    pub fn note(&self, need: u64, deaths: u64) {
+        let same = self.deaths.swap(deaths, Ordering::Relaxed) == deaths;
+        if same {
+            self.need.fetch_min(need, Ordering::Relaxed);
+        } else {
+            self.need.store(need, Ordering::Relaxed);
+        }
+    }
+
+    /// Space came free in another way.
+    pub fn forget(&self) {
+        self.need.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Whether a record of `need` bytes is known not to fit.
+    pub fn is(&self, need: u64, deaths: u64) -> bool {
+        need >= self.need.load(Ordering::Relaxed) && self.deaths.load(Ordering::Relaxed) == deaths
     }
 }
 

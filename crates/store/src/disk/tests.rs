@@ -109,7 +109,10 @@ fn a_restart_is_warm_whether_closed_or_not() {
         let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
         let chunks: Vec<_> = (0..300).map(|n| chunk(n, 10_000 + n as usize * 7)).collect();
         for c in &chunks {
-            assert_eq!(tier.put(&key(c), DatasetId(c.bytes().len() as u64 % 3), c).expect("no error"), Stored::Yes);
+            assert_eq!(
+                tier.put(&key(c), DatasetId(c.bytes().len() as u64 % 3), c).expect("no error"),
+                Stored::Yes
+            );
         }
         for c in &chunks[..100] {
             assert!(tier.evict(&key(c)));
@@ -126,7 +129,9 @@ fn a_restart_is_warm_whether_closed_or_not() {
         let back = tier.stats();
         if close {
             assert_eq!((back.chunks, back.bytes), (before.chunks, before.bytes));
-            let by_id = |s: &DiskStats| s.datasets.iter().map(|d| (d.dataset, (d.bytes, d.chunks))).collect::<BTreeMap<_, _>>();
+            let by_id = |s: &DiskStats| {
+                s.datasets.iter().map(|d| (d.dataset, (d.bytes, d.chunks))).collect::<BTreeMap<_, _>>()
+            };
             assert_eq!(by_id(&back), by_id(&before));
         }
         for c in &chunks[100..] {
@@ -143,7 +148,8 @@ fn a_restart_is_warm_whether_closed_or_not() {
 fn a_second_owner_of_the_directory_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
-    let err = DiskTier::open(config(dir.path(), 64 << 20, Policy::Fletch), SystemTime::now()).expect_err("locked");
+    let err =
+        DiskTier::open(config(dir.path(), 64 << 20, Policy::Fletch), SystemTime::now()).expect_err("locked");
     assert!(matches!(err, DiskError::Locked { .. }));
     assert!(err.to_string().contains(&format!("pid {}", std::process::id())), "{err}");
     drop(tier);
@@ -175,7 +181,10 @@ fn leased_chunks_stay() {
 fn scrubbing_reads_everything_once_and_begins_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
-    assert_eq!(tier.scrub_next(1 << 20).expect("scrubbed"), ScrubReport { wrapped: true, ..Default::default() });
+    assert_eq!(
+        tier.scrub_next(1 << 20).expect("scrubbed"),
+        ScrubReport { wrapped: true, ..Default::default() }
+    );
     for n in 0..200 {
         let c = chunk(n, 20_000);
         tier.put(&key(&c), D1, &c).expect("kept");

@@ -108,7 +108,12 @@ impl DiskTier {
         stored
     }
 
-    fn admit_and_write(&self, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> Result<Stored, DiskError> {
+    fn admit_and_write(
+        &self,
+        key: &StoreKey,
+        dataset: DatasetId,
+        chunk: &Verified,
+    ) -> Result<Stored, DiskError> {
         if key.hash != chunk.hash() {
             return Err(DiskError::Invalid(format!("chunk {} cannot be kept as {}", chunk.hash(), key.hash)));
         }
@@ -123,8 +128,13 @@ impl DiskTier {
                 return Ok(Stored::Already);
             }
             let fletch = self.config.policy == Policy::Fletch;
-            if fletch && index.dataset_bytes(dataset).saturating_add(need) > index.allowance(dataset, capacity) {
+            if fletch
+                && index.dataset_bytes(dataset).saturating_add(need) > index.allowance(dataset, capacity)
+            {
                 return Ok(Stored::Refused(Refusal::Share));
+            }
+            if self.config.policy != Policy::Lru && self.full.is(need, self.deaths()) {
+                return Ok(Stored::Refused(Refusal::Full));
             }
             let Some(domain) = index.domain(&key.domain) else {
                 return Ok(Stored::Refused(Refusal::Domains));
@@ -133,6 +143,7 @@ impl DiskTier {
             index.charge(set, need);
             (domain, set)
         };
+        let deaths = self.deaths();
         let written = self.write_record(key, dataset, domain, chunk, For::Newcomer);
         let inserted = match &written {
             Ok(Some(place)) => self.write_index().insert(domain, key.hash, set, *place),
@@ -141,7 +152,10 @@ impl DiskTier {
         if !inserted {
             self.write_index().discharge(set, need);
         }
-        let Some(place) = written? else { return Ok(Stored::Refused(Refusal::Full)) };
+        let Some(place) = written? else {
+            self.full.note(need, deaths);
+            return Ok(Stored::Refused(Refusal::Full));
+        };
         self.finish(place.slab)?;
         Ok(if inserted { Stored::Yes } else { Stored::Already })
     }
@@ -184,11 +198,14 @@ impl DiskTier {
         let mut full = None;
         let got = {
             let mut w = lock(&self.writer);
+            // After `close` the directory may be somebody else's.
+            self.open_for_writing()?;
             // A record as large as a slab gets one of its own.
             let single = Plan::single(need, domain_bytes);
             let alone = single > self.plan.slab_bytes;
             let active = w.active.filter(|_| !alone);
-            let fits = active.and_then(|n| w.open.get(&n)).is_some_and(|o| o.fits(need, domain, domain_bytes));
+            let fits =
+                active.and_then(|n| w.open.get(&n)).is_some_and(|o| o.fits(need, domain, domain_bytes));
             if let (Some(n), false) = (active, fits) {
                 full = retire(&mut w, n);
             }
@@ -216,7 +233,13 @@ impl DiskTier {
     }
 
     /// Makes a slab; `None` when there is no room for one.
-    fn open_slab(&self, w: &mut Writer, single: u64, alone: bool, whom: For) -> Result<Option<u32>, DiskError> {
+    fn open_slab(
+        &self,
+        w: &mut Writer,
+        single: u64,
+        alone: bool,
+        whom: For,
+    ) -> Result<Option<u32>, DiskError> {
         let keep = if whom == For::Compaction { 0 } else { self.plan.spare_bytes };
         // The last slab before the limit may be a short one.
         let room = self.space.free(keep).saturating_sub(FILE_SLACK) / 4096 * 4096;
@@ -309,7 +332,7 @@ impl DiskTier {
         let mut index = self.write_index();
         let Some(meta) = index.slab_mut(n).filter(|m| Arc::ptr_eq(&m.slab, slab)) else { return 0 };
         // A block of extents may still be added when dirty pages reach the disk.
-        let now = (now + FILE_SLACK).min(meta.blocks);
+        let now = (now + FILE_SLACK / 2).min(meta.blocks);
         let given = meta.blocks - now;
         meta.blocks = now;
         self.space.give(given);

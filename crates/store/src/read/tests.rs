@@ -163,7 +163,11 @@ async fn a_fetch_may_end_the_attempts_with_its_own_word() {
     let chunk = content(7, 1000);
     let fetch: Fetch = Arc::new(|n| {
         Box::pin(async move {
-            if n < 2 { Ok(Bytes::from(vec![0; 1000])) } else { Err(FetchError::new(Kind::Corrupt, "changed")) }
+            if n < 2 {
+                Ok(Bytes::from(vec![0; 1000]))
+            } else {
+                Err(FetchError::new(Kind::Corrupt, "changed"))
+            }
         })
     });
     let e = s.read(key_of(&chunk), 1000, fetch).await.expect_err("no more sources");

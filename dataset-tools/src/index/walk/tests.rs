@@ -161,7 +161,9 @@ fn links_by_policy() {
     let follow = steps(base, Symlinks::Follow, &[], NAMES_BYTES_MAX);
     let files: Vec<_> = follow
         .iter()
-        .filter_map(|s| if let Step::File { path, follow } = s { Some((path.as_str(), *follow)) } else { None })
+        .filter_map(
+            |s| if let Step::File { path, follow } = s { Some((path.as_str(), *follow)) } else { None },
+        )
         .collect();
     assert_eq!(files, [("d/f", false), ("to-dir/f", false), ("to-file", true)]);
     let bad = faults(&follow);
@@ -187,7 +189,10 @@ fn odd_names_and_excluded_places() {
     let _socket = std::os::unix::net::UnixListener::bind(base.join("sock")).expect("socket");
     let all = steps(base, Symlinks::Keep, &["fletch", "out"], NAMES_BYTES_MAX);
     let f = faults(&all);
-    assert_eq!(f.iter().map(|(p, _)| p.as_str()).collect::<Vec<_>>(), ["pipe", "sock", "sub/bad-\\xff\\nname"]);
+    assert_eq!(
+        f.iter().map(|(p, _)| p.as_str()).collect::<Vec<_>>(),
+        ["pipe", "sock", "sub/bad-\\xff\\nname"]
+    );
     assert!(f[0].1.contains("named pipe") && f[1].1.contains("socket") && f[2].1.contains("UTF-8"), "{f:?}");
     let good: Vec<_> = all.into_iter().filter(|s| !matches!(s, Step::Fault { .. })).collect();
     assert_eq!(entries(&good), ["sub/fletch/f"]);

@@ -86,12 +86,14 @@ fn what_was_committed_survives_kill_9() {
             committed.extend(put);
             let (tier, found) = open(dir.path(), SIZE, Policy::Fletch);
             assert!(found.took < Duration::from_secs(5) && !found.rebuilt, "{found:?}");
+            let before = lost;
             for &n in &committed {
                 let (got, wrong) = read(&tier, &key(&chunk(n, len_of(n))));
                 assert!(!wrong, "round {round}: wrong bytes");
                 lost += usize::from(got.is_none());
             }
             all += committed.len();
+            assert!(lost == before || found.dropped > 0, "lost without a word: {found:?}");
             tier.read_index().check();
         }
     }

@@ -44,7 +44,10 @@ fn the_arms_are_what_theory_says() {
     let (lru, c) = arm(Policy::Lru);
     // Random permutations: c + (1-c) ln(1-c).
     let theory = c + (1.0 - c) * (1.0 - c).ln();
-    assert!((lru - theory).abs() < 0.02 && (lru - 0.02).abs() < 0.02, "lru {lru}, theory {theory} at c = {c}");
+    assert!(
+        (lru - theory).abs() < 0.02 && (lru - 0.02).abs() < 0.02,
+        "lru {lru}, theory {theory} at c = {c}"
+    );
     for policy in [Policy::Pin, Policy::Fletch] {
         let (hits, c) = arm(policy);
         assert!((hits - c).abs() < 0.005 && (hits - 0.2).abs() < 0.02, "{policy} {hits} at c = {c}");
@@ -65,7 +68,8 @@ fn a_second_dataset_gets_its_half_and_nothing_thrashes() {
                 }
             }
         };
-        let bytes = |d: DatasetId| tier.stats().datasets.iter().find(|x| x.dataset == d).map_or(0, |x| x.bytes);
+        let bytes =
+            |d: DatasetId| tier.stats().datasets.iter().find(|x| x.dataset == d).map_or(0, |x| x.bytes);
         tier.set_shares(&equal_split(cap, &[(D1, None)]));
         put(0, D1);
         assert!(bytes(D1) * 100 >= cap * 98, "{} of {cap} is used ({len})", bytes(D1));
@@ -81,13 +85,21 @@ fn a_second_dataset_gets_its_half_and_nothing_thrashes() {
         tier.reap(u64::MAX).expect("reaped");
         put(1 << 41, D2);
         for d in [D1, D2] {
-            assert!(bytes(d) * 200 >= cap * 97 && bytes(d) * 2 <= cap, "{d:?} has {} of {cap} ({len})", bytes(d));
+            assert!(
+                bytes(d) * 200 >= cap * 97 && bytes(d) * 2 <= cap,
+                "{d:?} has {} of {cap} ({len})",
+                bytes(d)
+            );
         }
         // What stayed of the first is an unbiased sample: as much of its first half as of its second.
         let n = cap / DiskTier::footprint(len as u32);
-        let kept = |r: std::ops::Range<u64>| r.filter(|&n| tier.contains(&key(&chunk(n, len)))).count() as f64;
+        let kept =
+            |r: std::ops::Range<u64>| r.filter(|&n| tier.contains(&key(&chunk(n, len)))).count() as f64;
         let (a, b) = (kept(0..n / 2), kept(n / 2..n));
-        assert!((a - b).abs() <= 6.0 * (n as f64 / 4.0).sqrt(), "{a} of the first half, {b} of the second ({len})");
+        assert!(
+            (a - b).abs() <= 6.0 * (n as f64 / 4.0).sqrt(),
+            "{a} of the first half, {b} of the second ({len})"
+        );
         tier.read_index().check();
     }
 }
@@ -97,8 +109,11 @@ fn pin_admits_until_full_and_never_evicts() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 16 << 20, Policy::Pin);
     let chunks: Vec<_> = (0..400).map(|n| chunk(n, 110 << 10)).collect();
-    let kept: HashSet<_> =
-        chunks.iter().filter(|c| tier.put(&key(c), D1, c).expect("no error") == Stored::Yes).map(key).collect();
+    let kept: HashSet<_> = chunks
+        .iter()
+        .filter(|c| tier.put(&key(c), D1, c).expect("no error") == Stored::Yes)
+        .map(key)
+        .collect();
     assert!(kept.len() > 100 && kept.len() < 150, "{}", kept.len());
     assert_eq!((tier.stats().counts.evicted, tier.set_shares(&[(D2, 1)])), (0, 0));
     chunks.iter().for_each(|c| assert_eq!(tier.contains(&key(c)), kept.contains(&key(c))));

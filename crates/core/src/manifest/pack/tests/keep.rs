@@ -270,6 +270,20 @@ fn a_home_is_a_home_to_one_group() {
     assert_eq!(survey(0, 23 * 512).outside, 20, "more than a tenth is dead");
 }
 
+/// Two files that have become one sample leave the chunks that they were in.
+#[test]
+fn a_torn_sample_is_outside() {
+    let params = LayoutParams::PACK;
+    let items = (0..2).map(|ordinal| Item { key: key(1), ordinal, len: 512 }).collect();
+    let plan = pack_all(&params, items).remove(0);
+    let places: Vec<Option<ParentPlace>> =
+        (0..2).map(|chunk| Some(ParentPlace { chunk, offset: 0 })).collect();
+    let mut keeper = Keeper::new(KeepRule::DEFAULT, &params, vec![512; 2]);
+    places.iter().flatten().for_each(|at| assert!(keeper.found(*at)));
+    assert_eq!(keeper.survey(&plan, &places), Survey { samples: 1, outside: 1, bytes: 1024 });
+    assert_eq!(keeper.fate(&plan, &places, true), Fate::Write);
+}
+
 /// The parent decides chunks, never the root; both layouts are of one root, side by side.
 #[test]
 fn the_root_is_the_same_with_and_without_a_parent() {

@@ -1,0 +1,46 @@
+//! What is checked in agrees with what is served: the API's description and the list of metrics.
+
+mod common;
+
+use common::{Node, Tree, body};
+use reqwest::StatusCode;
+use std::{collections::BTreeSet, path::PathBuf};
+
+fn docs(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name)
+}
+
+#[test]
+fn the_description_of_the_api_is_checked_in() {
+    let at = docs("openapi.json");
+    let now = fletch_server::openapi_json();
+    if std::env::var_os("FLETCH_WRITE_OPENAPI").is_some() {
+        std::fs::write(&at, &now).expect("write");
+    }
+    let checked_in = std::fs::read_to_string(&at).unwrap_or_default();
+    assert!(
+        checked_in == now,
+        "docs/openapi.json differs from the code. If the change is meant, write it anew:\n\
+         FLETCH_WRITE_OPENAPI=1 cargo test -p fletch-server --test contract"
+    );
+}
+
+#[tokio::test]
+async fn every_metric_is_documented_and_every_documented_metric_exists() {
+    let tree = Tree::usual();
+    let root = tree.index().root();
+    let node = Node::serving(&tree, &[]).await;
+    let file = format!("/v1/versions/{root}/files/a.bin");
+    body(node.get(&file).send().await.expect("answer"), StatusCode::OK).await;
+    let page = node.get("/metrics").send().await.expect("answer").text().await.expect("text");
+    let served: BTreeSet<&str> =
+        page.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let text = std::fs::read_to_string(docs("METRICS.md")).expect("docs/METRICS.md");
+    let documented: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|l| l.strip_prefix("| `")?.split(['`', '{']).next())
+        .filter(|name| name.starts_with("fletch_"))
+        .collect();
+    assert_eq!(served, documented);
+    node.running.shutdown().await;
+}

@@ -1,0 +1,121 @@
+//! The program itself: its line when ready, its exit codes, and that it always ends.
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{
+    io::Read as _,
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+fn command(dir: &Path, more: &[&str]) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_fletch-server"));
+    c.env_clear().stdin(Stdio::null());
+    for (flag, name) in [
+        ("--state-dir", "state"),
+        ("--cache-dir", "cache"),
+        ("--socket", "s.sock"),
+        ("--ready-file", "ready"),
+    ] {
+        c.arg(flag).arg(dir.join(name));
+    }
+    c.args(more);
+    c
+}
+
+fn run(dir: &Path, more: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command(dir, more).output().expect("run");
+    let text = |b| String::from_utf8(b).expect("utf-8");
+    (status.code().expect("exit code"), text(stdout), text(stderr))
+}
+
+fn start(dir: &Path, more: &[&str]) -> (Child, String) {
+    let mut args = vec!["--listen=127.0.0.1:0"];
+    args.extend(more);
+    let child = command(dir, &args).stderr(Stdio::piped()).spawn().expect("spawn");
+    for _ in 0..1000 {
+        if let Ok(url) = std::fs::read_to_string(dir.join("ready")) {
+            return (child, url.trim().to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("never ready");
+}
+
+/// Sends a signal and gives the exit code, what was written to stderr, and how long it took.
+fn stop(mut child: Child, signal: Signal) -> (Option<i32>, String, Duration) {
+    let begun = Instant::now();
+    kill(Pid::from_raw(i32::try_from(child.id()).expect("pid")), signal).expect("kill");
+    let mut told = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut told).expect("stderr");
+    (child.wait().expect("wait").code(), told, begun.elapsed())
+}
+
+#[tokio::test]
+async fn it_says_where_it_listens_and_ends_on_both_signals() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (child, url) = start(dir.path(), &["--log-format", "json"]);
+        assert_eq!(reqwest::get(format!("{url}/livez")).await.expect("answer").status(), 200);
+        let (code, told, took) = stop(child, signal);
+        assert_eq!(code, Some(0), "{told}");
+        let socket = dir.path().join("s.sock");
+        assert!(told.contains(&format!("listening on {url} and unix:{}", socket.display())), "{told}");
+        assert!(told.contains("\"level\":\"INFO\""), "{told}");
+        assert!(took < Duration::from_secs(5) && !socket.exists(), "{took:?}");
+    }
+}
+
+#[tokio::test]
+async fn it_ends_in_time_though_an_origin_never_answers() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let silent = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let endpoint = silent.local_addr().expect("addr");
+    let file = dir.path().join("f.toml");
+    let text = format!(
+        "[[origin]]\nprefix = \"s3://silent\"\nendpoint = \"http://{endpoint}\"\nallow_http = true\nregion = \"x\"\ncredentials = \"anonymous\"\n"
+    );
+    std::fs::write(&file, text).expect("write");
+    let (child, url) = start(dir.path(), &["--config", file.to_str().expect("utf-8"), "--io-timeout", "10m"]);
+    let http = reqwest::Client::new();
+    let body = r#"{"name":"s","uri":"s3://silent/x"}"#;
+    assert_eq!(
+        http.post(format!("{url}/v1/datasets")).body(body).send().await.expect("answer").status(),
+        201
+    );
+    let hanging = tokio::spawn(http.get(format!("{url}/v1/datasets/s/versions/latest")).send());
+    // Until the origin was asked; what was accepted stays open, or the origin would have answered.
+    let accepted = tokio::task::spawn_blocking(move || silent.accept().map(|(s, _)| (s, silent)));
+    let _held = accepted.await.expect("task").expect("asked");
+    let (code, told, took) =
+        tokio::task::spawn_blocking(move || stop(child, Signal::SIGTERM)).await.expect("task");
+    assert_eq!(code, Some(0), "{told}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert!(hanging.await.expect("task").is_err());
+}
+
+#[test]
+fn settings_are_shown_with_where_they_came_from_and_faults_end_it_with_2() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (code, out, err) = run(dir.path(), &["--memory", "128MiB", "config", "show", "--effective"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("memory.max = \"128MiB\"") && out.contains("# flag --memory"), "{out}");
+    let mut c = command(dir.path(), &["--config-check"]);
+    let out = c.env("FLETCH_MEMORY", "256MiB").output().expect("run");
+    assert!(
+        out.status.success() && String::from_utf8_lossy(&out.stdout).contains("# environment FLETCH_MEMORY")
+    );
+    let (code, _, err) = run(dir.path(), &["--listen", "0.0.0.0:7380", "--memory", "1"]);
+    assert_eq!((code, err.lines().count()), (2, 1), "{err}");
+    assert!(err.contains("loopback"), "{err}");
+    assert_eq!(run(dir.path(), &["--no-such-flag"]).0, 2);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let addr = taken.local_addr().expect("addr").to_string();
+    let (code, _, err) = run(dir.path(), &["--listen", &addr]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("--listen"), "{err}");
+}

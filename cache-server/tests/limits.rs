@@ -11,6 +11,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
+use tokio_util::task::TaskTracker;
 
 #[tokio::test]
 async fn routes_methods_headers_and_jobs_that_are_none() {
@@ -126,7 +127,7 @@ async fn at_the_limit_the_answer_is_429_and_a_stop_ends_though_the_origin_hangs(
         node_of_silence(&["--limits-requests=1", "--limits-grace=1s", "--io-timeout=1m"]).await;
     let root = fletch_core::Root(Hash::of(b"unknown"));
     let manifest = routes::manifest(root);
-    let hanging = tokio::spawn(node.get(&manifest).send());
+    let hanging = TaskTracker::new().spawn(node.get(&manifest).send());
     while node.metric("fletch_requests_in_flight").await == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -155,7 +156,7 @@ async fn a_stop_says_so_finishes_what_is_under_way_and_takes_no_more() {
     busy.read_exact(&mut begin).await.expect("the head");
     let stop = node.running.stop.clone();
     stop.cancel();
-    let stopped = tokio::spawn(node.running.stopped());
+    let stopped = TaskTracker::new().spawn(node.running.stopped());
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(TcpStream::connect(addr).await.is_err(), "no new connections");
     let mut got = Vec::new();

@@ -11,6 +11,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
+use tokio_util::task::TaskTracker;
 
 fn command(dir: &Path, more: &[&str]) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_fletch-server"));
@@ -36,14 +37,23 @@ fn run(dir: &Path, more: &[&str]) -> (i32, String, String) {
 fn start(dir: &Path, more: &[&str]) -> (Child, String) {
     let mut args = vec!["--listen=127.0.0.1:0"];
     args.extend(more);
-    let child = command(dir, &args).stderr(Stdio::piped()).spawn().expect("spawn");
+    let mut child = command(dir, &args).stderr(Stdio::piped()).spawn().expect("spawn");
+    let mut url = None;
     for _ in 0..1000 {
-        if let Ok(url) = std::fs::read_to_string(dir.join("ready")) {
-            return (child, url.trim().to_owned());
+        url = std::fs::read_to_string(dir.join("ready")).ok();
+        if url.is_some() || child.try_wait().expect("wait").is_some() {
+            break;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("never ready");
+    if let Some(url) = url {
+        return (child, url.trim().to_owned());
+    }
+    // Ended or killed here: nothing is left behind.
+    drop(child.kill());
+    let mut told = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut told).expect("stderr");
+    panic!("never ready, ended as {:?}: {told}", child.wait());
 }
 
 /// Sends a signal and gives the exit code, what was written to stderr, and how long it took.
@@ -87,7 +97,7 @@ async fn it_ends_in_time_though_an_origin_never_answers() {
         http.post(format!("{url}/v1/datasets")).body(body).send().await.expect("answer").status(),
         201
     );
-    let hanging = tokio::spawn(http.get(format!("{url}/v1/datasets/s/versions/latest")).send());
+    let hanging = TaskTracker::new().spawn(http.get(format!("{url}/v1/datasets/s/versions/latest")).send());
     // Until the origin was asked; what was accepted stays open, or the origin would have answered.
     let accepted = tokio::task::spawn_blocking(move || silent.accept().map(|(s, _)| (s, silent)));
     let _held = accepted.await.expect("task").expect("asked");

@@ -4,6 +4,7 @@
 //! A request is polled once on the FUSE thread: what is in memory is answered there. What has to
 //! wait moves to the runtime and is answered from it, so a slow server never holds a FUSE thread.
 
+use crate::echo::Echo;
 use crate::faults::Faults;
 use crate::fs::attr::{Attr, NodeKind, Owner};
 use crate::fs::error::FsError;
@@ -26,7 +27,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     sync::{Arc, OnceLock},
     task::{Context, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -54,6 +55,8 @@ pub struct Mounted {
     pub ops: Ops,
     /// Failures.
     pub faults: Faults,
+    /// Failures of a moment ago, for the kernel's second READ.
+    pub echo: Echo,
     /// Pages beside answers; set when the kernel can be told.
     pub pusher: OnceLock<Pusher>,
     /// Every request is answered about within this.
@@ -280,12 +283,19 @@ impl Filesystem for Adapter {
         // A direct READ holds no page locks, so it must not wait for those that do (push.rs, 2).
         let direct = flags.0 & libc::O_DIRECT != 0;
         self.go(Op::Read, |fs| async move {
+            if let Some(errno) = fs.echo.of(ino.0) {
+                return reply.error(Errno::from_i32(errno));
+            }
+            let begun = Instant::now();
             match fs.timed(fs.reader.read(ino.0, offset, size)).await {
                 Ok(Answer { bytes, push }) => match (push.filter(|_| !direct), fs.pusher.get()) {
                     (Some(push), Some(p)) => p.push_then(ino.0, push, Box::new(move || reply.data(&bytes))),
                     _ => reply.data(&bytes),
                 },
-                Err(e) => reply.error(e),
+                Err(e) => {
+                    fs.echo.note(ino.0, begun, e.code());
+                    reply.error(e);
+                }
             }
         });
     }

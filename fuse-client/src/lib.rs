@@ -11,6 +11,7 @@
 
 pub mod cli;
 pub mod daemon;
+pub mod echo;
 pub mod faults;
 pub mod fs;
 pub mod fuse;

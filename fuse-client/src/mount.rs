@@ -4,6 +4,7 @@
 //! write the report, exit. All of it within [`END_WITHIN`].
 
 use crate::cli::Settings;
+use crate::echo::Echo;
 use crate::faults::Faults;
 use crate::fs::attr::Owner;
 use crate::fs::read::Reader;
@@ -194,6 +195,7 @@ impl Parts {
             owner,
             ops: Ops::default(),
             faults: Faults::default(),
+            echo: Echo::default(),
             pusher: OnceLock::new(),
             io_timeout: settings.io_timeout,
             tasks: tasks.clone(),

@@ -47,8 +47,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 const AHEAD_BYTES_MAX: u64 = 1 << 20;
 /// Pieces up to this many bytes are copied together, so that 64 samples are a few writes.
 const COPY_BYTES_MAX: usize = 32 << 10;
-/// Bytes after which copied pieces are sent.
-const FLUSH_BYTES: usize = 128 << 10;
+/// Bytes after which copied pieces are sent. With one more piece it stays below what allocators
+/// map anew each time, which would cost a page fault for every 4 KiB.
+const FLUSH_BYTES: usize = 64 << 10;
 /// Pieces that are looked at together when they are ready.
 const READY_PIECES: usize = 256;
 
@@ -113,8 +114,10 @@ struct Item {
     /// What an archive calls it.
     name: String,
     /// Its length, and its bytes in order; or why it has none.
-    what: Result<(u64, Content), Fault>,
+    what: What,
 }
+
+type What = Result<(u64, Content), Fault>;
 
 /// An item's bytes in order.
 enum Content {
@@ -167,11 +170,7 @@ impl Reader {
 
     /// The item, if all it needs is in memory: most samples of a warm job, for which waiting
     /// machinery would cost more than the copy.
-    fn at_once(
-        &self,
-        item: &BatchItem,
-        charge: &impl Fn(ByteTier) -> Charge,
-    ) -> Option<(String, Result<(u64, Content), Fault>)> {
+    fn at_once(&self, item: &BatchItem, charge: &impl Fn(ByteTier) -> Charge) -> Option<(String, What)> {
         let version = &self.sources.first.version;
         let plan = match item {
             BatchItem::Chunk(span) => plan_of_span(span, u64::from(self.sources.try_len(span.hash)??)),

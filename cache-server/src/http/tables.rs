@@ -174,7 +174,7 @@ async fn send(table: Table, root: Root, layout: LayoutId, source: &Source, ask: 
     let bytes = files.read(&origin, &meta, first).await.map_err(crate::versions::VersionError::from)?;
     let end = range.end;
     let later = stream::try_unfold(next, move |at| {
-        let (files, origin, meta, step) = (files.clone(), origin.clone(), meta.clone(), step.clone());
+        let (files, origin, meta) = (files.clone(), origin.clone(), meta.clone());
         async move {
             if at >= end {
                 return Ok(None);

@@ -72,7 +72,7 @@ impl Sources {
     /// means that [`Sources::locate`] must be awaited.
     #[must_use]
     pub fn try_len(&self, hash: Hash) -> Option<Option<u32>> {
-        self.first.try_row(hash).map(|row| row.map(|r| r.row.len))
+        self.first.try_len(hash)
     }
 }
 

@@ -78,13 +78,13 @@ impl Source {
         Ok(found)
     }
 
-    /// A row of a chunk, only from memory: the outer `None` means "not in memory".
+    /// The length of a chunk, only from memory: the outer `None` means "not in memory".
     #[must_use]
-    pub fn try_row(&self, hash: Hash) -> Option<Option<Row>> {
+    pub fn try_len(&self, hash: Hash) -> Option<Option<u32>> {
         for (part, row) in self.index.get()?.find(hash) {
             let rows = self.version.try_chunk_rows(part)?;
             if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
-                return Some(Some(Row { part, row: row.clone() }));
+                return Some(Some(row.len));
             }
         }
         Some(None)

@@ -11,6 +11,7 @@ pub mod hash;
 pub mod manifest;
 pub mod names;
 pub mod order;
+pub mod policy;
 pub mod record;
 pub mod residency;
 pub mod verified;

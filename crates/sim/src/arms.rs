@@ -22,6 +22,11 @@ impl Net {
         Net { origin, free: 0.0 }
     }
 
+    /// Whether the link has nothing to do for a while (and fetching takes time at all).
+    pub(crate) fn idle(&self, now: f64, samples: u64) -> bool {
+        self.origin.is_some_and(|o| self.free <= now + samples as f64 / o.bandwidth)
+    }
+
     /// When `samples` samples' worth of bytes arrive that are asked for now.
     pub(crate) fn request(&mut self, now: f64, samples: u64) -> f64 {
         match self.origin {

@@ -95,6 +95,9 @@ pub struct Case {
     /// Samples that are decided before they are granted, so that their fetch can start.
     #[serde(default)]
     pub ahead: usize,
+    /// How many older decisions one whose bytes are here may overtake.
+    #[serde(default)]
+    pub overtake: usize,
     /// Whether the bound is computed (quadratic in the number of epochs).
     #[serde(default = "yes")]
     pub bound: bool,
@@ -132,6 +135,7 @@ impl Case {
             origin: None,
             leased: 0,
             ahead: 0,
+            overtake: 0,
             bound: true,
         }
     }

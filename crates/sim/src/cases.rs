@@ -188,6 +188,7 @@ pub fn scale(jobs: usize, units: usize, cache: f64, seed: u64) -> Case {
         origin: None,
         leased: 0,
         ahead: 0,
+        overtake: 0,
         bound: false,
     }
 }

@@ -73,6 +73,9 @@ pub struct SimulateArgs {
     /// Samples decided before they are granted.
     #[arg(long)]
     pub ahead: Option<usize>,
+    /// How many older decisions one whose bytes are here may overtake.
+    #[arg(long)]
+    pub overtake: Option<usize>,
     /// One JSON object a line instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -107,6 +110,7 @@ impl SimulateArgs {
             }
             case.leased = self.leased.unwrap_or(case.leased);
             case.ahead = self.ahead.unwrap_or(case.ahead);
+            case.overtake = self.overtake.unwrap_or(case.overtake);
             let faults = case.faults();
             if !faults.is_empty() {
                 bail!("case {:?}: {}", case.name, faults.join("; "));
@@ -153,6 +157,7 @@ pub fn knobs(set: &[String]) -> anyhow::Result<Knobs> {
             "spread_slow" => &mut k.spread_slow,
             "young" => &mut k.young,
             "backlog" => &mut k.backlog,
+            "early" => &mut k.early,
             "ahead" => &mut k.ahead,
             "jump" => &mut k.jump,
             "range" => &mut k.range,

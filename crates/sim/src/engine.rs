@@ -115,12 +115,7 @@ pub fn simulate(case: &Case, arm: ArmKind, knobs: Knobs) -> Outcome {
             let granted = policy.grant(j, now, &mut net, &mut books);
             client.buffer.push_back(granted.expect("an epoch with samples left grants one"));
         }
-        // What has arrived goes first; else what arrives first.
-        let at = client.buffer.iter().position(|g| g.arrives <= now).unwrap_or_else(|| {
-            let first = client.buffer.iter().enumerate().min_by(|a, b| a.1.arrives.total_cmp(&b.1.arrives));
-            first.map_or(0, |(i, _)| i)
-        });
-        let Granted { sample, arrives, asked, forced } = client.buffer[at];
+        let Some(&Granted { sample, arrives, asked, forced }) = client.buffer.front() else { continue };
         if arrives > now {
             if now >= case.warm {
                 books.jobs[j].stalled += arrives - now;
@@ -129,7 +124,7 @@ pub fn simulate(case: &Case, arm: ArmKind, knobs: Knobs) -> Outcome {
             heap.push(Reverse((tick(arrives), j)));
             continue;
         }
-        client.buffer.remove(at);
+        client.buffer.pop_front();
         books.deliver(j, sample, now, forced, now - asked < 16.0 / spec.rate);
         while client.buffer.len() < case.leased {
             let Some(g) = policy.grant(j, now, &mut net, &mut books) else { break };

@@ -40,7 +40,7 @@ impl Bits {
             b.words[i / 8] |= u64::from(x) << (8 * (i % 8));
         }
         b.ones = b.words.iter().map(|w| u64::from(w.count_ones())).sum();
-        let spill = b.words.last().is_some_and(|w| len % 64 != 0 && w >> (len % 64) != 0);
+        let spill = b.words.last().is_some_and(|w| !len.is_multiple_of(64) && w >> (len % 64) != 0);
         (!spill).then_some(b)
     }
 
@@ -223,7 +223,7 @@ impl Ring {
         }
         let mut at = from;
         for (up, level) in self.levels.iter().enumerate() {
-            let Some(&w) = level.get(at / 64) else { return None };
+            let &w = level.get(at / 64)?;
             let x = w & (u64::MAX << (at % 64));
             if x != 0 {
                 let mut at = at / 64 * 64 + x.trailing_zeros() as usize;

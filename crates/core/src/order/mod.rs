@@ -20,15 +20,21 @@ pub mod context {
 }
 
 pub mod bits;
+pub mod certificate;
 pub mod key;
+pub mod lease;
+pub mod ledger;
 pub mod permutation;
 pub mod plan;
+pub mod receipt;
 pub mod shape;
 pub mod strict;
 pub mod substitute;
 
 pub use bits::Bits;
 pub use key::{Draws, OrderKey};
+pub use lease::{Lease, Leases, Request, Room};
+pub use ledger::{Event, Ledger};
 pub use permutation::Permutation;
 pub use plan::{Echo, Fit, Item, Plan, PlanError, Tail};
 pub use shape::{Laid, Shape};

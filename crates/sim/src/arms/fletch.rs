@@ -35,6 +35,7 @@ pub struct Fletch {
     used: u64,
     capacity: u64,
     ahead: usize,
+    overtake: usize,
     acts: Vec<Act>,
 }
 
@@ -57,6 +58,7 @@ impl Fletch {
             used: 0,
             capacity: case.capacity(),
             ahead: case.ahead.max(1),
+            overtake: case.overtake,
             acts: Vec::new(),
         }
     }
@@ -124,9 +126,17 @@ impl Arm for Fletch {
             }
         });
         self.obey(now, net, books);
+        let asked_for_this: Vec<Act> = self.acts.clone();
+        while net.idle(now, u64::from(self.sizes[0])) {
+            self.acts.clear();
+            if !self.fly.advance(&mut self.acts) {
+                break;
+            }
+            self.obey(now, net, books);
+        }
         let Seated { feed, ranges, .. } = &mut self.jobs[j];
         let ready = &self.ready;
-        let pick = feed.next(&self.fly, |p| match p.how {
+        let pick = feed.next(&self.fly, self.overtake, |p| match p.how {
             How::Range => ranges.get(&p.spot).is_some_and(|r| r.0 <= now),
             How::Window | How::Reserve => ready[p.unit as usize] <= now,
         })?;
@@ -140,7 +150,8 @@ impl Arm for Fletch {
             _ => (self.ready[pick.unit as usize], self.asked[pick.unit as usize]),
         };
         assert!(arrives != AWAY, "served from a unit that is not here");
-        let forced = asked == now && (pick.how == How::Range || self.acts.contains(&Act::Load(pick.unit)));
+        let forced =
+            asked == now && (pick.how == How::Range || asked_for_this.contains(&Act::Load(pick.unit)));
         let sample = self.fly.laid(seat).entry(pick.spot);
         // Entries of a subset are numbered by themselves.
         let sample = if u64::from(self.fly.laid(seat).spots()) == books.jobs[j].plan.len() {

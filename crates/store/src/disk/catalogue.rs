@@ -316,10 +316,10 @@ mod tests {
         }
         assert!(rebuilt < 200, "{rebuilt} rebuilds in 400 rounds");
         // What cannot fit is not kept at all, and costs nothing but revived records.
-        let huge = (0..64).map(|n| (n, Some(marks(n, 100_000)))).collect();
-        assert!(c.write(huge).is_err());
+        let huge: Vec<Change> = (0..4000).map(|n| (n, Some(marks(n, 1500)))).collect();
+        assert!(c.write(huge.clone()).is_err());
         assert!(du(dir.path()) <= max);
-        assert!(c.rebuild((0..64).map(|n| (n, Some(marks(n, 100_000)))).collect(), false).is_err());
+        assert!(c.rebuild(huge, false).is_err());
         assert!(!c.is_open() && !c.path().exists());
         c.write(vec![(1, None)]).expect("nothing is written while there is none");
     }

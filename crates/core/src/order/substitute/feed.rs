@@ -1,17 +1,103 @@
-//! One job's picks, decided ahead of time: fetches start early, service comes later, and what
-//! is here goes first (pacing, DESIGN §7).
+//! One job's picks, decided ahead of time: fetches start early and service comes later, so that
+//! the way to the origin is busy all epoch (pacing, DESIGN §7).
+//!
+//! What is here may overtake what is still on its way, but only a little: where the origin is
+//! the bottleneck, serving everything on arrival would hand out each unit in one burst, which
+//! gains nothing (the link is busy either way) and ruins the shuffle (ADR 10).
+
+//!
+//! Echo is done here too: the first pass over the plan's base comes from the sweep; each block of
+//! at least twice the distance is then repeated, its halves shuffled within themselves, so that
+//! copies keep their distance, and blocks are short enough for their units to be here still.
 
 use super::{Act, Flywheel, How, Pick, SeatId};
+use crate::order::{bits::Bits, key::Draws, plan::Echo};
 use std::collections::VecDeque;
 
 /// Picks that were decided and not yet served.
 #[derive(Debug, Clone, Default)]
 pub struct Feed {
     planned: VecDeque<Pick>,
+    echoes: Option<Echoes>,
+}
+
+#[derive(Debug, Clone)]
+struct Echoes {
+    echo: Echo,
+    draws: Draws,
+    /// Spots whose echoes are arranged for: given back and drawn again, they echo no more often.
+    arranged: Bits,
+    block: Vec<Pick>,
+    coming: VecDeque<Pick>,
+}
+
+impl Echoes {
+    fn see(&mut self, pick: Pick, left: u64) {
+        if self.arranged.set(u64::from(pick.spot)) {
+            self.block.push(pick);
+        }
+        let least = 2 * u64::from(self.echo.apart);
+        if self.block.len() as u64 >= least && (left == 0 || left >= least) {
+            self.repeat();
+        }
+    }
+
+    fn repeat(&mut self) {
+        for pass in 1..self.echo.copies {
+            let half = self.block.len() / 2;
+            let (a, b) = self.block.split_at_mut(half);
+            for part in [a, b] {
+                for i in (1..part.len()).rev() {
+                    part.swap(i, usize::try_from(self.draws.below(i as u64 + 1)).unwrap_or(0));
+                }
+            }
+            self.coming.extend(self.block.iter().map(|&p| Pick { pass, ..p }));
+        }
+        self.block.clear();
+    }
 }
 
 impl Feed {
-    /// Decides until `ahead` picks are planned or the epoch has no more. Orders to the store go
+    /// A feed of a plan that echoes. `done` are the spots of the first pass that were handed out
+    /// before (of a resumed epoch), `owed` the echoes of them that are still to come.
+    #[must_use]
+    pub fn echoing(echo: Echo, draws: Draws, done: Bits, owed: Vec<Pick>) -> Self {
+        if echo.copies <= 1 {
+            return Feed::default();
+        }
+        let mut echoes = Echoes { echo, draws, arranged: done, block: Vec::new(), coming: owed.into() };
+        for i in (1..echoes.coming.len()).rev() {
+            echoes.coming.swap(i, usize::try_from(echoes.draws.below(i as u64 + 1)).unwrap_or(0));
+        }
+        Feed { planned: VecDeque::new(), echoes: Some(echoes) }
+    }
+
+    fn draw(&mut self, fly: &mut Flywheel, seat: SeatId, acts: &mut Vec<Act>) -> Option<Pick> {
+        let Some(e) = &mut self.echoes else { return fly.next(seat, acts) };
+        if e.coming.is_empty() {
+            if let Some(pick) = fly.next(seat, acts) {
+                e.see(pick, fly.left(seat));
+                return Some(pick);
+            }
+            e.repeat();
+        }
+        let pick = e.coming.pop_front()?;
+        Some(Pick { how: if fly.holds(pick.unit) { How::Window } else { How::Range }, ..pick })
+    }
+
+    /// A pick that was served comes back unread (its lease expired).
+    pub fn take_back(&mut self, fly: &mut Flywheel, seat: SeatId, spot: u32, pass: u32) {
+        match &mut self.echoes {
+            Some(e) if pass > 0 => {
+                let unit = fly.laid(seat).unit(spot);
+                e.coming.push_front(Pick { spot, unit, how: How::Range, pass });
+            }
+            _ => fly.give_back(seat, spot),
+        }
+    }
+
+    /// Decides until `ahead` picks are planned, or as many as the window allows
+    /// ([`Flywheel::ahead_max`]), or the epoch has no more. Orders to the store go
     /// to `acts`; `new` sees each new pick, so that range reads can start now.
     pub fn fill(
         &mut self,
@@ -21,17 +107,19 @@ impl Feed {
         acts: &mut Vec<Act>,
         mut new: impl FnMut(&Pick),
     ) {
+        let ahead = ahead.min(fly.ahead_max(seat)).max(1);
         while self.planned.len() < ahead {
-            let Some(pick) = fly.next(seat, acts) else { return };
+            let Some(pick) = self.draw(fly, seat, acts) else { return };
             new(&pick);
             self.planned.push_back(pick);
         }
     }
 
-    /// The next pick to serve: the first that is `here`, else the oldest. A pick whose unit left
-    /// the cache since it was decided is to be read by range.
-    pub fn next(&mut self, fly: &Flywheel, mut here: impl FnMut(&Pick) -> bool) -> Option<Pick> {
-        let at = self.planned.iter().position(&mut here).unwrap_or(0);
+    /// The next pick to serve: the first that is `here` among the oldest and the `overtake` picks
+    /// behind it, else the oldest. A pick whose unit left the cache since it was decided is to be
+    /// read by range.
+    pub fn next(&mut self, fly: &Flywheel, overtake: usize, here: impl FnMut(&Pick) -> bool) -> Option<Pick> {
+        let at = self.planned.iter().take(overtake.saturating_add(1)).position(here).unwrap_or(0);
         let mut pick = self.planned.remove(at)?;
         if !fly.holds(pick.unit) {
             pick.how = How::Range;
@@ -59,8 +147,8 @@ impl Feed {
     /// Gives everything that was not served back to the sweep (the job leaves or its epoch is
     /// saved).
     pub fn give_back(&mut self, fly: &mut Flywheel, seat: SeatId) {
-        for pick in self.planned.drain(..) {
-            fly.give_back(seat, pick.spot);
+        for pick in std::mem::take(&mut self.planned) {
+            self.take_back(fly, seat, pick.spot, pick.pass);
         }
     }
 }

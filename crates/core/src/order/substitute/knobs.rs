@@ -19,6 +19,8 @@ pub struct Knobs {
     /// A job takes a unit at its load if what it already holds will be read within this part
     /// of a window.
     pub backlog: f64,
+    /// While the way to the origin is idle, so much of a window may a job hold ahead of need.
+    pub early: f64,
     /// A job that would have to jump reads ahead of time until it holds this part of a window.
     pub ahead: f64,
     /// The sweep moves over at most this part of the ring at a time.
@@ -46,6 +48,7 @@ impl Default for Knobs {
             spread_slow: 0.7,
             young: 0.6,
             backlog: 0.6,
+            early: 0.85,
             ahead: 0.25,
             jump: 0.005,
             range: 0.4,
@@ -53,7 +56,7 @@ impl Default for Knobs {
             aside: 0.25,
             stir: 0.03,
             active: 4.0,
-            rotate: 0.0,
+            rotate: 0.1,
         }
     }
 }

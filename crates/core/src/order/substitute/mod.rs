@@ -82,6 +82,9 @@ pub struct Pick {
     pub unit: u32,
     /// How to read it.
     pub how: How,
+    /// Which pass over the plan's base: 0, or the number of the echo. The plan's entry is
+    /// `pass · base + Laid::entry(spot)`.
+    pub pass: u32,
 }
 
 /// What the sweep looks like, for people and metrics.
@@ -210,9 +213,9 @@ impl Flywheel {
             }
             let bytes = self.shape.bytes(unit);
             if self.reserve_bytes + bytes <= self.reserve_max {
-                self.into_reserve(unit);
+                self.enter_reserve(unit);
             } else if self.window_bytes + bytes <= self.window_max {
-                self.into_window(unit);
+                self.enter_window(unit);
             } else {
                 acts.push(Act::Evict(unit));
             }
@@ -290,6 +293,13 @@ impl Flywheel {
                 self.take(j, unit, self.loaded_at[u]);
             }
         }
+    }
+
+    /// So many picks may be decided ahead of service without risking that their units leave the
+    /// window first.
+    #[must_use]
+    pub fn ahead_max(&self, seat: SeatId) -> usize {
+        self.samples_of(self.knobs.ahead, seat.0 as usize) as usize
     }
 
     /// How many spots the job's epoch has left.
@@ -392,14 +402,40 @@ impl Flywheel {
                 self.stir(p);
             }
             self.load(unit, acts);
-            for q in 0..self.seats.len() {
-                if self.seats[q].needs(unit)
-                    && (q == j || (self.seats[q].backlog as f64) < self.samples_of(self.knobs.backlog, q))
-                {
-                    self.take(q, unit, self.position);
-                }
-            }
+            self.offer(unit, Some(j));
         }
+    }
+
+    /// Moves the sweep by one unit ahead of need, because the way to the origin is idle (pacing:
+    /// fetch early, serve later); whether it moved. Only a job that is alone gains by it: its
+    /// next turn costs the same bytes, sooner. Several jobs would fall out of step (ADR 10), and
+    /// to fetch for an epoch that has not begun would displace what that epoch wants as much.
+    pub fn advance(&mut self, acts: &mut Vec<Act>) -> bool {
+        let mut active = (0..self.seats.len()).filter(|&q| self.active(q));
+        let (Some(alone), None) = (active.next(), active.next()) else { return false };
+        let n = self.ring.len();
+        let steps = (self.knobs.jump * n as f64) as usize;
+        let mut gaps = 0;
+        let next = (0..n).map(|i| (self.pointer + i) % n).take_while(|&p| {
+            gaps += usize::from(!self.solid.has(p));
+            gaps <= steps + 1
+        });
+        let Some(p) = next.into_iter().find(|&p| !self.holds(self.ring[p])) else { return false };
+        let unit = self.ring[p];
+        if self.shape.bytes(unit) > self.window_max || !self.oldest_is_read(self.shape.bytes(unit)) {
+            return false;
+        }
+        let samples = self.shape.samples_of(unit).len() as f64;
+        if f64::from(self.seats[alone].rem[unit as usize]) < self.knobs.range * samples
+            || self.seats[alone].backlog as f64 >= self.samples_of(self.knobs.early, alone)
+        {
+            return false;
+        }
+        self.pointer = p + 1;
+        self.stir(p);
+        self.load(unit, acts);
+        self.offer(unit, Some(alone));
+        true
     }
 
     /// A spot that was handed out comes back unread (its lease expired): it is due at once.

@@ -3,8 +3,23 @@
 use super::*;
 
 impl Flywheel {
+    /// Whether the window has room for `bytes` more, or gets it by dropping its oldest unit
+    /// that no active job needs.
+    pub(super) fn oldest_is_read(&mut self, bytes: u64) -> bool {
+        while let Some(&(unit, generation)) = self.window.front()
+            && self.generation[unit as usize] != generation
+        {
+            self.window.pop_front();
+        }
+        let fits = self.window_bytes + bytes <= self.window_max
+            && self.window_bytes + self.reserve_bytes + bytes <= self.capacity;
+        fits || self.window.front().is_some_and(|&(unit, _)| {
+            (0..self.seats.len()).filter(|&q| self.active(q)).all(|q| !self.seats[q].needs(unit))
+        })
+    }
+
     /// A job counts while it has asked within the last few windows.
-    fn active(&self, q: usize) -> bool {
+    pub(super) fn active(&self, q: usize) -> bool {
         let s = &self.seats[q];
         s.on && (self.position - s.last) as f64 <= self.knobs.active * self.window_max as f64
     }
@@ -96,7 +111,7 @@ impl Flywheel {
         if s.rem[unit as usize] == 0 || s.held[unit as usize] == 0 {
             self.refresh(j, unit);
         }
-        Pick { spot, unit, how }
+        Pick { spot, unit, how, pass: 0 }
     }
 
     /// # Panics
@@ -179,6 +194,19 @@ impl Flywheel {
         s.lack.put(self.place[u] as usize, false);
     }
 
+    /// A unit has just come into the window: whoever needs it takes it, if what that job already
+    /// holds will be read in time; the job that moved the sweep does in any case.
+    pub(super) fn offer(&mut self, unit: u32, mover: Option<usize>) {
+        for q in 0..self.seats.len() {
+            if self.seats[q].needs(unit)
+                && (mover == Some(q)
+                    || (self.seats[q].backlog as f64) < self.samples_of(self.knobs.backlog, q))
+            {
+                self.take(q, unit, self.position);
+            }
+        }
+    }
+
     /// Rule 8: the place just passed changes with one passed a little earlier.
     pub(super) fn stir(&mut self, p: usize) {
         let n = self.ring.len();
@@ -212,10 +240,10 @@ impl Flywheel {
         self.make_room(bytes, acts);
         acts.push(Act::Load(unit));
         self.position += bytes;
-        self.into_window(unit);
+        self.enter_window(unit);
     }
 
-    pub(super) fn into_window(&mut self, unit: u32) {
+    pub(super) fn enter_window(&mut self, unit: u32) {
         let u = unit as usize;
         self.loads = match self.loads.wrapping_add(1) {
             AWAY | RESERVE => 1,
@@ -241,7 +269,7 @@ impl Flywheel {
             if self.reserve_bytes + self.shape.bytes(unit) <= self.reserve_max {
                 self.leave_window(unit);
                 self.window.pop_front();
-                self.into_reserve(unit);
+                self.enter_reserve(unit);
             } else {
                 self.exchange(unit);
                 if self.generation[unit as usize] == generation {
@@ -272,7 +300,7 @@ impl Flywheel {
         acts.push(Act::Evict(unit));
     }
 
-    pub(super) fn into_reserve(&mut self, unit: u32) {
+    pub(super) fn enter_reserve(&mut self, unit: u32) {
         let u = unit as usize;
         self.generation[u] = RESERVE;
         self.loaded_at[u] = self.position;
@@ -345,14 +373,8 @@ impl Flywheel {
         }
         self.leave_window(oldest);
         self.leave_reserve(unit);
-        self.into_reserve(oldest);
-        self.into_window(unit);
-        for q in 0..self.seats.len() {
-            if self.seats[q].needs(unit)
-                && (self.seats[q].backlog as f64) < self.samples_of(self.knobs.backlog, q)
-            {
-                self.take(q, unit, self.position);
-            }
-        }
+        self.enter_reserve(oldest);
+        self.enter_window(unit);
+        self.offer(unit, None);
     }
 }

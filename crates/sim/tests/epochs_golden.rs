@@ -2,8 +2,12 @@
 //! only when a format's major version changes.
 
 use fletch_core::{
-    Hash, Root,
-    order::{Bits, Fit, OrderKey, Permutation, Plan, Strict, Tail},
+    Hash, LayoutId, Root,
+    order::{
+        Bits, Event, Fit, Ledger, OrderKey, Permutation, Plan, Request, Strict, Tail,
+        ledger::{self, Header},
+        receipt::{Delivery, LtHash},
+    },
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -86,5 +90,59 @@ fn strict() {
             "all 21, 2 copies 7 apart": order(all(21).echoed(2, 7).expect("plan"), 1, 1, Tail::Keep),
             "bits 0, 3, 8, 20 of 21": hex::encode(state.to_bytes()),
         }),
+    );
+}
+
+#[test]
+fn ledger_bytes() {
+    let header = Header {
+        job: "train".into(),
+        epoch: 3,
+        root: Root(Hash::of(b"root")),
+        layout: LayoutId(Hash::of(b"layout")),
+        plan: Hash::of(b"plan"),
+        order: "substitute".into(),
+        seed: 7,
+        fit: Fit { batch: 8, ranks: 2, tail: Tail::Drop },
+    };
+    let request = Request { rank: 1, worker: 0, sequence: 300 };
+    let events = [
+        Event::Load { units: vec![5, 4, 1000] },
+        Event::Grant { lease: 1, request, entries: vec![70_000, 3, 4, 2_000_000_000] },
+        Event::Ack { lease: 1, upto: 2 },
+        Event::Expire { lease: 1 },
+        Event::Commit { commit: 1 },
+        Event::Rollback { commit: 1 },
+        Event::World { fit: Fit { batch: 8, ranks: 4, tail: Tail::Pad } },
+        Event::End { delivered: 16, redelivered: 2 },
+    ];
+    let mut file = ledger::begin(&header);
+    let begin = hex::encode(&file);
+    let records: Vec<String> = events
+        .iter()
+        .map(|e| {
+            let at = file.len();
+            e.append(&mut file);
+            hex::encode(&file[at..])
+        })
+        .collect();
+    assert_eq!(Ledger::read(&file).expect("a ledger").events, events);
+    golden("ledger.json", &json!({ "begin": begin, "records": records }));
+}
+
+#[test]
+fn receipts() {
+    let root = Root(Hash::of(b"root"));
+    let mut value = LtHash::default();
+    let mut digests = Vec::new();
+    for (ordinal, copy) in [(0, 0), (0, 1), (1 << 40, 0)] {
+        value.add(root, &Delivery { ordinal, content: Hash::of(b"bytes"), copy });
+        digests.push(value.digest());
+    }
+    let lanes: Vec<u16> =
+        value.to_bytes()[..32].chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect();
+    golden(
+        "receipt.json",
+        &json!({ "root": root, "content": Hash::of(b"bytes"), "digests": digests, "lanes": lanes }),
     );
 }

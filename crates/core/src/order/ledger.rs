@@ -1,0 +1,403 @@
+//! The ledger of an epoch: the durable log of what was granted and acknowledged, over the
+//! records of [`crate::record`] (`docs/FORMATS.md`, "Ledger").
+//!
+//! The first record is the header; each further one an [`Event`]. Numbers are LEB128, texts a
+//! length and UTF-8; the entries of a grant are a first number and zigzag differences. Records
+//! of unknown kinds are skipped, and so is what a newer minor version adds to the header.
+
+use super::{
+    lease::{LeaseError, Leases, Request},
+    plan::{Fit, Tail},
+};
+use crate::{
+    Hash, Kind, LayoutId, Root,
+    record::{self, BadLog},
+};
+
+/// The format's major version.
+pub const FORMAT_MAJOR: u32 = 1;
+/// No grant has more entries.
+pub const GRANT_ENTRIES_MAX: usize = 65_536;
+
+const HEADER: u8 = 1;
+const LOAD: u8 = 2;
+const GRANT: u8 = 3;
+const ACK: u8 = 4;
+const EXPIRE: u8 = 5;
+const COMMIT: u8 = 6;
+const ROLLBACK: u8 = 7;
+const WORLD: u8 = 8;
+const END: u8 = 9;
+
+/// Which epoch a ledger is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The job's name.
+    pub job: String,
+    /// Which epoch of it.
+    pub epoch: u64,
+    /// The version delivered.
+    pub root: Root,
+    /// The layout it is read from.
+    pub layout: LayoutId,
+    /// The plan's hash.
+    pub plan: Hash,
+    /// `strict`, `substitute`, `bucketed` or `replay`.
+    pub order: String,
+    /// The job's seed.
+    pub seed: u64,
+    /// The world at the start.
+    pub fit: Fit,
+}
+
+/// Something that happened to an epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Units were loaded for it (to explain an order; nothing depends on it).
+    Load {
+        /// Which, in order.
+        units: Vec<u32>,
+    },
+    /// Entries were granted.
+    Grant {
+        /// The lease's number.
+        lease: u64,
+        /// Who asked.
+        request: Request,
+        /// What was granted, in the order of service.
+        entries: Vec<u32>,
+    },
+    /// The first `upto` entries of a lease were consumed.
+    Ack {
+        /// Which lease.
+        lease: u64,
+        /// How many of its entries, from the first.
+        upto: u32,
+    },
+    /// A lease ended with entries unacknowledged.
+    Expire {
+        /// Which lease.
+        lease: u64,
+    },
+    /// The model was saved.
+    Commit {
+        /// The checkpoint's number.
+        commit: u64,
+    },
+    /// The model went back.
+    Rollback {
+        /// To which checkpoint.
+        commit: u64,
+    },
+    /// The world changed.
+    World {
+        /// The new one.
+        fit: Fit,
+    },
+    /// The epoch ended.
+    End {
+        /// Entries delivered.
+        delivered: u64,
+        /// Of them, delivered again.
+        redelivered: u64,
+    },
+}
+
+/// Why a ledger cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadLedger {
+    /// The log itself is foreign, newer or damaged.
+    #[error(transparent)]
+    Log(#[from] BadLog),
+    /// It does not begin with a header.
+    #[error("not a ledger: it does not begin with a header")]
+    Header,
+    /// Written by a newer Fletch.
+    #[error("ledger format {0} is newer than this build reads (1); use a newer build")]
+    Major(u64),
+    /// A record that cannot be read.
+    #[error("record {0} of the ledger is malformed")]
+    Record(usize),
+    /// A record contradicts those before it.
+    #[error("record {at} of the ledger: {why}")]
+    Contradiction {
+        /// Which record.
+        at: usize,
+        /// What is wrong with it.
+        why: LeaseError,
+    },
+}
+
+impl BadLedger {
+    /// Who can act on it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        Kind::Corrupt
+    }
+}
+
+fn put(out: &mut Vec<u8>, mut x: u64) {
+    while x >= 0x80 {
+        out.push(x.to_le_bytes()[0] | 0x80);
+        x >>= 7;
+    }
+    out.push(x.to_le_bytes()[0]);
+}
+
+fn get(at: &mut &[u8]) -> Option<u64> {
+    let mut x = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&b, rest) = at.split_first()?;
+        *at = rest;
+        let bits = u64::from(b & 0x7f);
+        // The last byte of a 64-bit number has one bit, and no number has a needless last byte.
+        if (shift == 63 && bits > 1) || (shift > 0 && b == 0) {
+            return None;
+        }
+        x |= bits << shift;
+        if b & 0x80 == 0 {
+            return Some(x);
+        }
+    }
+    None
+}
+
+fn get32(at: &mut &[u8]) -> Option<u32> {
+    u32::try_from(get(at)?).ok()
+}
+
+fn put_list(out: &mut Vec<u8>, list: &[u32]) {
+    put(out, list.len() as u64);
+    let mut last = 0i64;
+    for &x in list {
+        let d = i64::from(x) - last;
+        put(out, ((d << 1) ^ (d >> 63)).cast_unsigned());
+        last = i64::from(x);
+    }
+}
+
+fn get_list(at: &mut &[u8]) -> Option<Vec<u32>> {
+    let n = usize::try_from(get(at)?).ok().filter(|&n| n <= GRANT_ENTRIES_MAX)?;
+    let mut last = 0i64;
+    (0..n)
+        .map(|_| {
+            let z = get(at)?;
+            last = last.checked_add((z >> 1).cast_signed() ^ -(z & 1).cast_signed())?;
+            u32::try_from(last).ok()
+        })
+        .collect()
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    put(out, text.len() as u64);
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn take<'a>(at: &mut &'a [u8], n: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = at.split_at_checked(n)?;
+    *at = rest;
+    Some(taken)
+}
+
+fn get_text(at: &mut &[u8]) -> Option<String> {
+    let n = usize::try_from(get(at)?).ok()?;
+    String::from_utf8(take(at, n)?.to_vec()).ok()
+}
+
+fn get_hash(at: &mut &[u8]) -> Option<Hash> {
+    Hash::try_from(take(at, 32)?).ok()
+}
+
+fn put_fit(out: &mut Vec<u8>, fit: Fit) {
+    put(out, u64::from(fit.ranks));
+    put(out, u64::from(fit.batch));
+    out.push(match fit.tail {
+        Tail::Keep => 0,
+        Tail::Drop => 1,
+        Tail::Pad => 2,
+    });
+}
+
+fn get_fit(at: &mut &[u8]) -> Option<Fit> {
+    let (ranks, batch) = (get32(at)?, get32(at)?);
+    let tail = match get(at)? {
+        0 => Tail::Keep,
+        1 => Tail::Drop,
+        2 => Tail::Pad,
+        _ => return None,
+    };
+    Some(Fit { batch, ranks, tail })
+}
+
+impl Header {
+    fn write(&self) -> Vec<u8> {
+        let mut p = Vec::new();
+        put(&mut p, u64::from(FORMAT_MAJOR));
+        put_text(&mut p, &self.job);
+        put(&mut p, self.epoch);
+        for hash in [self.root.0, self.layout.0, self.plan] {
+            p.extend_from_slice(hash.as_bytes());
+        }
+        put_text(&mut p, &self.order);
+        put(&mut p, self.seed);
+        put_fit(&mut p, self.fit);
+        p
+    }
+
+    fn read(mut p: &[u8]) -> Result<Self, BadLedger> {
+        let at = &mut p;
+        match get(at) {
+            Some(major) if major == u64::from(FORMAT_MAJOR) => {}
+            Some(major) => return Err(BadLedger::Major(major)),
+            None => return Err(BadLedger::Record(0)),
+        }
+        let mut fields = || {
+            Some(Header {
+                job: get_text(at)?,
+                epoch: get(at)?,
+                root: Root(get_hash(at)?),
+                layout: LayoutId(get_hash(at)?),
+                plan: get_hash(at)?,
+                order: get_text(at)?,
+                seed: get(at)?,
+                fit: get_fit(at)?,
+            })
+        };
+        fields().ok_or(BadLedger::Record(0))
+    }
+}
+
+impl Event {
+    /// Appends it to a log as a record.
+    pub fn append(&self, out: &mut Vec<u8>) {
+        let mut p = Vec::new();
+        let kind = match self {
+            Event::Load { units } => {
+                put_list(&mut p, units);
+                LOAD
+            }
+            Event::Grant { lease, request, entries } => {
+                put(&mut p, *lease);
+                put(&mut p, u64::from(request.rank));
+                put(&mut p, u64::from(request.worker));
+                put(&mut p, request.sequence);
+                put_list(&mut p, entries);
+                GRANT
+            }
+            Event::Ack { lease, upto } => {
+                put(&mut p, *lease);
+                put(&mut p, u64::from(*upto));
+                ACK
+            }
+            Event::Expire { lease } => {
+                put(&mut p, *lease);
+                EXPIRE
+            }
+            Event::Commit { commit } => {
+                put(&mut p, *commit);
+                COMMIT
+            }
+            Event::Rollback { commit } => {
+                put(&mut p, *commit);
+                ROLLBACK
+            }
+            Event::World { fit } => {
+                put_fit(&mut p, *fit);
+                WORLD
+            }
+            Event::End { delivered, redelivered } => {
+                put(&mut p, *delivered);
+                put(&mut p, *redelivered);
+                END
+            }
+        };
+        record::append(out, kind, &p);
+    }
+
+    /// Reads one; `Some(None)` for a kind that this build does not know.
+    fn read(kind: u8, mut p: &[u8]) -> Option<Option<Event>> {
+        let at = &mut p;
+        let event = match kind {
+            LOAD => Event::Load { units: get_list(at)? },
+            GRANT => Event::Grant {
+                lease: get(at)?,
+                request: Request { rank: get32(at)?, worker: get32(at)?, sequence: get(at)? },
+                entries: get_list(at)?,
+            },
+            ACK => Event::Ack { lease: get(at)?, upto: get32(at)? },
+            EXPIRE => Event::Expire { lease: get(at)? },
+            COMMIT => Event::Commit { commit: get(at)? },
+            ROLLBACK => Event::Rollback { commit: get(at)? },
+            WORLD => Event::World { fit: get_fit(at)? },
+            END => Event::End { delivered: get(at)?, redelivered: get(at)? },
+            _ => return Some(None),
+        };
+        at.is_empty().then_some(Some(event))
+    }
+}
+
+/// The bytes of a new ledger: file header and header record.
+#[must_use]
+pub fn begin(header: &Header) -> Vec<u8> {
+    let mut out = record::file_header().to_vec();
+    record::append(&mut out, HEADER, &header.write());
+    out
+}
+
+/// A ledger as read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ledger {
+    /// Which epoch it is of.
+    pub header: Header,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+    /// Length of the valid prefix: a file that is longer has a torn last append.
+    pub len: usize,
+}
+
+impl Ledger {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// Any [`BadLedger`] but a contradiction.
+    pub fn read(file: &[u8]) -> Result<Self, BadLedger> {
+        let (records, len) = record::read(file)?;
+        let (first, rest) = match records.split_first() {
+            Some((first, rest)) if first.kind == HEADER => (first, rest),
+            _ => return Err(BadLedger::Header),
+        };
+        let header = Header::read(first.payload)?;
+        let mut events = Vec::with_capacity(rest.len());
+        for (i, r) in rest.iter().enumerate() {
+            events.extend(Event::read(r.kind, r.payload).ok_or(BadLedger::Record(i + 1))?);
+        }
+        Ok(Ledger { header, events, len })
+    }
+
+    /// Applies everything to fresh leases of the same plan; what was leased then expires at
+    /// `expires_ms`.
+    ///
+    /// # Errors
+    /// [`BadLedger::Contradiction`].
+    pub fn replay(&self, leases: &mut Leases, expires_ms: u64) -> Result<(), BadLedger> {
+        for (at, e) in self.events.iter().enumerate() {
+            leases.apply(e, expires_ms).map_err(|why| BadLedger::Contradiction { at: at + 1, why })?;
+        }
+        Ok(())
+    }
+
+    /// The order in which entries were granted to a rank, those granted again included: what
+    /// `replay` delivers.
+    pub fn order_of(&self, rank: u32) -> impl Iterator<Item = u32> + '_ {
+        self.events
+            .iter()
+            .flat_map(move |e| match e {
+                Event::Grant { request, entries, .. } if request.rank == rank => entries.as_slice(),
+                _ => &[],
+            })
+            .copied()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+use super::*;
+use proptest::prelude::*;
+
+fn header() -> Header {
+    Header {
+        job: "train".into(),
+        epoch: 3,
+        root: Root(Hash::of(b"r")),
+        layout: LayoutId(Hash::of(b"l")),
+        plan: Hash::of(b"p"),
+        order: "substitute".into(),
+        seed: u64::MAX,
+        fit: Fit { batch: 64, ranks: 4, tail: Tail::Pad },
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let list = || proptest::collection::vec(any::<u32>(), 0..20);
+    let fit = (any::<u32>(), any::<u32>(), 0usize..3).prop_map(|(batch, ranks, t)| Fit {
+        batch,
+        ranks,
+        tail: [Tail::Keep, Tail::Drop, Tail::Pad][t],
+    });
+    prop_oneof![
+        list().prop_map(|units| Event::Load { units }),
+        (any::<u64>(), any::<u32>(), any::<u32>(), any::<u64>(), list()).prop_map(
+            |(lease, rank, worker, sequence, entries)| {
+                Event::Grant { lease, request: Request { rank, worker, sequence }, entries }
+            }
+        ),
+        (any::<u64>(), any::<u32>()).prop_map(|(lease, upto)| Event::Ack { lease, upto }),
+        any::<u64>().prop_map(|lease| Event::Expire { lease }),
+        any::<u64>().prop_map(|commit| Event::Commit { commit }),
+        any::<u64>().prop_map(|commit| Event::Rollback { commit }),
+        fit.prop_map(|fit| Event::World { fit }),
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(delivered, redelivered)| Event::End { delivered, redelivered }),
+    ]
+}
+
+proptest! {
+    /// What was written is read, unknown kinds are skipped, and a torn tail loses whole events.
+    #[test]
+    fn ledgers_round_trip_and_tear(events in proptest::collection::vec(event(), 0..12), cut: usize) {
+        let mut file = begin(&header());
+        let first = file.len();
+        for (i, e) in events.iter().enumerate() {
+            e.append(&mut file);
+            if i % 3 == 0 { record::append(&mut file, 250, b"from a newer build"); }
+        }
+        let whole = Ledger::read(&file).expect("whole");
+        prop_assert_eq!(&whole.header, &header());
+        prop_assert_eq!(&whole.events, &events);
+        prop_assert_eq!(whole.len, file.len());
+        let cut = first + cut % (file.len() - first + 1);
+        let torn = Ledger::read(&file[..cut]).expect("torn is not damaged");
+        prop_assert!(torn.len <= cut);
+        prop_assert_eq!(&torn.events[..], &events[..torn.events.len()]);
+    }
+
+    #[test]
+    fn garbage_is_an_error_never_a_panic(kind: u8, payload in proptest::collection::vec(any::<u8>(), 0..40)) {
+        let mut file = begin(&header());
+        record::append(&mut file, kind, &payload);
+        match Ledger::read(&file) {
+            Ok(l) => prop_assert!(l.events.len() <= 1),
+            Err(e) => prop_assert_eq!(e, BadLedger::Record(1)),
+        }
+    }
+}
+
+#[test]
+fn numbers_have_one_encoding() {
+    for x in [0, 1, 127, 128, 300, u64::from(u32::MAX), u64::MAX] {
+        let mut b = Vec::new();
+        put(&mut b, x);
+        assert_eq!(get(&mut &b[..]), Some(x));
+        b.pop();
+        assert_eq!(get(&mut &b[..]), None);
+    }
+    assert_eq!(get(&mut &[0x80, 0][..]), None, "a needless byte");
+    assert_eq!(get(&mut &[0xff; 10][..]), None, "more than 64 bits");
+}
+
+#[test]
+fn what_is_no_ledger() {
+    assert_eq!(Ledger::read(&record::file_header()), Err(BadLedger::Header));
+    let mut newer = record::file_header().to_vec();
+    record::append(&mut newer, HEADER, &[2]);
+    assert_eq!(Ledger::read(&newer), Err(BadLedger::Major(2)));
+    assert!(matches!(Ledger::read(b"GIF89a, surely no ledger"), Err(BadLedger::Log(_))));
+}

@@ -1,0 +1,88 @@
+//! What the reference leaves out: bandwidth, latency, decisions ahead of service, leases in
+//! flight.
+
+use fletch_core::order::substitute::Knobs;
+use fletch_sim::{ArmKind, Case, Origin, cases, simulate};
+
+fn timed(mut case: Case, bandwidth: f64) -> Case {
+    case.origin = Some(Origin { bandwidth, latency: 10.0 });
+    (case.leased, case.ahead, case.overtake) = (128, 64, 4);
+    case
+}
+
+/// Pacing: f* = 2b at c = .5, and where the link is just or not enough. Epoch time at most 1.1
+/// of 1 / min(f*, b / (1 − c)), bytes at most (1 − c + .01) per epoch.
+#[test]
+fn a_lone_job_is_paced() {
+    for (cache, bandwidth) in [(0.5, 0.5), (0.2, 0.8), (0.05, 0.95), (0.2, 0.4)] {
+        let case = timed(Case::plain("lone", 800, 32, cache, false, &[1.0], 1), bandwidth);
+        let o = simulate(&case, ArmKind::Fletch, Knobs::default());
+        let ideal = 25_600.0 / f64::min(1.0, bandwidth / (1.0 - cache));
+        let times = o.epoch_seconds[0] / ideal;
+        assert!(times <= 1.1, "c {cache} b {bandwidth}: {times:.3} × the ideal time");
+        // Warm-up and end cut epochs, so that a window more or less is counted.
+        assert!(o.ratio <= 1.0 - cache + 0.015, "c {cache} b {bandwidth}: backend {:.3}", o.ratio);
+    }
+}
+
+/// With a link that has a tenth to spare, fetches that take time cost nobody a stall and few bytes:
+/// the figures without time + .02.
+#[test]
+fn time_costs_several_jobs_little() {
+    for case in cases::rows(800, 32, 1).into_iter().filter(|c| c.jobs.len() >= 4 && c.name.contains("equal"))
+    {
+        let without = simulate(&case, ArmKind::Fletch, Knobs::default());
+        let total: f64 = case.jobs.iter().map(|j| j.rate).sum();
+        let with = simulate(&timed(case, without.ratio * total * 1.1), ArmKind::Fletch, Knobs::default());
+        println!("{}\n{}", fletch_sim::table::line(&without), fletch_sim::table::line(&with));
+        assert!(with.ratio <= without.ratio + 0.02, "{}", with.case);
+        assert!(with.stalled.iter().all(|&s| s < 0.02), "{}: {:?}", with.case, with.stalled);
+        assert!(with.near10.iter().zip(&without.near10).all(|(a, b)| *a < b * 1.25), "{}", with.case);
+    }
+}
+
+/// Overtaking is bounded because it buys no time and costs the shuffle.
+#[test]
+fn serving_on_arrival_ruins_the_shuffle_and_gains_nothing() {
+    let case = timed(Case::plain("lone", 800, 32, 0.05, false, &[1.0], 1), 0.85);
+    let little = simulate(&case, ArmKind::Fletch, Knobs::default());
+    let all = simulate(&Case { overtake: usize::MAX, ..case }, ArmKind::Fletch, Knobs::default());
+    assert!(all.epoch_seconds[0] > 0.99 * little.epoch_seconds[0]);
+    assert!(all.near[0] > 2.0 * little.near[0], "{} {}", all.near[0], little.near[0]);
+}
+
+/// The other arms are what they should be: direct fetches everything, pin the part that is not
+/// cached, LRU nearly everything.
+#[test]
+fn other_arms() {
+    let case = Case::plain("lone", 200, 32, 0.2, false, &[1.0], 1);
+    let ratio = |arm| simulate(&case, arm, Knobs::default()).ratio;
+    assert_eq!(ratio(ArmKind::Direct), 1.0);
+    assert!((ratio(ArmKind::Pin) - 0.8).abs() < 0.01);
+    // LRU under random permutations hits c + (1 − c) · ln(1 − c).
+    let lru = 1.0 - (0.2 + 0.8 * 0.8f64.ln());
+    assert!((ratio(ArmKind::Lru) - lru).abs() < 0.01, "{} {lru}", ratio(ArmKind::Lru));
+    assert!((ratio(ArmKind::Fletch) - 0.8).abs() < 0.01);
+}
+
+/// A simulation is a function of its case.
+#[test]
+fn the_same_case_gives_the_same_outcome() {
+    let case = timed(cases::grid_case(0.1, 4, "churn", "5%", 3), 1.5);
+    let run = || simulate(&Case { end: case.warm * 1.2, ..case.clone() }, ArmKind::Fletch, Knobs::default());
+    assert_eq!(run(), run());
+}
+
+/// A case is a file that people write: unknown words and impossible numbers are errors.
+#[test]
+fn cases_are_checked() {
+    let good = Case::plain("x", 4, 2, 0.5, false, &[1.0], 1);
+    let text = serde_json::to_string(&good).expect("json");
+    assert_eq!(serde_json::from_str::<Case>(&text).expect("json"), good);
+    assert!(serde_json::from_str::<Case>(&text.replace("\"cache\"", "\"cash\"")).is_err());
+    assert!(good.faults().is_empty());
+    let mut bad = good;
+    (bad.cache, bad.end) = (1.5, 0.0);
+    bad.jobs[0].rate = f64::NAN;
+    assert_eq!(bad.faults().len(), 3, "{:?}", bad.faults());
+}

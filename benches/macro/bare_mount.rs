@@ -3,8 +3,9 @@
 //! is a window of one buffer in memory. What Fletch's mount is compared with.
 
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
-    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyOpen, Request, SessionACL,
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry,
+    ReplyOpen, Request, SessionACL,
 };
 use rand::{RngCore, SeedableRng};
 use std::ffi::OsStr;
@@ -46,7 +47,9 @@ impl Bare {
     /// The children of a directory from the `from`-th on: (inode, name).
     fn children(&self, ino: u64, from: u64) -> Box<dyn Iterator<Item = (u64, String)>> {
         if ino == 1 {
-            return Box::new((from..self.files.div_ceil(PER_DIR)).map(|d| (DIRS_FROM + d, format!("d{d:02}"))));
+            return Box::new(
+                (from..self.files.div_ceil(PER_DIR)).map(|d| (DIRS_FROM + d, format!("d{d:02}"))),
+            );
         }
         let first = (ino - DIRS_FROM) * PER_DIR;
         let end = self.files.min(first + PER_DIR);
@@ -114,7 +117,14 @@ impl Filesystem for Bare {
         reply.ok();
     }
 
-    fn readdirplus(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
         for (i, (child, name)) in self.children(ino.0, offset).enumerate() {
             let next = offset + i as u64 + 1;
             if reply.add(INodeNo(child), next, name, &TTL, &self.attr(child), Generation(0)) {

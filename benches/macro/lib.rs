@@ -31,7 +31,11 @@ impl Table {
             let Some(ours) = arms.get(arm) else { continue };
             for (name, figures) in arms {
                 let ratios: Vec<f64> = ours.iter().zip(figures).map(|(a, b)| a / b).collect();
-                println!("| {row} | {name} | {} | {} |", span(figures), if name == arm { "–".into() } else { span(&ratios) });
+                println!(
+                    "| {row} | {name} | {} | {} |",
+                    span(figures),
+                    if name == arm { "–".into() } else { span(&ratios) }
+                );
             }
         }
     }
@@ -55,7 +59,13 @@ pub fn span(figures: &[f64]) -> String {
 }
 
 fn short(x: f64) -> String {
-    let digits = if x >= 100.0 { 0 } else if x >= 10.0 { 1 } else { 2 };
+    let digits = if x >= 100.0 {
+        0
+    } else if x >= 10.0 {
+        1
+    } else {
+        2
+    };
     format!("{x:.digits$}")
 }
 
@@ -71,7 +81,13 @@ impl Daemon {
     #[must_use]
     pub fn start(c: &mut Command, log: Option<&Path>) -> Self {
         let err = log.map_or_else(Stdio::null, |p| std::fs::File::create(p).expect("log").into());
-        Daemon(c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err).spawn().unwrap_or_else(|e| panic!("{c:?}: {e}")))
+        Daemon(
+            c.stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(err)
+                .spawn()
+                .unwrap_or_else(|e| panic!("{c:?}: {e}")),
+        )
     }
 
     /// Its process id.

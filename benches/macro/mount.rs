@@ -15,7 +15,11 @@ use std::time::Instant;
 fn measure(table: &mut Table, arm: &str, threads: usize, top: &Path, round: u64) {
     let begin = Instant::now();
     let mut order = walk(top);
-    table.add(&format!("cold walk, {threads} thread(s), names/s"), arm, order.len() as f64 / begin.elapsed().as_secs_f64());
+    table.add(
+        &format!("cold walk, {threads} thread(s), names/s"),
+        arm,
+        order.len() as f64 / begin.elapsed().as_secs_f64(),
+    );
     for e in 1..=2 {
         order.shuffle(&mut rand_chacha::ChaCha8Rng::seed_from_u64(round * 10 + e));
         table.add(&format!("epoch {e}, {threads} thread(s), files/s"), arm, epoch(top, &order, threads));
@@ -31,14 +35,24 @@ fn main() {
     write_tree(&data, std::process::id().into(), files, bytes);
     let _ = epoch(&data, &walk(&data), 2);
     let run = |c: &mut Command| assert!(c.status().expect("run").success(), "{c:?}");
-    run(Command::new(bin("fletch")).arg("index").arg(&data).arg("--to").arg(at("tables")).arg("--quiet").arg("--state-dir").arg(at("st")));
+    run(Command::new(bin("fletch"))
+        .arg("index")
+        .arg(&data)
+        .arg("--to")
+        .arg(at("tables"))
+        .arg("--quiet")
+        .arg("--state-dir")
+        .arg(at("st")));
     let mut table = Table::default();
     let mut cpu = Vec::new();
     for round in 0..rounds {
         for threads in [1, 2] {
             let dir = at(&format!("bare-{round}-{threads}"));
             std::fs::create_dir(&dir).expect("mkdir");
-            let d = Daemon::start(Command::new(bin("bare-mount")).arg(&dir).arg(files.to_string()).arg(bytes.to_string()), None);
+            let d = Daemon::start(
+                Command::new(bin("bare-mount")).arg(&dir).arg(files.to_string()).arg(bytes.to_string()),
+                None,
+            );
             until("bare mount", || is_mounted(&dir));
             measure(&mut table, "bare daemon", threads, &dir, round);
             drop(d);
@@ -62,10 +76,18 @@ fn main() {
             );
             until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));
             let url = std::fs::read_to_string(&ready).expect("url").trim().to_owned();
-            run(Command::new(bin("fletch")).args(["register", "d"]).arg(&data).arg("--tables").arg(at("tables")).args(["--server", &url]));
+            run(Command::new(bin("fletch"))
+                .args(["register", "d"])
+                .arg(&data)
+                .arg("--tables")
+                .arg(at("tables"))
+                .args(["--server", &url]));
             let socket = format!("unix:{}", work.join("s").display());
             let mount = Daemon::start(
-                Command::new(bin("fletch-mount")).arg("d").arg(&dir).args(["--server", &socket, "--job", "bench"]),
+                Command::new(bin("fletch-mount"))
+                    .arg("d")
+                    .arg(&dir)
+                    .args(["--server", &socket, "--job", "bench"]),
                 Some(&work.join("mount.log")),
             );
             until("fletch mount", || is_mounted(&dir));

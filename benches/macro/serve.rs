@@ -131,7 +131,16 @@ fn main() {
         })
         .collect();
 
-    let out = Command::new(bin("fletch")).arg("index").arg(&data).arg("--to").arg(at("tables")).arg("--quiet").arg("--state-dir").arg(at("st")).output().expect("index");
+    let out = Command::new(bin("fletch"))
+        .arg("index")
+        .arg(&data)
+        .arg("--to")
+        .arg(at("tables"))
+        .arg("--quiet")
+        .arg("--state-dir")
+        .arg(at("st"))
+        .output()
+        .expect("index");
     assert!(out.status.success());
     let root = String::from_utf8_lossy(&out.stdout).trim().to_owned();
     let ready = at("ready");
@@ -150,7 +159,17 @@ fn main() {
     );
     until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));
     let url = std::fs::read_to_string(&ready).expect("url").trim().trim_end_matches('/').to_owned();
-    assert!(Command::new(bin("fletch")).args(["register", "d"]).arg(&data).arg("--tables").arg(at("tables")).args(["--server", &url]).status().expect("register").success());
+    assert!(
+        Command::new(bin("fletch"))
+            .args(["register", "d"])
+            .arg(&data)
+            .arg("--tables")
+            .arg(at("tables"))
+            .args(["--server", &url])
+            .status()
+            .expect("register")
+            .success()
+    );
     let fletch = url.trim_start_matches("http://").to_owned();
 
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("port").local_addr().expect("port").port();
@@ -171,13 +190,17 @@ fn main() {
     .expect("conf");
     // nginx workers drop root; let them read the data.
     assert!(Command::new("chmod").arg("755").arg(scratch.path()).status().expect("chmod").success());
-    let nginx_daemon = Daemon::start(Command::new("nginx").arg("-e").arg(at("nginx.log")).arg("-c").arg(at("nginx.conf")), Some(&at("nginx.err")));
+    let nginx_daemon = Daemon::start(
+        Command::new("nginx").arg("-e").arg(at("nginx.log")).arg("-c").arg(at("nginx.conf")),
+        Some(&at("nginx.err")),
+    );
     let nginx = format!("127.0.0.1:{port}");
     until("nginx", || TcpStream::connect(&nginx).is_ok());
 
     let chunks: Vec<Vec<u8>> = big.iter().map(|h| get(&format!("/v1/versions/{root}/chunks/{h}"))).collect();
     let objects: Vec<Vec<u8>> = (0..big.len()).map(|i| get(&format!("/{i}.bin"))).collect();
-    let singles: Vec<Vec<u8>> = small.iter().map(|h| get(&format!("/v1/versions/{root}/chunks/{h}"))).collect();
+    let singles: Vec<Vec<u8>> =
+        small.iter().map(|h| get(&format!("/v1/versions/{root}/chunks/{h}"))).collect();
     let batches: Vec<Vec<u8>> = small
         .chunks(64)
         .map(|c| {

@@ -162,6 +162,11 @@ def main():
         check(f"{name}: dropped", entries[size:], o["dropped"])
         item = lambda e: [e % 21, e // 21] if e < n else [entries[(e - n) % n] % 21, 2**31 + e - n]
         check(f"{name}: items", [item(e) for e in fitted], o["items"])
+    units = [permute(key, "units", 0, 10, p) for p in range(10)]
+    flat = [s for u in units for s in range(40) if s * 7 % 10 == u]
+    blocks = [(0, 12), (12, 24), (24, 40)]
+    got = [flat[a + permute(key, "block", i, b - a, p)] for i, (a, b) in enumerate(blocks) for p in range(b - a)]
+    check("by units", got, g["40 samples, sample s in unit 7s mod 10, blocks of 12"])
     bits = sum(1 << i for i in (0, 3, 8, 20))
     check("state", bits.to_bytes(3, "little").hex(), g["bits 0, 3, 8, 20 of 21"])
 

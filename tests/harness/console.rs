@@ -82,9 +82,9 @@ pub fn matches(expected: &[String], printed: &[&str]) -> bool {
     match expected.split_first() {
         None => printed.is_empty(),
         Some((e, rest)) if e.trim() == "…" => (0..=printed.len()).any(|n| matches(rest, &printed[n..])),
-        Some((e, rest)) => {
-            printed.split_first().is_some_and(|(p, more)| line_matches(e.trim_end(), p.trim_end()) && matches(rest, more))
-        }
+        Some((e, rest)) => printed
+            .split_first()
+            .is_some_and(|(p, more)| line_matches(e.trim_end(), p.trim_end()) && matches(rest, more)),
     }
 }
 
@@ -110,7 +110,10 @@ pub fn run(steps: &[Step], dir: &Path, env: &[(&str, &str)]) -> Result<(), Strin
     const MARK: &str = "\u{1}step";
     let mut script = String::from("exec 2>&1 </dev/null\n");
     for (i, s) in steps.iter().enumerate() {
-        script.push_str(&format!("printf '{MARK} {i}\\n'\n{}\nprintf '\\n{MARK} {i} exit %s\\n' $?\n", s.command));
+        script.push_str(&format!(
+            "printf '{MARK} {i}\\n'\n{}\nprintf '\\n{MARK} {i} exit %s\\n' $?\n",
+            s.command
+        ));
     }
     let out = Command::new("bash")
         .arg("-c")
@@ -126,7 +129,10 @@ pub fn run(steps: &[Step], dir: &Path, env: &[(&str, &str)]) -> Result<(), Strin
             .split_once(&format!("{MARK} {i}\n"))
             .and_then(|(_, rest)| rest.split_once(&format!("\n{MARK} {i} exit ")));
         let Some((body, rest)) = body else {
-            faults.push_str(&format!("line {}: `{}` did not finish; the shell printed\n{text}\n", s.line, s.command));
+            faults.push_str(&format!(
+                "line {}: `{}` did not finish; the shell printed\n{text}\n",
+                s.line, s.command
+            ));
             break;
         };
         let exit = rest.lines().next().unwrap_or("?");
@@ -154,7 +160,12 @@ mod tests {
         let s = steps(doc, "console");
         assert_eq!(s.len(), 3);
         assert_eq!(run(&s, Path::new("/"), &[]), Ok(()));
-        for (from, to) in [("one two\n$", "one too\n$"), ("\na\n", "\nb\n"), ("res…d", "rex…d"), ("$ false ||", "$ false &&")] {
+        for (from, to) in [
+            ("one two\n$", "one too\n$"),
+            ("\na\n", "\nb\n"),
+            ("res…d", "rex…d"),
+            ("$ false ||", "$ false &&"),
+        ] {
             let changed = doc.replace(from, to);
             assert_ne!(changed, doc);
             assert!(run(&steps(&changed, "console"), Path::new("/"), &[]).is_err(), "{to}");

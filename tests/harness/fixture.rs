@@ -63,7 +63,11 @@ impl Site {
         let mut server = Running::spawn("fletch-server", &mut c);
         let ready = at("ready");
         until("the server is ready", Duration::from_secs(20), || {
-            assert!(server.alive(), "the server ended: {}", fs::read_to_string(at("server.log")).unwrap_or_default());
+            assert!(
+                server.alive(),
+                "the server ended: {}",
+                fs::read_to_string(at("server.log")).unwrap_or_default()
+            );
             fs::read_to_string(&ready).is_ok_and(|s| s.trim().starts_with("http://"))
         });
         let url = fs::read_to_string(&ready).expect("ready file").trim().to_owned();
@@ -150,14 +154,17 @@ impl Site {
     #[must_use]
     pub fn json(&self, path: &str) -> Value {
         let text = self.get(path);
-        serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{path}: {e}: {}", String::from_utf8_lossy(&text)))
+        serde_json::from_slice(&text)
+            .unwrap_or_else(|e| panic!("{path}: {e}: {}", String::from_utf8_lossy(&text)))
     }
 
     /// A GET of the server, any type.
     #[must_use]
     pub fn get(&self, path: &str) -> Vec<u8> {
-        run(std::process::Command::new("curl").args(["-sS", "--fail", "--max-time", "30"]).arg(format!("{}{path}", self.url)))
-            .stdout
+        run(std::process::Command::new("curl")
+            .args(["-sS", "--fail", "--max-time", "30"])
+            .arg(format!("{}{path}", self.url)))
+        .stdout
     }
 
     /// All series of the server's metrics.

@@ -33,8 +33,13 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
 pub const LEAVES: &[&str] = &["fletch-tests", "fletch-benches"];
 
 /// Crates that only one package may name.
-pub const SOLE_USERS: &[(&str, &str)] =
-    &[("object_store", "fletch-origin"), ("sled", "fletch-store"), ("fuser", "fletch-mount"), ("moka", "fletch-store fletch-tables fletch-server fletch-mount"), ("prometheus", "fletch-server fletch-mount")];
+pub const SOLE_USERS: &[(&str, &str)] = &[
+    ("object_store", "fletch-origin"),
+    ("sled", "fletch-store"),
+    ("fuser", "fletch-mount"),
+    ("moka", "fletch-store fletch-tables fletch-server fletch-mount"),
+    ("prometheus", "fletch-server fletch-mount"),
+];
 
 /// Rooms of the server → rooms they may name ([`SERVER_OPEN`] is open to all; `app` owns
 /// everything and nobody names it but `main`).
@@ -125,7 +130,10 @@ fn code(source: &str) -> impl Iterator<Item = (usize, &str)> {
 pub fn impurities(file: &str, source: &str) -> Vec<String> {
     code(source)
         .flat_map(|(n, l)| {
-            CORE_BANS.iter().filter(|b| l.contains(*b)).map(move |b| format!("{file}:{n}: core may not name {b}"))
+            CORE_BANS
+                .iter()
+                .filter(|b| l.contains(*b))
+                .map(move |b| format!("{file}:{n}: core may not name {b}"))
         })
         .collect()
 }
@@ -142,7 +150,11 @@ pub fn wrong_rooms(room: &str, file: &str, source: &str) -> Vec<String> {
         for at in l.match_indices("crate::").map(|(i, m)| i + m.len()) {
             let named: String = l[at..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             let is_room = named.chars().next().is_some_and(char::is_lowercase);
-            if is_room && named != room && !allowed.contains(&named.as_str()) && !SERVER_OPEN.contains(&named.as_str()) {
+            if is_room
+                && named != room
+                && !allowed.contains(&named.as_str())
+                && !SERVER_OPEN.contains(&named.as_str())
+            {
                 out.push(format!("{file}:{n}: room {room} may not name room {named}"));
             }
         }

@@ -15,14 +15,8 @@ pub fn tracefs() -> Result<PathBuf, String> {
     let dir = PathBuf::from("/sys/kernel/tracing");
     let event = dir.join("events/fuse/fuse_request_send");
     if !event.exists() {
-        nix::mount::mount(
-            Some("none"),
-            &dir,
-            Some("tracefs"),
-            nix::mount::MsFlags::empty(),
-            None::<&str>,
-        )
-        .map_err(|e| format!("cannot mount tracefs: {e}"))?;
+        nix::mount::mount(Some("none"), &dir, Some("tracefs"), nix::mount::MsFlags::empty(), None::<&str>)
+            .map_err(|e| format!("cannot mount tracefs: {e}"))?;
     }
     if event.exists() { Ok(dir) } else { Err("this kernel has no fuse tracepoints".into()) }
 }
@@ -108,7 +102,8 @@ impl Drop for FuseTrace {
 
 /// Whether a line of `/proc/<pid>/status` or `io` begins with this key; its first number.
 fn proc_number(pid: u32, file: &str, key: &str) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_else(|e| panic!("{pid} {file}: {e}"));
+    let text =
+        fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_else(|e| panic!("{pid} {file}: {e}"));
     text.lines()
         .find_map(|l| l.strip_prefix(key))
         .and_then(|v| v.trim_start_matches(':').split_whitespace().next())

@@ -20,7 +20,11 @@ fn shell(program: &str) -> Command {
     let mut c = Command::new(program);
     for (k, _) in std::env::vars_os() {
         let k = k.to_string_lossy();
-        if (k.starts_with("CARGO") && k != "CARGO_HOME") || k.starts_with("NEXTEST") || k.starts_with("FLETCH_") || k == "CI" {
+        if (k.starts_with("CARGO") && k != "CARGO_HOME")
+            || k.starts_with("NEXTEST")
+            || k.starts_with("FLETCH_")
+            || k == "CI"
+        {
             c.env_remove(&*k);
         }
     }
@@ -41,7 +45,10 @@ fn readme_commands_do_what_it_says() {
     // the steps, the other is what runs this test.
     let first: Vec<&str> = steps.iter().take(1).map(|s| s.command.as_str()).collect();
     assert_eq!(first, ["make demo DATA=/usr/share/doc"]);
-    assert_eq!(console::blocks(&readme, "sh"), [(console::blocks(&readme, "sh")[0].0, "make test\n".to_owned())]);
+    assert_eq!(
+        console::blocks(&readme, "sh"),
+        [(console::blocks(&readme, "sh")[0].0, "make test\n".to_owned())]
+    );
     let ci = fs::read_to_string(repo().join(".ci/run")).expect(".ci/run");
     assert!(ci.lines().any(|l| l == "exec make test"), ".ci/run calls README's test command");
 
@@ -126,12 +133,14 @@ fn semantics_are_executed() {
 }
 
 fn leftovers(tmp: &Path) -> Vec<String> {
-    let here: Vec<String> =
-        fs::read_dir(tmp).expect("tmp").map(|e| e.expect("entry").file_name().to_string_lossy().into_owned()).collect();
+    let here: Vec<String> = fs::read_dir(tmp)
+        .expect("tmp")
+        .map(|e| e.expect("entry").file_name().to_string_lossy().into_owned())
+        .collect();
     let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
-    let here = here.into_iter().chain(
-        mounts.lines().filter(|l| l.contains(tmp.to_str().expect("utf-8"))).map(str::to_owned),
-    );
+    let here = here
+        .into_iter()
+        .chain(mounts.lines().filter(|l| l.contains(tmp.to_str().expect("utf-8"))).map(str::to_owned));
     here.collect()
 }
 
@@ -152,7 +161,11 @@ fn the_demo_compares_everything_and_leaves_nothing() {
     let out = run(&mut demo(tree.path(), tmp.path()));
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let value = |key: &str| {
-        text.lines().find_map(|l| l.trim().strip_prefix(key)).unwrap_or_else(|| panic!("no {key:?} in:\n{text}")).trim().to_owned()
+        text.lines()
+            .find_map(|l| l.trim().strip_prefix(key))
+            .unwrap_or_else(|| panic!("no {key:?} in:\n{text}"))
+            .trim()
+            .to_owned()
     };
     assert!(value("files ").starts_with("11, "), "{text}");
     assert!(value("origin read").contains("= 1.000 x the dataset"), "{text}");
@@ -172,7 +185,13 @@ fn the_demo_notices_a_wrong_byte() {
     semantics_tree(other.path());
     fs::write(other.path().join("README.txt"), "a smalL file\n").expect("write");
     let tables = TempDir::with_prefix("fletch-demo-tables-").expect("tables");
-    run(command("fletch").arg("index").arg(tree.path()).arg("--to").arg(tables.path()).arg("--state-dir").arg(tables.path()));
+    run(command("fletch")
+        .arg("index")
+        .arg(tree.path())
+        .arg("--to")
+        .arg(tables.path())
+        .arg("--state-dir")
+        .arg(tables.path()));
     let read = |original: &Path| {
         Command::new("python3")
             .arg(repo().join("tests/demo/reader.py"))
@@ -198,7 +217,8 @@ fn the_demo_leaves_nothing_after_ctrl_c() {
     semantics_tree(tree.path());
     for after in ["2. serve", "3. mount", "4. read"] {
         let tmp = TempDir::with_prefix("fletch-demo-tmp-").expect("tmp");
-        let said = tmp.path().parent().expect("parent").join(format!("fletch-demo-said-{}", std::process::id()));
+        let said =
+            tmp.path().parent().expect("parent").join(format!("fletch-demo-said-{}", std::process::id()));
         let mut c = demo(tree.path(), tmp.path());
         c.stdout(fs::File::create(&said).expect("log")).stderr(Stdio::null());
         // A group of its own, so that the whole of it gets the signal as from a terminal.

@@ -34,16 +34,25 @@ fn tree(dir: &Path, seed: u64, sizes: impl IntoIterator<Item = usize>) -> u64 {
 
 /// Reads every file whole, in one read, in this order.
 fn read_all(dir: &Path, order: &[PathBuf]) -> u64 {
-    order.iter().map(|p| fs::read(dir.join(p)).unwrap_or_else(|e| panic!("{}: {e}", p.display())).len() as u64).sum()
+    order
+        .iter()
+        .map(|p| fs::read(dir.join(p)).unwrap_or_else(|e| panic!("{}: {e}", p.display())).len() as u64)
+        .sum()
 }
 
 #[test]
 fn index_reads_every_byte_once() {
     let data = TempDir::with_prefix("fletch-once-").expect("tree");
-    let total = tree(data.path(), 1, (0..3000).map(|i| if i % 500 == 0 { 9_000_000 } else { 2000 + i % 7000 }));
+    let total =
+        tree(data.path(), 1, (0..3000).map(|i| if i % 500 == 0 { 9_000_000 } else { 2000 + i % 7000 }));
     let to = TempDir::with_prefix("fletch-once-").expect("tables");
     let mut c = command("fletch");
-    c.arg("index").arg(data.path()).arg("--to").arg(to.path()).arg("--state-dir").arg(to.path().join("state"));
+    c.arg("index")
+        .arg(data.path())
+        .arg("--to")
+        .arg(to.path())
+        .arg("--state-dir")
+        .arg(to.path().join("state"));
     let mut child = Running::spawn("index", c.stdout(Stdio::null()).stderr(Stdio::null()));
     let read = bytes_read_until_exit(child.pid());
     assert!(child.wait(Duration::from_secs(5)).success());
@@ -58,10 +67,12 @@ fn eight_cold_mounts_cost_the_origin_one_read() {
         return;
     }
     let data = TempDir::with_prefix("fletch-eight-").expect("tree");
-    let total = tree(data.path(), 2, (0..600).map(|i| if i % 150 == 0 { 9_000_000 } else { 20_000 + i * 150 }));
+    let total =
+        tree(data.path(), 2, (0..600).map(|i| if i % 150 == 0 { 9_000_000 } else { 20_000 + i * 150 }));
     let mut site = Site::start(&["--memory", "512MiB"]);
     let _ = site.publish("eight", data.path());
-    let mounts: Vec<_> = (0..8).map(|j| site.mount("eight", &format!("job-{j}"), &["--memory", "64MiB"])).collect();
+    let mounts: Vec<_> =
+        (0..8).map(|j| site.mount("eight", &format!("job-{j}"), &["--memory", "64MiB"])).collect();
     let all = files(data.path());
     let pid = site.server().pid();
     let before = bytes_read(pid);
@@ -78,12 +89,8 @@ fn eight_cold_mounts_cost_the_origin_one_read() {
     let outside = (bytes_read(pid) - before) as f64;
     assert!(counted <= 1.02 * total as f64, "origin bytes {counted} of {total}");
     assert!(outside <= 1.02 * total as f64 + 2e6, "the server read {outside} bytes of files for {total}");
-    let sent: f64 = site
-        .metrics()
-        .iter()
-        .filter(|(k, _)| k.starts_with("fletch_bytes_total{"))
-        .map(|(_, v)| v)
-        .sum();
+    let sent: f64 =
+        site.metrics().iter().filter(|(k, _)| k.starts_with("fletch_bytes_total{")).map(|(_, v)| v).sum();
     assert!((sent - 8.0 * total as f64).abs() < 0.5, "delivered {sent}, readers got {}", 8 * total);
     for m in mounts {
         m.stop();
@@ -198,7 +205,11 @@ fn the_daemon_is_asked_as_little_as_promised() {
     order.sort();
     assert_eq!(again, order);
     let second = trace.take();
-    let sum: u64 = second.iter().filter(|(op, _)| *op != "FUSE_FORGET" && *op != "FUSE_BATCH_FORGET").map(|(_, n)| n).sum();
+    let sum: u64 = second
+        .iter()
+        .filter(|(op, _)| *op != "FUSE_FORGET" && *op != "FUSE_BATCH_FORGET")
+        .map(|(_, n)| n)
+        .sum();
     assert_eq!(sum, 0, "{second:?}");
     drop(trace);
     m.stop();
@@ -263,13 +274,17 @@ fn every_byte_is_the_original_s_by_any_way_of_reading() {
 
 #[test]
 fn the_same_tree_has_the_same_root_wherever_it_is() {
-    let (a, b) = (TempDir::with_prefix("fletch-a-").expect("a"), TempDir::with_prefix("fletch-b-").expect("b"));
+    let (a, b) =
+        (TempDir::with_prefix("fletch-a-").expect("a"), TempDir::with_prefix("fletch-b-").expect("b"));
     for d in [&a, &b] {
         let _ = tree(d.path(), 9, [10, 200_000, 5_000_000]);
     }
     let to = TempDir::with_prefix("fletch-to-").expect("to");
-    let roots: Vec<String> =
-        [&a, &b].iter().enumerate().map(|(i, d)| index(d.path(), &to.path().join(i.to_string()), &[])).collect();
+    let roots: Vec<String> = [&a, &b]
+        .iter()
+        .enumerate()
+        .map(|(i, d)| index(d.path(), &to.path().join(i.to_string()), &[]))
+        .collect();
     assert_eq!(roots[0], roots[1]);
     assert_eq!(roots[0].len(), 64);
 }

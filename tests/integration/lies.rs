@@ -47,7 +47,12 @@ fn lie(p: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 
 /// Reads everything through the mount: each file's bytes, or `None` for an error.
 fn read(dir: &Path, names: impl Iterator<Item = PathBuf>) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
-    names.map(|p| { let b = fs::read(dir.join(&p)).ok(); (p, b) }).collect()
+    names
+        .map(|p| {
+            let b = fs::read(dir.join(&p)).ok();
+            (p, b)
+        })
+        .collect()
 }
 
 /// Insists that nothing wrong came, and returns the names that were refused.
@@ -87,7 +92,12 @@ fn a_lying_origin_delivers_no_wrong_byte() {
     // twice a length that changed, once an object that is gone.
     let corrupt = site.metric("fletch_corrupt_total");
     assert!(corrupt >= 4.0, "corrupt {corrupt}");
-    let changed: f64 = site.metrics().iter().filter(|(k, _)| k.starts_with("fletch_origin_errors_total")).map(|(_, v)| v).sum();
+    let changed: f64 = site
+        .metrics()
+        .iter()
+        .filter(|(k, _)| k.starts_with("fletch_origin_errors_total"))
+        .map(|(_, v)| v)
+        .sum();
     assert!(changed >= 3.0, "origin errors {changed}\n{:#?}", site.metrics());
     m.stop();
 }
@@ -161,7 +171,10 @@ fn swapped_rows_of_tables_deliver_no_wrong_byte() {
         assert_ne!(root, root_twin);
         let (mine, theirs) = (tables(&to, &root), tables(&to_twin, &root_twin));
         let (target, source) = if what == "entries" { (mine.0, theirs.0) } else { (mine.1, theirs.1) };
-        assert_eq!(fs::metadata(&target).expect("table").size(), fs::metadata(&source).expect("table").size());
+        assert_eq!(
+            fs::metadata(&target).expect("table").size(),
+            fs::metadata(&source).expect("table").size()
+        );
         fs::copy(source, target).expect("swap rows");
         site.register("rows", &data.path().display().to_string(), &to.display().to_string());
         let out = command("fletch-mount")
@@ -183,8 +196,11 @@ fn swapped_rows_of_tables_deliver_no_wrong_byte() {
         if child.try_wait().expect("wait").is_none() {
             let bad = refused(&read(&dir, want.keys().cloned()), &want);
             assert_eq!(bad.len(), want.len(), "{what}");
-            nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("pid")), nix::sys::signal::SIGTERM)
-                .expect("kill");
+            nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("pid")),
+                nix::sys::signal::SIGTERM,
+            )
+            .expect("kill");
         }
         child.wait().expect("wait");
         let log = fs::read_to_string(site.place("logs").join("refused")).expect("log");
@@ -220,7 +236,8 @@ fn bits_flipped_on_the_wire_deliver_no_wrong_byte() {
     // The wire is honest again, and so is every file: nothing bad was kept.
     assert!(refused(&read(&m.dir, want.keys().cloned()), &want).is_empty());
     m.stop();
-    let report: serde_json::Value = serde_json::from_slice(&fs::read(&report).expect("report")).expect("json");
+    let report: serde_json::Value =
+        serde_json::from_slice(&fs::read(&report).expect("report")).expect("json");
     assert!(report["corrupt"].as_u64().is_some_and(|n| n >= 20), "{report}");
 }
 

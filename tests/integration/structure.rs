@@ -69,5 +69,8 @@ fn rooms_of_the_server_look_one_way() {
 fn a_look_the_other_way_is_noticed() {
     assert_eq!(wrong_rooms("state", "state/mod.rs", "use crate::jobs::Registry;").len(), 1);
     assert_eq!(wrong_rooms("jobs", "jobs/mod.rs", "fn f() { crate::http::x() }").len(), 1);
-    assert_eq!(wrong_rooms("http", "http/mod.rs", "use crate::jobs::Registry;\nuse crate::config::C;").len(), 0);
+    assert_eq!(
+        wrong_rooms("http", "http/mod.rs", "use crate::jobs::Registry;\nuse crate::config::C;").len(),
+        0
+    );
 }

@@ -4,7 +4,7 @@
 use fletch_core::{
     Hash, LayoutId, Root,
     order::{
-        Bits, Event, Fit, Ledger, OrderKey, Permutation, Plan, Request, Strict, Tail,
+        Bits, Event, Fit, Laid, Ledger, OrderKey, Permutation, Plan, Request, Shape, Strict, Tail,
         ledger::{self, Header},
         receipt::{Delivery, LtHash},
     },
@@ -77,6 +77,11 @@ fn strict() {
         })
     };
     let all = |n| Plan::all(n).expect("plan");
+    let unit_of: Vec<u32> = (0..40).map(|s| s * 7 % 10).collect();
+    let laid = Laid::new(&all(40), &Shape::new(&unit_of, vec![1; 10]).expect("shape")).expect("laid");
+    let fit = Fit { batch: 1, ranks: 1, tail: Tail::Keep };
+    let by_units = Strict::by_units(all(40), fit, key(), laid, 12);
+    let by_units: Vec<u32> = (0..40).map(|p| by_units.entry(p)).collect();
     let mut state = Bits::zeros(21);
     for bit in [0, 3, 8, 20] {
         state.set(bit);
@@ -88,6 +93,7 @@ fn strict() {
             "all 21, pad": order(all(21), 4, 2, Tail::Pad),
             "all 21, keep": order(all(21), 4, 1, Tail::Keep),
             "all 21, 2 copies 7 apart": order(all(21).echoed(2, 7).expect("plan"), 1, 1, Tail::Keep),
+            "40 samples, sample s in unit 7s mod 10, blocks of 12": by_units,
             "bits 0, 3, 8, 20 of 21": hex::encode(state.to_bytes()),
         }),
     );

@@ -1,6 +1,6 @@
 //! The file system without a kernel: tree and reads over tables in memory.
 
-use crate::support::dataset::{Dataset, InMemory, Node};
+use crate::support::dataset::{Dataset, InMemory, Node, many};
 use bytes::Bytes;
 use fletch_core::Hash;
 use fletch_core::Kind;
@@ -173,7 +173,7 @@ async fn attributes_and_targets_tell_the_version() {
 
 #[tokio::test]
 async fn nothing_is_loaded_before_it_is_looked_at() {
-    let dataset = Arc::new(Dataset::many(60_000, 1));
+    let dataset = Arc::new(Dataset::in_memory(many(60_000, 1)));
     let tree = tree(&dataset).await;
     let opened = dataset.table_reads.load(Relaxed);
     assert!(opened <= 6, "{opened} reads to open");

@@ -155,6 +155,12 @@ impl Laid {
         Ok(Laid { starts: starts.into(), entries: entries.into() })
     }
 
+    /// How many units the layout has.
+    #[must_use]
+    pub fn units(&self) -> u32 {
+        u32::try_from(self.starts.len() - 1).unwrap_or(u32::MAX)
+    }
+
     /// How many spots there are: the entries of one pass.
     #[must_use]
     pub fn spots(&self) -> u32 {

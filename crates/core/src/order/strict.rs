@@ -11,13 +11,27 @@
 //! joined two by two (the last three if their number is odd), and each group is delivered
 //! `copies` times before the next; from the second time on each run is shuffled within itself.
 //! Whatever stands in a run comes again one group later, at least the other run's length away.
+//!
+//! By units: where samples lie in packs, a permutation of samples would need each unit again for
+//! each of its samples. Then the base is the units in permuted order, one after the other, and
+//! blocks of it are shuffled: a reader that holds a block's units reads each unit once.
 
 use super::{
     key::OrderKey,
     permutation::Permutation,
     plan::{Fit, Item, PAD, Plan},
+    shape::Laid,
 };
 use std::ops::Range;
+
+/// What stands at each position of the base.
+#[derive(Debug, Clone)]
+enum Base {
+    /// A permutation of its entries.
+    Flat(Permutation),
+    /// Units in permuted order, and where each begins; shuffled in blocks.
+    Units { laid: Laid, order: Vec<u32>, begins: Vec<u32>, block: u64 },
+}
 
 /// The strict order of one epoch.
 #[derive(Debug, Clone)]
@@ -25,7 +39,8 @@ pub struct Strict {
     plan: Plan,
     fit: Fit,
     key: OrderKey,
-    base: Permutation,
+    base: Base,
+    entries: u64,
     runs: u64,
 }
 
@@ -44,12 +59,58 @@ impl Strict {
     /// The order of the epoch with this key.
     #[must_use]
     pub fn new(plan: Plan, fit: Fit, key: OrderKey) -> Self {
-        let n = plan.base_entries();
+        let base = Base::Flat(Permutation::new(&key, "order", 0, plan.base_entries()));
+        Strict::over(base, plan, fit, key)
+    }
+
+    /// The order by units: units in permuted order, shuffled in blocks of `block` positions (the
+    /// last one up to twice as long). 8 bytes a unit.
+    ///
+    /// # Panics
+    /// When `laid` is not of this plan.
+    #[must_use]
+    pub fn by_units(plan: Plan, fit: Fit, key: OrderKey, laid: Laid, block: u32) -> Self {
+        assert_eq!(u64::from(laid.spots()), plan.base_entries(), "the plan laid over its layout");
+        let units = laid.units();
+        let permutation = Permutation::new(&key, "units", 0, u64::from(units));
+        let order: Vec<u32> =
+            (0..u64::from(units)).map(|p| u32::try_from(permutation.at(p)).unwrap_or(u32::MAX)).collect();
+        let mut at = 0;
+        let begins = order
+            .iter()
+            .map(|&u| {
+                let spots = laid.of_unit(u);
+                let begin = at;
+                at += spots.end - spots.start;
+                begin
+            })
+            .collect();
+        Strict::over(Base::Units { laid, order, begins, block: u64::from(block.max(1)) }, plan, fit, key)
+    }
+
+    fn over(base: Base, plan: Plan, fit: Fit, key: OrderKey) -> Self {
+        let entries = plan.base_entries();
         let runs = match plan.echo() {
-            e if e.copies > 1 => (n / u64::from(e.apart)).max(2),
+            e if e.copies > 1 => (entries / u64::from(e.apart)).max(2),
             _ => 1,
         };
-        Strict { base: Permutation::new(&key, "order", 0, n), plan, fit, key, runs }
+        Strict { base, entries, plan, fit, key, runs }
+    }
+
+    /// The base entry at a position of the base.
+    fn base_at(&self, p: u64) -> u64 {
+        match &self.base {
+            Base::Flat(permutation) => permutation.at(p),
+            Base::Units { laid, order, begins, block } => {
+                let blocks = (self.entries / block).max(1);
+                let i = (p / block).min(blocks - 1);
+                let (from, to) = (i * block, if i + 1 == blocks { self.entries } else { (i + 1) * block });
+                let q = from + Permutation::new(&self.key, "block", i, to - from).at(p - from);
+                let q = u32::try_from(q).unwrap_or(u32::MAX);
+                let at = begins.partition_point(|&b| b <= q) - 1;
+                u64::from(laid.entry(laid.of_unit(order[at]).start + (q - begins[at])))
+            }
+        }
     }
 
     /// Positions of the epoch: what it delivers.
@@ -71,17 +132,17 @@ impl Strict {
     }
 
     fn run(&self, i: u64) -> u64 {
-        let n = u128::from(self.base.len());
+        let n = u128::from(self.entries);
         u64::try_from(u128::from(i) * n / u128::from(self.runs)).unwrap_or(u64::MAX)
     }
 
     /// The entry of the *unfitted* plan at a position below [`Plan::entries`].
     fn unfitted(&self, p: u64) -> u32 {
         let copies = u64::from(self.plan.echo().copies);
-        let n = self.base.len();
+        let n = self.entries;
         let number = |x: u64| u32::try_from(x).unwrap_or(u32::MAX);
         if copies == 1 {
-            return number(self.base.at(p));
+            return number(self.base_at(p));
         }
         // The group that holds p: runs 2g and 2g+1, and a third where the number is odd.
         let groups = self.runs / 2;
@@ -101,7 +162,7 @@ impl Strict {
             let (from, to) = (self.run(run), self.run(run + 1));
             from + Permutation::new(&self.key, "echo", run * copies + pass, to - from).at(at - from)
         };
-        number(pass * n + self.base.at(at))
+        number(pass * n + self.base_at(at))
     }
 
     /// The entry at position `p`; entries from [`Plan::entries`] on are pads.

@@ -15,12 +15,16 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 /// How many damaged catalogues are kept for whoever wants to know.
 const ASIDE_MAX: usize = 2;
 /// Rows per batch.
 const BATCH: usize = 256;
+/// How often, and after how long, sled's own lock is tried again.
+const LOCK_TRIES: u32 = 20;
+const LOCK_WAIT: Duration = Duration::from_millis(25);
 const CACHE_BYTES: u64 = 16 << 20;
 const FORMAT_KEY: &[u8] = b"format";
 const FORMAT: &[u8] = b"fletch catalogue 1";
@@ -115,14 +119,23 @@ impl Catalogue {
     fn connect(&self) -> Result<sled::Db, Doubt> {
         // sled occupies about five segments however little is in it.
         let segment = if self.bytes_max < 8 << 20 { 64 << 10 } else { 512 << 10 };
-        contained(|| {
+        let open = || {
             sled::Config::new()
                 .path(self.path())
                 .cache_capacity(CACHE_BYTES)
                 .flush_every_ms(None)
                 .segment_size(segment)
                 .open()
-        })
+        };
+        for _ in 0..LOCK_TRIES {
+            match contained(open) {
+                // The directory is ours, so its last owner is a child that was forked and has not
+                // closed its copies of our files yet.
+                Err(Doubt::Damaged(e)) if e.contains("acquire lock") => std::thread::sleep(LOCK_WAIT),
+                done => return done,
+            }
+        }
+        contained(open)
     }
 
     /// Writes changes in order of their slabs and makes them durable. Does nothing while there is no catalogue.

@@ -20,7 +20,7 @@
 //! 5. a chunk whose `put` returned `Stored::Yes` is a hit after `kill -9`. Nothing is synced, so after a
 //!    power loss it may be a miss, or wrong bytes that invariant 1 catches.
 //!
-//! Lock order: maintenance → writer → index; slab guard → index. Nobody waits for a slab's
+//! Lock order: maintenance → writer → telling → index; slab guard → index. Nobody waits for a slab's
 //! guard, or does IO, with the index locked.
 
 mod catalogue;
@@ -108,6 +108,8 @@ pub struct DiskTier {
     scrub: Mutex<scrub::Cursor>,
     /// Slabs that went away since the catalogue was told.
     gone: Mutex<Vec<Change>>,
+    /// Held while changes are collected and written.
+    telling: Mutex<()>,
     rng: Mutex<ChaCha8Rng>,
     state: Mutex<open::Standing>,
     /// The health in `state`, for looking at without a lock.

@@ -52,7 +52,7 @@ pub struct Recovery {
 #[derive(Debug)]
 struct Ground {
     /// Holds the lock while it is open.
-    _lock: File,
+    file: File,
     lock_id: (u64, u64),
     slabs_id: (u64, u64),
 }
@@ -101,6 +101,7 @@ impl DiskTier {
             maintenance: Mutex::default(),
             scrub: Mutex::default(),
             gone: Mutex::default(),
+            telling: Mutex::default(),
             rng: Mutex::new(rng),
             state: Mutex::new(Standing { health: Health::On, now, probed: None, ground: Some(ground) }),
             off: AtomicU8::new(0),
@@ -379,6 +380,15 @@ impl DiskTier {
 /// Codes of `DiskTier::off`, less one.
 const WHYS: [Why; 6] = [Why::Full, Why::ReadOnly, Why::Io, Why::Denied, Why::Vanished, Why::Closed];
 
+impl Drop for Ground {
+    fn drop(&mut self) {
+        // Closing is not enough while a child that was just forked has a copy of the file.
+        if let Err(e) = flock(&self.file, FlockOperation::Unlock) {
+            tracing::debug!(error = %e, "the directory's lock ends when its file is closed");
+        }
+    }
+}
+
 impl Ground {
     /// Makes the directory if need be and takes its lock.
     fn take(dir: &Path) -> Result<Self, DiskError> {
@@ -412,6 +422,6 @@ impl Ground {
             tracing::debug!(error = %e, "the lock file has no pid");
         }
         let id = |p: &Path| fs::metadata(p).map(|m| (m.dev(), m.ino())).map_err(fail);
-        Ok(Ground { lock_id: id(&path)?, slabs_id: id(&slabs)?, _lock: file })
+        Ok(Ground { lock_id: id(&path)?, slabs_id: id(&slabs)?, file })
     }
 }

@@ -356,6 +356,8 @@ impl DiskTier {
     /// Tells the catalogue what changed. Failing costs at most that evicted records come back
     /// after a restart.
     pub(crate) fn sync_catalogue(&self) {
+        // Whoever punches after this must find told what anybody collected.
+        let _one = lock(&self.telling);
         let mut changes: Vec<Change> = std::mem::take(&mut *lock(&self.gone));
         {
             let mut index = self.write_index();

@@ -53,6 +53,12 @@ pub fn noise(seed: u64, len: usize) -> Bytes {
     out.into()
 }
 
+/// `count` files of `len` bytes in directories of 100.
+pub fn many(count: usize, len: usize) -> BTreeMap<String, Node> {
+    let file = |i: usize| (format!("d{:04}/{i:07}.bin", i / 100), Node::File(noise(i as u64 + 1000, len)));
+    (0..count).map(file).collect()
+}
+
 impl Dataset {
     /// Names that sort around `/`, empty things, links, and files around every boundary.
     pub fn odd() -> Self {
@@ -87,22 +93,32 @@ impl Dataset {
 
     /// `count` files of `len` bytes in directories of 100.
     pub fn many(count: usize, len: usize) -> Self {
-        let file =
-            |i: usize| (format!("d{:04}/{i:07}.bin", i / 100), Node::File(noise(i as u64 + 1000, len)));
-        Dataset::build((0..count).map(file).collect())
+        Dataset::build(many(count, len))
     }
 
     pub fn build(nodes: BTreeMap<String, Node>) -> Self {
+        let dataset = Dataset::in_memory(nodes);
+        for (path, node) in &dataset.nodes {
+            let at = dataset.src.path().join(path);
+            fs::create_dir_all(at.parent().expect("below src")).expect("mkdir");
+            match node {
+                Node::File(bytes) => fs::write(&at, bytes).expect("write"),
+                Node::Symlink(target) => symlink(target, &at).expect("symlink"),
+                Node::EmptyDir => fs::create_dir_all(&at).expect("mkdir"),
+            }
+        }
+        dataset
+    }
+
+    /// Without the tree on disk, which takes long when it is large.
+    pub fn in_memory(nodes: BTreeMap<String, Node>) -> Self {
         let src = tempfile::tempdir().expect("tempdir");
         let mut rows: Vec<NewRow> = Vec::new();
         let mut chunks = HashMap::new();
         let pin = |size| PinRow { size, mtime_ns: Some(1), etag: None };
         for (path, node) in &nodes {
-            let at = src.path().join(path);
-            fs::create_dir_all(at.parent().expect("below src")).expect("mkdir");
             rows.push(match node {
                 Node::File(bytes) => {
-                    fs::write(&at, bytes).expect("write");
                     let size = bytes.len() as u64;
                     let mut from = 0;
                     let slices = LayoutParams::INDEX
@@ -118,14 +134,8 @@ impl Dataset {
                         .collect();
                     NewRow::indexed(Entry::file(path, size, Hash::of(bytes)), slices, &pin(size))
                 }
-                Node::Symlink(target) => {
-                    symlink(target, &at).expect("symlink");
-                    NewRow::without_bytes(Entry::symlink(path, target))
-                }
-                Node::EmptyDir => {
-                    fs::create_dir_all(&at).expect("mkdir");
-                    NewRow::without_bytes(Entry::empty_dir(path))
-                }
+                Node::Symlink(target) => NewRow::without_bytes(Entry::symlink(path, target)),
+                Node::EmptyDir => NewRow::without_bytes(Entry::empty_dir(path)),
             });
         }
         // Empty directories sort by their path with a slash.

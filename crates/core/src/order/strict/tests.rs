@@ -1,5 +1,8 @@
 use super::*;
-use crate::{Hash, Root, order::plan::Tail};
+use crate::{
+    Hash, Root,
+    order::{plan::Tail, shape::Shape},
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,4 +83,34 @@ fn a_resumed_order_is_the_same_order() {
 fn keep_shortens_only_the_last_step() {
     let o = Strict::new(Plan::all(10).expect("plan"), Fit { batch: 4, ranks: 1, tail: Tail::Keep }, key(1));
     assert_eq!((o.steps(), o.positions(1, 0), o.positions(2, 0), o.len()), (3, 4..8, 8..10, 10));
+}
+
+proptest! {
+    /// By units: still the plan exactly, and a reader of one block needs few units.
+    #[test]
+    fn by_units_is_the_plan_in_blocks(sizes in proptest::collection::vec(0u32..9, 1..80), block in 1u32..100, copies in 1u32..3, seed: u64) {
+        let unit_of: Vec<u32> = (0u32..).zip(&sizes).flat_map(|(u, &g)| vec![u; g as usize]).collect();
+        prop_assume!(unit_of.len() > 1);
+        let shape = Shape::new(&unit_of, vec![1; sizes.len()]).expect("shape");
+        let n = unit_of.len() as u64;
+        let plan = Plan::all(n).expect("plan").echoed(copies, (n / 2) as u32).expect("fits");
+        let laid = Laid::new(&plan, &shape).expect("one version");
+        let fit = Fit { batch: 1, ranks: 1, tail: Tail::Keep };
+        let order = Strict::by_units(plan, fit, key(seed), laid, block);
+        let got: Vec<u32> = (0..order.len()).map(|p| order.entry(p)).collect();
+        let mut all = got.clone();
+        all.sort_unstable();
+        prop_assert_eq!(all, (0..(n * u64::from(copies)) as u32).collect::<Vec<_>>());
+        if copies == 1 {
+            let mut seen: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
+            let blocks = (n as usize / block as usize).max(1);
+            for (p, &e) in got.iter().enumerate() {
+                seen.entry(unit_of[e as usize]).or_default().insert((p / block as usize).min(blocks - 1));
+            }
+            for (u, b) in seen {
+                let most = 2 + sizes[u as usize] as usize / block as usize;
+                prop_assert!(b.len() <= most, "unit {} lies in {} blocks", u, b.len());
+            }
+        }
+    }
 }

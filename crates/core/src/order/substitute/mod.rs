@@ -23,7 +23,7 @@
 //! I5. The same calls give the same answers.
 //!
 //! Cost: O(log) a pick; O(jobs) a load, an eviction or an exchange, beside the picks they set up.
-//! Memory: 17 bytes a unit and job, a bit a spot and job, 24 bytes a backlog sample, 21 bytes a
+//! Memory: 17 bytes a unit and job, a bit a spot and job, 24 bytes a backlog sample, 25 bytes a
 //! unit shared.
 
 mod feed;
@@ -130,9 +130,11 @@ pub struct Flywheel {
     window_bytes: u64,
     reserve: Members,
     reserve_bytes: u64,
-    /// Places of the ring whose unit is in the reserve.
-    solid: Ring,
     seats: Vec<Seat>,
+    /// Of each unit, how many jobs lack it; places of the ring that at least `least` jobs lack.
+    lackers: Vec<u32>,
+    wanted: Ring,
+    least: u32,
     turn: f64,
     draws: Draws,
 }
@@ -171,8 +173,10 @@ impl Flywheel {
             window_bytes: 0,
             reserve: Members::new(units),
             reserve_bytes: 0,
-            solid: Ring::new(units),
             seats: Vec::new(),
+            lackers: vec![0; units],
+            wanted: Ring::new(units),
+            least: 1,
             turn: 0.0,
             draws,
             shape,
@@ -238,17 +242,21 @@ impl Flywheel {
                 self.seats.len() - 1
             }
         };
+        self.recount();
         SeatId(u32::try_from(at).expect("fewer than 2^32 seats"))
     }
 
     /// The job is gone: it protects nothing and blocks nothing any more.
     pub fn leave(&mut self, seat: SeatId) {
-        let units = 0;
-        let s = &mut self.seats[seat.0 as usize];
+        let j = seat.0 as usize;
+        for unit in (0..self.shape.units()).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
+            self.set_lack(j, unit, false);
+        }
         // Keeps the slot, frees the memory.
-        let laid = s.laid.clone();
-        *s = Seat::new(units, laid, 0.0, 0);
+        let s = &mut self.seats[j];
+        *s = Seat::new(0, s.laid.clone(), 0.0, 0);
         s.on = false;
+        self.recount();
     }
 
     /// Starts (or resumes) an epoch: `left` are the spots still to be handed out.
@@ -269,6 +277,7 @@ impl Flywheel {
         (s.pin_left, s.pin_all) = (0, 0);
         s.held.fill(0);
         for u in 0..units {
+            let s = &mut self.seats[j];
             let unit = u32::try_from(u).unwrap_or(u32::MAX);
             let spots = s.laid.of_unit(unit);
             let rem = s.left.count_in(u64::from(spots.start), u64::from(spots.end));
@@ -279,7 +288,7 @@ impl Flywheel {
                 s.pin_left += rem;
                 s.pin_all += rem;
             }
-            s.lack.put(self.place[u] as usize, rem > 0 && !pinned);
+            self.set_lack(j, unit, rem > 0 && !pinned);
         }
         // Rule 5: the young part of the window.
         let young = (self.knobs.young * self.window_max as f64) as u64;
@@ -413,14 +422,10 @@ impl Flywheel {
     pub fn advance(&mut self, acts: &mut Vec<Act>) -> bool {
         let mut active = (0..self.seats.len()).filter(|&q| self.active(q));
         let (Some(alone), None) = (active.next(), active.next()) else { return false };
-        let n = self.ring.len();
-        let steps = (self.knobs.jump * n as f64) as usize;
-        let mut gaps = 0;
-        let next = (0..n).map(|i| (self.pointer + i) % n).take_while(|&p| {
-            gaps += usize::from(!self.solid.has(p));
-            gaps <= steps + 1
-        });
-        let Some(p) = next.into_iter().find(|&p| !self.holds(self.ring[p])) else { return false };
+        let Some(p) = self.seats[alone].lack.next(self.pointer) else { return false };
+        if self.holds(self.ring[p]) || self.is_far(p) {
+            return false;
+        }
         let unit = self.ring[p];
         if self.shape.bytes(unit) > self.window_max || !self.oldest_is_read(self.shape.bytes(unit)) {
             return false;

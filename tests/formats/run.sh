@@ -7,3 +7,4 @@ trap 'rm -rf "$scratch"' EXIT
 python3 -m venv "$scratch/venv"
 "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements.txt"
 "$scratch/venv/bin/python" "$here/check.py"
+"$scratch/venv/bin/python" "$here/epochs.py"

@@ -157,7 +157,6 @@ pub fn knobs(set: &[String]) -> anyhow::Result<Knobs> {
             "spread_slow" => &mut k.spread_slow,
             "young" => &mut k.young,
             "backlog" => &mut k.backlog,
-            "passed" => &mut k.passed,
             "early" => &mut k.early,
             "ahead" => &mut k.ahead,
             "jump" => &mut k.jump,

@@ -237,13 +237,13 @@ impl Ring {
         None
     }
 
-    /// Members of `from..to`, counted until they are more than `enough`.
+    /// Places of `from..to` that are not members, counted until they are more than `enough`.
     #[must_use]
-    pub fn count_in(&self, from: usize, to: usize, enough: usize) -> usize {
+    pub fn gaps_in(&self, from: usize, to: usize, enough: usize) -> usize {
         let (mut n, mut at) = (0usize, from);
         while at < to && n <= enough {
             let end = ((at / 64 + 1) * 64).min(to);
-            let mut x = self.levels[0][at / 64] & (u64::MAX << (at % 64));
+            let mut x = !self.levels[0][at / 64] & (u64::MAX << (at % 64));
             if !end.is_multiple_of(64) {
                 x &= (1 << (end % 64)) - 1;
             }
@@ -288,7 +288,7 @@ mod tests {
             let (from, to) = (from % len, to % (len + 1));
             let want = set.range(from..).next().or_else(|| set.iter().next()).copied();
             prop_assert_eq!(ring.next(from), want);
-            if from <= to { prop_assert_eq!(ring.count_in(from, to, usize::MAX), set.range(from..to).count()); }
+            if from <= to { prop_assert_eq!(ring.gaps_in(from, to, usize::MAX), to - from - set.range(from..to).count()); }
             prop_assert_eq!(ring.has(from), set.contains(&from));
         }
     }

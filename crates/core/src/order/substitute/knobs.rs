@@ -25,8 +25,6 @@ pub struct Knobs {
     pub ahead: f64,
     /// The sweep moves over at most this part of the ring at a time.
     pub jump: f64,
-    /// What fewer than this part of the jobs lack is no part of that way.
-    pub passed: f64,
     /// Fewer of a unit's samples than this part are read by range.
     pub range: f64,
     /// So they are if all active jobs together want less than this many units' worth.
@@ -50,7 +48,6 @@ impl Default for Knobs {
             spread_slow: 0.7,
             young: 0.6,
             backlog: 0.6,
-            passed: 0.2,
             early: 0.85,
             ahead: 0.25,
             jump: 0.005,

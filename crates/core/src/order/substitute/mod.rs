@@ -23,16 +23,18 @@
 //! I5. The same calls give the same answers.
 //!
 //! Cost: O(log) a pick; O(jobs) a load, an eviction or an exchange, beside the picks they set up.
-//! Memory: 17 bytes a unit and job, a bit a spot and job, 24 bytes a backlog sample, 25 bytes a
+//! Memory: 17 bytes a unit and job, a bit a spot and job, 24 bytes a backlog sample, 21 bytes a
 //! unit shared.
 
 mod feed;
 mod knobs;
 mod seat;
+mod standing;
 mod sweep;
 
 pub use feed::Feed;
 pub use knobs::Knobs;
+pub use standing::Standing;
 
 use super::{
     bits::{Bits, Ring},
@@ -87,23 +89,6 @@ pub struct Pick {
     pub pass: u32,
 }
 
-/// What the sweep looks like, for people and metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Standing {
-    /// Bytes the sweep has loaded since it began.
-    pub swept_bytes: u64,
-    /// Bytes in the window.
-    pub window_bytes: u64,
-    /// Bytes the window may have.
-    pub window_bytes_max: u64,
-    /// Bytes in the reserve.
-    pub reserve_bytes: u64,
-    /// Bytes the reserve may have.
-    pub reserve_bytes_max: u64,
-    /// Jobs that hold a seat.
-    pub seats: u32,
-}
-
 /// The state of one dataset's sweep.
 #[derive(Debug, Clone)]
 pub struct Flywheel {
@@ -130,11 +115,9 @@ pub struct Flywheel {
     window_bytes: u64,
     reserve: Members,
     reserve_bytes: u64,
+    /// Places of the ring whose unit is in the reserve.
+    solid: Ring,
     seats: Vec<Seat>,
-    /// Of each unit, how many jobs lack it; places of the ring that at least `least` jobs lack.
-    lackers: Vec<u32>,
-    wanted: Ring,
-    least: u32,
     turn: f64,
     draws: Draws,
 }
@@ -173,10 +156,8 @@ impl Flywheel {
             window_bytes: 0,
             reserve: Members::new(units),
             reserve_bytes: 0,
+            solid: Ring::new(units),
             seats: Vec::new(),
-            lackers: vec![0; units],
-            wanted: Ring::new(units),
-            least: 1,
             turn: 0.0,
             draws,
             shape,
@@ -242,21 +223,17 @@ impl Flywheel {
                 self.seats.len() - 1
             }
         };
-        self.recount();
         SeatId(u32::try_from(at).expect("fewer than 2^32 seats"))
     }
 
     /// The job is gone: it protects nothing and blocks nothing any more.
     pub fn leave(&mut self, seat: SeatId) {
-        let j = seat.0 as usize;
-        for unit in (0..self.shape.units()).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
-            self.set_lack(j, unit, false);
-        }
+        let units = 0;
+        let s = &mut self.seats[seat.0 as usize];
         // Keeps the slot, frees the memory.
-        let s = &mut self.seats[j];
-        *s = Seat::new(0, s.laid.clone(), 0.0, 0);
+        let laid = s.laid.clone();
+        *s = Seat::new(units, laid, 0.0, 0);
         s.on = false;
-        self.recount();
     }
 
     /// Starts (or resumes) an epoch: `left` are the spots still to be handed out.
@@ -277,7 +254,6 @@ impl Flywheel {
         (s.pin_left, s.pin_all) = (0, 0);
         s.held.fill(0);
         for u in 0..units {
-            let s = &mut self.seats[j];
             let unit = u32::try_from(u).unwrap_or(u32::MAX);
             let spots = s.laid.of_unit(unit);
             let rem = s.left.count_in(u64::from(spots.start), u64::from(spots.end));
@@ -288,7 +264,7 @@ impl Flywheel {
                 s.pin_left += rem;
                 s.pin_all += rem;
             }
-            self.set_lack(j, unit, rem > 0 && !pinned);
+            s.lack.put(self.place[u] as usize, rem > 0 && !pinned);
         }
         // Rule 5: the young part of the window.
         let young = (self.knobs.young * self.window_max as f64) as u64;
@@ -339,19 +315,6 @@ impl Flywheel {
     #[must_use]
     pub fn holds(&self, unit: u32) -> bool {
         self.generation[unit as usize] != AWAY
-    }
-
-    /// What it looks like.
-    #[must_use]
-    pub fn standing(&self) -> Standing {
-        Standing {
-            swept_bytes: self.position,
-            window_bytes: self.window_bytes,
-            window_bytes_max: self.window_max,
-            reserve_bytes: self.reserve_bytes,
-            reserve_bytes_max: self.reserve_max,
-            seats: u32::try_from(self.seats.iter().filter(|s| s.on).count()).unwrap_or(u32::MAX),
-        }
     }
 
     /// The next sample of a job, and the orders to the store that come with it; `None` when its
@@ -423,7 +386,7 @@ impl Flywheel {
         let mut active = (0..self.seats.len()).filter(|&q| self.active(q));
         let (Some(alone), None) = (active.next(), active.next()) else { return false };
         let Some(p) = self.seats[alone].lack.next(self.pointer) else { return false };
-        if self.holds(self.ring[p]) || self.is_far(p) {
+        if self.holds(self.ring[p]) {
             return false;
         }
         let unit = self.ring[p];

@@ -55,45 +55,19 @@ impl Flywheel {
         }
     }
 
-    /// Whether place `p` lies farther ahead than the sweep may move at once. What nearly everybody
-    /// has is no part of the way: nobody would miss it.
+    /// Whether place `p` lies farther ahead than the sweep may move at once. Reserve units are
+    /// no part of the way.
     pub(super) fn is_far(&self, p: usize) -> bool {
         let n = self.ring.len();
         let enough = (self.knobs.jump * n as f64) as usize;
         let from = self.pointer % n;
-        let between = if from <= p {
-            self.wanted.count_in(from, p, enough)
+        let gaps = if from <= p {
+            self.solid.gaps_in(from, p, enough)
         } else {
-            let first = self.wanted.count_in(from, n, enough);
-            if first > enough { first } else { first + self.wanted.count_in(0, p, enough - first) }
+            let first = self.solid.gaps_in(from, n, enough);
+            if first > enough { first } else { first + self.solid.gaps_in(0, p, enough - first) }
         };
-        between > enough
-    }
-
-    /// Notes whether a job lacks a unit.
-    pub(super) fn set_lack(&mut self, j: usize, unit: u32, lacks: bool) {
-        let (u, p) = (unit as usize, self.place[unit as usize] as usize);
-        if self.seats[j].lack.has(p) != lacks {
-            self.seats[j].lack.put(p, lacks);
-            if lacks {
-                self.lackers[u] += 1;
-            } else {
-                self.lackers[u] -= 1;
-            }
-            self.wanted.put(p, self.lackers[u] >= self.least);
-        }
-    }
-
-    /// The number of jobs has changed, and with it how many are few.
-    pub(super) fn recount(&mut self) {
-        let seats = self.seats.iter().filter(|s| s.on).count();
-        let least = ((self.knobs.passed * seats as f64).ceil() as u32).max(1);
-        if least != self.least {
-            self.least = least;
-            for (p, &unit) in self.ring.iter().enumerate() {
-                self.wanted.put(p, self.lackers[unit as usize] >= least);
-            }
-        }
+        gaps > enough
     }
 
     /// Rule 7: whether so little of a unit is wanted that it is read sample by sample.
@@ -122,10 +96,9 @@ impl Flywheel {
     pub(super) fn refresh(&mut self, j: usize, unit: u32) {
         let u = unit as usize;
         let generation = self.generation[u];
-        let s = &self.seats[j];
+        let s = &mut self.seats[j];
         let has = generation == RESERVE || (generation != AWAY && s.taken[u] == generation && s.held[u] > 0);
-        let lacks = s.rem[u] > 0 && !has;
-        self.set_lack(j, unit, lacks);
+        s.lack.put(self.place[u] as usize, s.rem[u] > 0 && !has);
     }
 
     fn hand_out(&mut self, j: usize, spot: u32, unit: u32, how: How) -> Pick {
@@ -218,7 +191,7 @@ impl Flywheel {
         s.taken[u] = generation;
         s.held[u] = u32::try_from(n).unwrap_or(u32::MAX);
         s.backlog += n;
-        self.set_lack(j, unit, false);
+        s.lack.put(self.place[u] as usize, false);
     }
 
     /// A unit has just come into the window: whoever needs it takes it, if what that job already
@@ -257,7 +230,7 @@ impl Flywheel {
                 r.put(i, x);
             }
         };
-        swap(&mut self.wanted);
+        swap(&mut self.solid);
         self.seats.iter_mut().filter(|s| s.on).for_each(|s| swap(&mut s.lack));
     }
 
@@ -317,7 +290,7 @@ impl Flywheel {
                 if s.taken[u] == generation {
                     s.backlog -= u64::from(std::mem::take(&mut s.held[u]));
                 }
-                self.set_lack(q, unit, true);
+                s.lack.put(self.place[u] as usize, true);
             }
         }
     }
@@ -333,16 +306,13 @@ impl Flywheel {
         self.loaded_at[u] = self.position;
         self.reserve.insert(unit);
         self.reserve_bytes += self.shape.bytes(unit);
-        for q in 0..self.seats.len() {
-            let s = &mut self.seats[q];
-            if !s.on {
-                continue;
-            }
+        self.solid.put(self.place[u] as usize, true);
+        for s in self.seats.iter_mut().filter(|s| s.on) {
             s.pin_all += s.planned(unit);
             if s.rem[u] > 0 {
                 s.pins.insert(unit);
                 s.pin_left += u64::from(s.rem[u]);
-                self.set_lack(q, unit, false);
+                s.lack.put(self.place[u] as usize, false);
             }
         }
     }
@@ -353,16 +323,13 @@ impl Flywheel {
         self.generation[u] = AWAY;
         self.reserve.remove(unit);
         self.reserve_bytes -= self.shape.bytes(unit);
-        for q in 0..self.seats.len() {
-            let s = &mut self.seats[q];
-            if !s.on {
-                continue;
-            }
+        self.solid.put(self.place[u] as usize, false);
+        for s in self.seats.iter_mut().filter(|s| s.on) {
             s.pin_all = s.pin_all.saturating_sub(s.planned(unit));
             if s.rem[u] > 0 {
                 s.pins.remove(unit);
                 s.pin_left -= u64::from(s.rem[u]);
-                self.set_lack(q, unit, true);
+                s.lack.put(self.place[u] as usize, true);
             }
         }
     }

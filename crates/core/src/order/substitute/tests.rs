@@ -223,7 +223,7 @@ fn a_straggler_never_makes_the_sweep_jump() {
         let before = fly.pointer;
         fly.next(b, &mut acts).expect("left");
         let n = fly.ring.len();
-        jumps = jumps.max(fly.wanted.count_in(before.min(n), fly.pointer, n));
+        jumps = jumps.max(fly.solid.gaps_in(before.min(n), fly.pointer, n));
         if fly.left(a) > 0 {
             fly.next(a, &mut acts).expect("left");
         }

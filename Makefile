@@ -5,6 +5,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 JOBS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 8 : n)))
 DATA ?= /usr/share
+SOAK_CASES ?= 20000
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # In CI a missing component is a failure; on a laptop the same tests skip with a visible reason.
 FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python,)
@@ -36,8 +37,9 @@ test: install lint build formats ## everything that must hold before a change la
 	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
 	$(CARGO) test --release --workspace --doc -q
 
-soak: build ## long counts: kill -9, faults, fuzzed tables, big trees
-	FLETCH_SOAK=1 $(CARGO) nextest run --release --workspace --no-fail-fast -j1 -E 'test(soak)' --run-ignored all
+soak: ## long counts: kill -9 of the disk tier, its limits at 10 GiB, properties with many cases
+	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release --profile soak --no-fail-fast -j$(JOBS) \
+	    -p fletch-core -p fletch-tables -p fletch-store
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh

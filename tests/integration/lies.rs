@@ -138,6 +138,36 @@ fn an_object_changed_after_indexing_is_never_mixed_in() {
     m3.stop();
 }
 
+#[test]
+fn indexing_the_same_content_again_disturbs_no_mount() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let data = TempDir::with_prefix("fletch-again-").expect("tree");
+    for d in 0..20 {
+        let dir = data.path().join(format!("d{d:02}"));
+        fs::create_dir(&dir).expect("mkdir");
+        for f in 0..1000 {
+            fs::write(dir.join(format!("{f:04}")), format!("{d} {f}")).expect("write");
+        }
+    }
+    let site = Site::start(&[]);
+    let root = site.publish("again", data.path());
+    let m = site.mount("again", "again", &["--io-timeout", "5s"]);
+    // The version is open and some of its tables are read; then the times of all files change,
+    // and the tables at rest are written anew for the same root.
+    assert_eq!(fs::read(m.dir.join("d00/0007")).expect("read"), b"0 7");
+    for p in files(data.path()) {
+        set_time(&data.path().join(p));
+    }
+    assert_eq!(index(data.path(), &site.place("tables-again"), &["--parent", "auto"]), root);
+    for p in files(data.path()) {
+        let want = fs::read(data.path().join(&p)).expect("original");
+        assert_eq!(fs::read(m.dir.join(&p)).ok(), Some(want), "{}", p.display());
+    }
+    m.stop();
+}
+
 /// The tables of one version below `to`: (entries, placement).
 fn tables(to: &Path, root: &str) -> (PathBuf, PathBuf) {
     let v = to.join("fletch/versions").join(root);
@@ -180,7 +210,8 @@ fn swapped_rows_of_tables_deliver_no_wrong_byte() {
         let out = command("fletch-mount")
             .args(["rows"])
             .arg(site.place("refused"))
-            .args(["--server", &site.url, "--io-timeout", "5s"])
+            .args(["--server", &site.url, "--io-timeout", "5s", "--report"])
+            .arg(site.place("logs").join("report"))
             .stderr(fs::File::create(site.place("logs").join("refused")).expect("log"))
             .spawn();
         let mut child = out.expect("fletch-mount");
@@ -205,6 +236,12 @@ fn swapped_rows_of_tables_deliver_no_wrong_byte() {
         child.wait().expect("wait");
         let log = fs::read_to_string(site.place("logs").join("refused")).expect("log");
         assert!(log.contains("part") || log.contains("placement"), "{what}: {log}");
+        // Counted by whoever noticed: the mount, if it got so far, or the server.
+        let report = fs::read(site.place("logs").join("report")).unwrap_or_default();
+        let report: serde_json::Value = serde_json::from_slice(&report).unwrap_or_default();
+        let by_mount = report["faults"]["corrupt"].as_u64().unwrap_or(0);
+        let by_server = site.metric("fletch_corrupt_total");
+        assert!(by_mount >= 1 || by_server >= 1.0, "{what}: {report}\n{log}");
     }
 }
 

@@ -6,6 +6,7 @@
 //! stands for anything; a line that is only `…` stands for any number of lines. Commands of
 //! one document share one shell, so `cd` and variables last.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -115,14 +116,24 @@ pub fn run(steps: &[Step], dir: &Path, env: &[(&str, &str)]) -> Result<(), Strin
             s.command
         ));
     }
-    let out = Command::new("bash")
+    // Into a file and in a group of its own: a daemon that the document forgot to end must
+    // neither keep us waiting for the end of a pipe nor outlive us.
+    let log = tempfile::NamedTempFile::new().map_err(|e| format!("log: {e}"))?;
+    let out = log.reopen().map_err(|e| format!("log: {e}"))?;
+    let mut shell = Command::new("bash")
         .arg("-c")
         .arg(&script)
         .current_dir(dir)
         .envs(env.iter().copied())
-        .output()
+        .stdout(out)
+        .process_group(0)
+        .spawn()
         .map_err(|e| format!("bash: {e}"))?;
-    let text = String::from_utf8_lossy(&out.stdout);
+    let group = i32::try_from(shell.id()).map(nix::unistd::Pid::from_raw).map_err(|e| format!("pid: {e}"))?;
+    shell.wait().map_err(|e| format!("bash: {e}"))?;
+    let left = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGTERM).is_ok();
+    let text = std::fs::read(log.path()).map_err(|e| format!("log: {e}"))?;
+    let text = String::from_utf8_lossy(&text);
     let mut faults = String::new();
     for (i, s) in steps.iter().enumerate() {
         let body = text
@@ -146,6 +157,9 @@ pub fn run(steps: &[Step], dir: &Path, env: &[(&str, &str)]) -> Result<(), Strin
                 printed.join("\n    ")
             ));
         }
+    }
+    if left {
+        faults.push_str("the document leaves a process running\n");
     }
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }

@@ -54,7 +54,13 @@ fn readme_commands_do_what_it_says() {
 
     let home = TempDir::with_prefix("fletch-readme-").expect("home");
     let target = bin_dir().parent().expect("target").display().to_string();
-    let env = [("HOME", home.path().to_str().expect("utf-8")), ("CARGO_TARGET_DIR", &target), ("CI", "")];
+    let env = [
+        ("HOME", home.path().to_str().expect("utf-8")),
+        ("CARGO_TARGET_DIR", &target),
+        ("CI", ""),
+        ("MAKEFLAGS", ""),
+        ("MAKELEVEL", "0"),
+    ];
     // rustup finds its toolchain through HOME; the document's HOME is a scratch one.
     let rustup = std::env::var("RUSTUP_HOME")
         .unwrap_or_else(|_| format!("{}/.rustup", std::env::var("HOME").unwrap_or_default()));

@@ -9,6 +9,7 @@
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// One command and what it is to print.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +132,13 @@ pub fn run(steps: &[Step], dir: &Path, env: &[(&str, &str)]) -> Result<(), Strin
         .map_err(|e| format!("bash: {e}"))?;
     let group = i32::try_from(shell.id()).map(nix::unistd::Pid::from_raw).map_err(|e| format!("pid: {e}"))?;
     shell.wait().map_err(|e| format!("bash: {e}"))?;
-    let left = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGTERM).is_ok();
+    // A daemon that was told to end may take a moment.
+    let end = Instant::now() + Duration::from_secs(12);
+    let alive = || nix::sys::signal::killpg(group, None).is_ok();
+    while alive() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let left = alive() && nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGTERM).is_ok();
     let text = std::fs::read(log.path()).map_err(|e| format!("log: {e}"))?;
     let text = String::from_utf8_lossy(&text);
     let mut faults = String::new();

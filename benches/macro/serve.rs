@@ -204,7 +204,7 @@ fn main() {
     let batches: Vec<Vec<u8>> = small
         .chunks(64)
         .map(|c| {
-            let items: Vec<String> = c.iter().map(|h| format!("{{\"chunk\":\"{h}\"}}")).collect();
+            let items: Vec<String> = c.iter().map(|h| format!("{{\"chunk\":{{\"hash\":\"{h}\"}}}}")).collect();
             let body = format!("{{\"items\":[{}]}}", items.join(","));
             format!(
                 "POST /v1/versions/{root}/batch HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",

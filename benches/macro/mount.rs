@@ -55,6 +55,8 @@ fn main() {
             );
             until("bare mount", || is_mounted(&dir));
             measure(&mut table, "bare daemon", threads, &dir, round);
+            // Unmounting ends the daemon; a signal would leave a dead mount behind.
+            run(Command::new("umount").arg(&dir));
             drop(d);
 
             let work = at(&format!("fletch-{round}-{threads}"));

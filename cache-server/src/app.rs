@@ -28,6 +28,8 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+/// How often the tokens file is looked at.
+const RELOAD_EVERY: Duration = Duration::from_secs(1);
 /// How often idle jobs are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_secs(60);
 /// How long accepting rests when the system has no more descriptors.
@@ -126,10 +128,16 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
         accepting.spawn(Arc::clone(&app).accept_unix(unix));
     }
     let mut expire = tokio::time::interval(EXPIRE_EVERY);
+    let mut reload = tokio::time::interval(RELOAD_EVERY);
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             _ = expire.tick() => app.server.expire_jobs(),
+            _ = reload.tick() => {
+                let server = Arc::clone(&app.server);
+                // Not waited for: the file may lie on a disk that does not answer.
+                accepting.spawn_blocking(move || server.auth.reload());
+            }
         }
     }
     tracing::info!("stopping: no new connections, answers under way are finished");

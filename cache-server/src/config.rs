@@ -4,19 +4,19 @@
 //! Reading and checking are pure but for the one file: tests pass arguments and an
 //! [`Environment`]. Every fault is reported at once, each with its fix.
 
+mod build;
 mod table;
 
-use crate::{limits::Limits, telemetry::LogFormat};
+use crate::{auth::NewToken, limits::Limits, telemetry::LogFormat};
+use build::Builder;
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use fletch_origin::{OriginConfig, OriginUri};
 use fletch_settings::{ByteSize, Span};
 use serde::Deserialize;
 use std::{
-    collections::BTreeMap,
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 use table::{SETTINGS, Setting};
 
@@ -91,7 +91,7 @@ pub struct Effective {
 /// Everything the server is told.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where to listen for TCP; loopback only, as no authentication is configured.
+    /// Where to listen for TCP; loopback only, unless tokens are configured.
     pub listen: SocketAddr,
     /// Where to listen for local processes; `None` when switched off.
     pub socket: Option<PathBuf>,
@@ -101,6 +101,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Bounds.
     pub limits: Limits,
+    /// The file that says who may ask; everybody on this machine without one.
+    pub auth_tokens: Option<PathBuf>,
     /// How log lines look.
     pub log_format: LogFormat,
     /// Directories under which `file://` datasets may be registered; any when empty.
@@ -122,6 +124,8 @@ pub enum Task {
     Check(Box<Config>),
     /// To show the settings in force.
     Show(Box<Config>),
+    /// To make a token.
+    NewToken(NewToken),
 }
 
 /// Why there is no configuration.
@@ -143,6 +147,7 @@ struct File {
     socket: Option<String>,
     cache: Dir,
     state: Dir,
+    auth: Auth,
     memory: Memory,
     tables: Tables,
     io: Io,
@@ -160,6 +165,7 @@ macro_rules! section {
     };
 }
 section!(Dir { dir: String });
+section!(Auth { tokens: String });
 section!(Memory { max: ByteSize });
 section!(Tables { memory: ByteSize });
 section!(Io { timeout: Span });
@@ -211,6 +217,7 @@ pub fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Check the settings, print them and exit"),
         )
+        .subcommand(crate::auth::command())
         .subcommand(
             Command::new("config").about("About the settings").subcommand_required(true).subcommand(
                 Command::new("show").about("Print every setting, its value and where it came from").arg(
@@ -233,6 +240,9 @@ where
     T: Into<std::ffi::OsString> + Clone,
 {
     let top = command().try_get_matches_from(args)?;
+    if let Some(("token", m)) = top.subcommand() {
+        return Ok(Task::NewToken(NewToken::read(m)));
+    }
     let deepest =
         std::iter::successors(Some(&top), |m| m.subcommand().map(|(_, m)| m)).last().unwrap_or(&top);
     let config = Box::new(assemble(deepest, environment)?);
@@ -284,155 +294,6 @@ fn resolve(
         },
     };
     Effective { key: s.key, value, origin }
-}
-
-/// Turns texts into values and collects every fault.
-struct Builder<'a> {
-    values: BTreeMap<&'static str, &'a Effective>,
-    faults: Vec<String>,
-}
-
-impl Builder<'_> {
-    fn fault(&mut self, key: &str, why: impl fmt::Display) {
-        let origin = self.values.get(key).map_or(&Origin::Default, |e| &e.origin);
-        self.faults.push(format!("{key} ({origin}): {why}"));
-    }
-
-    fn text(&self, key: &str) -> &str {
-        self.values.get(key).map_or("", |e| e.value.as_str())
-    }
-
-    /// The value of a key, or a fault and a placeholder that nobody will see.
-    fn get<T: FromStr<Err: fmt::Display>>(&mut self, key: &str, placeholder: T) -> T {
-        match self.text(key).parse() {
-            Ok(v) => v,
-            Err(e) => {
-                self.fault(key, e);
-                placeholder
-            }
-        }
-    }
-
-    fn bytes(&mut self, key: &str) -> u64 {
-        self.get(key, ByteSize(0)).0
-    }
-
-    fn span(&mut self, key: &str) -> std::time::Duration {
-        self.get(key, Span(std::time::Duration::ZERO)).0
-    }
-
-    fn directory(&mut self, key: &str) -> PathBuf {
-        let path = PathBuf::from(self.text(key));
-        if path.as_os_str().is_empty() {
-            self.fault(key, "there is no home directory to derive it from; give a directory");
-        }
-        std::path::absolute(&path).unwrap_or(path)
-    }
-
-    fn limits(&mut self) -> Limits {
-        Limits {
-            memory_bytes: self.bytes("memory.max"),
-            tables_bytes: self.bytes("tables.memory"),
-            io_timeout: self.span("io.timeout"),
-            connections: self.get("limits.connections", 0),
-            requests: self.get("limits.requests", 0),
-            header_bytes: self.bytes("limits.header_bytes"),
-            body_bytes: self.bytes("limits.body_bytes"),
-            batch_bytes: self.bytes("limits.batch_bytes"),
-            idle_timeout: self.span("limits.idle_timeout"),
-            send_timeout: self.span("limits.send_timeout"),
-            grace: self.span("limits.grace"),
-            jobs: self.get("limits.jobs", 0),
-            job_ttl: self.span("limits.job_ttl"),
-            versions: self.get("limits.versions", 0),
-            datasets: self.get("limits.datasets", 0),
-            origin_requests: self.get("limits.origin_requests", 0),
-        }
-    }
-
-    fn listen(&mut self) -> SocketAddr {
-        let placeholder = SocketAddr::from(([127, 0, 0, 1], 0));
-        let text = self.text("listen").replacen("localhost:", "127.0.0.1:", 1);
-        match text.parse::<SocketAddr>() {
-            Ok(addr) if addr.ip().is_loopback() => addr,
-            Ok(addr) => {
-                let why = format!(
-                    "{addr} is not a loopback address, and without authentication only this machine may ask; write 127.0.0.1:{}",
-                    addr.port()
-                );
-                self.fault("listen", why);
-                placeholder
-            }
-            Err(_) => {
-                self.fault(
-                    "listen",
-                    format!("{text:?} is no address; write IP:PORT, such as 127.0.0.1:7380"),
-                );
-                placeholder
-            }
-        }
-    }
-
-    fn socket(&mut self) -> Option<PathBuf> {
-        let text = self.text("socket").to_owned();
-        if text == "none" {
-            return None;
-        }
-        let path = std::path::absolute(&text).unwrap_or_else(|_| PathBuf::from(&text));
-        if path.as_os_str().len() > 104 {
-            self.fault(
-                "socket",
-                "the path is longer than the 104 bytes a socket may have; write a shorter one",
-            );
-        }
-        Some(path)
-    }
-
-    fn local_dirs(&mut self) -> Vec<OriginUri> {
-        let text = self.text("local.dirs").to_owned();
-        let mut dirs = Vec::new();
-        for dir in text.split(':').filter(|d| !d.is_empty()) {
-            match std::fs::canonicalize(dir) {
-                Ok(real) => match OriginUri::local(&real) {
-                    Ok(uri) => dirs.push(uri),
-                    Err(e) => self.fault("local.dirs", e),
-                },
-                Err(e) => {
-                    self.fault("local.dirs", format!("{dir}: {e}; create it or remove it from the list"))
-                }
-            }
-        }
-        dirs
-    }
-
-    fn build(
-        mut self,
-        origins: Vec<OriginConfig>,
-        ready_file: Option<PathBuf>,
-        effective: Vec<Effective>,
-    ) -> Result<Config, ConfigError> {
-        let config = Config {
-            listen: self.listen(),
-            socket: self.socket(),
-            cache_dir: self.directory("cache.dir"),
-            state_dir: self.directory("state.dir"),
-            limits: self.limits(),
-            log_format: self.get("log.format", LogFormat::Text),
-            local_dirs: self.local_dirs(),
-            origins,
-            ready_file,
-            effective,
-        };
-        if config.state_dir == config.cache_dir {
-            self.fault("state.dir", "is the cache directory, which may vanish; give a directory of its own");
-        }
-        if self.faults.is_empty() {
-            for (key, why) in config.limits.faults() {
-                self.fault(key, why);
-            }
-        }
-        if self.faults.is_empty() { Ok(config) } else { Err(ConfigError::Faults(self.faults)) }
-    }
 }
 
 impl Config {

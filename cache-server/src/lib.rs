@@ -2,9 +2,10 @@
 //!
 //! `app` owns every task and states the stop order; `http` translates requests and answers;
 //! `versions` knows where a version's bytes are and brings them; `jobs` keeps accounts; `state`
-//! keeps what must survive. Dependencies point one way: `app → http → {jobs, versions} → store`.
+//! keeps what must survive; `auth` says who asks. Dependencies point one way: `app → http → {jobs, versions} → store`.
 
 pub mod app;
+mod auth;
 pub mod cgroup;
 pub mod config;
 mod http;
@@ -16,5 +17,6 @@ mod state;
 pub mod telemetry;
 mod versions;
 
+pub use auth::{Minted, NewToken};
 pub use http::openapi_json;
 pub use limits::Limits;

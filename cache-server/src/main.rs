@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use fletch_server::{
-    app,
+    NewToken, app,
     config::{self, Config, ConfigError, Environment, Task},
     telemetry,
 };
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Task::Serve(config) => serve(*config),
+        Task::NewToken(new) => new_token(&new),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -39,6 +40,18 @@ fn main() -> ExitCode {
             ExitCode::from(FAILED)
         }
     }
+}
+
+fn new_token(new: &NewToken) -> anyhow::Result<()> {
+    let made = new.mint()?;
+    match &made.appended {
+        Some(file) => {
+            eprintln!("appended to {}; a running server takes it over within seconds", file.display())
+        }
+        None => eprint!("add this to the tokens file:\n{}", made.lines),
+    }
+    println!("{}", made.token);
+    Ok(())
 }
 
 fn serve(config: Config) -> anyhow::Result<()> {

@@ -240,6 +240,30 @@ fn process(page: &Page, server: &Server) -> Result<(), Failed> {
         &[],
         &[(vec![], server.registrations.len() as u64)],
     )?;
+    let a = server.auth.stats();
+    page.gauge("fletch_auth_tokens", "Tokens in force", &[], &[(vec![], a.tokens)])?;
+    page.counter(
+        "fletch_auth_refused_total",
+        "Requests without a token that is known",
+        &[],
+        &[(vec![], a.refused)],
+    )?;
+    page.counter(
+        "fletch_auth_reloads_total",
+        "Changed tokens files, by whether they came into force",
+        &["result"],
+        &[(vec!["ok"], a.reloads), (vec!["error"], a.reload_errors)],
+    )?;
+    let quotas = server.auth.quotas();
+    let bound = |of, n: Option<u64>, t| n.map(|n| (vec![t, of], n));
+    let rows: Vec<_> = quotas
+        .iter()
+        .flat_map(|(t, q)| {
+            [bound("registered", q.registered, t.as_str()), bound("resident", q.resident, t.as_str())]
+        })
+        .flatten()
+        .collect();
+    page.gauge("fletch_quota_bytes", "Bytes a tenant may use", &["tenant", "of"], &rows)?;
     page.gauge("fletch_versions_open", "Versions open", &[], &[(vec![], server.versions.open_count())])?;
     page.gauge(
         "fletch_uptime_seconds",

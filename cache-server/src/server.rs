@@ -1,6 +1,7 @@
 //! What every request sees: the parts of a running server.
 
 use crate::{
+    auth::{Auth, TokensError},
     config::Config,
     jobs::{Accounts, Jobs},
     limits::Limits,
@@ -41,6 +42,9 @@ pub enum StartError {
     /// The state directory.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The tokens file.
+    #[error(transparent)]
+    Tokens(#[from] TokensError),
     /// The configured origins.
     #[error("{0}")]
     Origins(OriginError),
@@ -63,7 +67,9 @@ pub enum StartError {
 pub struct Server {
     /// Bounds.
     pub limits: Limits,
-    /// Directories that may be registered; any when empty.
+    /// Who may ask.
+    pub auth: Auth,
+    /// Directories that may be registered; any when empty, none when tokens are asked for.
     pub local_dirs: Vec<OriginUri>,
     /// Chunks.
     pub store: Arc<Store>,
@@ -95,6 +101,7 @@ impl Server {
     /// [`StartError`].
     pub fn open(config: &Config, addr: SocketAddr, tasks: TaskTracker) -> Result<Arc<Self>, StartError> {
         let limits = config.limits;
+        let auth = Auth::open(config.auth_tokens.as_deref())?;
         let state = StateDir::open(&config.state_dir)?;
         let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
         let origin_limits = OriginLimits {
@@ -117,6 +124,7 @@ impl Server {
         };
         Ok(Arc::new(Server {
             limits,
+            auth,
             local_dirs: config.local_dirs.clone(),
             store: Store::new(store_limits, tasks.clone()),
             versions,

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Node, Tree, body};
+use fletch_core::Hash;
 use reqwest::StatusCode;
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -29,7 +30,18 @@ fn the_description_of_the_api_is_checked_in() {
 async fn every_metric_is_documented_and_every_documented_metric_exists() {
     let tree = Tree::usual();
     let root = tree.index().root();
-    let node = Node::serving(&tree, &[]).await;
+    // Every metric is served by a server that asks for tokens, and has a quota.
+    let dir = tempfile::tempdir().expect("tempdir");
+    let tokens = dir.path().join("tokens.toml");
+    let text = format!(
+        "[[token]]\nhash = \"{}\"\ntenant = \"t\"\nrole = \"admin\"\n[[tenant]]\nname = \"t\"\nregistered = \"1GiB\"\nresident = \"1GiB\"\n",
+        Hash::of(b"secret")
+    );
+    std::fs::write(&tokens, text).expect("write");
+    let tokens = format!("--auth-tokens={}", tokens.display());
+    let mut node = Node::start(&[&tokens, &format!("--local-dirs={}", tree.uri())]).await;
+    node.sign("secret");
+    node.register("d", &tree.uri(), None).await;
     let file = format!("/v1/versions/{root}/files/a.bin");
     body(node.get(&file).send().await.expect("answer"), StatusCode::OK).await;
     let page = node.get("/metrics").send().await.expect("answer").text().await.expect("text");

@@ -129,3 +129,61 @@ fn settings_are_shown_with_where_they_came_from_and_faults_end_it_with_2() {
     assert_eq!(code, 1, "{err}");
     assert!(err.contains("--listen"), "{err}");
 }
+
+#[tokio::test]
+async fn a_token_is_told_once_and_stands_nowhere_afterwards() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("tokens.toml");
+    let made = |args: &[&str]| {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_fletch-server"));
+        let out =
+            c.env_clear().args(["token", "new", "--append"]).arg(&file).args(args).output().expect("run");
+        assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+        let token = String::from_utf8(out.stdout).expect("utf-8").trim().to_owned();
+        assert!(token.starts_with("fletch_") && !String::from_utf8_lossy(&out.stderr).contains(&token));
+        token
+    };
+    let token = made(&["--tenant", "t", "--role", "admin"]);
+    let unknown = format!("fletch_{}", "5".repeat(64));
+    let mut c =
+        command(dir.path(), &["--listen=127.0.0.1:0", "--auth-tokens", file.to_str().expect("utf-8")]);
+    let mut child = c.env("FLETCH_LOG", "trace").stderr(Stdio::piped()).spawn().expect("spawn");
+    // Read along: a full pipe would stop the server.
+    let mut pipe = child.stderr.take().expect("piped");
+    let reading = std::thread::spawn(move || {
+        let mut told = String::new();
+        pipe.read_to_string(&mut told).map(|_| told)
+    });
+    let url = loop {
+        match std::fs::read_to_string(dir.path().join("ready")) {
+            Ok(url) => break url.trim().to_owned(),
+            Err(_) => assert!(child.try_wait().expect("wait").is_none(), "ended before it was ready"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    let http = reqwest::Client::new();
+    let mut shown = String::new();
+    for t in [&token, &unknown] {
+        for path in
+            ["/metrics", "/v1/accounts", "/v1/datasets/none", "/v1/versions/x/manifest.json", "/v1/info"]
+        {
+            let r = http.get(format!("{url}{path}")).bearer_auth(t).header("fletch-job", "a b").send().await;
+            let r = r.expect("answer");
+            shown += &format!("{} {:?} {}\n", r.status(), r.headers().clone(), r.text().await.expect("text"));
+        }
+    }
+    assert!(
+        shown.contains("200 OK")
+            && shown.contains("401 Unauth")
+            && shown.contains("fletch_auth_refused_total")
+    );
+    kill(Pid::from_raw(i32::try_from(child.id()).expect("pid")), Signal::SIGTERM).expect("kill");
+    assert_eq!(child.wait().expect("wait").code(), Some(0));
+    let told = reading.join().expect("thread").expect("utf-8");
+    assert!(told.contains("stopped"), "the log was read to its end: {told}");
+    let file = std::fs::read_to_string(&file).expect("file");
+    for t in [&token, &unknown] {
+        let secret = t.trim_start_matches("fletch_");
+        assert!(!told.contains(secret) && !shown.contains(secret) && !file.contains(secret));
+    }
+}

@@ -42,9 +42,12 @@ pub struct Global {
     /// The server, http://HOST:PORT or unix:PATH. With it, a target without a slash is a registered name.
     #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER")]
     pub server: Option<String>,
-    /// The bearer token for the server.
+    /// The bearer token for the server. Others see command lines: a file or the variable is better.
     #[arg(long, global = true, value_name = "TOKEN", env = "FLETCH_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
+    /// A file with the bearer token.
+    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// What to do.

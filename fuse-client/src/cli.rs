@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use fletch_client::Endpoint;
+use fletch_client::{Endpoint, TokenSource};
 use fletch_core::{DatasetName, JobName, Root, TagName};
 use fletch_settings::{ByteSize, Span};
 use serde::Deserialize;
@@ -39,7 +39,7 @@ pub struct Cli {
     /// For which job the bytes are read [default: an id of this mount]
     #[arg(long, env = "FLETCH_JOB")]
     pub job: Option<JobName>,
-    /// A file with the bearer token (or put the token itself into FLETCH_TOKEN)
+    /// A file with the bearer token, read again when it is refused (or put the token itself into FLETCH_TOKEN)
     #[arg(long, env = "FLETCH_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
     /// Let other users read, too
@@ -181,7 +181,7 @@ pub struct Settings {
     /// For which job.
     pub job: JobName,
     /// The token, if any.
-    pub token: Option<String>,
+    pub token: Option<TokenSource>,
     /// Whether other users may read.
     pub allow_other: bool,
     /// Bytes for chunks.
@@ -215,6 +215,7 @@ impl Cli {
             Some(path) => fletch_settings::load(path, KEYS)?,
             None => File::default(),
         };
+        let absolute = |p: PathBuf| std::path::absolute(&p).with_context(|| format!("path {}", p.display()));
         let server = match (self.server, file.server) {
             (Some(s), _) => s,
             (None, Some(s)) => s.parse()?,
@@ -222,15 +223,9 @@ impl Cli {
                 "no server: give --server http://host:port or --server unix:PATH (or set FLETCH_SERVER)"
             ),
         };
-        let token = match (std::env::var("FLETCH_TOKEN").ok(), self.token_file.or(file.token_file)) {
-            (Some(token), _) => Some(token),
-            (None, Some(path)) => {
-                let text = std::fs::read_to_string(&path)
-                    .with_context(|| format!("token file {}", path.display()))?;
-                Some(text.trim().to_owned())
-            }
-            (None, None) => None,
-        };
+        // Absolute: a daemon has another working directory.
+        let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;
+        let token = TokenSource::of(std::env::var("FLETCH_TOKEN").ok(), token_file)?;
         let memory_default = if server.is_unix() { 64 << 20 } else { 256 << 20 };
         let memory_bytes = self.memory.or(file.memory.max).map_or(memory_default, |b| b.0);
         if memory_bytes < MEMORY_BYTES_MIN {
@@ -256,7 +251,6 @@ impl Cli {
         {
             bail!("--metrics {addr}: only a loopback address, the page asks for no token");
         }
-        let absolute = |p: PathBuf| std::path::absolute(&p).with_context(|| format!("path {}", p.display()));
         Ok(Settings {
             target: self.dataset.parse()?,
             dir: absolute(self.dir)?,

@@ -44,9 +44,10 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
 /// Rooms of the server → rooms they may name ([`SERVER_OPEN`] is open to all; `app` owns
 /// everything and nobody names it but `main`).
 pub const SERVER_ROOMS: &[(&str, &[&str])] = &[
-    ("http", &["server", "jobs", "state", "versions"]),
-    ("server", &["jobs", "state", "versions"]),
+    ("http", &["server", "auth", "jobs", "state", "versions"]),
+    ("server", &["auth", "jobs", "state", "versions"]),
     ("versions", &["state"]),
+    ("auth", &[]),
     ("jobs", &[]),
     ("state", &[]),
 ];

@@ -104,6 +104,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         state_dir
     ),
     setting!(
+        "auth.tokens",
+        "auth-tokens",
+        "FILE",
+        "Tokens file: who may ask, as which tenant; without one only this machine may",
+        |f| text(&f.auth.tokens),
+        ""
+    ),
+    setting!(
         "memory.max",
         "memory",
         "SIZE",
@@ -132,7 +140,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "local.dirs",
         "local-dirs",
         "DIR[:DIR]",
-        "Directories under which datasets may be registered; any when empty",
+        "Directories under which datasets may be registered; when empty any, or with tokens none",
         |f| { f.local.dirs.as_ref().map(|d| d.join(":")) },
         ""
     ),

@@ -8,6 +8,7 @@ fn config(args: &[&str], environment: &Environment) -> Result<Config, ConfigErro
     let args: Vec<&str> = std::iter::once("fletch-server").chain(args.iter().copied()).collect();
     match read(args, environment)? {
         Task::Serve(c) | Task::Check(c) | Task::Show(c) => Ok(*c),
+        Task::NewToken(_) => panic!("makes a token"),
     }
 }
 
@@ -101,6 +102,13 @@ fn every_fault_is_told_at_once_with_its_fix() {
     assert!(faults(&["--cache-dir", "/x", "--state-dir", "/x"]).contains("a directory of its own"));
     assert!(faults(&["--socket", &format!("/{}", "x".repeat(110))]).contains("104 bytes"));
     assert!(faults(&["--listen", "nowhere"]).contains("IP:PORT"));
+}
+
+#[test]
+fn only_with_tokens_others_may_ask() {
+    assert!(faults(&["--listen", "[::]:1"]).contains("--auth-tokens"));
+    let c = config(&["--listen", "0.0.0.0:1", "--auth-tokens", "/t.toml"], &user()).expect("valid");
+    assert_eq!((c.listen.port(), c.auth_tokens.as_deref()), (1, Some(Path::new("/t.toml"))));
 }
 
 #[test]

@@ -2,40 +2,71 @@
 
 use super::problem::{Answer, Fault};
 use crate::{
+    auth::{Principal, Role},
     jobs::{Component, Job},
     server::Server,
     versions::Sources,
 };
 use axum::{
-    extract::FromRequestParts,
-    http::{HeaderMap, request::Parts},
+    extract::{FromRequestParts, Request},
+    http::{HeaderMap, HeaderValue, header, request::Parts},
 };
-use fletch_api::{ByteTier, Code, headers};
-use fletch_core::{Domain, JobName, Root, Tenant};
+use fletch_api::{ByteTier, Code, headers, routes};
+use fletch_core::{JobName, Root};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Who is asking. Without configured tokens everybody on this machine is the one default
-/// principal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Principal {
-    /// Who may share bytes with them.
-    pub domain: Domain,
-    /// Who owns jobs and quota.
-    pub tenant: Tenant,
+/// What needs no token: probes, which a kubelet sends, and the description, which is in the docs.
+const OPEN: [&str; 3] = [routes::LIVEZ, routes::READYZ, routes::OPENAPI];
+
+/// Finds out who asks, for everything but [`OPEN`]. The one place where a request gets in.
+pub fn identify(server: &Server, request: &mut Request) -> Answer<()> {
+    let path = request.uri().path();
+    if OPEN.contains(&path) {
+        return Ok(());
+    }
+    let header = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let who = server.auth.authenticate(header)?;
+    let fits = match path {
+        routes::METRICS => who.role.measures(),
+        // The page shows what everybody does.
+        "/" => who.role.sees_all(),
+        _ => who.role.reads(),
+    };
+    if !fits {
+        return Err(forbidden(who.role));
+    }
+    request.extensions_mut().insert(who);
+    Ok(())
 }
 
-impl Principal {
-    fn of(_headers: &HeaderMap) -> Self {
-        Principal { domain: Domain::default_domain(), tenant: Tenant::default_tenant() }
-    }
+fn forbidden(role: Role) -> Fault {
+    let detail = format!("the role of this token is {role}");
+    Fault::new(Code::Forbidden, detail, "ask the administrator for a token with a wider role")
+}
+
+fn principal(parts: &Parts) -> Answer<Principal> {
+    let who = parts.extensions.get::<Principal>().cloned();
+    who.ok_or_else(|| Fault::new(Code::Internal, "nobody was identified", "see the server's log"))
 }
 
 impl FromRequestParts<Arc<Server>> for Principal {
     type Rejection = Fault;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<Server>) -> Answer<Self> {
-        Ok(Principal::of(&parts.headers))
+        principal(parts)
+    }
+}
+
+/// A principal whose role may change what the server does for its domain.
+pub struct Changer(pub Principal);
+
+impl FromRequestParts<Arc<Server>> for Changer {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Server>) -> Answer<Self> {
+        let who = principal(parts)?;
+        if who.role.changes() { Ok(Changer(who)) } else { Err(forbidden(who.role)) }
     }
 }
 
@@ -61,7 +92,7 @@ impl FromRequestParts<Arc<Server>> for Admitted {
 
     async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> Answer<Self> {
         let h = &parts.headers;
-        let principal = Principal::of(h);
+        let principal = principal(parts)?;
         let name = text(h, headers::JOB)?.unwrap_or(headers::JOB_ANONYMOUS);
         let name = JobName::new(name).map_err(|e| {
             Fault::new(Code::BadJob, e.to_string(), "send a valid Fletch-Job, or leave it out")

@@ -1,10 +1,9 @@
 //! What this server is, who serves, and what was delivered.
 
-use super::admit::Principal;
-use crate::server::Server;
+use crate::{auth::Principal, server::Server};
 use axum::{Json, extract::State};
 use fletch_api::{
-    API_MAJOR, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoLimits, frames::FRAMES_MAJOR,
+    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoLimits, frames::FRAMES_MAJOR,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use std::sync::Arc;
@@ -43,8 +42,16 @@ pub async fn info(State(server): State<Arc<Server>>) -> Json<Info> {
 /// Bytes delivered, exactly, by job, version, result and tier.
 #[utoipa::path(
     get, path = "/v1/accounts", tag = "server",
-    responses((status = 200, description = "The domain's accounts", body = Accounts))
+    responses((status = 200, description = "The tenant's accounts; those of all tenants for an admin", body = Accounts))
 )]
 pub async fn accounts(State(server): State<Arc<Server>>, who: Principal) -> Json<Accounts> {
-    Json(Accounts { accounts: server.accounts.list(&who.domain), table_bytes: server.accounts.table_bytes() })
+    // Tables are counted for all together, which is no one tenant's business.
+    let table_bytes = if who.role.sees_all() { server.accounts.table_bytes() } else { 0 };
+    Json(Accounts { accounts: accounts_of(&server, &who), table_bytes })
+}
+
+/// The accounts that a principal may see.
+pub fn accounts_of(server: &Server, who: &Principal) -> Vec<Account> {
+    let all = who.role.sees_all();
+    server.accounts.list(|domain, tenant| all || (*domain == who.domain && *tenant == who.tenant))
 }

@@ -1,11 +1,11 @@
 //! Datasets: registering, listing, forgetting, and what their tags name.
 
 use super::{
-    admit::Principal,
+    admit::Changer,
     json, parsed,
     problem::{Answer, Fault},
 };
-use crate::{server::Server, state::Entry};
+use crate::{auth::Principal, server::Server, state::Entry};
 use axum::{
     Json,
     body::Body,
@@ -45,7 +45,7 @@ pub async fn list(State(server): State<Arc<Server>>, who: Principal) -> Json<Dat
         (status = 409, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub async fn register(State(server): State<Arc<Server>>, who: Principal, body: Body) -> Answer {
+pub async fn register(State(server): State<Arc<Server>>, Changer(who): Changer, body: Body) -> Answer {
     let ask: RegisterDataset = json(&server, body).await?;
     let uri = allowed(&server, &ask.uri)?;
     let tables = match &ask.tables {
@@ -94,7 +94,7 @@ pub async fn get(State(server): State<Arc<Server>>, who: Principal, path: OnePat
 )]
 pub async fn unregister(
     State(server): State<Arc<Server>>,
-    who: Principal,
+    Changer(who): Changer,
     path: OnePath,
 ) -> Answer<StatusCode> {
     let name = entry(&server, &who.domain, path)?.dataset.name.clone();
@@ -160,7 +160,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 }
 
 /// A URI that this server may read: under a configured origin; a directory under one of
-/// `local.dirs`, or any where that is empty (everybody who can ask is on this machine).
+/// `local.dirs`, or any where that is empty and everybody who can ask is on this machine.
 fn allowed(server: &Server, text: &str) -> Answer<OriginUri> {
     if !text.contains("://") && !text.starts_with('/') {
         return Err(Fault::bad(format!("{text:?} is a relative path; give an absolute path or a URI")));
@@ -173,7 +173,8 @@ fn allowed(server: &Server, text: &str) -> Answer<OriginUri> {
         let hint = format!("add an [[origin]] with a prefix of {uri} to the server's settings");
         return Err(Fault::new(Code::UriNotAllowed, format!("{uri} is under no configured origin"), hint));
     };
-    if server.local_dirs.is_empty() {
+    // With tokens a principal may be on another machine, and a file of this one is nobody's by default.
+    if server.local_dirs.is_empty() && !server.auth.is_on() {
         return Ok(uri);
     }
     // Links are followed, or one of them would lead out.

@@ -128,9 +128,9 @@ pub fn router(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
-/// What holds for every request: a bound on its header, a bound on the time until the answer's
+/// What holds for every request: a bound on its header, somebody who asks, a bound on the time until the answer's
 /// head, and a line in the metrics.
-async fn around(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+async fn around(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map(|m| m.as_str().to_owned());
     let header: usize = request.headers().iter().map(|(n, v)| n.as_str().len() + v.len() + 4).sum();
@@ -138,6 +138,8 @@ async fn around(State(server): State<Arc<Server>>, request: Request, next: Next)
     let response = if header as u64 > server.limits.header_bytes {
         let detail = format!("{header} bytes, at most {} are read", server.limits.header_bytes);
         Fault::new(Code::HeaderTooLarge, detail, "send fewer or shorter headers").into_response()
+    } else if let Err(fault) = admit::identify(&server, &mut request) {
+        fault.into_response()
     } else {
         match tokio::time::timeout(server.limits.request_deadline(), next.run(request)).await {
             Ok(response) => response,

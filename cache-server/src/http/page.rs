@@ -1,7 +1,7 @@
 //! `/`: what a person wants to see first. Plain HTML, no scripts.
 
-use super::admit::Principal;
-use crate::server::Server;
+use super::cluster::accounts_of;
+use crate::{auth::Principal, server::Server};
 use axum::{extract::State, response::Html};
 use fletch_settings::ByteSize;
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
@@ -65,7 +65,7 @@ fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
     }
     write!(out, "</table><h2>Bytes delivered</h2><table><tr><th>job<th>result<th>tier<th>bytes</tr>")?;
     let mut rows: BTreeMap<_, u64> = BTreeMap::new();
-    for a in server.accounts.list(&who.domain) {
+    for a in accounts_of(server, who) {
         *rows.entry((a.key.job, a.key.result, a.key.tier)).or_default() += a.bytes;
     }
     for ((job, result, tier), bytes) in rows.iter().take(200) {

@@ -1,6 +1,6 @@
 //! Errors as answers: the one place where an error of a boundary becomes a code and a status.
 
-use crate::{jobs::TooManyJobs, state::RegisterError, versions::VersionError};
+use crate::{auth::Refused, jobs::TooManyJobs, state::RegisterError, versions::VersionError};
 use axum::{
     body::Body,
     http::{HeaderValue, StatusCode, header},
@@ -70,6 +70,9 @@ impl IntoResponse for Fault {
         if self.0.code == Code::Overloaded || self.0.code == Code::NotReady {
             h.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
         }
+        if self.0.code == Code::Unauthorized {
+            h.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         response
     }
 }
@@ -110,6 +113,13 @@ impl From<RegisterError> for Fault {
             RegisterError::Io { .. } => (Code::Internal, "check the disk of --state-dir"),
         };
         Fault::new(code, e.to_string(), hint)
+    }
+}
+
+impl From<Refused> for Fault {
+    fn from(e: Refused) -> Self {
+        let hint = "send `Authorization: Bearer TOKEN` with a token of this server's tokens file";
+        Fault::new(Code::Unauthorized, e.to_string(), hint)
     }
 }
 

@@ -184,6 +184,13 @@ impl Node {
         node
     }
 
+    /// Sends this token from now on.
+    pub fn sign(&mut self, token: &str) {
+        let value = format!("Bearer {token}").parse().expect("a header's value");
+        let headers = [(reqwest::header::AUTHORIZATION, value)].into_iter().collect();
+        self.http = reqwest::Client::builder().default_headers(headers).build().expect("client");
+    }
+
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.running.url())
     }

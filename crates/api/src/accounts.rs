@@ -83,11 +83,11 @@ pub struct Account {
     pub bytes: u64,
 }
 
-/// All accounts of the asking principal's domain.
+/// The asking principal's tenant's accounts; every tenant's for an admin.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Accounts {
     /// Accounts in order of their keys; accounts without bytes are left out.
     pub accounts: Vec<Account>,
-    /// Bytes of version tables handed to connections; not part of any account.
+    /// Bytes of version tables handed to connections, not part of any account; 0 unless asked by an admin.
     pub table_bytes: u64,
 }

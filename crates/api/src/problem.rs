@@ -64,6 +64,12 @@ codes! {
     NotFound = "not_found", NotFound, None, "not found";
     /// The request cannot be understood.
     BadRequest = "bad_request", Invalid, None, "the request is not valid";
+    /// No token, or none that this server knows.
+    Unauthorized = "unauthorized", Invalid, Some(401), "a token is needed";
+    /// The token's role does not allow it.
+    Forbidden = "forbidden", Invalid, Some(403), "this token may not do that";
+    /// It would go over the tenant's quota.
+    QuotaExceeded = "quota_exceeded", Invalid, Some(403), "the tenant's quota is exceeded";
     /// `Fletch-Job` is no job name.
     BadJob = "bad_job", Invalid, None, "the job name is not valid";
     /// The route exists, the method does not.

@@ -3,7 +3,8 @@
 use crate::body::{From, Length};
 use crate::retry::Backoff;
 use crate::tables::HttpTables;
-use crate::{Batch, ClientError, Endpoint};
+use crate::token::Bearer;
+use crate::{Batch, ClientError, Endpoint, TokenSource};
 use bytes::Bytes;
 use fletch_api::{
     API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Dataset, Datasets, Info, RegisterDataset,
@@ -34,7 +35,7 @@ pub struct ClientConfig {
     /// Where the server is.
     pub endpoint: Endpoint,
     /// The bearer token, if the server wants one.
-    pub token: Option<String>,
+    pub token: Option<TokenSource>,
     /// Which job the bytes are for.
     pub job: Option<JobName>,
     /// Who asks: `mount`, `loader`, `cli` or `peer`.
@@ -64,7 +65,7 @@ impl fmt::Debug for ClientConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientConfig")
             .field("endpoint", &self.endpoint)
-            .field("token", &self.token.as_ref().map(|_| "***"))
+            .field("token", &self.token)
             .field("job", &self.job)
             .field("component", &self.component)
             .field("io_timeout", &self.io_timeout)
@@ -102,6 +103,7 @@ pub struct Client {
     shown: Arc<str>,
     io_timeout: Duration,
     counters: Arc<Counters>,
+    bearer: Arc<Bearer>,
 }
 
 impl Client {
@@ -112,11 +114,6 @@ impl Client {
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
         let bad = |what: &str| ClientError::Config(format!("{what} cannot be sent in a header"));
         let mut always = HeaderMap::new();
-        if let Some(token) = &config.token {
-            let mut v = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| bad("the token"))?;
-            v.set_sensitive(true);
-            always.insert(header::AUTHORIZATION, v);
-        }
         if let Some(job) = &config.job {
             let v = HeaderValue::try_from(job.as_str()).map_err(|_| bad("the job"))?;
             always.insert(HeaderName::from_static(headers::JOB), v);
@@ -145,6 +142,7 @@ impl Client {
             endpoint: Arc::new(config.endpoint),
             io_timeout: config.io_timeout,
             counters: Arc::default(),
+            bearer: Arc::new(Bearer::new(config.token.as_ref())?),
         })
     }
 
@@ -383,10 +381,19 @@ impl Client {
         until: Instant,
     ) -> Result<Answer, ClientError> {
         let mut backoff = Backoff::new();
-        let mut last = None;
+        let (mut last, mut renewed) = (None, false);
         let error = loop {
-            let error = match timeout_at(until, self.attempt(request(), want, length)).await {
+            let token = self.bearer.header();
+            let asked = match &token {
+                Some(token) => request().header(header::AUTHORIZATION, token),
+                None => request(),
+            };
+            let error = match timeout_at(until, self.attempt(asked, want, length)).await {
                 Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(e)) if e.is_unauthorized() && !renewed && self.renewed(token).await => {
+                    renewed = true;
+                    continue;
+                }
                 Ok(Err(e)) if e.retryable() => e,
                 Ok(Err(e)) => break e,
                 Err(_) => {
@@ -405,6 +412,11 @@ impl Client {
         };
         self.counters.errors.fetch_add(1, Relaxed);
         Err(error)
+    }
+
+    async fn renewed(&self, refused: Option<HeaderValue>) -> bool {
+        let bearer = Arc::clone(&self.bearer);
+        tokio::task::spawn_blocking(move || bearer.renewed(refused.as_ref())).await.unwrap_or(false)
     }
 
     async fn attempt(

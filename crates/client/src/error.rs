@@ -84,6 +84,10 @@ impl ClientError {
         matches!(self, ClientError::Problem { problem, .. } if matches!(problem.status, 401 | 403))
     }
 
+    pub(crate) fn is_unauthorized(&self) -> bool {
+        matches!(self, ClientError::Problem { problem, .. } if problem.status == 401)
+    }
+
     /// The server's code, if it sent one.
     #[must_use]
     pub fn code(&self) -> Option<Code> {

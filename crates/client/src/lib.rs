@@ -8,7 +8,8 @@
 //! 1. A call ends within its deadline, whatever the server does.
 //! 2. 429 means wait (as long as `Retry-After` says), never ask elsewhere.
 //! 3. No body is read past the length the caller can hold: every body has a bound before it begins.
-//! 4. The server's `code` and `hint` reach the caller unchanged.
+//! 4. A token that a file holds is read again after a 401, once a call; no token is ever logged.
+//! 5. The server's `code` and `hint` reach the caller unchanged.
 
 mod batch;
 mod body;
@@ -17,8 +18,10 @@ mod endpoint;
 mod error;
 mod retry;
 mod tables;
+mod token;
 
 pub use batch::{Batch, BatchPiece};
 pub use client::{Client, ClientConfig, ClientStats};
 pub use endpoint::{BadEndpoint, Endpoint};
 pub use error::ClientError;
+pub use token::TokenSource;

@@ -11,7 +11,7 @@ use axum::{
 use bytes::{BufMut, Bytes, BytesMut};
 use fletch_api::frames::{FrameHeader, FrameKind, MORE, PREFACE, WHOLE};
 use fletch_api::{BatchItem, BatchRequest, Code, Problem, headers, routes};
-use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
+use fletch_client::{Client, ClientConfig, ClientError, Endpoint, TokenSource};
 use fletch_core::{DatasetName, Hash, JobName, Kind, LayoutId, Root};
 use fletch_tables::{Table, TableRange};
 use std::{
@@ -126,6 +126,15 @@ fn app(seen: Arc<Seen>) -> Router {
             }),
         )
         .route(routes::CLUSTER, get(|| async { "not json" }))
+        .route(
+            routes::ACCOUNTS,
+            get(|sent: HeaderMap| async move {
+                if sent.get(header::AUTHORIZATION).is_some_and(|v| v == "Bearer new") {
+                    return Json(serde_json::json!({"accounts": [], "table_bytes": 7})).into_response();
+                }
+                problem(Code::Unauthorized, None)
+            }),
+        )
         .with_state(seen)
 }
 
@@ -136,7 +145,7 @@ async fn serve() -> (Client, Arc<Seen>) {
     let app = app(Arc::clone(&seen));
     tokio_util::task::TaskTracker::new().spawn(async move { axum::serve(listener, app).await });
     let config = ClientConfig {
-        token: Some("secret-token".into()),
+        token: Some(TokenSource::Text("secret-token".into())),
         job: Some(JobName::new("train-7").expect("job")),
         io_timeout: Duration::from_secs(2),
         ..ClientConfig::new(endpoint, "mount")
@@ -290,4 +299,27 @@ async fn unix_sockets_work_alike() {
     let client = Client::new(ClientConfig::new(endpoint, "mount")).expect("client");
     let h = Hash::of(&body(100));
     assert_eq!(client.chunk(root(), h, 100).await.expect("chunk").hash(), h);
+}
+
+#[tokio::test]
+async fn a_rotated_token_file_is_read_again_after_a_401_once() {
+    let (plain, _) = serve().await;
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("token");
+    std::fs::write(&path, "old").expect("write");
+    let config = ClientConfig {
+        token: Some(TokenSource::File(path.clone())),
+        ..ClientConfig::new(plain.endpoint().clone(), "cli")
+    };
+    let client = Client::new(config).expect("client");
+    let e = client.accounts().await.expect_err("refused");
+    assert!(e.is_denied() && e.code() == Some(Code::Unauthorized), "{e}");
+    assert_eq!(client.stats().requests, 1, "the same token is not sent again");
+    std::fs::write(&path, "other").expect("write");
+    assert!(client.accounts().await.expect_err("refused").is_denied());
+    assert_eq!(client.stats().requests, 3);
+    std::fs::write(&path, "new").expect("write");
+    assert_eq!(client.accounts().await.expect("known").table_bytes, 7);
+    client.accounts().await.expect("known from now on");
+    assert_eq!((client.stats().requests, client.stats().retries), (6, 0));
 }

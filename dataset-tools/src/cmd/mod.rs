@@ -14,7 +14,7 @@ use crate::out::{Out, broken};
 use crate::place::Place;
 use crate::target::{Select, Target};
 use clap::CommandFactory;
-use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
+use fletch_client::{Client, ClientConfig, ClientError, Endpoint, TokenSource};
 use fletch_core::DatasetName;
 use fletch_origin::{OriginConfig, OriginLimits, OriginUri, Origins};
 use fletch_tables::{Fault, PartCache, Version};
@@ -153,7 +153,9 @@ impl Ctx {
         })?;
         let endpoint: Endpoint =
             server.parse().map_err(|e: fletch_client::BadEndpoint| Failure::usage(e.to_string()))?;
-        let config = ClientConfig { token: self.global.token.clone(), ..ClientConfig::new(endpoint, "cli") };
+        let token = TokenSource::of(self.global.token.clone(), self.global.token_file.clone())
+            .map_err(|e| Failure::usage(e.to_string()))?;
+        let config = ClientConfig { token, ..ClientConfig::new(endpoint, "cli") };
         let client = Client::new(config)?;
         // A server that is away, or of another major, is told within seconds.
         self.rt.block_on(client.within(REACH_TIMEOUT).info())?;

@@ -44,7 +44,7 @@ impl World {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut c = Command::new(env!("CARGO_BIN_EXE_fletch"));
         c.args(args).current_dir(self.dir.path());
-        for var in ["FLETCH_SERVER", "FLETCH_TOKEN", "FLETCH_CONFIG"] {
+        for var in ["FLETCH_SERVER", "FLETCH_TOKEN", "FLETCH_TOKEN_FILE", "FLETCH_CONFIG"] {
             c.env_remove(var);
         }
         c.env("FLETCH_STATE_DIR", self.path("state"));

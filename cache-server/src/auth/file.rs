@@ -1,0 +1,320 @@
+//! The tokens file: which token is whose, and what a tenant may use.
+//!
+//! ```toml
+//! [[token]]
+//! hash = "…"            # BLAKE3 of the token, 64 hex digits; the token itself stands nowhere
+//! tenant = "vision"
+//! domain = "research"   # who shares bytes; the tenant alone unless given
+//! role = "user"         # reader | user | admin | monitor
+//! note = "CI runner"    # for people
+//!
+//! [[tenant]]
+//! name = "vision"
+//! registered = "2TiB"   # content bytes of the datasets it registered
+//! resident = "500GiB"   # bytes of its chunks on this server
+//! ```
+
+use super::Principal;
+use constant_time_eq::constant_time_eq_32;
+use fletch_core::{Domain, Hash, Tenant};
+use fletch_settings::{ByteSize, SettingsError};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    path::Path,
+    str::FromStr,
+};
+
+const KEYS: &[&str] = &[
+    "token.*.hash",
+    "token.*.tenant",
+    "token.*.domain",
+    "token.*.role",
+    "token.*.note",
+    "tenant.*.name",
+    "tenant.*.registered",
+    "tenant.*.resident",
+];
+
+/// What a principal may do. Nobody, an admin included, reads another domain's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Read the domain's datasets: what a mount or a loader needs.
+    Reader,
+    /// And register, unregister, warm up and evict them.
+    #[default]
+    User,
+    /// And see the accounts and metrics of every tenant.
+    Admin,
+    /// Only see metrics: for a monitoring system.
+    Monitor,
+}
+
+impl Role {
+    /// Whether it may read the domain's datasets.
+    #[must_use]
+    pub fn reads(self) -> bool {
+        self != Role::Monitor
+    }
+
+    /// Whether it may change what the server does for the domain.
+    #[must_use]
+    pub fn changes(self) -> bool {
+        matches!(self, Role::User | Role::Admin)
+    }
+
+    /// Whether it may see every tenant's accounts.
+    #[must_use]
+    pub fn sees_all(self) -> bool {
+        self == Role::Admin
+    }
+
+    /// Whether it may see metrics, whose labels name every tenant.
+    #[must_use]
+    pub fn measures(self) -> bool {
+        matches!(self, Role::Admin | Role::Monitor)
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Role::Reader => "reader",
+            Role::User => "user",
+            Role::Admin => "admin",
+            Role::Monitor => "monitor",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let all = [Role::Reader, Role::User, Role::Admin, Role::Monitor];
+        all.into_iter()
+            .find(|r| r.word() == s)
+            .ok_or_else(|| format!("{s:?} is no role; write reader, user, admin or monitor"))
+    }
+}
+
+/// What a tenant may use, in bytes; without a bound where there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Quota {
+    /// Content bytes of the datasets that it registered.
+    pub registered: Option<u64>,
+    /// Bytes of chunks that it had this server keep.
+    pub resident: Option<u64>,
+}
+
+/// Why a tokens file is not believed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum TokensError {
+    /// It cannot be read, or is no such file; every fault with its line.
+    #[error("tokens file: {0}")]
+    Settings(#[from] SettingsError),
+    /// It contradicts itself.
+    #[error("tokens file {file}: {}", .faults.join("; "))]
+    Faults {
+        /// The file.
+        file: String,
+        /// Every fault.
+        faults: Vec<String>,
+    },
+}
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    token: Vec<TokenRow>,
+    #[serde(default)]
+    tenant: Vec<TenantRow>,
+}
+
+#[derive(Deserialize)]
+struct TokenRow {
+    hash: Hash,
+    tenant: Tenant,
+    domain: Option<Domain>,
+    #[serde(default)]
+    role: Role,
+    #[serde(rename = "note")]
+    _note: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct TenantRow {
+    name: Tenant,
+    registered: Option<ByteSize>,
+    resident: Option<ByteSize>,
+}
+
+/// A tokens file that holds together.
+pub(super) struct Tokens {
+    /// By a keyed hash of the token's hash, under a key of this process: which bucket a guess falls
+    /// into tells nothing, and inside one the comparison takes the same time for every guess.
+    by_hash: HashMap<u64, Vec<(Hash, Principal)>>,
+    key: RandomState,
+    quotas: BTreeMap<Tenant, Quota>,
+    len: usize,
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokens").field("len", &self.len).field("quotas", &self.quotas).finish_non_exhaustive()
+    }
+}
+
+impl Tokens {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`TokensError`].
+    pub fn load(path: &Path) -> Result<Self, TokensError> {
+        let file: File = fletch_settings::load(path, KEYS)?;
+        Tokens::of(file).map_err(|faults| TokensError::Faults { file: path.display().to_string(), faults })
+    }
+
+    fn of(file: File) -> Result<Self, Vec<String>> {
+        let mut faults = Vec::new();
+        if file.token.is_empty() {
+            // Most likely a file that is being written: nobody at all could ask.
+            faults.push("it has no [[token]]; make one with `fletch-server token new`".to_owned());
+        }
+        let mut tokens =
+            Tokens { by_hash: HashMap::new(), key: RandomState::new(), quotas: BTreeMap::new(), len: 0 };
+        let mut domains: BTreeMap<Tenant, Domain> = BTreeMap::new();
+        for t in file.token {
+            // Both have one grammar.
+            let own = Domain::new(t.tenant.as_str()).unwrap_or_else(|_| Domain::default_domain());
+            let domain = t.domain.unwrap_or(own);
+            let of = domains.entry(t.tenant.clone()).or_insert_with(|| domain.clone());
+            if *of != domain {
+                faults.push(format!(
+                    "tenant {} is in the domains {of} and {domain}; a tenant is in one domain",
+                    t.tenant
+                ));
+            }
+            let slot = tokens.by_hash.entry(tokens.key.hash_one(t.hash.as_bytes())).or_default();
+            if slot.iter().any(|(h, _)| *h == t.hash) {
+                faults.push(format!("the hash {}… is there twice", t.hash.short()));
+            }
+            slot.push((t.hash, Principal { domain, tenant: t.tenant, role: t.role }));
+            tokens.len += 1;
+        }
+        for t in file.tenant {
+            if !domains.contains_key(&t.name) {
+                faults.push(format!("[[tenant]] {} has no [[token]]", t.name));
+            }
+            let quota = Quota { registered: t.registered.map(|b| b.0), resident: t.resident.map(|b| b.0) };
+            if tokens.quotas.insert(t.name.clone(), quota).is_some() {
+                faults.push(format!("[[tenant]] {} is there twice", t.name));
+            }
+        }
+        if faults.is_empty() { Ok(tokens) } else { Err(faults) }
+    }
+
+    /// How many tokens it has.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whose a token is.
+    pub fn find(&self, token: &[u8]) -> Option<Principal> {
+        let hash = Hash::of(token);
+        let slot = self.by_hash.get(&self.key.hash_one(hash.as_bytes()))?;
+        let mut found = None;
+        for (known, principal) in slot {
+            if constant_time_eq_32(known.as_bytes(), hash.as_bytes()) {
+                found = Some(principal);
+            }
+        }
+        found.cloned()
+    }
+
+    /// Every tenant with a quota, by name.
+    pub fn quotas(&self) -> Vec<(Tenant, Quota)> {
+        self.quotas.iter().map(|(t, q)| (t.clone(), *q)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Tokens, String> {
+        let file = fletch_settings::parse(text, "t.toml", KEYS).map_err(|e| e.to_string())?;
+        Tokens::of(file).map_err(|f| f.join("; "))
+    }
+
+    fn hash(token: &str) -> Hash {
+        Hash::of(token.as_bytes())
+    }
+
+    #[test]
+    fn every_fault_is_named() {
+        let (a, b) = (hash("a"), hash("b"));
+        let cases = [
+            ("", "token new"),
+            ("[[token]]\nhash = \"00\"\ntenant = \"t\"", "t.toml:2"),
+            (&format!("[[token]]\nhash = \"{a}\"\ntenant = \"t\"\nrole = \"root\""), "root"),
+            (&format!("[[token]]\nhash = \"{a}\"\ntenat = \"t\""), "tenant"),
+            (
+                &format!(
+                    "[[token]]\nhash = \"{a}\"\ntenant = \"t\"\n[[token]]\nhash = \"{a}\"\ntenant = \"t\""
+                ),
+                "twice",
+            ),
+            (
+                &format!(
+                    "[[token]]\nhash = \"{a}\"\ntenant = \"t\"\n[[token]]\nhash = \"{b}\"\ntenant = \"t\"\ndomain = \"d\""
+                ),
+                "one domain",
+            ),
+            (
+                &format!("[[token]]\nhash = \"{a}\"\ntenant = \"t\"\n[[tenant]]\nname = \"u\""),
+                "u has no [[token]]",
+            ),
+        ];
+        for (text, says) in cases {
+            let told = read(text).expect_err(text);
+            assert!(told.contains(says), "{says} in {told}");
+        }
+    }
+
+    #[test]
+    fn quotas_have_units_and_absent_ones_no_bound() {
+        let text = format!(
+            "[[token]]\nhash = \"{}\"\ntenant = \"t\"\n[[tenant]]\nname = \"t\"\nregistered = \"2TiB\"",
+            hash("a")
+        );
+        let tokens = read(&text).expect("holds together");
+        let quota = Quota { registered: Some(2 << 40), resident: None };
+        assert_eq!(tokens.quotas(), [(Tenant::new("t").expect("name"), quota)]);
+        assert_eq!(tokens.len(), 1);
+    }
+
+    #[test]
+    fn roles_are_as_wide_as_documented() {
+        let all = [Role::Reader, Role::User, Role::Admin, Role::Monitor];
+        let rights = all.map(|r| (r.reads(), r.changes(), r.sees_all(), r.measures()));
+        assert_eq!(
+            rights,
+            [
+                (true, false, false, false),
+                (true, true, false, false),
+                (true, true, true, true),
+                (false, false, false, true)
+            ]
+        );
+        for r in all {
+            assert_eq!(r.to_string().parse(), Ok(r));
+        }
+    }
+}

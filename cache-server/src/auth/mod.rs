@@ -1,0 +1,271 @@
+//! Who asks: from the token of a request to a [`Principal`]. Owns the tokens file and what it says
+//! now ([`file`] reads it, [`mint`] makes tokens for it).
+//!
+//! 1. A token is hashed at once and then forgotten: nothing here keeps, logs or shows one.
+//! 2. A missing token and an unknown one are one value, [`Refused`], so that they can only have one
+//!    answer.
+//! 3. A file that cannot be believed changes nothing: what was in force stays in force, and the
+//!    fault is logged once for each state of the file.
+
+mod file;
+mod mint;
+
+pub use file::{Quota, Role, TokensError};
+pub use mint::{Minted, NewToken, command};
+
+use file::Tokens;
+use fletch_core::{Domain, Tenant};
+use std::{
+    fs::Metadata,
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock, TryLockError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// Who is asking.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Principal {
+    /// Who may share bytes with them.
+    pub domain: Domain,
+    /// Who owns jobs and quota.
+    pub tenant: Tenant,
+    /// What they may do.
+    pub role: Role,
+}
+
+impl Principal {
+    /// Everybody on this machine, where no tokens are configured.
+    #[must_use]
+    pub fn anonymous() -> Self {
+        Principal { domain: Domain::default_domain(), tenant: Tenant::default_tenant(), role: Role::Admin }
+    }
+}
+
+/// No token, or none that is known: never which of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the request carries no token that this server knows")]
+pub struct Refused;
+
+/// What was counted since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AuthStats {
+    /// Tokens in force.
+    pub tokens: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Times that a changed file was taken over.
+    pub reloads: u64,
+    /// Times that a changed file was not believed.
+    pub reload_errors: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Auth {
+    /// `None`: everybody who can connect is [`Principal::anonymous`].
+    file: Option<Watched>,
+    refused: AtomicU64,
+    reloads: AtomicU64,
+    reload_errors: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Watched {
+    path: PathBuf,
+    now: RwLock<Arc<Tokens>>,
+    /// The state of the file that was last looked at; `None` when it could not be.
+    seen: Mutex<Option<Stamp>>,
+}
+
+/// What tells one state of a file from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: (u64, u64),
+    len: u64,
+    changed: [(i64, i64); 2],
+}
+
+impl Stamp {
+    fn of(m: &Metadata) -> Self {
+        let changed = [(m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())];
+        Stamp { inode: (m.dev(), m.ino()), len: m.len(), changed }
+    }
+
+    fn at(path: &Path) -> io::Result<Self> {
+        std::fs::metadata(path).map(|m| Stamp::of(&m))
+    }
+}
+
+impl Auth {
+    /// Reads the tokens file, where there is to be one. Blocking.
+    ///
+    /// # Errors
+    /// [`TokensError`] with every fault of the file.
+    pub fn open(path: Option<&Path>) -> Result<Self, TokensError> {
+        let watched = |path: &Path| {
+            // Looked at before it is read: a change in between is seen as one later.
+            let seen = Mutex::new(Stamp::at(path).ok());
+            let now = RwLock::new(Arc::new(Tokens::load(path)?));
+            Ok::<_, TokensError>(Watched { path: path.to_owned(), now, seen })
+        };
+        Ok(Auth {
+            file: path.map(watched).transpose()?,
+            refused: AtomicU64::new(0),
+            reloads: AtomicU64::new(0),
+            reload_errors: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether tokens are asked for.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.file.is_some()
+    }
+
+    fn tokens(&self) -> Option<Arc<Tokens>> {
+        let file = self.file.as_ref()?;
+        Some(Arc::clone(&file.now.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Who a request is from, by the bytes of its `Authorization` header.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn authenticate(&self, header: Option<&[u8]>) -> Result<Principal, Refused> {
+        let Some(tokens) = self.tokens() else { return Ok(Principal::anonymous()) };
+        // A missing token is looked up like any other, as the empty one, which no file can hold.
+        let token = header.and_then(bearer).unwrap_or_default();
+        tokens.find(token).ok_or_else(|| {
+            self.refused.fetch_add(1, Relaxed);
+            Refused
+        })
+    }
+
+    /// Every tenant with a quota.
+    #[must_use]
+    pub fn quotas(&self) -> Vec<(Tenant, Quota)> {
+        self.tokens().map_or_else(Vec::new, |t| t.quotas())
+    }
+
+    /// Takes a changed file over. Blocking; a second call while one runs does nothing.
+    pub fn reload(&self) {
+        let Some(file) = &self.file else { return };
+        let mut seen = match file.seen.try_lock() {
+            Ok(seen) => seen,
+            Err(TryLockError::Poisoned(p)) => p.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let stamp = Stamp::at(&file.path).ok();
+        if stamp == *seen {
+            return;
+        }
+        *seen = stamp;
+        match Tokens::load(&file.path) {
+            Ok(tokens) => {
+                tracing::info!(file = %file.path.display(), tokens = tokens.len(), "another tokens file is in force");
+                *file.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
+                self.reloads.fetch_add(1, Relaxed);
+            }
+            Err(error) => {
+                self.reload_errors.fetch_add(1, Relaxed);
+                tracing::error!(%error, "the tokens file is not believed; what was in force before stays in force");
+            }
+        }
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn stats(&self) -> AuthStats {
+        AuthStats {
+            tokens: self.tokens().map_or(0, |t| t.len() as u64),
+            refused: self.refused.load(Relaxed),
+            reloads: self.reloads.load(Relaxed),
+            reload_errors: self.reload_errors.load(Relaxed),
+        }
+    }
+}
+
+/// The token of an `Authorization: Bearer …` header.
+fn bearer(header: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = header.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_core::Hash;
+
+    fn line(token: &str, rest: &str) -> String {
+        format!("[[token]]\nhash = \"{}\"\n{rest}\n", Hash::of(token.as_bytes()))
+    }
+
+    #[test]
+    fn a_token_is_a_principal_and_nothing_else_is_anything() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("tokens.toml");
+        std::fs::write(
+            &path,
+            line("sesame", "tenant = \"a\"")
+                + &line("two", "tenant = \"b\"\ndomain = \"d\"\nrole = \"reader\""),
+        )
+        .expect("write");
+        let auth = Auth::open(Some(&path)).expect("readable");
+        let a = auth.authenticate(Some(b"Bearer sesame")).expect("known");
+        assert_eq!((a.domain.as_str(), a.tenant.as_str(), a.role), ("a", "a", Role::User));
+        let b = auth.authenticate(Some(b"bearer  two ")).expect("known");
+        assert_eq!((b.domain.as_str(), b.tenant.as_str(), b.role), ("d", "b", Role::Reader));
+        let none: [Option<&[u8]>; 7] = [
+            None,
+            Some(b""),
+            Some(b"Bearer "),
+            Some(b"Bearer sesam"),
+            Some(b"Bearer sesamex"),
+            Some(b"Basic sesame"),
+            Some(b"sesame"),
+        ];
+        for header in none {
+            assert_eq!(auth.authenticate(header), Err(Refused), "{header:?}");
+        }
+        assert_eq!(auth.stats().refused, 7);
+        assert_eq!(Auth::open(None).expect("none").authenticate(None), Ok(Principal::anonymous()));
+        assert!(!format!("{auth:?}").contains("sesame"), "nothing shows a token");
+    }
+
+    #[test]
+    fn a_rotated_file_comes_into_force_and_a_broken_one_does_not() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("tokens.toml");
+        let put = |text: &str| {
+            let part = dir.path().join("part");
+            std::fs::write(&part, text).expect("write");
+            std::fs::rename(&part, &path).expect("rename");
+        };
+        put(&line("one", "tenant = \"a\""));
+        let auth = Auth::open(Some(&path)).expect("readable");
+        let knows = |token: &str| auth.authenticate(Some(format!("Bearer {token}").as_bytes())).is_ok();
+        auth.reload();
+        assert_eq!(auth.stats().reloads, 0, "nothing changed");
+        put(&line("two", "tenant = \"a\""));
+        auth.reload();
+        assert!(knows("two") && !knows("one"));
+        for broken in ["", "[[token]]\n", "not toml", &line("three", "tenant = \"a b\"")] {
+            put(broken);
+            auth.reload();
+            auth.reload();
+            assert!(knows("two") && !knows("three"), "{broken:?}");
+        }
+        assert_eq!(auth.stats().reload_errors, 4, "each state of the file is told once");
+        std::fs::remove_file(&path).expect("remove");
+        auth.reload();
+        assert!(knows("two"));
+        put(&line("four", "tenant = \"a\""));
+        auth.reload();
+        assert!(knows("four") && !knows("two"));
+        assert!(Auth::open(Some(&dir.path().join("absent"))).is_err(), "a start needs a file");
+    }
+}

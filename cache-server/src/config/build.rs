@@ -1,0 +1,162 @@
+//! From the texts of all settings to the values in force, with every fault at once.
+
+use super::{Config, ConfigError, Effective, Origin};
+use crate::{limits::Limits, telemetry::LogFormat};
+use fletch_origin::{OriginConfig, OriginUri};
+use fletch_settings::{ByteSize, Span};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+
+/// Turns texts into values and collects every fault.
+pub(super) struct Builder<'a> {
+    pub values: BTreeMap<&'static str, &'a Effective>,
+    pub faults: Vec<String>,
+}
+
+impl Builder<'_> {
+    fn fault(&mut self, key: &str, why: impl fmt::Display) {
+        let origin = self.values.get(key).map_or(&Origin::Default, |e| &e.origin);
+        self.faults.push(format!("{key} ({origin}): {why}"));
+    }
+
+    fn text(&self, key: &str) -> &str {
+        self.values.get(key).map_or("", |e| e.value.as_str())
+    }
+
+    /// The value of a key, or a fault and a placeholder that nobody will see.
+    fn get<T: FromStr<Err: fmt::Display>>(&mut self, key: &str, placeholder: T) -> T {
+        match self.text(key).parse() {
+            Ok(v) => v,
+            Err(e) => {
+                self.fault(key, e);
+                placeholder
+            }
+        }
+    }
+
+    fn bytes(&mut self, key: &str) -> u64 {
+        self.get(key, ByteSize(0)).0
+    }
+
+    fn span(&mut self, key: &str) -> std::time::Duration {
+        self.get(key, Span(std::time::Duration::ZERO)).0
+    }
+
+    fn directory(&mut self, key: &str) -> PathBuf {
+        let path = PathBuf::from(self.text(key));
+        if path.as_os_str().is_empty() {
+            self.fault(key, "there is no home directory to derive it from; give a directory");
+        }
+        std::path::absolute(&path).unwrap_or(path)
+    }
+
+    fn limits(&mut self) -> Limits {
+        Limits {
+            memory_bytes: self.bytes("memory.max"),
+            tables_bytes: self.bytes("tables.memory"),
+            io_timeout: self.span("io.timeout"),
+            connections: self.get("limits.connections", 0),
+            requests: self.get("limits.requests", 0),
+            header_bytes: self.bytes("limits.header_bytes"),
+            body_bytes: self.bytes("limits.body_bytes"),
+            batch_bytes: self.bytes("limits.batch_bytes"),
+            idle_timeout: self.span("limits.idle_timeout"),
+            send_timeout: self.span("limits.send_timeout"),
+            grace: self.span("limits.grace"),
+            jobs: self.get("limits.jobs", 0),
+            job_ttl: self.span("limits.job_ttl"),
+            versions: self.get("limits.versions", 0),
+            datasets: self.get("limits.datasets", 0),
+            origin_requests: self.get("limits.origin_requests", 0),
+        }
+    }
+
+    fn listen(&mut self) -> SocketAddr {
+        let placeholder = SocketAddr::from(([127, 0, 0, 1], 0));
+        let text = self.text("listen").replacen("localhost:", "127.0.0.1:", 1);
+        match text.parse::<SocketAddr>() {
+            Ok(addr) if addr.ip().is_loopback() || !self.text("auth.tokens").is_empty() => addr,
+            Ok(addr) => {
+                let why = format!(
+                    "{addr} is not a loopback address, and without authentication only this machine may ask; write 127.0.0.1:{}, or name a tokens file with --auth-tokens",
+                    addr.port()
+                );
+                self.fault("listen", why);
+                placeholder
+            }
+            Err(_) => {
+                self.fault(
+                    "listen",
+                    format!("{text:?} is no address; write IP:PORT, such as 127.0.0.1:7380"),
+                );
+                placeholder
+            }
+        }
+    }
+
+    fn socket(&mut self) -> Option<PathBuf> {
+        let text = self.text("socket").to_owned();
+        if text == "none" {
+            return None;
+        }
+        let path = std::path::absolute(&text).unwrap_or_else(|_| PathBuf::from(&text));
+        if path.as_os_str().len() > 104 {
+            self.fault(
+                "socket",
+                "the path is longer than the 104 bytes a socket may have; write a shorter one",
+            );
+        }
+        Some(path)
+    }
+
+    fn auth_tokens(&mut self) -> Option<PathBuf> {
+        let text = self.text("auth.tokens");
+        (!text.is_empty()).then(|| std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text)))
+    }
+
+    fn local_dirs(&mut self) -> Vec<OriginUri> {
+        let text = self.text("local.dirs").to_owned();
+        let mut dirs = Vec::new();
+        for dir in text.split(':').filter(|d| !d.is_empty()) {
+            match std::fs::canonicalize(dir) {
+                Ok(real) => match OriginUri::local(&real) {
+                    Ok(uri) => dirs.push(uri),
+                    Err(e) => self.fault("local.dirs", e),
+                },
+                Err(e) => {
+                    self.fault("local.dirs", format!("{dir}: {e}; create it or remove it from the list"))
+                }
+            }
+        }
+        dirs
+    }
+
+    pub fn build(
+        mut self,
+        origins: Vec<OriginConfig>,
+        ready_file: Option<PathBuf>,
+        effective: Vec<Effective>,
+    ) -> Result<Config, ConfigError> {
+        let config = Config {
+            listen: self.listen(),
+            socket: self.socket(),
+            cache_dir: self.directory("cache.dir"),
+            state_dir: self.directory("state.dir"),
+            limits: self.limits(),
+            auth_tokens: self.auth_tokens(),
+            log_format: self.get("log.format", LogFormat::Text),
+            local_dirs: self.local_dirs(),
+            origins,
+            ready_file,
+            effective,
+        };
+        if config.state_dir == config.cache_dir {
+            self.fault("state.dir", "is the cache directory, which may vanish; give a directory of its own");
+        }
+        if self.faults.is_empty() {
+            for (key, why) in config.limits.faults() {
+                self.fault(key, why);
+            }
+        }
+        if self.faults.is_empty() { Ok(config) } else { Err(ConfigError::Faults(self.faults)) }
+    }
+}

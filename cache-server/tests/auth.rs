@@ -1,0 +1,180 @@
+//! Tokens: who gets in, as whom, and what is never told.
+
+mod common;
+
+use common::{Node, Tree, body, problem};
+use fletch_api::{Accounts, Code, routes};
+use fletch_core::Hash;
+use reqwest::{Method, RequestBuilder, StatusCode};
+use std::path::Path;
+use tempfile::TempDir;
+
+fn line(token: &str, rest: &str) -> String {
+    format!("[[token]]\nhash = \"{}\"\n{rest}\n", Hash::of(token.as_bytes()))
+}
+
+fn put(path: &Path, text: &str) {
+    let part = path.with_extension("part");
+    std::fs::write(&part, text).expect("write");
+    std::fs::rename(&part, path).expect("rename");
+}
+
+/// A server with tokens `r`eader, `u`ser, `a`dmin, `m`onitor of tenant t, and `o` of another.
+async fn node(tree: &Tree, more: &str) -> (Node, TempDir) {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("tokens.toml");
+    let mut text = String::new();
+    for (token, role) in [("tok-r", "reader"), ("tok-u", "user"), ("tok-a", "admin"), ("tok-m", "monitor")] {
+        text += &line(token, &format!("tenant = \"t\"\nrole = \"{role}\""));
+    }
+    put(&file, &(text + &line("tok-o", "tenant = \"o\"") + more));
+    let tokens = format!("--auth-tokens={}", file.display());
+    let node = Node::start(&[&tokens, &format!("--local-dirs={}", tree.uri())]).await;
+    (node, dir)
+}
+
+fn as_(token: &str, r: RequestBuilder) -> RequestBuilder {
+    r.bearer_auth(token)
+}
+
+async fn status(r: RequestBuilder) -> u16 {
+    r.send().await.expect("answer").status().as_u16()
+}
+
+#[tokio::test]
+async fn nobody_gets_in_without_a_token_and_no_token_and_a_wrong_one_are_one_answer() {
+    let tree = Tree::usual();
+    let root = tree.index().root();
+    let (node, _dir) = node(&tree, "").await;
+    let chunk = routes::chunk(root, Hash::of(&tree.files["a.bin"]));
+    let paths = [
+        "/",
+        "/metrics",
+        "/v1/info",
+        "/v1/datasets",
+        "/v1/accounts",
+        "/v1/cluster",
+        "/no/such/route",
+        &chunk,
+    ];
+    let mut answers = Vec::new();
+    for path in paths {
+        for sent in
+            [None, Some(""), Some("Bearer"), Some("Bearer x"), Some("Basic dG9rOng="), Some("Bearer tok-r2")]
+        {
+            let mut r = node.get(path);
+            if let Some(sent) = sent {
+                r = r.header("authorization", sent);
+            }
+            let r = r.send().await.expect("answer");
+            let mut headers: Vec<_> = r
+                .headers()
+                .iter()
+                .filter(|(n, _)| *n != "date")
+                .map(|(n, v)| format!("{n}: {v:?}"))
+                .collect();
+            headers.sort();
+            assert_eq!(
+                (r.status().as_u16(), &r.headers()["www-authenticate"]),
+                (401, &"Bearer".parse().expect("value"))
+            );
+            answers.push((headers, r.text().await.expect("text")));
+        }
+    }
+    answers.dedup();
+    assert_eq!(answers.len(), 1, "one answer for all: {answers:?}");
+    assert!(answers[0].1.contains("\"unauthorized\""));
+    for open in ["/livez", "/readyz", "/v1/openapi.json"] {
+        assert_eq!(status(node.get(open)).await, 200, "{open}");
+    }
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn roles_are_as_wide_as_they_are_said_to_be() {
+    let tree = Tree::usual();
+    let root = tree.index().root();
+    let (node, _dir) = node(&tree, "").await;
+    let register = serde_json::json!({"name": "d", "uri": tree.uri()}).to_string();
+    for (token, want) in [("tok-r", 403), ("tok-m", 403), ("tok-u", 201), ("tok-a", 200)] {
+        assert_eq!(status(as_(token, node.post("/v1/datasets", register.clone()))).await, want, "{token}");
+    }
+    let chunk = routes::chunk(root, Hash::of(&tree.files["a.bin"]));
+    for (token, want) in [("tok-r", 200), ("tok-u", 200), ("tok-a", 200), ("tok-m", 403), ("tok-o", 404)] {
+        assert_eq!(status(as_(token, node.get(&chunk))).await, want, "{token}");
+    }
+    for (token, want) in [("tok-r", 403), ("tok-u", 403), ("tok-a", 200), ("tok-m", 200), ("tok-o", 403)] {
+        assert_eq!(status(as_(token, node.get("/metrics"))).await, want, "{token}");
+    }
+    let delete = |token: &str| as_(token, node.ask(Method::DELETE, "/v1/datasets/d"));
+    let p = problem(delete("tok-r").send().await.expect("answer"), Code::Forbidden).await;
+    assert!(p.detail.contains("reader"), "{p}");
+    assert_eq!(status(delete("tok-o")).await, 404, "another domain's");
+    assert_eq!(status(delete("tok-u")).await, 204);
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_tenant_sees_its_own_accounts_and_an_admin_all() {
+    let tree = Tree::usual();
+    let root = tree.index().root();
+    let joined = line("tok-j", "tenant = \"j\"\ndomain = \"t\"");
+    let (node, _dir) = node(&tree, &joined).await;
+    let register = serde_json::json!({"name": "d", "uri": tree.uri()}).to_string();
+    for token in ["tok-u", "tok-o"] {
+        assert_eq!(
+            status(as_(token, node.post("/v1/datasets", register.clone()))).await,
+            201,
+            "a name of its own"
+        );
+    }
+    let chunk = routes::chunk(root, Hash::of(&tree.files["a.bin"]));
+    for token in ["tok-r", "tok-j", "tok-o"] {
+        let r = as_(token, node.get(&chunk)).send().await.expect("answer");
+        assert_eq!(body(r, StatusCode::OK).await, tree.files["a.bin"]);
+    }
+    let tenants = async |token: &str| {
+        let text =
+            as_(token, node.get("/v1/accounts")).send().await.expect("answer").text().await.expect("text");
+        let all: Accounts = serde_json::from_str(&text).expect("accounts");
+        let of = |a: &fletch_api::Account| {
+            (a.key.domain.to_string(), a.key.tenant.to_string(), a.key.result.as_str())
+        };
+        all.accounts.iter().map(of).collect::<Vec<_>>()
+    };
+    let row = |d: &str, t: &str, r: &'static str| (d.to_owned(), t.to_owned(), r);
+    assert_eq!(tenants("tok-r").await, [row("t", "t", "miss")]);
+    assert_eq!(tenants("tok-j").await, [row("t", "j", "hit")], "the same domain: its chunks are shared");
+    assert_eq!(tenants("tok-o").await, [row("o", "o", "miss")], "another domain: resident chunks are no hit");
+    assert_eq!(tenants("tok-a").await.len(), 3);
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_rotated_file_is_in_force_within_seconds_and_a_broken_one_never() {
+    let tree = Tree::usual();
+    let (node, dir) = node(&tree, "").await;
+    let file = dir.path().join("tokens.toml");
+    let is = async |token: &str, want: u16| {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while status(as_(token, node.get("/v1/datasets"))).await != want {
+            assert!(std::time::Instant::now() < until, "{token} is not {want}");
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    };
+    is("tok-r", 200).await;
+    put(&file, &line("tok-new", "tenant = \"t\"\nrole = \"admin\""));
+    is("tok-new", 200).await;
+    is("tok-r", 401).await;
+    put(&file, "[[token]]\nhash = 7\n");
+    let errors = async || {
+        let text =
+            as_("tok-new", node.get("/metrics")).send().await.expect("answer").text().await.expect("text");
+        text.contains("fletch_auth_reloads_total{result=\"error\"} 1")
+    };
+    while !errors().await {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    is("tok-new", 200).await;
+    node.running.shutdown().await;
+}

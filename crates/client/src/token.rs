@@ -1,0 +1,146 @@
+//! The bearer token: where it comes from, and taking over a rotated one.
+//!
+//! 1. No token is logged or shown.
+//! 2. A file is read again only after a 401, and a call repeats itself only with another token.
+
+use crate::ClientError;
+use http::HeaderValue;
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::{PoisonError, RwLock},
+};
+
+/// No token is longer, in bytes: a server reads 32 KiB of header.
+const TOKEN_BYTES_MAX: u64 = 8 << 10;
+
+/// Where a bearer token comes from.
+#[derive(Clone, PartialEq, Eq)]
+pub enum TokenSource {
+    /// It is this text.
+    Text(String),
+    /// It is in this file, which may be replaced while the client lives.
+    File(PathBuf),
+}
+
+impl fmt::Debug for TokenSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenSource::Text(_) => f.write_str("Text(***)"),
+            TokenSource::File(path) => f.debug_tuple("File").field(path).finish(),
+        }
+    }
+}
+
+impl TokenSource {
+    /// Whichever of the two was given.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`] when both were.
+    pub fn of(text: Option<String>, file: Option<PathBuf>) -> Result<Option<Self>, ClientError> {
+        match (text, file) {
+            (Some(_), Some(_)) => Err(ClientError::Config(
+                "both a token and a token file are given (as flags, FLETCH_TOKEN or FLETCH_TOKEN_FILE); give one".into(),
+            )),
+            (text, file) => Ok(text.map(TokenSource::Text).or_else(|| file.map(TokenSource::File))),
+        }
+    }
+}
+
+/// The header in use.
+pub(crate) struct Bearer {
+    file: Option<PathBuf>,
+    header: RwLock<Option<HeaderValue>>,
+}
+
+impl Bearer {
+    /// Reads the token.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`] when it cannot be read or sent.
+    pub fn new(source: Option<&TokenSource>) -> Result<Self, ClientError> {
+        let (header, file) = match source {
+            None => (None, None),
+            Some(TokenSource::Text(token)) => (Some(header(token, "the token")?), None),
+            Some(TokenSource::File(path)) => (Some(read(path)?), Some(path.clone())),
+        };
+        Ok(Bearer { file, header: RwLock::new(header) })
+    }
+
+    /// The header to send.
+    pub fn header(&self) -> Option<HeaderValue> {
+        self.header.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether there is another token than the one that was `refused`: because somebody else
+    /// took it over already, or because the file was rotated. Blocking, for one small file.
+    pub fn renewed(&self, refused: Option<&HeaderValue>) -> bool {
+        if self.header().as_ref() != refused {
+            return true;
+        }
+        let Some(path) = &self.file else { return false };
+        match read(path) {
+            Ok(new) if Some(&new) != refused => {
+                *self.header.write().unwrap_or_else(PoisonError::into_inner) = Some(new);
+                tracing::info!(file = %path.display(), "the token was rotated: going on with the new one");
+                true
+            }
+            Ok(_) => false,
+            Err(error) => {
+                tracing::warn!(%error, "the token was refused, and no other can be read");
+                false
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<HeaderValue, ClientError> {
+    let text = || -> io::Result<String> {
+        if std::fs::metadata(path)?.len() > TOKEN_BYTES_MAX {
+            return Err(io::Error::other("longer than 8 KiB, which no token is"));
+        }
+        std::fs::read_to_string(path)
+    };
+    let shown = path.display();
+    let text = text().map_err(|e| ClientError::Config(format!("token file {shown}: {e}")))?;
+    header(text.trim(), &format!("the token in {shown}"))
+}
+
+fn header(token: &str, what: &str) -> Result<HeaderValue, ClientError> {
+    if token.is_empty() {
+        return Err(ClientError::Config(format!("{what} is empty")));
+    }
+    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| ClientError::Config(format!("{what} cannot be sent in a header")))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rotated_file_renews_and_nothing_else_does() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("token");
+        std::fs::write(&path, "one\n").expect("write");
+        let bearer = Bearer::new(Some(&TokenSource::File(path.clone()))).expect("read");
+        let one = bearer.header();
+        assert_eq!(one.as_ref().map(HeaderValue::as_bytes), Some(&b"Bearer one"[..]));
+        assert!(!bearer.renewed(one.as_ref()), "the same token again helps nobody");
+        std::fs::write(&path, "").expect("write");
+        assert!(!bearer.renewed(one.as_ref()), "a file that is being written");
+        std::fs::write(&path, "two").expect("write");
+        assert!(bearer.renewed(one.as_ref()));
+        let two = bearer.header();
+        assert!(two != one && bearer.renewed(one.as_ref()), "somebody else took it over");
+        assert!(!bearer.renewed(two.as_ref()));
+        let fixed = Bearer::new(Some(&TokenSource::Text("x".into()))).expect("fixed");
+        assert!(!fixed.renewed(fixed.header().as_ref()));
+        for bad in ["", "a\nb"] {
+            assert!(Bearer::new(Some(&TokenSource::Text(bad.into()))).is_err(), "{bad:?}");
+        }
+        assert!(Bearer::new(Some(&TokenSource::File(dir.path().join("absent")))).is_err());
+    }
+}

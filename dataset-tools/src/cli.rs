@@ -5,6 +5,7 @@ use crate::progress::Mode;
 use crate::target::{Select, Target};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fletch_core::{DatasetName, TagName};
+use fletch_settings::ByteSize;
 use std::path::PathBuf;
 
 const AFTER: &str = "\
@@ -63,6 +64,18 @@ Prints the root on stdout. --json prints {root, layout, tag, uri, tables, entrie
 files_read, bytes_read, files_reused, bytes_reused, seconds, skipped: [{path, why}]}.
 A run that was stopped goes on where it was when the same command is given again.")]
     Index(IndexArgs),
+    /// Group a dataset's small files into chunks of a few MiB, each written as one object.
+    #[command(after_help = "Examples:
+  fletch pack /data/imagenet
+  fletch pack s3://bucket/set --to s3://packs/set --config fletch.toml --parent auto
+  fletch pack /data/imagenet --parent 2026-10 --compact --tag 2026-11
+
+Prints the root on stdout, the same that `index` prints; an index layout is written beside the pack. Files over
+4 MiB stay where they are. --json prints {root, layout, index_layout, tag, uri, tables, entries, samples, bytes,
+chunks_written, chunk_bytes_written, chunks_found, kept: {chunks, bytes, samples, samples_outside}|null, files_read, bytes_read,
+files_reused, bytes_reused, seconds, skipped: [{path, why}]}.
+A run that was stopped goes on where it was when the same command is given again.")]
+    Pack(PackArgs),
     /// List a directory of a version.
     #[command(after_help = "Examples:
   fletch ls /data/imagenet
@@ -225,6 +238,20 @@ pub struct IndexArgs {
     /// Where to remember what was read, and for temporary tables.
     #[arg(long, value_name = "DIR", env = "FLETCH_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+}
+
+/// `fletch pack`.
+#[derive(Debug, Args)]
+pub struct PackArgs {
+    /// What both commands take.
+    #[command(flatten)]
+    pub index: IndexArgs,
+    /// Group anew whatever lies outside the canonical grouping, however little it is.
+    #[arg(long, requires = "parent")]
+    pub compact: bool,
+    /// The largest group of files; who changes it shares no chunk with anybody.
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub chunk_size: Option<ByteSize>,
 }
 
 /// What a sample is.

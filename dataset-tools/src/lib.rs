@@ -9,6 +9,7 @@ pub mod cmd;
 pub mod failure;
 pub mod index;
 pub mod out;
+pub mod pack;
 pub mod place;
 pub mod progress;
 pub mod target;

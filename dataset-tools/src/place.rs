@@ -4,6 +4,7 @@ use crate::failure::{Exit, Failure};
 use crate::target::Select;
 use async_trait::async_trait;
 use bytes::Bytes;
+use fletch_core::manifest::{LayoutKind, LayoutParams};
 use fletch_core::{Kind, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, OriginUri, Origins, PutMode};
 use fletch_tables::source::DOCUMENT_BYTES_MAX;
@@ -152,23 +153,43 @@ impl Place {
                 Ok((doc.root, doc.layout))
             }
             Select::Root(root) => {
-                // Of several layouts the last in order of name that is whole.
-                let mut found = None;
-                for name in self.listed(&paths::layouts(*root)).await? {
-                    let Ok(layout) = name.parse::<LayoutId>() else { continue };
-                    let doc = match self.origin.get(&paths::layout(*root, layout), None, None).await {
-                        Ok(got) => LayoutDoc::parse_any(&got.bytes)?,
-                        Err(OriginError::NotFound { .. }) => continue,
-                        Err(e) => return Err(e.into()),
-                    };
-                    found = Some(doc.layout);
-                }
-                found.map(|layout| (*root, layout)).ok_or_else(|| {
+                // Of several layouts a packed one if there is one, and of those the last by name.
+                let layouts = self.layouts(*root).await?;
+                let best = layouts.iter().max_by_key(|l| (l.params.kind == LayoutKind::Pack, l.layout));
+                best.map(|l| (*root, l.layout)).ok_or_else(|| {
                     Failure::new(format!("{}: there is no version {root}", self.uri()))
                         .hint("give the place that --to named; `fletch tag URI` lists what is tagged")
                 })
             }
         }
+    }
+
+    /// The layouts of a root that are whole, in order of their names.
+    ///
+    /// # Errors
+    /// [`Failure`] when they cannot be listed or read.
+    pub async fn layouts(&self, root: Root) -> Result<Vec<LayoutDoc>, Failure> {
+        let mut found = Vec::new();
+        for name in self.listed(&paths::layouts(root)).await? {
+            let Ok(layout) = name.parse::<LayoutId>() else { continue };
+            match self.origin.get(&paths::layout(root, layout), None, None).await {
+                Ok(got) => found.push(LayoutDoc::parse_any(&got.bytes)?),
+                Err(OriginError::NotFound { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(found)
+    }
+
+    /// The index layout of a root that every index makes; `layout` itself if it is one.
+    ///
+    /// # Errors
+    /// [`Failure`] when the layouts cannot be listed or read.
+    pub async fn index_layout(&self, root: Root, layout: LayoutId) -> Result<Option<LayoutId>, Failure> {
+        let layouts = self.layouts(root).await?;
+        let of = |l: &&LayoutDoc| l.params == LayoutParams::INDEX;
+        let named = layouts.iter().filter(of).find(|l| l.layout == layout);
+        Ok(named.or_else(|| layouts.iter().find(of)).map(|l| l.layout))
     }
 
     /// Opens a version.

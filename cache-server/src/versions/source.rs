@@ -96,10 +96,8 @@ impl Source {
         let pin = Pin { size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag.clone() };
         match &row.row.object {
             ObjectRef::Key(key) => {
-                // Written by us beside the tables, unless the layout says that it lies with the data.
-                let beside = self.version.layout_doc().origin.is_none();
-                let origin = if beside { self.tables.clone() } else { self.data.clone() };
-                Ok(At { origin, path: key.clone(), pin })
+                // Chunks of packs lie beside the tables, wherever the data is.
+                Ok(At { origin: self.tables.clone(), path: key.clone(), pin })
             }
             ObjectRef::Entry { row: entry } => {
                 let part = match self.version.try_part(row.part) {

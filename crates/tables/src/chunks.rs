@@ -8,6 +8,7 @@ use crate::version::Version;
 use crate::{Table, TableError, decode};
 use fletch_core::Hash;
 use futures::StreamExt;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The object that holds a chunk.
@@ -18,12 +19,12 @@ pub enum ObjectRef {
         /// Row in the part.
         row: u32,
     },
-    /// An object by its own key, relative to the layout's origin.
+    /// An object by its own key, relative to the place of the tables: a chunk of a pack.
     Key(String),
 }
 
 /// What the object was when it was read: who reads it later compares.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinRow {
     /// Its length in bytes.
     pub size: u64,

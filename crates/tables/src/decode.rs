@@ -228,7 +228,7 @@ pub(crate) fn chunk_hashes(
 }
 
 /// An object's key: relative, clean, of bounded length. It comes from a file that nobody
-/// signed, and must not lead out of the layout's origin.
+/// signed, and must not lead out of the tables' place.
 pub(crate) fn object_key(key: &str) -> ParquetResult<&str> {
     let clean = key.split('/').all(|c| !c.is_empty() && c != "." && c != "..");
     if clean && key.len() <= PATH_BYTES_MAX && !key.contains('\0') {

@@ -2,7 +2,7 @@
 //!
 //! Chunks written by `pack` lie beside them under `fletch/chunks/`.
 
-use fletch_core::{LayoutId, Root, TagName};
+use fletch_core::{Hash, LayoutId, Root, TagName};
 
 /// Everything Fletch writes begins with this; it is never indexed itself.
 pub const PREFIX: &str = "fletch/";
@@ -10,6 +10,16 @@ pub const PREFIX: &str = "fletch/";
 pub const TAGS: &str = "fletch/tags/";
 /// Where versions are, for listing them.
 pub const VERSIONS: &str = "fletch/versions/";
+
+/// Where chunks of packs are, for listing them: in the order of their hashes.
+pub const CHUNKS: &str = "fletch/chunks/";
+
+/// The object of a packed chunk.
+#[must_use]
+pub fn chunk(hash: Hash) -> String {
+    let hex = hash.to_string();
+    format!("{CHUNKS}{}/{hex}", &hex[..2])
+}
 
 /// The manifest of a version.
 #[must_use]

@@ -106,8 +106,9 @@ pub struct TablesWriter {
     placements: Vec<Hash>,
     tables: Tables,
     rows: PartRows,
-    /// The key of the last sample that had one: the next entry with it belongs to that sample.
-    open_sample: Option<String>,
+    /// Shard ("" for files) and key of the last sample that had one: the next entry with both
+    /// belongs to that sample.
+    open_sample: Option<(String, String)>,
     entries: u64,
     samples: u64,
     bytes: u64,
@@ -159,10 +160,12 @@ impl TablesWriter {
                 self.samples += 1;
                 self.open_sample = None;
             }
-            Sample::Keyed(key) if self.open_sample.as_ref() == Some(key) => {}
             Sample::Keyed(key) => {
-                self.samples += 1;
-                self.open_sample = Some(key.clone());
+                let shard = row.entry.path.split_once('\0').map_or("", |(shard, _)| shard);
+                if self.open_sample.as_ref().is_none_or(|(s, k)| s != shard || k != key) {
+                    self.samples += 1;
+                    self.open_sample = Some((shard.to_owned(), key.clone()));
+                }
             }
         }
         self.rows.push(row);

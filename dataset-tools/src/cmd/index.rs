@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub fn run(ctx: &Ctx, args: IndexArgs) -> Exit {
     match options(ctx, args).map_err(IndexFailure::from).and_then(|options| {
-        let stop = stop_on_signal(ctx, &options)?;
+        let stop = stop_on_signal(ctx)?;
         index::run(&options, &ctx.origins, ctx.rt.handle(), ctx.out, &stop)
     }) {
         Ok(report) => {
@@ -44,7 +44,7 @@ pub fn run(ctx: &Ctx, args: IndexArgs) -> Exit {
     }
 }
 
-fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failure> {
+pub(super) fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failure> {
     let uri = ctx.uri(&args.uri)?;
     let to = args.to.as_deref().map_or_else(|| Ok(uri.clone()), |to| ctx.uri(to))?;
     let key = match args.sample_rule {
@@ -80,7 +80,7 @@ fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failure> {
 }
 
 /// The first Ctrl-C (or SIGTERM) sets the flag, the second ends the process.
-fn stop_on_signal(ctx: &Ctx, _options: &IndexOptions) -> Result<Arc<AtomicBool>, Failure> {
+pub(super) fn stop_on_signal(ctx: &Ctx) -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let cannot = |e: std::io::Error| Failure::io("cannot watch for Ctrl-C", &e);

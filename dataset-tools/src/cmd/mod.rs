@@ -4,6 +4,7 @@
 mod diff;
 mod index;
 mod list;
+mod pack;
 mod server;
 mod tag;
 mod verify;
@@ -106,6 +107,7 @@ pub fn run(cli: Cli) -> Exit {
     };
     let done = match cli.command {
         Command::Index(args) => return index::run(&ctx, args),
+        Command::Pack(args) => return pack::run(&ctx, args),
         Command::Verify { target, threads } => verify::run(&ctx, &target, threads),
         Command::Ls { target, path, long } => list::ls(&ctx, &target, &path, long).map(|()| Exit::Ok),
         Command::Show { target, path } => list::show(&ctx, &target, path.as_deref()).map(|()| Exit::Ok),

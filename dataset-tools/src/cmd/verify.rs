@@ -1,6 +1,8 @@
 //! `fletch verify`: every object of a version read and hashed again, and compared with the
 //! tables; what lies beside them is reported too.
 
+mod packed;
+
 use super::Ctx;
 use crate::failure::{Exit, Failure};
 use crate::index::known::{pin_from, row_of};
@@ -9,10 +11,11 @@ use crate::out::{Rows, broken, bytes};
 use crate::progress::{Progress, Total};
 use crate::target::Target;
 use fletch_core::Hash;
-use fletch_core::manifest::{EntryKind, EntryRef, Slice};
+use fletch_core::manifest::{EntryKind, EntryRef, LayoutKind, Slice};
 use fletch_origin::{Origin, OriginError, OriginUri};
 use fletch_tables::{ChunkRow, LoadedPart, ObjectRef, PinRow, Version, paths};
 use futures::{StreamExt, stream};
+use packed::Packed;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
@@ -65,11 +68,11 @@ pub fn run(ctx: &Ctx, target: &Target, threads: Option<usize>) -> Result<Exit, F
     let origin = match (&version.layout_doc().origin, &opened.place) {
         (Some(uri), _) => ctx.origins.open(&ctx.uri(uri)?)?,
         (None, Some(place)) => place.origin().clone(),
-        (None, None) => {
-            let name = ctx.name(target).ok_or_else(|| Failure::new("no place to read objects from"))?;
-            let dataset = ctx.rt.block_on(ctx.client()?.dataset(&name))?;
-            ctx.origins.open(&ctx.uri(&dataset.uri)?)?
-        }
+        (None, None) => registered(ctx, target, |d| d.uri)?,
+    };
+    let place = match &opened.place {
+        Some(place) => place.origin().clone(),
+        None => registered(ctx, target, |d| d.tables)?,
     };
     let tables = opened.place.as_ref().map(|p| p.origin().uri().clone());
     let threads =
@@ -86,7 +89,9 @@ pub fn run(ctx: &Ctx, target: &Target, threads: Option<usize>) -> Result<Exit, F
     let head = Head { root: version.root().to_string(), layout: version.layout().to_string() };
     let rows = Rows::begin(&mut out, ctx.out.json, &head, "faults").map_err(|e| broken(&e))?;
     let mut sink = Sink { rows, count: 0, tables: false };
-    let entries = objects(ctx, version, &shared, threads, &mut sink)?;
+    let mut packed = Packed::new(&std::env::temp_dir())?;
+    let entries = objects(ctx, version, &shared, threads, &mut packed, &mut sink)?;
+    packed.check(ctx.rt.handle(), version, &place, &shared.bytes, threads, &mut sink)?;
     extras(ctx, version, &shared.origin, tables.as_ref(), &mut sink)?;
     drop(progress);
 
@@ -108,6 +113,17 @@ pub fn run(ctx: &Ctx, target: &Target, threads: Option<usize>) -> Result<Exit, F
     })
 }
 
+/// A place of a registered dataset.
+fn registered(
+    ctx: &Ctx,
+    target: &Target,
+    which: impl FnOnce(fletch_api::Dataset) -> String,
+) -> Result<Origin, Failure> {
+    let name = ctx.name(target).ok_or_else(|| Failure::new("no place to read objects from"))?;
+    let dataset = ctx.rt.block_on(ctx.client()?.dataset(&name))?;
+    Ok(ctx.origins.open(&ctx.uri(&which(dataset))?)?)
+}
+
 /// One entry with what is needed to check it.
 struct Item {
     path: String,
@@ -126,7 +142,19 @@ struct Piece {
     pin: PinRow,
 }
 
-fn items(part: &LoadedPart, rows: &[ChunkRow]) -> Vec<Result<Item, Found>> {
+/// The rows of a part's entries that lie in chunks of a pack: of one slice, and not in an object of
+/// their own.
+fn grouped(version: &Version, part: &LoadedPart, rows: &[ChunkRow]) -> BTreeSet<usize> {
+    if version.layout_doc().params.kind != LayoutKind::Pack {
+        return BTreeSet::new();
+    }
+    let entry =
+        |r: &ChunkRow| if let ObjectRef::Entry { row } = r.object { Some(row as usize) } else { None };
+    let own: BTreeSet<usize> = rows.iter().filter_map(entry).collect();
+    (0..part.entries.len()).filter(|i| part.placed.slices(*i).len() == 1 && !own.contains(i)).collect()
+}
+
+fn items(part: &LoadedPart, rows: &[ChunkRow], grouped: &BTreeSet<usize>) -> Vec<Result<Item, Found>> {
     // A chunk may be at several objects; an index has one row for every slice of every file.
     let mut by_chunk: HashMap<(Hash, Option<u32>), Vec<&ChunkRow>> = HashMap::new();
     for row in rows {
@@ -164,7 +192,7 @@ fn items(part: &LoadedPart, rows: &[ChunkRow]) -> Vec<Result<Item, Found>> {
             target: e.target.to_owned(),
         })
     };
-    (0..part.entries.len()).map(item).collect()
+    (0..part.entries.len()).filter(|i| !grouped.contains(i)).map(item).collect()
 }
 
 fn objects(
@@ -172,6 +200,7 @@ fn objects(
     version: &Version,
     shared: &Arc<Shared>,
     threads: usize,
+    packed: &mut Packed,
     sink: &mut Sink<'_>,
 ) -> Result<u64, Failure> {
     let mut entries = 0;
@@ -187,8 +216,17 @@ fn objects(
             }
             Err(e) => return Err(e.into()),
         };
-        let items = items(&part, &rows);
-        entries += items.len() as u64;
+        entries += part.entries.len() as u64;
+        let first = version.index().first_ordinal(i);
+        let grouped = grouped(version, &part, &rows);
+        for &row in &grouped {
+            let (slices, hash) = (part.placed.slices(row), part.entries.get(row).hash);
+            if let ([slice], Some(hash)) = (slices, hash) {
+                packed.push(first + row as u64, slice, hash)?;
+            }
+            shared.files.fetch_add(1, Relaxed);
+        }
+        let items = items(&part, &rows, &grouped);
         let faults = ctx.rt.block_on(async {
             stream::iter(items)
                 .map(|item| async {

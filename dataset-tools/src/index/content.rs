@@ -9,6 +9,7 @@
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use fletch_core::Hash;
 use fletch_core::manifest::{SLICE_BYTES_DEFAULT, Slice};
+use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -49,7 +50,7 @@ fn describe(e: &io::Error) -> String {
 }
 
 /// The bytes of a file, named.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
     /// BLAKE3 of the whole.
     pub hash: Hash,

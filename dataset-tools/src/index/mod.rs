@@ -14,7 +14,7 @@ pub mod parent;
 pub mod pool;
 pub mod publish;
 pub mod remote;
-mod spill;
+pub(crate) mod spill;
 pub mod state;
 pub mod walk;
 
@@ -46,14 +46,14 @@ const FAULTS_MAX: usize = 100_000;
 /// A run that takes longer counts the tree beside, to say how long it will take.
 const COUNT_AFTER: Duration = Duration::from_secs(3);
 
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The directories below `base` that are not indexed, relative: Fletch's own, the place of the
 /// tables and the state directory, if they lie inside.
-fn excluded(base: &Path, to: Option<&Path>, state_dir: &Path, out: Out) -> BTreeSet<String> {
+pub(crate) fn excluded(base: &Path, to: Option<&Path>, state_dir: &Path, out: Out) -> BTreeSet<String> {
     let mut exclude = BTreeSet::from(["fletch".to_owned()]);
     let places = [(to, "the tables go there"), (Some(state_dir), "it is the state directory")];
     for (place, why) in places {
@@ -172,7 +172,7 @@ pub fn run(
     }
 }
 
-fn base_of(dir: &Path) -> Result<PathBuf, Failure> {
+pub(crate) fn base_of(dir: &Path) -> Result<PathBuf, Failure> {
     let fail = |e: &std::io::Error| {
         Failure::io(format_args!("cannot read the dataset {}", dir.display()), e)
             .hint("give an existing directory you may read, or a URI")
@@ -186,7 +186,7 @@ fn base_of(dir: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Fails early, before hours of reading, when tables cannot be written to `to`.
-fn writable(to: &Path, own: bool) -> Result<(), Failure> {
+pub(crate) fn writable(to: &Path, own: bool) -> Result<(), Failure> {
     let mut dir = to.to_owned();
     if dir.join("fletch").is_dir() {
         dir.push("fletch");
@@ -216,6 +216,8 @@ fn open_parent(
             return Ok(None);
         }
         let (root, layout) = place.resolve(select).await?;
+        // A pack says nothing of how files looked; the index that was made with it does.
+        let layout = place.index_layout(root, layout).await?.unwrap_or(layout);
         // Each part is read once, in order, and held by the cursor.
         place.version_keeping(root, layout, 1).await.map(Some)
     });
@@ -401,4 +403,4 @@ fn show(options: &IndexOptions, out: Out, counters: &Arc<Counters>, tree: Option
     Progress::start(out, options.progress, "indexing", done, total, late)
 }
 
-mod count;
+pub(crate) mod count;

@@ -33,12 +33,12 @@ struct Reader<'a> {
 }
 
 /// Whether `key` can be an entry's path.
-fn clean(key: &str) -> bool {
+pub(crate) fn clean(key: &str) -> bool {
     !key.contains('\0') && key.split('/').all(|c| !c.is_empty() && c != "." && c != "..")
 }
 
 /// The objects to read and the faults, in order, without what is excluded.
-async fn next_object(
+pub(crate) async fn next_object(
     list: &mut (impl StreamExt<Item = Result<ObjectMeta, OriginError>> + Unpin),
     held: &mut Option<ObjectMeta>,
     exclude: &BTreeSet<String>,

@@ -86,6 +86,12 @@ impl RunState {
         self.dir.join("scratch")
     }
 
+    /// Something of this job's own that outlives a stopped run.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
     /// Where this run's journal is written.
     #[must_use]
     pub fn journal(&self) -> PathBuf {

@@ -7,4 +7,5 @@ mod index_remote;
 mod index_resume;
 mod index_tables;
 mod looks;
+mod pack;
 mod verify;

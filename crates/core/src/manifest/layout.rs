@@ -73,7 +73,7 @@ impl LayoutParams {
 }
 
 /// A run of an entry's bytes inside one chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
     /// Which chunk.
     pub chunk: Hash,

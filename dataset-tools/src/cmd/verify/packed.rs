@@ -1,0 +1,180 @@
+//! Checks a pack chunk by chunk: every object read once, hashed, and each entry in it hashed too,
+//! so that a placement that points elsewhere is found.
+
+use super::{Found, PIECE_BYTES_MAX, Sink, fault_of};
+use crate::failure::Failure;
+use crate::pack::sorter::Sorter;
+use fletch_core::Hash;
+use fletch_core::manifest::Slice;
+use fletch_origin::Origin;
+use fletch_tables::{ChunkIndex, ObjectRef, Version};
+use futures::{StreamExt, stream};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::runtime::Handle;
+
+/// chunk 32 · offset u32 · length u32 · ordinal u64 · content 32
+const ROW_BYTES: usize = 80;
+/// Memory for their order; what does not fit is written out and merged.
+const SORT_BYTES: usize = 64 << 20;
+/// Chunks whose members are collected before they are read.
+const BATCH: usize = 256;
+
+/// Entries that lie in chunks of a pack.
+pub struct Packed {
+    rows: Sorter<ROW_BYTES>,
+}
+
+/// One of them.
+struct Member {
+    offset: u32,
+    len: u32,
+    ordinal: u64,
+    hash: Hash,
+}
+
+/// A chunk and what lies in it.
+struct Chunk {
+    hash: Hash,
+    members: Vec<Member>,
+}
+
+fn scratch(e: &std::io::Error) -> Failure {
+    Failure::io("cannot write temporary files", e).hint("free some space, or set TMPDIR")
+}
+
+fn u32_of(b: &[u8]) -> u32 {
+    b.iter().fold(0, |n, &byte| n << 8 | u32::from(byte))
+}
+
+fn member(row: &[u8; ROW_BYTES]) -> Option<(Hash, Member)> {
+    let ordinal = row[40..48].iter().fold(0, |n, &byte| n << 8 | u64::from(byte));
+    let hash = Hash::try_from(&row[48..]).ok()?;
+    let m = Member { offset: u32_of(&row[32..36]), len: u32_of(&row[36..40]), ordinal, hash };
+    Some((Hash::try_from(&row[..32]).ok()?, m))
+}
+
+impl Packed {
+    /// None yet.
+    pub fn new(dir: &Path) -> Result<Self, Failure> {
+        Ok(Packed { rows: Sorter::new(dir, SORT_BYTES).map_err(|e| scratch(&e))? })
+    }
+
+    /// Adds an entry of one slice.
+    pub fn push(&mut self, ordinal: u64, slice: &Slice, hash: Hash) -> Result<(), Failure> {
+        let mut row = [0; ROW_BYTES];
+        row[..32].copy_from_slice(slice.chunk.as_bytes());
+        row[32..36].copy_from_slice(&slice.chunk_offset.to_be_bytes());
+        row[36..40].copy_from_slice(&slice.len.to_be_bytes());
+        row[40..48].copy_from_slice(&ordinal.to_be_bytes());
+        row[48..].copy_from_slice(hash.as_bytes());
+        self.rows.push(row).map_err(|e| scratch(&e))
+    }
+
+    /// Reads and checks every chunk, `at_once` at a time.
+    pub fn check(
+        self,
+        rt: &Handle,
+        version: &Version,
+        tables: &Origin,
+        read: &AtomicU64,
+        at_once: usize,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), Failure> {
+        let sorted = self.rows.finish().map_err(|e| scratch(&e))?;
+        let mut rows = sorted.merge();
+        let index = rt.block_on(version.chunk_index())?;
+        let mut batch: Vec<Chunk> = Vec::new();
+        loop {
+            let next = rows.next_row().map_err(|e| scratch(&e))?.as_ref().and_then(member);
+            let new = match (&next, batch.last()) {
+                (Some((hash, _)), Some(last)) => *hash != last.hash,
+                _ => true,
+            };
+            if new && (batch.len() >= BATCH || next.is_none()) {
+                let faults = rt.block_on(async {
+                    let checks = batch.drain(..).map(|chunk| check(version, &index, tables, read, chunk));
+                    stream::iter(checks).buffered(at_once).collect::<Vec<_>>().await
+                });
+                for fault in faults {
+                    if let Some(found) = fault? {
+                        sink.push(&found)?;
+                    }
+                }
+            }
+            let Some((hash, member)) = next else { return Ok(()) };
+            if new {
+                batch.push(Chunk { hash, members: Vec::new() });
+            }
+            if let Some(chunk) = batch.last_mut() {
+                chunk.members.push(member);
+            }
+        }
+    }
+}
+
+/// What is wrong with a chunk. One fault for all its entries.
+async fn check(
+    version: &Version,
+    index: &ChunkIndex,
+    tables: &Origin,
+    read: &AtomicU64,
+    chunk: Chunk,
+) -> Result<Option<Found>, Failure> {
+    let Chunk { hash, members } = chunk;
+    let first = version.entry(members.first().map_or(0, |m| m.ordinal)).await?;
+    let first = first.map_or_else(String::new, |f| f.entry().path.to_owned());
+    let held = format!("{} entries lie in it, the first is {first}", members.len());
+    let mut place = None;
+    for (part, row) in index.find(hash) {
+        let rows = version.chunk_rows(part).await?;
+        if let Some(row) = rows.get(row).filter(|r| r.chunk == hash)
+            && let ObjectRef::Key(key) = &row.object
+        {
+            place = Some((key.clone(), row.offset, row.len));
+            break;
+        }
+    }
+    let found = |path: &str, fault, why: String| Ok(Some(Found { path: path.to_owned(), fault, why }));
+    let Some((key, offset, len)) = place else {
+        return found(&hash.to_string(), "tables", format!("chunks.parquet has no object for it; {held}"));
+    };
+    if u64::from(len) > PIECE_BYTES_MAX {
+        return found(&key, "tables", format!("a chunk of {len} bytes; {held}"));
+    }
+    let got = match tables.get(&key, Some(offset..offset + u64::from(len)), None).await {
+        Ok(got) => got,
+        // An object that ends before the chunk does.
+        Err(e @ fletch_origin::OriginError::Invalid { .. }) => {
+            return found(&key, "changed", format!("{e}; {held}"));
+        }
+        Err(e) => {
+            let fault = fault_of(&key, &e)?;
+            return Ok(fault.map(|f| Found { why: format!("{}; {held}", f.why), ..f }));
+        }
+    };
+    read.fetch_add(got.bytes.len() as u64, Relaxed);
+    let judged = tokio::task::spawn_blocking(move || {
+        if Hash::of(&got.bytes) != hash {
+            return Some(None);
+        }
+        let differs = members.iter().find(|m| {
+            let (from, to) = (m.offset as usize, m.offset as usize + m.len as usize);
+            got.bytes.get(from..to).is_none_or(|bytes| Hash::of(bytes) != m.hash)
+        });
+        differs.map(|m| Some(m.ordinal))
+    })
+    .await;
+    match judged.map_err(|e| Failure::new(format!("hashing {key} failed: {e}")))? {
+        None => Ok(None),
+        Some(None) => {
+            let why = format!("its bytes are not the chunk's: the storage is damaged; pack again; {held}");
+            found(&key, "corrupt", why)
+        }
+        Some(Some(ordinal)) => {
+            let entry = version.entry(ordinal).await?;
+            let path = entry.map_or_else(|| key.clone(), |f| f.entry().path.to_owned());
+            found(&path, "tables", format!("its placement points to other bytes of chunk {hash}"))
+        }
+    }
+}

@@ -208,6 +208,7 @@ async fn index_bucket(tree: &Tree, emulator: &OriginEmulator) -> fletch_core::Ro
         region: Some("us-east-1".into()),
         credentials: Some(fletch_origin::Credentials::Anonymous),
         allow_http: true,
+        ..fletch_origin::OriginConfig::default()
     };
     let origins =
         fletch_origin::Origins::new(vec![config], fletch_origin::OriginLimits::default()).expect("origins");

@@ -1,6 +1,6 @@
 //! One `[[origin]]` table, and the limits that hold for all of them.
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,35 +10,75 @@ pub const KEYS: &[&str] = &[
     "origin.*.prefix",
     "origin.*.endpoint",
     "origin.*.region",
+    "origin.*.account",
     "origin.*.credentials",
     "origin.*.credentials.file",
     "origin.*.allow_http",
+    "origin.*.concurrency",
+    "origin.*.requests_per_second",
+    "origin.*.bytes_per_second",
 ];
 
 /// One `[[origin]]` table: how to reach everything under `prefix`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct OriginConfig {
-    /// The URI under which it holds (`s3://bucket/sets`, `/data`). The longest prefix wins.
+    /// The URI under which it holds (`s3://bucket/sets`, `az://container`, `https://host/data`,
+    /// `/data`). The longest prefix wins.
     pub prefix: String,
-    /// Base URL of an S3-compatible server; none means the cloud's own.
+    /// Base URL of a server that speaks the scheme's protocol; none means the cloud's own. For
+    /// Azure with the account in its path where the server wants that.
     pub endpoint: Option<String>,
-    /// The region of the bucket.
+    /// The region of the bucket (S3).
     pub region: Option<String>,
+    /// The storage account (Azure); none means `AZURE_STORAGE_ACCOUNT_NAME`, or what the
+    /// credentials file says.
+    pub account: Option<String>,
     /// Where the credentials come from; none means `env`.
     pub credentials: Option<Credentials>,
-    /// Whether `endpoint` may be plain `http://`.
+    /// Whether `endpoint`, or the prefix itself, may be plain `http://`.
     #[serde(default)]
     pub allow_http: bool,
+    /// Calls under way at once below this prefix; none means the process's limit.
+    pub concurrency: Option<u32>,
+    /// Most requests a second, together, of this process; none means as many as are answered.
+    pub requests_per_second: Option<u32>,
+    /// Most bytes a second, together, of this process (`"200MiB"`, or a number).
+    #[serde(default, deserialize_with = "bytes")]
+    pub bytes_per_second: Option<u64>,
+}
+
+/// A number of bytes, or a text with a unit.
+fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        Number(u64),
+        Text(String),
+    }
+    match Either::deserialize(from)? {
+        Either::Number(n) => Ok(Some(n)),
+        Either::Text(text) => match text.parse::<bytesize::ByteSize>() {
+            Ok(size) => Ok(Some(size.as_u64())),
+            Err(_) => Err(serde::de::Error::custom(format!(
+                "{text:?} is not a size; write a number with a unit, such as 200MiB"
+            ))),
+        },
+    }
 }
 
 /// Where credentials come from. Never the credentials themselves.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Credentials {
-    /// The environment and what the cloud provides there (`AWS_*`, web identity, instance role).
+    /// The environment and what the cloud provides there (`AWS_*`, `AZURE_*`, `GOOGLE_*`, web or
+    /// workload identity, instance role). A plain server has none.
     Env,
-    /// The `[default]` profile of a file in the format of `~/.aws/credentials`.
+    /// A file, read again when it changes: for S3 in the format of `~/.aws/credentials`, for Azure
+    /// `azure_storage_… = …` lines, for GCS a service account's JSON, for a plain server `token`
+    /// or `user` and `password` lines.
     File(PathBuf),
+    /// Variables, else the shared file of the cloud's own tools, else what the machine provides.
+    Chain,
     /// None: requests are not signed.
     Anonymous,
 }
@@ -49,6 +89,7 @@ impl fmt::Debug for Credentials {
         f.write_str(match self {
             Credentials::Env => "Env",
             Credentials::File(_) => "File(redacted)",
+            Credentials::Chain => "Chain",
             Credentials::Anonymous => "Anonymous",
         })
     }

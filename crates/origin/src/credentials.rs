@@ -1,52 +1,137 @@
-//! The `[default]` profile of a credentials file. Its values never leave this crate.
+//! Where credentials come from, and whether the file that holds them has changed since. Their
+//! values never leave this crate, and no `Debug` of it shows one.
 
-use crate::OriginError;
+use crate::uri::Scheme;
+use crate::{Credentials, OriginError};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
-/// A key pair, and for temporary ones its token.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct KeyPair {
-    pub id: String,
-    pub secret: String,
-    pub token: Option<String>,
+/// The longest credentials file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What was found when a store was opened or its file had changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Variables and what the machine provides; the library refreshes these by itself.
+    Env,
+    /// A file, and for the format of `~/.aws/credentials` the profile.
+    File { path: PathBuf, profile: String },
+    /// Requests are not signed.
+    Anonymous,
 }
 
-impl fmt::Debug for KeyPair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeyPair(redacted)")
+/// Which state of a file was read. A rotation that keeps size and time (a swapped link) changes
+/// the inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    mtime: (i64, i64),
+    ctime: (i64, i64),
+}
+
+impl Stamp {
+    pub fn of(path: &Path) -> Option<Stamp> {
+        let meta = std::fs::metadata(path).ok()?;
+        Some(Stamp {
+            device: meta.dev(),
+            inode: meta.ino(),
+            size: meta.size(),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
+        })
     }
 }
 
-/// Reads the `[default]` profile (or the lines before any profile) of the file at `path`.
-pub(crate) fn load(path: &Path) -> Result<KeyPair, OriginError> {
-    let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| OriginError::invalid(&shown, format!("cannot read credentials: {e}")))?;
-    parse(&text).ok_or_else(|| {
-        OriginError::invalid(shown, "has no aws_access_key_id and aws_secret_access_key under [default]")
-    })
+/// The source that `configured` means now.
+pub(crate) fn source(configured: Option<&Credentials>, scheme: Scheme) -> Source {
+    source_by(configured, scheme, |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
 }
 
-fn parse(text: &str) -> Option<KeyPair> {
-    let (mut id, mut secret, mut token) = (None, None, None);
-    let mut ours = true;
+fn source_by(
+    configured: Option<&Credentials>,
+    scheme: Scheme,
+    var: impl Fn(&str) -> Option<PathBuf>,
+) -> Source {
+    let file = |path: PathBuf, profile: Option<PathBuf>| Source::File {
+        path,
+        profile: profile.and_then(|p| p.into_os_string().into_string().ok()).unwrap_or("default".to_owned()),
+    };
+    match configured {
+        Some(Credentials::Anonymous) => Source::Anonymous,
+        Some(Credentials::File(path)) => file(path.clone(), None),
+        None | Some(Credentials::Env) if scheme.is_plain() => Source::Anonymous,
+        None | Some(Credentials::Env) => Source::Env,
+        Some(Credentials::Chain) => match scheme {
+            Scheme::S3 if var("AWS_ACCESS_KEY_ID").is_none() => {
+                let shared = var("AWS_SHARED_CREDENTIALS_FILE")
+                    .or_else(|| Some(var("HOME")?.join(".aws/credentials")))
+                    .filter(|path| path.is_file());
+                shared.map_or(Source::Env, |path| file(path, var("AWS_PROFILE")))
+            }
+            Scheme::Gcs => var("GOOGLE_APPLICATION_CREDENTIALS").map_or(Source::Env, |path| file(path, None)),
+            Scheme::Http | Scheme::Https => Source::Anonymous,
+            Scheme::S3 | Scheme::Azure => Source::Env,
+        },
+    }
+}
+
+/// The `key = value` lines of one profile, keys in lower case.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Profile {
+    values: BTreeMap<String, String>,
+}
+
+impl fmt::Debug for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Profile(redacted)")
+    }
+}
+
+impl Profile {
+    /// Reads `[name]` (or, for `default`, the lines before any profile) of the file at `path`.
+    pub fn load(path: &Path, name: &str) -> Result<Profile, OriginError> {
+        Ok(Profile { values: parse(&text(path)?, name) })
+    }
+
+    /// The value of the first of these keys that is there.
+    pub fn value(&self, keys: &[&str]) -> Option<&str> {
+        keys.iter().find_map(|key| self.values.get(*key)).map(String::as_str)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.values.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+}
+
+/// A credentials file, bounded. Errors name the file and never what is in it.
+pub(crate) fn text(path: &Path) -> Result<String, OriginError> {
+    let cannot =
+        |why: String| OriginError::invalid(path.display(), format!("cannot read credentials: {why}"));
+    let (file, meta) = crate::local::open_regular(path).map_err(|e| cannot(e.to_string()))?;
+    if meta.len() > FILE_BYTES_MAX {
+        return Err(cannot(format!("{} bytes are more than credentials have", meta.len())));
+    }
+    std::io::read_to_string(file).map_err(|e| cannot(e.to_string()))
+}
+
+fn parse(text: &str, name: &str) -> BTreeMap<String, String> {
+    let mut values = BTreeMap::new();
+    let mut ours = name == "default";
     for line in text.lines().map(str::trim) {
         if let Some(profile) = line.strip_prefix('[') {
-            ours = profile.trim_end_matches(']').trim() == "default";
+            ours = profile.trim_end_matches(']').trim() == name;
         } else if let (true, Some((key, value))) =
             (ours && !line.starts_with(['#', ';']), line.split_once('='))
+            && !value.trim().is_empty()
         {
-            let slot = match key.trim().to_ascii_lowercase().as_str() {
-                "aws_access_key_id" => &mut id,
-                "aws_secret_access_key" => &mut secret,
-                "aws_session_token" => &mut token,
-                _ => continue,
-            };
-            *slot = Some(value.trim().to_owned()).filter(|v| !v.is_empty());
+            values.insert(key.trim().to_ascii_lowercase(), value.trim().to_owned());
         }
     }
-    Some(KeyPair { id: id?, secret: secret?, token })
+    values
 }
 
 #[cfg(test)]
@@ -54,17 +139,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_profile_is_read_and_never_shown() {
-        let text = "# mine\n[other]\naws_access_key_id = no\n[default]\naws_access_key_id = AKIA1\n aws_secret_access_key=hunter2=\n";
-        let pair = parse(text).expect("a pair");
-        assert_eq!((pair.id.as_str(), pair.secret.as_str(), &pair.token), ("AKIA1", "hunter2=", &None));
-        assert!(!format!("{pair:?}").contains("hunter2"));
-        assert_eq!(parse("[default]\naws_access_key_id = x\n"), None);
+    fn one_profile_is_read_and_never_shown() {
+        let text = "# mine\n[other]\nk = no\nid = 7\n[default]\nK = AKIA1\n s=hunter2=\nempty =\n";
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("c");
-        std::fs::write(&path, "aws_secret_access_key = hunter2\n").expect("write");
-        let error = load(&path).expect_err("no id");
-        assert!(!error.to_string().contains("hunter2"), "{error}");
-        assert!(load(&dir.path().join("none")).is_err());
+        std::fs::write(&path, text).expect("write");
+        let profile = Profile::load(&path, "default").expect("a profile");
+        assert_eq!((profile.value(&["x", "k"]), profile.value(&["s"])), (Some("AKIA1"), Some("hunter2=")));
+        assert_eq!((profile.value(&["id"]), profile.value(&["empty"])), (None, None));
+        assert!(!format!("{profile:?}").contains("hunter2"));
+        let other = Profile::load(&path, "other").expect("a profile");
+        assert_eq!(other.value(&["k"]), Some("no"));
+        assert!(Profile::load(&dir.path().join("none"), "default").is_err());
+        assert!(Profile::load(dir.path(), "default").is_err());
+    }
+
+    #[test]
+    fn a_chain_takes_variables_then_the_shared_file_then_the_machine() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let shared = dir.path().join("credentials");
+        std::fs::write(&shared, "").expect("write");
+        let chain = Some(&Credentials::Chain);
+        let vars = |set: &'static [&'static str]| {
+            let shared = shared.clone();
+            move |name: &str| set.contains(&name).then(|| shared.clone())
+        };
+        let file = Source::File { path: shared.clone(), profile: "default".to_owned() };
+        assert_eq!(source_by(chain, Scheme::S3, vars(&["AWS_ACCESS_KEY_ID"])), Source::Env);
+        assert_eq!(source_by(chain, Scheme::S3, vars(&["AWS_SHARED_CREDENTIALS_FILE"])), file);
+        assert_eq!(source_by(chain, Scheme::S3, vars(&[])), Source::Env);
+        assert_eq!(source_by(chain, Scheme::Gcs, vars(&["GOOGLE_APPLICATION_CREDENTIALS"])), file);
+        assert_eq!(source_by(None, Scheme::Https, vars(&[])), Source::Anonymous);
+    }
+
+    #[test]
+    fn a_stamp_notices_a_rewrite_and_a_swap() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        std::fs::write(&a, "1").expect("write");
+        let before = Stamp::of(&a);
+        assert!(before.is_some() && before == Stamp::of(&a));
+        std::fs::write(&b, "2").expect("write");
+        std::fs::rename(&b, &a).expect("rename");
+        assert_ne!(Stamp::of(&a), before);
+        assert_eq!(Stamp::of(&b), None);
     }
 }

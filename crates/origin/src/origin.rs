@@ -1,9 +1,8 @@
 //! Origins as their users see them: who may do how much at once, by when, and where it goes.
 
 use crate::remote::{Reach, Remote};
-use crate::retry::retrying;
 use crate::stats::Counters;
-use crate::uri::{Place, check_path};
+use crate::uri::{Place, Scheme, check_path};
 use crate::{Credentials, OriginConfig, OriginError, OriginLimits, OriginStats, OriginUri, local};
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -134,20 +133,23 @@ impl Origins {
     pub fn open(&self, uri: &OriginUri) -> Result<Origin, OriginError> {
         let reach = match uri.place() {
             Place::Local(_) => None,
-            Place::S3 { bucket, path } => {
+            Place::Store { scheme, host, path } => {
                 let index = self.find(uri).ok_or_else(|| {
                     OriginError::invalid(
                         uri,
                         "lies under no configured origin; add an [[origin]] with this prefix",
                     )
                 })?;
-                let key = (index, bucket.clone());
+                let key = (index, host.clone());
                 let mut remotes = self.0.remotes.lock().unwrap_or_else(PoisonError::into_inner);
                 let remote = match remotes.get(&key) {
                     Some(remote) => Arc::clone(remote),
                     None => {
                         let config = &self.0.configs[index].1;
-                        let remote = Arc::new(Remote::new(config, bucket, self.0.limits, &self.0.counters)?);
+                        let turns = &self.0.remote_turns;
+                        let remote =
+                            Remote::new(config, *scheme, host, self.0.limits, &self.0.counters, turns)?;
+                        let remote = Arc::new(remote);
                         remotes.insert(key, Arc::clone(&remote));
                         remote
                     }
@@ -173,14 +175,39 @@ impl Origins {
 fn check(config: &OriginConfig) -> Result<OriginUri, OriginError> {
     let prefix = OriginUri::parse(&config.prefix)?;
     let what = format!("[[origin]] {prefix}");
-    if prefix.as_local().is_some() {
+    if [config.concurrency, config.requests_per_second].contains(&Some(0))
+        || config.bytes_per_second == Some(0)
+    {
+        return Err(OriginError::invalid(what, "concurrency and rates are at least 1"));
+    }
+    let Some(scheme) = prefix.scheme() else {
         let plain = config.endpoint.is_none()
             && config.region.is_none()
+            && config.account.is_none()
             && matches!(config.credentials, None | Some(Credentials::Anonymous));
         if !plain {
-            return Err(OriginError::invalid(what, "a directory has no endpoint, region or credentials"));
+            return Err(OriginError::invalid(
+                what,
+                "a directory has no endpoint, region, account or credentials",
+            ));
         }
         return Ok(prefix);
+    };
+    let cannot = |key: &str| Err(OriginError::invalid(&what, format!("{}:// has no {key}", scheme.as_str())));
+    if config.account.is_some() && scheme != Scheme::Azure {
+        return cannot("account");
+    }
+    if config.region.is_some() && scheme != Scheme::S3 {
+        return cannot("region");
+    }
+    if config.endpoint.is_some() && scheme.is_plain() {
+        return cannot("endpoint: the prefix names the server");
+    }
+    if scheme == Scheme::Http && !config.allow_http {
+        return Err(OriginError::invalid(
+            what,
+            "http:// sends data in the clear; set allow_http = true or use https://",
+        ));
     }
     if let Some(endpoint) = &config.endpoint {
         let url =
@@ -261,7 +288,7 @@ impl Origin {
                     self.local(&what, move |dir| local::get(dir, &named, &path, range, pin.as_ref(), max))
                         .await
                 }
-                Some(reach) => self.remote(&what, |_| reach.get(&what, path, range.clone(), pin)).await,
+                Some(reach) => reach.get(&what, path, range, pin).await,
             }
         };
         self.counted(run.await.inspect(|got| {
@@ -284,7 +311,7 @@ impl Origin {
                     let (path, named) = (path.to_owned(), what.clone());
                     self.local(&what, move |dir| local::head(dir, &named, &path)).await
                 }
-                Some(reach) => self.remote(&what, |_| reach.head(&what, path)).await,
+                Some(reach) => reach.head(&what, path).await,
             }
         };
         self.counted(run.await)
@@ -305,9 +332,7 @@ impl Origin {
                     let (path, named) = (path.to_owned(), what.clone());
                     self.local(&what, move |dir| local::put(dir, &named, &path, &mut &bytes[..], mode)).await
                 }
-                Some(reach) => {
-                    self.remote(&what, |attempt| reach.put(&what, path, bytes.clone(), mode, attempt)).await
-                }
+                Some(reach) => reach.put(&what, path, bytes, mode).await,
             }
         };
         self.counted(run.await.inspect(|()| self.shared.counters.wrote(length)))
@@ -336,10 +361,7 @@ impl Origin {
                     })
                     .await
                 }
-                Some(reach) => {
-                    let _turn = self.turn(&what, &self.shared.remote_turns, self.deadline()).await?;
-                    reach.put_file(&what, path, file, mode).await
-                }
+                Some(reach) => reach.put_file(&what, path, file, mode).await,
             }
         };
         self.counted(run.await).map(|length| self.shared.counters.wrote(length))
@@ -358,7 +380,7 @@ impl Origin {
                     let (path, named) = (path.to_owned(), what.clone());
                     self.local(&what, move |dir| local::delete(dir, &named, &path)).await
                 }
-                Some(reach) => self.remote(&what, |_| reach.delete(&what, path)).await,
+                Some(reach) => reach.delete(&what, path).await,
             }
         };
         self.counted(run.await)
@@ -380,10 +402,7 @@ impl Origin {
             return futures::stream::iter([Err(error)]).boxed();
         }
         let items = match (&self.reach, self.local_dir()) {
-            (Some(reach), _) => {
-                let turns = Arc::clone(&self.shared.remote_turns);
-                reach.list(what, prefix, turns)
-            }
+            (Some(reach), _) => reach.list(what, prefix),
             (None, Some(dir)) => {
                 counters.request();
                 local::list(dir.to_owned(), what, prefix, self.shared.limits.io_timeout)
@@ -440,16 +459,6 @@ impl Origin {
             .await
             .map_err(|_| waited())?
             .map_err(|_| waited())
-    }
-
-    async fn remote<T, F: Future<Output = Result<T, OriginError>>>(
-        &self,
-        what: &str,
-        once: impl FnMut(u32) -> F,
-    ) -> Result<T, OriginError> {
-        let deadline = self.deadline();
-        let _turn = self.turn(what, &self.shared.remote_turns, deadline).await?;
-        retrying(what, deadline, self.shared.limits.attempts_max, &self.shared.counters, once).await
     }
 
     async fn local<T: Send + 'static>(

@@ -1,46 +1,75 @@
-//! Blob stores, through `object_store`. Translates calls and errors; decides nothing but whether
-//! an answer is the one that was asked for.
+//! Blob stores and plain servers, through `object_store`. Translates calls and errors; decides
+//! whether an answer is the one that was asked for, and when credentials are read again.
+//!
+//! Credentials: a file is looked at once a second while it is used, and at once after a 401 or 403,
+//! which is then tried again once if the file had changed. Whatever cannot be read leaves what was
+//! read before in use.
 
+use crate::credentials::{self, Source, Stamp};
 use crate::origin::{Got, ObjectMeta, Pin, PutMode};
 use crate::retry::retrying;
 use crate::stats::Counters;
-use crate::wire::{Answer, Connector};
-use crate::{Credentials, OriginConfig, OriginError, OriginLimits, credentials};
+use crate::uri::Scheme;
+use crate::wire::Answer;
+use crate::{OriginConfig, OriginError, OriginLimits};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
-use object_store::aws::{AmazonS3, AmazonS3Builder};
-use object_store::client::HttpError;
-use object_store::multipart::MultipartStore as _;
 use object_store::path::Path as Key;
-use object_store::{
-    ClientOptions, Error, GetOptions, GetRange, GetResult, ObjectStore as _, ObjectStoreExt as _, PutOptions,
-    RetryConfig,
-};
+use object_store::{GetOptions, GetRange, GetResult, ObjectStoreExt as _, PutOptions};
 use std::fmt;
-use std::fs::File;
 use std::future::Future;
-use std::io::Read as _;
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::time::{Instant, timeout};
+use store::{Recipe, Store};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout, timeout_at};
+use translate::{cause, changed, corrupt, translate, unavailable};
 
+mod large;
 mod pages;
+mod store;
+mod translate;
 
-/// Bytes of one request of a large write. Grows so that 9,000 parts are enough for any file.
-const PART_BYTES: u64 = 16 << 20;
-const PARTS_MAX: u64 = 9_000;
+/// How often a credentials file is looked at.
+const WATCH: Duration = Duration::from_secs(1);
 
-/// One bucket and how to reach it.
+/// The longest object that is read whole for a part of it, where a server knows no ranges.
+const WHOLE_BYTES_MAX: u64 = 16 << 20;
+
+/// One bucket, container or server and how to reach it.
 pub(crate) struct Remote {
-    store: AmazonS3,
+    config: OriginConfig,
+    scheme: Scheme,
+    host: String,
     limits: OriginLimits,
     counters: Arc<Counters>,
+    /// Of the whole process, for each request; and of this origin, for each call.
+    turns: Arc<Semaphore>,
+    own_turns: Semaphore,
+    watched: Mutex<Watched>,
+    /// A plain server that has answered a range with everything.
+    whole_only: AtomicBool,
+}
+
+/// The client in use.
+pub(super) struct Current {
+    store: Store,
+    generation: u64,
+}
+
+struct Watched {
+    current: Arc<Current>,
+    file: Option<PathBuf>,
+    /// The state of the file that was read last, also if it was of no use.
+    stamp: Option<Stamp>,
+    looked: Instant,
 }
 
 impl fmt::Debug for Remote {
-    /// Not derived: the store shows the id of its key.
+    /// Not derived: a client shows the id of its key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Remote(..)")
     }
@@ -57,49 +86,85 @@ pub(crate) struct Reach {
 impl Remote {
     pub fn new(
         config: &OriginConfig,
-        bucket: &str,
+        scheme: Scheme,
+        host: &str,
         limits: OriginLimits,
         counters: &Arc<Counters>,
+        turns: &Arc<Semaphore>,
     ) -> Result<Self, OriginError> {
-        let what = format!("[[origin]] {}", config.prefix);
-        let builder = match &config.credentials {
-            None | Some(Credentials::Env) => AmazonS3Builder::from_env(),
-            Some(Credentials::Anonymous) => AmazonS3Builder::new().with_skip_signature(true),
-            Some(Credentials::File(path)) => {
-                let pair = credentials::load(path)?;
-                let builder =
-                    AmazonS3Builder::new().with_access_key_id(pair.id).with_secret_access_key(pair.secret);
-                match pair.token {
-                    Some(token) => builder.with_token(token),
-                    None => builder,
-                }
-            }
+        let source = credentials::source(config.credentials.as_ref(), scheme);
+        let file = match &source {
+            Source::File { path, .. } => Some(path.clone()),
+            _ => None,
         };
-        let options = ClientOptions::new()
-            .with_allow_http(config.allow_http)
-            .with_http1_only()
-            .with_connect_timeout(limits.io_timeout.min(Duration::from_secs(5)))
-            // Deadlines are ours: one for a call, and one for each wait inside it.
-            .with_timeout_disabled();
-        let mut builder = builder
-            .with_bucket_name(bucket)
-            .with_client_options(options)
-            .with_disable_bulk_delete(true)
-            // Retries happen in one place, and that is not this one.
-            .with_retry(RetryConfig {
-                max_retries: 0,
-                retry_timeout: Duration::ZERO,
-                ..RetryConfig::default()
-            })
-            .with_http_connector(Connector(Arc::clone(counters)));
-        if let Some(endpoint) = &config.endpoint {
-            builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
+        // Before it is read: a change in between is seen as one.
+        let stamp = file.as_deref().and_then(Stamp::of);
+        let own = config.concurrency.map_or(limits.requests_max, |n| n as usize);
+        let recipe = Recipe {
+            config,
+            scheme,
+            host,
+            source: &source,
+            connect_timeout: connect_timeout(limits),
+            counters,
+        };
+        let current = Arc::new(Current { store: Store::make(&recipe)?, generation: 0 });
+        Ok(Remote {
+            config: config.clone(),
+            scheme,
+            host: host.to_owned(),
+            limits,
+            counters: Arc::clone(counters),
+            turns: Arc::clone(turns),
+            own_turns: Semaphore::new(own),
+            watched: Mutex::new(Watched { current, file, stamp, looked: Instant::now() }),
+            whole_only: AtomicBool::new(false),
+        })
+    }
+
+    /// The client to use now, made anew if its credentials have changed.
+    fn current(&self) -> Arc<Current> {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if watched.file.is_some() && watched.looked.elapsed() >= WATCH {
+            self.look(&mut watched);
         }
-        if let Some(region) = &config.region {
-            builder = builder.with_region(region);
+        Arc::clone(&watched.current)
+    }
+
+    /// After a refusal: whether there are other credentials than those of generation `used`.
+    fn renewed(&self, used: u64) -> bool {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if watched.current.generation == used {
+            self.look(&mut watched);
         }
-        let store = builder.build().map_err(|e| OriginError::invalid(what, e))?;
-        Ok(Remote { store, limits, counters: Arc::clone(counters) })
+        watched.current.generation != used
+    }
+
+    fn look(&self, watched: &mut Watched) {
+        watched.looked = Instant::now();
+        let Some(stamp) = watched.file.as_deref().and_then(Stamp::of) else { return };
+        if watched.stamp == Some(stamp) {
+            return;
+        }
+        watched.stamp = Some(stamp);
+        let source = credentials::source(self.config.credentials.as_ref(), self.scheme);
+        let recipe = Recipe {
+            config: &self.config,
+            scheme: self.scheme,
+            host: &self.host,
+            source: &source,
+            connect_timeout: connect_timeout(self.limits),
+            counters: &self.counters,
+        };
+        match Store::make(&recipe) {
+            Ok(store) => {
+                let generation = watched.current.generation + 1;
+                watched.current = Arc::new(Current { store, generation });
+                self.counters.credentials_read.fetch_add(1, Relaxed);
+                tracing::info!(origin = %self.config.prefix, "its credentials changed and were read again");
+            }
+            Err(error) => tracing::warn!(%error, "changed credentials are of no use; the old ones stay"),
+        }
     }
 
     /// The longest wait for one answer or one more piece of it: a stalled connection leaves time
@@ -118,6 +183,63 @@ impl Remote {
             Err(_) => Err(unavailable(what, "no answer in a third of io_timeout")),
         }
     }
+
+    async fn turn<'a>(
+        &self,
+        what: &str,
+        turns: &'a Semaphore,
+        deadline: Instant,
+    ) -> Result<SemaphorePermit<'a>, OriginError> {
+        let waited = || {
+            unavailable(what, "as many calls as are allowed are under way and none ended within io_timeout")
+        };
+        timeout_at(deadline, turns.acquire()).await.map_err(|_| waited())?.map_err(|_| waited())
+    }
+
+    /// One call: its turn, its attempts, and one more where credentials were replaced meanwhile.
+    /// Everything that is sent to this origin goes through here.
+    async fn tried<T, F: Future<Output = Result<T, OriginError>>>(
+        &self,
+        what: &str,
+        once: impl Fn(u32, Arc<Current>) -> F,
+    ) -> Result<T, OriginError> {
+        let deadline = Instant::now() + self.limits.io_timeout;
+        let _own = self.turn(what, &self.own_turns, deadline).await?;
+        let once = &once;
+        retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {
+            let _turn = self.turn(what, &self.turns, deadline).await?;
+            let current = self.current();
+            let used = current.generation;
+            match once(attempt, current).await {
+                Err(OriginError::Denied { .. }) if self.renewed(used) => {
+                    self.counters.retries.fetch_add(1, Relaxed);
+                    once(attempt, self.current()).await
+                }
+                other => other,
+            }
+        })
+        .await
+    }
+
+    fn meta_of(&self, path: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
+        let mtime_ns = meta.last_modified.timestamp_nanos_opt();
+        let etag = meta.e_tag.clone().map(|etag| match self.scheme {
+            // Azure's listings leave the quotes out, its headers do not.
+            Scheme::Azure if !etag.starts_with('"') => format!("\"{etag}\""),
+            _ => etag,
+        });
+        ObjectMeta {
+            path: path.to_owned(),
+            size: meta.size,
+            // A plain server may say nothing, which the library tells as the epoch.
+            mtime_ns: mtime_ns.filter(|t| *t != 0 || !self.scheme.is_plain()),
+            etag,
+        }
+    }
+}
+
+fn connect_timeout(limits: OriginLimits) -> Duration {
+    limits.io_timeout.min(Duration::from_secs(5))
 }
 
 impl Reach {
@@ -134,28 +256,74 @@ impl Reach {
         range: Option<Range<u64>>,
         pin: Option<&Pin>,
     ) -> Result<Got, OriginError> {
+        let key = &self.key(what, path)?;
+        let range = &range;
+        self.remote
+            .tried(what, |_, at| async move { self.get_once(&at, what, path, key, range.clone(), pin).await })
+            .await
+    }
+
+    async fn ask(
+        &self,
+        at: &Current,
+        what: &str,
+        key: &Key,
+        options: GetOptions,
+    ) -> Result<object_store::Result<GetResult>, OriginError> {
+        timeout(self.remote.patience(), at.store.objects().get_opts(key, options))
+            .await
+            .map_err(|_| unavailable(what, "no answer in a third of io_timeout"))
+    }
+
+    async fn get_once(
+        &self,
+        at: &Current,
+        what: &str,
+        path: &str,
+        key: &Key,
+        range: Option<Range<u64>>,
+        pin: Option<&Pin>,
+    ) -> Result<Got, OriginError> {
         let remote = &self.remote;
-        let key = self.key(what, path)?;
+        let plain = remote.scheme.is_plain();
         // There is no request for zero bytes, but the object has to be there.
         let head = range.as_ref().is_some_and(Range::is_empty);
-        let options = GetOptions {
-            if_match: pin.and_then(|p| p.etag.clone()),
-            range: range.clone().filter(|_| !head).map(GetRange::Bounded),
+        // A weak tag matches nothing; it is compared with that of the answer.
+        let if_match = pin.and_then(|p| p.etag.clone()).filter(|tag| !tag.starts_with("W/"));
+        let options = |range: Option<Range<u64>>| GetOptions {
+            if_match: if_match.clone(),
+            range: range.map(GetRange::Bounded),
             head,
             ..GetOptions::default()
         };
-        let answer = timeout(remote.patience(), remote.store.get_opts(&key, options)).await;
-        let result = match answer.map_err(|_| unavailable(what, "no answer in a third of io_timeout"))? {
+        let all = |r: &Range<u64>| r.start == 0 && pin.is_some_and(|p| p.size == r.end);
+        let mut sent =
+            range.clone().filter(|r| !head && !(plain && (all(r) || remote.whole_only.load(Relaxed))));
+        let mut answer = self.ask(at, what, key, options(sent.clone())).await?;
+        if plain && matches!(&answer, Err(e) if cause(e) == Some(&Answer::RangeIgnored)) {
+            // It may: ranges are optional in HTTP. From now on it is asked for whole objects.
+            if !remote.whole_only.swap(true, Relaxed) {
+                tracing::warn!(origin = %remote.config.prefix, "the server knows no ranges: objects over 16 MiB cannot be read from it");
+            }
+            sent = None;
+            answer = self.ask(at, what, key, options(None)).await?;
+        }
+        let result = match answer {
             Ok(result) => result,
             Err(error) => {
                 let fitted = pin.is_some_and(|p| range.as_ref().is_some_and(|r| r.end <= p.size));
                 if fitted && cause(&error) == Some(&Answer::PastEnd) {
                     return Err(changed(what, "the range lies past its end now"));
                 }
-                return Err(translate(what, &error));
+                let told = translate(what, &error);
+                if remote.scheme == Scheme::Azure && matches!(told, OriginError::Changed { .. }) {
+                    // A condition on a blob that is gone fails too, and gone is not changed.
+                    remote.patiently(what, at.store.objects().head(key)).await?;
+                }
+                return Err(told);
             }
         };
-        let meta = meta_of(path, &result.meta);
+        let meta = remote.meta_of(path, &result.meta);
         check_pin(what, pin, &meta)?;
         let asked = range.unwrap_or(0..meta.size);
         if asked.end > meta.size {
@@ -164,10 +332,28 @@ impl Reach {
         if head {
             return Ok(Got { bytes: Bytes::new(), meta });
         }
-        if result.range != asked {
-            return Err(corrupt(what, format!("bytes {:?} for bytes {asked:?}", result.range)));
+        let coming = sent.unwrap_or(0..meta.size);
+        if result.range != coming {
+            return Err(corrupt(what, format!("bytes {:?} for bytes {coming:?}", result.range)));
         }
-        let bytes = self.collect(what, result, asked.end - asked.start).await?;
+        let part = coming != asked;
+        if part && meta.size > WHOLE_BYTES_MAX {
+            return Err(OriginError::invalid(
+                what,
+                format!(
+                    "the server knows no ranges and this has {} bytes; up to 16 MiB are read whole for a \
+                     part: serve it by a server with ranges, such as nginx",
+                    meta.size
+                ),
+            ));
+        }
+        let bytes = self.collect(what, result, coming.end - coming.start).await?;
+        if part {
+            let at = |n: u64| usize::try_from(n).map_err(|e| OriginError::invalid(what, e));
+            // Copied, so that a part does not keep the whole in memory.
+            let bytes = Bytes::copy_from_slice(&bytes[at(asked.start)?..at(asked.end)?]);
+            return Ok(Got { bytes, meta });
+        }
         Ok(Got { bytes, meta })
     }
 
@@ -204,26 +390,54 @@ impl Reach {
     }
 
     pub async fn head(&self, what: &str, path: &str) -> Result<ObjectMeta, OriginError> {
-        let key = self.key(what, path)?;
-        let meta = self.remote.patiently(what, self.remote.store.head(&key)).await?;
-        Ok(meta_of(path, &meta))
+        let key = &self.key(what, path)?;
+        let remote = &self.remote;
+        remote
+            .tried(what, |_, at| async move {
+                let meta = remote.patiently(what, at.store.objects().head(key)).await?;
+                Ok(remote.meta_of(path, &meta))
+            })
+            .await
     }
 
-    pub async fn put(
+    pub async fn put(&self, what: &str, path: &str, bytes: Bytes, mode: PutMode) -> Result<(), OriginError> {
+        self.writable(what)?;
+        let key = &self.key(what, path)?;
+        let bytes = &bytes;
+        self.remote
+            .tried(what, |attempt, at| async move {
+                self.put_once(&at, what, path, key, bytes, mode, attempt).await
+            })
+            .await
+    }
+
+    fn writable(&self, what: &str) -> Result<(), OriginError> {
+        match self.remote.scheme.is_plain() {
+            true => Err(OriginError::invalid(
+                what,
+                "a plain HTTP server is only read; name another place for what is written (--to URI)",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of one request, each used once")]
+    async fn put_once(
         &self,
+        at: &Current,
         what: &str,
         path: &str,
-        bytes: Bytes,
+        key: &Key,
+        bytes: &Bytes,
         mode: PutMode,
         attempt: u32,
     ) -> Result<(), OriginError> {
-        let key = self.key(what, path)?;
         let mode_there = match mode {
             PutMode::Create => object_store::PutMode::Create,
             PutMode::Overwrite => object_store::PutMode::Overwrite,
         };
         let options = PutOptions { mode: mode_there, ..PutOptions::default() };
-        let put = self.remote.store.put_opts(&key, bytes.clone().into(), options);
+        let put = at.store.objects().put_opts(key, bytes.clone().into(), options);
         // Half of the time there is: an answer that is lost leaves time to ask again.
         let put = match timeout(self.remote.limits.io_timeout / 2, put).await {
             Ok(put) => put.map_err(|e| translate(what, &e)),
@@ -235,117 +449,25 @@ impl Reach {
                 if mode == PutMode::Create =>
             {
                 // An earlier attempt of ours may have arrived although its answer did not.
-                let ours = attempt > 1 && self.get(what, path, None, None).await?.bytes == bytes;
+                let there = self.get_once(at, what, path, key, None, None);
+                let ours = attempt > 1 && there.await?.bytes == *bytes;
                 if ours { Ok(()) } else { Err(OriginError::AlreadyExists { what: what.to_owned() }) }
             }
             Err(error) => Err(error),
         }
     }
 
-    pub async fn put_file(
-        &self,
-        what: &str,
-        path: &str,
-        file: &Path,
-        mode: PutMode,
-    ) -> Result<u64, OriginError> {
-        let shown = file.display().to_string();
-        let opened = crate::local::open_regular(file).map_err(|e| OriginError::io(&shown, &e))?;
-        let (file, length) = (Arc::new(opened.0), opened.1.len());
-        if length <= PART_BYTES {
-            let bytes = part(&shown, &file, length).await?;
-            self.each(what, |attempt| self.put(what, path, bytes.clone(), mode, attempt)).await?;
-            return Ok(length);
-        }
-        if mode == PutMode::Create {
-            match self.each(what, |_| self.head(what, path)).await {
-                Ok(_) => return Err(OriginError::AlreadyExists { what: what.to_owned() }),
-                Err(OriginError::NotFound { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let key = self.key(what, path)?;
-        let store = &self.remote.store;
-        let id = self
-            .each(what, |_| async { store.create_multipart(&key).await.map_err(|e| translate(what, &e)) })
-            .await?;
-        let sent = self.parts(what, &key, &id, &shown, &file, length).await;
-        if sent.is_err()
-            && let Err(error) = self.remote.patiently(what, store.abort_multipart(&key, &id)).await
-        {
-            tracing::warn!(%error, "an unfinished upload stays at the store until its lifecycle rule removes it");
-        }
-        sent.map(|()| length)
-    }
-
-    async fn parts(
-        &self,
-        what: &str,
-        key: &Key,
-        id: &String,
-        shown: &str,
-        file: &Arc<File>,
-        length: u64,
-    ) -> Result<(), OriginError> {
-        let store = &self.remote.store;
-        let step = PART_BYTES.max(length.div_ceil(PARTS_MAX));
-        let mut ids = Vec::new();
-        for (index, start) in (0..length).step_by(usize::try_from(step).unwrap_or(usize::MAX)).enumerate() {
-            let bytes = part(shown, file, step.min(length - start)).await?;
-            let put = |_| async {
-                let put = store.put_part(key, id, index, bytes.clone().into()).await;
-                put.map_err(|e| translate(what, &e))
-            };
-            ids.push(self.each(what, put).await?);
-        }
-        let complete = |_| async {
-            let done = store.complete_multipart(key, id, ids.clone()).await;
-            done.map(|_| ()).map_err(|e| translate(what, &e))
-        };
-        self.each(what, complete).await
-    }
-
-    /// One request of a larger call, with a deadline and retries of its own.
-    async fn each<T, F: Future<Output = Result<T, OriginError>>>(
-        &self,
-        what: &str,
-        once: impl FnMut(u32) -> F,
-    ) -> Result<T, OriginError> {
-        let limits = self.remote.limits;
-        retrying(what, Instant::now() + limits.io_timeout, limits.attempts_max, &self.remote.counters, once)
-            .await
-    }
-
     pub async fn delete(&self, what: &str, path: &str) -> Result<(), OriginError> {
-        let key = self.key(what, path)?;
-        match self.remote.patiently(what, self.remote.store.delete(&key)).await {
+        self.writable(what)?;
+        let key = &self.key(what, path)?;
+        let remote = &self.remote;
+        let deleted = remote
+            .tried(what, |_, at| async move { remote.patiently(what, at.store.objects().delete(key)).await })
+            .await;
+        match deleted {
             Err(OriginError::NotFound { .. }) => Ok(()),
             other => other,
         }
-    }
-}
-
-/// The next `length` bytes of `file`.
-async fn part(shown: &str, file: &Arc<File>, length: u64) -> Result<Bytes, OriginError> {
-    let file = Arc::clone(file);
-    let read = tokio::task::spawn_blocking(move || {
-        let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
-        (&*file).take(length).read_to_end(&mut bytes)?;
-        if (bytes.len() as u64) < length {
-            return Err(std::io::Error::other("the file shrank while it was written to the origin"));
-        }
-        Ok(Bytes::from(bytes))
-    });
-    let read = read.await.map_err(|e| unavailable(shown, &e.to_string()))?;
-    read.map_err(|e| OriginError::io(shown, &e))
-}
-
-fn meta_of(path: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
-    ObjectMeta {
-        path: path.to_owned(),
-        size: meta.size,
-        mtime_ns: meta.last_modified.timestamp_nanos_opt(),
-        etag: meta.e_tag.clone(),
     }
 }
 
@@ -363,76 +485,4 @@ fn check_pin(what: &str, pin: Option<&Pin>, meta: &ObjectMeta) -> Result<(), Ori
         }
         _ => Ok(()),
     }
-}
-
-fn changed(what: &str, why: &str) -> OriginError {
-    OriginError::Changed { what: what.to_owned(), why: why.to_owned() }
-}
-
-fn corrupt(what: &str, why: String) -> OriginError {
-    OriginError::Corrupt { what: what.to_owned(), why }
-}
-
-fn unavailable(what: &str, why: &str) -> OriginError {
-    OriginError::Unavailable { what: what.to_owned(), why: why.to_owned() }
-}
-
-/// The one place where the store's errors become ours. Texts of the store that may repeat parts
-/// of a signed request are left out.
-fn translate(what: &str, error: &Error) -> OriginError {
-    let owned = what.to_owned();
-    match error {
-        Error::NotFound { .. } => return OriginError::NotFound { what: owned },
-        Error::AlreadyExists { .. } => return OriginError::AlreadyExists { what: owned },
-        Error::Precondition { .. } | Error::NotModified { .. } => {
-            return changed(what, "its etag is another");
-        }
-        Error::InvalidPath { source } => return OriginError::invalid(what, source),
-        Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::UnknownConfigurationKey { .. } => {
-            return OriginError::invalid(what, "the store cannot do this");
-        }
-        _ => {}
-    }
-    if let Some(answer) = cause::<Answer>(error) {
-        let why = answer.to_string();
-        return match answer {
-            Answer::SlowDown { retry_after } => {
-                OriginError::Throttled { what: owned, retry_after: *retry_after }
-            }
-            Answer::Failed { .. } => OriginError::Unavailable { what: owned, why },
-            Answer::Denied { .. } => OriginError::Denied { what: owned, why },
-            Answer::Refused { .. } | Answer::PastEnd => OriginError::Invalid { what: owned, why },
-            Answer::RangeIgnored | Answer::TooLong => OriginError::Corrupt { what: owned, why },
-        };
-    }
-    let transport = cause::<HttpError>(error);
-    match (transport, error) {
-        (Some(error), _) => unavailable(what, &deepest(error)),
-        (None, Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) => {
-            OriginError::Denied { what: owned, why: "the store said so".to_owned() }
-        }
-        (None, Error::Generic { .. }) => corrupt(what, deepest(error)),
-        (None, _) => unavailable(what, &deepest(error)),
-    }
-}
-
-/// The first cause that is a `T`.
-fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T> {
-    let mut source = std::error::Error::source(error);
-    while let Some(next) = source {
-        match next.downcast_ref() {
-            Some(found) => return Some(found),
-            None => source = next.source(),
-        }
-    }
-    None
-}
-
-/// The innermost cause: "connection refused" rather than a chain of wrappers.
-fn deepest(error: &dyn std::error::Error) -> String {
-    let mut last: &dyn std::error::Error = error;
-    while let Some(next) = last.source() {
-        last = next;
-    }
-    last.to_string()
 }

@@ -10,6 +10,8 @@ pub struct OriginStats {
     pub requests: u64,
     /// Attempts after the first.
     pub retries: u64,
+    /// Times that changed credentials were read again.
+    pub credentials_read: u64,
     /// Bytes of objects received, also of answers that were then refused.
     pub bytes_read: u64,
     /// Bytes of objects written.
@@ -36,6 +38,7 @@ pub struct OriginStats {
 pub(crate) struct Counters {
     pub requests: AtomicU64,
     pub retries: AtomicU64,
+    pub credentials_read: AtomicU64,
     pub bytes_read: AtomicU64,
     pub bytes_written: AtomicU64,
     errors: [AtomicU64; 8],
@@ -74,6 +77,7 @@ impl Counters {
         OriginStats {
             requests: self.requests.load(Relaxed),
             retries: self.retries.load(Relaxed),
+            credentials_read: self.credentials_read.load(Relaxed),
             bytes_read: self.bytes_read.load(Relaxed),
             bytes_written: self.bytes_written.load(Relaxed),
             not_found,

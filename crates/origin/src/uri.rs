@@ -1,20 +1,22 @@
 //! Names of places at origins, in one normal form.
 
 use crate::OriginError;
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use url::Url;
 
-const ACCEPTED: &str = "accepted are a path, file:// and s3://bucket/prefix";
+const ACCEPTED: &str = "accepted are a path, file://, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix and http(s)://host/prefix";
 const PATH_BYTES_MAX: usize = 4096;
 
-/// A directory or a prefix of a bucket.
+/// A directory, a prefix of a bucket or container, or a path of a plain HTTP server.
 ///
-/// Normal form (`Display`): `file:///…` percent-encoded, or `s3://bucket/prefix` with the key as
-/// it is (as the cloud's own tools do); no trailing slash, no `.`, `..` or empty component, never
-/// a user, password, query or fragment.
+/// Normal form (`Display`): `file:///…` and `http(s)://…` percent-encoded, `s3://bucket/prefix`,
+/// `az://container/prefix` and `gs://bucket/prefix` with the key as it is (as the cloud's own
+/// tools do); no trailing slash, no `.`, `..` or empty component, never a user, password, query
+/// or fragment.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct OriginUri(Place);
@@ -23,19 +25,57 @@ pub struct OriginUri(Place);
 pub(crate) enum Place {
     /// Absolute.
     Local(PathBuf),
-    /// `path` is empty or clean.
-    S3 { bucket: String, path: String },
+    /// `host` is a bucket, a container or a server (`host`, `host:port`); `path` is empty or clean.
+    Store { scheme: Scheme, host: String, path: String },
 }
 
+/// How a store is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Scheme {
+    S3,
+    Azure,
+    Gcs,
+    Http,
+    Https,
+}
+
+impl Scheme {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Scheme::S3 => "s3",
+            Scheme::Azure => "az",
+            Scheme::Gcs => "gs",
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        }
+    }
+
+    /// Whether it is a plain server: read-only, without a listing.
+    pub fn is_plain(self) -> bool {
+        matches!(self, Scheme::Http | Scheme::Https)
+    }
+}
+
+/// Words that only signed URLs have.
+const SIGNED: &[&str] = &[
+    "X-Amz-Signature",
+    "X-Amz-Credential",
+    "AWSAccessKeyId=",
+    "X-Goog-Signature",
+    "X-Goog-Credential",
+    "?sig=",
+    "&sig=",
+];
+
 impl OriginUri {
-    /// Reads a path (made absolute by the working directory, links not resolved), a `file://` or
-    /// an `s3://` URI.
+    /// Reads a path (made absolute by the working directory, links not resolved) or a URI of one
+    /// of the schemes.
     ///
     /// # Errors
     /// [`OriginError::Invalid`] for another scheme (the message names those accepted), `..`, a user
     /// or password, a signed URL, or a text that is none of these. Secrets are not repeated in it.
     pub fn parse(text: &str) -> Result<Self, OriginError> {
-        if ["X-Amz-Signature", "X-Amz-Credential", "AWSAccessKeyId="].iter().any(|s| text.contains(s)) {
+        if SIGNED.iter().any(|s| text.contains(s)) {
             return Err(OriginError::invalid(
                 "a signed URL",
                 "an origin URI holds no secrets; name the object plainly and configure [[origin]] credentials",
@@ -53,7 +93,11 @@ impl OriginUri {
         }
         match scheme.to_ascii_lowercase().as_str() {
             "file" => file(text, host, path),
-            "s3" => s3(text, host, path),
+            "s3" => store(Scheme::S3, text, host, path),
+            "az" => store(Scheme::Azure, text, host, path),
+            "gs" => store(Scheme::Gcs, text, host, path),
+            "http" => plain(Scheme::Http, text),
+            "https" => plain(Scheme::Https, text),
             // The rest is not repeated: such a URL may carry a token.
             other => Err(OriginError::invalid(
                 format!("{other}://…"),
@@ -104,10 +148,10 @@ impl OriginUri {
         check_path(rel)?;
         Ok(OriginUri(match &self.0 {
             Place::Local(dir) => Place::Local(dir.join(rel)),
-            Place::S3 { bucket, path } if path.is_empty() => {
-                Place::S3 { bucket: bucket.clone(), path: rel.to_owned() }
+            Place::Store { scheme, host, path } => {
+                let path = if path.is_empty() { rel.to_owned() } else { format!("{path}/{rel}") };
+                Place::Store { scheme: *scheme, host: host.clone(), path }
             }
-            Place::S3 { bucket, path } => Place::S3 { bucket: bucket.clone(), path: format!("{path}/{rel}") },
         }))
     }
 
@@ -116,8 +160,15 @@ impl OriginUri {
     pub fn as_local(&self) -> Option<&Path> {
         match &self.0 {
             Place::Local(path) => Some(path),
-            Place::S3 { .. } => None,
+            Place::Store { .. } => None,
         }
+    }
+
+    /// Whether it is a plain HTTP server: read-only, and without a listing, so that a list of names
+    /// must be given to index it.
+    #[must_use]
+    pub fn is_plain_http(&self) -> bool {
+        matches!(&self.0, Place::Store { scheme, .. } if scheme.is_plain())
     }
 
     /// Whether `other` is this place or lies below it. By names alone: links are not resolved.
@@ -125,12 +176,19 @@ impl OriginUri {
     pub fn contains(&self, other: &OriginUri) -> bool {
         match (&self.0, &other.0) {
             (Place::Local(a), Place::Local(b)) => b.starts_with(a),
-            (Place::S3 { bucket: a, path: p }, Place::S3 { bucket: b, path: q }) => {
-                a == b
+            (Place::Store { scheme: s, host: a, path: p }, Place::Store { scheme: t, host: b, path: q }) => {
+                (s, a) == (t, b)
                     && (p.is_empty()
                         || q.strip_prefix(p.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/')))
             }
             _ => false,
+        }
+    }
+
+    pub(crate) fn scheme(&self) -> Option<Scheme> {
+        match &self.0 {
+            Place::Local(_) => None,
+            Place::Store { scheme, .. } => Some(*scheme),
         }
     }
 
@@ -142,7 +200,7 @@ impl OriginUri {
     pub(crate) fn length(&self) -> usize {
         match &self.0 {
             Place::Local(path) => path.as_os_str().len(),
-            Place::S3 { bucket, path } => bucket.len() + path.len(),
+            Place::Store { host, path, .. } => host.len() + path.len(),
         }
     }
 }
@@ -171,20 +229,81 @@ fn file(text: &str, host: &str, path: &str) -> Result<OriginUri, OriginError> {
     OriginUri::local(&path)
 }
 
-fn s3(text: &str, bucket: &str, path: &str) -> Result<OriginUri, OriginError> {
-    let fits = (3..=255).contains(&bucket.len())
-        && bucket.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_".contains(&b));
+fn store(scheme: Scheme, text: &str, host: &str, path: &str) -> Result<OriginUri, OriginError> {
+    let (length, more, why) = match scheme {
+        Scheme::Azure => (
+            3..=63,
+            b"-$".as_slice(),
+            "az:// is followed by the name of a container: 3-63 lower-case letters, digits, dashes",
+        ),
+        _ => (
+            3..=255,
+            b".-_".as_slice(),
+            "a scheme is followed by the name of a bucket: 3-255 letters, digits, dots, dashes",
+        ),
+    };
+    let upper = scheme != Scheme::Azure;
+    let fits = length.contains(&host.len())
+        && host.bytes().all(|b| {
+            b.is_ascii_lowercase()
+                || b.is_ascii_digit()
+                || (upper && b.is_ascii_uppercase())
+                || more.contains(&b)
+        });
     if !fits {
-        return Err(OriginError::invalid(
-            text,
-            "s3:// is followed by the name of a bucket: 3-255 letters, digits, dots, dashes",
-        ));
+        return Err(OriginError::invalid(text, why));
     }
     let path = path.trim_end_matches('/');
     if !path.is_empty() {
         check_path(path)?;
     }
-    Ok(OriginUri(Place::S3 { bucket: bucket.to_owned(), path: path.to_owned() }))
+    Ok(OriginUri(Place::Store { scheme, host: host.to_owned(), path: path.to_owned() }))
+}
+
+fn plain(scheme: Scheme, text: &str) -> Result<OriginUri, OriginError> {
+    // Not repeated before it is known to hold no secret.
+    let hidden = || format!("{}://…", scheme.as_str());
+    let rest = text.split_once("://").map_or("", |(_, rest)| rest);
+    if rest.contains(['?', '#']) {
+        return Err(OriginError::invalid(
+            hidden(),
+            "an origin URL has no query and no fragment; write `?` and `#` in a name as %3F and %23",
+        ));
+    }
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if authority.is_empty() {
+        return Err(OriginError::invalid(text, "a URL names a host"));
+    }
+    let url = Url::parse(&format!("{}://{authority}", scheme.as_str()))
+        .map_err(|e| OriginError::invalid(text, format!("its host: {e}")))?;
+    // The parser has made the host lower-case and dropped the scheme's own port.
+    let host = match (url.host_str(), url.port()) {
+        (Some(host), Some(port)) => format!("{host}:{port}"),
+        (Some(host), None) => host.to_owned(),
+        (None, _) => return Err(OriginError::invalid(text, "a URL names a host")),
+    };
+    let mut names = Vec::new();
+    for name in path.trim_end_matches('/').split('/') {
+        let name = percent_decode_str(name)
+            .decode_utf8()
+            .map_err(|_| OriginError::invalid(text, "a name in it is not UTF-8"))?;
+        if name.contains('/') {
+            return Err(OriginError::invalid(text, "%2F: a name holds no slash"));
+        }
+        names.push(name);
+    }
+    let path = names.join("/");
+    if !path.is_empty() {
+        check_path(&path)?;
+    }
+    Ok(OriginUri(Place::Store { scheme, host, path }))
+}
+
+/// A place of a plain server as a URL, names encoded.
+fn encoded(scheme: Scheme, host: &str, path: &str) -> Option<String> {
+    let mut url = Url::parse(&format!("{}://{host}", scheme.as_str())).ok()?;
+    url.path_segments_mut().ok()?.clear().extend(path.split('/'));
+    Some(url.as_str().trim_end_matches('/').to_owned())
 }
 
 /// Checks a path below an origin: relative, no empty, `.` or `..` component, no NUL, bounded.
@@ -214,8 +333,14 @@ impl fmt::Display for OriginUri {
                 // Cannot happen: the path is absolute.
                 Err(()) => write!(f, "file://{}", path.display()),
             },
-            Place::S3 { bucket, path } if path.is_empty() => write!(f, "s3://{bucket}"),
-            Place::S3 { bucket, path } => write!(f, "s3://{bucket}/{path}"),
+            Place::Store { scheme, host, path } => {
+                let word = scheme.as_str();
+                match encoded(*scheme, host, path).filter(|_| scheme.is_plain()) {
+                    Some(url) => f.write_str(&url),
+                    None if path.is_empty() => write!(f, "{word}://{host}"),
+                    None => write!(f, "{word}://{host}/{path}"),
+                }
+            }
         }
     }
 }
@@ -243,92 +368,4 @@ impl From<OriginUri> for String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_have_one_normal_form_that_reads_back() {
-        for (text, normal) in [
-            ("/data/sets/", "file:///data/sets"),
-            ("/data//a/./b", "file:///data/a/b"),
-            ("/", "file:///"),
-            ("file:///data/a%20b", "file:///data/a%20b"),
-            ("file://localhost/data", "file:///data"),
-            ("/data/x#1/é/a%20b ?", "file:///data/x%231/%C3%A9/a%2520b%20%3F"),
-            ("s3://bucket", "s3://bucket"),
-            ("S3://bucket/", "s3://bucket"),
-            ("s3://bucket/a b/x#1/a%20b/", "s3://bucket/a b/x#1/a%20b"),
-        ] {
-            let uri = OriginUri::parse(text).expect(text);
-            assert_eq!(uri.to_string(), normal);
-            assert_eq!(OriginUri::parse(normal), Ok(uri));
-        }
-        let here = std::env::current_dir().expect("working directory");
-        assert_eq!(OriginUri::parse("sub").expect("relative").as_local(), Some(here.join("sub").as_path()));
-    }
-
-    #[test]
-    fn what_is_no_origin_is_refused_with_a_reason() {
-        for (text, why) in [
-            ("", "empty"),
-            ("/data/../etc", ".."),
-            ("../data", ".."),
-            ("file:///data/../etc", ".."),
-            ("file:///data/%2E%2e/etc", ".."),
-            ("file://host/data", "host"),
-            ("file:///data?x=1", "%3F"),
-            ("s3://", "bucket"),
-            ("s3://bucket/a/../b", ".."),
-            ("s3://bucket//b", "relative"),
-            ("az://container/x", "s3://bucket/prefix"),
-            ("gs://bucket/x", "s3://bucket/prefix"),
-            ("https://host/x", "s3://bucket/prefix"),
-            ("/da\0ta", "NUL"),
-        ] {
-            let error = OriginUri::parse(text).expect_err(text);
-            assert!(matches!(&error, OriginError::Invalid { .. }), "{text}: {error:?}");
-            assert!(error.to_string().contains(why), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn secrets_are_refused_and_not_repeated() {
-        for text in [
-            "s3://key:hunter2@bucket/x",
-            "https://u:hunter2@h/x",
-            "https://h/x?X-Amz-Signature=hunter2",
-            "https://h/x?sv=hunter2",
-        ] {
-            let error = OriginUri::parse(text).expect_err(text);
-            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
-        }
-    }
-
-    #[test]
-    fn join_and_contains_go_by_components() {
-        let base = OriginUri::parse("s3://bucket/a").expect("uri");
-        assert_eq!(base.join("b/c").expect("join").to_string(), "s3://bucket/a/b/c");
-        for bad in ["", "/x", "../x", "a//b", "a/.", "a\0"] {
-            assert!(base.join(bad).is_err(), "{bad:?}");
-        }
-        let contains =
-            |a: &str, b: &str| OriginUri::parse(a).expect(a).contains(&OriginUri::parse(b).expect(b));
-        assert!(contains("s3://bucket", "s3://bucket/a"));
-        assert!(contains("s3://bucket/a", "s3://bucket/a/b"));
-        assert!(!contains("s3://bucket/a", "s3://bucket/ab"));
-        assert!(!contains("s3://bucket/a", "s3://bucket"));
-        assert!(contains("/data", "file:///data/x") && contains("/data", "/data"));
-        assert!(!contains("/data", "/database"));
-        assert!(!contains("/", "s3://bucket"));
-    }
-
-    #[test]
-    fn dots_typed_by_a_person_are_resolved() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        std::fs::create_dir(dir.path().join("a")).expect("mkdir");
-        let text = format!("{}/a/..", dir.path().display());
-        let real = std::fs::canonicalize(dir.path()).expect("canonicalize");
-        assert_eq!(OriginUri::from_arg(&text).expect("resolved").as_local(), Some(real.as_path()));
-        assert!(OriginUri::from_arg("s3://bucket/../x").is_err());
-    }
-}
+mod tests;

@@ -3,8 +3,8 @@
 //! wrong answers for right ones.
 
 use crate::stats::Counters;
-use http::StatusCode;
-use http::header::{RANGE, RETRY_AFTER};
+use http::header::{CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -17,7 +17,8 @@ use std::time::{Duration, SystemTime};
 /// The most that is read of an error's body, in bytes.
 const ERROR_BYTES_MAX: usize = 16 << 10;
 
-/// The most that is read of a page of a listing, in bytes: 1,000 keys need less than 2 MiB.
+/// The most that is read of a page of a listing, in bytes: 1,000 keys of S3 need less than
+/// 2 MiB, 5,000 of Azure less than 10.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// An answer that is not what was asked for. Travels as the source of an `HttpError`.
@@ -35,24 +36,50 @@ pub(crate) enum Answer {
     PastEnd,
     #[error("the whole object was sent for a range")]
     RangeIgnored,
+    #[error("it redirects to another place, which is not followed; configure and name that place")]
+    Elsewhere,
     #[error("a page of a listing is longer than 16 MiB")]
     TooLong,
 }
 
 /// Makes clients that count and judge.
 #[derive(Debug)]
-pub(crate) struct Connector(pub Arc<Counters>);
+pub(crate) struct Connector {
+    pub counters: Arc<Counters>,
+    /// For a plain server: the longest wait for a connection, and headers of every request.
+    pub plain: Option<(Duration, HeaderMap)>,
+}
 
 #[derive(Debug)]
 struct Wire {
     client: HttpClient,
     counters: Arc<Counters>,
+    plain: bool,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Wire { client, counters: Arc::clone(&self.0) }))
+        let client = match &self.plain {
+            None => ReqwestConnector::default().connect(options)?,
+            Some((connect_timeout, headers)) => {
+                // A plain server may not send us elsewhere: not to another host, which was not
+                // configured, nor from a file to the page of a directory.
+                let client = reqwest::Client::builder()
+                    .redirect(reqwest::redirect::Policy::none())
+                    .connect_timeout(*connect_timeout)
+                    .default_headers(headers.clone())
+                    .http1_only()
+                    .build();
+                let client = client
+                    .map_err(|e| object_store::Error::Generic { store: "HTTP", source: Box::new(e) })?;
+                HttpClient::new(client)
+            }
+        };
+        Ok(HttpClient::new(Wire {
+            client,
+            counters: Arc::clone(&self.counters),
+            plain: self.plain.is_some(),
+        }))
     }
 }
 
@@ -60,13 +87,28 @@ impl HttpConnector for Connector {
 impl HttpService for Wire {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         self.counters.request();
-        let ranged = request.headers().contains_key(RANGE);
-        let listing = request.uri().query().is_some_and(|query| query.split('&').any(|q| q == "list-type=2"));
+        let range = request.headers().get(RANGE).cloned();
+        let ranged = range.is_some();
+        let page_of = |q| matches!(q, "list-type=2" | "comp=list");
+        let listing = request.uri().query().is_some_and(|query| query.split('&').any(page_of));
+        let path = request.uri().path().to_owned();
         let response = self.client.execute(request).await?;
         let status = response.status();
         let answer = match status {
             StatusCode::OK if ranged => Answer::RangeIgnored,
             StatusCode::RANGE_NOT_SATISFIABLE => Answer::PastEnd,
+            // Some servers answer a range from the very end with nothing instead of refusing it.
+            StatusCode::PARTIAL_CONTENT if past_end(range.as_ref(), response.headers()) => Answer::PastEnd,
+            s if s.is_redirection() && self.plain && s != StatusCode::NOT_MODIFIED => {
+                let to = response.headers().get(LOCATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
+                if to.strip_suffix('/').is_some_and(|to| to.ends_with(&path)) {
+                    // To the page of a directory, which as at a store is no object.
+                    let (mut parts, _) = response.into_parts();
+                    parts.status = StatusCode::NOT_FOUND;
+                    return Ok(HttpResponse::from_parts(parts, Vec::new().into()));
+                }
+                Answer::Elsewhere
+            }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 let asked = response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok());
                 Answer::SlowDown { retry_after: asked.and_then(|v| retry_after(v, SystemTime::now())) }
@@ -108,7 +150,7 @@ async fn bounded(body: object_store::client::HttpResponseBody) -> Vec<u8> {
     Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|b| b.to_bytes().to_vec()).unwrap_or_default()
 }
 
-/// The text of `<Code>` of an S3 error: a word, or nothing. Nothing else of the body is kept,
+/// The text of `<Code>` of an error of S3, Azure or GCS: a word, or nothing. Nothing else of the body is kept,
 /// because some servers put keys and signed strings into it.
 async fn code(response: HttpResponse) -> String {
     let body = bounded(response.into_body()).await;
@@ -118,6 +160,17 @@ async fn code(response: HttpResponse) -> String {
     word.filter(|w| w.len() <= 64 && w.bytes().all(|b| b.is_ascii_alphanumeric()))
         .unwrap_or_default()
         .to_owned()
+}
+
+/// Whether the range asked for begins where the object, as the answer says, has ended.
+fn past_end(asked: Option<&HeaderValue>, answer: &HeaderMap) -> bool {
+    let number = |text: Option<&str>| text.and_then(|t| t.parse::<u64>().ok());
+    let start = asked.and_then(|v| v.to_str().ok()?.strip_prefix("bytes=")?.split_once('-'));
+    let size = answer.get(CONTENT_RANGE).and_then(|v| v.to_str().ok()?.rsplit_once('/'));
+    match (number(start.map(|s| s.0)), number(size.map(|s| s.1))) {
+        (Some(start), Some(size)) => start >= size,
+        _ => false,
+    }
 }
 
 /// Seconds, or an HTTP date.

@@ -9,6 +9,7 @@ mod emulator;
 mod rules;
 pub mod seeds;
 mod serve;
+pub mod servers;
 mod tamper;
 
 pub use emulator::{Backing, Counts, EmulatorConfig, Fault, Latency, OriginEmulator};

@@ -1,21 +1,22 @@
 //! Listing a store page by page, each page a call with a deadline and retries of its own.
 
-use super::{Reach, corrupt, meta_of, translate};
+use super::Reach;
+use super::translate::{corrupt, translate, unavailable};
 use crate::OriginError;
 use crate::origin::ObjectMeta;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use object_store::list::{PaginatedListOptions, PaginatedListStore as _};
-use std::sync::Arc;
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use object_store::list::PaginatedListOptions;
+use tokio::time::timeout;
+
+/// Keys of one page; Azure would give 5,000.
+const PAGE_KEYS: usize = 1000;
 
 struct Pages {
     reach: Reach,
     what: String,
     /// Of the keys, ends in `/` or is empty.
     prefix: String,
-    turns: Arc<Semaphore>,
     /// The next page; `None` when there is none.
     next: Option<Option<String>>,
     /// The last path given: the next is greater.
@@ -23,16 +24,11 @@ struct Pages {
 }
 
 impl Reach {
-    pub fn list(
-        &self,
-        what: String,
-        prefix: String,
-        turns: Arc<Semaphore>,
-    ) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
+    pub fn list(&self, what: String, prefix: String) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
         let parts: Vec<&str> =
             [self.prefix.as_str(), prefix.as_str()].into_iter().filter(|p| !p.is_empty()).collect();
         let prefix = if parts.is_empty() { String::new() } else { format!("{}/", parts.join("/")) };
-        let pages = Pages { reach: self.clone(), what, prefix, turns, next: Some(None), last: String::new() };
+        let pages = Pages { reach: self.clone(), what, prefix, next: Some(None), last: String::new() };
         let pages = futures::stream::unfold(pages, |mut pages| async move {
             let token = pages.next.take()?;
             let page = pages.page(token).await;
@@ -52,19 +48,23 @@ impl Pages {
     async fn page(&mut self, token: Option<String>) -> Result<Vec<ObjectMeta>, OriginError> {
         let remote = &self.reach.remote;
         let what = self.what.as_str();
-        let deadline = Instant::now() + remote.limits.io_timeout;
-        let late = || super::unavailable(what, "no turn within io_timeout");
-        let _turn =
-            timeout_at(deadline, self.turns.acquire()).await.map_err(|_| late())?.map_err(|_| late())?;
         let prefix = Some(self.prefix.as_str()).filter(|p| !p.is_empty());
-        let page =
-            crate::retry::retrying(what, deadline, remote.limits.attempts_max, &remote.counters, |_| async {
-                let options =
-                    PaginatedListOptions { page_token: token.clone(), ..PaginatedListOptions::default() };
-                let page =
-                    tokio::time::timeout(remote.patience(), remote.store.list_paginated(prefix, options))
-                        .await;
-                page.map_err(|_| super::unavailable(what, "no page in a third of io_timeout"))?
+        let token = &token;
+        let page = remote
+            .tried(what, |_, at| async move {
+                let store = at.store.pages().ok_or_else(|| {
+                    OriginError::invalid(
+                        what,
+                        "a plain HTTP server has no listing; give the names (--list FILE)",
+                    )
+                })?;
+                let options = PaginatedListOptions {
+                    page_token: token.clone(),
+                    max_keys: Some(PAGE_KEYS),
+                    ..Default::default()
+                };
+                let page = timeout(remote.patience(), store.list_paginated(prefix, options)).await;
+                page.map_err(|_| unavailable(what, "no page in a third of io_timeout"))?
                     .map_err(|e| translate(what, &e))
             })
             .await?;
@@ -83,7 +83,7 @@ impl Pages {
                 return Err(corrupt(what, format!("{path:?} listed after {:?}", self.last)));
             }
             path.clone_into(&mut self.last);
-            items.push(meta_of(path, object));
+            items.push(remote.meta_of(path, object));
         }
         self.next = page.page_token.map(Some);
         Ok(items)

@@ -152,14 +152,14 @@ fn configurations_are_checked_all_at_once() {
     let wrong = vec![
         table("s3://bucket", Some("http://127.0.0.1:1")),
         table("s3://bucket/a", Some("https://key:hunter2@host")),
-        table("gs://bucket", None),
+        table("ftp://bucket", None),
         table("/data", None),
         table("file:///data/", None),
         table("/other", Some("https://host")),
     ];
     let error = Origins::new(wrong, OriginLimits::default()).expect_err("wrong").to_string();
     for part in
-        ["allow_http", "user or password", "gs://", "file:///data is configured twice", "file:///other"]
+        ["allow_http", "user or password", "ftp://", "file:///data is configured twice", "file:///other"]
     {
         assert!(error.contains(part), "{part}: {error}");
     }

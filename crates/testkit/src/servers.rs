@@ -1,0 +1,210 @@
+//! Real servers of other makers, each started by the test itself on a free loopback port and ended
+//! with it: S3 (moto), Azure Blob (Azurite), and plain file servers with and without ranges.
+//!
+//! `tests/install.sh` puts them below the target directory (`test-servers/`), or where
+//! `FLETCH_TEST_SERVERS` says. Where one is missing a test is skipped with a visible reason, and
+//! fails if `FLETCH_TEST_REQUIRE` (a comma-separated list) names it.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a server may take to accept connections.
+const START: Duration = Duration::from_secs(60);
+/// Ports tried before giving up: another process may take a free one first.
+const TRIES: u32 = 5;
+/// Creates a container with a request that is signed with the account's key.
+const CONTAINER: &str = include_str!("servers/container.py");
+
+/// A server of another maker; dropping it ends it.
+pub struct RealServer {
+    child: Child,
+    address: SocketAddr,
+    /// Its configuration and data, where it has any.
+    _dir: TempDir,
+}
+
+impl RealServer {
+    /// `http://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+impl Drop for RealServer {
+    fn drop(&mut self) {
+        // It may have ended by itself; whoever talks to it sees that.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The account that [`azure`] serves, and its key: made up, and good for nothing else.
+pub const AZURE_ACCOUNT: &str = "fletchtest";
+/// See [`AZURE_ACCOUNT`].
+pub const AZURE_KEY: &str = "bm90IGEgc2VjcmV0LCBvbmx5IGEga2V5IGZvciB0ZXN0cw==";
+
+/// An S3 server with this bucket; `None` (said why) where it is not installed.
+///
+/// # Panics
+/// When it does not start, or is missing although required.
+#[must_use]
+pub fn s3(bucket: &str) -> Option<RealServer> {
+    let program = installed("s3", "s3/bin/moto_server")?;
+    let server = start(|port, _| {
+        let mut command = Command::new(&program);
+        command.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
+        command
+    });
+    let answer = request(server.address, &format!("PUT /{bucket}"));
+    assert!(answer.starts_with("HTTP/1.1 200"), "the bucket was not made: {answer}");
+    Some(server)
+}
+
+/// An Azure Blob server with this container, for [`AZURE_ACCOUNT`]; its `endpoint` lacks the
+/// account's path. `None` (said why) where it is not installed.
+///
+/// # Panics
+/// As [`s3`].
+#[must_use]
+pub fn azure(container: &str) -> Option<RealServer> {
+    let program = installed("azure", "azure/node_modules/.bin/azurite-blob")?;
+    let server = start(|port, dir| {
+        let mut command = Command::new(&program);
+        command.args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string(), "--location"]);
+        command.arg(dir).args(["--silent", "--skipApiVersionCheck", "--disableTelemetry"]);
+        command.env("AZURITE_ACCOUNTS", format!("{AZURE_ACCOUNT}:{AZURE_KEY}"));
+        command
+    });
+    let made = Command::new("python3")
+        .args(["-c", CONTAINER, &server.endpoint(), AZURE_ACCOUNT, AZURE_KEY, container])
+        .output()
+        .expect("python3 runs");
+    assert!(made.status.success(), "the container was not made: {}", String::from_utf8_lossy(&made.stderr));
+    Some(server)
+}
+
+/// A plain file server that knows ranges and etags (nginx) over `dir`.
+///
+/// # Panics
+/// As [`s3`].
+#[must_use]
+pub fn files_with_ranges(dir: &Path) -> Option<RealServer> {
+    let program = on_path("http", "nginx")?;
+    let root = dir.display().to_string();
+    Some(start(|port, own| {
+        let own_dir = own.display();
+        // One process: it then needs no other user, who might not read `dir`.
+        let text = format!(
+            "daemon off; master_process off; worker_processes 1; pid {own_dir}/pid; error_log {own_dir}/error.log;\n\
+             events {{ worker_connections 256; }}\n\
+             http {{ access_log off; client_body_temp_path {own_dir}; proxy_temp_path {own_dir}; \
+             fastcgi_temp_path {own_dir}; uwsgi_temp_path {own_dir}; scgi_temp_path {own_dir};\n\
+             server {{ listen 127.0.0.1:{port}; root \"{root}\"; absolute_redirect off; }} }}\n"
+        );
+        std::fs::write(own.join("nginx.conf"), text).expect("nginx.conf is written");
+        let mut command = Command::new(&program);
+        command.arg("-c").arg(own.join("nginx.conf")).arg("-e").arg(own.join("error.log"));
+        command
+    }))
+}
+
+/// A plain file server that answers a range with everything (Python's) over `dir`.
+///
+/// # Panics
+/// As [`s3`].
+#[must_use]
+pub fn files_without_ranges(dir: &Path) -> Option<RealServer> {
+    let program = on_path("http", "python3")?;
+    Some(start(|port, _| {
+        let mut command = Command::new(&program);
+        command.args(["-m", "http.server", "--bind", "127.0.0.1", "--directory"]);
+        command.arg(dir).arg(port.to_string());
+        command
+    }))
+}
+
+fn skip<T>(word: &str, why: &str) -> Option<T> {
+    let required = std::env::var("FLETCH_TEST_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|w| w == word), "required: {word}: {why}; run tests/install.sh");
+    eprintln!("SKIPPED: needs {word}: {why}; tests/install.sh installs it");
+    None
+}
+
+/// The program at this place below the directory of servers.
+fn installed(word: &str, below: &str) -> Option<PathBuf> {
+    let named = std::env::var_os("FLETCH_TEST_SERVERS").map(PathBuf::from);
+    // A test runs at TARGET/PROFILE/deps/NAME.
+    let exe = std::env::current_exe().expect("a test knows its own path");
+    let dirs = named.into_iter().chain(exe.ancestors().skip(1).map(|dir| dir.join("test-servers")));
+    let found = dirs.map(|dir| dir.join(below)).find(|path| path.exists());
+    if found.is_none() {
+        return skip(word, &format!("no test-servers/{below} in the target directory"));
+    }
+    found
+}
+
+fn on_path(word: &str, program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Debian keeps servers where users do not look.
+    let dirs = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    let found = dirs.map(|dir| dir.join(program)).find(|path| path.is_file());
+    if found.is_none() {
+        return skip(word, &format!("no {program}"));
+    }
+    found
+}
+
+/// Starts what `command` (given a port and a directory) says and waits until it accepts.
+fn start(command: impl Fn(u16, &Path) -> Command) -> RealServer {
+    for _ in 0..TRIES {
+        let dir = tempfile::tempdir().expect("a directory for a server");
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|l| l.local_addr());
+        let address = free.expect("a free loopback port");
+        let mut command = command(address.port(), dir.path());
+        // A test that is killed takes its server with it.
+        if Path::new("/usr/bin/setpriv").exists() {
+            let mut bound = Command::new("/usr/bin/setpriv");
+            bound.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+            bound.envs(command.get_envs().filter_map(|(k, v)| Some((k.to_owned(), v?.to_owned()))));
+            command = bound;
+        }
+        let log = std::fs::File::create(dir.path().join("log")).expect("a log");
+        let child = command
+            .env_remove("AWS_CA_BUNDLE")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        let mut server = RealServer { child, address, _dir: dir };
+        let began = Instant::now();
+        while began.elapsed() < START {
+            if TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok() {
+                return server;
+            }
+            if server.child.try_wait().expect("a child can be asked").is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let said = std::fs::read_to_string(server._dir.path().join("log")).unwrap_or_default();
+        eprintln!("a server did not start at {address}: {said}");
+    }
+    panic!("a server did not start, {TRIES} times over: see above");
+}
+
+/// One request without a body; the answer as text.
+fn request(address: SocketAddr, line: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let text =
+        format!("{line} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    stream.write_all(text.as_bytes()).expect("sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer");
+    String::from_utf8_lossy(&answer).into_owned()
+}

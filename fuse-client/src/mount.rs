@@ -182,7 +182,7 @@ impl Parts {
         let version = &opened.version;
         let tree = Tree::new(version.clone());
         let source = Arc::new(ServerChunks { client: opened.client.clone(), root: version.root() });
-        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone())?;
+        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone());
         let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
         let owner = Owner {
             uid: nix::unistd::getuid().as_raw(),

@@ -1,9 +1,9 @@
 //! Chunks from a server.
 
-use crate::fs::read::ChunkSource;
+use crate::fs::read::{ChunkSource, Wanted};
 use bytes::Bytes;
 use fletch_client::Client;
-use fletch_core::{Hash, Root};
+use fletch_core::Root;
 use fletch_store::FetchError;
 use futures::future::{BoxFuture, FutureExt};
 
@@ -16,10 +16,16 @@ pub struct ServerChunks {
 }
 
 impl ChunkSource for ServerChunks {
-    fn fetch(&self, hash: Hash, len: u32, _attempt: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+    fn fetch(&self, wanted: Wanted, _attempt: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (client, root) = (self.client.clone(), self.root);
         // Unchecked: the store hashes whatever it is brought, once.
-        async move { client.chunk_unchecked(root, hash, len).await.map_err(|e| FetchError::new(e.kind(), e)) }
-            .boxed()
+        async move {
+            let got = match &wanted {
+                Wanted::Chunk { hash, len } => client.chunk_unchecked(root, *hash, *len).await,
+                Wanted::File { path, len, .. } => client.file_unchecked(root, path, *len).await,
+            };
+            got.map_err(|e| FetchError::new(e.kind(), e))
+        }
+        .boxed()
     }
 }

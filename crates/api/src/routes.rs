@@ -1,6 +1,10 @@
 //! Every route, once as the template a router takes and once as a function a client calls.
 
 use fletch_core::{DatasetName, Hash, LayoutId, Root};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// What of an entry's path is written as it is.
+const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// A chunk of a version: GET, HEAD.
 pub const CHUNK: &str = "/v1/versions/{root}/chunks/{hash}";
@@ -12,7 +16,7 @@ pub const ENTRIES: &str = "/v1/versions/{root}/entries.parquet";
 pub const LAYOUT: &str = "/v1/versions/{root}/layouts/{layout}/layout.json";
 /// A layout's placement: GET, HEAD.
 pub const PLACEMENT: &str = "/v1/versions/{root}/layouts/{layout}/placement.parquet";
-/// A file of a version, for people: GET, HEAD.
+/// A file of a version by its path: GET, HEAD.
 pub const FILE: &str = "/v1/versions/{root}/files/{*path}";
 /// Many pieces of a version in one stream: POST.
 pub const BATCH: &str = "/v1/versions/{root}/batch";
@@ -67,6 +71,12 @@ pub fn placement(root: Root, layout: LayoutId) -> String {
     format!("/v1/versions/{root}/layouts/{layout}/placement.parquet")
 }
 
+/// Path of a file; `path` is an entry's path.
+#[must_use]
+pub fn file(root: Root, path: &str) -> String {
+    format!("/v1/versions/{root}/files/{}", utf8_percent_encode(path, PATH))
+}
+
 /// Path of a batch.
 #[must_use]
 pub fn batch(root: Root) -> String {
@@ -105,6 +115,7 @@ mod tests {
         assert_eq!(entries(root), fill(ENTRIES));
         assert_eq!(layout(root, lay), fill(LAYOUT));
         assert_eq!(placement(root, lay), fill(PLACEMENT));
+        assert_eq!(file(root, "a/b #1?%.é"), fill(FILE).replace("{*path}", "a/b%20%231%3F%25.%C3%A9"));
         assert_eq!(batch(root), fill(BATCH));
         assert_eq!(dataset(&name), fill(DATASET));
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));

@@ -2,7 +2,7 @@
 //! asked for.
 //!
 //! Invariants
-//! 1. (I1) every byte that leaves lies in a [`fletch_store::Verified`] chunk.
+//! 1. (I1) every byte that leaves lies in a [`fletch_store::Verified`] chunk or whole file.
 //! 2. A reply is as long as asked unless the file ends: the kernel would fill up with zeroes.
 //! 3. Read-ahead never makes a reader wait: it takes a permit or is left out.
 
@@ -10,12 +10,13 @@ use super::error::FsError;
 use super::sequence::Sequence;
 use super::tree::Tree;
 use bytes::{Bytes, BytesMut};
+use fletch_core::manifest::Slice;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
-use fletch_core::manifest::{LayoutKind, Slice};
 use fletch_core::{Domain, Hash, StoreKey};
 use fletch_store::{Fetch, FetchError, Hit, ReadError, Store};
 use fletch_tables::version::Found;
 use futures::future::{BoxFuture, try_join_all};
+use std::borrow::Cow;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::Relaxed},
@@ -40,11 +41,43 @@ const AHEAD_SLICES: usize = 2;
 /// Slices on their way ahead of all readers together.
 const AHEAD_IN_FLIGHT: usize = 4;
 
-/// Where chunks come from: a server, or a test.
+/// Bytes with a name: what the store keeps and checks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// A chunk.
+    Chunk {
+        /// Its name.
+        hash: Hash,
+        /// Its length in bytes.
+        len: u32,
+    },
+    /// A file that lies in a chunk with others. By itself it is hashed as a whole, so that
+    /// nobody has to fetch its neighbours.
+    File {
+        /// Its path in the version.
+        path: Arc<str>,
+        /// BLAKE3 of its content.
+        hash: Hash,
+        /// Its length in bytes.
+        len: u32,
+    },
+}
+
+impl Wanted {
+    /// What its bytes hash to, and how many there are.
+    #[must_use]
+    pub fn name(&self) -> (Hash, u32) {
+        match self {
+            Wanted::Chunk { hash, len } | Wanted::File { hash, len, .. } => (*hash, *len),
+        }
+    }
+}
+
+/// Where bytes come from: a server, or a test.
 pub trait ChunkSource: Send + Sync {
-    /// Brings the bytes of a chunk of `len` bytes, which the store then checks. `attempt` > 0
-    /// says that what was brought before was wrong.
-    fn fetch(&self, hash: Hash, len: u32, attempt: u32) -> BoxFuture<'static, Result<Bytes, FetchError>>;
+    /// Brings the bytes, which the store then checks. `attempt` > 0 says that what was brought
+    /// before was wrong.
+    fn fetch(&self, wanted: Wanted, attempt: u32) -> BoxFuture<'static, Result<Bytes, FetchError>>;
 }
 
 /// Bytes for the page cache beside those that were asked for.
@@ -90,28 +123,11 @@ pub struct Reader {
     counters: ReadCounters,
 }
 
-/// This build cannot read such a layout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this build mounts index layouts only; mount the version by an index layout")]
-pub struct UnreadableLayout;
-
 impl Reader {
     /// Reads `tree`'s files through `store`. Read-ahead runs on `tasks`.
-    ///
-    /// # Errors
-    /// [`UnreadableLayout`] for layouts whose chunks this build cannot measure.
-    pub fn new(
-        tree: Tree,
-        store: Arc<Store>,
-        source: Arc<dyn ChunkSource>,
-        tasks: TaskTracker,
-    ) -> Result<Self, UnreadableLayout> {
-        // In an index a slice ends where its chunk ends; the length of a pack's chunk is not in
-        // the tables a mount reads.
-        if tree.version().layout_doc().params.kind != LayoutKind::Index {
-            return Err(UnreadableLayout);
-        }
-        Ok(Reader {
+    #[must_use]
+    pub fn new(tree: Tree, store: Arc<Store>, source: Arc<dyn ChunkSource>, tasks: TaskTracker) -> Self {
+        Reader {
             tree,
             store,
             source,
@@ -120,7 +136,7 @@ impl Reader {
             ahead: Arc::new(Semaphore::new(AHEAD_IN_FLIGHT)),
             tasks,
             counters: ReadCounters::default(),
-        })
+        }
     }
 
     /// What was counted.
@@ -145,16 +161,18 @@ impl Reader {
             self.look_ahead(ino, &found, offset, end);
         }
         let named = |error| FsError::Read { path: found.entry().path.to_owned(), error };
-        let mut wanted = ranges(found.slices(), offset..end);
+        let (slices, shared) = alone(&found);
+        let mut wanted = ranges(&slices, offset..end);
         let (first, second) = (wanted.next(), wanted.next());
         let (bytes, hit) = match (first, second) {
             (Some(one), None) => {
-                let hit = self.chunk(one.slice).await.map_err(named)?;
+                let hit = self.bytes(one.slice, shared).await.map_err(named)?;
                 (cut(&hit, &one).map_err(named)?, Some(hit))
             }
             (Some(one), Some(two)) => {
                 let all: Vec<ChunkRange> = [one, two].into_iter().chain(wanted).collect();
-                let hits = try_join_all(all.iter().map(|r| self.chunk(r.slice))).await.map_err(named)?;
+                let hits =
+                    try_join_all(all.iter().map(|r| self.bytes(r.slice, None))).await.map_err(named)?;
                 let mut whole = BytesMut::with_capacity(size as usize);
                 for (hit, range) in hits.iter().zip(&all) {
                     whole.extend_from_slice(&cut(hit, range).map_err(named)?);
@@ -168,22 +186,28 @@ impl Reader {
         if hit.as_ref().is_some_and(|h| h.tier == fletch_store::Tier::Memory) {
             self.counters.bytes_memory.fetch_add(bytes.len() as u64, Relaxed);
         }
-        let push = match (offset, hit, found.slices()) {
+        let push = match (offset, hit, &*slices) {
             (0, Some(hit), [first, ..]) if end < len => push(&hit, *first, end, len),
             _ => None,
         };
         Ok(Answer { bytes, push })
     }
 
-    async fn chunk(&self, slice: Slice) -> Result<Hit, ReadError> {
-        let (key, len, fetch) = self.order(slice);
+    async fn bytes(&self, slice: Slice, shared: Option<Arc<str>>) -> Result<Hit, ReadError> {
+        let (key, len, fetch) = self.order(slice, shared);
         self.store.read(key, len, fetch).await
     }
 
-    fn order(&self, slice: Slice) -> (StoreKey, u32, Fetch) {
+    /// How the store comes by a slice: a chunk that ends where the slice ends, or, if the path
+    /// of its file is given, that file alone.
+    fn order(&self, slice: Slice, shared: Option<Arc<str>>) -> (StoreKey, u32, Fetch) {
         let (hash, len) = (slice.chunk, slice.chunk_offset + slice.len);
+        let wanted = match shared {
+            Some(path) => Wanted::File { path, hash, len },
+            None => Wanted::Chunk { hash, len },
+        };
         let source = Arc::clone(&self.source);
-        let fetch: Fetch = Arc::new(move |attempt| source.fetch(hash, len, attempt));
+        let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), attempt));
         (StoreKey { domain: self.domain.clone(), hash }, len, fetch)
     }
 
@@ -195,7 +219,7 @@ impl Reader {
         }
         let len = found.entry().size;
         for next in ranges(found.slices(), end - 1..len).skip(1).take(AHEAD_SLICES) {
-            let (key, len, fetch) = self.order(next.slice);
+            let (key, len, fetch) = self.order(next.slice, None);
             if self.store.cached(&key).is_some() {
                 continue;
             }
@@ -211,6 +235,20 @@ impl Reader {
             });
         }
     }
+}
+
+/// The slices to read an entry by. One that lies in a chunk with others stands for itself, under
+/// its content's hash, and its path says whom to ask for: neither the length of such a chunk nor
+/// its other bytes are needed to know that these are right.
+fn alone(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
+    let entry = found.entry();
+    if let ([one], Some(hash)) = (found.slices(), entry.hash)
+        && one.chunk != hash
+    {
+        let slice = Slice { chunk: hash, chunk_offset: 0, len: one.len };
+        return (Cow::Owned(vec![slice]), Some(entry.path.into()));
+    }
+    (Cow::Borrowed(found.slices()), None)
 }
 
 fn cut(hit: &Hit, range: &ChunkRange) -> Result<Bytes, ReadError> {

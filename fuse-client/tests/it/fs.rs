@@ -6,7 +6,7 @@ use fletch_core::Hash;
 use fletch_core::Kind;
 use fletch_mount::fs::attr::NodeKind;
 use fletch_mount::fs::error::FsError;
-use fletch_mount::fs::read::{ChunkSource, Reader};
+use fletch_mount::fs::read::{ChunkSource, Reader, Wanted};
 use fletch_mount::fs::tree::{Line, Tree};
 use fletch_mount::fs::xattr;
 use fletch_store::{FetchError, Store, StoreLimits};
@@ -194,10 +194,17 @@ struct Chunks {
 }
 
 impl ChunkSource for Chunks {
-    fn fetch(&self, hash: Hash, len: u32, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+    fn fetch(&self, wanted: Wanted, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        let (hash, len) = wanted.name();
         self.fetched.fetch_add(1, Relaxed);
         self.log.lock().expect("log").push(hash);
-        let mut bytes = self.dataset.chunks[&hash].clone();
+        let mut bytes = match &wanted {
+            Wanted::Chunk { hash, .. } => self.dataset.chunks[hash].clone(),
+            Wanted::File { path, .. } => match &self.dataset.nodes[&**path] {
+                Node::File(bytes) => bytes.clone(),
+                other => panic!("{path} is {other:?}"),
+            },
+        };
         assert_eq!(bytes.len(), len as usize);
         if self.lie.load(Relaxed) > 0 {
             self.lie.fetch_sub(1, Relaxed);
@@ -224,13 +231,41 @@ async fn reader(dataset: &Arc<Dataset>) -> (Tree, Reader, Arc<Chunks>, TaskTrack
         log: Mutex::default(),
     });
     let store = Store::new(limits, tasks.clone());
-    let reader = Reader::new(tree.clone(), store, source.clone(), tasks.clone()).expect("index layout");
+    let reader = Reader::new(tree.clone(), store, source.clone(), tasks.clone());
     (tree, reader, source, tasks)
 }
 
 #[tokio::test]
 async fn every_range_of_every_file_is_its_bytes() {
-    let dataset = Arc::new(Dataset::odd());
+    ranges_are_bytes(Arc::new(Dataset::odd())).await;
+}
+
+#[tokio::test]
+async fn every_range_of_every_file_of_a_pack_is_its_bytes() {
+    ranges_are_bytes(Arc::new(Dataset::packed(Dataset::odd().nodes))).await;
+}
+
+/// A file in a chunk with others is fetched by itself, once, and checked by its own hash.
+#[tokio::test]
+async fn a_file_of_a_pack_is_fetched_alone_and_checked() {
+    let dataset = Arc::new(Dataset::packed(many(300, 30_000)));
+    assert!(dataset.chunks.len() < 10, "{} chunks", dataset.chunks.len());
+    let (tree, reader, source, _) = reader(&dataset).await;
+    let (path, node) = dataset.nodes.iter().nth(17).expect("file");
+    let Node::File(bytes) = node else { panic!("a file") };
+    let ino = lookup(&tree, path).await.expect("file").ino;
+    source.lie.store(1, Relaxed);
+    for _ in 0..3 {
+        assert_eq!(reader.read(ino, 100, 20_000).await.expect("read").bytes, bytes.slice(100..20_100));
+    }
+    assert_eq!(*source.log.lock().expect("log"), [Hash::of(bytes); 2], "one lie, one repetition");
+    source.lie.store(2, Relaxed);
+    let other = lookup(&tree, dataset.nodes.keys().nth(18).expect("file")).await.expect("file").ino;
+    let e = reader.read(other, 0, 10).await.expect_err("lies");
+    assert_eq!(e.errno(), libc::EIO, "{e}");
+}
+
+async fn ranges_are_bytes(dataset: Arc<Dataset>) {
     let (tree, reader, _, _) = reader(&dataset).await;
     for (path, node) in &dataset.nodes {
         let Node::File(bytes) = node else { continue };
@@ -317,7 +352,7 @@ async fn sequential_readers_find_the_next_slice_there() {
 async fn a_source_that_fails_is_an_errno_with_a_name() {
     struct Fails(Kind);
     impl ChunkSource for Fails {
-        fn fetch(&self, _: Hash, _: u32, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        fn fetch(&self, _: Wanted, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
             let e = FetchError::new(self.0, "as told");
             async move { Err(e) }.boxed()
         }
@@ -330,7 +365,7 @@ async fn a_source_that_fails_is_an_errno_with_a_name() {
         let tasks = TaskTracker::new();
         let limits = StoreLimits { memory_bytes: 64 << 20, deadline: Duration::from_secs(5), attempts: 2 };
         let store = Store::new(limits, tasks.clone());
-        let reader = Reader::new(tree.clone(), store, Arc::new(Fails(kind)), tasks).expect("index");
+        let reader = Reader::new(tree.clone(), store, Arc::new(Fails(kind)), tasks);
         let ino = lookup(&tree, "a/b.txt").await.expect("file").ino;
         let e = reader.read(ino, 0, 10).await.expect_err("fails");
         assert_eq!(e.errno(), errno, "{kind:?}");

@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use fletch_core::manifest::pack::{Item, Keyer, Packer, Place};
 use fletch_core::manifest::{CHUNK_BYTES_MAX, Entry, LayoutParams, SampleRule, Slice};
 use fletch_core::{Hash, Kind, LayoutId, Root};
 use fletch_tables::{Created, NewRow, PinRow, SourceError, Table, TableRange, TableSource, TablesWriter};
@@ -37,6 +38,7 @@ pub struct Dataset {
     pub chunks: HashMap<Hash, Bytes>,
     /// Reads of tables so far.
     pub table_reads: AtomicU64,
+    rows: Vec<NewRow>,
 }
 
 /// Bytes that repeat nowhere: a cheap generator seeded by `seed`.
@@ -140,15 +142,58 @@ impl Dataset {
         }
         // Empty directories sort by their path with a slash.
         rows.sort_by(|a, b| a.entry.path.as_bytes().cmp(b.entry.path.as_bytes()));
-        let (root, layout, tables) = write(rows);
-        Dataset { src, nodes, root, layout, tables, chunks, table_reads: AtomicU64::new(0) }
+        let (root, layout, tables) = write(rows.clone(), LayoutParams::INDEX);
+        Dataset { src, nodes, root, layout, tables, chunks, table_reads: AtomicU64::new(0), rows }
+    }
+
+    /// As [`Dataset::in_memory`], with small files grouped into chunks.
+    pub fn packed(nodes: BTreeMap<String, Node>) -> Self {
+        let params = LayoutParams::PACK;
+        let index = Dataset::in_memory(nodes);
+        let mut keyer = Keyer::new(&params);
+        let mut items: Vec<Item> = Vec::new();
+        for row in &index.rows {
+            if let Place::Group(item) = keyer.next(row.entry.as_ref()) {
+                items.push(item);
+            }
+        }
+        items.sort_unstable();
+        let mut packer = Packer::new(&params);
+        let mut plans: Vec<_> = items.into_iter().flat_map(|i| packer.push(i).expect("in order")).collect();
+        plans.extend(packer.finish());
+        let (mut rows, mut chunks) = (index.rows.clone(), index.chunks.clone());
+        for plan in plans {
+            let mut bytes = vec![0; plan.len as usize];
+            let row = |ordinal: u64| usize::try_from(ordinal).expect("small");
+            for m in &plan.members {
+                let content = chunks.remove(&rows[row(m.item.ordinal)].slices[0].chunk);
+                let content = content.or_else(|| {
+                    let Node::File(b) = &index.nodes[&rows[row(m.item.ordinal)].entry.path] else {
+                        return None;
+                    };
+                    Some(b.clone())
+                });
+                let (from, content) = (m.offset as usize, content.expect("content"));
+                bytes[from..from + content.len()].copy_from_slice(&content);
+            }
+            let chunk = Hash::of(&bytes);
+            for m in &plan.members {
+                let row = &mut rows[row(m.item.ordinal)];
+                row.slices = vec![Slice { chunk, chunk_offset: m.offset, len: m.item.len }];
+                // Which row brings the chunk is nothing that a mount reads.
+                row.chunks.clear();
+            }
+            chunks.insert(chunk, bytes.into());
+        }
+        let (root, layout, tables) = write(rows, params);
+        assert_eq!(root, index.root);
+        Dataset { layout, tables, chunks, ..index }
     }
 }
 
-fn write(rows: Vec<NewRow>) -> (Root, LayoutId, HashMap<Table, Bytes>) {
+fn write(rows: Vec<NewRow>, params: LayoutParams) -> (Root, LayoutId, HashMap<Table, Bytes>) {
     let scratch = tempfile::tempdir().expect("tempdir");
-    let mut writer =
-        TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("writer");
+    let mut writer = TablesWriter::create(scratch.path(), SampleRule::file(), params).expect("writer");
     for row in rows {
         writer.push(row).expect("valid row");
     }

@@ -8,4 +8,5 @@ mod index_resume;
 mod index_tables;
 mod looks;
 mod pack;
+mod pack_runs;
 mod verify;

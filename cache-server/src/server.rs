@@ -7,10 +7,10 @@ use crate::{
     limits::Limits,
     metrics::Requests,
     state::{Registrations, StateDir, StateError},
-    versions::{ATTEMPTS, Versions},
+    versions::{ATTEMPTS, Allowed, Versions},
 };
 use fletch_api::{Cluster, Member};
-use fletch_origin::{OriginError, OriginLimits, OriginUri, Origins};
+use fletch_origin::{OriginError, OriginLimits, Origins};
 use fletch_store::{Store, StoreLimits};
 use std::{
     net::SocketAddr,
@@ -69,8 +69,6 @@ pub struct Server {
     pub limits: Limits,
     /// Who may ask.
     pub auth: Auth,
-    /// Directories that may be registered; any when empty, none when tokens are asked for.
-    pub local_dirs: Vec<OriginUri>,
     /// Chunks.
     pub store: Arc<Store>,
     /// Versions.
@@ -110,8 +108,9 @@ impl Server {
             ..OriginLimits::default()
         };
         let origins = Origins::new(config.origins.clone(), origin_limits).map_err(StartError::Origins)?;
+        let allowed = Allowed::new(origins, &config.local_dirs, config.auth_tokens.is_none());
         let versions = Versions::new(
-            origins,
+            allowed,
             Arc::clone(&registrations),
             limits.tables_bytes,
             limits.versions,
@@ -125,7 +124,6 @@ impl Server {
         Ok(Arc::new(Server {
             limits,
             auth,
-            local_dirs: config.local_dirs.clone(),
             store: Store::new(store_limits, tasks.clone()),
             versions,
             registrations,

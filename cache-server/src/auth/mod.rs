@@ -120,12 +120,6 @@ impl Auth {
         })
     }
 
-    /// Whether tokens are asked for.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        self.file.is_some()
-    }
-
     fn tokens(&self) -> Option<Arc<Tokens>> {
         let file = self.file.as_ref()?;
         Some(Arc::clone(&file.now.read().unwrap_or_else(PoisonError::into_inner)))

@@ -118,7 +118,7 @@ impl Admitted {
         sources: &Sources,
         root: Root,
     ) -> impl Fn(ByteTier) -> super::body::Charge + Clone + Send + 'static {
-        let tally = server.accounts.tally(&self.principal.domain, &self.job, root, &sources.first.dataset);
+        let tally = server.accounts.tally(&self.principal.domain, &self.job, root, sources.first.dataset());
         let component = self.component;
         move |tier| super::body::Charge { tally: Arc::clone(&tally), component, tier }
     }

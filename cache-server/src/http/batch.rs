@@ -8,6 +8,7 @@ use super::{
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
     files::{content, piece, read_all},
+    grant::grant,
     json, parsed,
     problem::{Answer, Fault},
     read::cached,
@@ -28,7 +29,7 @@ use fletch_api::{
     headers,
 };
 use fletch_core::{
-    Domain, Root,
+    Root,
     manifest::{
         Slice,
         locate::{ChunkRange, ranges},
@@ -82,14 +83,12 @@ pub async fn post(
     if ask.items.is_empty() || ask.items.len() > BATCH_ITEMS_MAX {
         return Err(Fault::bad(format!("{} items; a batch has 1 to {BATCH_ITEMS_MAX}", ask.items.len())));
     }
-    let domain = admitted.principal.domain.clone();
-    let sources = server.versions.sources(&domain, root).await?;
+    let sources = grant(&server, &admitted.principal, root).await?;
     let charge = admitted.charges(&server, &sources, root);
     let count = u32::try_from(ask.items.len()).unwrap_or(u32::MAX);
     let reader = Reader {
         server: Arc::clone(&server),
         sources,
-        domain,
         left: Arc::new(Mutex::new(server.limits.batch_bytes)),
     };
     let items = reader.items(ask.items, charge);
@@ -131,7 +130,6 @@ enum Content {
 struct Reader {
     server: Arc<Server>,
     sources: Arc<Sources>,
-    domain: Domain,
     /// Content bytes that this batch may still send.
     left: Arc<Mutex<u64>>,
 }
@@ -187,7 +185,7 @@ impl Reader {
         };
         let mut pieces = Vec::with_capacity(plan.pieces.len());
         for r in &plan.pieces {
-            let hit = cached(&self.server, &self.domain, r.slice.chunk)?;
+            let hit = cached(&self.server, &self.sources, r.slice.chunk)?;
             match piece(&hit, r, charge) {
                 Ok(p) => pieces.push(p),
                 Err(fault) => return Some((plan.name, Err(fault))),
@@ -234,7 +232,7 @@ impl Reader {
         charge: impl Fn(ByteTier) -> Charge + Clone + Send + 'static,
     ) -> Answer<Content> {
         let small = plan.len <= AHEAD_BYTES_MAX;
-        let reads = read_all(self.server, self.sources, self.domain, plan.pieces);
+        let reads = read_all(self.server, self.sources, plan.pieces);
         let mut pieces = reads.map(move |read| read.and_then(|(hit, r)| piece(&hit, &r, &charge))).boxed();
         if !small {
             return Ok(Content::Later(pieces));

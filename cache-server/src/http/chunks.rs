@@ -3,10 +3,11 @@
 use super::{
     admit::Admitted,
     body::{Piece, of_piece},
+    grant::grant,
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
-    read::{cache_status, located_chunk, tier},
+    read::{cache_status, cached, located_chunk, tier},
 };
 use crate::server::Server;
 use axum::{
@@ -15,7 +16,7 @@ use axum::{
     http::{HeaderMap, Method, header},
 };
 use fletch_api::{Problem, headers};
-use fletch_core::{Hash, Root, StoreKey};
+use fletch_core::{Hash, Root};
 use std::sync::Arc;
 
 const FOREVER: &str = "private, max-age=31536000, immutable";
@@ -52,8 +53,7 @@ pub async fn get(
 ) -> Answer {
     let Path((root, hash)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let (root, hash): (Root, Hash) = (parsed(&root)?, parsed(&hash)?);
-    let domain = admitted.principal.domain.clone();
-    let sources = server.versions.sources(&domain, root).await?;
+    let sources = grant(&server, &admitted.principal, root).await?;
     let located = sources.locate(hash).await?;
     let (len, etag) = (u64::from(located.len), format!("\"{hash}\""));
     if let Some(same) = not_modified(&request, &etag) {
@@ -68,11 +68,11 @@ pub async fn get(
         .header(header::CONTENT_TYPE, "application/octet-stream")
         .header(header::CACHE_CONTROL, FOREVER);
     if method == Method::HEAD {
-        let cached = server.store.cached(&StoreKey { domain, hash }).is_some();
+        let cached = cached(&server, &sources, hash).is_some();
         let status = if cached { "fletch; hit" } else { "fletch; fwd=miss" };
         return finish(head.header(headers::CACHE_STATUS, status), Body::empty());
     }
-    let hit = located_chunk(&server, &sources, &domain, hash, &located).await?;
+    let hit = located_chunk(&server, &sources, hash, &located).await?;
     let range = wanted.range(len);
     // The table's length agreed with the chunk's when it was checked, and a chunk is at most 16 MiB.
     let cut = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);

@@ -5,7 +5,12 @@ use super::{
     json, parsed,
     problem::{Answer, Fault},
 };
-use crate::{auth::Principal, server::Server, state::Entry};
+use crate::{
+    auth::Principal,
+    server::Server,
+    state::{Entry, Registered},
+    versions::NotAllowed,
+};
 use axum::{
     Json,
     body::Body,
@@ -15,7 +20,6 @@ use axum::{
 };
 use fletch_api::{Code, Dataset, Datasets, Problem, RegisterDataset, ResolvedVersion};
 use fletch_core::{DatasetName, Domain, Root, TagName};
-use fletch_origin::OriginUri;
 use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
@@ -47,11 +51,15 @@ pub async fn list(State(server): State<Arc<Server>>, who: Principal) -> Json<Dat
 )]
 pub async fn register(State(server): State<Arc<Server>>, Changer(who): Changer, body: Body) -> Answer {
     let ask: RegisterDataset = json(&server, body).await?;
-    let uri = allowed(&server, &ask.uri)?;
-    let tables = match &ask.tables {
-        Some(tables) => allowed(&server, tables)?,
-        None => uri.clone(),
+    let (versions, domain) = (Arc::clone(&server.versions), who.domain.clone());
+    let (uri, tables) = (ask.uri, ask.tables);
+    // On a thread that may wait: directories are looked up.
+    let places = move || {
+        let uri = versions.allowed().check(&domain, &uri)?;
+        let tables = tables.map(|t| versions.allowed().check(&domain, &t)).transpose()?;
+        Ok::<_, NotAllowed>((tables.unwrap_or_else(|| uri.clone()), uri))
     };
+    let (tables, uri) = blocking(places).await??;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let dataset = Dataset {
         name: ask.name,
@@ -59,7 +67,7 @@ pub async fn register(State(server): State<Arc<Server>>, Changer(who): Changer, 
         tables: tables.to_string(),
         registered_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
     };
-    let entry = Entry { domain: who.domain, dataset };
+    let entry = Entry { domain: who.domain, tenant: who.tenant, dataset };
     let registrations = Arc::clone(&server.registrations);
     let (entry, new) = blocking(move || registrations.register(entry)).await??;
     server.versions.registrations_changed();
@@ -147,7 +155,7 @@ pub async fn version(
     }))
 }
 
-fn entry(server: &Server, domain: &Domain, path: OnePath) -> Answer<Arc<Entry>> {
+fn entry(server: &Server, domain: &Domain, path: OnePath) -> Answer<Arc<Registered>> {
     let Path(name) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let name: DatasetName = parsed(&name)?;
     server.registrations.get(domain, &name).ok_or_else(Fault::not_found)
@@ -157,32 +165,4 @@ fn entry(server: &Server, domain: &Domain, path: OnePath) -> Answer<Arc<Entry>> 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
     let lost = |_| Fault::new(Code::Internal, "a task was lost", "see the server's log");
     tokio::task::spawn_blocking(work).await.map_err(lost)
-}
-
-/// A URI that this server may read: under a configured origin; a directory under one of
-/// `local.dirs`, or any where that is empty and everybody who can ask is on this machine.
-fn allowed(server: &Server, text: &str) -> Answer<OriginUri> {
-    if !text.contains("://") && !text.starts_with('/') {
-        return Err(Fault::bad(format!("{text:?} is a relative path; give an absolute path or a URI")));
-    }
-    let uri = OriginUri::parse(text).map_err(|e| Fault::bad(e.to_string()))?;
-    let Some(dir) = uri.as_local() else {
-        if server.versions.origins().is_configured(&uri) {
-            return Ok(uri);
-        }
-        let hint = format!("add an [[origin]] with a prefix of {uri} to the server's settings");
-        return Err(Fault::new(Code::UriNotAllowed, format!("{uri} is under no configured origin"), hint));
-    };
-    // With tokens a principal may be on another machine, and a file of this one is nobody's by default.
-    if server.local_dirs.is_empty() && !server.auth.is_on() {
-        return Ok(uri);
-    }
-    // Links are followed, or one of them would lead out.
-    let real = std::fs::canonicalize(dir).ok().and_then(|real| OriginUri::local(&real).ok());
-    let inside = real.filter(|real| server.local_dirs.iter().any(|d| d.contains(real)));
-    // An absent directory and one outside get the same answer: it tells nothing about this machine.
-    inside.ok_or_else(|| {
-        let detail = format!("{uri} is not a directory under one of local.dirs");
-        Fault::new(Code::UriNotAllowed, detail, "add it to local.dirs in the server's settings")
-    })
 }

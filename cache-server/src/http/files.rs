@@ -4,6 +4,7 @@ use super::{
     admit::Admitted,
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
+    grant::grant,
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
@@ -17,7 +18,7 @@ use axum::{
 };
 use fletch_api::{ByteTier, Code, Problem, headers};
 use fletch_core::{
-    Domain, Root,
+    Root,
     manifest::{
         EntryKind, EntryRef,
         locate::{ChunkRange, ranges},
@@ -57,8 +58,7 @@ pub async fn get(
 ) -> Answer {
     let Path((root, path)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let root: Root = parsed(&root)?;
-    let domain = admitted.principal.domain.clone();
-    let sources = server.versions.sources(&domain, root).await?;
+    let sources = grant(&server, &admitted.principal, root).await?;
     let found = sources.first.version.find(&path).await.map_err(crate::versions::VersionError::from)?;
     let found = found.ok_or_else(Fault::not_found)?;
     let entry = found.entry();
@@ -82,7 +82,7 @@ pub async fn get(
     let n = range.end - range.start;
     let pieces: Vec<ChunkRange> = ranges(found.slices(), range).collect();
     let charge = admitted.charges(&server, &sources, root);
-    let mut reads = Box::pin(read_all(Arc::clone(&server), sources, domain, pieces));
+    let mut reads = Box::pin(read_all(Arc::clone(&server), sources, pieces));
     // The first chunk is read before the head is sent, so that its failure has a status.
     let first = reads.next().await.transpose()?;
     let status = first.as_ref().map_or("fletch; hit", |(hit, _)| cache_status(hit.tier));
@@ -113,12 +113,11 @@ pub fn content(entry: &EntryRef<'_>) -> Answer<fletch_core::Hash> {
 pub fn read_all(
     server: Arc<Server>,
     sources: Arc<Sources>,
-    domain: Domain,
     pieces: Vec<ChunkRange>,
 ) -> impl Stream<Item = Answer<(Hit, ChunkRange)>> + Send + 'static {
     let reads = stream::iter(pieces).map(move |r| {
-        let (server, sources, domain) = (Arc::clone(&server), Arc::clone(&sources), domain.clone());
-        async move { Ok((chunk(&server, &sources, &domain, r.slice.chunk).await?, r)) }
+        let (server, sources) = (Arc::clone(&server), Arc::clone(&sources));
+        async move { Ok((chunk(&server, &sources, r.slice.chunk).await?, r)) }
     });
     reads.buffered(AHEAD)
 }

@@ -8,6 +8,7 @@ mod chunks;
 mod cluster;
 mod datasets;
 mod files;
+mod grant;
 mod health;
 mod page;
 mod problem;

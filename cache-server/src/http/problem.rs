@@ -1,6 +1,11 @@
 //! Errors as answers: the one place where an error of a boundary becomes a code and a status.
 
-use crate::{auth::Refused, jobs::TooManyJobs, state::RegisterError, versions::VersionError};
+use crate::{
+    auth::Refused,
+    jobs::TooManyJobs,
+    state::RegisterError,
+    versions::{NotAllowed, VersionError},
+};
 use axum::{
     body::Body,
     http::{HeaderValue, StatusCode, header},
@@ -113,6 +118,12 @@ impl From<RegisterError> for Fault {
             RegisterError::Io { .. } => (Code::Internal, "check the disk of --state-dir"),
         };
         Fault::new(code, e.to_string(), hint)
+    }
+}
+
+impl From<NotAllowed> for Fault {
+    fn from(e: NotAllowed) -> Self {
+        Fault::new(e.code(), e.to_string(), e.hint())
     }
 }
 

@@ -1,12 +1,12 @@
 //! Reading chunks for an answer: one call for chunks, files and batches.
 
-use super::problem::Answer;
+use super::problem::{Answer, Fault};
 use crate::{
     server::Server,
     versions::{Filler, Located, Sources},
 };
 use fletch_api::ByteTier;
-use fletch_core::{Domain, Hash, StoreKey};
+use fletch_core::{Hash, StoreKey};
 use fletch_store::{Hit, Tier};
 use std::sync::Arc;
 
@@ -31,33 +31,39 @@ pub fn cache_status(tier: Tier) -> &'static str {
 }
 
 /// A chunk from memory. Only for hashes that the version's own tables named: being cached in the
-/// domain says nothing about which version a chunk is of.
+/// domain says nothing about which version a chunk is of. `None` too once the grant ended.
 #[must_use]
-pub fn cached(server: &Server, domain: &Domain, hash: Hash) -> Option<Hit> {
-    server.store.cached(&StoreKey { domain: domain.clone(), hash })
+pub fn cached(server: &Server, sources: &Sources, hash: Hash) -> Option<Hit> {
+    if !sources.stand() {
+        return None;
+    }
+    server.store.cached(&StoreKey { domain: sources.domain.clone(), hash })
 }
 
 /// A whole chunk that the version's own tables named.
-pub async fn chunk(server: &Server, sources: &Arc<Sources>, domain: &Domain, hash: Hash) -> Answer<Hit> {
-    if let Some(hit) = cached(server, domain, hash) {
+pub async fn chunk(server: &Server, sources: &Arc<Sources>, hash: Hash) -> Answer<Hit> {
+    if let Some(hit) = cached(server, sources, hash) {
         return Ok(hit);
     }
     let located = sources.locate(hash).await?;
-    located_chunk(server, sources, domain, hash, &located).await
+    located_chunk(server, sources, hash, &located).await
 }
 
 /// A whole chunk that was located.
 pub async fn located_chunk(
     server: &Server,
     sources: &Arc<Sources>,
-    domain: &Domain,
     hash: Hash,
     located: &Located,
 ) -> Answer<Hit> {
-    let key = StoreKey { domain: domain.clone(), hash };
-    if let Some(hit) = server.store.cached(&key) {
+    if let Some(hit) = cached(server, sources, hash) {
         return Ok(hit);
     }
+    // A long answer outlives its grant by one chunk at most.
+    if !sources.stand() {
+        return Err(Fault::not_found());
+    }
+    let key = StoreKey { domain: sources.domain.clone(), hash };
     let fetch = Filler::fetch(&server.versions, sources, hash, located);
     Ok(server.store.read(key, located.len, fetch).await?)
 }

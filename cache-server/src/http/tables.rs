@@ -4,6 +4,7 @@ use super::{
     admit::Admitted,
     body::{Broken, Piece, of_stream},
     chunks::finish,
+    grant::grant,
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
@@ -125,7 +126,7 @@ pub async fn placement(
 async fn of_root(table: Table, path: OnePath, ask: Ask) -> Answer {
     let Path(root) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let root: Root = parsed(&root)?;
-    let sources = ask.server.versions.sources(&ask.admitted.principal.domain, root).await?;
+    let sources = grant(&ask.server, &ask.admitted.principal, root).await?;
     let source = Arc::clone(&sources.first);
     let layout = source.version.layout();
     send(table, root, layout, &source, ask).await
@@ -134,8 +135,8 @@ async fn of_root(table: Table, path: OnePath, ask: Ask) -> Answer {
 async fn of_layout(table: Table, path: TwoPaths, ask: Ask) -> Answer {
     let Path((root, layout)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let (root, layout): (Root, LayoutId) = (parsed(&root)?, parsed(&layout)?);
-    let domain = &ask.admitted.principal.domain;
-    let source = ask.server.versions.source_of(domain, root, layout).await?;
+    let sources = grant(&ask.server, &ask.admitted.principal, root).await?;
+    let source = ask.server.versions.in_layout(&sources, layout).await?;
     send(table, root, layout, &source, ask).await
 }
 

@@ -2,7 +2,7 @@
 
 mod registrations;
 
-pub use registrations::{Entry, RegisterError, Registrations};
+pub use registrations::{Entry, RegisterError, Registered, Registrations};
 
 use nix::fcntl::{Flock, FlockArg};
 use std::{

@@ -3,18 +3,24 @@
 //! 1. A change is answered after its record was fsynced; a crash loses no answered change.
 //! 2. A torn last record is cut off at start; damage before it is a start-up error, because
 //!    dropping what follows would silently forget datasets.
-//! 3. Records of unknown kinds are skipped (a newer server wrote them).
+//! 3. From the moment a change is answered, nothing is granted through an entry that is gone:
+//!    whoever holds a [`Registered`] asks whether it [`Registered::stands`].
+//! 4. Records of unknown kinds are skipped (a newer server wrote them).
 
 use super::{StateDir, StateError};
 use fletch_api::Dataset;
-use fletch_core::{DatasetName, Domain, record};
+use fletch_core::{DatasetName, Domain, Tenant, record};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
     io::{self, Write as _},
+    ops::Deref,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 const REGISTER: u8 = 1;
@@ -25,9 +31,38 @@ const UNREGISTER: u8 = 2;
 pub struct Entry {
     /// Whose it is.
     pub domain: Domain,
+    /// Who registered it, and is charged for it.
+    #[serde(default = "Tenant::default_tenant")]
+    pub tenant: Tenant,
     /// What it is.
     #[serde(flatten)]
     pub dataset: Dataset,
+}
+
+/// An entry, and whether it still stands.
+#[derive(Debug)]
+pub struct Registered {
+    entry: Entry,
+    ended: AtomicBool,
+}
+
+impl Registered {
+    fn new(entry: Entry) -> Arc<Self> {
+        Arc::new(Registered { entry, ended: AtomicBool::new(false) })
+    }
+
+    /// Whether it has not been unregistered: what was granted through it holds only so long.
+    #[must_use]
+    pub fn stands(&self) -> bool {
+        !self.ended.load(Ordering::Acquire)
+    }
+}
+
+impl Deref for Registered {
+    type Target = Entry;
+    fn deref(&self) -> &Entry {
+        &self.entry
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,7 +97,7 @@ pub enum RegisterError {
     },
 }
 
-type Table = BTreeMap<(Domain, DatasetName), Arc<Entry>>;
+type Table = BTreeMap<(Domain, DatasetName), Arc<Registered>>;
 
 #[derive(Debug)]
 struct Inner {
@@ -114,13 +149,13 @@ impl Registrations {
 
     /// One dataset.
     #[must_use]
-    pub fn get(&self, domain: &Domain, name: &DatasetName) -> Option<Arc<Entry>> {
+    pub fn get(&self, domain: &Domain, name: &DatasetName) -> Option<Arc<Registered>> {
         self.lock().table.get(&(domain.clone(), name.clone())).cloned()
     }
 
     /// A domain's datasets, by name.
     #[must_use]
-    pub fn list(&self, domain: &Domain) -> Vec<Arc<Entry>> {
+    pub fn list(&self, domain: &Domain) -> Vec<Arc<Registered>> {
         self.lock().table.values().filter(|e| e.domain == *domain).cloned().collect()
     }
 
@@ -135,7 +170,7 @@ impl Registrations {
     ///
     /// # Errors
     /// [`RegisterError`].
-    pub fn register(&self, entry: Entry) -> Result<(Arc<Entry>, bool), RegisterError> {
+    pub fn register(&self, entry: Entry) -> Result<(Arc<Registered>, bool), RegisterError> {
         let mut inner = self.lock();
         let key = (entry.domain.clone(), entry.dataset.name.clone());
         if let Some(old) = inner.table.get(&key) {
@@ -150,7 +185,7 @@ impl Registrations {
             return Err(RegisterError::Full(self.max));
         }
         self.write(&mut inner, REGISTER, &entry)?;
-        let entry = Arc::new(entry);
+        let entry = Registered::new(entry);
         inner.table.insert(key, Arc::clone(&entry));
         Ok((entry, true))
     }
@@ -166,7 +201,9 @@ impl Registrations {
             return Ok(false);
         }
         self.write(&mut inner, UNREGISTER, &Gone { domain: domain.clone(), name: name.clone() })?;
-        inner.table.remove(&key);
+        if let Some(gone) = inner.table.remove(&key) {
+            gone.ended.store(true, Ordering::Release);
+        }
         Ok(true)
     }
 
@@ -203,7 +240,7 @@ fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
         match r.kind {
             REGISTER => {
                 let e: Entry = serde_json::from_slice(r.payload).map_err(unreadable)?;
-                table.insert((e.domain.clone(), e.dataset.name.clone()), Arc::new(e));
+                table.insert((e.domain.clone(), e.dataset.name.clone()), Registered::new(e));
             }
             UNREGISTER => {
                 let gone: Gone = serde_json::from_slice(r.payload).map_err(unreadable)?;
@@ -226,7 +263,7 @@ mod tests {
             tables: uri.into(),
             registered_ns: 7,
         };
-        Entry { domain: Domain::default_domain(), dataset }
+        Entry { domain: Domain::default_domain(), tenant: Tenant::default_tenant(), dataset }
     }
 
     fn open(dir: &Path) -> Result<Registrations, StateError> {
@@ -248,7 +285,10 @@ mod tests {
         assert!(!r.register(entry("a", "file:///x")).expect("the same again").1);
         assert!(matches!(r.register(entry("a", "file:///y")), Err(RegisterError::Conflict { .. })));
         assert!(matches!(r.register(entry("d", "file:///x")), Err(RegisterError::Full(3))));
+        let held = r.get(&Domain::default_domain(), &entry("b", "").dataset.name).expect("registered");
+        assert!(held.stands());
         assert!(r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone"));
+        assert!(!held.stands());
         assert!(
             !r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone already")
         );

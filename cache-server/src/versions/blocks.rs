@@ -22,7 +22,8 @@ const META_TTL: Duration = Duration::from_secs(300);
 /// Tables whose length and etag are remembered.
 const METAS_MAX: u64 = 4096;
 
-type File = (String, String);
+/// In which scope, at which URI and path.
+type File = (Arc<str>, String, String);
 type Cell<T> = Arc<OnceCell<T>>;
 
 /// A block being read or kept, with the bytes it will have.
@@ -37,6 +38,8 @@ struct Block {
 pub struct Blocks {
     metas: Cache<File, Cell<ObjectMeta>>,
     blocks: Cache<(File, String, u64), Block>,
+    /// Whose: what one scope brought is nothing to another.
+    scope: Arc<str>,
     tasks: TaskTracker,
 }
 
@@ -47,7 +50,13 @@ impl Blocks {
     pub fn new(bytes_max: u64, tasks: TaskTracker) -> Self {
         let metas = Cache::builder().max_capacity(METAS_MAX).time_to_live(META_TTL).build();
         let blocks = Cache::builder().max_capacity(bytes_max).weigher(|_, b: &Block| b.len.max(1)).build();
-        Blocks { metas, blocks, tasks }
+        Blocks { metas, blocks, scope: Arc::default(), tasks }
+    }
+
+    /// The same room, for what `scope` reads and nobody else sees.
+    #[must_use]
+    pub fn scoped(&self, scope: &str) -> Self {
+        Blocks { scope: scope.into(), ..self.clone() }
     }
 
     /// Bytes kept now.
@@ -58,7 +67,7 @@ impl Blocks {
 
     /// Length and etag of a table.
     pub async fn meta(&self, origin: &Origin, path: &str) -> Result<ObjectMeta, OriginError> {
-        let file = (origin.uri().to_string(), path.to_owned());
+        let file = (Arc::clone(&self.scope), origin.uri().to_string(), path.to_owned());
         let cell = self.metas.get_with(file, Arc::default);
         let (origin, path) = (origin.clone(), path.to_owned());
         self.once(&cell, async move { origin.head(&path).await }).await
@@ -101,7 +110,7 @@ impl Blocks {
         n: u64,
         range: Range<u64>,
     ) -> Result<Bytes, OriginError> {
-        let file = (origin.uri().to_string(), meta.path.clone());
+        let file = (Arc::clone(&self.scope), origin.uri().to_string(), meta.path.clone());
         let key = (file.clone(), etag(meta), n);
         let new = || Block {
             len: u32::try_from(range.end - range.start).unwrap_or(u32::MAX),

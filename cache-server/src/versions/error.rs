@@ -1,5 +1,6 @@
 //! Why bytes of a version cannot be had.
 
+use super::NotAllowed;
 use fletch_api::Code;
 use fletch_core::Kind;
 use fletch_origin::OriginError;
@@ -26,6 +27,9 @@ pub enum VersionError {
     /// An object that seems unchanged has other bytes.
     #[error("{0} has other bytes than were indexed, although it seems unchanged")]
     Corrupt(String),
+    /// Its place is not allowed any more.
+    #[error(transparent)]
+    NotAllowed(NotAllowed),
     /// The origin failed.
     #[error(transparent)]
     Origin(OriginError),
@@ -47,6 +51,7 @@ impl VersionError {
             VersionError::Missing(_) => Code::OriginMissing,
             VersionError::Corrupt(_) => Code::OriginCorrupt,
             VersionError::Lost => Code::Internal,
+            VersionError::NotAllowed(e) => e.code(),
             VersionError::Origin(e) => match e {
                 OriginError::Denied { .. } => Code::OriginDenied,
                 OriginError::NotFound { .. } => Code::OriginMissing,
@@ -80,6 +85,7 @@ impl VersionError {
                 "restore the object, or index the dataset again with --parent and read the new version"
             }
             Code::OriginCorrupt => "the storage returned wrong bytes: check it, or restore the object",
+            Code::UriNotAllowed => "the server's settings no longer allow its place; ask the administrator",
             Code::OriginDenied => "check the credentials of its [[origin]] or the permissions of the files",
             Code::OriginUnavailable => "check that the origin can be reached; asking again is safe",
             Code::TablesCorrupt => "index the dataset again; no wrong byte was delivered",

@@ -192,7 +192,8 @@ impl Filler {
     async fn others(&self, first: &Row) -> Vec<Spot> {
         let mut found: Vec<Spot> = Vec::new();
         let elsewhere = self.versions.others(&self.sources).await;
-        for source in std::iter::once(&self.sources.first).chain(elsewhere) {
+        let all = std::iter::once(&self.sources.first).chain(elsewhere);
+        for source in all.filter(|s| s.registered.stands()) {
             let rows = match source.rows(self.hash, ROWS_MAX).await {
                 Ok(rows) => rows,
                 Err(e) => {

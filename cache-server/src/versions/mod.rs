@@ -5,22 +5,27 @@
 //! one that was resolved; others are looked for when that one fails.
 //!
 //! 1. (I7) Everything begins with (domain, root): a foreign root, an absent one and one whose
-//!    dataset was unregistered take the same path to the same answer.
-//! 2. Only registered URIs are read. What `layout.json` says of an origin is not believed.
+//!    dataset was unregistered take the same path to the same answer. What is kept in memory is
+//!    kept for each domain and place apart, so that not even time tells what others read.
+//! 2. Only registered URIs are read, and they are checked again when they are ([`Allowed`]). What
+//!    `layout.json` says of an origin is not believed.
+//! 3. What was granted through a registration is no longer granted once it is gone.
 
+mod allowed;
 pub mod blocks;
 mod error;
 mod fill;
 mod source;
 
+pub use allowed::{Allowed, NotAllowed};
 pub use error::VersionError;
 pub use fill::{ATTEMPTS, Filler, Located};
 pub use source::Source;
 
-use crate::state::{Entry, Registrations};
+use crate::state::{Entry, Registered, Registrations};
 use blocks::{Blocks, Place};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
-use fletch_origin::{Origin, OriginError, OriginUri, Origins};
+use fletch_origin::{Origin, OriginError, Origins};
 use fletch_tables::{PartCache, TagDoc, Version, paths};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use moka::sync::Cache;
@@ -62,7 +67,8 @@ pub struct Wrong {
 
 /// The ways to one root's bytes in one domain.
 pub struct Sources {
-    domain: Domain,
+    /// In which domain: what they bring is for nobody else.
+    pub domain: Domain,
     root: Root,
     /// The one in use.
     pub first: Arc<Source>,
@@ -70,11 +76,19 @@ pub struct Sources {
     others: OnceCell<Vec<Arc<Source>>>,
 }
 
+impl Sources {
+    /// Whether they are still granted.
+    #[must_use]
+    pub fn stand(&self) -> bool {
+        self.first.registered.stands()
+    }
+}
+
 type Slot = Arc<OnceCell<Arc<Sources>>>;
 
 /// See the module.
 pub struct Versions {
-    origins: Origins,
+    allowed: Allowed,
     registrations: Arc<Registrations>,
     blocks: Blocks,
     parts: PartCache,
@@ -90,14 +104,14 @@ impl Versions {
     /// Of `tables_bytes`, three quarters are for parts and a quarter for tables as they lie.
     #[must_use]
     pub fn new(
-        origins: Origins,
+        allowed: Allowed,
         registrations: Arc<Registrations>,
         tables_bytes: u64,
         versions_max: u64,
         tasks: TaskTracker,
     ) -> Arc<Self> {
         Arc::new(Versions {
-            origins,
+            allowed,
             registrations,
             blocks: Blocks::new(tables_bytes / 4, tasks.clone()),
             parts: PartCache::new(tables_bytes / 4 * 3),
@@ -109,10 +123,16 @@ impl Versions {
         })
     }
 
-    /// The origins, for their numbers and for checking what is to be registered.
+    /// The origins, for their numbers.
     #[must_use]
     pub fn origins(&self) -> &Origins {
-        &self.origins
+        self.allowed.origins()
+    }
+
+    /// What may be registered.
+    #[must_use]
+    pub fn allowed(&self) -> &Allowed {
+        &self.allowed
     }
 
     /// Bytes of tables kept: (parts, blocks).
@@ -140,7 +160,7 @@ impl Versions {
     /// [`VersionError`].
     pub async fn resolve_tag(
         self: &Arc<Self>,
-        entry: &Entry,
+        entry: &Arc<Registered>,
         tag: &TagName,
     ) -> Result<Arc<Source>, VersionError> {
         let tables = self.tables_of(entry)?;
@@ -162,14 +182,17 @@ impl Versions {
     /// [`VersionError::NotFound`] when the dataset's tables place does not have it, and others.
     pub async fn resolve(
         self: &Arc<Self>,
-        entry: &Entry,
+        entry: &Arc<Registered>,
         root: Root,
         layout: Option<LayoutId>,
     ) -> Result<Arc<Source>, VersionError> {
         let key = (entry.domain.clone(), root);
         if let Some(sources) = self.open.get(&key).and_then(|slot| slot.get().cloned()) {
             let s = &sources.first;
-            if s.dataset == entry.dataset.name && layout.is_none_or(|l| l == s.version.layout()) {
+            if Arc::ptr_eq(&s.registered, entry)
+                && s.registered.stands()
+                && layout.is_none_or(|l| l == s.version.layout())
+            {
                 return Ok(Arc::clone(s));
             }
         }
@@ -184,7 +207,7 @@ impl Versions {
         self.unknown.invalidate(&key);
         // Opened by the hint; an open one of another dataset or layout stays as it is.
         let sources = self.sources(&entry.domain, root).await?;
-        if sources.first.dataset == entry.dataset.name && sources.first.version.layout() == layout {
+        if Arc::ptr_eq(&sources.first.registered, entry) && sources.first.version.layout() == layout {
             return Ok(Arc::clone(&sources.first));
         }
         self.open_source(entry, root, layout).await
@@ -201,7 +224,10 @@ impl Versions {
     ) -> Result<Arc<Sources>, VersionError> {
         let key = (domain.clone(), root);
         if let Some(sources) = self.open.get(&key).and_then(|slot| slot.get().cloned()) {
-            return Ok(sources);
+            if sources.stand() {
+                return Ok(sources);
+            }
+            self.open.invalidate(&key);
         }
         if self.unknown.contains_key(&key) {
             return Err(VersionError::NotFound);
@@ -219,6 +245,8 @@ impl Versions {
             .cloned()
         });
         let result = task.await.unwrap_or(Err(VersionError::Lost));
+        // Its dataset may have gone while it was looked for.
+        let result = result.and_then(|s| if s.stand() { Ok(s) } else { Err(VersionError::NotFound) });
         if result.is_err() {
             // An empty slot must not push an open version out.
             self.open.invalidate(&key);
@@ -237,18 +265,16 @@ impl Versions {
     ///
     /// # Errors
     /// [`VersionError::NotFound`] when no dataset of the domain has that layout, and others.
-    pub async fn source_of(
-        self: &Arc<Self>,
-        domain: &Domain,
-        root: Root,
-        layout: LayoutId,
-    ) -> Result<Arc<Source>, VersionError> {
-        let sources = self.sources(domain, root).await?;
+    pub async fn in_layout(&self, sources: &Sources, layout: LayoutId) -> Result<Arc<Source>, VersionError> {
         if sources.first.version.layout() == layout {
             return Ok(Arc::clone(&sources.first));
         }
-        let others = self.others(&sources).await;
-        others.iter().find(|s| s.version.layout() == layout).cloned().ok_or(VersionError::NotFound)
+        let others = self.others(sources).await;
+        others
+            .iter()
+            .find(|s| s.registered.stands() && s.version.layout() == layout)
+            .cloned()
+            .ok_or(VersionError::NotFound)
     }
 
     async fn find(&self, domain: &Domain, root: Root) -> Result<Arc<Source>, VersionError> {
@@ -311,24 +337,21 @@ impl Versions {
 
     async fn open_source(
         &self,
-        entry: &Entry,
+        entry: &Arc<Registered>,
         root: Root,
         layout: LayoutId,
     ) -> Result<Arc<Source>, VersionError> {
         let tables = self.tables_of(entry)?;
-        let place = Place { blocks: self.blocks.clone(), origin: tables.clone(), root, layout };
-        let version = Version::open(Arc::new(place), root, layout, self.parts.clone()).await?;
-        let data = self.open_origin(&entry.dataset.uri)?;
-        Ok(Arc::new(Source::new(entry.dataset.name.clone(), version, data, tables, self.blocks.clone())))
+        let scope = format!("{}\0{}", entry.domain, tables.uri());
+        let (blocks, parts) = (self.blocks.scoped(&scope), self.parts.scoped(&scope));
+        let place = Place { blocks: blocks.clone(), origin: tables.clone(), root, layout };
+        let version = Version::open(Arc::new(place), root, layout, parts).await?;
+        let data = self.allowed.open(&entry.domain, &entry.dataset.uri)?;
+        Ok(Arc::new(Source::new(Arc::clone(entry), version, data, tables, blocks)))
     }
 
     fn tables_of(&self, entry: &Entry) -> Result<Origin, VersionError> {
-        self.open_origin(&entry.dataset.tables)
-    }
-
-    fn open_origin(&self, uri: &str) -> Result<Origin, VersionError> {
-        let opened = OriginUri::parse(uri).and_then(|uri| self.origins.open(&uri));
-        opened.map_err(VersionError::Origin)
+        self.allowed.open(&entry.domain, &entry.dataset.tables)
     }
 
     /// Every source of a root but its first, looked for once.

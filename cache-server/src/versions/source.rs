@@ -1,15 +1,17 @@
 //! One way to a version's bytes: a dataset's objects, by one layout.
 
 use super::{VersionError, blocks::Blocks};
+use crate::state::Registered;
 use fletch_core::{DatasetName, Hash};
 use fletch_origin::{Origin, Pin};
 use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Version};
+use std::sync::Arc;
 use tokio::sync::OnceCell;
 
 /// See the module.
 pub struct Source {
-    /// Which dataset.
-    pub dataset: DatasetName,
+    /// The registration it is reached through.
+    pub registered: Arc<Registered>,
     /// The version in this layout.
     pub version: Version,
     /// Where the objects are.
@@ -43,19 +45,25 @@ pub struct At {
 
 impl Source {
     pub(super) fn new(
-        dataset: DatasetName,
+        registered: Arc<Registered>,
         version: Version,
         data: Origin,
         tables: Origin,
         blocks: Blocks,
     ) -> Self {
-        Source { dataset, version, data, tables, blocks, index: OnceCell::new() }
+        Source { registered, version, data, tables, blocks, index: OnceCell::new() }
+    }
+
+    /// Which dataset.
+    #[must_use]
+    pub fn dataset(&self) -> &DatasetName {
+        &self.registered.dataset.name
     }
 
     /// Whether both are the same way.
     #[must_use]
     pub fn is_same(&self, other: &Source) -> bool {
-        self.dataset == other.dataset && self.version.layout() == other.version.layout()
+        Arc::ptr_eq(&self.registered, &other.registered) && self.version.layout() == other.version.layout()
     }
 
     /// At most `max` rows of a chunk; empty when it is none of this version's.

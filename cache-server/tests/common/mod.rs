@@ -32,8 +32,13 @@ pub struct Tree {
 
 impl Tree {
     pub fn new(files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
+        Tree::new_in(&std::env::temp_dir(), files)
+    }
+
+    /// In a directory of its own below this one.
+    pub fn new_in(above: &Path, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         let tree = Tree {
-            dir: tempfile::tempdir().expect("tempdir"),
+            dir: TempDir::with_prefix_in("tree-", above).expect("tempdir"),
             files: files.into_iter().map(|(p, b)| (p.to_owned(), b)).collect(),
         };
         for (path, bytes) in &tree.files {

@@ -17,6 +17,7 @@ pub const KEYS: &[&str] = &[
     "origin.*.concurrency",
     "origin.*.requests_per_second",
     "origin.*.bytes_per_second",
+    "origin.*.domains",
 ];
 
 /// One `[[origin]]` table: how to reach everything under `prefix`.
@@ -35,6 +36,9 @@ pub struct OriginConfig {
     pub account: Option<String>,
     /// Where the credentials come from; none means `env`.
     pub credentials: Option<Credentials>,
+    /// For which domains of a server it is; for all when empty.
+    #[serde(default)]
+    pub domains: Vec<String>,
     /// Whether `endpoint`, or the prefix itself, may be plain `http://`.
     #[serde(default)]
     pub allow_http: bool,

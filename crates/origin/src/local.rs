@@ -3,7 +3,9 @@
 //! 1. Nothing here waits for another process: files are opened without blocking, and what is
 //!    not a regular file is refused, so that a FIFO or device in a hostile tree cannot hang us.
 //! 2. A link in the tree is followed: whoever reads hashes the bytes. `..` never gets here.
-//! 3. A write is made under a temporary name, synced, then given its name, then the directory is
+//! 3. Where files are confined, a file is checked once it is open, by where it really is: no link
+//!    can be moved between the check and the use.
+//! 4. A write is made under a temporary name, synced, then given its name, then the directory is
 //!    synced.
 
 use crate::OriginError;
@@ -16,7 +18,10 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::Path;
 
 mod walk;
+mod within;
 pub(crate) use walk::list;
+pub use within::MayRead;
+pub(crate) use within::Within;
 
 /// Temporary files of writes begin with this; listings leave them out.
 pub const TEMPORARY: &str = ".fletch-tmp-";
@@ -65,6 +70,7 @@ fn meta_of(path: &str, meta: &Metadata) -> ObjectMeta {
 }
 
 pub(crate) fn get(
+    within: &Within,
     dir: &Path,
     what: &str,
     path: &str,
@@ -75,6 +81,7 @@ pub(crate) fn get(
     let io = |e: io::Error| OriginError::io(what, &e);
     let changed = |why: String| OriginError::Changed { what: what.to_owned(), why };
     let (mut file, before) = open_regular(&dir.join(path)).map_err(io)?;
+    within.check(&file, what)?;
     let size = before.len();
     if let Some(pin) = pin.filter(|p| p.size != size) {
         return Err(changed(format!("{} bytes then, {size} now", pin.size)));
@@ -104,7 +111,7 @@ pub(crate) fn get(
     Ok(Got { bytes: Bytes::from(bytes), meta: meta_of(path, &after) })
 }
 
-pub(crate) fn head(dir: &Path, what: &str, path: &str) -> Result<ObjectMeta, OriginError> {
+pub(crate) fn head(within: &Within, dir: &Path, what: &str, path: &str) -> Result<ObjectMeta, OriginError> {
     let meta = std::fs::metadata(dir.join(path)).map_err(|e| OriginError::io(what, &e))?;
     if meta.is_dir() {
         // As at a store: a directory is no object.
@@ -113,6 +120,12 @@ pub(crate) fn head(dir: &Path, what: &str, path: &str) -> Result<ObjectMeta, Ori
     if !meta.is_file() {
         return Err(OriginError::io(what, &not_regular()));
     }
+    if within.is_everywhere() {
+        return Ok(meta_of(path, &meta));
+    }
+    // What a name leads to is only known for certain of what is open.
+    let (file, meta) = open_regular(&dir.join(path)).map_err(|e| OriginError::io(what, &e))?;
+    within.check(&file, what)?;
     Ok(meta_of(path, &meta))
 }
 

@@ -1,5 +1,6 @@
 //! Origins as their users see them: who may do how much at once, by when, and where it goes.
 
+use crate::local::Within;
 use crate::remote::{Reach, Remote};
 use crate::stats::Counters;
 use crate::uri::{Place, Scheme, check_path};
@@ -123,6 +124,13 @@ impl Origins {
         self.find(uri).is_some()
     }
 
+    /// For which domains the longest configured prefix of `uri` is (for all when there are none);
+    /// `None` when there is no such prefix. By names: links are not resolved.
+    #[must_use]
+    pub fn domains(&self, uri: &OriginUri) -> Option<&[String]> {
+        self.find(uri).map(|index| self.0.configs[index].1.domains.as_slice())
+    }
+
     /// The origin at `uri`. Local directories open always (whether one may be registered is for
     /// the caller to decide, by [`Origins::is_configured`]); stores only under a configured prefix.
     /// Sends no request.
@@ -157,7 +165,12 @@ impl Origins {
                 Some(Reach { remote, prefix: path.clone() })
             }
         };
-        Ok(Origin { uri: Arc::new(uri.clone()), shared: Arc::clone(&self.0), reach })
+        Ok(Origin {
+            uri: Arc::new(uri.clone()),
+            shared: Arc::clone(&self.0),
+            reach,
+            within: Within::default(),
+        })
     }
 
     /// What was asked of all origins so far.
@@ -238,9 +251,17 @@ pub struct Origin {
     uri: Arc<OriginUri>,
     shared: Arc<Shared>,
     reach: Option<Reach>,
+    within: Within,
 }
 
 impl Origin {
+    /// The same place, of whose files only those are read that really are (all links followed)
+    /// where `may` allows it. For directories of this machine.
+    #[must_use]
+    pub fn confined(self, may: local::MayRead) -> Self {
+        Origin { within: Within::only(may), ..self }
+    }
+
     /// Where this is.
     #[must_use]
     pub fn uri(&self) -> &OriginUri {
@@ -284,9 +305,11 @@ impl Origin {
             match &self.reach {
                 None => {
                     let (path, pin, max) = (path.to_owned(), pin.cloned(), self.shared.limits.get_bytes_max);
-                    let named = what.clone();
-                    self.local(&what, move |dir| local::get(dir, &named, &path, range, pin.as_ref(), max))
-                        .await
+                    let (named, within) = (what.clone(), self.within.clone());
+                    self.local(&what, move |dir| {
+                        local::get(&within, dir, &named, &path, range, pin.as_ref(), max)
+                    })
+                    .await
                 }
                 Some(reach) => reach.get(&what, path, range, pin).await,
             }
@@ -309,7 +332,8 @@ impl Origin {
             match &self.reach {
                 None => {
                     let (path, named) = (path.to_owned(), what.clone());
-                    self.local(&what, move |dir| local::head(dir, &named, &path)).await
+                    let within = self.within.clone();
+                    self.local(&what, move |dir| local::head(&within, dir, &named, &path)).await
                 }
                 Some(reach) => reach.head(&what, path).await,
             }
@@ -405,7 +429,7 @@ impl Origin {
             (Some(reach), _) => reach.list(what, prefix),
             (None, Some(dir)) => {
                 counters.request();
-                local::list(dir.to_owned(), what, prefix, self.shared.limits.io_timeout)
+                local::list(self.within.clone(), dir.to_owned(), what, prefix, self.shared.limits.io_timeout)
             }
             (None, None) => futures::stream::empty().boxed(),
         };

@@ -10,7 +10,7 @@
 use crate::TableError;
 use crate::chunks::ChunkRow;
 use fletch_core::manifest::{Part, Placed};
-use fletch_core::{LayoutId, Root};
+use fletch_core::{Hash, LayoutId, Root};
 use futures::future::{BoxFuture, FutureExt, Shared, WeakShared};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,6 +41,7 @@ pub(crate) enum Shelf {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
+    pub scope: Hash,
     pub root: Root,
     pub layout: LayoutId,
     pub shelf: Shelf,
@@ -78,11 +79,14 @@ struct Flights {
 
 /// Parts in memory, bounded in bytes. Cloning shares it.
 #[derive(Clone)]
-pub struct PartCache(Arc<Inner>);
+pub struct PartCache {
+    inner: Arc<Inner>,
+    scope: Hash,
+}
 
 impl std::fmt::Debug for PartCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PartCache").field("bytes", &self.0.kept.weighted_size()).finish()
+        f.debug_struct("PartCache").field("bytes", &self.inner.kept.weighted_size()).finish()
     }
 }
 
@@ -98,18 +102,29 @@ impl PartCache {
             .eviction_policy(moka::policy::EvictionPolicy::lru())
             .weigher(|_: &CacheKey, kept: &Kept| u32::try_from(kept.footprint()).unwrap_or(u32::MAX))
             .build();
-        PartCache(Arc::new(Inner { kept, flights: Mutex::default() }))
+        PartCache { inner: Arc::new(Inner { kept, flights: Mutex::default() }), scope: Hash([0; 32]) }
+    }
+
+    /// The same room, for what is read in `scope` and seen nowhere else: rows of `chunks.parquet`
+    /// are a place's own word, and another reader's parts would tell what that reader reads.
+    #[must_use]
+    pub fn scoped(&self, scope: &str) -> Self {
+        PartCache { inner: Arc::clone(&self.inner), scope: Hash::of(scope.as_bytes()) }
+    }
+
+    pub(crate) fn scope(&self) -> Hash {
+        self.scope
     }
 
     /// Bytes it holds now.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.0.kept.run_pending_tasks();
-        self.0.kept.weighted_size()
+        self.inner.kept.run_pending_tasks();
+        self.inner.kept.weighted_size()
     }
 
     pub(crate) fn get(&self, key: &CacheKey) -> Option<Kept> {
-        self.0.kept.get(key)
+        self.inner.kept.get(key)
     }
 
     /// What is kept under `key`, loaded by `load` if nobody is loading it already.
@@ -132,13 +147,13 @@ impl PartCache {
     where
         F: Future<Output = Result<Kept, TableError>> + Send + 'static,
     {
-        let mut flights = self.0.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(flight) = flights.by_key.get(&key).and_then(|(_, weak)| weak.upgrade()) {
             return flight;
         }
         let id = flights.next;
         flights.next += 1;
-        let landing = Landing { inner: Arc::clone(&self.0), key, id };
+        let landing = Landing { inner: Arc::clone(&self.inner), key, id };
         let load = load();
         let flight = async move {
             let result = load.await;

@@ -152,7 +152,7 @@ impl Version {
     }
 
     pub(crate) fn key(&self, shelf: Shelf, part: usize) -> CacheKey {
-        CacheKey { root: self.0.root, layout: self.0.layout, shelf, part }
+        CacheKey { scope: self.0.cache.scope(), root: self.0.root, layout: self.0.layout, shelf, part }
     }
 
     /// A part, if it is in memory.

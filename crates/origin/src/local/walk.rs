@@ -1,6 +1,6 @@
 //! A sorted walk of a tree's regular files.
 
-use super::{TEMPORARY, meta_of};
+use super::{TEMPORARY, Within, meta_of};
 use crate::OriginError;
 use crate::origin::ObjectMeta;
 use futures::StreamExt as _;
@@ -19,6 +19,7 @@ type Item = Result<ObjectMeta, OriginError>;
 /// Walks on a blocking thread that ends when the stream is dropped. Holds the names of one
 /// directory per level.
 pub(crate) fn list(
+    within: Within,
     dir: PathBuf,
     what: String,
     prefix: String,
@@ -30,7 +31,10 @@ pub(crate) fn list(
         let named = what.clone();
         tokio::task::spawn_blocking(move || {
             // Nobody listens any more: nothing is left to do.
-            let _ = walk(&dir, &named, &prefix, &send);
+            let _ = match within.check_path(&dir.join(&prefix), &named) {
+                Ok(()) => walk(&dir, &named, &prefix, &send),
+                Err(e) => send.blocking_send(Err(e)).map_err(|_| Closed),
+            };
         });
         futures::stream::unfold(Some((receive, what)), move |state| async move {
             let (mut receive, what) = state?;

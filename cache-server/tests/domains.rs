@@ -1,0 +1,317 @@
+//! I7: what is registered in one domain does not exist in another, whoever asks and however.
+
+mod common;
+
+use common::{Indexed, Node, Tree, body, content, problem};
+use fletch_api::{Code, routes};
+use fletch_core::{Hash, LayoutId, Root};
+use reqwest::{Method, RequestBuilder, StatusCode};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
+
+/// A server of two domains, `a` and `b`, that may each read below one directory.
+struct Two {
+    node: Node,
+    dir: TempDir,
+}
+
+impl Two {
+    async fn new(more: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let tokens = dir.path().join("tokens.toml");
+        let line = |t: &str| format!("[[token]]\nhash = \"{}\"\ntenant = \"{t}\"\n", Hash::of(t.as_bytes()));
+        let admin = format!("[[token]]\nhash = \"{}\"\ntenant = \"z\"\nrole = \"admin\"\n", Hash::of(b"z"));
+        fs::write(&tokens, line("a") + &line("b") + &admin).expect("write");
+        fs::create_dir(dir.path().join("data")).expect("mkdir");
+        let mut args = vec![
+            format!("--auth-tokens={}", tokens.display()),
+            format!("--local-dirs={}", dir.path().join("data").display()),
+        ];
+        args.extend(more.iter().map(|s| (*s).to_owned()));
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Two { node: Node::start(&args).await, dir }
+    }
+
+    /// A tree below the directory that may be read.
+    fn tree(&self, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Tree {
+        Tree::new_in(&self.dir.path().join("data"), files)
+    }
+
+    fn ask(&self, token: &str, method: Method, path: &str) -> RequestBuilder {
+        self.node.ask(method, path).bearer_auth(token)
+    }
+
+    async fn register(&self, token: &str, name: &str, uri: &str) -> reqwest::Response {
+        let what = serde_json::json!({"name": name, "uri": uri}).to_string();
+        self.ask(token, Method::POST, "/v1/datasets").body(what).send().await.expect("answer")
+    }
+
+    async fn metric(&self, begins: &str) -> u64 {
+        let r = self.ask("z", Method::GET, "/metrics").send().await.expect("answer");
+        let text = r.text().await.expect("text");
+        let line = text.lines().find(|l| l.starts_with(begins)).unwrap_or_else(|| panic!("{begins}"));
+        line.rsplit(' ').next().expect("value").parse().expect("a number")
+    }
+}
+
+/// Every way of naming a version, as (method, path, body).
+fn ways(root: Root, layout: LayoutId, chunk: Hash) -> Vec<(Method, String, String)> {
+    let get = |p: String| (Method::GET, p, String::new());
+    vec![
+        get(routes::chunk(root, chunk)),
+        (Method::HEAD, routes::chunk(root, chunk), String::new()),
+        get(routes::manifest(root)),
+        get(routes::entries(root)),
+        get(routes::layout(root, layout)),
+        get(routes::placement(root, layout)),
+        get(format!("/v1/versions/{root}/files/a.bin")),
+        (
+            Method::POST,
+            routes::batch(root),
+            format!(
+                "{{\"items\":[{{\"chunk\":{{\"hash\":\"{chunk}\"}}}},{{\"path\":\"a.bin\"}},{{\"ordinal\":0}}]}}"
+            ),
+        ),
+        get(format!("/v1/datasets/secret/versions/{root}")),
+    ]
+}
+
+#[tokio::test]
+async fn i7_foreign_and_absent_are_one_answer_without_a_look_at_the_others_origin() {
+    let two = Two::new(&[]).await;
+    let secret = two.tree([("a.bin", content(1, 5000)), ("b.bin", content(2, 300))]);
+    let Indexed { written } = secret.index();
+    let mine = two.tree([("mine", content(3, 10))]);
+    mine.index();
+    assert_eq!(two.register("a", "secret", &secret.uri()).await.status(), 201);
+    assert_eq!(two.register("b", "mine", &mine.uri()).await.status(), 201);
+    let chunk = Hash::of(&secret.files["a.bin"]);
+    // It is open, in memory and hot where it belongs.
+    for (method, path, sent) in ways(written.root, written.layout, chunk) {
+        let r = two.ask("a", method, &path).body(sent).send().await.expect("answer");
+        assert_eq!(r.status(), StatusCode::OK, "{path}");
+    }
+    let nowhere =
+        (Root(Hash::of(b"no such root")), LayoutId(Hash::of(b"no such layout")), Hash::of(b"no such chunk"));
+    let of = async |root: Root, layout: LayoutId, chunk: Hash| {
+        let mut seen = Vec::new();
+        for (method, path, sent) in ways(root, layout, chunk) {
+            let before = two.metric("fletch_origin_requests_total").await;
+            let reads = two.metric("fletch_chunk_reads_total{tier=\"memory\"}").await;
+            let r = two.ask("b", method, &path).body(sent).send().await.expect("answer");
+            let mut head: Vec<_> = r
+                .headers()
+                .iter()
+                .filter(|(n, _)| *n != "date")
+                .map(|(n, v)| format!("{n}: {v:?}"))
+                .collect();
+            head.sort();
+            let status = r.status().as_u16();
+            let text = r.text().await.expect("text");
+            let asked = two.metric("fletch_origin_requests_total").await - before;
+            assert_eq!(
+                two.metric("fletch_chunk_reads_total{tier=\"memory\"}").await,
+                reads,
+                "no look into the cache"
+            );
+            seen.push((status, head, text, asked));
+        }
+        seen
+    };
+    let (foreign, absent) =
+        (of(written.root, written.layout, chunk).await, of(nowhere.0, nowhere.1, nowhere.2).await);
+    assert!(foreign.iter().all(|(status, ..)| *status == 404), "{foreign:?}");
+    assert_eq!(foreign, absent);
+    // What was asked of origins was asked of b's own, and as often for both.
+    let second = two.tree([("a.bin", content(9, 700))]);
+    let Indexed { written } = second.index();
+    two.register("a", "second", &second.uri()).await;
+    let chunk = Hash::of(&second.files["a.bin"]);
+    let hot = two.ask("a", Method::GET, &routes::chunk(written.root, chunk)).send().await.expect("answer");
+    assert_eq!(hot.status(), StatusCode::OK);
+    let moved = second.dir.path().with_extension("moved");
+    fs::rename(second.dir.path(), &moved).expect("hide a's files");
+    let other = Root(Hash::of(b"another"));
+    assert_eq!(of(written.root, written.layout, chunk).await, of(other, nowhere.1, nowhere.2).await);
+    fs::rename(&moved, second.dir.path()).expect("back");
+    // Names are the domain's own.
+    let get =
+        async |token: &str| two.ask(token, Method::GET, "/v1/datasets/secret").send().await.expect("answer");
+    assert_eq!(get("a").await.status(), StatusCode::OK);
+    let told = problem(get("b").await, Code::NotFound).await;
+    assert_eq!(
+        told,
+        problem(
+            two.ask("b", Method::GET, "/v1/datasets/never").send().await.expect("answer"),
+            Code::NotFound
+        )
+        .await
+    );
+    assert_eq!(two.register("b", "secret", &mine.uri()).await.status(), 201, "the name is free in b");
+    let list =
+        two.ask("b", Method::GET, "/v1/datasets").send().await.expect("answer").text().await.expect("text");
+    assert!(!list.contains(&secret.uri()), "{list}");
+    two.node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn i7_chunks_that_another_domain_cached_are_no_hit() {
+    let two = Two::new(&[]).await;
+    let files = || [("a.bin", content(1, 5000))];
+    // The same content at two places: one root, one chunk, two owners.
+    let (of_a, of_b) = (two.tree(files()), two.tree(files()));
+    let root = of_a.index().root();
+    assert_eq!(root, of_b.index().root());
+    two.register("a", "d", &of_a.uri()).await;
+    two.register("b", "d", &of_b.uri()).await;
+    let path = routes::chunk(root, Hash::of(&of_a.files["a.bin"]));
+    let status = async |token: &str, method: Method| {
+        let r = two.ask(token, method, &path).send().await.expect("answer");
+        r.headers()["cache-status"].to_str().expect("text").to_owned()
+    };
+    assert_eq!(status("a", Method::GET).await, "fletch; fwd=miss; stored");
+    assert_eq!(status("a", Method::GET).await, "fletch; hit");
+    assert_eq!(status("b", Method::HEAD).await, "fletch; fwd=miss", "not even HEAD tells");
+    // b's own fill is from b's own files: without them there is nothing, hot as it is in a.
+    let hidden = of_b.path("a.bin").with_extension("hidden");
+    fs::rename(of_b.path("a.bin"), &hidden).expect("hide");
+    let r = two.ask("b", Method::GET, &path).send().await.expect("answer");
+    problem(r, Code::OriginMissing).await;
+    fs::rename(&hidden, of_b.path("a.bin")).expect("back");
+    assert_eq!(status("b", Method::GET).await, "fletch; fwd=miss; stored");
+    two.node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_no_domain_may_read_is_refused_by_name_and_with_the_reason() {
+    let two = Two::new(&[]).await;
+    let data = two.dir.path().join("data");
+    fs::create_dir(data.join("set")).expect("mkdir");
+    std::os::unix::fs::symlink("/etc", data.join("etc")).expect("symlink");
+    let text = |p: PathBuf| p.display().to_string();
+    let refused = [
+        ("file:///etc".to_owned(), "local.dirs"),
+        ("/etc".to_owned(), "local.dirs"),
+        ("file:///".to_owned(), "local.dirs"),
+        (text(data.join("etc")), "local.dirs"),
+        (text(data.join("absent")), "local.dirs"),
+        ("http://169.254.169.254/latest/meta-data/".to_owned(), "metadata"),
+        ("http://metadata.google.internal/x".to_owned(), "metadata"),
+        ("http://[fe80::1]/x".to_owned(), "metadata"),
+        ("s3://anything/x".to_owned(), "[[origin]]"),
+    ];
+    for (uri, why) in refused {
+        let p = problem(two.register("a", "d", &uri).await, Code::UriNotAllowed).await;
+        assert!(p.detail.contains(why), "{uri}: {p}");
+    }
+    for uri in ["http://localhost/x", "http://127.0.0.1:1/x", "http://10.0.0.1/x", "https://example.com/x"] {
+        let r = two.register("a", "d", uri).await;
+        assert!(matches!(r.status().as_u16(), 400 | 403), "{uri}: {}", r.text().await.expect("text"));
+    }
+    assert_eq!(two.register("a", "d", &text(data.join("set"))).await.status(), 201);
+    two.node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_directory_that_becomes_a_link_after_it_was_registered_is_not_followed_out() {
+    let two = Two::new(&[]).await;
+    let outside = Tree::new([("a.bin", content(1, 5000))]);
+    let root = outside.index().root();
+    let inside = two.tree([("a.bin", content(1, 5000))]);
+    inside.index();
+    assert_eq!(two.register("a", "d", &inside.uri()).await.status(), 201);
+    let at = inside.dir.path().to_owned();
+    fs::rename(&at, at.with_extension("moved")).expect("move");
+    std::os::unix::fs::symlink(outside.dir.path(), &at).expect("symlink");
+    let file = format!("/v1/versions/{root}/files/a.bin");
+    let r = two.ask("a", Method::GET, &file).send().await.expect("answer");
+    let told = problem(r, Code::OriginDenied).await;
+    assert!(!told.detail.contains(&outside.uri()), "{told}");
+    fs::remove_file(&at).expect("remove");
+    fs::rename(at.with_extension("moved"), &at).expect("back");
+    let r = two.ask("a", Method::GET, &file).send().await.expect("answer");
+    assert_eq!(body(r, StatusCode::OK).await, inside.files["a.bin"]);
+    two.node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn unregistering_refuses_at_once_for_that_domain_only() {
+    let two = Two::new(&[]).await;
+    let tree = two.tree([("a.bin", content(1, 5000))]);
+    let Indexed { written } = tree.index();
+    let chunk = Hash::of(&tree.files["a.bin"]);
+    for token in ["a", "b"] {
+        assert_eq!(two.register(token, "secret", &tree.uri()).await.status(), 201);
+    }
+    let statuses = async |token: &str| {
+        let mut all = Vec::new();
+        for (method, path, sent) in ways(written.root, written.layout, chunk) {
+            all.push(
+                two.ask(token, method, &path).body(sent).send().await.expect("answer").status().as_u16(),
+            );
+        }
+        all.dedup();
+        all
+    };
+    assert_eq!((statuses("a").await, statuses("b").await), (vec![200], vec![200]));
+    let gone = two.ask("a", Method::DELETE, "/v1/datasets/secret").send().await.expect("answer");
+    assert_eq!(gone.status(), StatusCode::NO_CONTENT);
+    assert_eq!(
+        (statuses("a").await, statuses("b").await),
+        (vec![404], vec![200]),
+        "hot in memory, and refused"
+    );
+    // Through another registration of the domain it is granted again.
+    assert_eq!(two.register("a", "other", &tree.uri()).await.status(), 201);
+    let path = routes::chunk(written.root, chunk);
+    assert_eq!(two.ask("a", Method::GET, &path).send().await.expect("answer").status(), StatusCode::OK);
+    two.node.running.shutdown().await;
+}
+
+/// The code of a source file, without its tests and comments.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).expect("source");
+    let text = text.split("#[cfg(test)]").next().unwrap_or("");
+    text.lines().map(|l| l.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_none() {
+    let http = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http");
+    let mut ways_in = Vec::new();
+    let mut answers = Vec::new();
+    for entry in walk(&http) {
+        let (name, text) = (entry.strip_prefix(&http).expect("below").display().to_string(), code(&entry));
+        let count = |what: &str| text.matches(what).count();
+        // Only `grant` asks which versions there are, and it gives the answer of `versions` unchanged.
+        if count(".sources(") > 0 {
+            ways_in.push((name.clone(), count(".sources(")));
+        }
+        if count("VersionError::NotFound") > 0 {
+            answers.push((name.clone(), count("VersionError::NotFound")));
+        }
+        // The code itself is used for the route that does not exist, and nowhere else.
+        assert_eq!(count("Code::NotFound"), usize::from(name == "mod.rs"), "{name}");
+        for of_a_version in ["chunks.rs", "files.rs", "batch.rs", "tables.rs"] {
+            if name == of_a_version {
+                let handlers = count("parsed(&root)?");
+                assert_eq!(count("grant(&"), handlers, "{name}: every root goes through grant");
+            }
+        }
+    }
+    assert_eq!(ways_in, [("grant.rs".to_owned(), 1)]);
+    assert_eq!(answers, [("problem.rs".to_owned(), 1)]);
+}
+
+fn walk(dir: &Path) -> Vec<PathBuf> {
+    let mut out = Vec::new();
+    for e in fs::read_dir(dir).expect("dir") {
+        let path = e.expect("entry").path();
+        if path.is_dir() { out.extend(walk(&path)) } else { out.push(path) }
+    }
+    out.sort();
+    out
+}

@@ -208,6 +208,10 @@ pub struct IndexArgs {
     /// Where the tables go (below `fletch/` there); needed when the dataset cannot be written.
     #[arg(long, value_name = "URI")]
     pub to: Option<String>,
+    /// The names of the objects, one path or URI below the dataset on each line, instead of the
+    /// store's listing; a plain HTTP server needs it.
+    #[arg(long, value_name = "FILE")]
+    pub list: Option<PathBuf>,
     /// Do not read again what this version knows: a root, a tag, or `auto` (`latest`, if there is one).
     #[arg(long, value_name = "ROOT|TAG|auto")]
     pub parent: Option<String>,

@@ -185,6 +185,22 @@ impl OriginUri {
         }
     }
 
+    /// The path of this place below `base` (empty for `base` itself), if it lies there. By names
+    /// alone; none where a local name is not UTF-8.
+    #[must_use]
+    pub fn below(&self, base: &OriginUri) -> Option<String> {
+        if !base.contains(self) {
+            return None;
+        }
+        match (&base.0, &self.0) {
+            (Place::Local(a), Place::Local(b)) => b.strip_prefix(a).ok()?.to_str().map(str::to_owned),
+            (Place::Store { path: a, .. }, Place::Store { path: b, .. }) => {
+                Some(b[a.len()..].trim_start_matches('/').to_owned())
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn scheme(&self) -> Option<Scheme> {
         match &self.0 {
             Place::Local(_) => None,

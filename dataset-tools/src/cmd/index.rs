@@ -3,6 +3,7 @@
 use super::{Ctx, fail};
 use crate::cli::{IndexArgs, RuleArg};
 use crate::failure::{Exit, Failure};
+use crate::index::listed::Names;
 use crate::index::{self, IndexFailure, IndexOptions, OnFault, state};
 use crate::out::bytes;
 use crate::target::Select;
@@ -47,6 +48,22 @@ pub fn run(ctx: &Ctx, args: IndexArgs) -> Exit {
 pub(super) fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failure> {
     let uri = ctx.uri(&args.uri)?;
     let to = args.to.as_deref().map_or_else(|| Ok(uri.clone()), |to| ctx.uri(to))?;
+    let list = match &args.list {
+        Some(_) if uri.as_local().is_some() => {
+            return Err(Failure::usage("--list is for stores and servers; a directory is walked")
+                .hint("leave --list out, or index a directory that holds only what is wanted"));
+        }
+        Some(file) => Some(Names::read(file, &uri)?),
+        None if uri.is_plain_http() => {
+            return Err(Failure::usage(format!("{uri} is a plain HTTP server, which has no listing"))
+                .hint("give the names of its files with --list FILE, one on each line"));
+        }
+        None => None,
+    };
+    if to.is_plain_http() {
+        return Err(Failure::usage(format!("tables cannot be written to {to}"))
+            .hint("a plain HTTP server is only read: name another place with --to URI"));
+    }
     let key = match args.sample_rule {
         RuleArg::File => KeyRule::File,
         RuleArg::Stem => KeyRule::Stem,
@@ -63,6 +80,7 @@ pub(super) fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failur
     Ok(IndexOptions {
         uri,
         to,
+        list,
         parent,
         parent_optional,
         tag: (!args.no_tag).then_some(args.tag),

@@ -71,6 +71,7 @@ fn options(ctx: &Ctx, args: PackArgs) -> Result<PackOptions, Failure> {
     let IndexOptions {
         uri,
         to,
+        list,
         parent,
         parent_optional,
         tag,
@@ -84,6 +85,7 @@ fn options(ctx: &Ctx, args: PackArgs) -> Result<PackOptions, Failure> {
     Ok(PackOptions {
         uri,
         to,
+        list,
         parent,
         parent_optional,
         compact: args.compact,

@@ -367,6 +367,10 @@ fn extras(
         fault: "extra",
         why: format!("{what} that is not in the version"),
     };
+    if origin.uri().is_plain_http() {
+        ctx.out.note("a plain HTTP server has no listing: what is not in the version is not looked for");
+        return Ok(());
+    }
     let Some(dir) = origin.local_dir() else {
         let mut list = origin.list("");
         while let Some(object) = ctx.rt.block_on(list.next()) {

@@ -7,6 +7,7 @@
 pub mod content;
 pub mod journal;
 pub mod known;
+pub mod listed;
 mod names;
 mod options;
 pub mod outcome;
@@ -323,6 +324,7 @@ fn locked(
         // The lookups wait for tables by themselves, so they must not run inside the runtime.
         rt.block_on(remote::run(
             &origin,
+            options.list.as_ref(),
             &exclude,
             &counters,
             stop,

@@ -1,5 +1,6 @@
 //! What a run is asked to do, and what it says it did.
 
+use super::listed::Names;
 use super::walk::Symlinks;
 use crate::failure::Failure;
 use crate::progress::Mode;
@@ -29,6 +30,8 @@ pub struct IndexOptions {
     pub uri: OriginUri,
     /// Where the tables go.
     pub to: OriginUri,
+    /// The names of its objects, where these are not listed.
+    pub list: Option<Names>,
     /// The version of which unchanged files are not read again; `None` for none, a tag that is
     /// missing is an error unless `parent_optional`.
     pub parent: Option<Select>,

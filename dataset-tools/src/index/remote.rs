@@ -5,6 +5,7 @@
 
 use super::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
 use super::known::{Known, pin_from, row_of};
+use super::listed::{Listed, Names, objects};
 use super::outcome::{Counters, Outcome};
 use crate::failure::{Exit, Failure};
 use fletch_core::Hash;
@@ -39,13 +40,16 @@ pub(crate) fn clean(key: &str) -> bool {
 
 /// The objects to read and the faults, in order, without what is excluded.
 pub(crate) async fn next_object(
-    list: &mut (impl StreamExt<Item = Result<ObjectMeta, OriginError>> + Unpin),
+    list: &mut (impl StreamExt<Item = Result<Listed, OriginError>> + Unpin),
     held: &mut Option<ObjectMeta>,
     exclude: &BTreeSet<String>,
-) -> Result<Option<ObjectMeta>, Failure> {
+) -> Result<Option<Listed>, Failure> {
     loop {
-        let item = list.next().await.transpose()?;
-        let Some(item) = item else { return Ok(held.take()) };
+        let item = match list.next().await.transpose()? {
+            Some(Listed::Object(item)) => item,
+            Some(fault) => return Ok(Some(fault)),
+            None => return Ok(held.take().map(Listed::Object)),
+        };
         let below = |dir: &String| item.path.strip_prefix(dir.as_str()).is_some_and(|r| r.starts_with('/'));
         if item.path.starts_with(paths::PREFIX) || exclude.iter().any(below) {
             continue;
@@ -57,7 +61,7 @@ pub(crate) async fn next_object(
         });
         let before = held.replace(item);
         if !marker && before.is_some() {
-            return Ok(before);
+            return Ok(before.map(Listed::Object));
         }
     }
 }
@@ -68,6 +72,7 @@ pub(crate) async fn next_object(
 /// The failure of the listing, `known` or `take`, or that `stop` was set.
 pub async fn run(
     origin: &Origin,
+    names: Option<&Names>,
     exclude: &BTreeSet<String>,
     counters: &Counters,
     stop: &AtomicBool,
@@ -76,16 +81,25 @@ pub async fn run(
 ) -> Result<(), Failure> {
     let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize) };
     let reader = &reader;
-    let objects = stream::try_unfold((origin.list("").fuse(), None), |(mut list, mut held)| async move {
+    let list = objects(origin, names).fuse();
+    let objects = stream::try_unfold((list, None), |(mut list, mut held)| async move {
         let next = next_object(&mut list, &mut held, exclude).await?;
         Ok::<_, Failure>(next.map(|object| (object, (list, held))))
     });
     let outcomes = objects
         .map(|object| {
-            let looked_up = object.and_then(|o| known(&o.path).map(|k| (o, k)));
+            let looked_up = object.and_then(|listed| {
+                let known = match &listed {
+                    Listed::Object(o) => known(&o.path)?,
+                    Listed::Fault { .. } => None,
+                };
+                Ok((listed, known))
+            });
             async move {
-                let (object, known) = looked_up?;
-                reader.object(object, known).await
+                match looked_up? {
+                    (Listed::Object(object), known) => reader.object(object, known).await,
+                    (Listed::Fault { path, why }, _) => Ok(Outcome::Fault { path, why }),
+                }
             }
         })
         .buffered(OBJECTS_MAX);

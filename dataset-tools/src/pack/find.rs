@@ -9,6 +9,7 @@ use super::sorter::{Sorted, Sorter};
 use crate::failure::{Exit, Failure};
 use crate::index::content;
 use crate::index::known::{pin_of, row_of as pin_row};
+use crate::index::listed::{Listed, Names, objects};
 use crate::index::remote::{clean, next_object};
 use crate::index::walk::{Step, Walk, WalkOptions};
 use crate::progress::Total;
@@ -240,14 +241,22 @@ impl<'a> Finder<'a> {
         &mut self,
         rt: &Handle,
         origin: &Origin,
+        names: Option<&Names>,
         exclude: &BTreeSet<String>,
         stop: &AtomicBool,
     ) -> Result<(), Failure> {
-        let (mut list, mut held) = (origin.list("").fuse(), None);
-        while let Some(object) = rt.block_on(next_object(&mut list, &mut held, exclude))? {
+        let (mut list, mut held) = (objects(origin, names).fuse(), None);
+        while let Some(listed) = rt.block_on(next_object(&mut list, &mut held, exclude))? {
             if stop.load(Relaxed) {
                 return Err(Failure::new("stopped").exit(Exit::Interrupted));
             }
+            let object = match listed {
+                Listed::Object(object) => object,
+                Listed::Fault { path, why } => {
+                    self.fault(&path, why)?;
+                    continue;
+                }
+            };
             let pin = pin_row(object.pin());
             if clean(&object.path) {
                 self.file(object.path, pin)?;

@@ -210,7 +210,7 @@ impl Run<'_> {
                     to.to_string().strip_prefix(&format!("{}/", options.uri)).map(str::to_owned)
                 };
                 let exclude: BTreeSet<String> = to.and_then(below).into_iter().collect();
-                finder.remote(self.rt, self.source, &exclude, self.stop)?;
+                finder.remote(self.rt, self.source, self.options.list.as_ref(), &exclude, self.stop)?;
             }
         }
         finder.finish()

@@ -1,6 +1,7 @@
 //! What a pack is asked to do, and what it says it did.
 
 use crate::index::OnFault;
+use crate::index::listed::Names;
 use crate::index::walk::Symlinks;
 use crate::progress::Mode;
 use crate::target::Select;
@@ -18,6 +19,8 @@ pub struct PackOptions {
     pub uri: OriginUri,
     /// Where chunks and tables go.
     pub to: OriginUri,
+    /// The names of its objects, where these are not listed.
+    pub list: Option<Names>,
     /// The version whose chunks are kept where they can be; `None` for none.
     pub parent: Option<Select>,
     /// Whether a missing parent is no error (`--parent auto`).

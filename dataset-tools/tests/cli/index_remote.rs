@@ -106,3 +106,77 @@ fn an_origin_that_refuses_is_denied() {
     b.origin.set_fault("set/a", Fault::Error { status: 403, rate: 1.0 }, None);
     b.run(&["index", &b.uri, "--to", "to"]).code(1).says("set/a").says("denied");
 }
+
+/// The same bucket as a plain server: read-only, and nothing lists it.
+fn plain(b: &Bucket) -> String {
+    let server = b.origin.endpoint();
+    let config = format!("[[origin]]\nprefix = \"{server}\"\nallow_http = true\n");
+    fs::write(b.w.path("fletch.toml"), config).expect("write");
+    format!("{server}/bucket/set")
+}
+
+/// A URI of a plain server, as a browser would write it.
+fn encoded(name: &str) -> String {
+    name.replace('%', "%25").replace(' ', "%20").replace('#', "%23")
+}
+
+#[test]
+fn a_plain_server_is_indexed_by_a_list_of_names() {
+    let b = bucket();
+    let url = plain(&b);
+    b.run(&["index", &url, "--to", "to"]).code(2).says("--list FILE");
+    let mut names = crate::common::files(&b.w.data());
+    // In any order, some as URIs, one twice.
+    names.reverse();
+    let lines: Vec<String> = names
+        .iter()
+        .enumerate()
+        .map(|(i, n)| if i % 2 == 0 { n.clone() } else { format!("{url}/{}", encoded(n)) })
+        .chain([names[0].clone()])
+        .collect();
+    fs::write(b.w.path("list"), lines.join("\n")).expect("write");
+    b.run(&["index", &url, "--list", "list"]).code(2).says("--to URI");
+    let report = b.run(&["index", &url, "--list", "list", "--to", "to", "--json"]).ok().json();
+    assert_eq!(report["root"].as_str(), Some(b.w.full_root(&[]).as_str()));
+    assert_eq!(report["bytes_read"], report["bytes"]);
+    assert_eq!(b.origin.counts().list, 0, "nothing was listed");
+    b.run(&["verify", "to"]).ok().says("no listing");
+    b.origin.insert("set/a-b", "b-a");
+    assert!(b.run(&["verify", "to"]).code(3).stdout.starts_with("changed\ta-b"));
+
+    // What a list names and the server lacks is a fault like others.
+    fs::write(b.w.path("list"), "a\nnot there\n").expect("write");
+    b.run(&["index", &url, "--list", "list", "--to", "to"]).code(1).says("not there: ");
+    let some = b.run(&["index", &url, "--list", "list", "--to", "to", "--skip-failed", "--json"]);
+    assert_eq!(some.code(3).json()["entries"], 1);
+    b.run(&["index", "data", "--list", "list"]).code(2).says("a directory is walked");
+    fs::write(b.w.path("list"), "a\n../b\n").expect("write");
+    b.run(&["index", &url, "--list", "list", "--to", "to"]).code(2).says("list, line 2");
+}
+
+#[test]
+fn a_server_without_ranges_gives_small_files_and_says_what_is_too_large() {
+    let b = bucket();
+    let url = plain(&b);
+    b.origin.set_fault("set/", Fault::IgnoreRange, None);
+    let names = crate::common::files(&b.w.data());
+    fs::write(b.w.path("list"), names.join("\n")).expect("write");
+    // 9 MB are read whole for each of their slices; no more than 16 MiB would be.
+    let report = b.run(&["index", &url, "--list", "list", "--to", "to", "--json"]).ok().json();
+    assert_eq!(report["root"].as_str(), Some(b.w.full_root(&[]).as_str()));
+    b.run(&["verify", "to"]).ok();
+    b.origin.insert("set/big", bytes(7, (16 << 20) + 1));
+    fs::write(b.w.path("list"), "big").expect("write");
+    b.run(&["index", &url, "--list", "list", "--to", "to"]).code(1).says("knows no ranges");
+}
+
+#[test]
+fn a_list_is_packed_too_and_limits_what_a_bucket_shows() {
+    let b = bucket();
+    fs::write(b.w.path("list"), "a\na-b\n").expect("write");
+    let report = b.run(&["index", &b.uri, "--list", "list", "--to", "to", "--json"]).ok().json();
+    assert_eq!((&report["entries"], b.origin.counts().list), (&2.into(), 0));
+    let url = plain(&b);
+    let packed = b.run(&["pack", &url, "--list", "list", "--to", "packed", "--json"]).ok().json();
+    assert_eq!(packed["root"], report["root"]);
+}

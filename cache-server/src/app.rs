@@ -1,15 +1,16 @@
 //! Owns every task of the server and states the order in which it stops.
 //!
 //! ```text
-//! start:  bind TCP (for its port) → lock and read state → bind the socket → phase Ready → accept
+//! start:  bind TCP (for its port) → lock and read state → open the disk tier → bind the socket → phase Ready → accept
 //! stop:   phase Draining (readyz says 503) → stop accepting, remove the socket file
 //!         → ask connections to end after the answer under way, wait at most `grace`
-//!         → drop the rest → nothing to flush: registrations are fsynced when answered → exit
+//!         → drop the rest → close the disk tier (registrations are fsynced when answered) → exit
 //! ```
 //! A fetch under way is not waited for: it only fills a cache (I5). A stop takes at most
-//! `grace` and 2 s, whatever origins and clients do.
+//! `grace` and 2 s, whatever origins, disks and clients do.
 
 mod connection;
+mod disk;
 mod listen;
 
 pub use crate::server::StartError;
@@ -35,7 +36,7 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(60);
 /// How long accepting rests when the system has no more descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How long dropped connections get to go away.
-const ABORT_WAIT: Duration = Duration::from_secs(1);
+const ABORT_WAIT: Duration = Duration::from_millis(500);
 
 /// A server that answers requests.
 pub struct Running {
@@ -94,12 +95,8 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         "stop what listens there, or give another address with --listen (port 0 takes a free one)",
     ))?;
     let addr = listener.local_addr().map_err(io("local address".to_owned(), "see the system's log"))?;
-    let cache = config.cache_dir.clone();
-    std::fs::create_dir_all(&cache).map_err(io(
-        format!("cache directory {}", cache.display()),
-        "create it, or name another with --cache-dir",
-    ))?;
     let server = Server::open(&config, addr, tasks.clone())?;
+    disk::open_first(&server).await.map_err(StartError::Disk)?;
     // After the state: its lock keeps a second server from coming this far.
     let socket = config.socket.clone().map(Socket::bind).transpose()?;
     let tcp = listener
@@ -126,6 +123,11 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     accepting.spawn(Arc::clone(&app).accept_tcp(tcp));
     if let Some(unix) = socket.as_ref().and_then(Socket::listener) {
         accepting.spawn(Arc::clone(&app).accept_unix(unix));
+    }
+    let (house, keeper) = (CancellationToken::new(), TaskTracker::new());
+    let disk = app.server.store.disk().map(Arc::clone);
+    if let Some(disk) = disk.clone() {
+        keeper.spawn(disk::look_after(Arc::clone(&app.server), disk, house.clone()));
     }
     let mut expire = tokio::time::interval(EXPIRE_EVERY);
     let mut reload = tokio::time::interval(RELOAD_EVERY);
@@ -156,6 +158,12 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
         if tokio::time::timeout(ABORT_WAIT, app.connections.wait()).await.is_err() {
             tracing::warn!("some connections did not end");
         }
+    }
+    house.cancel();
+    keeper.close();
+    keeper.wait().await;
+    if let Some(disk) = disk {
+        disk::close(disk).await;
     }
     tracing::info!("stopped");
 }

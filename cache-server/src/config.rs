@@ -11,7 +11,8 @@ use crate::{auth::NewToken, limits::Limits, telemetry::LogFormat};
 use build::Builder;
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use fletch_origin::{OriginConfig, OriginUri};
-use fletch_settings::{ByteSize, Span};
+use fletch_settings::{Amount, ByteSize, Span};
+use fletch_store::disk::Policy;
 use serde::Deserialize;
 use std::{
     fmt,
@@ -88,6 +89,19 @@ pub struct Effective {
     pub origin: Origin,
 }
 
+/// The disk tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cache {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// What it may occupy, or a part of what the file system has to spare; 0 for none.
+    pub size: Amount,
+    /// What stays free on the file system, or a part of all of it.
+    pub free_floor: Amount,
+    /// What decides residency.
+    pub policy: Policy,
+}
+
 /// Everything the server is told.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -96,7 +110,7 @@ pub struct Config {
     /// Where to listen for local processes; `None` when switched off.
     pub socket: Option<PathBuf>,
     /// What may vanish.
-    pub cache_dir: PathBuf,
+    pub cache: Cache,
     /// What must not.
     pub state_dir: PathBuf,
     /// Bounds.
@@ -145,7 +159,7 @@ pub enum ConfigError {
 struct File {
     listen: Option<String>,
     socket: Option<String>,
-    cache: Dir,
+    cache: FileCache,
     state: Dir,
     auth: Auth,
     memory: Memory,
@@ -166,6 +180,7 @@ macro_rules! section {
 }
 section!(Dir { dir: String });
 section!(Auth { tokens: String });
+section!(FileCache { dir: String, size: Amount, free_floor: Amount, policy: String });
 section!(Memory { max: ByteSize });
 section!(Tables { memory: ByteSize });
 section!(Io { timeout: Span });

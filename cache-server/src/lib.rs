@@ -13,6 +13,7 @@ mod jobs;
 mod limits;
 mod metrics;
 mod server;
+mod shares;
 mod state;
 pub mod telemetry;
 mod versions;

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 /// The least memory a server works in: four of the largest chunks.
 pub const MEMORY_MIN: u64 = 4 * CHUNK_BYTES_MAX as u64;
+/// The smallest disk tier.
+pub const CACHE_MIN: u64 = 16 << 20;
 /// The longest grace: a stop takes at most 10 s, the last 2 are for ending what is left.
 pub const GRACE_MAX: Duration = Duration::from_secs(8);
 
@@ -51,6 +53,13 @@ impl Limits {
     #[must_use]
     pub fn request_deadline(&self) -> Duration {
         self.io_timeout + Duration::from_secs(1)
+    }
+
+    /// Bytes of chunks that wait to be appended to the disk: part of `memory_bytes`, and small enough
+    /// that reads have most of it.
+    #[must_use]
+    pub fn append_bytes(&self) -> u64 {
+        (self.memory_bytes / 4).min(256 << 20)
     }
 
     /// Items of a batch that are fetched at once: bounded by the share of memory that a few

@@ -10,7 +10,7 @@ use std::{process::ExitCode, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How long blocking reads of origins get to end before the process ends without them.
-const LAST_WAIT: Duration = Duration::from_secs(1);
+const LAST_WAIT: Duration = Duration::from_millis(600);
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 

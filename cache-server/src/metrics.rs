@@ -3,6 +3,10 @@
 //! Counters live where things happen; this module only reads them. What it owns itself is the
 //! count and duration of requests.
 
+mod disk;
+
+pub use disk::state as disk_state;
+
 use crate::server::Server;
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -97,6 +101,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, Failed> {
     let page = Page { registry: Registry::new() };
     bytes(&page, server)?;
     store(&page, server)?;
+    disk::families(&page, server)?;
     origins(&page, server)?;
     process(&page, server)?;
     let mut families = server.requests.registry.gather();
@@ -142,7 +147,12 @@ fn store(page: &Page, server: &Server) -> Result<(), Failed> {
         "fletch_chunk_reads_total",
         "Reads of chunks, by where they were answered from",
         &["tier"],
-        &[(vec!["memory"], s.hits_memory), (vec!["flight"], s.hits_flight), (vec!["origin"], s.fetches)],
+        &[
+            (vec!["memory"], s.hits_memory),
+            (vec!["disk"], s.hits_disk),
+            (vec!["flight"], s.hits_flight),
+            (vec!["origin"], s.fetches),
+        ],
     )?;
     page.counter(
         "fletch_chunk_fetch_errors_total",
@@ -170,6 +180,7 @@ fn store(page: &Page, server: &Server) -> Result<(), Failed> {
         &["source"],
         &[
             (vec!["hash"], s.corrupt),
+            (vec!["disk"], server.store.disk().map_or(0, |d| d.report().damaged())),
             (vec!["origin_changed"], w.changed.load(Relaxed)),
             (vec!["origin_corrupt"], w.corrupt.load(Relaxed)),
             (vec!["origin_missing"], w.missing.load(Relaxed)),

@@ -2,16 +2,21 @@
 
 use crate::{
     auth::{Auth, TokensError},
-    config::Config,
+    config::{Cache, Config},
     jobs::{Accounts, Jobs},
-    limits::Limits,
+    limits::{CACHE_MIN, Limits},
     metrics::Requests,
+    shares::Shares,
     state::{Registrations, StateDir, StateError},
     versions::{ATTEMPTS, Allowed, Versions},
 };
 use fletch_api::{Cluster, Member};
 use fletch_origin::{OriginError, OriginLimits, Origins};
-use fletch_store::{Store, StoreLimits};
+use fletch_settings::{Amount, ByteSize};
+use fletch_store::{
+    Disk, Store, StoreLimits,
+    disk::{DiskConfig, DiskError, Room},
+};
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -23,6 +28,9 @@ use std::{
 };
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
+
+/// Slab files that are kept open for reading.
+const SLABS_OPEN: usize = 256;
 
 /// How far a server is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +56,9 @@ pub enum StartError {
     /// The configured origins.
     #[error("{0}")]
     Origins(OriginError),
+    /// The cache directory is somebody else's.
+    #[error("cache directory: {0}")]
+    Disk(DiskError),
     /// Something of the system.
     #[error("{what}: {error}; {hint}")]
     Io {
@@ -69,8 +80,12 @@ pub struct Server {
     pub limits: Limits,
     /// Who may ask.
     pub auth: Auth,
+    /// What was said about the disk tier.
+    pub cache: Cache,
     /// Chunks.
     pub store: Arc<Store>,
+    /// Which datasets have a share of the disk.
+    pub shares: Shares,
     /// Versions.
     pub versions: Arc<Versions>,
     /// Datasets.
@@ -121,10 +136,13 @@ impl Server {
             deadline: limits.io_timeout,
             attempts: ATTEMPTS,
         };
+        let disk = (config.cache.size != Amount::Bytes(0)).then(|| Disk::new(limits.append_bytes()));
         Ok(Arc::new(Server {
             limits,
             auth,
-            store: Store::new(store_limits, tasks.clone()),
+            cache: config.cache.clone(),
+            store: Store::new(store_limits, disk, tasks.clone()),
+            shares: Shares::default(),
             versions,
             registrations,
             jobs: Jobs::new(limits.jobs, limits.job_ttl),
@@ -137,6 +155,33 @@ impl Server {
             started: Instant::now(),
             _state: state,
         }))
+    }
+
+    /// The disk tier as it is to be opened now, or why it cannot be.
+    ///
+    /// # Errors
+    /// What is wrong with the directory's file system.
+    pub fn disk_config(&self) -> Result<DiskConfig, String> {
+        let Cache { dir, size, free_floor, policy } = &self.cache;
+        let room = Room::at(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        let size_max = size.of(room.available.saturating_add(room.own));
+        if size_max < CACHE_MIN {
+            let spare = ByteSize(room.available);
+            return Err(format!("{size} of the {spare} that are free at {} is too little", dir.display()));
+        }
+        if size_max > room.total {
+            let (size, total) = (ByteSize(size_max), ByteSize(room.total));
+            tracing::warn!(%size, %total, "cache.size is more than its file system has; cache.free_floor bounds it");
+        }
+        Ok(DiskConfig {
+            dir: dir.clone(),
+            size_max,
+            free_floor: free_floor.of(room.total),
+            slab_bytes: None,
+            policy: *policy,
+            seed: rand::random(),
+            files_max: SLABS_OPEN,
+        })
     }
 
     /// How far it is.

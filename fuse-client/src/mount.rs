@@ -178,7 +178,7 @@ impl Parts {
             deadline: settings.io_timeout,
             attempts: FETCH_ATTEMPTS,
         };
-        let store = Store::new(limits, tasks.clone());
+        let store = Store::new(limits, None, tasks.clone());
         let version = &opened.version;
         let tree = Tree::new(version.clone());
         let source = Arc::new(ServerChunks { client: opened.client.clone(), root: version.root() });

@@ -45,10 +45,11 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
 /// everything and nobody names it but `main`).
 pub const SERVER_ROOMS: &[(&str, &[&str])] = &[
     ("http", &["server", "auth", "jobs", "state", "versions"]),
-    ("server", &["auth", "jobs", "state", "versions"]),
+    ("server", &["auth", "jobs", "shares", "state", "versions"]),
     ("versions", &["state"]),
     ("auth", &[]),
     ("jobs", &[]),
+    ("shares", &[]),
     ("state", &[]),
 ];
 

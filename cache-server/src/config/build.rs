@@ -1,9 +1,13 @@
 //! From the texts of all settings to the values in force, with every fault at once.
 
-use super::{Config, ConfigError, Effective, Origin};
-use crate::{limits::Limits, telemetry::LogFormat};
+use super::{Cache, Config, ConfigError, Effective, Origin};
+use crate::{
+    limits::{CACHE_MIN, Limits},
+    telemetry::LogFormat,
+};
 use fletch_origin::{OriginConfig, OriginUri};
-use fletch_settings::{ByteSize, Span};
+use fletch_settings::{Amount, ByteSize, Span};
+use fletch_store::disk::Policy;
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 /// Turns texts into values and collects every fault.
@@ -139,7 +143,12 @@ impl Builder<'_> {
         let config = Config {
             listen: self.listen(),
             socket: self.socket(),
-            cache_dir: self.directory("cache.dir"),
+            cache: Cache {
+                dir: self.directory("cache.dir"),
+                size: self.get("cache.size", Amount::Bytes(0)),
+                free_floor: self.get("cache.free_floor", Amount::Bytes(0)),
+                policy: self.get("cache.policy", Policy::Fletch),
+            },
             state_dir: self.directory("state.dir"),
             limits: self.limits(),
             auth_tokens: self.auth_tokens(),
@@ -149,7 +158,10 @@ impl Builder<'_> {
             ready_file,
             effective,
         };
-        if config.state_dir == config.cache_dir {
+        if let Amount::Bytes(1..CACHE_MIN) = config.cache.size {
+            self.fault("cache.size", "is too small: at least 16MiB, or 0 for no cache on disk");
+        }
+        if config.state_dir == config.cache.dir {
             self.fault("state.dir", "is the cache directory, which may vanish; give a directory of its own");
         }
         if self.faults.is_empty() {

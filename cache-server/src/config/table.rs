@@ -96,6 +96,30 @@ pub(super) const SETTINGS: &[Setting] = &[
         directory(e, "/var/cache/fletch", e.cache_home.as_ref(), ".cache")
     }),
     setting!(
+        "cache.size",
+        "cache-size",
+        "SIZE|PERCENT",
+        "Bytes the cache may occupy on disk, as du counts them, or a part of what its file system has to spare; 0 for no disk",
+        |f| text(&f.cache.size),
+        "50%"
+    ),
+    setting!(
+        "cache.free_floor",
+        "cache-free-floor",
+        "SIZE|PERCENT",
+        "Bytes, or a part of all, that the cache leaves free on its file system",
+        |f| text(&f.cache.free_floor),
+        "5%"
+    ),
+    setting!(
+        "cache.policy",
+        "cache-policy",
+        "POLICY",
+        "What stays on disk: fletch (a share for each dataset, nothing thrashes), lru, or pin (first come, first kept)",
+        |f| text(&f.cache.policy),
+        "fletch"
+    ),
+    setting!(
         "state.dir",
         "state-dir",
         "DIR",

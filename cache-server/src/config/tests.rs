@@ -24,10 +24,12 @@ fn value<'a>(c: &'a Config, key: &str) -> (&'a str, String) {
 #[test]
 fn defaults_follow_xdg_as_a_user_and_the_fhs_as_root() {
     let c = config(&[], &user()).expect("defaults are valid");
-    assert_eq!(c.cache_dir, Path::new("/home/u/.cache/fletch"));
+    assert_eq!(c.cache.dir, Path::new("/home/u/.cache/fletch"));
     assert_eq!(c.state_dir, Path::new("/home/u/.local/state/fletch"));
     assert_eq!(c.socket.as_deref(), Some(Path::new("/home/u/.local/state/fletch/server.sock")));
     assert_eq!((c.listen.port(), c.limits.memory_bytes), (7380, 2 << 30));
+    assert_eq!((c.cache.size, c.cache.free_floor), (Amount::Percent(50), Amount::Percent(5)));
+    assert_eq!(c.cache.policy, Policy::Fletch);
     let xdg = Environment {
         cache_home: Some("/c".into()),
         state_home: Some("/s".into()),
@@ -37,14 +39,14 @@ fn defaults_follow_xdg_as_a_user_and_the_fhs_as_root() {
     };
     let c = config(&[], &xdg).expect("valid");
     assert_eq!(
-        (c.cache_dir.as_path(), c.state_dir.as_path()),
+        (c.cache.dir.as_path(), c.state_dir.as_path()),
         (Path::new("/c/fletch"), Path::new("/s/fletch"))
     );
     assert_eq!(c.socket.as_deref(), Some(Path::new("/run/user/7/fletch/server.sock")));
     assert_eq!(c.limits.memory_bytes, 256 << 20);
     let c = config(&[], &Environment { root: true, ..user() }).expect("valid");
     assert_eq!(
-        (c.cache_dir.as_path(), c.state_dir.as_path()),
+        (c.cache.dir.as_path(), c.state_dir.as_path()),
         (Path::new("/var/cache/fletch"), Path::new("/var/lib/fletch"))
     );
     assert_eq!(c.socket.as_deref(), Some(Path::new("/run/fletch/server.sock")));
@@ -56,7 +58,7 @@ fn a_flag_beats_the_file_and_the_file_beats_the_default() {
     let file = dir.path().join("fletch.toml");
     std::fs::write(
         &file,
-        "listen = \"127.0.0.1:1\"\n[memory]\nmax = \"1GiB\"\n[io]\ntimeout = \"7s\"\n[limits]\nrequests = 9\n\
+        "listen = \"127.0.0.1:1\"\n[cache]\nsize = \"3GiB\"\nfree_floor = 4096\npolicy = \"pin\"\n[memory]\nmax = \"1GiB\"\n[io]\ntimeout = \"7s\"\n[limits]\nrequests = 9\n\
          [local]\ndirs = [\"/tmp\"]\n[[origin]]\nprefix = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:9\"\nallow_http = true\n",
     )
     .expect("write");
@@ -65,6 +67,8 @@ fn a_flag_beats_the_file_and_the_file_beats_the_default() {
         .expect("valid");
     assert_eq!((c.limits.memory_bytes, c.limits.requests, c.listen.port()), (128 << 20, 9, 1));
     assert_eq!(c.limits.io_timeout.as_secs(), 7);
+    assert_eq!((c.cache.size, c.cache.free_floor), (Amount::Bytes(3 << 30), Amount::Bytes(4096)));
+    assert_eq!(c.cache.policy, Policy::Pin);
     assert_eq!(c.origins[0].prefix, "s3://bucket");
     assert_eq!(value(&c, "memory.max"), ("128MiB", "flag --memory".into()));
     assert_eq!(value(&c, "limits.requests"), ("9", format!("file {file}")));
@@ -97,6 +101,8 @@ fn every_fault_is_told_at_once_with_its_fix() {
         assert!(told.contains(part), "{part} in {told}");
     }
     assert!(faults(&["--memory", "1MiB"]).contains("at least 64MiB"));
+    assert!(faults(&["--cache-size", "1MiB"]).contains("at least 16MiB, or 0"));
+    assert!(faults(&["--cache-size", "101%", "--cache-policy", "mru"]).lines().count() == 2);
     assert!(faults(&["--limits-grace", "1m"]).contains("at most 8s"));
     assert!(faults(&["--limits-header-bytes", "1KiB", "--limits-jobs", "0"]).lines().count() == 2);
     assert!(faults(&["--cache-dir", "/x", "--state-dir", "/x"]).contains("a directory of its own"));

@@ -3,7 +3,7 @@
 use super::problem::{Answer, Fault};
 use crate::{
     auth::{Principal, Role},
-    jobs::{Component, Job},
+    jobs::{Component, Cost, Job},
     server::Server,
     versions::Sources,
 };
@@ -11,7 +11,7 @@ use axum::{
     extract::{FromRequestParts, Request},
     http::{HeaderMap, HeaderValue, header, request::Parts},
 };
-use fletch_api::{ByteTier, Code, headers, routes};
+use fletch_api::{Code, headers, routes};
 use fletch_core::{JobName, Root};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
@@ -111,15 +111,17 @@ impl FromRequestParts<Arc<Server>> for Admitted {
 }
 
 impl Admitted {
-    /// Makes a charge for each tier, for one version.
+    /// Makes a charge for each cost, for one version, which is thereby being read.
     pub fn charges(
         &self,
         server: &Server,
         sources: &Sources,
         root: Root,
-    ) -> impl Fn(ByteTier) -> super::body::Charge + Clone + Send + 'static {
+    ) -> impl Fn(Cost) -> super::body::Charge + Clone + Send + 'static {
+        let (dataset, footprint) = (sources.number(), sources.first.footprint_max());
+        server.shares.note(dataset, root, footprint, server.now_ns());
         let tally = server.accounts.tally(&self.principal.domain, &self.job, root, sources.first.dataset());
         let component = self.component;
-        move |tier| super::body::Charge { tally: Arc::clone(&tally), component, tier }
+        move |cost| super::body::Charge { tally: Arc::clone(&tally), component, cost }
     }
 }

@@ -14,6 +14,7 @@ use super::{
     read::cached,
 };
 use crate::{
+    jobs::Cost,
     server::Server,
     versions::{Sources, VersionError},
 };
@@ -24,7 +25,7 @@ use axum::{
 };
 use bytes::{BufMut as _, BytesMut};
 use fletch_api::{
-    BATCH_ITEMS_MAX, BatchItem, BatchRequest, ByteTier, ChunkSpan, Code, Problem,
+    BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan, Code, Problem,
     frames::{FrameHeader, FrameKind, HEADER_BYTES, MORE, PREFACE, WHOLE},
     headers,
 };
@@ -145,7 +146,7 @@ impl Reader {
     fn items(
         self,
         asked: Vec<BatchItem>,
-        charge: impl Fn(ByteTier) -> Charge + Clone + Send + 'static,
+        charge: impl Fn(Cost) -> Charge + Clone + Send + 'static,
     ) -> impl Stream<Item = Item> + Send + 'static {
         let ahead = self.server.limits.batch_ahead();
         let reads = stream::iter((0u32..).zip(asked)).map(move |(index, item)| {
@@ -168,7 +169,7 @@ impl Reader {
 
     /// The item, if all it needs is in memory: most samples of a warm job, for which waiting
     /// machinery would cost more than the copy.
-    fn at_once(&self, item: &BatchItem, charge: &impl Fn(ByteTier) -> Charge) -> Option<(String, What)> {
+    fn at_once(&self, item: &BatchItem, charge: &impl Fn(Cost) -> Charge) -> Option<(String, What)> {
         let version = &self.sources.first.version;
         let plan = match item {
             BatchItem::Chunk(span) => plan_of_span(span, u64::from(self.sources.try_len(span.hash)??)),
@@ -229,7 +230,7 @@ impl Reader {
     async fn read(
         self,
         plan: Plan,
-        charge: impl Fn(ByteTier) -> Charge + Clone + Send + 'static,
+        charge: impl Fn(Cost) -> Charge + Clone + Send + 'static,
     ) -> Answer<Content> {
         let small = plan.len <= AHEAD_BYTES_MAX;
         let reads = read_all(self.server, self.sources, plan.pieces);

@@ -5,11 +5,10 @@
 //! what the client read. Completed answers count exactly their content. A body that nobody polls
 //! (HEAD) counts nothing. Buffers and turns are held until the body is dropped.
 
-use crate::jobs::{Component, Tally};
+use crate::jobs::{Component, Cost, Tally};
 use crate::server::Server;
 use axum::body::Body;
 use bytes::Bytes;
-use fletch_api::ByteTier;
 use futures::{Stream, stream::BoxStream};
 use http_body::{Frame, SizeHint};
 use std::{
@@ -29,13 +28,13 @@ pub struct Charge {
     pub tally: Arc<Tally>,
     /// What asked.
     pub component: Component,
-    /// Where the bytes came from.
-    pub tier: ByteTier,
+    /// Where the bytes came from, and what that meant.
+    pub cost: Cost,
 }
 
 impl Charge {
     fn add(&self, n: usize) {
-        self.tally.add(self.component, self.tier, n as u64);
+        self.tally.add(self.component, self.cost, n as u64);
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
-    read::{cache_status, cached, located_chunk, tier},
+    read::{cache_status, cost, has, located_chunk},
 };
 use crate::server::Server;
 use axum::{
@@ -68,7 +68,7 @@ pub async fn get(
         .header(header::CONTENT_TYPE, "application/octet-stream")
         .header(header::CACHE_CONTROL, FOREVER);
     if method == Method::HEAD {
-        let cached = cached(&server, &sources, hash).is_some();
+        let cached = has(&server, &sources, hash, located.len);
         let status = if cached { "fletch; hit" } else { "fletch; fwd=miss" };
         return finish(head.header(headers::CACHE_STATUS, status), Body::empty());
     }
@@ -79,7 +79,7 @@ pub async fn get(
     let Some(bytes) = hit.chunk.slice(cut(range.start)..cut(range.end)) else {
         return Err(fletch_tables_disagree(hash));
     };
-    let charge = admitted.charges(&server, &sources, root)(tier(hit.tier));
+    let charge = admitted.charges(&server, &sources, root)(cost(hit.tier));
     let n = bytes.len() as u64;
     let body = of_piece(&server, Piece::Content(bytes, charge), n, admitted.turn.take());
     finish(head.header(headers::CACHE_STATUS, cache_status(hit.tier)), body)

@@ -1,12 +1,28 @@
 //! What this server is, who serves, and what was delivered.
 
-use crate::{auth::Principal, server::Server};
+use crate::{auth::Principal, metrics::disk_state, server::Server};
 use axum::{Json, extract::State};
 use fletch_api::{
-    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoLimits, frames::FRAMES_MAJOR,
+    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoDisk, InfoLimits,
+    frames::FRAMES_MAJOR,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use std::sync::Arc;
+
+/// How the cache on disk does.
+fn disk(server: &Server) -> Option<InfoDisk> {
+    let report = server.store.disk()?.report();
+    let (state, detail) = disk_state(&report.state);
+    let tier = report.tier.as_ref();
+    Some(InfoDisk {
+        state: state.to_owned(),
+        detail,
+        policy: server.cache.policy.to_string(),
+        limit_bytes: tier.map(|t| t.limit),
+        chunk_bytes: tier.map_or(0, |t| t.bytes),
+        chunks: tier.map_or(0, |t| t.chunks),
+    })
+}
 
 /// The member view.
 #[utoipa::path(
@@ -36,6 +52,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Json<Info> {
             batch_bytes: server.limits.batch_bytes,
             chunk_bytes: u64::from(CHUNK_BYTES_MAX),
         },
+        disk: disk(&server),
     })
 }
 

@@ -8,15 +8,15 @@ use super::{
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
-    read::{cache_status, chunk, tier},
+    read::{cache_status, chunk, cost},
 };
-use crate::{server::Server, versions::Sources};
+use crate::{jobs::Cost, server::Server, versions::Sources};
 use axum::{
     body::Body,
     extract::{Path, State, rejection::PathRejection},
     http::{HeaderMap, Method, header},
 };
-use fletch_api::{ByteTier, Code, Problem, headers};
+use fletch_api::{Code, Problem, headers};
 use fletch_core::{
     Root,
     manifest::{
@@ -123,10 +123,10 @@ pub fn read_all(
 }
 
 /// A range of a chunk, to be sent.
-pub fn piece(hit: &Hit, r: &ChunkRange, charge: &impl Fn(ByteTier) -> Charge) -> Answer<Piece> {
+pub fn piece(hit: &Hit, r: &ChunkRange, charge: &impl Fn(Cost) -> Charge) -> Answer<Piece> {
     let bytes = hit.chunk.slice(r.range.clone()).ok_or_else(|| {
         let detail = format!("bytes {:?} lie past the end of chunk {}", r.range, hit.chunk.hash());
         Fault::new(Code::TablesCorrupt, detail, "index the dataset again; no wrong byte was delivered")
     })?;
-    Ok(Piece::Content(bytes, charge(tier(hit.tier))))
+    Ok(Piece::Content(bytes, charge(cost(hit.tier))))
 }

@@ -2,21 +2,24 @@
 
 use super::problem::{Answer, Fault};
 use crate::{
+    jobs::Cost,
     server::Server,
     versions::{Filler, Located, Sources},
 };
-use fletch_api::ByteTier;
+use fletch_api::{ByteResult, ByteTier};
 use fletch_core::{Hash, StoreKey};
 use fletch_store::{Hit, Tier};
 use std::sync::Arc;
 
-/// The tier in the contract's word.
+/// What a tier costs, in the contract's words.
 #[must_use]
-pub fn tier(tier: Tier) -> ByteTier {
+pub fn cost(tier: Tier) -> Cost {
     match tier {
-        Tier::Memory => ByteTier::Memory,
-        Tier::Flight => ByteTier::Flight,
-        Tier::Origin => ByteTier::Origin,
+        Tier::Memory => (ByteResult::Hit, ByteTier::Memory),
+        Tier::Disk => (ByteResult::Hit, ByteTier::Disk),
+        Tier::Flight => (ByteResult::Hit, ByteTier::Flight),
+        Tier::Origin => (ByteResult::Miss, ByteTier::Origin),
+        Tier::Bypass => (ByteResult::Bypass, ByteTier::Origin),
     }
 }
 
@@ -24,9 +27,10 @@ pub fn tier(tier: Tier) -> ByteTier {
 #[must_use]
 pub fn cache_status(tier: Tier) -> &'static str {
     match tier {
-        Tier::Memory => "fletch; hit",
+        Tier::Memory | Tier::Disk => "fletch; hit",
         Tier::Flight => "fletch; fwd=miss; collapsed",
         Tier::Origin => "fletch; fwd=miss; stored",
+        Tier::Bypass => "fletch; fwd=miss",
     }
 }
 
@@ -38,6 +42,12 @@ pub fn cached(server: &Server, sources: &Sources, hash: Hash) -> Option<Hit> {
         return None;
     }
     server.store.cached(&StoreKey { domain: sources.domain.clone(), hash })
+}
+
+/// Whether a chunk that the version's own tables named is in memory or on disk. Reads nothing.
+#[must_use]
+pub fn has(server: &Server, sources: &Sources, hash: Hash, len: u32) -> bool {
+    sources.stand() && server.store.has(&StoreKey { domain: sources.domain.clone(), hash }, len)
 }
 
 /// A whole chunk that the version's own tables named.
@@ -65,5 +75,5 @@ pub async fn located_chunk(
     }
     let key = StoreKey { domain: sources.domain.clone(), hash };
     let fetch = Filler::fetch(&server.versions, sources, hash, located);
-    Ok(server.store.read(key, located.len, fetch).await?)
+    Ok(server.store.read(key, located.len, sources.number(), fetch).await?)
 }

@@ -51,11 +51,16 @@ impl Component {
     }
 }
 
-/// What a tier means for the origin, and its place in a tally.
-pub const TIERS: [(ByteResult, ByteTier); 3] = [
+/// What delivering a byte meant for the origin, and where it came from.
+pub type Cost = (ByteResult, ByteTier);
+
+/// Every cost there is, by its place in a tally.
+pub const TIERS: [Cost; 5] = [
     (ByteResult::Hit, ByteTier::Memory),
+    (ByteResult::Hit, ByteTier::Disk),
     (ByteResult::Hit, ByteTier::Flight),
     (ByteResult::Miss, ByteTier::Origin),
+    (ByteResult::Bypass, ByteTier::Origin),
 ];
 
 /// The counters of one (domain, tenant, job, root).
@@ -72,8 +77,8 @@ impl Tally {
     }
 
     /// Counts `n` bytes handed to a connection.
-    pub fn add(&self, component: Component, tier: ByteTier, n: u64) {
-        let tier = TIERS.iter().position(|(_, t)| *t == tier).unwrap_or(0);
+    pub fn add(&self, component: Component, cost: Cost, n: u64) {
+        let tier = TIERS.iter().position(|c| *c == cost).unwrap_or(0);
         self.bytes[component as usize][tier].fetch_add(n, Relaxed);
     }
 }
@@ -215,8 +220,8 @@ mod tests {
             let name = JobName::new(&format!("j{i}")).expect("name");
             let job = jobs.touch(&tenant, &name, 0).expect("job");
             let tally = accounts.tally(&domain, &job, root, &dataset);
-            tally.add(Component::Mount, ByteTier::Memory, i);
-            tally.add(Component::Other, ByteTier::Origin, 1);
+            tally.add(Component::Mount, (ByteResult::Hit, ByteTier::Memory), i);
+            tally.add(Component::Other, (ByteResult::Miss, ByteTier::Origin), 1);
         }
         let sum = |rows: &[Account]| rows.iter().map(|a| a.bytes).sum::<u64>();
         let want = 1199 * 1200 / 2 + 1200;

@@ -6,7 +6,7 @@
 
 mod accounts;
 
-pub use accounts::{Accounts, Component, Tally};
+pub use accounts::{Accounts, Component, Cost, Tally};
 
 use fletch_core::{JobName, Tenant};
 use std::{

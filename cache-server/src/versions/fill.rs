@@ -12,7 +12,7 @@ use super::{
 use bytes::Bytes;
 use fletch_core::Hash;
 use fletch_origin::{ObjectMeta, Pin};
-use fletch_store::{Fetch, FetchError};
+use fletch_store::{DatasetId, Fetch, FetchError};
 use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed};
 
 /// Rows of one source that are tried.
@@ -68,6 +68,12 @@ impl Sources {
 }
 
 impl Sources {
+    /// The number of the dataset through which it is read, for the disk tier.
+    #[must_use]
+    pub fn number(&self) -> DatasetId {
+        self.number
+    }
+
     /// The length of a chunk of this version, if that can be said from memory: the outer `None`
     /// means that [`Sources::locate`] must be awaited.
     #[must_use]

@@ -26,6 +26,7 @@ use crate::state::{Entry, Registered, Registrations};
 use blocks::{Blocks, Place};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, Origins};
+use fletch_store::DatasetId;
 use fletch_tables::{PartCache, TagDoc, Version, paths};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use moka::sync::Cache;
@@ -72,6 +73,8 @@ pub struct Sources {
     root: Root,
     /// The one in use.
     pub first: Arc<Source>,
+    /// Of its dataset, for the disk tier.
+    number: DatasetId,
     /// Every other, once somebody had to look.
     others: OnceCell<Vec<Arc<Source>>>,
 }
@@ -239,7 +242,8 @@ impl Versions {
             slot.get_or_try_init(|| async {
                 let first = this.find(&of.0, of.1).await?;
                 let (domain, root) = of;
-                Ok(Arc::new(Sources { domain, root, first, others: OnceCell::new() }))
+                let number = DatasetId::of(&domain, first.dataset());
+                Ok(Arc::new(Sources { domain, root, first, number, others: OnceCell::new() }))
             })
             .await
             .cloned()

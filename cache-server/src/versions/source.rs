@@ -60,6 +60,14 @@ impl Source {
         &self.registered.dataset.name
     }
 
+    /// What its chunks occupy on disk together, at most: of equal ones only one is kept.
+    #[must_use]
+    pub fn footprint_max(&self) -> u64 {
+        let doc = self.version.layout_doc();
+        // A chunk's block of its own, and what rounding its length up adds.
+        doc.bytes.saturating_add(doc.chunks.saturating_mul(2 * 512 - 1))
+    }
+
     /// Whether both are the same way.
     #[must_use]
     pub fn is_same(&self, other: &Source) -> bool {

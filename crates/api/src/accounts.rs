@@ -22,7 +22,9 @@ pub enum ByteResult {
 pub enum ByteTier {
     /// Memory of this server.
     Memory,
-    /// A fetch that somebody else had begun.
+    /// The disk of this server.
+    Disk,
+    /// A read or fetch that somebody else had begun.
     Flight,
     /// The origin.
     Origin,
@@ -46,6 +48,7 @@ impl ByteTier {
     pub fn as_str(self) -> &'static str {
         match self {
             ByteTier::Memory => "memory",
+            ByteTier::Disk => "disk",
             ByteTier::Flight => "flight",
             ByteTier::Origin => "origin",
         }

@@ -34,6 +34,29 @@ pub struct Info {
     pub formats: Formats,
     /// What it accepts.
     pub limits: InfoLimits,
+    /// Its cache on disk; absent where there is to be none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<InfoDisk>,
+}
+
+/// A server's cache on disk. While its state is not `on`, reads pass it by or only read it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InfoDisk {
+    /// `on`; `full` or `read_only` (what is there is still read); `io`, `denied`, `vanished`, `closed`; or
+    /// `absent`, when it could not be opened.
+    pub state: String,
+    /// What that means, in words; absent while it is `on`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    /// `fletch`, `lru` or `pin`.
+    pub policy: String,
+    /// Bytes that it may occupy; absent until it was opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Bytes that its chunks occupy.
+    pub chunk_bytes: u64,
+    /// How many those are.
+    pub chunks: u64,
 }
 
 /// Majors by format.

@@ -15,7 +15,7 @@ pub mod routes;
 
 pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
-pub use cluster::{Cluster, Formats, Info, InfoLimits, Member};
+pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
 pub use problem::{Code, Problem};
 

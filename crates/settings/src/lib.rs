@@ -11,4 +11,4 @@ mod load;
 mod units;
 
 pub use load::{Fault, SettingsError, load, parse};
-pub use units::{ByteSize, Span, UnitError};
+pub use units::{Amount, ByteSize, Span, UnitError};

@@ -11,6 +11,9 @@ pub enum UnitError {
     /// Not a number of bytes.
     #[error("{0:?} is not a size; write a number with a unit, such as 200GiB, 64MB or 1048576")]
     Size(String),
+    /// Neither a number of bytes nor a percentage.
+    #[error("{0:?} is neither a size nor a percentage; write such as 200GiB or 50%")]
+    Amount(String),
     /// Not a length of time.
     #[error("{0:?} is not a duration; write a number with a unit, such as 250ms, 30s or 2m")]
     Duration(String),
@@ -20,6 +23,62 @@ pub enum UnitError {
 /// a bare number is bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(pub u64);
+
+/// A number of bytes, or a part of something's bytes: `200GiB`, `50%`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amount {
+    /// That many.
+    Bytes(u64),
+    /// That many hundredths, at most 100.
+    Percent(u8),
+}
+
+impl Amount {
+    /// How many bytes it is of `whole`.
+    #[must_use]
+    pub fn of(self, whole: u64) -> u64 {
+        match self {
+            Amount::Bytes(n) => n,
+            Amount::Percent(p) => u64::try_from(u128::from(whole) * u128::from(p) / 100).unwrap_or(whole),
+        }
+    }
+}
+
+impl FromStr for Amount {
+    type Err = UnitError;
+
+    fn from_str(s: &str) -> Result<Self, UnitError> {
+        let not = || UnitError::Amount(s.to_owned());
+        match s.trim().strip_suffix('%') {
+            Some(p) => p.trim_end().parse().ok().filter(|p| *p <= 100).map(Amount::Percent).ok_or_else(not),
+            None => s.parse::<ByteSize>().map(|b| Amount::Bytes(b.0)).map_err(|_| not()),
+        }
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Amount::Bytes(n) => ByteSize(*n).fmt(f),
+            Amount::Percent(p) => write!(f, "{p}%"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Either {
+            Number(u64),
+            Text(String),
+        }
+        match Either::deserialize(d)? {
+            Either::Number(n) => Ok(Amount::Bytes(n)),
+            Either::Text(s) => s.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
 
 /// A length of time, written with a unit (`30s`, `2m`, `1h 30m`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -127,6 +186,20 @@ impl<'de> Deserialize<'de> for Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn amounts_are_bytes_or_percents() {
+        for (text, of, back) in
+            [("200GiB", 200 << 30, "200GiB"), ("50%", 500, "50%"), (" 5 %", 50, "5%"), ("0", 0, "0")]
+        {
+            let amount: Amount = text.parse().expect("an amount");
+            assert_eq!((amount.of(1000), amount.to_string().as_str()), (of, back));
+        }
+        assert_eq!(Amount::Percent(100).of(u64::MAX), u64::MAX);
+        for wrong in ["101%", "-1%", "%", "many", "1.5%"] {
+            assert!(wrong.parse::<Amount>().is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_and_written_exactly() {

@@ -1,6 +1,6 @@
 //! Flights: for each key at most one fetch under way, and everyone who waits for it.
 
-use crate::read::ReadError;
+use crate::read::{Hit, ReadError};
 use fletch_core::{StoreKey, Verified};
 use futures::{FutureExt, future::Shared};
 use std::{
@@ -9,7 +9,7 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-pub(crate) type Outcome = Result<Verified, ReadError>;
+pub(crate) type Outcome = Result<Hit, ReadError>;
 /// Resolves to the outcome for every clone; to an error when the flight's task was lost.
 pub(crate) type Arrival = Shared<oneshot::Receiver<Outcome>>;
 

@@ -1,7 +1,7 @@
 //! One store for server and mount: where a chunk is looked for, fetched once, checked and kept.
 //!
-//! [`Store::read`] is THE read. It owns memory and flights; it knows no HTTP, no jobs, no
-//! datasets and no origin: what brings bytes is passed in as a [`Fetch`].
+//! [`Store::read`] is THE read. It owns memory and flights, and asks the disk tier that it was
+//! given; it knows no HTTP, no jobs and no origin: what brings bytes is passed in as a [`Fetch`].
 //!
 //! Invariants, quoted by the tests:
 //! 1. (I1) what leaves is [`fletch_core::Verified`], hashed after it was fetched;
@@ -11,14 +11,18 @@
 //!    reader. A buffer's permit is taken before its fetch begins and returned when its last
 //!    clone is dropped;
 //! 4. (I6) a read ends within `deadline`: as [`ReadError::Overloaded`] while it waits for
-//!    memory, as [`ReadError::Deadline`] while it waits for its fetch.
+//!    memory, as [`ReadError::Deadline`] while it waits for its fetch;
+//! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads pass it by.
 
+mod attached;
 pub mod disk;
 mod flight;
 mod memory;
 mod read;
 mod stats;
 
+pub use attached::{Disk, DiskReport, DiskState};
+pub use disk::DatasetId;
 pub use read::{Fetch, FetchError, Hit, ReadError, Store, StoreLimits, Tier};
 pub use stats::StoreStats;
 

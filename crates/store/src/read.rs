@@ -1,7 +1,9 @@
-//! THE read: memory, then the flight of this chunk, then its fetch; checked, kept, handed out.
+//! THE read: memory, then the flight of this chunk: the disk, then its fetch; checked, kept, handed out.
 
 use crate::{
-    flight::{Boarding, Flights, Outcome, Ticket},
+    attached::Disk,
+    disk::DatasetId,
+    flight::{Boarding, Flights, Ticket},
     memory::{Memory, hold},
     stats::{Counters, StoreStats},
 };
@@ -93,10 +95,14 @@ impl ReadError {
 pub enum Tier {
     /// It was in memory.
     Memory,
-    /// Somebody else's fetch brought it.
+    /// It was on disk.
+    Disk,
+    /// Somebody else was bringing it.
     Flight,
-    /// This read's own fetch brought it.
+    /// This read's own fetch brought it, and it is kept.
     Origin,
+    /// This read's own fetch brought it, and there is a disk tier that does not keep it.
+    Bypass,
 }
 
 /// A chunk, and where it came from.
@@ -113,18 +119,20 @@ pub struct Hit {
 pub struct Store {
     limits: StoreLimits,
     memory: Memory,
+    disk: Option<Arc<Disk>>,
     flights: Arc<Flights>,
     tasks: TaskTracker,
     counters: Counters,
 }
 
 impl Store {
-    /// An empty store whose fetches run on `tasks`.
+    /// An empty store whose fetches run on `tasks`, over a disk tier if there is to be one.
     #[must_use]
-    pub fn new(limits: StoreLimits, tasks: TaskTracker) -> Arc<Self> {
+    pub fn new(limits: StoreLimits, disk: Option<Arc<Disk>>, tasks: TaskTracker) -> Arc<Self> {
         Arc::new(Store {
             limits,
             memory: Memory::new(limits.memory_bytes),
+            disk,
             flights: Arc::default(),
             tasks,
             counters: Counters::default(),
@@ -139,32 +147,51 @@ impl Store {
         Some(Hit { chunk, tier: Tier::Memory })
     }
 
+    /// The disk tier, if there is to be one.
+    #[must_use]
+    pub fn disk(&self) -> Option<&Arc<Disk>> {
+        self.disk.as_ref()
+    }
+
+    /// Whether the chunk is in memory or on disk, `len` bytes long. Reads nothing.
+    #[must_use]
+    pub fn has(&self, key: &StoreKey, len: u32) -> bool {
+        self.memory.get(key).is_some() || self.disk.as_ref().is_some_and(|d| d.has(key, len))
+    }
+
     /// The chunk `key`, which is `len` bytes long: from memory, from the flight that is
-    /// bringing it, or by `fetch`. Dropping the returned future ends the waiting, never the fetch.
+    /// bringing it, from disk, or by `fetch`, for `dataset`. Dropping the returned future ends the
+    /// waiting, never the fetch.
     ///
     /// # Errors
     /// [`ReadError`]; nothing of it is kept, the next read tries again.
-    pub async fn read(self: &Arc<Self>, key: StoreKey, len: u32, fetch: Fetch) -> Result<Hit, ReadError> {
+    pub async fn read(
+        self: &Arc<Self>,
+        key: StoreKey,
+        len: u32,
+        dataset: DatasetId,
+        fetch: Fetch,
+    ) -> Result<Hit, ReadError> {
         if let Some(hit) = self.cached(&key) {
             return Ok(hit);
         }
-        let (arrival, tier) = match self.flights.board(&key, || self.memory.get(&key)) {
+        let (arrival, joined) = match self.flights.board(&key, || self.memory.get(&key)) {
             Boarding::Landed(chunk) => {
                 Counters::add(&self.counters.hits_memory, 1);
                 return Ok(Hit { chunk, tier: Tier::Memory });
             }
             Boarding::Join(arrival) => {
                 Counters::add(&self.counters.hits_flight, 1);
-                (arrival, Tier::Flight)
+                (arrival, true)
             }
             Boarding::Lead(ticket, arrival) => {
                 let store = Arc::clone(self);
-                self.tasks.spawn(async move { store.fly(ticket, key, len, fetch).await });
-                (arrival, Tier::Origin)
+                self.tasks.spawn(async move { store.fly(ticket, key, len, dataset, fetch).await });
+                (arrival, false)
             }
         };
-        let chunk = arrival.await.unwrap_or(Err(ReadError::Lost))?;
-        Ok(Hit { chunk, tier })
+        let hit = arrival.await.unwrap_or(Err(ReadError::Lost))?;
+        Ok(if joined { Hit { tier: Tier::Flight, ..hit } } else { hit })
     }
 
     /// A snapshot of what was counted.
@@ -181,13 +208,19 @@ impl Store {
     }
 
     /// A whole flight, in its own task.
-    async fn fly(&self, ticket: Ticket, key: StoreKey, len: u32, fetch: Fetch) {
-        let outcome = self.bring(&key, len, &fetch).await;
-        match &outcome {
-            Ok(chunk) => {
+    async fn fly(&self, ticket: Ticket, key: StoreKey, len: u32, dataset: DatasetId, fetch: Fetch) {
+        let until = Instant::now() + self.limits.deadline;
+        let outcome = match self.look_on_disk(&key, len, until).await {
+            Ok(None) => self.bring(&key, len, until, &fetch).await.map(|chunk| {
                 Counters::add(&self.counters.fetched_bytes, chunk.bytes().len() as u64);
-                self.memory.insert(key, chunk.clone());
-            }
+                let kept = self.disk.as_ref().is_none_or(|d| d.keep(&key, dataset, &chunk));
+                Hit { chunk, tier: if kept { Tier::Origin } else { Tier::Bypass } }
+            }),
+            Ok(Some(chunk)) => Ok(Hit { chunk, tier: Tier::Disk }),
+            Err(e) => Err(e),
+        };
+        match &outcome {
+            Ok(hit) => self.memory.insert(key, hit.chunk.clone()),
             Err(ReadError::Overloaded { .. }) => Counters::add(&self.counters.overloaded, 1),
             Err(ReadError::Deadline(_)) => Counters::add(&self.counters.deadlines, 1),
             Err(e) => tracing::debug!(chunk = %key.hash, error = %e, "fetch failed"),
@@ -195,8 +228,28 @@ impl Store {
         ticket.land(outcome);
     }
 
-    async fn bring(&self, key: &StoreKey, len: u32, fetch: &Fetch) -> Outcome {
-        let until = Instant::now() + self.limits.deadline;
+    /// One read and one hash of what is on disk; whatever goes wrong there is a miss.
+    async fn look_on_disk(
+        &self,
+        key: &StoreKey,
+        len: u32,
+        until: Instant,
+    ) -> Result<Option<Verified>, ReadError> {
+        let Some(disk) = self.disk.as_ref().filter(|d| d.has(key, len)) else { return Ok(None) };
+        let within = self.limits.deadline;
+        let permit = self.memory.permit(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
+        let found = disk.read(key, len, permit, until).await;
+        Counters::add(&self.counters.hits_disk, u64::from(found.is_some()));
+        Ok(found)
+    }
+
+    async fn bring(
+        &self,
+        key: &StoreKey,
+        len: u32,
+        until: Instant,
+        fetch: &Fetch,
+    ) -> Result<Verified, ReadError> {
         let within = self.limits.deadline;
         let mut mismatch = None;
         for attempt in 0..self.limits.attempts.max(1) {

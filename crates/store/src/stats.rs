@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct Counters {
     pub hits_memory: AtomicU64,
     pub hits_flight: AtomicU64,
+    pub hits_disk: AtomicU64,
     pub fetches: AtomicU64,
     pub fetched_bytes: AtomicU64,
     pub fetch_errors: AtomicU64,
@@ -21,6 +22,8 @@ pub struct StoreStats {
     pub hits_memory: u64,
     /// Reads that joined a fetch somebody else had begun.
     pub hits_flight: u64,
+    /// Reads answered from disk.
+    pub hits_disk: u64,
     /// Calls of a fetch, repeated ones included.
     pub fetches: u64,
     /// Bytes that fetches returned and that were right.
@@ -52,6 +55,7 @@ impl Counters {
         StoreStats {
             hits_memory: self.hits_memory.load(Relaxed),
             hits_flight: self.hits_flight.load(Relaxed),
+            hits_disk: self.hits_disk.load(Relaxed),
             fetches: self.fetches.load(Relaxed),
             fetched_bytes: self.fetched_bytes.load(Relaxed),
             fetch_errors: self.fetch_errors.load(Relaxed),

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use fletch_core::manifest::Slice;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_core::{Domain, Hash, StoreKey};
-use fletch_store::{Fetch, FetchError, Hit, ReadError, Store};
+use fletch_store::{DatasetId, Fetch, FetchError, Hit, ReadError, Store};
 use fletch_tables::version::Found;
 use futures::future::{BoxFuture, try_join_all};
 use std::borrow::Cow;
@@ -40,6 +40,8 @@ const PAGE_BYTES_MIN: u64 = 4 << 10;
 const AHEAD_SLICES: usize = 2;
 /// Slices on their way ahead of all readers together.
 const AHEAD_IN_FLIGHT: usize = 4;
+/// A mount's own store keeps nothing on disk that shares would be needed for.
+const DATASET: DatasetId = DatasetId(0);
 
 /// Bytes with a name: what the store keeps and checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -195,7 +197,7 @@ impl Reader {
 
     async fn bytes(&self, slice: Slice, shared: Option<Arc<str>>) -> Result<Hit, ReadError> {
         let (key, len, fetch) = self.order(slice, shared);
-        self.store.read(key, len, fetch).await
+        self.store.read(key, len, DATASET, fetch).await
     }
 
     /// How the store comes by a slice: a chunk that ends where the slice ends, or, if the path
@@ -227,7 +229,7 @@ impl Reader {
             let store = Arc::clone(&self.store);
             self.counters.ahead.fetch_add(1, Relaxed);
             self.tasks.spawn(async move {
-                if let Err(error) = store.read(key, len, fetch).await {
+                if let Err(error) = store.read(key, len, DATASET, fetch).await {
                     // The reader will meet the same error itself, and its errno tells it.
                     tracing::debug!(%error, "read-ahead failed");
                 }

@@ -230,7 +230,7 @@ async fn reader(dataset: &Arc<Dataset>) -> (Tree, Reader, Arc<Chunks>, TaskTrack
         lie: AtomicU64::new(0),
         log: Mutex::default(),
     });
-    let store = Store::new(limits, tasks.clone());
+    let store = Store::new(limits, None, tasks.clone());
     let reader = Reader::new(tree.clone(), store, source.clone(), tasks.clone());
     (tree, reader, source, tasks)
 }
@@ -364,7 +364,7 @@ async fn a_source_that_fails_is_an_errno_with_a_name() {
         let tree = tree(&dataset).await;
         let tasks = TaskTracker::new();
         let limits = StoreLimits { memory_bytes: 64 << 20, deadline: Duration::from_secs(5), attempts: 2 };
-        let store = Store::new(limits, tasks.clone());
+        let store = Store::new(limits, None, tasks.clone());
         let reader = Reader::new(tree.clone(), store, Arc::new(Fails(kind)), tasks);
         let ino = lookup(&tree, "a/b.txt").await.expect("file").ino;
         let e = reader.read(ino, 0, 10).await.expect_err("fails");

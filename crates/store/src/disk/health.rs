@@ -29,6 +29,22 @@ impl Why {
     pub fn reads_on(self) -> bool {
         matches!(self, Why::Full | Why::ReadOnly)
     }
+
+    /// Every one, in no order that means anything.
+    pub const ALL: [Why; 6] = [Why::Full, Why::ReadOnly, Why::Io, Why::Denied, Why::Vanished, Why::Closed];
+
+    /// One word for it, for metrics.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Why::Full => "full",
+            Why::ReadOnly => "read_only",
+            Why::Io => "io",
+            Why::Denied => "denied",
+            Why::Vanished => "vanished",
+            Why::Closed => "closed",
+        }
+    }
 }
 
 impl std::fmt::Display for Why {

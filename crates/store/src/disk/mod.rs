@@ -7,7 +7,7 @@
 //! open ─► tables of sealed slabs, dead marks from the catalogue ─► unsealed tail walked and hashed
 //! ```
 //!
-//! Everything here is synchronous and does IO: callers are on blocking threads. There are no
+//! Everything here is synchronous and does IO: callers are on blocking threads (`crate::attached`). There are no
 //! tasks or threads of its own (sled has some); whoever owns the tier calls `reap`, `scrub_next` and `probe` now and then.
 //!
 //! Invariants:
@@ -32,6 +32,7 @@ mod open;
 mod policy;
 mod reaper;
 mod recover;
+mod room;
 mod scrub;
 mod shares;
 mod slab;
@@ -43,6 +44,7 @@ pub use health::{DiskError, Health, Why};
 pub use open::Recovery;
 pub use policy::{Admission, BadPolicy, Policy, Refusal, Stored, equal_split};
 pub use reaper::ReapReport;
+pub use room::Room;
 pub use scrub::ScrubReport;
 pub use stats::{Counts, DatasetUse, DiskStats, Usage};
 
@@ -232,7 +234,14 @@ impl DiskTier {
     /// Whether `key` is there. Does no IO.
     #[must_use]
     pub fn contains(&self, key: &StoreKey) -> bool {
-        self.readable().is_ok() && self.read_index().contains(key)
+        self.length(key).is_some()
+    }
+
+    /// How long the chunk `key` is, if it is there. Does no IO.
+    #[must_use]
+    pub fn length(&self, key: &StoreKey) -> Option<u32> {
+        self.readable().ok()?;
+        self.read_index().find(key).map(|place| place.len)
     }
 
     /// The caller hashed what `get` returned, and it is not the chunk: never served again.
@@ -372,6 +381,7 @@ impl DiskTier {
             counts: self.counters.snapshot(),
             chunks: index.len() as u64,
             bytes: index.bytes(),
+            limit: self.config.size_max,
             capacity: self.capacity(),
             slabs: index.slabs().count() as u64,
             slab_bytes: self.space.used(),

@@ -1,6 +1,24 @@
 //! Datasets of the index: what they hold, what they may hold, and who of them gives way. Pure.
 
 use super::{DatasetId, index::Index};
+use fletch_core::{DatasetName, Domain};
+
+/// Keys the hash that a dataset's number is taken from.
+const DATASET_CONTEXT: &str = "fletch 2026 dataset number 1";
+
+impl DatasetId {
+    /// The number of a domain's dataset: the first eight bytes of a hash of both names, so that
+    /// it is the same after every restart (FORMATS-slab).
+    #[must_use]
+    pub fn of(domain: &Domain, dataset: &DatasetName) -> Self {
+        let mut h = blake3::Hasher::new_derive_key(DATASET_CONTEXT);
+        // No name has a zero byte.
+        h.update(domain.as_str().as_bytes()).update(&[0]).update(dataset.as_str().as_bytes());
+        let mut first = [0; 8];
+        h.finalize_xof().fill(&mut first);
+        DatasetId(u64::from_le_bytes(first))
+    }
+}
 
 /// A dataset's part of the index.
 #[derive(Debug, Default)]
@@ -115,5 +133,20 @@ impl Index {
         let free = |&&r: &&u32| !self.is_leased(r);
         let r = *list[start..].iter().chain(&list[..start]).find(free)?;
         Some(self.kill(r))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datasets_number_never_changes() {
+        let of = |d: &str, n: &str| {
+            DatasetId::of(&Domain::new(d).expect("name"), &DatasetName::new(n).expect("name"))
+        };
+        assert_eq!(of("default", "images").0, 283_200_182_055_979_889);
+        assert_ne!(of("ab", "c"), of("a", "bc"));
+        assert_ne!(of("default", "images"), of("other", "images"), "I7");
     }
 }

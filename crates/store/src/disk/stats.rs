@@ -88,6 +88,8 @@ pub struct DiskStats {
     pub chunks: u64,
     /// Footprints of those: payload in whole blocks of 512 bytes, and one block each.
     pub bytes: u64,
+    /// What the directory may occupy.
+    pub limit: u64,
     /// What footprints may add up to; shares are parts of this.
     pub capacity: u64,
     /// Slab files.

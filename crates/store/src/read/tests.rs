@@ -7,10 +7,11 @@ use std::sync::{
 use tokio::sync::Notify;
 
 const MIB: u64 = 1 << 20;
+const ANY: DatasetId = DatasetId(1);
 
 fn store(memory_bytes: u64, deadline_ms: u64, attempts: u32) -> Arc<Store> {
     let deadline = Duration::from_millis(deadline_ms);
-    Store::new(StoreLimits { memory_bytes, deadline, attempts }, TaskTracker::new())
+    Store::new(StoreLimits { memory_bytes, deadline, attempts }, None, TaskTracker::new())
 }
 
 fn content(seed: u32, len: usize) -> Bytes {
@@ -66,7 +67,7 @@ async fn i3_64_waiters_one_fetch_and_the_leaders_caller_may_go_away() {
     let fetch = gated(Ok(chunk.clone()), &calls, &gate);
     let spawn = || {
         let (s, key, len, fetch) = (Arc::clone(&s), key_of(&chunk), len_of(&chunk), Arc::clone(&fetch));
-        s.tasks.clone().spawn(async move { s.read(key, len, fetch).await })
+        s.tasks.clone().spawn(async move { s.read(key, len, ANY, fetch).await })
     };
     let leader = spawn();
     until("the fetch began", || calls.load(SeqCst) == 1).await;
@@ -80,7 +81,7 @@ async fn i3_64_waiters_one_fetch_and_the_leaders_caller_may_go_away() {
         assert_eq!((hit.chunk.bytes(), hit.tier), (&chunk, Tier::Flight));
     }
     assert_eq!(calls.load(SeqCst), 1);
-    let again = s.read(key_of(&chunk), len_of(&chunk), fetch).await.expect("kept");
+    let again = s.read(key_of(&chunk), len_of(&chunk), ANY, fetch).await.expect("kept");
     assert_eq!((again.tier, calls.load(SeqCst)), (Tier::Memory, 1));
 }
 
@@ -91,7 +92,7 @@ async fn i3_with_every_reader_gone_the_fetch_ends_in_memory() {
     let (calls, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
     let fetch = gated(Ok(chunk.clone()), &calls, &gate);
     {
-        let read = s.read(key_of(&chunk), 1000, fetch);
+        let read = s.read(key_of(&chunk), 1000, ANY, fetch);
         tokio::pin!(read);
         assert!(tokio::time::timeout(Duration::from_millis(20), &mut read).await.is_err());
     }
@@ -107,7 +108,7 @@ async fn an_error_reaches_all_waiters_and_is_not_kept() {
     let chunk = content(3, 1000);
     let (calls, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
     let failing = gated(Err(FetchError::new(Kind::Unavailable, "origin is down")), &calls, &gate);
-    let reads: Vec<_> = (0..10).map(|_| s.read(key_of(&chunk), 1000, Arc::clone(&failing))).collect();
+    let reads: Vec<_> = (0..10).map(|_| s.read(key_of(&chunk), 1000, ANY, Arc::clone(&failing))).collect();
     let release = async {
         until("one fetch", || calls.load(SeqCst) == 1).await;
         gate.notify_one();
@@ -118,7 +119,7 @@ async fn an_error_reaches_all_waiters_and_is_not_kept() {
         assert_eq!((e.kind(), e.to_string().as_str()), (Kind::Unavailable, "origin is down"));
     }
     assert_eq!((calls.load(SeqCst), s.stats().fetch_errors), (1, 1));
-    let hit = s.read(key_of(&chunk), 1000, always(Ok(chunk.clone()))).await.expect("tried again");
+    let hit = s.read(key_of(&chunk), 1000, ANY, always(Ok(chunk.clone()))).await.expect("tried again");
     assert_eq!(hit.tier, Tier::Origin);
 }
 
@@ -138,7 +139,7 @@ async fn i1_corrupt_then_good_is_fetched_again_and_counted() {
         }
         Box::pin(async move { Ok(bytes.into()) })
     });
-    let hit = s.read(key_of(&chunk), len_of(&chunk), fetch).await.expect("third is right");
+    let hit = s.read(key_of(&chunk), len_of(&chunk), ANY, fetch).await.expect("third is right");
     assert_eq!(*hit.chunk.bytes(), chunk);
     assert_eq!(*attempts.lock().expect("lock"), [0, 1, 2]);
     assert_eq!((s.stats().corrupt, s.stats().fetches), (2, 3));
@@ -148,11 +149,11 @@ async fn i1_corrupt_then_good_is_fetched_again_and_counted() {
 async fn i1_wrong_bytes_are_never_handed_out_nor_kept() {
     let s = store(64 * MIB, 10_000, 2);
     let (asked, other) = (content(5, 1000), content(6, 1000));
-    let e = s.read(key_of(&asked), 1000, always(Ok(other))).await.expect_err("another chunk's bytes");
+    let e = s.read(key_of(&asked), 1000, ANY, always(Ok(other))).await.expect_err("another chunk's bytes");
     assert_eq!(e.kind(), Kind::Corrupt);
     assert!(s.cached(&key_of(&asked)).is_none());
     // Right bytes, wrong length asked for: the permit would not cover them.
-    let e = s.read(key_of(&asked), 999, always(Ok(asked.clone()))).await.expect_err("length");
+    let e = s.read(key_of(&asked), 999, ANY, always(Ok(asked.clone()))).await.expect_err("length");
     assert_eq!(e.kind(), Kind::Corrupt);
     assert_eq!((s.stats().corrupt, s.stats().live_bytes), (4, 0));
 }
@@ -170,7 +171,7 @@ async fn a_fetch_may_end_the_attempts_with_its_own_word() {
             }
         })
     });
-    let e = s.read(key_of(&chunk), 1000, fetch).await.expect_err("no more sources");
+    let e = s.read(key_of(&chunk), 1000, ANY, fetch).await.expect_err("no more sources");
     assert_eq!((e.to_string().as_str(), s.stats().fetches), ("changed", 3));
 }
 
@@ -209,7 +210,7 @@ async fn i6_live_buffers_never_exceed_the_bound() {
                         Ok(Bytes::from_owner(Tracked(content(i, 4 << 20).to_vec(), alive)))
                     })
                 });
-                let hit = s.read(key, 4 << 20, fetch).await.expect("read");
+                let hit = s.read(key, 4 << 20, ANY, fetch).await.expect("read");
                 // A reader in the middle of sending.
                 tokio::time::sleep(Duration::from_millis(u64::from(i % 7))).await;
                 assert!(s.stats().live_bytes <= bound);
@@ -236,21 +237,21 @@ async fn i6_without_memory_a_read_ends_as_overloaded_and_dropped_readers_give_it
         let mut held = Vec::new();
         for i in 0..4 {
             let c = content(i, 256 << 10);
-            held.push(s.read(key_of(&c), 256 << 10, always(Ok(c.clone()))).await.expect("fits"));
+            held.push(s.read(key_of(&c), 256 << 10, ANY, always(Ok(c.clone()))).await.expect("fits"));
         }
         held
     };
     assert_eq!(s.stats().live_bytes, MIB);
     let c = content(9, 256 << 10);
     let begun = Instant::now();
-    let e = s.read(key_of(&c), 256 << 10, always(Ok(c.clone()))).await.expect_err("all memory is held");
+    let e = s.read(key_of(&c), 256 << 10, ANY, always(Ok(c.clone()))).await.expect_err("all memory is held");
     assert_eq!((e.kind(), s.stats().overloaded), (Kind::Overloaded, 1));
     assert!(begun.elapsed() >= Duration::from_millis(100) && begun.elapsed() < Duration::from_secs(2));
     // A slice keeps its whole buffer, and so must keep its whole permit.
     let slice = held[0].chunk.slice(0..10).expect("slice");
     drop(held);
     assert!(s.stats().live_bytes >= 256 << 10);
-    s.read(key_of(&c), 256 << 10, always(Ok(c.clone()))).await.expect("memory came back");
+    s.read(key_of(&c), 256 << 10, ANY, always(Ok(c.clone()))).await.expect("memory came back");
     drop(slice);
 }
 
@@ -259,13 +260,14 @@ async fn i6_a_chunk_larger_than_what_the_cache_leaves_free_still_gets_through() 
     let s = store(16 * MIB, 5_000, 2);
     for i in 0..3 {
         let c = content(i, 4 << 20);
-        s.read(key_of(&c), 4 << 20, always(Ok(c.clone()))).await.expect("fills the cache");
+        s.read(key_of(&c), 4 << 20, ANY, always(Ok(c.clone()))).await.expect("fills the cache");
     }
     assert_eq!(s.stats().cached_bytes, 12 * MIB);
     let big = content(99, 16 << 20);
-    let hit = s.read(key_of(&big), 16 << 20, always(Ok(big.clone()))).await.expect("the cache gives way");
+    let hit =
+        s.read(key_of(&big), 16 << 20, ANY, always(Ok(big.clone()))).await.expect("the cache gives way");
     assert_eq!(hit.chunk.bytes().len(), 16 << 20);
-    let e = s.read(key_of(&big), (16 << 20) + 1, always(Ok(big.clone()))).await;
+    let e = s.read(key_of(&big), (16 << 20) + 1, ANY, always(Ok(big.clone()))).await;
     drop(hit);
     assert_eq!(e.expect_err("more than all memory").kind(), Kind::Overloaded);
 }
@@ -275,10 +277,10 @@ async fn i6_a_fetch_that_never_answers_ends_at_the_deadline() {
     let s = store(MIB, 50, 2);
     let c = content(1, 1000);
     let never: Fetch = Arc::new(|_| Box::pin(std::future::pending()));
-    let e = s.read(key_of(&c), 1000, never).await.expect_err("deadline");
+    let e = s.read(key_of(&c), 1000, ANY, never).await.expect_err("deadline");
     assert_eq!((e.kind(), s.stats().deadlines), (Kind::Unavailable, 1));
     assert_eq!((s.stats().live_bytes, s.stats().flights), (0, 0));
-    s.read(key_of(&c), 1000, always(Ok(c.clone()))).await.expect("the next read tries again");
+    s.read(key_of(&c), 1000, ANY, always(Ok(c.clone()))).await.expect("the next read tries again");
 }
 
 #[tokio::test]
@@ -286,18 +288,18 @@ async fn a_fetch_that_panics_is_an_error_and_not_a_hang() {
     let s = store(MIB, 5_000, 2);
     let c = content(1, 1000);
     let panics: Fetch = Arc::new(|_| Box::pin(async { panic!("a defect") }));
-    let e = s.read(key_of(&c), 1000, panics).await.expect_err("lost");
+    let e = s.read(key_of(&c), 1000, ANY, panics).await.expect_err("lost");
     assert_eq!((e.kind(), s.stats().flights, s.stats().live_bytes), (Kind::Internal, 0, 0));
-    s.read(key_of(&c), 1000, always(Ok(c.clone()))).await.expect("the next read tries again");
+    s.read(key_of(&c), 1000, ANY, always(Ok(c.clone()))).await.expect("the next read tries again");
 }
 
 #[tokio::test]
 async fn i7_domains_do_not_share() {
     let s = store(MIB, 5_000, 2);
     let c = content(1, 1000);
-    s.read(key_of(&c), 1000, always(Ok(c.clone()))).await.expect("read");
+    s.read(key_of(&c), 1000, ANY, always(Ok(c.clone()))).await.expect("read");
     let foreign = StoreKey { domain: Domain::new("other").expect("name"), hash: Hash::of(&c) };
     assert!(s.cached(&foreign).is_none());
-    let hit = s.read(foreign, 1000, always(Ok(c.clone()))).await.expect("read");
+    let hit = s.read(foreign, 1000, ANY, always(Ok(c.clone()))).await.expect("read");
     assert_eq!((hit.tier, s.stats().cached_chunks), (Tier::Origin, 2));
 }

@@ -147,6 +147,7 @@ async fn info() -> Json<Info> {
         version: "0".into(),
         formats: Formats { api: vec![1], versions: vec![1], frames: vec![1] },
         limits: InfoLimits { batch_items: 1, batch_bytes: 1, chunk_bytes: 16 << 20 },
+        disk: None,
     })
 }
 

@@ -1,0 +1,117 @@
+//! Which datasets were read lately: those divide the disk tier among them.
+//!
+//! Until jobs are measured the split is equal among datasets read in the last hour. Requests note
+//! what they read; whoever owns the disk asks for the split when it has changed.
+//!
+//! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. One more gets no share of
+//! its own, only what the others leave.
+
+use fletch_core::Root;
+use fletch_store::DatasetId;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Mutex, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::sync::Notify;
+
+/// A dataset that nobody has read for so long is idle.
+const IDLE_AFTER: Duration = Duration::from_secs(3600);
+/// Versions remembered at once.
+const VERSIONS_MAX: usize = 65_536;
+
+/// Datasets, and the footprint each can use at most.
+pub type Split = Vec<(DatasetId, Option<u64>)>;
+
+#[derive(Debug)]
+struct Reading {
+    /// When it was last read, nanoseconds since the start.
+    last: AtomicU64,
+    /// The footprint of all its chunks, at most.
+    footprint: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Shares {
+    read: RwLock<HashMap<(DatasetId, Root), Reading>>,
+    /// The split that was last given out.
+    given: Mutex<Option<Split>>,
+    appeared: Notify,
+}
+
+impl Shares {
+    /// A version of a dataset is being read; its chunks occupy at most `footprint` on disk.
+    pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, now_ns: u64) {
+        let of = (dataset, root);
+        if let Some(r) = self.read.read().unwrap_or_else(PoisonError::into_inner).get(&of) {
+            r.last.fetch_max(now_ns, Relaxed);
+            return;
+        }
+        let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
+        if read.len() < VERSIONS_MAX {
+            read.entry(of).or_insert(Reading { last: AtomicU64::new(now_ns), footprint });
+            self.appeared.notify_one();
+        }
+    }
+
+    /// Waits until a version is read that was not remembered.
+    pub async fn appeared(&self) {
+        self.appeared.notified().await;
+    }
+
+    /// Forgets idle versions. The datasets that are left, if they are others than at the last call.
+    pub fn changed(&self, now_ns: u64) -> Option<Split> {
+        let idle = u64::try_from(IDLE_AFTER.as_nanos()).unwrap_or(u64::MAX);
+        let mut of: BTreeMap<DatasetId, u64> = BTreeMap::new();
+        {
+            let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
+            read.retain(|_, r| now_ns.saturating_sub(r.last.load(Relaxed)) < idle);
+            for ((dataset, _), r) in read.iter() {
+                let sum = of.entry(*dataset).or_default();
+                *sum = sum.saturating_add(r.footprint);
+            }
+        }
+        let split: Split = of.into_iter().map(|(d, n)| (d, Some(n))).collect();
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        (given.as_ref() != Some(&split)).then(|| given.insert(split).clone())
+    }
+
+    /// What was given out did not arrive: the next call of `changed` says it again.
+    pub fn repeat(&self) {
+        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_core::Hash;
+
+    const HOUR: u64 = 3_600_000_000_000;
+
+    #[test]
+    fn datasets_come_with_their_first_read_and_go_an_hour_after_their_last() {
+        let s = Shares::default();
+        let (a, b, root) = (DatasetId(1), DatasetId(2), |n: u8| Root(Hash::of(&[n])));
+        assert_eq!(s.changed(0), Some(vec![]));
+        s.note(a, root(1), 100, 5);
+        assert_eq!(s.changed(6), Some(vec![(a, Some(100))]));
+        s.note(a, root(1), 100, 7);
+        assert_eq!(s.changed(8), None, "nothing new");
+        // Another version of it, and another dataset.
+        s.note(a, root(2), 50, 10);
+        s.note(b, root(3), 7, HOUR);
+        assert_eq!(s.changed(HOUR), Some(vec![(a, Some(150)), (b, Some(7))]));
+        assert_eq!(s.changed(HOUR + 8), Some(vec![(a, Some(50)), (b, Some(7))]), "one version is idle");
+        assert_eq!(s.changed(HOUR + 10), Some(vec![(b, Some(7))]));
+        // A clock that steps back forgets nobody.
+        s.note(b, root(3), 7, 3);
+        assert_eq!(s.changed(1), None);
+        s.repeat();
+        assert_eq!(s.changed(1), Some(vec![(b, Some(7))]));
+    }
+}

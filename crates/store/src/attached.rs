@@ -1,0 +1,368 @@
+//! The disk tier as reads see it: perhaps not there, perhaps off, and never in the way.
+//!
+//! ```text
+//! read   has(key) ─► a turn ─► blocking thread: one read, one hash ─► Verified, or a miss
+//! keep   admitted? ─► queue (bounded in bytes) ─► one blocking thread that appends until it is empty
+//! owner  open, probe, reap, scrub, share, close: called by whoever owns the store's tasks
+//! ```
+//!
+//! Invariants:
+//! 1. (I1) nothing leaves but [`Verified`], hashed after it was read; what is wrong is quarantined;
+//! 2. (I5) every error, and every wait that is too long, is a miss;
+//! 3. (I6) appends that wait hold at most `queue_bytes`; what does not fit is dropped and
+//!    counted. At most [`READERS`] threads read at once, however long a dead disk holds them;
+//! 4. a reader never waits for an append.
+
+use crate::{
+    disk::{
+        Admission, DatasetId, DiskConfig, DiskError, DiskStats, DiskTier, Health, ReapReport, Recovery,
+        ScrubReport, equal_split,
+    },
+    memory::hold,
+    stats::Counters,
+};
+use fletch_core::{StoreKey, Verified};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
+};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+    time::{Instant, timeout_at},
+};
+
+/// Threads that read the disk at once: a flash disk's queue is full then.
+pub const READERS: usize = 32;
+/// A disk that takes longer than this for a chunk, or than a quarter of the time there is, is passed by.
+const READ_WAIT: Duration = Duration::from_secs(5);
+
+/// A disk tier, or the place where one will be.
+#[derive(Debug)]
+pub struct Disk {
+    tier: RwLock<Option<Arc<DiskTier>>>,
+    /// Why there is none.
+    absent: Mutex<Option<String>>,
+    readers: Arc<Semaphore>,
+    queue_bytes: u64,
+    queue: Mutex<Queue>,
+    emptied: Notify,
+    counters: DiskCounters,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<Append>,
+    bytes: u64,
+    /// Somebody appends.
+    drained: bool,
+}
+
+#[derive(Debug)]
+struct Append {
+    key: StoreKey,
+    dataset: DatasetId,
+    chunk: Verified,
+}
+
+#[derive(Debug, Default)]
+struct DiskCounters {
+    corrupt: AtomicU64,
+    late: AtomicU64,
+    append_drops: AtomicU64,
+    append_dropped_bytes: AtomicU64,
+}
+
+/// Whether the tier keeps chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiskState {
+    /// It could not be opened; it is tried again.
+    Absent(String),
+    /// It is open.
+    Open(Health),
+}
+
+/// A snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskReport {
+    /// Whether it keeps chunks.
+    pub state: DiskState,
+    /// The tier's own numbers, while it is open.
+    pub tier: Option<DiskStats>,
+    /// Reads whose bytes were not the chunk.
+    pub corrupt: u64,
+    /// Reads that were not waited for any longer.
+    pub late: u64,
+    /// Chunks that were admitted and dropped because the queue was full.
+    pub append_drops: u64,
+    /// Their bytes.
+    pub append_dropped_bytes: u64,
+    /// Bytes that wait to be appended now.
+    pub queued_bytes: u64,
+}
+
+impl DiskReport {
+    /// Damaged chunks that readers and scrubbing found: never served, and fetched again when wanted.
+    #[must_use]
+    pub fn damaged(&self) -> u64 {
+        self.tier.as_ref().map_or(0, |t| t.counts.quarantined)
+    }
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is guarded here is whole after every statement.
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Disk {
+    /// A place for a tier. `queue_bytes` bounds what waits to be appended; it is part of the store's memory.
+    #[must_use]
+    pub fn new(queue_bytes: u64) -> Arc<Self> {
+        Arc::new(Disk {
+            tier: RwLock::new(None),
+            absent: Mutex::new(Some("it was not opened yet".to_owned())),
+            readers: Arc::new(Semaphore::new(READERS)),
+            queue_bytes,
+            queue: Mutex::default(),
+            emptied: Notify::new(),
+            counters: DiskCounters::default(),
+        })
+    }
+
+    /// The tier, while it is open (it may be off).
+    #[must_use]
+    pub fn tier(&self) -> Option<Arc<DiskTier>> {
+        self.tier.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Opens the tier. Blocks: reads tables, and walks a slab or two.
+    ///
+    /// # Errors
+    /// As [`DiskTier::open`]; the store works without it, and it can be tried again.
+    pub fn open(&self, config: DiskConfig, now: SystemTime) -> Result<Recovery, DiskError> {
+        // Locked over the opening, so that two callers do not meet in the directory.
+        let mut absent = lock(&self.absent);
+        let opened = DiskTier::open(config, now);
+        match opened {
+            Ok((tier, found)) => {
+                *self.tier.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tier));
+                *absent = None;
+                Ok(found)
+            }
+            Err(e) => {
+                *absent = Some(e.to_string());
+                Err(e)
+            }
+        }
+    }
+
+    /// Notes why it cannot even be tried to open the tier.
+    pub fn cannot_open(&self, why: String) {
+        *lock(&self.absent) = Some(why);
+    }
+
+    /// Whether the tier keeps chunks.
+    #[must_use]
+    pub fn state(&self) -> DiskState {
+        if let Some(tier) = self.tier() {
+            return DiskState::Open(tier.health());
+        }
+        // Contended only while it is being opened.
+        let why = self.absent.try_lock().ok().and_then(|w| w.clone());
+        DiskState::Absent(why.unwrap_or_else(|| "it is being opened".to_owned()))
+    }
+
+    /// Numbers.
+    #[must_use]
+    pub fn report(&self) -> DiskReport {
+        let c = &self.counters;
+        DiskReport {
+            state: self.state(),
+            tier: self.tier().map(|t| t.stats()),
+            corrupt: c.corrupt.load(Relaxed),
+            late: c.late.load(Relaxed),
+            append_drops: c.append_drops.load(Relaxed),
+            append_dropped_bytes: c.append_dropped_bytes.load(Relaxed),
+            queued_bytes: lock(&self.queue).bytes,
+        }
+    }
+
+    /// Looks whether the tier still works. Blocks.
+    pub fn probe(&self, now: SystemTime) -> DiskState {
+        if let Some(tier) = self.tier() {
+            tier.probe(now);
+        }
+        self.state()
+    }
+
+    /// Gives the space of dead chunks back, copying at most `budget` bytes. Blocks.
+    ///
+    /// # Errors
+    /// [`DiskError`]; what it means for the tier is in its state.
+    pub fn reap(&self, budget: u64) -> Result<ReapReport, DiskError> {
+        self.tier().map_or(Ok(ReapReport::default()), |t| t.reap(budget))
+    }
+
+    /// Reads and hashes `budget` bytes of what is kept. Blocks.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn scrub(&self, budget: u64) -> Result<ScrubReport, DiskError> {
+        self.tier().map_or(Ok(ScrubReport::default()), |t| t.scrub_next(budget))
+    }
+
+    /// Divides the tier equally among datasets, each with the footprint it can use at most, if that is
+    /// known. Blocks. How many chunks had to leave; `None` without a tier.
+    pub fn share(&self, datasets: &[(DatasetId, Option<u64>)]) -> Option<u64> {
+        let tier = self.tier()?;
+        Some(tier.set_shares(&equal_split(tier.capacity(), datasets)))
+    }
+
+    /// Waits until what was admitted is written, but not longer than `within`.
+    pub async fn flushed(&self, within: Duration) {
+        let until = Instant::now() + within;
+        loop {
+            let emptied = self.emptied.notified();
+            tokio::pin!(emptied);
+            emptied.as_mut().enable();
+            if lock(&self.queue).bytes == 0 || timeout_at(until, emptied).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Closes the tier, so that the next start is quick. Blocks. What still waits is dropped.
+    ///
+    /// # Errors
+    /// [`DiskError`]; it is closed all the same.
+    pub fn close(&self) -> Result<(), DiskError> {
+        self.tier().map_or(Ok(()), |t| t.close())
+    }
+
+    /// Whether the tier has the chunk, `len` bytes long. Does no IO.
+    #[must_use]
+    pub fn has(&self, key: &StoreKey, len: u32) -> bool {
+        self.tier().is_some_and(|t| t.length(key) == Some(len))
+    }
+
+    /// The chunk as it is on disk, if it is right; `permit` covers its bytes.
+    pub(crate) async fn read(
+        self: &Arc<Self>,
+        key: &StoreKey,
+        len: u32,
+        permit: OwnedSemaphorePermit,
+        until: Instant,
+    ) -> Option<Verified> {
+        let tier = self.tier()?;
+        let now = Instant::now();
+        let by = now + READ_WAIT.min(until.saturating_duration_since(now) / 4);
+        let turn = match timeout_at(by, Arc::clone(&self.readers).acquire_owned()).await {
+            Ok(turn) => turn.ok()?,
+            Err(_) => return self.too_late(key),
+        };
+        let (disk, of) = (Arc::clone(self), key.clone());
+        let job = spawn_blocking(move || {
+            let _turn = turn;
+            // Its errors are counted, and blamed on the disk, by the tier.
+            let bytes = tier.get(&of).ok().flatten()?;
+            let fits = bytes.len() == len as usize;
+            match Verified::check(of.hash, hold(bytes, permit)) {
+                Ok(chunk) if fits => Some(chunk),
+                _ => {
+                    Counters::add(&disk.counters.corrupt, 1);
+                    tier.quarantine(&of);
+                    None
+                }
+            }
+        });
+        match timeout_at(by, job).await {
+            Ok(done) => done.ok().flatten(),
+            Err(_) => self.too_late(key),
+        }
+    }
+
+    fn too_late(&self, key: &StoreKey) -> Option<Verified> {
+        Counters::add(&self.counters.late, 1);
+        tracing::warn!(chunk = %key.hash, "the disk takes too long and is passed by");
+        None
+    }
+
+    /// Has the chunk appended in the background, if it is admitted and the queue has room; whether it will be.
+    pub(crate) fn keep(self: &Arc<Self>, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> bool {
+        let (Some(tier), Ok(len)) = (self.tier(), u32::try_from(chunk.bytes().len())) else { return false };
+        match tier.length(key) {
+            Some(there) if there == len => return true,
+            // These bytes were just hashed: what is there cannot be the chunk.
+            Some(_) => tier.quarantine(key),
+            None => {}
+        }
+        if tier.admit(key, dataset, len) == Admission::No {
+            return false;
+        }
+        let mut queue = lock(&self.queue);
+        if queue.bytes + u64::from(len) > self.queue_bytes {
+            Counters::add(&self.counters.append_drops, 1);
+            Counters::add(&self.counters.append_dropped_bytes, u64::from(len));
+            return false;
+        }
+        queue.bytes += u64::from(len);
+        queue.waiting.push_back(Append { key: key.clone(), dataset, chunk: chunk.clone() });
+        if !std::mem::replace(&mut queue.drained, true) {
+            let disk = Arc::clone(self);
+            drop(spawn_blocking(move || disk.drain()));
+        }
+        true
+    }
+
+    /// Appends until nothing waits.
+    fn drain(&self) {
+        /// Whoever comes after a panic begins anew.
+        struct Turn<'a>(&'a Disk);
+        impl Drop for Turn<'_> {
+            fn drop(&mut self) {
+                lock(&self.0.queue).drained = false;
+            }
+        }
+        loop {
+            let turn = Turn(self);
+            while let Some(next) = self.next() {
+                let Append { key, dataset, chunk } = &next.append;
+                // An error turned the tier off, or concerned this chunk: it is counted there.
+                if let Some(Err(e)) = self.tier().map(|t| t.put(key, *dataset, chunk)) {
+                    tracing::debug!(chunk = %key.hash, error = %e, "not appended");
+                }
+            }
+            drop(turn);
+            self.emptied.notify_waiters();
+            // Somebody may have come between the last look and the end of the turn.
+            let mut queue = lock(&self.queue);
+            if queue.waiting.is_empty() || std::mem::replace(&mut queue.drained, true) {
+                return;
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Taken<'_>> {
+        lock(&self.queue).waiting.pop_front().map(|append| Taken { disk: self, append })
+    }
+}
+
+/// What is being appended: it counts until it is over, however that ends.
+struct Taken<'a> {
+    disk: &'a Disk,
+    append: Append,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.disk.queue);
+        queue.bytes = queue.bytes.saturating_sub(self.append.chunk.bytes().len() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests;

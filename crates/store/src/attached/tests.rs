@@ -1,0 +1,216 @@
+//! A store over a disk tier: what comes from where, and that a bad disk is only slow.
+
+use super::*;
+use crate::{
+    Fetch, Hit, Store, StoreLimits, Tier,
+    disk::{Policy, Refusal, Stored, Why},
+};
+use bytes::Bytes;
+use fletch_core::{Domain, Hash};
+use std::{fs, os::unix::fs::FileExt, path::Path, sync::atomic::AtomicU32};
+use tokio_util::task::TaskTracker;
+
+const D1: DatasetId = DatasetId(1);
+const MIB: u64 = 1 << 20;
+
+fn config(dir: &Path, policy: Policy) -> DiskConfig {
+    let (size_max, dir) = (64 * MIB, dir.to_owned());
+    DiskConfig { dir, size_max, free_floor: 0, slab_bytes: None, policy, seed: 7, files_max: 16 }
+}
+
+fn store(memory: u64, queue: u64) -> (Arc<Store>, Arc<Disk>) {
+    let disk = Disk::new(queue);
+    let limits = StoreLimits { memory_bytes: memory, deadline: Duration::from_secs(20), attempts: 2 };
+    (Store::new(limits, Some(Arc::clone(&disk)), TaskTracker::new()), disk)
+}
+
+/// Bytes that no other `n` has.
+fn content(n: u64, len: usize) -> Bytes {
+    let mut bytes = vec![0; len];
+    blake3::Hasher::new().update(&n.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes.into()
+}
+
+fn key_of(bytes: &Bytes) -> StoreKey {
+    StoreKey { domain: Domain::default_domain(), hash: Hash::of(bytes) }
+}
+
+/// Reads chunk `n` with an origin that counts.
+async fn read(s: &Arc<Store>, n: u64, len: usize, origin: &Arc<AtomicU32>) -> Hit {
+    let bytes = content(n, len);
+    let (answer, count) = (bytes.clone(), Arc::clone(origin));
+    let fetch: Fetch = Arc::new(move |_| {
+        count.fetch_add(1, Relaxed);
+        let answer = answer.clone();
+        Box::pin(async move { Ok(answer) })
+    });
+    let hit = s.read(key_of(&bytes), u32::try_from(len).expect("small"), D1, fetch).await.expect("read");
+    assert_eq!(*hit.chunk.bytes(), bytes, "I1");
+    hit
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_memory_has_no_room_for_is_read_from_disk_and_not_from_the_origin() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(2 * MIB, 64 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    for n in 0..200 {
+        assert_eq!(read(&s, n, 100_000, &origin).await.tier, Tier::Origin);
+    }
+    disk.flushed(Duration::from_secs(20)).await;
+    let mut tiers = [0, 0];
+    for n in 0..200 {
+        match read(&s, n, 100_000, &origin).await.tier {
+            Tier::Disk => tiers[0] += 1,
+            Tier::Memory => tiers[1] += 1,
+            other => panic!("chunk {n} from {other:?}"),
+        }
+    }
+    assert!(tiers[0] >= 180, "{tiers:?}");
+    let (stats, report) = (s.stats(), disk.report());
+    assert_eq!((origin.load(Relaxed), stats.fetches, stats.hits_disk), (200, 200, tiers[0]));
+    assert_eq!((report.append_drops, report.corrupt, report.queued_bytes), (0, 0, 0));
+    // After a restart, too.
+    disk.close().expect("closed");
+    let (s, disk) = store(2 * MIB, 64 * MIB);
+    let found = disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    assert_eq!(found.records, 200);
+    for n in 0..200 {
+        assert_eq!(read(&s, n, 100_000, &origin).await.tier, Tier::Disk);
+    }
+    assert_eq!(origin.load(Relaxed), 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i3_many_readers_of_a_chunk_on_disk_are_one_read_of_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(64 * MIB, 64 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let tier = disk.tier().expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    let chunk = Verified::of(content(1, 4 << 20));
+    tier.put(&key_of(chunk.bytes()), D1, &chunk).expect("kept");
+    let hits = futures::future::join_all((0..64).map(|_| read(&s, 1, 4 << 20, &origin))).await;
+    let of = |t: Tier| hits.iter().filter(|h| h.tier == t).count();
+    assert_eq!((of(Tier::Disk), of(Tier::Flight) + of(Tier::Memory)), (1, 63));
+    assert_eq!((tier.stats().counts.hits, origin.load(Relaxed)), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i1_wrong_bytes_on_disk_are_quarantined_fetched_again_and_kept_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(MIB, 64 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    for n in 0..60 {
+        read(&s, n, 50_000, &origin).await;
+    }
+    disk.flushed(Duration::from_secs(20)).await;
+    // Every block of every payload gets a flipped bit; headers stay.
+    for e in fs::read_dir(dir.path().join("slabs")).expect("slabs") {
+        let path = e.expect("entry").path();
+        let file = fs::File::options().read(true).write(true).open(&path).expect("open");
+        let mut bytes = fs::read(&path).expect("read");
+        for n in 0..60 {
+            let body = content(n, 50_000);
+            if let Some(at) = bytes.windows(64).position(|w| w == &body[..64]) {
+                bytes[at + 777] ^= 4;
+                file.write_all_at(&bytes[at + 777..at + 778], at as u64 + 777).expect("flip");
+            }
+        }
+    }
+    let mut again = Vec::new();
+    for n in 0..60 {
+        again.push(read(&s, n, 50_000, &origin).await.tier);
+    }
+    let memory = again.iter().filter(|t| **t == Tier::Memory).count() as u64;
+    let report = disk.report();
+    assert_eq!(report.corrupt + memory, 60, "{again:?}");
+    assert_eq!(u64::from(origin.load(Relaxed)), 60 + report.corrupt);
+    assert_eq!(report.tier.map(|t| t.counts.quarantined), Some(report.corrupt));
+    disk.flushed(Duration::from_secs(20)).await;
+    assert_eq!(disk.report().tier.map(|t| t.chunks), Some(60), "what was fetched again is kept again");
+}
+
+#[tokio::test]
+async fn i5_without_a_tier_and_with_a_closed_one_reads_pass_by() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(4 * MIB, 64 * MIB);
+    let origin = Arc::new(AtomicU32::new(0));
+    assert!(matches!(disk.state(), DiskState::Absent(_)));
+    assert_eq!(read(&s, 1, 1000, &origin).await.tier, Tier::Bypass);
+    assert_eq!(read(&s, 1, 1000, &origin).await.tier, Tier::Memory);
+    // A directory that cannot be: a file lies in its place.
+    fs::write(dir.path().join("file"), b"x").expect("write");
+    let e = disk.open(config(&dir.path().join("file"), Policy::Fletch), SystemTime::now());
+    let e = e.expect_err("no directory").to_string();
+    assert_eq!(disk.state(), DiskState::Absent(e));
+    assert_eq!(read(&s, 2, 1000, &origin).await.tier, Tier::Bypass);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    assert_eq!(read(&s, 3, 1000, &origin).await.tier, Tier::Origin);
+    disk.flushed(Duration::from_secs(20)).await;
+    disk.close().expect("closed");
+    assert!(matches!(disk.probe(SystemTime::now()), DiskState::Open(Health::Off { why: Why::Closed, .. })));
+    assert_eq!(read(&s, 4, 1000, &origin).await.tier, Tier::Bypass);
+    assert!(!disk.has(&key_of(&content(3, 1000)), 1000) && disk.share(&[(D1, None)]) == Some(0));
+}
+
+#[tokio::test]
+async fn i6_what_does_not_fit_the_queue_is_dropped_and_counted() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(4 * MIB, 999);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    assert_eq!(read(&s, 1, 1000, &origin).await.tier, Tier::Bypass);
+    assert_eq!(read(&s, 2, 999, &origin).await.tier, Tier::Origin);
+    disk.flushed(Duration::from_secs(20)).await;
+    let report = disk.report();
+    assert_eq!((report.append_drops, report.append_dropped_bytes), (1, 1000));
+    assert_eq!((report.queued_bytes, report.tier.map(|t| t.chunks)), (0, Some(1)));
+}
+
+#[tokio::test]
+async fn a_refused_chunk_is_bypassed_and_a_full_share_is_not_displaced() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(MIB, 64 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    let tier = disk.tier().expect("open");
+    let one = DiskTier::footprint(100_000);
+    tier.set_shares(&[(D1, 3 * one)]);
+    let mut tiers = Vec::new();
+    for n in 0..5 {
+        tiers.push(read(&s, n, 100_000, &origin).await.tier);
+        disk.flushed(Duration::from_secs(20)).await;
+    }
+    let (kept, not) = (Tier::Origin, Tier::Bypass);
+    assert_eq!(tiers, [kept, kept, kept, not, not]);
+    let stored = tier.put(&key_of(&content(9, 9)), D1, &Verified::of(content(9, 9))).expect("no error");
+    assert_eq!(stored, Stored::Refused(Refusal::Share));
+    assert_eq!((tier.stats().chunks, tier.stats().counts.evicted), (3, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i5_a_clock_that_steps_back_stops_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(MIB, 64 * MIB);
+    let now = SystemTime::now();
+    let back = now - Duration::from_secs(86_400 * 365);
+    disk.open(config(dir.path(), Policy::Fletch), now).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    read(&s, 1, 1000, &origin).await;
+    disk.flushed(Duration::from_secs(20)).await;
+    assert_eq!(disk.probe(back), DiskState::Open(Health::On));
+    fs::remove_dir_all(dir.path()).expect("removed");
+    // Noticed, and begun anew, although time goes backwards with every call.
+    for n in 1..=5 {
+        disk.probe(back - Duration::from_secs(n));
+    }
+    assert_eq!(disk.state(), DiskState::Open(Health::On));
+    assert_eq!(read(&s, 2, 1000, &origin).await.tier, Tier::Origin);
+    disk.flushed(Duration::from_secs(20)).await;
+    assert!(disk.has(&key_of(&content(2, 1000)), 1000) && !disk.has(&key_of(&content(1, 1000)), 1000));
+    assert!(disk.scrub(MIB).expect("scrubbed").records >= 1);
+    disk.reap(MIB).expect("reaped");
+}

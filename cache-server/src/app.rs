@@ -138,7 +138,7 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);
                 // Not waited for: the file may lie on a disk that does not answer.
-                accepting.spawn_blocking(move || server.auth.reload());
+                accepting.spawn_blocking(move || server.reload_tokens());
             }
         }
     }

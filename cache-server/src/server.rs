@@ -26,7 +26,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 /// Slab files that are kept open for reading.
@@ -82,6 +82,8 @@ pub struct Server {
     pub auth: Auth,
     /// What was said about the disk tier.
     pub cache: Cache,
+    /// Says when somebody may have lost a grant, or the server stops.
+    pub changes: watch::Sender<()>,
     /// Chunks.
     pub store: Arc<Store>,
     /// Which datasets have a share of the disk.
@@ -143,6 +145,7 @@ impl Server {
             cache: config.cache.clone(),
             store: Store::new(store_limits, disk, tasks.clone()),
             shares: Shares::default(),
+            changes: watch::Sender::new(()),
             versions,
             registrations,
             jobs: Jobs::new(limits.jobs, limits.job_ttl),
@@ -197,6 +200,7 @@ impl Server {
     /// Goes on to the next phase.
     pub fn enter(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
+        self.changes.send_replace(());
     }
 
     /// How long it has run.
@@ -217,6 +221,13 @@ impl Server {
         let id =
             nix::unistd::gethostname().map_or_else(|_| "server".to_owned(), |h| h.to_string_lossy().into());
         Cluster { view: 1, members: vec![Member { id, url: format!("http://{}", self.addr), weight: 1 }] }
+    }
+
+    /// Takes a changed tokens file over. Blocking.
+    pub fn reload_tokens(&self) {
+        if self.auth.reload() {
+            self.changes.send_replace(());
+        }
     }
 
     /// Forgets jobs that were idle too long and moves their accounts.

@@ -9,6 +9,7 @@ use reqwest::{Method, RequestBuilder, StatusCode};
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
@@ -269,6 +270,60 @@ async fn unregistering_refuses_at_once_for_that_domain_only() {
     let path = routes::chunk(written.root, chunk);
     assert_eq!(two.ask("a", Method::GET, &path).send().await.expect("answer").status(), StatusCode::OK);
     two.node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn whoever_waits_at_a_grant_is_told_when_it_ends_and_nobody_else() {
+    let two = Two::new(&[]).await;
+    let tree = two.tree([("a.bin", content(1, 5000))]);
+    let root = tree.index().root();
+    for token in ["a", "b"] {
+        assert_eq!(two.register(token, "d", &tree.uri()).await.status(), 201);
+    }
+    let ask = async |token: &str, wait_ms: u64| {
+        let begun = Instant::now();
+        let r = two.ask(token, Method::GET, &routes::grant(root, wait_ms)).send().await.expect("answer");
+        (r.status().as_u16(), begun.elapsed())
+    };
+    let (status, took) = ask("a", 300).await;
+    assert!(status == 204 && took >= Duration::from_millis(300), "held back: {took:?}");
+    assert_eq!(ask("z", 10_000).await.0, 404, "at once where there is no grant");
+    let unregister = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        two.ask("a", Method::DELETE, "/v1/datasets/d").send().await.expect("answer").status().as_u16()
+    };
+    let (of_a, of_b, gone) = tokio::join!(ask("a", 10_000), ask("b", 1000), unregister);
+    assert_eq!((of_a.0, of_b.0, gone), (404, 204, 204));
+    assert!(of_a.1 < Duration::from_secs(5), "{:?}", of_a.1);
+    // A token that is gone ends a grant, too.
+    let tokens = two.dir.path().join("tokens.toml");
+    let revoke = async {
+        let text = fs::read_to_string(&tokens)
+            .expect("tokens")
+            .replace(&Hash::of(b"b").to_string(), &Hash::of(b"c").to_string());
+        fs::write(tokens.with_extension("part"), text).expect("write");
+        fs::rename(tokens.with_extension("part"), &tokens).expect("rename");
+    };
+    let (of_b, ()) = tokio::join!(ask("b", 10_000), revoke);
+    assert!(of_b.0 == 401 && of_b.1 < Duration::from_secs(5), "{of_b:?}");
+    problem(
+        two.ask("c", Method::GET, &format!("/v1/versions/{root}/grant?wait_ms=x"))
+            .send()
+            .await
+            .expect("answer"),
+        Code::BadRequest,
+    )
+    .await;
+    // A server that stops does not wait for whoever waits.
+    let waiting = ask("c", 10_000);
+    let Two { node, .. } = &two;
+    let stop = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        node.running.stop.cancel();
+    };
+    let (last, ()) = tokio::join!(waiting, stop);
+    assert!(last.0 == 204 && last.1 < Duration::from_secs(2), "{last:?}");
+    two.node.running.stopped().await;
 }
 
 /// The code of a source file, without its tests and comments.

@@ -10,6 +10,7 @@ use crate::fs::attr::{Attr, NodeKind, Owner};
 use crate::fs::error::FsError;
 use crate::fs::read::{Answer, Reader};
 use crate::fs::tree::{Line, Tree};
+use crate::grant::{Grant, KernelMemory};
 use crate::metrics::{Op, Ops};
 use crate::push::{PageCache, Pusher};
 use fuser::{
@@ -55,6 +56,8 @@ pub struct Mounted {
     pub ops: Ops,
     /// Failures.
     pub faults: Faults,
+    /// Whether the version is still granted, and what the kernel knows of it.
+    pub grant: Arc<Grant>,
     /// Failures of a moment ago, for the kernel's second READ.
     pub echo: Echo,
     /// Pages beside answers; set when the kernel can be told.
@@ -76,12 +79,25 @@ pub struct Options {
 
 impl Mounted {
     async fn timed<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, Errno> {
+        self.granted()?;
         let late = self.io_timeout + LATE_AFTER;
         let outcome = timeout(late, work).await.unwrap_or(Err(FsError::Late(self.io_timeout)));
+        // Again: it may have ended while this was read.
+        self.granted()?;
         outcome.map_err(|e| {
             self.faults.note(&e);
             Errno::from_i32(e.errno())
         })
+    }
+
+    fn granted(&self) -> Result<(), Errno> {
+        self.grant.refused().map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
+    }
+
+    /// The kernel will know this name and inode.
+    fn told(&self, parent: u64, name: &[u8], ino: u64) {
+        self.grant.known.note(ino);
+        self.grant.known.note_name(parent, name);
     }
 
     fn file_attr(&self, a: &Attr) -> FileAttr {
@@ -124,6 +140,7 @@ fn file_type(kind: NodeKind) -> FileType {
 pub struct Mounting {
     session: Session<Adapter>,
     notifier: Notifier,
+    grant: Arc<Grant>,
 }
 
 /// Mounts at `dir` and shakes hands with the kernel.
@@ -151,18 +168,25 @@ pub fn mount(
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(options.threads);
     config.clone_fd = options.threads > 1;
+    let grant = Arc::clone(&fs.grant);
     let adapter =
         Adapter { fs, runtime, no_open: AtomicBool::new(false), no_opendir: AtomicBool::new(false) };
     let session = Session::new(adapter, dir, &config)?;
     let notifier = session.notifier();
-    Ok(Mounting { session, notifier })
+    Ok(Mounting { session, notifier, grant })
 }
 
 impl Mounting {
     /// The kernel's page cache, for pushing.
     #[must_use]
     pub fn page_cache(&self) -> impl PageCache + use<> {
-        Pages(self.notifier.clone())
+        Pages(self.notifier.clone(), Arc::clone(&self.grant))
+    }
+
+    /// What the kernel remembers, for making it forget.
+    #[must_use]
+    pub fn memory(&self) -> Arc<dyn KernelMemory> {
+        Arc::new(Memory(self.notifier.clone()))
     }
 
     /// Serves until the mount is gone. Blocking.
@@ -174,10 +198,26 @@ impl Mounting {
     }
 }
 
-struct Pages(Notifier);
+struct Memory(Notifier);
+
+impl KernelMemory for Memory {
+    fn forget_inode(&self, ino: u64) -> io::Result<()> {
+        self.0.inval_inode(INodeNo(ino), 0, 0)
+    }
+
+    fn forget_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
+        self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name))
+    }
+}
+
+struct Pages(Notifier, Arc<Grant>);
 
 impl PageCache for Pages {
     fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let _under_way = self.1.enter();
+        if let Some(errno) = self.1.refused() {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
         self.0.store(INodeNo(ino), offset, bytes)
     }
 }
@@ -195,7 +235,12 @@ impl Adapter {
         F: Future<Output = ()> + Send + 'static,
     {
         self.fs.ops.count(op);
-        let mut work = Box::pin(work(Arc::clone(&self.fs)));
+        let under_way = self.fs.grant.enter();
+        let work = work(Arc::clone(&self.fs));
+        let mut work = Box::pin(async move {
+            work.await;
+            drop(under_way);
+        });
         let _context = self.runtime.enter();
         if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             self.fs.tasks.spawn_on(work, &self.runtime);
@@ -232,7 +277,10 @@ impl Filesystem for Adapter {
         let name = name.as_bytes().to_vec();
         self.go(Op::Lookup, |fs| async move {
             match fs.timed(fs.tree.lookup(parent.0, &name)).await {
-                Ok(Some(attr)) => reply.entry(&TTL, &fs.file_attr(&attr), GENERATION),
+                Ok(Some(attr)) => {
+                    fs.told(parent.0, &name, attr.ino);
+                    reply.entry(&TTL, &fs.file_attr(&attr), GENERATION);
+                }
                 Ok(None) => reply.entry(&TTL, &fs.negative(), GENERATION),
                 Err(e) => reply.error(e),
             }
@@ -289,7 +337,17 @@ impl Filesystem for Adapter {
             let begun = Instant::now();
             match fs.timed(fs.reader.read(ino.0, offset, size)).await {
                 Ok(Answer { bytes, push }) => match (push.filter(|_| !direct), fs.pusher.get()) {
-                    (Some(push), Some(p)) => p.push_then(ino.0, push, Box::new(move || reply.data(&bytes))),
+                    (Some(push), Some(p)) => {
+                        let (under_way, fs) = (fs.grant.enter(), Arc::clone(&fs));
+                        let answer = move || {
+                            match fs.granted() {
+                                Ok(()) => reply.data(&bytes),
+                                Err(e) => reply.error(e),
+                            }
+                            drop(under_way);
+                        };
+                        p.push_then(ino.0, push, Box::new(answer));
+                    }
                     _ => reply.data(&bytes),
                 },
                 Err(e) => {
@@ -330,6 +388,7 @@ impl Filesystem for Adapter {
         self.go(Op::Readdirplus, |fs| async move {
             let add = |l: Line| {
                 let attr = fs.file_attr(&l.attr);
+                fs.told(ino.0, l.name.as_bytes(), l.attr.ino);
                 reply.add(attr.ino, l.offset, l.name, &TTL, &attr, GENERATION)
             };
             match fs.timed(fs.tree.list(ino.0, offset, add)).await {

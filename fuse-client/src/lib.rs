@@ -15,6 +15,7 @@ pub mod echo;
 pub mod faults;
 pub mod fs;
 pub mod fuse;
+pub mod grant;
 pub mod metrics;
 pub mod mount;
 pub mod mountinfo;

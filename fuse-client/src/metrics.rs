@@ -116,6 +116,8 @@ pub struct Snapshot {
     pub pushed_bytes: u64,
     /// Pushes left out.
     pub pushes_skipped: u64,
+    /// Times that the version was refused after it was mounted.
+    pub refusals: u64,
     /// Slices fetched ahead of sequential readers.
     pub ahead_slices: u64,
     /// Chunks fetched from the server, repeated ones included.
@@ -160,6 +162,7 @@ impl Snapshot {
             ("read_memory_bytes_total", "Bytes of them from this mount's memory.", self.read_memory_bytes),
             ("pushed_bytes_total", "Bytes put into the page cache beside answers.", self.pushed_bytes),
             ("pushes_skipped_total", "Pushes left out.", self.pushes_skipped),
+            ("refusals_total", "Times that the version was refused after it was mounted.", self.refusals),
             ("ahead_slices_total", "Slices fetched ahead of sequential readers.", self.ahead_slices),
             ("fetches_total", "Chunks fetched, repeated ones included.", self.fetches),
             ("fetched_bytes_total", "Bytes of chunks fetched and found right.", self.fetched_bytes),
@@ -235,6 +238,7 @@ mod tests {
             read_memory_bytes: 4,
             pushed_bytes: 0,
             pushes_skipped: 0,
+            refusals: 0,
             ahead_slices: 0,
             fetches: 1,
             fetched_bytes: 10,

@@ -10,6 +10,7 @@ use crate::fs::attr::Owner;
 use crate::fs::read::Reader;
 use crate::fs::tree::Tree;
 use crate::fuse::{self, Mounted, Mounting, Options};
+use crate::grant::{self, Grant, KernelMemory};
 use crate::metrics::{self, Ops, Snapshot};
 use crate::push::{Pusher, WATCH_EVERY};
 use crate::source::ServerChunks;
@@ -17,7 +18,7 @@ use crate::unmount::{Unmounted, unmount};
 use crate::{daemon, mountinfo};
 use anyhow::{Context, Result, anyhow};
 use fletch_client::{Client, ClientConfig, ClientError};
-use fletch_core::Kind;
+use fletch_core::{Kind, Root};
 use fletch_store::{Store, StoreLimits};
 use fletch_tables::{PartCache, TableError, Version, documents};
 use std::{
@@ -110,6 +111,7 @@ pub fn run(settings: &Settings) -> Result<()> {
         version.manifest().entries,
         dir.display()
     );
+    parts.watch_grant(&runtime, opened.client.clone(), version.root(), mounting.memory());
     let outcome = runtime.block_on(serve(&parts, mounting, metrics, &ready));
     // From here on nothing may hold the process.
     std::thread::spawn(|| {
@@ -195,6 +197,7 @@ impl Parts {
             owner,
             ops: Ops::default(),
             faults: Faults::default(),
+            grant: Arc::<Grant>::default(),
             echo: Echo::default(),
             pusher: OnceLock::new(),
             io_timeout: settings.io_timeout,
@@ -202,6 +205,11 @@ impl Parts {
         });
         let snapshot = snapshots(settings, Arc::clone(&mounted), store, opened.client.clone());
         Ok(Parts { mounted, snapshot, tasks, helpers, stop })
+    }
+
+    fn watch_grant(&self, runtime: &Runtime, client: Client, root: Root, memory: Arc<dyn KernelMemory>) {
+        let grant = Arc::clone(&self.mounted.grant);
+        self.helpers.spawn_on(grant::watch(grant, client, root, memory, self.stop.clone()), runtime.handle());
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -295,6 +303,7 @@ fn snapshots(
             read_memory_bytes: read.bytes_memory.load(Relaxed),
             pushed_bytes,
             pushes_skipped,
+            refusals: mounted.grant.refusals(),
             ahead_slices: read.ahead.load(Relaxed),
             fetches: store.fetches,
             fetched_bytes: store.fetched_bytes,

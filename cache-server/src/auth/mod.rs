@@ -145,17 +145,18 @@ impl Auth {
         self.tokens().map_or_else(Vec::new, |t| t.quotas())
     }
 
-    /// Takes a changed file over. Blocking; a second call while one runs does nothing.
-    pub fn reload(&self) {
-        let Some(file) = &self.file else { return };
+    /// Takes a changed file over; says whether it did. Blocking; a second call while one runs does
+    /// nothing.
+    pub fn reload(&self) -> bool {
+        let Some(file) = &self.file else { return false };
         let mut seen = match file.seen.try_lock() {
             Ok(seen) => seen,
             Err(TryLockError::Poisoned(p)) => p.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::WouldBlock) => return false,
         };
         let stamp = Stamp::at(&file.path).ok();
         if stamp == *seen {
-            return;
+            return false;
         }
         *seen = stamp;
         match Tokens::load(&file.path) {
@@ -163,10 +164,12 @@ impl Auth {
                 tracing::info!(file = %file.path.display(), tokens = tokens.len(), "another tokens file is in force");
                 *file.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
                 self.reloads.fetch_add(1, Relaxed);
+                true
             }
             Err(error) => {
                 self.reload_errors.fetch_add(1, Relaxed);
                 tracing::error!(%error, "the tokens file is not believed; what was in force before stays in force");
+                false
             }
         }
     }
@@ -242,8 +245,7 @@ mod tests {
         put(&line("one", "tenant = \"a\""));
         let auth = Auth::open(Some(&path)).expect("readable");
         let knows = |token: &str| auth.authenticate(Some(format!("Bearer {token}").as_bytes())).is_ok();
-        auth.reload();
-        assert_eq!(auth.stats().reloads, 0, "nothing changed");
+        assert!(!auth.reload(), "nothing changed");
         put(&line("two", "tenant = \"a\""));
         auth.reload();
         assert!(knows("two") && !knows("one"));

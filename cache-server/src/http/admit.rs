@@ -25,8 +25,7 @@ pub fn identify(server: &Server, request: &mut Request) -> Answer<()> {
     if OPEN.contains(&path) {
         return Ok(());
     }
-    let header = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    let who = server.auth.authenticate(header)?;
+    let who = who(server, request.headers())?;
     let fits = match path {
         routes::METRICS => who.role.measures(),
         // The page shows what everybody does.
@@ -38,6 +37,12 @@ pub fn identify(server: &Server, request: &mut Request) -> Answer<()> {
     }
     request.extensions_mut().insert(who);
     Ok(())
+}
+
+/// Who asks, by the headers.
+pub fn who(server: &Server, headers: &HeaderMap) -> Answer<Principal> {
+    let header = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    Ok(server.auth.authenticate(header)?)
 }
 
 fn forbidden(role: Role) -> Fault {

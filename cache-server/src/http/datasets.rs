@@ -70,8 +70,8 @@ pub async fn register(State(server): State<Arc<Server>>, Changer(who): Changer, 
     let entry = Entry { domain: who.domain, tenant: who.tenant, dataset };
     let registrations = Arc::clone(&server.registrations);
     let (entry, new) = blocking(move || registrations.register(entry)).await??;
-    server.versions.registrations_changed();
     if new {
+        server.versions.registered(&entry.domain);
         tracing::info!(dataset = %entry.dataset.name, uri = %entry.dataset.uri, tables = %entry.dataset.tables, "registered");
     }
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -108,10 +108,10 @@ pub async fn unregister(
     let name = entry(&server, &who.domain, path)?.dataset.name.clone();
     let (registrations, of) = (Arc::clone(&server.registrations), name.clone());
     let was = blocking(move || registrations.unregister(&who.domain, &of)).await??;
-    server.versions.registrations_changed();
     if !was {
         return Err(Fault::not_found());
     }
+    server.changes.send_replace(());
     tracing::info!(dataset = %name, "unregistered");
     Ok(StatusCode::NO_CONTENT)
 }

@@ -73,6 +73,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(tables::entries))
         .routes(documented!(tables::layout))
         .routes(documented!(tables::placement))
+        .routes(documented!(grant::get))
         .routes(documented!(batch::post))
         .routes(documented!(datasets::list, datasets::register))
         .routes(documented!(datasets::get, datasets::unregister))

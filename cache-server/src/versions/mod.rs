@@ -150,11 +150,15 @@ impl Versions {
         self.open.entry_count()
     }
 
-    /// A dataset was registered or forgotten: what was known may no longer hold.
-    pub fn registrations_changed(&self) {
-        self.open.invalidate_all();
-        self.hints.invalidate_all();
-        self.unknown.invalidate_all();
+    /// A dataset was registered: what the domain did not have it may have now, and there may be
+    /// more sources of what it has. (What goes with a registration needs no word: see 3.)
+    pub fn registered(&self, domain: &Domain) {
+        for (key, _) in self.open.iter().filter(|(key, _)| key.0 == *domain) {
+            self.open.invalidate(&*key);
+        }
+        for (key, ()) in self.unknown.iter().filter(|(key, ())| key.0 == *domain) {
+            self.unknown.invalidate(&*key);
+        }
     }
 
     /// What a tag of a dataset names now: read from its tables place at every call.

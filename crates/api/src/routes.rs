@@ -18,6 +18,8 @@ pub const LAYOUT: &str = "/v1/versions/{root}/layouts/{layout}/layout.json";
 pub const PLACEMENT: &str = "/v1/versions/{root}/layouts/{layout}/placement.parquet";
 /// A file of a version by its path: GET, HEAD.
 pub const FILE: &str = "/v1/versions/{root}/files/{*path}";
+/// Whether a version is granted to whoever asks, and until when: GET.
+pub const GRANT: &str = "/v1/versions/{root}/grant";
 /// Many pieces of a version in one stream: POST.
 pub const BATCH: &str = "/v1/versions/{root}/batch";
 /// All datasets: GET; registering one: POST.
@@ -77,6 +79,12 @@ pub fn file(root: Root, path: &str) -> String {
     format!("/v1/versions/{root}/files/{}", utf8_percent_encode(path, PATH))
 }
 
+/// Path of a grant; the answer is held back for `wait_ms` milliseconds while nothing changes.
+#[must_use]
+pub fn grant(root: Root, wait_ms: u64) -> String {
+    format!("/v1/versions/{root}/grant?wait_ms={wait_ms}")
+}
+
 /// Path of a batch.
 #[must_use]
 pub fn batch(root: Root) -> String {
@@ -116,6 +124,7 @@ mod tests {
         assert_eq!(layout(root, lay), fill(LAYOUT));
         assert_eq!(placement(root, lay), fill(PLACEMENT));
         assert_eq!(file(root, "a/b #1?%.é"), fill(FILE).replace("{*path}", "a/b%20%231%3F%25.%C3%A9"));
+        assert_eq!(grant(root, 7), fill(GRANT) + "?wait_ms=7");
         assert_eq!(batch(root), fill(BATCH));
         assert_eq!(dataset(&name), fill(DATASET));
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));

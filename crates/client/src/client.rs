@@ -152,6 +152,12 @@ impl Client {
         Client { io_timeout, ..self.clone() }
     }
 
+    /// The deadline of its calls.
+    #[must_use]
+    pub fn io_timeout(&self) -> Duration {
+        self.io_timeout
+    }
+
     /// Whom it asks.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
@@ -250,6 +256,18 @@ impl Client {
     /// [`ClientError`].
     pub async fn accounts(&self) -> Result<Accounts, ClientError> {
         self.get_json(routes::ACCOUNTS).await
+    }
+
+    /// Whether a version is granted: returns after `wait` at the latest if it is, and at once when
+    /// it is not or the grant ends.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` when it is not granted, 401 when the token is not known.
+    pub async fn granted(&self, root: Root, wait: Duration) -> Result<(), ClientError> {
+        let path = routes::grant(root, u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        let request = || self.request(Method::GET, &path);
+        self.call(request, &[StatusCode::NO_CONTENT], Length::AtMost(JSON_BYTES_MAX)).await?;
+        Ok(())
     }
 
     /// A whole chunk of `len` bytes, checked.

@@ -3,6 +3,7 @@
 pub mod attr;
 pub mod error;
 pub mod inode;
+pub mod known;
 pub mod read;
 pub mod sequence;
 pub mod tree;

@@ -62,6 +62,8 @@ struct Shared {
     mood: AtomicUsize,
     asked: Mutex<HashMap<Hash, u64>>,
     chunks: AtomicU64,
+    /// What is said of the grant; granted when `None`.
+    refusal: tokio::sync::watch::Sender<Option<Code>>,
 }
 
 /// The stub, serving on a runtime of its own until it is stopped or dropped.
@@ -78,6 +80,7 @@ impl Stub {
             mood: AtomicUsize::new(0),
             asked: Mutex::default(),
             chunks: AtomicU64::new(0),
+            refusal: tokio::sync::watch::Sender::new(None),
         });
         let mut stub = Stub { shared, addr: ([127, 0, 0, 1], 0).into(), runtime: None };
         stub.restart();
@@ -98,6 +101,7 @@ impl Stub {
             .route(routes::ENTRIES, get(entries))
             .route(routes::LAYOUT, get(layout))
             .route(routes::PLACEMENT, get(placement))
+            .route(routes::GRANT, get(grant))
             .route(routes::CHUNK, get(chunk))
             .with_state(Arc::clone(&self.shared));
         let addr = self.addr;
@@ -125,6 +129,11 @@ impl Stub {
 
     pub fn set(&self, mood: Mood) {
         self.shared.mood.store(mood as usize, Relaxed);
+    }
+
+    /// Grants the version or refuses it, for chunks too.
+    pub fn refuse(&self, with: Option<Code>) {
+        self.shared.refusal.send_replace(with);
     }
 
     /// Requests for chunks so far.
@@ -155,6 +164,19 @@ fn problem(code: Code, detail: &str) -> Response {
     let p = Problem::new(code, detail, "a hint from the stub");
     let status = StatusCode::from_u16(p.status).expect("status");
     (status, [(header::CONTENT_TYPE, "application/problem+json")], Json(p)).into_response()
+}
+
+/// Holds its answer back for a second while nothing changes.
+async fn grant(State(s): Served) -> Response {
+    let mut refusal = s.refusal.subscribe();
+    loop {
+        if let Some(code) = *refusal.borrow_and_update() {
+            return problem(code, "not granted");
+        }
+        if tokio::time::timeout(Duration::from_secs(1), refusal.changed()).await.is_err() {
+            return StatusCode::NO_CONTENT.into_response();
+        }
+    }
 }
 
 async fn resolve(State(s): Served, Path((name, version)): Path<(String, String)>) -> Response {

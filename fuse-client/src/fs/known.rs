@@ -1,0 +1,135 @@
+//! What the kernel may know of a mount: the inodes it was told of, and the names of the root
+//! directory that it looked at. A note costs one bit for an entry; notes are only ever added, since
+//! the kernel forgets without saying what (batches of FORGET are not followed).
+
+use super::inode::Ino;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Mutex, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// Entries that a block of bits stands for: 8 KiB of memory.
+const BLOCK_ENTRIES: u64 = 1 << 16;
+/// Names of the root directory that are kept. Beyond it a name stays until its time is up; its inode is
+/// forgotten all the same.
+const NAMES_MAX: usize = 1 << 16;
+
+type Block = Box<[AtomicU64]>;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Known {
+    files: RwLock<Vec<OnceLock<Block>>>,
+    dirs: Mutex<BTreeSet<u64>>,
+    names: Mutex<BTreeSet<Box<[u8]>>>,
+}
+
+impl Known {
+    /// The kernel is told of an inode.
+    pub fn note(&self, ino: u64) {
+        let Some(Ino::Entry(ordinal)) = Ino::decode(ino) else {
+            self.dirs.lock().unwrap_or_else(PoisonError::into_inner).insert(ino);
+            return;
+        };
+        // A version has at most 2^48 entries, and blocks are made as they are met.
+        let Ok(block) = usize::try_from(ordinal / BLOCK_ENTRIES) else { return };
+        let within = ordinal % BLOCK_ENTRIES;
+        let set = |files: &[OnceLock<Block>]| {
+            let Some(slot) = files.get(block) else { return false };
+            let new = || (0..BLOCK_ENTRIES / 64).map(|_| AtomicU64::new(0)).collect();
+            let word = &slot.get_or_init(new)[(within / 64) as usize];
+            if word.load(Relaxed) >> (within % 64) & 1 == 0 {
+                word.fetch_or(1 << (within % 64), Relaxed);
+            }
+            true
+        };
+        if !set(&self.files.read().unwrap_or_else(PoisonError::into_inner)) {
+            let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+            if files.len() <= block {
+                files.resize_with(block + 1, OnceLock::new);
+            }
+            set(&files);
+        }
+    }
+
+    /// The kernel is told of a name in a directory.
+    pub fn note_name(&self, parent: u64, name: &[u8]) {
+        if Ino::decode(parent) != Some(Ino::ROOT) || matches!(name, b"." | b"..") {
+            return;
+        }
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if names.len() < NAMES_MAX && !names.contains(name) {
+            names.insert(name.into());
+        }
+    }
+
+    /// Every inode noted, directories and the root too. Holds no lock between two.
+    pub fn inodes(&self) -> impl Iterator<Item = u64> + '_ {
+        let dirs: Vec<u64> =
+            self.dirs.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
+        let blocks = self.files.read().unwrap_or_else(PoisonError::into_inner).len();
+        let files = (0..blocks).flat_map(move |block| self.block(block));
+        Ino::ROOT.number().into_iter().chain(dirs).chain(files)
+    }
+
+    fn block(&self, block: usize) -> Vec<u64> {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(words) = files.get(block).and_then(OnceLock::get) else { return Vec::new() };
+        let base = block as u64 * BLOCK_ENTRIES;
+        let bits = (0..BLOCK_ENTRIES).filter(|i| words[(i / 64) as usize].load(Relaxed) >> (i % 64) & 1 == 1);
+        bits.filter_map(|i| Ino::Entry(base + i).number()).collect()
+    }
+
+    /// Every name noted, with its directory.
+    #[must_use]
+    pub fn names(&self) -> Vec<(u64, Box<[u8]>)> {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(root) = Ino::ROOT.number() else { return Vec::new() };
+        names.iter().map(|n| (root, n.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_core::manifest::locate::DirId;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_was_noted_is_there_once_and_nothing_else(
+            ordinals in proptest::collection::btree_set(0u64..300_000, 0..50),
+            dirs in proptest::collection::btree_set((0u64..1000, 1u16..5), 0..10),
+        ) {
+            let known = Known::default();
+            let mut want: BTreeSet<u64> = [1].into();
+            let all = ordinals.iter().map(|o| Ino::Entry(*o));
+            let all = all.chain(dirs.iter().map(|(first, depth)| Ino::Dir(DirId { first: *first, depth: *depth })));
+            for ino in all {
+                let number = ino.number().expect("in range");
+                known.note(number);
+                known.note(number);
+                want.insert(number);
+            }
+            let got: Vec<u64> = known.inodes().collect();
+            prop_assert_eq!(got.len(), want.len());
+            prop_assert_eq!(got.into_iter().collect::<BTreeSet<u64>>(), want);
+        }
+    }
+
+    #[test]
+    fn names_of_the_root_are_kept_and_bounded() {
+        let known = Known::default();
+        known.note_name(1, b"a");
+        known.note_name(1, b"a");
+        known.note_name(2, b"not of the root");
+        assert_eq!(known.names(), [(1, Box::from(*b"a"))]);
+        for i in 0..NAMES_MAX + 10 {
+            known.note_name(1, i.to_string().as_bytes());
+        }
+        assert_eq!(known.names().len(), NAMES_MAX);
+    }
+}

@@ -1,19 +1,14 @@
-//! A place where tables are: its tags, its versions, and their tables as a source.
+//! A place where tables are: its tags and its versions.
 
 use crate::failure::{Exit, Failure};
 use crate::target::Select;
-use async_trait::async_trait;
-use bytes::Bytes;
+use fletch_client::fallback::PlaceTables;
 use fletch_core::manifest::{LayoutKind, LayoutParams};
 use fletch_core::{Kind, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, OriginUri, Origins, PutMode};
-use fletch_tables::source::DOCUMENT_BYTES_MAX;
-use fletch_tables::{
-    LayoutDoc, PartCache, SourceError, Table, TableError, TableRange, TableSource, TagDoc, Version, paths,
-};
+use fletch_tables::{LayoutDoc, PartCache, TableError, TagDoc, Version, paths};
 use futures::TryStreamExt;
 use std::sync::Arc;
-use tokio::sync::OnceCell;
 
 /// Parts held in memory by one command, in bytes.
 const PART_CACHE_BYTES: u64 = 32 << 20;
@@ -210,58 +205,7 @@ impl Place {
         layout: LayoutId,
         bytes: u64,
     ) -> Result<Version, Failure> {
-        let source = Arc::new(PlaceSource::new(self.origin.clone(), root, layout));
+        let source = Arc::new(PlaceTables::new(self.origin.clone(), root, layout));
         Ok(Version::open(source, root, layout, PartCache::new(bytes)).await?)
-    }
-}
-
-/// The tables of one version and layout, read from their place.
-pub struct PlaceSource {
-    origin: Origin,
-    root: Root,
-    layout: LayoutId,
-    sizes: [OnceCell<u64>; Table::ALL.len()],
-}
-
-impl PlaceSource {
-    /// Binds a place to a version and a layout.
-    #[must_use]
-    pub fn new(origin: Origin, root: Root, layout: LayoutId) -> Self {
-        PlaceSource { origin, root, layout, sizes: Default::default() }
-    }
-
-    async fn size(&self, table: Table) -> Result<u64, SourceError> {
-        let at = Table::ALL.iter().position(|t| *t == table).unwrap_or(0);
-        let head = || async { self.origin.head(&table.path(self.root, self.layout)).await.map(|m| m.size) };
-        self.sizes[at].get_or_try_init(head).await.copied().map_err(source_error)
-    }
-}
-
-// By value for `map_err`.
-#[expect(clippy::needless_pass_by_value, reason = "the shape of map_err")]
-fn source_error(e: OriginError) -> SourceError {
-    SourceError { kind: e.kind(), message: e.to_string() }
-}
-
-#[async_trait]
-impl TableSource for PlaceSource {
-    async fn read(&self, table: Table, range: TableRange) -> Result<Bytes, SourceError> {
-        let path = table.path(self.root, self.layout);
-        let range = match range {
-            TableRange::Range(r) => Some(r),
-            TableRange::Suffix(n) => {
-                let size = self.size(table).await?;
-                Some(size.saturating_sub(n)..size)
-            }
-            TableRange::All => {
-                let size = self.size(table).await?;
-                if size > DOCUMENT_BYTES_MAX {
-                    let message = format!("{path}: {size} bytes, the limit is {DOCUMENT_BYTES_MAX}");
-                    return Err(SourceError { kind: Kind::Corrupt, message });
-                }
-                None
-            }
-        };
-        Ok(self.origin.get(&path, range, None).await.map_err(source_error)?.bytes)
     }
 }

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use fletch_client::{Endpoint, TokenSource};
 use fletch_core::{DatasetName, JobName, Root, TagName};
+use fletch_origin::OriginConfig;
 use fletch_settings::{ByteSize, Span};
 use serde::Deserialize;
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
@@ -21,6 +22,9 @@ pub const KEYS: &[&str] = &[
     "fuse.push",
     "metrics.listen",
     "log.format",
+    "origin_fallback",
+    "tables",
+    "uri",
 ];
 
 /// Shows one version of a dataset as a read-only directory.
@@ -36,6 +40,20 @@ pub struct Cli {
     /// Where the server is: http://host:port or unix:PATH
     #[arg(long, env = "FLETCH_SERVER")]
     pub server: Option<Endpoint>,
+    /// While the server is gone, read from the origin itself; stores need [[origin]] in --config
+    #[arg(long, env = "FLETCH_ORIGIN_FALLBACK", num_args = 0..=1, default_missing_value = "true")]
+    pub origin_fallback: Option<bool>,
+    /// Take the version's tables from here: a mount without a server, or one that begins while it
+    /// is gone (with --origin-fallback it begins with what the server said last, too)
+    #[arg(long, env = "FLETCH_TABLES", value_name = "URI")]
+    pub tables: Option<String>,
+    /// Where the objects are, if not where the server says, or not with --tables
+    #[arg(long, env = "FLETCH_URI", value_name = "URI")]
+    pub uri: Option<String>,
+    /// Where what the server said last is kept, and the log of --daemon [default: /var/lib/fletch as
+    /// root, else ~/.local/state/fletch]
+    #[arg(long, env = "FLETCH_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
     /// For which job the bytes are read [default: an id of this mount]
     #[arg(long, env = "FLETCH_JOB")]
     pub job: Option<JobName>,
@@ -106,6 +124,11 @@ pub enum LogFormat {
 #[derive(Debug, Default, Deserialize)]
 struct File {
     server: Option<String>,
+    origin_fallback: Option<bool>,
+    tables: Option<String>,
+    uri: Option<String>,
+    #[serde(default)]
+    origin: Vec<OriginConfig>,
     job: Option<JobName>,
     token_file: Option<PathBuf>,
     allow_other: Option<bool>,
@@ -169,6 +192,19 @@ impl FromStr for Target {
     }
 }
 
+/// How to go on without a server.
+#[derive(Debug, Clone, Default)]
+pub struct Without {
+    /// Where the objects are, if it was given.
+    pub uri: Option<String>,
+    /// Where the tables are, if it was given.
+    pub tables: Option<String>,
+    /// How origins are reached.
+    pub origins: Vec<OriginConfig>,
+    /// Where what a server said last is kept.
+    pub known: Option<PathBuf>,
+}
+
 /// Everything decided, nothing checked against the world yet.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -176,8 +212,10 @@ pub struct Settings {
     pub target: Target,
     /// Where, absolute.
     pub dir: PathBuf,
-    /// The server.
-    pub server: Endpoint,
+    /// The server; none only when tables were given.
+    pub server: Option<Endpoint>,
+    /// How to go on without it; none means to wait for it.
+    pub without: Option<Without>,
     /// For which job.
     pub job: JobName,
     /// The token, if any.
@@ -212,21 +250,35 @@ impl Cli {
     /// What is wrong with them, all of it usage.
     pub fn settle(self) -> Result<Settings> {
         let file: File = match &self.config {
-            Some(path) => fletch_settings::load(path, KEYS)?,
+            Some(path) => fletch_settings::load(path, &[KEYS, fletch_origin::KEYS].concat())?,
             None => File::default(),
         };
         let absolute = |p: PathBuf| std::path::absolute(&p).with_context(|| format!("path {}", p.display()));
+        let plain = |text: Option<String>| {
+            // As a person types it, from where they are.
+            text.map(|t| fletch_origin::OriginUri::from_arg(&t).map(|u| u.to_string())).transpose()
+        };
+        let (tables, uri) = (plain(self.tables.or(file.tables))?, plain(self.uri.or(file.uri))?);
         let server = match (self.server, file.server) {
-            (Some(s), _) => s,
-            (None, Some(s)) => s.parse()?,
+            (Some(s), _) => Some(s),
+            (None, Some(s)) => Some(s.parse()?),
+            (None, None) if tables.is_some() => None,
             (None, None) => bail!(
-                "no server: give --server http://host:port or --server unix:PATH (or set FLETCH_SERVER)"
+                "no server: give --server http://host:port or --server unix:PATH (or set FLETCH_SERVER); \
+                 --tables URI mounts without one"
             ),
         };
+        let fallback = self.origin_fallback.or(file.origin_fallback).unwrap_or(server.is_none());
+        if !fallback && (tables.is_some() || uri.is_some()) {
+            bail!("--tables and --uri say how to go on without the server: give --origin-fallback, too");
+        }
+        let known = || self.state_dir.clone().or_else(default_state_dir).map(|d| d.join("known"));
+        let without = fallback.then(|| Without { uri, tables, origins: file.origin, known: known() });
         // Absolute: a daemon has another working directory.
         let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;
         let token = TokenSource::of(std::env::var("FLETCH_TOKEN").ok(), token_file)?;
-        let memory_default = if server.is_unix() { 64 << 20 } else { 256 << 20 };
+        let memory_default =
+            if server.as_ref().is_some_and(Endpoint::is_unix) { 64 << 20 } else { 256 << 20 };
         let memory_bytes = self.memory.or(file.memory.max).map_or(memory_default, |b| b.0);
         if memory_bytes < MEMORY_BYTES_MIN {
             bail!(
@@ -255,6 +307,7 @@ impl Cli {
             target: self.dataset.parse()?,
             dir: absolute(self.dir)?,
             server,
+            without,
             job: self.job.or(file.job).map_or_else(own_job, Ok)?,
             token,
             allow_other: self.allow_other.or(file.allow_other).unwrap_or(false),
@@ -268,6 +321,12 @@ impl Cli {
             report: self.report.map(absolute).transpose()?,
         })
     }
+}
+
+/// Where this account's mounts keep what outlives them.
+#[must_use]
+pub fn default_state_dir() -> Option<PathBuf> {
+    fletch_settings::state_dir(nix::unistd::geteuid().is_root())
 }
 
 /// The mount's own id: unique enough to tell mounts apart in the server's accounts.
@@ -304,12 +363,24 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_without_a_server_is_asked_for_by_its_tables() {
+        let s = settle(&["d", "m", "--tables", "/"]).expect("usable");
+        let without = s.without.expect("goes on without");
+        assert!(s.server.is_none() && without.uri.is_none() && without.tables.is_some());
+        assert!(settle(&["d", "m", "--server", "unix:/x"]).expect("usable").without.is_none());
+        let s = settle(&["d", "m", "--server", "unix:/x", "--origin-fallback"]).expect("usable");
+        assert!(s.without.is_some_and(|w| w.tables.is_none()));
+    }
+
+    #[test]
     fn usage_errors_say_what_to_give() {
         let cases: &[(&[&str], &str)] = &[
             (&["d", "m"], "--server"),
             (&["a/b", "m", "--server", "unix:/x"], "dataset name"),
             (&["d@..", "m", "--server", "unix:/x"], "tag name"),
             (&["d", "m", "--server", "localhost"], "http://host:port"),
+            (&["d", "m", "--server", "unix:/x", "--tables", "/t"], "--origin-fallback"),
+            (&["d", "m", "--tables", "ftp://x/y"], "ftp"),
             (&["d", "m", "--server", "unix:/x", "--memory", "1MiB"], "at least"),
             (&["d", "m", "--server", "unix:/x", "--threads", "99"], "1 to 16"),
             (&["d", "m", "--server", "unix:/x", "--metrics", "0.0.0.0:9"], "loopback"),
@@ -329,11 +400,12 @@ mod tests {
         std::fs::write(&path, text).expect("write");
         let path = path.to_str().expect("utf-8");
         let s = settle(&["d", "m", "--config", path]).expect("usable");
-        assert_eq!((s.server.to_string().as_str(), s.memory_bytes), ("unix:/file", 64 << 20));
+        let server = |s: &Settings| s.server.as_ref().map(ToString::to_string).unwrap_or_default();
+        assert_eq!((server(&s).as_str(), s.memory_bytes), ("unix:/file", 64 << 20));
         assert_eq!((s.io_timeout, s.push), (Duration::from_secs(2), false));
         let s =
             settle(&["d", "m", "--config", path, "--server", "unix:/flag", "--push", "on"]).expect("usable");
-        assert_eq!((s.server.to_string().as_str(), s.push), ("unix:/flag", true));
+        assert_eq!((server(&s).as_str(), s.push), ("unix:/flag", true));
         std::fs::write(path, "memory.mx = \"1GiB\"\n").expect("write");
         let e = settle(&["d", "m", "--config", path]).expect_err("unknown key");
         assert!(format!("{e:#}").contains("memory.max"), "{e:#}");

@@ -3,7 +3,7 @@
 //!
 //! Between the two is one pipe, the child's stdout: a line `ready TEXT`, or `failed CODE TEXT`.
 
-use crate::cli::Cli;
+use crate::cli::{Cli, default_state_dir};
 use anyhow::{Context, Result};
 use std::{
     fs::{File, OpenOptions},
@@ -61,7 +61,7 @@ fn tell(line: &str) -> Result<()> {
 pub fn launch(cli: &Cli) -> Result<(String, u8)> {
     let log = match &cli.log_file {
         Some(path) => path.clone(),
-        None => default_log()?,
+        None => default_log(cli)?,
     };
     let stderr = open_log(&log)?;
     let program = std::env::current_exe().context("the path of this program")?;
@@ -89,14 +89,9 @@ pub fn launch(cli: &Cli) -> Result<(String, u8)> {
     Ok(failed.unwrap_or_else(|| (format!("the mount ended ({status}); see {}", log.display()), 1)))
 }
 
-fn default_log() -> Result<PathBuf> {
-    let dir = if nix::unistd::geteuid().is_root() {
-        PathBuf::from("/var/lib/fletch")
-    } else {
-        let home = || std::env::var_os("HOME").map(|h| Path::new(&h).join(".local/state"));
-        let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home);
-        state.context("neither XDG_STATE_HOME nor HOME is set: give --log-file")?.join("fletch")
-    };
+fn default_log(cli: &Cli) -> Result<PathBuf> {
+    let dir = cli.state_dir.clone().or_else(default_state_dir);
+    let dir = dir.context("neither XDG_STATE_HOME nor HOME is set: give --log-file")?;
     std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     Ok(dir.join("fletch-mount.log"))
 }

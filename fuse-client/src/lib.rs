@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! kernel ── fuse (adapter) ── fs/tree ── tables (parts, lazily)
-//!                          └─ fs/read ── store (memory, flights) ── source ── client ── server
+//!                          └─ fs/read ── store (memory, flights) ── source ── client ── server (or origin)
 //! ```
 
 pub mod cli;
@@ -19,6 +19,7 @@ pub mod grant;
 pub mod metrics;
 pub mod mount;
 pub mod mountinfo;
+pub mod open;
 pub mod push;
 pub mod source;
 pub mod unmount;

@@ -134,6 +134,14 @@ pub struct Snapshot {
     pub server_retries: u64,
     /// Bytes received from the server, tables included.
     pub server_bytes: u64,
+    /// How often the server was lost.
+    pub server_losses: u64,
+    /// Whether the origin is read instead of it now.
+    pub server_away: bool,
+    /// Requests sent to the origin while the server was gone, tables included.
+    pub origin_requests: u64,
+    /// Bytes received from it.
+    pub origin_bytes: u64,
 }
 
 impl Snapshot {
@@ -170,6 +178,9 @@ impl Snapshot {
             ("server_requests_total", "Requests sent to the server.", self.server_requests),
             ("server_retries_total", "Requests sent again.", self.server_retries),
             ("server_bytes_total", "Bytes received from the server.", self.server_bytes),
+            ("server_losses_total", "How often the server was lost.", self.server_losses),
+            ("origin_requests_total", "Requests to the origin, without the server.", self.origin_requests),
+            ("origin_bytes_total", "Bytes received from the origin.", self.origin_bytes),
         ] {
             counter(opts(name, help), n)?;
         }
@@ -179,6 +190,8 @@ impl Snapshot {
             registry.register(Box::new(g))
         };
         gauge(opts("memory_live_bytes", "Bytes of chunks alive in memory."), self.memory_live_bytes)?;
+        let away = opts("server_away", "1 while the origin is read instead of the server.");
+        gauge(away, u64::from(self.server_away))?;
         let info = opts("info", "What is mounted; always 1.")
             .const_label("dataset", &self.dataset)
             .const_label("train_job", &self.job)
@@ -247,6 +260,10 @@ mod tests {
             server_requests: 5,
             server_retries: 0,
             server_bytes: 99,
+            server_losses: 0,
+            server_away: false,
+            origin_requests: 0,
+            origin_bytes: 0,
         };
         let text = String::from_utf8(snapshot.prometheus().expect("well-formed")).expect("text");
         for line in [

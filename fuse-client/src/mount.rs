@@ -12,15 +12,16 @@ use crate::fs::tree::Tree;
 use crate::fuse::{self, Mounted, Mounting, Options};
 use crate::grant::{self, Grant, KernelMemory};
 use crate::metrics::{self, Ops, Snapshot};
+use crate::open::{Opened, open};
 use crate::push::{Pusher, WATCH_EVERY};
-use crate::source::ServerChunks;
 use crate::unmount::{Unmounted, unmount};
 use crate::{daemon, mountinfo};
 use anyhow::{Context, Result, anyhow};
-use fletch_client::{Client, ClientConfig, ClientError};
+use fletch_client::fallback::Fallback;
+use fletch_client::{Client, ClientError};
 use fletch_core::{Kind, Root};
 use fletch_store::{Store, StoreLimits};
-use fletch_tables::{PartCache, TableError, Version, documents};
+use fletch_tables::{TableError, documents};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -41,8 +42,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 const END_WITHIN: Duration = Duration::from_secs(9);
 /// How long requests in flight are waited for after the mount is gone.
 const DRAIN_WITHIN: Duration = Duration::from_secs(2);
-/// How long a mount that begins waits for its server.
-const REACH_WITHIN: Duration = Duration::from_secs(5);
 /// How much the kernel reads ahead of a sequential reader, KiB, where this process may say so.
 const KERNEL_AHEAD_KIB: u32 = 1024;
 /// Chunks that are fetched again when their bytes were wrong.
@@ -129,37 +128,6 @@ pub fn run(settings: &Settings) -> Result<()> {
     outcome
 }
 
-/// What the server said about what is to be mounted.
-struct Opened {
-    client: Client,
-    version: Version,
-}
-
-async fn open(settings: &Settings) -> Result<Opened> {
-    let io_timeout = settings.io_timeout;
-    let config = ClientConfig {
-        token: settings.token.clone(),
-        job: Some(settings.job.clone()),
-        // A little less than the store's own deadline, so that the reason is known when it ends.
-        io_timeout: io_timeout - (io_timeout / 20).min(Duration::from_millis(500)),
-        ..ClientConfig::new(settings.server.clone(), "mount")
-    };
-    let client = Client::new(config)?;
-    let first = client.within(REACH_WITHIN.min(io_timeout));
-    first.info().await?;
-    let target = &settings.target;
-    let resolved = first
-        .resolve(&target.dataset, &target.version)
-        .await
-        .with_context(|| format!("resolving {}@{}", target.dataset, target.version))?;
-    let cache = PartCache::new(settings.tables_bytes);
-    let tables = client.tables(resolved.root, resolved.layout);
-    let version = Version::open(tables, resolved.root, resolved.layout, cache)
-        .await
-        .with_context(|| format!("opening version {}", resolved.root))?;
-    Ok(Opened { client, version })
-}
-
 /// Everything that lives as long as the mount.
 struct Parts {
     mounted: Arc<Mounted>,
@@ -183,7 +151,7 @@ impl Parts {
         let store = Store::new(limits, None, tasks.clone());
         let version = &opened.version;
         let tree = Tree::new(version.clone());
-        let source = Arc::new(ServerChunks { client: opened.client.clone(), root: version.root() });
+        let source = opened.chunks();
         let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone());
         let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
         let owner = Owner {
@@ -203,7 +171,11 @@ impl Parts {
             io_timeout: settings.io_timeout,
             tasks: tasks.clone(),
         });
-        let snapshot = snapshots(settings, Arc::clone(&mounted), store, opened.client.clone());
+        let snapshot = snapshots(settings, opened, Arc::clone(&mounted), store);
+        if let Some(fallback) = opened.fallback.clone() {
+            let stop = stop.clone();
+            helpers.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
+        }
         Ok(Parts { mounted, snapshot, tasks, helpers, stop })
     }
 
@@ -283,14 +255,17 @@ fn announce(ready: &str) -> Result<()> {
 
 fn snapshots(
     settings: &Settings,
+    opened: &Opened,
     mounted: Arc<Mounted>,
     store: Arc<Store>,
-    client: Client,
 ) -> Arc<dyn Fn() -> Snapshot + Send + Sync> {
     let (dataset, job) = (settings.target.dataset.to_string(), settings.job.to_string());
     let root = mounted.tree.version().root().to_string();
+    let (client, fallback) = (opened.client.clone(), opened.fallback.clone());
     Arc::new(move || {
-        let (read, store, client) = (mounted.reader.counters(), store.stats(), client.stats());
+        let (read, store) = (mounted.reader.counters(), store.stats());
+        let client = client.as_ref().map(Client::stats).unwrap_or_default();
+        let origin = fallback.as_ref().map(Fallback::origin_stats).unwrap_or_default();
         let (pushed_bytes, pushes_skipped) = mounted.pusher.get().map_or((0, 0), Pusher::counted);
         Snapshot {
             dataset: dataset.clone(),
@@ -312,6 +287,10 @@ fn snapshots(
             server_requests: client.requests,
             server_retries: client.retries,
             server_bytes: client.bytes,
+            server_losses: fallback.as_ref().map_or(0, Fallback::losses),
+            server_away: fallback.as_ref().is_some_and(Fallback::is_away),
+            origin_requests: origin.requests,
+            origin_bytes: origin.bytes_read,
         }
     })
 }

@@ -12,7 +12,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-settings", &["fletch-core"]),
     ("fletch-origin", &["fletch-core"]),
     ("fletch-store", &["fletch-core"]),
-    ("fletch-client", &["fletch-core", "fletch-api", "fletch-tables"]),
+    ("fletch-client", &["fletch-core", "fletch-api", "fletch-tables", "fletch-origin"]),
     ("fletch-testkit", &["fletch-core"]),
     ("fletch-sim", &["fletch-core"]),
     (
@@ -21,7 +21,15 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ),
     (
         "fletch-mount",
-        &["fletch-core", "fletch-api", "fletch-tables", "fletch-settings", "fletch-store", "fletch-client"],
+        &[
+            "fletch-core",
+            "fletch-api",
+            "fletch-tables",
+            "fletch-settings",
+            "fletch-store",
+            "fletch-client",
+            "fletch-origin",
+        ],
     ),
     (
         "fletch",

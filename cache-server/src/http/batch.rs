@@ -256,7 +256,7 @@ fn plan_of_span(span: &ChunkSpan, len: u64) -> Answer<Plan> {
     // A chunk is at most 16 MiB.
     let cut = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);
     let slice = Slice { chunk: span.hash, chunk_offset: 0, len: u32::try_from(len).unwrap_or(u32::MAX) };
-    let range = ChunkRange { slice, range: cut(span.offset)..cut(end) };
+    let range = ChunkRange { slice, begin: 0, range: cut(span.offset)..cut(end) };
     let name = if end - span.offset == len {
         span.hash.to_string()
     } else {

@@ -29,6 +29,10 @@ const JSON_BYTES_MAX: u64 = 16 << 20;
 /// Above this many bytes a chunk is hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
 
+/// A connection refused or reset within this time may be a restart or a stale connection: even an
+/// impatient client asks once more.
+const SILENCE_SHORT: Duration = Duration::from_secs(1);
+
 /// Whom to ask, as whom, and for how long.
 #[derive(Clone)]
 pub struct ClientConfig {
@@ -102,6 +106,8 @@ pub struct Client {
     base: Arc<str>,
     shown: Arc<str>,
     io_timeout: Duration,
+    /// Whether silence is waited out until the deadline.
+    patient: bool,
     counters: Arc<Counters>,
     bearer: Arc<Bearer>,
 }
@@ -141,6 +147,7 @@ impl Client {
             shown: config.endpoint.to_string().into(),
             endpoint: Arc::new(config.endpoint),
             io_timeout: config.io_timeout,
+            patient: true,
             counters: Arc::default(),
             bearer: Arc::new(Bearer::new(config.token.as_ref())?),
         })
@@ -156,6 +163,13 @@ impl Client {
     #[must_use]
     pub fn io_timeout(&self) -> Duration {
         self.io_timeout
+    }
+
+    /// The same client for someone who can go elsewhere: a server that does not answer is asked
+    /// once more at most, and only if its silence was short. Answers are waited for as ever.
+    #[must_use]
+    pub fn impatient(&self) -> Self {
+        Client { patient: false, ..self.clone() }
     }
 
     /// Whom it asks.
@@ -411,6 +425,7 @@ impl Client {
     ) -> Result<Answer, ClientError> {
         let mut backoff = Backoff::new();
         let (mut last, mut renewed) = (None, false);
+        let (begun, mut silences) = (Instant::now(), 0);
         let error = loop {
             let token = self.bearer.header();
             let asked = match &token {
@@ -430,6 +445,10 @@ impl Client {
                     break last.unwrap_or_else(late);
                 }
             };
+            silences += u32::from(error.is_unreachable());
+            if !self.patient && silences > 0 && (silences > 1 || begun.elapsed() > SILENCE_SHORT) {
+                break error;
+            }
             let wait = backoff.wait(error.retry_after());
             if Instant::now() + wait >= until {
                 break error;

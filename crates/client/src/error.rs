@@ -51,6 +51,16 @@ pub enum ClientError {
         /// What they are.
         mismatch: Mismatch,
     },
+    /// The server is gone, and the origin that was read instead failed, too.
+    #[error("{server}: {why}")]
+    Origin {
+        /// What is with the server.
+        server: String,
+        /// Who can act on the origin's failure.
+        kind: Kind,
+        /// What the origin said.
+        why: String,
+    },
     /// A client cannot be made of this configuration.
     #[error("{0}")]
     Config(String),
@@ -68,6 +78,7 @@ impl ClientError {
                 code => code.kind(),
             },
             ClientError::Protocol { .. } | ClientError::Corrupt { .. } => Kind::Corrupt,
+            ClientError::Origin { kind, .. } => *kind,
             ClientError::Version { .. } | ClientError::Config(_) => Kind::Invalid,
         }
     }

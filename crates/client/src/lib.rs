@@ -1,8 +1,8 @@
 //! The client of a Fletch server: one place that knows how to ask, wait, ask again and believe.
 //!
 //! Owns connections (HTTP/1.1 keep-alive over TCP or a unix socket), deadlines, retries and the
-//! translation of answers into [`ClientError`]. Knows no FUSE and no epochs, and never reads an
-//! origin by itself.
+//! translation of answers into [`ClientError`]. Knows no FUSE and no epochs, and reads an origin only
+//! where the feature `fallback` is on and the server is gone.
 //!
 //! Invariants
 //! 1. A call ends within its deadline, whatever the server does.
@@ -16,6 +16,8 @@ mod body;
 mod client;
 mod endpoint;
 mod error;
+#[cfg(feature = "fallback")]
+pub mod fallback;
 mod retry;
 mod tables;
 mod token;

@@ -15,11 +15,13 @@ use crate::out::{Out, broken};
 use crate::place::Place;
 use crate::target::{Select, Target};
 use clap::CommandFactory;
+use fletch_client::fallback::{Known, KnownError};
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint, TokenSource};
 use fletch_core::DatasetName;
 use fletch_origin::{OriginConfig, OriginLimits, OriginUri, Origins};
 use fletch_tables::{Fault, PartCache, Version};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -64,6 +66,12 @@ impl From<ClientError> for Failure {
             Exit::Failed
         };
         Failure { exit, what: e.to_string(), hint: e.hint().map(str::to_owned) }
+    }
+}
+
+impl From<KnownError> for Failure {
+    fn from(e: KnownError) -> Self {
+        Failure::new(e.to_string())
     }
 }
 
@@ -148,13 +156,16 @@ impl Ctx {
         Place::open(&self.origins, &self.uri(text)?)
     }
 
-    fn client(&self) -> Result<Client, Failure> {
+    fn endpoint(&self) -> Result<Endpoint, Failure> {
         let server = self.global.server.as_deref().ok_or_else(|| {
             Failure::usage("no server was given")
                 .hint("give --server http://HOST:PORT or unix:PATH, or set FLETCH_SERVER")
         })?;
-        let endpoint: Endpoint =
-            server.parse().map_err(|e: fletch_client::BadEndpoint| Failure::usage(e.to_string()))?;
+        server.parse().map_err(|e: fletch_client::BadEndpoint| Failure::usage(e.to_string()))
+    }
+
+    fn client(&self) -> Result<Client, Failure> {
+        let endpoint = self.endpoint()?;
         let token = TokenSource::of(self.global.token.clone(), self.global.token_file.clone())
             .map_err(|e| Failure::usage(e.to_string()))?;
         let config = ClientConfig { token, ..ClientConfig::new(endpoint, "cli") };
@@ -172,19 +183,60 @@ impl Ctx {
 
     /// Opens what a target names.
     fn open(&self, target: &Target) -> Result<Opened, Failure> {
-        let client = self.name(target).map(|_| self.client()).transpose()?;
-        self.rt.block_on(self.open_with(target, client))
+        let Some(name) = self.name(target) else { return self.rt.block_on(self.open_place(target)) };
+        match self.client() {
+            Ok(client) => self.rt.block_on(self.open_served(name, &target.select(), client)),
+            Err(e) if e.exit == Exit::Unreachable && self.global.origin_fallback => {
+                self.rt.block_on(self.open_known(name, &target.select(), e))
+            }
+            Err(e) if e.exit == Exit::Unreachable => {
+                Err(e.hint("--origin-fallback looks into what the server said last, at the origin itself"))
+            }
+            Err(e) => Err(e),
+        }
     }
 
-    async fn open_with(&self, target: &Target, client: Option<Client>) -> Result<Opened, Failure> {
-        let select = target.select();
-        if let (Some(name), Some(client)) = (self.name(target), client) {
-            let resolved = client.resolve(&name, &select.to_string()).await?;
-            let source = client.tables(resolved.root, resolved.layout);
-            let cache = PartCache::new(PART_CACHE_BYTES);
-            let version = Version::open(source, resolved.root, resolved.layout, cache).await?;
-            return Ok(Opened { version, base: name.to_string(), place: None });
+    async fn open_served(
+        &self,
+        name: DatasetName,
+        select: &Select,
+        client: Client,
+    ) -> Result<Opened, Failure> {
+        let resolved = client.resolve(&name, &select.to_string()).await?;
+        if self.global.origin_fallback {
+            let dataset = client.dataset(&name).await?;
+            let known = Known {
+                server: client.endpoint().to_string(),
+                dataset: name.clone(),
+                version: select.to_string(),
+                root: resolved.root,
+                layout: resolved.layout,
+                uri: dataset.uri,
+                tables: dataset.tables,
+            };
+            if let Err(e) = known_dir().and_then(|dir| Ok(known.keep(&dir, client.endpoint())?)) {
+                self.out.warn(&format!("this will not be known when the server is gone: {e}"));
+            }
         }
+        let source = client.tables(resolved.root, resolved.layout);
+        let cache = PartCache::new(PART_CACHE_BYTES);
+        let version = Version::open(source, resolved.root, resolved.layout, cache).await?;
+        Ok(Opened { version, base: name.to_string(), place: None })
+    }
+
+    /// The server is gone: what it said last, from the place of its tables.
+    async fn open_known(&self, name: DatasetName, select: &Select, gone: Failure) -> Result<Opened, Failure> {
+        let server = self.endpoint()?;
+        let known = Known::find(&known_dir()?, &server, &name, &select.to_string());
+        let known = known.map_err(|e| Failure { what: format!("{}; {e}", gone.what), ..gone })?;
+        self.out.warn(&format!("{server} does not answer: this is {}, what it said last", known.root));
+        let place = self.place(&known.tables)?;
+        let version = place.version(known.root, known.layout).await?;
+        Ok(Opened { version, base: name.to_string(), place: Some(place) })
+    }
+
+    async fn open_place(&self, target: &Target) -> Result<Opened, Failure> {
+        let select = target.select();
         let place = self.place(&target.base)?;
         let (root, layout) = place.resolve(&select).await.map_err(|e| match &select {
             Select::Tag(_) if self.global.server.is_none() && DatasetName::new(&target.base).is_ok() => {
@@ -195,6 +247,12 @@ impl Ctx {
         let version = place.version(root, layout).await?;
         Ok(Opened { version, base: place.uri(), place: Some(place) })
     }
+}
+
+/// Where what a server said last is kept, by this command and by mounts.
+fn known_dir() -> Result<PathBuf, Failure> {
+    let dir = fletch_settings::state_dir(nix::unistd::geteuid().is_root());
+    dir.map(|d| d.join("known")).ok_or_else(|| Failure::usage("neither HOME nor XDG_STATE_HOME is set"))
 }
 
 /// Stdout, locked and buffered, for results that are streamed.

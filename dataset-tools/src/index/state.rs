@@ -21,13 +21,7 @@ pub struct RunState {
 /// # Errors
 /// When there is no home directory to put it in.
 pub fn default_dir() -> Result<PathBuf, Failure> {
-    if nix::unistd::geteuid().is_root() {
-        return Ok("/var/lib/fletch".into());
-    }
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    absolute("XDG_STATE_HOME")
-        .or_else(|| absolute("HOME").map(|h| h.join(".local/state")))
-        .map(|d| d.join("fletch"))
+    fletch_settings::state_dir(nix::unistd::geteuid().is_root())
         .ok_or_else(|| Failure::usage("neither HOME nor XDG_STATE_HOME is set").hint("give --state-dir DIR"))
 }
 

@@ -94,7 +94,8 @@ impl Fault {
     pub fn advice(self) -> &'static str {
         match self {
             Fault::Unavailable => {
-                "check that fletch-server runs and reaches its origin; reads work again when it does"
+                "check that fletch-server runs and reaches its origin; reads work again when it does \
+                 (with --origin-fallback they go to the origin meanwhile)"
             }
             Fault::Denied => "check the token of this mount and its grant on the server",
             Fault::Gone => "the dataset is not registered any more: register it again, or unmount",
@@ -127,6 +128,8 @@ impl Fault {
             e if e.is_denied() => Fault::Denied,
             // The server checked its tables and its origin, so this is its word about the origin.
             ClientError::Problem { .. } if e.kind() == Kind::Corrupt => Fault::Origin,
+            // Read from here: an object that is gone or another is no revoked grant.
+            ClientError::Origin { kind: Kind::Corrupt | Kind::NotFound, .. } => Fault::Origin,
             e => Fault::of_kind(e.kind()),
         }
     }
@@ -189,6 +192,7 @@ mod tests {
     #[test]
     fn every_failure_has_its_errno_and_fault() {
         let gone = ClientError::Unreachable { endpoint: "e".into(), why: "refused".into() };
+        let origin = |kind| read(ClientError::Origin { server: "s".into(), kind, why: "w".into() });
         let source = |kind| FsError::Table(SourceError { kind, message: "m".into() }.into());
         let cases = [
             (problem(Code::NotFound), libc::ESTALE, Fault::Gone),
@@ -198,6 +202,8 @@ mod tests {
             (problem(Code::OriginUnavailable), libc::EIO, Fault::Unavailable),
             (problem(Code::Overloaded), libc::EIO, Fault::Overloaded),
             (read(gone), libc::EIO, Fault::Unavailable),
+            (origin(Kind::NotFound), libc::EIO, Fault::Origin),
+            (origin(Kind::Unavailable), libc::EIO, Fault::Unavailable),
             (source(Kind::NotFound), libc::ESTALE, Fault::Gone),
             (source(Kind::Corrupt), libc::EIO, Fault::Corrupt),
             (FsError::Late(Duration::from_secs(1)), libc::EIO, Fault::Unavailable),

@@ -10,10 +10,12 @@ use super::error::FsError;
 use super::sequence::Sequence;
 use super::tree::Tree;
 use bytes::{Bytes, BytesMut};
-use fletch_core::manifest::Slice;
+use fletch_client::fallback::Spot;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
+use fletch_core::manifest::{LayoutKind, Slice};
 use fletch_core::{Domain, Hash, StoreKey};
 use fletch_store::{DatasetId, Fetch, FetchError, Hit, ReadError, Store};
+use fletch_tables::paths;
 use fletch_tables::version::Found;
 use futures::future::{BoxFuture, try_join_all};
 use std::borrow::Cow;
@@ -77,9 +79,14 @@ impl Wanted {
 
 /// Where bytes come from: a server, or a test.
 pub trait ChunkSource: Send + Sync {
-    /// Brings the bytes, which the store then checks. `attempt` > 0 says that what was brought
-    /// before was wrong.
-    fn fetch(&self, wanted: Wanted, attempt: u32) -> BoxFuture<'static, Result<Bytes, FetchError>>;
+    /// Brings the bytes, which the store then checks. `spot` is where an origin has them.
+    /// `attempt` > 0 says that what was brought before was wrong.
+    fn fetch(
+        &self,
+        wanted: Wanted,
+        spot: &Spot,
+        attempt: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>>;
 }
 
 /// Bytes for the page cache beside those that were asked for.
@@ -168,13 +175,13 @@ impl Reader {
         let (first, second) = (wanted.next(), wanted.next());
         let (bytes, hit) = match (first, second) {
             (Some(one), None) => {
-                let hit = self.bytes(one.slice, shared).await.map_err(named)?;
+                let hit = self.bytes(&found, &one, shared).await.map_err(named)?;
                 (cut(&hit, &one).map_err(named)?, Some(hit))
             }
             (Some(one), Some(two)) => {
                 let all: Vec<ChunkRange> = [one, two].into_iter().chain(wanted).collect();
                 let hits =
-                    try_join_all(all.iter().map(|r| self.bytes(r.slice, None))).await.map_err(named)?;
+                    try_join_all(all.iter().map(|r| self.bytes(&found, r, None))).await.map_err(named)?;
                 let mut whole = BytesMut::with_capacity(size as usize);
                 for (hit, range) in hits.iter().zip(&all) {
                     whole.extend_from_slice(&cut(hit, range).map_err(named)?);
@@ -195,22 +202,44 @@ impl Reader {
         Ok(Answer { bytes, push })
     }
 
-    async fn bytes(&self, slice: Slice, shared: Option<Arc<str>>) -> Result<Hit, ReadError> {
-        let (key, len, fetch) = self.order(slice, shared);
+    async fn bytes(
+        &self,
+        found: &Found,
+        of: &ChunkRange,
+        shared: Option<Arc<str>>,
+    ) -> Result<Hit, ReadError> {
+        let (key, len, fetch) = self.order(found, of, shared);
         self.store.read(key, len, DATASET, fetch).await
     }
 
     /// How the store comes by a slice: a chunk that ends where the slice ends, or, if the path
     /// of its file is given, that file alone.
-    fn order(&self, slice: Slice, shared: Option<Arc<str>>) -> (StoreKey, u32, Fetch) {
-        let (hash, len) = (slice.chunk, slice.chunk_offset + slice.len);
+    fn order(&self, found: &Found, of: &ChunkRange, shared: Option<Arc<str>>) -> (StoreKey, u32, Fetch) {
+        let (hash, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
+        let spot = self.spot(found, of);
         let wanted = match shared {
             Some(path) => Wanted::File { path, hash, len },
             None => Wanted::Chunk { hash, len },
         };
         let source = Arc::clone(&self.source);
-        let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), attempt));
+        let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), &spot, attempt));
         (StoreKey { domain: self.domain.clone(), hash }, len, fetch)
+    }
+
+    /// Where an origin has a slice: a small file of a pack in the object of its chunk, everything
+    /// else in its own object.
+    fn spot(&self, found: &Found, of: &ChunkRange) -> Spot {
+        let params = &self.tree.version().layout_doc().params;
+        match (params.kind, found.slices()) {
+            (LayoutKind::Pack, [one]) if one.len <= params.slice_bytes => {
+                Spot::Beside { key: paths::chunk(one.chunk), offset: u64::from(one.chunk_offset) }
+            }
+            _ => {
+                // The chunk is a run of its file, from the chunk's first byte.
+                let offset = of.begin.saturating_sub(u64::from(of.slice.chunk_offset));
+                Spot::Data { path: found.entry().path.to_owned(), offset }
+            }
+        }
     }
 
     /// Brings the slices after `end` when the file is being read from front to back.
@@ -221,7 +250,7 @@ impl Reader {
         }
         let len = found.entry().size;
         for next in ranges(found.slices(), end - 1..len).skip(1).take(AHEAD_SLICES) {
-            let (key, len, fetch) = self.order(next.slice, None);
+            let (key, len, fetch) = self.order(found, &next, None);
             if self.store.cached(&key).is_some() {
                 continue;
             }

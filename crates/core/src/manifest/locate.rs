@@ -71,6 +71,8 @@ impl PartIndex {
 pub struct ChunkRange {
     /// Which of the entry's slices.
     pub slice: Slice,
+    /// Where in the entry the slice begins, in bytes.
+    pub begin: u64,
     /// Which bytes of the chunk.
     pub range: Range<usize>,
 }
@@ -87,7 +89,7 @@ pub fn ranges(slices: &[Slice], range: Range<u64>) -> impl Iterator<Item = Chunk
             let base = u64::from(s.chunk_offset);
             // Both fit: a chunk is at most 16 MiB.
             let cut = |x: u64| usize::try_from(base + x - begin).unwrap_or(usize::MAX);
-            ChunkRange { slice: *s, range: cut(from)..cut(to) }
+            ChunkRange { slice: *s, begin, range: cut(from)..cut(to) }
         })
     })
 }

@@ -49,7 +49,8 @@ pub struct Global {
     /// A file with the bearer token.
     #[arg(long, global = true, value_name = "FILE", env = "FLETCH_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
-    /// When the server is gone, look into what it said last, at the origin itself.
+    /// When the server is gone, look into what it said last, at the origin itself. That is kept in
+    /// FLETCH_STATE_DIR [default: /var/lib/fletch as root, else ~/.local/state/fletch].
     #[arg(long, global = true, env = "FLETCH_ORIGIN_FALLBACK")]
     pub origin_fallback: bool,
 }

@@ -32,7 +32,7 @@ use std::{
 use tokio::{
     net::TcpListener,
     runtime::Runtime,
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
     time::timeout,
 };
@@ -91,6 +91,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     };
     let parts = Parts::new(settings, &opened, &runtime)?;
 
+    // Before there is a mount to leave behind.
+    let ends = runtime.block_on(async { Ends::listen() })?;
     let name = format!("fletch:{}", settings.target.dataset);
     let options = Options { allow_other: settings.allow_other, threads: settings.threads };
     let mounting = fuse::mount(Arc::clone(&parts.mounted), &dir, &name, options, runtime.handle().clone())
@@ -110,8 +112,10 @@ pub fn run(settings: &Settings) -> Result<()> {
         version.manifest().entries,
         dir.display()
     );
-    parts.watch_grant(&runtime, opened.client.clone(), version.root(), mounting.memory());
-    let outcome = runtime.block_on(serve(&parts, mounting, metrics, &ready));
+    if let Some(client) = opened.client.clone() {
+        parts.watch_grant(&runtime, client, version.root(), mounting.memory());
+    }
+    let outcome = runtime.block_on(serve(&parts, mounting, metrics, ends, &ready));
     // From here on nothing may hold the process.
     std::thread::spawn(|| {
         std::thread::sleep(END_WITHIN);
@@ -200,10 +204,27 @@ impl Parts {
     }
 }
 
+/// Signals that end a mount.
+struct Ends {
+    term: Signal,
+    int: Signal,
+}
+
+impl Ends {
+    fn listen() -> Result<Self> {
+        let listen = |kind| signal(kind).context("listening for signals");
+        Ok(Ends { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
+    }
+}
+
 /// Serves until a signal comes or the mount is taken away from outside.
-async fn serve(parts: &Parts, mounting: Mounting, metrics: Option<TcpListener>, ready: &str) -> Result<()> {
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
+async fn serve(
+    parts: &Parts,
+    mounting: Mounting,
+    metrics: Option<TcpListener>,
+    mut ends: Ends,
+    ready: &str,
+) -> Result<()> {
     if let Some(listener) = metrics {
         let page = metrics::serve(listener, Arc::clone(&parts.snapshot), parts.stop.clone());
         parts.helpers.spawn(async move {
@@ -233,8 +254,8 @@ async fn serve(parts: &Parts, mounting: Mounting, metrics: Option<TcpListener>, 
     }
     announce(ready)?;
     let signal = tokio::select! {
-        _ = term.recv() => "SIGTERM",
-        _ = int.recv() => "SIGINT",
+        _ = ends.term.recv() => "SIGTERM",
+        _ = ends.int.recv() => "SIGINT",
         outcome = &mut end => {
             tracing::info!("unmounted from outside");
             return outcome.context("the FUSE threads ended")?.context("the FUSE session failed");

@@ -145,6 +145,31 @@ fn a_mount_begins_without_its_server_by_what_it_said_last() {
 }
 
 #[test]
+fn the_tools_look_into_what_the_server_said_last() {
+    let (data, want) = tree();
+    let mut site = Site::start(&[]);
+    let _ = site.publish("set", data.path());
+    let state = site.place("tool-state");
+    let ls = |url: &str, more: &[&str]| {
+        let mut c = command("fletch");
+        c.args(["ls", "set", "d1", "--server", url]).args(more).env("FLETCH_STATE_DIR", &state);
+        c.output().expect("fletch ls")
+    };
+    let url = site.url.clone();
+    let before = ls(&url, &["--origin-fallback"]);
+    assert!(before.status.success(), "{}", String::from_utf8_lossy(&before.stderr));
+    kill(&mut site);
+    let refused = ls(&url, &[]);
+    assert_eq!(refused.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--origin-fallback"), "it names the switch");
+    let after = ls(&url, &["--origin-fallback"]);
+    let told = String::from_utf8_lossy(&after.stderr);
+    assert!(after.status.success() && told.contains("what it said last"), "{told}");
+    assert_eq!(after.stdout, before.stdout);
+    assert_eq!(String::from_utf8_lossy(&after.stdout).lines().count(), want.len() / 5);
+}
+
+#[test]
 fn given_tables_need_no_server_and_a_changed_object_is_refused() {
     if !have(&[Need::Fuse]) {
         return;

@@ -215,7 +215,7 @@ impl Ctx {
                 tables: dataset.tables,
             };
             if let Err(e) = known_dir().and_then(|dir| Ok(known.keep(&dir, client.endpoint())?)) {
-                self.out.warn(&format!("this will not be known when the server is gone: {e}"));
+                self.out.warn(format!("this will not be known when the server is gone: {e}"));
             }
         }
         let source = client.tables(resolved.root, resolved.layout);
@@ -229,7 +229,7 @@ impl Ctx {
         let server = self.endpoint()?;
         let known = Known::find(&known_dir()?, &server, &name, &select.to_string());
         let known = known.map_err(|e| Failure { what: format!("{}; {e}", gone.what), ..gone })?;
-        self.out.warn(&format!("{server} does not answer: this is {}, what it said last", known.root));
+        self.out.warn(format!("{server} does not answer: this is {}, what it said last", known.root));
         let place = self.place(&known.tables)?;
         let version = place.version(known.root, known.layout).await?;
         Ok(Opened { version, base: name.to_string(), place: Some(place) })
@@ -251,7 +251,8 @@ impl Ctx {
 
 /// Where what a server said last is kept, by this command and by mounts.
 fn known_dir() -> Result<PathBuf, Failure> {
-    let dir = fletch_settings::state_dir(nix::unistd::geteuid().is_root());
+    let given = std::env::var_os("FLETCH_STATE_DIR").map(PathBuf::from);
+    let dir = given.or_else(|| fletch_settings::state_dir(nix::unistd::geteuid().is_root()));
     dir.map(|d| d.join("known")).ok_or_else(|| Failure::usage("neither HOME nor XDG_STATE_HOME is set"))
 }
 

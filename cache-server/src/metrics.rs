@@ -214,6 +214,18 @@ fn origins(page: &Page, server: &Server) -> Result<(), Failed> {
     )?;
     page.counter("fletch_origin_retries_total", "Attempts after the first", &[], &[(vec![], o.retries)])?;
     page.counter(
+        "fletch_origin_pauses_total",
+        "Times an origin asked to slow down and was left alone",
+        &[],
+        &[(vec![], o.pauses)],
+    )?;
+    page.counter(
+        "fletch_origin_credentials_read_total",
+        "Times changed credentials were read again",
+        &[],
+        &[(vec![], o.credentials_read)],
+    )?;
+    page.counter(
         "fletch_origin_read_bytes_total",
         "Bytes read from origins, tables included",
         &[],

@@ -1,5 +1,7 @@
 //! One `[[origin]]` table, and the limits that hold for all of them.
 
+use crate::uri::Scheme;
+use crate::{OriginError, OriginUri};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::path::PathBuf;
@@ -49,6 +51,73 @@ pub struct OriginConfig {
     /// Most bytes a second, together, of this process (`"200MiB"`, or a number).
     #[serde(default, deserialize_with = "bytes")]
     pub bytes_per_second: Option<u64>,
+}
+
+impl OriginConfig {
+    /// The prefix, if the table can be.
+    pub(crate) fn check(&self) -> Result<OriginUri, OriginError> {
+        let prefix = OriginUri::parse(&self.prefix)?;
+        let what = format!("[[origin]] {prefix}");
+        if [self.concurrency, self.requests_per_second].contains(&Some(0)) || self.bytes_per_second == Some(0)
+        {
+            return Err(OriginError::invalid(what, "concurrency and rates are at least 1"));
+        }
+        let Some(scheme) = prefix.scheme() else {
+            let plain = self.endpoint.is_none()
+                && self.region.is_none()
+                && self.account.is_none()
+                && matches!(self.credentials, None | Some(Credentials::Anonymous));
+            if !plain {
+                return Err(OriginError::invalid(
+                    what,
+                    "a directory has no endpoint, region, account or credentials",
+                ));
+            }
+            return Ok(prefix);
+        };
+        let cannot =
+            |key: &str| Err(OriginError::invalid(&what, format!("{}:// has no {key}", scheme.as_str())));
+        if self.account.is_some() && scheme != Scheme::Azure {
+            return cannot("account");
+        }
+        if self.region.is_some() && scheme != Scheme::S3 {
+            return cannot("region");
+        }
+        if self.endpoint.is_some() && scheme.is_plain() {
+            return cannot("endpoint: the prefix names the server");
+        }
+        if scheme == Scheme::Http && !self.allow_http {
+            return Err(OriginError::invalid(
+                what,
+                "http:// sends data in the clear; set allow_http = true or use https://",
+            ));
+        }
+        if let Some(endpoint) = &self.endpoint {
+            let url = url::Url::parse(endpoint)
+                .map_err(|e| OriginError::invalid(&what, format!("endpoint: {e}")))?;
+            if !url.username().is_empty() || url.password().is_some() {
+                return Err(OriginError::invalid(
+                    what,
+                    "endpoint holds no user or password; use credentials",
+                ));
+            }
+            if url.query().is_some() || url.fragment().is_some() {
+                return Err(OriginError::invalid(what, "endpoint has no query and no fragment"));
+            }
+            match url.scheme() {
+                "https" => {}
+                "http" if self.allow_http => {}
+                "http" => {
+                    return Err(OriginError::invalid(
+                        what,
+                        "endpoint is http://, which sends data in the clear; set allow_http = true or use https://",
+                    ));
+                }
+                _ => return Err(OriginError::invalid(what, "endpoint is an http:// or https:// URL")),
+            }
+        }
+        Ok(prefix)
+    }
 }
 
 /// A number of bytes, or a text with a unit.

@@ -16,6 +16,7 @@ mod credentials;
 mod error;
 pub mod local;
 mod origin;
+mod pace;
 mod remote;
 mod retry;
 mod stats;

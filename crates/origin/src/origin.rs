@@ -3,8 +3,8 @@
 use crate::local::Within;
 use crate::remote::{Reach, Remote};
 use crate::stats::Counters;
-use crate::uri::{Place, Scheme, check_path};
-use crate::{Credentials, OriginConfig, OriginError, OriginLimits, OriginStats, OriginUri, local};
+use crate::uri::{Place, check_path};
+use crate::{OriginConfig, OriginError, OriginLimits, OriginStats, OriginUri, local};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
@@ -97,7 +97,7 @@ impl Origins {
         let mut faults = Vec::new();
         let mut read: Vec<(OriginUri, OriginConfig)> = Vec::new();
         for config in configs {
-            match check(&config) {
+            match config.check() {
                 Ok(prefix) if read.iter().any(|(other, _)| *other == prefix) => {
                     faults.push(format!("{prefix} is configured twice"));
                 }
@@ -183,64 +183,6 @@ impl Origins {
         let under = self.0.configs.iter().enumerate().filter(|(_, (prefix, _))| prefix.contains(uri));
         under.max_by_key(|(_, (prefix, _))| prefix.length()).map(|(index, _)| index)
     }
-}
-
-fn check(config: &OriginConfig) -> Result<OriginUri, OriginError> {
-    let prefix = OriginUri::parse(&config.prefix)?;
-    let what = format!("[[origin]] {prefix}");
-    if [config.concurrency, config.requests_per_second].contains(&Some(0))
-        || config.bytes_per_second == Some(0)
-    {
-        return Err(OriginError::invalid(what, "concurrency and rates are at least 1"));
-    }
-    let Some(scheme) = prefix.scheme() else {
-        let plain = config.endpoint.is_none()
-            && config.region.is_none()
-            && config.account.is_none()
-            && matches!(config.credentials, None | Some(Credentials::Anonymous));
-        if !plain {
-            return Err(OriginError::invalid(
-                what,
-                "a directory has no endpoint, region, account or credentials",
-            ));
-        }
-        return Ok(prefix);
-    };
-    let cannot = |key: &str| Err(OriginError::invalid(&what, format!("{}:// has no {key}", scheme.as_str())));
-    if config.account.is_some() && scheme != Scheme::Azure {
-        return cannot("account");
-    }
-    if config.region.is_some() && scheme != Scheme::S3 {
-        return cannot("region");
-    }
-    if config.endpoint.is_some() && scheme.is_plain() {
-        return cannot("endpoint: the prefix names the server");
-    }
-    if scheme == Scheme::Http && !config.allow_http {
-        return Err(OriginError::invalid(
-            what,
-            "http:// sends data in the clear; set allow_http = true or use https://",
-        ));
-    }
-    if let Some(endpoint) = &config.endpoint {
-        let url =
-            url::Url::parse(endpoint).map_err(|e| OriginError::invalid(&what, format!("endpoint: {e}")))?;
-        if !url.username().is_empty() || url.password().is_some() {
-            return Err(OriginError::invalid(what, "endpoint holds no user or password; use credentials"));
-        }
-        match url.scheme() {
-            "https" => {}
-            "http" if config.allow_http => {}
-            "http" => {
-                return Err(OriginError::invalid(
-                    what,
-                    "endpoint is http://, which sends data in the clear; set allow_http = true or use https://",
-                ));
-            }
-            _ => return Err(OriginError::invalid(what, "endpoint is an http:// or https:// URL")),
-        }
-    }
-    Ok(prefix)
 }
 
 /// One place at an origin. Cheap to clone. Paths are relative, `/`-separated and UTF-8.

@@ -6,7 +6,8 @@
 //! read before in use.
 
 use crate::credentials::{self, Source, Stamp};
-use crate::origin::{Got, ObjectMeta, Pin, PutMode};
+use crate::origin::{Got, ObjectMeta, Pin};
+use crate::pace::Pace;
 use crate::retry::retrying;
 use crate::stats::Counters;
 use crate::uri::Scheme;
@@ -15,7 +16,7 @@ use crate::{OriginConfig, OriginError, OriginLimits};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, GetRange, GetResult, ObjectStoreExt as _, PutOptions};
+use object_store::{GetOptions, GetRange, GetResult, ObjectStoreExt as _};
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
@@ -24,14 +25,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use store::{Recipe, Store};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use translate::{cause, changed, corrupt, translate, unavailable};
 
+mod create;
 mod large;
 mod pages;
 mod store;
 mod translate;
+mod write;
 
 /// How often a credentials file is looked at.
 const WATCH: Duration = Duration::from_secs(1);
@@ -49,6 +52,9 @@ pub(crate) struct Remote {
     /// Of the whole process, for each request; and of this origin, for each call.
     turns: Arc<Semaphore>,
     own_turns: Semaphore,
+    pace: Pace,
+    /// Whether it keeps `PutMode::Create`, once that is known.
+    creates: OnceCell<bool>,
     watched: Mutex<Watched>,
     /// A plain server that has answered a range with everything.
     whole_only: AtomicBool,
@@ -117,6 +123,8 @@ impl Remote {
             counters: Arc::clone(counters),
             turns: Arc::clone(turns),
             own_turns: Semaphore::new(own),
+            pace: Pace::new(config.requests_per_second, config.bytes_per_second, Instant::now()),
+            creates: OnceCell::new(),
             watched: Mutex::new(Watched { current, file, stamp, looked: Instant::now() }),
             whole_only: AtomicBool::new(false),
         })
@@ -196,27 +204,41 @@ impl Remote {
         timeout_at(deadline, turns.acquire()).await.map_err(|_| waited())?.map_err(|_| waited())
     }
 
-    /// One call: its turn, its attempts, and one more where credentials were replaced meanwhile.
-    /// Everything that is sent to this origin goes through here.
+    /// One call that is expected to move so many bytes: its turn, its pace, its attempts, and one
+    /// more where credentials were replaced meanwhile. Everything that is sent goes through here.
     async fn tried<T, F: Future<Output = Result<T, OriginError>>>(
         &self,
         what: &str,
+        bytes: u64,
         once: impl Fn(u32, Arc<Current>) -> F,
     ) -> Result<T, OriginError> {
         let deadline = Instant::now() + self.limits.io_timeout;
         let _own = self.turn(what, &self.own_turns, deadline).await?;
         let once = &once;
         retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {
+            let ticket = self.pace.admit(what, bytes, deadline).await?;
             let _turn = self.turn(what, &self.turns, deadline).await?;
             let current = self.current();
             let used = current.generation;
-            match once(attempt, current).await {
+            let result = match once(attempt, current).await {
                 Err(OriginError::Denied { .. }) if self.renewed(used) => {
                     self.counters.retries.fetch_add(1, Relaxed);
                     once(attempt, self.current()).await
                 }
                 other => other,
+            };
+            match &result {
+                Err(OriginError::Throttled { retry_after, .. }) => {
+                    if self.pace.refused(ticket, *retry_after, rand::random()) {
+                        self.counters.pauses.fetch_add(1, Relaxed);
+                        tracing::debug!(origin = %self.config.prefix, ?retry_after, "the origin asks to slow down");
+                    }
+                }
+                // Nobody answered: that says nothing about how fast it may be asked.
+                Err(OriginError::Unavailable { .. }) => {}
+                _ => self.pace.answered(ticket),
             }
+            result
         })
         .await
     }
@@ -258,9 +280,13 @@ impl Reach {
     ) -> Result<Got, OriginError> {
         let key = &self.key(what, path)?;
         let range = &range;
+        let expected = range.as_ref().map_or(pin.map_or(0, |p| p.size), |r| r.end - r.start);
         self.remote
-            .tried(what, |_, at| async move { self.get_once(&at, what, path, key, range.clone(), pin).await })
+            .tried(what, expected, |_, at| async move {
+                self.get_once(&at, what, path, key, range.clone(), pin).await
+            })
             .await
+            .inspect(|got| self.remote.pace.brought((got.bytes.len() as u64).saturating_sub(expected)))
     }
 
     async fn ask(
@@ -393,81 +419,11 @@ impl Reach {
         let key = &self.key(what, path)?;
         let remote = &self.remote;
         remote
-            .tried(what, |_, at| async move {
+            .tried(what, 0, |_, at| async move {
                 let meta = remote.patiently(what, at.store.objects().head(key)).await?;
                 Ok(remote.meta_of(path, &meta))
             })
             .await
-    }
-
-    pub async fn put(&self, what: &str, path: &str, bytes: Bytes, mode: PutMode) -> Result<(), OriginError> {
-        self.writable(what)?;
-        let key = &self.key(what, path)?;
-        let bytes = &bytes;
-        self.remote
-            .tried(what, |attempt, at| async move {
-                self.put_once(&at, what, path, key, bytes, mode, attempt).await
-            })
-            .await
-    }
-
-    fn writable(&self, what: &str) -> Result<(), OriginError> {
-        match self.remote.scheme.is_plain() {
-            true => Err(OriginError::invalid(
-                what,
-                "a plain HTTP server is only read; name another place for what is written (--to URI)",
-            )),
-            false => Ok(()),
-        }
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the parts of one request, each used once")]
-    async fn put_once(
-        &self,
-        at: &Current,
-        what: &str,
-        path: &str,
-        key: &Key,
-        bytes: &Bytes,
-        mode: PutMode,
-        attempt: u32,
-    ) -> Result<(), OriginError> {
-        let mode_there = match mode {
-            PutMode::Create => object_store::PutMode::Create,
-            PutMode::Overwrite => object_store::PutMode::Overwrite,
-        };
-        let options = PutOptions { mode: mode_there, ..PutOptions::default() };
-        let put = at.store.objects().put_opts(key, bytes.clone().into(), options);
-        // Half of the time there is: an answer that is lost leaves time to ask again.
-        let put = match timeout(self.remote.limits.io_timeout / 2, put).await {
-            Ok(put) => put.map_err(|e| translate(what, &e)),
-            Err(_) => Err(unavailable(what, "no answer to a write in half of io_timeout")),
-        };
-        match put {
-            Ok(_) => Ok(()),
-            Err(OriginError::AlreadyExists { .. } | OriginError::Changed { .. })
-                if mode == PutMode::Create =>
-            {
-                // An earlier attempt of ours may have arrived although its answer did not.
-                let there = self.get_once(at, what, path, key, None, None);
-                let ours = attempt > 1 && there.await?.bytes == *bytes;
-                if ours { Ok(()) } else { Err(OriginError::AlreadyExists { what: what.to_owned() }) }
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    pub async fn delete(&self, what: &str, path: &str) -> Result<(), OriginError> {
-        self.writable(what)?;
-        let key = &self.key(what, path)?;
-        let remote = &self.remote;
-        let deleted = remote
-            .tried(what, |_, at| async move { remote.patiently(what, at.store.objects().delete(key)).await })
-            .await;
-        match deleted {
-            Err(OriginError::NotFound { .. }) => Ok(()),
-            other => other,
-        }
     }
 }
 

@@ -10,6 +10,8 @@ pub struct OriginStats {
     pub requests: u64,
     /// Attempts after the first.
     pub retries: u64,
+    /// Times that an origin asked to slow down and was left alone for a while.
+    pub pauses: u64,
     /// Times that changed credentials were read again.
     pub credentials_read: u64,
     /// Bytes of objects received, also of answers that were then refused.
@@ -38,6 +40,7 @@ pub struct OriginStats {
 pub(crate) struct Counters {
     pub requests: AtomicU64,
     pub retries: AtomicU64,
+    pub pauses: AtomicU64,
     pub credentials_read: AtomicU64,
     pub bytes_read: AtomicU64,
     pub bytes_written: AtomicU64,
@@ -77,6 +80,7 @@ impl Counters {
         OriginStats {
             requests: self.requests.load(Relaxed),
             retries: self.retries.load(Relaxed),
+            pauses: self.pauses.load(Relaxed),
             credentials_read: self.credentials_read.load(Relaxed),
             bytes_read: self.bytes_read.load(Relaxed),
             bytes_written: self.bytes_written.load(Relaxed),

@@ -123,6 +123,8 @@ impl HttpService for Wire {
                 let body = bounded(body).await;
                 return Ok(HttpResponse::from_parts(parts, body.into()));
             }
+            // Asked again it will know no more.
+            StatusCode::NOT_IMPLEMENTED => Answer::Refused { status: 501, code: code(response).await },
             s if s.is_server_error() => Answer::Failed { status: s.as_u16(), code: code(response).await },
             s if s.is_client_error() => Answer::Refused { status: s.as_u16(), code: code(response).await },
             _ if listing => return page(response).await,

@@ -47,7 +47,7 @@ impl Reach {
         let key = &self.key(what, path)?;
         let id = self
             .remote
-            .tried(what, |_, at| async move {
+            .tried(what, 0, |_, at| async move {
                 uploads(&at, what)?.create_multipart(key).await.map_err(|e| translate(what, &e))
             })
             .await?;
@@ -56,7 +56,7 @@ impl Reach {
         if sent.is_err() {
             let remote = &self.remote;
             let aborted = remote
-                .tried(what, |_, at| async move {
+                .tried(what, 0, |_, at| async move {
                     remote.patiently(what, uploads(&at, what)?.abort_multipart(key, id)).await
                 })
                 .await;
@@ -84,14 +84,14 @@ impl Reach {
                 let put = uploads(&at, what)?.put_part(key, id, index, bytes.clone().into()).await;
                 put.map_err(|e| translate(what, &e))
             };
-            ids.push(self.remote.tried(what, put).await?);
+            ids.push(self.remote.tried(what, bytes.len() as u64, put).await?);
         }
         let ids = &ids;
         let complete = |_, at: Arc<Current>| async move {
             let done = uploads(&at, what)?.complete_multipart(key, id, ids.clone()).await;
             done.map(|_| ()).map_err(|e| translate(what, &e))
         };
-        self.remote.tried(what, complete).await
+        self.remote.tried(what, 0, complete).await
     }
 }
 

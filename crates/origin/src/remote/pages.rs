@@ -51,7 +51,7 @@ impl Pages {
         let prefix = Some(self.prefix.as_str()).filter(|p| !p.is_empty());
         let token = &token;
         let page = remote
-            .tried(what, |_, at| async move {
+            .tried(what, 0, |_, at| async move {
                 let store = at.store.pages().ok_or_else(|| {
                     OriginError::invalid(
                         what,

@@ -191,11 +191,13 @@ async fn counters_agree_with_the_origins_own() {
     origin.delete("y/3").await.expect("deleted");
     origin.get("none", None, None).await.expect_err("missing");
     let (counts, stats) = (emulator.counts(), origins.stats());
-    assert_eq!((counts.get, counts.head, counts.put, counts.list, counts.delete), (21, 20, 20, 1, 1));
+    assert_eq!((counts.get, counts.head, counts.list), (21, 20, 1));
+    // Two more writes and a removal: whether the server keeps conditions was asked once.
+    assert_eq!((counts.put, counts.delete), (22, 2));
     assert_eq!(counts.gets, [("none".to_owned(), 1), ("x".to_owned(), 20)].into());
     assert_eq!(stats.requests, counts.requests());
     assert_eq!((stats.bytes_read, stats.bytes_written), (10_000, 100));
-    assert_eq!((counts.bytes_sent, counts.refused, stats.not_found), (10_000, 1, 1));
+    assert_eq!((counts.bytes_sent, counts.refused, stats.not_found), (10_000, 2, 1));
 }
 
 #[tokio::test]
@@ -269,4 +271,117 @@ async fn secrets_sign_requests_and_are_never_shown() {
     for secret in ["AKIAKEY", "hunter2", "tok3n", "Signature"] {
         assert!(!all.contains(secret), "{secret} in {all}");
     }
+}
+
+#[tokio::test]
+async fn a_server_that_ignores_conditions_is_found_out_before_it_matters() {
+    let (emulator, _, origin, _) = setup(5_000);
+    emulator.set_fault("", Fault::IgnoreConditions, None);
+    let create =
+        |bytes: &'static str| origin.put("tag", Bytes::from_static(bytes.as_bytes()), PutMode::Create);
+    create("mine").await.expect("there was none");
+    let error = create("yours").await.expect_err("it is there");
+    assert!(matches!(error, OriginError::AlreadyExists { .. }), "{error:?}");
+    assert_eq!(emulator.object("tag").as_deref(), Some(b"mine".as_slice()));
+    let puts = emulator.counts().put;
+    create("theirs").await.expect_err("it is there");
+    assert_eq!(emulator.counts().put, puts, "asked once, looked first since");
+    assert_eq!(names(&origin, "").await, ["tag", "x"], "nothing of the question is left");
+}
+
+#[tokio::test]
+async fn rotated_credentials_are_taken_over_without_a_failure() {
+    let (emulator, ..) = setup(5_000);
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("credentials");
+    let text =
+        |n: u32| format!("[default]\naws_access_key_id = AKIA{n}\naws_secret_access_key = hunter{n}\n");
+    std::fs::write(&file, text(1)).expect("written");
+    let signed = OriginConfig { credentials: Some(Credentials::File(file.clone())), ..config(&emulator) };
+    let origins = Origins::new(vec![signed], limits(5_000)).expect("right");
+    let origin = origins.open(&uri(&emulator.uri())).expect("open");
+    origin.get("x", None, None).await.expect("read");
+    // The old key is refused from now on, and the file holds another: swapped, as secrets are.
+    emulator.set_fault("x", Fault::Error { rate: 1.0, status: 403 }, Some(1));
+    std::fs::write(dir.path().join("new"), text(2)).expect("written");
+    std::fs::rename(dir.path().join("new"), &file).expect("swapped");
+    origin.get("x", None, None).await.expect("read with the new key, at once");
+    assert_eq!(origins.stats().credentials_read, 1);
+    // Refused again with the same file: the error is told, after one request.
+    emulator.set_fault("x", Fault::Error { rate: 1.0, status: 403 }, None);
+    let asked = emulator.counts().get;
+    let error = origin.get("x", None, None).await.expect_err("denied");
+    assert!(matches!(error, OriginError::Denied { .. }), "{error:?}");
+    assert_eq!(emulator.counts().get, asked + 1);
+    // A file that is half written is no reason to stop using what works.
+    emulator.clear_faults();
+    std::fs::write(&file, "[default]\naws_access_key_id = AKIA3\n").expect("written");
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    origin.get("x", None, None).await.expect("the old ones");
+    std::fs::write(&file, text(3)).expect("written");
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    origin.get("x", None, None).await.expect("the new ones, without a refusal");
+    assert_eq!(origins.stats().credentials_read, 2);
+}
+
+/// The origin answers 500 requests a second, and more with `503` and `Retry-After: 1`. Half a minute,
+/// because two such answers at the start cost two seconds whatever is learned from them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_origin_capped_at_500_requests_a_second_is_used_to_nine_tenths() {
+    const CAP: u32 = 500;
+    const SECONDS: u64 = 30;
+    let shape = EmulatorConfig { rps_cap: Some(CAP), retry_after_s: 1, ..EmulatorConfig::default() };
+    let emulator = OriginEmulator::start(shape, Backing::empty());
+    emulator.insert("x", vec![7; 4096]);
+    let origins = origins(&emulator, limits(30_000));
+    let origin = origins.open(&uri(&emulator.uri())).expect("open");
+    let began = Instant::now();
+    let reader = async || {
+        let mut read = 0u64;
+        while began.elapsed() < Duration::from_secs(SECONDS) {
+            origin.get("x", None, None).await.expect("no error is seen by any reader");
+            read += 1;
+        }
+        read
+    };
+    let read: u64 = futures::future::join_all((0..64).map(|_| reader())).await.into_iter().sum();
+    let (asked, cap) = (emulator.counts().get, f64::from(CAP) * began.elapsed().as_secs_f64());
+    let (goodput, requests) = (read as f64 / cap, asked as f64 / cap);
+    let shown =
+        format!("goodput {goodput:.3}, requests {requests:.3} of the cap, {} pauses", origins.stats().pauses);
+    eprintln!("{shown}");
+    assert!(goodput >= 0.9 && requests <= 1.15, "{shown}");
+    assert_eq!(emulator.counts().early, 0, "requests that began before Retry-After was over");
+    assert_eq!(origins.stats().throttled + origins.stats().unavailable, 0);
+}
+
+#[tokio::test]
+async fn rates_of_one_origin_are_kept_and_do_not_slow_another() {
+    let (fast, slow) = (setup(10_000), setup(10_000));
+    let limited = OriginConfig {
+        prefix: "s3://bucket/slow".to_owned(),
+        requests_per_second: Some(20),
+        concurrency: Some(2),
+        ..config(&slow.0)
+    };
+    slow.0.insert("slow/x", "1");
+    let origins = Origins::new(vec![limited, config(&fast.0)], limits(10_000)).expect("right");
+    let slow = origins.open(&uri("s3://bucket/slow")).expect("open");
+    let fast = origins.open(&uri("s3://bucket")).expect("open");
+    let began = Instant::now();
+    let slowed = async {
+        for got in futures::future::join_all((0..30).map(|_| slow.get("x", None, None))).await {
+            got.expect("in its turn");
+        }
+        began.elapsed()
+    };
+    let free = async {
+        for got in futures::future::join_all((0..30).map(|_| fast.get("x", None, None))).await {
+            got.expect("at once");
+        }
+        began.elapsed()
+    };
+    let (slowed, free) = tokio::join!(slowed, free);
+    assert!(slowed >= Duration::from_millis(1_400), "30 at 20 a second took {slowed:?}");
+    assert!(free < slowed, "{free:?}");
 }

@@ -31,14 +31,15 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
     let faults = shared.faults.take(|prefix, fault| {
         let any = matches!(fault, Fault::Error { .. } | Fault::SlowDown { .. } | Fault::Stall);
         let etags = matches!(fault, Fault::ChangeEtag) && call.method == Method::HEAD;
-        let writes = matches!(fault, Fault::LoseAnswer) && call.method == Method::PUT;
+        let writes =
+            matches!(fault, Fault::LoseAnswer | Fault::IgnoreConditions) && call.method == Method::PUT;
         about.starts_with(prefix) && (any || etags || writes || body_faults)
     });
     sleep(shared.shape.first_byte()).await;
     let response = if faults.contains(&Fault::Stall) {
         return None;
     } else if !shared.shape.admit() {
-        slow_down(Some(shared.config.retry_after_s))
+        slow_down(&shared, Some(shared.config.retry_after_s))
     } else if let Some(refused) = refuse(&shared, &faults) {
         refused
     } else if call.bucket != shared.config.bucket {
@@ -48,7 +49,7 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
     } else if call.method == Method::GET || call.method == Method::HEAD {
         Arc::clone(&shared).read(&call, key, &faults, &request)
     } else {
-        let done = shared.write(&call, key, request).await;
+        let done = shared.write(&call, key, &faults, request).await;
         if faults.contains(&Fault::LoseAnswer) {
             return None;
         }
@@ -94,7 +95,9 @@ impl Call {
 
 impl Shared {
     fn tally(&self, call: &Call) {
+        let early = self.is_early();
         let mut counts = self.count();
+        counts.early += u64::from(early);
         match (&call.method, &call.key) {
             (&Method::GET, Some(key)) => {
                 counts.get += 1;
@@ -188,8 +191,15 @@ impl Shared {
         finish(head, body.stream())
     }
 
-    async fn write(&self, call: &Call, key: &str, request: Request<Incoming>) -> Response<Body> {
-        let create = request.headers().get(IF_NONE_MATCH).is_some_and(|v| v == "*");
+    async fn write(
+        &self,
+        call: &Call,
+        key: &str,
+        faults: &[Fault],
+        request: Request<Incoming>,
+    ) -> Response<Body> {
+        let create = request.headers().get(IF_NONE_MATCH).is_some_and(|v| v == "*")
+            && !faults.contains(&Fault::IgnoreConditions);
         let upload = call.query("uploadId");
         let Ok(body) = Limited::new(request.into_body(), PUT_BYTES_MAX).collect().await else {
             return refusal(StatusCode::BAD_REQUEST, "IncompleteBody");
@@ -312,7 +322,7 @@ fn shifted(range: Range<u64>, faults: &[Fault], size: u64) -> Range<u64> {
 
 fn refuse(shared: &Shared, faults: &[Fault]) -> Option<Response<Body>> {
     faults.iter().find_map(|fault| match fault {
-        Fault::SlowDown { retry_after_s } => Some(slow_down(*retry_after_s)),
+        Fault::SlowDown { retry_after_s } => Some(slow_down(shared, *retry_after_s)),
         Fault::Error { rate, status } if shared.shape.happens(*rate) => {
             let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             let code = match status.as_u16() {
@@ -345,9 +355,10 @@ fn refusal(status: StatusCode, code: &str) -> Response<Body> {
     finish(Response::builder().status(status).header(CONTENT_TYPE, "application/xml"), full(text))
 }
 
-fn slow_down(retry_after_s: Option<u64>) -> Response<Body> {
+fn slow_down(shared: &Shared, retry_after_s: Option<u64>) -> Response<Body> {
     let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, "SlowDown");
     if let Some(seconds) = retry_after_s {
+        shared.ask_for_quiet(seconds);
         response.headers_mut().insert(RETRY_AFTER, seconds.into());
     }
     response

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time to first byte: log-normal with these quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +120,8 @@ pub enum Fault {
     },
     /// Etags are others than before, as if the object had been replaced by an equal one.
     ChangeEtag,
+    /// `If-None-Match` is ignored, silently: whatever is there is replaced.
+    IgnoreConditions,
     /// A range is answered with `200` and the whole object.
     IgnoreRange,
     /// A range is answered with one that begins so many bytes later, and says so.
@@ -143,6 +145,9 @@ pub struct Counts {
     pub post: u64,
     /// Answers with a status of 400 and above.
     pub refused: u64,
+    /// Requests that came although a `Retry-After` was not over; those of the first quarter of a
+    /// second, which may have been under way when it was sent, are not counted.
+    pub early: u64,
     /// Bytes of objects handed to connections.
     pub bytes_sent: u64,
     /// `GET`s of each key, also those that failed.
@@ -169,11 +174,29 @@ struct Shared {
     shape: Arc<Shape>,
     faults: Rules<Fault>,
     counts: Mutex<Counts>,
+    /// From when until when nobody should ask.
+    quiet: Mutex<Option<(Instant, Instant)>>,
 }
+
+/// What may have been under way when a `Retry-After` was sent.
+const UNDER_WAY: Duration = Duration::from_millis(250);
 
 impl Shared {
     fn count(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a request that comes now was asked not to.
+    fn is_early(&self) -> bool {
+        let quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        quiet.is_some_and(|(from, until)| (from..until).contains(&Instant::now()))
+    }
+
+    fn ask_for_quiet(&self, seconds: u64) {
+        let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
+        let (now, asked) = (Instant::now(), Duration::from_secs(seconds));
+        let from = quiet.filter(|(_, until)| now < *until).map_or(now + UNDER_WAY, |(from, _)| from);
+        *quiet = Some((from, now + asked));
     }
 }
 
@@ -189,6 +212,7 @@ impl OriginEmulator {
             objects: Objects::new(backing),
             faults: Rules::new(),
             counts: Mutex::default(),
+            quiet: Mutex::new(None),
             config,
         });
         let serving = Arc::clone(&shared);

@@ -8,7 +8,7 @@ DATA ?= /usr/share
 SOAK_CASES ?= 20000
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # In CI a missing component is a failure; on a laptop the same tests skip with a visible reason.
-FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)s3$(comma)azure$(comma)http,)
+FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
 comma := ,
 export FLETCH_TEST_REQUIRE
 

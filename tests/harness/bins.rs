@@ -33,7 +33,12 @@ pub fn bin(name: &str) -> PathBuf {
 /// A command of a built program, with a clean set of `FLETCH_*` variables.
 #[must_use]
 pub fn command(name: &str) -> Command {
-    let mut c = Command::new(bin(name));
+    without_variables(Command::new(bin(name)))
+}
+
+/// A command with a clean set of `FLETCH_*` variables.
+#[must_use]
+pub fn without_variables(mut c: Command) -> Command {
     for (k, _) in std::env::vars_os() {
         if k.to_string_lossy().starts_with("FLETCH_") {
             c.env_remove(k);
@@ -87,6 +92,15 @@ impl Running {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its stdin, where that is a pipe; closed when what is returned is dropped.
+    ///
+    /// # Panics
+    /// When it is none, or was taken before.
+    #[must_use]
+    pub fn stdin(&mut self) -> std::process::ChildStdin {
+        self.child.stdin.take().expect("a piped stdin")
     }
 
     /// Sends it a signal; it may have ended already.

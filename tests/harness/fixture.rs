@@ -1,6 +1,6 @@
 //! A dataset, a server and mounts, as a user would set them up: with the programs.
 
-use crate::bins::{Running, command, run, stdout};
+use crate::bins::{Running, bin, command, run, stdout, without_variables};
 use crate::watch::until;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
@@ -20,6 +20,8 @@ pub struct Site {
     /// Base URL of the server.
     pub url: String,
     scratch: TempDir,
+    /// How the server is started: the program, what comes before it, and flags.
+    words: Vec<String>,
 }
 
 /// One mount; dropped, it is unmounted and its daemon ended.
@@ -40,38 +42,98 @@ pub fn index(tree: &Path, to: &Path, more: &[&str]) -> String {
     stdout(&run(&mut c))
 }
 
+/// Starts a server over a scratch place and waits until it is ready.
+fn serve(scratch: &Path, words: &[String]) -> (Running, String) {
+    let at = |p: &str| scratch.join(p);
+    let ready = at("ready");
+    fs::remove_file(&ready).ok();
+    let log = fs::File::options().create(true).append(true).open(at("server.log")).expect("log");
+    let mut c = without_variables(std::process::Command::new(&words[0]));
+    c.args(&words[1..])
+        .args(["--listen", "127.0.0.1:0", "--socket"])
+        .arg(at("s.sock"))
+        .arg("--cache-dir")
+        .arg(at("cache"))
+        .arg("--state-dir")
+        .arg(at("state"))
+        .arg("--ready-file")
+        .arg(&ready)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    let mut server = Running::spawn("fletch-server", &mut c);
+    let log = || fs::read_to_string(at("server.log")).unwrap_or_default();
+    until("the server is ready", Duration::from_secs(20), || {
+        assert!(server.alive(), "the server ended: {}", log());
+        fs::read_to_string(&ready).is_ok_and(|s| s.trim().starts_with("http://"))
+    });
+    let url = fs::read_to_string(&ready).expect("ready file").trim().to_owned();
+    (server, url)
+}
+
 impl Site {
     /// Starts a server on a free loopback port.
     #[must_use]
     pub fn start(more: &[&str]) -> Self {
+        Site::start_by(&[], more)
+    }
+
+    /// Starts a server by a program that becomes it: `setpriv …`, `sh -c 'exec "$@"' …`.
+    #[must_use]
+    pub fn start_by(wrapper: &[&str], more: &[&str]) -> Self {
         let scratch = TempDir::with_prefix("fletch-test-").expect("scratch");
-        let at = |p: &str| scratch.path().join(p);
-        let mut c = command("fletch-server");
-        c.args(["--listen", "127.0.0.1:0"])
-            .arg("--socket")
-            .arg(at("s.sock"))
-            .arg("--cache-dir")
-            .arg(at("cache"))
-            .arg("--state-dir")
-            .arg(at("state"))
-            .arg("--ready-file")
-            .arg(at("ready"))
-            .args(more)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(at("server.log")).expect("log"));
-        let mut server = Running::spawn("fletch-server", &mut c);
-        let ready = at("ready");
-        until("the server is ready", Duration::from_secs(20), || {
-            assert!(
-                server.alive(),
-                "the server ended: {}",
-                fs::read_to_string(at("server.log")).unwrap_or_default()
-            );
-            fs::read_to_string(&ready).is_ok_and(|s| s.trim().starts_with("http://"))
-        });
-        let url = fs::read_to_string(&ready).expect("ready file").trim().to_owned();
-        Site { server, url, scratch }
+        Site::begin(scratch, wrapper, bin("fletch-server"), more)
+    }
+
+    /// Starts a server by another user, who owns the scratch place and may run the program.
+    ///
+    /// # Panics
+    /// When this is not root.
+    #[must_use]
+    pub fn start_as(uid: u32, more: &[&str]) -> Self {
+        let scratch = TempDir::with_prefix("fletch-test-").expect("scratch");
+        let program = scratch.path().join("fletch-server");
+        fs::copy(bin("fletch-server"), &program).expect("copy of the program");
+        std::os::unix::fs::chown(scratch.path(), Some(uid), Some(uid)).expect("chown");
+        let id = uid.to_string();
+        let wrapper = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"];
+        Site::begin(scratch, &wrapper, program, more)
+    }
+
+    fn begin(scratch: TempDir, wrapper: &[&str], program: PathBuf, more: &[&str]) -> Self {
+        let program = program.display().to_string();
+        let words = [wrapper, &[&*program], more].concat();
+        let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        let (server, url) = serve(scratch.path(), &words);
+        Site { server, url, scratch, words }
+    }
+
+    /// The server's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.server.pid()
+    }
+
+    /// Ends the server by SIGKILL.
+    pub fn kill(&mut self) {
+        self.server.signal(Signal::SIGKILL);
+        self.server.wait(Duration::from_secs(10));
+    }
+
+    /// Ends the server as an administrator would and insists on a clean end.
+    ///
+    /// # Panics
+    /// When it does not end cleanly in time.
+    pub fn end(&mut self) {
+        self.server.signal(Signal::SIGTERM);
+        let s = self.server.wait(Duration::from_secs(10));
+        assert!(s.success(), "fletch-server: {s}\n{}", self.log());
+    }
+
+    /// Starts the server again over what it left; it listens elsewhere.
+    pub fn restart(&mut self) {
+        let (server, url) = serve(self.scratch.path(), &self.words);
+        (self.server, self.url) = (server, url);
     }
 
     /// A place of this site for anything.
@@ -80,6 +142,12 @@ impl Site {
         let p = self.scratch.path().join(name);
         fs::create_dir_all(&p).expect("scratch");
         p
+    }
+
+    /// The server's cache directory.
+    #[must_use]
+    pub fn cache_dir(&self) -> PathBuf {
+        self.scratch.path().join("cache")
     }
 
     /// The server's unix socket.

@@ -4,8 +4,10 @@
 //! Everything a fixture starts it ends by pid in `Drop`, and everything it mounts it unmounts.
 
 pub mod bins;
+pub mod cgroup;
 pub mod console;
 pub mod fixture;
+pub mod readers;
 pub mod require;
 pub mod structure;
 pub mod watch;

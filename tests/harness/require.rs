@@ -12,6 +12,10 @@ pub enum Need {
     Trace,
     /// `python3`.
     Python,
+    /// Root, who may mount file systems and run programs as somebody else.
+    Root,
+    /// A memory cgroup of its own (root; either version of cgroups).
+    Cgroup,
 }
 
 impl Need {
@@ -20,6 +24,8 @@ impl Need {
             Need::Fuse => "fuse",
             Need::Trace => "trace",
             Need::Python => "python",
+            Need::Root => "root",
+            Need::Cgroup => "cgroup",
         }
     }
 
@@ -31,6 +37,9 @@ impl Need {
             Need::Trace if !root => Some("tracepoints need root".into()),
             Need::Trace => crate::watch::tracefs().err(),
             Need::Python if !on_path("python3") => Some("no python3".into()),
+            Need::Root | Need::Cgroup if !root => Some("not root".into()),
+            Need::Root if !on_path("setpriv") => Some("no setpriv (util-linux)".into()),
+            Need::Cgroup => crate::cgroup::Memory::new(64 << 20).err(),
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::{
     collections::HashMap,
     fs::{self, DirBuilder, File, OpenOptions},
-    io::{Read, Seek, Write},
+    io::{self, Read, Seek, Write},
     os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
     path::Path,
     sync::{
@@ -69,10 +69,20 @@ pub(crate) struct Standing {
 impl Standing {
     /// Whether another directory, or none, lies where ours was.
     pub fn lost_ground(&self, dir: &Path) -> bool {
-        let id = |p: &Path| fs::metadata(p).ok().map(|m| (m.dev(), m.ino()));
-        !self.ground.as_ref().is_some_and(|g| {
-            id(&dir.join("lock")) == Some(g.lock_id) && id(&dir.join("slabs")) == Some(g.slabs_id)
-        })
+        self.look_for_ground(dir) == Some(Why::Vanished)
+    }
+
+    /// Whether our directory is not where it was, or cannot be looked at.
+    fn look_for_ground(&self, dir: &Path) -> Option<Why> {
+        let Some(g) = &self.ground else { return Some(Why::Vanished) };
+        for (name, id) in [("lock", g.lock_id), ("slabs", g.slabs_id)] {
+            match fs::metadata(dir.join(name)) {
+                Ok(m) if (m.dev(), m.ino()) == id => {}
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Some(Why::Denied),
+                _ => return Some(Why::Vanished),
+            }
+        }
+        None
     }
 }
 
@@ -293,12 +303,16 @@ impl DiskTier {
                 _ => s.probed = Some(now),
             }
         }
-        let lost = lock(&self.state).lost_ground(&self.config.dir);
-        if lost {
-            self.turn_off(Why::Vanished);
+        let lost = lock(&self.state).look_for_ground(&self.config.dir);
+        if let Some(why) = lost {
+            self.turn_off(why);
         }
         let Health::Off { .. } = self.health() else { return Health::On };
-        let back = if lost { self.take_new_ground() } else { self.try_write() };
+        let back = match lost {
+            Some(Why::Vanished) => self.take_new_ground(),
+            Some(why) => Err(DiskError::Off(why)),
+            None => self.try_write(),
+        };
         match back {
             Ok(()) => {
                 tracing::info!(dir = %self.config.dir.display(), "the disk tier is on again");

@@ -1,0 +1,67 @@
+//! A memory cgroup for one test, in either version of cgroups.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A memory limit for processes. Dropped, it is removed; nothing may run in it then.
+#[derive(Debug)]
+pub struct Memory {
+    dir: PathBuf,
+    v1: bool,
+}
+
+impl Memory {
+    /// A new group of at most `bytes`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn new(bytes: u64) -> Result<Self, String> {
+        let v1 = Path::new("/sys/fs/cgroup/memory").is_dir();
+        let base = if v1 { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
+        let name = format!("fletch-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let dir = Path::new(base).join(name);
+        fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        let group = Memory { dir, v1 };
+        let limit = if v1 { "memory.limit_in_bytes" } else { "memory.max" };
+        let file = group.dir.join(limit);
+        fs::write(&file, bytes.to_string()).map_err(|e| format!("{}: {e}", file.display()))?;
+        Ok(group)
+    }
+
+    /// The shell's words after which a program runs in the group: `exec` comes last.
+    #[must_use]
+    pub fn wrapper(&self) -> [String; 4] {
+        let enter = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.dir.display());
+        ["sh".to_owned(), "-c".to_owned(), enter, "sh".to_owned()]
+    }
+
+    /// Bytes that its processes hold, without the page cache.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.number("memory.stat", if self.v1 { "total_rss " } else { "anon " })
+    }
+
+    /// How often a process of it was killed for want of memory.
+    #[must_use]
+    pub fn kills(&self) -> u64 {
+        self.number(if self.v1 { "memory.oom_control" } else { "memory.events" }, "oom_kill ")
+    }
+
+    fn number(&self, file: &str, key: &str) -> u64 {
+        let file = self.dir.join(file);
+        let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let value = text.lines().find_map(|l| l.strip_prefix(key));
+        value.and_then(|v| v.trim().parse().ok()).unwrap_or_else(|| panic!("{key}in {text}"))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Err(e) = fs::remove_dir(&self.dir) {
+            eprintln!("cgroup {} stays: {e}", self.dir.display());
+        }
+    }
+}

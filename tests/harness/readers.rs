@@ -1,0 +1,150 @@
+//! Readers that know nothing of Fletch but its URLs, many at once, and what they must be given.
+
+use crate::fixture::Site;
+use fletch_core::Hash;
+use fletch_testkit::dataset::content;
+use std::{
+    collections::VecDeque,
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+/// A dataset of equally long files, each unlike all others.
+#[derive(Debug)]
+pub struct Data {
+    /// Where it lies.
+    pub dir: PathBuf,
+    /// Path and content hash of each file.
+    pub files: Vec<(String, Hash)>,
+    /// Bytes of each.
+    pub len: u64,
+    _own: Option<TempDir>,
+}
+
+impl Data {
+    /// Writes `n` files of `len` bytes.
+    #[must_use]
+    pub fn new(seed: u64, n: u64, len: u64) -> Self {
+        let own = TempDir::with_prefix("fletch-data-").expect("a directory");
+        let dir = own.path().to_owned();
+        Data { _own: Some(own), ..Data::within(&dir, seed, n, len) }
+    }
+
+    /// Writes them into a directory of somebody else's.
+    #[must_use]
+    pub fn within(dir: &Path, seed: u64, n: u64, len: u64) -> Self {
+        let file = |i: u64| {
+            let path = format!("{:03}/{i:06}", i / 1000);
+            if i.is_multiple_of(1000) {
+                fs::create_dir_all(dir.join(format!("{:03}", i / 1000))).expect("mkdir");
+            }
+            let bytes = content(seed, i, len);
+            fs::write(dir.join(&path), &bytes).expect("write");
+            (path, Hash::of(&bytes))
+        };
+        Data { dir: dir.to_owned(), files: (0..n).map(file).collect(), len, _own: None }
+    }
+
+    /// All of its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.len * self.files.len() as u64
+    }
+}
+
+/// What readers got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Got {
+    /// Bytes, all of them right.
+    pub bytes: u64,
+    /// Files that were refused, or not wholly sent.
+    pub failed: u64,
+}
+
+/// A crowd of HTTP clients.
+#[derive(Debug)]
+pub struct Readers {
+    runtime: Runtime,
+    http: reqwest::Client,
+}
+
+impl Default for Readers {
+    fn default() -> Self {
+        Readers::new()
+    }
+}
+
+impl Readers {
+    /// Nobody reads yet.
+    #[must_use]
+    pub fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("runtime");
+        let http = reqwest::Client::builder().timeout(Duration::from_secs(60)).build().expect("client");
+        Readers { runtime, http }
+    }
+
+    /// Has `at_once` clients read files, each once, in the order given.
+    ///
+    /// # Panics
+    /// I1: at the first wrong byte.
+    #[must_use]
+    pub fn read(&self, site: &Site, root: &str, files: &[(String, Hash)], at_once: usize) -> Got {
+        let left: Arc<Mutex<VecDeque<(String, Hash)>>> =
+            Arc::new(Mutex::new(files.iter().cloned().collect()));
+        let (bytes, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let base = format!("{}/v1/versions/{root}/files/", site.url);
+        let client = || {
+            let (left, http, base) = (Arc::clone(&left), self.http.clone(), base.clone());
+            let (bytes, failed) = (Arc::clone(&bytes), Arc::clone(&failed));
+            async move {
+                loop {
+                    let next = left.lock().expect("lock").pop_front();
+                    let Some((path, hash)) = next else { return };
+                    match get(&http, &format!("{base}{path}")).await {
+                        Some(body) => {
+                            assert!(Hash::of(&body) == hash, "I1: WRONG BYTES of {path}");
+                            bytes.fetch_add(body.len() as u64, Relaxed);
+                        }
+                        None => {
+                            failed.fetch_add(1, Relaxed);
+                        }
+                    }
+                }
+            }
+        };
+        self.runtime.block_on(async {
+            let mut all = tokio::task::JoinSet::new();
+            for _ in 0..at_once {
+                all.spawn(client());
+            }
+            while let Some(done) = all.join_next().await {
+                done.expect("a reader");
+            }
+        });
+        Got { bytes: bytes.load(Relaxed), failed: failed.load(Relaxed) }
+    }
+}
+
+async fn get(http: &reqwest::Client, url: &str) -> Option<Vec<u8>> {
+    // A 429 says when to come again.
+    for _ in 0..100 {
+        let answer = http.get(url).send().await.ok()?;
+        match answer.status().as_u16() {
+            200 => return answer.bytes().await.ok().map(|b| b.to_vec()),
+            429 => tokio::time::sleep(Duration::from_millis(50)).await,
+            _ => return None,
+        }
+    }
+    None
+}

@@ -1,0 +1,47 @@
+//! What the tests ask a server.
+
+use fletch_tests::fixture::Site;
+use fletch_tests::readers::{Data, Got};
+use fletch_tests::watch::until;
+use std::time::Duration;
+
+/// One number of the server's metrics, `name{label="value"}` written as it is served.
+pub fn series(site: &Site, name: &str) -> u64 {
+    let all = site.metrics();
+    let n = all.get(name).unwrap_or_else(|| panic!("{name} in {all:#?}"));
+    *n as u64
+}
+
+/// Bytes of chunks that the origin was asked for and that were right.
+pub fn fetched(site: &Site) -> u64 {
+    series(site, "fletch_chunk_fetched_bytes_total")
+}
+
+/// Whether the cache on disk is in this state.
+pub fn is(site: &Site, state: &str) -> bool {
+    series(site, &format!("fletch_disk_state{{state=\"{state}\"}}")) == 1
+}
+
+/// Waits until it is.
+pub fn becomes(site: &Site, state: &str) {
+    until(&format!("the disk is {state}\n{}", site.log()), Duration::from_secs(20), || is(site, state));
+    let said = site.json("/v1/info")["disk"]["state"].as_str().map(str::to_owned);
+    assert_eq!(said.as_deref(), Some(state));
+}
+
+/// Waits until nothing waits to be appended.
+pub fn appended(site: &Site) {
+    until("appended", Duration::from_secs(20), || series(site, "fletch_disk_append_queue_bytes") == 0);
+}
+
+/// All of a dataset, and nothing refused.
+pub fn whole(data: &Data) -> Got {
+    Got { bytes: data.bytes(), failed: 0 }
+}
+
+/// Bytes delivered by result and tier; of every result or tier where that is empty.
+pub fn delivered(site: &Site, result: &str, tier: &str) -> u64 {
+    let is = |k: &str, label: &str, v: &str| v.is_empty() || k.contains(&format!("{label}=\"{v}\""));
+    let of = |k: &str| k.starts_with("fletch_bytes_total{") && is(k, "result", result) && is(k, "tier", tier);
+    site.metrics().iter().filter(|(k, _)| of(k)).map(|(_, n)| *n as u64).sum()
+}

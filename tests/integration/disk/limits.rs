@@ -1,0 +1,74 @@
+//! I6: the cache directory stays within its limit at every moment, whatever is read.
+
+use crate::common::{series, whole};
+use fletch_tests::fixture::Site;
+use fletch_tests::readers::{Data, Readers};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Everything under `dir` as `du` counts it, and what process `pid` has deleted and still open there.
+fn occupied(dir: &Path, pid: u32) -> u64 {
+    fn of(p: &Path) -> u64 {
+        let Ok(m) = fs::symlink_metadata(p) else { return 0 };
+        let inside = || fs::read_dir(p).into_iter().flatten().flatten().map(|e| of(&e.path())).sum();
+        m.blocks() * 512 + if m.is_dir() { inside() } else { 0 }
+    }
+    let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let nameless = fds.filter(|e| {
+        fs::read_link(e.path())
+            .is_ok_and(|t| t.starts_with(dir) && t.to_string_lossy().ends_with(" (deleted)"))
+    });
+    of(dir) + nameless.filter_map(|e| fs::metadata(e.path()).ok()).map(|m| m.blocks() * 512).sum::<u64>()
+}
+
+fn overload(limit: u64, policy: &str) {
+    let size = limit.to_string();
+    let site = Site::start(&[
+        "--memory",
+        "64MiB",
+        "--cache-size",
+        &size,
+        "--cache-free-floor",
+        "0",
+        "--cache-policy",
+        policy,
+    ]);
+    // Ten times the limit, by way of datasets so small that they can be written: each is read as another
+    // dataset, and chunks of several lengths die in between.
+    let (readers, done, max, samples) =
+        (Readers::new(), AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let (dir, pid) = (site.cache_dir().canonicalize().expect("the cache"), site.pid());
+            while !done.load(Relaxed) {
+                max.fetch_max(occupied(&dir, pid), Relaxed);
+                samples.fetch_add(1, Relaxed);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        for (round, len) in [110_000u64, 4096, 60_000, 1 << 20, 110_000].into_iter().enumerate() {
+            let n = (2 * limit / len).min(20_000);
+            let data = Data::new(50 + round as u64, n, len);
+            let root = site.publish(&format!("d{round}"), &data.dir);
+            assert_eq!(readers.read(&site, &root, &data.files, 8), whole(&data));
+        }
+        done.store(true, Relaxed);
+    });
+    let (max, samples) = (max.load(Relaxed), samples.load(Relaxed));
+    assert!(samples >= 50, "{samples} samples");
+    assert!(max as f64 <= 1.01 * limit as f64, "{max} of {limit} ({policy})");
+    assert!(max as f64 >= 0.8 * limit as f64, "it was never full: {max} of {limit} ({policy})");
+    assert!(series(&site, "fletch_disk_evicted_chunks_total") > 0);
+}
+
+#[test]
+fn ten_times_too_much_stays_within_the_limit() {
+    overload(64 << 20, "lru");
+    if std::env::var_os("FLETCH_SOAK").is_some() {
+        overload(64 << 20, "fletch");
+        overload(10 << 30, "lru");
+    }
+}

@@ -1,0 +1,139 @@
+//! I4: a plain reader with less cache than data. What is cached stays, a second dataset gets its share, and
+//! the arms are what theory says.
+
+use crate::common::{appended, delivered, fetched, series};
+use fletch_tests::bins::Running;
+use fletch_tests::cgroup::Memory;
+use fletch_tests::fixture::Site;
+use fletch_tests::readers::{Data, Readers};
+use fletch_tests::require::{Need, have};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use rand::{SeedableRng, seq::SliceRandom};
+use rand_chacha::ChaCha8Rng;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// What a chunk of `len` bytes occupies.
+fn footprint(len: u64) -> u64 {
+    512 + len.next_multiple_of(512)
+}
+
+/// One epoch of a program that knows nothing: reads every file through the mount, in a cgroup, and then the page
+/// cache is dropped.
+fn epoch(group: &Memory, mount: &Path, data: &Data) {
+    let mut c = Command::new("sh");
+    c.args(&group.wrapper()[1..]).args(["xargs", "-0", "cat"]).current_dir(mount);
+    let sink = fs::File::create("/dev/null").expect("null");
+    let mut reader = Running::spawn("reader", c.stdin(Stdio::piped()).stdout(sink));
+    let names: Vec<u8> = data.files.iter().flat_map(|(p, _)| [p.as_bytes(), b"\0"].concat()).collect();
+    reader.stdin().write_all(&names).expect("names");
+    assert!(reader.wait(Duration::from_secs(300)).success(), "the reader failed");
+    for (path, _) in &data.files {
+        let file = fs::File::open(mount.join(path)).expect("open");
+        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("drop");
+    }
+}
+
+fn plain_reader(len: u64, cache: &str, second: bool) {
+    let site = Site::start(&["--memory", "64MiB", "--cache-size", cache, "--cache-free-floor", "0"]);
+    let capacity = series(&site, "fletch_disk_capacity_bytes");
+    let n = capacity * 100 / 35 / footprint(len);
+    let data = Data::new(61, n, len);
+    assert!(data.bytes() > 60 << 20, "memory must not be able to hide what the disk does");
+    let _ = site.publish("one", &data.dir);
+    let group = Memory::new(64 << 20).expect("cgroup");
+    let one = site.mount("one", "plain", &["--memory", "32MiB", "--push", "off"]);
+    // What an epoch costs the origin, in hundredths of the dataset, beside what was sent of it.
+    let cost = |mount: &Path, data: &Data| {
+        let (before, sent) = (fetched(&site), delivered(&site, "", ""));
+        epoch(&group, mount, data);
+        appended(&site);
+        let share = |n: u64| n as f64 * 100.0 / data.bytes() as f64;
+        let sent = share(delivered(&site, "", "") - sent);
+        assert!(
+            (sent - 100.0).abs() < 1.0,
+            "{sent} % were asked of the server: the page cache was not dropped"
+        );
+        share(fetched(&site) - before)
+    };
+    let first = cost(&one.dir, &data);
+    assert!((first - 100.0).abs() < 1.0, "epoch 1 costs {first} %");
+    let payload = |chunks: u64| chunks as f64 * len as f64 * 100.0 / data.bytes() as f64;
+    for e in 2..=if second { 3 } else { 2 } {
+        let kept = payload(series(&site, "fletch_disk_chunks"));
+        let origin = cost(&one.dir, &data);
+        assert!((kept - 35.0).abs() <= 1.0, "{kept} % are kept");
+        assert!((origin - (100.0 - kept)).abs() <= 1.0, "epoch {e} costs {origin} %, {kept} % are kept");
+        assert!((origin - 65.0).abs() <= 1.0, "epoch {e} costs {origin} %");
+    }
+    assert_eq!(series(&site, "fletch_disk_evicted_chunks_total"), 0, "nothing thrashes");
+    if !second {
+        return;
+    }
+    // A second dataset, on the full cache: half of it is its own after one epoch.
+    let other = Data::new(62, n, len);
+    let _ = site.publish("two", &other.dir);
+    let two = site.mount("two", "plain2", &["--memory", "32MiB", "--push", "off"]);
+    cost(&two.dir, &other);
+    let origin = cost(&two.dir, &other);
+    assert!(
+        (origin - 82.5).abs() <= 2.0,
+        "the second dataset's epoch 2 costs {origin} %, its share is 17.5 %"
+    );
+    let origin = cost(&one.dir, &data);
+    assert!((origin - 82.5).abs() <= 2.0, "the first's next epoch costs {origin} %");
+    one.stop();
+    two.stop();
+}
+
+#[test]
+fn a_plain_reader_is_spared_what_its_share_holds_110_kb() {
+    if have(&[Need::Fuse, Need::Cgroup]) {
+        plain_reader(110_000, "64MiB", true);
+    }
+}
+
+#[test]
+fn a_plain_reader_is_spared_what_its_share_holds_4_kb() {
+    if have(&[Need::Fuse, Need::Cgroup]) {
+        plain_reader(4096, "28MiB", false);
+    }
+}
+
+/// Mean share of bytes that came from the disk, over random epochs after the first, at a cache of a fifth.
+fn arm(policy: &str) -> f64 {
+    let len = 60_000;
+    let flags =
+        ["--memory", "64MiB", "--cache-size", "64MiB", "--cache-free-floor", "0", "--cache-policy", policy];
+    let site = Site::start(&flags);
+    let capacity = series(&site, "fletch_disk_capacity_bytes");
+    let data = Data::new(63, capacity * 5 / footprint(len), len);
+    let root = site.publish("arm", &data.dir);
+    let (readers, mut rng, mut order) = (Readers::new(), ChaCha8Rng::seed_from_u64(9), data.files.clone());
+    let mut hits = Vec::new();
+    for e in 0..4 {
+        order.shuffle(&mut rng);
+        let before = [delivered(&site, "hit", "disk"), delivered(&site, "hit", "memory")];
+        assert_eq!(readers.read(&site, &root, &order, 2).failed, 0);
+        appended(&site);
+        if e > 0 {
+            let disk = (delivered(&site, "hit", "disk") - before[0]) as f64;
+            let memory = (delivered(&site, "hit", "memory") - before[1]) as f64;
+            // Under `lru` what memory has is on disk too, of the newest there; under `pin` it would
+            // have been looked for on disk with the same luck as any other.
+            let all = data.bytes() as f64;
+            hits.push(if policy == "lru" { (disk + memory) / all } else { disk / (all - memory) });
+        }
+    }
+    hits.iter().sum::<f64>() / hits.len() as f64
+}
+
+#[test]
+fn the_arms_are_what_theory_says() {
+    let (lru, pin) = (arm("lru"), arm("pin"));
+    assert!((pin - 0.2).abs() <= 0.02, "pin {pin}");
+    assert!((lru - 0.02).abs() <= 0.02, "lru {lru}");
+}

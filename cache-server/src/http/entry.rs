@@ -1,0 +1,143 @@
+//! Bytes of an entry, through whatever chunks hold them.
+//!
+//! A placement is only its layout's word. An entry that is cut into whole chunks is proved by
+//! their names; one that lies in a chunk with others (of a pack, of a shard) is hashed by itself
+//! before it is sent (I1), and looked for in the root's other layouts when its chunk cannot be
+//! had or proves the placement wrong.
+
+use super::{
+    problem::{Answer, Fault},
+    read::{cached, chunk},
+};
+use crate::{server::Server, versions::Sources};
+use fletch_api::Code;
+use fletch_core::{
+    Hash, Verified,
+    manifest::locate::{ChunkRange, ranges},
+};
+use fletch_store::Hit;
+use fletch_tables::Found;
+use std::{ops::Range, sync::Arc, sync::atomic::Ordering::Relaxed};
+
+/// Above this many bytes a file is hashed on a blocking thread.
+const INLINE_HASH_BYTES: usize = 256 << 10;
+
+/// Bytes to be read.
+#[derive(Debug, Clone)]
+pub enum Span {
+    /// A range of a chunk.
+    Chunk(ChunkRange),
+    /// A range of a file that lies in a chunk with others.
+    Shared(Shared),
+}
+
+/// See [`Span::Shared`].
+#[derive(Debug, Clone)]
+pub struct Shared {
+    ordinal: u64,
+    /// BLAKE3 of the whole file.
+    hash: Hash,
+    /// Where the whole file is.
+    held: ChunkRange,
+    /// Which bytes of the file.
+    range: Range<usize>,
+}
+
+/// Verified bytes and which of them are meant.
+pub type Cut = (Hit, Range<usize>);
+
+/// The spans that, in order, are bytes `range` of an entry.
+pub fn spans(found: &Found, range: Range<u64>) -> Vec<Span> {
+    let (entry, slices) = (found.entry(), found.slices());
+    if let ([one], Some(hash)) = (slices, entry.hash)
+        && one.chunk != hash
+    {
+        let Some(held) = ranges(slices, 0..entry.size).next() else { return Vec::new() };
+        if range.is_empty() {
+            return Vec::new();
+        }
+        // A file of one slice is at most 16 MiB.
+        let cut = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);
+        let range = cut(range.start)..cut(range.end);
+        return vec![Span::Shared(Shared { ordinal: found.ordinal, hash, held, range })];
+    }
+    ranges(slices, range).map(Span::Chunk).collect()
+}
+
+impl Span {
+    /// The bytes, if they are in memory and few.
+    pub fn ready(&self, server: &Server, sources: &Sources) -> Option<Cut> {
+        match self {
+            Span::Chunk(r) => Some((cached(server, sources, r.slice.chunk)?, r.range.clone())),
+            Span::Shared(s) => {
+                let hit = cached(server, sources, s.held.slice.chunk)?;
+                let bytes = hit.chunk.slice(s.held.range.clone())?;
+                if bytes.len() > INLINE_HASH_BYTES {
+                    return None;
+                }
+                // What does not check is read again the long way, which says what is wrong.
+                let file = Verified::check(s.hash, bytes).ok()?;
+                Some((Hit { chunk: file, ..hit }, s.range.clone()))
+            }
+        }
+    }
+
+    /// The bytes.
+    pub async fn read(self, server: &Server, sources: &Arc<Sources>) -> Answer<Cut> {
+        match self {
+            Span::Chunk(r) => Ok((chunk(server, sources, r.slice.chunk).await?, r.range)),
+            Span::Shared(s) => s.read(server, sources).await,
+        }
+    }
+}
+
+impl Shared {
+    async fn read(self, server: &Server, sources: &Arc<Sources>) -> Answer<Cut> {
+        let fault = match self.from(server, sources, &self.held).await {
+            Ok(hit) => return Ok((hit, self.range)),
+            Err(fault) if !elsewhere_helps(fault.code()) => return Err(fault),
+            Err(fault) => fault,
+        };
+        let size = (self.held.range.end - self.held.range.start) as u64;
+        let held = self.held.slice.chunk;
+        for other in server.versions.elsewhere(sources, self.ordinal, 0..size, held).await {
+            match self.from(server, sources, &other).await {
+                Ok(hit) => return Ok((hit, self.range)),
+                Err(e) => tracing::debug!(error = %e, "another layout does not help"),
+            }
+        }
+        Err(fault)
+    }
+
+    /// The whole file, from where it is said to be.
+    async fn from(&self, server: &Server, sources: &Arc<Sources>, held: &ChunkRange) -> Answer<Hit> {
+        let hit = chunk(server, sources, held.slice.chunk).await?;
+        let hash = self.hash;
+        let wrong = |what: &str| {
+            server.versions.wrong.tables.fetch_add(1, Relaxed);
+            let detail = format!("the placement of entry {} in chunk {} {what}", self.ordinal, held.slice.chunk);
+            Fault::new(Code::TablesCorrupt, detail, "pack or index the dataset again; no wrong byte was delivered")
+        };
+        let bytes = hit.chunk.slice(held.range.clone()).ok_or_else(|| wrong("reaches past its end"))?;
+        let checked = if bytes.len() <= INLINE_HASH_BYTES {
+            Verified::check(hash, bytes)
+        } else {
+            let check = tokio::task::spawn_blocking(move || Verified::check(hash, bytes));
+            check.await.map_err(|e| Fault::new(Code::Internal, e.to_string(), "see the server's log"))?
+        };
+        let chunk = checked.map_err(|_| wrong("names other bytes"))?;
+        Ok(Hit { chunk, tier: hit.tier })
+    }
+}
+
+/// Whether another layout of the root may still have the bytes.
+fn elsewhere_helps(code: Code) -> bool {
+    matches!(
+        code,
+        Code::OriginChanged
+            | Code::OriginMissing
+            | Code::OriginCorrupt
+            | Code::OriginDenied
+            | Code::TablesCorrupt
+    )
+}

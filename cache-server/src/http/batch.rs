@@ -7,11 +7,11 @@ use super::{
     admit::Admitted,
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
+    entry::{Span, spans},
     files::{content, piece, read_all},
     grant::grant,
     json, parsed,
     problem::{Answer, Fault},
-    read::cached,
 };
 use crate::{
     jobs::Cost,
@@ -31,10 +31,7 @@ use fletch_api::{
 };
 use fletch_core::{
     Root,
-    manifest::{
-        Slice,
-        locate::{ChunkRange, ranges},
-    },
+    manifest::{Slice, locate::ChunkRange},
 };
 use fletch_tables::{Found, Resolved};
 use futures::{
@@ -139,7 +136,7 @@ struct Reader {
 struct Plan {
     name: String,
     len: u64,
-    pieces: Vec<ChunkRange>,
+    pieces: Vec<Span>,
 }
 
 impl Reader {
@@ -186,8 +183,7 @@ impl Reader {
         };
         let mut pieces = Vec::with_capacity(plan.pieces.len());
         for r in &plan.pieces {
-            let hit = cached(&self.server, &self.sources, r.slice.chunk)?;
-            match piece(&hit, r, charge) {
+            match piece(&r.ready(&self.server, &self.sources)?, charge) {
                 Ok(p) => pieces.push(p),
                 Err(fault) => return Some((plan.name, Err(fault))),
             }
@@ -213,7 +209,7 @@ impl Reader {
         let version = &self.sources.first.version;
         let found = match item {
             BatchItem::Chunk(span) => {
-                let len = u64::from(self.sources.locate(span.hash).await?.len);
+                let len = u64::from(self.server.versions.locate(&self.sources, span.hash).await?.len);
                 let plan = plan_of_span(span, len)?;
                 self.afford(plan.len)?;
                 return Ok(plan);
@@ -234,7 +230,7 @@ impl Reader {
     ) -> Answer<Content> {
         let small = plan.len <= AHEAD_BYTES_MAX;
         let reads = read_all(self.server, self.sources, plan.pieces);
-        let mut pieces = reads.map(move |read| read.and_then(|(hit, r)| piece(&hit, &r, &charge))).boxed();
+        let mut pieces = reads.map(move |read| piece(&read?, &charge)).boxed();
         if !small {
             return Ok(Content::Later(pieces));
         }
@@ -262,7 +258,7 @@ fn plan_of_span(span: &ChunkSpan, len: u64) -> Answer<Plan> {
     } else {
         format!("{}-{}-{end}", span.hash, span.offset)
     };
-    let pieces = if end == span.offset { Vec::new() } else { vec![range] };
+    let pieces = if end == span.offset { Vec::new() } else { vec![Span::Chunk(range)] };
     Ok(Plan { name, len: end - span.offset, pieces })
 }
 
@@ -270,7 +266,7 @@ fn plan_of_span(span: &ChunkSpan, len: u64) -> Answer<Plan> {
 fn plan_of_entry(found: &Found) -> Answer<Plan> {
     let entry = found.entry();
     content(&entry)?;
-    let pieces = ranges(found.slices(), 0..entry.size).collect();
+    let pieces = spans(found, 0..entry.size);
     Ok(Plan { name: entry.path.replace('\0', "/"), len: entry.size, pieces })
 }
 

@@ -54,7 +54,7 @@ pub async fn get(
     let Path((root, hash)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let (root, hash): (Root, Hash) = (parsed(&root)?, parsed(&hash)?);
     let sources = grant(&server, &admitted.principal, root).await?;
-    let located = sources.locate(hash).await?;
+    let located = server.versions.locate(&sources, hash).await?;
     let (len, etag) = (u64::from(located.len), format!("\"{hash}\""));
     if let Some(same) = not_modified(&request, &etag) {
         return Ok(same);

@@ -7,12 +7,12 @@
 
 use super::{
     problem::{Answer, Fault},
-    read::{cached, chunk},
+    read::{cached, chunk, located_chunk},
 };
 use crate::{server::Server, versions::Sources};
 use fletch_api::Code;
 use fletch_core::{
-    Hash, Verified,
+    Hash, StoreKey, Verified,
     manifest::locate::{ChunkRange, ranges},
 };
 use fletch_store::Hit;
@@ -70,6 +70,9 @@ impl Span {
         match self {
             Span::Chunk(r) => Some((cached(server, sources, r.slice.chunk)?, r.range.clone())),
             Span::Shared(s) => {
+                if let Some(alone) = cached(server, sources, s.hash) {
+                    return Some((alone, s.range.clone()));
+                }
                 let hit = cached(server, sources, s.held.slice.chunk)?;
                 let bytes = hit.chunk.slice(s.held.range.clone())?;
                 if bytes.len() > INLINE_HASH_BYTES {
@@ -109,14 +112,31 @@ impl Shared {
         Err(fault)
     }
 
-    /// The whole file, from where it is said to be.
+    /// The whole file, from where it is said to be: from its chunk if that is here or comes to
+    /// stay; else only the file is brought, because a chunk for the sake of one file in forty
+    /// would be read forty times.
     async fn from(&self, server: &Server, sources: &Arc<Sources>, held: &ChunkRange) -> Answer<Hit> {
-        let hit = chunk(server, sources, held.slice.chunk).await?;
         let hash = self.hash;
+        let key = |hash| StoreKey { domain: sources.domain.clone(), hash };
+        let size = u32::try_from(held.range.len()).unwrap_or(u32::MAX);
+        if cached(server, sources, held.slice.chunk).is_none() {
+            let located = server.versions.locate(sources, held.slice.chunk).await?;
+            let alone = server.store.has(&key(hash), size)
+                || !server.store.keeps(&key(held.slice.chunk), sources.number(), located.len);
+            if alone && let Some(part) = located.part(&held.range) {
+                return located_chunk(server, sources, hash, &part).await;
+            }
+        }
+        let hit = chunk(server, sources, held.slice.chunk).await?;
         let wrong = |what: &str| {
             server.versions.wrong.tables.fetch_add(1, Relaxed);
-            let detail = format!("the placement of entry {} in chunk {} {what}", self.ordinal, held.slice.chunk);
-            Fault::new(Code::TablesCorrupt, detail, "pack or index the dataset again; no wrong byte was delivered")
+            let detail =
+                format!("the placement of entry {} in chunk {} {what}", self.ordinal, held.slice.chunk);
+            Fault::new(
+                Code::TablesCorrupt,
+                detail,
+                "pack or index the dataset again; no wrong byte was delivered",
+            )
         };
         let bytes = hit.chunk.slice(held.range.clone()).ok_or_else(|| wrong("reaches past its end"))?;
         let checked = if bytes.len() <= INLINE_HASH_BYTES {

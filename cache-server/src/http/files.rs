@@ -4,11 +4,12 @@ use super::{
     admit::Admitted,
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
+    entry::{Cut, Span, spans},
     grant::grant,
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
-    read::{cache_status, chunk, cost},
+    read::{cache_status, cost},
 };
 use crate::{jobs::Cost, server::Server, versions::Sources};
 use axum::{
@@ -19,12 +20,8 @@ use axum::{
 use fletch_api::{Code, Problem, headers};
 use fletch_core::{
     Root,
-    manifest::{
-        EntryKind, EntryRef,
-        locate::{ChunkRange, ranges},
-    },
+    manifest::{EntryKind, EntryRef},
 };
-use fletch_store::Hit;
 use futures::{Stream, StreamExt as _, stream};
 use std::sync::Arc;
 
@@ -80,17 +77,14 @@ pub async fn get(
     }
     let range = wanted.range(len);
     let n = range.end - range.start;
-    let pieces: Vec<ChunkRange> = ranges(found.slices(), range).collect();
+    let spans = spans(&found, range);
     let charge = admitted.charges(&server, &sources, root);
-    let mut reads = Box::pin(read_all(Arc::clone(&server), sources, pieces));
+    let mut reads = Box::pin(read_all(Arc::clone(&server), sources, spans));
     // The first chunk is read before the head is sent, so that its failure has a status.
     let first = reads.next().await.transpose()?;
     let status = first.as_ref().map_or("fletch; hit", |(hit, _)| cache_status(hit.tier));
     let all = stream::iter(first.map(Ok)).chain(reads);
-    let pieces = all.map(move |read| {
-        let (hit, r) = read.map_err(Broken::from)?;
-        piece(&hit, &r, &charge).map_err(Broken::from)
-    });
+    let pieces = all.map(move |read| piece(&read.map_err(Broken::from)?, &charge).map_err(Broken::from));
     let body = of_stream(&server, pieces, Some(n), admitted.turn.take());
     finish(head.header(headers::CACHE_STATUS, status), body)
 }
@@ -109,23 +103,23 @@ pub fn content(entry: &EntryRef<'_>) -> Answer<fletch_core::Hash> {
     Err(Fault::new(Code::NotAFile, format!("{:?} is {what}", entry.path), hint))
 }
 
-/// Reads chunk after chunk, a few ahead.
+/// Reads span after span, a few ahead.
 pub fn read_all(
     server: Arc<Server>,
     sources: Arc<Sources>,
-    pieces: Vec<ChunkRange>,
-) -> impl Stream<Item = Answer<(Hit, ChunkRange)>> + Send + 'static {
-    let reads = stream::iter(pieces).map(move |r| {
+    spans: Vec<Span>,
+) -> impl Stream<Item = Answer<Cut>> + Send + 'static {
+    let reads = stream::iter(spans).map(move |span| {
         let (server, sources) = (Arc::clone(&server), Arc::clone(&sources));
-        async move { Ok((chunk(&server, &sources, r.slice.chunk).await?, r)) }
+        async move { span.read(&server, &sources).await }
     });
     reads.buffered(AHEAD)
 }
 
-/// A range of a chunk, to be sent.
-pub fn piece(hit: &Hit, r: &ChunkRange, charge: &impl Fn(Cost) -> Charge) -> Answer<Piece> {
-    let bytes = hit.chunk.slice(r.range.clone()).ok_or_else(|| {
-        let detail = format!("bytes {:?} lie past the end of chunk {}", r.range, hit.chunk.hash());
+/// A range of verified bytes, to be sent.
+pub fn piece((hit, r): &Cut, charge: &impl Fn(Cost) -> Charge) -> Answer<Piece> {
+    let bytes = hit.chunk.slice(r.clone()).ok_or_else(|| {
+        let detail = format!("bytes {r:?} lie past the end of chunk {}", hit.chunk.hash());
         Fault::new(Code::TablesCorrupt, detail, "index the dataset again; no wrong byte was delivered")
     })?;
     Ok(Piece::Content(bytes, charge(cost(hit.tier))))

@@ -7,6 +7,7 @@ mod body;
 mod chunks;
 mod cluster;
 mod datasets;
+mod entry;
 mod files;
 mod grant;
 mod health;

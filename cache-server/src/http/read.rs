@@ -55,7 +55,7 @@ pub async fn chunk(server: &Server, sources: &Arc<Sources>, hash: Hash) -> Answe
     if let Some(hit) = cached(server, sources, hash) {
         return Ok(hit);
     }
-    let located = sources.locate(hash).await?;
+    let located = server.versions.locate(sources, hash).await?;
     located_chunk(server, sources, hash, &located).await
 }
 

@@ -1,18 +1,21 @@
 //! Filling: what a store's flight calls to bring a chunk from an origin.
 //!
 //! Every row that is said to hold the chunk is tried, at first in the source at hand, then in the
-//! root's others; then the first once more, if it seemed unchanged (a flipped bit in transit).
+//! root's others, under this name or, of an entry, in that layout's chunks; then the first once
+//! more, if it seemed unchanged (a flipped bit in transit).
 //! What is wrong with an object is only known once its bytes were hashed, by the store: that is
 //! why a call with `attempt > 0` judges the row of the call before.
 
 use super::{
     Sources, VersionError, Versions,
-    source::{At, Row},
+    elsewhere::spot_of,
+    source::{At, Row, Source},
 };
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use fletch_core::Hash;
-use fletch_origin::{ObjectMeta, Pin};
+use fletch_origin::{ObjectMeta, OriginError, Pin};
 use fletch_store::{DatasetId, Fetch, FetchError};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed};
 
 /// Rows of one source that are tried.
@@ -25,13 +28,35 @@ pub const ATTEMPTS: u32 = 2 * ROWS_MAX as u32 + 2;
 pub struct Located {
     /// Its length in bytes.
     pub len: u32,
+    source: Arc<Source>,
     row: Row,
+}
+
+impl Located {
+    pub(super) fn new(source: &Arc<Source>, row: Row) -> Self {
+        Located { len: row.row.len, source: Arc::clone(source), row }
+    }
+
+    /// A range of it, to be fetched under its own hash; `None` when it reaches past the end.
+    #[must_use]
+    pub fn part(&self, range: &Range<usize>) -> Option<Self> {
+        let (from, len) = (u64::try_from(range.start).ok()?, u32::try_from(range.len()).ok()?);
+        if range.end > self.len as usize {
+            return None;
+        }
+        let mut row = self.row.clone();
+        row.row.offset += from;
+        row.row.len = len;
+        Some(Located { len, source: Arc::clone(&self.source), row })
+    }
 }
 
 /// Brings one chunk.
 pub struct Filler {
     versions: Arc<Versions>,
     sources: Arc<Sources>,
+    /// The source at hand.
+    source: Arc<Source>,
     hash: Hash,
     len: u32,
     state: Mutex<State>,
@@ -44,26 +69,48 @@ struct State {
     found_elsewhere: bool,
     repeated: bool,
     /// What the call before read.
-    tried: Option<(Spot, ObjectMeta)>,
+    tried: Option<(Spot, Vec<ObjectMeta>)>,
     /// What to tell if nothing helps.
     blame: VersionError,
 }
 
-/// A row and the object it names.
+/// Where the chunk's bytes are said to be: pieces that, in order, are it.
 #[derive(Clone)]
-struct Spot {
-    at: At,
-    offset: u64,
+pub(super) struct Spot {
+    pub pieces: Vec<Piece>,
 }
 
-impl Sources {
-    /// Where a chunk of this version is.
-    ///
-    /// # Errors
-    /// [`VersionError::NotFound`] when it is none of this version's, and others.
-    pub async fn locate(&self, hash: Hash) -> Result<Located, VersionError> {
-        let row = self.first.rows(hash, 1).await?.into_iter().next().ok_or(VersionError::NotFound)?;
-        Ok(Located { len: row.row.len, row })
+/// Bytes of an object.
+#[derive(Clone)]
+pub(super) struct Piece {
+    pub at: At,
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl Spot {
+    async fn of(source: &Source, row: &Row) -> Result<Self, VersionError> {
+        let at = source.at(row).await?;
+        Ok(Spot { pieces: vec![Piece { at, offset: row.row.offset, len: row.row.len.into() }] })
+    }
+
+    async fn read(&self) -> Result<(Bytes, Vec<ObjectMeta>), OriginError> {
+        let (mut all, mut metas) = (Vec::new(), Vec::new());
+        for p in &self.pieces {
+            let range = p.offset..p.offset + p.len;
+            let got = p.at.origin.get(&p.at.path, Some(range), Some(&p.at.pin)).await?;
+            metas.push(got.meta);
+            all.push(got.bytes);
+        }
+        let bytes = match all.len() {
+            1 => all.swap_remove(0),
+            _ => {
+                let mut whole = BytesMut::with_capacity(all.iter().map(Bytes::len).sum());
+                all.iter().for_each(|b| whole.extend_from_slice(b));
+                whole.freeze()
+            }
+        };
+        Ok((bytes, metas))
     }
 }
 
@@ -98,6 +145,7 @@ impl Filler {
         let filler = Arc::new(Filler {
             versions: Arc::clone(versions),
             sources: Arc::clone(sources),
+            source: Arc::clone(&located.source),
             hash,
             len: located.len,
             state: Mutex::new(state),
@@ -116,18 +164,17 @@ impl Filler {
     async fn bring(&self, first: Row) -> Result<Bytes, VersionError> {
         self.judge();
         if !self.with(|s| std::mem::replace(&mut s.found_here, true)) {
-            let here = Spot { at: self.sources.first.at(&first).await?, offset: first.row.offset };
+            let here = Spot::of(&self.source, &first).await?;
             self.with(|s| s.ahead.push(here));
         }
         loop {
             let Some(next) = self.next(&first).await? else {
                 return Err(self.with(|s| s.blame.clone()));
             };
-            let range = next.offset..next.offset + u64::from(self.len);
-            match next.at.origin.get(&next.at.path, Some(range), Some(&next.at.pin)).await {
-                Ok(got) => {
-                    self.with(|s| s.tried = Some((next, got.meta)));
-                    return Ok(got.bytes);
+            match next.read().await {
+                Ok((bytes, metas)) => {
+                    self.with(|s| s.tried = Some((next, metas)));
+                    return Ok(bytes);
                 }
                 Err(e) => {
                     let e = VersionError::from(e);
@@ -146,12 +193,13 @@ impl Filler {
 
     /// Being called again says that the row tried last had wrong bytes.
     fn judge(&self) {
-        let Some((wrong, meta)) = self.with(|s| s.tried.take()) else { return };
-        let what = format!("{}/{}", wrong.at.origin.uri(), wrong.at.path);
-        let e = match differs(&wrong.at.pin, &meta) {
-            Some(why) => VersionError::Changed { what, why },
-            None => VersionError::Corrupt(what),
-        };
+        let Some((wrong, metas)) = self.with(|s| s.tried.take()) else { return };
+        let what = |p: &Piece| format!("{}/{}", p.at.origin.uri(), p.at.path);
+        let changed = wrong.pieces.iter().zip(&metas).find_map(|(p, meta)| {
+            differs(&p.at.pin, meta).map(|why| VersionError::Changed { what: what(p), why })
+        });
+        let first = || wrong.pieces.first().map(what).unwrap_or_default();
+        let e = changed.unwrap_or_else(|| VersionError::Corrupt(first()));
         self.count(&e);
         tracing::warn!(chunk = %self.hash, error = %e, "wrong bytes from the origin");
         self.with(|s| {
@@ -197,32 +245,51 @@ impl Filler {
 
     async fn others(&self, first: &Row) -> Vec<Spot> {
         let mut found: Vec<Spot> = Vec::new();
-        let elsewhere = self.versions.others(&self.sources).await;
-        let all = std::iter::once(&self.sources.first).chain(elsewhere);
+        let others = self.versions.others(&self.sources, true).await;
+        let all = [&self.source, &self.sources.first].into_iter().chain(others.iter());
+        let mut seen: Vec<&Arc<Source>> = Vec::new();
         for source in all.filter(|s| s.registered.stands()) {
-            let rows = match source.rows(self.hash, ROWS_MAX).await {
-                Ok(rows) => rows,
-                Err(e) => {
-                    tracing::debug!(error = %e, "another source cannot be looked into");
-                    continue;
-                }
-            };
-            for row in rows {
-                let tried = source.is_same(&self.sources.first)
-                    && (row.part, row.row.offset, &row.row.object)
-                        == (first.part, first.row.offset, &first.row.object);
-                if tried || row.row.len != self.len || found.len() >= 2 * ROWS_MAX - 1 {
-                    continue;
-                }
-                match source.at(&row).await {
-                    Ok(at) => found.push(Spot { at, offset: row.row.offset }),
-                    Err(e) => tracing::debug!(error = %e, "another row cannot be used"),
-                }
+            if seen.iter().any(|s| s.is_same(source)) {
+                continue;
+            }
+            seen.push(source);
+            if let Err(e) = self.spots(source, first, &mut found).await {
+                tracing::debug!(error = %e, "another source cannot be looked into");
             }
         }
         // The nearest last, where it is taken from.
         found.reverse();
         found
+    }
+}
+
+impl Filler {
+    /// Where a source has the chunk, or its bytes.
+    async fn spots(
+        &self,
+        source: &Arc<Source>,
+        first: &Row,
+        found: &mut Vec<Spot>,
+    ) -> Result<(), VersionError> {
+        let own = source.is_same(&self.source);
+        for row in source.rows(self.hash, ROWS_MAX).await? {
+            let tried = own
+                && (row.part, row.row.offset, &row.row.object)
+                    == (first.part, first.row.offset, &first.row.object);
+            if !tried && row.row.len == self.len && found.len() < 2 * ROWS_MAX - 1 {
+                match Spot::of(source, &row).await {
+                    Ok(spot) => found.push(spot),
+                    Err(e) => tracing::debug!(error = %e, "another row cannot be used"),
+                }
+            }
+        }
+        if !own
+            && found.len() < 2 * ROWS_MAX - 1
+            && let Some(spot) = spot_of(&self.source, first, source).await?
+        {
+            found.push(spot);
+        }
+        Ok(())
     }
 }
 

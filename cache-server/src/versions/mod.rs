@@ -13,6 +13,7 @@
 
 mod allowed;
 pub mod blocks;
+mod elsewhere;
 mod error;
 mod fill;
 mod source;
@@ -24,6 +25,7 @@ pub use source::Source;
 
 use crate::state::{Entry, Registered, Registrations};
 use blocks::{Blocks, Place};
+use fletch_core::manifest::LayoutKind;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, Origins};
 use fletch_store::DatasetId;
@@ -37,7 +39,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::OnceCell;
+use tokio::{
+    sync::{Mutex, OnceCell},
+    time::Instant,
+};
 use tokio_util::task::TaskTracker;
 
 /// How long an unknown root stays unknown without asking the origins again.
@@ -76,7 +81,14 @@ pub struct Sources {
     /// Of its dataset, for the disk tier.
     number: DatasetId,
     /// Every other, once somebody had to look.
-    others: OnceCell<Vec<Arc<Source>>>,
+    others: Mutex<Others>,
+}
+
+/// What was found when somebody looked for other ways to a root.
+#[derive(Default)]
+struct Others {
+    found: Arc<[Arc<Source>]>,
+    looked: Option<Instant>,
 }
 
 impl Sources {
@@ -206,8 +218,8 @@ impl Versions {
         let layout = match layout {
             Some(layout) => layout,
             None => {
-                let layouts = self.layouts(entry, root).await?;
-                layouts.first().copied().ok_or(VersionError::NotFound)?
+                let best = self.open_layouts(entry, root).await?.into_iter().next();
+                best.ok_or(VersionError::NotFound)?.version.layout()
             }
         };
         self.hints.insert(key.clone(), (entry.dataset.name.clone(), layout));
@@ -247,7 +259,7 @@ impl Versions {
                 let first = this.find(&of.0, of.1).await?;
                 let (domain, root) = of;
                 let number = DatasetId::of(&domain, first.dataset());
-                Ok(Arc::new(Sources { domain, root, first, number, others: OnceCell::new() }))
+                Ok(Arc::new(Sources { domain, root, first, number, others: Mutex::default() }))
             })
             .await
             .cloned()
@@ -277,12 +289,13 @@ impl Versions {
         if sources.first.version.layout() == layout {
             return Ok(Arc::clone(&sources.first));
         }
-        let others = self.others(sources).await;
-        others
-            .iter()
-            .find(|s| s.registered.stands() && s.version.layout() == layout)
-            .cloned()
-            .ok_or(VersionError::NotFound)
+        let of = |s: &Arc<Source>| s.registered.stands() && s.version.layout() == layout;
+        for fresh in [false, true] {
+            if let Some(found) = self.others(sources, fresh).await.iter().find(|s| of(s)) {
+                return Ok(Arc::clone(found));
+            }
+        }
+        Err(VersionError::NotFound)
     }
 
     async fn find(&self, domain: &Domain, root: Root) -> Result<Arc<Source>, VersionError> {
@@ -314,14 +327,33 @@ impl Versions {
         root: Root,
     ) -> impl futures::Stream<Item = Result<Vec<Arc<Source>>, VersionError>> + Send + '_ {
         stream::iter(self.registrations.list(domain))
-            .map(move |entry| async move {
-                let mut out = Vec::new();
-                for layout in self.layouts(&entry, root).await? {
-                    out.push(self.open_source(&entry, root, layout).await?);
-                }
-                Ok(out)
-            })
+            .map(move |entry| async move { self.open_layouts(&entry, root).await })
             .buffer_unordered(SCAN_AT_ONCE)
+    }
+
+    /// The sources of `root` that a dataset's tables place has: packs, which cost fewer requests,
+    /// before indexes, and otherwise in order of their layouts' ids. One that cannot be opened is
+    /// left out as long as there is another.
+    async fn open_layouts(
+        &self,
+        entry: &Arc<Registered>,
+        root: Root,
+    ) -> Result<Vec<Arc<Source>>, VersionError> {
+        let (mut out, mut failed) = (Vec::new(), None);
+        for layout in self.layouts(entry, root).await? {
+            match self.open_source(entry, root, layout).await {
+                Ok(source) => out.push(source),
+                Err(e) => {
+                    tracing::warn!(%root, %layout, error = %e, "a layout cannot be opened");
+                    failed = Some(e);
+                }
+            }
+        }
+        out.sort_by_key(|s| s.version.layout_doc().params.kind != LayoutKind::Pack);
+        match failed {
+            Some(e) if out.is_empty() => Err(e),
+            _ => Ok(out),
+        }
     }
 
     /// The layouts of `root` at a dataset's tables place, in order of their ids.
@@ -362,19 +394,25 @@ impl Versions {
         self.allowed.open(&entry.domain, &entry.dataset.tables)
     }
 
-    /// Every source of a root but its first, looked for once.
-    async fn others<'a>(&self, sources: &'a Sources) -> &'a [Arc<Source>] {
-        let look = || async {
-            let mut others = Vec::new();
+    /// Every source of a root but its first: as it was when somebody looked last, or looked for
+    /// again if `fresh` is asked for and that was some time ago.
+    async fn others(&self, sources: &Sources, fresh: bool) -> Arc<[Arc<Source>]> {
+        let mut others = sources.others.lock().await;
+        let again = match others.looked {
+            None => true,
+            Some(at) => fresh && at.elapsed() >= UNKNOWN_TTL,
+        };
+        if again {
+            let mut all = Vec::new();
             let mut scan = Box::pin(self.scan(&sources.domain, sources.root));
             while let Some(found) = scan.next().await {
                 match found {
-                    Ok(found) => others.extend(found.into_iter().filter(|s| !s.is_same(&sources.first))),
+                    Ok(found) => all.extend(found.into_iter().filter(|s| !s.is_same(&sources.first))),
                     Err(e) => tracing::debug!(error = %e, "a dataset could not be asked for another source"),
                 }
             }
-            others
-        };
-        sources.others.get_or_init(look).await
+            *others = Others { found: all.into(), looked: Some(Instant::now()) };
+        }
+        Arc::clone(&others.found)
     }
 }

@@ -2,6 +2,7 @@
 #![expect(dead_code, reason = "each test file uses some of it")]
 
 use fletch_api::{Accounts, Code, Problem, ResolvedVersion};
+use fletch_core::manifest::pack::{Item, Keyer, Packer, Place};
 use fletch_core::{
     Hash, Root,
     manifest::{Entry, LayoutParams, SampleRule, Slice},
@@ -11,7 +12,7 @@ use fletch_server::{
     app::{self, Running},
     config::{self, Environment, Task},
 };
-use fletch_tables::{Created, NewRow, PinRow, TablesWriter, TagDoc, Written, paths};
+use fletch_tables::{Created, NewChunk, NewRow, PinRow, TablesWriter, TagDoc, Written, paths};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use std::{
     collections::BTreeMap,
@@ -91,6 +92,68 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// Indexes the tree into `to` without the link that [`Tree::index_to`] adds.
+    pub fn index_plain(&self, to: &Path) -> Indexed {
+        let rows = self.files.iter().map(|(path, bytes)| {
+            let pin = local::pin_of(&std::fs::metadata(self.path(path)).expect("metadata"));
+            let pin = PinRow { size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag };
+            let entry = Entry::file(path.as_str(), bytes.len() as u64, Hash::of(bytes));
+            NewRow::indexed(entry, slices(bytes, LayoutParams::INDEX), &pin)
+        });
+        write_rows(to, rows.collect(), LayoutParams::INDEX)
+    }
+
+    /// Packs the tree into `to`, tags it there, and gives the names of the chunks' objects.
+    pub fn pack_to(&self, to: &Path, wrong: bool) -> (Indexed, Vec<String>) {
+        let params = LayoutParams::PACK;
+        let mut keyer = Keyer::new(&params);
+        let mut rows: Vec<NewRow> = Vec::new();
+        let mut items: Vec<Item> = Vec::new();
+        for (path, bytes) in &self.files {
+            let pin = local::pin_of(&std::fs::metadata(self.path(path)).expect("metadata"));
+            let pin = PinRow { size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag };
+            let entry = Entry::file(path.as_str(), bytes.len() as u64, Hash::of(bytes));
+            let place = keyer.next(entry.as_ref());
+            rows.push(NewRow::indexed(entry, slices(bytes, params), &pin));
+            if let Place::Group(item) = place {
+                items.push(item);
+            }
+        }
+        items.sort_unstable();
+        let mut packer = Packer::new(&params);
+        let mut plans: Vec<_> = items.into_iter().flat_map(|i| packer.push(i).expect("in order")).collect();
+        plans.extend(packer.finish());
+        let mut objects = Vec::new();
+        for plan in plans {
+            let mut bytes = vec![0; plan.len as usize];
+            let number = |ordinal: u64| usize::try_from(ordinal).expect("small");
+            for m in &plan.members {
+                let content = &self.files[&rows[number(m.item.ordinal)].entry.path];
+                bytes[m.offset as usize..][..content.len()].copy_from_slice(content);
+            }
+            let chunk = Hash::of(&bytes);
+            let key = paths::chunk(chunk);
+            let first = plan.members.iter().map(|m| m.item.ordinal).min().expect("a member");
+            for m in &plan.members {
+                let row = &mut rows[number(m.item.ordinal)];
+                // A wrong placement begins a little too early.
+                let chunk_offset = if wrong { m.offset.saturating_sub(1) } else { m.offset };
+                row.slices = vec![Slice { chunk, chunk_offset, len: m.item.len }];
+                row.chunks.clear();
+            }
+            let pin = PinRow { size: plan.len.into(), mtime_ns: None, etag: None };
+            let object = Some(key.clone());
+            rows[number(first)].chunks = vec![NewChunk { chunk, len: plan.len, object, offset: 0, pin }];
+            let at = to.join(&key);
+            std::fs::create_dir_all(at.parent().expect("parent")).expect("mkdir");
+            std::fs::write(at, bytes).expect("chunk");
+            objects.push(key);
+        }
+        (write_rows(to, rows, params), objects)
+    }
+}
+
 pub fn slices(bytes: &[u8], params: LayoutParams) -> Vec<Slice> {
     let mut at = 0;
     let cut = |len: u32| {
@@ -103,10 +166,15 @@ pub fn slices(bytes: &[u8], params: LayoutParams) -> Vec<Slice> {
 
 /// Writes the tables of rows under a place, and the tag `latest`.
 pub fn write(to: &Path, rows: Vec<(Entry, Vec<Slice>, PinRow)>, params: LayoutParams) -> Indexed {
+    let rows = rows.into_iter().map(|(entry, slices, pin)| NewRow::indexed(entry, slices, &pin));
+    write_rows(to, rows.collect(), params)
+}
+
+fn write_rows(to: &Path, rows: Vec<NewRow>, params: LayoutParams) -> Indexed {
     let scratch = tempfile::tempdir().expect("scratch");
     let mut writer = TablesWriter::create(scratch.path(), SampleRule::file(), params).expect("writer");
-    for (entry, slices, pin) in rows {
-        writer.push(NewRow::indexed(entry, slices, &pin)).expect("a good row");
+    for row in rows {
+        writer.push(row).expect("a good row");
     }
     let about = Created {
         created_unix_ns: 1_700_000_000_000_000_007,

@@ -249,6 +249,11 @@ impl Disk {
         self.tier().is_some_and(|t| t.length(key) == Some(len))
     }
 
+    /// Whether the tier would keep the chunk if it came now. Does no IO.
+    pub(crate) fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
+        self.tier().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
+    }
+
     /// The chunk as it is on disk, if it is right; `permit` covers its bytes.
     pub(crate) async fn read(
         self: &Arc<Self>,

@@ -58,6 +58,11 @@ impl Flights {
         Boarding::Lead(Ticket { flights: Arc::clone(self), key: key.clone(), tell: Some(tell) }, arrival)
     }
 
+    /// Whether the chunk is on its way.
+    pub fn has(&self, key: &StoreKey) -> bool {
+        self.lock().contains_key(key)
+    }
+
     pub fn len(&self) -> usize {
         self.lock().len()
     }

@@ -187,9 +187,6 @@ async fn files_of_chunks_that_are_not_kept_are_read_by_range() {
     for path in some.iter().chain(&some) {
         assert!(file(&node, packed.root(), path).await == tree.files[*path], "{path}");
     }
-    let accounts = node.accounts().await.accounts;
-    let bypassed = accounts.iter().filter(|a| a.key.result == fletch_api::ByteResult::Bypass);
-    assert!(bypassed.map(|a| a.bytes).sum::<u64>() > 0, "{accounts:?}");
     // Not even a small chunk that may have found room makes this more than a part of the pack.
     let fetched = node.metric("fletch_chunk_fetched_bytes_total").await - before;
     assert!(fetched * 2 < written && fetched >= total, "{fetched} of {written}");

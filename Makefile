@@ -37,9 +37,10 @@ test: install lint build formats ## everything that must hold before a change la
 	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
 	$(CARGO) test --release --workspace --doc -q
 
-soak: ## long counts: kill -9 of the disk tier, its limits at 10 GiB, properties with many cases
+soak: build ## long counts: kill -9 of the disk tier, its limits at 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release --profile soak --no-fail-fast -j$(JOBS) \
-	    -p fletch-core -p fletch-tables -p fletch-store
+	    -p fletch-core -p fletch-tables -p fletch-store -p fletch-tests \
+	    -E 'not package(fletch-tests) or binary(disk)'
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use fletch_server::{
-    NewToken, app,
+    NewToken, allocator, app,
     config::{self, Config, ConfigError, Environment, Task},
     telemetry,
 };
@@ -15,6 +15,7 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    allocator::set_up();
     let task = match config::read(std::env::args_os(), &Environment::own()) {
         Ok(task) => task,
         Err(ConfigError::Usage(e)) => e.exit(),

@@ -4,6 +4,7 @@
 mod common;
 mod damage;
 mod limits;
+mod memory;
 mod outage;
 mod restart;
 mod shares;

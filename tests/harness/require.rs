@@ -35,7 +35,7 @@ impl Need {
             Need::Fuse if !Path::new("/dev/fuse").exists() => Some("no /dev/fuse".into()),
             Need::Fuse if !root && !on_path("fusermount3") => Some("not root, and no fusermount3".into()),
             Need::Trace if !root => Some("tracepoints need root".into()),
-            Need::Trace => crate::watch::tracefs().err(),
+            Need::Trace => fletch_testkit::fuse_trace::tracefs().err(),
             Need::Python if !on_path("python3") => Some("no python3".into()),
             Need::Root | Need::Cgroup if !root => Some("not root".into()),
             Need::Root if !on_path("setpriv") => Some("no setpriv (util-linux)".into()),

@@ -1,4 +1,5 @@
-//! What tests need: seeds, datasets, an origin that can misbehave, and a wire that lies.
+//! What tests need: seeds, datasets, an origin that can misbehave, a wire that lies, and a look at
+//! the kernel's requests to a mount.
 //!
 //! Dev-only: no crate depends on this outside its tests. It depends on no other crate of the
 //! project, so that what it says is independent of what is tested. It panics with a reason where a
@@ -6,6 +7,7 @@
 
 pub mod dataset;
 mod emulator;
+pub mod fuse_trace;
 mod rules;
 pub mod seeds;
 mod serve;

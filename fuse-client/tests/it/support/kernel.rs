@@ -1,17 +1,15 @@
-//! A real mount by the built program, and the kernel's requests to it, counted from outside.
+//! A real mount by the built program.
 
 use fletch_mount::mountinfo;
 use nix::{
-    mount::{MntFlags, MsFlags, umount2},
+    mount::{MntFlags, umount2},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use std::{
-    collections::BTreeMap,
     fs,
-    io::{BufRead, BufReader, Read},
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
+    io::{BufRead, BufReader},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     time::{Duration, Instant},
@@ -38,14 +36,7 @@ pub fn can_mount() -> bool {
 /// # Panics
 /// When `FLETCH_TEST_REQUIRE` names `trace` and they cannot.
 pub fn can_trace() -> bool {
-    can("trace", || {
-        let event = Path::new(TRACING).join("events/fuse/fuse_request_send");
-        if !event.exists() {
-            nix::mount::mount(Some("none"), TRACING, Some("tracefs"), MsFlags::empty(), None::<&str>)
-                .map_err(|e| format!("tracefs: {e}"))?;
-        }
-        if event.exists() { Ok(()) } else { Err("no fuse tracepoints".into()) }
-    })
+    can("trace", || fletch_testkit::fuse_trace::tracefs().map(drop))
 }
 
 fn can(what: &str, check: impl FnOnce() -> Result<(), String>) -> bool {
@@ -55,8 +46,6 @@ fn can(what: &str, check: impl FnOnce() -> Result<(), String>) -> bool {
     eprintln!("SKIPPED: needs {what}: {why}");
     false
 }
-
-const TRACING: &str = "/sys/kernel/tracing";
 
 /// A mount by the built program; unmounted and gone when dropped.
 pub struct Mount {
@@ -98,10 +87,6 @@ impl Mount {
 
     pub fn path(&self) -> &Path {
         self.dir.path()
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     /// Waits for a line of its log.
@@ -163,62 +148,4 @@ pub fn command() -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_fletch-mount"));
     c.stdin(Stdio::null()).stdout(Stdio::null());
     c
-}
-
-/// Requests of the kernel to one mount, from the kernel's own tracepoint.
-pub struct Trace {
-    instance: PathBuf,
-}
-
-impl Trace {
-    pub fn start(mount: &Mount) -> Self {
-        let entry = mount.entry().expect("mounted");
-        let connection = entry.device.split(':').nth(1).expect("minor").to_owned();
-        let instance = Path::new(TRACING).join(format!("instances/fletch-mount-{}", mount.pid()));
-        fs::create_dir_all(&instance).expect("tracing instance");
-        let t = Trace { instance };
-        t.write("buffer_size_kb", "16384");
-        t.write("events/fuse/fuse_request_send/filter", &format!("connection == {connection}"));
-        t.write("events/fuse/fuse_request_send/enable", "1");
-        t.write("tracing_on", "1");
-        t
-    }
-
-    fn write(&self, file: &str, text: &str) {
-        fs::write(self.instance.join(file), text).unwrap_or_else(|e| panic!("tracing {file}: {e}"));
-    }
-
-    /// Requests since the last call, by opcode.
-    pub fn take(&self) -> BTreeMap<String, u64> {
-        let mut pipe = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(self.instance.join("trace_pipe"))
-            .expect("trace_pipe");
-        let mut text = Vec::new();
-        let mut buf = vec![0; 1 << 16];
-        while let Ok(n @ 1..) = pipe.read(&mut buf) {
-            text.extend_from_slice(&buf[..n]);
-        }
-        let text = String::from_utf8_lossy(&text);
-        assert!(!text.contains("LOST"), "events were dropped: the count would be short");
-        let mut counts = BTreeMap::new();
-        for event in text.lines().filter_map(|l| l.split_once("fuse_request_send: ")) {
-            let op = event.1.split(['(', ')']).nth(1).unwrap_or("?");
-            *counts.entry(op.to_owned()).or_insert(0) += 1;
-        }
-        // Forgets are sent whenever the kernel likes and are answered by nobody.
-        counts.remove("FUSE_FORGET");
-        counts.remove("FUSE_BATCH_FORGET");
-        counts
-    }
-}
-
-impl Drop for Trace {
-    fn drop(&mut self) {
-        self.write("events/fuse/fuse_request_send/enable", "0");
-        if let Err(e) = fs::remove_dir(&self.instance) {
-            eprintln!("tracing instance stays: {e}");
-        }
-    }
 }

@@ -144,6 +144,7 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     }
     tracing::info!("stopping: no new connections, answers under way are finished");
     app.server.enter(Phase::Draining);
+    app.server.warmups.stop();
     app.drain.cancel();
     accepting.close();
     accepting.wait().await;

@@ -18,6 +18,7 @@ mod shares;
 mod state;
 pub mod telemetry;
 mod versions;
+mod warmups;
 
 pub use auth::{Minted, NewToken};
 pub use http::openapi_json;

@@ -263,6 +263,24 @@ fn process(page: &Page, server: &Server) -> Result<(), Failed> {
         &[],
         &[(vec![], server.registrations.len() as u64)],
     )?;
+    let w = server.warmups.stats();
+    page.gauge("fletch_warmups", "Warm-ups that wait or work", &[], &[(vec![], w.live)])?;
+    page.gauge(
+        "fletch_warmup_leased_chunks",
+        "Chunks protected from eviction by warm-ups",
+        &[],
+        &[(vec![], w.leased)],
+    )?;
+    page.counter(
+        "fletch_warmup_bytes_total",
+        "Bytes of chunks of warm-ups, by what became of them",
+        &["result"],
+        &[
+            (vec!["brought"], w.brought.bytes),
+            (vec!["refused"], w.refused.bytes),
+            (vec!["failed"], w.failed.bytes),
+        ],
+    )?;
     let a = server.auth.stats();
     page.gauge("fletch_auth_tokens", "Tokens in force", &[], &[(vec![], a.tokens)])?;
     page.counter(

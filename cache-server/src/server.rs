@@ -9,6 +9,7 @@ use crate::{
     shares::Shares,
     state::{Registrations, StateDir, StateError},
     versions::{ATTEMPTS, Allowed, Versions},
+    warmups::{Means, Warmups},
 };
 use fletch_api::{Cluster, Member};
 use fletch_origin::{OriginError, OriginLimits, Origins};
@@ -88,6 +89,8 @@ pub struct Server {
     pub store: Arc<Store>,
     /// Which datasets have a share of the disk.
     pub shares: Shares,
+    /// What is brought before it is read.
+    pub warmups: Arc<Warmups>,
     /// Versions.
     pub versions: Arc<Versions>,
     /// Datasets.
@@ -138,12 +141,22 @@ impl Server {
             deadline: limits.io_timeout,
             attempts: ATTEMPTS,
         };
+        let turns = Arc::new(Semaphore::new(limits.requests));
         let disk = (config.cache.size != Amount::Bytes(0)).then(|| Disk::new(limits.append_bytes()));
+        let store = Store::new(store_limits, disk, tasks.clone());
+        let means = Means {
+            store: Arc::clone(&store),
+            versions: Arc::clone(&versions),
+            turns: Arc::clone(&turns),
+            requests: limits.requests,
+            parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
+        };
         Ok(Arc::new(Server {
             limits,
             auth,
             cache: config.cache.clone(),
-            store: Store::new(store_limits, disk, tasks.clone()),
+            store,
+            warmups: Warmups::new(means, tasks.clone()),
             shares: Shares::default(),
             changes: watch::Sender::new(()),
             versions,
@@ -151,7 +164,7 @@ impl Server {
             jobs: Jobs::new(limits.jobs, limits.job_ttl),
             accounts: Accounts::default(),
             requests: Requests::new(),
-            turns: Arc::new(Semaphore::new(limits.requests)),
+            turns,
             connections: AtomicU64::new(0),
             addr,
             phase: AtomicU8::new(Phase::Starting as u8),

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Node, Tree, body, content, problem};
+use common::{Node, Tree, body, content, index_bucket, problem};
 use fletch_api::{AccountKey, ByteResult, ByteTier, Code, routes};
 use fletch_core::Hash;
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
@@ -197,29 +197,4 @@ async fn i3_64_readers_of_a_cold_chunk_make_one_read_though_the_first_is_killed(
     assert_eq!(counts.get, 1, "{counts:?}");
     assert!(collapsed >= 1, "nobody waited: the test was too slow");
     node.running.shutdown().await;
-}
-
-/// Indexes the tree with the etags of the bucket; the tables lie in the tree.
-async fn index_bucket(tree: &Tree, emulator: &OriginEmulator) -> fletch_core::Root {
-    use fletch_core::manifest::{Entry, LayoutParams};
-    let config = fletch_origin::OriginConfig {
-        prefix: emulator.uri(),
-        endpoint: Some(emulator.endpoint()),
-        region: Some("us-east-1".into()),
-        credentials: Some(fletch_origin::Credentials::Anonymous),
-        allow_http: true,
-        ..fletch_origin::OriginConfig::default()
-    };
-    let origins =
-        fletch_origin::Origins::new(vec![config], fletch_origin::OriginLimits::default()).expect("origins");
-    let uri = fletch_origin::OriginUri::parse(&emulator.uri()).expect("uri");
-    let bucket = origins.open(&uri).expect("origin");
-    let mut rows = Vec::new();
-    for (path, bytes) in &tree.files {
-        let meta = bucket.head(path).await.expect("head");
-        let pin = fletch_tables::PinRow { size: meta.size, mtime_ns: meta.mtime_ns, etag: meta.etag };
-        let entry = Entry::file(path.as_str(), bytes.len() as u64, Hash::of(bytes));
-        rows.push((entry, common::slices(bytes, LayoutParams::INDEX), pin));
-    }
-    common::write(tree.dir.path(), rows, LayoutParams::INDEX).root()
 }

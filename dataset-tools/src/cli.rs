@@ -6,6 +6,7 @@ use crate::target::{Select, Target};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fletch_core::{DatasetName, TagName};
 use fletch_settings::ByteSize;
+use fletch_settings::Span;
 use std::path::PathBuf;
 
 const AFTER: &str = "\
@@ -182,6 +183,28 @@ why}], summary: {faults, entries, bytes_read}}.")]
         /// Its name.
         name: DatasetName,
     },
+    /// Have the server bring a version's chunks before somebody reads them, or check that they are there.
+    #[command(after_help = "Examples:
+  fletch warmup imagenet --wait
+  fletch warmup imagenet@2026-11 --lease 8h
+  fletch warmup imagenet --check
+
+The server does it: with --wait Ctrl-C ends the waiting, and the warm-up goes on unless --cancel is given. Running it
+again brings only what is missing. --check reads and hashes what is kept, brings nothing, and always waits.
+
+Exit code 0: begun; with --wait or --check, every chunk is there. 3: not every chunk is. 1: it failed.
+--json prints the warm-up: {id, dataset, root, layout, check, state, total: {chunks, bytes}, looked_at, present, brought,
+refused, failed, damaged, missing, bytes_per_s, eta_s, started_ns, ended_ns, leased_until_ns, error}.")]
+    Warmup(WarmupArgs),
+    /// Evict a dataset's chunks from the server's disk.
+    #[command(after_help = "Example:
+  fletch evict imagenet
+
+Ends the dataset's warm-ups and what they protect. --json prints {name, chunks}.")]
+    Evict {
+        /// Its name.
+        name: DatasetName,
+    },
     /// List the server's datasets.
     #[command(after_help = "Example:
   fletch datasets --server http://127.0.0.1:7380
@@ -202,6 +225,25 @@ table_bytes}}.")]
         /// Which shell.
         shell: clap_complete::Shell,
     },
+}
+
+/// `fletch warmup`.
+#[derive(Debug, Args)]
+pub struct WarmupArgs {
+    /// NAME[@TAG|@ROOT]; `latest` unless a tag is given.
+    pub target: Target,
+    /// Only look: read and hash what is kept, and bring nothing.
+    #[arg(long)]
+    pub check: bool,
+    /// Wait until it is over.
+    #[arg(long)]
+    pub wait: bool,
+    /// How long the chunks are protected from eviction afterwards, at most a week [default: 1h].
+    #[arg(long, value_name = "TIME", conflicts_with = "check")]
+    pub lease: Option<Span>,
+    /// On Ctrl-C cancel the warm-up too.
+    #[arg(long)]
+    pub cancel: bool,
 }
 
 /// `fletch index`.

@@ -52,9 +52,10 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
 /// Rooms of the server → rooms they may name ([`SERVER_OPEN`] is open to all; `app` owns
 /// everything and nobody names it but `main`).
 pub const SERVER_ROOMS: &[(&str, &[&str])] = &[
-    ("http", &["server", "auth", "jobs", "state", "versions"]),
-    ("server", &["auth", "jobs", "shares", "state", "versions"]),
+    ("http", &["server", "auth", "jobs", "state", "versions", "warmups"]),
+    ("server", &["auth", "jobs", "shares", "state", "versions", "warmups"]),
     ("versions", &["state"]),
+    ("warmups", &["versions"]),
     ("auth", &[]),
     ("jobs", &[]),
     ("shares", &[]),

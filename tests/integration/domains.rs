@@ -129,3 +129,86 @@ fn unregistering_in_one_domain_ends_its_mount_and_leaves_the_others() {
         assert!(!site.log().contains(secret.trim()), "no token in the log");
     }
 }
+
+#[test]
+fn warmup_and_evict_say_what_is_true_by_their_exit_codes() {
+    let home = TempDir::with_prefix("fletch-warmup-").expect("home");
+    let data = home.path().join("data");
+    fs::create_dir_all(&data).expect("mkdir");
+    for i in 0..30u8 {
+        fs::write(data.join(format!("{i}.bin")), vec![i; 50_000]).expect("write");
+    }
+    let site = Site::start(&["--cache-size", "64MiB"]);
+    let root = site.publish("d", &data);
+    let fletch = |args: &[&str]| {
+        let out = command("fletch").args(args).args(["--server", &site.url]).output().expect("runs");
+        let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
+        (out.status.code(), text(&out.stdout), text(&out.stderr))
+    };
+    let json = |args: &[&str]| -> serde_json::Value {
+        let (code, out, err) = fletch(&[args, &["--json"]].concat());
+        let mut v: serde_json::Value =
+            serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out} {err}"));
+        v["code"] = code.into();
+        v
+    };
+    let nothing = json(&["warmup", "d", "--check"]);
+    assert_eq!(
+        (&nothing["code"], &nothing["state"], &nothing["missing"]["chunks"]),
+        (&3.into(), &"partial".into(), &30.into())
+    );
+    let (code, out, err) = fletch(&["warmup", "d@latest", "--wait", "--progress", "plain"]);
+    assert!(code == Some(0) && out.contains("30 of 30 chunks (100.0 %)"), "{out} {err}");
+    let checked = json(&["warmup", &format!("d@{root}"), "--check"]);
+    assert_eq!(
+        (&checked["code"], &checked["state"], &checked["present"]["chunks"]),
+        (&0.into(), &"done".into(), &30.into())
+    );
+    assert_eq!(checked["root"], root.as_str());
+    let (code, out, _) = fletch(&["evict", "d"]);
+    assert!(code == Some(0) && out.contains("30 chunks"), "{out}");
+    assert_eq!(fletch(&["warmup", "d", "--check"]).0, Some(3));
+    // Without --wait: begun, and its id told.
+    let (code, id, _) = fletch(&["warmup", "d", "--lease", "5m"]);
+    assert!(code == Some(0) && id.trim().len() == 16, "{id}");
+    until("it is warm", Duration::from_secs(10), || fletch(&["warmup", "d", "--check"]).0 == Some(0));
+    assert_eq!(fletch(&["warmup", "none", "--wait"]).0, Some(1));
+    assert_eq!(fletch(&["warmup", "/a/path"]).0, Some(2));
+    assert_eq!(fletch(&["evict", "none"]).0, Some(1));
+}
+
+#[test]
+fn ctrl_c_ends_the_waiting_and_the_warmup_goes_on() {
+    let home = TempDir::with_prefix("fletch-warmup-").expect("home");
+    let data = home.path().join("data");
+    fs::create_dir_all(&data).expect("mkdir");
+    for i in 0..30u8 {
+        fs::write(data.join(format!("{i}.bin")), vec![i; 50_000]).expect("write");
+    }
+    // Slow enough that there is something to wait for.
+    let tables = home.path().join("tables");
+    fs::create_dir(&tables).expect("mkdir");
+    let config = home.path().join("server.toml");
+    let text = format!("[[origin]]\nprefix = \"{}\"\nrequests_per_second = 8\n", data.display());
+    fs::write(&config, text).expect("write");
+    drop(index(&data, &tables, &[]));
+    let site = Site::start(&["--cache-size", "64MiB", "--config", config.to_str().expect("utf-8")]);
+    site.register("d", &data.display().to_string(), &tables.display().to_string());
+    let mut c = command("fletch");
+    c.args(["warmup", "d", "--wait", "--server", &site.url]).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = c.spawn().expect("spawn");
+    let warmups = || site.json("/v1/warmups")["warmups"].as_array().expect("list").clone();
+    until("it is begun", Duration::from_secs(10), || !warmups().is_empty());
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("pid"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("kill");
+    let mut told = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().expect("piped"), &mut told).expect("stderr");
+    let code = child.wait().expect("wait").code();
+    // On a fast machine it may have been over first.
+    if code == Some(130) {
+        assert!(told.contains("goes on"), "{told}");
+    } else {
+        assert_eq!(code, Some(0), "{told}");
+    }
+    until("it went on to its end", Duration::from_secs(30), || warmups()[0]["state"] == "done");
+}

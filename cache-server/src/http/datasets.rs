@@ -9,7 +9,7 @@ use crate::{
     auth::Principal,
     server::Server,
     state::{Entry, Registered},
-    versions::NotAllowed,
+    versions::{NotAllowed, Source},
 };
 use axum::{
     Json,
@@ -136,13 +136,7 @@ pub async fn version(
 ) -> Answer<Json<ResolvedVersion>> {
     let Path((name, version)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let entry = entry(&server, &who.domain, Ok(Path(name)))?;
-    let (source, tag) = match version.parse::<Root>() {
-        Ok(root) => (server.versions.resolve(&entry, root, None).await?, None),
-        Err(_) => {
-            let tag: TagName = parsed(&version)?;
-            (server.versions.resolve_tag(&entry, &tag).await?, Some(tag))
-        }
-    };
+    let (source, tag) = source_of(&server, &entry, &version).await?;
     let manifest = source.version.manifest();
     Ok(Json(ResolvedVersion {
         dataset: entry.dataset.name.clone(),
@@ -155,14 +149,30 @@ pub async fn version(
     }))
 }
 
-fn entry(server: &Server, domain: &Domain, path: OnePath) -> Answer<Arc<Registered>> {
+/// What a root or a tag of a dataset is now, and the tag.
+pub async fn source_of(
+    server: &Server,
+    entry: &Arc<Registered>,
+    version: &str,
+) -> Answer<(Arc<Source>, Option<TagName>)> {
+    Ok(match version.parse::<Root>() {
+        Ok(root) => (server.versions.resolve(entry, root, None).await?, None),
+        Err(_) => {
+            let tag: TagName = parsed(version)?;
+            (server.versions.resolve_tag(entry, &tag).await?, Some(tag))
+        }
+    })
+}
+
+/// A dataset of the domain.
+pub fn entry(server: &Server, domain: &Domain, path: OnePath) -> Answer<Arc<Registered>> {
     let Path(name) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let name: DatasetName = parsed(&name)?;
     server.registrations.get(domain, &name).ok_or_else(Fault::not_found)
 }
 
 /// Runs what waits for the disk.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
     let lost = |_| Fault::new(Code::Internal, "a task was lost", "see the server's log");
     tokio::task::spawn_blocking(work).await.map_err(lost)
 }

@@ -16,6 +16,7 @@ mod problem;
 mod range;
 mod read;
 mod tables;
+mod warmups;
 
 use crate::server::Server;
 use axum::{
@@ -79,6 +80,9 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(datasets::list, datasets::register))
         .routes(documented!(datasets::get, datasets::unregister))
         .routes(documented!(datasets::version))
+        .routes(documented!(warmups::list, warmups::start))
+        .routes(documented!(warmups::get, warmups::cancel))
+        .routes(documented!(warmups::evict))
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))

@@ -5,6 +5,7 @@ use crate::{
     jobs::TooManyJobs,
     state::RegisterError,
     versions::{NotAllowed, VersionError},
+    warmups::TooManyWarmups,
 };
 use axum::{
     body::Body,
@@ -131,6 +132,12 @@ impl From<Refused> for Fault {
     fn from(e: Refused) -> Self {
         let hint = "send `Authorization: Bearer TOKEN` with a token of this server's tokens file";
         Fault::new(Code::Unauthorized, e.to_string(), hint)
+    }
+}
+
+impl From<TooManyWarmups> for Fault {
+    fn from(e: TooManyWarmups) -> Self {
+        Fault::new(Code::Overloaded, e.to_string(), "wait until one has ended, or cancel one")
     }
 }
 

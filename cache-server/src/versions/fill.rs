@@ -15,6 +15,7 @@ use bytes::{Bytes, BytesMut};
 use fletch_core::Hash;
 use fletch_origin::{ObjectMeta, OriginError, Pin};
 use fletch_store::{DatasetId, Fetch, FetchError};
+use fletch_tables::ChunkRow;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed};
 
@@ -35,6 +36,12 @@ pub struct Located {
 impl Located {
     pub(super) fn new(source: &Arc<Source>, row: Row) -> Self {
         Located { len: row.row.len, source: Arc::clone(source), row }
+    }
+
+    /// The chunk of a row of the source's own table.
+    #[must_use]
+    pub fn at(source: &Arc<Source>, part: usize, row: ChunkRow) -> Self {
+        Located::new(source, Row { part, row })
     }
 
     /// A range of it, to be fetched under its own hash; `None` when it reaches past the end.

@@ -334,3 +334,27 @@ pub async fn body(r: Response, status: StatusCode) -> Vec<u8> {
     assert_eq!(got, status, "{}", String::from_utf8_lossy(&bytes[..bytes.len().min(500)]));
     bytes
 }
+
+/// Indexes the tree with the etags of the bucket; the tables lie in the tree.
+pub async fn index_bucket(tree: &Tree, emulator: &fletch_testkit::OriginEmulator) -> Root {
+    let config = fletch_origin::OriginConfig {
+        prefix: emulator.uri(),
+        endpoint: Some(emulator.endpoint()),
+        region: Some("us-east-1".into()),
+        credentials: Some(fletch_origin::Credentials::Anonymous),
+        allow_http: true,
+        ..fletch_origin::OriginConfig::default()
+    };
+    let origins =
+        fletch_origin::Origins::new(vec![config], fletch_origin::OriginLimits::default()).expect("origins");
+    let uri = fletch_origin::OriginUri::parse(&emulator.uri()).expect("uri");
+    let bucket = origins.open(&uri).expect("origin");
+    let mut rows = Vec::new();
+    for (path, bytes) in &tree.files {
+        let meta = bucket.head(path).await.expect("head");
+        let pin = PinRow { size: meta.size, mtime_ns: meta.mtime_ns, etag: meta.etag };
+        let entry = Entry::file(path.as_str(), bytes.len() as u64, Hash::of(bytes));
+        rows.push((entry, slices(bytes, LayoutParams::INDEX), pin));
+    }
+    write(tree.dir.path(), rows, LayoutParams::INDEX).root()
+}

@@ -12,12 +12,14 @@ pub mod frames;
 pub mod headers;
 pub mod problem;
 pub mod routes;
+pub mod warmups;
 
 pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
 pub use problem::{Code, Problem};
+pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 
 /// The version of the HTTP contract, as in `/v1`.
 pub const API_MAJOR: u32 = 1;

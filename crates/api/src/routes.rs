@@ -28,6 +28,12 @@ pub const DATASETS: &str = "/v1/datasets";
 pub const DATASET: &str = "/v1/datasets/{name}";
 /// What a tag or root of a dataset is now: GET.
 pub const DATASET_VERSION: &str = "/v1/datasets/{name}/versions/{version}";
+/// A dataset's chunks on disk: DELETE.
+pub const DATASET_CHUNKS: &str = "/v1/datasets/{name}/chunks";
+/// Warm-ups: GET; beginning one: POST.
+pub const WARMUPS: &str = "/v1/warmups";
+/// A warm-up: GET; cancelling it: DELETE.
+pub const WARMUP: &str = "/v1/warmups/{id}";
 /// The member view: GET.
 pub const CLUSTER: &str = "/v1/cluster";
 /// What this server speaks: GET.
@@ -97,6 +103,18 @@ pub fn dataset(name: &DatasetName) -> String {
     format!("/v1/datasets/{name}")
 }
 
+/// Path of a dataset's chunks on disk.
+#[must_use]
+pub fn dataset_chunks(name: &DatasetName) -> String {
+    format!("/v1/datasets/{name}/chunks")
+}
+
+/// Path of a warm-up.
+#[must_use]
+pub fn warmup(id: &str) -> String {
+    format!("/v1/warmups/{id}")
+}
+
 /// Path of a version of a dataset; `version` is a tag or a root, both safe in a URL.
 #[must_use]
 pub fn dataset_version(name: &DatasetName, version: &str) -> String {
@@ -127,6 +145,8 @@ mod tests {
         assert_eq!(grant(root, 7), fill(GRANT) + "?wait_ms=7");
         assert_eq!(batch(root), fill(BATCH));
         assert_eq!(dataset(&name), fill(DATASET));
+        assert_eq!(dataset_chunks(&name), fill(DATASET_CHUNKS));
+        assert_eq!(warmup("x"), WARMUP.replace("{id}", "x"));
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));
     }
 }

@@ -7,8 +7,7 @@ use crate::token::Bearer;
 use crate::{Batch, ClientError, Endpoint, TokenSource};
 use bytes::Bytes;
 use fletch_api::{
-    API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Dataset, Datasets, Info, RegisterDataset,
-    ResolvedVersion, headers, routes,
+    API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Info, ResolvedVersion, headers, routes,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, Verified};
@@ -25,7 +24,7 @@ use std::{
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// No JSON answer is longer.
-const JSON_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const JSON_BYTES_MAX: u64 = 16 << 20;
 /// Above this many bytes a chunk is hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
 
@@ -216,46 +215,6 @@ impl Client {
         self.get_json(routes::CLUSTER).await
     }
 
-    /// All datasets of the asking principal's domain.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn datasets(&self) -> Result<Vec<Dataset>, ClientError> {
-        Ok(self.get_json::<Datasets>(routes::DATASETS).await?.datasets)
-    }
-
-    /// One dataset.
-    ///
-    /// # Errors
-    /// [`ClientError`]; `not_found` when it is not registered, or not for this principal.
-    pub async fn dataset(&self, name: &DatasetName) -> Result<Dataset, ClientError> {
-        self.get_json(&routes::dataset(name)).await
-    }
-
-    /// Registers a dataset; the same again changes nothing.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn register(&self, what: &RegisterDataset) -> Result<Dataset, ClientError> {
-        let body = serde_json::to_vec(what).map_err(|e| ClientError::Config(e.to_string()))?;
-        let want = [StatusCode::OK, StatusCode::CREATED];
-        let request = || self.json_request(Method::POST, routes::DATASETS, body.clone());
-        let bytes = self.call(request, &want, Length::AtMost(JSON_BYTES_MAX)).await?;
-        self.parse(&bytes)
-    }
-
-    /// Forgets a dataset.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn unregister(&self, name: &DatasetName) -> Result<(), ClientError> {
-        let path = routes::dataset(name);
-        let want = [StatusCode::OK, StatusCode::NO_CONTENT];
-        let request = || self.request(Method::DELETE, &path);
-        self.call(request, &want, Length::AtMost(JSON_BYTES_MAX)).await?;
-        Ok(())
-    }
-
     /// What a tag or root of a dataset is now.
     ///
     /// # Errors
@@ -383,26 +342,26 @@ impl Client {
         From(&self.shown)
     }
 
-    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.base))
     }
 
-    fn json_request(&self, method: Method, path: &str, body: Vec<u8>) -> RequestBuilder {
+    pub(crate) fn json_request(&self, method: Method, path: &str, body: Vec<u8>) -> RequestBuilder {
         self.request(method, path).header(header::CONTENT_TYPE, "application/json").body(body)
     }
 
-    async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+    pub(crate) async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let request = || self.request(Method::GET, path);
         let bytes = self.call(request, &[StatusCode::OK], Length::AtMost(JSON_BYTES_MAX)).await?;
         self.parse(&bytes)
     }
 
-    fn parse<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
+    pub(crate) fn parse<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(bytes).map_err(|e| self.from().protocol(format!("unreadable JSON: {e}")))
     }
 
     /// The whole body of an answer.
-    async fn call(
+    pub(crate) async fn call(
         &self,
         request: impl Fn() -> RequestBuilder + Send + Sync,
         want: &[StatusCode],

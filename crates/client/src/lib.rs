@@ -18,6 +18,7 @@ mod endpoint;
 mod error;
 #[cfg(feature = "fallback")]
 pub mod fallback;
+mod manage;
 mod retry;
 mod tables;
 mod token;

@@ -41,6 +41,9 @@ pub const READERS: usize = 32;
 /// A disk that takes longer than this for a chunk, or than a quarter of the time there is, is passed by.
 const READ_WAIT: Duration = Duration::from_secs(5);
 
+/// How often who waits for room in the queue looks again.
+const ROOM_EVERY: Duration = Duration::from_millis(5);
+
 /// A disk tier, or the place where one will be.
 #[derive(Debug)]
 pub struct Disk {
@@ -232,6 +235,15 @@ impl Disk {
             if lock(&self.queue).bytes == 0 || timeout_at(until, emptied).await.is_err() {
                 return;
             }
+        }
+    }
+
+    /// Waits until half of the queue is free for `len` more bytes, but not longer than `within`.
+    pub(crate) async fn room(&self, len: u32, within: Duration) {
+        let until = Instant::now() + within;
+        let full = || lock(&self.queue).bytes + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
+        while full() && Instant::now() < until {
+            tokio::time::sleep(ROOM_EVERY).await;
         }
     }
 

@@ -20,10 +20,12 @@ mod flight;
 mod memory;
 mod read;
 mod stats;
+mod warm;
 
 pub use attached::{Disk, DiskReport, DiskState};
 pub use disk::DatasetId;
 pub use read::{Fetch, FetchError, Hit, ReadError, Store, StoreLimits, Tier};
 pub use stats::StoreStats;
+pub use warm::{Found, Warmed};
 
 pub use fletch_core::{Kind, StoreKey, Verified};

@@ -203,6 +203,14 @@ impl Store {
         Ok(if joined { Hit { tier: Tier::Flight, ..hit } } else { hit })
     }
 
+    pub(crate) fn deadline(&self) -> Duration {
+        self.limits.deadline
+    }
+
+    pub(crate) async fn permit(&self, len: u32, until: Instant) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        self.memory.permit(len, until).await
+    }
+
     /// A snapshot of what was counted.
     #[must_use]
     pub fn stats(&self) -> StoreStats {

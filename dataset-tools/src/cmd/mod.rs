@@ -8,6 +8,7 @@ mod pack;
 mod server;
 mod tag;
 mod verify;
+mod warmup;
 
 use crate::cli::{Cli, Command, Global};
 use crate::failure::{Exit, Failure};
@@ -124,6 +125,8 @@ pub fn run(cli: Cli) -> Exit {
         Command::Register { name, uri, tables } => {
             server::register(&ctx, name, &uri, tables).map(|()| Exit::Ok)
         }
+        Command::Warmup(args) => warmup::run(&ctx, &args),
+        Command::Evict { name } => warmup::evict(&ctx, &name).map(|()| Exit::Ok),
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
         Command::Datasets => server::datasets(&ctx).map(|()| Exit::Ok),
         Command::Status => server::status(&ctx).map(|()| Exit::Ok),

@@ -318,6 +318,12 @@ impl DiskTier {
         keys.iter().for_each(|k| index.release(k));
     }
 
+    /// What decides residency.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        self.config.policy
+    }
+
     /// What footprints may add up to. Shares are parts of this.
     #[must_use]
     pub fn capacity(&self) -> u64 {

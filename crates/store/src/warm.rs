@@ -3,7 +3,7 @@
 //! Where there is a disk tier a chunk stays on disk, whatever memory has of it; without one, in
 //! memory for as long as that has room.
 
-use crate::{DatasetId, Disk, Fetch, ReadError, Store, Tier, disk::Admission};
+use crate::{DatasetId, Disk, Fetch, ReadError, Store, Tier};
 use fletch_core::StoreKey;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -89,11 +89,6 @@ impl Store {
 }
 
 impl Disk {
-    /// Whether a chunk would be kept if it were brought now.
-    fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
-        self.tier().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
-    }
-
     /// Protects chunks from eviction until as many releases; which of them are there and are now.
     #[must_use]
     pub fn lease(&self, keys: &[StoreKey]) -> Vec<bool> {

@@ -104,7 +104,7 @@ A run that was stopped goes on where it was when the same command is given again
   fletch show /data/imagenet@2026-11 train/n01440764/n01440764_10026.JPEG
 
 --json prints {base, root, layout, entries, samples, bytes, created, tool, sample_rule, parts, chunks,
-slice_bytes, origin, indexed_at_ns, skipped}; for an entry {root, path, ordinal, kind, size, blake3, target,
+layout_kind: index|pack, slice_bytes, group_bytes, origin, indexed_at_ns, skipped}; for an entry {root, path, ordinal, kind, size, blake3, target,
 sample: {kind, key}, slices: [{chunk, chunk_offset, length}]}.")]
     Show {
         /// NAME|URI[@TAG|@ROOT]; `latest` unless a tag is given.

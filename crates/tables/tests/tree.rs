@@ -274,6 +274,20 @@ fn keyed_samples_are_counted_by_runs() {
     assert_eq!(w.finish(support::about()).expect("written").samples, 4);
 }
 
+/// Equal keys in two shards are two samples, though one follows the other.
+#[test]
+fn a_sample_ends_with_its_shard() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let mut w =
+        TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("scratch");
+    for path in ["a.tar\u{0}1.cls", "a.tar\u{0}1.jpg", "b.tar\u{0}1.cls", "b.tar\u{0}1.jpg"] {
+        let sample = Sample::Keyed("1".into());
+        let e = Entry { sample, kind: EntryKind::Member, ..Entry::file(path, 0, Hash::of(b"")) };
+        w.push(support::row(&e, LayoutParams::INDEX)).expect("good");
+    }
+    assert_eq!(w.finish(support::about()).expect("written").samples, 2);
+}
+
 #[test]
 fn an_empty_version_is_a_version() {
     let made = make(&[]);

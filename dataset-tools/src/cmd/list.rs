@@ -4,7 +4,7 @@ use super::{Ctx, Opened, streamed};
 use crate::failure::Failure;
 use crate::out::{Rows, bytes};
 use crate::target::Target;
-use fletch_core::manifest::{EntryKind, SampleRef};
+use fletch_core::manifest::{EntryKind, LayoutKind, SampleRef};
 use fletch_tables::version::{Found, Resolved};
 use fletch_tables::{ChildKind, Fault};
 use serde::Serialize;
@@ -98,7 +98,9 @@ struct Version<'a> {
     sample_rule: &'a fletch_core::manifest::SampleRule,
     parts: usize,
     chunks: u64,
+    layout_kind: LayoutKind,
     slice_bytes: u32,
+    group_bytes: Option<u32>,
     origin: Option<&'a str>,
     indexed_at_ns: u64,
     skipped: &'a [Fault],
@@ -152,14 +154,20 @@ fn show_version(ctx: &Ctx, opened: &Opened) -> Result<(), Failure> {
         sample_rule: &m.sample_rule,
         parts: m.parts.len(),
         chunks: doc.chunks,
+        layout_kind: doc.params.kind,
         slice_bytes: doc.params.slice_bytes,
+        group_bytes: doc.params.pack.map(|p| p.group_bytes),
         origin: doc.origin.as_deref(),
         indexed_at_ns: doc.indexed_at_ns,
         skipped: &m.skipped,
     };
     ctx.out.result(&v, |w| {
         writeln!(w, "root      {}", v.root)?;
-        writeln!(w, "layout    {}", v.layout)?;
+        let kind = match (v.layout_kind, v.group_bytes) {
+            (LayoutKind::Pack, Some(n)) => format!("pack, groups of at most {}", bytes(n.into())),
+            _ => "index".to_owned(),
+        };
+        writeln!(w, "layout    {} ({kind})", v.layout)?;
         writeln!(w, "tables    {}", v.base)?;
         writeln!(w, "objects   {}", v.origin.unwrap_or("in the same place"))?;
         writeln!(w, "created   {} by {}", v.created, v.tool)?;

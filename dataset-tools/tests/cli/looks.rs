@@ -39,8 +39,10 @@ fn shapes_of_json() {
             "chunks",
             "created",
             "entries",
+            "group_bytes",
             "indexed_at_ns",
             "layout",
+            "layout_kind",
             "origin",
             "parts",
             "root",
@@ -50,6 +52,38 @@ fn shapes_of_json() {
             "slice_bytes",
             "tool"
         ]
+    );
+    let pack = w.json(&["pack", "data", "--to", "packs"]);
+    assert_eq!(
+        keys(&pack),
+        [
+            "bytes",
+            "bytes_read",
+            "bytes_reused",
+            "chunk_bytes_written",
+            "chunks_found",
+            "chunks_written",
+            "entries",
+            "files_read",
+            "files_reused",
+            "index_layout",
+            "kept",
+            "layout",
+            "root",
+            "samples",
+            "seconds",
+            "skipped",
+            "tables",
+            "tag",
+            "uri"
+        ]
+    );
+    let again = w.json(&["pack", "data", "--to", "packs", "--parent", "auto"]);
+    assert_eq!(keys(&again["kept"]), ["bytes", "chunks", "samples", "samples_outside"]);
+    let packed = w.json(&["show", "packs"]);
+    assert_eq!(
+        (packed["layout_kind"].as_str(), packed["group_bytes"].as_u64()),
+        (Some("pack"), Some(6 << 20))
     );
     let entry = w.json(&["show", "data", "d/a"]);
     assert_eq!(

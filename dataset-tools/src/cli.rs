@@ -270,9 +270,10 @@ pub struct IndexArgs {
     /// Which entries are samples (may be repeated; all files unless given). `*` stops at `/`, `**` does not.
     #[arg(long, value_name = "GLOB")]
     pub samples: Vec<String>,
-    /// What a sample is: one file, or all files that agree up to the first dot of their name.
-    #[arg(long, value_enum, default_value_t = RuleArg::File)]
-    pub sample_rule: RuleArg,
+    /// What a sample is: one file, or all files that agree up to the first dot of their name. Unless
+    /// given, `stem` where there is a tar shard among the first 1,000 files, else `file`.
+    #[arg(long, value_enum)]
+    pub sample_rule: Option<RuleArg>,
     /// What becomes of symbolic links.
     #[arg(long, value_enum, default_value_t = Symlinks::Keep)]
     pub symlinks: Symlinks,

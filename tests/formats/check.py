@@ -161,7 +161,35 @@ def frames():
     check("frames", got, want)
 
 
-for part_of_formats in (small, big, log, frames):
+def shards():
+    def stem(name):
+        base = name.rsplit("/", 1)[-1]
+        dot = base.find(".")
+        return name[: len(name) - len(base) + dot] if dot > 0 else None
+
+    for line in (GOLDEN / "shards.tsv").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        what, members, want = line.split("\t")
+        at, bounds, last = 0, [], None
+        for i, (name, size) in enumerate(m.split(":") for m in members.split()):
+            key = stem(name)
+            if i:
+                bounds.append((at, key is None or key != last))
+            last, at = key, at + 512 + (int(size) + 511) // 512 * 512
+        if members:
+            bounds.append((at, True))
+        size, start, got = at + 1024, 0, []
+        while start < size:
+            fits = [b for b in bounds if start < b[0] <= start + 4096]
+            samples = [b for b in fits if b[1]] or fits
+            end = size if size - start <= 4096 else max((b[0] for b in samples), default=start + 4096)
+            got.append(end - start)
+            start = end
+        check(f"slices of a shard: {what}", " ".join(map(str, got)), want)
+
+
+for part_of_formats in (small, big, log, frames, shards):
     part_of_formats()
 print(f"{passed} passed, {failed} failed")
 sys.exit(1 if failed else 0)

@@ -6,6 +6,7 @@ use fletch_origin::{Credentials, OriginConfig, OriginLimits, OriginUri, Origins,
 use fletch_testkit::servers::{self, RealServer};
 use fletch_tests::bins::{command, run, stdout};
 use fletch_tests::fixture::Site;
+use fletch_tests::require::{Need, have};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -228,4 +229,30 @@ fn copies_in_three_stores_are_one_set_of_chunks_and_are_fetched_once() {
         eprintln!("{name}: {read:.4} of the data were read from stores so far");
         assert!((0.99..=1.01).contains(&read), "{name}: {read:.4} of the data were read from stores");
     }
+}
+
+#[test]
+fn a_tar_shard_is_a_file_in_the_mount_and_its_members_are_not_in_the_tree() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let dir = TempDir::with_prefix("fletch-shards-").expect("scratch");
+    let (members, tree) = (dir.path().join("members"), dir.path().join("tree"));
+    for dir in [&members, &tree] {
+        fs::create_dir(dir).expect("mkdir");
+    }
+    for (path, bytes) in content().into_iter().filter(|(path, _)| path.starts_with("d0/")) {
+        fs::write(members.join(path.trim_start_matches("d0/")), bytes).expect("written");
+    }
+    let shard = tree.join("shard-0.tar");
+    run(std::process::Command::new("tar").arg("-C").arg(&members).arg("-cf").arg(&shard).arg("."));
+    let site = Site::start(&[]);
+    let root = site.publish("shards", &tree);
+    let bytes = fs::read(&shard).expect("read");
+    assert!(bytes.len() > 4_000_000, "several chunks: {}", bytes.len());
+    let m = site.mount("shards", "shards", &[]);
+    assert_eq!(fletch_tests::fixture::files(&m.dir), [PathBuf::from("shard-0.tar")]);
+    assert!(fs::read(m.dir.join("shard-0.tar")).expect("read") == bytes);
+    m.stop();
+    assert!(file(&site, &root, "shard-0.tar") == bytes);
 }

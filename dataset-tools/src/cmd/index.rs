@@ -3,7 +3,7 @@
 use super::{Ctx, fail};
 use crate::cli::{IndexArgs, RuleArg};
 use crate::failure::{Exit, Failure};
-use crate::index::listed::Names;
+use crate::index::listed::{self, Names};
 use crate::index::{self, IndexFailure, IndexOptions, OnFault, state};
 use crate::out::bytes;
 use crate::target::Select;
@@ -65,8 +65,13 @@ pub(super) fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failur
             .hint("a plain HTTP server is only read: name another place with --to URI"));
     }
     let key = match args.sample_rule {
-        RuleArg::File => KeyRule::File,
-        RuleArg::Stem => KeyRule::Stem,
+        Some(RuleArg::File) => KeyRule::File,
+        Some(RuleArg::Stem) => KeyRule::Stem,
+        None if listed::begins_with_shards(ctx.rt.handle(), &ctx.origins, &uri, list.as_ref())? => {
+            ctx.out.note("there are tar shards: samples are members that agree up to the first dot (--sample-rule stem)");
+            KeyRule::Stem
+        }
+        None => KeyRule::File,
     };
     let (parent, parent_optional) = match args.parent.as_deref() {
         None => (None, false),

@@ -192,7 +192,9 @@ fn items(part: &LoadedPart, rows: &[ChunkRow], grouped: &BTreeSet<usize>) -> Vec
             target: e.target.to_owned(),
         })
     };
-    (0..part.entries.len()).filter(|i| !grouped.contains(i)).map(item).collect()
+    // A member is a range of its shard's chunks, each of which is checked with the shard.
+    let member = |i: usize| part.entries.get(i).kind == EntryKind::Member;
+    (0..part.entries.len()).filter(|i| !grouped.contains(i) && !member(*i)).map(item).collect()
 }
 
 fn objects(

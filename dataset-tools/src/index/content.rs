@@ -8,6 +8,8 @@
 
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use fletch_core::Hash;
+use fletch_core::manifest::tar::BadTar;
+use fletch_core::manifest::tar::shard::{ShardMember, Sharded, Sharder};
 use fletch_core::manifest::{SLICE_BYTES_DEFAULT, Slice};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions};
@@ -56,6 +58,9 @@ pub struct Content {
     pub hash: Hash,
     /// The chunks that are, in order, its bytes.
     pub slices: Vec<Slice>,
+    /// What is in it, where it is a tar shard.
+    #[serde(default)]
+    pub members: Vec<ShardMember>,
 }
 
 impl Content {
@@ -64,7 +69,7 @@ impl Content {
     pub fn whole(hash: Hash, size: u32) -> Self {
         let slices =
             if size == 0 { Vec::new() } else { vec![Slice { chunk: hash, chunk_offset: 0, len: size }] };
-        Content { hash, slices }
+        Content { hash, slices, members: Vec::new() }
     }
 }
 
@@ -166,6 +171,38 @@ pub fn read_small(file: &File, meta: &Metadata, buf: &mut Vec<u8>) -> Result<Opt
     Ok(Some(Content::whole(hash, u32::try_from(size).unwrap_or(u32::MAX))))
 }
 
+/// Names a tar shard and its members; `None` when it changed meanwhile, and why it is a file like
+/// any other where it is no archive that can be read by range.
+///
+/// # Errors
+/// [`ReadFault`] when it cannot be read.
+pub fn read_shard(
+    file: &File,
+    meta: &Metadata,
+    buf: &mut Vec<u8>,
+) -> Result<Option<Result<Content, BadTar>>, ReadFault> {
+    let mut sharder = Sharder::new(SLICE_BYTES_DEFAULT);
+    let mut bad = None;
+    let whole = pieces(file, 0, meta.size(), buf, |bytes| {
+        if bad.is_none() {
+            bad = sharder.feed(bytes).err();
+        }
+    })?;
+    if !whole || !same(meta, &file.metadata()?) {
+        return Ok(None);
+    }
+    Ok(Some(match bad {
+        Some(bad) => Err(bad),
+        None => sharder.finish().map(Content::from),
+    }))
+}
+
+impl From<Sharded> for Content {
+    fn from(s: Sharded) -> Content {
+        Content { hash: s.hash, slices: s.slices, members: s.members }
+    }
+}
+
 /// One slice of a large file: its name as a chunk, and its subtree in the file's hash.
 #[derive(Debug, Clone, Copy)]
 pub struct SliceHash {
@@ -238,7 +275,7 @@ pub fn fold(size: u64, slices: &[SliceHash]) -> Content {
     // The left subtree holds the largest power of two of slices that leaves something.
     let cut = slices.len().next_power_of_two() / 2;
     let hash = merge_subtrees_root(&subtree(&slices[..cut]), &subtree(&slices[cut..]), Mode::Hash);
-    Content { hash: hash.into(), slices: rows.collect() }
+    Content { hash: hash.into(), slices: rows.collect(), members: Vec::new() }
 }
 
 fn subtree(slices: &[SliceHash]) -> ChainingValue {

@@ -12,6 +12,7 @@ use super::known::{Earlier, Known, trusted};
 use crate::failure::Failure;
 use fletch_core::Hash;
 use fletch_core::manifest::Slice;
+use fletch_core::manifest::tar::shard::ShardMember;
 use fletch_core::record;
 use fletch_tables::PinRow;
 use std::collections::VecDeque;
@@ -63,7 +64,8 @@ impl JournalWriter {
     /// # Errors
     /// When the state directory takes no more.
     pub fn push(&mut self, path: &str, pin: &PinRow, content: &Content) -> io::Result<()> {
-        if content.slices.len() > SLICES_MAX {
+        let pieces: usize = content.members.iter().map(|m| 2 + m.name.len() / 32 + m.slices.len()).sum();
+        if content.slices.len() + pieces > SLICES_MAX {
             return Ok(());
         }
         let b = &mut self.batch;
@@ -77,6 +79,18 @@ impl JournalWriter {
         for s in &content.slices {
             b.extend_from_slice(s.chunk.as_bytes());
             b.extend_from_slice(&s.len.to_le_bytes());
+        }
+        b.extend_from_slice(&u32::try_from(content.members.len()).unwrap_or(u32::MAX).to_le_bytes());
+        for m in &content.members {
+            put(b, m.name.as_bytes());
+            b.extend_from_slice(&m.size.to_le_bytes());
+            b.extend_from_slice(m.hash.as_bytes());
+            b.extend_from_slice(&u32::try_from(m.slices.len()).unwrap_or(u32::MAX).to_le_bytes());
+            for s in &m.slices {
+                b.extend_from_slice(s.chunk.as_bytes());
+                b.extend_from_slice(&s.chunk_offset.to_le_bytes());
+                b.extend_from_slice(&s.len.to_le_bytes());
+            }
         }
         if self.batch.len() >= BATCH_BYTES || self.flushed.elapsed() >= BATCH_AGE {
             self.flush()?;
@@ -156,12 +170,29 @@ impl<'a> Fields<'a> {
             let chunk = Hash(self.array()?);
             slices.push(Slice { chunk, chunk_offset: 0, len: u32::from_le_bytes(self.array()?) });
         }
+        let n = u32::from_le_bytes(self.array()?) as usize;
+        let mut members = Vec::with_capacity(n.min(SLICES_MAX));
+        for _ in 0..n {
+            members.push(self.member()?);
+        }
         let pin = PinRow {
             size,
             mtime_ns: (flags & 1 != 0).then_some(mtime),
             etag: (flags & 2 != 0).then_some(etag),
         };
-        Some((path, Known { pin, content: Content { hash, slices } }))
+        Some((path, Known { pin, content: Content { hash, slices, members } }))
+    }
+
+    fn member(&mut self) -> Option<ShardMember> {
+        let (name, size, hash) = (self.text()?, u64::from_le_bytes(self.array()?), Hash(self.array()?));
+        let n = u32::from_le_bytes(self.array()?) as usize;
+        let mut slices = Vec::with_capacity(n.min(SLICES_MAX));
+        for _ in 0..n {
+            let chunk = Hash(self.array()?);
+            let chunk_offset = u32::from_le_bytes(self.array()?);
+            slices.push(Slice { chunk, chunk_offset, len: u32::from_le_bytes(self.array()?) });
+        }
+        Some(ShardMember { name, size, hash, slices })
     }
 }
 
@@ -260,7 +291,14 @@ mod tests {
         let pin = PinRow { size: i, mtime_ns: Some(5), etag: Some("1-5".into()) };
         let hash = Hash::of(&i.to_le_bytes());
         let slices = (0..i % 3).map(|k| Slice { chunk: Hash::of(&k.to_le_bytes()), chunk_offset: 0, len: 7 });
-        (format!("dir/{i:08}"), pin, Content { hash, slices: slices.collect() })
+        let members = (0..i % 2).map(|k| ShardMember {
+            name: format!("m{k}"),
+            size: 3,
+            hash,
+            slices: vec![Slice { chunk: hash, chunk_offset: 512, len: 3 }],
+        });
+        let members = members.collect();
+        (format!("dir/{i:08}"), pin, Content { hash, slices: slices.collect(), members })
     }
 
     fn write(dir: &Path, n: u64) {

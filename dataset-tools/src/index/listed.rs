@@ -4,13 +4,18 @@
 //! A list has one name a line: a path below the dataset, as it is, or a URI below the dataset's.
 //! Empty lines are skipped, a name that is there twice counts once, and the order is of no matter.
 
+use super::walk::{NAMES_BYTES_MAX as NAMES_BYTES_MAX_WALK, Step, Symlinks, Walk, WalkOptions};
 use crate::failure::Failure;
-use fletch_origin::{ObjectMeta, Origin, OriginError, OriginUri};
+use fletch_core::manifest::tar::shard::is_shard;
+use fletch_origin::{ObjectMeta, Origin, OriginError, OriginUri, Origins};
+use fletch_tables::paths;
 use futures::stream::BoxStream;
-use futures::{StreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::sync::Arc;
+use tokio::runtime::Handle;
 
 /// The longest list, in bytes of names: it is held in memory.
 const NAMES_BYTES_MAX: u64 = 1 << 30;
@@ -18,6 +23,8 @@ const NAMES_BYTES_MAX: u64 = 1 << 30;
 const LINE_BYTES_MAX: usize = 16 << 10;
 /// Requests under way that ask for the state of objects.
 const HEADS_MAX: usize = 64;
+/// Files whose names say whether a dataset is one of shards.
+const LOOKED_AT: usize = 1000;
 
 /// The names of a list, sorted by their bytes, each once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +123,45 @@ pub fn objects(origin: &Origin, names: Option<&Names>) -> BoxStream<'static, Res
         })
         .buffered(HEADS_MAX)
         .boxed()
+}
+
+/// Whether there is a tar shard among the first [`LOOKED_AT`] files, in path order. What cannot be
+/// listed is left to the run itself, which says so.
+///
+/// # Errors
+/// When a store's listing fails.
+pub fn begins_with_shards(
+    rt: &Handle,
+    origins: &Origins,
+    uri: &OriginUri,
+    names: Option<&Names>,
+) -> Result<bool, Failure> {
+    if let Some(names) = names {
+        return Ok(names.0.iter().take(LOOKED_AT).any(|name| is_shard(name)));
+    }
+    let Some(dir) = uri.as_local() else {
+        let origin = origins.open(uri)?;
+        let first = origin.list("").take(LOOKED_AT);
+        let any = first.try_any(|object| {
+            std::future::ready(is_shard(&object.path) && !object.path.starts_with(paths::PREFIX))
+        });
+        return Ok(rt.block_on(any)?);
+    };
+    let options = WalkOptions {
+        base: dir.to_owned(),
+        symlinks: Symlinks::Keep,
+        exclude: BTreeSet::from(["fletch".to_owned()]),
+        names_bytes_max: NAMES_BYTES_MAX_WALK,
+    };
+    let Ok(mut walk) = Walk::new(options, &std::env::temp_dir()) else { return Ok(false) };
+    for _ in 0..LOOKED_AT {
+        match walk.next_step() {
+            Ok(Some(Step::File { path, .. })) if is_shard(&path) => return Ok(true),
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => break,
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ use crate::place::Place;
 use crate::progress::{Progress, Total};
 use crate::target::Select;
 use fletch_core::manifest::sample::SampleMatcher;
+use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams};
 use fletch_origin::Origins;
 use fletch_tables::{Created, Fault, NewRow, TableError, TablesWriter, Written};
@@ -78,6 +79,8 @@ struct Taker<'a> {
     on_fault: OnFault,
     faults: Vec<Fault>,
     last: String,
+    /// Archives whose members cannot be read by range.
+    compressed: u64,
     counters: &'a Counters,
     out: Out,
 }
@@ -116,16 +119,32 @@ impl Taker<'_> {
         }
     }
 
+    fn member(&mut self, shard: &str, m: ShardMember) -> Result<(), Failure> {
+        let path = format!("{shard}\0{}", m.name);
+        let sample = self.matcher.sample(&path, EntryKind::Member);
+        let kind = EntryKind::Member;
+        let entry = Entry { sample, kind, ..Entry::file(path, m.size, m.hash) };
+        self.push(NewRow { entry, slices: m.slices, chunks: Vec::new() })
+    }
+
     fn take(&mut self, outcome: Outcome) -> Result<(), Failure> {
         match outcome {
-            Outcome::File { path, pin, content, .. } => {
+            Outcome::File { path, pin, content, plain, .. } => {
+                if let Some(why) = plain {
+                    self.out.warn(format_args!("{path}: a file like any other, without members: {why}"));
+                }
+                self.compressed += u64::from(is_compressed_shard(&path));
                 self.journal.push(&path, &pin, &content).map_err(|e| {
                     Failure::io("cannot write the journal", &e)
                         .hint("free some space, or give another --state-dir")
                 })?;
                 let sample = self.matcher.sample(&path, EntryKind::File);
-                let entry = Entry { sample, ..Entry::file(path, pin.size, content.hash) };
-                self.push(NewRow::indexed(entry, content.slices, &pin))
+                let entry = Entry { sample, ..Entry::file(path.as_str(), pin.size, content.hash) };
+                let before = self.faults.len();
+                self.push(NewRow::indexed(entry, content.slices, &pin))?;
+                // A shard that is left out has no members either.
+                let members = if self.faults.len() == before { content.members } else { Vec::new() };
+                members.into_iter().try_for_each(|m| self.member(&path, m))
             }
             Outcome::Link { path, target } => self.push(NewRow::without_bytes(Entry::symlink(path, target))),
             Outcome::DirEnd { path } => {
@@ -275,6 +294,7 @@ fn locked(
         on_fault: options.on_fault,
         faults: Vec::new(),
         last: String::new(),
+        compressed: 0,
         counters: &counters,
         out,
     };
@@ -333,7 +353,12 @@ fn locked(
         ))
     };
     let flushed = taker.journal.flush();
-    let Taker { writer, faults, .. } = taker;
+    let Taker { writer, faults, compressed, .. } = taker;
+    if compressed > 0 {
+        out.note(format_args!(
+            "{compressed} compressed archives are files like any other: members can be read by range only from a plain .tar; decompress them to index what is in them"
+        ));
+    }
     if let Err(failure) = read {
         return Err(IndexFailure { failure, faults });
     }

@@ -17,6 +17,8 @@ pub enum Outcome {
         content: Content,
         /// Whether the names came from an earlier run.
         reused: bool,
+        /// Why a tar shard is a file like any other.
+        plain: Option<String>,
     },
     /// A link.
     Link {

@@ -3,6 +3,7 @@
 use super::content::Content;
 use super::known::{Earlier, Known, trusted};
 use crate::failure::Failure;
+use fletch_core::manifest::tar::shard::{ShardMember, is_shard};
 use fletch_core::manifest::{EntryKind, LayoutParams};
 use fletch_tables::{ChunkRow, LoadedPart, ObjectRef, Version};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ struct Open {
     row: usize,
 }
 
-/// Reads a version part by part; two parts in memory at most.
+/// Reads a version part by part; two parts, and the members of one shard, in memory at most.
 pub struct ParentRows {
     rt: Handle,
     version: Version,
@@ -65,30 +66,50 @@ impl ParentRows {
     }
 }
 
+impl ParentRows {
+    /// The part at hand, with rows left in it.
+    fn at_row(&mut self) -> Result<Option<&mut Open>, Failure> {
+        while self.open.as_ref().is_none_or(|open| open.row >= open.part.entries.len()) {
+            if !self.load()? {
+                self.open = None;
+                return Ok(None);
+            }
+        }
+        Ok(self.open.as_mut())
+    }
+
+    /// The members of the shard whose row was the last one.
+    fn members(&mut self, shard: &str) -> Result<Vec<ShardMember>, Failure> {
+        let mut members = Vec::new();
+        while let Some(open) = self.at_row()? {
+            let entry = open.part.entries.get(open.row);
+            let name = entry.path.strip_prefix(shard).and_then(|rest| rest.strip_prefix('\0'));
+            let (Some(name), Some(hash)) = (name, entry.hash) else { break };
+            let slices = open.part.placed.slices(open.row).to_vec();
+            members.push(ShardMember { name: name.to_owned(), size: entry.size, hash, slices });
+            open.row += 1;
+        }
+        Ok(members)
+    }
+}
+
 impl Earlier for ParentRows {
     fn next(&mut self) -> Result<Option<(String, Known)>, Failure> {
-        let at_ns = self.version.layout_doc().indexed_at_ns;
+        let (at_ns, local) = (self.version.layout_doc().indexed_at_ns, self.local);
         loop {
-            let Some(open) = &mut self.open else {
-                if self.load()? {
-                    continue;
-                }
-                return Ok(None);
-            };
+            let Some(open) = self.at_row()? else { return Ok(None) };
             let row = open.row;
-            if row >= open.part.entries.len() {
-                self.open = None;
-                continue;
-            }
             open.row += 1;
             let entry = open.part.entries.get(row);
             let Some(chunk) = open.chunks.get(open.pins[row] as usize) else { continue };
             let (EntryKind::File, Some(hash)) = (entry.kind, entry.hash) else { continue };
-            if chunk.pin.size != entry.size || !trusted(&chunk.pin, at_ns, self.local) {
+            if chunk.pin.size != entry.size || !trusted(&chunk.pin, at_ns, local) {
                 continue;
             }
-            let content = Content { hash, slices: open.part.placed.slices(row).to_vec() };
-            return Ok(Some((entry.path.to_owned(), Known { pin: chunk.pin.clone(), content })));
+            let (path, pin) = (entry.path.to_owned(), chunk.pin.clone());
+            let slices = open.part.placed.slices(row).to_vec();
+            let members = if is_shard(&path) { self.members(&path)? } else { Vec::new() };
+            return Ok(Some((path, Known { pin, content: Content { hash, slices, members } })));
         }
     }
 }

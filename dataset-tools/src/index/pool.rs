@@ -11,6 +11,7 @@ use super::outcome::{Counters, Outcome};
 use super::walk::Step;
 use crate::failure::Failure;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
+use fletch_core::manifest::tar::shard::is_shard;
 use std::collections::VecDeque;
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -44,6 +45,35 @@ struct Large {
     slices: Mutex<Vec<Option<SliceHash>>>,
     left: AtomicUsize,
     fault: Mutex<Option<ReadFault>>,
+    /// Why it is no tar shard, if its name says that it is one.
+    plain: Option<String>,
+}
+
+impl Large {
+    fn new(
+        seq: u64,
+        path: String,
+        follow: bool,
+        tries: u32,
+        (file, meta): (File, Metadata),
+        plain: Option<String>,
+    ) -> Large {
+        let n = usize::try_from(content::slice_count(meta.size())).unwrap_or(usize::MAX);
+        Large {
+            seq,
+            path,
+            follow,
+            tries,
+            file,
+            meta,
+            next: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+            slices: Mutex::new(vec![None; n]),
+            left: AtomicUsize::new(n),
+            fault: Mutex::new(None),
+            plain,
+        }
+    }
 }
 
 struct Job {
@@ -339,23 +369,50 @@ impl Pool<'_> {
             if meta.is_ok_and(|m| m.is_file() && pin_of(&m) == known.pin) {
                 self.counters.files_reused.fetch_add(1, Relaxed);
                 self.counters.bytes_reused.fetch_add(known.pin.size, Relaxed);
-                return Some(Outcome::File { path, pin: known.pin, content: known.content, reused: true });
+                return Some(Outcome::File {
+                    path,
+                    pin: known.pin,
+                    content: known.content,
+                    reused: true,
+                    plain: None,
+                });
             }
         }
+        let mut plain = None;
         loop {
             let (file, meta) = match content::open(&full, follow) {
                 Ok(opened) => opened,
                 Err(e) => return Some(Outcome::Fault { path, why: e.to_string() }),
             };
+            if is_shard(&path) && plain.is_none() {
+                let fault =
+                    |why: ReadFault| Some(Outcome::Fault { path: path.clone(), why: why.to_string() });
+                match content::read_shard(&file, &meta, buf) {
+                    Ok(Some(Ok(content))) => {
+                        self.counters.files_read.fetch_add(1, Relaxed);
+                        self.counters.bytes_read.fetch_add(meta.size(), Relaxed);
+                        let pin = pin_of(&meta);
+                        return Some(Outcome::File { path, pin, content, reused: false, plain });
+                    }
+                    Ok(Some(Err(bad))) => plain = Some(bad.to_string()),
+                    Ok(None) if tries < content::RETRIES => {
+                        tries += 1;
+                        pause(tries);
+                        continue;
+                    }
+                    Ok(None) => return fault(ReadFault::Changing),
+                    Err(e) => return fault(e),
+                }
+            }
             if meta.size() > u64::from(SLICE_BYTES_DEFAULT) {
-                self.begin(seq, path, follow, tries, file, meta);
+                self.begin(Large::new(seq, path, follow, tries, (file, meta), plain));
                 return None;
             }
             match content::read_small(&file, &meta, buf) {
                 Ok(Some(content)) => {
                     self.counters.files_read.fetch_add(1, Relaxed);
                     self.counters.bytes_read.fetch_add(meta.size(), Relaxed);
-                    return Some(Outcome::File { path, pin: pin_of(&meta), content, reused: false });
+                    return Some(Outcome::File { path, pin: pin_of(&meta), content, reused: false, plain });
                 }
                 Ok(None) if tries < content::RETRIES => {
                     tries += 1;
@@ -367,23 +424,9 @@ impl Pool<'_> {
         }
     }
 
-    fn begin(&self, seq: u64, path: String, follow: bool, tries: u32, file: File, meta: Metadata) {
-        let n = usize::try_from(content::slice_count(meta.size())).unwrap_or(usize::MAX);
-        let large = Arc::new(Large {
-            seq,
-            path,
-            follow,
-            tries,
-            file,
-            meta,
-            next: AtomicU64::new(0),
-            broken: AtomicBool::new(false),
-            slices: Mutex::new(vec![None; n]),
-            left: AtomicUsize::new(n),
-            fault: Mutex::new(None),
-        });
+    fn begin(&self, large: Large) {
         let mut s = lock(&self.state);
-        s.large.push_back(large);
+        s.large.push_back(Arc::new(large));
         drop(s);
         self.work.notify_all();
     }
@@ -433,7 +476,8 @@ impl Pool<'_> {
             (None, Some(slices)) if still => {
                 self.counters.files_read.fetch_add(1, Relaxed);
                 let content = content::fold(large.meta.size(), &slices);
-                Some(Outcome::File { path, pin: pin_of(&large.meta), content, reused: false })
+                let plain = large.plain.clone();
+                Some(Outcome::File { path, pin: pin_of(&large.meta), content, reused: false, plain })
             }
             (None, _) if large.tries < content::RETRIES => {
                 pause(large.tries + 1);

@@ -10,6 +10,8 @@ use super::outcome::{Counters, Outcome};
 use crate::failure::{Exit, Failure};
 use fletch_core::Hash;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
+use fletch_core::manifest::tar::BadTar;
+use fletch_core::manifest::tar::shard::{Sharder, is_shard};
 use fletch_origin::{ObjectMeta, Origin, OriginError};
 use fletch_tables::{PinRow, paths};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -124,12 +126,25 @@ impl Reader<'_> {
         if let Some(known) = known.filter(|k| k.pin == pin) {
             self.counters.files_reused.fetch_add(1, Relaxed);
             self.counters.bytes_reused.fetch_add(pin.size, Relaxed);
-            return Ok(Outcome::File { path, pin, content: known.content, reused: true });
+            return Ok(Outcome::File { path, pin, content: known.content, reused: true, plain: None });
         }
-        Ok(match self.content(&path, &pin).await {
+        let mut plain = None;
+        let mut read = None;
+        if is_shard(&path) {
+            match self.shard(&path, &pin).await {
+                Ok(Ok(content)) => read = Some(Ok(content)),
+                Ok(Err(bad)) => plain = Some(bad.to_string()),
+                Err(e) => read = Some(Err(e)),
+            }
+        }
+        let read = match read {
+            Some(read) => read,
+            None => self.content(&path, &pin).await,
+        };
+        Ok(match read {
             Ok(content) => {
                 self.counters.files_read.fetch_add(1, Relaxed);
-                Outcome::File { path, pin, content, reused: false }
+                Outcome::File { path, pin, content, reused: false, plain }
             }
             // An origin that is away is no fault of this object, which must not be left out for it.
             Err(e) if e.transient() => return Err(e.into()),
@@ -139,6 +154,32 @@ impl Reader<'_> {
             }
             Err(e) => Outcome::Fault { path, why: e.to_string() },
         })
+    }
+
+    /// A tar shard, slice by slice in order; the pieces of memory are of the same size.
+    async fn shard(&self, path: &str, pin: &PinRow) -> Result<Result<Content, BadTar>, OriginError> {
+        let mut sharder = Sharder::new(SLICE_BYTES_DEFAULT);
+        let pieces = stream::iter(0..slice_count(pin.size)).map(|i| {
+            let (offset, len) = slice_at(pin.size, i);
+            self.read(path, pin, offset, len, <[u8]>::to_vec)
+        });
+        let mut pieces = std::pin::pin!(pieces.buffered(SLICES_MAX));
+        while let Some(bytes) = pieces.try_next().await? {
+            let fed = tokio::task::spawn_blocking(move || {
+                let fed = sharder.feed(&bytes);
+                (sharder, fed)
+            });
+            let lost = |e: tokio::task::JoinError| OriginError::Unavailable {
+                what: path.to_owned(),
+                why: e.to_string(),
+            };
+            let (after, fed) = fed.await.map_err(lost)?;
+            sharder = after;
+            if let Err(bad) = fed {
+                return Ok(Err(bad));
+            }
+        }
+        Ok(sharder.finish().map(Content::from))
     }
 
     async fn content(&self, path: &str, pin: &PinRow) -> Result<Content, OriginError> {

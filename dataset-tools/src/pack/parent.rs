@@ -179,7 +179,8 @@ impl Parent {
             if chunk.pin.size != entry.size || !trusted(&chunk.pin, at_ns, self.local) {
                 continue;
             }
-            let content = Content { hash, slices: open.index.placed.slices(row).to_vec() };
+            let slices = open.index.placed.slices(row).to_vec();
+            let content = Content { hash, slices, members: Vec::new() };
             let slices = open.packed.as_ref().map_or(&[][..], |p| p.placed.slices(row));
             let place = match slices {
                 [one] => self.chunks.place(one.chunk, one.chunk_offset),

@@ -9,4 +9,5 @@ mod index_tables;
 mod looks;
 mod pack;
 mod pack_runs;
+mod shards;
 mod verify;

@@ -8,6 +8,7 @@
 //! An archive ends at a block of zeros, or where its bytes end after a whole member.
 
 mod header;
+pub mod shard;
 #[cfg(test)]
 mod tests;
 
@@ -70,6 +71,12 @@ pub enum BadTar {
     Name {
         /// Where the header begins.
         offset: u64,
+    },
+    /// Two members of one name, which no version can hold.
+    #[error("the archive has two members of the name {name:?}")]
+    Twice {
+        /// The name.
+        name: String,
     },
     /// The bytes end within a header or a member.
     #[error("the archive ends at byte {at}, within a member")]

@@ -1,7 +1,8 @@
 //! `bench-serve [--rounds 5] [--seconds 2] [--json FILE]`
 //!
-//! 4 MiB chunks from the server's memory against nginx with sendfile (page cache), one and four
-//! keep-alive connections of the same client; and batches of 64 × 4 KiB against single GETs.
+//! 4 MiB chunks from the server's memory, and from its disk (page cache, each read and hashed anew), against
+//! nginx with sendfile (page cache), one and four keep-alive connections of the same client; and
+//! batches of 64 × 4 KiB against single GETs.
 //! Needs `nginx`.
 
 use fletch_benches::{Daemon, Table, arg, bin, keep, until};
@@ -9,6 +10,7 @@ use fletch_core::Hash;
 use rand::{RngCore, SeedableRng};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -103,6 +105,54 @@ fn get(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\n\r\n").into_bytes()
 }
 
+/// A server of the dataset in `scratch`, with a place of its own there; and its address.
+fn serve(scratch: &Path, name: &str, more: &[&str]) -> (Daemon, String) {
+    let own = scratch.join(name);
+    std::fs::create_dir(&own).expect("mkdir");
+    let at = |p: &str| own.join(p);
+    let ready = at("ready");
+    let server = Daemon::start(
+        Command::new(bin("fletch-server"))
+            .args(["--listen", "127.0.0.1:0"])
+            .args(more)
+            .arg("--socket")
+            .arg(at("s"))
+            .arg("--cache-dir")
+            .arg(at("c"))
+            .arg("--state-dir")
+            .arg(at("d"))
+            .arg("--ready-file")
+            .arg(&ready),
+        Some(&at("server.log")),
+    );
+    until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));
+    let url = std::fs::read_to_string(&ready).expect("url").trim().trim_end_matches('/').to_owned();
+    assert!(
+        Command::new(bin("fletch"))
+            .args(["register", "d"])
+            .arg(scratch.join("data"))
+            .arg("--tables")
+            .arg(scratch.join("tables"))
+            .args(["--server", &url])
+            .status()
+            .expect("register")
+            .success()
+    );
+    (server, url.trim_start_matches("http://").to_owned())
+}
+
+/// Chunk reads that a server answered from its disk and by asking its origin.
+fn chunk_reads(addr: &str) -> [u64; 2] {
+    let mut stream = TcpStream::connect(addr).expect("connect");
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").expect("request");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).expect("metrics");
+    ["disk", "origin"].map(|tier| {
+        let name = format!("fletch_chunk_reads_total{{tier=\"{tier}\"}} ");
+        page.lines().find_map(|l| l.strip_prefix(&name)?.trim().parse().ok()).expect("the metric")
+    })
+}
+
 fn main() {
     let rounds: usize = arg("rounds", 5);
     let time = Duration::from_millis((arg("seconds", 2.0) * 1000.0) as u64);
@@ -143,34 +193,10 @@ fn main() {
         .expect("index");
     assert!(out.status.success());
     let root = String::from_utf8_lossy(&out.stdout).trim().to_owned();
-    let ready = at("ready");
-    let _server = Daemon::start(
-        Command::new(bin("fletch-server"))
-            .args(["--listen", "127.0.0.1:0", "--memory", "1GiB"])
-            .arg("--socket")
-            .arg(at("s"))
-            .arg("--cache-dir")
-            .arg(at("c"))
-            .arg("--state-dir")
-            .arg(at("d"))
-            .arg("--ready-file")
-            .arg(&ready),
-        Some(&at("server.log")),
-    );
-    until("server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.contains("http")));
-    let url = std::fs::read_to_string(&ready).expect("url").trim().trim_end_matches('/').to_owned();
-    assert!(
-        Command::new(bin("fletch"))
-            .args(["register", "d"])
-            .arg(&data)
-            .arg("--tables")
-            .arg(at("tables"))
-            .args(["--server", &url])
-            .status()
-            .expect("register")
-            .success()
-    );
-    let fletch = url.trim_start_matches("http://").to_owned();
+    let (_server, fletch) = serve(scratch.path(), "memory", &["--memory", "1GiB", "--cache-size", "0"]);
+    // Memory for 12 of the 32 chunks that are asked for in turn: every one comes from the disk.
+    let little = ["--memory", "64MiB", "--cache-size", "1GiB", "--cache-free-floor", "0"];
+    let (_disk_server, disk) = serve(scratch.path(), "disk", &little);
 
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("port").local_addr().expect("port").port();
     std::fs::write(
@@ -214,12 +240,13 @@ fn main() {
         })
         .collect();
     // Warm: everything is in the server's memory and in nginx's page cache.
-    for (addr, reqs) in [(&fletch, &chunks), (&nginx, &objects), (&fletch, &singles)] {
+    for (addr, reqs) in [(&fletch, &chunks), (&nginx, &objects), (&fletch, &singles), (&disk, &chunks)] {
         let mut c = Client::connect(addr);
         for r in reqs {
             c.ask(r);
         }
     }
+    let before = chunk_reads(&disk);
     let mut table = Table::default();
     let mut samples = Table::default();
     for _ in 0..rounds {
@@ -227,11 +254,17 @@ fn main() {
             let row = format!("4 MiB from memory, {connections} connection(s), GB/s");
             table.add(&row, "fletch", load(&fletch, &chunks, connections, time).0 / 1e9);
             table.add(&row, "nginx sendfile", load(&nginx, &objects, connections, time).0 / 1e9);
+            let row = format!("4 MiB from disk, {connections} connection(s), GB/s");
+            table.add(&row, "fletch", load(&disk, &chunks, connections, time).0 / 1e9);
+            table.add(&row, "nginx sendfile", load(&nginx, &objects, connections, time).0 / 1e9);
         }
         let row = "4 KiB samples, 1 connection, samples/s";
         samples.add(row, "batch of 64", 64.0 * load(&fletch, &batches, 1, time).1);
         samples.add(row, "single GETs", load(&fletch, &singles, 1, time).1);
     }
+    let after = chunk_reads(&disk);
+    let [hits, misses] = [0, 1].map(|i| after[i] - before[i]);
+    assert!(misses * 100 <= hits, "{misses} chunks came from the origin, {hits} from the disk");
     table.print("fletch", "GB/s");
     println!();
     samples.print("batch of 64", "samples/s");

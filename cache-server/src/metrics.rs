@@ -305,6 +305,14 @@ fn process(page: &Page, server: &Server) -> Result<(), Failed> {
         .flatten()
         .collect();
     page.gauge("fletch_quota_bytes", "Bytes a tenant may use", &["tenant", "of"], &rows)?;
+    let resident = server.resident_bounds();
+    let resident =
+        resident.iter().map(|(t, (_, of))| (vec![t.as_str(), "resident"], of.iter().map(|(_, n)| n).sum()));
+    let registered = quotas.iter().filter(|(_, q)| q.registered.is_some());
+    let registered =
+        registered.map(|(t, _)| (vec![t.as_str(), "registered"], server.registrations.charged(t)));
+    let rows: Vec<_> = registered.chain(resident).collect();
+    page.gauge("fletch_quota_used_bytes", "Bytes a tenant uses of its quota", &["tenant", "of"], &rows)?;
     page.gauge("fletch_versions_open", "Versions open", &[], &[(vec![], server.versions.open_count())])?;
     page.gauge(
         "fletch_uptime_seconds",

@@ -6,19 +6,21 @@ use crate::{
     jobs::{Accounts, Jobs},
     limits::{CACHE_MIN, Limits},
     metrics::Requests,
-    shares::Shares,
+    shares::{Bound, Shares},
     state::{Registrations, StateDir, StateError},
     versions::{ATTEMPTS, Allowed, Versions},
     warmups::{Means, Warmups},
 };
 use fletch_api::{Cluster, Member};
+use fletch_core::Tenant;
 use fletch_origin::{OriginError, OriginLimits, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
-    Disk, Store, StoreLimits,
+    DatasetId, Disk, Store, StoreLimits,
     disk::{DiskConfig, DiskError, Room},
 };
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     path::PathBuf,
     sync::{
@@ -236,9 +238,32 @@ impl Server {
         Cluster { view: 1, members: vec![Member { id, url: format!("http://{}", self.addr), weight: 1 }] }
     }
 
+    /// What tenants may have on disk, and what their datasets have there now.
+    #[must_use]
+    pub fn resident_bounds(&self) -> Vec<(Tenant, Bound)> {
+        let quotas: Vec<_> =
+            self.auth.quotas().into_iter().filter_map(|(t, q)| Some((t, q.resident?))).collect();
+        if quotas.is_empty() {
+            return Vec::new();
+        }
+        let tier = self.store.disk().and_then(|d| d.tier()).map(|t| t.stats());
+        let used: HashMap<_, _> =
+            tier.iter().flat_map(|t| &t.datasets).map(|d| (d.dataset, d.bytes)).collect();
+        let all = self.registrations.all();
+        let of = |tenant: &Tenant| {
+            let ids = all.iter().filter(|r| r.tenant == *tenant);
+            ids.map(|r| DatasetId::of(&r.domain, &r.dataset.name))
+                .map(|id| (id, used.get(&id).copied().unwrap_or(0)))
+                .collect()
+        };
+        quotas.into_iter().map(|(t, quota)| (t.clone(), (quota, of(&t)))).collect()
+    }
+
     /// Takes a changed tokens file over. Blocking.
     pub fn reload_tokens(&self) {
         if self.auth.reload() {
+            // Quotas may be others.
+            self.shares.repeat();
             self.changes.send_replace(());
         }
     }

@@ -7,7 +7,7 @@
 //! its own, only what the others leave.
 
 use fletch_core::Root;
-use fletch_store::DatasetId;
+use fletch_store::{DatasetId, disk::equal_split};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
@@ -41,6 +41,25 @@ pub struct Shares {
     /// The split that was last given out.
     given: Mutex<Option<Split>>,
     appeared: Notify,
+}
+
+/// What a tenant may have on disk, in bytes of its quota, and all its datasets with what each has there now.
+pub type Bound = (u64, Vec<(DatasetId, u64)>);
+
+/// The split with what tenants may have on disk: a tenant's datasets, idle ones too, divide its quota
+/// equally, and none may use more than its part of it. Pure.
+#[must_use]
+pub fn bounded(split: Split, bounds: &[Bound]) -> Split {
+    let mut of: BTreeMap<DatasetId, Option<u64>> = split.into_iter().collect();
+    for (quota, datasets) in bounds {
+        // An idle dataset wants what it has, and no more.
+        let wants: Vec<_> =
+            datasets.iter().map(|(id, has)| (*id, of.get(id).copied().unwrap_or(Some(*has)))).collect();
+        for (id, part) in equal_split(*quota, &wants) {
+            of.insert(id, Some(part));
+        }
+    }
+    of.into_iter().collect()
 }
 
 impl Shares {
@@ -90,6 +109,17 @@ impl Shares {
 mod tests {
     use super::*;
     use fletch_core::Hash;
+
+    #[test]
+    fn a_tenants_datasets_divide_its_quota() {
+        let d = DatasetId;
+        let split = vec![(d(1), Some(100)), (d(2), None), (d(9), Some(500))];
+        let bounds = [(90, vec![(d(1), 5), (d(2), 80), (d(3), 40)])];
+        let want = vec![(d(1), Some(30)), (d(2), Some(30)), (d(3), Some(30)), (d(9), Some(500))];
+        assert_eq!(bounded(split.clone(), &bounds), want, "an idle dataset counts, too");
+        assert_eq!(bounded(split.clone(), &[(90, vec![(d(1), 5), (d(4), 0)])])[..1], [(d(1), Some(90))]);
+        assert_eq!(bounded(split.clone(), &[]), split);
+    }
 
     const HOUR: u64 = 3_600_000_000_000;
 

@@ -326,6 +326,54 @@ async fn whoever_waits_at_a_grant_is_told_when_it_ends_and_nobody_else() {
     two.node.running.stopped().await;
 }
 
+#[tokio::test]
+async fn a_quota_is_enforced_when_registering_and_when_a_dataset_grows() {
+    let quota = |bytes: u64| format!("[[tenant]]\nname = \"a\"\nregistered = {bytes}\nresident = \"1GiB\"\n");
+    let two = Two::new(&[]).await;
+    let tokens = two.dir.path().join("tokens.toml");
+    let text = fs::read_to_string(&tokens).expect("tokens");
+    let give = async |bytes: u64| {
+        fs::write(tokens.with_extension("part"), text.clone() + &quota(bytes)).expect("write");
+        fs::rename(tokens.with_extension("part"), &tokens).expect("rename");
+        let until = Instant::now() + Duration::from_secs(10);
+        let line = format!("fletch_quota_bytes{{of=\"registered\",tenant=\"a\"}} {bytes}");
+        let page = async || {
+            two.ask("z", Method::GET, "/metrics").send().await.expect("answer").text().await.expect("text")
+        };
+        while !page().await.contains(&line) {
+            assert!(Instant::now() < until, "the quota is not in force");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    give(10_000).await;
+    let (mut first, second) = (two.tree([("a", content(1, 6000))]), two.tree([("a", content(2, 5000))]));
+    let old = first.index().root();
+    second.index();
+    assert_eq!(two.register("a", "first", &first.uri()).await.status(), 201);
+    let told = problem(two.register("a", "second", &second.uri()).await, Code::QuotaExceeded).await;
+    assert!(told.detail.contains("6000 of 10000 bytes") && told.detail.contains("would add 5000"), "{told}");
+    assert_eq!(
+        two.register("b", "second", &second.uri()).await.status(),
+        201,
+        "another tenant's bound is its own"
+    );
+    assert_eq!(two.metric("fletch_quota_used_bytes{of=\"registered\",tenant=\"a\"}").await, 6000);
+    // It grows beyond: the new version is refused by name and by root, the old one is still served.
+    first.files.insert("b".into(), content(3, 9000));
+    fs::write(first.path("b"), &first.files["b"]).expect("write");
+    let new = first.index().root();
+    for path in ["/v1/datasets/first/versions/latest".to_owned(), routes::manifest(new)] {
+        problem(two.ask("a", Method::GET, &path).send().await.expect("answer"), Code::QuotaExceeded).await;
+    }
+    let r = two.ask("a", Method::GET, &format!("/v1/versions/{old}/files/a")).send().await.expect("answer");
+    assert_eq!(body(r, StatusCode::OK).await, first.files["a"]);
+    give(20_000).await;
+    let r = two.ask("a", Method::GET, &routes::manifest(new)).send().await.expect("answer");
+    assert_eq!(r.status(), StatusCode::OK);
+    assert_eq!(two.metric("fletch_quota_used_bytes{of=\"registered\",tenant=\"a\"}").await, 15_000);
+    two.node.running.shutdown().await;
+}
+
 /// The code of a source file, without its tests and comments.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("source");

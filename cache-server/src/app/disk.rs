@@ -3,7 +3,10 @@
 //! Every step blocks, so it runs on a blocking thread, one at a time; a disk that hangs holds
 //! that thread and nothing else. Whatever fails, reads pass the tier by, and it is tried again.
 
-use crate::{server::Server, shares::Split};
+use crate::{
+    server::Server,
+    shares::{Split, bounded},
+};
 use fletch_settings::ByteSize;
 use fletch_store::{
     Disk, DiskState,
@@ -129,6 +132,8 @@ fn one_turn(server: &Server, disk: &Disk, may_open: bool, split: Option<Split>) 
         drop(open(server, disk));
     }
     if let Some(split) = split {
+        let bounds: Vec<_> = server.resident_bounds().into_iter().map(|(_, bound)| bound).collect();
+        let split = bounded(split, &bounds);
         match disk.share(&split) {
             Some(0) => tracing::info!(datasets = split.len(), "the disk is divided anew"),
             Some(chunks) => {

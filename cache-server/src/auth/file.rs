@@ -238,6 +238,11 @@ impl Tokens {
         found.cloned()
     }
 
+    /// What a tenant may use.
+    pub fn quota(&self, tenant: &Tenant) -> Quota {
+        self.quotas.get(tenant).copied().unwrap_or_default()
+    }
+
     /// Every tenant with a quota, by name.
     pub fn quotas(&self) -> Vec<(Tenant, Quota)> {
         self.quotas.iter().map(|(t, q)| (t.clone(), *q)).collect()

@@ -139,6 +139,12 @@ impl Auth {
         })
     }
 
+    /// What a tenant may use.
+    #[must_use]
+    pub fn quota(&self, tenant: &Tenant) -> Quota {
+        self.tokens().map_or_else(Quota::default, |t| t.quota(tenant))
+    }
+
     /// Every tenant with a quota.
     #[must_use]
     pub fn quotas(&self) -> Vec<(Tenant, Quota)> {

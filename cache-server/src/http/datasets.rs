@@ -2,6 +2,7 @@
 
 use super::{
     admit::Changer,
+    grant::within_quota,
     json, parsed,
     problem::{Answer, Fault},
 };
@@ -45,7 +46,7 @@ pub async fn list(State(server): State<Arc<Server>>, who: Principal) -> Json<Dat
         (status = 201, description = "Registered", body = Dataset),
         (status = 200, description = "Was registered so already", body = Dataset),
         (status = 400, description = "No such form of URI or name", body = Problem, content_type = "application/problem+json"),
-        (status = 403, description = "This server may not read that URI", body = Problem, content_type = "application/problem+json"),
+        (status = 403, description = "This server may not read that URI, or it is over the tenant's quota", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -68,8 +69,14 @@ pub async fn register(State(server): State<Arc<Server>>, Changer(who): Changer, 
         registered_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
     };
     let entry = Entry { domain: who.domain, tenant: who.tenant, dataset };
+    let quota = server.auth.quota(&entry.tenant).registered;
+    // Its size is only asked for where it decides something: the origin may be away.
+    let bytes = match quota {
+        Some(_) => server.versions.bytes_of_latest(&entry).await?,
+        None => 0,
+    };
     let registrations = Arc::clone(&server.registrations);
-    let (entry, new) = blocking(move || registrations.register(entry)).await??;
+    let (entry, new) = blocking(move || registrations.register(entry, bytes, quota)).await??;
     if new {
         server.versions.registered(&entry.domain);
         tracing::info!(dataset = %entry.dataset.name, uri = %entry.dataset.uri, tables = %entry.dataset.tables, "registered");
@@ -155,13 +162,15 @@ pub async fn source_of(
     entry: &Arc<Registered>,
     version: &str,
 ) -> Answer<(Arc<Source>, Option<TagName>)> {
-    Ok(match version.parse::<Root>() {
+    let (source, tag) = match version.parse::<Root>() {
         Ok(root) => (server.versions.resolve(entry, root, None).await?, None),
         Err(_) => {
             let tag: TagName = parsed(version)?;
             (server.versions.resolve_tag(entry, &tag).await?, Some(tag))
         }
-    })
+    };
+    within_quota(server, &source).await?;
+    Ok((source, tag))
 }
 
 /// A dataset of the domain.

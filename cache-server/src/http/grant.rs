@@ -7,13 +7,14 @@
 
 use super::{
     admit::who,
+    datasets::blocking,
     parsed,
     problem::{Answer, Fault},
 };
 use crate::{
     auth::Principal,
     server::{Phase, Server},
-    versions::Sources,
+    versions::{Source, Sources},
 };
 use axum::{
     extract::{
@@ -34,7 +35,21 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The ways to a root's bytes, for a principal to whose domain a dataset with it is registered.
 /// They hold as long as they [`Sources::stand`].
 pub async fn grant(server: &Server, who: &Principal, root: Root) -> Answer<Arc<Sources>> {
-    Ok(server.versions.sources(&who.domain, root).await?)
+    let sources = server.versions.sources(&who.domain, root).await?;
+    within_quota(server, &sources.first).await?;
+    Ok(sources)
+}
+
+/// Charges a version to the tenant that registered its dataset, unless one as large was before. A version
+/// over the quota is not served; those that were served before it still are.
+pub async fn within_quota(server: &Server, source: &Source) -> Answer<()> {
+    let (of, bytes) = (Arc::clone(&source.registered), source.version.manifest().bytes);
+    if bytes <= of.bytes() {
+        return Ok(());
+    }
+    let quota = server.auth.quota(&of.tenant).registered;
+    let registrations = Arc::clone(&server.registrations);
+    Ok(blocking(move || registrations.grow(&of, bytes, quota)).await??)
 }
 
 /// How long to hold the answer back.

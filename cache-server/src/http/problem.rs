@@ -115,6 +115,10 @@ impl From<RegisterError> for Fault {
             RegisterError::Conflict { .. } => {
                 (Code::Conflict, "choose another name, or delete that registration first")
             }
+            RegisterError::Quota { .. } => (
+                Code::QuotaExceeded,
+                "unregister what is not needed, or ask the administrator for a larger quota",
+            ),
             RegisterError::Full(_) => (Code::Overloaded, "delete registrations, or raise limits.datasets"),
             RegisterError::Io { .. } => (Code::Internal, "check the disk of --state-dir"),
         };

@@ -19,12 +19,13 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 const REGISTER: u8 = 1;
 const UNREGISTER: u8 = 2;
+const SIZED: u8 = 3;
 
 /// A dataset of a domain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,16 +40,31 @@ pub struct Entry {
     pub dataset: Dataset,
 }
 
+/// The largest version of a dataset that was seen.
+#[derive(Debug, Serialize, Deserialize)]
+struct Sized {
+    domain: Domain,
+    name: DatasetName,
+    bytes: u64,
+}
+
 /// An entry, and whether it still stands.
 #[derive(Debug)]
 pub struct Registered {
     entry: Entry,
     ended: AtomicBool,
+    bytes: AtomicU64,
 }
 
 impl Registered {
-    fn new(entry: Entry) -> Arc<Self> {
-        Arc::new(Registered { entry, ended: AtomicBool::new(false) })
+    fn new(entry: Entry, bytes: u64) -> Arc<Self> {
+        Arc::new(Registered { entry, ended: AtomicBool::new(false), bytes: AtomicU64::new(bytes) })
+    }
+
+    /// Content bytes of the largest version of it that was seen; 0 while none was.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Whether it has not been unregistered: what was granted through it holds only so long.
@@ -87,6 +103,20 @@ pub enum RegisterError {
     /// There are as many as there may be.
     #[error("{0} datasets are registered, which is the limit")]
     Full(usize),
+    /// The tenant's datasets would be larger than its quota.
+    #[error("tenant {tenant} has {has} of {quota} bytes registered, and {name} would add {adds}")]
+    Quota {
+        /// Whose.
+        tenant: Tenant,
+        /// Which dataset.
+        name: DatasetName,
+        /// What it has without this.
+        has: u64,
+        /// What this would add.
+        adds: u64,
+        /// What it may have.
+        quota: u64,
+    },
     /// The log cannot be written.
     #[error("{path}: {error}")]
     Io {
@@ -165,12 +195,49 @@ impl Registrations {
         self.lock().table.len()
     }
 
-    /// Registers a dataset; blocking (it waits for the disk). Registering the same again
-    /// returns what is there; the flag says whether it is new.
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Registered>> {
+        self.lock().table.values().cloned().collect()
+    }
+
+    /// Content bytes that a tenant has registered, as far as versions were seen.
+    #[must_use]
+    pub fn charged(&self, tenant: &Tenant) -> u64 {
+        self.lock().charged(tenant)
+    }
+
+    /// Notes that a dataset has a version of so many bytes; blocking. It is kept over a restart where
+    /// the tenant has a quota.
+    ///
+    /// # Errors
+    /// [`RegisterError::Quota`], and then nothing is noted; [`RegisterError::Io`].
+    pub fn grow(&self, of: &Registered, bytes: u64, quota: Option<u64>) -> Result<(), RegisterError> {
+        let mut inner = self.lock();
+        let adds = bytes.saturating_sub(of.bytes());
+        if adds == 0 {
+            return Ok(());
+        }
+        inner.afford(&of.entry, adds, quota)?;
+        if quota.is_some() {
+            let Entry { domain, dataset, .. } = of.entry.clone();
+            self.write(&mut inner, SIZED, &Sized { domain, name: dataset.name, bytes })?;
+        }
+        of.bytes.fetch_max(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Registers a dataset, whose largest version known has `bytes` bytes; blocking (it waits for the
+    /// disk). Registering the same again returns what is there; the flag says whether it is new.
     ///
     /// # Errors
     /// [`RegisterError`].
-    pub fn register(&self, entry: Entry) -> Result<(Arc<Registered>, bool), RegisterError> {
+    pub fn register(
+        &self,
+        entry: Entry,
+        bytes: u64,
+        quota: Option<u64>,
+    ) -> Result<(Arc<Registered>, bool), RegisterError> {
         let mut inner = self.lock();
         let key = (entry.domain.clone(), entry.dataset.name.clone());
         if let Some(old) = inner.table.get(&key) {
@@ -184,8 +251,13 @@ impl Registrations {
         if inner.table.len() >= self.max {
             return Err(RegisterError::Full(self.max));
         }
+        inner.afford(&entry, bytes, quota)?;
         self.write(&mut inner, REGISTER, &entry)?;
-        let entry = Registered::new(entry);
+        if bytes > 0 && quota.is_some() {
+            let (domain, name) = key.clone();
+            self.write(&mut inner, SIZED, &Sized { domain, name, bytes })?;
+        }
+        let entry = Registered::new(entry, bytes);
         inner.table.insert(key, Arc::clone(&entry));
         Ok((entry, true))
     }
@@ -217,6 +289,22 @@ impl Registrations {
 }
 
 impl Inner {
+    fn charged(&self, tenant: &Tenant) -> u64 {
+        self.table.values().filter(|r| r.tenant == *tenant).fold(0, |n, r| n.saturating_add(r.bytes()))
+    }
+
+    /// Refuses what would go over a quota. A tenant that is over it already may keep what it has.
+    fn afford(&self, entry: &Entry, adds: u64, quota: Option<u64>) -> Result<(), RegisterError> {
+        let Some(quota) = quota else { return Ok(()) };
+        let has = self.charged(&entry.tenant);
+        // A new dataset whose size is not known yet is refused where nothing is left.
+        if has.saturating_add(adds.max(1)) <= quota {
+            return Ok(());
+        }
+        let (tenant, name) = (entry.tenant.clone(), entry.dataset.name.clone());
+        Err(RegisterError::Quota { tenant, name, has, adds, quota })
+    }
+
     /// Appends and fsyncs; on failure the log is cut back, so that the next append does not
     /// follow a torn record (which would read as damage).
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -240,11 +328,17 @@ fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
         match r.kind {
             REGISTER => {
                 let e: Entry = serde_json::from_slice(r.payload).map_err(unreadable)?;
-                table.insert((e.domain.clone(), e.dataset.name.clone()), Registered::new(e));
+                table.insert((e.domain.clone(), e.dataset.name.clone()), Registered::new(e, 0));
             }
             UNREGISTER => {
                 let gone: Gone = serde_json::from_slice(r.payload).map_err(unreadable)?;
                 table.remove(&(gone.domain, gone.name));
+            }
+            SIZED => {
+                let s: Sized = serde_json::from_slice(r.payload).map_err(unreadable)?;
+                if let Some(of) = table.get(&(s.domain, s.name)) {
+                    of.bytes.fetch_max(s.bytes, Ordering::Relaxed);
+                }
             }
             kind => tracing::info!(file = %path.display(), kind, "a record of a newer server is skipped"),
         }
@@ -280,11 +374,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let r = open(dir.path()).expect("new");
         for name in ["b", "a", "c"] {
-            assert!(r.register(entry(name, "file:///x")).expect("registered").1);
+            assert!(r.register(entry(name, "file:///x"), 0, None).expect("registered").1);
         }
-        assert!(!r.register(entry("a", "file:///x")).expect("the same again").1);
-        assert!(matches!(r.register(entry("a", "file:///y")), Err(RegisterError::Conflict { .. })));
-        assert!(matches!(r.register(entry("d", "file:///x")), Err(RegisterError::Full(3))));
+        assert!(!r.register(entry("a", "file:///x"), 0, None).expect("the same again").1);
+        assert!(matches!(r.register(entry("a", "file:///y"), 0, None), Err(RegisterError::Conflict { .. })));
+        assert!(matches!(r.register(entry("d", "file:///x"), 0, None), Err(RegisterError::Full(3))));
         let held = r.get(&Domain::default_domain(), &entry("b", "").dataset.name).expect("registered");
         assert!(held.stands());
         assert!(r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone"));
@@ -303,16 +397,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let file = dir.path().join("registrations.log");
         let r = open(dir.path()).expect("new");
-        r.register(entry("a", "file:///x")).expect("registered");
+        r.register(entry("a", "file:///x"), 0, None).expect("registered");
         let one = std::fs::metadata(&file).expect("log").len();
-        r.register(entry("b", "file:///x")).expect("registered");
+        r.register(entry("b", "file:///x"), 0, None).expect("registered");
         drop(r);
         let whole = std::fs::read(&file).expect("log");
         for cut in 0..whole.len() {
             std::fs::write(&file, &whole[..cut]).expect("tear");
             let r = open(dir.path()).expect("a torn tail is no damage");
             assert_eq!(r.len(), usize::from(cut as u64 >= one));
-            r.register(entry("c", "file:///x")).expect("goes on");
+            r.register(entry("c", "file:///x"), 0, None).expect("goes on");
             drop(r);
             assert!(names(&open(dir.path()).expect("whole")).contains(&"c".to_owned()));
         }
@@ -323,8 +417,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let file = dir.path().join("registrations.log");
         let r = open(dir.path()).expect("new");
-        r.register(entry("a", "file:///x")).expect("registered");
-        r.register(entry("b", "file:///x")).expect("registered");
+        r.register(entry("a", "file:///x"), 0, None).expect("registered");
+        r.register(entry("b", "file:///x"), 0, None).expect("registered");
         drop(r);
         let mut bytes = std::fs::read(&file).expect("log");
         record::append(&mut bytes, 99, b"from the future");
@@ -343,5 +437,26 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let _first = StateDir::open(dir.path()).expect("free");
         assert!(matches!(StateDir::open(dir.path()), Err(StateError::InUse(_))));
+    }
+
+    #[test]
+    fn a_quota_bounds_what_a_tenant_registers_over_restarts_too() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let r = open(dir.path()).expect("new");
+        let (quota, tenant) = (Some(100), Tenant::default_tenant());
+        let (a, _) = r.register(entry("a", "file:///x"), 60, quota).expect("fits");
+        let told = r.register(entry("b", "file:///x"), 50, quota).expect_err("over").to_string();
+        assert!(told.contains("60 of 100 bytes") && told.contains("would add 50"), "{told}");
+        let (b, _) = r.register(entry("b", "file:///x"), 0, quota).expect("not indexed yet");
+        assert!(matches!(r.grow(&b, 41, quota), Err(RegisterError::Quota { has: 60, adds: 41, .. })));
+        r.grow(&b, 40, quota).expect("fits exactly");
+        r.grow(&a, 10, quota).expect("an older, smaller version");
+        assert_eq!((a.bytes(), b.bytes(), r.charged(&tenant)), (60, 40, 100));
+        assert!(r.register(entry("c", "file:///x"), 0, quota).is_err(), "nothing is left");
+        r.unregister(&Domain::default_domain(), &a.dataset.name).expect("gone");
+        drop(r);
+        let r = open(dir.path()).expect("again");
+        assert_eq!(r.charged(&tenant), 40);
+        r.register(entry("c", "file:///x"), 1000, None).expect("no quota, no bound");
     }
 }

@@ -182,6 +182,26 @@ impl Versions {
         entry: &Arc<Registered>,
         tag: &TagName,
     ) -> Result<Arc<Source>, VersionError> {
+        let doc = self.tag(entry, tag).await?;
+        self.resolve(entry, doc.root, Some(doc.layout)).await
+    }
+
+    /// Content bytes of the version that `latest` of a dataset names, which need not be registered yet; 0
+    /// where there is no such tag.
+    ///
+    /// # Errors
+    /// [`VersionError`].
+    pub async fn bytes_of_latest(&self, entry: &Entry) -> Result<u64, VersionError> {
+        let doc = match self.tag(entry, &TagName::latest()).await {
+            Err(VersionError::NotFound) => return Ok(0),
+            doc => doc?,
+        };
+        let (tables, blocks, parts) = self.tables_scoped(entry)?;
+        let place = Place { blocks, origin: tables, root: doc.root, layout: doc.layout };
+        Ok(Version::open(Arc::new(place), doc.root, doc.layout, parts).await?.manifest().bytes)
+    }
+
+    async fn tag(&self, entry: &Entry, tag: &TagName) -> Result<TagDoc, VersionError> {
         let tables = self.tables_of(entry)?;
         let got = match tables.get(&paths::tag(tag), None, None).await {
             Err(OriginError::NotFound { .. }) => return Err(VersionError::NotFound),
@@ -191,8 +211,7 @@ impl Versions {
             let why = format!("tag {tag} has {} bytes", got.bytes.len());
             return Err(fletch_tables::TableError::Damaged { table: "tag", why }.into());
         }
-        let doc = TagDoc::parse(&got.bytes)?;
-        self.resolve(entry, doc.root, Some(doc.layout)).await
+        Ok(TagDoc::parse(&got.bytes)?)
     }
 
     /// A root of a dataset, in the layout given or any it has.
@@ -381,13 +400,18 @@ impl Versions {
         root: Root,
         layout: LayoutId,
     ) -> Result<Arc<Source>, VersionError> {
-        let tables = self.tables_of(entry)?;
-        let scope = format!("{}\0{}", entry.domain, tables.uri());
-        let (blocks, parts) = (self.blocks.scoped(&scope), self.parts.scoped(&scope));
+        let (tables, blocks, parts) = self.tables_scoped(entry)?;
         let place = Place { blocks: blocks.clone(), origin: tables.clone(), root, layout };
         let version = Version::open(Arc::new(place), root, layout, parts).await?;
         let data = self.allowed.open(&entry.domain, &entry.dataset.uri)?;
         Ok(Arc::new(Source::new(Arc::clone(entry), version, data, tables, blocks)))
+    }
+
+    /// A dataset's tables, and the room in memory that is theirs alone.
+    fn tables_scoped(&self, entry: &Entry) -> Result<(Origin, Blocks, PartCache), VersionError> {
+        let tables = self.tables_of(entry)?;
+        let scope = format!("{}\0{}", entry.domain, tables.uri());
+        Ok((tables, self.blocks.scoped(&scope), self.parts.scoped(&scope)))
     }
 
     fn tables_of(&self, entry: &Entry) -> Result<Origin, VersionError> {

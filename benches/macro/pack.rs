@@ -127,7 +127,8 @@ fn main() {
             let url = std::fs::read_to_string(&ready).expect("ready").trim().to_owned();
             let (set, to) = (format!("{}/set", origin.uri()), format!("{}/packs", origin.uri()));
             run(Command::new(bin("fletch"))
-                .args(["register", "packed", &set, "--tables", &to, "--quiet", "--server", &url]));
+                .args(["register", "packed", &set, "--tables", &to, "--quiet", "--server", &url])
+                .stdout(std::process::Stdio::null()));
             let mount = Daemon::start(
                 Command::new(bin("fletch-mount"))
                     .arg("packed")

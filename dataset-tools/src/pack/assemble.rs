@@ -16,6 +16,7 @@ use crate::index::outcome::Counters;
 use bytes::Bytes;
 use fletch_core::Hash;
 use fletch_core::manifest::pack::{ChunkPlan, PackParams};
+use fletch_core::manifest::tar::shard::is_shard;
 use fletch_origin::{Origin, OriginError, PutMode};
 use fletch_tables::{Fault, PinRow, paths};
 use futures::{StreamExt, stream};
@@ -135,9 +136,9 @@ impl Assembler<'_> {
             Row::File { path, pin, .. } => {
                 Ok(Piece { object: path.clone(), path, pin, offset: 0, len, expected: None })
             }
-            Row::Member { path, shard, offset, content, .. } => match self.row(shard)? {
+            Row::Member { path, shard, offset, hash, .. } => match self.row(shard)? {
                 Row::File { path: object, pin, .. } => {
-                    Ok(Piece { path, object, pin, offset, len, expected: Some(content.hash) })
+                    Ok(Piece { path, object, pin, offset, len, expected: Some(hash) })
                 }
                 _ => Err(missing()),
             },
@@ -171,7 +172,7 @@ impl Assembler<'_> {
     }
 
     async fn piece_bytes(&self, piece: &Piece) -> Result<Result<Bytes, Fault>, Failure> {
-        let fault = |why| Ok(Err(Fault { path: piece.path.clone(), why }));
+        let fault = |why| Ok(Err(Fault { path: piece.path.replace('\0', "\\0"), why }));
         let bytes = match self.read(&piece.object, &piece.pin, piece.offset, piece.len).await? {
             Ok(bytes) => bytes,
             Err(why) => return fault(why),
@@ -306,7 +307,10 @@ impl Assembler<'_> {
             return Err(Failure::new(format!("row {number} of the list of files is no file")));
         };
         if let Some(content) = known {
-            self.reused(1, pin.size);
+            // A shard was read for its members.
+            if !is_shard(&path) {
+                self.reused(1, pin.size);
+            }
             return Ok(Done::Sliced(number, Ok(content)));
         }
         let mut fingerprint = Fingerprint::default();

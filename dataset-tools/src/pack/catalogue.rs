@@ -4,6 +4,7 @@
 
 use crate::index::content::Content;
 use fletch_core::Hash;
+use fletch_core::manifest::Slice;
 use fletch_tables::PinRow;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -32,10 +33,12 @@ pub enum Row {
         shard: u64,
         /// Where in the shard its bytes begin.
         offset: u64,
-        /// Its bytes, named when the shard was read.
-        content: Content,
         /// How many bytes.
         size: u64,
+        /// BLAKE3 of them, from when the shard was read.
+        hash: Hash,
+        /// Where they are in the shard's chunks.
+        slices: Vec<Slice>,
     },
     /// A link.
     Link {

@@ -41,6 +41,11 @@ impl Faults {
         if self.on_fault == OnFault::Stop { Err(stop) } else { Ok(()) }
     }
 
+    /// Says what is odd about an entry and no fault.
+    pub fn warn(&self, path: &str, why: &str) {
+        self.out.warn(format_args!("{path}: a file like any other, without members: {why}"));
+    }
+
     /// Whether nothing will be published any more.
     #[must_use]
     pub fn in_vain(&self) -> bool {

@@ -1,10 +1,12 @@
 //! The first pass of a pack: what there is at the dataset, and how long it is. No byte of a file
-//! is read here, so that the second pass reads each once, chunk by chunk.
+//! is read here, so that the second pass reads each once, chunk by chunk; but shards are, because
+//! nothing else says what is in them.
 
 use super::catalogue::{Catalogue, CatalogueWriter, Row};
 use super::faults::Faults;
 use super::parent::Parent;
 use super::plan::{ROW_BYTES, row_of};
+use super::shards::{Scanned, ShardReader};
 use super::sorter::{Sorted, Sorter};
 use crate::failure::{Exit, Failure};
 use crate::index::content;
@@ -14,8 +16,9 @@ use crate::index::remote::{clean, next_object};
 use crate::index::walk::{Step, Walk, WalkOptions};
 use crate::progress::Total;
 use fletch_core::Hash;
-use fletch_core::manifest::pack::{Keeper, Keyer, Place};
+use fletch_core::manifest::pack::{Item, Keeper, Keyer, ParentPlace, Place};
 use fletch_core::manifest::sample::SampleMatcher;
+use fletch_core::manifest::tar::shard::{ShardMember, is_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, PartCutter};
 use fletch_origin::Origin;
 use fletch_tables::{Fault, PinRow};
@@ -46,6 +49,7 @@ pub struct Finder<'a> {
     keeper: Option<Keeper>,
     faults: &'a mut Faults,
     total: &'a Total,
+    shards: ShardReader<'a>,
 }
 
 /// Everything that was found.
@@ -71,6 +75,7 @@ impl<'a> Finder<'a> {
     ///
     /// # Errors
     /// When no files can be made in `scratch`.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one run, each used once")]
     pub fn new(
         scratch: &Path,
         params: &LayoutParams,
@@ -79,6 +84,7 @@ impl<'a> Finder<'a> {
         keeper: Option<Keeper>,
         faults: &'a mut Faults,
         total: &'a Total,
+        shards: ShardReader<'a>,
     ) -> Result<Self, Failure> {
         Ok(Finder {
             rows: CatalogueWriter::new(scratch).map_err(|e| scratch_failed(&e))?,
@@ -92,6 +98,7 @@ impl<'a> Finder<'a> {
             keeper,
             faults,
             total,
+            shards,
         })
     }
 
@@ -147,19 +154,55 @@ impl<'a> Finder<'a> {
         if !self.fits(&entry)? {
             return Ok(());
         }
+        self.total.files.fetch_add(1, Relaxed);
+        self.total.bytes.fetch_add(pin.size, Relaxed);
+        if is_shard(&path) {
+            match self.shards.read(&path, &pin)? {
+                Scanned::Shard(content, members) => {
+                    self.keyer.next(entry.as_ref());
+                    let shard = self.rows.len();
+                    self.sliced.push(shard);
+                    self.push(&Row::File { path: path.clone(), pin, known: Some(content) })?;
+                    return members
+                        .into_iter()
+                        .try_for_each(|(m, offset)| self.member(&path, shard, m, offset));
+                }
+                Scanned::Plain(why) => self.faults.warn(&path, &why),
+                Scanned::Fault(why) => return self.fault(&path, why),
+            }
+        }
         let mut known = found.as_ref().map(|(known, _)| known.content.clone());
         match self.keyer.next(entry.as_ref()) {
-            Place::Group(item) => {
-                let place = found.and_then(|(_, place)| place);
-                let place = place.filter(|&p| self.keeper.as_mut().is_some_and(|k| k.found(p)));
-                self.items.push(row_of(&item, place)).map_err(|e| scratch_failed(&e))?;
-            }
+            Place::Group(item) => self.group(&item, found.and_then(|(_, place)| place))?,
             Place::Slices => self.sliced.push(self.rows.len()),
             Place::Nothing => known = None,
         }
-        self.total.files.fetch_add(1, Relaxed);
-        self.total.bytes.fetch_add(pin.size, Relaxed);
         self.push(&Row::File { path, pin, known })
+    }
+
+    fn group(&mut self, item: &Item, place: Option<ParentPlace>) -> Result<(), Failure> {
+        let place = place.filter(|&p| self.keeper.as_mut().is_some_and(|k| k.found(p)));
+        self.items.push(row_of(item, place)).map_err(|e| scratch_failed(&e))
+    }
+
+    fn member(&mut self, shard_path: &str, shard: u64, m: ShardMember, offset: u64) -> Result<(), Failure> {
+        let ShardMember { name, size, hash, slices } = m;
+        let path = format!("{shard_path}\0{name}");
+        let found = match &mut self.parent {
+            Some(parent) => parent.find(&path)?.filter(|(k, _)| k.content.hash == hash && k.pin.size == size),
+            None => None,
+        };
+        let sample = self.matcher.sample(&path, EntryKind::Member);
+        let entry = Entry { sample, kind: EntryKind::Member, ..Entry::file(&path, size, hash) };
+        if !self.fits(&entry)? {
+            return Ok(());
+        }
+        if let Place::Group(item) = self.keyer.next(entry.as_ref()) {
+            self.group(&item, found.and_then(|(_, place)| place))?;
+            self.total.files.fetch_add(1, Relaxed);
+            self.total.bytes.fetch_add(size, Relaxed);
+        }
+        self.push(&Row::Member { path, shard, offset, size, hash, slices })
     }
 
     fn link(&mut self, path: String, target: String) -> Result<(), Failure> {

@@ -17,6 +17,7 @@ pub mod journal;
 mod options;
 pub mod parent;
 pub mod plan;
+pub mod shards;
 pub mod sorter;
 pub mod tables;
 
@@ -43,6 +44,7 @@ use journal::Journal;
 pub use options::{Kept, PackOptions, PackReport};
 use parent::Parent;
 use plan::{Plan, Work};
+use shards::ShardReader;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -186,8 +188,10 @@ impl Run<'_> {
             let lengths = p.chunks.all.iter().map(|c| c.1).collect();
             Keeper::new(plan::keep_rule(options.compact), &options.params, lengths)
         });
-        let mut finder =
-            Finder::new(self.scratch, &options.params, &matcher, parent, keeper, faults, &self.total)?;
+        let mut finder = {
+            let shards = ShardReader { rt: self.rt, source: self.source, counters: &self.counters };
+            Finder::new(self.scratch, &options.params, &matcher, parent, keeper, faults, &self.total, shards)?
+        };
         let to = (options.to != options.uri).then_some(&options.to);
         match base {
             Some(base) => {
@@ -336,7 +340,11 @@ impl Run<'_> {
         for (item, place) in members {
             let gone = || Failure::new("the parent's chunks are not those that were planned with");
             let row = catalogue.row(item.ordinal).map_err(|e| Failure::io("the list of files", &e))?;
-            let Row::File { known: Some(content), .. } = row else { return Err(gone()) };
+            let hash = match row {
+                Row::File { known: Some(content), .. } => content.hash,
+                Row::Member { hash, .. } => hash,
+                _ => return Err(gone()),
+            };
             let old = place.chunk as usize;
             let &(name, len) = lengths.get(old).ok_or_else(gone)?;
             if numbers[old] == u32::MAX {
@@ -345,7 +353,7 @@ impl Run<'_> {
                 made.kept.chunks += 1;
                 made.kept.bytes += u64::from(len);
             }
-            let fate = Fate::Grouped { hash: content.hash, chunk: numbers[old], offset: place.offset };
+            let fate = Fate::Grouped { hash, chunk: numbers[old], offset: place.offset };
             made.fates.set(item.ordinal, fate).map_err(|e| scratch_failed(&e))?;
             self.counters.files_reused.fetch_add(1, Relaxed);
             self.counters.bytes_reused.fetch_add(item.len.into(), Relaxed);

@@ -8,7 +8,7 @@ use crate::place::Place;
 use fletch_core::manifest::pack::ParentPlace;
 use fletch_core::manifest::{EntryKind, LayoutParams};
 use fletch_core::{Hash, LayoutId, Root};
-use fletch_tables::{ChunkRow, LoadedPart, ObjectRef, Version, paths};
+use fletch_tables::{ChunkRow, LoadedPart, ObjectRef, PinRow, Version, paths};
 use futures::StreamExt;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -174,6 +174,17 @@ impl Parent {
             }
             open.row += 1;
             let entry = open.index.entries.get(row);
+            let slices = open.packed.as_ref().map_or(&[][..], |p| p.placed.slices(row));
+            let place = match slices {
+                [one] => self.chunks.place(one.chunk, one.chunk_offset),
+                _ => None,
+            };
+            if let (EntryKind::Member, Some(hash)) = (entry.kind, entry.hash) {
+                // Known by its content alone: its shard is read anyway.
+                let pin = PinRow { size: entry.size, mtime_ns: None, etag: None };
+                let known = Known { pin, content: Content::whole(hash, 0) };
+                return Ok(Some((entry.path.to_owned(), known, place)));
+            }
             let Some(chunk) = open.chunks.get(open.pins[row] as usize) else { continue };
             let (EntryKind::File, Some(hash)) = (entry.kind, entry.hash) else { continue };
             if chunk.pin.size != entry.size || !trusted(&chunk.pin, at_ns, self.local) {
@@ -181,11 +192,6 @@ impl Parent {
             }
             let slices = open.index.placed.slices(row).to_vec();
             let content = Content { hash, slices, members: Vec::new() };
-            let slices = open.packed.as_ref().map_or(&[][..], |p| p.placed.slices(row));
-            let place = match slices {
-                [one] => self.chunks.place(one.chunk, one.chunk_offset),
-                _ => None,
-            };
             return Ok(Some((entry.path.to_owned(), Known { pin: chunk.pin.clone(), content }, place)));
         }
     }

@@ -4,7 +4,6 @@
 use super::catalogue::{Catalogue, Fate, Fates, Row};
 use super::faults::Faults;
 use crate::failure::Failure;
-use crate::index::content::Content;
 use crate::index::outcome::Counters;
 use fletch_core::Hash;
 use fletch_core::manifest::sample::SampleMatcher;
@@ -79,12 +78,12 @@ impl Brought {
 enum Whence {
     /// In an object of its own.
     Object(PinRow),
-    /// In chunks of its shard.
-    Shard(Content),
+    /// In chunks of its shard: what they hash to, and where.
+    Shard(Hash, Vec<Slice>),
 }
 
-fn in_shard(entry: Entry, content: Content) -> NewRow {
-    NewRow { entry, slices: content.slices, chunks: Vec::new() }
+fn in_shard(entry: Entry, slices: Vec<Slice>) -> NewRow {
+    NewRow { entry, slices, chunks: Vec::new() }
 }
 
 /// Writes the tables into `scratch`.
@@ -130,8 +129,8 @@ pub fn write(
                 continue;
             }
             Row::File { path, pin, .. } => (path, pin.size, EntryKind::File, Whence::Object(pin)),
-            Row::Member { path, size, content, .. } => {
-                (path, size, EntryKind::Member, Whence::Shard(content))
+            Row::Member { path, size, hash, slices, .. } => {
+                (path, size, EntryKind::Member, Whence::Shard(hash, slices))
             }
         };
         let sample = matcher.sample(&path, kind);
@@ -163,16 +162,16 @@ pub fn write(
                     Whence::Object(pin) => {
                         NewRow::indexed(entry(hash), vec![Slice { chunk: hash, chunk_offset: 0, len }], &pin)
                     }
-                    Whence::Shard(content) => in_shard(entry(hash), content),
+                    Whence::Shard(_, slices) => in_shard(entry(hash), slices),
                 };
                 writers.push(pack, index, &mut faults)?;
             }
             // A member too long to be grouped.
-            (_, Whence::Shard(content)) => {
-                writers.alike(in_shard(entry(content.hash), content), &mut faults)?;
+            (_, Whence::Shard(hash, slices)) if size > params.slice_bytes.into() => {
+                writers.alike(in_shard(entry(hash), slices), &mut faults)?;
             }
             // It is at fault.
-            (Fate::None, Whence::Object(_)) => {}
+            _ => {}
         }
     }
     let faults = faults.finish();

@@ -9,5 +9,6 @@ mod index_tables;
 mod looks;
 mod pack;
 mod pack_runs;
+mod pack_shards;
 mod shards;
 mod verify;

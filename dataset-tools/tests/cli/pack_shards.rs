@@ -13,7 +13,8 @@ fn shard(w: &World, name: &str, keys: std::ops::Range<u64>, len: usize) {
     let dir = tempfile::tempdir().expect("tempdir");
     let mut names = Vec::new();
     for key in keys {
-        for (end, bytes) in [("cls", vec![b'0' + (key % 10) as u8]), ("jpg", bytes(key, len + key as usize))] {
+        for (end, bytes) in [("cls", vec![b'0' + (key % 10) as u8]), ("jpg", bytes(key, len + key as usize))]
+        {
             let member = format!("{key:05}.{end}");
             fs::write(dir.path().join(&member), bytes).expect("write");
             names.push(member);

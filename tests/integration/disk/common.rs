@@ -3,6 +3,7 @@
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Got};
 use fletch_tests::watch::until;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// One number of the server's metrics, `name{label="value"}` written as it is served.
@@ -32,6 +33,16 @@ pub fn becomes(site: &Site, state: &str) {
 /// Waits until nothing waits to be appended.
 pub fn appended(site: &Site) {
     until("appended", Duration::from_secs(20), || series(site, "fletch_disk_append_queue_bytes") == 0);
+}
+
+/// Says that it is over when it is dropped, by a failed assertion, too: else whoever waits for the word
+/// would wait for ever.
+pub struct Over<'a>(pub &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// All of a dataset, and nothing refused.

@@ -1,6 +1,6 @@
 //! I6: the cache directory stays within its limit at every moment, whatever is read.
 
-use crate::common::{series, whole};
+use crate::common::{Over, series, whole};
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Readers};
 use std::fs;
@@ -36,8 +36,7 @@ fn overload(limit: u64, policy: &str) {
         "--cache-policy",
         policy,
     ]);
-    // Ten times the limit, by way of datasets so small that they can be written: each is read as another
-    // dataset, and chunks of several lengths die in between.
+    // Ten times the limit, dataset after dataset, so that chunks of several lengths die in between.
     let (readers, done, max, samples) =
         (Readers::new(), AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|s| {
@@ -49,13 +48,15 @@ fn overload(limit: u64, policy: &str) {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        for (round, len) in [110_000u64, 4096, 60_000, 1 << 20, 110_000].into_iter().enumerate() {
-            let n = (2 * limit / len).min(20_000);
-            let data = Data::new(50 + round as u64, n, len);
+        let _over = Over(&done);
+        let (mut read, mut round) = (0, 0);
+        while read < 10 * limit {
+            let len = [110_000u64, 8192, 60_000, 1 << 20][round % 4];
+            let data = Data::new(50 + round as u64, (2 * limit / len).min(20_000), len);
             let root = site.publish(&format!("d{round}"), &data.dir);
             assert_eq!(readers.read(&site, &root, &data.files, 8), whole(&data));
+            (read, round) = (read + data.bytes(), round + 1);
         }
-        done.store(true, Relaxed);
     });
     let (max, samples) = (max.load(Relaxed), samples.load(Relaxed));
     assert!(samples >= 50, "{samples} samples");

@@ -1,6 +1,6 @@
 //! I6: in a small cgroup, with many clients, connections and open files, memory stays what was configured.
 
-use crate::common::{series, whole};
+use crate::common::{Over, series, whole};
 use fletch_tests::cgroup::Memory;
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Readers};
@@ -47,6 +47,7 @@ fn i6_many_clients_in_a_small_cgroup() {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
+        let _over = Over(&done);
         let crowd: Vec<_> = [(&large, &roots[0]), (&small, &roots[1])]
             .into_iter()
             .map(|(data, root)| {
@@ -62,7 +63,6 @@ fn i6_many_clients_in_a_small_cgroup() {
         for c in crowd {
             c.join().expect("readers");
         }
-        done.store(true, Relaxed);
     });
     assert!(series(&site, "fletch_connections") >= 900);
     assert!(series(&site, "fletch_chunk_reads_total{tier=\"disk\"}") > 0);

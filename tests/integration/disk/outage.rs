@@ -1,7 +1,7 @@
 //! I5: whatever is done to the cache directory, under load or before a start, costs speed only, and the disk
 //! is used again when it works again, without a restart.
 
-use crate::common::{appended, becomes, fetched, is, series, whole};
+use crate::common::{Over, appended, becomes, fetched, is, series, whole};
 use fletch_tests::bins::run;
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Got, Readers};
@@ -30,8 +30,9 @@ fn under_load(site: &Site, root: &str, data: &Data, harm: impl FnOnce()) {
             }
             refused
         });
+        let over = Over(&done);
         harm();
-        done.store(true, Relaxed);
+        drop(over);
         assert_eq!(load.join().expect("readers"), 0, "a read was refused\n{}", site.log());
     });
 }

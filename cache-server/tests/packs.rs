@@ -164,7 +164,7 @@ async fn a_wrong_placement_delivers_nothing() {
 /// A chunk that would not stay is not fetched for one of its files.
 #[tokio::test]
 async fn files_of_chunks_that_are_not_kept_are_read_by_range() {
-    let node = Node::start(&["--cache-size=16MiB", "--cache-policy=pin"]).await;
+    let node = Node::start(&["--cache-size=16MiB", "--cache-policy=pin", "--memory=64MiB"]).await;
     // Something else has the disk.
     let other = Tree::new([("other", content(1, 40 << 20))]);
     let indexed = other.index();
@@ -175,14 +175,14 @@ async fn files_of_chunks_that_are_not_kept_are_read_by_range() {
     }
     let before = node.metric("fletch_chunk_fetched_bytes_total").await;
 
-    let (tree, to) = (tree(300), place());
+    let (tree, to) = (tree(700), place());
     let (packed, objects) = tree.pack_to(to.path(), false);
     let written: u64 =
         objects.iter().map(|k| std::fs::metadata(to.path().join(k)).expect("chunk").len()).sum();
     assert!(objects.len() > 2, "{}", objects.len());
     node.register("d", &tree.uri(), Some(&to.path().display().to_string())).await;
     // A few files of each chunk, read twice.
-    let some: Vec<&String> = tree.files.keys().filter(|p| p.starts_with('f')).step_by(10).collect();
+    let some: Vec<&String> = tree.files.keys().filter(|p| p.starts_with('f')).step_by(20).collect();
     let total: u64 = some.iter().map(|p| tree.files[*p].len() as u64).sum();
     for path in some.iter().chain(&some) {
         assert!(file(&node, packed.root(), path).await == tree.files[*path], "{path}");

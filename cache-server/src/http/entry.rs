@@ -122,7 +122,12 @@ impl Shared {
         if cached(server, sources, held.slice.chunk).is_none() {
             let located = server.versions.locate(sources, held.slice.chunk).await?;
             let alone = server.store.has(&key(hash), size)
-                || !server.store.keeps(&key(held.slice.chunk), sources.number(), located.len);
+                || !server.store.keeps(
+                    &key(held.slice.chunk),
+                    sources.number(),
+                    located.len,
+                    located.among(),
+                );
             if alone && let Some(part) = located.part(&held.range) {
                 return located_chunk(server, sources, hash, &part).await;
             }

@@ -44,6 +44,12 @@ impl Located {
         Located::new(source, Row { part, row })
     }
 
+    /// Bytes of all chunks of its layout, as that says.
+    #[must_use]
+    pub fn among(&self) -> u64 {
+        self.source.version.layout_doc().bytes
+    }
+
     /// A range of it, to be fetched under its own hash; `None` when it reaches past the end.
     #[must_use]
     pub fn part(&self, range: &Range<usize>) -> Option<Self> {

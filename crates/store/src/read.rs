@@ -159,13 +159,15 @@ impl Store {
         self.memory.get(key).is_some() || self.disk.as_ref().is_some_and(|d| d.has(key, len))
     }
 
-    /// Whether a read of the chunk finds it here or on its way, or brings it to stay: what is only
-    /// partly wanted and would not stay is better read by range, under a name of its own. Without
-    /// a disk tier everything stays for a while. Reads nothing.
+    /// Whether a read of the chunk finds it here or on its way, or brings it to stay: on disk, or in
+    /// memory because all that it is read with, `of` bytes, fits there. What is only partly wanted
+    /// and would not stay is better read by range, under a name of its own. Reads nothing.
     #[must_use]
-    pub fn keeps(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
-        let Some(disk) = &self.disk else { return true };
-        self.has(key, len) || self.flights.has(key) || disk.admits(key, dataset, len)
+    pub fn keeps(&self, key: &StoreKey, dataset: DatasetId, len: u32, of: u64) -> bool {
+        of <= self.limits.memory_bytes / 2
+            || self.has(key, len)
+            || self.flights.has(key)
+            || self.disk.as_ref().is_some_and(|d| d.admits(key, dataset, len))
     }
 
     /// The chunk `key`, which is `len` bytes long: from memory, from the flight that is

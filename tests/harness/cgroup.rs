@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -60,8 +61,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Err(e) = fs::remove_dir(&self.dir) {
-            eprintln!("cgroup {} stays: {e}", self.dir.display());
+        // Busy for a moment after its last process ended.
+        let until = Instant::now() + Duration::from_secs(2);
+        while let Err(e) = fs::remove_dir(&self.dir) {
+            if Instant::now() >= until {
+                eprintln!("cgroup {} stays: {e}", self.dir.display());
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }

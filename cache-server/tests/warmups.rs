@@ -41,7 +41,8 @@ impl Site {
             emulator.endpoint()
         );
         fs::write(&file, text).expect("write");
-        let mut args = vec![format!("--config={}", file.display())];
+        // Whatever else fills the disk of this machine.
+        let mut args = vec![format!("--config={}", file.display()), "--cache-free-floor=0".to_owned()];
         args.extend(more.iter().map(|s| (*s).to_owned()));
         if !more.iter().any(|s| s.starts_with("--cache-size")) {
             args.push(format!("--cache-size={CACHE}"));
@@ -247,7 +248,9 @@ async fn what_does_not_fit_is_not_claimed() {
     assert_eq!(told.state, WarmupState::Partial, "{told:?}");
     assert!(told.refused.chunks > 0 && told.brought.chunks > 0, "{told:?}");
     assert_eq!(told.looked_at, told.total);
-    assert_eq!(told.missing.chunks, told.total.chunks - told.brought.chunks, "{told:?}");
+    // What was admitted may still be refused when it is written: the last word is the count at the end.
+    let there = told.total.chunks - told.missing.chunks;
+    assert!(told.missing.chunks >= told.refused.chunks && there > 0, "{told:?}");
     let why = told.error.expect("a reason");
     assert!(why.hint.contains("cache.size"), "{why}");
     let r =
@@ -256,7 +259,7 @@ async fn what_does_not_fit_is_not_claimed() {
     let checked = site.over(&begun.id).await;
     assert_eq!((checked.state, checked.missing), (WarmupState::Partial, told.missing), "both count the same");
     // What it protects is given back when it is cancelled, also after it is over.
-    assert_eq!(site.node().metric("fletch_warmup_leased_chunks").await, told.brought.chunks);
+    assert_eq!(site.node().metric("fletch_warmup_leased_chunks").await, there);
     let path = format!("/v1/warmups/{}", told.id);
     let r = site.node().ask(Method::DELETE, &path).send().await.expect("answer");
     assert_eq!(r.status(), StatusCode::ACCEPTED);
@@ -345,4 +348,40 @@ async fn the_same_again_is_the_one_that_is_under_way_and_cancelling_keeps_what_c
     assert_eq!(rest.state, WarmupState::Done, "{rest:?}");
     assert!(rest.present.chunks >= 10, "{rest:?}");
     site.end().await;
+}
+
+#[tokio::test]
+async fn of_several_layouts_the_one_that_readers_are_given_is_warmed() {
+    use fletch_core::manifest::LayoutParams;
+    let tree = Tree::new([("a", content(1, 5 << 20)), ("b", content(2, 300))]);
+    let node = Node::start(&["--cache-size=64MiB", "--cache-free-floor=0"]).await;
+    let first = tree.index();
+    node.register("d", &tree.uri(), None).await;
+    // Open in the first layout, then the tag names another one of the same root.
+    node.resolve("d", "latest").await;
+    let file = format!("/v1/versions/{}/files/b", first.root());
+    body(node.get(&file).send().await.expect("answer"), StatusCode::OK).await;
+    let small = LayoutParams { slice_bytes: 1 << 20, ..LayoutParams::INDEX };
+    let second = tree.index_to(tree.dir.path(), small);
+    assert_eq!(first.root(), second.root());
+    let given = node.resolve("d", "latest").await;
+    assert_eq!(given.layout, second.written.layout);
+    let r = node.post("/v1/warmups", r#"{"dataset":"d"}"#).send().await.expect("answer");
+    let begun: Warmup = serde_json::from_slice(&body(r, StatusCode::ACCEPTED).await).expect("a warm-up");
+    assert_eq!((begun.layout, begun.total.chunks), (given.layout, 6));
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let r = node.get(&format!("/v1/warmups/{}", begun.id)).send().await.expect("answer");
+        let now: Warmup = serde_json::from_slice(&body(r, StatusCode::OK).await).expect("a warm-up");
+        if now.state.is_over() {
+            assert_eq!((now.state, now.missing), (WarmupState::Done, Amount::default()), "{now:?}");
+            break;
+        }
+        assert!(Instant::now() < until, "{now:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let slice = Hash::of(&tree.files["a"][..1 << 20]);
+    let r = node.get(&fletch_api::routes::chunk(first.root(), slice)).send().await.expect("answer");
+    assert_eq!(r.headers()["cache-status"], "fletch; hit");
+    node.running.shutdown().await;
 }

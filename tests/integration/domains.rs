@@ -138,7 +138,7 @@ fn warmup_and_evict_say_what_is_true_by_their_exit_codes() {
     for i in 0..30u8 {
         fs::write(data.join(format!("{i}.bin")), vec![i; 50_000]).expect("write");
     }
-    let site = Site::start(&["--cache-size", "64MiB"]);
+    let site = Site::start(&["--cache-size", "64MiB", "--cache-free-floor", "0"]);
     let root = site.publish("d", &data);
     let fletch = |args: &[&str]| {
         let out = command("fletch").args(args).args(["--server", &site.url]).output().expect("runs");
@@ -192,7 +192,14 @@ fn ctrl_c_ends_the_waiting_and_the_warmup_goes_on() {
     let text = format!("[[origin]]\nprefix = \"{}\"\nrequests_per_second = 8\n", data.display());
     fs::write(&config, text).expect("write");
     drop(index(&data, &tables, &[]));
-    let site = Site::start(&["--cache-size", "64MiB", "--config", config.to_str().expect("utf-8")]);
+    let site = Site::start(&[
+        "--cache-size",
+        "64MiB",
+        "--cache-free-floor",
+        "0",
+        "--config",
+        config.to_str().expect("utf-8"),
+    ]);
     site.register("d", &data.display().to_string(), &tables.display().to_string());
     let mut c = command("fletch");
     c.args(["warmup", "d", "--wait", "--server", &site.url]).stdout(Stdio::null()).stderr(Stdio::piped());

@@ -16,6 +16,7 @@ use axum::{
     response::IntoResponse as _,
 };
 use fletch_api::{Evicted, Problem, StartWarmup, Warmup, Warmups, routes, warmups::LEASE_S_MAX};
+use fletch_core::Root;
 use std::{sync::Arc, time::Duration};
 
 type OnePath = Result<Path<String>, PathRejection>;
@@ -40,8 +41,10 @@ pub async fn start(State(server): State<Arc<Server>>, Changer(who): Changer, bod
     let (source, _) = source_of(&server, &dataset, ask.version.as_deref().unwrap_or("latest")).await?;
     let root = source.version.root();
     let sources = grant(&server, &who, root).await?;
-    server.shares.note(sources.number(), root, sources.first.footprint_max(), server.now_ns());
-    let order = Order { sources, root, check: ask.check, lease: Duration::from_secs(ask.lease_s) };
+    // A layout beside the one that is read is as much again.
+    let read = if source.is_same(&sources.first) { root } else { Root(source.version.layout().0) };
+    server.shares.note(sources.number(), read, source.footprint_max(), server.now_ns());
+    let order = Order { sources, source, root, check: ask.check, lease: Duration::from_secs(ask.lease_s) };
     let warmup = server.warmups.start(order)?;
     let at = [(header::LOCATION, routes::warmup(&warmup.id))];
     Ok((StatusCode::ACCEPTED, at, Json(warmup)).into_response())

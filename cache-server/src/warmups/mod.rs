@@ -10,7 +10,7 @@
 
 mod run;
 
-use crate::versions::{Sources, Versions};
+use crate::versions::{Source, Sources, Versions};
 use fletch_api::{Amount, Code, Problem, Warmup, WarmupState};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, StoreKey};
 use fletch_store::{DatasetId, Store};
@@ -56,6 +56,8 @@ impl Means {
 pub struct Order {
     /// The ways to its bytes.
     pub sources: Arc<Sources>,
+    /// The layout whose chunks are meant: the one that readers of the same name are given.
+    pub source: Arc<Source>,
     /// Which version.
     pub root: Root,
     /// Whether only to look.
@@ -235,8 +237,9 @@ impl Warmups {
     pub fn start(self: &Arc<Self>, order: Order) -> Result<Warmup, TooManyWarmups> {
         let mut all = self.lock();
         let same = |o: &&Arc<One>| {
-            let a = (&o.domain, o.root, o.check, &o.dataset);
-            let b = (&order.sources.domain, order.root, order.check, order.sources.first.dataset());
+            let a = (&o.domain, o.root, o.layout, o.check, &o.dataset);
+            let layout = order.source.version.layout();
+            let b = (&order.sources.domain, order.root, layout, order.check, order.source.dataset());
             a == b && !o.lock().state.is_over()
         };
         if let Some(one) = all.iter().find(same) {
@@ -254,13 +257,13 @@ impl Warmups {
             leased_until_ns: None,
             error: None,
         };
-        let doc = order.sources.first.version.layout_doc();
+        let doc = order.source.version.layout_doc();
         let one = Arc::new(One {
             id: format!("{:016x}", rand::random::<u64>()),
             domain: order.sources.domain.clone(),
-            dataset: order.sources.first.dataset().clone(),
+            dataset: order.source.dataset().clone(),
             root: order.root,
-            layout: order.sources.first.version.layout(),
+            layout: order.source.version.layout(),
             check: order.check,
             total: Amount { chunks: doc.chunks, bytes: doc.bytes },
             started_ns: unix_ns(),

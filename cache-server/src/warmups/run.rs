@@ -24,8 +24,8 @@ const FAILURES_MAX: u32 = 16;
 const TRIES_MAX: u32 = 20;
 /// Between two of those.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// How long a dataset that nobody read lately waits for its share of the disk.
-const SHARE_WITHIN: Duration = Duration::from_secs(5);
+/// How long a dataset that nobody read lately, or not in this layout, waits for its share of the disk.
+const SHARE_WITHIN: Duration = Duration::from_secs(2);
 /// How long what was admitted may take to be written, at the end.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
 
@@ -110,16 +110,16 @@ impl Warmups {
     async fn share(&self, order: &Order) {
         let Some(disk) = self.means.store.disk() else { return };
         let shared = async {
-            while !disk.has_share(order.sources.number()) {
+            while !disk.has_share(order.sources.number(), order.source.footprint_max()) {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        // Without one it gets what the others leave, which is honest too.
+        // With less, or without one, a part is brought, and that is what is said.
         drop(timeout(SHARE_WITHIN, shared).await);
     }
 
     async fn rows(&self, one: &One, order: &Order, part: usize) -> Result<Arc<Vec<ChunkRow>>, Early> {
-        let source = &order.sources.first;
+        let source = &order.source;
         let rows = source.version.chunk_rows(part).await;
         rows.map_err(|e| {
             let e = VersionError::from(e);
@@ -129,7 +129,7 @@ impl Warmups {
     }
 
     fn parts(order: &Order) -> usize {
-        order.sources.first.version.manifest().parts.len()
+        order.source.version.manifest().parts.len()
     }
 
     /// Looks at every chunk, and brings it if that is the order.
@@ -173,7 +173,7 @@ impl Warmups {
             let found = self.means.store.look_at(&key, row.len).await;
             return (row, Went::Found(found));
         }
-        let located = Located::at(&sources.first, part, row.clone());
+        let located = Located::at(&order.source, part, row.clone());
         let mut tries = 0;
         loop {
             let fetch = Filler::fetch(&self.means.versions, sources, row.chunk, &located);

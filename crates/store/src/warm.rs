@@ -109,12 +109,13 @@ impl Disk {
         self.tier().map_or(0, |t| t.evict_dataset(dataset))
     }
 
-    /// Whether the dataset was given a share. True where none are given out.
+    /// Whether the dataset was given a share of so many bytes. True where none are given out.
     #[must_use]
-    pub fn has_share(&self, dataset: DatasetId) -> bool {
+    pub fn has_share(&self, dataset: DatasetId, bytes: u64) -> bool {
+        let enough = |share: Option<u64>| share.is_some_and(|s| s >= bytes);
         self.tier().is_none_or(|t| {
             t.policy() != crate::disk::Policy::Fletch
-                || t.stats().datasets.iter().any(|d| d.dataset == dataset && d.share.is_some())
+                || t.stats().datasets.iter().any(|d| d.dataset == dataset && enough(d.share))
         })
     }
 }

@@ -16,7 +16,7 @@
 //! - SEEK: the rate grows e-fold each quarter of a second until it is refused. A server that counts
 //!   with a bucket of tokens lets a burst pass; how large that is the first refusal has told (what
 //!   it let pass at once), so the rate at which the bucket was refilled can be solved for.
-//! - HOLD: 3 % below that. It grows slowly (0.05 % a second where a pause costs a second, faster
+//! - HOLD: 2 % below that. It grows slowly (0.05 % a second where a pause costs a second, faster
 //!   where it costs less, doubling every 20 s up to 5 %), and by 1.5 % a second while it lies well
 //!   below the rate that was refused last. Each refusal gives a new estimate, and takes 2 % to a
 //!   half. In the long run some 3 % of the capacity go into pauses and as much is left unused.
@@ -271,8 +271,11 @@ impl State {
                 let total: u32 = self.answered.iter().map(|(_, n)| n).sum();
                 let span = self.answered.front().map_or(Duration::ZERO, |(t, _)| now.duration_since(*t));
                 if span >= TELLING {
-                    let rate = f64::from(total) / span.as_secs_f64();
-                    Phase::Hold { rate: (0.95 * rate).max(RATE_MIN), refused: rate }
+                    // What it answered in the last second, a burst included.
+                    let new = |(tick, _): &&(Instant, u32)| now.saturating_duration_since(*tick) <= TELLING;
+                    let recent: u32 = self.answered.iter().filter(new).map(|(_, n)| n).sum();
+                    let rate = f64::from(recent) / TELLING.as_secs_f64();
+                    Phase::Hold { rate: (0.9 * rate).max(RATE_MIN), refused: rate.max(RATE_MIN) }
                 } else {
                     self.burst = f64::from(total);
                     self.burst_span = span;
@@ -304,8 +307,13 @@ impl State {
 
     /// HOLD, after `refused` requests a second were; at least `least` of that.
     fn hold(&self, refused: f64, least: f64, now: Instant) -> Phase {
-        let capacity = self.capacity(now);
-        let rate = (0.97 * capacity).clamp(least * refused, 0.98 * refused);
+        // On a busy machine answers come in clumps and the estimate may be far too low; what was
+        // answered on the average of this phase is little more than the capacity.
+        let seconds = now.saturating_duration_since(self.since).as_secs_f64().max(0.05);
+        let total: u32 = self.answered.iter().map(|(_, n)| n).sum();
+        let share = if seconds > 2.0 { 0.9 } else { 0.7 };
+        let capacity = self.capacity(now).max(share * f64::from(total) / seconds.min(HISTORY.as_secs_f64()));
+        let rate = (0.98 * capacity).clamp(least * refused, 0.98 * refused);
         Phase::Hold { rate: rate.max(RATE_MIN), refused: refused.min(1.1 * capacity).max(RATE_MIN) }
     }
 

@@ -324,12 +324,12 @@ async fn rotated_credentials_are_taken_over_without_a_failure() {
     assert_eq!(origins.stats().credentials_read, 2);
 }
 
-/// The origin answers 500 requests a second, and more with `503` and `Retry-After: 1`. Half a minute,
+/// The origin answers 500 requests a second, and more with `503` and `Retry-After: 1`. Three quarters of a minute,
 /// because two such answers at the start cost two seconds whatever is learned from them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_origin_capped_at_500_requests_a_second_is_used_to_nine_tenths() {
     const CAP: u32 = 500;
-    const SECONDS: u64 = 30;
+    const SECONDS: u64 = 45;
     let shape = EmulatorConfig { rps_cap: Some(CAP), retry_after_s: 1, ..EmulatorConfig::default() };
     let emulator = OriginEmulator::start(shape, Backing::empty());
     emulator.insert("x", vec![7; 4096]);

@@ -18,7 +18,7 @@ use crate::progress::Total;
 use fletch_core::Hash;
 use fletch_core::manifest::pack::{Item, Keeper, Keyer, ParentPlace, Place};
 use fletch_core::manifest::sample::SampleMatcher;
-use fletch_core::manifest::tar::shard::{ShardMember, is_shard};
+use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard, is_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, PartCutter};
 use fletch_origin::Origin;
 use fletch_tables::{Fault, PinRow};
@@ -170,6 +170,9 @@ impl<'a> Finder<'a> {
                 Scanned::Plain(why) => self.faults.warn(&path, &why),
                 Scanned::Fault(why) => return self.fault(&path, why),
             }
+        }
+        if is_compressed_shard(&path) {
+            self.faults.warn(&path, "it is compressed; decompress it to pack what is in it");
         }
         let mut known = found.as_ref().map(|(known, _)| known.content.clone());
         match self.keyer.next(entry.as_ref()) {

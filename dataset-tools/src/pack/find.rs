@@ -50,6 +50,7 @@ pub struct Finder<'a> {
     faults: &'a mut Faults,
     total: &'a Total,
     shards: ShardReader<'a>,
+    compressed: u64,
 }
 
 /// Everything that was found.
@@ -99,6 +100,7 @@ impl<'a> Finder<'a> {
             faults,
             total,
             shards,
+            compressed: 0,
         })
     }
 
@@ -107,6 +109,7 @@ impl<'a> Finder<'a> {
     /// # Errors
     /// When the scratch files take no more.
     pub fn finish(self) -> Result<Found, Failure> {
+        self.faults.tell_compressed(self.compressed);
         Ok(Found {
             catalogue: self.rows.finish().map_err(|e| scratch_failed(&e))?,
             items: self.items.finish().map_err(|e| scratch_failed(&e))?,
@@ -171,9 +174,7 @@ impl<'a> Finder<'a> {
                 Scanned::Fault(why) => return self.fault(&path, why),
             }
         }
-        if is_compressed_shard(&path) {
-            self.faults.warn(&path, "it is compressed; decompress it to pack what is in it");
-        }
+        self.compressed += u64::from(is_compressed_shard(&path));
         let mut known = found.as_ref().map(|(known, _)| known.content.clone());
         match self.keyer.next(entry.as_ref()) {
             Place::Group(item) => self.group(&item, found.and_then(|(_, place)| place))?,

@@ -1,7 +1,8 @@
 //! What the tests ask a server.
 
+use fletch_core::Hash;
 use fletch_tests::fixture::Site;
-use fletch_tests::readers::{Data, Got};
+use fletch_tests::readers::{Data, Got, Readers};
 use fletch_tests::watch::until;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -33,6 +34,18 @@ pub fn becomes(site: &Site, state: &str) {
 /// Waits until nothing waits to be appended.
 pub fn appended(site: &Site) {
     until("appended", Duration::from_secs(20), || series(site, "fletch_disk_append_queue_bytes") == 0);
+}
+
+/// Reads files in an order, a few at a time, so that whatever the disk's speed the queue of appends (a quarter
+/// of the server's 64 MiB) has room for each: what is dropped there would come from the origin again, rightly.
+pub fn settle(site: &Site, readers: &Readers, root: &str, files: &[(String, Hash)], at_once: usize) -> Got {
+    let mut all = Got { bytes: 0, failed: 0 };
+    for some in files.chunks(100) {
+        let got = readers.read(site, root, some, at_once);
+        appended(site);
+        all = Got { bytes: all.bytes + got.bytes, failed: all.failed + got.failed };
+    }
+    all
 }
 
 /// Says that it is over when it is dropped, by a failed assertion, too: else whoever waits for the word

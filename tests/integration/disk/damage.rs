@@ -1,6 +1,6 @@
 //! I1: bytes that changed on disk are never sent; they are counted, quarantined and fetched again.
 
-use crate::common::{appended, fetched, series, whole};
+use crate::common::{appended, fetched, series, settle, whole};
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Readers};
 use std::fs;
@@ -30,8 +30,7 @@ fn one_percent_flipped_and_one_percent_cut_cost_only_their_own_fetch() {
     let mut site = Site::start(&["--memory", "64MiB", "--cache-size", "256MiB", "--cache-free-floor", "0"]);
     let root = site.publish("damage", &data.dir);
     let readers = Readers::new();
-    assert_eq!(readers.read(&site, &root, &data.files, 8), whole(&data));
-    appended(&site);
+    assert_eq!(settle(&site, &readers, &root, &data.files, 8), whole(&data));
     site.end();
     // One record in a hundred gets a flipped bit somewhere; of one in a hundred the second half of the
     // payload is gone (zeros, as a file system leaves it after a crash).

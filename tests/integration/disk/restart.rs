@@ -1,6 +1,6 @@
 //! I5: what was appended is served again after `kill -9`, without the origin.
 
-use crate::common::{appended, becomes, delivered, fetched, series, whole};
+use crate::common::{becomes, delivered, fetched, series, settle, whole};
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Got, Readers};
 use fletch_tests::watch::until;
@@ -16,8 +16,7 @@ fn after_kill_9_what_was_appended_needs_no_origin() {
     let mut site = Site::start(&SMALL);
     let root = site.publish("warm", &data.dir);
     let readers = Readers::new();
-    assert_eq!(readers.read(&site, &root, &data.files, 8), whole(&data));
-    appended(&site);
+    assert_eq!(settle(&site, &readers, &root, &data.files, 8), whole(&data));
     assert_eq!(series(&site, "fletch_disk_chunks"), 1500);
     // Memory is smaller than the dataset, and yet nothing is fetched again.
     assert_eq!(readers.read(&site, &root, &data.files, 8), whole(&data));

@@ -1,7 +1,7 @@
 //! I4: a plain reader with less cache than data. What is cached stays, a second dataset gets its share, and
 //! the arms are what theory says.
 
-use crate::common::{appended, delivered, fetched, series};
+use crate::common::{appended, delivered, fetched, series, settle};
 use fletch_tests::bins::Running;
 use fletch_tests::cgroup::Memory;
 use fletch_tests::fixture::Site;
@@ -117,8 +117,7 @@ fn arm(policy: &str) -> f64 {
     for e in 0..4 {
         order.shuffle(&mut rng);
         let before = [delivered(&site, "hit", "disk"), delivered(&site, "hit", "memory")];
-        assert_eq!(readers.read(&site, &root, &order, 2).failed, 0);
-        appended(&site);
+        assert_eq!(settle(&site, &readers, &root, &order, 2).failed, 0);
         if e > 0 {
             let disk = (delivered(&site, "hit", "disk") - before[0]) as f64;
             let memory = (delivered(&site, "hit", "memory") - before[1]) as f64;

@@ -19,6 +19,9 @@ fn world() -> World {
     w
 }
 
+/// More than one batch of the journal, so that the first one is whole: a write that `kill -9` cuts is torn.
+const JOURNALLED_BYTES: u64 = 320 << 10;
+
 /// Starts a run and returns when it has journalled something and is still at it.
 fn start(w: &World) -> Child {
     for _ in 0..10 {
@@ -31,7 +34,7 @@ fn start(w: &World) -> Child {
         let began = Instant::now();
         loop {
             let journalled = crate::common::files(&w.path("state")).iter().any(|f| {
-                f.contains("new/") && fs::metadata(w.path("state").join(f)).is_ok_and(|m| m.len() > 1000)
+                f.contains("new/") && fs::metadata(w.path("state").join(f)).is_ok_and(|m| m.len() > JOURNALLED_BYTES)
             });
             if child.try_wait().expect("wait").is_some() {
                 break;

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use fletch_core::{DatasetName, TagName};
 use fletch_settings::ByteSize;
 use fletch_settings::Span;
+use fletch_sim::cli::SimulateArgs;
 use std::path::PathBuf;
 
 const AFTER: &str = "\
@@ -218,6 +219,16 @@ Ends the dataset's warm-ups and what they protect. --json prints {name, chunks}.
 --json prints {info, cluster, datasets: […], accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}],
 table_bytes}}.")]
     Status,
+    /// Play jobs, caches and origins in virtual time: how much would be fetched, and who would wait.
+    #[command(after_help = "Examples:
+  fletch simulate
+  fletch simulate --case four-jobs.toml --arm fletch --arm lru --arm pin --json
+  fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128 --ahead 64
+
+Needs no server and no data. How a case is written, and how a real run is compared with it: docs/SIMULATE.md.
+--json prints {format, major, outcomes: [{case, arm, cache, ratio, bound, simple, ranged, near, near10, run_max, fresh,
+peak, stalled, epoch_seconds, delivered}], summary: {runs, seconds}}.")]
+    Simulate(SimulateArgs),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:
   fletch completions bash > ~/.local/share/bash-completion/completions/fletch")]

@@ -33,7 +33,15 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ),
     (
         "fletch",
-        &["fletch-core", "fletch-api", "fletch-tables", "fletch-settings", "fletch-origin", "fletch-client"],
+        &[
+            "fletch-core",
+            "fletch-api",
+            "fletch-tables",
+            "fletch-settings",
+            "fletch-origin",
+            "fletch-client",
+            "fletch-sim",
+        ],
     ),
 ];
 

@@ -74,7 +74,8 @@ pub struct Origin {
 pub struct Case {
     /// What to call it.
     pub name: String,
-    /// Samples in each unit.
+    /// Samples in each unit; a file may say `{ count, samples }` for equal ones.
+    #[serde(deserialize_with = "units")]
     pub units: Vec<u32>,
     /// The cache, as a part of the dataset.
     pub cache: f64,
@@ -85,6 +86,7 @@ pub struct Case {
     /// When everything ends, in seconds.
     pub end: f64,
     /// Everything random comes from it.
+    #[serde(default = "one")]
     pub seed: u64,
     /// What a fetch costs.
     #[serde(default)]
@@ -105,6 +107,30 @@ pub struct Case {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> u64 {
+    1
+}
+
+/// Equal units, or the samples of each.
+#[derive(Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+enum Units {
+    Each(Vec<u32>),
+    Equal { count: u32, samples: u32 },
+}
+
+fn units<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error> {
+    use serde::de::Error;
+    match Units::deserialize(from) {
+        Ok(Units::Each(each)) => Ok(each),
+        Ok(Units::Equal { count, samples }) if u64::from(count) * u64::from(samples) <= 1 << 31 => {
+            Ok(vec![samples; count as usize])
+        }
+        Ok(Units::Equal { .. }) => Err(D::Error::custom("units: more than 2^31 samples")),
+        Err(_) => Err(D::Error::custom("units: a list of samples per unit, or { count, samples }")),
+    }
 }
 
 impl Case {

@@ -171,19 +171,24 @@ pub fn grid(seed: u64) -> Vec<Case> {
     v
 }
 
-/// Many jobs over many single-sample units, staggered, two epochs: how far the policy scales.
+/// Many jobs over many single-sample units: each starts at a random moment of the first epoch, reads
+/// two epochs and leaves. How far the policy scales.
 #[must_use]
 pub fn scale(jobs: usize, units: usize, cache: f64, seed: u64) -> Case {
     let n = units as f64;
     let mut r = Rng(seed);
-    let jobs = (0..jobs).map(|_| JobSpec::new(0.9 + 0.2 * r.unit(), r.unit() * n)).collect();
+    let job = |r: &mut Rng| {
+        let (rate, start) = (0.9 + 0.2 * r.unit(), r.unit() * n);
+        // Half a sample before a third epoch would begin.
+        JobSpec { end: Some(start + (2.0 * n - 0.5) / rate), ..JobSpec::new(rate, start) }
+    };
     Case {
         name: "scale".into(),
         units: vec![1; units],
         cache,
-        jobs,
+        jobs: (0..jobs).map(|_| job(&mut r)).collect(),
         warm: n,
-        end: 3.0 * n,
+        end: 3.5 * n,
         seed,
         origin: None,
         leased: 0,

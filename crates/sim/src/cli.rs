@@ -1,7 +1,6 @@
 //! The command line, for `fletch simulate` and `fletch-simulate` alike.
 
-use crate::{ArmKind, Case, Origin, cases, simulate, table};
-use anyhow::{Context, bail};
+use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, engine, file, table};
 use clap::{Args, Parser, ValueEnum};
 use fletch_core::order::substitute::Knobs;
 use std::{io::Write, path::PathBuf};
@@ -13,6 +12,9 @@ pub struct Cli {
     /// What to run.
     #[command(flatten)]
     pub args: SimulateArgs,
+    /// One JSON object a line instead of a table.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Which cases.
@@ -24,7 +26,7 @@ pub enum Which {
     Extras,
     /// Cache × jobs × arrangement × speeds: 320 cases.
     Grid,
-    /// Many jobs over many single-sample units.
+    /// Many jobs over many single-sample units, two epochs each.
     Scale,
 }
 
@@ -34,8 +36,8 @@ pub struct SimulateArgs {
     /// A named set of cases.
     #[arg(value_enum, default_value = "rows", conflicts_with = "case")]
     pub which: Which,
-    /// A JSON file with one case, or a list of them.
-    #[arg(long)]
+    /// A TOML (.toml) or JSON file with one case or several.
+    #[arg(long, value_name = "FILE")]
     pub case: Option<PathBuf>,
     /// What stands between jobs and origin (may be given several times).
     #[arg(long = "arm", value_enum, default_values = ["fletch"])]
@@ -76,9 +78,25 @@ pub struct SimulateArgs {
     /// How many older decisions one whose bytes are here may overtake.
     #[arg(long)]
     pub overtake: Option<usize>,
-    /// One JSON object a line instead of a table.
-    #[arg(long)]
-    pub json: bool,
+}
+
+/// One case against one arm.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// What is simulated.
+    pub case: Case,
+    /// What stands between its jobs and its origin.
+    pub arm: ArmKind,
+    /// The policy's constants.
+    pub knobs: Knobs,
+}
+
+impl Run {
+    /// Plays it; `watch` hears which part of it is done.
+    #[must_use]
+    pub fn play(&self, watch: &mut dyn FnMut(f64)) -> Outcome {
+        engine::simulate_with(&self.case, self.arm, self.knobs, watch)
+    }
 }
 
 impl Cli {
@@ -87,20 +105,24 @@ impl Cli {
     /// # Errors
     /// Unknown constants, unreadable or faulty cases, a writer that fails.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
-        self.args.run(out)
+        if !self.json {
+            writeln!(out, "{}", table::HEADING)?;
+        }
+        for run in self.args.runs()? {
+            table::write(out, &run.play(&mut |_| {}), self.json)?;
+        }
+        Ok(())
     }
 }
 
 impl SimulateArgs {
-    /// Runs it.
+    /// What there is to run, in order; all of it has been checked.
     ///
     /// # Errors
-    /// As [`Cli::run`].
-    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+    /// Any [`BadCase`].
+    pub fn runs(&self) -> Result<Vec<Run>, BadCase> {
         let knobs = knobs(&self.set)?;
-        if !self.json {
-            writeln!(out, "{}", table::HEADING)?;
-        }
+        let mut runs = Vec::new();
         for mut case in self.cases()? {
             if self.only.as_ref().is_some_and(|o| !case.name.contains(o.as_str())) {
                 continue;
@@ -113,43 +135,34 @@ impl SimulateArgs {
             case.overtake = self.overtake.unwrap_or(case.overtake);
             let faults = case.faults();
             if !faults.is_empty() {
-                bail!("case {:?}: {}", case.name, faults.join("; "));
+                return Err(BadCase::Faults { case: case.name, faults });
             }
-            for &arm in &self.arms {
-                table::write(out, &simulate(&case, arm, knobs), self.json)?;
-            }
+            runs.extend(self.arms.iter().map(|&arm| Run { case: case.clone(), arm, knobs }));
         }
-        Ok(())
+        Ok(runs)
     }
 
-    fn cases(&self) -> anyhow::Result<Vec<Case>> {
-        let Some(path) = &self.case else {
-            return Ok(match self.which {
-                Which::Rows => cases::rows(self.units, self.size, self.seed),
-                Which::Extras => cases::extras(),
-                Which::Grid => cases::grid(self.seed),
-                Which::Scale => vec![cases::scale(self.jobs, self.units, self.cache, self.seed)],
-            });
-        };
-        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        let one_or_many = if text.trim_start().starts_with('[') {
-            serde_json::from_str(&text)
-        } else {
-            serde_json::from_str(&text).map(|c| vec![c])
-        };
-        one_or_many.with_context(|| format!("{} is not a case", path.display()))
+    fn cases(&self) -> Result<Vec<Case>, BadCase> {
+        Ok(match (&self.case, self.which) {
+            (Some(path), _) => file::read(path)?,
+            (None, Which::Rows) => cases::rows(self.units, self.size, self.seed),
+            (None, Which::Extras) => cases::extras(),
+            (None, Which::Grid) => cases::grid(self.seed),
+            (None, Which::Scale) => vec![cases::scale(self.jobs, self.units, self.cache, self.seed)],
+        })
     }
 }
 
 /// Reads `name=value` settings of the policy's constants.
 ///
 /// # Errors
-/// An unknown name, or a value that is no number.
-pub fn knobs(set: &[String]) -> anyhow::Result<Knobs> {
+/// [`BadCase::Knob`].
+pub fn knobs(set: &[String]) -> Result<Knobs, BadCase> {
     let mut k = Knobs::default();
     for s in set {
-        let Some((name, value)) = s.split_once('=') else { bail!("--set {s:?}: expected name=value") };
-        let value: f64 = value.parse().with_context(|| format!("--set {s:?}: not a number"))?;
+        let bad = |why| BadCase::Knob { set: s.clone(), why };
+        let (name, value) = s.split_once('=').ok_or_else(|| bad("expected name=value"))?;
+        let value: f64 = value.parse().map_err(|_| bad("not a number"))?;
         let field = match name {
             "window" => &mut k.window,
             "window_of_cache" => &mut k.window_of_cache,
@@ -166,7 +179,7 @@ pub fn knobs(set: &[String]) -> anyhow::Result<Knobs> {
             "stir" => &mut k.stir,
             "active" => &mut k.active,
             "rotate" => &mut k.rotate,
-            _ => bail!("--set {s:?}: no such constant"),
+            _ => return Err(bad("no such constant")),
         };
         *field = value;
     }

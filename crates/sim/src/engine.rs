@@ -75,6 +75,18 @@ fn tick(t: f64) -> u64 {
 /// delivered twice, a cache over its capacity, a sample that is neither here nor paid for.
 #[must_use]
 pub fn simulate(case: &Case, arm: ArmKind, knobs: Knobs) -> Outcome {
+    simulate_with(case, arm, knobs, &mut |_| {})
+}
+
+/// Events between two words to who watches.
+const WATCH_EVERY: u64 = 1 << 16;
+
+/// As [`simulate`], and says now and then which part of the case's time has passed.
+///
+/// # Panics
+/// As [`simulate`].
+#[must_use]
+pub fn simulate_with(case: &Case, arm: ArmKind, knobs: Knobs, watch: &mut dyn FnMut(f64)) -> Outcome {
     let faults = case.faults();
     assert!(faults.is_empty(), "{}: {}", case.name, faults.join("; "));
     let mut books = Books::new(case);
@@ -88,7 +100,12 @@ pub fn simulate(case: &Case, arm: ArmKind, knobs: Knobs) -> Outcome {
     for (j, c) in clients.iter().enumerate() {
         heap.push(Reverse((tick(c.clock), j)));
     }
+    let mut events = 0u64;
     while let Some(Reverse((_, j))) = heap.pop() {
+        events += 1;
+        if events.is_multiple_of(WATCH_EVERY) {
+            watch(clients[j].clock / case.end);
+        }
         let (spec, client) = (&case.jobs[j], &mut clients[j]);
         let now = client.clock;
         if now >= case.end {

@@ -13,8 +13,10 @@ pub mod case;
 pub mod cases;
 pub mod cli;
 mod engine;
+pub mod file;
 pub mod table;
 
 pub use arms::ArmKind;
 pub use case::{Case, JobSpec, Origin, Reader, Subset};
-pub use engine::{Outcome, simulate};
+pub use engine::{Outcome, simulate, simulate_with};
+pub use file::BadCase;

@@ -6,6 +6,7 @@ mod index;
 mod list;
 mod pack;
 mod server;
+mod simulate;
 mod tag;
 mod verify;
 mod warmup;
@@ -130,6 +131,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
         Command::Datasets => server::datasets(&ctx).map(|()| Exit::Ok),
         Command::Status => server::status(&ctx).map(|()| Exit::Ok),
+        Command::Simulate(args) => simulate::run(&ctx, &args).map(|()| Exit::Ok),
         Command::Completions { .. } => Ok(Exit::Ok),
     };
     done.unwrap_or_else(|e| fail(out, &e, &[]))

@@ -11,4 +11,5 @@ mod pack;
 mod pack_runs;
 mod pack_shards;
 mod shards;
+mod simulate;
 mod verify;

@@ -1,0 +1,60 @@
+//! `fletch simulate` from outside.
+
+use super::common::{World, keys};
+use std::fs;
+
+/// A small case, as docs/SIMULATE.md writes them.
+const CASE: &str = r#"
+name = "two jobs"
+units = { count = 60, samples = 8 }
+cache = 0.25
+warm = 480.0
+end = 2400.0
+origin = { bandwidth = 1.5, latency = 2.0 }
+leased = 16
+ahead = 8
+
+[[jobs]]
+rate = 1.0
+
+[[jobs]]
+rate = 1.0
+start = 240.0
+pauses = [[700.0, 760.0]]
+"#;
+
+#[test]
+fn a_case_in_a_file_gives_one_document() {
+    let w = World::new();
+    fs::write(w.path("case.toml"), CASE).expect("write");
+    let v = w.json(&["simulate", "--case", "case.toml", "--arm", "fletch", "--arm", "direct"]);
+    assert_eq!(keys(&v), ["format", "major", "outcomes", "summary"]);
+    assert_eq!((v["format"].as_str(), v["major"].as_u64()), (Some("fletch.simulation"), Some(1)));
+    let outcomes = v["outcomes"].as_array().expect("a list");
+    assert_eq!(outcomes.len(), 2);
+    let help = w.run(&["simulate", "--help"]).ok().stdout;
+    for key in keys(&outcomes[0]) {
+        assert!(help.contains(key), "--help does not name {key}");
+    }
+    let ratio = |i: usize| outcomes[i]["ratio"].as_f64().expect("a number");
+    assert_eq!(ratio(1), 1.0);
+    assert!(ratio(0) < 0.6, "{}", ratio(0));
+    assert_eq!(v["summary"]["runs"], 2);
+    // The same case again, as JSON and as a table, is the same.
+    let again = w.run(&["simulate", "--case", "case.toml", "--progress", "plain"]).ok().stdout;
+    assert_eq!(again.lines().count(), 2);
+    assert!(again.lines().nth(1).expect("a row").contains(&format!("{:.3}", ratio(0))), "{again}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_told_before_anything_runs() {
+    let w = World::new();
+    fs::write(w.path("odd.toml"), CASE.replace("cache", "cash")).expect("write");
+    w.run(&["simulate", "--case", "odd.toml"]).code(1).says("cash").says("docs/SIMULATE.md");
+    fs::write(w.path("bad.toml"), CASE.replace("0.25", "1.25")).expect("write");
+    let ran = w.run(&["simulate", "--case", "bad.toml", "--json"]).code(1).says("not between 0 and 1");
+    assert_eq!(ran.json()["error"]["code"], "failed");
+    w.run(&["simulate", "--case", "nowhere.toml"]).code(1).says("nowhere.toml");
+    w.run(&["simulate", "--set", "windw=1"]).code(2).says("no such constant");
+    w.run(&["simulate", "rows", "--case", "bad.toml"]).code(2);
+}

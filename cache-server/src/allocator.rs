@@ -4,7 +4,8 @@
 //! of them was freed. There, buffers of 4 MiB and of 110 KB leave holes: with `memory.max` = 128 MiB, which bounds all
 //! buffers alive (I6), the process held 286 MiB under load; with a fixed threshold it holds 166, tables and a
 //! thousand connections included. jemalloc (273) and mimalloc (454) did not help with
-//! their defaults. The price is a page fault for each fresh page of a buffer.
+//! their defaults. The price is a page fault for each fresh page of a buffer; what is read from disk is read into
+//! buffers that were used before (`fletch_store`, `buffers`).
 //!
 //! This file is the only one of the server with `unsafe`.
 

@@ -14,11 +14,11 @@
 //! 4. a reader never waits for an append.
 
 use crate::{
+    buffers::Lent,
     disk::{
         Admission, DatasetId, DiskConfig, DiskError, DiskStats, DiskTier, Health, ReapReport, Recovery,
         ScrubReport, equal_split,
     },
-    memory::hold,
     stats::Counters,
 };
 use fletch_core::{StoreKey, Verified};
@@ -31,7 +31,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    sync::{Notify, Semaphore},
     task::spawn_blocking,
     time::{Instant, timeout_at},
 };
@@ -266,12 +266,11 @@ impl Disk {
         self.tier().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
     }
 
-    /// The chunk as it is on disk, if it is right; `permit` covers its bytes.
+    /// The chunk as it is on disk, if it is right, in `buffer`, which is as long.
     pub(crate) async fn read(
         self: &Arc<Self>,
         key: &StoreKey,
-        len: u32,
-        permit: OwnedSemaphorePermit,
+        buffer: Lent,
         until: Instant,
     ) -> Option<Verified> {
         let tier = self.tier()?;
@@ -285,16 +284,18 @@ impl Disk {
         let job = spawn_blocking(move || {
             let _turn = turn;
             // Its errors are counted, and blamed on the disk, by the tier.
-            let bytes = tier.get(&of).ok().flatten()?;
-            let fits = bytes.len() == len as usize;
-            match Verified::check(of.hash, hold(bytes, permit)) {
-                Ok(chunk) if fits => Some(chunk),
-                _ => {
-                    Counters::add(&disk.counters.corrupt, 1);
-                    tier.quarantine(&of);
-                    None
+            let found = tier.get_with(&of, |record| {
+                if record.len() != buffer.as_ref().len() {
+                    return Ok(None);
                 }
+                Verified::fill(of.hash, buffer, |at, piece| record.read_at(at, piece)).map(Result::ok)
+            });
+            let found = found.ok().flatten()?;
+            if found.is_none() {
+                Counters::add(&disk.counters.corrupt, 1);
+                tier.quarantine(&of);
             }
+            found
         });
         match timeout_at(by, job).await {
             Ok(done) => done.ok().flatten(),

@@ -15,6 +15,7 @@
 //! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads pass it by.
 
 mod attached;
+mod buffers;
 pub mod disk;
 mod flight;
 mod memory;

@@ -5,6 +5,7 @@
 //! It also *frees* lazily (some epochs after it evicts), so the chunk lies in a slot that
 //! the eviction empties at once.
 
+use crate::buffers::{Buffers, Lent, class};
 use bytes::Bytes;
 use fletch_core::{StoreKey, Verified};
 use moka::{policy::EvictionPolicy, sync::Cache};
@@ -24,6 +25,7 @@ const RELIEF_EVERY: Duration = Duration::from_millis(20);
 pub(crate) struct Memory {
     cache: Cache<StoreKey, Slot>,
     permits: Arc<Semaphore>,
+    buffers: Arc<Buffers>,
     memory_bytes: u64,
 }
 
@@ -76,7 +78,7 @@ impl Memory {
             .eviction_policy(EvictionPolicy::lru())
             .eviction_listener(|_, slot, _| slot.empty())
             .build();
-        Memory { cache, permits: Arc::new(Semaphore::new(permits)), memory_bytes }
+        Memory { cache, permits: Arc::new(Semaphore::new(permits)), buffers: Arc::default(), memory_bytes }
     }
 
     pub fn get(&self, key: &StoreKey) -> Option<Verified> {
@@ -89,6 +91,15 @@ impl Memory {
         self.cache.run_pending_tasks();
     }
 
+    /// A buffer to read `len` bytes into, used before if there is one; as [`Memory::permit`].
+    pub async fn buffer(&self, len: u32, until: Instant) -> Option<Lent> {
+        let class = class(len, self.memory_bytes);
+        match self.buffers.take(class, len) {
+            Some(lent) => Some(lent),
+            None => Some(self.buffers.fresh(self.permit(class, until).await?, len)),
+        }
+    }
+
     /// Permission to hold `len` bytes; `None` when it did not come until `until`. A fetch that has
     /// to wait takes memory back from the cache: what is on its way matters more than what
     /// may be asked for again.
@@ -99,6 +110,7 @@ impl Memory {
         if let Ok(p) = Arc::clone(&self.permits).try_acquire_many_owned(len) {
             return Some(p);
         }
+        let _wanted = self.buffers.wanted();
         let waiting = Arc::clone(&self.permits).acquire_many_owned(len);
         tokio::pin!(waiting);
         loop {
@@ -115,9 +127,10 @@ impl Memory {
         }
     }
 
-    /// Drops cached chunks of `bytes` in all. Frees nothing that a reader still holds.
+    /// Drops idle buffers, and cached chunks, of `bytes` in all. Frees nothing that a reader still holds.
     fn relieve(&self, bytes: u64) {
-        let mut dropped = 0;
+        let idle = self.buffers.relieve(bytes);
+        let mut dropped = idle;
         for (key, slot) in &self.cache {
             if dropped >= bytes {
                 break;
@@ -126,6 +139,8 @@ impl Memory {
             self.cache.invalidate(&*key);
         }
         self.cache.run_pending_tasks();
+        // What chunks were read into came back idle.
+        self.buffers.relieve(bytes.saturating_sub(idle));
     }
 
     pub fn cached(&self) -> (u64, u64) {

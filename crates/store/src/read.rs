@@ -2,6 +2,7 @@
 
 use crate::{
     attached::Disk,
+    buffers::Lent,
     disk::DatasetId,
     flight::{Boarding, Flights, Ticket},
     memory::{Memory, hold},
@@ -209,8 +210,8 @@ impl Store {
         self.limits.deadline
     }
 
-    pub(crate) async fn permit(&self, len: u32, until: Instant) -> Option<tokio::sync::OwnedSemaphorePermit> {
-        self.memory.permit(len, until).await
+    pub(crate) async fn buffer(&self, len: u32, until: Instant) -> Option<Lent> {
+        self.memory.buffer(len, until).await
     }
 
     /// A snapshot of what was counted.
@@ -256,8 +257,8 @@ impl Store {
     ) -> Result<Option<Verified>, ReadError> {
         let Some(disk) = self.disk.as_ref().filter(|d| d.has(key, len)) else { return Ok(None) };
         let within = self.limits.deadline;
-        let permit = self.memory.permit(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
-        let found = disk.read(key, len, permit, until).await;
+        let buffer = self.memory.buffer(len, until).await.ok_or(ReadError::Overloaded { len, within })?;
+        let found = disk.read(key, buffer, until).await;
         Counters::add(&self.counters.hits_disk, u64::from(found.is_some()));
         Ok(found)
     }

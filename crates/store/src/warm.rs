@@ -79,8 +79,8 @@ impl Store {
             return Found::Missing;
         }
         let until = Instant::now() + self.deadline();
-        let Some(permit) = self.permit(len, until).await else { return Found::Unread };
-        match disk.read(key, len, permit, until).await {
+        let Some(buffer) = self.buffer(len, until).await else { return Found::Unread };
+        match disk.read(key, buffer, until).await {
             Some(_) => Found::Whole,
             None if disk.has(key, len) => Found::Unread,
             None => Found::Damaged,

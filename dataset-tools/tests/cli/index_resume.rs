@@ -34,7 +34,8 @@ fn start(w: &World) -> Child {
         let began = Instant::now();
         loop {
             let journalled = crate::common::files(&w.path("state")).iter().any(|f| {
-                f.contains("new/") && fs::metadata(w.path("state").join(f)).is_ok_and(|m| m.len() > JOURNALLED_BYTES)
+                f.contains("new/")
+                    && fs::metadata(w.path("state").join(f)).is_ok_and(|m| m.len() > JOURNALLED_BYTES)
             });
             if child.try_wait().expect("wait").is_some() {
                 break;

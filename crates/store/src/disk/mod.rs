@@ -55,6 +55,7 @@ use index::{Index, Place};
 use layout::{BLOCK, footprint};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+pub use slab::Record;
 use slab::{Files, Slab};
 use space::{Full, Plan, Space};
 use stats::{Counters, add};
@@ -140,6 +141,19 @@ impl DiskTier {
     /// # Errors
     /// [`DiskError`] when the disk cannot be read; it is a miss all the same.
     pub fn get(&self, key: &StoreKey) -> Result<Option<Bytes>, DiskError> {
+        self.get_with(key, |record| record.whole().map(Bytes::from))
+    }
+
+    /// Has `read` take the bytes kept under `key` where they lie; as [`DiskTier::get`]. It is called once at most, and
+    /// nobody moves or punches the record meanwhile.
+    ///
+    /// # Errors
+    /// As [`DiskTier::get`].
+    pub fn get_with<T>(
+        &self,
+        key: &StoreKey,
+        read: impl FnOnce(Record<'_>) -> io::Result<T>,
+    ) -> Result<Option<T>, DiskError> {
         self.readable()?;
         // Whoever compacts may move it between the two looks, hardly twice.
         for _ in 0..4 {
@@ -149,16 +163,15 @@ impl DiskTier {
             if !still.is_some_and(|(p, s)| p == place && Arc::ptr_eq(&s, &slab)) {
                 continue;
             }
-            let read =
-                self.files.file(&slab).and_then(|f| slab::read(&f, place.at + BLOCK, place.len as usize));
+            let got = self.files.file(&slab).and_then(|f| read(Record::new(&f, place.at + BLOCK, place.len)));
             drop(guard);
-            let Some(bytes) = self.judge(key, place, &slab, read)? else { break };
+            let Some(got) = self.judge(key, place, &slab, got)? else { break };
             if self.config.policy == Policy::Lru {
                 self.write_index().touch(key);
             }
             add(&self.counters.hits, 1);
-            add(&self.counters.hit_bytes, bytes.len() as u64);
-            return Ok(Some(bytes));
+            add(&self.counters.hit_bytes, u64::from(place.len));
+            return Ok(Some(got));
         }
         add(&self.counters.misses, 1);
         Ok(None)
@@ -171,20 +184,20 @@ impl DiskTier {
     }
 
     /// What a read says about its record, its slab and the disk.
-    fn judge(
+    fn judge<T>(
         &self,
         key: &StoreKey,
         place: Place,
         slab: &Arc<Slab>,
-        read: io::Result<Vec<u8>>,
-    ) -> Result<Option<Bytes>, DiskError> {
+        read: io::Result<T>,
+    ) -> Result<Option<T>, DiskError> {
         match read {
-            Ok(bytes) if bytes.len() == place.len as usize => {
+            Ok(got) => {
                 self.read_errors.store(0, Ordering::Relaxed);
-                Ok(Some(bytes.into()))
+                Ok(Some(got))
             }
             // The file ends early.
-            Ok(_) => {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
                 self.condemn(key, place);
                 Ok(None)
             }

@@ -8,7 +8,7 @@ use super::{
     index::{NONE, Place, SlabMeta, State},
     layout::{BLOCK, footprint},
     lock,
-    slab::{self, Slab},
+    slab::{self, Record, Slab},
     stats::add,
     write::For,
 };
@@ -323,7 +323,7 @@ impl DiskTier {
             if self.read_index().find(&key) != Some(from) {
                 continue;
             }
-            let read = slab::read(&file, from.at + BLOCK, from.len as usize);
+            let read = Record::new(&file, from.at + BLOCK, from.len).whole();
             let bytes = match self.judge(&key, from, &slab, read) {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) => continue,
@@ -333,7 +333,7 @@ impl DiskTier {
                     Err(_) => return Err(e),
                 },
             };
-            let chunk = match Verified::check(key.hash, bytes) {
+            let chunk = match Verified::check(key.hash, bytes.into()) {
                 Ok(chunk) => chunk,
                 _ => {
                     self.condemn(&key, from);

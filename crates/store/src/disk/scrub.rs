@@ -5,7 +5,7 @@ use super::{
     index::{NONE, Place},
     layout::{BLOCK, footprint},
     lock,
-    slab::{self, Slab},
+    slab::{Record, Slab},
     stats::add,
 };
 use fletch_core::{Hash, StoreKey};
@@ -88,7 +88,7 @@ impl DiskTier {
         if self.read_index().find(key) != Some(place) {
             return Ok(());
         }
-        let read = self.files.file(slab).and_then(|f| slab::read(&f, place.at + BLOCK, place.len as usize));
+        let read = self.files.file(slab).and_then(|f| Record::new(&f, place.at + BLOCK, place.len).whole());
         drop(guard);
         report.records += 1;
         report.bytes += footprint(place.len);

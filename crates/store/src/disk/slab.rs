@@ -202,6 +202,53 @@ pub(crate) fn append(file: &File, at: u64, header: &Block, payload: &[u8]) -> io
     Ok(())
 }
 
+/// The bytes of one record, where they lie.
+#[derive(Debug)]
+pub struct Record<'a> {
+    file: &'a File,
+    at: u64,
+    len: u32,
+}
+
+impl<'a> Record<'a> {
+    pub(crate) fn new(file: &'a File, at: u64, len: u32) -> Self {
+        Record { file, at, len }
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All of its bytes, as they are on disk. Blocks.
+    ///
+    /// # Errors
+    /// As [`Record::read_at`].
+    pub fn whole(&self) -> io::Result<Vec<u8>> {
+        let mut out = vec![0; self.len()];
+        self.read_at(0, &mut out)?;
+        Ok(out)
+    }
+
+    /// Fills `out` with its bytes from `offset` on, as they are on disk. Blocks.
+    ///
+    /// # Errors
+    /// Those of the disk; `UnexpectedEof` where the record or the file ends before.
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
+        if offset.checked_add(out.len()).is_none_or(|end| end > self.len()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.file.read_exact_at(out, self.at + offset as u64)
+    }
+}
+
 /// Reads `len` bytes at `at`, or fewer at the end of the file.
 pub(crate) fn read(file: &File, at: u64, len: usize) -> io::Result<Vec<u8>> {
     let mut out = Vec::with_capacity(len);

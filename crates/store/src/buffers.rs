@@ -1,0 +1,172 @@
+//! Buffers that are used again: a fresh mapping costs a page fault, and charging, for each of its pages.
+//!
+//! Invariants:
+//! 1. (I6) a buffer holds the permit for all of its bytes for as long as it exists, lent or idle: what is idle is
+//!    part of the store's memory, and whoever needs that memory takes it ([`Buffers::relieve`]);
+//! 2. a buffer is lent to one at a time, and comes back when the last clone of what was read into it is dropped.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Smaller buffers come from the allocator's heaps, whose pages stay.
+const POOLED_FROM: u32 = 64 << 10;
+
+/// Buffers that nobody uses now, the longest idle first.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    idle: Mutex<VecDeque<Buffer>>,
+    /// How many wait for permits: while there are any, nothing becomes idle.
+    wanted: AtomicUsize,
+}
+
+/// Somebody waits for memory, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Wanted<'a>(&'a Buffers);
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.wanted.fetch_sub(1, Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct Buffer {
+    bytes: Vec<u8>,
+    permit: OwnedSemaphorePermit,
+}
+
+/// A buffer of so many bytes, with arbitrary content, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    /// Taken when it is dropped.
+    buffer: Option<Buffer>,
+    len: usize,
+    home: Arc<Buffers>,
+}
+
+/// How long the buffer is that `len` bytes are read into: lengths of a class, at most an eighth apart, share buffers.
+/// A buffer that would be more than `most` is exactly as long as what is read.
+pub(crate) fn class(len: u32, most: u64) -> u32 {
+    if len < POOLED_FROM {
+        return len;
+    }
+    let step = (len.next_power_of_two() / 16).max(1);
+    match len.checked_next_multiple_of(step) {
+        Some(class) if u64::from(class) <= most => class,
+        _ => len,
+    }
+}
+
+impl Buffers {
+    fn idle(&self) -> MutexGuard<'_, VecDeque<Buffer>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An idle buffer of exactly this class, to read `len` bytes into.
+    pub fn take(self: &Arc<Self>, class: u32, len: u32) -> Option<Lent> {
+        let mut idle = self.idle();
+        // The one that was used last: its pages are the warmest.
+        let at = idle.iter().rposition(|b| b.bytes.len() == class as usize)?;
+        let buffer = idle.remove(at)?;
+        Some(Lent { buffer: Some(buffer), len: len as usize, home: Arc::clone(self) })
+    }
+
+    /// A fresh buffer of as many bytes as `permit` covers, to read `len` bytes into.
+    pub fn fresh(self: &Arc<Self>, permit: OwnedSemaphorePermit, len: u32) -> Lent {
+        let bytes = vec![0; permit.num_permits()];
+        Lent { buffer: Some(Buffer { bytes, permit }), len: len as usize, home: Arc::clone(self) }
+    }
+
+    /// Notes that somebody waits for memory.
+    pub fn wanted(&self) -> Wanted<'_> {
+        self.wanted.fetch_add(1, Relaxed);
+        Wanted(self)
+    }
+
+    /// Frees idle buffers of `bytes` in all, if there are as many; how many bytes it freed.
+    pub fn relieve(&self, bytes: u64) -> u64 {
+        let mut freed = 0;
+        while freed < bytes {
+            // Freed with the lock released.
+            let Some(oldest) = self.idle().pop_front() else { break };
+            freed += oldest.permit.num_permits() as u64;
+        }
+        freed
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |b| &b.bytes[..self.len.min(b.bytes.len())])
+    }
+}
+
+impl AsMut<[u8]> for Lent {
+    fn as_mut(&mut self) -> &mut [u8] {
+        let len = self.len;
+        self.buffer.as_mut().map_or(&mut [], |b| {
+            let end = len.min(b.bytes.len());
+            &mut b.bytes[..end]
+        })
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let stays = |b: &Buffer| b.bytes.len() >= POOLED_FROM as usize && self.home.wanted.load(Relaxed) == 0;
+        if let Some(buffer) = self.buffer.take().filter(stays) {
+            self.home.idle().push_back(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::sync::Semaphore;
+
+    proptest! {
+        #[test]
+        fn a_class_holds_its_lengths_and_wastes_little(len in 0..=(16u32 << 20), most in 0..(1u64 << 25)) {
+            let c = class(len, most);
+            prop_assert!(c >= len && (u64::from(c) <= most || c == len));
+            prop_assert!(u64::from(c - len) * 8 <= u64::from(len), "{len} in {c}");
+            prop_assert_eq!(class(c, most), c, "a class is its own");
+        }
+    }
+
+    #[test]
+    fn i6_idle_or_lent_a_buffer_holds_its_permit() {
+        let permits = Arc::new(Semaphore::new(1 << 20));
+        let home = Arc::new(Buffers::default());
+        let fresh = |len| {
+            let permit = Arc::clone(&permits).try_acquire_many_owned(class(len, 1 << 20)).expect("room");
+            home.fresh(permit, len)
+        };
+        let (a, b) = (fresh(200_000), fresh(100_000));
+        assert_eq!((a.as_ref().len(), b.as_ref().len()), (200_000, 100_000));
+        let lent = (1 << 20) - permits.available_permits();
+        drop((a, b));
+        assert_eq!((1 << 20) - permits.available_permits(), lent, "idle");
+        assert!(home.take(class(150_000, 1 << 20), 150_000).is_none(), "another class");
+        let again = home.take(class(199_999, 1 << 20), 199_999).expect("the same class");
+        assert_eq!((again.as_ref().len(), (1 << 20) - permits.available_permits()), (199_999, lent));
+        assert!(home.relieve(u64::MAX) >= 100_000);
+        drop(again);
+        assert_eq!(home.relieve(1), u64::from(class(199_999, 1 << 20)), "whole buffers");
+        assert_eq!(permits.available_permits(), 1 << 20);
+        let waiting = home.wanted();
+        drop(fresh(100_000));
+        drop(waiting);
+        assert_eq!((home.relieve(1), permits.available_permits()), (0, 1 << 20), "who waits gets it");
+        drop(fresh(10));
+        assert_eq!((home.relieve(1), permits.available_permits()), (0, 1 << 20), "small ones do not stay");
+    }
+}

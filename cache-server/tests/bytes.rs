@@ -177,6 +177,7 @@ async fn batch(node: &Node, root: Root, items: serde_json::Value) -> BTreeMap<u3
                 last = index;
             }
             Frame::End { items } => assert_eq!(items as usize, out.len()),
+            other => panic!("a batch has no {other:?}"),
         }
     }
     decoder.finish().expect("whole");

@@ -1,4 +1,4 @@
-//! Frames: the answer to a batch, as a stream of self-describing pieces (`docs/FORMATS.md`,
+//! Frames: the answer to a batch or a lease request, as a stream of self-describing pieces (`docs/FORMATS.md`,
 //! "Frames").
 //!
 //! A stream is the [`PREFACE`] and then frames: a header of 16 bytes, little-endian,
@@ -37,10 +37,15 @@ pub enum FrameKind {
     Error = 2,
     /// All items were answered.
     End = 3,
-    /// Reserved: where the bytes of an item are, instead of the bytes.
+    /// Of a lease: where the bytes of an item are, instead of the bytes ([`crate::SampleRef`] in JSON).
+    /// It closes the item.
     Ref = 4,
-    /// Reserved: nothing but a sign of life.
+    /// Nothing but a sign of life; readers skip it.
     Heartbeat = 5,
+    /// Of a lease: what was granted ([`crate::Grant`] in JSON), before every item.
+    Grant = 6,
+    /// Of a lease: what the item's bytes are ([`crate::SampleHead`] in JSON), before them.
+    Sample = 7,
 }
 
 /// A frame's header.
@@ -103,6 +108,25 @@ pub enum Frame {
         status: u16,
         /// A [`crate::Problem`] in JSON.
         problem: Bytes,
+    },
+    /// What was granted.
+    Grant {
+        /// A [`crate::Grant`] in JSON.
+        grant: Bytes,
+    },
+    /// What the bytes of item `index` are.
+    Sample {
+        /// Which item.
+        index: u32,
+        /// A [`crate::SampleHead`] in JSON.
+        head: Bytes,
+    },
+    /// Where the bytes of item `index` are.
+    Ref {
+        /// Which item.
+        index: u32,
+        /// A [`crate::SampleRef`] in JSON.
+        place: Bytes,
     },
     /// Every item was answered.
     End {
@@ -218,7 +242,10 @@ impl Decoder {
             const DATA: u8 = FrameKind::Data as u8;
             const ERROR: u8 = FrameKind::Error as u8;
             const END: u8 = FrameKind::End as u8;
-            if !matches!(head.kind, DATA | ERROR | END) {
+            const REF: u8 = FrameKind::Ref as u8;
+            const GRANT: u8 = FrameKind::Grant as u8;
+            const SAMPLE: u8 = FrameKind::Sample as u8;
+            if !matches!(head.kind, DATA | ERROR | END | REF | GRANT | SAMPLE) {
                 self.skip = head.len;
                 continue;
             }
@@ -232,6 +259,9 @@ impl Decoder {
             return Ok(Some(match head.kind {
                 DATA => Frame::Data { index, whole: status != MORE, bytes },
                 ERROR => Frame::Error { index, status, problem: bytes },
+                REF => Frame::Ref { index, place: bytes },
+                GRANT => Frame::Grant { grant: bytes },
+                SAMPLE => Frame::Sample { index, head: bytes },
                 _ => {
                     self.ended = true;
                     Frame::End { items: index }

@@ -8,8 +8,10 @@ pub mod accounts;
 pub mod batch;
 pub mod cluster;
 pub mod datasets;
+pub mod epochs;
 pub mod frames;
 pub mod headers;
+pub mod jobs;
 pub mod problem;
 pub mod routes;
 pub mod warmups;
@@ -18,6 +20,13 @@ pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
+pub use epochs::{
+    Ack, Acked, Acks, BatchTimes, Epoch, EpochReceipt, EpochState, Grant, GrantStatus, LeaseRequest,
+    RefPiece, SampleFile, SampleHead, SampleRef, Times,
+};
+pub use jobs::{
+    EchoSpec, Job, JobLine, JobList, OrderKind, PlanBase, PlanSpec, StartJob, Visitation, Weights, World,
+};
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 

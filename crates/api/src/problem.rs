@@ -72,6 +72,30 @@ codes! {
     QuotaExceeded = "quota_exceeded", Invalid, Some(403), "the tenant's quota is exceeded";
     /// `Fletch-Job` is no job name.
     BadJob = "bad_job", Invalid, None, "the job name is not valid";
+    /// The plan, the order or the world of a job cannot be.
+    BadPlan = "bad_plan", Invalid, None, "the plan cannot be";
+    /// A job of that name has other settings.
+    JobDiffers = "job_differs", Invalid, Some(409), "a job of that name has other settings";
+    /// The world has no such rank.
+    BadRank = "bad_rank", Invalid, None, "the world has no such rank";
+    /// The worker asked with a later sequence number already.
+    StaleSequence = "stale_sequence", Invalid, Some(409), "the sequence number is behind";
+    /// The lease has expired, or never was: its entries may be someone else's.
+    LeaseGone = "lease_gone", Invalid, Some(410), "the lease is gone";
+    /// The lease is another rank's.
+    LeaseForeign = "lease_foreign", Invalid, Some(409), "the lease is another rank's";
+    /// More entries than the lease holds.
+    BadAck = "bad_ack", Invalid, None, "the ack does not fit its lease";
+    /// The epoch takes no leases or acks any more.
+    EpochClosed = "epoch_closed", Invalid, Some(409), "the epoch is closed";
+    /// The epoch is not finished, so there is no receipt.
+    EpochOpen = "epoch_open", Invalid, Some(409), "the epoch is not finished";
+    /// The state is of another root, plan, order, seed or epoch.
+    StateDiffers = "state_differs", Invalid, Some(409), "the state is of something else";
+    /// The epoch went on already.
+    StateBehind = "state_behind", Invalid, Some(409), "the epoch is further than the state";
+    /// The state is no state.
+    BadState = "bad_state", Invalid, None, "the state cannot be read";
     /// The route exists, the method does not.
     MethodNotAllowed = "method_not_allowed", Invalid, Some(405), "method not allowed";
     /// A name is taken by something else.

@@ -34,6 +34,22 @@ pub const DATASET_CHUNKS: &str = "/v1/datasets/{name}/chunks";
 pub const WARMUPS: &str = "/v1/warmups";
 /// A warm-up: GET; cancelling it: DELETE.
 pub const WARMUP: &str = "/v1/warmups/{id}";
+/// Jobs: GET; declaring one: POST.
+pub const JOBS: &str = "/v1/jobs";
+/// A job: GET; forgetting it: DELETE.
+pub const JOB: &str = "/v1/jobs/{id}";
+/// Who shares a job's steps: PUT.
+pub const JOB_WORLD: &str = "/v1/jobs/{id}/world";
+/// The next samples of an epoch: POST.
+pub const LEASES: &str = "/v1/jobs/{id}/epochs/{epoch}/leases";
+/// What was consumed, and what is still held: POST.
+pub const ACKS: &str = "/v1/jobs/{id}/epochs/{epoch}/acks";
+/// An epoch's self-contained state: GET, PUT.
+pub const STATE: &str = "/v1/jobs/{id}/epochs/{epoch}/state";
+/// The receipt of a finished epoch: GET.
+pub const RECEIPT: &str = "/v1/jobs/{id}/epochs/{epoch}/receipt";
+/// An epoch's ledger: GET.
+pub const LEDGER: &str = "/v1/jobs/{id}/epochs/{epoch}/ledger";
 /// The member view: GET.
 pub const CLUSTER: &str = "/v1/cluster";
 /// What this server speaks: GET.
@@ -115,6 +131,24 @@ pub fn warmup(id: &str) -> String {
     format!("/v1/warmups/{id}")
 }
 
+/// Path of a job.
+#[must_use]
+pub fn job(id: &str) -> String {
+    format!("/v1/jobs/{id}")
+}
+
+/// Path of a job's world.
+#[must_use]
+pub fn job_world(id: &str) -> String {
+    format!("/v1/jobs/{id}/world")
+}
+
+/// Path of something of an epoch: `leases`, `acks`, `state`, `receipt` or `ledger`.
+#[must_use]
+pub fn epoch(id: &str, epoch: u64, what: &str) -> String {
+    format!("/v1/jobs/{id}/epochs/{epoch}/{what}")
+}
+
 /// Path of a version of a dataset; `version` is a tag or a root, both safe in a URL.
 #[must_use]
 pub fn dataset_version(name: &DatasetName, version: &str) -> String {
@@ -148,5 +182,12 @@ mod tests {
         assert_eq!(dataset_chunks(&name), fill(DATASET_CHUNKS));
         assert_eq!(warmup("x"), WARMUP.replace("{id}", "x"));
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));
+        assert_eq!(job("x"), JOB.replace("{id}", "x"));
+        assert_eq!(job_world("x"), JOB_WORLD.replace("{id}", "x"));
+        for (what, template) in
+            [("leases", LEASES), ("acks", ACKS), ("state", STATE), ("receipt", RECEIPT), ("ledger", LEDGER)]
+        {
+            assert_eq!(epoch("x", 7, what), template.replace("{id}", "x").replace("{epoch}", "7"));
+        }
     }
 }

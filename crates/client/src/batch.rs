@@ -81,6 +81,8 @@ impl Batch {
                         .map_err(|e| from.protocol(format!("unreadable problem: {e}")))?;
                     return Ok(Some(piece(index, Err(Box::new(problem)))));
                 }
+                // Of leases; a batch has none.
+                Some(Frame::Grant { .. } | Frame::Sample { .. } | Frame::Ref { .. }) => {}
                 Some(Frame::End { items }) if items as usize == self.items => return Ok(None),
                 Some(Frame::End { items }) => {
                     return Err(from.protocol(format!("{items} items answered, {} asked", self.items)));

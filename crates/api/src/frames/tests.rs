@@ -104,3 +104,25 @@ fn a_payload_inside_one_piece_is_not_copied() {
     let at = PREFACE.len() + HEADER_BYTES;
     assert_eq!(bytes.as_ptr(), s[at..].as_ptr());
 }
+
+#[test]
+fn a_leases_frames_and_signs_of_life() {
+    let mut s = PREFACE.to_vec();
+    s.extend(frame(6, WHOLE, 0, b"{g}"));
+    s.extend(frame(5, WHOLE, 0, b""));
+    s.extend(frame(7, WHOLE, 0, b"{s}"));
+    s.extend(frame(1, WHOLE, 0, b"abc"));
+    s.extend(frame(7, WHOLE, 1, b"{t}"));
+    s.extend(frame(4, WHOLE, 1, b"{r}"));
+    s.extend(frame(3, WHOLE, 2, b""));
+    let b = |b: &'static [u8]| Bytes::from_static(b);
+    let want = vec![
+        Frame::Grant { grant: b(b"{g}") },
+        Frame::Sample { index: 0, head: b(b"{s}") },
+        Frame::Data { index: 0, whole: true, bytes: b(b"abc") },
+        Frame::Sample { index: 1, head: b(b"{t}") },
+        Frame::Ref { index: 1, place: b(b"{r}") },
+        Frame::End { items: 2 },
+    ];
+    assert_eq!(decode([Bytes::from(s)].into_iter()), Ok(want));
+}

@@ -21,6 +21,7 @@ use super::{
 use std::collections::{BTreeMap, BTreeSet};
 
 mod error;
+mod view;
 
 pub use error::LeaseError;
 
@@ -138,7 +139,6 @@ impl Leases {
     /// I2, I3: shares what is free. Only called while nothing is leased.
     fn share_out(&mut self, fit: Fit) {
         self.fit = fit;
-        self.pads.clear();
         let (rest, r) = (self.free.count(), u64::from(fit.ranks));
         let (batch, per_step) = (u64::from(fit.batch), u64::from(fit.batch) / r);
         let (each, odd) = (rest / r, rest % r);
@@ -151,8 +151,21 @@ impl Leases {
         };
         self.ranks = (0..r).map(|i| Rank { share: if i < odd { long } else { short }, held: 0 }).collect();
         let shares: u64 = self.ranks.iter().map(|x| x.share).sum();
+        self.make_pads(usize::try_from(shares.saturating_sub(rest)).unwrap_or(usize::MAX));
+    }
+
+    /// `n` pads to be granted: those that were not delivered by an earlier world first, so that a
+    /// change of world alone changes no pad.
+    fn make_pads(&mut self, n: usize) {
         let first = u32::try_from(self.planned.len()).unwrap_or(u32::MAX);
-        for _ in rest..shares {
+        while self.pads.len() > n
+            && let Some(last) = self.pads.pop_last()
+        {
+            if last + 1 == first + self.pads_made {
+                self.pads_made -= 1;
+            }
+        }
+        while self.pads.len() < n {
             self.pads.insert(first + self.pads_made);
             self.pads_made += 1;
         }
@@ -233,6 +246,17 @@ impl Leases {
     pub fn renew(&mut self, rank: u32, worker: u32, expires_ms: u64) {
         for l in self.live.values_mut().filter(|l| l.request.rank == rank && l.request.worker == worker) {
             l.expires_ms = l.expires_ms.max(expires_ms);
+        }
+    }
+
+    /// One lease is still held: it expires later. `false` when there is no such lease of that rank.
+    pub fn renew_one(&mut self, rank: u32, lease: u64, expires_ms: u64) -> bool {
+        match self.live.get_mut(&lease).filter(|l| l.request.rank == rank) {
+            Some(l) => {
+                l.expires_ms = l.expires_ms.max(expires_ms);
+                true
+            }
+            None => false,
         }
     }
 
@@ -389,64 +413,32 @@ impl Leases {
             }
             Event::Commit { commit } => drop(self.commit(*commit)),
             Event::Rollback { commit } => return Ok(self.rollback(*commit)?.1),
+            Event::Resume { byte, bits } => self.resume(*byte, bits)?,
             Event::Load { .. } | Event::End { .. } => {}
         }
         Ok(Vec::new())
     }
 
-    /// A live lease.
-    #[must_use]
-    pub fn lease(&self, id: u64) -> Option<&Lease> {
-        self.live.get(&id)
-    }
-
-    /// When the next lease expires, in the shell's milliseconds.
-    #[must_use]
-    pub fn next_expiry_ms(&self) -> Option<u64> {
-        self.live.values().map(|l| l.expires_ms).min()
-    }
-
-    /// What was acknowledged, over the plan's entries: the state from which to resume.
-    #[must_use]
-    pub fn acked(&self) -> &Bits {
-        &self.acked
-    }
-
-    /// What is in no lease and not acknowledged: what the order may still give out.
-    #[must_use]
-    pub fn free(&self) -> &Bits {
-        &self.free
-    }
-
-    /// Whether every rank has had its share and acknowledged it.
-    #[must_use]
-    pub fn finished(&self) -> bool {
-        self.live.is_empty() && self.ranks.iter().all(|r| r.share == 0)
-    }
-
-    /// What a finished epoch left out although it was planned: only ever fewer entries than
-    /// ranks, after a change of world with `drop`.
-    pub fn left_out(&self) -> impl Iterator<Item = u64> + '_ {
-        self.free.iter_in(0, self.free.len())
-    }
-
-    /// Entries granted again because a lease expired.
-    #[must_use]
-    pub fn redelivered(&self) -> u64 {
-        self.redelivered
-    }
-
-    /// Pads that were made, in all worlds together; those of a world that ended early may never
-    /// have been granted.
-    #[must_use]
-    pub fn pads(&self) -> u32 {
-        self.pads_made
-    }
-
-    /// The world.
-    #[must_use]
-    pub fn fit(&self) -> Fit {
-        self.fit
+    /// What was acknowledged elsewhere: a piece of a bitmap, from byte `byte` on.
+    fn resume(&mut self, byte: u64, bits: &[u8]) -> Result<(), LeaseError> {
+        if let Some(&lease) = self.live.keys().next() {
+            return Err(LeaseError::Busy(lease));
+        }
+        let set = |(i, b): (usize, u8)| {
+            let first = byte.saturating_add(i as u64).saturating_mul(8);
+            (0..8).filter(move |k| b >> k & 1 == 1).map(move |k| first.saturating_add(k))
+        };
+        let entries = || bits.iter().copied().enumerate().flat_map(set);
+        if let Some(bad) = entries().find(|&e| !self.planned.get(e)) {
+            return Err(LeaseError::Entry(u32::try_from(bad).unwrap_or(u32::MAX)));
+        }
+        for e in entries() {
+            self.free.clear(e);
+            self.acked.set(e);
+            self.issued.set(e);
+        }
+        self.share_out(self.fit);
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@
 //! of unknown kinds are skipped, and so is what a newer minor version adds to the header.
 
 use super::{
+    bits::Bits,
     lease::{LeaseError, Leases, Request},
     plan::{Fit, Tail},
 };
@@ -28,6 +29,10 @@ const COMMIT: u8 = 6;
 const ROLLBACK: u8 = 7;
 const WORLD: u8 = 8;
 const END: u8 = 9;
+const RESUME: u8 = 10;
+
+/// Bytes of a bitmap in one record: larger ones are several records.
+pub const RESUME_BYTES_MAX: usize = 8 << 20;
 
 /// Which epoch a ledger is of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +98,13 @@ pub enum Event {
     World {
         /// The new one.
         fit: Fit,
+    },
+    /// A piece of the bitmap of what was acknowledged before this ledger began.
+    Resume {
+        /// The piece's first byte in the bitmap.
+        byte: u64,
+        /// The piece.
+        bits: Vec<u8>,
     },
     /// The epoch ended.
     End {
@@ -305,6 +317,11 @@ impl Event {
                 put_fit(&mut p, *fit);
                 WORLD
             }
+            Event::Resume { byte, bits } => {
+                put(&mut p, *byte);
+                p.extend_from_slice(bits);
+                RESUME
+            }
             Event::End { delivered, redelivered } => {
                 put(&mut p, *delivered);
                 put(&mut p, *redelivered);
@@ -329,11 +346,35 @@ impl Event {
             COMMIT => Event::Commit { commit: get(at)? },
             ROLLBACK => Event::Rollback { commit: get(at)? },
             WORLD => Event::World { fit: get_fit(at)? },
+            RESUME => {
+                let byte = get(at)?;
+                Event::Resume { byte, bits: std::mem::take(at).to_vec() }
+            }
             END => Event::End { delivered: get(at)?, redelivered: get(at)? },
             _ => return Some(None),
         };
         at.is_empty().then_some(Some(event))
     }
+}
+
+/// The bytes of a state: a ledger of nothing but what was acknowledged.
+#[must_use]
+pub fn state(header: &Header, acked: &Bits) -> Vec<u8> {
+    let mut out = begin(header);
+    for event in resume(acked) {
+        event.append(&mut out);
+    }
+    out
+}
+
+/// The events that say what was acknowledged before. None for a bitmap without a bit.
+pub fn resume(acked: &Bits) -> impl Iterator<Item = Event> {
+    let bytes = if acked.count() == 0 { Vec::new() } else { acked.to_bytes() };
+    let pieces: Vec<Event> = (0u64..)
+        .zip(bytes.chunks(RESUME_BYTES_MAX))
+        .map(|(i, bits)| Event::Resume { byte: i * RESUME_BYTES_MAX as u64, bits: bits.to_vec() })
+        .collect();
+    pieces.into_iter()
 }
 
 /// The bytes of a new ledger: file header and header record.

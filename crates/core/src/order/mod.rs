@@ -30,6 +30,7 @@ pub mod receipt;
 pub mod shape;
 pub mod strict;
 pub mod substitute;
+pub mod turns;
 
 pub use bits::Bits;
 pub use key::{Draws, OrderKey};
@@ -40,3 +41,4 @@ pub use plan::{Echo, Fit, Item, Plan, PlanError, Tail};
 pub use shape::{Laid, Shape};
 pub use strict::Strict;
 pub use substitute::Flywheel;
+pub use turns::Turns;

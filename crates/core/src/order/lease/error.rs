@@ -55,6 +55,9 @@ pub enum LeaseError {
     /// No such checkpoint is remembered.
     #[error("no commit {0} is remembered")]
     Commit(u64),
+    /// Something that only a world without leases allows.
+    #[error("lease {0} lives")]
+    Busy(u64),
     /// An event names an entry that is not there to be granted.
     #[error("entry {0} is granted or acknowledged already, or not in the plan")]
     Entry(u32),

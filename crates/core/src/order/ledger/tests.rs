@@ -33,6 +33,8 @@ fn event() -> impl Strategy<Value = Event> {
         any::<u64>().prop_map(|commit| Event::Commit { commit }),
         any::<u64>().prop_map(|commit| Event::Rollback { commit }),
         fit.prop_map(|fit| Event::World { fit }),
+        (any::<u64>(), proptest::collection::vec(any::<u8>(), 0..20))
+            .prop_map(|(byte, bits)| Event::Resume { byte, bits }),
         (any::<u64>(), any::<u64>())
             .prop_map(|(delivered, redelivered)| Event::End { delivered, redelivered }),
     ]
@@ -89,4 +91,29 @@ fn what_is_no_ledger() {
     record::append(&mut newer, HEADER, &[2]);
     assert_eq!(Ledger::read(&newer), Err(BadLedger::Major(2)));
     assert!(matches!(Ledger::read(b"GIF89a, surely no ledger"), Err(BadLedger::Log(_))));
+}
+
+/// A state is a ledger from which an epoch goes on, in pieces or not, and what is no part of the plan is refused.
+#[test]
+fn a_state_is_a_ledger() {
+    let n = 8 * RESUME_BYTES_MAX as u64 + 77;
+    let mut acked = Bits::zeros(n);
+    for e in [0, 5, 8 * RESUME_BYTES_MAX as u64 - 1, 8 * RESUME_BYTES_MAX as u64, n - 1] {
+        acked.set(e);
+    }
+    let read = Ledger::read(&state(&header(), &acked)).expect("a ledger");
+    assert_eq!((read.header.clone(), read.events.len()), (header(), 2));
+    let fit = Fit { batch: 4, ranks: 2, tail: Tail::Drop };
+    let mut leases = Leases::new(Bits::ones(n), fit).expect("fit");
+    read.replay(&mut leases, 0).expect("replayed");
+    assert_eq!(leases.acked(), &acked);
+    assert_eq!((leases.free().count(), leases.redelivered()), (n - 5, 0));
+    assert_eq!(leases.left(0) + leases.left(1), n - 5);
+    let mut other = Leases::new(Bits::ones(n - 1), fit).expect("fit");
+    assert!(read.replay(&mut other, 0).is_err(), "another plan");
+    assert_eq!(Ledger::read(&state(&header(), &Bits::zeros(9))).expect("a ledger").events, []);
+    let request = Request { rank: 0, worker: 0, sequence: 1 };
+    leases.grant(request, vec![1], 1, 9).expect("free");
+    let late = Event::Resume { byte: 0, bits: vec![4] };
+    assert_eq!(leases.apply(&late, 0), Err(LeaseError::Busy(1)));
 }

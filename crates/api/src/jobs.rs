@@ -1,0 +1,248 @@
+//! Declared jobs: what is delivered, to whom, and in which order (`docs/EPOCHS.md`).
+
+use crate::epochs::Epoch;
+use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, order::Tail};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// No body of `POST /v1/jobs` is longer, in bytes: a plan may be a list.
+pub const JOB_BODY_BYTES_MAX: usize = 64 << 20;
+
+/// Body of `POST /v1/jobs`. The same name with the same settings is the same job; with others it is refused.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StartJob {
+    /// Its name, unique in its tenant.
+    #[schema(value_type = String)]
+    pub name: JobName,
+    /// The dataset to read; absent when `root` says which version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub dataset: Option<DatasetName>,
+    /// A tag or a root of the dataset, resolved once when the job begins; `latest` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// The version, where no dataset is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub root: Option<Root>,
+    /// The layout to read it by; the one that readers are given when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub layout: Option<LayoutId>,
+    /// Where every random choice begins; derived from the name when absent ([`seed_of`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Who decides the order.
+    #[serde(default)]
+    pub order: OrderKind,
+    /// What an epoch delivers.
+    #[serde(default)]
+    pub plan: PlanSpec,
+    /// Who shares a step.
+    pub world: World,
+    /// What counts as delivered.
+    #[serde(default)]
+    pub visitation: Visitation,
+}
+
+/// The seed of a job that names none: the first eight bytes of the BLAKE3 of its name, as a
+/// little-endian number.
+#[must_use]
+pub fn seed_of(name: &JobName) -> u64 {
+    let mut first = [0; 8];
+    first.copy_from_slice(&Hash::of(name.as_str().as_bytes()).as_bytes()[..8]);
+    u64::from_le_bytes(first)
+}
+
+/// Who decides which sample comes next.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OrderKind {
+    /// The cache: any sample that was not delivered yet will do.
+    #[default]
+    Substitute,
+    /// A keyed permutation, known in advance.
+    Strict,
+}
+
+impl OrderKind {
+    /// The word in JSON and in ledgers.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            OrderKind::Substitute => "substitute",
+            OrderKind::Strict => "strict",
+        }
+    }
+}
+
+/// When a sample counts as delivered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Visitation {
+    /// When it was acknowledged; what was granted and not acknowledged is delivered again.
+    #[default]
+    ExactlyOnce,
+    /// When it was granted; whatever becomes of it, it is not delivered again.
+    AtMostOnce,
+    /// When a saved state has it; loading an older state delivers what came after it again.
+    Checkpoint,
+}
+
+/// The multiset of samples that an epoch delivers.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanSpec {
+    /// Which samples.
+    #[serde(default)]
+    pub base: PlanBase,
+    /// How often each, and how far apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub echo: Option<EchoSpec>,
+}
+
+/// Which samples: `"all"`, `{"samples": [0, 5]}`, `{"keys": ["n01/7"]}` or `{"weights": {…}}`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PlanBase {
+    /// Every sample once.
+    #[default]
+    All,
+    /// These, by number, once each however often they are named.
+    Samples(Vec<u64>),
+    /// These, by key (the path of a sample that is one file), once each.
+    Keys(Vec<String>),
+    /// As many as `draws`, in proportion to weights.
+    Weights(Weights),
+}
+
+/// Weights of all samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Weights {
+    /// One weight a sample, finite and at least 0. JSON has no NaN: `null` stands for one, and is refused.
+    pub weights: Vec<Option<f64>>,
+    /// Entries of one pass.
+    pub draws: u64,
+}
+
+/// Data echoing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EchoSpec {
+    /// How often each entry is delivered.
+    pub copies: u32,
+    /// At least this many positions lie between two copies of one entry.
+    #[serde(default)]
+    pub apart: u32,
+}
+
+/// Who shares a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct World {
+    /// Data-parallel consumers.
+    pub ranks: u32,
+    /// Entries a step of all ranks together; a multiple of `ranks`.
+    pub batch: u32,
+    /// What becomes of a last step that is not whole: `keep` (one rank only), `drop` or `pad`.
+    #[schema(value_type = String)]
+    pub tail: Tail,
+}
+
+/// A job as it is now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Job {
+    /// What its routes call it.
+    pub id: String,
+    /// Its name.
+    #[schema(value_type = String)]
+    pub name: JobName,
+    /// The dataset it reads through.
+    #[schema(value_type = String)]
+    pub dataset: DatasetName,
+    /// The version.
+    #[schema(value_type = String)]
+    pub root: Root,
+    /// The layout.
+    #[schema(value_type = String)]
+    pub layout: LayoutId,
+    /// Where every random choice begins.
+    pub seed: u64,
+    /// Who decides the order.
+    pub order: OrderKind,
+    /// When a sample counts as delivered.
+    pub visitation: Visitation,
+    /// Who shares a step now.
+    pub world: World,
+    /// The plan's hash. A weighted plan is drawn from the seed, the same in every epoch.
+    #[schema(value_type = String)]
+    pub plan: Hash,
+    /// Samples of the version.
+    pub samples: u64,
+    /// Entries of the plan.
+    pub entries: u64,
+    /// Steps of an epoch in this world.
+    pub steps: u64,
+    /// Its epochs that are remembered, in order.
+    pub epochs: Vec<Epoch>,
+}
+
+/// Jobs of the asking principal's tenant, by name.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct JobList {
+    /// The jobs, each without its epochs.
+    pub jobs: Vec<JobLine>,
+}
+
+/// A job in a list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JobLine {
+    /// What its routes call it.
+    pub id: String,
+    /// Its name.
+    #[schema(value_type = String)]
+    pub name: JobName,
+    /// The dataset it reads through.
+    #[schema(value_type = String)]
+    pub dataset: DatasetName,
+    /// The version.
+    #[schema(value_type = String)]
+    pub root: Root,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_read_as_documented() {
+        let text = r#"{"name":"train-7","dataset":"images","plan":{"base":{"keys":["a/1"]},"echo":{"copies":2}},"world":{"ranks":2,"batch":8,"tail":"drop"}}"#;
+        let job: StartJob = serde_json::from_str(text).expect("documented form");
+        assert_eq!((job.order, job.visitation), (OrderKind::Substitute, Visitation::ExactlyOnce));
+        assert_eq!(job.plan.base, PlanBase::Keys(vec!["a/1".into()]));
+        assert_eq!(job.plan.echo, Some(EchoSpec { copies: 2, apart: 0 }));
+        assert_eq!(job.world, World { ranks: 2, batch: 8, tail: Tail::Drop });
+        let back = serde_json::to_string(&job).expect("json");
+        assert_eq!(serde_json::from_str::<StartJob>(&back).expect("json"), job);
+        let all: PlanSpec = serde_json::from_str(r#"{"base":"all"}"#).expect("documented form");
+        assert_eq!(all, PlanSpec::default());
+        let w: PlanBase =
+            serde_json::from_str(r#"{"weights":{"weights":[1,null,0.5],"draws":3}}"#).expect("form");
+        assert_eq!(w, PlanBase::Weights(Weights { weights: vec![Some(1.0), None, Some(0.5)], draws: 3 }));
+        for bad in [
+            text.replace("\"batch\":8,", ""),
+            text.replace("\"name\"", "\"nome\""),
+            text.replace("drop", "cut"),
+        ] {
+            assert!(serde_json::from_str::<StartJob>(&bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_jobs_default_seed_never_changes() {
+        let name = JobName::new("train-7").expect("name");
+        assert_eq!(seed_of(&name), 11_142_698_902_253_167_184);
+    }
+}

@@ -95,6 +95,24 @@ def strict(key, n, copies, apart):
     return out
 
 
+def bucketed(key, of, batch, tail):
+    """Steps as (bucket, entries), and what each entry is."""
+    n, steps, items, pads = len(of), [], {e: [e, 0] for e in range(len(of))}, 0
+    for b in sorted(set(of)):
+        entries = [s for s in range(n) if of[s] == b]
+        size = len(entries)
+        order = [entries[permute(key, "bucket", b, size, p)] for p in range(size)]
+        if tail == "drop":
+            order = order[: size // batch * batch]
+        if tail == "pad":
+            for i in range(-size % batch):
+                items[n + pads] = [order[i % size], 2**31 + pads]
+                order.append(n + pads)
+                pads += 1
+        steps += [(b, order[i : i + batch]) for i in range(0, len(order), batch)]
+    return [steps[permute(key, "steps", 0, len(steps), s)] for s in range(len(steps))], items
+
+
 def leb(x):
     out = b""
     while x >= 128:
@@ -169,6 +187,34 @@ def main():
     check("by units", got, g["40 samples, sample s in unit 7s mod 10, blocks of 12"])
     bits = sum(1 << i for i in (0, 3, 8, 20))
     check("state", bits.to_bytes(3, "little").hex(), g["bits 0, 3, 8, 20 of 21"])
+
+    g = json.loads((GOLDEN / "bucketed.json").read_text())
+    of = g["buckets"]
+    data = bytes.fromhex(g["plan"]) + struct.pack("<Q", len(of)) + struct.pack(f"<{len(of)}I", *of)
+    check("bucketed hash", derive("buckets", data).hex(), g["hash"])
+    check("by length", [sum(b <= x for b in (10, 100)) for x in (0, 9, 10, 99, 100, 101)], g["by length 10, 100"])
+    for tail in ("drop", "pad", "keep"):
+        steps, items = bucketed(bytes.fromhex(g["key"]), of, g[tail]["batch"], tail)
+        got = [{"bucket": b, "entries": e, "items": [items[x] for x in e]} for b, e in steps]
+        check(f"bucketed, {tail}", got, g[tail]["steps"])
+
+    g = json.loads((GOLDEN / "trace.json").read_text())
+    head = leb(1) + bytes.fromhex(g["key"]) + leb(3000) + leb(3) + leb(6) + struct.pack("<15d", *g["knobs"])
+    begin = b"FLETCHLG" + struct.pack("<II", 1, 0) + record(1, head)
+    begin += record(2, leb(1000) + leb(2000) + leb(300)) + record(3, lst([0, 1, 2, 0, 1, 2]))
+    check("trace header", begin.hex(), g["begin"])
+    nothing = b"\0\0\0\0"
+    join = bytes([2, 0]) + b"\1\0\0\0" + bytes([2, 1, 1, 1, 0]) + lst([0, 1]) + b"\2\0\0\0"
+    starts = bytes([4, 0, 6, 0, 0b111101]) + nothing + bytes([4, 1, 2, 1]) + nothing
+    want = [record(4, join), record(4, starts)]
+    for p in g["picks"]:
+        how = b"\0"
+        if p["pick"]:
+            spot, unit, word, again = p["pick"]
+            how = bytes([["window", "reserve", "range"].index(word) + 1]) + leb(spot) + leb(unit) + leb(again)
+        acts = b"".join(leb(u << 1 | (what == "load")) for what, u in p["acts"])
+        want.append(record(4, leb(5) + leb(p["seat"]) + b"\0" + how + b"\0" + leb(len(p["acts"])) + acts))
+    check("trace calls", [w.hex() for w in want], g["calls"])
 
     g = json.loads((GOLDEN / "ledger.json").read_text())
     head = leb(1) + txt("train") + leb(3) + h(b"root") + h(b"layout") + h(b"plan") + txt("substitute") + leb(7) + world(2, 8, "drop")

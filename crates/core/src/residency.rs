@@ -25,6 +25,12 @@ impl Residency {
         self.version
     }
 
+    /// All that was here.
+    #[must_use]
+    pub fn units(&self) -> &Bits {
+        &self.units
+    }
+
     /// Whether a unit was here.
     #[must_use]
     pub fn has(&self, unit: u32) -> bool {

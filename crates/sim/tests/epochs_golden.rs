@@ -4,13 +4,16 @@
 use fletch_core::{
     Hash, LayoutId, Root,
     order::{
-        Bits, Event, Fit, Laid, Ledger, OrderKey, Permutation, Plan, Request, Shape, Strict, Tail,
+        Bits, Bucketed, Buckets, Event, Fit, Flywheel, Laid, Ledger, OrderKey, Permutation, Plan, Request,
+        Shape, Strict, Tail,
         ledger::{self, Header},
         receipt::{Delivery, LtHash},
+        substitute::{Act, Knobs},
     },
+    residency::Residency,
 };
 use serde_json::{Value, json};
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 fn golden(name: &str, got: &Value) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/epochs").join(name);
@@ -96,6 +99,83 @@ fn strict() {
             "40 samples, sample s in unit 7s mod 10, blocks of 12": by_units,
             "bits 0, 3, 8, 20 of 21": hex::encode(state.to_bytes()),
         }),
+    );
+}
+
+#[test]
+fn bucketed() {
+    let of: Vec<u32> = (0..23).map(|s| [2, 0, 5, 2, 5][s % 5]).collect();
+    let buckets = Buckets::new(of.clone()).expect("few");
+    let plan = Plan::all(23).expect("plan");
+    let order = |batch, ranks, tail| {
+        let fit = Fit { batch, ranks, tail };
+        let o = Bucketed::new(plan.clone(), fit, &key(), buckets.clone()).expect("fits");
+        let steps: Vec<Value> = (0..o.steps())
+            .map(|s| {
+                let entries: Vec<u32> = (0..o.size(s)).map(|q| o.entry(s, q)).collect();
+                let items: Vec<(u32, u32)> =
+                    entries.iter().map(|&e| o.item(e)).map(|i| (i.sample, i.copy)).collect();
+                json!({ "bucket": o.bucket(s), "entries": entries, "items": items })
+            })
+            .collect();
+        json!({ "batch": batch, "ranks": ranks, "tail": tail, "steps": steps })
+    };
+    golden(
+        "bucketed.json",
+        &json!({
+            "key": Hash(key().0), "buckets": of, "plan": plan.hash(), "hash": buckets.hash(plan.hash()),
+            "by length 10, 100": Buckets::by_length([0, 9, 10, 99, 100, 101], &[10, 100]).map(|b| (0..6).map(|s| b.of(s)).collect::<Vec<_>>()).expect("ascending"),
+            "drop": order(4, 2, Tail::Drop), "pad": order(4, 2, Tail::Pad), "keep": order(4, 1, Tail::Keep),
+        }),
+    );
+}
+
+#[test]
+fn trace() {
+    let shape = Arc::new(Shape::new(&[0, 1, 2, 0, 1, 2], vec![1000, 2000, 300]).expect("shape"));
+    let mut fly = Flywheel::recorded(shape.clone(), 3000, &key(), Knobs::default());
+    let begin = hex::encode(fly.take_trace());
+    let (mut calls, mut acts) = (Vec::new(), Vec::new());
+    let all = fly.join(Laid::new(&Plan::all(6).expect("plan"), &shape).expect("laid"));
+    let some = fly.join(Laid::new(&Plan::subset(6, [0, 4]).expect("plan"), &shape).expect("laid"));
+    calls.push(hex::encode(fly.take_trace()));
+    let mut left = Bits::ones(6);
+    left.clear(1);
+    fly.begin(all, left);
+    fly.begin(some, Bits::ones(2));
+    calls.push(hex::encode(fly.take_trace()));
+    let mut picks = Vec::new();
+    for seat in [all, some, some, some] {
+        acts.clear();
+        let pick = fly.next(seat, &mut acts);
+        let acts: Vec<(&str, u32)> = acts
+            .iter()
+            .map(|a| match *a {
+                Act::Load(u) => ("load", u),
+                Act::Evict(u) => ("evict", u),
+            })
+            .collect();
+        picks.push(
+            json!({ "seat": seat.0, "pick": pick.map(|p| (p.spot, p.unit, p.how, p.pass)), "acts": acts }),
+        );
+        calls.push(hex::encode(fly.take_trace()));
+    }
+    fly.give_back(some, 0);
+    fly.lost(2);
+    fly.set_capacity(0, &mut Vec::new());
+    let mut units = Bits::zeros(3);
+    units.set(2);
+    fly.reconcile(&Residency::new(9, units.clone()), 77);
+    fly.adopt(&Residency::new(9, units), &mut acts);
+    fly.advance(&mut acts);
+    fly.leave(all);
+    let rest = hex::encode(fly.take_trace());
+    let whole: Vec<u8> = hex::decode(format!("{begin}{}{rest}", calls.concat())).expect("hex");
+    let played = Flywheel::play(&whole).expect("plays");
+    assert_eq!((played.calls, played.picks), (15, 3));
+    golden(
+        "trace.json",
+        &json!({ "key": Hash(key().0), "knobs": Knobs::default().values(), "begin": begin, "calls": calls, "picks": picks, "rest": rest }),
     );
 }
 

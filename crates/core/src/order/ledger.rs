@@ -148,7 +148,7 @@ impl BadLedger {
     }
 }
 
-fn put(out: &mut Vec<u8>, mut x: u64) {
+pub(super) fn put(out: &mut Vec<u8>, mut x: u64) {
     while x >= 0x80 {
         out.push(x.to_le_bytes()[0] | 0x80);
         x >>= 7;
@@ -156,7 +156,7 @@ fn put(out: &mut Vec<u8>, mut x: u64) {
     out.push(x.to_le_bytes()[0]);
 }
 
-fn get(at: &mut &[u8]) -> Option<u64> {
+pub(super) fn get(at: &mut &[u8]) -> Option<u64> {
     let mut x = 0u64;
     for shift in (0..64).step_by(7) {
         let (&b, rest) = at.split_first()?;
@@ -174,11 +174,11 @@ fn get(at: &mut &[u8]) -> Option<u64> {
     None
 }
 
-fn get32(at: &mut &[u8]) -> Option<u32> {
+pub(super) fn get32(at: &mut &[u8]) -> Option<u32> {
     u32::try_from(get(at)?).ok()
 }
 
-fn put_list(out: &mut Vec<u8>, list: &[u32]) {
+pub(super) fn put_list(out: &mut Vec<u8>, list: &[u32]) {
     put(out, list.len() as u64);
     let mut last = 0i64;
     for &x in list {
@@ -188,7 +188,7 @@ fn put_list(out: &mut Vec<u8>, list: &[u32]) {
     }
 }
 
-fn get_list(at: &mut &[u8]) -> Option<Vec<u32>> {
+pub(super) fn get_list(at: &mut &[u8]) -> Option<Vec<u32>> {
     let n = usize::try_from(get(at)?).ok().filter(|&n| n <= GRANT_ENTRIES_MAX)?;
     let mut last = 0i64;
     (0..n)
@@ -205,7 +205,7 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-fn take<'a>(at: &mut &'a [u8], n: usize) -> Option<&'a [u8]> {
+pub(super) fn take<'a>(at: &mut &'a [u8], n: usize) -> Option<&'a [u8]> {
     let (taken, rest) = at.split_at_checked(n)?;
     *at = rest;
     Some(taken)

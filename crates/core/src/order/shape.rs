@@ -139,7 +139,7 @@ impl Laid {
             return Err(BadShape::Samples { plan: plan.samples(), shape: shape.samples() });
         }
         if plan.is_all() {
-            return Ok(Laid { starts: shape.starts.clone(), entries: shape.samples.clone() });
+            return Ok(Laid::all_of(shape));
         }
         let mut starts = Vec::with_capacity(shape.units() + 1);
         let mut entries = Vec::new();
@@ -153,6 +153,26 @@ impl Laid {
         }
         starts.push(u32::try_from(entries.len()).unwrap_or(u32::MAX));
         Ok(Laid { starts: starts.into(), entries: entries.into() })
+    }
+
+    /// Every sample of a shape, once.
+    pub(super) fn all_of(shape: &Shape) -> Self {
+        Laid { starts: shape.starts.clone(), entries: shape.samples.clone() }
+    }
+
+    /// Whether it is [`Laid::all_of`] this shape.
+    pub(super) fn is_all_of(&self, shape: &Shape) -> bool {
+        Arc::ptr_eq(&self.entries, &shape.samples)
+    }
+
+    /// From the number of spots of each unit, and their entries; `None` when they do not add up.
+    pub(super) fn of_sizes(sizes: &[u32], entries: Vec<u32>) -> Option<Self> {
+        let mut starts = vec![0u32];
+        for &n in sizes {
+            starts.push(starts[starts.len() - 1].checked_add(n)?);
+        }
+        let whole = starts[starts.len() - 1] as usize == entries.len();
+        whole.then(|| Laid { starts: starts.into(), entries: entries.into() })
     }
 
     /// How many units the layout has.

@@ -60,3 +60,48 @@ impl Default for Knobs {
         }
     }
 }
+
+impl Knobs {
+    /// All of them, in the order of the fields (traces carry them so).
+    #[must_use]
+    pub fn values(&self) -> [f64; 15] {
+        [
+            self.window,
+            self.window_of_cache,
+            self.spread,
+            self.spread_slow,
+            self.young,
+            self.backlog,
+            self.early,
+            self.ahead,
+            self.jump,
+            self.range,
+            self.wanted,
+            self.aside,
+            self.stir,
+            self.active,
+            self.rotate,
+        ]
+    }
+
+    /// From values in the order of [`Knobs::values`].
+    pub(super) fn of_values(mut next: impl FnMut() -> Option<f64>) -> Option<Self> {
+        Some(Knobs {
+            window: next()?,
+            window_of_cache: next()?,
+            spread: next()?,
+            spread_slow: next()?,
+            young: next()?,
+            backlog: next()?,
+            early: next()?,
+            ahead: next()?,
+            jump: next()?,
+            range: next()?,
+            wanted: next()?,
+            aside: next()?,
+            stir: next()?,
+            active: next()?,
+            rotate: next()?,
+        })
+    }
+}

@@ -26,15 +26,19 @@
 //! Memory: 17 bytes a unit and job, a bit a spot and job, 24 bytes a backlog sample, 21 bytes a
 //! unit shared.
 
+mod calls;
 mod feed;
 mod knobs;
 mod seat;
 mod standing;
 mod sweep;
+mod tape;
+pub mod trace;
 
 pub use feed::Feed;
 pub use knobs::Knobs;
 pub use standing::Standing;
+pub use tape::{Call, Came};
 
 use super::{
     bits::{Bits, Ring},
@@ -44,6 +48,7 @@ use super::{
 use crate::residency::Residency;
 use seat::{Due, Members, Seat};
 use std::{cmp::Reverse, collections::VecDeque, sync::Arc};
+use tape::Tape;
 
 /// Generation of a unit that is not here.
 const AWAY: u32 = 0;
@@ -120,6 +125,8 @@ pub struct Flywheel {
     seats: Vec<Seat>,
     turn: f64,
     draws: Draws,
+    /// Where calls are told, if anywhere.
+    tape: Option<Box<Tape>>,
 }
 
 impl Flywheel {
@@ -161,6 +168,7 @@ impl Flywheel {
             turn: 0.0,
             draws,
             shape,
+            tape: None,
         };
         fly.split(capacity);
         fly
@@ -178,9 +186,7 @@ impl Flywheel {
         self.reserve_max = capacity - self.window_max;
     }
 
-    /// Changes the capacity. What no longer fits leaves by random draw from the reserve, then
-    /// oldest first from the window.
-    pub fn set_capacity(&mut self, capacity: u64, acts: &mut Vec<Act>) {
+    fn resize(&mut self, capacity: u64, acts: &mut Vec<Act>) {
         self.split(capacity);
         while self.reserve_bytes > self.reserve_max && !self.reserve.is_empty() {
             let unit = self.reserve.get(self.draws.below(self.reserve.len() as u64));
@@ -189,9 +195,7 @@ impl Flywheel {
         self.make_room(0, acts);
     }
 
-    /// Takes over what the cache already holds (after a restart): the reserve is filled with
-    /// it, the rest becomes window. What exceeds the capacity is evicted.
-    pub fn adopt(&mut self, residency: &Residency, acts: &mut Vec<Act>) {
+    fn take_over(&mut self, residency: &Residency, acts: &mut Vec<Act>) {
         for unit in (0..self.shape.units()).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
             if !residency.has(unit) || self.generation[unit as usize] != AWAY {
                 continue;
@@ -207,11 +211,7 @@ impl Flywheel {
         }
     }
 
-    /// A job sits down. Its epoch starts with [`Flywheel::begin`].
-    ///
-    /// # Panics
-    /// When 2^32 jobs sit already.
-    pub fn join(&mut self, laid: Laid) -> SeatId {
+    fn sit(&mut self, laid: Laid) -> SeatId {
         let seat = Seat::new(self.shape.units(), laid, self.mean_samples, self.position);
         let at = match self.seats.iter().position(|s| !s.on) {
             Some(i) => {
@@ -226,8 +226,7 @@ impl Flywheel {
         SeatId(u32::try_from(at).expect("fewer than 2^32 seats"))
     }
 
-    /// The job is gone: it protects nothing and blocks nothing any more.
-    pub fn leave(&mut self, seat: SeatId) {
+    fn rise(&mut self, seat: SeatId) {
         let units = 0;
         let s = &mut self.seats[seat.0 as usize];
         // Keeps the slot, frees the memory.
@@ -236,11 +235,7 @@ impl Flywheel {
         s.on = false;
     }
 
-    /// Starts (or resumes) an epoch: `left` are the spots still to be handed out.
-    ///
-    /// # Panics
-    /// When `left` has another length than the plan has spots.
-    pub fn begin(&mut self, seat: SeatId, left: Bits) {
+    fn start(&mut self, seat: SeatId, left: Bits) {
         let j = seat.0 as usize;
         let (units, alone) = (self.shape.units(), self.actives() <= 1);
         let s = &mut self.seats[j];
@@ -317,9 +312,7 @@ impl Flywheel {
         self.generation[unit as usize] != AWAY
     }
 
-    /// The next sample of a job, and the orders to the store that come with it; `None` when its
-    /// epoch has nothing left to hand out.
-    pub fn next(&mut self, seat: SeatId, acts: &mut Vec<Act>) -> Option<Pick> {
+    fn pick(&mut self, seat: SeatId, acts: &mut Vec<Act>) -> Option<Pick> {
         let j = seat.0 as usize;
         if self.seats[j].left.count() == 0 {
             return None;
@@ -378,11 +371,7 @@ impl Flywheel {
         }
     }
 
-    /// Moves the sweep by one unit ahead of need, because the way to the origin is idle (pacing:
-    /// fetch early, serve later); whether it moved. Only a job that is alone gains by it: its
-    /// next turn costs the same bytes, sooner. Several jobs would fall out of step (ADR 10), and
-    /// to fetch for an epoch that has not begun would displace what that epoch wants as much.
-    pub fn advance(&mut self, acts: &mut Vec<Act>) -> bool {
+    fn press(&mut self, acts: &mut Vec<Act>) -> bool {
         let mut active = (0..self.seats.len()).filter(|&q| self.active(q));
         let (Some(alone), None) = (active.next(), active.next()) else { return false };
         let Some(p) = self.seats[alone].lack.next(self.pointer) else { return false };
@@ -406,11 +395,7 @@ impl Flywheel {
         true
     }
 
-    /// A spot that was handed out comes back unread (its lease expired): it is due at once.
-    ///
-    /// # Panics
-    /// When the spot was not handed out.
-    pub fn give_back(&mut self, seat: SeatId, spot: u32) {
+    fn put_back(&mut self, seat: SeatId, spot: u32) {
         let j = seat.0 as usize;
         let s = &mut self.seats[j];
         assert!(s.left.set(u64::from(spot)), "spot {spot} was not handed out");
@@ -436,9 +421,7 @@ impl Flywheel {
         self.refresh(j, unit);
     }
 
-    /// The unit is not here after all: it vanished (a cache may lose anything), or its load
-    /// failed. Nothing is handed out twice or lost by it.
-    pub fn lost(&mut self, unit: u32) {
+    fn lose(&mut self, unit: u32) {
         match self.generation[unit as usize] {
             AWAY => {}
             RESERVE => self.drop_reserve(unit, &mut Vec::new()),
@@ -446,11 +429,7 @@ impl Flywheel {
         }
     }
 
-    /// Compares with what is really here: units that the snapshot lacks although they were
-    /// ordered before it was made are [`Flywheel::lost`]. `as_of` is
-    /// [`Standing::swept_bytes`] of a moment whose loads had all finished when the snapshot was
-    /// made; an old one is harmless, it only finds less.
-    pub fn reconcile(&mut self, residency: &Residency, as_of: u64) {
+    fn compare(&mut self, residency: &Residency, as_of: u64) {
         let gone: Vec<u32> = self
             .window
             .iter()
@@ -458,7 +437,7 @@ impl Flywheel {
             .chain(self.reserve.list().iter().copied())
             .filter(|&u| self.holds(u) && self.loaded_at[u as usize] <= as_of && !residency.has(u))
             .collect();
-        gone.into_iter().for_each(|u| self.lost(u));
+        gone.into_iter().for_each(|u| self.lose(u));
     }
 }
 

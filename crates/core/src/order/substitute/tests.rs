@@ -232,6 +232,46 @@ fn a_straggler_never_makes_the_sweep_jump() {
     assert!(jumps <= 12, "the sweep moved {jumps} of 400 places in one pick");
 }
 
+proptest! {
+    /// A cache that loses units by itself and is seen late: every epoch is exact, nobody is kept waiting, and
+    /// once the news has come both agree.
+    #[test]
+    fn late_news_lose_nothing(seed: u64, part in 1u64..8, jobs in 1usize..4, late in 1usize..6, losses in proptest::collection::vec((0usize..400, 0u32..40), 0..60)) {
+        let shape = shape(&[5; 40]);
+        let capacity = shape.total_bytes() * part / 8;
+        let mut fly = Flywheel::new(shape.clone(), capacity, &key(seed), Knobs::default());
+        let plan = Plan::all(200).expect("plan");
+        let seats: Vec<SeatId> = (0..jobs).map(|_| sit(&mut fly, &plan)).collect();
+        let mut store = Store::new(&shape, capacity);
+        let mut news = VecDeque::new();
+        let mut acts = Vec::new();
+        for epoch in 0..2 {
+            let mut got = vec![BTreeSet::new(); jobs];
+            for draw in 0..200 {
+                for (seat, got) in seats.iter().zip(&mut got) {
+                    prop_assert!(got.insert(fly.next(*seat, &mut acts).expect("left").spot), "twice");
+                }
+                // What the cache lost meanwhile it neither drops nor has.
+                for act in acts.drain(..) {
+                    match act {
+                        Act::Load(u) => drop(store.here.insert(u)),
+                        Act::Evict(u) => drop(store.here.remove(&u)),
+                    }
+                }
+                for loss in losses.iter().filter(|l| l.0 == epoch * 200 + draw) { store.here.remove(&loss.1); }
+                if draw % 10 == 0 {
+                    news.push_back((store.residency(), fly.standing().swept_bytes));
+                    if news.len() > late && let Some((residency, as_of)) = news.pop_front() { fly.reconcile(&residency, as_of); }
+                }
+            }
+            prop_assert!(seats.iter().all(|&s| fly.left(s) == 0), "epoch {}", epoch);
+            seats.iter().for_each(|&s| fly.begin(s, Bits::ones(200)));
+        }
+        fly.reconcile(&store.residency(), fly.standing().swept_bytes);
+        for u in 0..40 { prop_assert!(!fly.holds(u) || store.here.contains(&u), "unit {} is not here", u); }
+    }
+}
+
 /// With a residency snapshot that is many draws old, epochs stay exact and little more is read.
 #[test]
 fn an_old_snapshot_costs_only_a_little() {

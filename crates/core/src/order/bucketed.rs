@@ -1,0 +1,309 @@
+//! The bucketed order: coordinated reads (`docs/FORMATS.md`, "Bucketed order"). In each step all ranks
+//! get entries of one bucket: sequences of like length, or one group, so that nobody pads its batch
+//! to somebody else's longest sample.
+//!
+//! The law follows the coordinated reads of tf.data service (Audibert et al., SoCC 2023). Like the
+//! strict order it is a function of its key and known in advance.
+//!
+//! I1. All entries of a step are of one bucket: no step is mixed, whatever the number of ranks.
+//! I2. Each entry of the plan stands in exactly one step. What does not fill the last step of its bucket
+//!     is left out (`drop`), made up by repeats of that bucket (`pad`), or a short step (`keep`, one rank).
+//! I3. Every rank has as many steps, and as many entries in each.
+//! I4. A step is the same set for every number of ranks that divides its batch.
+
+use super::{
+    bits::Bits,
+    context,
+    key::OrderKey,
+    line::Line,
+    permutation::Permutation,
+    plan::{Fit, Item, PAD, Plan, PlanError, Tail},
+};
+use crate::{Hash, Kind};
+use std::sync::Arc;
+
+/// No plan is cut into more buckets.
+pub const BUCKETS_MAX: u32 = 65_536;
+
+/// Which bucket each sample of a version is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buckets {
+    of: Arc<[u32]>,
+    count: u32,
+}
+
+/// Why an epoch cannot be bucketed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum BadBuckets {
+    /// Not as many as the version has samples.
+    #[error("buckets of {buckets} samples for a version of {samples}")]
+    Samples {
+        /// How many samples have a bucket.
+        buckets: usize,
+        /// How many samples the version has.
+        samples: u32,
+    },
+    /// Too many.
+    #[error("bucket {0}; at most {BUCKETS_MAX} are possible")]
+    TooMany(u32),
+    /// Lengths that do not ascend.
+    #[error("the bounds of length buckets must ascend")]
+    Bounds,
+    /// An echo's distance cannot be kept inside buckets.
+    #[error("a plan that echoes cannot be bucketed")]
+    Echo,
+    /// A world that cannot share steps.
+    #[error(transparent)]
+    Fit(#[from] PlanError),
+}
+
+impl BadBuckets {
+    /// Always the caller's to mend.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        Kind::Invalid
+    }
+}
+
+impl Buckets {
+    /// Buckets by number, one a sample; numbers need not be without gaps.
+    ///
+    /// # Errors
+    /// [`BadBuckets::TooMany`].
+    pub fn new(of: Vec<u32>) -> Result<Self, BadBuckets> {
+        let most = of.iter().copied().max().unwrap_or(0);
+        if most >= BUCKETS_MAX {
+            return Err(BadBuckets::TooMany(most));
+        }
+        Ok(Buckets { of: of.into(), count: most + 1 })
+    }
+
+    /// Buckets by length: below the first bound, from it to below the next, …, from the last on.
+    ///
+    /// # Errors
+    /// [`BadBuckets::Bounds`], [`BadBuckets::TooMany`].
+    pub fn by_length(lengths: impl IntoIterator<Item = u64>, bounds: &[u64]) -> Result<Self, BadBuckets> {
+        if !bounds.is_sorted_by(|a, b| a < b) {
+            return Err(BadBuckets::Bounds);
+        }
+        let bucket = |x: u64| u32::try_from(bounds.partition_point(|&b| b <= x)).unwrap_or(u32::MAX);
+        Buckets::new(lengths.into_iter().map(bucket).collect())
+    }
+
+    /// The bucket of a sample.
+    ///
+    /// # Panics
+    /// When there is no such sample.
+    #[must_use]
+    pub fn of(&self, sample: u32) -> u32 {
+        self.of[sample as usize]
+    }
+
+    /// The name of a plan with these buckets: it takes the place of the plan's hash wherever an epoch
+    /// is named (key, ledger, receipt), so that no two cuts are mistaken for each other.
+    #[must_use]
+    pub fn hash(&self, plan: Hash) -> Hash {
+        let mut h = blake3::Hasher::new_derive_key(context::BUCKETS);
+        h.update(plan.as_bytes());
+        h.update(&(self.of.len() as u64).to_le_bytes());
+        for b in self.of.iter() {
+            h.update(&b.to_le_bytes());
+        }
+        h.finalize().into()
+    }
+}
+
+/// One bucket: where its entries lie, how they are permuted, its first step and its first pad.
+#[derive(Debug, Clone)]
+struct Bucket {
+    from: usize,
+    permutation: Permutation,
+    step: u64,
+    pad: u64,
+}
+
+/// The bucketed order of one epoch. Entries from [`Plan::entries`] on are its pads; a bitmap over
+/// [`Bucketed::entries`] is its state.
+#[derive(Debug, Clone)]
+pub struct Bucketed {
+    plan: Plan,
+    fit: Fit,
+    buckets: Buckets,
+    /// Entries by bucket, ascending in each; the buckets that have any.
+    entries: Vec<u32>,
+    parts: Vec<Bucket>,
+    steps: Permutation,
+    pads: u64,
+    /// With `keep`: where each step of the epoch begins, and the end.
+    begins: Vec<u64>,
+}
+
+impl Bucketed {
+    /// The order of the epoch with this key ([`Buckets::hash`] is part of what it is made of).
+    ///
+    /// # Errors
+    /// [`BadBuckets::Samples`], [`BadBuckets::Echo`], [`BadBuckets::Fit`].
+    pub fn new(plan: Plan, fit: Fit, key: &OrderKey, buckets: Buckets) -> Result<Self, BadBuckets> {
+        fit.check()?;
+        if buckets.of.len() != plan.samples() as usize {
+            return Err(BadBuckets::Samples { buckets: buckets.of.len(), samples: plan.samples() });
+        }
+        if plan.echo().copies > 1 {
+            return Err(BadBuckets::Echo);
+        }
+        let number = |x: u64| u32::try_from(x).unwrap_or(u32::MAX);
+        let mut sorted: Vec<Vec<u32>> = vec![Vec::new(); buckets.count as usize];
+        for e in (0..plan.entries()).map(number) {
+            sorted[buckets.of(plan.item(e).sample) as usize].push(e);
+        }
+        let (mut entries, mut parts, mut steps, mut pads) = (Vec::new(), Vec::new(), 0, 0);
+        for (b, list) in (0u64..).zip(sorted).filter(|x| !x.1.is_empty()) {
+            let n = list.len() as u64;
+            let permutation = Permutation::new(key, "bucket", b, n);
+            parts.push(Bucket { from: entries.len(), permutation, step: steps, pad: pads });
+            steps += fit.steps(n);
+            pads += fit.delivered(n).saturating_sub(n);
+            entries.extend(list);
+        }
+        let steps = Permutation::new(key, "steps", 0, steps);
+        let mut order = Bucketed { plan, fit, buckets, entries, parts, steps, pads, begins: Vec::new() };
+        if fit.tail == Tail::Keep {
+            let mut at = 0;
+            for s in 0..order.steps() {
+                order.begins.push(at);
+                at += order.size(s);
+            }
+            order.begins.push(at);
+        }
+        Ok(order)
+    }
+
+    /// The same epoch for another number of ranks. Its batch stays: steps are what an epoch is cut into.
+    ///
+    /// # Errors
+    /// [`BadBuckets::Fit`].
+    pub fn with_ranks(&self, ranks: u32) -> Result<Self, BadBuckets> {
+        let fit = Fit { ranks, ..self.fit };
+        fit.check()?;
+        Ok(Bucketed { fit, ..self.clone() })
+    }
+
+    /// Steps of the epoch.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps.len()
+    }
+
+    /// Entries, pads included, and those that `drop` leaves out.
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        self.plan.entries() + self.pads
+    }
+
+    /// Which bucket a step is of (its place among those that have entries), and which of its steps.
+    fn part(&self, step: u64) -> (usize, u64) {
+        let c = self.steps.at(step);
+        let b = self.parts.partition_point(|p| p.step <= c) - 1;
+        // A bucket that is all dropped has no step, and the next begins with the same number.
+        (b, c - self.parts[b].step)
+    }
+
+    /// How many entries a step has.
+    #[must_use]
+    pub fn size(&self, step: u64) -> u64 {
+        let (b, k) = self.part(step);
+        let g = u64::from(self.fit.batch);
+        match self.fit.tail {
+            Tail::Keep => g.min(self.parts[b].permutation.len() - k * g),
+            Tail::Drop | Tail::Pad => g,
+        }
+    }
+
+    /// The bucket of a step.
+    ///
+    /// # Panics
+    /// Past the last step.
+    #[must_use]
+    pub fn bucket(&self, step: u64) -> u32 {
+        self.buckets.of(self.plan.item(self.entries[self.parts[self.part(step).0].from]).sample)
+    }
+
+    /// The entry at a place of a step.
+    ///
+    /// # Panics
+    /// Past the last step, or past its [`Bucketed::size`].
+    #[must_use]
+    pub fn entry(&self, step: u64, place: u64) -> u32 {
+        assert!(place < self.size(step), "place {place} of step {step}");
+        let (b, k) = self.part(step);
+        let (part, q) = (&self.parts[b], k * u64::from(self.fit.batch) + place);
+        match q.checked_sub(part.permutation.len()) {
+            None => self.entries[part.from + usize::try_from(part.permutation.at(q)).unwrap_or(usize::MAX)],
+            Some(i) => u32::try_from(self.plan.entries() + part.pad + i).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// What an entry is, pads included: the i-th pad of a bucket repeats the bucket's i-th entry.
+    ///
+    /// # Panics
+    /// When there is no such entry.
+    #[must_use]
+    pub fn item(&self, entry: u32) -> Item {
+        let Some(i) = u64::from(entry).checked_sub(self.plan.entries()) else { return self.plan.item(entry) };
+        assert!(i < self.pads, "pad {i} of {}", self.pads);
+        let part = &self.parts[self.parts.partition_point(|p| p.pad <= i) - 1];
+        let q = part.permutation.at((i - part.pad) % part.permutation.len());
+        let like = self.entries[part.from + usize::try_from(q).unwrap_or(usize::MAX)];
+        Item { sample: self.plan.item(like).sample, copy: PAD + u32::try_from(i).unwrap_or(0) }
+    }
+
+    /// What the epoch delivers, over [`Bucketed::entries`]: what leases are made of. With it every share
+    /// is whole steps, and leases add no pads of their own.
+    #[must_use]
+    pub fn planned(&self) -> Bits {
+        let mut planned = Bits::ones(self.entries());
+        if self.fit.tail == Tail::Drop {
+            for part in &self.parts {
+                let n = part.permutation.len();
+                for q in self.fit.delivered(n)..n {
+                    let at = part.from + usize::try_from(part.permutation.at(q)).unwrap_or(usize::MAX);
+                    planned.clear(u64::from(self.entries[at]));
+                }
+            }
+        }
+        planned
+    }
+
+    /// The j-th entry of a rank, from the epoch's beginning.
+    #[must_use]
+    pub fn turn(&self, rank: u32, j: u64) -> Option<u32> {
+        if self.fit.tail == Tail::Keep {
+            let step = self.begins.partition_point(|&b| b <= j) as u64 - 1;
+            return (step < self.steps())
+                .then(|| self.entry(step, j - self.begins[usize::try_from(step).unwrap_or(0)]));
+        }
+        let per = u64::from(self.fit.batch / self.fit.ranks);
+        let step = j / per;
+        (step < self.steps() && rank < self.fit.ranks)
+            .then(|| self.entry(step, u64::from(rank) * per + j % per))
+    }
+
+    /// What a rank is granted next: the next `n` of its entries that are `free`, and the turn at which
+    /// they begin. After a restart, and after a change of world at a step boundary, a new line goes on.
+    pub fn next(&self, line: &mut Line, rank: u32, n: u32, free: impl Fn(u32) -> bool) -> (Vec<u32>, u64) {
+        line.next(rank, n, |j| self.turn(rank, j), free)
+    }
+
+    /// Whether an epoch stands at a step boundary: every step is wholly free or not at all. Only then may
+    /// its number of ranks change.
+    #[must_use]
+    pub fn at_boundary(&self, free: impl Fn(u32) -> bool) -> bool {
+        (0..self.steps()).all(|s| {
+            let n = (0..self.size(s)).filter(|&q| free(self.entry(s, q))).count() as u64;
+            n == 0 || n == self.size(s)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

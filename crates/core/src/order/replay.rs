@@ -1,0 +1,169 @@
+//! Replay: the order that a ledger tells, again. Each rank gets what it acknowledged then, in the order
+//! in which it was granted, whatever chose it then and whatever is cached now.
+//!
+//! A *leg* is the time between two changes of world or rollbacks. Legs follow each other: the shell
+//! changes the world of its leases when a leg is acknowledged ([`Replay::advance`]).
+//!
+//! I1. An entry whose acknowledgement stood at the end of the ledger is delivered once, to the rank and
+//!     at the place among that rank's entries where it was consumed then.
+//! I2. What was granted and never acknowledged, or rolled back, is not delivered at that place.
+//! I3. What a rank draws depends only on which of its entries are free.
+
+use super::{
+    bits::Bits,
+    lease::LeaseError,
+    ledger::{BadLedger, Event, Ledger},
+    line::Line,
+    plan::Fit,
+};
+use std::collections::BTreeMap;
+
+/// What happened in one world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leg {
+    /// The world.
+    pub fit: Fit,
+    /// Of each rank: what it consumed, in order.
+    pub ranks: Vec<Vec<u32>>,
+}
+
+/// The order of a ledger.
+#[derive(Debug, Clone)]
+pub struct Replay {
+    legs: Vec<Leg>,
+    at: usize,
+    line: Line,
+}
+
+/// One acknowledged entry: its leg, then lease and place in it (the order of service), and when.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    leg: usize,
+    rank: u32,
+    lease: u64,
+    place: usize,
+    entry: u32,
+}
+
+impl Replay {
+    /// The order that a ledger tells, finished or not.
+    ///
+    /// # Errors
+    /// [`BadLedger::Contradiction`] where it acknowledges what it did not grant, or the same entry twice.
+    pub fn new(ledger: &Ledger) -> Result<Self, BadLedger> {
+        let mut fits = vec![ledger.header.fit];
+        let mut live: BTreeMap<u64, (u32, Vec<u32>, usize)> = BTreeMap::new();
+        let mut told: Vec<Told> = Vec::new();
+        let mut commits: BTreeMap<u64, usize> = BTreeMap::new();
+        for (at, event) in (1..).zip(&ledger.events) {
+            let bad = |why| BadLedger::Contradiction { at, why };
+            match event {
+                Event::Grant { lease, request, entries } => {
+                    let ranks = fits[fits.len() - 1].ranks;
+                    if request.rank >= ranks {
+                        return Err(bad(LeaseError::Rank { rank: request.rank, ranks }));
+                    }
+                    live.insert(*lease, (request.rank, entries.clone(), 0));
+                }
+                Event::Ack { lease, upto } => {
+                    let Some((rank, entries, acked)) = live.get_mut(lease) else {
+                        return Err(bad(LeaseError::Gone(*lease)));
+                    };
+                    let (upto, all) = (*upto as usize, entries.len());
+                    if upto > all {
+                        let entries = u32::try_from(all).unwrap_or(u32::MAX);
+                        let upto = u32::try_from(upto).unwrap_or(u32::MAX);
+                        return Err(bad(LeaseError::Beyond { lease: *lease, entries, upto }));
+                    }
+                    let from = (*acked).min(upto);
+                    let leg = fits.len() - 1;
+                    told.extend((from..upto).map(|place| Told {
+                        leg,
+                        rank: *rank,
+                        lease: *lease,
+                        place,
+                        entry: entries[place],
+                    }));
+                    *acked = upto;
+                }
+                Event::Expire { lease } => drop(live.remove(lease)),
+                Event::Commit { commit } => drop(commits.insert(*commit, told.len())),
+                Event::Rollback { commit } => {
+                    let then = commits.get(commit).ok_or_else(|| bad(LeaseError::Commit(*commit)))?;
+                    told.truncate(*then);
+                    commits.retain(|_, n| *n <= told.len());
+                    live.clear();
+                    fits.push(fits[fits.len() - 1]);
+                }
+                Event::World { fit } => {
+                    live.clear();
+                    fits.push(*fit);
+                }
+                _ => {}
+            }
+        }
+        told.sort_unstable_by_key(|t| (t.leg, t.lease, t.place));
+        let leg = |fit: &Fit| Leg { fit: *fit, ranks: vec![Vec::new(); fit.ranks as usize] };
+        let mut legs: Vec<Leg> = fits.iter().map(leg).collect();
+        for t in &told {
+            legs[t.leg].ranks[t.rank as usize].push(t.entry);
+        }
+        // A leg whose work was all rolled back has nothing to tell.
+        legs.retain(|l| l.ranks.iter().any(|r| !r.is_empty()));
+        let mut all: Vec<u32> = told.iter().map(|t| t.entry).collect();
+        all.sort_unstable();
+        if let Some(twice) = all.windows(2).find(|w| w[0] == w[1]) {
+            return Err(BadLedger::Contradiction {
+                at: ledger.events.len(),
+                why: LeaseError::Entry(twice[0]),
+            });
+        }
+        let line = Line::new(legs.first().map_or(0, |l| l.fit.ranks));
+        Ok(Replay { legs, at: 0, line })
+    }
+
+    /// What it tells, leg by leg.
+    #[must_use]
+    pub fn legs(&self) -> &[Leg] {
+        &self.legs
+    }
+
+    /// What of an epoch it does not tell: the ledger ended early, or did not begin at the beginning.
+    #[must_use]
+    pub fn untold(&self, planned: &Bits) -> Bits {
+        let mut rest = planned.clone();
+        for &e in self.legs.iter().flat_map(|l| l.ranks.iter().flatten()) {
+            rest.clear(u64::from(e));
+        }
+        rest
+    }
+
+    /// The world of the leg that is delivered now; `None` when all are.
+    #[must_use]
+    pub fn fit(&self) -> Option<Fit> {
+        self.legs.get(self.at).map(|l| l.fit)
+    }
+
+    /// What a rank is granted next: the next `n` of its entries that are `free`, and where they begin.
+    pub fn next(&mut self, rank: u32, n: u32, free: impl Fn(u32) -> bool) -> (Vec<u32>, u64) {
+        let list = self.legs.get(self.at).and_then(|l| l.ranks.get(rank as usize));
+        let turn = |j: u64| list.and_then(|l| l.get(usize::try_from(j).ok()?)).copied();
+        self.line.next(rank, n, turn, free)
+    }
+
+    /// A lease of a rank expired that was drawn from `from` on (0 when that is not known).
+    pub fn rewind(&mut self, rank: u32, from: u64) {
+        self.line.rewind(rank, from);
+    }
+
+    /// The leg is acknowledged by all: the world of the next, which the shell gives its leases.
+    pub fn advance(&mut self) -> Option<Fit> {
+        self.at = (self.at + 1).min(self.legs.len());
+        let fit = self.fit();
+        self.line = Line::new(fit.map_or(0, |f| f.ranks));
+        fit
+    }
+}
+
+#[cfg(test)]
+mod tests;

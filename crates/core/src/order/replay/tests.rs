@@ -1,0 +1,194 @@
+use super::*;
+use crate::{
+    Hash, LayoutId, Root,
+    order::{
+        lease::{Leases, Request, Room},
+        ledger::Header,
+        plan::Tail,
+    },
+};
+use proptest::prelude::*;
+
+const N: u64 = 60;
+
+fn fit(ranks: u32) -> Fit {
+    Fit { batch: ranks * 2, ranks, tail: Tail::Pad }
+}
+
+fn header() -> Header {
+    Header {
+        job: "j".into(),
+        epoch: 0,
+        root: Root(Hash::of(b"r")),
+        layout: LayoutId(Hash::of(b"l")),
+        plan: Hash::of(b"p"),
+        order: "substitute".into(),
+        seed: 1,
+        fit: fit(2),
+    }
+}
+
+/// What happens to an epoch.
+#[derive(Debug, Clone)]
+enum Op {
+    Ask { rank: u32, n: u32 },
+    Ack { which: usize, part: u32 },
+    Expire,
+    World(u32),
+    Commit,
+    Rollback,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0u32..4, 1u32..6).prop_map(|(rank, n)| Op::Ask { rank, n }),
+        6 => (any::<usize>(), 1u32..6).prop_map(|(which, part)| Op::Ack { which, part }),
+        1 => Just(Op::Expire),
+        1 => (1u32..4).prop_map(Op::World),
+        1 => Just(Op::Commit),
+        1 => Just(Op::Rollback),
+    ]
+}
+
+/// An epoch whose entries are chosen by a multiplication, as good as any other order.
+fn epoch(ops: Vec<Op>, stride: u32) -> Ledger {
+    let mut leases = Leases::new(Bits::ones(N), fit(2)).expect("fit");
+    let mut events = Vec::new();
+    let (mut now, mut sequence, mut commits) = (0, 0, 0);
+    let done = (0..4000u32).map(|i| match i % 2 {
+        0 => Op::Ask { rank: i / 2 % 3, n: 4 },
+        _ => Op::Ack { which: 0, part: 9 },
+    });
+    for op in ops.into_iter().chain(done) {
+        if leases.finished() {
+            break;
+        }
+        let granted = events.iter().filter_map(|e| match e {
+            Event::Grant { lease, .. } => Some(*lease),
+            _ => None,
+        });
+        let live: Vec<u64> = granted.filter(|&l| leases.lease(l).is_some()).collect();
+        match op {
+            Op::Ask { rank, n } => {
+                sequence += 1;
+                let request = Request { rank: rank % leases.fit().ranks, worker: rank, sequence };
+                if let Room::Grant(room) = leases.room(request, n, 20).expect("a rank") {
+                    let free = leases.free();
+                    let from = sequence * u64::from(stride) % N;
+                    let entries: Vec<u32> = (from..N)
+                        .chain(0..from)
+                        .filter(|&e| free.get(e))
+                        .take(room as usize)
+                        .map(|e| e as u32)
+                        .collect();
+                    events.push(leases.grant(request, entries, room, now + 10).expect("free"));
+                }
+            }
+            Op::Ack { which, part } if !live.is_empty() => {
+                let l = leases.lease(live[which % live.len()]).expect("live").clone();
+                let upto = (l.acked + part).min(l.entries.len() as u32);
+                events.extend(leases.ack(l.request.rank, l.id, upto).expect("live"));
+            }
+            Op::Expire => {
+                now += 11;
+                events.extend(leases.expire(now).0);
+            }
+            Op::World(ranks) => events.push(leases.world(fit(ranks)).expect("fit").0),
+            Op::Commit => {
+                commits += 1;
+                events.push(leases.commit(commits));
+            }
+            Op::Rollback if commits > 0 => {
+                if let Ok((event, _)) = leases.rollback(commits) {
+                    events.push(event);
+                }
+            }
+            _ => {}
+        }
+    }
+    assert!(leases.finished(), "the epoch ends");
+    Ledger { header: header(), events, len: 0 }
+}
+
+/// Delivers a replay with other requests: one worker a rank, other sizes, leases that expire.
+fn again(mut replay: Replay, sizes: &[u32]) -> Ledger {
+    let first = replay.fit().expect("a leg");
+    let mut leases = Leases::new(Bits::ones(N), first).expect("fit");
+    let mut events = Vec::new();
+    let (mut sequence, mut now, mut lost) = (0, 0, 0);
+    while let Some(fit) = replay.fit() {
+        let mut idle = 0;
+        while idle < fit.ranks {
+            let rank = sequence as u32 % fit.ranks;
+            let n = sizes[sequence as usize % sizes.len()];
+            sequence += 1;
+            let (entries, from) = replay.next(rank, n, |e| leases.free().get(u64::from(e)));
+            if entries.is_empty() {
+                idle += 1;
+                continue;
+            }
+            idle = 0;
+            let request = Request { rank, worker: 0, sequence };
+            let event = leases.grant(request, entries.clone(), 0, now + 10).expect("free");
+            let Event::Grant { lease, .. } = event else { panic!("a grant") };
+            events.push(event);
+            // Now and then the consumer dies with half of it.
+            let dies = sequence % 5 == 0 && lost < 9;
+            let upto = if dies { n.div_ceil(2).min(entries.len() as u32) } else { entries.len() as u32 };
+            events.extend(leases.ack(rank, lease, upto).expect("live"));
+            if dies {
+                lost += 1;
+                now += 11;
+                events.extend(leases.expire(now).0);
+                replay.rewind(rank, from);
+            }
+        }
+        if let Some(fit) = replay.advance() {
+            events.push(leases.world(fit).expect("fit").0);
+        }
+    }
+    assert_eq!(leases.acked().count(), N);
+    Ledger { header: Header { order: "replay".into(), fit: first, ..header() }, events, len: 0 }
+}
+
+proptest! {
+    /// The order of each rank exactly, whatever happened in the first run and happens in the second; and
+    /// the replay of a replay is the same.
+    #[test]
+    fn each_rank_gets_its_order_again(ops in proptest::collection::vec(op(), 0..80), stride in 1u32..60, sizes in proptest::collection::vec(1u32..7, 1..5)) {
+        let ledger = epoch(ops, stride);
+        let replay = Replay::new(&ledger).expect("a ledger");
+        prop_assert_eq!(replay.untold(&Bits::ones(N)).count(), 0);
+        let twice = again(replay.clone(), &sizes);
+        let same = Replay::new(&twice).expect("a ledger");
+        let no_pads = |r: &Replay| -> Vec<Vec<Vec<u32>>> {
+            let leg = |l: &Leg| l.ranks.iter().map(|r| r.iter().copied().filter(|&e| u64::from(e) < N).collect()).collect();
+            r.legs().iter().map(leg).filter(|l: &Vec<Vec<u32>>| !l.concat().is_empty()).collect()
+        };
+        prop_assert_eq!(no_pads(&same), no_pads(&replay));
+    }
+}
+
+#[test]
+fn a_ledger_that_contradicts_itself() {
+    let request = Request { rank: 0, worker: 0, sequence: 1 };
+    let grant = |lease, entries| Event::Grant { lease, request, entries };
+    let new = |events| Replay::new(&Ledger { header: header(), events, len: 0 }).map(|r| r.legs().to_vec());
+    let ack = |lease, upto| Event::Ack { lease, upto };
+    let why = |at, why| Err(BadLedger::Contradiction { at, why });
+    assert_eq!(new(vec![ack(7, 1)]), why(1, LeaseError::Gone(7)));
+    let beyond = LeaseError::Beyond { lease: 1, entries: 1, upto: 2 };
+    assert_eq!(new(vec![grant(1, vec![4]), ack(1, 2)]), why(2, beyond));
+    let twice = vec![grant(1, vec![4]), ack(1, 1), grant(2, vec![4]), ack(2, 1)];
+    assert_eq!(new(twice), why(4, LeaseError::Entry(4)));
+    assert_eq!(new(vec![Event::Rollback { commit: 3 }]), why(1, LeaseError::Commit(3)));
+    let far = Request { rank: 2, ..request };
+    let event = Event::Grant { lease: 1, request: far, entries: vec![] };
+    assert_eq!(new(vec![event]), why(1, LeaseError::Rank { rank: 2, ranks: 2 }));
+    // A ledger that ended early tells what it can.
+    let short =
+        Replay::new(&Ledger { header: header(), events: vec![grant(1, vec![4, 5]), ack(1, 1)], len: 0 })
+            .expect("a ledger");
+    assert_eq!(short.legs()[0].ranks, [vec![4], vec![]]);
+    assert_eq!(short.untold(&Bits::ones(8)).count(), 7);
+}

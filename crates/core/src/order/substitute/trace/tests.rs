@@ -1,0 +1,177 @@
+use super::*;
+use crate::{
+    Hash, Root,
+    order::{Bits, Laid, Plan, substitute::Feed},
+    residency::Residency,
+};
+use proptest::prelude::*;
+
+fn key() -> OrderKey {
+    OrderKey::new(Root(Hash::of(b"root")), Hash::of(b"plan"), 5, 0)
+}
+
+fn shape(units: u32, size: u32) -> Arc<Shape> {
+    let unit_of: Vec<u32> = (0..units * size).map(|s| s * 7 % units).collect();
+    Arc::new(Shape::new(&unit_of, (0..units).map(|u| 1000 + u64::from(u)).collect()).expect("shape"))
+}
+
+/// Runs a sweep with everything that can happen to it; gives its trace and how many samples it handed out.
+fn run(ops: &[(u8, u32)], cuts: bool) -> (Vec<u8>, u64) {
+    let shape = shape(40, 5);
+    let mut fly = Flywheel::recorded(shape.clone(), 12_000, &key(), Knobs::default());
+    let plans = [Plan::all(200).expect("plan"), Plan::subset(200, (0..200).step_by(3)).expect("plan")];
+    let mut seats = Vec::new();
+    let mut trace = Vec::new();
+    let (mut acts, mut picks) = (Vec::new(), 0);
+    let mut out = Vec::new();
+    for &(op, x) in ops {
+        let at = x as usize % seats.len().max(1);
+        match op {
+            0 if seats.len() < 3 => {
+                let laid = Laid::new(&plans[x as usize % 2], &shape).expect("laid");
+                let spots = u64::from(laid.spots());
+                let seat = fly.join(laid);
+                fly.begin(seat, Bits::ones(spots));
+                seats.push((seat, Feed::default()));
+            }
+            1 if !seats.is_empty() => {
+                let (seat, mut feed) = seats.remove(at);
+                feed.give_back(&mut fly, seat);
+                out.retain(|o: &(super::super::SeatId, u32)| o.0 != seat);
+                fly.leave(seat);
+            }
+            2 => fly.lost(x % 40),
+            3 => fly.set_capacity(u64::from(x % 40) * 1000, &mut acts),
+            4 if !out.is_empty() => {
+                let (seat, spot) = out.swap_remove(x as usize % out.len());
+                fly.give_back(seat, spot);
+            }
+            5 => {
+                let mut units = Bits::ones(40);
+                units.clear(u64::from(x % 40));
+                fly.reconcile(&Residency::new(7, units), fly.standing().swept_bytes);
+            }
+            6 => drop(fly.advance(&mut acts)),
+            7 if cuts => trace.extend(fly.take_trace()),
+            _ if !seats.is_empty() => {
+                let (seat, feed) = &mut seats[at];
+                for _ in 0..x % 30 {
+                    feed.fill(&mut fly, *seat, 4, &mut acts, |_| picks += 1);
+                    let Some(p) = feed.next(&fly, 2, |p| p.unit % 2 == 0) else { break };
+                    out.push((*seat, p.spot));
+                }
+            }
+            _ => {}
+        }
+    }
+    trace.extend(fly.take_trace());
+    (trace, picks)
+}
+
+proptest! {
+    /// I1: the same calls come to the same, and one that is told otherwise is noticed.
+    #[test]
+    fn what_was_recorded_plays(ops in proptest::collection::vec((0u8..14, any::<u32>()), 1..60), cuts: bool) {
+        let (trace, picks) = run(&ops, cuts);
+        let played = Flywheel::play(&trace).expect("plays");
+        prop_assert_eq!(played.picks, picks);
+        prop_assert!(!played.cut);
+        // A torn end is the end of what is told.
+        if played.calls > 0 {
+            let torn = Flywheel::play(&trace[..trace.len() - 1]);
+            prop_assert!(torn.is_ok_and(|t| t.calls < played.calls));
+        }
+    }
+}
+
+fn some() -> Vec<u8> {
+    run(&[(0, 0), (0, 0), (9, 29), (9, 28), (2, 3), (9, 29)], false).0
+}
+
+/// The records of a trace, with the payload of each changed by `change`.
+fn changed(trace: &[u8], change: impl Fn(u8, &mut Vec<u8>)) -> Vec<u8> {
+    let mut out = record::file_header().to_vec();
+    for r in record::read(trace).expect("a log").0 {
+        let mut p = r.payload.to_vec();
+        change(r.kind, &mut p);
+        record::append(&mut out, r.kind, &p);
+    }
+    out
+}
+
+#[test]
+fn a_trace_of_other_decisions_is_noticed() {
+    let trace = some();
+    let calls = Flywheel::play(&trace).expect("plays").calls;
+    assert!(calls > 60, "{calls}");
+    // Another key decides otherwise.
+    let other = changed(&trace, |kind, p| {
+        if kind == HEADER {
+            p[5] ^= 1
+        }
+    });
+    assert!(matches!(Flywheel::play(&other), Err(BadTrace::Differs { .. })));
+    // So does another constant: the window, the first of them.
+    let knob = changed(&trace, |kind, p| {
+        if kind == HEADER {
+            let at = p.len() - 15 * 8;
+            p[at..at + 8].copy_from_slice(&0.9f64.to_le_bytes());
+        }
+    });
+    assert!(matches!(Flywheel::play(&knob), Err(BadTrace::Differs { .. })));
+}
+
+#[test]
+fn what_is_no_trace() {
+    let trace = some();
+    let play = |t: &[u8]| Flywheel::play(t).err();
+    assert_eq!(play(&record::file_header()), Some(BadTrace::Header));
+    let newer = changed(&trace, |kind, p| {
+        if kind == HEADER {
+            p[0] = 2
+        }
+    });
+    assert_eq!(play(&newer), Some(BadTrace::Major(2)));
+    let short = changed(&trace, |kind, p| {
+        if kind == LENGTHS {
+            p.clear()
+        }
+    });
+    assert_eq!(play(&short), Some(BadTrace::Header));
+    // The first call joins; a begin of a seat that is not there cannot be made.
+    let foreign = changed(&trace, |kind, p| {
+        if kind == CALLS {
+            *p = vec![5, 9]
+        }
+    });
+    assert_eq!(play(&foreign), Some(BadTrace::Call(1)));
+    assert!(matches!(play(b"surely no trace at all"), Some(BadTrace::Log(_))));
+}
+
+proptest! {
+    /// Damage that a checksum would not see is an error or another story, never a panic.
+    #[test]
+    fn garbage_never_panics(at: usize, x: u8) {
+        let bad = changed(&some(), |kind, p| if kind == CALLS { let n = p.len(); p[at % n] = x });
+        drop(Flywheel::play(&bad));
+    }
+}
+
+/// I2.
+#[test]
+fn a_tape_that_nobody_takes_is_cut() {
+    let shape = shape(4, 2);
+    let mut fly = Flywheel::recorded(shape.clone(), 3000, &key(), Knobs::default());
+    let seat = fly.join(Laid::new(&Plan::all(8).expect("plan"), &shape).expect("laid"));
+    let mut tape = Tape::new(Vec::new());
+    let call = Call::Next { seat };
+    let came = Came { acts: vec![crate::order::substitute::Act::Load(0); 9 << 20], ..Came::default() };
+    tape.tell(&shape, &call, &came);
+    assert!(tape.take().len() < 100, "a call that is too long ends the tape");
+    tape.tell(&shape, &call, &Came::default());
+    assert!(tape.take().is_empty());
+    let mut trace = fly.take_trace();
+    let whole = Flywheel::play(&trace).expect("plays").cut;
+    record::append(&mut trace, CUT, &[]);
+    assert_eq!((whole, Flywheel::play(&trace).expect("plays").cut), (false, true));
+}

@@ -1,0 +1,144 @@
+use super::*;
+use crate::policy::eviction::furthest;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// What a store sees, with every promise checked on the way.
+struct Store<'a> {
+    order: &'a [u32],
+    bytes: &'a [u64],
+    budget: u64,
+    held: BTreeMap<u32, bool>,
+    loads: Vec<u32>,
+    served: Vec<bool>,
+}
+
+impl Store<'_> {
+    fn next_use(&self, unit: u32) -> Option<u64> {
+        (0u64..).zip(self.order).find(|(p, u)| **u == unit && !self.served[*p as usize]).map(|x| x.0)
+    }
+
+    fn obey(&mut self, acts: &mut Vec<Act>) {
+        for act in acts.drain(..) {
+            match act {
+                Act::Load(u) => {
+                    assert!(self.held.insert(u, false).is_none(), "loaded twice");
+                    self.loads.push(u);
+                    let sum: u64 = self.held.keys().map(|&u| self.bytes[u as usize]).sum();
+                    assert!(sum <= self.budget || self.held.len() == 1, "I1: {sum} of {}", self.budget);
+                }
+                Act::Evict(u) => {
+                    let uses = self.held.keys().map(|&u| (u, self.next_use(u)));
+                    // Ties are only among units that are never used again.
+                    let oracle = furthest(uses).expect("something is held");
+                    assert_eq!(self.next_use(u), self.next_use(oracle), "the furthest next use leaves");
+                    assert_eq!(self.held.remove(&u), Some(true), "I3: dropped before its use");
+                }
+            }
+        }
+    }
+}
+
+/// The fewest loads that any rule could do with room for `room` units, fetching on demand.
+fn belady(order: &[u32], room: usize) -> usize {
+    let (mut held, mut loads) = (Vec::new(), 0);
+    for (p, u) in order.iter().enumerate() {
+        if held.contains(u) {
+            continue;
+        }
+        loads += 1;
+        if held.len() == room {
+            let next = |v: &u32| order[p..].iter().position(|x| x == v).unwrap_or(usize::MAX);
+            let worst = (0..held.len()).max_by_key(|&i| next(&held[i])).expect("room for one");
+            held.swap_remove(worst);
+        }
+        held.push(*u);
+    }
+    loads
+}
+
+proptest! {
+    /// I1 to I4, whatever the budget, with positions served a little out of order.
+    #[test]
+    fn promises(order in proptest::collection::vec(0u32..12, 1..120), bytes in proptest::collection::vec(1u64..9, 12), budget in 1u64..60, early in proptest::collection::vec(0usize..5, 120)) {
+        let uses = Uses::new(order.clone(), 12).expect("uses");
+        let mut p = Prefetch::new(uses, bytes.clone(), budget);
+        let mut store = Store { order: &order, bytes: &bytes, budget, held: BTreeMap::new(), loads: Vec::new(), served: vec![false; order.len()] };
+        let mut acts = Vec::new();
+        let mut round = 0;
+        while p.head() < order.len() as u64 {
+            p.advance(u64::MAX, |_| false, &mut acts);
+            store.obey(&mut acts);
+            prop_assert!(p.holds(order[p.head() as usize]), "I4");
+            // One that is held, not always the first.
+            let ready: Vec<u64> = (p.head()..p.ahead()).filter(|&q| !store.served[q as usize]).take(5).collect();
+            let q = ready[early[round % early.len()].min(ready.len() - 1)];
+            let unit = order[q as usize];
+            prop_assert_eq!(store.held.insert(unit, true).is_some(), true, "served from what is held");
+            store.served[q as usize] = true;
+            p.serve(q);
+            round += 1;
+        }
+        // I2: the first loads are the first uses.
+        let mut seen = Vec::new();
+        for u in &store.loads { if !seen.contains(u) { seen.push(*u); } }
+        let mut first = Vec::new();
+        for u in &order { if !first.contains(u) { first.push(*u); } }
+        prop_assert_eq!(seen, first);
+    }
+
+    /// Asked only for what is needed now, it fetches no more than the best possible rule.
+    #[test]
+    fn on_demand_it_is_belady(order in proptest::collection::vec(0u32..9, 1..100), room in 1usize..8) {
+        let uses = Uses::new(order.clone(), 9).expect("uses");
+        let mut p = Prefetch::new(uses, vec![1; 9], room as u64);
+        let mut acts = Vec::new();
+        for q in 0..order.len() as u64 {
+            p.advance(q + 1, |_| false, &mut acts);
+            p.serve(q);
+        }
+        let loads = acts.iter().filter(|a| matches!(a, Act::Load(_))).count();
+        prop_assert_eq!(loads, belady(&order, room));
+    }
+
+    /// What is lost, and what is here anyway: every position is still served.
+    #[test]
+    fn losses_cost_a_fetch_and_no_wait(order in proptest::collection::vec(0u32..10, 1..80), budget in 1u64..8, here in 0u32..10, lose in proptest::collection::vec(any::<Option<u32>>(), 80)) {
+        let uses = Uses::new(order.clone(), 10).expect("uses");
+        let mut p = Prefetch::new(uses, vec![1; 10], budget);
+        let mut acts = Vec::new();
+        for q in 0..order.len() as u64 {
+            if let Some(u) = lose[q as usize] { p.lost(u % 10); }
+            p.advance(u64::MAX, |u| u == here, &mut acts);
+            let unit = order[q as usize];
+            prop_assert!(unit == here || p.holds(unit));
+            prop_assert!(p.held_bytes() <= budget);
+            p.serve(q);
+        }
+        prop_assert!(!acts.contains(&Act::Load(here)));
+    }
+}
+
+#[test]
+fn a_smaller_budget_drops_nothing_that_is_due() {
+    let order = vec![0, 1, 2, 3, 0, 1, 2, 3];
+    let mut p = Prefetch::new(Uses::new(order, 4).expect("uses"), vec![1; 4], 4);
+    let mut acts = Vec::new();
+    p.advance(2, |_| false, &mut acts);
+    assert_eq!(acts, [Act::Load(0), Act::Load(1)]);
+    acts.clear();
+    p.set_budget(1, &mut acts);
+    assert!(acts.is_empty(), "both are due: {acts:?}");
+    p.serve(0);
+    p.advance(u64::MAX, |_| false, &mut acts);
+    assert!(acts.is_empty(), "still over the budget, and unit 1 is due");
+    p.serve(1);
+    p.advance(u64::MAX, |_| false, &mut acts);
+    assert_eq!(acts, [Act::Evict(1), Act::Evict(0), Act::Load(2)]);
+}
+
+#[test]
+fn a_future_that_cannot_be() {
+    assert_eq!(Uses::new(vec![0, 3], 3).err(), Some(BadUses::Unit { position: 1, unit: 3, units: 3 }));
+    assert!(Uses::new(Vec::new(), 0).expect("uses").is_empty());
+}

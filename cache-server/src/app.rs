@@ -20,6 +20,7 @@ use crate::{
     server::{Phase, Server},
 };
 use axum::Router;
+use fletch_store::house::{close, look_after};
 use listen::Socket;
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
@@ -127,7 +128,8 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     let (house, keeper) = (CancellationToken::new(), TaskTracker::new());
     let disk = app.server.store.disk().map(Arc::clone);
     if let Some(disk) = disk.clone() {
-        keeper.spawn(disk::look_after(Arc::clone(&app.server), disk, house.clone()));
+        let server = Arc::clone(&app.server);
+        keeper.spawn(look_after(server, disk, house.clone()));
     }
     let mut expire = tokio::time::interval(EXPIRE_EVERY);
     let mut reload = tokio::time::interval(RELOAD_EVERY);
@@ -164,7 +166,7 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     keeper.close();
     keeper.wait().await;
     if let Some(disk) = disk {
-        disk::close(disk).await;
+        close(disk).await;
     }
     tracing::info!("stopped");
 }

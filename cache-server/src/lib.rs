@@ -14,7 +14,6 @@ mod jobs;
 mod limits;
 mod metrics;
 mod server;
-mod shares;
 mod state;
 pub mod telemetry;
 mod versions;

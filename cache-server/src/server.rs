@@ -6,7 +6,6 @@ use crate::{
     jobs::{Accounts, Jobs},
     limits::{CACHE_MIN, Limits},
     metrics::Requests,
-    shares::{Bound, Shares},
     state::{Registrations, StateDir, StateError},
     versions::{ATTEMPTS, Allowed, Versions},
     warmups::{Means, Warmups},
@@ -16,7 +15,7 @@ use fletch_core::Tenant;
 use fletch_origin::{OriginError, OriginLimits, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
-    DatasetId, Disk, Store, StoreLimits,
+    Bound, DatasetId, Disk, Shares, Store, StoreLimits,
     disk::{DiskConfig, DiskError, Room},
 };
 use std::{

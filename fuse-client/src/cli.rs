@@ -1,5 +1,6 @@
 //! Flags, environment and settings file: one schema, flag over environment over file over default.
 
+use crate::node::settings::{CacheFile, CacheFlags, CacheSettings};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use fletch_client::{Endpoint, TokenSource};
@@ -25,13 +26,23 @@ pub const KEYS: &[&str] = &[
     "origin_fallback",
     "tables",
     "uri",
+    "cache.dir",
+    "cache.size",
+    "cache.free_floor",
 ];
+
+const EXAMPLES: &str = "\
+Examples:
+  fletch-mount photos /mnt/photos --server http://cache.example:7380
+  fletch-mount photos@v2 /mnt/photos --server http://cache.example:7380 --cache-size 200GiB --daemon
+      (the first such mount of a node owns its cache on disk, and serves the others through a socket)
+  fletch-mount photos /mnt/photos --tables s3://bucket/photos --config fletch.toml";
 
 /// Shows one version of a dataset as a read-only directory.
 ///
 /// Exit codes: 0 ok, 1 failed, 2 usage, 4 server unreachable, 5 denied.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "fletch-mount", version, max_term_width = 100)]
+#[command(name = "fletch-mount", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
     /// Which dataset: NAME, NAME@TAG or NAME@ROOT (a tag is resolved once, now)
     pub dataset: String,
@@ -75,6 +86,9 @@ pub struct Cli {
     /// Memory for the tree's tables [default: 64MiB]
     #[arg(long, env = "FLETCH_TABLES_MEMORY")]
     pub tables_memory: Option<ByteSize>,
+    /// What of it is kept on this node.
+    #[command(flatten)]
+    pub cache: CacheFlags,
     /// FUSE threads, each with its own descriptor, 1 to 16 [default: 2 to 4, by cores]
     #[arg(long, env = "FLETCH_THREADS")]
     pub threads: Option<usize>,
@@ -134,6 +148,8 @@ struct File {
     allow_other: Option<bool>,
     #[serde(default)]
     memory: MemoryFile,
+    #[serde(default)]
+    cache: CacheFile,
     #[serde(default)]
     io: IoFile,
     #[serde(default)]
@@ -226,6 +242,8 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// Bytes for tables.
     pub tables_bytes: u64,
+    /// The store on this node's disk, if there is to be one.
+    pub cache: Option<CacheSettings>,
     /// FUSE threads.
     pub threads: usize,
     /// Every read ends within this.
@@ -268,6 +286,7 @@ impl Cli {
                  --tables URI mounts without one"
             ),
         };
+        let from = tables.clone();
         let fallback = self.origin_fallback.or(file.origin_fallback).unwrap_or(server.is_none());
         if !fallback && (tables.is_some() || uri.is_some()) {
             bail!("--tables and --uri say how to go on without the server: give --origin-fallback, too");
@@ -277,6 +296,7 @@ impl Cli {
         // Absolute: a daemon has another working directory.
         let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;
         let token = TokenSource::of(std::env::var("FLETCH_TOKEN").ok(), token_file)?;
+        let cache = self.cache.settle(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
         let memory_default =
             if server.as_ref().is_some_and(Endpoint::is_unix) { 64 << 20 } else { 256 << 20 };
         let memory_bytes = self.memory.or(file.memory.max).map_or(memory_default, |b| b.0);
@@ -313,6 +333,7 @@ impl Cli {
             allow_other: self.allow_other.or(file.allow_other).unwrap_or(false),
             memory_bytes,
             tables_bytes,
+            cache,
             threads,
             io_timeout,
             push: self.push.or(file.fuse.push).unwrap_or(Switch::On) == Switch::On,

@@ -27,11 +27,11 @@ use tokio_util::sync::CancellationToken;
 
 /// How long the server is asked to hold its answer back. With the time a lost request takes to be
 /// noticed it stays below the 5 s that are promised.
-const HOLD: Duration = Duration::from_secs(3);
+pub(crate) const HOLD: Duration = Duration::from_secs(3);
 /// How much longer an answer may take.
-const LATE: Duration = Duration::from_secs(1);
+pub(crate) const LATE: Duration = Duration::from_secs(1);
 /// Between two requests at least.
-const PERIOD_MIN: Duration = Duration::from_millis(500);
+pub(crate) const PERIOD_MIN: Duration = Duration::from_millis(500);
 /// How long answers under way are waited for before the kernel is told to forget.
 const DRAIN: Duration = Duration::from_millis(500);
 /// And once more after, for those that took longer.
@@ -119,7 +119,7 @@ impl Grant {
 }
 
 /// The errno for an answer of the server; `None` when it says nothing about the grant.
-fn refusal(e: &ClientError) -> Option<i32> {
+pub(crate) fn refusal(e: &ClientError) -> Option<i32> {
     match e {
         e if e.is_denied() => Some(libc::EACCES),
         ClientError::Problem { .. } if e.kind() == Kind::NotFound => Some(libc::ESTALE),

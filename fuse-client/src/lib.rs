@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! kernel ── fuse (adapter) ── fs/tree ── tables (parts, lazily)
-//!                          └─ fs/read ── store (memory, flights) ── source ── client ── server (or origin)
+//!                          └─ fs/read ── store (memory, flights, disk) ── source ── client ── server (or origin)
+//!                                                          └─ node: the store's owner on this node, or its guest
 //! ```
 
 pub mod cli;
@@ -19,6 +20,7 @@ pub mod grant;
 pub mod metrics;
 pub mod mount;
 pub mod mountinfo;
+pub mod node;
 pub mod open;
 pub mod push;
 pub mod source;

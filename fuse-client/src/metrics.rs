@@ -112,6 +112,12 @@ pub struct Snapshot {
     pub read_bytes: u64,
     /// Bytes of them that were in this mount's memory.
     pub read_memory_bytes: u64,
+    /// Bytes of them that were on its disk.
+    pub read_disk_bytes: u64,
+    /// Bytes of them that a fetch brought which somebody else had begun.
+    pub read_joined_bytes: u64,
+    /// Bytes of them that a fetch of their own brought. The four are `read_bytes`.
+    pub read_fetched_bytes: u64,
     /// Bytes put into the page cache beside the answers.
     pub pushed_bytes: u64,
     /// Pushes left out.
@@ -142,6 +148,35 @@ pub struct Snapshot {
     pub origin_requests: u64,
     /// Bytes received from it.
     pub origin_bytes: u64,
+    /// The store of this node, where there is one.
+    pub node: Option<NodeSnapshot>,
+}
+
+/// A mount's part in its node's store.
+#[derive(Debug, Clone, Serialize)]
+pub struct NodeSnapshot {
+    /// `alone`, `owner` or `guest`.
+    pub role: &'static str,
+    /// Reads of this guest that the owner answered.
+    pub reads: u64,
+    /// Bytes received from it.
+    pub bytes: u64,
+    /// Reads that it left to the server.
+    pub left: u64,
+    /// How often an owner was lost.
+    pub losses: u64,
+    /// Bytes sent to guests, by where this owner had them from.
+    pub sent: BTreeMap<&'static str, u64>,
+    /// Chunks on disk, while this is the owner.
+    pub chunks: u64,
+    /// Bytes that slab files have taken of the limit.
+    pub slab_bytes: u64,
+    /// What the store may occupy.
+    pub limit_bytes: u64,
+    /// Bytes of chunks that wait to be appended.
+    pub queued_bytes: u64,
+    /// Damaged chunks found, and never served.
+    pub quarantined: u64,
 }
 
 impl Snapshot {
@@ -168,6 +203,13 @@ impl Snapshot {
         for (name, help, n) in [
             ("read_bytes_total", "Bytes of answers to READs.", self.read_bytes),
             ("read_memory_bytes_total", "Bytes of them from this mount's memory.", self.read_memory_bytes),
+            ("read_disk_bytes_total", "Bytes of them from its disk.", self.read_disk_bytes),
+            (
+                "read_joined_bytes_total",
+                "Bytes of them from a fetch of another read.",
+                self.read_joined_bytes,
+            ),
+            ("read_fetched_bytes_total", "Bytes of them from a fetch of their own.", self.read_fetched_bytes),
             ("pushed_bytes_total", "Bytes put into the page cache beside answers.", self.pushed_bytes),
             ("pushes_skipped_total", "Pushes left out.", self.pushes_skipped),
             ("refusals_total", "Times that the version was refused after it was mounted.", self.refusals),
@@ -192,6 +234,33 @@ impl Snapshot {
         gauge(opts("memory_live_bytes", "Bytes of chunks alive in memory."), self.memory_live_bytes)?;
         let away = opts("server_away", "1 while the origin is read instead of the server.");
         gauge(away, u64::from(self.server_away))?;
+        if let Some(node) = &self.node {
+            for (name, help, n) in [
+                ("node_reads_total", "Reads that the owner of the node's store answered.", node.reads),
+                ("node_bytes_total", "Bytes received from it.", node.bytes),
+                ("node_left_total", "Reads that it left to the server.", node.left),
+                ("node_losses_total", "How often an owner was lost.", node.losses),
+                ("disk_quarantined_total", "Damaged chunks found on disk.", node.quarantined),
+            ] {
+                counter(opts(name, help), n)?;
+            }
+            for (tier, n) in &node.sent {
+                let o = opts("node_sent_bytes_total", "Bytes sent to guests, by where they were.");
+                counter(o.const_label("tier", *tier), *n)?;
+            }
+            for role in ["alone", "owner", "guest"] {
+                let o = opts("node_role", "1 for what this mount is to the node's store.");
+                gauge(o.const_label("role", role), u64::from(node.role == role))?;
+            }
+            for (name, help, n) in [
+                ("disk_chunks", "Chunks on disk.", node.chunks),
+                ("disk_slab_bytes", "Bytes that slab files have taken of the limit.", node.slab_bytes),
+                ("disk_limit_bytes", "What the store may occupy.", node.limit_bytes),
+                ("disk_append_queue_bytes", "Bytes of chunks that wait to be appended.", node.queued_bytes),
+            ] {
+                gauge(opts(name, help), n)?;
+            }
+        }
         let info = opts("info", "What is mounted; always 1.")
             .const_label("dataset", &self.dataset)
             .const_label("train_job", &self.job)
@@ -234,6 +303,7 @@ pub async fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn text_names_every_count_once() {
@@ -249,6 +319,9 @@ mod tests {
             reads: 2,
             read_bytes: 10,
             read_memory_bytes: 4,
+            read_disk_bytes: 0,
+            read_joined_bytes: 0,
+            read_fetched_bytes: 6,
             pushed_bytes: 0,
             pushes_skipped: 0,
             refusals: 0,
@@ -264,15 +337,40 @@ mod tests {
             server_away: false,
             origin_requests: 0,
             origin_bytes: 0,
+            node: Some(NodeSnapshot {
+                role: "guest",
+                reads: 1,
+                bytes: 6,
+                left: 0,
+                losses: 0,
+                sent: BTreeMap::from([("disk", 7)]),
+                chunks: 0,
+                slab_bytes: 0,
+                limit_bytes: 0,
+                queued_bytes: 0,
+                quarantined: 0,
+            }),
         };
         let text = String::from_utf8(snapshot.prometheus().expect("well-formed")).expect("text");
         for line in [
             "fletch_mount_requests_total{op=\"read\"} 2",
             "fletch_mount_faults_total{fault=\"gone\"} 3",
             "fletch_mount_read_bytes_total 10",
+            "fletch_mount_node_role{role=\"guest\"} 1",
+            "fletch_mount_node_sent_bytes_total{tier=\"disk\"} 7",
             "fletch_mount_info{dataset=\"d\",root=\"r\",train_job=\"j\"} 1",
         ] {
             assert_eq!(text.matches(line).count(), 1, "{line}\n{text}");
         }
+        let served: BTreeSet<&str> =
+            text.lines().filter_map(|l| l.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/METRICS.md");
+        let docs = std::fs::read_to_string(docs).expect("docs/METRICS.md");
+        let documented: BTreeSet<&str> = docs
+            .lines()
+            .filter_map(|l| l.strip_prefix("| ")?.split_once(" | `")?.1.split(['`', '{']).next())
+            .filter(|name| name.starts_with("fletch_mount_"))
+            .collect();
+        assert_eq!(served, documented);
     }
 }

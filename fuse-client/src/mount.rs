@@ -7,21 +7,23 @@ use crate::cli::Settings;
 use crate::echo::Echo;
 use crate::faults::Faults;
 use crate::fs::attr::Owner;
-use crate::fs::read::Reader;
+use crate::fs::read::{ChunkSource, ReadCounters, Reader};
 use crate::fs::tree::Tree;
 use crate::fuse::{self, Mounted, Mounting, Options};
 use crate::grant::{self, Grant, KernelMemory};
 use crate::metrics::{self, Ops, Snapshot};
+use crate::node::{Means, Node, guests::Guests, host::Host, source::NodeChunks};
 use crate::open::{Opened, open};
 use crate::push::{Pusher, WATCH_EVERY};
 use crate::unmount::{Unmounted, unmount};
 use crate::{daemon, mountinfo};
 use anyhow::{Context, Result, anyhow};
+use fletch_api::node::GuestVersion;
 use fletch_client::fallback::Fallback;
-use fletch_client::{Client, ClientError};
+use fletch_client::{Client, ClientError, Endpoint};
 use fletch_core::{Kind, Root};
-use fletch_store::{Store, StoreLimits};
-use fletch_tables::{TableError, documents};
+use fletch_store::{Disk, Store, StoreLimits};
+use fletch_tables::{TableError, Version, documents};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -44,8 +46,12 @@ const END_WITHIN: Duration = Duration::from_secs(9);
 const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 /// How much the kernel reads ahead of a sequential reader, KiB, where this process may say so.
 const KERNEL_AHEAD_KIB: u32 = 1024;
-/// Chunks that are fetched again when their bytes were wrong.
+/// How often a chunk is fetched when its bytes were wrong; of the owner of the node's store once more.
 const FETCH_ATTEMPTS: u32 = 2;
+/// The most bytes of chunks that wait to be appended to the disk; part of the memory.
+const APPEND_BYTES_MAX: u64 = 256 << 20;
+/// How long leaving the node's store may take.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// The exit code of a failure.
 #[must_use]
@@ -76,7 +82,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     let dir = check_dir(&settings.dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(16)
+        // A disk that hangs holds as many threads as may read it, and hashing needs some, too.
+        .max_blocking_threads(if settings.cache.is_some() { 64 } else { 16 })
         .thread_name("fletch-io")
         .enable_all()
         .build()
@@ -91,6 +98,10 @@ pub fn run(settings: &Settings) -> Result<()> {
     };
     let parts = Parts::new(settings, &opened, &runtime)?;
 
+    if let Some(node) = &parts.node {
+        // What the node has is not asked of the server.
+        runtime.block_on(node.begin());
+    }
     // Before there is a mount to leave behind.
     let ends = runtime.block_on(async { Ends::listen() })?;
     let name = format!("fletch:{}", settings.target.dataset);
@@ -140,6 +151,10 @@ struct Parts {
     tasks: TaskTracker,
     /// Metrics and watches, stopped by `stop`.
     helpers: TaskTracker,
+    /// The store of this node, if there is to be one.
+    node: Option<Arc<Node>>,
+    /// What runs it, stopped by `stop`, too.
+    keepers: TaskTracker,
     stop: CancellationToken,
 }
 
@@ -147,16 +162,43 @@ impl Parts {
     fn new(settings: &Settings, opened: &Opened, runtime: &Runtime) -> Result<Self> {
         let _context = runtime.enter();
         let (tasks, helpers, stop) = (TaskTracker::new(), TaskTracker::new(), CancellationToken::new());
+        let cache = settings.cache.as_ref().filter(|_| {
+            let served = settings.server.as_ref().is_some_and(Endpoint::is_unix);
+            if served {
+                tracing::info!("the server on this node keeps its chunks: cache.size is not used");
+            }
+            !served
+        });
         let limits = StoreLimits {
             memory_bytes: settings.memory_bytes,
             deadline: settings.io_timeout,
-            attempts: FETCH_ATTEMPTS,
+            attempts: FETCH_ATTEMPTS + u32::from(cache.is_some()),
         };
-        let store = Store::new(limits, None, tasks.clone());
+        let disk = cache.map(|_| Disk::new((settings.memory_bytes / 4).min(APPEND_BYTES_MAX)));
+        let store = Store::new(limits, disk, tasks.clone());
         let version = &opened.version;
         let tree = Tree::new(version.clone());
-        let source = opened.chunks();
-        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone());
+        let (grant, read) = (Arc::<Grant>::default(), Arc::<ReadCounters>::default());
+        let node = cache.and_then(|cache| {
+            let own = (version.root(), Arc::clone(&grant));
+            let guests = Guests::new(opened.client.clone(), own, helpers.clone(), stop.clone());
+            let host =
+                Host::new(Arc::clone(&store), guests.into(), opened.client.clone(), settings.io_timeout);
+            Node::new(Means {
+                settings: cache.clone(),
+                store: Arc::clone(&store),
+                host,
+                version: GuestVersion { root: version.root(), footprint: footprint_max(version) },
+                read: Arc::clone(&read),
+                job: settings.job.clone(),
+                io_timeout: settings.io_timeout,
+            })
+        });
+        let source: Arc<dyn ChunkSource> = match &node {
+            Some(node) => Arc::new(NodeChunks { node: Arc::clone(node), beyond: opened.chunks() }),
+            None => opened.chunks(),
+        };
+        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone()).counting(read);
         let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
         let owner = Owner {
             uid: nix::unistd::getuid().as_raw(),
@@ -169,18 +211,22 @@ impl Parts {
             owner,
             ops: Ops::default(),
             faults: Faults::default(),
-            grant: Arc::<Grant>::default(),
+            grant,
             echo: Echo::default(),
             pusher: OnceLock::new(),
             io_timeout: settings.io_timeout,
             tasks: tasks.clone(),
         });
-        let snapshot = snapshots(settings, opened, Arc::clone(&mounted), store);
+        let snapshot = snapshots(settings, opened, Arc::clone(&mounted), store, node.clone());
         if let Some(fallback) = opened.fallback.clone() {
             let stop = stop.clone();
             helpers.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
         }
-        Ok(Parts { mounted, snapshot, tasks, helpers, stop })
+        let keepers = TaskTracker::new();
+        if let Some(node) = &node {
+            keepers.spawn(Arc::clone(node).run(stop.clone()));
+        }
+        Ok(Parts { mounted, snapshot, tasks, helpers, node, keepers, stop })
     }
 
     fn watch_grant(&self, runtime: &Runtime, client: Client, root: Root, memory: Arc<dyn KernelMemory>) {
@@ -199,7 +245,11 @@ impl Parts {
         }
         self.stop.cancel();
         self.helpers.close();
+        self.keepers.close();
         drop(timeout(Duration::from_millis(500), self.helpers.wait()).await);
+        if timeout(LEAVE_WITHIN, self.keepers.wait()).await.is_err() {
+            tracing::warn!("the node's store takes long to close and is left as it is");
+        }
         tracing::info!(clean, "unmounted");
     }
 }
@@ -279,6 +329,7 @@ fn snapshots(
     opened: &Opened,
     mounted: Arc<Mounted>,
     store: Arc<Store>,
+    node: Option<Arc<Node>>,
 ) -> Arc<dyn Fn() -> Snapshot + Send + Sync> {
     let (dataset, job) = (settings.target.dataset.to_string(), settings.job.to_string());
     let root = mounted.tree.version().root().to_string();
@@ -297,6 +348,9 @@ fn snapshots(
             reads: read.reads.load(Relaxed),
             read_bytes: read.bytes.load(Relaxed),
             read_memory_bytes: read.bytes_memory.load(Relaxed),
+            read_disk_bytes: read.bytes_disk.load(Relaxed),
+            read_joined_bytes: read.bytes_joined.load(Relaxed),
+            read_fetched_bytes: read.bytes_fetched.load(Relaxed),
             pushed_bytes,
             pushes_skipped,
             refusals: mounted.grant.refusals(),
@@ -312,8 +366,17 @@ fn snapshots(
             server_away: fallback.as_ref().is_some_and(Fallback::is_away),
             origin_requests: origin.requests,
             origin_bytes: origin.bytes_read,
+            node: node.as_ref().map(|n| n.snapshot()),
         }
     })
+}
+
+/// What a version's chunks occupy on disk together, at most: chunks, or the files of packed ones.
+fn footprint_max(version: &Version) -> u64 {
+    let doc = version.layout_doc();
+    let pieces = doc.chunks.max(version.manifest().entries);
+    // A block of its own, and what rounding its length up adds.
+    doc.bytes.saturating_add(pieces.saturating_mul(2 * 512 - 1))
 }
 
 /// The directory to mount at, without symlinks. Asks the mount table first: touching a mount whose

@@ -24,7 +24,7 @@ impl ChunkSource for ServerChunks {
 }
 
 /// Unchecked: the store hashes whatever it is brought, once.
-async fn ask(client: Client, root: Root, wanted: &Wanted) -> Result<Bytes, ClientError> {
+pub(crate) async fn ask(client: Client, root: Root, wanted: &Wanted) -> Result<Bytes, ClientError> {
     match wanted {
         Wanted::Chunk { hash, len } => client.chunk_unchecked(root, *hash, *len).await,
         Wanted::File { path, len, .. } => client.file_unchecked(root, path, *len).await,

@@ -52,6 +52,13 @@ impl Data {
         Data { dir: dir.to_owned(), files: (0..n).map(file).collect(), len, _own: None }
     }
 
+    /// The same files, the last first.
+    #[must_use]
+    pub fn backwards(&self) -> Self {
+        let files = self.files.iter().rev().cloned().collect();
+        Data { dir: self.dir.clone(), files, len: self.len, _own: None }
+    }
+
     /// All of its bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {

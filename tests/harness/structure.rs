@@ -61,12 +61,11 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
 /// everything and nobody names it but `main`).
 pub const SERVER_ROOMS: &[(&str, &[&str])] = &[
     ("http", &["server", "auth", "jobs", "state", "versions", "warmups"]),
-    ("server", &["auth", "jobs", "shares", "state", "versions", "warmups"]),
+    ("server", &["auth", "jobs", "state", "versions", "warmups"]),
     ("versions", &["state"]),
     ("warmups", &["versions"]),
     ("auth", &[]),
     ("jobs", &[]),
-    ("shares", &[]),
     ("state", &[]),
 ];
 

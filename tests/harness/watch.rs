@@ -1,6 +1,8 @@
 //! Watching from outside: memory and IO by `/proc` (FUSE requests: [`fletch_testkit::fuse_trace`]).
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 /// Whether a line of `/proc/<pid>/status` or `io` begins with this key; its first number.
@@ -55,4 +57,20 @@ pub fn bytes_read_until_exit(pid: u32) -> u64 {
 #[must_use]
 pub fn bytes_read(pid: u32) -> u64 {
     proc_number(pid, "io", "rchar")
+}
+
+/// Everything under `dir` as `du` counts it, and what process `pid` has deleted and still open there.
+#[must_use]
+pub fn occupied(dir: &Path, pid: u32) -> u64 {
+    fn of(p: &Path) -> u64 {
+        let Ok(m) = fs::symlink_metadata(p) else { return 0 };
+        let inside = || fs::read_dir(p).into_iter().flatten().flatten().map(|e| of(&e.path())).sum();
+        m.blocks() * 512 + if m.is_dir() { inside() } else { 0 }
+    }
+    let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let nameless = fds.filter(|e| {
+        fs::read_link(e.path())
+            .is_ok_and(|t| t.starts_with(dir) && t.to_string_lossy().ends_with(" (deleted)"))
+    });
+    of(dir) + nameless.filter_map(|e| fs::metadata(e.path()).ok()).map(|m| m.blocks() * 512).sum::<u64>()
 }

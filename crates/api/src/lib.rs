@@ -12,6 +12,7 @@ pub mod epochs;
 pub mod frames;
 pub mod headers;
 pub mod jobs;
+pub mod node;
 pub mod problem;
 pub mod routes;
 pub mod warmups;

@@ -98,7 +98,12 @@ pub fn placement(root: Root, layout: LayoutId) -> String {
 /// Path of a file; `path` is an entry's path.
 #[must_use]
 pub fn file(root: Root, path: &str) -> String {
-    format!("/v1/versions/{root}/files/{}", utf8_percent_encode(path, PATH))
+    format!("/v1/versions/{root}/files/{}", escaped(path))
+}
+
+/// An entry's path as it stands in a URL.
+pub(crate) fn escaped(path: &str) -> impl std::fmt::Display + '_ {
+    utf8_percent_encode(path, PATH)
 }
 
 /// Path of a grant; the answer is held back for `wait_ms` milliseconds while nothing changes.

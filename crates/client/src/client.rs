@@ -107,6 +107,8 @@ pub struct Client {
     io_timeout: Duration,
     /// Whether silence is waited out until the deadline.
     patient: bool,
+    /// Which job the bytes are for.
+    job: Option<HeaderValue>,
     counters: Arc<Counters>,
     bearer: Arc<Bearer>,
 }
@@ -117,12 +119,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Config`]: the token cannot be sent, or TLS cannot be set up.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
-        let bad = |what: &str| ClientError::Config(format!("{what} cannot be sent in a header"));
         let mut always = HeaderMap::new();
-        if let Some(job) = &config.job {
-            let v = HeaderValue::try_from(job.as_str()).map_err(|_| bad("the job"))?;
-            always.insert(HeaderName::from_static(headers::JOB), v);
-        }
         always
             .insert(HeaderName::from_static(headers::COMPONENT), HeaderValue::from_static(config.component));
         let mut http = reqwest::Client::builder()
@@ -147,6 +144,7 @@ impl Client {
             endpoint: Arc::new(config.endpoint),
             io_timeout: config.io_timeout,
             patient: true,
+            job: config.job.as_ref().map(job_header).transpose()?,
             counters: Arc::default(),
             bearer: Arc::new(Bearer::new(config.token.as_ref())?),
         })
@@ -169,6 +167,14 @@ impl Client {
     #[must_use]
     pub fn impatient(&self) -> Self {
         Client { patient: false, ..self.clone() }
+    }
+
+    /// The same client asking for another job, whose accounts its bytes go to.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`]: the name cannot be sent.
+    pub fn for_job(&self, job: &JobName) -> Result<Self, ClientError> {
+        Ok(Client { job: Some(job_header(job)?), ..self.clone() })
     }
 
     /// Whom it asks.
@@ -343,7 +349,11 @@ impl Client {
     }
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.http.request(method, format!("{}{path}", self.base))
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        match &self.job {
+            Some(job) => request.header(HeaderName::from_static(headers::JOB), job),
+            None => request,
+        }
     }
 
     pub(crate) fn json_request(&self, method: Method, path: &str, body: Vec<u8>) -> RequestBuilder {
@@ -440,6 +450,11 @@ impl Client {
         self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
         Ok(Answer::Whole(bytes))
     }
+}
+
+fn job_header(job: &JobName) -> Result<HeaderValue, ClientError> {
+    HeaderValue::try_from(job.as_str())
+        .map_err(|_| ClientError::Config("the job cannot be sent in a header".into()))
 }
 
 /// An answer with one of the wanted statuses.

@@ -19,6 +19,7 @@ mod error;
 #[cfg(feature = "fallback")]
 pub mod fallback;
 mod manage;
+mod node;
 mod retry;
 mod tables;
 mod token;

@@ -4,6 +4,7 @@
 //! 2. A file is read again only after a 401, and a call repeats itself only with another token.
 
 use crate::ClientError;
+use fletch_core::Hash;
 use http::HeaderValue;
 use std::{
     fmt, io,
@@ -44,6 +45,18 @@ impl TokenSource {
             )),
             (text, file) => Ok(text.map(TokenSource::Text).or_else(|| file.map(TokenSource::File))),
         }
+    }
+
+    /// A name for the principal that the token speaks for: a hash, of which the token cannot be guessed
+    /// unless it could be guessed anyway. `what` keeps names for different purposes apart.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`] when the token cannot be read.
+    pub fn name_of(source: Option<&Self>, what: &str) -> Result<Hash, ClientError> {
+        let token = Bearer::new(source)?.header();
+        let token = token.as_ref().map_or(&b""[..], HeaderValue::as_bytes);
+        // No header and no purpose has a zero byte.
+        Ok(Hash::of(&[b"fletch principal 1\0", what.as_bytes(), b"\0", token].concat()))
     }
 }
 

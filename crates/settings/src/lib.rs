@@ -11,6 +11,6 @@ mod dirs;
 mod load;
 mod units;
 
-pub use dirs::state_dir;
+pub use dirs::{cache_dir, state_dir};
 pub use load::{Fault, SettingsError, load, parse};
 pub use units::{Amount, ByteSize, Span, UnitError};

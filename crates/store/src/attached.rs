@@ -255,6 +255,17 @@ impl Disk {
         self.tier().map_or(Ok(()), |t| t.close())
     }
 
+    /// Closes the tier and gives its place up, so that another can be opened, by this process or by another.
+    /// Blocks.
+    pub fn leave(&self, why: String) {
+        let mut absent = lock(&self.absent);
+        let tier = self.tier.write().unwrap_or_else(PoisonError::into_inner).take();
+        *absent = Some(why);
+        if let Some(Err(e)) = tier.map(|t| t.close()) {
+            tracing::debug!(error = %e, "the disk tier was not closed well");
+        }
+    }
+
     /// Whether the tier has the chunk, `len` bytes long. Does no IO.
     #[must_use]
     pub fn has(&self, key: &StoreKey, len: u32) -> bool {

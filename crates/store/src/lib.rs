@@ -18,14 +18,18 @@ mod attached;
 mod buffers;
 pub mod disk;
 mod flight;
+pub mod house;
 mod memory;
 mod read;
+mod shares;
 mod stats;
 mod warm;
 
 pub use attached::{Disk, DiskReport, DiskState};
 pub use disk::DatasetId;
+pub use house::Household;
 pub use read::{Fetch, FetchError, Hit, ReadError, Store, StoreLimits, Tier};
+pub use shares::{Bound, Shares, Split, bounded};
 pub use stats::StoreStats;
 pub use warm::{Found, Warmed};
 

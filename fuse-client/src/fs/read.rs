@@ -13,8 +13,8 @@ use bytes::{Bytes, BytesMut};
 use fletch_client::fallback::Spot;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_core::manifest::{LayoutKind, Slice};
-use fletch_core::{Domain, Hash, StoreKey};
-use fletch_store::{DatasetId, Fetch, FetchError, Hit, ReadError, Store};
+use fletch_core::{Domain, Hash, Root, StoreKey};
+use fletch_store::{DatasetId, Fetch, FetchError, Hit, ReadError, Store, Tier};
 use fletch_tables::paths;
 use fletch_tables::version::Found;
 use futures::future::{BoxFuture, try_join_all};
@@ -42,8 +42,12 @@ const PAGE_BYTES_MIN: u64 = 4 << 10;
 const AHEAD_SLICES: usize = 2;
 /// Slices on their way ahead of all readers together.
 const AHEAD_IN_FLIGHT: usize = 4;
-/// A mount's own store keeps nothing on disk that shares would be needed for.
-const DATASET: DatasetId = DatasetId(0);
+/// What a version's chunks count for on disk: versions that are read divide a node's store among them.
+#[must_use]
+pub fn dataset(root: Root) -> DatasetId {
+    let (first, _) = root.0.0.split_at(8);
+    DatasetId(first.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
+}
 
 /// Bytes with a name: what the store keeps and checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,10 +118,28 @@ pub struct ReadCounters {
     pub reads: AtomicU64,
     /// Bytes of answers.
     pub bytes: AtomicU64,
-    /// Bytes of answers that came from the store's memory.
+    /// Of them, from the store's memory.
     pub bytes_memory: AtomicU64,
+    /// From its disk.
+    pub bytes_disk: AtomicU64,
+    /// From a fetch that somebody else had begun.
+    pub bytes_joined: AtomicU64,
+    /// From a fetch of their own. (I8) The four are all of them.
+    pub bytes_fetched: AtomicU64,
     /// Slices brought ahead of a reader.
     pub ahead: AtomicU64,
+}
+
+impl ReadCounters {
+    fn count(&self, tier: Tier, bytes: &Bytes) {
+        let of_tier = match tier {
+            Tier::Memory => &self.bytes_memory,
+            Tier::Disk => &self.bytes_disk,
+            Tier::Flight => &self.bytes_joined,
+            Tier::Origin | Tier::Bypass => &self.bytes_fetched,
+        };
+        of_tier.fetch_add(bytes.len() as u64, Relaxed);
+    }
 }
 
 /// Reads files of one version.
@@ -126,10 +148,11 @@ pub struct Reader {
     store: Arc<Store>,
     source: Arc<dyn ChunkSource>,
     domain: Domain,
+    dataset: DatasetId,
     sequence: Sequence,
     ahead: Arc<Semaphore>,
     tasks: TaskTracker,
-    counters: ReadCounters,
+    counters: Arc<ReadCounters>,
 }
 
 impl Reader {
@@ -137,6 +160,7 @@ impl Reader {
     #[must_use]
     pub fn new(tree: Tree, store: Arc<Store>, source: Arc<dyn ChunkSource>, tasks: TaskTracker) -> Self {
         Reader {
+            dataset: dataset(tree.version().root()),
             tree,
             store,
             source,
@@ -144,13 +168,19 @@ impl Reader {
             sequence: Sequence::default(),
             ahead: Arc::new(Semaphore::new(AHEAD_IN_FLIGHT)),
             tasks,
-            counters: ReadCounters::default(),
+            counters: Arc::default(),
         }
+    }
+
+    /// The same reader, counting there.
+    #[must_use]
+    pub fn counting(self, counters: Arc<ReadCounters>) -> Self {
+        Reader { counters, ..self }
     }
 
     /// What was counted.
     #[must_use]
-    pub fn counters(&self) -> &ReadCounters {
+    pub fn counters(&self) -> &Arc<ReadCounters> {
         &self.counters
     }
 
@@ -176,7 +206,7 @@ impl Reader {
         let (bytes, hit) = match (first, second) {
             (Some(one), None) => {
                 let hit = self.bytes(&found, &one, shared).await.map_err(named)?;
-                (cut(&hit, &one).map_err(named)?, Some(hit))
+                (self.cut(&hit, &one).map_err(named)?, Some(hit))
             }
             (Some(one), Some(two)) => {
                 let all: Vec<ChunkRange> = [one, two].into_iter().chain(wanted).collect();
@@ -184,7 +214,7 @@ impl Reader {
                     try_join_all(all.iter().map(|r| self.bytes(&found, r, None))).await.map_err(named)?;
                 let mut whole = BytesMut::with_capacity(size as usize);
                 for (hit, range) in hits.iter().zip(&all) {
-                    whole.extend_from_slice(&cut(hit, range).map_err(named)?);
+                    whole.extend_from_slice(&self.cut(hit, range).map_err(named)?);
                 }
                 (whole.freeze(), None)
             }
@@ -192,9 +222,6 @@ impl Reader {
             (None, _) => return Err(named(ReadError::Lost)),
         };
         self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
-        if hit.as_ref().is_some_and(|h| h.tier == fletch_store::Tier::Memory) {
-            self.counters.bytes_memory.fetch_add(bytes.len() as u64, Relaxed);
-        }
         let push = match (offset, hit, &*slices) {
             (0, Some(hit), [first, ..]) if end < len => push(&hit, *first, end, len),
             _ => None,
@@ -209,7 +236,13 @@ impl Reader {
         shared: Option<Arc<str>>,
     ) -> Result<Hit, ReadError> {
         let (key, len, fetch) = self.order(found, of, shared);
-        self.store.read(key, len, DATASET, fetch).await
+        self.store.read(key, len, self.dataset, fetch).await
+    }
+
+    fn cut(&self, hit: &Hit, range: &ChunkRange) -> Result<Bytes, ReadError> {
+        let bytes = hit.chunk.slice(range.range.clone()).ok_or(ReadError::Lost)?;
+        self.counters.count(hit.tier, &bytes);
+        Ok(bytes)
     }
 
     /// How the store comes by a slice: a chunk that ends where the slice ends, or, if the path
@@ -255,10 +288,10 @@ impl Reader {
                 continue;
             }
             let Ok(permit) = Arc::clone(&self.ahead).try_acquire_owned() else { return };
-            let store = Arc::clone(&self.store);
+            let (store, dataset) = (Arc::clone(&self.store), self.dataset);
             self.counters.ahead.fetch_add(1, Relaxed);
             self.tasks.spawn(async move {
-                if let Err(error) = store.read(key, len, DATASET, fetch).await {
+                if let Err(error) = store.read(key, len, dataset, fetch).await {
                     // The reader will meet the same error itself, and its errno tells it.
                     tracing::debug!(%error, "read-ahead failed");
                 }
@@ -280,10 +313,6 @@ fn alone(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
         return (Cow::Owned(vec![slice]), Some(entry.path.into()));
     }
     (Cow::Borrowed(found.slices()), None)
-}
-
-fn cut(hit: &Hit, range: &ChunkRange) -> Result<Bytes, ReadError> {
-    hit.chunk.slice(range.range.clone()).ok_or(ReadError::Lost)
 }
 
 /// What to push after a READ of the first `end` bytes of a file of `len` bytes.

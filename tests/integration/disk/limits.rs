@@ -3,26 +3,9 @@
 use crate::common::{Over, series, whole};
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Readers};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use fletch_tests::watch::occupied;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-
-/// Everything under `dir` as `du` counts it, and what process `pid` has deleted and still open there.
-fn occupied(dir: &Path, pid: u32) -> u64 {
-    fn of(p: &Path) -> u64 {
-        let Ok(m) = fs::symlink_metadata(p) else { return 0 };
-        let inside = || fs::read_dir(p).into_iter().flatten().flatten().map(|e| of(&e.path())).sum();
-        m.blocks() * 512 + if m.is_dir() { inside() } else { 0 }
-    }
-    let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let nameless = fds.filter(|e| {
-        fs::read_link(e.path())
-            .is_ok_and(|t| t.starts_with(dir) && t.to_string_lossy().ends_with(" (deleted)"))
-    });
-    of(dir) + nameless.filter_map(|e| fs::metadata(e.path()).ok()).map(|m| m.blocks() * 512).sum::<u64>()
-}
 
 fn overload(limit: u64, policy: &str) {
     let size = limit.to_string();

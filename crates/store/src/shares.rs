@@ -6,8 +6,11 @@
 //! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. One more gets no share of
 //! its own, only what the others leave.
 
+use crate::{
+    Disk,
+    disk::{DatasetId, equal_split},
+};
 use fletch_core::Root;
-use fletch_store::{DatasetId, disk::equal_split};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
@@ -97,6 +100,21 @@ impl Shares {
         let split: Split = of.into_iter().map(|(d, n)| (d, Some(n))).collect();
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
         (given.as_ref() != Some(&split)).then(|| given.insert(split).clone())
+    }
+
+    /// Gives a split out; without a tier it is said again.
+    pub fn give(&self, disk: &Disk, split: &Split) {
+        match disk.share(split) {
+            Some(0) => tracing::info!(datasets = split.len(), "the disk is divided anew"),
+            Some(chunks) => {
+                tracing::info!(
+                    datasets = split.len(),
+                    chunks,
+                    "the disk is divided anew, chunks had to leave"
+                );
+            }
+            None => self.repeat(),
+        }
     }
 
     /// What was given out did not arrive: the next call of `changed` says it again.

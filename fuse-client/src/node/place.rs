@@ -1,0 +1,169 @@
+//! Where the store of a node lies: a directory for each server and principal, of one user alone.
+//!
+//! ```text
+//! <cache dir>/mounts-<uid>/<name>/   0700: lock, slabs/, catalogue (crates/store), node.sock (its owner)
+//! ```
+//! The socket is reached through an open descriptor of its directory: the path of a unix socket has room for 107
+//! bytes, and that of a cache directory has no bound.
+
+use fletch_core::Hash;
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+/// The socket's name.
+const SOCKET: &str = "node.sock";
+/// A store that nobody has used for so long is removed by who opens another: tokens are rotated, servers move.
+const IDLE_AFTER: Duration = Duration::from_secs(7 * 86_400);
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Place {
+    all: PathBuf,
+    dir: PathBuf,
+}
+
+impl Place {
+    /// The place of the store `name` below a cache directory. Makes nothing.
+    #[must_use]
+    pub fn new(cache_dir: &Path, name: Hash) -> Self {
+        let all = cache_dir.join(format!("mounts-{}", geteuid()));
+        let dir = all.join(&name.to_string()[..32]);
+        Place { all, dir }
+    }
+
+    /// The store's directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Refuses a directory that others can look into or have made: what is read is theirs to see then.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what to do.
+    pub fn check(&self) -> Result<(), String> {
+        for dir in [&self.all, &self.dir] {
+            let shown = dir.display();
+            match fs::symlink_metadata(dir) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(format!("{shown}: {e}")),
+                Ok(m) if m.is_dir() && m.uid() == geteuid().as_raw() && m.mode() & 0o077 == 0 => {}
+                Ok(_) => {
+                    return Err(format!(
+                        "{shown} is not a directory of this user alone (mode 0700): remove it, or give another --cache-dir"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory, opened, so that its socket can be reached.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(&self) -> io::Result<File> {
+        self.check().map_err(io::Error::other)?;
+        OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&self.dir)
+    }
+
+    /// Device and inode of the socket that lies there now.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn socket_id(&self) -> io::Result<(u64, u64)> {
+        fs::metadata(self.dir.join(SOCKET)).map(|m| (m.dev(), m.ino()))
+    }
+
+    /// Removes stores beside this one that nobody has and nobody used for a week. Blocks.
+    pub fn remove_idle(&self) {
+        for other in fs::read_dir(&self.all).into_iter().flatten().flatten().map(|e| e.path()) {
+            if other != self.dir && is_idle(&other, SystemTime::now()) {
+                self.remove(&other);
+            }
+        }
+    }
+
+    fn remove(&self, other: &Path) {
+        let shown = other.display();
+        // Whoever takes the lock while it is being removed finds that its file is gone, and begins anew.
+        let Ok(lock) = File::open(other.join("lock")) else { return };
+        let Ok(_held) = Flock::lock(lock, FlockArg::LockExclusiveNonblock) else { return };
+        match fs::remove_dir_all(other) {
+            Ok(()) => tracing::info!(dir = %shown, "a store that nobody used for a week is removed"),
+            Err(error) => tracing::warn!(dir = %shown, %error, "a store that nobody uses cannot be removed"),
+        }
+    }
+}
+
+/// The socket's path by way of its open directory.
+#[must_use]
+pub fn socket_path(dir: &File) -> PathBuf {
+    format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd()).into()
+}
+
+fn is_idle(store: &Path, now: SystemTime) -> bool {
+    let at = |p: PathBuf| fs::metadata(p).and_then(|m| m.modified()).ok();
+    // The directory changes with the socket, the lock with each owner, the slabs with what is kept.
+    let last = [at(store.to_owned()), at(store.join("lock")), at(store.join("slabs"))];
+    let last = last.into_iter().flatten().max();
+    last.is_some_and(|t| now.duration_since(t).is_ok_and(|d| d > IDLE_AFTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+
+    fn make(dir: &Path) {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir.join("slabs")).expect("mkdir");
+        fs::write(dir.join("lock"), "1\n").expect("lock");
+    }
+
+    #[test]
+    fn a_directory_that_others_can_look_into_is_refused() {
+        let cache = tempfile::tempdir().expect("tempdir");
+        let place = Place::new(cache.path(), Hash::of(b"x"));
+        place.check().expect("nothing is there yet");
+        make(place.dir());
+        place.check().expect("ours");
+        place.open().expect("opens");
+        fs::set_permissions(place.dir(), fs::Permissions::from_mode(0o750)).expect("chmod");
+        assert!(place.check().expect_err("refused").contains("0700"));
+        assert!(place.open().is_err());
+        fs::remove_dir_all(place.dir()).expect("remove");
+        std::os::unix::fs::symlink("/tmp", place.dir()).expect("symlink");
+        assert!(place.check().is_err() && place.open().is_err(), "a link leads elsewhere");
+    }
+
+    #[test]
+    fn only_what_nobody_has_or_used_is_removed() {
+        let cache = tempfile::tempdir().expect("tempdir");
+        let at = |n: &[u8]| Place::new(cache.path(), Hash::of(n));
+        let [own, fresh, idle, held] = [&b"own"[..], b"fresh", b"idle", b"held"].map(at);
+        for place in [&own, &fresh, &idle, &held] {
+            make(place.dir());
+        }
+        let old = SystemTime::now() - IDLE_AFTER - Duration::from_secs(60);
+        for place in [&own, &idle, &held] {
+            for p in [place.dir().join("lock"), place.dir().join("slabs"), place.dir().to_owned()] {
+                File::open(p).expect("open").set_modified(old).expect("times");
+            }
+        }
+        let lock = File::open(held.dir().join("lock")).expect("open");
+        let _lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).expect("lock");
+        own.remove_idle();
+        let there = [&own, &fresh, &idle, &held].map(|p| p.dir().exists());
+        assert_eq!(there, [true, true, false, true]);
+    }
+}

@@ -224,10 +224,11 @@ table_bytes}}.")]
   fletch simulate
   fletch simulate --case four-jobs.toml --arm fletch --arm lru --arm pin --json
   fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128 --ahead 64
+  fletch simulate --play epoch.trace
 
 Needs no server and no data. How a case is written, and how a real run is compared with it: docs/SIMULATE.md.
---json prints {format, major, outcomes: [{case, arm, cache, ratio, bound, simple, ranged, near, near10, run_max, fresh,
-peak, stalled, epoch_seconds, delivered}], summary: {runs, seconds}}.")]
+--json prints {format, major, minor, outcomes: [{case, arm, cache, ratio, bound, simple, ranged, near, near10, run_max, fresh,
+peak, stalled, epoch_seconds, delivered, vain, failed}], summary: {runs, seconds}}; with --play {calls, picks, cut}.")]
     Simulate(SimulateArgs),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:

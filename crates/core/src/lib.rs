@@ -6,6 +6,7 @@
 //!
 //! Words are those of `docs/ARCHITECTURE.md`; formats are those of `docs/FORMATS.md`.
 
+pub mod cluster;
 pub mod error;
 pub mod hash;
 pub mod manifest;

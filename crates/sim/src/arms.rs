@@ -2,42 +2,15 @@
 
 mod fletch;
 mod plain;
+mod strict;
 
-use crate::{Case, Origin, books::Books};
+pub(crate) use crate::net::Net;
+use crate::{Case, books::Books};
 use fletch_core::order::substitute::Knobs;
 use serde::{Deserialize, Serialize};
 
 pub use fletch::Fletch;
 pub use plain::Plain;
-
-/// The way to the origin: one link, first come first served.
-#[derive(Debug, Clone)]
-pub struct Net {
-    origin: Option<Origin>,
-    free: f64,
-}
-
-impl Net {
-    pub(crate) fn new(origin: Option<Origin>) -> Self {
-        Net { origin, free: 0.0 }
-    }
-
-    /// Whether the link has nothing to do for a while (and fetching takes time at all).
-    pub(crate) fn idle(&self, now: f64, samples: u64) -> bool {
-        self.origin.is_some_and(|o| self.free <= now + samples as f64 / o.bandwidth)
-    }
-
-    /// When `samples` samples' worth of bytes arrive that are asked for now.
-    pub(crate) fn request(&mut self, now: f64, samples: u64) -> f64 {
-        match self.origin {
-            None => now,
-            Some(o) => {
-                self.free = self.free.max(now) + samples as f64 / o.bandwidth;
-                self.free + o.latency
-            }
-        }
-    }
-}
 
 /// A sample that a job was granted.
 #[derive(Debug, Clone, Copy)]
@@ -55,11 +28,15 @@ pub struct Granted {
 /// What stands between jobs and origin.
 pub(crate) trait Arm {
     /// Job j starts an epoch.
-    fn begin(&mut self, j: usize, books: &Books);
+    fn begin(&mut self, j: usize, books: &mut Books);
     /// The next sample for job j, if its epoch has any left to grant.
     fn grant(&mut self, j: usize, now: f64, net: &mut Net, books: &mut Books) -> Option<Granted>;
     /// Job j has left.
     fn leave(&mut self, j: usize);
+    /// What was recorded and not taken; nothing where nothing is.
+    fn take_trace(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
 }
 
 /// Which arm.
@@ -77,22 +54,21 @@ pub enum ArmKind {
 }
 
 impl ArmKind {
-    pub(crate) fn build(self, case: &Case, knobs: Knobs) -> Box<dyn Arm> {
+    pub(crate) fn build(self, case: &Case, knobs: Knobs, recorded: bool) -> Box<dyn Arm> {
         match self {
             ArmKind::Direct => Box::new(Plain::new(case, plain::Policy::Direct)),
             ArmKind::Lru => Box::new(Plain::new(case, plain::Policy::Lru)),
             ArmKind::Pin => Box::new(Plain::new(case, plain::Policy::Pin)),
-            ArmKind::Fletch => Box::new(Fletch::new(case, knobs)),
+            ArmKind::Fletch => Box::new(Fletch::new(case, knobs, recorded)),
         }
     }
 }
 
-pub(crate) fn key(case: &Case, job: usize) -> fletch_core::order::OrderKey {
+/// The key of a job's epoch; `u64::MAX` is nobody.
+pub(crate) fn key(case: &Case, job: u64, epoch: u64) -> fletch_core::order::OrderKey {
     let name = |s: &str| fletch_core::Hash::of(s.as_bytes());
-    fletch_core::order::OrderKey::new(
-        fletch_core::Root(name("simulated")),
-        name("plan"),
-        case.seed,
-        job as u64,
-    )
+    let (root, plan) = (fletch_core::Root(name("simulated")), name("plan"));
+    // Epochs of a job lie far from those of any other.
+    let number = job.wrapping_add(epoch.wrapping_mul(1 << 32));
+    fletch_core::order::OrderKey::new(root, plan, case.seed, number)
 }

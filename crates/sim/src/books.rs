@@ -47,6 +47,9 @@ pub(crate) struct Books {
     pub ranged: u64,
     pub loads: u64,
     pub delivered: u64,
+    /// Samples' worth fetched ahead and dropped unread; loads refused or no good.
+    pub vain: u64,
+    pub failed: u64,
     pub buckets: BTreeMap<u64, u64>,
     pub bucket: f64,
     keep_times: bool,
@@ -126,6 +129,8 @@ impl Books {
             ranged: 0,
             loads: 0,
             delivered: 0,
+            vain: 0,
+            failed: 0,
             buckets: BTreeMap::new(),
             bucket: n as f64 / fastest / 100.0,
             keep_times: case.bound,
@@ -143,6 +148,18 @@ impl Books {
             }
             *self.buckets.entry((now / self.bucket) as u64).or_default() += n;
         }
+    }
+
+    /// `n` samples' worth was dropped that had been fetched ahead; `unread` if nobody had use of it.
+    pub fn vain(&mut self, now: f64, unread: bool, n: u64) {
+        if unread && now >= self.warm {
+            self.vain += n;
+        }
+    }
+
+    /// A load was refused, or will turn out to be no good.
+    pub fn failed(&mut self, now: f64) {
+        self.failed += u64::from(now >= self.warm);
     }
 
     pub fn begin(&mut self, j: usize, now: f64) {

@@ -1,6 +1,8 @@
-//! What is simulated.
+//! What is simulated. Whether it can be is for [`Case::faults`].
 
 use serde::{Deserialize, Serialize};
+
+mod faults;
 
 /// How a job reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -48,13 +50,28 @@ pub struct JobSpec {
     /// What it reads, if not everything.
     #[serde(default)]
     pub subset: Option<Subset>,
+    /// Strict: samples' worth of units it may hold ahead of need, beside the shared cache.
+    #[serde(default)]
+    pub prefetch: u64,
+    /// Strict: its order goes by units, shuffled in blocks of so many samples; 0 is a flat shuffle.
+    #[serde(default)]
+    pub block: u32,
 }
 
 impl JobSpec {
     /// A job that reads everything for ever.
     #[must_use]
     pub fn new(rate: f64, start: f64) -> Self {
-        JobSpec { rate, start, end: None, pauses: Vec::new(), reader: Reader::Substitute, subset: None }
+        JobSpec {
+            rate,
+            start,
+            end: None,
+            pauses: Vec::new(),
+            reader: Reader::Substitute,
+            subset: None,
+            prefetch: 0,
+            block: 0,
+        }
     }
 }
 
@@ -66,6 +83,46 @@ pub struct Origin {
     pub bandwidth: f64,
     /// Seconds until the first byte of a request.
     pub latency: f64,
+    /// So many requests it takes at once; any number if absent.
+    #[serde(default)]
+    pub requests: Option<u32>,
+    /// So many requests it takes a second; any number if absent.
+    #[serde(default)]
+    pub requests_per_second: Option<f64>,
+}
+
+impl Origin {
+    /// A link alone.
+    #[must_use]
+    pub fn new(bandwidth: f64, latency: f64) -> Self {
+        Origin { bandwidth, latency, requests: None, requests_per_second: None }
+    }
+}
+
+/// The way from each server to the jobs. Absent: no time passes for a hit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Samples a second that one server sends.
+    pub bandwidth: f64,
+    /// Seconds that a sample is under way.
+    pub latency: f64,
+}
+
+/// One server of several.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Server {
+    /// Its part of the cache, relative to the others'.
+    #[serde(default = "unit_weight")]
+    pub weight: f64,
+    /// From when to when it is gone; it comes back empty.
+    #[serde(default)]
+    pub gone: Vec<(f64, f64)>,
+}
+
+fn unit_weight() -> f64 {
+    1.0
 }
 
 /// A dataset, its cache, its origin and its jobs.
@@ -91,6 +148,18 @@ pub struct Case {
     /// What a fetch costs.
     #[serde(default)]
     pub origin: Option<Origin>,
+    /// The servers; one that is always there if none is named.
+    #[serde(default)]
+    pub servers: Vec<Server>,
+    /// What a hit costs.
+    #[serde(default)]
+    pub network: Option<Network>,
+    /// Seconds until what happened to a server is known.
+    #[serde(default)]
+    pub news: f64,
+    /// Part of the loads whose bytes turn out to be no good when they are there.
+    #[serde(default)]
+    pub failing: f64,
     /// Samples that each job has been granted and not yet consumed.
     #[serde(default)]
     pub leased: usize,
@@ -159,6 +228,10 @@ impl Case {
             end: 8.0 * n / slowest,
             seed,
             origin: None,
+            servers: Vec::new(),
+            network: None,
+            news: 0.0,
+            failing: 0.0,
             leased: 0,
             ahead: 0,
             overtake: 0,
@@ -176,44 +249,5 @@ impl Case {
     #[must_use]
     pub fn capacity(&self) -> u64 {
         (self.cache * self.samples() as f64 + 1e-6) as u64
-    }
-
-    /// Everything wrong with it, in words.
-    #[must_use]
-    pub fn faults(&self) -> Vec<String> {
-        let mut f = Vec::new();
-        if self.units.is_empty() || self.units.contains(&0) {
-            f.push("units: at least one, each with at least one sample".into());
-        }
-        if self.samples() > 1 << 31 {
-            f.push("units: more than 2^31 samples".into());
-        }
-        if !(0.0..=1.0).contains(&self.cache) {
-            f.push(format!("cache: {} is not between 0 and 1", self.cache));
-        }
-        if self.jobs.is_empty() {
-            f.push("jobs: at least one".into());
-        }
-        for (j, job) in self.jobs.iter().enumerate() {
-            if !(job.rate.is_finite() && job.rate > 0.0) {
-                f.push(format!("jobs[{j}].rate: {} is not a positive number", job.rate));
-            }
-            if !(job.start.is_finite() && job.start >= 0.0) {
-                f.push(format!("jobs[{j}].start: {} is not a time", job.start));
-            }
-            if job.pauses.iter().any(|p| !(p.0 >= 0.0 && p.1 > p.0 && p.1.is_finite())) {
-                f.push(format!("jobs[{j}].pauses: each is (from, to) with to after from"));
-            }
-            if job.subset.is_some_and(|s| !(s.part > 0.0 && s.part <= 1.0)) {
-                f.push(format!("jobs[{j}].subset.part: not in (0, 1]"));
-            }
-        }
-        if !(self.end.is_finite() && self.warm >= 0.0 && self.end > self.warm) {
-            f.push(format!("warm, end: {} and {} are not an interval", self.warm, self.end));
-        }
-        if self.origin.is_some_and(|o| !(o.bandwidth > 0.0 && o.latency >= 0.0 && o.latency.is_finite())) {
-            f.push("origin: a positive bandwidth and a latency".into());
-        }
-        f
     }
 }

@@ -1,6 +1,6 @@
 //! The command line, for `fletch simulate` and `fletch-simulate` alike.
 
-use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, engine, file, table};
+use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, engine, file, table, traces};
 use clap::{Args, Parser, ValueEnum};
 use fletch_core::order::substitute::Knobs;
 use std::{io::Write, path::PathBuf};
@@ -60,6 +60,12 @@ pub struct SimulateArgs {
     /// The cache as a part of the dataset, for scale.
     #[arg(long, default_value_t = 0.1)]
     pub cache: f64,
+    /// Write the trace of the sweep of the one case that is run.
+    #[arg(long, value_name = "FILE", conflicts_with = "play")]
+    pub record: Option<PathBuf>,
+    /// Make the calls of a trace again, a simulation's or a server's, and compare every answer.
+    #[arg(long, value_name = "FILE", conflicts_with = "case")]
+    pub play: Option<PathBuf>,
     /// Only cases whose name contains this.
     #[arg(long)]
     pub only: Option<String>,
@@ -89,13 +95,26 @@ pub struct Run {
     pub arm: ArmKind,
     /// The policy's constants.
     pub knobs: Knobs,
+    /// Where the trace goes, if anywhere.
+    pub record: Option<PathBuf>,
 }
 
 impl Run {
-    /// Plays it; `watch` hears which part of it is done.
+    /// Plays it without recording; `watch` hears which part of it is done.
     #[must_use]
-    pub fn play(&self, watch: &mut dyn FnMut(f64)) -> Outcome {
+    pub fn simulate(&self, watch: &mut dyn FnMut(f64)) -> Outcome {
         engine::simulate_with(&self.case, self.arm, self.knobs, watch)
+    }
+
+    /// Plays it, and writes its trace where one is wanted.
+    ///
+    /// # Errors
+    /// [`BadCase::Write`] when its trace cannot be written.
+    pub fn play(&self, watch: &mut dyn FnMut(f64)) -> Result<Outcome, BadCase> {
+        match &self.record {
+            Some(path) => traces::record(&self.case, self.knobs, path),
+            None => Ok(self.simulate(watch)),
+        }
     }
 }
 
@@ -105,11 +124,16 @@ impl Cli {
     /// # Errors
     /// Unknown constants, unreadable or faulty cases, a writer that fails.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        if let Some(path) = &self.args.play {
+            let played = traces::play(path)?;
+            writeln!(out, "{played}")?;
+            return Ok(());
+        }
         if !self.json {
             writeln!(out, "{}", table::HEADING)?;
         }
         for run in self.args.runs()? {
-            table::write(out, &run.play(&mut |_| {}), self.json)?;
+            table::write(out, &run.play(&mut |_| {})?, self.json)?;
         }
         Ok(())
     }
@@ -128,7 +152,7 @@ impl SimulateArgs {
                 continue;
             }
             if let Some(bandwidth) = self.bandwidth {
-                case.origin = Some(Origin { bandwidth, latency: self.latency });
+                case.origin = Some(Origin::new(bandwidth, self.latency));
             }
             case.leased = self.leased.unwrap_or(case.leased);
             case.ahead = self.ahead.unwrap_or(case.ahead);
@@ -137,7 +161,12 @@ impl SimulateArgs {
             if !faults.is_empty() {
                 return Err(BadCase::Faults { case: case.name, faults });
             }
-            runs.extend(self.arms.iter().map(|&arm| Run { case: case.clone(), arm, knobs }));
+            let run = |&arm| Run { case: case.clone(), arm, knobs, record: self.record.clone() };
+            runs.extend(self.arms.iter().map(run));
+        }
+        let one = runs.len() == 1 && runs[0].arm == ArmKind::Fletch;
+        if self.record.is_some() && !one {
+            return Err(BadCase::Record);
         }
         Ok(runs)
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     Case,
-    arms::{ArmKind, Granted, Net},
+    arms::{Arm, ArmKind, Granted, Net},
     books::Books,
     bound,
     case::Reader,
@@ -47,6 +47,10 @@ pub struct Outcome {
     pub epoch_seconds: Vec<f64>,
     /// Samples delivered in the measured time.
     pub delivered: u64,
+    /// Of them, fetched ahead for strict jobs and dropped unread.
+    pub vain: f64,
+    /// Loads that servers refused, or whose bytes were no good.
+    pub failed: u64,
 }
 
 impl Outcome {
@@ -78,6 +82,16 @@ pub fn simulate(case: &Case, arm: ArmKind, knobs: Knobs) -> Outcome {
     simulate_with(case, arm, knobs, &mut |_| {})
 }
 
+/// Plays a case with Fletch's policy and gives the trace of its sweep (`Flywheel::play` plays it
+/// again), in pieces to `trace`.
+///
+/// # Panics
+/// As [`simulate`].
+pub fn record(case: &Case, knobs: Knobs, trace: &mut dyn FnMut(Vec<u8>)) -> Outcome {
+    let mut policy = ArmKind::Fletch.build(case, knobs, true);
+    play(case, ArmKind::Fletch, policy.as_mut(), &mut |_| {}, &mut |p| trace(p.take_trace()))
+}
+
 /// Events between two words to who watches.
 const WATCH_EVERY: u64 = 1 << 16;
 
@@ -87,11 +101,21 @@ const WATCH_EVERY: u64 = 1 << 16;
 /// As [`simulate`].
 #[must_use]
 pub fn simulate_with(case: &Case, arm: ArmKind, knobs: Knobs, watch: &mut dyn FnMut(f64)) -> Outcome {
+    let mut policy = arm.build(case, knobs, false);
+    play(case, arm, policy.as_mut(), watch, &mut |_| {})
+}
+
+fn play(
+    case: &Case,
+    arm: ArmKind,
+    policy: &mut dyn Arm,
+    watch: &mut dyn FnMut(f64),
+    now_and_then: &mut dyn FnMut(&mut dyn Arm),
+) -> Outcome {
     let faults = case.faults();
     assert!(faults.is_empty(), "{}: {}", case.name, faults.join("; "));
     let mut books = Books::new(case);
     let mut net = Net::new(case.origin);
-    let mut policy = arm.build(case, knobs);
     let mut heap = BinaryHeap::new();
     let mut clients: Vec<Client> = (0u32..)
         .zip(&case.jobs)
@@ -105,6 +129,7 @@ pub fn simulate_with(case: &Case, arm: ArmKind, knobs: Knobs, watch: &mut dyn Fn
         events += 1;
         if events.is_multiple_of(WATCH_EVERY) {
             watch(clients[j].clock / case.end);
+            now_and_then(policy);
         }
         let (spec, client) = (&case.jobs[j], &mut clients[j]);
         let now = client.clock;
@@ -126,7 +151,7 @@ pub fn simulate_with(case: &Case, arm: ArmKind, knobs: Knobs, watch: &mut dyn Fn
         client.active = true;
         if books.jobs[j].left.count() == 0 {
             books.begin(j, now);
-            policy.begin(j, &books);
+            policy.begin(j, &mut books);
         }
         if client.buffer.is_empty() {
             let granted = policy.grant(j, now, &mut net, &mut books);
@@ -150,6 +175,7 @@ pub fn simulate_with(case: &Case, arm: ArmKind, knobs: Knobs, watch: &mut dyn Fn
         client.clock += 1.0 / spec.rate;
         heap.push(Reverse((tick(client.clock), j)));
     }
+    now_and_then(policy);
     outcome(case, arm, &books)
 }
 
@@ -196,5 +222,7 @@ fn outcome(case: &Case, arm: ArmKind, books: &Books) -> Outcome {
             })
             .collect(),
         delivered: books.delivered,
+        vain: books.vain as f64 / delivered,
+        failed: books.failed,
     }
 }

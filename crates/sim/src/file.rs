@@ -18,8 +18,27 @@ pub enum BadCase {
         /// What the system says.
         why: std::io::Error,
     },
+    /// A file cannot be written.
+    #[error("{}: {why}", path.display())]
+    Write {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        why: std::io::Error,
+    },
+    /// A trace that is none, or came to something else.
+    #[error("{}: {why}", path.display())]
+    Trace {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: fletch_core::order::substitute::trace::BadTrace,
+    },
+    /// More than one run to be recorded, or one without a sweep.
+    #[error("--record takes one case, and the arm fletch alone")]
+    Record,
     /// The file is too long.
-    #[error("{} has {bytes} bytes; a file of cases has at most {FILE_BYTES_MAX}", path.display())]
+    #[error("{} has {bytes} bytes, which is more than such a file can have", path.display())]
     Long {
         /// Which file.
         path: PathBuf,

@@ -14,9 +14,12 @@ pub mod cases;
 pub mod cli;
 mod engine;
 pub mod file;
+mod net;
+mod servers;
 pub mod table;
+pub mod traces;
 
 pub use arms::ArmKind;
-pub use case::{Case, JobSpec, Origin, Reader, Subset};
-pub use engine::{Outcome, simulate, simulate_with};
+pub use case::{Case, JobSpec, Network, Origin, Reader, Server, Subset};
+pub use engine::{Outcome, record, simulate, simulate_with};
 pub use file::BadCase;

@@ -5,7 +5,7 @@ use fletch_core::order::substitute::Knobs;
 use fletch_sim::{ArmKind, Case, Origin, cases, simulate};
 
 fn timed(mut case: Case, bandwidth: f64) -> Case {
-    case.origin = Some(Origin { bandwidth, latency: 10.0 });
+    case.origin = Some(Origin::new(bandwidth, 10.0));
     (case.leased, case.ahead, case.overtake) = (128, 64, 4);
     case
 }

@@ -4,7 +4,7 @@ use super::{Ctx, streamed};
 use crate::failure::Failure;
 use crate::out::Rows;
 use crate::progress::Mode;
-use fletch_sim::{BadCase, Outcome, cli::SimulateArgs, table};
+use fletch_sim::{BadCase, Outcome, cli::SimulateArgs, table, traces};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::io::IsTerminal;
@@ -18,7 +18,10 @@ const PLAIN_EVERY: Duration = Duration::from_secs(5);
 struct Head {
     format: &'static str,
     major: u32,
+    minor: u32,
 }
+
+const HEAD: Head = Head { format: "fletch.simulation", major: 1, minor: 0 };
 
 /// What `--json` prints after them.
 #[derive(Serialize)]
@@ -30,9 +33,11 @@ struct Summary {
 impl From<BadCase> for Failure {
     fn from(e: BadCase) -> Self {
         let failure = match &e {
-            BadCase::Read { path, why } => return Failure::io(path.display(), why),
-            BadCase::Knob { .. } => Failure::usage(e.to_string()),
-            BadCase::Long { .. } | BadCase::Parse { .. } | BadCase::Faults { .. } => {
+            BadCase::Read { path, why } | BadCase::Write { path, why } => {
+                return Failure::io(path.display(), why);
+            }
+            BadCase::Knob { .. } | BadCase::Record => Failure::usage(e.to_string()),
+            BadCase::Long { .. } | BadCase::Parse { .. } | BadCase::Faults { .. } | BadCase::Trace { .. } => {
                 Failure::new(e.to_string())
             }
         };
@@ -82,18 +87,30 @@ impl Shown {
 }
 
 pub fn run(ctx: &Ctx, args: &SimulateArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.play {
+        let same = traces::play(path)?;
+        return ctx.out.result(&same, |w| writeln!(w, "{same}"));
+    }
     let runs = args.runs()?;
     let mut shown = Shown::new(ctx, runs.len());
     let began = Instant::now();
+    // A recorded run is the only one, and can fail: before anything is printed.
+    let recorded = match runs.first().filter(|r| r.record.is_some()) {
+        Some(run) => Some(run.play(&mut |_| {})?),
+        None => None,
+    };
     streamed(|out| {
         let json = ctx.out.json;
         if !json {
             writeln!(out, "{}", table::HEADING)?;
         }
-        let mut rows = Rows::begin(out, json, &Head { format: "fletch.simulation", major: 1 }, "outcomes")?;
+        let mut rows = Rows::begin(out, json, &HEAD, "outcomes")?;
         for (at, run) in runs.iter().enumerate() {
             shown.see(at, &run.case.name, 0.0);
-            let outcome = run.play(&mut |part| shown.see(at, &run.case.name, part));
+            let outcome = match &recorded {
+                Some(outcome) => outcome.clone(),
+                None => run.simulate(&mut |part| shown.see(at, &run.case.name, part)),
+            };
             rows.push(&outcome, |o: &Outcome, w| writeln!(w, "{}", table::line(o)))?;
         }
         let summary = Summary { runs: runs.len(), seconds: began.elapsed().as_secs_f64() };

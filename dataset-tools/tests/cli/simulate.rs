@@ -28,7 +28,7 @@ fn a_case_in_a_file_gives_one_document() {
     let w = World::new();
     fs::write(w.path("case.toml"), CASE).expect("write");
     let v = w.json(&["simulate", "--case", "case.toml", "--arm", "fletch", "--arm", "direct"]);
-    assert_eq!(keys(&v), ["format", "major", "outcomes", "summary"]);
+    assert_eq!(keys(&v), ["format", "major", "minor", "outcomes", "summary"]);
     assert_eq!((v["format"].as_str(), v["major"].as_u64()), (Some("fletch.simulation"), Some(1)));
     let outcomes = v["outcomes"].as_array().expect("a list");
     assert_eq!(outcomes.len(), 2);
@@ -57,4 +57,22 @@ fn what_cannot_be_simulated_is_told_before_anything_runs() {
     w.run(&["simulate", "--case", "nowhere.toml"]).code(1).says("nowhere.toml");
     w.run(&["simulate", "--set", "windw=1"]).code(2).says("no such constant");
     w.run(&["simulate", "rows", "--case", "bad.toml"]).code(2);
+}
+
+#[test]
+fn a_trace_is_recorded_and_comes_to_the_same_again() {
+    let w = World::new();
+    fs::write(w.path("case.toml"), CASE).expect("write");
+    let v = w.json(&["simulate", "--case", "case.toml", "--record", "sweep.trace"]);
+    let same = w.json(&["simulate", "--play", "sweep.trace"]);
+    assert_eq!(keys(&same), ["calls", "cut", "picks"]);
+    let n = |v: &serde_json::Value| v.as_u64().expect("a number");
+    assert!(n(&same["picks"]) >= n(&v["outcomes"][0]["delivered"]) && same["cut"] == false);
+    assert!(w.run(&["simulate", "--play", "sweep.trace"]).ok().stdout.contains("the same again"));
+    // Half of it, torn in a record, is still a trace; another file is none.
+    let trace = fs::read(w.path("sweep.trace")).expect("read");
+    fs::write(w.path("half.trace"), &trace[..trace.len() - 9]).expect("write");
+    w.run(&["simulate", "--play", "half.trace"]).ok();
+    w.run(&["simulate", "--play", "case.toml"]).code(1).says("case.toml");
+    w.run(&["simulate", "rows", "--record", "x.trace"]).code(2).says("one case");
 }

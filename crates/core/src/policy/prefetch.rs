@@ -9,9 +9,9 @@
 //! I1. What is held never exceeds the budget, in bytes; but a single unit that is larger than all of
 //!     it is held alone, since its position must be served.
 //! I2. Loads come in the order of first use.
-//! I3. Nothing in vain: what was loaded is dropped only after a position that needs it was served (unless
-//!     something was lost and a nearer position needs the room).
-//! I4. Nobody waits for ever: after `advance` the first position not served has its unit held or here.
+//! I3. Nothing in vain: what was loaded is dropped only after a position that needs it was served.
+//! I4. Nobody waits for ever: after `advance` the first position not served has its unit held or here; but
+//!     one that was lost when the budget was full of what is still to be used is read alone, not fetched.
 //!
 //! Cost: O(log units) a position. Memory: 8 bytes a position and 16 a unit.
 
@@ -114,6 +114,9 @@ pub struct Prefetch {
     /// The first position not served, and the first not looked at.
     head: u64,
     ahead: u64,
+    /// The first position that was never looked at: what is used before is not dropped, even where a loss has
+    /// taken `ahead` back.
+    horizon: u64,
     /// Held units by their next use.
     by_use: BTreeSet<(u64, u32)>,
 }
@@ -136,6 +139,7 @@ impl Prefetch {
             held_bytes: 0,
             head: 0,
             ahead: 0,
+            horizon: 0,
             by_use: BTreeSet::new(),
         }
     }
@@ -152,12 +156,16 @@ impl Prefetch {
         self.held_bytes -= self.bytes[unit as usize];
     }
 
-    /// Makes room for `bytes` by dropping units whose next use lies behind `position`; whether there is.
+    /// Makes room for `bytes` by dropping units whose next use lies behind `position` and was not yet looked
+    /// at; whether there is.
     /// Nothing is dropped when that would not do.
     fn room(&mut self, bytes: u64, position: u64, acts: &mut Vec<Act>) -> bool {
         let (mut left, mut victims) = (self.held_bytes, Vec::new());
         for &(next, unit) in self.by_use.iter().rev() {
-            if left == 0 || left + bytes <= self.budget || next <= position {
+            if left == 0
+                || left + bytes <= self.budget
+                || next <= position.max(self.horizon.saturating_sub(1))
+            {
                 break;
             }
             left -= self.bytes[unit as usize];
@@ -188,6 +196,7 @@ impl Prefetch {
                 self.by_use.insert((self.next_use(unit), unit));
             }
             self.ahead += 1;
+            self.horizon = self.horizon.max(self.ahead);
         }
     }
 
@@ -213,6 +222,7 @@ impl Prefetch {
             self.head += 1;
         }
         self.ahead = self.ahead.max(self.head);
+        self.horizon = self.horizon.max(self.ahead);
     }
 
     /// A unit is not here after all: its load failed, or it vanished from the cache that is shared. It is
@@ -229,7 +239,7 @@ impl Prefetch {
         self.budget = budget;
         while self.held_bytes > budget
             && let Some(&(next, unit)) = self.by_use.last()
-            && next >= self.ahead
+            && next >= self.horizon
         {
             self.drop_unit(unit);
             acts.push(Act::Evict(unit));

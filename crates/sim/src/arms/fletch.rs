@@ -1,13 +1,16 @@
 //! Fletch's own policy: `fletch_core::order::substitute`, unchanged, with this file as its
 //! store.
 
-use super::{Arm, Granted, Net, key, plain::permuted};
-use crate::{Case, books::Books, case::Reader};
+use super::{Arm, Granted, Net, key, strict::Alone};
+use crate::{Case, books::Books, case::Reader, servers::Servers};
 use fletch_core::order::{
     Flywheel, Laid, Plan, Shape,
     substitute::{Act, Feed, How, Knobs, Pick, SeatId},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 /// A sample's length in the policy's bytes: fine enough that samples do not tie.
 const SAMPLE_BYTES: u64 = 4096;
@@ -20,92 +23,162 @@ struct Seated {
     feed: Feed,
     /// When the bytes of planned range reads arrive, and when they were asked.
     ranges: BTreeMap<u32, (f64, f64)>,
-    strict: Vec<u32>,
+    strict: Option<Alone>,
+    epochs: u64,
 }
 
 /// Fletch.
 pub struct Fletch {
     fly: Flywheel,
     jobs: Vec<Seated>,
-    keys: Vec<fletch_core::order::OrderKey>,
-    sizes: Vec<u32>,
+    case: Case,
+    servers: Servers,
     /// Of each unit: when it is here, and when it was asked for.
     ready: Vec<f64>,
     asked: Vec<f64>,
-    used: u64,
-    capacity: u64,
+    /// Loads whose bytes will be no good, by when that is known.
+    doomed: VecDeque<(f64, u32)>,
+    loads: u64,
     ahead: usize,
-    overtake: usize,
     acts: Vec<Act>,
 }
 
 impl Fletch {
-    pub(super) fn new(case: &Case, knobs: Knobs) -> Self {
+    pub(super) fn new(case: &Case, knobs: Knobs, recorded: bool) -> Self {
         let unit_of: Vec<u32> =
             (0u32..).zip(&case.units).flat_map(|(u, &g)| std::iter::repeat_n(u, g as usize)).collect();
         let shape = Shape::new(&unit_of, case.units.iter().map(|&g| u64::from(g) * SAMPLE_BYTES).collect());
         let shape = Arc::new(shape.expect("every sample lies in a unit of its case"));
         let units = shape.units();
-        let seated =
-            || Seated { seat: None, feed: Feed::default(), ranges: BTreeMap::new(), strict: Vec::new() };
+        let seated = |(j, spec): (usize, &crate::JobSpec)| Seated {
+            seat: None,
+            feed: Feed::default(),
+            ranges: BTreeMap::new(),
+            strict: (spec.reader == Reader::Strict).then(|| Alone::new(case, j)),
+            epochs: 0,
+        };
+        let make = if recorded { Flywheel::recorded } else { Flywheel::new };
+        let servers = Servers::new(case);
         Fletch {
-            fly: Flywheel::new(shape, case.capacity() * SAMPLE_BYTES, &key(case, usize::MAX), knobs),
-            jobs: case.jobs.iter().map(|_| seated()).collect(),
-            keys: (0..case.jobs.len()).map(|j| key(case, j)).collect(),
-            sizes: case.units.clone(),
+            fly: make(shape, servers.capacity() * SAMPLE_BYTES, &key(case, u64::MAX, 0), knobs),
+            jobs: case.jobs.iter().enumerate().map(seated).collect(),
+            servers,
             ready: vec![AWAY; units],
             asked: vec![-1e18; units],
-            used: 0,
-            capacity: case.capacity(),
+            doomed: VecDeque::new(),
+            loads: 0,
             ahead: case.ahead.max(1),
-            overtake: case.overtake,
             acts: Vec::new(),
+            case: case.clone(),
         }
     }
 
-    /// Carries out the policy's orders; which units were asked for.
+    /// Whether a load's bytes will be no good: by its number, so that a case is a function.
+    fn fails(&self) -> bool {
+        let word = key(&self.case, u64::MAX, 1).draws("failing", self.loads).unit();
+        word < self.case.failing
+    }
+
+    /// Carries out the policy's orders.
     fn obey(&mut self, now: f64, net: &mut Net, books: &mut Books) {
-        for act in &self.acts {
-            match *act {
+        for act in std::mem::take(&mut self.acts) {
+            match act {
                 Act::Evict(u) => {
-                    assert!(self.ready[u as usize] != AWAY, "unit {u} evicted twice");
+                    self.servers.release(u);
                     self.ready[u as usize] = AWAY;
-                    self.used -= u64::from(self.sizes[u as usize]);
                 }
                 Act::Load(u) => {
                     assert!(self.ready[u as usize] == AWAY, "unit {u} loaded twice");
-                    let size = u64::from(self.sizes[u as usize]);
-                    self.used += size;
-                    assert!(self.used <= self.capacity, "the cache holds more than it may");
-                    self.ready[u as usize] = net.request(now, size);
+                    if !self.servers.keep(u) {
+                        // Refused, and nothing was asked of the origin.
+                        self.fly.lost(u);
+                        books.failed(now);
+                        continue;
+                    }
+                    let size = u64::from(self.case.units[u as usize]);
+                    let here = net.request(now, size);
+                    self.ready[u as usize] = here;
                     self.asked[u as usize] = now;
                     books.fetched(now, size, false);
+                    self.loads += 1;
+                    if self.case.failing > 0.0 && self.fails() {
+                        let at = self.doomed.partition_point(|d| d.0 <= here);
+                        self.doomed.insert(at, (here, u));
+                        books.failed(now);
+                    }
                 }
             }
         }
     }
 
-    fn strict(&mut self, j: usize, now: f64, net: &mut Net, books: &mut Books) -> Option<Granted> {
-        let sample = self.jobs[j].strict.pop()?;
-        let unit = books.unit_of[sample as usize] as usize;
-        if self.ready[unit] != AWAY {
-            let arrives = self.ready[unit].max(now);
-            return Some(Granted { sample, arrives, asked: self.asked[unit], forced: false });
+    /// What has happened to servers and loads until now.
+    fn catch_up(&mut self, now: f64) {
+        while let Some(&(_, unit)) = self.doomed.front().filter(|d| d.0 <= now) {
+            self.doomed.pop_front();
+            if self.servers.release(unit) {
+                self.ready[unit as usize] = AWAY;
+                self.fly.lost(unit);
+            }
         }
+        let news = self.servers.until(now);
+        for &unit in &news.vanished {
+            self.ready[unit as usize] = AWAY;
+            self.doomed.retain(|d| d.1 != unit);
+        }
+        if news.known {
+            let as_of = self.fly.standing().swept_bytes;
+            self.fly.reconcile(&self.servers.residency(), as_of);
+            self.fly.set_capacity(self.servers.capacity() * SAMPLE_BYTES, &mut self.acts);
+            for act in self.acts.drain(..) {
+                if let Act::Evict(u) = act {
+                    self.servers.release(u);
+                    self.ready[u as usize] = AWAY;
+                }
+            }
+        }
+    }
+
+    /// Moves the sweep ahead of need while the link is idle.
+    fn advance(&mut self, now: f64, net: &mut Net, books: &mut Books) {
+        while net.idle(now, u64::from(self.case.units[0])) {
+            if !self.fly.advance(&mut self.acts) {
+                break;
+            }
+            self.obey(now, net, books);
+        }
+    }
+
+    /// The bytes of one sample alone, from the origin; not before a load that fails has failed.
+    fn range(&self, unit: u32, now: f64, net: &mut Net, books: &mut Books) -> (f64, f64) {
         books.fetched(now, 1, true);
-        Some(Granted { sample, arrives: net.request(now, 1), asked: now, forced: true })
+        let fails = self.doomed.iter().find(|d| d.1 == unit).map_or(now, |d| d.0);
+        (net.request(now, 1).max(fails), now)
+    }
+
+    /// The sample of a version that a job's spot is.
+    fn sample(&self, seat: SeatId, spot: u32, plan: &fletch_core::order::Bits) -> u32 {
+        let laid = self.fly.laid(seat);
+        let entry = laid.entry(spot);
+        if u64::from(laid.spots()) == plan.len() {
+            return entry;
+        }
+        // Entries of a subset are numbered by themselves.
+        let sample = plan.nth_in(0, plan.len(), u64::from(entry)).expect("an entry is a sample");
+        u32::try_from(sample).unwrap_or(u32::MAX)
     }
 }
 
 impl Arm for Fletch {
-    fn begin(&mut self, j: usize, books: &Books) {
-        let b = &books.jobs[j];
-        if b.reader == Reader::Strict {
-            self.jobs[j].strict = permuted(books, j, &self.keys[j]);
+    fn begin(&mut self, j: usize, books: &mut Books) {
+        let fly = &mut self.fly;
+        let seated = &mut self.jobs[j];
+        if let Some(strict) = &mut seated.strict {
+            seated.epochs += 1;
+            strict.begin(fly.shape(), &key(&self.case, j as u64, seated.epochs), books, j);
             return;
         }
-        let fly = &mut self.fly;
-        let seat = *self.jobs[j].seat.get_or_insert_with(|| {
+        let b = &books.jobs[j];
+        let seat = *seated.seat.get_or_insert_with(|| {
             let plan =
                 Plan::subset(b.plan.len(), b.plan.iter_in(0, b.plan.len())).expect("a plan has samples");
             fly.join(Laid::new(&plan, fly.shape()).expect("plan and shape are of one case"))
@@ -115,53 +188,50 @@ impl Arm for Fletch {
     }
 
     fn grant(&mut self, j: usize, now: f64, net: &mut Net, books: &mut Books) -> Option<Granted> {
-        let Some(seat) = self.jobs[j].seat else { return self.strict(j, now, net, books) };
+        self.catch_up(now);
+        let Some(seat) = self.jobs[j].seat else {
+            let (ready, asked) = (&self.ready, &self.asked);
+            let doomed = &self.doomed;
+            let shared = |u: u32| {
+                let here = ready[u as usize];
+                (here != AWAY && !doomed.iter().any(|d| d.1 == u)).then(|| (here, asked[u as usize]))
+            };
+            let mut g = self.jobs[j].strict.as_mut()?.grant(now, net, books, shared)?;
+            g.arrives = self.servers.deliver(books.unit_of[g.sample as usize], now, g.arrives);
+            return Some(g);
+        };
         let Seated { feed, ranges, .. } = &mut self.jobs[j];
-        self.acts.clear();
-        let acts = &mut self.acts;
-        feed.fill(&mut self.fly, seat, self.ahead, acts, |pick: &Pick| {
+        feed.fill(&mut self.fly, seat, self.ahead, &mut self.acts, |pick: &Pick| {
             if pick.how == How::Range {
                 books.fetched(now, 1, true);
                 ranges.insert(pick.spot, (net.request(now, 1), now));
             }
         });
+        let asked_for_this = self.acts.clone();
         self.obey(now, net, books);
-        let asked_for_this: Vec<Act> = self.acts.clone();
-        while net.idle(now, u64::from(self.sizes[0])) {
-            self.acts.clear();
-            if !self.fly.advance(&mut self.acts) {
-                break;
-            }
-            self.obey(now, net, books);
-        }
+        self.advance(now, net, books);
         let Seated { feed, ranges, .. } = &mut self.jobs[j];
         let ready = &self.ready;
-        let pick = feed.next(&self.fly, self.overtake, |p| match p.how {
+        let pick = feed.next(&self.fly, self.case.overtake, |p| match p.how {
             How::Range => ranges.get(&p.spot).is_some_and(|r| r.0 <= now),
             How::Window | How::Reserve => ready[p.unit as usize] <= now,
         })?;
-        let (arrives, asked) = match (pick.how, ranges.remove(&pick.spot)) {
+        let here = self.ready[pick.unit as usize];
+        let known_bad = || self.doomed.iter().any(|d| d.1 == pick.unit);
+        let (there, asked) = match (pick.how, ranges.remove(&pick.spot)) {
             (_, Some(r)) => r,
-            // Its unit left the cache between decision and grant.
-            (How::Range, None) => {
-                books.fetched(now, 1, true);
-                (net.request(now, 1), now)
+            // Its unit is not here: it left between decision and grant, vanished, or is no good.
+            (How::Range, None) => self.range(pick.unit, now, net, books),
+            _ if here == AWAY || (!self.doomed.is_empty() && known_bad()) => {
+                self.range(pick.unit, now, net, books)
             }
-            _ => (self.ready[pick.unit as usize], self.asked[pick.unit as usize]),
+            _ => (here, self.asked[pick.unit as usize]),
         };
-        assert!(arrives != AWAY, "served from a unit that is not here");
         let forced =
             asked == now && (pick.how == How::Range || asked_for_this.contains(&Act::Load(pick.unit)));
-        let sample = self.fly.laid(seat).entry(pick.spot);
-        // Entries of a subset are numbered by themselves.
-        let sample = if u64::from(self.fly.laid(seat).spots()) == books.jobs[j].plan.len() {
-            sample
-        } else {
-            let plan = &books.jobs[j].plan;
-            u32::try_from(plan.nth_in(0, plan.len(), u64::from(sample)).expect("an entry is a sample"))
-                .unwrap_or(u32::MAX)
-        };
-        Some(Granted { sample, arrives: arrives.max(now), asked, forced })
+        let sample = self.sample(seat, pick.spot, &books.jobs[j].plan);
+        let arrives = self.servers.deliver(pick.unit, now, there.max(now));
+        Some(Granted { sample, arrives, asked, forced })
     }
 
     fn leave(&mut self, j: usize) {
@@ -169,7 +239,13 @@ impl Arm for Fletch {
             self.jobs[j].feed.give_back(&mut self.fly, seat);
             self.fly.leave(seat);
         }
-        self.jobs[j].strict.clear();
+        if let Some(strict) = &mut self.jobs[j].strict {
+            strict.leave();
+        }
         self.jobs[j].ranges.clear();
+    }
+
+    fn take_trace(&mut self) -> Vec<u8> {
+        self.fly.take_trace()
     }
 }

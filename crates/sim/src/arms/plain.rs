@@ -29,7 +29,7 @@ impl Plain {
         Plain {
             policy,
             capacity: usize::try_from(case.capacity()).unwrap_or(usize::MAX),
-            keys: (0..case.jobs.len()).map(|j| key(case, j)).collect(),
+            keys: (0..case.jobs.len()).map(|j| key(case, j as u64, 0)).collect(),
             orders: vec![Vec::new(); case.jobs.len()],
             cached: BTreeMap::new(),
             used: BTreeMap::new(),
@@ -39,7 +39,7 @@ impl Plain {
 }
 
 /// The samples of a job's plan in a random order of its own, last first.
-pub(super) fn permuted(books: &Books, j: usize, key: &fletch_core::order::OrderKey) -> Vec<u32> {
+fn permuted(books: &Books, j: usize, key: &fletch_core::order::OrderKey) -> Vec<u32> {
     let b = &books.jobs[j];
     let plan: Vec<u32> = b.plan.iter_in(0, b.plan.len()).filter_map(|s| u32::try_from(s).ok()).collect();
     let p = Permutation::new(key, "order", b.epoch, plan.len() as u64);
@@ -47,7 +47,7 @@ pub(super) fn permuted(books: &Books, j: usize, key: &fletch_core::order::OrderK
 }
 
 impl Arm for Plain {
-    fn begin(&mut self, j: usize, books: &Books) {
+    fn begin(&mut self, j: usize, books: &mut Books) {
         self.orders[j] = permuted(books, j, &self.keys[j]);
     }
 

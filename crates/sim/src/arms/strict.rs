@@ -1,0 +1,131 @@
+//! A strict job beside substituted ones: `fletch_core::order::Strict` says what it reads,
+//! `fletch_core::policy::prefetch` what is fetched for it ahead of need. It never changes what the
+//! shared cache holds.
+
+use super::{Granted, Net};
+use crate::{Case, books::Books};
+use fletch_core::{
+    order::{Fit, Laid, OrderKey, Plan, Shape, Strict, Tail, substitute::Act},
+    policy::prefetch::{Prefetch, Uses},
+};
+use std::collections::VecDeque;
+
+/// One strict job.
+#[derive(Debug)]
+pub(super) struct Alone {
+    budget: u64,
+    block: u32,
+    sizes: Vec<u32>,
+    /// Its epoch's samples in order, and how far it is.
+    order: Vec<u32>,
+    at: u64,
+    prefetch: Option<Prefetch>,
+    /// Of each unit it holds: when it is here, when it was asked for, whether it was used.
+    held: Vec<Option<(f64, f64, bool)>>,
+    /// Loads that are not here yet: when they will be, and how long they are.
+    under_way: VecDeque<(f64, u64)>,
+    acts: Vec<Act>,
+}
+
+impl Alone {
+    pub(super) fn new(case: &Case, j: usize) -> Self {
+        let spec = &case.jobs[j];
+        Alone {
+            budget: spec.prefetch,
+            block: spec.block,
+            sizes: case.units.clone(),
+            order: Vec::new(),
+            at: 0,
+            prefetch: None,
+            held: if spec.prefetch > 0 { vec![None; case.units.len()] } else { Vec::new() },
+            under_way: VecDeque::new(),
+            acts: Vec::new(),
+        }
+    }
+
+    /// An epoch begins; what was held for the last one is of no use.
+    pub(super) fn begin(&mut self, shape: &Shape, key: &OrderKey, books: &mut Books, j: usize) {
+        let b = &books.jobs[j];
+        let chosen: Vec<u64> = b.plan.iter_in(0, b.plan.len()).collect();
+        let plan = Plan::subset(b.plan.len(), chosen.iter().copied()).expect("a plan has samples");
+        let fit = Fit { batch: 1, ranks: 1, tail: Tail::Keep };
+        let strict = if self.block > 0 {
+            let laid = Laid::new(&plan, shape).expect("plan and shape are of one case");
+            Strict::by_units(plan, fit, *key, laid, self.block)
+        } else {
+            Strict::new(plan, fit, *key)
+        };
+        self.order = (0..strict.len()).map(|p| strict.item(strict.entry(p)).sample).collect();
+        self.at = 0;
+        if self.budget > 0 {
+            let unit_at = self.order.iter().map(|&s| books.unit_of[s as usize]).collect();
+            let uses = Uses::new(unit_at, self.sizes.len()).expect("units of the case");
+            let bytes = self.sizes.iter().map(|&g| u64::from(g)).collect();
+            self.prefetch = Some(Prefetch::new(uses, bytes, self.budget));
+            self.held.fill(None);
+            self.under_way.clear();
+        }
+    }
+
+    /// Its next sample; `shared` says when a unit is in the shared cache, and since when.
+    pub(super) fn grant(
+        &mut self,
+        now: f64,
+        net: &mut Net,
+        books: &mut Books,
+        shared: impl Fn(u32) -> Option<(f64, f64)>,
+    ) -> Option<Granted> {
+        let sample = *self.order.get(usize::try_from(self.at).unwrap_or(usize::MAX))?;
+        let unit = books.unit_of[sample as usize];
+        if let Some(p) = &mut self.prefetch {
+            // What was in the shared cache when it was looked at may have left it since.
+            if !p.holds(unit) && shared(unit).is_none() {
+                p.lost(unit);
+            }
+            while self.under_way.front().is_some_and(|w| w.0 <= now) {
+                self.under_way.pop_front();
+            }
+            // Others use the link too: no more is under way at once than fills it.
+            while self.under_way.iter().map(|w| w.1).sum::<u64>() < net.fill(self.budget) {
+                let before = p.ahead();
+                p.advance(before + 1, |u| shared(u).is_some(), &mut self.acts);
+                for act in self.acts.drain(..) {
+                    match act {
+                        Act::Load(u) => {
+                            let size = u64::from(self.sizes[u as usize]);
+                            books.fetched(now, size, false);
+                            let here = net.request(now, size);
+                            self.held[u as usize] = Some((here, now, false));
+                            self.under_way.extend((here > now).then_some((here, size)));
+                        }
+                        Act::Evict(u) => {
+                            let held = self.held[u as usize].take();
+                            books.vain(now, held.is_some_and(|h| !h.2), u64::from(self.sizes[u as usize]));
+                        }
+                    }
+                }
+                if p.ahead() == before {
+                    break;
+                }
+            }
+            p.serve(self.at);
+        }
+        self.at += 1;
+        let own = self.held.get_mut(unit as usize).and_then(Option::as_mut).map(|h| {
+            h.2 = true;
+            (h.0, h.1)
+        });
+        Some(match own.or_else(|| shared(unit)) {
+            Some((here, asked)) => Granted { sample, arrives: here.max(now), asked, forced: asked == now },
+            None => {
+                books.fetched(now, 1, true);
+                Granted { sample, arrives: net.request(now, 1), asked: now, forced: true }
+            }
+        })
+    }
+
+    pub(super) fn leave(&mut self) {
+        self.order.clear();
+        self.prefetch = None;
+    }
+}

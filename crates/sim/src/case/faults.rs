@@ -1,0 +1,86 @@
+//! Everything that can be wrong with a case.
+
+use super::{Case, JobSpec, Reader};
+
+/// A finite number above 0.
+fn positive(x: f64) -> bool {
+    x.is_finite() && x > 0.0
+}
+
+/// A time, in seconds from the beginning.
+fn time(x: f64) -> bool {
+    x.is_finite() && x >= 0.0
+}
+
+fn span(&(from, to): &(f64, f64)) -> bool {
+    time(from) && time(to) && to > from
+}
+
+impl JobSpec {
+    fn faults(&self, j: usize, f: &mut Vec<String>) {
+        if !positive(self.rate) {
+            f.push(format!("jobs[{j}].rate: {} is not a positive number", self.rate));
+        }
+        if !time(self.start) || self.end.is_some_and(|e| !time(e)) {
+            f.push(format!("jobs[{j}].start, end: not times"));
+        }
+        if !self.pauses.iter().all(span) {
+            f.push(format!("jobs[{j}].pauses: each is [from, to] with to after from"));
+        }
+        if self.subset.is_some_and(|s| !(s.part > 0.0 && s.part <= 1.0)) {
+            f.push(format!("jobs[{j}].subset.part: not in (0, 1]"));
+        }
+        if self.reader != Reader::Strict && (self.prefetch > 0 || self.block > 0) {
+            f.push(format!("jobs[{j}].prefetch, block: only with reader = \"strict\""));
+        }
+    }
+}
+
+impl Case {
+    /// Everything wrong with it, in words.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        let mut f = Vec::new();
+        if self.units.is_empty() || self.units.contains(&0) {
+            f.push("units: at least one, each with at least one sample".into());
+        }
+        if self.samples() > 1 << 31 {
+            f.push("units: more than 2^31 samples".into());
+        }
+        if !(0.0..=1.0).contains(&self.cache) {
+            f.push(format!("cache: {} is not between 0 and 1", self.cache));
+        }
+        if self.jobs.is_empty() {
+            f.push("jobs: at least one".into());
+        }
+        self.jobs.iter().enumerate().for_each(|(j, job)| job.faults(j, &mut f));
+        if !(time(self.warm) && time(self.end) && self.end > self.warm) {
+            f.push(format!("warm, end: {} and {} are not an interval", self.warm, self.end));
+        }
+        let rate = |r: Option<f64>| r.is_none_or(positive);
+        if self.origin.is_some_and(|o| {
+            !(positive(o.bandwidth) && time(o.latency) && rate(o.requests_per_second))
+                || o.requests == Some(0)
+        }) {
+            f.push("origin: a positive bandwidth, a latency, and room for requests".into());
+        }
+        if self.network.is_some_and(|n| !(positive(n.bandwidth) && time(n.latency))) {
+            f.push("network: a positive bandwidth and a latency".into());
+        }
+        if self.servers.len() > 1000
+            || self.servers.iter().any(|s| !positive(s.weight) || !s.gone.iter().all(span))
+        {
+            f.push(
+                "servers: at most 1,000, each with a positive weight, gone [from, to] with to after from"
+                    .into(),
+            );
+        }
+        if !time(self.news) {
+            f.push("news: not a time".into());
+        }
+        if !(0.0..1.0).contains(&self.failing) {
+            f.push(format!("failing: {} is not in [0, 1)", self.failing));
+        }
+        f
+    }
+}

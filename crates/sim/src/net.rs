@@ -1,0 +1,99 @@
+//! Links and requests: when bytes arrive that are asked for now. First come, first served.
+
+use crate::case::{Network, Origin};
+use fletch_core::policy::pacing;
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+/// A time that can be compared; all times of a simulation are finite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Time(f64);
+
+impl Eq for Time {}
+
+impl PartialOrd for Time {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Time {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// The way to the origin: one link with a bandwidth and a latency, and an origin that takes so many
+/// requests at once and so many a second.
+#[derive(Debug, Clone)]
+pub struct Net {
+    origin: Option<Origin>,
+    /// When the link has brought everything that was asked.
+    free: f64,
+    /// When the next request may start, by their rate.
+    next: f64,
+    /// When those under way end.
+    under_way: BinaryHeap<Reverse<Time>>,
+}
+
+impl Net {
+    pub(crate) fn new(origin: Option<Origin>) -> Self {
+        Net { origin, free: 0.0, next: 0.0, under_way: BinaryHeap::new() }
+    }
+
+    /// Whether the link has nothing to do for a while (and fetching takes time at all).
+    pub(crate) fn idle(&self, now: f64, samples: u64) -> bool {
+        self.origin.is_some_and(|o| self.free <= now + o.latency + samples as f64 / o.bandwidth)
+    }
+
+    /// So many samples' worth under way fill the link; at most `most`.
+    pub(crate) fn fill(&self, most: u64) -> u64 {
+        self.origin.map_or(u64::MAX, |o| pacing::in_flight(o.bandwidth, o.latency, 1, most))
+    }
+
+    /// When `samples` samples' worth of bytes arrive that are asked for now.
+    pub(crate) fn request(&mut self, now: f64, samples: u64) -> f64 {
+        let Some(o) = self.origin else { return now };
+        let mut start = now;
+        if let Some(rate) = o.requests_per_second {
+            start = start.max(self.next);
+            self.next = start + 1.0 / rate;
+        }
+        if let Some(most) = o.requests {
+            while self.under_way.len() >= most as usize
+                && let Some(Reverse(Time(ends))) = self.under_way.pop()
+            {
+                start = start.max(ends);
+            }
+        }
+        self.free = self.free.max(start + o.latency) + samples as f64 / o.bandwidth;
+        if o.requests.is_some() {
+            self.under_way.push(Reverse(Time(self.free)));
+        }
+        self.free
+    }
+}
+
+/// The way from one server to the jobs.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Way {
+    network: Option<Network>,
+    free: f64,
+}
+
+impl Way {
+    pub(crate) fn new(network: Option<Network>) -> Self {
+        Way { network, free: 0.0 }
+    }
+
+    /// When a sample is at its job that was at the server at `there` (not before `now`).
+    pub(crate) fn deliver(&mut self, now: f64, there: f64) -> f64 {
+        let Some(n) = self.network else { return there };
+        let each = 1.0 / n.bandwidth;
+        if there > now {
+            // On its way to the server still: it takes its turn then, which nobody knows yet.
+            return there + each + n.latency;
+        }
+        self.free = self.free.max(now) + each;
+        self.free + n.latency
+    }
+}

@@ -1,0 +1,58 @@
+//! Traces in files: written by a simulation, and played again, whoever wrote them.
+
+use crate::{BadCase, Case, Outcome, engine};
+use fletch_core::order::{Flywheel, substitute::Knobs};
+use serde::Serialize;
+use std::{fmt, fs::File, io::Write, path::Path};
+
+/// No trace is longer that is played, in bytes: it is read whole.
+pub const TRACE_BYTES_MAX: u64 = 4 << 30;
+
+/// A trace that came to the same again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Same {
+    /// Calls that were made.
+    pub calls: u64,
+    /// Of them, samples handed out.
+    pub picks: u64,
+    /// Whether the recording ended before its sweep did.
+    pub cut: bool,
+}
+
+impl fmt::Display for Same {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cut = if self.cut { "; the recording was cut" } else { "" };
+        write!(f, "{} calls, {} samples handed out: the same again{cut}", self.calls, self.picks)
+    }
+}
+
+/// Plays a trace against this build's sweep.
+///
+/// # Errors
+/// [`BadCase::Read`], [`BadCase::Long`], and [`BadCase::Trace`] when it is none or comes to something else.
+pub fn play(path: &Path) -> Result<Same, BadCase> {
+    let unread = |why| BadCase::Read { path: path.to_owned(), why };
+    let bytes = std::fs::metadata(path).map_err(unread)?.len();
+    if bytes > TRACE_BYTES_MAX {
+        return Err(BadCase::Long { path: path.to_owned(), bytes });
+    }
+    let trace = std::fs::read(path).map_err(unread)?;
+    let played = Flywheel::play(&trace).map_err(|why| BadCase::Trace { path: path.to_owned(), why })?;
+    Ok(Same { calls: played.calls, picks: played.picks, cut: played.cut })
+}
+
+/// Simulates a case and writes the trace of its sweep.
+///
+/// # Errors
+/// [`BadCase::Write`].
+pub fn record(case: &Case, knobs: Knobs, path: &Path) -> Result<Outcome, BadCase> {
+    let unwritten = |why| BadCase::Write { path: path.to_owned(), why };
+    let mut file = File::create(path).map_err(unwritten)?;
+    let mut failed = None;
+    let outcome = engine::record(case, knobs, &mut |piece| {
+        if failed.is_none() {
+            failed = file.write_all(&piece).err();
+        }
+    });
+    failed.map_or(Ok(outcome), |why| Err(unwritten(why)))
+}

@@ -189,6 +189,7 @@ pub fn run(ctx: &Ctx, a: &Target, b: &Target) -> Result<(), Failure> {
 }
 
 fn text(w: &mut dyn io::Write, sign: char, change: &Change) -> io::Result<()> {
-    write!(w, "{sign} {}", change.path)?;
+    // A member is shown below its shard; --json has the path as it is.
+    write!(w, "{sign} {}", change.path.replace('\0', "/"))?;
     if change.what.is_empty() { writeln!(w) } else { writeln!(w, " ({})", change.what.join(", ")) }
 }

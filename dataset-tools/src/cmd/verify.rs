@@ -1,20 +1,23 @@
 //! `fletch verify`: every object of a version read and hashed again, and compared with the
 //! tables; what lies beside them is reported too.
 
+mod extras;
+mod members;
 mod packed;
 
 use super::Ctx;
 use crate::failure::{Exit, Failure};
 use crate::index::known::{pin_from, row_of};
-use crate::index::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
 use crate::out::{Rows, broken, bytes};
 use crate::progress::{Progress, Total};
 use crate::target::Target;
+use extras::extras;
 use fletch_core::Hash;
 use fletch_core::manifest::{EntryKind, EntryRef, LayoutKind, Slice};
-use fletch_origin::{Origin, OriginError, OriginUri};
-use fletch_tables::{ChunkRow, LoadedPart, ObjectRef, PinRow, Version, paths};
+use fletch_origin::{Origin, OriginError};
+use fletch_tables::{ChunkRow, LoadedPart, ObjectRef, PinRow, Version};
 use futures::{StreamExt, stream};
+use members::Members;
 use packed::Packed;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
@@ -132,6 +135,8 @@ struct Item {
     hash: Option<Hash>,
     target: String,
     pieces: Vec<Piece>,
+    /// Of a shard: what lies in it.
+    members: Members,
 }
 
 /// Where one slice of it is.
@@ -154,7 +159,14 @@ fn grouped(version: &Version, part: &LoadedPart, rows: &[ChunkRow]) -> BTreeSet<
     (0..part.entries.len()).filter(|i| part.placed.slices(*i).len() == 1 && !own.contains(i)).collect()
 }
 
-fn items(part: &LoadedPart, rows: &[ChunkRow], grouped: &BTreeSet<usize>) -> Vec<Result<Item, Found>> {
+/// What is to be checked by itself. `open` is the last file of the parts before, whose members may go on here.
+fn items(
+    part: &LoadedPart,
+    rows: &[ChunkRow],
+    grouped: &BTreeSet<usize>,
+    open: &mut Option<Item>,
+    is_pack: bool,
+) -> Vec<Result<Item, Found>> {
     // A chunk may be at several objects; an index has one row for every slice of every file.
     let mut by_chunk: HashMap<(Hash, Option<u32>), Vec<&ChunkRow>> = HashMap::new();
     for row in rows {
@@ -190,11 +202,36 @@ fn items(part: &LoadedPart, rows: &[ChunkRow], grouped: &BTreeSet<usize>) -> Vec
             size: e.size,
             hash: e.hash,
             target: e.target.to_owned(),
+            members: Members::default(),
         })
     };
-    // A member is a range of its shard's chunks, each of which is checked with the shard.
-    let member = |i: usize| part.entries.get(i).kind == EntryKind::Member;
-    (0..part.entries.len()).filter(|i| !grouped.contains(i) && !member(*i)).map(item).collect()
+    let mut items: Vec<Result<Item, Found>> = Vec::new();
+    for i in (0..part.entries.len()).filter(|i| !grouped.contains(i)) {
+        let e = part.entries.get(i);
+        if e.kind != EntryKind::Member {
+            items.push(item(i));
+            continue;
+        }
+        // A member is a range of its shard's chunks, and follows its shard. In a pack it has chunks of its own.
+        if is_pack {
+            continue;
+        }
+        let shard = e.path.split('\0').next().unwrap_or(e.path);
+        match items.last_mut() {
+            Some(Ok(last)) if last.path == shard => last.members.push(&e, part.placed.slices(i)),
+            // What is wrong with the shard was found.
+            Some(Err(last)) if last.path == shard => {}
+            _ => match open.as_mut().filter(|o| o.path == shard) {
+                Some(open) => open.members.push(&e, part.placed.slices(i)),
+                None => items.push(Err(Found {
+                    path: e.path.replace('\0', "/"),
+                    fault: "tables",
+                    why: "it does not follow its shard".to_owned(),
+                })),
+            },
+        }
+    }
+    items
 }
 
 fn objects(
@@ -205,7 +242,8 @@ fn objects(
     packed: &mut Packed,
     sink: &mut Sink<'_>,
 ) -> Result<u64, Failure> {
-    let mut entries = 0;
+    let (mut entries, mut open) = (0, None::<Item>);
+    let is_pack = version.layout_doc().params.kind == LayoutKind::Pack;
     for i in 0..version.index().parts().len() {
         let loaded = ctx.rt.block_on(async {
             Ok::<_, fletch_tables::TableError>((version.part(i).await?, version.chunk_rows(i).await?))
@@ -228,12 +266,35 @@ fn objects(
             }
             shared.files.fetch_add(1, Relaxed);
         }
-        let items = items(&part, &rows, &grouped);
+        let mut items = items(&part, &rows, &grouped, &mut open, is_pack);
+        // The last one waits for members that the next part may have.
+        if let Some(last) = items.pop() {
+            let before = open.take().map(Ok);
+            match last {
+                Ok(last) => open = Some(last),
+                fault => items.push(fault),
+            }
+            items.splice(0..0, before);
+        }
+        shared.check_all(ctx, items, threads, sink)?;
+    }
+    shared.check_all(ctx, open.into_iter().map(Ok).collect(), threads, sink)?;
+    Ok(entries)
+}
+
+impl Shared {
+    fn check_all(
+        self: &Arc<Self>,
+        ctx: &Ctx,
+        items: Vec<Result<Item, Found>>,
+        threads: usize,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), Failure> {
         let faults = ctx.rt.block_on(async {
             stream::iter(items)
                 .map(|item| async {
                     match item {
-                        Ok(item) => shared.check(item).await,
+                        Ok(item) => self.check(item).await,
                         Err(found) => Ok(Some(found)),
                     }
                 })
@@ -245,16 +306,18 @@ fn objects(
         for found in faults {
             sink.push(&found?)?;
         }
+        Ok(())
     }
-    Ok(entries)
-}
 
-impl Shared {
-    async fn check(self: &Arc<Self>, item: Item) -> Result<Option<Found>, Failure> {
+    async fn check(self: &Arc<Self>, mut item: Item) -> Result<Option<Found>, Failure> {
         let found = |fault: &'static str, why: String| Some(Found { path: item.path.clone(), fault, why });
         self.files.fetch_add(1, Relaxed);
         match (item.kind, self.origin.local_dir()) {
-            (EntryKind::File | EntryKind::Member, _) if item.size > 0 => self.content(&item).await,
+            (EntryKind::File | EntryKind::Member, _) if item.size > 0 => {
+                let members = std::mem::take(&mut item.members);
+                self.files.fetch_add(members.len(), Relaxed);
+                self.content(&item, members).await
+            }
             (EntryKind::File | EntryKind::Member, _) => Ok(match self.origin.head(&item.path).await {
                 Ok(meta) if meta.size == 0 => None,
                 Ok(meta) => found("changed", format!("it was empty, it has {} bytes now", meta.size)),
@@ -280,7 +343,7 @@ impl Shared {
         }
     }
 
-    async fn content(self: &Arc<Self>, item: &Item) -> Result<Option<Found>, Failure> {
+    async fn content(self: &Arc<Self>, item: &Item, mut members: Members) -> Result<Option<Found>, Failure> {
         let found = |fault: &'static str, why: String| Some(Found { path: item.path.clone(), fault, why });
         let mut whole = blake3::Hasher::new();
         for piece in &item.pieces {
@@ -306,17 +369,18 @@ impl Shared {
             };
             let skip = piece.slice.chunk_offset as usize;
             let one = item.pieces.len() == 1;
-            let bytes = got.bytes;
+            let (bytes, chunk) = (got.bytes, piece.slice.chunk);
             let hashed = tokio::task::spawn_blocking(move || {
                 if !one {
                     whole.update(&bytes[skip..]);
                 }
-                (Hash::of(&bytes), whole)
+                members.feed(chunk, &bytes);
+                (Hash::of(&bytes), whole, members)
             })
             .await;
-            let (hash, hasher) =
+            let (hash, hasher, fed) =
                 hashed.map_err(|e| Failure::new(format!("hashing {} failed: {e}", item.path)))?;
-            whole = hasher;
+            (whole, members) = (hasher, fed);
             // A chunk that is read in part (a pack) is checked by the hash of the whole entry.
             let chunk_whole = piece.slice.chunk_offset == 0;
             if chunk_whole && hash != piece.slice.chunk {
@@ -326,7 +390,8 @@ impl Shared {
         if item.pieces.len() > 1 && Some(Hash::from(whole.finalize())) != item.hash {
             return Ok(differs(item, 0, true));
         }
-        Ok(None)
+        // The shard is right, so its tables are not.
+        Ok(members.wrong().and_then(|why| found("tables", why)))
     }
 }
 
@@ -352,131 +417,4 @@ fn fault_of(path: &str, e: &OriginError) -> Result<Option<Found>, Failure> {
         _ => return Err(e.clone().into()),
     };
     Ok(Some(Found { path: path.to_owned(), fault, why: e.to_string() }))
-}
-
-/// What lies at the origin and is not in the version.
-fn extras(
-    ctx: &Ctx,
-    version: &Version,
-    origin: &Origin,
-    tables: Option<&OriginUri>,
-    sink: &mut Sink<'_>,
-) -> Result<(), Failure> {
-    let skipped: BTreeSet<&str> = version.manifest().skipped.iter().map(|f| f.path.as_str()).collect();
-    let mut seen = Seen { ctx, version, any_link: None };
-    let extra = |path: String, what: &str| Found {
-        path,
-        fault: "extra",
-        why: format!("{what} that is not in the version"),
-    };
-    if origin.uri().is_plain_http() {
-        ctx.out.note("a plain HTTP server has no listing: what is not in the version is not looked for");
-        return Ok(());
-    }
-    let Some(dir) = origin.local_dir() else {
-        let mut list = origin.list("");
-        while let Some(object) = ctx.rt.block_on(list.next()) {
-            let path = object?.path;
-            let own =
-                path.starts_with(paths::PREFIX) || tables.is_some_and(|t| below(origin.uri(), t, &path));
-            if !own && !skipped.contains(path.as_str()) && !seen.has(&path)? {
-                sink.push(&extra(path, "an object"))?;
-            }
-        }
-        return Ok(());
-    };
-    let mut exclude = BTreeSet::from(["fletch".to_owned()]);
-    let base = std::fs::canonicalize(dir).map_err(|e| Failure::io(dir.display(), &e))?;
-    if let Some(place) = tables.and_then(OriginUri::as_local).and_then(|p| std::fs::canonicalize(p).ok())
-        && let Some(rel) = place.strip_prefix(&base).ok().and_then(Path::to_str).filter(|r| !r.is_empty())
-    {
-        exclude.insert(rel.to_owned());
-    }
-    let options = WalkOptions { base, symlinks: Symlinks::Keep, exclude, names_bytes_max: NAMES_BYTES_MAX };
-    let cannot = |e: io::Error| Failure::io(format_args!("cannot list {}", dir.display()), &e);
-    let mut walk = Walk::new(options, &std::env::temp_dir()).map_err(cannot)?;
-    let mut last = String::new();
-    while let Some(step) = walk.next_step().map_err(cannot)? {
-        let (path, what) = match step {
-            Step::File { path, .. } => (path, "a file"),
-            Step::Link { path } => {
-                // Left out or followed when the version was made, if it has no links at all.
-                if !seen.any_link()? || seen.below(&path)? {
-                    last = path;
-                    continue;
-                }
-                (path, "a link")
-            }
-            Step::DirEnd { path } => {
-                if last.strip_prefix(path.as_str()).is_some_and(|r| r.starts_with('/')) {
-                    continue;
-                }
-                (path + "/", "an empty directory")
-            }
-            Step::Fault { path, .. } => {
-                if !skipped.contains(path.as_str()) {
-                    sink.push(&extra(path, "something"))?;
-                }
-                continue;
-            }
-        };
-        if !skipped.contains(path.as_str()) && !seen.has(&path)? {
-            sink.push(&extra(path.clone(), what))?;
-        }
-        last = path;
-    }
-    Ok(())
-}
-
-/// Whether `path`, relative to `base`, lies in `place`.
-fn below(base: &OriginUri, place: &OriginUri, path: &str) -> bool {
-    base != place && base.join(path).is_ok_and(|p| place.contains(&p))
-}
-
-struct Seen<'a> {
-    ctx: &'a Ctx,
-    version: &'a Version,
-    any_link: Option<bool>,
-}
-
-impl Seen<'_> {
-    /// Whether the version has this entry. What its damaged tables cannot tell was reported.
-    fn has(&self, path: &str) -> Result<bool, Failure> {
-        match self.ctx.rt.block_on(self.version.find(path)) {
-            Ok(found) => Ok(found.is_some()),
-            Err(e) if e.kind() == fletch_core::Kind::Corrupt => Ok(true),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    /// Whether the version has entries below this path.
-    fn below(&self, path: &str) -> Result<bool, Failure> {
-        let dir = format!("{path}/");
-        let found = self.ctx.rt.block_on(async {
-            let at = self.version.lower_bound(dir.as_bytes()).await?;
-            self.version.entry(at).await
-        })?;
-        Ok(found.is_some_and(|f| f.entry().path.starts_with(&dir)))
-    }
-
-    /// Whether links were kept when the version was made: it has one.
-    fn any_link(&mut self) -> Result<bool, Failure> {
-        if let Some(any) = self.any_link {
-            return Ok(any);
-        }
-        let mut any = false;
-        for i in 0..self.version.index().parts().len() {
-            let part = match self.ctx.rt.block_on(self.version.part(i)) {
-                Ok(part) => part,
-                Err(e) if e.kind() == fletch_core::Kind::Corrupt => continue,
-                Err(e) => return Err(e.into()),
-            };
-            if (0..part.entries.len()).any(|row| part.entries.get(row).kind == EntryKind::Symlink) {
-                any = true;
-                break;
-            }
-        }
-        self.any_link = Some(any);
-        Ok(any)
-    }
 }

@@ -8,17 +8,20 @@ DATA ?= /usr/share
 SOAK_CASES ?= 20000
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # In CI a missing component is a failure; on a laptop the same tests skip with a visible reason.
-FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
+FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)torch$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
 comma := ,
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build demo test lint docs-check formats soak bench deny clean
+.PHONY: help build wheel install demo test lint docs-check formats soak bench deny clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t14
 
 build: ## the three programs, release
 	$(CARGO) build --release --workspace --bins -j$(JOBS)
+
+wheel: install ## the Python package, release, as a wheel in the target directory's release/wheels
+	CARGO="$(CARGO)" JOBS=$(JOBS) python/build.sh release
 
 demo: build ## your own folder behind a mount: make demo DATA=/some/folder
 	BIN="$(abspath $(TARGET))/release" DATA="$(DATA)" tests/demo/demo.sh
@@ -33,7 +36,7 @@ lint: ## formatting and clippy, warnings are errors
 formats: install ## the second implementation of the formats against the golden files
 	tests/formats/run.sh
 
-test: install lint build formats ## everything that must hold before a change lands
+test: install lint build wheel formats ## everything that must hold before a change lands
 	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
 	$(CARGO) test --release --workspace --doc -q
 

@@ -16,6 +16,9 @@ need setpriv util-linux
 PATH="$PATH:/usr/sbin" need mkfs.ext4 e2fsprogs
 PATH="$PATH:/usr/sbin" need nginx nginx-light
 if command -v python3 >/dev/null 2>&1 && ! python3 -c 'import venv, ensurepip' 2>/dev/null; then missing+=(python3-venv); fi
+# PyTorch without CUDA is Debian's, for Debian's own interpreter.
+if ! /usr/bin/python3 -c 'import torch, torchvision' 2>/dev/null; then missing+=(python3-torch python3-torchvision); fi
+if ! /usr/bin/python3 -c 'import venv, ensurepip' 2>/dev/null; then missing+=(python3-venv); fi
 if ((${#missing[@]})); then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
         export DEBIAN_FRONTEND=noninteractive
@@ -40,4 +43,22 @@ fi
 if [ ! -x "$servers/azure/node_modules/.bin/azurite-blob" ]; then
     mkdir -p "$servers/azure"
     npm install --silent --no-fund --no-audit --prefix "$servers/azure" 'azurite@3.35'
+fi
+
+# The Python package is built and tested by an interpreter of its own, which sees Debian's torch.
+if [ ! -x "$servers/torch/bin/maturin" ] && /usr/bin/python3 -c 'import torch, torchvision, ensurepip' 2>/dev/null; then
+    mkdir -p "$servers"
+    /usr/bin/python3 -m venv --system-site-packages "$servers/torch"
+    "$servers/torch/bin/pip" install --quiet --disable-pip-version-check 'numpy<2' 'pytest>=8,<10' 'maturin>=1.7,<2'
+fi
+# A folder of real images in folders by class: 48 x 48 icons of a Debian package, unpacked, not installed.
+if [ ! -d "$servers/images/icons" ] && command -v apt-get >/dev/null 2>&1 && command -v dpkg-deb >/dev/null 2>&1; then
+    unpacked=$(mktemp -d)
+    if (cd "$unpacked" && apt-get download -qq gnome-icon-theme 2>/dev/null && dpkg-deb -x ./*.deb all); then
+        mkdir -p "$servers/images"
+        mv "$unpacked/all/usr/share/icons/gnome/48x48" "$servers/images/icons"
+    else
+        echo "not fetched here, the README's example will skip: gnome-icon-theme" >&2
+    fi
+    rm -r "$unpacked"
 fi

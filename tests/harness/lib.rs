@@ -7,6 +7,7 @@ pub mod bins;
 pub mod cgroup;
 pub mod console;
 pub mod fixture;
+pub mod python;
 pub mod readers;
 pub mod require;
 pub mod structure;

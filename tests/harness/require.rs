@@ -16,6 +16,8 @@ pub enum Need {
     Root,
     /// A memory cgroup of its own (root; either version of cgroups).
     Cgroup,
+    /// The Python package as it was built, and an interpreter with torch and torchvision.
+    Torch,
 }
 
 impl Need {
@@ -26,6 +28,7 @@ impl Need {
             Need::Python => "python",
             Need::Root => "root",
             Need::Cgroup => "cgroup",
+            Need::Torch => "torch",
         }
     }
 
@@ -40,6 +43,7 @@ impl Need {
             Need::Root | Need::Cgroup if !root => Some("not root".into()),
             Need::Root if !on_path("setpriv") => Some("no setpriv (util-linux)".into()),
             Need::Cgroup => crate::cgroup::Memory::new(64 << 20).err(),
+            Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),
             _ => None,
         }
     }

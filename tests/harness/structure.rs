@@ -31,6 +31,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-origin",
         ],
     ),
+    ("fletch-python", &["fletch-core", "fletch-api", "fletch-tables", "fletch-client"]),
     (
         "fletch",
         &[
@@ -53,6 +54,7 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
     ("object_store", "fletch-origin"),
     ("sled", "fletch-store"),
     ("fuser", "fletch-mount"),
+    ("pyo3", "fletch-python"),
     ("moka", "fletch-store fletch-tables fletch-server fletch-mount"),
     ("prometheus", "fletch-server fletch-mount"),
 ];

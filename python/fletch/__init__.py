@@ -1,0 +1,36 @@
+"""Fletch: datasets by content hash, read from a server near you.
+
+>>> client = fletch.Client("unix:/run/fletch/server.sock", job="resnet")
+>>> version = client.resolve("photos@v3")
+>>> len(version), version.nbytes
+>>> view = version.read("train/cat/1.jpg")          # a read-only memoryview, checked by its hash
+
+Every byte handed out was hashed after it came. Calls release the GIL, end within the client's
+timeout, and can be interrupted by Ctrl-C. Clients and versions may be used in forked processes and
+pickled to others: each process makes connections of its own.
+
+Loaders for PyTorch are in :mod:`fletch.torch`.
+"""
+
+import os as _os
+
+from . import _native
+from ._native import Client, Entry, Sample, Version, __version__
+from .errors import Corrupt, FletchError, Internal, Invalid, NotFound, Overloaded, Unavailable
+
+_os.register_at_fork(before=_native._before_fork, after_in_child=_native._after_fork_in_child)
+
+__all__ = [
+    "Client",
+    "Corrupt",
+    "Entry",
+    "FletchError",
+    "Internal",
+    "Invalid",
+    "NotFound",
+    "Overloaded",
+    "Sample",
+    "Unavailable",
+    "Version",
+    "__version__",
+]

@@ -1,0 +1,188 @@
+"""The native half of the package; import `fletch` instead."""
+
+from os import PathLike
+from typing import Any, Sequence, final
+
+__version__: str
+
+@final
+class Buffer:
+    """Immutable bytes that were received; what the views of `Version.read` are of."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Client:
+    """A server, asked over connections that this process makes when it first needs them.
+
+    Args:
+        server: ``http://host:port``, ``https://host`` or ``unix:PATH`` (a server of this node: two to five
+            times as fast).
+        token: the bearer token, where the server wants one.
+        token_file: a file that holds it and may be replaced while the client lives. Give one of the two.
+        job: the job that bytes are counted for; without one it is ``anonymous``.
+        timeout: seconds within which every call ends, all its attempts together; above 0, at most 86400.
+
+    Raises:
+        Invalid: a setting cannot be. Nothing is asked yet.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        token: str | None = None,
+        token_file: str | PathLike[str] | None = None,
+        job: str | None = None,
+        timeout: float = 30.0,
+    ) -> None: ...
+    @property
+    def server(self) -> str:
+        """Where the server is, as it was given."""
+    @property
+    def job(self) -> str | None:
+        """The job that bytes are counted for."""
+    @property
+    def timeout(self) -> float:
+        """Seconds within which every call ends."""
+    def info(self) -> dict[str, Any]:
+        """What the server is, speaks and allows, as ``GET /v1/info`` answers.
+
+        Raises:
+            Invalid: it speaks no version that this build speaks.
+            Unavailable: it does not answer.
+        """
+    def datasets(self) -> list[dict[str, Any]]:
+        """The datasets of this principal's domain, by name: ``name``, ``uri``, ``tables``, ``registered_ns``."""
+    def resolve(self, name: str) -> Version:
+        """What ``NAME``, ``NAME@TAG`` or ``NAME@ROOT`` is now; ``latest`` without a tag.
+
+        Raises:
+            NotFound: there is no such dataset or tag, or not for this principal.
+        """
+    def stats(self) -> dict[str, int]:
+        """What this process's connections counted since they were made.
+
+        ``requests`` sent, ``retries`` among them, ``bytes`` of whole answers (streams are not
+        counted), ``errors`` of calls.
+        """
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class Entry:
+    """A file, symlink, empty directory or member of a tar shard of a version. Hashable; equal by value."""
+
+    @property
+    def ordinal(self) -> int:
+        """Its position in the version, from 0."""
+    @property
+    def path(self) -> str:
+        """Relative path; a member's is its shard's path, ``/``, and the member's name."""
+    @property
+    def kind(self) -> str:
+        """``"file"``, ``"symlink"``, ``"empty-dir"`` or ``"member"``."""
+    @property
+    def size(self) -> int:
+        """Bytes of content; of the target for a symlink."""
+    @property
+    def hash(self) -> str | None:
+        """BLAKE3 of the content, 64 hex digits; ``None`` where there is none."""
+    @property
+    def target(self) -> str:
+        """The link's target; ``""`` for other kinds."""
+    @property
+    def sample(self) -> str | None:
+        """The key of the sample it belongs to; its own path for a sample by itself; ``None`` for none."""
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class Sample:
+    """What a training step consumes: an entry, or the neighbouring entries that share a key."""
+
+    @property
+    def key(self) -> str:
+        """The key; the entry's path for a sample of one file."""
+    @property
+    def alone(self) -> bool:
+        """Whether it is one entry by itself: then its key is that entry's path."""
+    @property
+    def ordinals(self) -> tuple[int, ...]:
+        """Ordinals of its entries, ascending. The first one is the sample's id."""
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class Version:
+    """An immutable state of a dataset. Its tables are read and checked when they are first looked at.
+
+    Made by `Client.resolve`; pickles by its identity, so that another process reads the same
+    version even if the tag moves.
+    """
+
+    @property
+    def client(self) -> Client:
+        """Whom it is read from."""
+    @property
+    def dataset(self) -> str:
+        """The dataset's name."""
+    @property
+    def tag(self) -> str | None:
+        """The tag it was resolved by; ``None`` when a root was given."""
+    @property
+    def root(self) -> str:
+        """The version's identity, 64 hex digits."""
+    @property
+    def layout(self) -> str:
+        """The layout it is read by, 64 hex digits."""
+    @property
+    def nbytes(self) -> int:
+        """Content bytes of the version."""
+    @property
+    def created_ns(self) -> int:
+        """When it was made, nanoseconds since 1970."""
+    def __len__(self) -> int:
+        """How many entries it has."""
+    def entry(self, item: int | str) -> Entry:
+        """An entry, by its ordinal or path.
+
+        Raises:
+            NotFound: there is none.
+        """
+    def entries(self, start: int = 0, stop: int | None = None) -> list[Entry]:
+        """Entries ``start..stop`` in order of their paths' bytes; all of them without arguments."""
+    def samples(self) -> list[Sample]:
+        """All samples, in the order of their first entries."""
+    def labels(self, prefix: str = "") -> tuple[list[str], list[int]]:
+        """Labels by directory.
+
+        Returns:
+            The sorted names of the directories right below ``prefix`` that hold samples, and for each
+            sample, as `samples` has them, its directory's index there; -1 for a sample in none.
+        """
+    def read(self, item: int | str) -> memoryview:
+        """A whole file, by its ordinal or path, as a read-only view of format ``B``, without a copy.
+
+        Raises:
+            NotFound: there is no such entry.
+            Invalid: it is a link or a directory, or longer than 4 GiB.
+            Corrupt: its bytes are not the version's, twice in a row.
+            Unavailable, Overloaded: not within the client's timeout.
+        """
+    def read_many(self, items: Sequence[int | str]) -> list[memoryview]:
+        """Whole files, by ordinals or paths, in the order asked, over as few requests as will do.
+
+        Raises:
+            As `read`, for the first item that cannot be read.
+        """
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+def _client(
+    server: str, token: str | None, token_file: str | None, job: str | None, timeout: float
+) -> Client: ...
+def _entry(
+    ordinal: int, path: str, kind: str, size: int, hash: str | None, target: str, sample: str | None
+) -> Entry: ...
+def _sample(key: str, alone: bool, ordinals: list[int]) -> Sample: ...
+def _version(client: Client, what: str) -> Version: ...
+def _before_fork() -> None: ...
+def _after_fork_in_child() -> None: ...

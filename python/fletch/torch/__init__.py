@@ -1,0 +1,15 @@
+"""PyTorch datasets and a loader over Fletch. Needs torch 1.13 or later; images need Pillow.
+
+- :class:`MapDataset`: the samples of a version by index.
+- :class:`ImageFolder`: the same surface as torchvision's dataset of that name.
+- :class:`DataLoader`: torch's loader, which reads a whole batch in one go.
+
+All of them work with any number of workers, started by fork, spawn or forkserver, whether or not
+they were used before: each process makes connections of its own.
+"""
+
+from .images import IMAGE_EXTENSIONS, ImageFolder
+from .loader import DataLoader
+from .map import MapDataset
+
+__all__ = ["IMAGE_EXTENSIONS", "DataLoader", "ImageFolder", "MapDataset"]

@@ -1,0 +1,127 @@
+"""The loader: torch's own, reading a whole batch at once."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import weakref
+from typing import Any, Callable, Iterator
+
+import torch.utils.data
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, Subset
+
+from .images import ImageFolder
+from .map import MapDataset
+
+
+class DataLoader(torch.utils.data.DataLoader):
+    """``torch.utils.data.DataLoader`` with the same arguments, which reads a batch in one go.
+
+    For datasets of this package (and ``Subset``\\ s of them) a batch is one call of the dataset, so
+    that its samples come in one request whatever torch's version is. To torch such a loader's
+    unit is the batch: its ``batch_size`` attribute is ``None`` and its ``sampler`` yields batches.
+    Other datasets are left to torch.
+
+    Workers ignore Ctrl-C: the process that iterates gets it and ends them in order, so that they
+    remove what they made.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        generator: torch.Generator | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs["worker_init_fn"] = _WorkerInit(worker_init_fn) if num_workers else worker_init_fn
+        if not _batched(dataset) or (batch_size is None and batch_sampler is None):
+            super().__init__(
+                dataset,
+                batch_size,
+                shuffle,
+                sampler,
+                batch_sampler,
+                num_workers,
+                collate_fn,
+                pin_memory,
+                drop_last,
+                timeout,
+                generator=generator,
+                **kwargs,
+            )
+            return
+        if batch_sampler is None:
+            if sampler is not None and shuffle:
+                raise ValueError("give a sampler or shuffle=True, not both")
+            batch_sampler = BatchSampler(
+                _sampler(dataset, shuffle, generator) if sampler is None else sampler,
+                batch_size or 1,
+                drop_last,
+            )
+        elif batch_size != 1 or shuffle or sampler is not None or drop_last:
+            raise ValueError("batch_sampler excludes batch_size, shuffle, sampler and drop_last")
+        super().__init__(
+            dataset,
+            None,
+            None,
+            batch_sampler,
+            None,
+            num_workers,
+            torch.utils.data.default_collate if collate_fn is None else collate_fn,
+            pin_memory,
+            False,
+            timeout,
+            generator=generator,
+            **kwargs,
+        )
+
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches = super().__iter__()
+        if self.num_workers:
+            _running.add(batches)
+        return batches
+
+
+#: Iterations whose workers may run. Those that are still there when Python ends (after Ctrl-C, say) are
+#: ended by `_end`, which runs before torch and multiprocessing give their workers up: those
+#: terminate them, and a terminated worker leaves its temporary directory behind.
+_running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    for batches in list(_running):
+        batches._shutdown_workers()
+
+
+class _WorkerInit:
+    """What a worker does before anything else."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self.then = then
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.then is not None:
+            self.then(worker)
+
+
+def _sampler(dataset: Any, shuffle: bool | None, generator: torch.Generator | None) -> Sampler[int]:
+    return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+
+
+def _batched(dataset: Any) -> bool:
+    """Whether a dataset takes a list of indices and reads them together."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return isinstance(dataset, (MapDataset, ImageFolder))

@@ -1,0 +1,90 @@
+"""Samples of a version by index.
+
+Invariant: a batch of indices is one `Version.read_many`, whatever it is made of.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence, Union, overload
+
+import torch.utils.data
+
+from .. import Sample, Version
+
+Content = Union[memoryview, "dict[str, Any]"]
+
+
+class MapDataset(torch.utils.data.Dataset):
+    """A version's samples by index, for random access in any order.
+
+    Args:
+        version: what to read.
+        transform: called with the content of each sample (below); what it returns is the item. It
+            runs in the process that reads. Without one the item is the content itself, which the
+            default collation of torch cannot stack: give the loader a ``collate_fn``.
+        samples: which samples, in which order; all of ``version.samples()`` when absent.
+
+    A sample of one file is a read-only ``memoryview`` of its bytes. A sample with a key of its own
+    (tar members that share it) is a dict of such views by extension (what follows the first dot
+    of the name, as ``"jpg"`` or ``"cls.txt"``), and ``"__key__"``.
+
+    Raises:
+        NotFound, Corrupt, Unavailable, Overloaded: as `Version.read_many`, by index and by iteration.
+        IndexError: there is no such index.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        transform: Callable[[Any], Any] | None = None,
+        samples: Sequence[Sample] | None = None,
+    ) -> None:
+        self.version = version
+        self.transform = transform
+        self.samples: list[Any] = list(version.samples() if samples is None else samples)
+        self._extensions: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: list[int]) -> list[Any]: ...
+    def __getitem__(self, index: int | list[int]) -> Any:
+        """One item; or, for a list of indices, a list of items read together."""
+        if isinstance(index, list):
+            return self.__getitems__(index)
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Items in the order of ``indices``, read together (torch 2 calls this for a batch)."""
+        chosen = [self.samples[_checked(i, len(self.samples))] for i in indices]
+        wanted = [sample.ordinals for sample in chosen]
+        views = iter(self.version.read_many([o for ordinals in wanted for o in ordinals]))
+        items: list[Any] = []
+        for sample, ordinals in zip(chosen, wanted):
+            content: Content
+            if sample.alone:
+                content = next(views)
+            else:
+                content = {"__key__": sample.key}
+                content.update((self._extension(o), next(views)) for o in ordinals)
+            items.append(content if self.transform is None else self.transform(content))
+        return items
+
+    def _extension(self, ordinal: int) -> str:
+        known = self._extensions.get(ordinal)
+        if known is None:
+            name = self.version.entry(ordinal).path.rsplit("/", 1)[-1]
+            known = self._extensions[ordinal] = name.partition(".")[2]
+        return known
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.version!r}, {len(self)} samples)"
+
+
+def _checked(index: int, length: int) -> int:
+    if not -length <= index < length:
+        raise IndexError(f"index {index}, there are {length} samples")
+    return index

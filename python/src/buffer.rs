@@ -1,0 +1,39 @@
+//! Received bytes as a Python buffer: the only file with unsafe code, for the one slot of the
+//! buffer protocol.
+//!
+//! Invariant: a view's memory is the `Bytes` of the object it names as its owner, which never
+//! changes and lives as long as that object.
+
+use bytes::Bytes;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
+use std::ffi::c_int;
+
+/// Immutable bytes that were received; give it to `memoryview`. Read-only.
+#[pyclass(frozen, module = "fletch")]
+#[derive(Debug)]
+pub struct Buffer(Bytes);
+
+#[pymethods]
+impl Buffer {
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    #[expect(unsafe_code, reason = "the buffer protocol is a table of C functions")]
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let bytes = &slf.get().0;
+        let len = ffi::Py_ssize_t::try_from(bytes.len())?;
+        let memory = bytes.as_ptr().cast_mut().cast();
+        // SAFETY: `view` is the interpreter's to fill; the memory is read-only (the 1), belongs to
+        // `slf`, of which the view takes a reference, and `slf` is frozen.
+        let done = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory, len, 1, flags) };
+        if done == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// A read-only `memoryview` of the bytes, without a copy.
+pub fn view(py: Python<'_>, bytes: Bytes) -> PyResult<Bound<'_, PyMemoryView>> {
+    PyMemoryView::from(Bound::new(py, Buffer(bytes))?.as_any())
+}

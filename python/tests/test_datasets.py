@@ -1,0 +1,143 @@
+"""The map-style datasets and the loader, against torchvision on the same tree."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch.utils.data import Subset
+from torchvision.transforms import functional
+
+import fletch
+import fletch.torch
+
+
+def size(view: memoryview) -> int:
+    return len(view)
+
+
+def test_map_items_are_the_samples(client: fletch.Client, files: Path) -> None:
+    dataset = fletch.torch.MapDataset(client.resolve("files"))
+    assert len(dataset) == 604
+    for i in (0, 17, -1):
+        assert dataset[i] == (files / dataset.samples[i].key).read_bytes()
+    views = dataset[[3, 1, 3]]
+    assert views == [dataset[3], dataset[1], dataset[3]] and dataset.__getitems__([3, 1, 3]) == views
+    for bad in (604, -605):
+        with pytest.raises(IndexError):
+            dataset[bad]
+    assert len(list(Subset(dataset, [1, 2]))) == 2
+    one = fletch.torch.MapDataset(dataset.version, size, dataset.samples[5:6])
+    assert list(one) == [len(dataset[5])] and len(one) == 1
+
+
+def test_map_items_of_several_entries_are_dicts(client: fletch.Client, shards: Path) -> None:
+    version = client.resolve("shards")
+    pairs = [s for s in version.samples() if len(s.ordinals) == 2]
+    dataset = fletch.torch.MapDataset(version, samples=pairs)
+    assert len(dataset) == 8
+    item = dataset[6]
+    assert item.keys() == {"__key__", "cls", "jpg"}
+    assert bytes(item["cls"]) == b"2" and len(item["jpg"]) == 9000 and item["__key__"] == "1-2"
+
+
+def test_a_batch_is_one_request(client: fletch.Client, files: Path) -> None:
+    dataset = fletch.torch.MapDataset(client.resolve("files"), size)
+    small = [i for i, s in enumerate(dataset.samples) if "/" in s.key]
+    dataset[0]
+    before = client.stats()["requests"]
+    loader = fletch.torch.DataLoader(Subset(dataset, small), batch_size=64, shuffle=True)
+    assert len(loader) == 10
+    sizes = torch.cat(list(loader))
+    assert client.stats()["requests"] - before == 10
+    assert sorted(sizes.tolist()) == sorted(len(v) for v in dataset.version.read_many(
+        [dataset.samples[i].ordinals[0] for i in small]))
+
+
+def test_the_loader_takes_what_torch_takes(client: fletch.Client, files: Path) -> None:
+    dataset = fletch.torch.MapDataset(client.resolve("files"), size)
+    loader = fletch.torch.DataLoader
+    order = list(range(40, 20, -1))
+    assert torch.cat(list(loader(dataset, 8, sampler=order))).tolist() == [dataset[i] for i in order]
+    assert len(list(loader(dataset, 100, drop_last=True))) == 6
+    assert [b.tolist() for b in loader(dataset, batch_sampler=[[1, 2], [3]])] == [
+        [dataset[1], dataset[2]],
+        [dataset[3]],
+    ]
+    assert next(iter(loader(dataset, batch_size=None))) == dataset[0]
+    assert next(iter(loader(dataset, 4, collate_fn=tuple))) == tuple(dataset[i] for i in range(4))
+    seeded = [
+        torch.cat(list(loader(dataset, 64, True, generator=torch.Generator().manual_seed(3)))).tolist()
+        for _ in range(2)
+    ]
+    assert seeded[0] == seeded[1] != [dataset[i] for i in range(604)]
+    plain = loader(torch.arange(10), batch_size=5)
+    assert plain.batch_size == 5 and len(list(plain)) == 2
+    for bad in ({"sampler": order, "shuffle": True}, {"batch_sampler": [[1]], "shuffle": True}):
+        with pytest.raises(ValueError):
+            loader(dataset, **bad)
+
+
+@pytest.mark.parametrize("valid", [None, lambda path: path.endswith((".png", "README"))])
+def test_image_folder_is_torchvisions(client: fletch.Client, images: Path, valid: Any) -> None:
+    theirs = torchvision.datasets.ImageFolder(str(images / "train"), is_valid_file=valid)
+    ours = fletch.torch.ImageFolder(client.resolve("images"), "train", is_valid_file=valid)
+    assert (ours.classes, ours.class_to_idx) == (theirs.classes, theirs.class_to_idx)
+    assert ours.targets == theirs.targets and len(ours) == len(theirs) > 20
+    assert [(str(images / path), target) for path, target in ours.samples] == theirs.samples
+    assert ours.imgs is ours.samples
+    assert any("again.png" in path for path, _ in ours.samples)
+    for i, (path, _) in enumerate(ours.samples):
+        if path.endswith("README"):
+            continue
+        (image, target), (their_image, their_target) = ours[i], theirs[i]
+        assert (image.mode, image.tobytes(), target) == ("RGB", their_image.tobytes(), their_target), path
+
+
+def test_image_folder_calls_what_it_is_given(client: fletch.Client, images: Path) -> None:
+    names: list[str] = []
+
+    def load(file: Any) -> bytes:
+        names.append(file.name)
+        return file.read()
+
+    dataset = fletch.torch.ImageFolder(
+        client.resolve("images"), "/train/", transform=len, target_transform=lambda t: -t, loader=load
+    )
+    path, target = dataset.samples[7]
+    assert dataset[7] == ((images / path).stat().st_size, -target) and names == [path]
+    loader = fletch.torch.DataLoader(dataset, batch_size=16)
+    sizes, targets = next(iter(loader))
+    assert sizes.shape == targets.shape == (16,)
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+def test_image_folder_needs_classes_with_images(client: fletch.Client, images: Path) -> None:
+    version = client.resolve("images")
+    for root in ("train/cat/deep/er", "absent"):
+        with pytest.raises(FileNotFoundError):
+            fletch.torch.ImageFolder(version, root)
+    with pytest.raises(FileNotFoundError, match="dog"):
+        fletch.torch.ImageFolder(version, "train", is_valid_file=lambda p: "/dog/" not in p)
+
+
+def test_image_folder_pickles_with_its_transform(client: fletch.Client, images: Path) -> None:
+    dataset = fletch.torch.ImageFolder(client.resolve("images"), "train", functional.to_tensor)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.samples == dataset.samples
+    assert torch.equal(again[3][0], dataset[3][0]) and again[3][0].shape[0] == 3
+
+
+def test_an_error_in_a_worker_keeps_its_class(own_server: Any, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    own_server.publish("x", tmp_path)
+    version = fletch.Client(f"unix:{own_server.socket}", timeout=1).resolve("x")
+    dataset = fletch.torch.MapDataset(version, size)
+    own_server.kill()
+    with pytest.raises(fletch.Unavailable, match="fletch-server"):
+        list(fletch.torch.DataLoader(dataset, num_workers=1))

@@ -1,0 +1,181 @@
+"""Workers however they are started, and what is left when they end."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.multiprocessing
+
+import fletch
+import fletch.torch
+from conftest import Server, sockets_of, until
+
+METHODS = ("fork", "forkserver", "spawn")
+
+# The server that forks has the package loaded, as programs do that want quick workers.
+multiprocessing.set_forkserver_preload(["fletch.torch"])
+
+
+def cases() -> list[tuple[str, bool, int]]:
+    """Method, used before in the parent, workers. Starting eight interpreters takes long: the long run has
+    all of the combinations, the short one leaves two out."""
+    every = [c for c in itertools.product(METHODS, (False, True), (0, 2, 8)) if c[0] == "fork" or c[2]]
+    soak = os.environ.get("SOAK") == "1"
+    return [c for c in every if soak or c[0] == "fork" or c[2] < 8 or c[1]]
+
+
+class Seen:
+    """A transform that says who ran it, and over which sockets to the server."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, view: memoryview) -> tuple[int, int, str]:
+        return len(view), os.getpid(), " ".join(sorted(to_server(self.path)))
+
+
+def to_server(path: str) -> set[str]:
+    """This process's sockets whose other end is the server's unix socket."""
+    import socket
+
+    out = set()
+    for inode in sockets_of():
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                if os.readlink(f"/proc/self/fd/{fd}") != inode:
+                    continue
+                with socket.socket(fileno=os.dup(int(fd))) as s:
+                    if s.family == socket.AF_UNIX and s.getpeername() == path:
+                        out.add(inode)
+            except OSError:
+                continue
+    return out
+
+
+def left() -> set[str]:
+    """What processes of this program leave in shared memory and in the temporary directory, if they do. The
+    directory that Python itself keeps until this process ends is not counted."""
+    own = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    shm = {f"/dev/shm/{n}" for n in os.listdir("/dev/shm")}
+    names = (n for n in os.listdir(tempfile.gettempdir()) if n.startswith(("pymp-", "torch_")))
+    return shm | {os.path.join(tempfile.gettempdir(), n) for n in names} - {own}
+
+
+def plain(items: list[Any]) -> list[Any]:
+    return items
+
+
+@pytest.mark.parametrize(("method", "used", "workers"), cases())
+def test_the_matrix(server: Server, files: Path, method: str, used: bool, workers: int) -> None:
+    before = left()
+    client = fletch.Client(f"unix:{server.socket}", job="matrix", timeout=60)
+    path = str(server.socket)
+    dataset = fletch.torch.MapDataset(client.resolve("files"), Seen(path))
+    if used:
+        dataset[0]
+        assert to_server(path)
+    loader = fletch.torch.DataLoader(
+        dataset,
+        batch_size=32,
+        num_workers=workers,
+        collate_fn=plain,
+        multiprocessing_context=method if workers else None,
+        timeout=120 if workers else 0,
+    )
+    items = [item for batch in loader for item in batch]
+    del loader
+    sizes = [n for n, _, _ in items]
+    assert sizes == [version_size(dataset, i) for i in range(len(dataset))]
+    sockets: dict[int, set[str]] = {}
+    for _, pid, inodes in items:
+        sockets.setdefault(pid, set()).update(inodes.split())
+    assert len(sockets) == max(workers, 1) and all(sockets.values())
+    for a, b in itertools.combinations(sockets.values(), 2):
+        assert not a & b, "two processes share a connection"
+    if workers:
+        assert os.getpid() not in sockets
+        assert not to_server(path) & set().union(*sockets.values())
+    # And this process goes on.
+    assert dataset[1][0] == sizes[1]
+    del dataset, items
+    until("nothing is left", lambda: left() <= before)
+
+
+def version_size(dataset: fletch.torch.MapDataset, i: int) -> int:
+    return dataset.version.entry(dataset.samples[i].ordinals[0]).size
+
+
+TRAINING = """
+import sys, torch, fletch, fletch.torch
+def size(view): return len(view)
+if __name__ == "__main__":
+    server, method = sys.argv[1:]
+    version = fletch.Client(server).resolve("files")
+    dataset = fletch.torch.MapDataset(version, size)
+    dataset[0]
+    loader = fletch.torch.DataLoader(dataset, 4, num_workers=2, multiprocessing_context=method)
+    while True:
+        for batch in loader:
+            print("step", flush=True)
+"""
+
+
+def group_of(group: int) -> list[str]:
+    """The processes of a group that have not ended, with their states."""
+    out = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            out.append(f"{stat.parent.name} {fields[0]}")
+    return out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ctrl_c_leaves_nothing(server: Server, files: Path, tmp_path: Path, method: str) -> None:
+    before = left()
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    # A group of its own, so that all of it gets the signal, as from a terminal.
+    child = subprocess.Popen(
+        [sys.executable, script, server.url, method],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "step\n"
+        os.killpg(child.pid, signal.SIGINT)
+        child.stdout.read()
+        assert child.wait(60) != 0
+        until("every process of the group ends", lambda: group_of(child.pid) == [])
+    finally:
+        if group_of(child.pid):
+            os.killpg(child.pid, signal.SIGKILL)
+    until("nothing is left", lambda: left() <= before)
+
+
+def test_a_worker_that_is_killed_is_an_error_and_not_a_hang(server: Server, files: Path) -> None:
+    version = fletch.Client(server.url).resolve("files")
+    dataset = fletch.torch.MapDataset(version, os_killer)
+    with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
+        list(fletch.torch.DataLoader(dataset, 8, num_workers=2))
+    assert len(version.read(0)) == version.entry(0).size
+
+
+def os_killer(view: memoryview) -> int:
+    if torch.utils.data.get_worker_info() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(view)

@@ -1,0 +1,128 @@
+//! The Python package as its users get it: the built wheel, unpacked, and the interpreter with
+//! torch that `tests/install.sh` made.
+
+use crate::bins::{bin_dir, repo, run, without_variables};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+/// Where `tests/install.sh` puts what tests need.
+fn servers() -> PathBuf {
+    let named = std::env::var_os("FLETCH_TEST_SERVERS").map(PathBuf::from);
+    named.unwrap_or_else(|| bin_dir().parent().expect("target").join("test-servers"))
+}
+
+/// The interpreter that has torch, torchvision and pytest.
+///
+/// # Errors
+/// What is missing.
+pub fn interpreter() -> Result<PathBuf, String> {
+    let python = servers().join("torch/bin/python");
+    if !python.is_file() {
+        return Err(format!("no {}: tests/install.sh makes it", python.display()));
+    }
+    let find = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))";
+    let mut c = Command::new(&python);
+    match c.args(["-c", find, "torch", "torchvision", "PIL", "pytest"]).status() {
+        Ok(s) if s.success() => Ok(python),
+        Ok(_) => Err(format!("{} lacks torch, torchvision, PIL or pytest", python.display())),
+        Err(e) => Err(format!("{}: {e}", python.display())),
+    }
+}
+
+/// The wheel that was built beside the programs.
+///
+/// # Errors
+/// Why there is none.
+pub fn wheel() -> Result<PathBuf, String> {
+    let dir = bin_dir().join("wheels");
+    let built = fs::read_dir(&dir).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
+    let mut wheels: Vec<PathBuf> = built.filter(|p| p.extension().is_some_and(|x| x == "whl")).collect();
+    match (wheels.pop(), wheels.is_empty()) {
+        (Some(wheel), true) => Ok(wheel),
+        _ => Err(format!("{} does not hold one wheel: run `make wheel` first", dir.display())),
+    }
+}
+
+/// Real images in folders by class, if `tests/install.sh` could fetch them.
+#[must_use]
+pub fn images() -> Option<PathBuf> {
+    Some(servers().join("images/icons")).filter(|p| p.is_dir())
+}
+
+/// The package, unpacked where nothing else is; removed when dropped.
+#[derive(Debug)]
+pub struct Installed {
+    python: PathBuf,
+    site: TempDir,
+}
+
+impl Installed {
+    /// Unpacks the wheel.
+    ///
+    /// # Panics
+    /// When it cannot be.
+    #[must_use]
+    pub fn new() -> Self {
+        let (python, wheel) = (interpreter().expect("python"), wheel().expect("wheel"));
+        let site = TempDir::with_prefix("fletch-site-").expect("site");
+        let mut pip = Command::new(&python);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-index",
+        ]);
+        run(pip.arg("--target").arg(site.path()).arg(wheel));
+        Installed { python, site }
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub fn site(&self) -> &Path {
+        self.site.path()
+    }
+
+    /// The interpreter with the package, with a clean set of `FLETCH_*` variables.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut c = without_variables(Command::new(&self.python));
+        c.env("PYTHONPATH", self.site())
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("OMP_NUM_THREADS", "1")
+            .env("FLETCH_BIN", bin_dir())
+            .current_dir(repo().join("python/tests"))
+            .stdin(Stdio::null());
+        if std::env::var_os("FLETCH_SOAK").is_some() {
+            c.env("SOAK", "1");
+        }
+        c
+    }
+
+    /// Runs tests of `python/tests` and insists on success, with none skipped.
+    ///
+    /// # Panics
+    /// With all they printed, when they fail.
+    pub fn pytest(&self, args: &[&str]) {
+        // A temporary directory of its own: tests look at what is left in it.
+        let tmp = TempDir::with_prefix("fletch-pytest-").expect("tmp");
+        let mut c = self.command();
+        c.env("TMPDIR", tmp.path());
+        c.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp"]).arg(tmp.path().join("t"));
+        let out = run(c.args(args));
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let end = text.lines().last().unwrap_or_default();
+        assert!(end.contains(" passed") && !end.contains("skipped"), "{text}");
+        eprintln!("{end}");
+    }
+}
+
+impl Default for Installed {
+    fn default() -> Self {
+        Installed::new()
+    }
+}

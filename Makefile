@@ -8,7 +8,7 @@ DATA ?= /usr/share
 SOAK_CASES ?= 20000
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # In CI a missing component is a failure; on a laptop the same tests skip with a visible reason.
-FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)torch$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
+FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)torch$(comma)images$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
 comma := ,
 export FLETCH_TEST_REQUIRE
 
@@ -20,7 +20,7 @@ help: ## this list
 build: ## the three programs, release
 	$(CARGO) build --release --workspace --bins -j$(JOBS)
 
-wheel: install ## the Python package, release, as a wheel in the target directory's release/wheels
+wheel: ## the Python package, release, as a wheel in the target directory's release/wheels
 	CARGO="$(CARGO)" JOBS=$(JOBS) python/build.sh release
 
 demo: build ## your own folder behind a mount: make demo DATA=/some/folder

@@ -11,6 +11,13 @@ if [ ! -x "$maturin" ]; then
     echo "the Python package is not built: no $maturin (tests/install.sh brings it)" >&2
     exit 0
 fi
-rm -rf "$target/$profile/wheels"
+built=$(mktemp -d "$target/wheel.XXXXXX")
+trap 'rm -r "$built"' EXIT
 "$maturin" build --locked --manifest-path python/Cargo.toml --jobs "${JOBS:-2}" \
-    --profile "$([ "$profile" = debug ] && echo dev || echo "$profile")" --out "$target/$profile/wheels"
+    --profile "$([ "$profile" = debug ] && echo dev || echo "$profile")" --out "$built"
+# The new wheel replaces the old one at once: somebody may be installing that.
+mkdir -p "$target/$profile/wheels"
+for old in "$target/$profile/wheels"/*.whl; do
+    [ ! -e "$old" ] || [ -e "$built/$(basename "$old")" ] || rm "$old"
+done
+mv "$built"/*.whl "$target/$profile/wheels/"

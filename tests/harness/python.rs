@@ -45,10 +45,13 @@ pub fn wheel() -> Result<PathBuf, String> {
     }
 }
 
-/// Real images in folders by class, if `tests/install.sh` could fetch them.
-#[must_use]
-pub fn images() -> Option<PathBuf> {
-    Some(servers().join("images/icons")).filter(|p| p.is_dir())
+/// Real images in folders by class.
+///
+/// # Errors
+/// Where they are not.
+pub fn images() -> Result<PathBuf, String> {
+    let dir = servers().join("images/icons");
+    if dir.is_dir() { Ok(dir) } else { Err(format!("no {}: tests/install.sh fetches it", dir.display())) }
 }
 
 /// The package, unpacked where nothing else is; removed when dropped.

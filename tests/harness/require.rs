@@ -18,6 +18,8 @@ pub enum Need {
     Cgroup,
     /// The Python package as it was built, and an interpreter with torch and torchvision.
     Torch,
+    /// A folder of real images.
+    Images,
 }
 
 impl Need {
@@ -29,6 +31,7 @@ impl Need {
             Need::Root => "root",
             Need::Cgroup => "cgroup",
             Need::Torch => "torch",
+            Need::Images => "images",
         }
     }
 
@@ -43,6 +46,7 @@ impl Need {
             Need::Root | Need::Cgroup if !root => Some("not root".into()),
             Need::Root if !on_path("setpriv") => Some("no setpriv (util-linux)".into()),
             Need::Cgroup => crate::cgroup::Memory::new(64 << 20).err(),
+            Need::Images => crate::python::images().err(),
             Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),
             _ => None,
         }

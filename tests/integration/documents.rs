@@ -35,7 +35,7 @@ fn shell(program: &str) -> Command {
 
 #[test]
 fn readme_commands_do_what_it_says() {
-    if !have(&[Need::Fuse, Need::Python]) {
+    if !have(&[Need::Fuse, Need::Python, Need::Torch, Need::Images]) {
         return;
     }
     let readme = fs::read_to_string(repo().join("README.md")).expect("README.md");
@@ -49,6 +49,8 @@ fn readme_commands_do_what_it_says() {
         console::blocks(&readme, "sh"),
         [(console::blocks(&readme, "sh")[0].0, "make test\n".to_owned())]
     );
+    let program = fs::read_to_string(repo().join("python/examples/train.py")).expect("example");
+    assert_eq!(console::blocks(&readme, "python").into_iter().map(|b| b.1).collect::<Vec<_>>(), [program]);
     let ci = fs::read_to_string(repo().join(".ci/run")).expect(".ci/run");
     assert!(ci.lines().any(|l| l == "exec make test"), ".ci/run calls README's test command");
 

@@ -208,6 +208,7 @@ pub fn knobs(set: &[String]) -> Result<Knobs, BadCase> {
             "stir" => &mut k.stir,
             "active" => &mut k.active,
             "rotate" => &mut k.rotate,
+            "aside_backlog" => &mut k.aside_backlog,
             _ => return Err(bad("no such constant")),
         };
         *field = value;

@@ -37,6 +37,9 @@ pub struct Knobs {
     pub active: f64,
     /// Part of the reserve that changes places with window units per turn of the sweep.
     pub rotate: f64,
+    /// Where eight jobs or more are active, a unit loaded beyond the jump is taken by those whose backlog is
+    /// within this part of a window (`backlog` up to four, in between between).
+    pub aside_backlog: f64,
 }
 
 impl Default for Knobs {
@@ -57,6 +60,7 @@ impl Default for Knobs {
             stir: 0.03,
             active: 4.0,
             rotate: 0.1,
+            aside_backlog: 0.85,
         }
     }
 }
@@ -64,7 +68,7 @@ impl Default for Knobs {
 impl Knobs {
     /// All of them, in the order of the fields (traces carry them so).
     #[must_use]
-    pub fn values(&self) -> [f64; 15] {
+    pub fn values(&self) -> [f64; 16] {
         [
             self.window,
             self.window_of_cache,
@@ -81,6 +85,7 @@ impl Knobs {
             self.stir,
             self.active,
             self.rotate,
+            self.aside_backlog,
         ]
     }
 
@@ -102,6 +107,7 @@ impl Knobs {
             stir: next()?,
             active: next()?,
             rotate: next()?,
+            aside_backlog: next()?,
         })
     }
 }

@@ -367,7 +367,7 @@ impl Flywheel {
                 self.stir(p);
             }
             self.load(unit, acts);
-            self.offer(unit, Some(j));
+            self.offer(unit, Some(j), far);
         }
     }
 
@@ -391,7 +391,7 @@ impl Flywheel {
         self.pointer = p + 1;
         self.stir(p);
         self.load(unit, acts);
-        self.offer(unit, Some(alone));
+        self.offer(unit, Some(alone), false);
         true
     }
 

@@ -195,12 +195,16 @@ impl Flywheel {
     }
 
     /// A unit has just come into the window: whoever needs it takes it, if what that job already
-    /// holds will be read in time; the job that moved the sweep does in any case.
-    pub(super) fn offer(&mut self, unit: u32, mover: Option<usize>) {
+    /// holds will be read in time; the job that moved the sweep does in any case. A unit loaded `aside` is
+    /// one that somebody left behind, and of many jobs others did too: they take it with a larger backlog,
+    /// so that one load serves them all.
+    pub(super) fn offer(&mut self, unit: u32, mover: Option<usize>, aside: bool) {
+        // Few jobs keep in step by their reserve.
+        let many = if aside { ((self.actives() as f64 - 4.0) / 4.0).clamp(0.0, 1.0) } else { 0.0 };
+        let part = self.knobs.backlog + (self.knobs.aside_backlog - self.knobs.backlog) * many;
         for q in 0..self.seats.len() {
             if self.seats[q].needs(unit)
-                && (mover == Some(q)
-                    || (self.seats[q].backlog as f64) < self.samples_of(self.knobs.backlog, q))
+                && (mover == Some(q) || (self.seats[q].backlog as f64) < self.samples_of(part, q))
             {
                 self.take(q, unit, self.position);
             }
@@ -375,6 +379,6 @@ impl Flywheel {
         self.leave_reserve(unit);
         self.enter_reserve(oldest);
         self.enter_window(unit);
-        self.offer(unit, None);
+        self.offer(unit, None, false);
     }
 }

@@ -34,6 +34,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
 /// How often idle jobs are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_secs(60);
+/// How often leases are looked at whose time may be over.
+const LEASES_EVERY: Duration = Duration::from_millis(250);
 /// How long accepting rests when the system has no more descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How long dropped connections get to go away.
@@ -133,10 +135,13 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     }
     let mut expire = tokio::time::interval(EXPIRE_EVERY);
     let mut reload = tokio::time::interval(RELOAD_EVERY);
+    let mut leases = tokio::time::interval(LEASES_EVERY);
+    leases.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             _ = expire.tick() => app.server.expire_jobs(),
+            _ = leases.tick() => app.server.epochs.tick(app.server.now_ns()),
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);
                 // Not waited for: the file may lie on a disk that does not answer.

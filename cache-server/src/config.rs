@@ -197,6 +197,7 @@ section!(FileLimits {
     grace: Span,
     jobs: u64,
     job_ttl: Span,
+    lease_ttl: Span,
     versions: u64,
     datasets: u64,
     origin_requests: u64

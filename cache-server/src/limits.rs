@@ -39,6 +39,8 @@ pub struct Limits {
     pub jobs: usize,
     /// How long a job without requests is remembered by name.
     pub job_ttl: Duration,
+    /// How long a lease lives without a sign of life.
+    pub lease_ttl: Duration,
     /// Versions open at once.
     pub versions: u64,
     /// Datasets registered.
@@ -104,6 +106,11 @@ impl Limits {
         need(self.idle_timeout > zero, "limits.idle_timeout", "must be longer than 0s");
         need(self.send_timeout > zero, "limits.send_timeout", "must be longer than 0s");
         need(self.grace <= GRACE_MAX, "limits.grace", "must be at most 8s, so that a stop takes at most 10s");
+        need(
+            self.lease_ttl >= Duration::from_secs(1),
+            "limits.lease_ttl",
+            "must be at least 1s, so that heartbeats are few",
+        );
         need(self.job_ttl > zero, "limits.job_ttl", "must be longer than 0s");
         for (n, key) in [
             (self.connections, "limits.connections"),

@@ -4,6 +4,7 @@
 //! count and duration of requests.
 
 mod disk;
+mod epochs;
 
 pub use disk::state as disk_state;
 
@@ -102,6 +103,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, Failed> {
     bytes(&page, server)?;
     store(&page, server)?;
     disk::families(&page, server)?;
+    epochs::families(&page, server)?;
     origins(&page, server)?;
     process(&page, server)?;
     let mut families = server.requests.registry.gather();

@@ -3,7 +3,7 @@
 use crate::{
     auth::{Auth, TokensError},
     config::{Cache, Config},
-    jobs::{Accounts, Jobs},
+    jobs::{Accounts, Jobs, Means as JobMeans, Registry},
     limits::{CACHE_MIN, Limits},
     metrics::Requests,
     state::{Registrations, StateDir, StateError},
@@ -24,7 +24,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -33,6 +33,9 @@ use tokio_util::task::TaskTracker;
 
 /// Slab files that are kept open for reading.
 const SLABS_OPEN: usize = 256;
+
+/// Long bodies (plans, states) that are read at once.
+const PLANS_AT_ONCE: usize = 2;
 
 /// How far a server is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,13 +92,17 @@ pub struct Server {
     /// Chunks.
     pub store: Arc<Store>,
     /// Which datasets have a share of the disk.
-    pub shares: Shares,
+    pub shares: Arc<Shares>,
     /// What is brought before it is read.
     pub warmups: Arc<Warmups>,
     /// Versions.
     pub versions: Arc<Versions>,
     /// Datasets.
     pub registrations: Arc<Registrations>,
+    /// Declared jobs and their epochs.
+    pub epochs: Registry,
+    /// Turns for requests with long bodies.
+    pub plans: Semaphore,
     /// Live jobs.
     pub jobs: Jobs,
     /// Bytes delivered.
@@ -152,13 +159,33 @@ impl Server {
             requests: limits.requests,
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
         };
+        let shares = Arc::new(Shares::default());
+        let job_means = JobMeans {
+            store: Arc::clone(&store),
+            versions: Arc::clone(&versions),
+            shares: Arc::clone(&shares),
+            tasks: tasks.clone(),
+            memory_bytes: limits.memory_bytes / 2,
+            loads_max: limits.batch_ahead().min(limits.origin_requests.div_ceil(2)),
+            lease_ttl: limits.lease_ttl,
+            since: Instant::now(),
+            wheels: AtomicUsize::new(0),
+            counts: Default::default(),
+        };
+        let epochs = Registry::open(state.path(), job_means).map_err(|error| StartError::Io {
+            what: format!("jobs below {}", state.path().display()),
+            error,
+            hint: "check the permissions of --state-dir",
+        })?;
         Ok(Arc::new(Server {
             limits,
             auth,
             cache: config.cache.clone(),
             store,
             warmups: Warmups::new(means, tasks.clone()),
-            shares: Shares::default(),
+            shares,
+            epochs,
+            plans: Semaphore::new(PLANS_AT_ONCE),
             changes: watch::Sender::new(()),
             versions,
             registrations,
@@ -251,9 +278,13 @@ impl Server {
         let all = self.registrations.all();
         let of = |tenant: &Tenant| {
             let ids = all.iter().filter(|r| r.tenant == *tenant);
-            ids.map(|r| DatasetId::of(&r.domain, &r.dataset.name))
-                .map(|id| (id, used.get(&id).copied().unwrap_or(0)))
-                .collect()
+            ids.flat_map(|r| {
+                let mut of = self.epochs.sweeps_of(&r.domain, &r.dataset.name);
+                of.push(DatasetId::of(&r.domain, &r.dataset.name));
+                of
+            })
+            .map(|id| (id, used.get(&id).copied().unwrap_or(0)))
+            .collect()
         };
         quotas.into_iter().map(|(t, quota)| (t.clone(), (quota, of(&t)))).collect()
     }

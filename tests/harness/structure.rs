@@ -67,7 +67,7 @@ pub const SERVER_ROOMS: &[(&str, &[&str])] = &[
     ("versions", &["state"]),
     ("warmups", &["versions"]),
     ("auth", &[]),
-    ("jobs", &[]),
+    ("jobs", &["versions"]),
     ("state", &[]),
 ];
 

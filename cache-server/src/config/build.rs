@@ -68,6 +68,7 @@ impl Builder<'_> {
             grace: self.span("limits.grace"),
             jobs: self.get("limits.jobs", 0),
             job_ttl: self.span("limits.job_ttl"),
+            lease_ttl: self.span("limits.lease_ttl"),
             versions: self.get("limits.versions", 0),
             datasets: self.get("limits.datasets", 0),
             origin_requests: self.get("limits.origin_requests", 0),

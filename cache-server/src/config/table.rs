@@ -242,6 +242,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         "1h"
     ),
     setting!(
+        "limits.lease_ttl",
+        "limits-lease-ttl",
+        "TIME",
+        "How long samples that were granted and not acknowledged wait for a sign of life, at least 1s",
+        |f| text(&f.limits.lease_ttl),
+        "30s"
+    ),
+    setting!(
         "limits.versions",
         "limits-versions",
         "N",

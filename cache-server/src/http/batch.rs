@@ -43,7 +43,7 @@ use futures::{
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Items up to this many bytes are read ahead; larger ones are read as they are sent.
-const AHEAD_BYTES_MAX: u64 = 1 << 20;
+pub(super) const AHEAD_BYTES_MAX: u64 = 1 << 20;
 /// Pieces up to this many bytes are copied together, so that 64 samples are a few writes.
 const COPY_BYTES_MAX: usize = 32 << 10;
 /// Bytes after which copied pieces are sent. With one more piece it stays below what allocators
@@ -106,18 +106,19 @@ pub async fn post(
 }
 
 /// One item on its way.
-struct Item {
-    index: u32,
+pub(super) struct Item {
+    /// Its place in the request.
+    pub index: u32,
     /// What an archive calls it.
-    name: String,
+    pub name: String,
     /// Its length, and its bytes in order; or why it has none.
-    what: What,
+    pub what: What,
 }
 
-type What = Result<(u64, Content), Fault>;
+pub(super) type What = Result<(u64, Content), Fault>;
 
 /// An item's bytes in order.
-enum Content {
+pub(super) enum Content {
     /// Read already.
     Ready(Vec<Piece>),
     /// Read as they are sent.
@@ -270,7 +271,7 @@ fn plan_of_entry(found: &Found) -> Answer<Plan> {
     Ok(Plan { name: entry.path.replace('\0', "/"), len: entry.size, pieces })
 }
 
-fn header(kind: FrameKind, status: u16, index: u32, len: u64) -> Piece {
+pub(super) fn header(kind: FrameKind, status: u16, index: u32, len: u64) -> Piece {
     Piece::Framing(bytes::Bytes::copy_from_slice(&FrameHeader::new(kind, status, index, len).encode()))
 }
 
@@ -291,7 +292,7 @@ fn error_frame(index: u32, fault: &Fault) -> Vec<Piece> {
     vec![head, Piece::Framing(problem.into())]
 }
 
-fn frames_of(item: Item) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
+pub(super) fn frames_of(item: Item) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
     let index = item.index;
     let at_once = |pieces: Vec<Piece>| Either::Left(stream::iter(pieces).map(Ok));
     let (len, content) = match item.what {
@@ -331,7 +332,7 @@ fn frames_of(item: Item) -> impl Stream<Item = Result<Piece, Broken>> + Send + '
 
 /// Copies neighbouring small pieces together, as far as they are ready: nothing waits for
 /// something that is still being read.
-fn together(
+pub(super) fn together(
     pieces: BoxStream<'static, Result<Piece, Broken>>,
 ) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
     pieces.ready_chunks(READY_PIECES).flat_map(|ready| {

@@ -8,9 +8,12 @@ mod chunks;
 mod cluster;
 mod datasets;
 mod entry;
+mod epochs;
 mod files;
 mod grant;
 mod health;
+mod jobs;
+mod leases;
 mod page;
 mod problem;
 mod range;
@@ -56,7 +59,11 @@ fn parsed<T: FromStr<Err: std::fmt::Display>>(s: &str) -> Answer<T> {
 
 /// A request's body as JSON, bounded.
 async fn json<T: DeserializeOwned>(server: &Server, body: Body) -> Answer<T> {
-    let max = usize::try_from(server.limits.body_bytes).unwrap_or(usize::MAX);
+    json_within(body, usize::try_from(server.limits.body_bytes).unwrap_or(usize::MAX)).await
+}
+
+/// A request's body as JSON of at most `max` bytes.
+async fn json_within<T: DeserializeOwned>(body: Body, max: usize) -> Answer<T> {
     let bytes = Limited::new(body, max).collect().await.map_err(|e| {
         if e.is::<LengthLimitError>() {
             let detail = format!("the body is longer than {max} bytes");
@@ -83,6 +90,14 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(warmups::list, warmups::start))
         .routes(documented!(warmups::get, warmups::cancel))
         .routes(documented!(warmups::evict))
+        .routes(documented!(jobs::list, jobs::start))
+        .routes(documented!(jobs::get, jobs::delete))
+        .routes(documented!(jobs::world))
+        .routes(documented!(leases::post))
+        .routes(documented!(epochs::acks))
+        .routes(documented!(epochs::state, epochs::put_state))
+        .routes(documented!(epochs::receipt))
+        .routes(documented!(epochs::ledger))
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))

@@ -55,10 +55,16 @@ impl Component {
 pub type Cost = (ByteResult, ByteTier);
 
 /// Every cost there is, by its place in a tally.
-pub const TIERS: [Cost; 5] = [
+pub const TIERS: [Cost; 11] = [
     (ByteResult::Hit, ByteTier::Memory),
     (ByteResult::Hit, ByteTier::Disk),
     (ByteResult::Hit, ByteTier::Flight),
+    (ByteResult::Substituted, ByteTier::Memory),
+    (ByteResult::Substituted, ByteTier::Disk),
+    (ByteResult::Substituted, ByteTier::Flight),
+    (ByteResult::Miss, ByteTier::Memory),
+    (ByteResult::Miss, ByteTier::Disk),
+    (ByteResult::Miss, ByteTier::Flight),
     (ByteResult::Miss, ByteTier::Origin),
     (ByteResult::Bypass, ByteTier::Origin),
 ];

@@ -1,12 +1,26 @@
-//! Jobs: who asks, under which name metrics show it, and what it was given (`accounts`).
+//! Jobs: who asks, under which name metrics show it, and what it was given (`accounts`); and declared jobs
+//! (`registry`), whose epochs choose what their ranks get (`epoch`) out of what a shared sweep holds (`wheel`).
 //!
 //! A job that nobody declared is ephemeral: it exists from its first request until `ttl` after
 //! its last. The first [`LABELS_MAX`] live jobs have a metric label of their own, later ones
 //! share [`OTHER`]; accounts know every job.
 
 mod accounts;
+mod declared;
+mod epoch;
+mod error;
+mod ledger;
+mod registry;
+mod samples;
+mod wheel;
 
 pub use accounts::{Accounts, Component, Cost, Tally};
+pub use declared::Opened;
+pub use epoch::{Epoch, Granted};
+pub use error::JobError;
+pub use registry::Registry;
+pub use samples::Samples;
+pub use wheel::{Class, Means, Wheel};
 
 use fletch_core::{JobName, Tenant};
 use std::{

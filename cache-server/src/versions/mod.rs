@@ -92,6 +92,18 @@ struct Others {
 }
 
 impl Sources {
+    /// The same version by one of its sources, whose chunks the disk tier keeps under a number of their own.
+    #[must_use]
+    pub fn beside(&self, source: &Arc<Source>, number: DatasetId) -> Arc<Sources> {
+        Arc::new(Sources {
+            domain: self.domain.clone(),
+            root: self.root,
+            first: Arc::clone(source),
+            number,
+            others: Mutex::default(),
+        })
+    }
+
     /// Whether they are still granted.
     #[must_use]
     pub fn stand(&self) -> bool {

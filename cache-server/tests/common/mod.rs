@@ -1,6 +1,8 @@
 //! A real tree, indexed with the tables' own writer, and a server in this process.
 #![expect(dead_code, reason = "each test file uses some of it")]
 
+pub mod epochs;
+
 use fletch_api::{Accounts, Code, Problem, ResolvedVersion};
 use fletch_core::manifest::pack::{Item, Keyer, Packer, Place};
 use fletch_core::{

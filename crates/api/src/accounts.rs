@@ -10,7 +10,9 @@ use utoipa::ToSchema;
 pub enum ByteResult {
     /// No origin read was made for this reader.
     Hit,
-    /// This reader's request made the origin read.
+    /// No origin read was made for this reader, because an epoch chose the sample that was here.
+    Substituted,
+    /// This reader's request made the origin read; of an epoch: its unit was fetched for it, perhaps earlier.
     Miss,
     /// Read from the origin for this reader and not kept.
     Bypass,
@@ -36,6 +38,7 @@ impl ByteResult {
     pub fn as_str(self) -> &'static str {
         match self {
             ByteResult::Hit => "hit",
+            ByteResult::Substituted => "substituted",
             ByteResult::Miss => "miss",
             ByteResult::Bypass => "bypass",
         }

@@ -16,6 +16,8 @@ pub const JOB_ANONYMOUS: &str = "anonymous";
 
 /// Media type of a stream of [`crate::frames`].
 pub const FRAMES: &str = "application/vnd.fletch.frames";
+/// Media type of an epoch's ledger, and of its state.
+pub const LEDGER: &str = "application/vnd.fletch.ledger";
 /// Media type of a tar archive.
 pub const TAR: &str = "application/x-tar";
 /// Media type of [`crate::Problem`].

@@ -13,8 +13,8 @@ use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, Verified};
 use fletch_tables::TableSource;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
-use reqwest::RequestBuilder;
-use serde::de::DeserializeOwned;
+use reqwest::{RequestBuilder, Response};
+use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt,
     sync::Arc,
@@ -368,6 +368,17 @@ impl Client {
 
     pub(crate) fn parse<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(bytes).map_err(|e| self.from().protocol(format!("unreadable JSON: {e}")))
+    }
+
+    /// An answer whose body is still to be read.
+    pub(crate) async fn open_json(&self, path: &str, what: &impl Serialize) -> Result<Response, ClientError> {
+        let until = Instant::now() + self.io_timeout;
+        let body = serde_json::to_vec(what).map_err(|e| ClientError::Config(e.to_string()))?;
+        let request = || self.json_request(Method::POST, path, body.clone());
+        match self.ask(&request, &[StatusCode::OK], None, until).await? {
+            Answer::Open(response) => Ok(response),
+            Answer::Whole(_) => Err(self.from().protocol("no stream")),
+        }
     }
 
     /// The whole body of an answer.

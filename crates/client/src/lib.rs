@@ -1,7 +1,7 @@
 //! The client of a Fletch server: one place that knows how to ask, wait, ask again and believe.
 //!
 //! Owns connections (HTTP/1.1 keep-alive over TCP or a unix socket), deadlines, retries and the
-//! translation of answers into [`ClientError`]. Knows no FUSE and no epochs, and reads an origin only
+//! translation of answers into [`ClientError`]. Knows no FUSE, and reads an origin only
 //! where the feature `fallback` is on and the server is gone.
 //!
 //! Invariants
@@ -15,6 +15,7 @@ mod batch;
 mod body;
 mod client;
 mod endpoint;
+pub mod epochs;
 mod error;
 #[cfg(feature = "fallback")]
 pub mod fallback;

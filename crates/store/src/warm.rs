@@ -109,6 +109,17 @@ impl Disk {
         self.tier().map_or(0, |t| t.evict_dataset(dataset))
     }
 
+    /// Evicts a chunk if it was brought for `dataset` and nobody leased it.
+    pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
+        self.tier().is_some_and(|t| t.evict_of(key, dataset))
+    }
+
+    /// What a dataset was given of the tier, in footprints.
+    #[must_use]
+    pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {
+        self.tier().and_then(|t| t.share_of(dataset))
+    }
+
     /// Whether the dataset was given a share of so many bytes. True where none are given out.
     #[must_use]
     pub fn has_share(&self, dataset: DatasetId, bytes: u64) -> bool {

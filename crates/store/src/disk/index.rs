@@ -242,7 +242,7 @@ impl Index {
 
     // Records.
 
-    fn lookup(&self, key: &StoreKey) -> Option<u32> {
+    pub(super) fn lookup(&self, key: &StoreKey) -> Option<u32> {
         let &domain = self.domain_slots.get(&key.domain)?;
         let is = |&r: &u32| {
             let rec = &self.recs[r as usize];

@@ -277,6 +277,24 @@ impl DiskTier {
         size.is_some()
     }
 
+    /// Removes a chunk if it was brought for `dataset`; `false` when it is not there, another's, or leased.
+    pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
+        let mut index = self.write_index();
+        if index.leased(key) || index.dataset_of(key) != Some(dataset) {
+            return false;
+        }
+        let size = index.remove(key);
+        drop(index);
+        self.count_evicted(size.is_some() as u64, size.unwrap_or(0));
+        size.is_some()
+    }
+
+    /// What a dataset was given of the tier, in footprints.
+    #[must_use]
+    pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {
+        self.read_index().share_of(dataset)
+    }
+
     /// Removes all chunks of a dataset that nobody leased; how many.
     pub fn evict_dataset(&self, dataset: DatasetId) -> u64 {
         self.shrink_dataset(dataset, 0)

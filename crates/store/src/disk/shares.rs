@@ -1,12 +1,29 @@
 //! Datasets of the index: what they hold, what they may hold, and who of them gives way. Pure.
 
 use super::{DatasetId, index::Index};
-use fletch_core::{DatasetName, Domain};
+use fletch_core::{DatasetName, Domain, LayoutId, Root, StoreKey};
 
 /// Keys the hash that a dataset's number is taken from.
 const DATASET_CONTEXT: &str = "fletch 2026 dataset number 1";
+/// Keys the hash that a sweep's number is taken from.
+const SWEEP_CONTEXT: &str = "fletch 2026 sweep number 1";
 
 impl DatasetId {
+    /// Of reads that pass: nothing is kept on disk for them.
+    pub const PASSING: DatasetId = DatasetId(0);
+
+    /// The number under which a sweep over a dataset's version in one layout keeps its chunks: it has
+    /// a share of its own beside that of the dataset's plain readers.
+    #[must_use]
+    pub fn sweep_of(domain: &Domain, dataset: &DatasetName, root: Root, layout: LayoutId) -> Self {
+        let mut h = blake3::Hasher::new_derive_key(SWEEP_CONTEXT);
+        h.update(domain.as_str().as_bytes()).update(&[0]).update(dataset.as_str().as_bytes()).update(&[0]);
+        h.update(root.0.as_bytes()).update(layout.0.as_bytes());
+        let mut first = [0; 8];
+        h.finalize_xof().fill(&mut first);
+        DatasetId(u64::from_le_bytes(first))
+    }
+
     /// The number of a domain's dataset: the first eight bytes of a hash of both names, so that
     /// it is the same after every restart (FORMATS-slab).
     #[must_use]
@@ -46,6 +63,17 @@ impl Index {
         self.datasets[n] = Dataset { id: id.0, used: true, ..Dataset::default() };
         self.dataset_slots.insert(id.0, n as u32);
         n as u32
+    }
+
+    /// For which dataset a chunk was brought.
+    pub fn dataset_of(&self, key: &StoreKey) -> Option<DatasetId> {
+        let r = self.lookup(key)?;
+        Some(self.key_of(r).1)
+    }
+
+    /// What a dataset was given.
+    pub fn share_of(&self, id: DatasetId) -> Option<u64> {
+        self.dataset_slots.get(&id.0).and_then(|&n| self.datasets[n as usize].share)
     }
 
     pub fn dataset_bytes(&self, id: DatasetId) -> u64 {

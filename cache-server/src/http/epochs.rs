@@ -1,0 +1,186 @@
+//! Acks, state, receipt and ledger of an epoch.
+
+use super::{
+    jobs::opened,
+    json,
+    problem::{Answer, Fault},
+};
+use crate::{
+    auth::Principal,
+    jobs::{Epoch, JobError, Opened},
+    server::Server,
+};
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::{
+        Path, Query, State,
+        rejection::{PathRejection, QueryRejection},
+    },
+    http::{HeaderName, header},
+    response::IntoResponse as _,
+};
+use bytes::BytesMut;
+use fletch_api::{Acked, Acks, Code, Epoch as View, EpochReceipt, Problem, headers};
+use futures::stream;
+use http_body_util::{BodyExt as _, Limited};
+use serde::Deserialize;
+use std::{io::Read as _, sync::Arc};
+use tokio::task::spawn_blocking;
+
+pub(super) type TwoPaths = Result<Path<(String, u64)>, PathRejection>;
+
+/// The longest state: a bit for each of 2^31 entries, and what is around them.
+const STATE_BYTES_MAX: usize = (1 << 28) + (1 << 20);
+/// Bytes of a ledger that are read at once.
+const LEDGER_READ_BYTES: u64 = 256 << 10;
+
+/// The job and the epoch that a path names; the epoch is begun if `begin`.
+pub(super) async fn epoch_of(
+    server: &Server,
+    who: &Principal,
+    path: TwoPaths,
+    begin: bool,
+) -> Answer<(Arc<Opened>, Arc<Epoch>)> {
+    let Path((id, number)) = path.map_err(|e| Fault::bad(e.body_text()))?;
+    let job = opened(server, who, &id).await?;
+    let epoch = job.epoch(number, begin).await?;
+    Ok((job, epoch))
+}
+
+/// Says what was consumed, and what is still held. All of it or nothing.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/epochs/{epoch}/acks", tag = "jobs", request_body = Acks,
+    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    responses(
+        (status = 200, description = "Durable", body = Acked),
+        (status = 400, description = "No such rank, or more than the lease holds", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "Another rank's lease, or a closed epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 410, description = "The lease is gone", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn acks(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    path: TwoPaths,
+    body: Body,
+) -> Answer<Json<Acked>> {
+    let ask: Acks = json(&server, body).await?;
+    let (_, epoch) = epoch_of(&server, &who, path, false).await?;
+    Ok(Json(epoch.acks(&ask).await?))
+}
+
+/// What was acknowledged, self-contained.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/epochs/{epoch}/state", tag = "jobs",
+    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    responses(
+        (status = 200, description = "A ledger of header and resume records", content_type = "application/vnd.fletch.ledger"),
+        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn state(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
+    let (_, epoch) = epoch_of(&server, &who, path, false).await?;
+    let made = spawn_blocking(move || epoch.state()).await.map_err(|_| JobError::Lost)?;
+    Ok((KINDS, Bytes::from(made)).into_response())
+}
+
+const KINDS: [(HeaderName, &str); 2] =
+    [(header::CONTENT_TYPE, headers::LEDGER), (header::CACHE_CONTROL, "no-store")];
+
+/// How a state is put.
+#[derive(Debug, Deserialize)]
+pub struct Put {
+    /// Whether what was delivered since is to be forgotten.
+    #[serde(default)]
+    replace: bool,
+}
+
+/// Continues an epoch from a state.
+#[utoipa::path(
+    put, path = "/v1/jobs/{id}/epochs/{epoch}/state", tag = "jobs",
+    request_body(content_type = "application/vnd.fletch.ledger", description = "What GET gave"),
+    params(
+        ("id" = String, Path, description = "The job"),
+        ("epoch" = u64, Path, description = "Which epoch"),
+        ("replace" = Option<bool>, Query, description = "Forget what was delivered since"),
+    ),
+    responses(
+        (status = 200, description = "The epoch is as the state says", body = View),
+        (status = 400, description = "Not a state", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such job", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "Of another root, plan, order, seed or epoch; or the epoch is further", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn put_state(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    path: TwoPaths,
+    put: Result<Query<Put>, QueryRejection>,
+    body: Body,
+) -> Answer<Json<View>> {
+    let Path((id, number)) = path.map_err(|e| Fault::bad(e.body_text()))?;
+    let Query(put) = put.map_err(|e| Fault::bad(e.body_text()))?;
+    let job = opened(&server, &who, &id).await?;
+    let turn = server.plans.acquire().await;
+    let long = |_| {
+        let detail = format!("the state did not come whole, or is longer than {STATE_BYTES_MAX} bytes");
+        Fault::new(Code::BodyTooLarge, detail, "put what GET …/state gave")
+    };
+    let bytes = Limited::new(body, STATE_BYTES_MAX).collect().await.map_err(long)?.to_bytes();
+    let epoch = job.put_state(number, &bytes, put.replace).await?;
+    drop(turn);
+    Ok(Json(epoch.view()))
+}
+
+/// The receipt of a finished epoch.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/epochs/{epoch}/receipt", tag = "jobs",
+    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    responses(
+        (status = 200, description = "What the plan says, and how well shuffled it was", body = EpochReceipt),
+        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The epoch is not finished", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn receipt(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    path: TwoPaths,
+) -> Answer<Json<EpochReceipt>> {
+    let (job, epoch) = epoch_of(&server, &who, path, false).await?;
+    Ok(Json(epoch.receipt(|| async move { job.contents().await }).await?))
+}
+
+/// The ledger, as far as it is durable.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/epochs/{epoch}/ledger", tag = "jobs",
+    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    responses(
+        (status = 200, description = "The log", content_type = "application/vnd.fletch.ledger"),
+        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn ledger(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
+    let (_, epoch) = epoch_of(&server, &who, path, false).await?;
+    let (at, len) = (epoch.ledger().path().to_owned(), epoch.ledger().durable_len());
+    let failed = move |error| JobError::Io { path: at.clone(), error };
+    let path = epoch.ledger().path().to_owned();
+    let file = spawn_blocking(move || std::fs::File::open(path)).await.map_err(|_| JobError::Lost)?;
+    let file = file.map_err(failed)?;
+    let pieces = stream::try_unfold((file, len), |(file, left)| async move {
+        if left == 0 {
+            return Ok::<_, std::io::Error>(None);
+        }
+        let read = spawn_blocking(move || {
+            let mut piece = BytesMut::zeroed(usize::try_from(left.min(LEDGER_READ_BYTES)).unwrap_or(0));
+            (&file).read_exact(&mut piece).map(|()| (file, piece.freeze()))
+        });
+        let (file, piece) = read.await.map_err(std::io::Error::other)??;
+        let left = left - piece.len() as u64;
+        Ok(Some((piece, (file, left))))
+    });
+    let length = [(header::CONTENT_LENGTH, len.to_string())];
+    Ok((KINDS, length, Body::from_stream(pieces)).into_response())
+}

@@ -1,0 +1,293 @@
+//! `POST …/leases`: the next samples of an epoch, granted durably and then streamed.
+
+use super::{
+    batch::{AHEAD_BYTES_MAX, Content, Item, frames_of, header, together},
+    body::{Broken, Charge, Piece, of_stream},
+    chunks::finish,
+    entry::{Span, spans},
+    epochs::{TwoPaths, epoch_of},
+    files::{content, piece, read_all},
+    json,
+    problem::{Answer, Fault},
+};
+use crate::{
+    auth::Principal,
+    jobs::{Class, Component, Cost, Epoch, Granted, JobError, Opened, Tally},
+    server::Server,
+    versions::{Sources, VersionError},
+};
+use axum::{
+    body::Body,
+    extract::State,
+    http::{HeaderMap, Response, StatusCode, header as names},
+};
+use bytes::Bytes;
+use fletch_api::{
+    ByteResult, Code, Grant, GrantStatus, LeaseRequest, Problem, RefPiece, SampleFile, SampleHead, SampleRef,
+    epochs::WAIT_MS_MAX,
+    frames::{FrameKind, PREFACE, WHOLE},
+    headers,
+};
+use fletch_core::{
+    manifest::{SampleRef as Key, locate::ranges},
+    order::plan::Item as PlanItem,
+};
+use fletch_tables::Found;
+use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
+use serde::Serialize;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A stream that has nothing to say for so long gives a sign of life.
+const HEARTBEAT: Duration = Duration::from_secs(3);
+
+/// The next samples for a rank's worker, in one stream.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/epochs/{epoch}/leases", tag = "jobs", request_body = LeaseRequest,
+    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch; it begins with its first request")),
+    responses(
+        (status = 200, description = "A stream of frames: the grant, then of each entry what it is and its bytes", content_type = "application/vnd.fletch.frames"),
+        (status = 400, description = "No such rank or number of entries, or an ack that does not fit", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "No such job", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "A sequence number that is behind, another rank's lease, a closed epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 410, description = "A lease to be acknowledged is gone", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "At a limit", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn post(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    path: TwoPaths,
+    request: HeaderMap,
+    body: Body,
+) -> Answer {
+    let ask: LeaseRequest = json(&server, body).await?;
+    let turn = Arc::clone(&server.turns).try_acquire_owned().map_err(|_| {
+        let detail = format!("{} requests for bytes are under way", server.limits.requests);
+        Fault::new(Code::Overloaded, detail, "wait and ask again, or raise limits.requests")
+    })?;
+    let (job, epoch) = epoch_of(&server, &who, path, true).await?;
+    let wait = Duration::from_millis(ask.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
+    let granted = epoch.lease(&ask, Instant::now() + wait).await?;
+    let word = request.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
+    let reader = Reader::new(&server, &who, &job, Component::from_word(word))?;
+    let pieces = stream_of(reader, epoch, &ask, granted);
+    let body = of_stream(&server, together(pieces), None, Some(turn));
+    let head = Response::builder()
+        .status(StatusCode::OK)
+        .header(names::CONTENT_TYPE, headers::FRAMES)
+        .header(names::CACHE_CONTROL, "no-store");
+    finish(head, body)
+}
+
+fn json_frame(kind: FrameKind, index: u32, what: &impl Serialize) -> [Piece; 2] {
+    // Plain fields of text and numbers always serialize.
+    let text = serde_json::to_vec(what).unwrap_or_default();
+    [header(kind, WHOLE, index, text.len() as u64), Piece::Framing(text.into())]
+}
+
+fn stream_of(
+    reader: Reader,
+    epoch: Arc<Epoch>,
+    ask: &LeaseRequest,
+    granted: Granted,
+) -> BoxStream<'static, Result<Piece, Broken>> {
+    let Granted { status, lease, again, entries, left } = granted;
+    let from = (ask.from as usize).min(entries.len());
+    let grant = Grant {
+        status,
+        lease,
+        again,
+        entries: entries.iter().map(|e| e.0).collect(),
+        from: u32::try_from(from).unwrap_or(u32::MAX),
+        ttl_ms: epoch.ttl_ms(),
+        left,
+    };
+    let begin = [Piece::Framing(Bytes::from_static(&PREFACE))];
+    let begin = begin.into_iter().chain(json_frame(FrameKind::Grant, 0, &grant)).map(Ok::<_, Broken>);
+    let count = u32::try_from(entries.len() - from).unwrap_or(u32::MAX);
+    let end = [Ok(header(FrameKind::End, WHOLE, count, 0))];
+    if status != GrantStatus::Granted {
+        return stream::iter(begin.chain(end).collect::<Vec<_>>()).boxed();
+    }
+    let (rank, refs) = (ask.rank, ask.refs);
+    let ahead = reader.server.limits.batch_ahead();
+    let todo = (0u32..).zip(entries).skip(from);
+    let items = stream::iter(todo)
+        .map(move |(index, (entry, item, class))| {
+            // While somebody takes what is sent the lease lives.
+            epoch.touch(rank, lease);
+            let reader = reader.clone();
+            async move { reader.sample(index, entry, item, class, refs).await }
+        })
+        .buffered(ahead)
+        .flat_map(|(head, item)| {
+            let rest = item.map(|i| frames_of(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
+            stream::iter(head.into_iter().map(Ok)).chain(rest)
+        });
+    stream::iter(begin.collect::<Vec<_>>()).chain(alive(items.boxed())).chain(stream::iter(end)).boxed()
+}
+
+/// With signs of life between items that take long. Inside an item nothing is awaited between a frame's
+/// header and its bytes, so none comes there.
+fn alive(
+    items: BoxStream<'static, Result<Piece, Broken>>,
+) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
+    stream::unfold(items, |mut items| async move {
+        match tokio::time::timeout(HEARTBEAT, items.next()).await {
+            Ok(next) => next.map(|piece| (piece, items)),
+            Err(_) => Some((Ok(header(FrameKind::Heartbeat, WHOLE, 0, 0)), items)),
+        }
+    })
+}
+
+/// Reads samples of a job for one request.
+#[derive(Clone)]
+struct Reader {
+    server: Arc<Server>,
+    job: Arc<Opened>,
+    tally: Arc<Tally>,
+    component: Component,
+}
+
+impl Reader {
+    fn new(server: &Arc<Server>, who: &Principal, job: &Arc<Opened>, component: Component) -> Answer<Self> {
+        let name = job.record().ask.name;
+        let live = server.jobs.touch(&who.tenant, &name, server.now_ns())?;
+        let source = &job.source;
+        let tally = server.accounts.tally(&who.domain, &live, source.version.root(), source.dataset());
+        if job.setup.wheel.is_none() {
+            let number = job.sources.number();
+            server.shares.note(number, source.version.root(), source.footprint_max(), server.now_ns());
+        }
+        Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), tally, component })
+    }
+
+    fn sources(&self, class: Class) -> &Arc<Sources> {
+        match (&self.job.setup.wheel, class) {
+            (None, _) | (_, Class::Exact) => &self.job.exact,
+            (Some(wheel), Class::Alone) => &wheel.passing,
+            (Some(wheel), _) => &wheel.keeping,
+        }
+    }
+
+    fn charge(&self, class: Class) -> impl Fn(Cost) -> Charge + Clone + Send + 'static {
+        let (tally, component) = (Arc::clone(&self.tally), self.component);
+        move |(result, tier)| {
+            let result = match (class, result) {
+                (Class::Substituted, ByteResult::Hit) => ByteResult::Substituted,
+                (Class::Own, ByteResult::Hit) => ByteResult::Miss,
+                (_, result) => result,
+            };
+            Charge { tally: Arc::clone(&tally), component, cost: (result, tier) }
+        }
+    }
+
+    /// What comes before a sample's bytes, and the bytes; without bytes in a ref.
+    async fn sample(
+        self,
+        index: u32,
+        entry: u32,
+        item: PlanItem,
+        class: Class,
+        refs: bool,
+    ) -> (Vec<Piece>, Option<Item>) {
+        let failed = |fault| (Vec::new(), Some(Item { index, name: String::new(), what: Err(fault) }));
+        let files = match self.files(item.sample).await {
+            Ok(files) => files,
+            Err(fault) => return failed(fault),
+        };
+        let ordinal = self.job.setup.samples.ordinals(item.sample).0;
+        let mut head = SampleHead { entry, sample: item.sample, ordinal, copy: item.copy, files: Vec::new() };
+        let mut len = 0;
+        for found in &files {
+            let e = found.entry();
+            let Some(hash) = e.hash else { continue };
+            head.files.push(SampleFile { path: e.path.replace('\0', "/"), size: e.size, hash });
+            len += e.size;
+        }
+        let mut pieces: Vec<Piece> = json_frame(FrameKind::Sample, index, &head).into();
+        if refs {
+            return match self.place(&files, class).await {
+                Ok(place) => {
+                    pieces.extend(json_frame(FrameKind::Ref, index, &place));
+                    (pieces, None)
+                }
+                Err(fault) => failed(fault),
+            };
+        }
+        match self.bytes(&files, len, class).await {
+            Ok(content) => (pieces, Some(Item { index, name: String::new(), what: Ok((len, content)) })),
+            Err(fault) => failed(fault),
+        }
+    }
+
+    /// The files of a sample.
+    async fn files(&self, sample: u32) -> Answer<Vec<Found>> {
+        let (first, span) = self.job.setup.samples.ordinals(sample);
+        let version = &self.job.source.version;
+        let mut files: Vec<Found> = Vec::new();
+        for ordinal in first..first + u64::from(span) {
+            let found = match version.try_entry(ordinal) {
+                Some(found) => found,
+                None => version.entry(ordinal).await.map_err(VersionError::from)?,
+            };
+            let found = found.ok_or(JobError::Lost)?;
+            // Between a sample's files may lie entries of none.
+            let belongs = match (files.first().map(|f| f.entry().sample), found.entry().sample) {
+                (None, _) => true,
+                (Some(Key::Keyed(a)), Key::Keyed(b)) => a == b,
+                _ => false,
+            };
+            if belongs {
+                content(&found.entry())?;
+                files.push(found);
+            }
+        }
+        Ok(files)
+    }
+
+    async fn bytes(&self, files: &[Found], len: u64, class: Class) -> Answer<Content> {
+        let sources = self.sources(class);
+        let spans: Vec<Span> = files.iter().flat_map(|f| spans(f, 0..f.entry().size)).collect();
+        let charge = self.charge(class);
+        if len <= AHEAD_BYTES_MAX
+            && let Some(cuts) =
+                spans.iter().map(|s| s.ready(&self.server, sources)).collect::<Option<Vec<_>>>()
+        {
+            let ready: Answer<Vec<Piece>> = cuts.iter().map(|c| piece(c, &charge)).collect();
+            return Ok(Content::Ready(ready?));
+        }
+        let reads = read_all(Arc::clone(&self.server), Arc::clone(sources), spans);
+        let mut pieces = reads.map(move |read| piece(&read?, &charge)).boxed();
+        if len > AHEAD_BYTES_MAX {
+            return Ok(Content::Later(pieces));
+        }
+        let mut all = Vec::new();
+        while let Some(p) = pieces.next().await {
+            all.push(p?);
+        }
+        Ok(Content::Ready(all))
+    }
+
+    /// Where a sample's bytes lie in chunks.
+    async fn place(&self, files: &[Found], class: Class) -> Answer<SampleRef> {
+        let owner = self.server.cluster().members.first().map(|m| m.url.clone()).unwrap_or_default();
+        let mut place = SampleRef { pieces: Vec::new(), owner };
+        for found in files {
+            for r in ranges(found.slices(), 0..found.entry().size) {
+                let located = self.server.versions.locate(self.sources(class), r.slice.chunk).await?;
+                let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+                place.pieces.push(RefPiece {
+                    chunk: r.slice.chunk,
+                    chunk_len: located.len,
+                    offset: number(r.range.start),
+                    len: number(r.range.len()),
+                });
+            }
+        }
+        Ok(place)
+    }
+}

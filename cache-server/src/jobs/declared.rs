@@ -1,0 +1,437 @@
+//! One declared job: its file, and what it is opened to.
+//!
+//! ```text
+//! state_dir/jobs/<id>/job.json             what was asked, and what it was resolved to
+//!                    /epoch-<n>.ledger     one for each epoch that is remembered
+//! ```
+//!
+//! 1. The file is durable before the job is answered, and is written whole or not at all.
+//! 2. A job reads what its names meant when it was declared.
+
+use super::{
+    Epoch, JobError, Samples, Wheel,
+    epoch::{Setup, differs, fit, planned, strict},
+    ledger::write_whole,
+    wheel::{Means, lay},
+};
+use crate::versions::{Source, Sources};
+use fletch_api::{
+    Epoch as EpochView, EpochState, Job as View, OrderKind, PlanBase, StartJob, Visitation, World,
+    jobs::seed_of,
+};
+use fletch_core::{
+    DatasetName, Domain, Hash, LayoutId, Root, Tenant,
+    manifest::LayoutKind,
+    order::{Bits, Event, Leases, OrderKey, Plan, ledger::Ledger},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::{sync::OnceCell, task::spawn_blocking};
+
+/// Epochs remembered of a job.
+const EPOCHS_MAX: usize = 16;
+/// Units of a block of a strict order by units.
+const BLOCK_UNITS: u64 = 64;
+
+/// What is written of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Whose cached bytes.
+    pub domain: Domain,
+    /// Who is charged.
+    pub tenant: Tenant,
+    /// What was asked; the world is the one in force.
+    pub ask: StartJob,
+    /// The dataset it reads through.
+    pub dataset: DatasetName,
+    /// The version.
+    pub root: Root,
+    /// The layout.
+    pub layout: LayoutId,
+}
+
+impl Record {
+    /// What a job's routes call it: derived from tenant and name, so that it is the same after a loss.
+    #[must_use]
+    pub fn id_of(domain: &Domain, tenant: &Tenant, name: &str) -> String {
+        // No name has a zero byte.
+        let hash = Hash::of(format!("{domain}\0{tenant}\0{name}").as_bytes());
+        hash.to_string()[..24].to_owned()
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> String {
+        Record::id_of(&self.domain, &self.tenant, self.ask.name.as_str())
+    }
+
+    /// What of the settings is another than what is asked now, the world apart.
+    fn differs(&self, ask: &StartJob) -> Option<&'static str> {
+        let a = &self.ask;
+        let pairs = [
+            ("dataset", a.dataset == ask.dataset),
+            ("version", (&a.version, a.root) == (&ask.version, ask.root)),
+            ("layout", a.layout == ask.layout),
+            ("seed", a.seed == ask.seed),
+            ("order", a.order == ask.order),
+            ("plan", a.plan == ask.plan),
+            ("visitation", a.visitation == ask.visitation),
+        ];
+        pairs.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
+    }
+}
+
+/// A declared job, opened: everything its epochs need.
+pub struct Opened {
+    /// Where its files are.
+    dir: PathBuf,
+    /// What its epochs share.
+    pub setup: Arc<Setup>,
+    /// The ways to its bytes that were granted.
+    pub sources: Arc<Sources>,
+    /// The same, by its own layout: for reads of what was asked for by name.
+    pub exact: Arc<Sources>,
+    /// The version in its layout.
+    pub source: Arc<Source>,
+    record: Mutex<Record>,
+    epochs: Mutex<BTreeMap<u64, Arc<Epoch>>>,
+    /// One epoch is opened or begun at a time.
+    opening: tokio::sync::Mutex<()>,
+    contents: OnceCell<Arc<Vec<Hash>>>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs what waits for the disk.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
+) -> Result<T, JobError> {
+    spawn_blocking(work).await.map_err(|_| JobError::Lost)?
+}
+
+/// The plan that was asked for.
+async fn plan_of(
+    ask: &StartJob,
+    seed: u64,
+    root: Root,
+    source: &Source,
+    samples: &Samples,
+) -> Result<Plan, JobError> {
+    let n = samples.len();
+    let plan = match &ask.plan.base {
+        PlanBase::All => Plan::all(n)?,
+        PlanBase::Samples(list) => Plan::subset(n, list.iter().copied())?,
+        PlanBase::Keys(keys) => Plan::subset(n, samples.numbers(source, keys).await?)?,
+        PlanBase::Weights(w) => {
+            let key = OrderKey::new(root, Plan::all(n)?.hash(), seed, 0);
+            let weights: Vec<f64> = w.weights.iter().map(|w| w.unwrap_or(f64::NAN)).collect();
+            Plan::weighted(n, &weights, w.draws, &key)?
+        }
+    };
+    Ok(match ask.plan.echo {
+        Some(e) => plan.echoed(e.copies, e.apart)?,
+        None => plan,
+    })
+}
+
+impl Opened {
+    /// Opens a job: reads what its plan needs of the tables, and finds its sweep.
+    pub(super) async fn open(
+        record: Record,
+        dir: PathBuf,
+        means: &Arc<Means>,
+        sources: Arc<Sources>,
+        source: Arc<Source>,
+        samples: Arc<Samples>,
+        wheel: Option<Arc<Wheel>>,
+    ) -> Result<Self, JobError> {
+        let ask = &record.ask;
+        let seed = ask.seed.unwrap_or_else(|| seed_of(&ask.name));
+        let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
+        fit(&ask.world).check()?;
+        let laid = lay(&plan, &samples)?;
+        let packed = source.version.layout_doc().params.kind == LayoutKind::Pack;
+        let per_unit = samples.len().div_ceil(samples.shape.units().max(1) as u64);
+        let block = u32::try_from(BLOCK_UNITS * per_unit).unwrap_or(u32::MAX);
+        let setup = Setup {
+            job: ask.name.to_string(),
+            root: record.root,
+            layout: record.layout,
+            plan,
+            laid,
+            block: if packed && ask.order == OrderKind::Strict { block } else { 0 },
+            samples,
+            wheel,
+            order: ask.order,
+            seed,
+            visitation: ask.visitation,
+            means: Arc::clone(means),
+        };
+        let exact = sources.beside(&source, sources.number());
+        Ok(Opened {
+            dir,
+            exact,
+            setup: Arc::new(setup),
+            sources,
+            source,
+            record: Mutex::new(record),
+            epochs: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+            contents: OnceCell::new(),
+        })
+    }
+
+    /// Writes the job's file. Blocking.
+    pub(super) fn write(dir: &Path, record: &Record) -> Result<(), JobError> {
+        let path = dir.join("job.json");
+        let failed = |error| JobError::Io { path: path.clone(), error };
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        let bytes = serde_json::to_vec(record).map_err(|e| failed(e.into()))?;
+        write_whole(&path, &bytes).map_err(failed)?;
+        // The directory itself.
+        let parent = dir.parent().map_or(Ok(()), |p| std::fs::File::open(p)?.sync_all());
+        parent.map_err(failed)
+    }
+
+    /// What is written of it.
+    #[must_use]
+    pub fn record(&self) -> Record {
+        lock(&self.record).clone()
+    }
+
+    /// Whether somebody who asks for this means this job.
+    ///
+    /// # Errors
+    /// [`JobError::Differs`].
+    pub fn is(&self, ask: &StartJob) -> Result<(), JobError> {
+        let record = lock(&self.record);
+        let name = record.ask.name.to_string();
+        match record.differs(ask) {
+            Some(what) => Err(JobError::Differs { name, what }),
+            None if record.ask.world != ask.world => Err(JobError::Differs { name, what: "world" }),
+            None => Ok(()),
+        }
+    }
+
+    fn path(&self, epoch: u64) -> PathBuf {
+        self.dir.join(format!("epoch-{epoch}.ledger"))
+    }
+
+    /// Numbers of the epochs that have a ledger.
+    fn on_disk(&self) -> Result<Vec<u64>, JobError> {
+        let failed = |error| JobError::Io { path: self.dir.clone(), error };
+        let mut out = Vec::new();
+        for file in std::fs::read_dir(&self.dir).map_err(failed)? {
+            let name = file.map_err(failed)?.file_name();
+            let number: Option<u64> =
+                name.to_str().and_then(|n| n.strip_prefix("epoch-")?.strip_suffix(".ledger")?.parse().ok());
+            out.extend(number);
+        }
+        out.sort_unstable();
+        Ok(out)
+    }
+
+    fn loaded(&self, epoch: u64) -> Option<Arc<Epoch>> {
+        lock(&self.epochs).get(&epoch).filter(|e| e.ledger().works()).cloned()
+    }
+
+    /// An epoch; begun by this call if `begin` and it was not.
+    ///
+    /// # Errors
+    /// [`JobError::NoEpoch`], and what its ledger says.
+    pub async fn epoch(self: &Arc<Self>, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
+        if let Some(epoch) = self.loaded(number) {
+            return Ok(epoch);
+        }
+        let _one = self.opening.lock().await;
+        if let Some(epoch) = self.loaded(number) {
+            return Ok(epoch);
+        }
+        // One whose ledger failed gives its seat back before it is read anew.
+        if let Some(old) = lock(&self.epochs).remove(&number) {
+            old.abandon();
+        }
+        let this = Arc::clone(self);
+        let epoch = blocking(move || this.open_epoch(number, begin)).await?;
+        lock(&self.epochs).insert(number, Arc::clone(&epoch));
+        Ok(epoch)
+    }
+
+    fn open_epoch(&self, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
+        let known = self.on_disk()?;
+        let world = fit(&self.record().ask.world);
+        if !known.contains(&number) {
+            if !begin {
+                return Err(JobError::NoEpoch(number));
+            }
+            self.make_room(&known, number)?;
+            let header = Epoch::header(&self.setup, number, world);
+            Epoch::begin(&self.path(number), &header, &Bits::zeros(0))?;
+        }
+        let over = known.last().is_some_and(|&last| last > number.saturating_add(1));
+        Epoch::open(&self.setup, &self.path(number), number, world, over)
+    }
+
+    /// A new epoch begins: those before its predecessor are over, and the oldest are forgotten.
+    fn make_room(&self, known: &[u64], number: u64) -> Result<(), JobError> {
+        let mut epochs = lock(&self.epochs);
+        for (_, old) in epochs.range(..number.saturating_sub(1)) {
+            old.abandon();
+        }
+        let too_many = (known.len() + 1).saturating_sub(EPOCHS_MAX);
+        for &n in known.iter().filter(|&&n| n + 1 < number).take(too_many) {
+            let path = self.path(n);
+            std::fs::remove_file(&path).map_err(|error| JobError::Io { path, error })?;
+            epochs.remove(&n);
+        }
+        Ok(())
+    }
+
+    /// Puts a state: the epoch is what it says.
+    ///
+    /// # Errors
+    /// [`JobError::BadState`], [`JobError::StateDiffers`], [`JobError::StateBehind`].
+    pub async fn put_state(
+        self: &Arc<Self>,
+        number: u64,
+        bytes: &[u8],
+        replace: bool,
+    ) -> Result<Arc<Epoch>, JobError> {
+        let bad = |why: String| JobError::BadState(why);
+        let read = Ledger::read(bytes).map_err(|e| bad(e.to_string()))?;
+        if read.len != bytes.len() {
+            return Err(bad("it ends in the middle of a record".to_owned()));
+        }
+        if read.events.iter().any(|e| !matches!(e, Event::Resume { .. })) {
+            return Err(bad("it has more than what was acknowledged; use …/state, not …/ledger".to_owned()));
+        }
+        let header = Epoch::header(&self.setup, number, read.header.fit);
+        if let Some((what, got, want)) = differs(&read.header, &header, self.setup.block > 0) {
+            return Err(JobError::StateDiffers { what, got, want });
+        }
+        let order = strict(&self.setup, number, read.header.fit);
+        let mut leases = Leases::new(planned(&order), read.header.fit)?;
+        read.replay(&mut leases, 0).map_err(|e| bad(e.to_string()))?;
+        let acked = leases.acked().clone();
+        match self.epoch(number, false).await {
+            Ok(there) if there.is_at(&acked) => return Ok(there),
+            Ok(there) => {
+                if !replace && self.setup.visitation != Visitation::Checkpoint {
+                    return Err(JobError::StateBehind(number));
+                }
+                there.abandon();
+            }
+            Err(JobError::NoEpoch(_)) => {}
+            // What cannot be read may be replaced.
+            Err(e @ (JobError::Damaged { .. } | JobError::StateDiffers { .. })) if !replace => return Err(e),
+            Err(JobError::Damaged { .. } | JobError::StateDiffers { .. }) => {}
+            Err(e) => return Err(e),
+        }
+        let _one = self.opening.lock().await;
+        lock(&self.epochs).remove(&number);
+        let this = Arc::clone(self);
+        let epoch = blocking(move || {
+            let known = this.on_disk()?;
+            this.make_room(&known, number)?;
+            Epoch::begin(&this.path(number), &header, &acked)?;
+            this.open_epoch(number, false)
+        })
+        .await?;
+        lock(&self.epochs).insert(number, Arc::clone(&epoch));
+        Ok(epoch)
+    }
+
+    /// Another world for this and all later epochs. The same changes nothing.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub async fn world(self: &Arc<Self>, world: World) -> Result<(), JobError> {
+        fit(&world).check()?;
+        let _one = self.opening.lock().await;
+        let (mut record, dir) = (self.record(), self.dir.clone());
+        if record.ask.world != world {
+            record.ask.world = world;
+            let written = record.clone();
+            blocking(move || Opened::write(&dir, &written)).await?;
+            *lock(&self.record) = record;
+        }
+        let open: Vec<_> = lock(&self.epochs).values().cloned().collect();
+        for epoch in open {
+            epoch.world(fit(&world)).await?;
+        }
+        Ok(())
+    }
+
+    /// The content hash of every sample.
+    ///
+    /// # Errors
+    /// Those of the tables.
+    pub async fn contents(&self) -> Result<Arc<Vec<Hash>>, JobError> {
+        let made = self.contents.get_or_try_init(|| async {
+            Ok::<_, JobError>(Arc::new(self.setup.samples.contents(&self.source).await?))
+        });
+        made.await.cloned()
+    }
+
+    /// As it is now, with every epoch that is remembered.
+    ///
+    /// # Errors
+    /// What a ledger says.
+    pub async fn view(self: &Arc<Self>) -> Result<View, JobError> {
+        let this = Arc::clone(self);
+        let known = blocking(move || this.on_disk()).await?;
+        let mut epochs: Vec<EpochView> = Vec::new();
+        for n in known {
+            match self.epoch(n, false).await {
+                Ok(e) => epochs.push(e.view()),
+                // Forgotten meanwhile.
+                Err(JobError::NoEpoch(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let record = self.record();
+        let (setup, world) = (&self.setup, record.ask.world);
+        Ok(View {
+            id: record.id(),
+            name: record.ask.name,
+            dataset: record.dataset,
+            root: record.root,
+            layout: record.layout,
+            seed: setup.seed,
+            order: setup.order,
+            visitation: setup.visitation,
+            world,
+            plan: setup.plan.hash(),
+            samples: setup.samples.len(),
+            entries: setup.plan.entries(),
+            steps: fit(&world).steps(setup.plan.entries()),
+            epochs,
+        })
+    }
+
+    /// Housekeeping.
+    pub fn tick(&self) {
+        let open: Vec<_> = lock(&self.epochs).values().cloned().collect();
+        open.iter().for_each(|e| e.tick());
+    }
+
+    /// Epochs in memory, and of them those that go on.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        let epochs = lock(&self.epochs);
+        let open = epochs.values().filter(|e| e.state_now() == EpochState::Open).count();
+        (epochs.len() as u64, open as u64)
+    }
+
+    /// The job is gone: nothing is granted any more.
+    pub fn abandon(&self) {
+        let epochs = std::mem::take(&mut *lock(&self.epochs));
+        epochs.values().for_each(|e| e.abandon());
+    }
+}

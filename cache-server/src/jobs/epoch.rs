@@ -1,0 +1,414 @@
+//! One epoch: what is granted to whom, in which order, and the ledger that remembers it.
+//!
+//! ```text
+//! request ─► lock: expire · acks · renew · room · order chooses · leases apply · ledger append ─► durable ─► answer
+//! ```
+//!
+//! 1. (I2) Everything that changes the leases is an event that is appended under the same lock, so the ledger has
+//!    them in the order in which they happened; nothing is answered before its event is durable.
+//! 2. A restart replays the ledger; what lived then lives on for a whole `ttl`.
+//! 3. A refused request changes nothing but what time has changed anyway (expiries).
+
+mod acks;
+mod order;
+mod replay;
+mod view;
+
+use super::{
+    JobError, Samples, Wheel,
+    ledger::{LEDGER_BYTES_MAX, LedgerFile},
+    wheel::{Class, Means},
+};
+use fletch_api::{
+    EpochState, LeaseRequest, OrderKind, Times, Visitation,
+    epochs::{Ack, GrantStatus, HELD_MAX, WANT_MAX},
+};
+use fletch_core::{
+    LayoutId, Root,
+    order::{
+        Event, Fit, Leases, Plan, Request, Room, Strict, certificate::Shuffle, ledger::Header, plan::Item,
+    },
+};
+use order::Order;
+pub use replay::{differs, planned, strict};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+use tokio::sync::{Notify, OnceCell};
+
+/// Leases that were wholly acknowledged and are remembered, so that an ack may come twice.
+const SETTLED_MAX: usize = 4096;
+
+/// What all epochs of a job share.
+pub struct Setup {
+    /// The job's name.
+    pub job: String,
+    /// The version.
+    pub root: Root,
+    /// The layout.
+    pub layout: LayoutId,
+    /// What is delivered.
+    pub plan: Plan,
+    /// The plan laid over the layout.
+    pub laid: fletch_core::order::Laid,
+    /// Strict orders go by units, in blocks of so many entries; 0 for an order of samples.
+    pub block: u32,
+    /// The version as samples.
+    pub samples: Arc<Samples>,
+    /// The sweep, where the cache chooses.
+    pub wheel: Option<Arc<Wheel>>,
+    /// Who chooses.
+    pub order: OrderKind,
+    /// Where every random choice begins.
+    pub seed: u64,
+    /// What counts as delivered.
+    pub visitation: Visitation,
+    /// What it is served with.
+    pub means: Arc<Means>,
+}
+
+struct Inner {
+    leases: Leases,
+    order: Order,
+    state: EpochState,
+    /// By rank.
+    shuffles: Vec<Shuffle>,
+    padded: BTreeSet<u32>,
+    times: Times,
+    /// (rank, entries) of leases that were wholly acknowledged.
+    settled: BTreeMap<u64, (u32, u32)>,
+    /// How the entries of live leases were picked; after a restart nobody knows.
+    classes: BTreeMap<u64, Vec<Class>>,
+}
+
+/// See the module.
+pub struct Epoch {
+    setup: Arc<Setup>,
+    header: Header,
+    strict: Strict,
+    /// What the sweep knows this epoch by.
+    owner: u64,
+    ledger: LedgerFile,
+    inner: Mutex<Inner>,
+    changed: Notify,
+    receipt: OnceCell<fletch_api::EpochReceipt>,
+}
+
+/// What a lease request came to.
+#[derive(Debug, Clone)]
+pub struct Granted {
+    /// What came of it.
+    pub status: GrantStatus,
+    /// The lease; 0 without one.
+    pub lease: u64,
+    /// Whether the same request had it before.
+    pub again: bool,
+    /// Its entries, and what each is.
+    pub entries: Vec<(u32, Item, Class)>,
+    /// What the rank may still be granted.
+    pub left: u64,
+}
+
+/// A request that must wait for somebody's ack.
+enum Step {
+    Answer(Granted, u64),
+    Wait(Granted, u64),
+}
+
+fn fit_of(world: &fletch_api::World) -> Fit {
+    Fit { batch: world.batch, ranks: world.ranks, tail: world.tail }
+}
+
+impl Setup {
+    /// The moment, in leases' milliseconds.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.means.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn ttl_ms(&self) -> u64 {
+        u64::try_from(self.means.lease_ttl.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Epoch {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Core checks before it changes; what panics there has changed nothing.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which epoch.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.header.epoch
+    }
+
+    /// Its ledger.
+    #[must_use]
+    pub fn ledger(&self) -> &LedgerFile {
+        &self.ledger
+    }
+
+    /// How long a lease lives without a sign of life, in milliseconds.
+    #[must_use]
+    pub fn ttl_ms(&self) -> u64 {
+        self.setup.ttl_ms()
+    }
+
+    fn expires_ms(&self) -> u64 {
+        self.setup.now_ms().saturating_add(self.setup.ttl_ms())
+    }
+
+    /// The next entries of a worker. Held back until `until` while there is hope of an ack.
+    ///
+    /// # Errors
+    /// [`JobError`]; nothing was granted.
+    pub async fn lease(&self, ask: &LeaseRequest, until: Instant) -> Result<Granted, JobError> {
+        if ask.want == 0 || ask.want > WANT_MAX {
+            return Err(JobError::Ask(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)));
+        }
+        let mut acks: &[Ack] = &ask.acks;
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let step = self.step(ask, acks)?;
+            acks = &[];
+            let (answer, upto) = match step {
+                Step::Wait(answer, upto) if Instant::now() < until => {
+                    self.ledger.durable(upto).await?;
+                    if tokio::time::timeout_at(until.into(), changed).await.is_ok() {
+                        continue;
+                    }
+                    (answer, upto)
+                }
+                Step::Wait(answer, upto) | Step::Answer(answer, upto) => (answer, upto),
+            };
+            self.ledger.durable(upto).await?;
+            return Ok(answer);
+        }
+    }
+
+    fn step(&self, ask: &LeaseRequest, acks: &[Ack]) -> Result<Step, JobError> {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        self.is_open(inner)?;
+        let mut events = self.expire_due(inner);
+        let request = Request { rank: ask.rank, worker: ask.worker, sequence: ask.sequence };
+        let checked = self
+            .check(inner, ask.rank, acks, &ask.renew)
+            .and_then(|()| Ok(inner.leases.room(request, ask.want, HELD_MAX)?));
+        if let Err(e) = checked {
+            self.ledger.append(&events);
+            return Err(e);
+        }
+        self.apply(inner, ask.rank, acks, &mut events)?;
+        self.renew(inner, ask.rank, &ask.renew);
+        let room = inner.leases.room(request, ask.want, HELD_MAX)?;
+        let none = |inner: &Inner, status| Granted {
+            status,
+            lease: 0,
+            again: false,
+            entries: Vec::new(),
+            left: inner.leases.left(ask.rank),
+        };
+        let step = match room {
+            Room::Again(lease) => Step::Answer(self.granted(inner, lease, true), 0),
+            Room::Done if inner.leases.held(ask.rank) > 0 => Step::Answer(none(inner, GrantStatus::Last), 0),
+            Room::Done => Step::Answer(none(inner, GrantStatus::Done), 0),
+            Room::Full => Step::Wait(none(inner, GrantStatus::Full), 0),
+            Room::Grant(n) => {
+                if self.ledger.len() > LEDGER_BYTES_MAX {
+                    let why = format!(
+                        "the ledger of epoch {} is at its bound of {LEDGER_BYTES_MAX} bytes",
+                        self.number()
+                    );
+                    return Err(JobError::Full(why));
+                }
+                let lease = self.grant(inner, request, n, &mut events)?;
+                let granted = self.granted(inner, lease, false);
+                if self.setup.visitation == Visitation::AtMostOnce {
+                    let upto = u32::try_from(granted.entries.len()).unwrap_or(u32::MAX);
+                    let all = [Ack { lease, upto, batches: Vec::new() }];
+                    self.apply(inner, ask.rank, &all, &mut events)?;
+                }
+                Step::Answer(granted, 0)
+            }
+        };
+        let upto = self.ledger.append(&events);
+        Ok(match step {
+            Step::Answer(g, _) => Step::Answer(g, upto),
+            Step::Wait(g, _) => Step::Wait(g, upto),
+        })
+    }
+
+    fn is_open(&self, inner: &Inner) -> Result<(), JobError> {
+        match inner.state {
+            EpochState::Abandoned => Err(JobError::Closed { epoch: self.number(), what: "abandoned" }),
+            EpochState::Open | EpochState::Finished => Ok(()),
+        }
+    }
+
+    /// The order chooses, and the leases note it.
+    fn grant(
+        &self,
+        inner: &mut Inner,
+        request: Request,
+        n: u32,
+        events: &mut Vec<Event>,
+    ) -> Result<u64, JobError> {
+        let (entries, mut classes, from) = inner.order.choose(self, &inner.leases, request.rank, n);
+        let event = inner.leases.grant(request, entries, n, self.expires_ms())?;
+        let lease = inner.leases.last_id();
+        inner.order.granted(lease, request.rank, from);
+        if let Event::Grant { entries, .. } = &event {
+            // Pads that filled up.
+            classes.resize(entries.len(), Class::Exact);
+            for &e in entries {
+                let unit = self.setup.samples.unit(self.strict.item(e).sample);
+                inner.shuffles[request.rank as usize].see(unit);
+            }
+        }
+        self.setup.means.counts.granted.fetch_add(classes.len() as u64, Relaxed);
+        inner.classes.insert(lease, classes);
+        events.push(event);
+        Ok(lease)
+    }
+
+    fn granted(&self, inner: &mut Inner, lease: u64, again: bool) -> Granted {
+        let Some(l) = inner.leases.lease(lease) else {
+            return Granted { status: GrantStatus::Full, lease: 0, again, entries: Vec::new(), left: 0 };
+        };
+        let (entries, rank) = (l.entries.clone(), l.request.rank);
+        let known = inner.classes.get(&lease);
+        let entries = entries
+            .into_iter()
+            .enumerate()
+            .map(|(i, e)| {
+                let item = self.strict.item(e);
+                let class = known.and_then(|c| c.get(i).copied());
+                (e, item, class.unwrap_or_else(|| self.class_now(item)))
+            })
+            .collect();
+        inner.leases.renew_one(rank, lease, self.expires_ms());
+        Granted { status: GrantStatus::Granted, lease, again, entries, left: inner.leases.left(rank) }
+    }
+
+    fn class_now(&self, item: Item) -> Class {
+        self.setup.wheel.as_ref().map_or(Class::Exact, |w| w.class_of(item.sample, self.owner))
+    }
+
+    /// The stream of a lease is being read: it lives on.
+    pub fn touch(&self, rank: u32, lease: u64) {
+        let expires = self.expires_ms();
+        self.lock().leases.renew_one(rank, lease, expires);
+    }
+
+    fn end_if_over(&self, inner: &mut Inner, events: &mut Vec<Event>) {
+        if inner.state == EpochState::Open && inner.leases.finished() {
+            inner.state = EpochState::Finished;
+            inner.order = Order::Over;
+            let delivered = inner.leases.acked().count() + inner.padded.len() as u64;
+            events.push(Event::End { delivered, redelivered: inner.leases.redelivered() });
+        }
+    }
+
+    /// Ends leases whose time is over; their events.
+    fn expire_due(&self, inner: &mut Inner) -> Vec<Event> {
+        let now = self.setup.now_ms();
+        let due: Vec<(u64, u32)> =
+            inner.leases.live().filter(|l| l.expires_ms <= now).map(|l| (l.id, l.request.rank)).collect();
+        if due.is_empty() {
+            return Vec::new();
+        }
+        let (events, back) = inner.leases.expire(now);
+        for &(lease, rank) in &due {
+            tracing::info!(job = %self.setup.job, epoch = self.number(), lease, rank, "a lease expired; what it held is granted again");
+            inner.order.expired(lease, rank);
+            inner.classes.remove(&lease);
+        }
+        self.setup.means.counts.expired.fetch_add(back.len() as u64, Relaxed);
+        inner.order.came_back(&back);
+        self.changed.notify_waiters();
+        events
+    }
+
+    /// Housekeeping: leases whose time is over.
+    pub fn tick(&self) {
+        let mut inner = self.lock();
+        if inner.state == EpochState::Open {
+            let events = self.expire_due(&mut inner);
+            // Made durable with whatever comes next: a restart would only let them live a little longer.
+            self.ledger.append(&events);
+        }
+    }
+
+    /// Another world, from now on. The same one changes nothing.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub async fn world(&self, fit: Fit) -> Result<(), JobError> {
+        let upto = {
+            let mut inner = self.lock();
+            let inner = &mut *inner;
+            if inner.state != EpochState::Open || inner.leases.fit() == fit {
+                return Ok(());
+            }
+            let mut events = self.expire_due(inner);
+            events.push(self.change_world(inner, fit)?);
+            self.ledger.append(&events)
+        };
+        self.changed.notify_waiters();
+        self.ledger.durable(upto).await
+    }
+
+    fn change_world(&self, inner: &mut Inner, fit: Fit) -> Result<Event, JobError> {
+        let (event, back) = inner.leases.world(fit)?;
+        inner.order.came_back(&back);
+        inner.order.world(&self.strict, &inner.leases);
+        inner.classes.clear();
+        inner.widen();
+        Ok(event)
+    }
+
+    /// The job went on, or is gone: nothing is granted any more.
+    pub fn abandon(&self) {
+        let mut inner = self.lock();
+        if inner.state == EpochState::Open {
+            inner.state = EpochState::Abandoned;
+            inner.order = Order::Over;
+        }
+        drop(inner);
+        self.changed.notify_waiters();
+    }
+}
+
+impl Inner {
+    fn note_acked(&mut self, entries: &[u32]) {
+        let n = self.leases.planned().len();
+        self.padded.extend(entries.iter().filter(|&&e| u64::from(e) >= n));
+    }
+
+    fn settle(&mut self, lease: u64, rank: u32, entries: u32) {
+        self.order.settled(lease);
+        self.classes.remove(&lease);
+        self.settled.insert(lease, (rank, entries));
+        while self.settled.len() > SETTLED_MAX {
+            self.settled.pop_first();
+        }
+    }
+
+    fn widen(&mut self) {
+        let ranks = self.leases.fit().ranks as usize;
+        let more = ranks.saturating_sub(self.shuffles.len());
+        self.shuffles.extend(std::iter::repeat_with(Shuffle::default).take(more));
+    }
+}
+
+/// The world of a job as the leases want it.
+#[must_use]
+pub fn fit(world: &fletch_api::World) -> Fit {
+    fit_of(world)
+}

@@ -1,0 +1,148 @@
+//! Who chooses the next entries of an epoch: a permutation, or the sweep.
+
+use super::{Epoch, Setup};
+use crate::jobs::wheel::{Class, Wheel};
+use fletch_core::order::{
+    Bits, Leases, OrderKey, Strict, Turns,
+    substitute::{Feed, How, Pick, SeatId},
+};
+use std::{collections::VecDeque, sync::Arc};
+
+/// See the module.
+pub enum Order {
+    /// The permutation.
+    Strict(Box<Turns>),
+    /// The sweep.
+    Substitute(Box<Sweep>),
+    /// Nobody: the epoch is over, and its seat is free.
+    Over,
+}
+
+/// An epoch's place at the sweep.
+pub struct Sweep {
+    wheel: Arc<Wheel>,
+    seat: SeatId,
+    feed: Feed,
+    /// What came back: granted before anything else.
+    back: VecDeque<u32>,
+    base: u64,
+}
+
+impl Drop for Sweep {
+    fn drop(&mut self) {
+        self.wheel.leave(self.seat);
+    }
+}
+
+impl Sweep {
+    /// Sits down: `leases` say what is left.
+    pub fn join(setup: &Setup, wheel: &Arc<Wheel>, leases: &Leases, key: &OrderKey) -> Self {
+        let base = setup.plan.base_entries();
+        let seat = wheel.join(setup.laid.clone());
+        let mut first = Bits::zeros(base);
+        for e in leases.free().iter_in(0, base) {
+            first.set(e);
+        }
+        let left = setup.laid.to_spots(&first);
+        let echo = setup.plan.echo();
+        let (mut done, mut owed) = (Bits::zeros(u64::from(setup.laid.spots())), Vec::new());
+        if echo.copies > 1 {
+            for spot in 0..setup.laid.spots() {
+                let entry = u64::from(setup.laid.entry(spot));
+                let copies = || (0..echo.copies).map(|pass| (pass, entry + u64::from(pass) * base));
+                let planned = |e: u64| leases.planned().get(e);
+                if copies().all(|(_, e)| leases.free().get(e) || !planned(e)) && leases.free().get(entry) {
+                    continue;
+                }
+                // Some of it was handed out, or its first pass is left out: what is left comes by itself.
+                done.set(u64::from(spot));
+                let unit = setup.laid.unit(spot);
+                let rest = copies().filter(|&(pass, e)| pass > 0 && leases.free().get(e));
+                owed.extend(rest.map(|(pass, _)| Pick { spot, unit, how: How::Range, pass }));
+            }
+        }
+        wheel.begin(seat, left);
+        let feed = Feed::echoing(echo, key.draws("echo", u64::MAX), done, owed);
+        Sweep { wheel: Arc::clone(wheel), seat, feed, back: VecDeque::new(), base }
+    }
+}
+
+impl Order {
+    /// The next `n` free entries for a rank, how each was picked, and where in the rank's turns they begin.
+    pub fn choose(
+        &mut self,
+        epoch: &Epoch,
+        leases: &Leases,
+        rank: u32,
+        n: u32,
+    ) -> (Vec<u32>, Vec<Class>, u64) {
+        match self {
+            Order::Over => (Vec::new(), Vec::new(), 0),
+            Order::Strict(turns) => {
+                let (entries, from) = turns.next(&epoch.strict, leases, rank, n);
+                let classes = vec![Class::Exact; entries.len()];
+                (entries, classes, from)
+            }
+            Order::Substitute(sweep) => {
+                let (mut entries, mut classes) = (Vec::new(), Vec::new());
+                while entries.len() < n as usize
+                    && let Some(e) = sweep.back.pop_front()
+                {
+                    if leases.is_free(e) {
+                        entries.push(e);
+                        classes.push(sweep.wheel.class_of(epoch.strict.item(e).sample, epoch.owner));
+                    }
+                }
+                while entries.len() < n as usize {
+                    let missing = n - u32::try_from(entries.len()).unwrap_or(n);
+                    let picked =
+                        sweep.wheel.draw(sweep.seat, &mut sweep.feed, missing, epoch.owner, sweep.base);
+                    if picked.is_empty() {
+                        break;
+                    }
+                    // An echo that the tail rule left out is drawn and not granted.
+                    for p in picked.into_iter().filter(|p| leases.is_free(p.entry)) {
+                        entries.push(p.entry);
+                        classes.push(p.class);
+                    }
+                }
+                (entries, classes, 0)
+            }
+        }
+    }
+
+    /// What was chosen became a lease.
+    pub fn granted(&mut self, lease: u64, rank: u32, from: u64) {
+        if let Order::Strict(turns) = self {
+            turns.granted(lease, rank, from);
+        }
+    }
+
+    /// A lease was wholly acknowledged.
+    pub fn settled(&mut self, lease: u64) {
+        if let Order::Strict(turns) = self {
+            turns.settled(lease);
+        }
+    }
+
+    /// A lease expired.
+    pub fn expired(&mut self, lease: u64, rank: u32) {
+        if let Order::Strict(turns) = self {
+            turns.expired(lease, rank);
+        }
+    }
+
+    /// Entries are free again.
+    pub fn came_back(&mut self, entries: &[u32]) {
+        if let Order::Substitute(sweep) = self {
+            sweep.back.extend(entries);
+        }
+    }
+
+    /// Another world has begun.
+    pub fn world(&mut self, strict: &Strict, leases: &Leases) {
+        if let Order::Strict(turns) = self {
+            **turns = Turns::begin(strict, leases);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! An epoch from its ledger: begun, replayed after a restart, or resumed from a state.
+
+use super::{Epoch, Inner, Order, Setup, order::Sweep};
+use crate::jobs::{
+    JobError,
+    ledger::{LedgerFile, write_whole},
+};
+use fletch_api::{EpochState, Times};
+use fletch_core::{
+    Hash,
+    order::{
+        Bits, Event, Fit, Leases, OrderKey, Strict, Turns,
+        ledger::{self, BadLedger, Header, Ledger},
+    },
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::{Arc, Mutex},
+};
+use tokio::sync::{Notify, OnceCell};
+
+/// The strict order of an epoch: it says what pads are and what is dropped, whoever chooses.
+#[must_use]
+pub fn strict(setup: &Setup, epoch: u64, fit: Fit) -> Strict {
+    let key = OrderKey::new(setup.root, setup.plan.hash(), setup.seed, epoch);
+    match setup.block {
+        0 => Strict::new(setup.plan.clone(), fit, key),
+        block => Strict::by_units(setup.plan.clone(), fit, key, setup.laid.clone(), block),
+    }
+}
+
+/// What an epoch delivers, over the plan's entries.
+#[must_use]
+pub fn planned(strict: &Strict) -> Bits {
+    let mut bits = Bits::ones(strict.plan().entries());
+    strict.dropped().for_each(|e| {
+        bits.clear(u64::from(e));
+    });
+    bits
+}
+
+impl Epoch {
+    /// The header of a new epoch's ledger.
+    #[must_use]
+    pub fn header(setup: &Setup, epoch: u64, fit: Fit) -> Header {
+        Header {
+            job: setup.job.clone(),
+            epoch,
+            root: setup.root,
+            layout: setup.layout,
+            plan: setup.plan.hash(),
+            order: setup.order.as_str().to_owned(),
+            seed: setup.seed,
+            fit,
+        }
+    }
+
+    /// Begins an epoch in a file of its own: `header` says in which world it was planned, `acked` what was delivered
+    /// before. What the file held is replaced. Blocking.
+    ///
+    /// # Errors
+    /// [`JobError::Io`].
+    pub fn begin(path: &Path, header: &Header, acked: &Bits) -> Result<(), JobError> {
+        let failed = |error| JobError::Io { path: path.to_owned(), error };
+        write_whole(path, &ledger::state(header, acked)).map_err(failed)
+    }
+
+    /// Reads an epoch from its ledger and goes on with it in the world `fit`. Blocking.
+    ///
+    /// # Errors
+    /// [`JobError`]: the file cannot be read, is damaged, or of something else.
+    pub fn open(
+        setup: &Arc<Setup>,
+        path: &Path,
+        epoch: u64,
+        fit: Fit,
+        over: bool,
+    ) -> Result<Arc<Self>, JobError> {
+        let failed = |error| JobError::Io { path: path.to_owned(), error };
+        let bad = |why| JobError::Damaged { path: path.to_owned(), why };
+        let bytes = std::fs::read(path).map_err(failed)?;
+        let read = Ledger::read(&bytes).map_err(bad)?;
+        let expected = Epoch::header(setup, epoch, read.header.fit);
+        if let Some((what, got, want)) = differs(&read.header, &expected, setup.block > 0) {
+            return Err(JobError::StateDiffers { what, got, want });
+        }
+        let strict = strict(setup, epoch, read.header.fit);
+        let leases = Leases::new(planned(&strict), read.header.fit)?;
+        let key = OrderKey::new(setup.root, setup.plan.hash(), setup.seed, epoch);
+        let mut inner = Inner {
+            order: Order::Strict(Box::new(Turns::begin(&strict, &leases))),
+            leases,
+            state: EpochState::Open,
+            shuffles: Vec::new(),
+            padded: BTreeSet::new(),
+            times: Times::default(),
+            settled: BTreeMap::new(),
+            classes: BTreeMap::new(),
+        };
+        let expires = setup.now_ms().saturating_add(setup.ttl_ms());
+        let began = inner.replay(setup, &strict, &read, expires).map_err(bad)?;
+        let file = LedgerFile::open(path, read.len as u64).map_err(failed)?;
+        if over && inner.state == EpochState::Open {
+            inner.state = EpochState::Abandoned;
+        }
+        inner.order = match &setup.wheel {
+            Some(wheel) if inner.state == EpochState::Open => {
+                Order::Substitute(Box::new(Sweep::join(setup, wheel, &inner.leases, &key)))
+            }
+            _ => Order::Strict(Box::new(Turns::resumed(&strict, &began))),
+        };
+        let id = Hash::of(format!("{}\0{epoch}", setup.job).as_bytes());
+        let mut owner = [0; 8];
+        owner.copy_from_slice(&id.as_bytes()[..8]);
+        let this = Arc::new(Epoch {
+            setup: Arc::clone(setup),
+            header: read.header,
+            strict,
+            owner: u64::from_le_bytes(owner),
+            ledger: file,
+            inner: Mutex::new(inner),
+            changed: Notify::new(),
+            receipt: OnceCell::new(),
+        });
+        {
+            let mut inner = this.lock();
+            if inner.state == EpochState::Open && inner.leases.fit() != fit {
+                let event = this.change_world(&mut inner, fit)?;
+                this.ledger.append(&[event]);
+            }
+        }
+        Ok(this)
+    }
+
+    /// What was acknowledged, as a state: a ledger of nothing else.
+    #[must_use]
+    pub fn state(&self) -> Vec<u8> {
+        ledger::state(&self.header, self.lock().leases.acked())
+    }
+
+    /// Whether what was acknowledged is exactly this.
+    #[must_use]
+    pub fn is_at(&self, acked: &Bits) -> bool {
+        self.lock().leases.acked() == acked
+    }
+}
+
+/// The first field in which a ledger's header is another than it should be.
+pub fn differs(got: &Header, want: &Header, by_units: bool) -> Option<(&'static str, String, String)> {
+    let pairs = [
+        ("root", got.root.to_string(), want.root.to_string()),
+        ("plan", got.plan.to_string(), want.plan.to_string()),
+        ("order", got.order.clone(), want.order.clone()),
+        ("seed", got.seed.to_string(), want.seed.to_string()),
+        ("epoch", got.epoch.to_string(), want.epoch.to_string()),
+    ];
+    // An order by units is one of its layout.
+    let layout = by_units.then(|| ("layout", got.layout.to_string(), want.layout.to_string()));
+    pairs.into_iter().chain(layout).find(|(_, a, b)| a != b)
+}
+
+impl Inner {
+    /// Applies a ledger's events to fresh leases; the leases as they were when the last world began.
+    fn replay(
+        &mut self,
+        setup: &Setup,
+        strict: &Strict,
+        read: &Ledger,
+        expires: u64,
+    ) -> Result<Leases, BadLedger> {
+        self.widen();
+        let mut began = self.leases.clone();
+        for (i, event) in read.events.iter().enumerate() {
+            let acking = if let Event::Ack { lease, upto } = event {
+                self.leases.lease(*lease).map(|l| {
+                    let newly = l.entries.get(l.acked as usize..*upto as usize).unwrap_or_default().to_vec();
+                    (*lease, l.request.rank, u32::try_from(l.entries.len()).unwrap_or(u32::MAX), newly)
+                })
+            } else {
+                None
+            };
+            let wrong = |why| BadLedger::Contradiction { at: i + 1, why };
+            self.leases.apply(event, expires).map_err(wrong)?;
+            match event {
+                Event::Grant { request, entries, .. } => {
+                    for &e in entries {
+                        let unit = setup.samples.unit(strict.item(e).sample);
+                        self.shuffles[request.rank as usize].see(unit);
+                    }
+                }
+                Event::Ack { .. } => {
+                    if let Some((lease, rank, len, newly)) = acking {
+                        self.note_acked(&newly);
+                        if self.leases.lease(lease).is_none() {
+                            self.settle(lease, rank, len);
+                        }
+                    }
+                }
+                Event::World { .. } | Event::Resume { .. } | Event::Rollback { .. } => {
+                    self.widen();
+                    began = self.leases.clone();
+                }
+                _ => {}
+            }
+        }
+        if self.leases.finished() {
+            self.state = EpochState::Finished;
+        }
+        Ok(began)
+    }
+}

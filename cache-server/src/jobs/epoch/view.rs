@@ -1,0 +1,114 @@
+//! What an epoch looks like from outside, and its receipt.
+
+use super::Epoch;
+use crate::jobs::JobError;
+use fletch_api::{Epoch as View, EpochReceipt, EpochState, World};
+use fletch_core::{
+    Hash,
+    order::{
+        certificate::{Shuffle, chance},
+        receipt::{Delivery, FORMAT_MAJOR, LtHash, Receipt},
+    },
+};
+use std::{future::Future, sync::Arc};
+use tokio::task::spawn_blocking;
+
+impl Epoch {
+    /// As it is now.
+    #[must_use]
+    pub fn view(&self) -> View {
+        let inner = self.lock();
+        let (l, fit) = (&inner.leases, inner.leases.fit());
+        let (planned, acked) = (l.planned().count(), l.acked().count());
+        View {
+            epoch: self.number(),
+            state: inner.state,
+            world: World { ranks: fit.ranks, batch: fit.batch, tail: fit.tail },
+            planned,
+            acked,
+            held: planned - acked - l.free().count(),
+            leases: l.live().count() as u64,
+            redelivered: l.redelivered(),
+            padded: inner.padded.len() as u64,
+            ledger_bytes: self.ledger.len(),
+            times: inner.times,
+        }
+    }
+
+    /// Whether it goes on.
+    #[must_use]
+    pub fn state_now(&self) -> EpochState {
+        self.lock().state
+    }
+
+    /// The receipt, once it is finished. `contents` gives the content hash of every sample.
+    ///
+    /// # Errors
+    /// [`JobError::Open`], and those of `contents`.
+    pub async fn receipt<F>(self: &Arc<Self>, contents: impl FnOnce() -> F) -> Result<EpochReceipt, JobError>
+    where
+        F: Future<Output = Result<Arc<Vec<Hash>>, JobError>>,
+    {
+        {
+            let inner = self.lock();
+            if inner.state != EpochState::Finished {
+                let left = inner.leases.planned().count() - inner.leases.acked().count();
+                return Err(JobError::Open { epoch: self.number(), left });
+            }
+        }
+        let made = self.receipt.get_or_try_init(|| async {
+            let contents = contents().await?;
+            let this = Arc::clone(self);
+            spawn_blocking(move || this.make_receipt(&contents)).await.map_err(|_| JobError::Lost)
+        });
+        Ok(made.await?.clone())
+    }
+
+    fn make_receipt(&self, contents: &[Hash]) -> EpochReceipt {
+        let (acked, padded, left_out, redelivered, shuffle) = {
+            let inner = self.lock();
+            let mut shuffle = Shuffle::default();
+            inner.shuffles.iter().for_each(|s| shuffle.merge(s));
+            let left_out: Vec<u64> = inner.leases.left_out().collect();
+            (
+                inner.leases.acked().clone(),
+                inner.padded.clone(),
+                left_out,
+                inner.leases.redelivered(),
+                shuffle,
+            )
+        };
+        let samples = &self.setup.samples;
+        let mut value = LtHash::default();
+        let number = |e: u64| u32::try_from(e).unwrap_or(u32::MAX);
+        for e in acked.iter_in(0, acked.len()).map(number).chain(padded.iter().copied()) {
+            let item = self.strict.item(e);
+            let content = contents[item.sample as usize];
+            let ordinal = samples.ordinals(item.sample).0;
+            value.add(self.setup.root, &Delivery { ordinal, content, copy: item.copy });
+        }
+        let dropped = self.strict.dropped().chain(left_out.into_iter().map(number)).collect();
+        let receipt = Receipt {
+            format: "fletch.receipt".to_owned(),
+            major: FORMAT_MAJOR,
+            minor: 0,
+            root: self.setup.root,
+            plan: self.header.plan,
+            seed: self.setup.seed,
+            epoch: self.number(),
+            delivered: acked.count() + padded.len() as u64,
+            redelivered,
+            dropped,
+            padded: u32::try_from(padded.len()).unwrap_or(u32::MAX),
+            value,
+            key_id: None,
+            signature: None,
+        };
+        let laid = &self.setup.laid;
+        let per_unit = (0..laid.units()).map(|u| {
+            let spots = laid.of_unit(u);
+            u64::from(spots.end - spots.start)
+        });
+        EpochReceipt { receipt, certificate: shuffle.certificate(chance(per_unit)) }
+    }
+}

@@ -1,0 +1,160 @@
+//! Why a job or an epoch refuses something. Nothing was changed then.
+
+use crate::versions::VersionError;
+use fletch_api::Code;
+use fletch_core::order::{lease::LeaseError, ledger::BadLedger, plan::PlanError, shape::BadShape};
+use std::{io, path::PathBuf};
+
+/// One boundary's error; `http/problem.rs` maps its code once.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// No such job of this tenant.
+    #[error("no such job here")]
+    NotFound,
+    /// One of that name has other settings.
+    #[error("job {name} was declared with another {what}")]
+    Differs {
+        /// Its name.
+        name: String,
+        /// What differs.
+        what: &'static str,
+    },
+    /// The plan or the world cannot be.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The plan names what the version does not have, or nothing to read.
+    #[error("{0}")]
+    Ask(String),
+    /// A lease refuses.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// The epoch takes no leases or acks any more.
+    #[error("epoch {epoch} is {what}")]
+    Closed {
+        /// Which.
+        epoch: u64,
+        /// Finished or abandoned.
+        what: &'static str,
+    },
+    /// The epoch is not finished.
+    #[error("epoch {epoch} has {left} entries to be acknowledged")]
+    Open {
+        /// Which.
+        epoch: u64,
+        /// How many are left.
+        left: u64,
+    },
+    /// No such epoch.
+    #[error("epoch {0} has not begun")]
+    NoEpoch(u64),
+    /// The state is of something else.
+    #[error("the state's {what} is {got}, the epoch's is {want}")]
+    StateDiffers {
+        /// What differs.
+        what: &'static str,
+        /// What the state says.
+        got: String,
+        /// What it should say.
+        want: String,
+    },
+    /// The epoch is there and further.
+    #[error("epoch {0} has begun, and what it delivered is not what the state says")]
+    StateBehind(u64),
+    /// The state is no state.
+    #[error("the state cannot be read: {0}")]
+    BadState(String),
+    /// A bound.
+    #[error("{0}")]
+    Full(String),
+    /// The version.
+    #[error(transparent)]
+    Version(#[from] VersionError),
+    /// Its tables contradict themselves.
+    #[error(transparent)]
+    Shape(#[from] BadShape),
+    /// A file of the state directory cannot be believed.
+    #[error("{path}: {why}")]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        why: BadLedger,
+    },
+    /// A file of the state directory cannot be read or written.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A task was lost.
+    #[error("a task was lost")]
+    Lost,
+}
+
+impl JobError {
+    /// The stable word for it.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            JobError::NotFound | JobError::NoEpoch(_) => Code::NotFound,
+            JobError::Differs { .. } => Code::JobDiffers,
+            JobError::Plan(_) | JobError::Ask(_) => Code::BadPlan,
+            JobError::Lease(e) => match e {
+                LeaseError::Rank { .. } => Code::BadRank,
+                LeaseError::Stale { .. } => Code::StaleSequence,
+                LeaseError::Gone(_) => Code::LeaseGone,
+                LeaseError::Foreign { .. } => Code::LeaseForeign,
+                LeaseError::Beyond { .. } => Code::BadAck,
+                LeaseError::World { .. } => Code::BadPlan,
+                LeaseError::Entry(_) => Code::BadState,
+                LeaseError::Commit(_) | LeaseError::Busy(_) => Code::Internal,
+            },
+            JobError::Closed { .. } => Code::EpochClosed,
+            JobError::Open { .. } => Code::EpochOpen,
+            JobError::StateDiffers { .. } => Code::StateDiffers,
+            JobError::StateBehind(_) => Code::StateBehind,
+            JobError::BadState(_) => Code::BadState,
+            JobError::Full(_) => Code::Overloaded,
+            JobError::Version(e) => e.code(),
+            JobError::Shape(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
+            JobError::Shape(_) => Code::BadPlan,
+            JobError::Damaged { .. } | JobError::Io { .. } | JobError::Lost => Code::Internal,
+        }
+    }
+
+    /// What a person can do about it.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            JobError::NotFound => "declare the job with POST /v1/jobs first",
+            JobError::NoEpoch(_) => "ask for its first lease, or put a state",
+            JobError::Differs { .. } => {
+                "use another name, change only the world (PUT …/world), or delete the job"
+            }
+            JobError::Plan(_) | JobError::Ask(_) => "change plan or world; nothing was declared",
+            JobError::Lease(LeaseError::Rank { .. }) => {
+                "ranks count from 0; see GET /v1/jobs/{id} for the world"
+            }
+            JobError::Lease(LeaseError::Stale { .. }) => "count sequence numbers up per rank and worker",
+            JobError::Lease(LeaseError::Gone(_)) => "drop the batch: what it held is delivered again",
+            JobError::Lease(LeaseError::Foreign { .. }) => {
+                "acknowledge with the rank that the lease was granted to"
+            }
+            JobError::Lease(LeaseError::Beyond { .. }) => "upto counts the lease's entries from its first",
+            JobError::Lease(_) => "see the server's log",
+            JobError::Closed { .. } => "go on to a later epoch, or use another job name to read it anew",
+            JobError::Open { .. } => "acknowledge what was received, until the epoch is finished",
+            JobError::StateDiffers { .. } => "declare the job as it was when the state was saved",
+            JobError::StateBehind(_) => "add ?replace=true to forget what was delivered since",
+            JobError::BadState(_) => "put the bytes that GET …/state gave",
+            JobError::Full(_) => "wait, delete jobs that are over, or ask for less",
+            JobError::Version(e) => e.hint(),
+            JobError::Shape(_) => "index the dataset again",
+            JobError::Damaged { .. } => "restore the file from a backup, or put a state with ?replace=true",
+            JobError::Io { .. } => "check the disk of --state-dir",
+            JobError::Lost => "see the server's log",
+        }
+    }
+}

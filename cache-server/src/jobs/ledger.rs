@@ -1,0 +1,247 @@
+//! The ledger of an epoch on disk: appended in the order of events, made durable in groups.
+//!
+//! ```text
+//! append (under the epoch's lock) ─► pending ─► one blocking thread: write, fdatasync ─► everyone up to there goes on
+//! ```
+//!
+//! 1. What [`LedgerFile::durable`] answered survives a crash; what it did not may or may not.
+//! 2. One fsync serves everybody who came while the one before it ran.
+//! 3. After a failure the file is cut back to what is durable and takes nothing more: the epoch is read from
+//!    it anew.
+
+use super::JobError;
+use fletch_core::order::Event;
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::{sync::watch, task::spawn_blocking};
+
+/// No ledger is longer, in bytes.
+pub const LEDGER_BYTES_MAX: u64 = 1 << 30;
+
+#[derive(Debug)]
+struct State {
+    pending: Vec<u8>,
+    /// Bytes appended, pending ones included.
+    appended: u64,
+    /// Somebody writes.
+    writing: bool,
+}
+
+/// How far the file is durable, or that it failed.
+type Progress = Result<u64, Arc<io::Error>>;
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    file: Mutex<File>,
+    state: Mutex<State>,
+    progress: watch::Sender<Progress>,
+}
+
+/// See the module. Cloning shares it.
+#[derive(Debug, Clone)]
+pub struct LedgerFile(Arc<Shared>);
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is guarded is whole after every statement.
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes a file whole or not at all, durable when this returns. Blocking.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let part = path.with_extension("part");
+    let mut file = File::create(&part)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&part, path)?;
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+impl LedgerFile {
+    /// A ledger whose file holds `len` valid bytes; what follows them (a torn append) is cut off. Blocking.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn open(path: &Path, len: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).open(path)?;
+        if file.metadata()?.len() > len {
+            tracing::warn!(file = %path.display(), at = len, "the last record was torn by a crash and is cut off");
+            file.set_len(len)?;
+            file.sync_all()?;
+        }
+        Ok(LedgerFile(Arc::new(Shared {
+            path: path.to_owned(),
+            file: Mutex::new(file),
+            state: Mutex::new(State { pending: Vec::new(), appended: len, writing: false }),
+            progress: watch::Sender::new(Ok(len)),
+        })))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Bytes appended so far.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        lock(&self.0.state).appended
+    }
+
+    /// Bytes that are durable.
+    #[must_use]
+    pub fn durable_len(&self) -> u64 {
+        self.0.progress.borrow().as_ref().copied().unwrap_or(0)
+    }
+
+    /// Whether it still takes events.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.0.progress.borrow().is_ok()
+    }
+
+    /// Appends events; up to where [`LedgerFile::durable`] is to be awaited.
+    pub fn append(&self, events: &[Event]) -> u64 {
+        let mut state = lock(&self.0.state);
+        let before = state.pending.len();
+        events.iter().for_each(|e| e.append(&mut state.pending));
+        state.appended += (state.pending.len() - before) as u64;
+        state.appended
+    }
+
+    /// Waits until the first `upto` bytes are durable. Whoever goes away does not end the writing.
+    ///
+    /// # Errors
+    /// [`JobError::Io`]; what was appended may be lost.
+    pub async fn durable(&self, upto: u64) -> Result<(), JobError> {
+        let mut progress = self.0.progress.subscribe();
+        loop {
+            match &*progress.borrow_and_update() {
+                Ok(len) if *len >= upto => return Ok(()),
+                Ok(_) => {}
+                Err(e) => return Err(self.0.failed(e)),
+            }
+            if !std::mem::replace(&mut lock(&self.0.state).writing, true) {
+                let shared = Arc::clone(&self.0);
+                drop(spawn_blocking(move || shared.write()));
+            }
+            progress.changed().await.map_err(|_| JobError::Lost)?;
+        }
+    }
+}
+
+impl Shared {
+    fn failed(&self, e: &io::Error) -> JobError {
+        let error = io::Error::new(e.kind(), e.to_string());
+        JobError::Io { path: self.path.clone(), error }
+    }
+
+    /// Writes until nothing is pending.
+    fn write(&self) {
+        let mut file = lock(&self.file);
+        loop {
+            let (bytes, upto) = {
+                let mut state = lock(&self.state);
+                if state.pending.is_empty() {
+                    state.writing = false;
+                    return;
+                }
+                (std::mem::take(&mut state.pending), state.appended)
+            };
+            let durable = upto - bytes.len() as u64;
+            match file.write_all(&bytes).and_then(|()| file.sync_data()) {
+                Ok(()) => drop(self.progress.send_replace(Ok(upto))),
+                Err(e) => {
+                    tracing::error!(file = %self.path.display(), error = %e, "the ledger cannot be written");
+                    if let Err(e) = file.set_len(durable) {
+                        tracing::error!(error = %e, "nor cut back; its torn end is cut at the next start");
+                    }
+                    // `writing` stays: nobody writes here again.
+                    drop(self.progress.send_replace(Err(Arc::new(e))));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_core::order::ledger::{Header, Ledger, begin};
+    use fletch_core::{
+        LayoutId, Root,
+        order::{Fit, Tail},
+    };
+
+    fn header() -> Vec<u8> {
+        let h = fletch_core::Hash::of(b"x");
+        let fit = Fit { batch: 1, ranks: 1, tail: Tail::Keep };
+        begin(&Header {
+            job: "j".into(),
+            epoch: 0,
+            root: Root(h),
+            layout: LayoutId(h),
+            plan: h,
+            order: "strict".into(),
+            seed: 0,
+            fit,
+        })
+    }
+
+    #[tokio::test]
+    async fn what_is_durable_is_read_again_and_torn_ends_are_cut() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("e.ledger");
+        let head = header();
+        write_whole(&path, &head).expect("written");
+        let file = LedgerFile::open(&path, head.len() as u64).expect("open");
+        let event = |lease| Event::Expire { lease };
+        let waits = (0..50).map(|i| {
+            let upto = file.append(&[event(i)]);
+            let file = file.clone();
+            async move { file.durable(upto).await }
+        });
+        for done in futures::future::join_all(waits).await {
+            done.expect("durable");
+        }
+        assert_eq!(file.durable_len(), file.len());
+        // A crash in the middle of an append.
+        OpenOptions::new().append(true).open(&path).expect("open").write_all(&[9; 11]).expect("torn");
+        let read = Ledger::read(&std::fs::read(&path).expect("bytes")).expect("torn is not damaged");
+        assert_eq!(read.events, (0..50).map(event).collect::<Vec<_>>());
+        let again = LedgerFile::open(&path, read.len as u64).expect("open");
+        assert_eq!(std::fs::metadata(&path).expect("metadata").len(), again.len());
+        let upto = again.append(&[event(99)]);
+        again.durable(upto).await.expect("durable");
+        let read = Ledger::read(&std::fs::read(&path).expect("bytes")).expect("whole");
+        assert_eq!(read.events.last(), Some(&event(99)));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_written_says_so_and_takes_nothing_more() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("e.ledger");
+        write_whole(&path, &header()).expect("written");
+        // A descriptor that is not open for writing fails like a disk that is full.
+        let file = File::open(&path).expect("open");
+        let len = file.metadata().expect("metadata").len();
+        let broken = LedgerFile(Arc::new(Shared {
+            path: path.clone(),
+            file: Mutex::new(file),
+            state: Mutex::new(State { pending: Vec::new(), appended: len, writing: false }),
+            progress: watch::Sender::new(Ok(len)),
+        }));
+        for _ in 0..2 {
+            let upto = broken.append(&[Event::Expire { lease: 1 }]);
+            assert!(matches!(broken.durable(upto).await, Err(JobError::Io { .. })));
+        }
+        assert!(!broken.works());
+        assert_eq!(std::fs::metadata(&path).expect("metadata").len(), len);
+    }
+}

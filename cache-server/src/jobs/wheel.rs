@@ -1,0 +1,441 @@
+//! One sweep for all jobs that read a version in one layout: the Flywheel, and the store that obeys it.
+//!
+//! The Flywheel says which units should be here; this file brings and drops them, and tells it what did not
+//! come. Chunks of the sweep are a dataset of their own to the disk tier, with a share of its own, so that
+//! plain readers of the dataset keep theirs.
+//!
+//! 1. The Flywheel is never waited for and never waits: its orders become tasks of their own.
+//! 2. What it believes to be here and is not costs a fetch (I5): every read goes through the store.
+//! 3. (I6) Its capacity is the sweep's share of the disk, less a hundredth for what is on its way; without a disk
+//!    half of the memory, in which its chunks are then held. Under `lru` and `pin` nothing is kept for it.
+//! 4. At most `loads_max` units are brought at once.
+
+use super::{JobError, Samples};
+use crate::versions::{Filler, Located, Source, Sources, Versions};
+use fletch_core::{
+    StoreKey, Verified,
+    order::{
+        Bits, Laid, OrderKey,
+        substitute::{Act, Feed, Flywheel, How, Knobs, Pick, SeatId, Standing},
+    },
+    residency::Residency,
+};
+use fletch_store::{DatasetId, Shares, Store, Warmed, disk::Policy};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+/// Picks that one whose bytes are here may overtake (ADR 10).
+const OVERTAKE: usize = 4;
+/// The least number of picks that are decided before they are served.
+const AHEAD_MIN: usize = 64;
+/// Within this time a dropped chunk may still have been waiting to be written.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+/// How long a first job waits until the sweep has its share of the disk.
+const SHARE_WITHIN: Duration = Duration::from_secs(3);
+
+/// What jobs are served with.
+pub struct Means {
+    /// Where chunks stay.
+    pub store: Arc<Store>,
+    /// Where they come from.
+    pub versions: Arc<Versions>,
+    /// Who divides the disk.
+    pub shares: Arc<Shares>,
+    /// Where work runs.
+    pub tasks: TaskTracker,
+    /// Bytes of memory for sweeps where there is no disk tier.
+    pub memory_bytes: u64,
+    /// Units brought at once.
+    pub loads_max: usize,
+    /// How long a lease lives without a sign of life.
+    pub lease_ttl: Duration,
+    /// When the server started.
+    pub since: Instant,
+    /// How many sweeps there are.
+    pub wheels: AtomicUsize,
+    /// What was counted.
+    pub counts: Counts,
+}
+
+/// Totals since the server started.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Bytes that sweeps brought, as they occupy the disk.
+    pub loaded_bytes: AtomicU64,
+    /// Units that sweeps dropped.
+    pub dropped: AtomicU64,
+    /// Units that did not come, or were not kept.
+    pub failed: AtomicU64,
+    /// Entries granted, those granted again included.
+    pub granted: AtomicU64,
+    /// Entries acknowledged.
+    pub acked: AtomicU64,
+    /// Entries that came back because their lease expired.
+    pub expired: AtomicU64,
+}
+
+/// How a picked sample counts (I8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// It was asked for by name: a hit is exact.
+    Exact,
+    /// It was chosen because it is here, and was not fetched for this epoch.
+    Substituted,
+    /// Its unit was fetched for this epoch.
+    Own,
+    /// It is read alone.
+    Alone,
+}
+
+/// A sample that the sweep chose.
+#[derive(Debug, Clone, Copy)]
+pub struct Picked {
+    /// The plan's entry.
+    pub entry: u32,
+    /// How it counts.
+    pub class: Class,
+}
+
+const AWAY: u8 = 0;
+const COMING: u8 = 1;
+const HERE: u8 = 2;
+
+struct Inner {
+    fly: Flywheel,
+    /// Of each unit: where it is, the number of its latest load, and the epoch that asked for that.
+    here: Vec<u8>,
+    load: Vec<u32>,
+    by: Vec<u64>,
+    /// Without a disk: what is held in memory.
+    held: HashMap<u32, Vec<Verified>>,
+    /// Dropped a moment ago.
+    dropped: VecDeque<(Instant, u32)>,
+    acts: Vec<Act>,
+    capacity: u64,
+}
+
+/// See the module.
+pub struct Wheel {
+    /// The version as samples and units.
+    pub samples: Arc<Samples>,
+    /// The version in its layout.
+    pub source: Arc<Source>,
+    /// For reads that come to stay in the sweep's share.
+    pub keeping: Arc<Sources>,
+    /// For reads that pass.
+    pub passing: Arc<Sources>,
+    means: Arc<Means>,
+    loads: Arc<Semaphore>,
+    inner: Mutex<Inner>,
+}
+
+impl Wheel {
+    /// A sweep over a version, which takes over what the cache holds of it. Waits a moment for its share.
+    pub async fn start(
+        means: &Arc<Means>,
+        sources: &Arc<Sources>,
+        source: &Arc<Source>,
+        samples: Arc<Samples>,
+    ) -> Arc<Self> {
+        let version = &source.version;
+        let number = DatasetId::sweep_of(&sources.domain, source.dataset(), version.root(), version.layout());
+        let keeping = sources.beside(source, number);
+        let passing = sources.beside(source, DatasetId::PASSING);
+        let units = samples.shape.units();
+        let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
+        let fly = Flywheel::new(Arc::clone(&samples.shape), 0, &key, Knobs::default());
+        means.wheels.fetch_add(1, Relaxed);
+        let inner = Inner {
+            fly,
+            here: vec![AWAY; units],
+            load: vec![0; units],
+            by: vec![u64::MAX; units],
+            held: HashMap::new(),
+            dropped: VecDeque::new(),
+            acts: Vec::new(),
+            capacity: 0,
+        };
+        let wheel = Arc::new(Wheel {
+            samples,
+            source: Arc::clone(source),
+            keeping,
+            passing,
+            means: Arc::clone(means),
+            loads: Arc::new(Semaphore::new(means.loads_max)),
+            inner: Mutex::new(inner),
+        });
+        let until = Instant::now() + SHARE_WITHIN;
+        wheel.note(0);
+        while wheel.awaits_share() && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        wheel.adopt();
+        wheel
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // The Flywheel may panic only before it changes anything.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn key(&self, hash: fletch_core::Hash) -> StoreKey {
+        StoreKey { domain: self.keeping.domain.clone(), hash }
+    }
+
+    /// The sweep is in use.
+    pub fn note(&self, now_ns: u64) {
+        let footprint = self.samples.shape.total_bytes();
+        let root = self.source.version.root();
+        self.means.shares.note(self.keeping.number(), root, footprint, now_ns);
+    }
+
+    fn awaits_share(&self) -> bool {
+        let Some(disk) = self.means.store.disk() else { return false };
+        let fletch = disk.tier().is_some_and(|t| t.policy() == Policy::Fletch);
+        fletch && disk.share_of(self.keeping.number()).is_none()
+    }
+
+    /// What it may keep now, in footprints.
+    fn capacity(&self) -> u64 {
+        let Some(disk) = self.means.store.disk() else {
+            return self.means.memory_bytes / self.means.wheels.load(Relaxed).max(1) as u64;
+        };
+        let fletch = disk.tier().is_some_and(|t| t.policy() == Policy::Fletch);
+        let share = if fletch { disk.share_of(self.keeping.number()).unwrap_or(0) } else { 0 };
+        let all = self.samples.shape.total_bytes();
+        // All of it fits: then nothing is ever on its way in the place of something else.
+        if share >= all { all } else { share - share / 100 }
+    }
+
+    /// Begins with what the cache holds already.
+    fn adopt(self: &Arc<Self>) {
+        let units = self.samples.shape.units();
+        let mut bits = Bits::zeros(units as u64);
+        if self.means.store.disk().is_some() {
+            for unit in (0..units).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
+                let chunks = self.samples.chunks(unit);
+                if chunks.iter().all(|c| self.means.store.stays(&self.key(c.hash), c.len)) {
+                    bits.set(u64::from(unit));
+                }
+            }
+        }
+        let capacity = self.capacity();
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        inner.capacity = capacity;
+        inner.fly.set_capacity(capacity, &mut inner.acts);
+        inner.fly.adopt(&Residency::new(1, bits.clone()), &mut inner.acts);
+        for u in bits.iter_in(0, bits.len()) {
+            inner.here[usize::try_from(u).unwrap_or(usize::MAX)] = HERE;
+        }
+        self.obey(inner, u64::MAX);
+    }
+
+    /// A job sits down.
+    pub fn join(&self, laid: Laid) -> SeatId {
+        self.lock().fly.join(laid)
+    }
+
+    /// A job is gone.
+    pub fn leave(&self, seat: SeatId) {
+        self.lock().fly.leave(seat);
+    }
+
+    /// An epoch begins at a seat: `left` are its spots.
+    pub fn begin(&self, seat: SeatId, left: Bits) {
+        self.lock().fly.begin(seat, left);
+    }
+
+    /// The next picks of an epoch, at most `n`; `owner` names the epoch. `base` is the number of
+    /// entries of one pass of its plan.
+    pub fn draw(
+        self: &Arc<Self>,
+        seat: SeatId,
+        feed: &mut Feed,
+        n: u32,
+        owner: u64,
+        base: u64,
+    ) -> Vec<Picked> {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        let ahead = AHEAD_MIN.max(2 * n as usize);
+        let mut out = Vec::with_capacity(n as usize);
+        while out.len() < n as usize {
+            feed.fill(&mut inner.fly, seat, ahead, &mut inner.acts, |_| {});
+            self.obey(inner, owner);
+            let here = &inner.here;
+            let is_here = |p: &Pick| p.how != How::Range && here[p.unit as usize] == HERE;
+            let Some(pick) = feed.next(&inner.fly, OVERTAKE, is_here) else { break };
+            let class = match pick.how {
+                How::Range => Class::Alone,
+                _ if inner.by[pick.unit as usize] == owner => Class::Own,
+                _ => Class::Substituted,
+            };
+            let entry = u64::from(inner.fly.laid(seat).entry(pick.spot)) + u64::from(pick.pass) * base;
+            out.push(Picked { entry: u32::try_from(entry).unwrap_or(u32::MAX), class });
+        }
+        self.ahead_of_need(inner, owner);
+        out
+    }
+
+    /// Pacing: while the way to the origin is idle, a job that is alone fetches early.
+    fn ahead_of_need(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
+        let coming = inner.here.len().min(self.means.loads_max);
+        let mut room = self.loads.available_permits().min(coming);
+        while room > 0 && inner.fly.advance(&mut inner.acts) {
+            room -= 1;
+            self.obey(inner, owner);
+        }
+    }
+
+    /// How a sample of a unit is to be read now, when nobody remembers how it was picked.
+    pub fn class_of(&self, sample: u32, owner: u64) -> Class {
+        let (unit, inner) = (self.samples.unit(sample), self.lock());
+        match inner.fly.holds(unit) {
+            false => Class::Alone,
+            true if inner.by[unit as usize] == owner => Class::Own,
+            true => Class::Substituted,
+        }
+    }
+
+    /// Carries out the Flywheel's orders, in their sequence.
+    fn obey(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
+        for act in std::mem::take(&mut inner.acts) {
+            match act {
+                Act::Evict(unit) => {
+                    inner.here[unit as usize] = AWAY;
+                    inner.held.remove(&unit);
+                    self.means.counts.dropped.fetch_add(1, Relaxed);
+                    inner.dropped.push_back((Instant::now(), unit));
+                    self.drop_unit(unit);
+                }
+                Act::Load(unit) => {
+                    let u = unit as usize;
+                    inner.here[u] = COMING;
+                    inner.load[u] = inner.load[u].wrapping_add(1);
+                    inner.by[u] = owner;
+                    let (wheel, number) = (Arc::clone(self), inner.load[u]);
+                    self.means.tasks.spawn(async move { wheel.load(unit, number).await });
+                }
+            }
+        }
+    }
+
+    fn drop_unit(&self, unit: u32) {
+        let Some(disk) = self.means.store.disk() else { return };
+        for c in self.samples.chunks(unit) {
+            disk.evict_of(&self.key(c.hash), self.keeping.number());
+        }
+    }
+
+    /// Brings a unit, unless it was given up meanwhile.
+    async fn load(self: Arc<Self>, unit: u32, number: u32) {
+        let Ok(_turn) = self.loads.acquire().await else { return };
+        if !self.wants(unit, number) {
+            return;
+        }
+        let brought = self.bring(unit).await;
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        if inner.load[unit as usize] != number || !inner.fly.holds(unit) {
+            if !inner.fly.holds(unit) {
+                self.drop_unit(unit);
+            }
+            return;
+        }
+        match brought {
+            Ok(chunks) => {
+                inner.here[unit as usize] = HERE;
+                self.means.counts.loaded_bytes.fetch_add(self.samples.shape.bytes(unit), Relaxed);
+                if let Some(chunks) = chunks {
+                    inner.held.insert(unit, chunks);
+                }
+            }
+            Err(why) => {
+                tracing::debug!(unit, %why, "a unit of a sweep did not come");
+                inner.here[unit as usize] = AWAY;
+                self.means.counts.failed.fetch_add(1, Relaxed);
+                inner.fly.lost(unit);
+            }
+        }
+    }
+
+    fn wants(&self, unit: u32, number: u32) -> bool {
+        let inner = self.lock();
+        inner.load[unit as usize] == number && inner.fly.holds(unit)
+    }
+
+    /// The unit's chunks, brought to where they stay; themselves where that is memory.
+    async fn bring(&self, unit: u32) -> Result<Option<Vec<Verified>>, String> {
+        let store = &self.means.store;
+        let mut held = store.disk().is_none().then(Vec::new);
+        for c in self.samples.chunks(unit) {
+            let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
+            let row = rows.get(c.row as usize).ok_or("its row is gone")?;
+            let located = Located::at(&self.source, c.part as usize, row.clone());
+            let fetch = Filler::fetch(&self.means.versions, &self.keeping, c.hash, &located);
+            let (key, number) = (self.key(c.hash), self.keeping.number());
+            match &mut held {
+                Some(held) => {
+                    let hit = store.read(key, c.len, number, fetch).await.map_err(|e| e.to_string())?;
+                    held.push(hit.chunk);
+                }
+                None => match store.warm(&key, c.len, number, fetch).await.map_err(|e| e.to_string())? {
+                    Warmed::Already | Warmed::Brought => {}
+                    Warmed::Refused => return Err("the disk does not keep it".to_owned()),
+                },
+            }
+        }
+        Ok(held)
+    }
+
+    /// Housekeeping: a changed share; dropped chunks that were written after all.
+    pub fn tick(self: &Arc<Self>, now_ns: u64) {
+        let capacity = self.capacity();
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        if inner.fly.standing().seats > 0 {
+            self.note(now_ns);
+        }
+        if capacity != inner.capacity {
+            inner.capacity = capacity;
+            inner.fly.set_capacity(capacity, &mut inner.acts);
+            self.obey(inner, u64::MAX);
+        }
+        for _ in 0..inner.dropped.len() {
+            let Some((at, unit)) = inner.dropped.pop_front() else { break };
+            if inner.fly.holds(unit) {
+                continue;
+            }
+            self.drop_unit(unit);
+            if at.elapsed() < WRITTEN_WITHIN {
+                inner.dropped.push_back((at, unit));
+            }
+        }
+    }
+
+    /// What it looks like.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.lock().fly.standing()
+    }
+}
+
+impl Drop for Wheel {
+    fn drop(&mut self) {
+        self.means.wheels.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Why a plan cannot be laid over a version.
+pub fn lay(plan: &fletch_core::order::Plan, samples: &Samples) -> Result<Laid, JobError> {
+    Ok(Laid::new(plan, &samples.shape)?)
+}

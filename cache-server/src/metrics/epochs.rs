@@ -1,0 +1,54 @@
+//! Declared jobs, epochs and sweeps.
+
+use super::{Failed, Page};
+use crate::server::Server;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Their families.
+pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
+    let stats = server.epochs.stats();
+    let c = &server.epochs.means.counts;
+    page.gauge("fletch_jobs_declared", "Jobs declared", &[], &[(vec![], stats.declared)])?;
+    page.gauge("fletch_epochs_open", "Epochs under way", &[], &[(vec![], stats.epochs_open)])?;
+    page.counter(
+        "fletch_epoch_entries_total",
+        "Entries of epochs, by what happened to them",
+        &["event"],
+        &[
+            (vec!["granted"], c.granted.load(Relaxed)),
+            (vec!["acked"], c.acked.load(Relaxed)),
+            (vec!["expired"], c.expired.load(Relaxed)),
+        ],
+    )?;
+    let sum = |of: fn(&fletch_core::order::substitute::Standing) -> u64| stats.wheels.iter().map(of).sum();
+    page.gauge("fletch_sweeps", "Sweeps", &[], &[(vec![], stats.wheels.len() as u64)])?;
+    page.gauge(
+        "fletch_sweep_bytes",
+        "What sweeps hold, and what they may hold, as it occupies the disk",
+        &["of"],
+        &[
+            (vec!["window"], sum(|s| s.window_bytes)),
+            (vec!["window_max"], sum(|s| s.window_bytes_max)),
+            (vec!["reserve"], sum(|s| s.reserve_bytes)),
+            (vec!["reserve_max"], sum(|s| s.reserve_bytes_max)),
+        ],
+    )?;
+    page.counter(
+        "fletch_sweep_loaded_bytes_total",
+        "Bytes that sweeps brought, as they occupy the disk",
+        &[],
+        &[(vec![], c.loaded_bytes.load(Relaxed))],
+    )?;
+    page.counter(
+        "fletch_sweep_dropped_total",
+        "Units that sweeps dropped",
+        &[],
+        &[(vec![], c.dropped.load(Relaxed))],
+    )?;
+    page.counter(
+        "fletch_sweep_failed_total",
+        "Units that did not come, or that the cache did not keep",
+        &[],
+        &[(vec![], c.failed.load(Relaxed))],
+    )
+}

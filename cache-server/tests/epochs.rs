@@ -1,0 +1,325 @@
+//! Epochs through a real server: exactly once, in order, proved; and what is refused.
+
+mod common;
+
+use common::{Node, epochs::*, problem};
+use fletch_api::{Ack, Acks, BatchTimes, Code, EpochState, OrderKind, PlanBase, Visitation, routes};
+use fletch_client::{
+    ClientError,
+    epochs::{LeaseBatch, Next, Received},
+};
+use fletch_core::order::{Tail, ledger::Ledger};
+use reqwest::Method;
+use std::{collections::BTreeMap, time::Duration};
+use tokio_util::task::TaskTracker;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i2_every_rank_gets_its_share_once_and_the_receipt_proves_it() {
+    let tree = tree(61);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let client = client(&node);
+    let mut bytes = 0;
+    for (order, tail) in [
+        (OrderKind::Strict, Tail::Drop),
+        (OrderKind::Strict, Tail::Pad),
+        (OrderKind::Substitute, Tail::Drop),
+        (OrderKind::Substitute, Tail::Pad),
+    ] {
+        let name = format!("j-{}-{tail:?}", order.as_str());
+        let job = client.declare(&ask(&name, order, world(4, 8, tail))).await.expect("declared");
+        assert_eq!((job.info().samples, job.info().entries), (63, 63));
+        let mut orders = Vec::new();
+        for epoch in 0..2 {
+            let ranks = (0..4).map(|r| consumed(&job, &tree, epoch, r, 2));
+            let got = futures::future::join_all(ranks).await;
+            let mut all = Received::new(job.info().root);
+            let mut seen: BTreeMap<u32, u32> = BTreeMap::new();
+            let per_rank = if tail == Tail::Drop { 14 } else { 16 };
+            for (entries, received, n) in &got {
+                bytes += n;
+                assert_eq!(entries.len(), per_rank, "equal steps");
+                all.merge(received);
+                entries.iter().for_each(|e| *seen.entry(*e).or_default() += 1);
+            }
+            assert!(seen.values().all(|n| *n == 1), "exactly once");
+            let receipt = job.receipt(epoch).await.expect("finished");
+            assert!(all.agrees(&receipt), "{name} {epoch}");
+            assert_eq!(receipt.receipt.dropped.len(), if tail == Tail::Drop { 7 } else { 0 });
+            assert_eq!(receipt.receipt.padded, if tail == Tail::Drop { 0 } else { 1 });
+            assert_eq!((receipt.receipt.redelivered, receipt.certificate.delivered), (0, all.delivered()));
+            // One sample less, one twice, another: no proof.
+            let mut twice = all.clone();
+            twice.merge(&got[0].1);
+            assert!(!twice.agrees(&receipt) && !got[0].1.agrees(&receipt));
+            orders.push(got.into_iter().map(|g| g.0).collect::<Vec<_>>());
+            // The ledger says the same.
+            let ledger = Ledger::read(&job.ledger(epoch).await.expect("ledger")).expect("a ledger");
+            for (rank, entries) in (0u32..).zip(&orders[orders.len() - 1]) {
+                assert_eq!(ledger.order_of(rank).collect::<Vec<_>>(), *entries);
+            }
+        }
+        assert_ne!(orders[0], orders[1], "every epoch has its order");
+        let now = job.now().await.expect("job");
+        let states: Vec<_> = now.epochs.iter().map(|e| (e.epoch, e.state)).collect();
+        assert_eq!(states, [(0, EpochState::Finished), (1, EpochState::Finished)]);
+        assert!(now.epochs[0].times.batches >= 28 && now.epochs[0].times.stepped_ns >= 7 * 28);
+        // The same settings are the same job.
+        let again = client.declare(&ask(&name, order, world(4, 8, tail))).await.expect("the same");
+        assert_eq!(again.info().id, job.info().id);
+        let mut other = ask(&name, order, world(4, 8, tail));
+        other.seed = Some(6);
+        assert_eq!(client.declare(&other).await.expect_err("differs").code(), Some(Code::JobDiffers));
+    }
+    // Strict orders do not depend on who asks: the golden law is core's; here, that two jobs of one seed agree.
+    let a = client.declare(&ask("same-a", OrderKind::Strict, world(1, 4, Tail::Keep))).await.expect("job");
+    let b = client.declare(&ask("same-b", OrderKind::Strict, world(1, 4, Tail::Keep))).await.expect("job");
+    let (of_a, of_b) = (consumed(&a, &tree, 0, 0, 4).await, consumed(&b, &tree, 0, 0, 7).await);
+    assert_eq!(of_a.0, of_b.0);
+    bytes += of_a.2 + of_b.2;
+    assert_eq!(client.jobs().await.expect("jobs").len(), 6);
+    client.delete_job(&b.info().id).await.expect("deleted");
+    assert_eq!(b.now().await.expect_err("gone").code(), Some(Code::NotFound));
+    assert_eq!(client.jobs().await.expect("jobs").len(), 5);
+    i8(&node, bytes).await;
+    node.running.shutdown().await;
+}
+
+/// I8: what was counted is what was received, however it was come by.
+async fn i8(node: &Node, received: u64) {
+    let counted: u64 = node.accounts().await.accounts.iter().map(|a| a.bytes).sum();
+    let page = node.get("/metrics").send().await.expect("answer").text().await.expect("text");
+    let metrics: u64 = page
+        .lines()
+        .filter(|l| l.starts_with("fletch_bytes_total{"))
+        .map(|l| l.rsplit(' ').next().expect("value").parse::<u64>().expect("number"))
+        .sum();
+    assert_eq!((counted, metrics), (received, received));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_are_idempotent_expire_and_come_again() {
+    let tree = tree(20);
+    tree.index();
+    let node = Node::serving(&tree, &["--limits-lease-ttl=1s"]).await;
+    let client = client(&node);
+    for order in [OrderKind::Strict, OrderKind::Substitute] {
+        let name = format!("j-{}", order.as_str());
+        let job = client.declare(&ask(&name, order, world(2, 4, Tail::Drop))).await.expect("declared");
+        let mut reader = job.reader(0, 0, 3).after(10);
+        let Next::Batch(first) = reader.next(2).await.expect("lease") else { panic!("a batch") };
+        let Next::Batch(again) = job.reader(0, 0, 3).after(10).next(2).await.expect("lease") else {
+            panic!("a batch")
+        };
+        assert_eq!((again.token, &again.samples), (first.token, &first.samples), "the same lease");
+        // Renewed by id it lives; not renewed it does not.
+        let alive = TaskTracker::new().spawn({
+            let job = job.clone();
+            async move { job.keep_alive().await }
+        });
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        assert_eq!(job.now().await.expect("job").epochs[0].leases, 1, "the heartbeat renews it");
+        alive.abort();
+        let expired = async {
+            while job.now().await.expect("job").epochs[0].leases > 0 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), expired).await.expect("it expires");
+        let gone = job.ack(0, 0, &[first.token.ack(BatchTimes::default())]).await.expect_err("re-issued");
+        assert_eq!(gone.code(), Some(Code::LeaseGone));
+        let anew = batch(&job, 0, 0, 2).await.expect("a batch");
+        let entries = |b: &LeaseBatch| b.samples.iter().map(|s| s.entry).collect::<Vec<_>>();
+        assert_eq!(entries(&anew), entries(&first), "what came back goes first");
+        assert_ne!(anew.token.lease, first.token.lease);
+        // Acks: partial, twice, less than before, another rank's, more than there is.
+        let part = |upto| Ack { lease: anew.token.lease, upto, batches: Vec::new() };
+        let send = |rank, acks: Vec<Ack>| {
+            let job = job.clone();
+            async move { job.ack(0, rank, &acks).await }
+        };
+        let code = |r: Result<fletch_api::Acked, ClientError>| r.expect_err("refused").code();
+        assert_eq!(code(send(1, vec![part(1)]).await), Some(Code::LeaseForeign));
+        assert_eq!(code(send(0, vec![part(1), part(3)]).await), Some(Code::BadAck));
+        assert_eq!(code(send(9, vec![part(1)]).await), Some(Code::BadRank));
+        assert_eq!(job.now().await.expect("job").epochs[0].acked, 0, "all or nothing");
+        assert_eq!(send(0, vec![part(1)]).await.expect("acked").entries, 1);
+        assert_eq!(send(0, vec![part(1)]).await.expect("acked").entries, 0);
+        assert_eq!(send(0, vec![part(2)]).await.expect("acked").entries, 1);
+        assert_eq!(send(0, vec![part(1)]).await.expect("settled").entries, 0);
+        // The rest; the receipt counts what came twice.
+        let (a, b) = tokio::join!(consume(&job, &tree, 0, 0, 2), consume(&job, &tree, 0, 1, 2));
+        let mut all = a.1;
+        all.merge(&b.1);
+        anew.samples.iter().for_each(|s| all.add(s));
+        let receipt = job.receipt(0).await.expect("finished");
+        assert!(all.agrees(&receipt));
+        assert_eq!(receipt.receipt.redelivered, 2);
+        // Acks of a finished epoch are known or gone.
+        assert_eq!(send(0, vec![part(2)]).await.expect("settled").entries, 0);
+    }
+    node.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_is_refused_and_changes_nothing() {
+    let tree = tree(10);
+    let root = tree.index().root();
+    let node = Node::serving(&tree, &[]).await;
+    let client = client(&node);
+    let base = serde_json::to_value(ask("j", OrderKind::Strict, world(2, 4, Tail::Drop))).expect("json");
+    let with = |key: &str, value: serde_json::Value| {
+        let mut ask = base.clone();
+        ask[key] = value;
+        ask.to_string()
+    };
+    let plan = |base: serde_json::Value| with("plan", serde_json::json!({"base": base}));
+    let weights = |w: serde_json::Value| serde_json::json!({"weights": {"weights": w, "draws": 5}});
+    let ones = vec![1.0; 12];
+    for (body, code) in [
+        (plan(serde_json::json!({"keys": ["f0001", "nobody"]})), Code::BadPlan),
+        (plan(serde_json::json!({"samples": [3, 12]})), Code::BadPlan),
+        (plan(serde_json::json!({"samples": []})), Code::BadPlan),
+        (plan(weights(serde_json::json!([1, null]))), Code::BadPlan),
+        (plan(weights(serde_json::json!([1, 2]))), Code::BadPlan),
+        (
+            plan(weights({
+                let mut w = serde_json::json!(ones);
+                w[3] = serde_json::Value::Null;
+                w
+            })),
+            Code::BadPlan,
+        ),
+        (with("plan", serde_json::json!({"base": "all", "echo": {"copies": 0}})), Code::BadPlan),
+        (with("world", serde_json::json!({"ranks": 3, "batch": 4, "tail": "drop"})), Code::BadPlan),
+        (with("world", serde_json::json!({"ranks": 2, "batch": 4, "tail": "keep"})), Code::BadPlan),
+        (with("world", serde_json::json!({"ranks": 0, "batch": 0, "tail": "drop"})), Code::BadPlan),
+        (with("dataset", "other".into()), Code::NotFound),
+        (with("version", "no-such-tag".into()), Code::NotFound),
+        (with("root", root.to_string().into()), Code::BadRequest),
+        (with("name", "../x".into()), Code::BadRequest),
+        (with("order", "sorted".into()), Code::BadRequest),
+        (plan(weights(serde_json::json!([1]))).replace("[1]", "[NaN]"), Code::BadRequest),
+    ] {
+        let p = problem(node.post(routes::JOBS, body.clone()).send().await.expect("answer"), code).await;
+        assert!(!p.detail.is_empty(), "{body}");
+        assert!(client.jobs().await.expect("jobs").is_empty(), "{body}");
+    }
+    let job = client.declare(&ask("j", OrderKind::Strict, world(2, 4, Tail::Drop))).await.expect("declared");
+    let id = job.info().id.clone();
+    let lease = |body: serde_json::Value| {
+        let (node, path) = (&node, routes::epoch(&id, 0, "leases"));
+        async move { node.post(&path, body.to_string()).send().await.expect("answer") }
+    };
+    problem(lease(serde_json::json!({"rank": 2, "sequence": 1, "want": 1})).await, Code::BadRank).await;
+    problem(lease(serde_json::json!({"rank": 0, "sequence": 1, "want": 0})).await, Code::BadPlan).await;
+    problem(lease(serde_json::json!({"rank": 0, "sequence": 1, "want": 9999})).await, Code::BadPlan).await;
+    let first = batch(&job, 0, 0, 2).await.expect("a batch");
+    let stale = lease(serde_json::json!({"rank": 0, "sequence": 1, "want": 1})).await;
+    problem(stale, Code::StaleSequence).await;
+    let acks = Acks { rank: 0, acks: vec![Ack { lease: 99, upto: 1, batches: vec![] }], renew: vec![] };
+    assert_eq!(job.send_acks(0, &acks).await.expect_err("foreign").code(), Some(Code::LeaseGone));
+    assert_eq!(job.send_acks(7, &acks).await.expect_err("no epoch").code(), Some(Code::NotFound));
+    assert_eq!(job.receipt(0).await.expect_err("open").code(), Some(Code::EpochOpen));
+    let unknown = routes::epoch("0123456789abcdef01234567", 0, "leases");
+    let none = node.post(&unknown, r#"{"rank":0,"sequence":1,"want":1}"#).send().await.expect("answer");
+    problem(none, Code::NotFound).await;
+    // States of something else.
+    ack(&job, &first).await;
+    let state = job.state(0).await.expect("state");
+    let mut subset = ask("subset", OrderKind::Strict, world(2, 4, Tail::Drop));
+    subset.plan.base = PlanBase::Keys((0..9).map(|i| format!("f{i:04}")).collect());
+    let subset = client.declare(&subset).await.expect("declared");
+    assert_eq!((subset.info().entries, subset.info().steps), (9, 2));
+    let differs = |r: Result<_, ClientError>| r.map(|_: fletch_api::Epoch| ()).expect_err("refused").code();
+    assert_eq!(differs(subset.put_state(0, state.clone(), false).await), Some(Code::StateDiffers));
+    assert_eq!(differs(job.put_state(1, state.clone(), false).await), Some(Code::StateDiffers));
+    let ledger = job.ledger(0).await.expect("ledger");
+    assert_eq!(differs(job.put_state(0, ledger, false).await), Some(Code::BadState));
+    assert_eq!(differs(job.put_state(0, state.slice(..state.len() - 1), false).await), Some(Code::BadState));
+    assert_eq!(differs(job.put_state(0, "what".into(), true).await), Some(Code::BadState));
+    job.put_state(0, state.clone(), false).await.expect("the same changes nothing");
+    let second = batch(&job, 0, 1, 2).await.expect("a batch");
+    ack(&job, &second).await;
+    assert_eq!(differs(job.put_state(0, state.clone(), false).await), Some(Code::StateBehind));
+    let back = job.put_state(0, state, true).await.expect("replaced");
+    assert_eq!((back.acked, back.held), (2, 0));
+    let anew = batch(&job, 0, 1, 2).await.expect("a batch");
+    assert_eq!(anew.samples.len(), 2, "what was forgotten comes again");
+    // Methods and paths.
+    let r = node.ask(Method::PUT, &routes::job_world(&id)).body(r#"{"ranks":3,"batch":4,"tail":"drop"}"#);
+    problem(r.send().await.expect("answer"), Code::BadPlan).await;
+    let r = node.get(&format!("/v1/jobs/{id}/epochs/x/state")).send().await.expect("answer");
+    problem(r, Code::BadRequest).await;
+    // Epochs that the job left behind.
+    batch(&job, 2, 0, 2).await.expect("a batch");
+    let over = lease(serde_json::json!({"rank": 0, "sequence": u64::MAX, "want": 1})).await;
+    problem(over, Code::EpochClosed).await;
+    node.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plans_echo_weights_worlds_and_refs() {
+    let tree = tree(30);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let client = client(&node);
+    for order in [OrderKind::Strict, OrderKind::Substitute] {
+        // Everything twice, at least five apart.
+        let mut echo = ask(&format!("echo-{}", order.as_str()), order, world(1, 4, Tail::Keep));
+        echo.plan.echo = Some(fletch_api::EchoSpec { copies: 2, apart: 5 });
+        let job = client.declare(&echo).await.expect("declared");
+        let (entries, received) = consume(&job, &tree, 0, 0, 4).await;
+        assert_eq!(entries.len(), 64);
+        for (i, e) in entries.iter().enumerate() {
+            let twin = entries.iter().position(|f| f % 32 == e % 32 && f != e).expect("a copy");
+            assert!(twin.abs_diff(i) >= 5, "{e} at {i} and {twin}");
+        }
+        assert!(received.agrees(&job.receipt(0).await.expect("finished")));
+        // Weights.
+        let mut weighted = ask(&format!("weights-{}", order.as_str()), order, world(2, 4, Tail::Drop));
+        let weights = (0..32).map(|i| Some(f64::from(i % 3))).collect();
+        weighted.plan.base = PlanBase::Weights(fletch_api::Weights { weights, draws: 40 });
+        let job = client.declare(&weighted).await.expect("declared");
+        assert_eq!(job.info().entries, 40);
+        // One rank takes half an epoch, then there are four: by refs only.
+        let mut all = Received::new(job.info().root);
+        let mut entries = Vec::new();
+        for rank in 0..2 {
+            for _ in 0..2 {
+                let b = batch(&job, 0, rank, 2).await.expect("a batch");
+                ack(&job, &b).await;
+                b.samples.iter().for_each(|s| {
+                    all.add(s);
+                    entries.push(s.entry);
+                });
+            }
+        }
+        job.world(world(4, 8, Tail::Drop)).await.expect("world");
+        for rank in 0..4 {
+            let mut reader = job.reader(0, rank, 0).by_refs(true);
+            while let Next::Batch(b) = reader.next(2).await.expect("lease") {
+                ack(&job, &b).await;
+                for s in &b.samples {
+                    right(&tree, s);
+                    all.add(s);
+                    entries.push(s.entry);
+                }
+            }
+        }
+        entries.sort_unstable();
+        assert_eq!(entries, (0..40).collect::<Vec<_>>());
+        assert!(all.agrees(&job.receipt(0).await.expect("finished")));
+        // At most once: what is granted is not granted again, whatever becomes of it.
+        let mut once = ask(&format!("once-{}", order.as_str()), order, world(1, 4, Tail::Keep));
+        once.visitation = Visitation::AtMostOnce;
+        let job = client.declare(&once).await.expect("declared");
+        let mut seen = 0;
+        while let Some(b) = batch(&job, 0, 0, 5).await {
+            seen += b.samples.len();
+        }
+        assert_eq!(seen, 32);
+        assert_eq!(job.receipt(0).await.expect("finished").receipt.delivered, 32);
+    }
+    node.running.shutdown().await;
+}

@@ -1,0 +1,141 @@
+//! Epochs that outlive servers, and sweeps that jobs share.
+
+mod common;
+
+use common::{Node, Tree, content, epochs::*};
+use fletch_api::{OrderKind, StartJob};
+use fletch_client::epochs::{JobHandle, Next, Received};
+use fletch_core::{JobName, order::Tail};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_replays_and_a_state_goes_on_in_an_empty_server_with_another_world() {
+    let tree = tree(62);
+    tree.index();
+    for order in [OrderKind::Strict, OrderKind::Substitute] {
+        let ask = |world| ask("j", order, world);
+        let node = Node::serving(&tree, &[]).await;
+        let job = client(&node).declare(&ask(world(2, 8, Tail::Drop))).await.expect("declared");
+        let mut got = Vec::new();
+        let mut all = Received::new(job.info().root);
+        for _ in 0..2 {
+            for rank in 0..2 {
+                let b = batch(&job, 0, rank, 4).await.expect("a batch");
+                ack(&job, &b).await;
+                b.samples.iter().for_each(|s| all.add(s));
+                got.extend(b.samples.iter().map(|s| s.entry));
+            }
+        }
+        // A lease that lives over a restart, its bytes never read.
+        let reader = |job: &JobHandle| job.reader(0, 1, 0).after(1 << 60);
+        let Next::Batch(held) = reader(&job).next(4).await.expect("lease") else { panic!("a batch") };
+        let id = job.info().id.clone();
+        node.running.shutdown().await;
+        let node = Node::start_in(node.state, &[]).await;
+        let job = client(&node).job(&id).await.expect("remembered");
+        let Next::Batch(again) = reader(&job).next(4).await.expect("lease") else { panic!("a batch") };
+        assert_eq!((again.token, again.samples), (held.token, held.samples), "the same lease");
+        let late = client(&node).declare(&ask(world(2, 8, Tail::Drop))).await.expect("the same job");
+        assert_eq!(late.info().id, id);
+        // Two steps are acknowledged: from here it goes on elsewhere, with four ranks.
+        let state = job.state(0).await.expect("state");
+        let strict: Vec<u32> = {
+            let name = JobName::new("four").expect("name");
+            let four = StartJob { name, ..ask(world(4, 8, Tail::Drop)) };
+            let four = client(&node).declare(&four).await.expect("declared");
+            let mut whole = Vec::new();
+            for step in 0..8 {
+                for rank in 0..4 {
+                    let b = batch(&four, 0, rank, 2).await.expect("a batch");
+                    ack(&four, &b).await;
+                    if step >= 2 {
+                        whole.extend(b.samples.iter().map(|s| s.entry));
+                    }
+                }
+            }
+            whole
+        };
+        node.running.shutdown().await;
+        drop(node.state);
+        let node = Node::serving(&tree, &[]).await;
+        let job = client(&node).declare(&ask(world(4, 8, Tail::Drop))).await.expect("declared anew");
+        assert_eq!(job.info().id, id);
+        let there = job.put_state(0, state, false).await.expect("resumed");
+        assert_eq!((there.acked, there.planned, there.world.ranks), (16, 64, 4));
+        let mut rest = Vec::new();
+        for _ in 2..8 {
+            for rank in 0..4 {
+                let b = batch(&job, 0, rank, 2).await.expect("a batch");
+                ack(&job, &b).await;
+                for s in &b.samples {
+                    right(&tree, s);
+                    all.add(s);
+                    rest.push(s.entry);
+                }
+            }
+        }
+        if order == OrderKind::Strict {
+            assert_eq!(rest, strict, "bit-identical from the step boundary on");
+        }
+        got.extend(rest);
+        got.sort_unstable();
+        assert_eq!(got, (0..64).collect::<Vec<_>>(), "delivered and rest are the plan");
+        assert!(all.agrees(&job.receipt(0).await.expect("finished")));
+        node.running.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_one_dataset_share_a_sweep() {
+    let mut tree = Tree::new([]);
+    for i in 0..400 {
+        let name = format!("f{i:04}");
+        let bytes = content(100 + i, 256 << 10);
+        std::fs::write(tree.path(&name), &bytes).expect("write");
+        tree.files.insert(name, bytes);
+    }
+    tree.index();
+    let whole: u64 = tree.files.values().map(|b| b.len() as u64).sum();
+    // The disk has room for a seventh of it, the memory for less than half.
+    let node = Node::serving(&tree, &["--cache-size=20MiB", "--cache-free-floor=0", "--memory=64MiB"]).await;
+    let client = client(&node);
+    let mut jobs = Vec::new();
+    for name in ["a", "b", "c"] {
+        let ask = ask(name, OrderKind::Substitute, world(1, 8, Tail::Keep));
+        jobs.push(client.declare(&ask).await.expect("declared"));
+    }
+    assert!(node.metric("fletch_sweep_bytes{of=\"reserve_max\"}").await > 4 << 20, "a share of the disk");
+    // The first epoch fills the reserve.
+    for epoch in 0..2 {
+        let before = node.metric("fletch_chunk_fetched_bytes_total").await;
+        let mut readers: Vec<_> = jobs.iter().map(|j| j.reader(epoch, 0, 0)).collect();
+        let mut left = jobs.len();
+        let mut done = vec![false; jobs.len()];
+        while left > 0 {
+            for (i, job) in jobs.iter().enumerate().filter(|(i, _)| !done[*i]).collect::<Vec<_>>() {
+                match readers[i].next(4).await.expect("lease") {
+                    Next::Batch(b) => {
+                        b.samples.iter().for_each(|s| right(&tree, s));
+                        ack(job, &b).await;
+                    }
+                    Next::Done => {
+                        done[i] = true;
+                        left -= 1;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        let fetched = node.metric("fletch_chunk_fetched_bytes_total").await - before;
+        let ratio = fetched as f64 / (3 * whole) as f64;
+        println!("epoch {epoch}: backend / delivered = {ratio:.3}");
+        // One job's worth for all three, less what is kept.
+        assert!((0.05..0.37).contains(&ratio), "epoch {epoch}: {ratio}");
+    }
+    let accounts = node.accounts().await.accounts;
+    let sum = |result| accounts.iter().filter(|a| a.key.result == result).map(|a| a.bytes).sum::<u64>();
+    let (substituted, hit) = (sum(fletch_api::ByteResult::Substituted), sum(fletch_api::ByteResult::Hit));
+    let other = sum(fletch_api::ByteResult::Miss) + sum(fletch_api::ByteResult::Bypass);
+    assert_eq!(substituted + hit + other, 6 * whole, "I8");
+    assert!(substituted > 3 * whole, "{substituted} of {whole}");
+    node.running.shutdown().await;
+}

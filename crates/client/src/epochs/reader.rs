@@ -1,0 +1,389 @@
+//! One worker's stream of leases.
+
+use super::JobHandle;
+use crate::{ClientError, body::From as Answerer, retry::Backoff};
+use bytes::{Bytes, BytesMut};
+use fletch_api::{
+    Ack, BatchItem, BatchTimes, ChunkSpan, Code, Grant, GrantStatus, LeaseRequest, Problem, SampleFile,
+    SampleHead, SampleRef,
+    frames::{Decoder, Frame},
+    routes,
+};
+use fletch_core::Hash;
+use std::{
+    collections::VecDeque,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use tokio::time::{Instant, sleep, timeout};
+
+/// The largest sample that is received.
+const SAMPLE_BYTES_MAX: u64 = 4 << 30;
+/// No frame is longer: data frames have the length of a read, others are small.
+const FRAME_BYTES_MAX: u64 = 64 << 20;
+/// How long an answer may be held back, in milliseconds.
+const WAIT_MS: u64 = 5_000;
+
+/// How far a sequence leaps that was behind: an hour of microseconds.
+const SEQUENCE_LEAP: u64 = 3_600_000_000;
+
+/// A sample that was leased and received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeasedSample {
+    /// The plan's entry.
+    pub entry: u32,
+    /// The sample's number in the version.
+    pub sample: u32,
+    /// The ordinal of its first entry in the version.
+    pub ordinal: u64,
+    /// Which copy of it; from 2^31 on it only fills up a last step.
+    pub copy: u32,
+    /// What its files are.
+    pub heads: Vec<SampleFile>,
+    /// Their bytes, one after the other.
+    pub bytes: Bytes,
+}
+
+impl LeasedSample {
+    /// Its files, and the bytes of each (which share the sample's buffer).
+    pub fn files(&self) -> impl Iterator<Item = (&SampleFile, Bytes)> {
+        let mut at = 0;
+        self.heads.iter().map(move |f| {
+            let end = at + usize::try_from(f.size).unwrap_or(usize::MAX);
+            let bytes = self.bytes.get(at..end).map(|b| self.bytes.slice_ref(b)).unwrap_or_default();
+            at = end;
+            (f, bytes)
+        })
+    }
+}
+
+/// What acknowledging a batch takes: small, and may travel to the process that steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Token {
+    /// Of which epoch.
+    pub epoch: u64,
+    /// Of which rank.
+    pub rank: u32,
+    /// The lease.
+    pub lease: u64,
+    /// Its entries.
+    pub entries: u32,
+    /// How long it lives without a sign of life, in milliseconds.
+    pub ttl_ms: u64,
+}
+
+impl Token {
+    /// The ack of the whole batch.
+    #[must_use]
+    pub fn ack(&self, times: BatchTimes) -> Ack {
+        let times = BatchTimes { entries: self.entries, ..times };
+        Ack { lease: self.lease, upto: self.entries, batches: vec![times] }
+    }
+}
+
+/// One lease, received whole.
+#[derive(Debug, Clone)]
+pub struct LeaseBatch {
+    /// What acknowledging it takes.
+    pub token: Token,
+    /// Its samples, in the order of the epoch.
+    pub samples: Vec<LeasedSample>,
+}
+
+/// What came of asking for more.
+#[derive(Debug, Clone)]
+pub enum Next {
+    /// Samples.
+    Batch(LeaseBatch),
+    /// The rank holds as much as it may: acknowledge first.
+    Full,
+    /// Nothing more, unless a lease that the rank still holds expires.
+    Last,
+    /// Nothing more: the rank had its share and acknowledged it.
+    Done,
+}
+
+/// See [`JobHandle::reader`]. One request at a time.
+#[derive(Debug)]
+pub struct EpochReader {
+    job: JobHandle,
+    epoch: u64,
+    rank: u32,
+    worker: u32,
+    sequence: u64,
+    refs: bool,
+    patience: Duration,
+}
+
+/// Why a stream brought less than a lease.
+enum Short {
+    /// Ask again, after what was received.
+    Again(ClientError),
+    /// It is of no use to ask again.
+    Failed(ClientError),
+}
+
+/// What was received of one lease.
+struct Part {
+    grant: Grant,
+    samples: Vec<LeasedSample>,
+}
+
+impl EpochReader {
+    pub(super) fn new(job: JobHandle, epoch: u64, rank: u32, worker: u32) -> Self {
+        let patience = job.client.io_timeout();
+        // After whatever a predecessor of this worker asked with.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let sequence = u64::try_from(now.as_micros()).unwrap_or(0);
+        EpochReader { job, epoch, rank, worker, sequence, refs: false, patience }
+    }
+
+    /// Whether only places come with the leases, and the bytes are read from there.
+    #[must_use]
+    pub fn by_refs(mut self, refs: bool) -> Self {
+        self.refs = refs;
+        self
+    }
+
+    /// How long a server that is gone, or an origin that does not answer, is waited for. By default the client's deadline.
+    #[must_use]
+    pub fn patient(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Sequence numbers go on after this. By default they begin with the time in microseconds, so that they are higher than those
+    /// of a predecessor that died.
+    #[must_use]
+    pub fn after(mut self, sequence: u64) -> Self {
+        self.sequence = sequence;
+        self
+    }
+
+    /// The number of the last request.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The next samples, at most `want`. Waits up to some seconds where the rank must acknowledge first.
+    ///
+    /// # Errors
+    /// [`ClientError`]: the server says no, or was not there for as long as there is patience.
+    pub async fn next(&mut self, want: u32) -> Result<Next, ClientError> {
+        self.sequence += 1;
+        let until = Instant::now() + self.patience;
+        let mut backoff = Backoff::new();
+        let mut part: Option<Part> = None;
+        loop {
+            let again = match self.receive(want, &mut part).await {
+                Ok(next) => return Ok(next),
+                Err(Short::Failed(e)) => return Err(e),
+                Err(Short::Again(e)) => e,
+            };
+            if again.code() == Some(Code::StaleSequence) {
+                // A predecessor of this worker was further: the clock was set back.
+                self.sequence += SEQUENCE_LEAP;
+                continue;
+            }
+            let wait = backoff.wait(again.retry_after());
+            if Instant::now() + wait >= until {
+                return Err(again);
+            }
+            tracing::debug!(error = %again, ?wait, "asking for the lease again");
+            sleep(wait).await;
+        }
+    }
+
+    async fn receive(&self, want: u32, part: &mut Option<Part>) -> Result<Next, Short> {
+        let received = part.as_ref().map_or(0, |p| u32::try_from(p.samples.len()).unwrap_or(u32::MAX));
+        let ask = LeaseRequest {
+            rank: self.rank,
+            worker: self.worker,
+            sequence: self.sequence,
+            want,
+            refs: self.refs,
+            from: received,
+            wait_ms: WAIT_MS,
+            ..LeaseRequest::default()
+        };
+        let client = &self.job.client;
+        let path = routes::epoch(&self.job.job.id, self.epoch, "leases");
+        let response = client.open_json(&path, &ask).await.map_err(|e| {
+            if e.retryable() || e.code() == Some(Code::StaleSequence) {
+                Short::Again(e)
+            } else {
+                Short::Failed(e)
+            }
+        })?;
+        let endpoint = client.endpoint().to_string();
+        let mut stream = Stream {
+            from: Answerer(&endpoint),
+            response,
+            decoder: Decoder::new(FRAME_BYTES_MAX),
+            patience: client.io_timeout(),
+        };
+        let Some(Frame::Grant { grant }) = stream.frame().await.map_err(Short::Again)? else {
+            return Err(Short::Failed(stream.from.protocol("a lease does not begin with its grant")));
+        };
+        let grant: Grant = stream.json(&grant).map_err(Short::Failed)?;
+        match grant.status {
+            GrantStatus::Full => return Ok(Next::Full),
+            GrantStatus::Last => return Ok(Next::Last),
+            GrantStatus::Done => return Ok(Next::Done),
+            GrantStatus::Granted => {}
+        }
+        match part {
+            Some(p) if p.grant.lease == grant.lease => {}
+            // The lease of what was received is gone, and so is that.
+            _ => {
+                let gone = part.take().is_some();
+                *part = Some(Part { grant: grant.clone(), samples: Vec::new() });
+                if gone {
+                    return Err(Short::Again(stream.from.gone("the lease expired on the way")));
+                }
+            }
+        }
+        let Some(part) = part.as_mut() else { return Err(Short::Failed(stream.from.protocol("no lease"))) };
+        self.job.held.hold(self.epoch, self.rank, grant.lease, grant.ttl_ms);
+        let mut places = Vec::new();
+        let ended = stream.samples(&mut part.samples, &mut places).await;
+        if !places.is_empty() {
+            self.fetch(&mut part.samples, places, &stream.from).await?;
+        }
+        ended?;
+        if part.samples.len() != part.grant.entries.len() {
+            return Err(Short::Failed(stream.from.protocol("a lease ended before its entries did")));
+        }
+        let token = Token {
+            epoch: self.epoch,
+            rank: self.rank,
+            lease: part.grant.lease,
+            entries: u32::try_from(part.samples.len()).unwrap_or(u32::MAX),
+            ttl_ms: grant.ttl_ms,
+        };
+        Ok(Next::Batch(LeaseBatch { token, samples: std::mem::take(&mut part.samples) }))
+    }
+
+    /// Reads what refs say, in one batch, and hands the samples over in order; at the first that fails it ends.
+    async fn fetch(
+        &self,
+        samples: &mut Vec<LeasedSample>,
+        places: Vec<(SampleHead, SampleRef)>,
+        from: &Answerer<'_>,
+    ) -> Result<(), Short> {
+        let span = |p: &fletch_api::RefPiece| {
+            BatchItem::Chunk(ChunkSpan { hash: p.chunk, offset: p.offset.into(), length: Some(p.len.into()) })
+        };
+        let items: Vec<BatchItem> = places.iter().flat_map(|(_, r)| r.pieces.iter().map(span)).collect();
+        let mut pieces: VecDeque<Bytes> = VecDeque::new();
+        for some in items.chunks(fletch_api::BATCH_ITEMS_MAX) {
+            let batch = self.job.client.batch(self.job.job.root, some.to_vec(), u64::from(u32::MAX)).await;
+            let mut batch = batch.map_err(Short::Again)?;
+            while let Some(piece) = batch.next().await.map_err(Short::Again)? {
+                let problem =
+                    |problem: Box<Problem>| Short::Again(ClientError::Problem { problem, retry_after: None });
+                pieces.push_back(piece.outcome.map_err(problem)?);
+            }
+        }
+        for (head, place) in places {
+            let mut bytes = BytesMut::new();
+            for _ in &place.pieces {
+                bytes.extend_from_slice(&pieces.pop_front().unwrap_or_default());
+            }
+            samples.push(checked(head, bytes.freeze(), from).map_err(Short::Again)?);
+        }
+        Ok(())
+    }
+}
+
+/// A sample whose bytes are what its head says.
+fn checked(head: SampleHead, bytes: Bytes, from: &Answerer<'_>) -> Result<LeasedSample, ClientError> {
+    let SampleHead { entry, sample, ordinal, copy, files } = head;
+    let sample = LeasedSample { entry, sample, ordinal, copy, heads: files, bytes };
+    let total: u64 = sample.heads.iter().map(|f| f.size).sum();
+    let right = total == sample.bytes.len() as u64 && sample.files().all(|(f, b)| Hash::of(&b) == f.hash);
+    if right { Ok(sample) } else { Err(from.gone(format!("the bytes of entry {entry} came damaged"))) }
+}
+
+/// The frames of one answer.
+struct Stream<'a> {
+    from: Answerer<'a>,
+    response: reqwest::Response,
+    decoder: Decoder,
+    patience: Duration,
+}
+
+impl Stream<'_> {
+    fn json<T: serde::de::DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(bytes).map_err(|e| self.from.protocol(format!("unreadable JSON: {e}")))
+    }
+
+    /// The next frame; `None` at the end. Signs of life are waited through.
+    async fn frame(&mut self) -> Result<Option<Frame>, ClientError> {
+        loop {
+            if let Some(frame) = self.decoder.next_frame().map_err(|e| self.from.protocol(e.to_string()))? {
+                return Ok(Some(frame));
+            }
+            if self.decoder.ended() {
+                return Ok(None);
+            }
+            match timeout(self.patience, self.response.chunk()).await {
+                Err(_) => return Err(self.from.gone("the lease's stream is silent")),
+                Ok(Err(e)) => return Err(self.from.unreachable(&e)),
+                Ok(Ok(Some(more))) => self.decoder.feed(more),
+                Ok(Ok(None)) => self.decoder.finish().map_err(|e| self.from.gone(e.to_string()))?,
+            }
+        }
+    }
+
+    /// Samples, in order, until the end or the first that failed.
+    async fn samples(
+        &mut self,
+        samples: &mut Vec<LeasedSample>,
+        places: &mut Vec<(SampleHead, SampleRef)>,
+    ) -> Result<(), Short> {
+        let mut open: Option<(SampleHead, Vec<Bytes>, u64)> = None;
+        loop {
+            match self.frame().await.map_err(Short::Again)? {
+                None | Some(Frame::End { .. }) => return Ok(()),
+                Some(Frame::Sample { head, .. }) => {
+                    open = Some((self.json(&head).map_err(Short::Failed)?, Vec::new(), 0));
+                }
+                Some(Frame::Data { whole, bytes, .. }) => {
+                    let Some((_, pieces, len)) = &mut open else {
+                        return Err(Short::Failed(self.from.protocol("bytes of no sample")));
+                    };
+                    *len += bytes.len() as u64;
+                    if *len > SAMPLE_BYTES_MAX {
+                        return Err(Short::Failed(self.from.protocol("a sample is longer than 4 GiB")));
+                    }
+                    pieces.push(bytes);
+                    if whole && let Some((head, pieces, len)) = open.take() {
+                        samples.push(checked(head, joined(pieces, len), &self.from).map_err(Short::Again)?);
+                    }
+                }
+                Some(Frame::Ref { place, .. }) => match open.take() {
+                    Some((head, _, _)) => places.push((head, self.json(&place).map_err(Short::Failed)?)),
+                    None => return Err(Short::Failed(self.from.protocol("the place of no sample"))),
+                },
+                Some(Frame::Error { problem, .. }) => {
+                    let problem: Problem = self.json(&problem).map_err(Short::Failed)?;
+                    let error = ClientError::Problem { problem: Box::new(problem), retry_after: None };
+                    return Err(if error.retryable() { Short::Again(error) } else { Short::Failed(error) });
+                }
+                Some(Frame::Grant { .. }) => {
+                    return Err(Short::Failed(self.from.protocol("a second grant in one stream")));
+                }
+            }
+        }
+    }
+}
+
+fn joined(mut pieces: Vec<Bytes>, len: u64) -> Bytes {
+    if pieces.len() == 1 {
+        return pieces.swap_remove(0);
+    }
+    let mut all = BytesMut::with_capacity(usize::try_from(len).unwrap_or(0));
+    pieces.iter().for_each(|p| all.extend_from_slice(p));
+    all.freeze()
+}

@@ -140,6 +140,9 @@ class Version:
     @property
     def created_ns(self) -> int:
         """When it was made, nanoseconds since 1970."""
+    @property
+    def sample_rule(self) -> str:
+        """How entries form samples: ``"file"`` (each by itself) or ``"stem"`` (neighbours with one key)."""
     def __len__(self) -> int:
         """How many entries it has."""
     def entry(self, item: int | str) -> Entry:

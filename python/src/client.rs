@@ -75,7 +75,7 @@ impl Client {
 }
 
 /// JSON text as Python objects.
-fn parsed<'py>(py: Python<'py>, text: serde_json::Result<String>) -> PyResult<Bound<'py, PyAny>> {
+pub fn parsed<'py>(py: Python<'py>, text: serde_json::Result<String>) -> PyResult<Bound<'py, PyAny>> {
     let text = text.map_err(|e| Failure::Invalid(e.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))
 }

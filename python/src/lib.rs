@@ -12,6 +12,7 @@
 mod buffer;
 mod client;
 mod entry;
+mod epochs;
 mod errors;
 mod fetch;
 mod process;
@@ -28,6 +29,12 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<entry::Entry>()?;
     m.add_class::<entry::Sample>()?;
     m.add_class::<version::Version>()?;
+    m.add_class::<epochs::Job>()?;
+    m.add_class::<epochs::Leased>()?;
+    m.add_class::<epochs::Reader>()?;
+    m.add_class::<epochs::Sum>()?;
+    m.add_function(wrap_pyfunction!(epochs::declare, m)?)?;
+    m.add_function(wrap_pyfunction!(epochs::revive_job, m)?)?;
     m.add_function(wrap_pyfunction!(client::revive_client, m)?)?;
     m.add_function(wrap_pyfunction!(entry::revive_entry, m)?)?;
     m.add_function(wrap_pyfunction!(entry::revive_sample, m)?)?;

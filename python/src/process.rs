@@ -18,11 +18,14 @@ use std::pin::pin;
 use std::process::id;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
+use tokio_util::task::TaskTracker;
 
 /// How often a wait looks for signals (Ctrl-C).
 const TICK: Duration = Duration::from_millis(100);
+/// How often a server that is silent is asked whether it is there.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How long the end of an idle runtime may take before a fork.
 const END_WITHIN: Duration = Duration::from_secs(1);
 /// Threads that drive connections, beside the one that waits.
@@ -32,7 +35,14 @@ const WORKERS: usize = 1;
 static ERA: AtomicU64 = AtomicU64::new(1);
 /// Calls that wait with the GIL released.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
-static RUNTIME: Mutex<Option<Live<Arc<Runtime>>>> = Mutex::new(None);
+static RUNTIME: Mutex<Option<Live<Arc<Io>>>> = Mutex::new(None);
+
+/// A process's runtime, and the tasks that run beside its calls.
+#[derive(Debug)]
+struct Io {
+    runtime: Runtime,
+    tasks: TaskTracker,
+}
 
 /// A value that is dropped only in the process that made it.
 #[derive(Debug)]
@@ -90,19 +100,19 @@ impl<T: Clone> Slot<T> {
 }
 
 /// This process's runtime.
-fn runtime(_gil: Python<'_>) -> PyResult<Arc<Runtime>> {
+fn io(_gil: Python<'_>) -> PyResult<Arc<Io>> {
     let mut kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(runtime) = kept.as_ref().and_then(Live::get) {
-        return Ok(Arc::clone(runtime));
+    if let Some(io) = kept.as_ref().and_then(Live::get) {
+        return Ok(Arc::clone(io));
     }
-    let made = tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .max_blocking_threads(4)
         .thread_name("fletch-io")
         .enable_all()
         .build()
         .map_err(|e| PyRuntimeError::new_err(format!("fletch cannot start its IO threads: {e}")))?;
-    let made = Arc::new(made);
+    let made = Arc::new(Io { runtime, tasks: TaskTracker::new() });
     *kept = Some(Live::new(Arc::clone(&made)));
     Ok(made)
 }
@@ -116,16 +126,64 @@ pub fn wait<T: Send, E: Into<PyErr> + Send>(
     py: Python<'_>,
     work: impl Future<Output = Result<T, E>> + Send,
 ) -> PyResult<T> {
-    let runtime = runtime(py)?;
+    let io = io(py)?;
     let _waiting = Waiting::new();
     let mut work = pin!(work);
     loop {
         let tick = async { tokio::time::timeout(TICK, work.as_mut()).await };
-        match py.detach(|| runtime.block_on(tick)) {
+        match py.detach(|| io.runtime.block_on(tick)) {
             Ok(done) => return done.map_err(Into::into),
             Err(_) => py.check_signals()?,
         }
     }
+}
+
+/// [`wait`], which looks after its server: when there was no answer for `silence`, `probe` is asked about once
+/// a second what is wrong, beside the work, and what it says goes to `tell` with the seconds waited.
+///
+/// # Errors
+/// As [`wait`], and what `tell` raises.
+pub fn wait_telling<T: Send, E: Into<PyErr> + Send, P: Future<Output = Option<String>> + Send>(
+    py: Python<'_>,
+    work: impl Future<Output = Result<T, E>> + Send,
+    silence: Duration,
+    probe: impl Fn() -> P + Sync,
+    mut tell: impl FnMut(f64, String) -> PyResult<()>,
+) -> PyResult<T> {
+    let io = io(py)?;
+    let _waiting = Waiting::new();
+    let mut work = pin!(work);
+    let (begun, mut probed) = (Instant::now(), Instant::now());
+    loop {
+        let due = begun.elapsed() >= silence && probed.elapsed() >= PROBE_EVERY;
+        let tick = async {
+            tokio::select! {
+                biased;
+                done = work.as_mut() => Ok(done),
+                why = probe(), if due => Err(why),
+                () = tokio::time::sleep(TICK), if !due => Err(None),
+            }
+        };
+        match py.detach(|| io.runtime.block_on(tick)) {
+            Ok(done) => return done.map_err(Into::into),
+            Err(Some(why)) => tell(begun.elapsed().as_secs_f64(), why)?,
+            Err(None) => {}
+        }
+        if due {
+            probed = Instant::now();
+        }
+        py.check_signals()?;
+    }
+}
+
+/// Runs a task beside this process's calls, until it ends or this process forks.
+///
+/// # Errors
+/// The runtime cannot be started.
+pub fn beside(py: Python<'_>, task: impl Future<Output = ()> + Send + 'static) -> PyResult<()> {
+    let io = io(py)?;
+    io.tasks.spawn_on(task, io.runtime.handle());
+    Ok(())
 }
 
 struct Waiting;
@@ -152,11 +210,11 @@ pub fn before_fork() {
         return;
     }
     let kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(runtime) = kept.and_then(Live::take) else { return };
+    let Some(io) = kept.and_then(Live::take) else { return };
     ERA.fetch_add(1, SeqCst);
     // Nobody waits, so nobody else holds it. The GIL is kept: no call may begin before the fork.
-    if let Some(runtime) = Arc::into_inner(runtime) {
-        runtime.shutdown_timeout(END_WITHIN);
+    if let Some(io) = Arc::into_inner(io) {
+        io.runtime.shutdown_timeout(END_WITHIN);
     }
 }
 

@@ -7,7 +7,7 @@ use crate::fetch::{self, Item};
 use crate::process::{Slot, wait};
 use crate::{buffer, client::Settings};
 use fletch_api::ResolvedVersion;
-use fletch_core::manifest::SampleRef;
+use fletch_core::manifest::{KeyRule, SampleRef};
 use fletch_tables::PartCache;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMemoryView};
@@ -167,6 +167,15 @@ impl Version {
     #[getter]
     fn client(&self, py: Python<'_>) -> Py<Client> {
         self.client.clone_ref(py)
+    }
+
+    /// How entries form samples: `file` (each by itself) or `stem` (neighbours with one key).
+    #[getter]
+    fn sample_rule(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(match self.open(py)?.version.manifest().sample_rule.key {
+            KeyRule::File => "file",
+            KeyRule::Stem => "stem",
+        })
     }
 
     /// How many entries it has.

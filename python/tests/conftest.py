@@ -36,8 +36,8 @@ def until(what: str, holds: Callable[[], bool], within: float = WITHIN) -> None:
 class Server:
     """A `fletch-server` of its own."""
 
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
+    def __init__(self, scratch: Path, *more: str) -> None:
+        self.scratch, self.more = scratch, more
         self.socket = scratch / "s.sock"
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -51,7 +51,7 @@ class Server:
             self.process = subprocess.Popen(
                 [BIN / "fletch-server", "--listen", listen, "--socket", self.socket]
                 + ["--cache-dir", self.scratch / "cache", "--state-dir", self.scratch / "state"]
-                + ["--cache-size", "256MiB", "--memory", "256MiB", "--ready-file", ready],
+                + ["--cache-size", "256MiB", "--memory", "256MiB", "--ready-file", ready, *self.more],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -86,9 +86,12 @@ class Server:
         state = self.scratch / f"index-{name}"
         index = [BIN / "fletch", "index", tree, "--to", tables, "--state-dir", state, "--quiet"]
         root = subprocess.run(index, check=True, capture_output=True, text=True).stdout.strip()
+        self.register(name, tree, tables)
+        return root
+
+    def register(self, name: str, tree: Path, tables: Path) -> None:
         register = [BIN / "fletch", "register", name, tree, "--tables", tables, "--server", self.url]
         subprocess.run(register, check=True, capture_output=True)
-        return root
 
 
 def scratch_dir() -> Path:
@@ -107,9 +110,9 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """A server that the test may kill."""
+    """A server that the test may kill, whose leases do not outlive their holders by long."""
     scratch = scratch_dir()
-    server = Server(scratch)
+    server = Server(scratch, "--limits-lease-ttl", "10s")
     yield server
     server.stop()
     shutil.rmtree(scratch)

@@ -29,3 +29,8 @@ fn workers_share_nothing_however_they_are_started() {
 fn what_is_killed_leaves_nothing() {
     pytest(&["test_processes.py", "-k", "not matrix"]);
 }
+
+#[test]
+fn epochs_deliver_once_and_prove_it() {
+    pytest(&["test_epochs.py"]);
+}

@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, Subset
 
+from .epochs import EpochDataset, _Leases, _steps
 from .images import ImageFolder
 from .map import MapDataset
 
@@ -21,6 +22,11 @@ class DataLoader(torch.utils.data.DataLoader):
     that its samples come in one request whatever torch's version is. To torch such a loader's
     unit is the batch: its ``batch_size`` attribute is ``None`` and its ``sampler`` yields batches.
     Other datasets are left to torch.
+
+    For an `EpochDataset` a batch is a lease, which travels with it from the worker and is acknowledged when the loop
+    asks for the next batch: exactly once, with any number of workers. Its ``batch_size`` is the dataset's; ``shuffle``,
+    samplers, ``drop_last`` and ``persistent_workers`` do not apply. An iteration that is broken off leaves its unacknowledged
+    samples to be delivered again.
 
     Workers ignore Ctrl-C: the process that iterates gets it and ends them in order, so that they
     remove what they made.
@@ -43,6 +49,23 @@ class DataLoader(torch.utils.data.DataLoader):
         **kwargs: Any,
     ) -> None:
         kwargs["worker_init_fn"] = _WorkerInit(worker_init_fn) if num_workers else worker_init_fn
+        self._epochs = dataset if isinstance(dataset, EpochDataset) else None
+        self._collate = torch.utils.data.default_collate if collate_fn is None else collate_fn
+        if self._epochs is not None:
+            given = (shuffle, sampler, batch_sampler, drop_last, kwargs.get("persistent_workers"))
+            if any(given) or batch_size not in (1, self._epochs.batch_size):
+                raise ValueError("an EpochDataset brings its own batches: give no batch_size, sampler or shuffle")
+            super().__init__(
+                _Leases(self._epochs, self._collate),
+                None,
+                num_workers=num_workers,
+                collate_fn=_same,
+                pin_memory=pin_memory,
+                timeout=timeout,
+                generator=generator,
+                **kwargs,
+            )
+            return
         if not _batched(dataset) or (batch_size is None and batch_sampler is None):
             super().__init__(
                 dataset,
@@ -76,7 +99,7 @@ class DataLoader(torch.utils.data.DataLoader):
             batch_sampler,
             None,
             num_workers,
-            torch.utils.data.default_collate if collate_fn is None else collate_fn,
+            self._collate,
             pin_memory,
             False,
             timeout,
@@ -86,10 +109,17 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self._epochs is not None:
+            self._epochs._start()
         batches = super().__iter__()
         if self.num_workers:
             _running.add(batches)
+        if self._epochs is not None:
+            return _steps(self._epochs, batches, self.num_workers, self._collate)
         return batches
+
+    def __len__(self) -> int:
+        return super().__len__() if self._epochs is None else self._epochs.steps
 
 
 #: Iterations whose workers may run. Those that are still there when Python ends (after Ctrl-C, say) are
@@ -114,6 +144,10 @@ class _WorkerInit:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.then is not None:
             self.then(worker)
+
+
+def _same(batch: Any) -> Any:
+    return batch
 
 
 def _sampler(dataset: Any, shuffle: bool | None, generator: torch.Generator | None) -> Sampler[int]:

@@ -1,0 +1,118 @@
+"""The loader over a unix socket against torch reading the same warm files from the local disk.
+
+    FLETCH_BIN=target/release python benches/python/loader.py [--rounds 7] > benches/figures/loader.json
+
+Both sides run in one program, in turns, so that whatever else the machine does meets both. A row's ratio is the
+median over rounds of (rate of Fletch / rate of torch in the same round). Everything is warm: the files in the
+page cache, the chunks in the server's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import random
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterable
+
+import torch.utils.data
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python" / "tests"))
+
+import fletch
+import fletch.torch
+from conftest import Server, scratch_dir
+
+
+class Local(torch.utils.data.Dataset):
+    """What a torch program does without Fletch: open and read."""
+
+    def __init__(self, tree: Path, transform: Callable[[Any], Any]) -> None:
+        self.paths = sorted(str(p) for p in tree.iterdir())
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        with open(self.paths[index], "rb") as file:
+            return self.transform(file.read())
+
+
+def size(content: bytes | memoryview) -> int:
+    return len(content)
+
+
+def decode(content: bytes | memoryview) -> torch.Tensor:
+    with Image.open(io.BytesIO(content)) as image:
+        pixels = image.convert("RGB").resize((224, 224))
+    return torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8).view(224, 224, 3)
+
+
+def rate(loader: Iterable[Any]) -> float:
+    """Samples per second of one pass."""
+    begun, samples = time.perf_counter(), 0
+    for batch in loader:
+        samples += len(batch)
+    return samples / (time.perf_counter() - begun)
+
+
+def row(server: Server, name: str, tree: Path, transform: Callable[[Any], Any], workers: int, rounds: int) -> dict[str, Any]:
+    server.publish(name, tree)
+    version = fletch.Client(f"unix:{server.socket}", job="bench").resolve(name)
+    ours = fletch.torch.DataLoader(
+        fletch.torch.MapDataset(version, transform), 64, shuffle=True, num_workers=workers
+    )
+    theirs = torch.utils.data.DataLoader(Local(tree, transform), 64, shuffle=True, num_workers=workers)
+    rate(ours), rate(theirs)
+    pairs = [(rate(ours), rate(theirs)) for _ in range(rounds)]
+    return {
+        "row": name,
+        "workers": workers,
+        "files": len(theirs.dataset),
+        "bytes": version.nbytes,
+        "fletch_samples_per_second": round(statistics.median(o for o, _ in pairs)),
+        "torch_samples_per_second": round(statistics.median(t for _, t in pairs)),
+        "ratio": round(statistics.median(o / t for o, t in pairs), 3),
+        "ratios": [round(o / t, 3) for o, t in pairs],
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=7)
+    rounds = options.parse_args().rounds
+    scratch = scratch_dir()
+    server = Server(scratch)
+    rng = random.Random(1)
+    try:
+        rows = []
+        for name, count, length in (("110 KB", 1500, 110_000), ("4 KB", 10_000, 4096)):
+            tree = scratch / name.replace(" ", "")
+            tree.mkdir()
+            for i in range(count):
+                (tree / f"{i:05}").write_bytes(rng.randbytes(length))
+            rows.append(row(server, tree.name, tree, size, 0, rounds))
+        tree = scratch / "jpeg"
+        tree.mkdir()
+        for i in range(300):
+            noise = Image.frombytes("RGB", (48, 36), rng.randbytes(48 * 36 * 3)).resize((480, 360))
+            noise.save(tree / f"{i:05}.jpg", quality=90)
+        rows.append(row(server, "jpeg", tree, decode, 2, rounds))
+    finally:
+        server.stop()
+        shutil.rmtree(scratch)
+    machine = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "torch": torch.__version__}
+    json.dump({"machine": machine, "rows": rows}, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

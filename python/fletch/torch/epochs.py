@@ -1,0 +1,458 @@
+"""Epochs: the server chooses the sample, each exactly once, and a receipt proves it.
+
+Invariants:
+    1. A batch is one lease, from the worker that receives it to the ack of the process that steps.
+    2. What was acknowledged is in the sum of the receipt, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Generator, Iterator, Sequence
+
+import torch.utils.data
+
+from .. import Client, FletchError, Invalid, _native
+
+_log = logging.getLogger("fletch")
+
+_COUNTED = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns")
+#: Between two questions whether what a dead worker held came back, in seconds.
+_AGAIN = 0.5
+
+
+@dataclass(frozen=True)
+class EpochSample:
+    """A sample as it was leased.
+
+    Attributes:
+        content: a read-only ``memoryview`` of the file; for versions whose samples have keys, a dict of views by
+            extension, with ``"__key__"``.
+        path: the path of its first file in the version.
+        number: the sample's number in the version, from 0.
+        ordinal: the ordinal of its first entry: with the root its identity.
+        copy: which copy of it this is, from 0; ``None`` for one that only fills up a last step.
+    """
+
+    content: Any
+    path: str
+    number: int
+    ordinal: int
+    copy: int | None
+
+
+@dataclass
+class _Batch:
+    """A lease on its way from the worker to the loop; without a token there was none to be had just then."""
+
+    token: tuple[int, int, int, int, int] | None
+    deliveries: bytes = b""
+    nbytes: int = 0
+    prepared_ns: int = 0
+    stalled_ns: int = 0
+    content: Any = None
+
+    def pin_memory(self) -> _Batch:
+        """What torch calls for ``pin_memory=True``."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        self.content = pin_memory(self.content)
+        return self
+
+
+class EpochDataset(torch.utils.data.IterableDataset):
+    """One epoch after the other of a job, in an order that the server chooses.
+
+    Give it to :class:`fletch.torch.DataLoader`, which acknowledges a batch when the loop asks for the next
+    one: then every sample of the plan is delivered exactly once, whatever is killed. Iterated in any other
+    way (torch's own loader, or directly, sample by sample) it is *at most once*: a sample is acknowledged as
+    it is handed out, and `stats` says so.
+
+    Args:
+        client: whom to ask.
+        dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared.
+        job: the job's name. The same name with the same settings goes on with the same job.
+        batch_size: samples of one step of one rank.
+        transform: called with each `EpochSample`; what it returns is the item. Without one it is ``content``.
+        rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
+            initialised, else 0 of 1.
+        order: ``"substitute"`` (any sample that is still due will do: the fastest) or ``"strict"`` (a permutation that the
+            seed fixes).
+        plan: which samples, as the ``plan`` of ``POST /v1/jobs``; all of them once when absent.
+        seed: where every random choice begins; the hash of the job's name when absent.
+        tail: a last step that is not whole: ``"keep"`` (one rank), ``"drop"`` or ``"pad"``; by default ``"keep"`` for one
+            rank and ``"drop"`` for several. Every rank gets the same number of steps.
+        visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"`` (`load_state_dict` takes back what came later).
+        epoch: the first epoch.
+
+    While the server is gone it is waited for: a line in the log (logger ``fletch``) says so, `stats` counts the
+    seconds, and the epoch goes on when it is back.
+
+    Raises:
+        NotFound: no such dataset.
+        Invalid: the settings cannot be, or a job of that name has others (``code == "job_differs"``).
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        dataset: str,
+        *,
+        job: str,
+        batch_size: int,
+        transform: Callable[[EpochSample], Any] | None = None,
+        rank: int | None = None,
+        ranks: int | None = None,
+        order: str = "substitute",
+        plan: dict[str, Any] | None = None,
+        seed: int | None = None,
+        tail: str | None = None,
+        visitation: str = "exactly-once",
+        epoch: int = 0,
+    ) -> None:
+        self.rank, self.ranks = _rank(rank, ranks)
+        if batch_size < 1:
+            raise Invalid(f"batch_size is {batch_size}; it must be at least 1")
+        self.batch_size = batch_size
+        self.transform = transform
+        self.epoch = epoch
+        name, tag = _target(dataset)
+        spec: dict[str, Any] = {
+            "name": job,
+            "dataset": name,
+            "order": order,
+            "visitation": visitation,
+            "world": {
+                "ranks": self.ranks,
+                "batch": batch_size * self.ranks,
+                "tail": tail or ("keep" if self.ranks == 1 else "drop"),
+            },
+        }
+        optional = {"version": tag, "seed": seed, "plan": plan}
+        spec.update({key: value for key, value in optional.items() if value is not None})
+        self._job = _native._declare(client, json.dumps(spec))
+        info = self._job.info()
+        self.job: str = info["name"]
+        self.root: str = info["root"]
+        self.steps: int = info["steps"]
+        self._keyed = client.resolve(f"{name}@{self.root}").sample_rule == "stem"
+        self._visitation = visitation
+        self._begin(epoch)
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._sum = _native.Sum(self.root)
+        self._receipt: str | None = None
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._over = False
+        self._added: int | None = None
+        self._mode: str | None = None
+        self._in_hand: tuple[_Batch, int, int] | None = None
+
+    def _let_go(self) -> None:
+        """Whatever is in hand was not consumed."""
+        if self._in_hand is not None:
+            self._job.drop_lease(self._in_hand[0].token)
+            self._in_hand = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that the next iteration is of. An epoch that ended is followed by the next one by itself."""
+        if epoch != self.epoch:
+            self._let_go()
+            self._begin(epoch)
+
+    def __len__(self) -> int:
+        """Steps of an epoch of one rank."""
+        return self.steps
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker's copy receives; what was consumed is known where the loop runs.
+        return {**self.__dict__, "_sum": None, "_in_hand": None, "_receipt": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin(self.epoch)
+
+    def _start(self) -> None:
+        """An iteration begins: of the next epoch, if this one is over. What a loop before it was left with and nobody
+        acknowledged is delivered again.
+        """
+        self._let_go()
+        if self._over:
+            self._begin(self.epoch + 1)
+
+    # What runs where the samples are received.
+
+    def _leases(
+        self, worker: int, collate: Callable[[list[Any]], Any]
+    ) -> Generator[_Batch, None, str]:
+        """Leases of one worker until there are none (and whether there can be more); where none is to be had just
+        now, an empty one.
+        """
+        reader = self._job.reader(self.epoch, self.rank, worker)
+        while True:
+            silence = _Silence(self)
+            status, told = reader.next(self.batch_size, silence.tell)
+            stalled = silence.over()
+            if status in ("last", "done"):
+                return str(status)
+            if told is None:
+                yield _Batch(None, stalled_ns=stalled)
+                continue
+            token, leased, deliveries = told
+            begun = time.monotonic_ns()
+            samples = [self._sample(one) for one in leased]
+            nbytes = sum(_nbytes(s.content) for s in samples)
+            items = [s.content if self.transform is None else self.transform(s) for s in samples]
+            content = collate(items)
+            prepared = time.monotonic_ns() - begun
+            yield _Batch(token, deliveries, nbytes, prepared, stalled, content)
+
+    def _sample(self, leased: Any) -> EpochSample:
+        paths, views = leased.paths, leased.views()
+        content: Any = views[0]
+        if self._keyed:
+            names = [path.rsplit("/", 1)[-1].partition(".") for path in paths]
+            content = {"__key__": names[0][0], **{n[2]: view for n, view in zip(names, views)}}
+        return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Single items, at most once: each batch is acknowledged before its items are handed out."""
+        info = torch.utils.data.get_worker_info()
+        worker = 0 if info is None else info.id
+        self._start()
+        self._mode = "at-most-once"
+        for batch in self._leases(worker, list):
+            if batch.token is not None:
+                self._took(batch, 0)
+                self._stepped()
+                yield from batch.content
+        if info is None:
+            self._ended()
+
+    # What runs in the process that steps.
+
+    def _took(self, batch: _Batch, waited_ns: int) -> None:
+        """A batch is in hand: from now on this process holds its lease."""
+        assert batch.token is not None
+        self._in_hand = (batch, waited_ns, time.monotonic_ns())
+        self._job.hold(batch.token)
+
+    def _stepped(self) -> None:
+        """The batch in hand was consumed."""
+        if self._in_hand is None:
+            return
+        # A signal may raise anywhere in here (Ctrl-C, a worker that died): the batch stays in hand until it is
+        # acknowledged, and is counted once.
+        batch, waited, begun = self._in_hand
+        assert batch.token is not None
+        stepped = time.monotonic_ns() - begun
+        times = (waited, batch.prepared_ns, stepped)
+        lease, entries = batch.token[2], batch.token[3]
+        try:
+            self._patiently(lambda tell: self._job.ack(batch.token, times, tell))
+        except FletchError as error:
+            if error.code != "lease_gone":
+                raise
+            # It took longer than a lease lives without a word, and is delivered again.
+            _log.warning("job %s, epoch %d: %s", self.job, self.epoch, error)
+            self._counts["redelivered"] += entries
+            self._let_go()
+            return
+        if self._added != lease:
+            self._added = lease
+            self._sum.add(batch.deliveries)
+            counts = {"batches": 1, "samples": entries, "bytes": batch.nbytes}
+            counts |= {"waited_ns": waited, "stalled_ns": batch.stalled_ns, "stepped_ns": stepped}
+            for key, value in counts.items():
+                self._counts[key] += value
+        self._in_hand = None
+
+    def _patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
+        """A call that waits for a server that is gone, says so, and counts the time."""
+        silence = _Silence(self)
+        while True:
+            try:
+                done = call(silence.tell)
+                break
+            except FletchError as error:
+                if not error.retryable:
+                    raise
+                silence.tell(0.0, str(error))
+        self._counts["stalled_ns"] += silence.over()
+        return done
+
+    def _ended(self) -> None:
+        """The epoch is over for this rank: what is proved of it is kept, and the next one is next."""
+        self._over = True
+        if self.ranks == 1:
+            self._receipt = self._patiently(lambda _: self._job.receipt(self.epoch))
+
+    def received(self) -> bytes:
+        """What this rank consumed of the epoch, added up: for `verify` on another rank."""
+        return self._sum.bytes()
+
+    def verify(self, others: Sequence[bytes] = ()) -> bool:
+        """Whether the ranks together consumed exactly what the plan of the finished epoch says.
+
+        Args:
+            others: `received` of every other rank.
+
+        Raises:
+            Invalid: the epoch is not finished (``code == "epoch_open"``).
+        """
+        if self._receipt is None:
+            self._receipt = self._patiently(lambda _: self._job.receipt(self.epoch))
+        total = _native.Sum(self.root)
+        for one in (self.received(), *others):
+            total.merge(one)
+        return total.agrees(self._receipt)
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank consumed of the current epoch, and the proof.
+
+        Returns:
+            ``visitation`` (what holds: ``"at-most-once"`` unless the loop runs over `fletch.torch.DataLoader`), ``batches``,
+            ``samples``, ``bytes``, ``redelivered`` (samples whose lease ran out before they were acknowledged),
+            ``waited_seconds`` (for batches), ``stalled_seconds`` (the server was gone),
+            ``stepped_seconds``; and once the epoch ended, for a single rank, ``receipt`` (``"agrees"`` or ``"differs"``) and
+            ``certificate`` (how well it was shuffled), else ``None``.
+        """
+        counts = self._counts
+        receipt = None if self._receipt is None else json.loads(self._receipt)
+        agrees = None
+        if receipt is not None and self.ranks == 1:
+            agrees = "agrees" if self._sum.agrees(self._receipt) else "differs"
+        return {
+            "job": self.job,
+            "epoch": self.epoch,
+            "rank": self.rank,
+            "ranks": self.ranks,
+            "visitation": self._mode or self._visitation,
+            **{key: counts[key] for key in _COUNTED[:4]},
+            **{f"{k}_seconds": counts[f"{k}_ns"] / 1e9 for k in ("waited", "stalled", "stepped")},
+            "receipt": agrees,
+            "certificate": None if receipt is None else receipt["certificate"],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch is, self-contained: it survives the loss of every server. Call it after the step: the
+        batch in hand counts as consumed. With several ranks, call it on all of them at the same step, behind a
+        barrier, and keep one of them.
+        """
+        self._stepped()
+        state = self._patiently(lambda _: self._job.state(self.epoch))
+        return {"job": self.job, "root": self.root, "epoch": self.epoch, "state": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again.
+
+        Rank 0 tells the server; the other ranks must not begin before it did (a barrier).
+
+        Raises:
+            Invalid: the state is of another version or plan; nothing changed.
+        """
+        if state["root"] != self.root:
+            raise Invalid(f"the state is of version {state['root']}, the job reads {self.root}")
+        self._let_go()
+        self._begin(state["epoch"])
+        if self.rank == 0:
+            self._job.put_state(self.epoch, state["state"], True)
+
+
+class _Silence:
+    """A wait for a server that may be gone: the log says when it begins and how long it was."""
+
+    def __init__(self, dataset: EpochDataset) -> None:
+        self.what = f"job {dataset.job}, epoch {dataset.epoch}"
+        self.begun, self.gone = time.monotonic_ns(), False
+
+    def tell(self, seconds: float, why: str) -> None:
+        if not self.gone:
+            _log.warning("%s waits for the server: %s", self.what, why)
+        self.gone = True
+
+    def over(self) -> int:
+        """Nanoseconds stalled."""
+        if not self.gone:
+            return 0
+        stalled = time.monotonic_ns() - self.begun
+        _log.warning("%s goes on after %.1f s", self.what, stalled / 1e9)
+        return stalled
+
+
+class _Leases(torch.utils.data.IterableDataset):
+    """What a loader iterates: whole leases of the dataset, collated where they are received."""
+
+    def __init__(self, dataset: EpochDataset, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate = collate
+
+    def __iter__(self) -> Iterator[_Batch]:
+        info = torch.utils.data.get_worker_info()
+        return self.dataset._leases(0 if info is None else info.id, self.collate)
+
+
+def _steps(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[Any]:
+    """Batches for the loop. Asking for the next one acknowledges the one before."""
+    dataset._mode = None if dataset._visitation != "at-most-once" else "at-most-once"
+    asked, given = time.monotonic_ns(), True
+    try:
+        for batch in _all(dataset, made, workers, collate):
+            if batch.token is None:
+                continue
+            given = False
+            dataset._took(batch, time.monotonic_ns() - asked)
+            yield batch.content
+            given = True
+            dataset._stepped()
+            asked = time.monotonic_ns()
+    except GeneratorExit:
+        # The loop was left with a batch in hand; `state_dict` or the next iteration says what becomes of it.
+        raise
+    except BaseException:
+        if not given:
+            # What was raised came between the worker and the loop, which never got the batch.
+            dataset._let_go()
+        raise
+    finally:
+        # Workers renew what they hold: those of a loop that was left must not live on.
+        if workers:
+            made._shutdown_workers()  # type: ignore[attr-defined]
+    dataset._ended()
+
+
+def _all(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[_Batch]:
+    """What the workers made; and then what workers that died held, until nothing is left."""
+    yield from made
+    while (yield from dataset._leases(workers, collate)) != "done":
+        time.sleep(_AGAIN)
+
+
+def _rank(rank: int | None, ranks: int | None) -> tuple[int, int]:
+    if (rank is None) != (ranks is None):
+        raise Invalid("give both rank and ranks, or none of them")
+    if rank is not None and ranks is not None:
+        if not 0 <= rank < ranks:
+            raise Invalid(f"rank {rank} of {ranks} ranks cannot be")
+        return rank, ranks
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def _target(dataset: str) -> tuple[str, str | None]:
+    head, slash, last = dataset.rpartition("/")
+    name, at, tag = last.partition("@")
+    return head + slash + name, tag if at else None
+
+
+def _nbytes(content: Any) -> int:
+    if isinstance(content, memoryview):
+        return content.nbytes
+    return sum(view.nbytes for view in content.values() if isinstance(view, memoryview))

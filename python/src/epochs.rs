@@ -1,0 +1,361 @@
+//! Jobs and epochs as the loader sees them: leases in, acks out, and the sum that proves it.
+//!
+//! Invariants
+//! 1. What was received and not acknowledged is renewed by this process for as long as it lives, whatever its
+//!    threads do; in a forked child nothing is.
+//! 2. A lease is in the sum of a receipt once: when the consumer says so.
+
+use crate::buffer;
+use crate::client::{Client, parsed};
+use crate::errors::{Failure, Pickled};
+use crate::process::{Slot, beside, wait, wait_telling};
+use bytes::Bytes;
+use fletch_api::{Ack, BatchTimes, EpochReceipt, StartJob, World};
+use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeasedSample, Next};
+use fletch_core::order::receipt::{Delivery, LtHash, content};
+use fletch_core::{Hash, Root};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// A server that is gone is waited for; whoever wants less interrupts the wait.
+const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
+/// After so long without an answer the server is asked whether it is there.
+const SILENCE: Duration = Duration::from_secs(3);
+/// Bytes of a delivery as it travels from a worker to the process that steps.
+const DELIVERY_BYTES: usize = 8 + 32 + 4;
+
+/// A declared job, in this process.
+#[derive(Debug, Clone)]
+struct Declared {
+    handle: JobHandle,
+    /// Ends the renewals.
+    _renewing: Arc<DropGuard>,
+}
+
+/// A declared job: what its workers and the process that steps share.
+#[pyclass(frozen, module = "fletch._native")]
+#[derive(Debug)]
+pub struct Job {
+    client: Py<Client>,
+    spec: StartJob,
+    live: Slot<Declared>,
+    /// What is held, beyond the life of one runtime: (epoch, rank, lease) → ttl in ms.
+    held: Mutex<BTreeMap<(u64, u32, u64), u64>>,
+}
+
+impl Job {
+    fn live(&self, py: Python<'_>) -> PyResult<JobHandle> {
+        if let Some(live) = self.live.get(py) {
+            return Ok(live.handle);
+        }
+        let client = self.client.get().live(py)?;
+        let handle = wait(py, async { client.declare(&self.spec).await.map_err(Failure::from) })?;
+        for (&(epoch, rank, lease), &ttl) in &*self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+            handle.held().hold(epoch, rank, lease, ttl);
+        }
+        let stop = CancellationToken::new();
+        let (renewed, ended) = (handle.clone(), stop.clone());
+        beside(py, async move {
+            // It ends by itself only when the job is gone, which the next call says, too.
+            drop(ended.run_until_cancelled(renewed.keep_alive()).await);
+        })?;
+        self.live.set(py, Declared { handle: handle.clone(), _renewing: Arc::new(stop.drop_guard()) });
+        Ok(handle)
+    }
+
+    fn keep(&self, key: (u64, u32, u64), ttl: u64) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(key, ttl);
+    }
+
+    fn give_up(&self, handle: &JobHandle, key: (u64, u32, u64)) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        handle.held().drop_lease(key.0, key.1, key.2);
+    }
+}
+
+/// Declares a job, or finds the one that was declared so.
+#[pyfunction(name = "_declare")]
+pub fn declare(py: Python<'_>, client: Py<Client>, spec: &str) -> PyResult<Job> {
+    let job = revive_job(client, spec)?;
+    job.live(py)?;
+    Ok(job)
+}
+
+/// A job from its pickled settings; it is declared again, which changes nothing, when it is first used.
+#[pyfunction(name = "_job")]
+pub fn revive_job(client: Py<Client>, spec: &str) -> PyResult<Job> {
+    let spec = serde_json::from_str(spec).map_err(|e| Failure::Invalid(format!("job: {e}")))?;
+    Ok(Job { client, spec, live: Slot::new(), held: Mutex::default() })
+}
+
+#[pymethods]
+impl Job {
+    /// The job as it is now, with its epochs.
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let job = self.live(py)?;
+        let now = wait(py, async { job.now().await.map_err(Failure::from) })?;
+        parsed(py, serde_json::to_string(&now))
+    }
+
+    /// Changes who shares a step.
+    fn world<'py>(&self, py: Python<'py>, world: &str) -> PyResult<Bound<'py, PyAny>> {
+        let job = self.live(py)?;
+        let world: World = serde_json::from_str(world).map_err(|e| Failure::Invalid(e.to_string()))?;
+        let now = wait(py, async { job.world(world).await.map_err(Failure::from) })?;
+        parsed(py, serde_json::to_string(&now))
+    }
+
+    /// One worker's side of an epoch.
+    fn reader(slf: Bound<'_, Self>, epoch: u64, rank: u32, worker: u32) -> PyResult<Reader> {
+        let handle = slf.get().live(slf.py())?;
+        let reader = handle.reader(epoch, rank, worker).patient(PATIENCE);
+        Ok(Reader { job: slf.unbind(), reader: Arc::new(tokio::sync::Mutex::new(reader)) })
+    }
+
+    /// A lease that another process received is held by this one from now on.
+    fn hold(&self, py: Python<'_>, token: Token) -> PyResult<()> {
+        let (epoch, rank, lease, _, ttl) = token;
+        self.keep((epoch, rank, lease), ttl);
+        self.live(py)?.held().hold(epoch, rank, lease, ttl);
+        Ok(())
+    }
+
+    /// A whole lease was consumed; nanoseconds waited, prepared and stepped. Durable when this returns. `tell` as in
+    /// `Reader.next`, until the client's timeout.
+    fn ack<'py>(
+        &self,
+        py: Python<'py>,
+        token: Token,
+        times: (u64, u64, u64),
+        tell: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (epoch, rank, lease, entries, _) = token;
+        let job = self.live(py)?;
+        let (waited_ns, prepared_ns, stepped_ns) = times;
+        let batch = BatchTimes { entries, waited_ns, prepared_ns, stepped_ns };
+        let ack = Ack { lease, upto: entries, batches: vec![batch] };
+        let client = self.client.get().live(py)?;
+        let acking = async { job.ack(epoch, rank, &[ack]).await.map_err(Failure::from) };
+        let acked = wait_telling(
+            py,
+            acking,
+            SILENCE,
+            || gone(&client),
+            |seconds, why| tell.call1((seconds, why)).map(drop),
+        );
+        if acked.is_ok() {
+            self.give_up(&job, (epoch, rank, lease));
+        }
+        parsed(py, serde_json::to_string(&acked?))
+    }
+
+    /// A lease is given up: what it has is delivered again when it expires.
+    fn drop_lease(&self, py: Python<'_>, token: Token) -> PyResult<()> {
+        let (epoch, rank, lease, _, _) = token;
+        self.give_up(&self.live(py)?, (epoch, rank, lease));
+        Ok(())
+    }
+
+    /// The epoch's self-contained state.
+    fn state<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let job = self.live(py)?;
+        let state = wait(py, async { job.state(epoch).await.map_err(Failure::from) })?;
+        Ok(PyBytes::new(py, &state))
+    }
+
+    /// Continues an epoch from a state.
+    fn put_state<'py>(
+        &self,
+        py: Python<'py>,
+        epoch: u64,
+        state: Vec<u8>,
+        replace: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let job = self.live(py)?;
+        let state = Bytes::from(state);
+        let now = wait(py, async { job.put_state(epoch, state, replace).await.map_err(Failure::from) })?;
+        parsed(py, serde_json::to_string(&now))
+    }
+
+    /// The receipt and certificate of a finished epoch, as JSON text.
+    fn receipt(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
+        let job = self.live(py)?;
+        let receipt = wait(py, async { job.receipt(epoch).await.map_err(Failure::from) })?;
+        Ok(serde_json::to_string(&receipt).map_err(|e| Failure::Invalid(e.to_string()))?)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String)> {
+        let spec = serde_json::to_string(&self.spec).map_err(|e| Failure::Invalid(e.to_string()))?;
+        Ok((py.import("fletch._native")?.getattr("_job")?, (self.client.clone_ref(py), spec)))
+    }
+}
+
+/// Epoch, rank, lease, entries, ttl in ms: what acknowledging takes, for another process too.
+type Token = (u64, u32, u64, u32, u64);
+
+/// One worker's side of an epoch; of the process that made it.
+#[pyclass(frozen, module = "fletch._native")]
+#[derive(Debug)]
+pub struct Reader {
+    job: Py<Job>,
+    reader: Arc<tokio::sync::Mutex<EpochReader>>,
+}
+
+/// One leased sample.
+#[pyclass(frozen, module = "fletch")]
+#[derive(Debug)]
+pub struct Leased(LeasedSample);
+
+#[pymethods]
+impl Leased {
+    /// The sample's number in the version.
+    #[getter]
+    fn number(&self) -> u32 {
+        self.0.sample
+    }
+
+    /// The ordinal of its first entry in the version: with the root its id.
+    #[getter]
+    fn ordinal(&self) -> u64 {
+        self.0.ordinal
+    }
+
+    /// Which copy of it this is, from 0; `None` for one that only fills up a last step.
+    #[getter]
+    fn copy(&self) -> Option<u32> {
+        Some(self.0.copy).filter(|c| *c < 1 << 31)
+    }
+
+    /// Paths of its files.
+    #[getter]
+    fn paths(&self) -> Vec<String> {
+        self.0.heads.iter().map(|f| f.path.clone()).collect()
+    }
+
+    /// The bytes of its files, as read-only views.
+    fn views<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let views: PyResult<Vec<_>> = self.0.files().map(|(_, b)| buffer::view(py, b)).collect();
+        PyList::new(py, views?)
+    }
+}
+
+/// What is told of a batch: its token, its samples, and what they add to a receipt.
+type Told<'py> = (Token, Vec<Leased>, Bound<'py, PyBytes>);
+
+#[pymethods]
+impl Reader {
+    /// The next samples, at most `want`: `("batch", …)`, `("full", None)`, `("last", None)` or `("done", None)`. A
+    /// server that is gone is waited for; `tell` is then called with the seconds waited so far and why, about once a second.
+    #[pyo3(name = "next")]
+    fn next_batch<'py>(
+        &self,
+        py: Python<'py>,
+        want: u32,
+        tell: Bound<'py, PyAny>,
+    ) -> PyResult<(&'static str, Option<Told<'py>>)> {
+        let job = self.job.get();
+        let client = job.client.get().live(py)?;
+        let reader = Arc::clone(&self.reader);
+        let next = async move { reader.lock().await.next(want).await.map_err(Failure::from) };
+        let next = wait_telling(
+            py,
+            next,
+            SILENCE,
+            || gone(&client),
+            |seconds, why| tell.call1((seconds, why)).map(drop),
+        )?;
+        let LeaseBatch { token: t, samples } = match next {
+            Next::Batch(batch) => batch,
+            Next::Full => return Ok(("full", None)),
+            Next::Last => return Ok(("last", None)),
+            Next::Done => return Ok(("done", None)),
+        };
+        job.keep((t.epoch, t.rank, t.lease), t.ttl_ms);
+        let deliveries: Vec<u8> = samples.iter().flat_map(delivery).collect();
+        let token = (t.epoch, t.rank, t.lease, t.entries, t.ttl_ms);
+        let leased = samples.into_iter().map(Leased).collect();
+        Ok(("batch", Some((token, leased, PyBytes::new(py, &deliveries)))))
+    }
+}
+
+/// What is wrong with a server that is silent, if anything is.
+async fn gone(client: &fletch_client::Client) -> Option<String> {
+    let client = client.within(Duration::from_secs(1)).impatient();
+    client.info().await.err().map(|e| e.to_string())
+}
+
+/// What a received sample adds to a receipt, hashed from the bytes it has here.
+fn delivery(sample: &LeasedSample) -> impl Iterator<Item = u8> + use<> {
+    let hashes: Vec<Hash> = sample.files().map(|(_, bytes)| Hash::of(&bytes)).collect();
+    let mut out = Vec::with_capacity(DELIVERY_BYTES);
+    out.extend_from_slice(&sample.ordinal.to_le_bytes());
+    out.extend_from_slice(content(&hashes).as_bytes());
+    out.extend_from_slice(&sample.copy.to_le_bytes());
+    out.into_iter()
+}
+
+/// What was consumed, added up: the consumer's side of a receipt.
+#[pyclass(module = "fletch._native")]
+#[derive(Debug)]
+pub struct Sum {
+    root: Root,
+    value: LtHash,
+    delivered: u64,
+}
+
+#[pymethods]
+impl Sum {
+    #[new]
+    fn new(root: &str) -> PyResult<Self> {
+        let root: Root = root.parse().map_err(|e| Failure::Invalid(format!("root: {e}")))?;
+        Ok(Sum { root, value: LtHash::default(), delivered: 0 })
+    }
+
+    /// Adds deliveries as `Reader.next` told them.
+    fn add(&mut self, deliveries: &[u8]) -> PyResult<()> {
+        if !deliveries.len().is_multiple_of(DELIVERY_BYTES) {
+            return Err(Failure::Invalid("deliveries are 44 bytes each".into()).into());
+        }
+        for d in deliveries.chunks_exact(DELIVERY_BYTES) {
+            let (mut ordinal, mut hash, mut copy) = ([0; 8], [0; 32], [0; 4]);
+            ordinal.copy_from_slice(&d[..8]);
+            hash.copy_from_slice(&d[8..40]);
+            copy.copy_from_slice(&d[40..]);
+            let (ordinal, copy) = (u64::from_le_bytes(ordinal), u32::from_le_bytes(copy));
+            self.value.add(self.root, &Delivery { ordinal, content: Hash(hash), copy });
+            self.delivered += 1;
+        }
+        Ok(())
+    }
+
+    /// Adds another rank's sum, as its `bytes` has it.
+    fn merge(&mut self, other: &[u8]) -> PyResult<()> {
+        let read = other.split_first_chunk::<8>().and_then(|(n, v)| Some((*n, LtHash::from_bytes(v)?)));
+        let (delivered, value) = read.ok_or_else(|| Failure::Invalid("this is no sum of an epoch".into()))?;
+        self.value.merge(&value);
+        self.delivered += u64::from_le_bytes(delivered);
+        Ok(())
+    }
+
+    /// The sum, for another process.
+    fn bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &[&self.delivered.to_le_bytes()[..], &self.value.to_bytes()].concat())
+    }
+
+    /// How many samples were added.
+    #[getter]
+    fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// Whether exactly what the plan says was received.
+    fn agrees(&self, receipt: &str) -> PyResult<bool> {
+        let said: EpochReceipt =
+            serde_json::from_str(receipt).map_err(|e| Failure::Invalid(format!("receipt: {e}")))?;
+        Ok(said.receipt.root == self.root && said.receipt.agrees(self.delivered, &self.value))
+    }
+}

@@ -1,0 +1,229 @@
+"""Epochs through the loader: every sample once, proved by the receipt, through breaks, losses and ranks."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+import torch.utils.data
+
+import fletch
+from fletch.torch import DataLoader, EpochDataset, EpochSample
+from conftest import Server
+
+SAMPLES = 150
+
+
+@pytest.fixture(scope="module")
+def tree(server: Server) -> Path:
+    return make_tree(server)
+
+
+def make_tree(server: Server) -> Path:
+    """The dataset `numbered`: sample i begins with its number."""
+    tree = server.scratch / "tree-numbered"
+    tree.mkdir()
+    rng = random.Random(3)
+    for i in range(SAMPLES):
+        (tree / f"{i:04}").write_bytes(i.to_bytes(4, "little") + rng.randbytes(rng.randrange(3000)))
+    server.publish("numbered", tree)
+    return tree
+
+
+def number(sample: EpochSample) -> int:
+    """Which sample it is, by its bytes."""
+    n = int.from_bytes(sample.content[:4], "little")
+    assert sample.path == f"{n:04}" and sample.number == n
+    return n
+
+
+def epochs(server: Server, job: str, **settings: Any) -> EpochDataset:
+    client = fletch.Client(f"unix:{server.socket}", job=job, timeout=20)
+    settings = {"batch_size": 8, "transform": number, **settings}
+    return EpochDataset(client, "numbered", job=job, **settings)
+
+
+def seen(batches: Iterator[torch.Tensor]) -> list[int]:
+    return torch.cat(list(batches)).tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("order", ["substitute", "strict"])
+def test_an_epoch_delivers_every_sample_once(server: Server, tree: Path, workers: int, order: str) -> None:
+    dataset = epochs(server, f"whole-{order}-{workers}", order=order)
+    loader = DataLoader(dataset, num_workers=workers)
+    assert len(loader) == 19
+    orders = []
+    for epoch in range(2):
+        orders.append(seen(iter(loader)))
+        assert sorted(orders[-1]) == list(range(SAMPLES))
+        stats = dataset.stats()
+        assert (stats["epoch"], stats["samples"], stats["batches"]) == (epoch, SAMPLES, 19)
+        assert (stats["visitation"], stats["receipt"], stats["redelivered"]) == ("exactly-once", "agrees", 0)
+        assert stats["bytes"] == sum(p.stat().st_size for p in tree.iterdir())
+        assert isinstance(stats["certificate"], dict)
+        assert dataset.verify()
+    assert orders[0] != orders[1] and list(range(SAMPLES)) not in orders
+
+
+def test_a_batch_is_acknowledged_when_the_next_is_asked_for(server: Server, tree: Path) -> None:
+    dataset = epochs(server, "acks")
+    batches = iter(DataLoader(dataset))
+
+    def acked() -> int:
+        return dataset._job.info()["epochs"][0]["acked"]
+
+    next(batches)
+    assert acked() == 0
+    next(batches)
+    assert acked() == 8 == dataset.stats()["samples"]
+    dataset.state_dict()
+    assert acked() == 16
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_goes_on_where_it_was_taken(own_server: Server, workers: int) -> None:
+    tree = make_tree(own_server)
+    dataset = epochs(own_server, "broken-off")
+    batches = iter(DataLoader(dataset, num_workers=workers))
+    before = [n for _ in range(7) for n in next(batches).tolist()]
+    state = dataset.state_dict()
+    # Consumed after the state was taken: the model forgets it, and so does the epoch.
+    next(batches)
+    next(batches)
+    del batches
+    # The server loses all it had, and another takes over.
+    own_server.kill()
+    for name in ("cache", "state"):
+        (own_server.scratch / name).rename(own_server.scratch / f"{name}.lost")
+    own_server.start()
+    tables = own_server.scratch / "tables-numbered"
+    own_server.register("numbered", tree, tables)
+    again = epochs(own_server, "broken-off")
+    again.load_state_dict(state)
+    after = seen(iter(DataLoader(again, num_workers=workers)))
+    assert sorted(before + after) == list(range(SAMPLES))
+
+
+def test_two_ranks_share_an_epoch(server: Server, tree: Path) -> None:
+    ranks = [epochs(server, "ranks", rank=r, ranks=2) for r in range(2)]
+    got: dict[int, list[list[int]]] = {}
+
+    def consume(rank: int) -> None:
+        got[rank] = [batch.tolist() for batch in DataLoader(ranks[rank], num_workers=rank)]
+
+    threads = [threading.Thread(target=consume, args=(r,)) for r in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(120)
+    # 150 samples are 9 steps of 16, and the tail is dropped.
+    assert [len(got[r]) for r in range(2)] == [9, 9] == [d.steps for d in ranks]
+    assert all(len(batch) == 8 for r in range(2) for batch in got[r])
+    every = [n for r in range(2) for batch in got[r] for n in batch]
+    assert len(set(every)) == len(every) == 144
+    sums = [dataset.received() for dataset in ranks]
+    assert ranks[0].verify(sums[1:]) and ranks[1].verify(sums[:1])
+    assert not ranks[0].verify() and not ranks[0].verify([sums[1], sums[1]])
+
+
+def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:
+    dataset = epochs(server, "plain")
+    got = seen(iter(torch.utils.data.DataLoader(dataset, batch_size=10)))
+    assert sorted(got) == list(range(SAMPLES))
+    assert (dataset.stats()["visitation"], dataset.stats()["receipt"]) == ("at-most-once", "agrees")
+    again = epochs(server, "plain-workers")
+    got = seen(iter(torch.utils.data.DataLoader(again, batch_size=10, num_workers=2)))
+    assert sorted(got) == list(range(SAMPLES))
+
+
+def test_a_server_that_is_gone_is_waited_for(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_tree(own_server)
+    caplog.set_level(logging.WARNING, "fletch")
+    dataset = epochs(own_server, "gone")
+    got: list[int] = []
+    batches = iter(DataLoader(dataset))
+    got += next(batches).tolist()
+    own_server.kill()
+    threading.Timer(5, own_server.start).start()
+    got += seen(batches)
+    assert sorted(got) == list(range(SAMPLES))
+    stats = dataset.stats()
+    assert stats["receipt"] == "agrees" and stats["stalled_seconds"] > 1
+    assert any("waits for the server" in r.getMessage() for r in caplog.records)
+
+
+
+
+class Killed:
+    """A transform that kills its worker, once."""
+
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
+
+    def __call__(self, sample: EpochSample) -> int:
+        if number(sample) == 77 and not os.path.exists(self.flag):
+            open(self.flag, "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number(sample)
+
+
+def test_what_a_killed_worker_held_comes_again(own_server: Server, tmp_path: Path) -> None:
+    make_tree(own_server)
+    dataset = epochs(own_server, "killed", transform=Killed(str(tmp_path / "flag")))
+    consumed: list[int] = []
+    batches = iter(DataLoader(dataset, num_workers=2))
+    with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
+        for batch in batches:
+            consumed += batch.tolist()
+    del batches
+    # The step of the last batch was made: only what was not consumed comes again.
+    dataset.state_dict()
+    rest = epochs(own_server, "killed")
+    consumed += seen(iter(DataLoader(rest)))
+    assert collections.Counter(consumed) == collections.Counter(range(SAMPLES))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_was_left_is_taken_up_again(own_server: Server, workers: int) -> None:
+    make_tree(own_server)
+    dataset = epochs(own_server, "left")
+    loader = DataLoader(dataset, num_workers=workers)
+    batches, consumed = iter(loader), []
+    for _ in range(4):
+        consumed += next(batches).tolist()
+    # The fifth batch is in hand, and its step is never made. The iterator is kept: nothing of it may keep leases.
+    next(batches)
+    kept = batches
+    batches.close()
+    consumed += seen(iter(loader))
+    assert collections.Counter(consumed) == collections.Counter(range(SAMPLES))
+    assert dataset.stats()["receipt"] == "agrees"
+    del kept
+
+
+def test_settings_that_cannot_be(server: Server, tree: Path) -> None:
+    client = fletch.Client(server.url)
+    for bad in ({"rank": 2, "ranks": 2}, {"rank": 0}, {"batch_size": 0}, {"plan": {"base": {"keys": ["nothing"]}}}):
+        with pytest.raises(fletch.Invalid):
+            EpochDataset(client, "numbered", job="bad", **{"batch_size": 4, **bad})
+    with pytest.raises(fletch.NotFound):
+        EpochDataset(client, "absent", job="bad", batch_size=4)
+    epochs(server, "mine")
+    with pytest.raises(fletch.Invalid) as caught:
+        epochs(server, "mine", batch_size=9)
+    assert caught.value.code == "job_differs"
+    for bad in ({"shuffle": True}, {"batch_size": 5}, {"sampler": [1]}, {"num_workers": 1, "persistent_workers": True}):
+        with pytest.raises(ValueError):
+            DataLoader(epochs(server, "mine"), **bad)
+    few = epochs(server, "few", plan={"base": {"keys": ["0003", "0005", "0009"]}}, batch_size=2)
+    assert sorted(seen(iter(DataLoader(few)))) == [3, 5, 9] and few.verify()

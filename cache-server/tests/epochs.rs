@@ -2,13 +2,17 @@
 
 mod common;
 
-use common::{Node, epochs::*, problem};
+use common::{Node, Tree, content, epochs::*, index_bucket, problem};
 use fletch_api::{Ack, Acks, BatchTimes, Code, EpochState, OrderKind, PlanBase, Visitation, routes};
 use fletch_client::{
     ClientError,
     epochs::{LeaseBatch, Next, Received},
 };
-use fletch_core::order::{Tail, ledger::Ledger};
+use fletch_core::order::{
+    Bits, Fit, Tail,
+    ledger::{self, Header, Ledger},
+};
+use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
 use reqwest::Method;
 use std::{collections::BTreeMap, time::Duration};
 use tokio_util::task::TaskTracker;
@@ -157,6 +161,21 @@ async fn leases_are_idempotent_expire_and_come_again() {
         assert_eq!(receipt.receipt.redelivered, 2);
         // Acks of a finished epoch are known or gone.
         assert_eq!(send(0, vec![part(2)]).await.expect("settled").entries, 0);
+        // At most once: what somebody held who died does not come again.
+        let mut once = ask(&format!("once-{name}"), order, world(1, 4, Tail::Drop));
+        once.visitation = Visitation::AtMostOnce;
+        let job = client.declare(&once).await.expect("declared");
+        let first = batch(&job, 0, 0, 2).await.expect("a batch");
+        let ended = async {
+            while job.now().await.expect("job").epochs[0].leases > 0 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), ended).await.expect("its time is over");
+        let next = batch(&job, 0, 0, 2).await.expect("a batch");
+        assert!(entries(&next).iter().all(|e| !entries(&first).contains(e)));
+        let epoch = &job.now().await.expect("job").epochs[0];
+        assert_eq!((epoch.acked, epoch.held, epoch.redelivered), (4, 0, 0));
     }
     node.running.shutdown().await;
 }
@@ -194,6 +213,11 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
         (with("world", serde_json::json!({"ranks": 3, "batch": 4, "tail": "drop"})), Code::BadPlan),
         (with("world", serde_json::json!({"ranks": 2, "batch": 4, "tail": "keep"})), Code::BadPlan),
         (with("world", serde_json::json!({"ranks": 0, "batch": 0, "tail": "drop"})), Code::BadPlan),
+        (with("world", serde_json::json!({"ranks": 1, "batch": u32::MAX, "tail": "pad"})), Code::BadPlan),
+        (
+            with("world", serde_json::json!({"ranks": u32::MAX, "batch": u32::MAX, "tail": "drop"})),
+            Code::BadPlan,
+        ),
         (with("dataset", "other".into()), Code::NotFound),
         (with("version", "no-such-tag".into()), Code::NotFound),
         (with("root", root.to_string().into()), Code::BadRequest),
@@ -238,6 +262,15 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(differs(job.put_state(0, ledger, false).await), Some(Code::BadState));
     assert_eq!(differs(job.put_state(0, state.slice(..state.len() - 1), false).await), Some(Code::BadState));
     assert_eq!(differs(job.put_state(0, "what".into(), true).await), Some(Code::BadState));
+    // Worlds that cannot be, in a state's header.
+    let header = Ledger::read(&state).expect("a state").header;
+    for (ranks, batch, tail) in
+        [(1, u32::MAX, Tail::Pad), (u32::MAX, u32::MAX, Tail::Drop), (0, 0, Tail::Drop), (2, 4, Tail::Keep)]
+    {
+        let header = Header { fit: Fit { ranks, batch, tail }, ..header.clone() };
+        let wide = ledger::state(&header, &Bits::zeros(0));
+        assert_eq!(differs(job.put_state(0, wide.into(), true).await), Some(Code::BadState), "{ranks}");
+    }
     job.put_state(0, state.clone(), false).await.expect("the same changes nothing");
     let second = batch(&job, 0, 1, 2).await.expect("a batch");
     ack(&job, &second).await;
@@ -249,6 +282,10 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     // Methods and paths.
     let r = node.ask(Method::PUT, &routes::job_world(&id)).body(r#"{"ranks":3,"batch":4,"tail":"drop"}"#);
     problem(r.send().await.expect("answer"), Code::BadPlan).await;
+    let wide = node.ask(Method::PUT, &routes::job_world(&id));
+    let wide = wide.body(r#"{"ranks":1,"batch":4294967295,"tail":"pad"}"#);
+    problem(wide.send().await.expect("answer"), Code::BadPlan).await;
+    assert_eq!(job.now().await.expect("job").world, world(2, 4, Tail::Drop), "nothing changed");
     let r = node.get(&format!("/v1/jobs/{id}/epochs/x/state")).send().await.expect("answer");
     problem(r, Code::BadRequest).await;
     // Epochs that the job left behind.
@@ -321,5 +358,84 @@ async fn plans_echo_weights_worlds_and_refs() {
         assert_eq!(seen, 32);
         assert_eq!(job.receipt(0).await.expect("finished").receipt.delivered, 32);
     }
+    node.running.shutdown().await;
+}
+
+/// At most once: asked again the same comes, and is not spent twice; nothing comes to anybody else, whatever happens.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_most_once_a_retry_costs_nothing_and_nothing_comes_twice() {
+    let tree = tree(20);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let client = client(&node);
+    for order in [OrderKind::Strict, OrderKind::Substitute] {
+        let mut once = ask(&format!("once-{}", order.as_str()), order, world(2, 4, Tail::Drop));
+        once.visitation = Visitation::AtMostOnce;
+        let job = client.declare(&once).await.expect("declared");
+        let mut seen = Vec::new();
+        let mut reader = job.reader(0, 0, 0).after(10);
+        let Next::Batch(first) = reader.next(2).await.expect("lease") else { panic!("a batch") };
+        let Next::Batch(again) = job.reader(0, 0, 0).after(10).next(2).await.expect("lease") else {
+            panic!("a batch")
+        };
+        assert_eq!((again.token, &again.samples), (first.token, &first.samples), "the same lease");
+        let epoch = job.now().await.expect("job").epochs[0].clone();
+        assert_eq!(
+            (epoch.acked, epoch.held, epoch.leases),
+            (2, 0, 1),
+            "delivered, and there to be asked for"
+        );
+        let state = job.state(0).await.expect("state");
+        let same = job.put_state(0, state, false).await.expect("what was granted is in the state");
+        assert_eq!((same.acked, same.leases), (2, 1));
+        let Next::Batch(second) = reader.next(2).await.expect("lease") else { panic!("a batch") };
+        assert_eq!(job.now().await.expect("job").epochs[0].leases, 1, "the first is over");
+        assert_eq!(job.ack(0, 0, &[first.token.ack(BatchTimes::default())]).await.expect("known").entries, 0);
+        for b in [first, second] {
+            seen.extend(b.samples.iter().map(|s| s.entry));
+        }
+        // Another world takes nothing back.
+        job.world(world(1, 4, Tail::Drop)).await.expect("world");
+        assert_eq!(job.now().await.expect("job").epochs[0].leases, 0);
+        while let Some(b) = batch(&job, 0, 0, 5).await {
+            seen.extend(b.samples.iter().map(|s| s.entry));
+        }
+        assert_eq!(seen.len(), 20);
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 20, "once");
+        let receipt = job.receipt(0).await.expect("finished").receipt;
+        assert_eq!((receipt.delivered, receipt.redelivered), (20, 0));
+    }
+    node.running.shutdown().await;
+}
+
+/// A lease lives while its stream is waited for, though a sample takes longer than a lease lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_lives_renews_its_lease() {
+    let tree = Tree::new([("a", content(1, 70_000)), ("b", content(2, 80_000))]);
+    let backing = || Backing::Directory(tree.dir.path().to_owned());
+    index_bucket(&tree, &OriginEmulator::start(EmulatorConfig::default(), backing())).await;
+    let slow = Latency { median: Duration::from_secs(7), p99: Duration::from_secs(7) };
+    let slow = EmulatorConfig { first_byte: Some(slow), ..EmulatorConfig::default() };
+    let emulator = OriginEmulator::start(slow, backing());
+    let settings = tempfile::tempdir().expect("tempdir");
+    let file = settings.path().join("f.toml");
+    let text = format!(
+        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"\ncredentials = \"anonymous\"\n",
+        emulator.uri(),
+        emulator.endpoint()
+    );
+    std::fs::write(&file, text).expect("write");
+    let config = format!("--config={}", file.display());
+    let node = Node::start(&[&config, "--limits-lease-ttl=3s"]).await;
+    node.register("d", &emulator.uri(), Some(&tree.uri())).await;
+    let job = client(&node).declare(&ask("slow", OrderKind::Strict, world(1, 2, Tail::Keep))).await;
+    let job = job.expect("declared");
+    let b = batch(&job, 0, 0, 2).await.expect("a batch");
+    assert!(ack(&job, &b).await, "it was held to the end");
+    let epoch = &job.now().await.expect("job").epochs[0];
+    assert_eq!((b.token.lease, epoch.acked, epoch.redelivered), (1, 2, 0), "one lease");
+    assert!(emulator.counts().get >= 2, "it was slow");
     node.running.shutdown().await;
 }

@@ -30,7 +30,7 @@ use fletch_api::{
 };
 use fletch_core::{
     manifest::{SampleRef as Key, locate::ranges},
-    order::plan::Item as PlanItem,
+    order::{Request, plan::Item as PlanItem},
 };
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
@@ -40,8 +40,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A stream that has nothing to say for so long gives a sign of life.
+/// A stream that has nothing to say for so long gives a sign of life; sooner where leases are short.
 const HEARTBEAT: Duration = Duration::from_secs(3);
+/// A lease whose stream is read is renewed so often.
+const TOUCH: Duration = Duration::from_secs(1);
 
 /// The next samples for a rank's worker, in one stream.
 #[utoipa::path(
@@ -64,16 +66,21 @@ pub async fn post(
     body: Body,
 ) -> Answer {
     let ask: LeaseRequest = json(&server, body).await?;
-    let turn = Arc::clone(&server.turns).try_acquire_owned().map_err(|_| {
+    let full = || {
         let detail = format!("{} requests for bytes are under way", server.limits.requests);
         Fault::new(Code::Overloaded, detail, "wait and ask again, or raise limits.requests")
-    })?;
+    };
+    if server.turns.available_permits() == 0 {
+        return Err(full());
+    }
     let (job, epoch) = epoch_of(&server, &who, path, true).await?;
     let wait = Duration::from_millis(ask.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
     let granted = epoch.lease(&ask, Instant::now() + wait).await?;
+    // Whoever waits for an ack keeps nobody from bytes; one who is refused here asks again for the same lease.
+    let turn = Arc::clone(&server.turns).try_acquire_owned().map_err(|_| full())?;
     let word = request.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
     let reader = Reader::new(&server, &who, &job, Component::from_word(word))?;
-    let pieces = stream_of(reader, epoch, &ask, granted);
+    let pieces = stream_of(reader, &epoch, &ask, granted);
     let body = of_stream(&server, together(pieces), None, Some(turn));
     let head = Response::builder()
         .status(StatusCode::OK)
@@ -90,7 +97,7 @@ fn json_frame(kind: FrameKind, index: u32, what: &impl Serialize) -> [Piece; 2] 
 
 fn stream_of(
     reader: Reader,
-    epoch: Arc<Epoch>,
+    epoch: &Epoch,
     ask: &LeaseRequest,
     granted: Granted,
 ) -> BoxStream<'static, Result<Piece, Broken>> {
@@ -112,13 +119,12 @@ fn stream_of(
     if status != GrantStatus::Granted {
         return stream::iter(begin.chain(end).collect::<Vec<_>>()).boxed();
     }
-    let (rank, refs) = (ask.rank, ask.refs);
+    let refs = ask.refs;
+    let life = Life::new(&reader.job, epoch.number(), ask, lease);
     let ahead = reader.server.limits.batch_ahead();
     let todo = (0u32..).zip(entries).skip(from);
     let items = stream::iter(todo)
         .map(move |(index, (entry, item, class))| {
-            // While somebody takes what is sent the lease lives.
-            epoch.touch(rank, lease);
             let reader = reader.clone();
             async move { reader.sample(index, entry, item, class, refs).await }
         })
@@ -127,20 +133,48 @@ fn stream_of(
             let rest = item.map(|i| frames_of(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
             stream::iter(head.into_iter().map(Ok)).chain(rest)
         });
-    stream::iter(begin.collect::<Vec<_>>()).chain(alive(items.boxed())).chain(stream::iter(end)).boxed()
+    stream::iter(begin.collect::<Vec<_>>()).chain(alive(items.boxed(), life)).chain(stream::iter(end)).boxed()
 }
 
 /// With signs of life between items that take long. Inside an item nothing is awaited between a frame's
-/// header and its bytes, so none comes there.
+/// header and its bytes, so none comes there. While somebody takes what is sent, either of them, the lease lives.
 fn alive(
     items: BoxStream<'static, Result<Piece, Broken>>,
+    life: Life,
 ) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
-    stream::unfold(items, |mut items| async move {
-        match tokio::time::timeout(HEARTBEAT, items.next()).await {
-            Ok(next) => next.map(|piece| (piece, items)),
-            Err(_) => Some((Ok(header(FrameKind::Heartbeat, WHOLE, 0, 0)), items)),
+    stream::unfold((items, life), |(mut items, mut life)| async move {
+        life.touch();
+        match tokio::time::timeout(HEARTBEAT.min(life.often * 4), items.next()).await {
+            Ok(next) => next.map(|piece| (piece, (items, life))),
+            Err(_) => Some((Ok(header(FrameKind::Heartbeat, WHOLE, 0, 0)), (items, life))),
         }
     })
+}
+
+/// Keeps a lease alive while its stream is read.
+struct Life {
+    job: Arc<Opened>,
+    epoch: u64,
+    lease: u64,
+    request: Request,
+    often: Duration,
+    last: Option<Instant>,
+}
+
+impl Life {
+    fn new(job: &Arc<Opened>, epoch: u64, ask: &LeaseRequest, lease: u64) -> Self {
+        let request = Request { rank: ask.rank, worker: ask.worker, sequence: ask.sequence };
+        let often = (job.setup.means.lease_ttl / 8).clamp(Duration::from_millis(25), TOUCH);
+        Life { job: Arc::clone(job), epoch, lease, request, often, last: None }
+    }
+
+    /// Not for every piece: it takes the epoch's lock. Through the job, which may have read the epoch anew.
+    fn touch(&mut self) {
+        if self.last.is_none_or(|t| t.elapsed() >= self.often) {
+            self.last = Some(Instant::now());
+            self.job.touch(self.epoch, self.lease, self.request);
+        }
+    }
 }
 
 /// Reads samples of a job for one request.

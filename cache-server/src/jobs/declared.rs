@@ -22,7 +22,7 @@ use fletch_api::{
 use fletch_core::{
     DatasetName, Domain, Hash, LayoutId, Root, Tenant,
     manifest::LayoutKind,
-    order::{Bits, Event, Leases, OrderKey, Plan, ledger::Ledger},
+    order::{Bits, Event, Leases, OrderKey, Plan, Request, ledger::Ledger},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -413,6 +413,14 @@ impl Opened {
             steps: fit(&world).steps(setup.plan.entries()),
             epochs,
         })
+    }
+
+    /// The stream of a lease is being read.
+    pub fn touch(&self, epoch: u64, lease: u64, request: Request) {
+        let epoch = lock(&self.epochs).get(&epoch).cloned();
+        if let Some(epoch) = epoch {
+            epoch.touch(lease, request);
+        }
     }
 
     /// Housekeeping.

@@ -26,12 +26,14 @@ use fletch_api::{
 use fletch_core::{
     LayoutId, Root,
     order::{
-        Event, Fit, Leases, Plan, Request, Room, Strict, certificate::Shuffle, ledger::Header, plan::Item,
+        Bits, Event, Fit, Lease, Leases, Plan, Request, Room, Strict, certificate::Shuffle, ledger::Header,
+        plan::Item,
     },
 };
 use order::Order;
 pub use replay::{differs, planned, strict};
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::Instant,
@@ -197,16 +199,24 @@ impl Epoch {
         self.is_open(inner)?;
         let mut events = self.expire_due(inner);
         let request = Request { rank: ask.rank, worker: ask.worker, sequence: ask.sequence };
+        // At most once: nobody needs to acknowledge, so nobody waits for that.
+        let held_max = if self.at_most_once() { u32::MAX } else { HELD_MAX };
         let checked = self
             .check(inner, ask.rank, acks, &ask.renew)
-            .and_then(|()| Ok(inner.leases.room(request, ask.want, HELD_MAX)?));
+            .and_then(|()| Ok(inner.leases.room(request, ask.want, held_max)?));
         if let Err(e) = checked {
             self.ledger.append(&events);
             return Err(e);
         }
         self.apply(inner, ask.rank, acks, &mut events)?;
         self.renew(inner, ask.rank, &ask.renew);
-        let room = inner.leases.room(request, ask.want, HELD_MAX)?;
+        if self.at_most_once() {
+            // Whoever asks for more has what it asked for before, or will not ask for it again.
+            let before =
+                |r: &Request| (r.rank, r.worker) == (ask.rank, ask.worker) && r.sequence < ask.sequence;
+            self.deliver(inner, |l| before(&l.request), &mut events);
+        }
+        let room = inner.leases.room(request, ask.want, held_max)?;
         let none = |inner: &Inner, status| Granted {
             status,
             lease: 0,
@@ -225,16 +235,12 @@ impl Epoch {
                         "the ledger of epoch {} is at its bound of {LEDGER_BYTES_MAX} bytes",
                         self.number()
                     );
+                    // What was acknowledged with it stands.
+                    self.ledger.append(&events);
                     return Err(JobError::Full(why));
                 }
                 let lease = self.grant(inner, request, n, &mut events)?;
-                let granted = self.granted(inner, lease, false);
-                if self.setup.visitation == Visitation::AtMostOnce {
-                    let upto = u32::try_from(granted.entries.len()).unwrap_or(u32::MAX);
-                    let all = [Ack { lease, upto, batches: Vec::new() }];
-                    self.apply(inner, ask.rank, &all, &mut events)?;
-                }
-                Step::Answer(granted, 0)
+                Step::Answer(self.granted(inner, lease, false), 0)
             }
         };
         let upto = self.ledger.append(&events);
@@ -300,10 +306,13 @@ impl Epoch {
         self.setup.wheel.as_ref().map_or(Class::Exact, |w| w.class_of(item.sample, self.owner))
     }
 
-    /// The stream of a lease is being read: it lives on.
-    pub fn touch(&self, rank: u32, lease: u64) {
+    /// The stream of a lease is being read: it lives on, if it is still the lease of that request.
+    pub fn touch(&self, lease: u64, request: Request) {
         let expires = self.expires_ms();
-        self.lock().leases.renew_one(rank, lease, expires);
+        let mut inner = self.lock();
+        if inner.leases.lease(lease).is_some_and(|l| l.request == request) {
+            inner.leases.renew_one(request.rank, lease, expires);
+        }
     }
 
     fn end_if_over(&self, inner: &mut Inner, events: &mut Vec<Event>) {
@@ -315,9 +324,47 @@ impl Epoch {
         }
     }
 
+    fn at_most_once(&self) -> bool {
+        self.setup.visitation == Visitation::AtMostOnce
+    }
+
+    /// At most once: what was granted is delivered, whatever became of it. Until then it is a lease as any other, so
+    /// that the same request gets the same.
+    fn deliver(&self, inner: &mut Inner, which: impl Fn(&Lease) -> bool, events: &mut Vec<Event>) {
+        let all: Vec<(u64, u32, u32, Vec<u32>)> = inner
+            .leases
+            .live()
+            .filter(|l| which(l))
+            .map(|l| {
+                let len = u32::try_from(l.entries.len()).unwrap_or(u32::MAX);
+                (l.id, l.request.rank, len, l.entries[l.acked as usize..].to_vec())
+            })
+            .collect();
+        let mut entries = 0;
+        for (lease, rank, len, newly) in all {
+            // A live lease takes its own rank's ack of all it has.
+            if let Ok(Some(event)) = inner.leases.ack(rank, lease, len) {
+                entries += newly.len() as u64;
+                inner.note_acked(&newly);
+                inner.settle(lease, rank, len);
+                events.push(event);
+            }
+        }
+        if entries > 0 {
+            self.setup.means.counts.acked.fetch_add(entries, Relaxed);
+            self.changed.notify_waiters();
+            self.end_if_over(inner, events);
+        }
+    }
+
     /// Ends leases whose time is over; their events.
     fn expire_due(&self, inner: &mut Inner) -> Vec<Event> {
         let now = self.setup.now_ms();
+        if self.at_most_once() {
+            let mut events = Vec::new();
+            self.deliver(inner, |l| l.expires_ms <= now, &mut events);
+            return events;
+        }
         let due: Vec<(u64, u32)> =
             inner.leases.live().filter(|l| l.expires_ms <= now).map(|l| (l.id, l.request.rank)).collect();
         if due.is_empty() {
@@ -357,20 +404,40 @@ impl Epoch {
                 return Ok(());
             }
             let mut events = self.expire_due(inner);
-            events.push(self.change_world(inner, fit)?);
-            self.ledger.append(&events)
+            let changed = self.change_world(inner, fit, &mut events);
+            let upto = self.ledger.append(&events);
+            changed.map(|()| upto)?
         };
         self.changed.notify_waiters();
         self.ledger.durable(upto).await
     }
 
-    fn change_world(&self, inner: &mut Inner, fit: Fit) -> Result<Event, JobError> {
+    fn change_world(&self, inner: &mut Inner, fit: Fit, events: &mut Vec<Event>) -> Result<(), JobError> {
+        if self.at_most_once() {
+            self.deliver(inner, |_| true, events);
+            if inner.state != EpochState::Open {
+                return Ok(());
+            }
+        }
         let (event, back) = inner.leases.world(fit)?;
+        events.push(event);
         inner.order.came_back(&back);
         inner.order.world(&self.strict, &inner.leases);
         inner.classes.clear();
         inner.widen();
-        Ok(event)
+        Ok(())
+    }
+
+    /// What counts as delivered now: what was acknowledged; at most once, what was granted.
+    fn delivered<'a>(&self, inner: &'a Inner) -> Cow<'a, Bits> {
+        let mut bits = Cow::Borrowed(inner.leases.acked());
+        if self.at_most_once() {
+            let (granted, n) = (inner.leases.live().flat_map(|l| &l.entries), bits.len());
+            for e in granted.map(|&e| u64::from(e)).filter(|&e| e < n) {
+                bits.to_mut().set(e);
+            }
+        }
+        bits
     }
 
     /// The job went on, or is gone: nothing is granted any more.

@@ -126,23 +126,25 @@ impl Epoch {
         {
             let mut inner = this.lock();
             if inner.state == EpochState::Open && inner.leases.fit() != fit {
-                let event = this.change_world(&mut inner, fit)?;
-                this.ledger.append(&[event]);
+                let mut events = Vec::new();
+                let changed = this.change_world(&mut inner, fit, &mut events);
+                this.ledger.append(&events);
+                changed?;
             }
         }
         Ok(this)
     }
 
-    /// What was acknowledged, as a state: a ledger of nothing else.
+    /// What was delivered, as a state: a ledger of nothing else.
     #[must_use]
     pub fn state(&self) -> Vec<u8> {
-        ledger::state(&self.header, self.lock().leases.acked())
+        ledger::state(&self.header, &self.delivered(&self.lock()))
     }
 
-    /// Whether what was acknowledged is exactly this.
+    /// Whether what was delivered is exactly this.
     #[must_use]
     pub fn is_at(&self, acked: &Bits) -> bool {
-        self.lock().leases.acked() == acked
+        *self.delivered(&self.lock()) == *acked
     }
 }
 

@@ -19,7 +19,8 @@ impl Epoch {
     pub fn view(&self) -> View {
         let inner = self.lock();
         let (l, fit) = (&inner.leases, inner.leases.fit());
-        let (planned, acked) = (l.planned().count(), l.acked().count());
+        let planned = l.planned().count();
+        let acked = if self.at_most_once() { planned - l.free().count() } else { l.acked().count() };
         View {
             epoch: self.number(),
             state: inner.state,

@@ -11,83 +11,27 @@
 //! 2. (I2) A batch is one lease, whole. A cut stream is asked for again with the same sequence number; if the lease is
 //!    gone by then, what was received of it is dropped and not handed out.
 //! 3. A lease that was handed out is held until it is acknowledged or [`Held::drop_lease`]d: whoever holds leases runs
-//!    [`JobHandle::keep_alive`] beside, or they expire.
+//!    [`JobHandle::keep_alive`] beside, or they expire. One that was not handed out is not held.
 
+mod held;
 mod reader;
 mod received;
 
+pub use held::Held;
 pub use reader::{EpochReader, LeaseBatch, LeasedSample, Next, Token};
 pub use received::Received;
 
 use crate::{Client, ClientError, body::Length, client::JSON_BYTES_MAX};
 use bytes::Bytes;
 use fletch_api::{
-    Ack, Acked, Acks, Code, EpochReceipt, Job, JobLine, JobList, StartJob, World, headers, routes,
+    Ack, Acked, Acks, Code, EpochReceipt, Job, JobLine, JobList, StartJob, World, epochs::ACKS_MAX, headers,
+    routes,
 };
 use http::{Method, StatusCode, header};
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
-use tokio::time::sleep;
+use std::sync::Arc;
 
 /// No ledger is longer, in bytes.
 const LEDGER_BYTES_MAX: u64 = (1 << 30) + (64 << 20);
-/// The longest between two heartbeats.
-const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
-
-/// Leases that were received and not yet acknowledged, by epoch and rank.
-#[derive(Debug, Default)]
-pub struct Held {
-    leases: Mutex<BTreeMap<(u64, u32), BTreeMap<u64, u64>>>,
-}
-
-impl Held {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u32), BTreeMap<u64, u64>>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A lease is held. Called for every batch that is handed out; a process that was handed a batch by another calls it
-    /// itself.
-    pub fn hold(&self, epoch: u64, rank: u32, lease: u64, ttl_ms: u64) {
-        self.lock().entry((epoch, rank)).or_default().insert(lease, ttl_ms);
-    }
-
-    /// A lease is not held any more: it was acknowledged, or given up.
-    pub fn drop_lease(&self, epoch: u64, rank: u32, lease: u64) {
-        let mut all = self.lock();
-        if let Some(of) = all.get_mut(&(epoch, rank)) {
-            of.remove(&lease);
-            if of.is_empty() {
-                all.remove(&(epoch, rank));
-            }
-        }
-    }
-
-    /// How many leases are held.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.lock().values().map(BTreeMap::len).sum()
-    }
-
-    /// Whether none is.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn all(&self) -> Vec<(u64, u32, Vec<u64>)> {
-        self.lock().iter().map(|(&(e, r), l)| (e, r, l.keys().copied().collect())).collect()
-    }
-
-    /// A third of the shortest life.
-    fn pause(&self) -> Duration {
-        let ttl = self.lock().values().flat_map(BTreeMap::values).min().copied();
-        ttl.map_or(HEARTBEAT_MAX, |ms| Duration::from_millis(ms / 3))
-            .clamp(Duration::from_millis(100), HEARTBEAT_MAX)
-    }
-}
 
 /// A declared job. Cloning shares what it holds.
 #[derive(Debug, Clone)]
@@ -203,14 +147,14 @@ impl JobHandle {
     }
 
     /// Renews every held lease for as long as this is polled: run it beside whatever holds leases. It returns only
-    /// when the server says that the job is gone.
+    /// when the server says that the job is gone; leases of an epoch or a rank that is gone are held no more.
     ///
     /// # Errors
     /// [`ClientError`] `not_found`; everything else is tried again.
     pub async fn keep_alive(&self) -> ClientError {
         loop {
-            sleep(self.held.pause()).await;
-            for (epoch, rank, renew) in self.held.all() {
+            self.held.due().await;
+            for (epoch, rank, renew) in self.held.chunks(ACKS_MAX) {
                 let what = Acks { rank, acks: Vec::new(), renew };
                 match self.send_acks(epoch, &what).await {
                     Ok(answer) => {
@@ -219,9 +163,19 @@ impl JobHandle {
                             self.held.drop_lease(epoch, rank, lease);
                         }
                     }
-                    Err(e) if e.code() == Some(Code::NotFound) => return e,
                     Err(error) => {
-                        tracing::warn!(job = %self.job.name, epoch, rank, %error, "leases were not renewed")
+                        tracing::warn!(job = %self.job.name, epoch, rank, %error, "leases were not renewed");
+                        let code = error.code();
+                        if matches!(code, Some(Code::NotFound | Code::EpochClosed | Code::BadRank)) {
+                            what.renew.iter().for_each(|&l| self.held.drop_lease(epoch, rank, l));
+                        }
+                        // Of the epoch, or of the whole job?
+                        if code == Some(Code::NotFound)
+                            && let Err(e) = self.now().await
+                            && e.code() == Some(Code::NotFound)
+                        {
+                            return e;
+                        }
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! One worker's stream of leases.
 
-use super::JobHandle;
+use super::{JobHandle, held::Hold};
 use crate::{ClientError, body::From as Answerer, retry::Backoff};
 use bytes::{Bytes, BytesMut};
 use fletch_api::{
@@ -122,10 +122,11 @@ enum Short {
     Failed(ClientError),
 }
 
-/// What was received of one lease.
+/// What was received of one lease. It is held for as long as it is being received.
 struct Part {
     grant: Grant,
     samples: Vec<LeasedSample>,
+    hold: Hold,
 }
 
 impl EpochReader {
@@ -232,36 +233,42 @@ impl EpochReader {
             GrantStatus::Done => return Ok(Next::Done),
             GrantStatus::Granted => {}
         }
-        match part {
-            Some(p) if p.grant.lease == grant.lease => {}
+        let got = match part {
+            Some(p) if p.grant.lease == grant.lease => p,
             // The lease of what was received is gone, and so is that.
             _ => {
-                let gone = part.take().is_some();
-                *part = Some(Part { grant: grant.clone(), samples: Vec::new() });
-                if gone {
+                *part = None;
+                let hold = Hold::new(&self.job.held, self.epoch, self.rank, grant.lease, grant.ttl_ms);
+                let new = Part { grant: grant.clone(), samples: Vec::new(), hold };
+                let new = part.insert(new);
+                // Where nothing was received nothing is skipped: all of the new one comes.
+                if received > 0 {
                     return Err(Short::Again(stream.from.gone("the lease expired on the way")));
                 }
+                new
             }
-        }
-        let Some(part) = part.as_mut() else { return Err(Short::Failed(stream.from.protocol("no lease"))) };
-        self.job.held.hold(self.epoch, self.rank, grant.lease, grant.ttl_ms);
+        };
         let mut places = Vec::new();
-        let ended = stream.samples(&mut part.samples, &mut places).await;
+        let ended = stream.samples(&mut got.samples, &mut places).await;
         if !places.is_empty() {
-            self.fetch(&mut part.samples, places, &stream.from).await?;
+            self.fetch(&mut got.samples, places, &stream.from).await?;
         }
         ended?;
-        if part.samples.len() != part.grant.entries.len() {
+        if got.samples.len() != got.grant.entries.len() {
             return Err(Short::Failed(stream.from.protocol("a lease ended before its entries did")));
         }
+        let Some(Part { grant, samples, hold }) = part.take() else {
+            return Err(Short::Failed(stream.from.protocol("no lease")));
+        };
+        hold.keep();
         let token = Token {
             epoch: self.epoch,
             rank: self.rank,
-            lease: part.grant.lease,
-            entries: u32::try_from(part.samples.len()).unwrap_or(u32::MAX),
+            lease: grant.lease,
+            entries: u32::try_from(samples.len()).unwrap_or(u32::MAX),
             ttl_ms: grant.ttl_ms,
         };
-        Ok(Next::Batch(LeaseBatch { token, samples: std::mem::take(&mut part.samples) }))
+        Ok(Next::Batch(LeaseBatch { token, samples }))
     }
 
     /// Reads what refs say, in one batch, and hands the samples over in order; at the first that fails it ends.

@@ -16,7 +16,7 @@
 use super::{
     bits::Bits,
     ledger::Event,
-    plan::{Fit, PlanError, Tail},
+    plan::{Fit, PAD, PlanError, Tail},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,7 +101,7 @@ impl Leases {
     /// without those dropped) to the ranks of `fit`.
     ///
     /// # Errors
-    /// Those of [`Fit::check`].
+    /// Those of [`Leases::resumed`].
     pub fn new(planned: Bits, fit: Fit) -> Result<Self, PlanError> {
         let none = Bits::zeros(planned.len());
         Leases::resumed(planned, none, fit)
@@ -110,9 +110,9 @@ impl Leases {
     /// An epoch of which `acked` was delivered before: all that a saved state need contain.
     ///
     /// # Errors
-    /// Those of [`Fit::check`].
+    /// Those of [`Fit::check`], and [`PlanError::Fit`] where pads would have no numbers.
     pub fn resumed(planned: Bits, acked: Bits, fit: Fit) -> Result<Self, PlanError> {
-        fit.check()?;
+        numbered(planned.len(), 0, fit)?;
         let mut free = planned.clone();
         for e in acked.iter_in(0, acked.len()) {
             free.clear(e);
@@ -279,9 +279,9 @@ impl Leases {
     /// is shared anew. Gives the event and the entries that are free again.
     ///
     /// # Errors
-    /// Those of [`Fit::check`]; then nothing has changed.
+    /// Those of [`Leases::resumed`]; then nothing has changed.
     pub fn world(&mut self, fit: Fit) -> Result<(Event, Vec<u32>), PlanError> {
-        fit.check()?;
+        numbered(self.planned.len(), self.pads_made, fit)?;
         let back = self.void_all();
         self.share_out(fit);
         self.latest.clear();
@@ -302,9 +302,12 @@ impl Leases {
     /// again. Gives the event and the entries that are free again.
     ///
     /// # Errors
-    /// [`LeaseError::Commit`].
+    /// [`LeaseError::Commit`]; [`LeaseError::World`] where pads would have no numbers. Nothing has changed.
     pub fn rollback(&mut self, commit: u64) -> Result<(Event, Vec<u32>), LeaseError> {
         let at = self.commits.iter().position(|c| c.0 == commit).ok_or(LeaseError::Commit(commit))?;
+        let (ranks, batch) = (self.fit.ranks, self.fit.batch);
+        numbered(self.planned.len(), self.pads_made, self.fit)
+            .map_err(|_| LeaseError::World { ranks, batch })?;
         let then = self.commits[at].1.clone();
         self.commits.truncate(at + 1);
         let mut back = self.void_all();
@@ -413,14 +416,18 @@ impl Leases {
             }
             Event::Commit { commit } => drop(self.commit(*commit)),
             Event::Rollback { commit } => return Ok(self.rollback(*commit)?.1),
-            Event::Resume { byte, bits } => self.resume(*byte, bits)?,
+            Event::Resume { byte, bits } => {
+                self.resume(*byte, bits)?;
+                self.share_resumed();
+            }
             Event::Load { .. } | Event::End { .. } => {}
         }
         Ok(Vec::new())
     }
 
-    /// What was acknowledged elsewhere: a piece of a bitmap, from byte `byte` on.
-    fn resume(&mut self, byte: u64, bits: &[u8]) -> Result<(), LeaseError> {
+    /// What was acknowledged elsewhere: a piece of a bitmap, from byte `byte` on. After the last piece
+    /// comes [`Leases::share_resumed`], once: a state may be of many small pieces.
+    pub(super) fn resume(&mut self, byte: u64, bits: &[u8]) -> Result<(), LeaseError> {
         if let Some(&lease) = self.live.keys().next() {
             return Err(LeaseError::Busy(lease));
         }
@@ -437,9 +444,24 @@ impl Leases {
             self.acked.set(e);
             self.issued.set(e);
         }
-        self.share_out(self.fit);
         Ok(())
     }
+
+    /// Shares what [`Leases::resume`] left.
+    pub(super) fn share_resumed(&mut self) {
+        self.share_out(self.fit);
+    }
+}
+
+/// Whether a world is possible, and another batch of pads after `made` ones have numbers and are copies of their own.
+fn numbered(entries: u64, made: u32, fit: Fit) -> Result<(), PlanError> {
+    fit.check()?;
+    let pads = u64::from(made) + u64::from(fit.batch);
+    if pads > u64::from(PAD) || entries + pads > 1 << 32 {
+        let why = "its pads would have no numbers: entries and pads are at most 2^32 together";
+        return Err(PlanError::Fit { batch: fit.batch, ranks: fit.ranks, why });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use super::{
     bits::Bits,
     lease::{LeaseError, Leases, Request},
-    plan::{Fit, Tail},
+    plan::{Fit, PlanError, Tail},
 };
 use crate::{
     Hash, Kind, LayoutId, Root,
@@ -33,6 +33,8 @@ const RESUME: u8 = 10;
 
 /// Bytes of a bitmap in one record: larger ones are several records.
 pub const RESUME_BYTES_MAX: usize = 8 << 20;
+/// No ledger has more records of this kind.
+pub const RESUMES_MAX: usize = 4096;
 
 /// Which epoch a ledger is of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,7 +129,10 @@ pub enum BadLedger {
     /// Written by a newer Fletch.
     #[error("ledger format {0} is newer than this build reads (1); use a newer build")]
     Major(u64),
-    /// A record that cannot be read.
+    /// Its world cannot be.
+    #[error("the ledger begins in a world that cannot be: {0}")]
+    World(#[from] PlanError),
+    /// A record that cannot be read, or one too many.
     #[error("record {0} of the ledger is malformed")]
     Record(usize),
     /// A record contradicts those before it.
@@ -275,7 +280,9 @@ impl Header {
                 fit: get_fit(at)?,
             })
         };
-        fields().ok_or(BadLedger::Record(0))
+        let header = fields().ok_or(BadLedger::Record(0))?;
+        header.fit.check()?;
+        Ok(header)
     }
 }
 
@@ -408,6 +415,10 @@ impl Ledger {
             _ => return Err(BadLedger::Header),
         };
         let header = Header::read(first.payload)?;
+        let many = rest.iter().enumerate().filter(|(_, r)| r.kind == RESUME).nth(RESUMES_MAX);
+        if let Some((i, _)) = many {
+            return Err(BadLedger::Record(i + 1));
+        }
         let mut events = Vec::with_capacity(rest.len());
         for (i, r) in rest.iter().enumerate() {
             events.extend(Event::read(r.kind, r.payload).ok_or(BadLedger::Record(i + 1))?);
@@ -422,7 +433,13 @@ impl Ledger {
     /// [`BadLedger::Contradiction`].
     pub fn replay(&self, leases: &mut Leases, expires_ms: u64) -> Result<(), BadLedger> {
         for (at, e) in self.events.iter().enumerate() {
-            leases.apply(e, expires_ms).map_err(|why| BadLedger::Contradiction { at: at + 1, why })?;
+            let wrong = |why| BadLedger::Contradiction { at: at + 1, why };
+            match (e, self.events.get(at + 1)) {
+                // Shared out once, after the last piece.
+                (Event::Resume { byte, bits }, Some(Event::Resume { .. })) => leases.resume(*byte, bits),
+                _ => leases.apply(e, expires_ms).map(drop),
+            }
+            .map_err(wrong)?;
         }
         Ok(())
     }

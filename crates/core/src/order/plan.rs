@@ -21,6 +21,10 @@ pub const ENTRIES_MAX: u64 = 1 << 31;
 pub const COPIES_MAX: u32 = 1 << 20;
 /// No echo delivers the base more often.
 pub const ECHO_MAX: u32 = 1024;
+/// No world has more ranks.
+pub const RANKS_MAX: u32 = 65_536;
+/// No step of all ranks together has more entries. What a last step lacks is kept in memory, pad by pad.
+pub const BATCH_MAX: u32 = 1 << 20;
 
 /// Which samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +70,7 @@ pub struct Item {
 pub const PAD: u32 = 1 << 31;
 
 /// Why something is no plan.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// It has no entries.
     #[error("the plan is empty")]
@@ -382,11 +386,18 @@ impl Fit {
     /// Checks it.
     ///
     /// # Errors
-    /// [`PlanError::Fit`]: no ranks, a batch they cannot share evenly, or `keep` with several.
+    /// [`PlanError::Fit`]: no ranks or more than [`RANKS_MAX`], no batch, one above [`BATCH_MAX`] or one they
+    /// cannot share evenly, or `keep` with several.
     pub fn check(&self) -> Result<(), PlanError> {
         let bad = |why| Err(PlanError::Fit { batch: self.batch, ranks: self.ranks, why });
         if self.ranks == 0 || self.batch == 0 {
             return bad("both must be at least 1");
+        }
+        if self.ranks > RANKS_MAX {
+            return bad("at most 65,536 ranks are possible");
+        }
+        if self.batch > BATCH_MAX {
+            return bad("a batch of at most 1,048,576 entries is possible");
         }
         if !self.batch.is_multiple_of(self.ranks) {
             return bad("the batch must be a multiple of the ranks");

@@ -96,6 +96,8 @@ impl Replay {
                     fits.push(fits[fits.len() - 1]);
                 }
                 Event::World { fit } => {
+                    let (ranks, batch) = (fit.ranks, fit.batch);
+                    fit.check().map_err(|_| bad(LeaseError::World { ranks, batch }))?;
                     live.clear();
                     fits.push(*fit);
                 }

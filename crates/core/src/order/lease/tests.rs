@@ -4,6 +4,7 @@ use crate::{
     order::{
         Flywheel, Laid, OrderKey, Plan, Shape,
         ledger::{self, Ledger},
+        plan::{BATCH_MAX, RANKS_MAX},
         substitute::{Knobs, SeatId},
     },
 };
@@ -313,4 +314,32 @@ fn what_is_refused_changes_nothing() {
     assert_eq!(e.leases.ack(0, lease, 1), Err(LeaseError::Gone(lease)));
     e.finish();
     assert_eq!(e.leases.redelivered(), 4);
+}
+
+/// One world cannot make the server count to 2^32: what is too large is refused, and nothing changes.
+#[test]
+fn a_world_has_bounds() {
+    let wide = |ranks, batch, tail| Fit { batch, ranks, tail };
+    for fit in [
+        wide(1, u32::MAX, Tail::Pad),
+        wide(u32::MAX, u32::MAX, Tail::Drop),
+        wide(1, BATCH_MAX + 1, Tail::Keep),
+        wide(RANKS_MAX + 1, RANKS_MAX + 1, Tail::Pad),
+    ] {
+        assert!(matches!(Leases::new(Bits::ones(9), fit), Err(PlanError::Fit { .. })), "{fit:?}");
+        let mut l = Leases::new(Bits::ones(9), wide(1, 2, Tail::Keep)).expect("fit");
+        let request = Request { rank: 0, worker: 0, sequence: 1 };
+        l.grant(request, vec![3], 1, TTL).expect("free");
+        assert!(matches!(l.world(fit), Err(PlanError::Fit { .. })), "{fit:?}");
+        assert!(l.apply(&Event::World { fit }, 0).is_err());
+        assert_eq!((l.live().count(), l.left(0), l.fit()), (1, 8, wide(1, 2, Tail::Keep)), "nothing changed");
+    }
+    // The largest there is.
+    let most = wide(RANKS_MAX, BATCH_MAX, Tail::Pad);
+    let l = Leases::new(Bits::ones(9), most).expect("possible");
+    assert_eq!((l.pads(), l.left(RANKS_MAX - 1)), (BATCH_MAX - 9, u64::from(BATCH_MAX / RANKS_MAX)));
+    // Numbers of pads end somewhere, however many worlds and rollbacks have used some up.
+    assert!(numbered(1 << 31, PAD - BATCH_MAX, most).is_ok());
+    assert!(numbered(1 << 31, PAD - BATCH_MAX + 1, most).is_err());
+    assert!(numbered((1 << 32) - 1, 0, most).is_err());
 }

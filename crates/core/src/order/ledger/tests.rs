@@ -1,4 +1,5 @@
 use super::*;
+use crate::order::plan::{BATCH_MAX, RANKS_MAX};
 use proptest::prelude::*;
 
 fn header() -> Header {
@@ -91,6 +92,49 @@ fn what_is_no_ledger() {
     record::append(&mut newer, HEADER, &[2]);
     assert_eq!(Ledger::read(&newer), Err(BadLedger::Major(2)));
     assert!(matches!(Ledger::read(b"GIF89a, surely no ledger"), Err(BadLedger::Log(_))));
+}
+
+/// A header of a world that cannot be is refused as it is read, before anything counts its ranks or steps.
+#[test]
+fn a_world_that_cannot_be_is_no_header() {
+    for (ranks, batch, tail) in [
+        (1, u32::MAX, Tail::Pad),
+        (u32::MAX, u32::MAX, Tail::Drop),
+        (0, 0, Tail::Drop),
+        (1, BATCH_MAX + 1, Tail::Keep),
+        (RANKS_MAX + 1, RANKS_MAX + 1, Tail::Drop),
+    ] {
+        let file = begin(&Header { fit: Fit { batch, ranks, tail }, ..header() });
+        assert!(matches!(Ledger::read(&file), Err(BadLedger::World(_))), "{ranks} ranks, {batch}, {tail:?}");
+    }
+    let most = Fit { batch: BATCH_MAX, ranks: RANKS_MAX, tail: Tail::Pad };
+    assert_eq!(Ledger::read(&begin(&Header { fit: most, ..header() })).map(|l| l.header.fit), Ok(most));
+}
+
+/// A state in many small pieces costs no more than a few large ones, and there are bounds to it.
+#[test]
+fn a_state_of_crumbs() {
+    let fit = Fit { batch: RANKS_MAX, ranks: RANKS_MAX, tail: Tail::Drop };
+    let n = 4 * u64::from(RANKS_MAX);
+    let crumbs = |count: usize| {
+        let mut file = begin(&Header { fit, ..header() });
+        for byte in 0..count as u64 {
+            Event::Resume { byte, bits: vec![1] }.append(&mut file);
+        }
+        Ledger::read(&file)
+    };
+    assert_eq!(crumbs(RESUMES_MAX + 1), Err(BadLedger::Record(RESUMES_MAX + 1)));
+    let read = crumbs(RESUMES_MAX).expect("as many as may be");
+    let mut leases = Leases::new(Bits::ones(n), fit).expect("fit");
+    read.replay(&mut leases, 0).expect("replayed");
+    // Three whole steps are left, and not a fourth.
+    assert_eq!(leases.acked().count(), RESUMES_MAX as u64);
+    assert!((0..RANKS_MAX).all(|r| leases.left(r) == 3), "what is left is shared");
+    // As if it had come in one piece.
+    let mut whole = Leases::resumed(Bits::ones(n), leases.acked().clone(), fit).expect("fit");
+    assert_eq!(whole.left(0), leases.left(0));
+    let request = Request { rank: 0, worker: 0, sequence: 1 };
+    assert_eq!(whole.grant(request, vec![1], 1, 9), leases.grant(request, vec![1], 1, 9));
 }
 
 /// A state is a ledger from which an epoch goes on, in pieces or not, and what is no part of the plan is refused.

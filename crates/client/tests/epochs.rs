@@ -1,0 +1,228 @@
+//! The client's side of epochs against servers that fail: what is held, what is renewed, what is handed out.
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use bytes::{BufMut, BytesMut};
+use fletch_api::{
+    Acked, Acks, Code, Grant, GrantStatus, Job, LeaseRequest, OrderKind, Problem, SampleHead, Visitation,
+    World,
+    epochs::ACKS_MAX,
+    frames::{FrameHeader, FrameKind, PREFACE, WHOLE},
+    routes,
+};
+use fletch_client::{
+    Client, ClientConfig, Endpoint,
+    epochs::{JobHandle, Next},
+};
+use fletch_core::{Hash, LayoutId, Root, order::Tail};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio_util::task::TaskTracker;
+
+/// How a stream goes, one after the other; the last again and again.
+#[derive(Clone, Copy)]
+enum Stream {
+    /// Lease `.0` of two entries, after whose first `.1` the rest cannot be read now.
+    Short(u64, u32),
+    /// Lease `.0`, and then something that is of no use to ask again.
+    Never(u64),
+    /// Lease `.0`, whole.
+    Whole(u64),
+}
+
+#[derive(Default)]
+struct Seen {
+    streams: Mutex<Vec<Stream>>,
+    asked: Mutex<Vec<LeaseRequest>>,
+    renewed: Mutex<BTreeSet<(u64, u64)>>,
+    longest: AtomicU64,
+    closed: AtomicBool,
+    deleted: AtomicBool,
+}
+
+type Served = State<Arc<Seen>>;
+
+fn problem(code: Code) -> Response {
+    let p = Problem::new(code, "what happened", "what to do");
+    (StatusCode::from_u16(p.status).expect("status"), Json(p)).into_response()
+}
+
+fn job() -> Job {
+    Job {
+        id: "0123".to_owned(),
+        name: "train-7".parse().expect("name"),
+        dataset: "d".parse().expect("name"),
+        root: Root(Hash::of(b"root")),
+        layout: LayoutId(Hash::of(b"layout")),
+        seed: 1,
+        order: OrderKind::Strict,
+        visitation: Visitation::ExactlyOnce,
+        world: World { ranks: 1, batch: 2, tail: Tail::Keep },
+        plan: Hash::of(b"plan"),
+        samples: 2,
+        entries: 2,
+        steps: 1,
+        epochs: Vec::new(),
+    }
+}
+
+async fn job_now(State(seen): Served) -> Response {
+    if seen.deleted.load(Relaxed) { problem(Code::NotFound) } else { Json(job()).into_response() }
+}
+
+/// Epoch 0 is unknown, epoch 1 closed once it is said so; everything else lives.
+async fn acks(State(seen): Served, Path((_, epoch)): Path<(String, u64)>, Json(ask): Json<Acks>) -> Response {
+    seen.longest.fetch_max(ask.renew.len() as u64, Relaxed);
+    if seen.deleted.load(Relaxed) || epoch == 0 {
+        return problem(Code::NotFound);
+    }
+    if epoch == 1 && seen.closed.load(Relaxed) {
+        return problem(Code::EpochClosed);
+    }
+    seen.renewed.lock().expect("lock").extend(ask.renew.iter().map(|&l| (epoch, l)));
+    Json(Acked { ttl_ms: 300, ..Acked::default() }).into_response()
+}
+
+async fn leases(State(seen): Served, Json(ask): Json<LeaseRequest>) -> Response {
+    let from = ask.from;
+    seen.asked.lock().expect("lock").push(ask);
+    let stream = {
+        let mut streams = seen.streams.lock().expect("lock");
+        if streams.len() > 1 { streams.remove(0) } else { streams[0] }
+    };
+    let mut out = BytesMut::new();
+    out.extend_from_slice(&PREFACE);
+    let frame = |out: &mut BytesMut, kind: FrameKind, status: u16, index: u32, b: &[u8]| {
+        out.extend_from_slice(&FrameHeader::new(kind, status, index, b.len() as u64).encode());
+        out.put_slice(b);
+    };
+    let (lease, whole) = match stream {
+        Stream::Short(lease, n) => (lease, n),
+        Stream::Never(lease) => (lease, 0),
+        Stream::Whole(lease) => (lease, 2),
+    };
+    let grant = Grant {
+        status: GrantStatus::Granted,
+        lease,
+        again: false,
+        entries: vec![0, 1],
+        from,
+        ttl_ms: 300,
+        left: 0,
+    };
+    frame(&mut out, FrameKind::Grant, WHOLE, 0, &serde_json::to_vec(&grant).expect("json"));
+    for entry in from..whole {
+        let head = SampleHead { entry, sample: entry, ordinal: entry.into(), copy: 0, files: Vec::new() };
+        frame(&mut out, FrameKind::Sample, WHOLE, entry, &serde_json::to_vec(&head).expect("json"));
+        frame(&mut out, FrameKind::Data, WHOLE, entry, b"");
+    }
+    if whole < 2 {
+        let code =
+            if matches!(stream, Stream::Never(_)) { Code::OriginCorrupt } else { Code::OriginUnavailable };
+        let p = Problem::new(code, "not now", "");
+        frame(&mut out, FrameKind::Error, p.status, whole, &serde_json::to_vec(&p).expect("json"));
+    } else {
+        frame(&mut out, FrameKind::End, WHOLE, 2 - from, b"");
+    }
+    out.freeze().into_response()
+}
+
+async fn serve(streams: &[Stream]) -> (JobHandle, Arc<Seen>) {
+    let seen = Arc::new(Seen { streams: Mutex::new(streams.to_vec()), ..Seen::default() });
+    let app = Router::new()
+        .route(routes::JOB, get(job_now))
+        .route("/v1/jobs/{id}/epochs/{epoch}/acks", post(acks))
+        .route("/v1/jobs/{id}/epochs/{epoch}/leases", post(leases))
+        .with_state(Arc::clone(&seen));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let endpoint: Endpoint = format!("http://{}", listener.local_addr().expect("addr")).parse().expect("url");
+    TaskTracker::new().spawn(async move { axum::serve(listener, app).await });
+    let config =
+        ClientConfig { io_timeout: Duration::from_secs(30), ..ClientConfig::new(endpoint, "loader") };
+    let client = Client::new(config).expect("client");
+    (client.job("0123").await.expect("the job"), seen)
+}
+
+async fn until(what: impl Fn() -> bool) {
+    let wait = async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("in time");
+}
+
+/// A lease whose batch was not handed out is nobody's: renewed for ever it would never come again.
+#[tokio::test]
+async fn what_was_not_handed_out_is_not_held() {
+    let (job, _) = serve(&[Stream::Never(3)]).await;
+    job.reader(2, 0, 0).next(2).await.expect_err("of no use to ask again");
+    assert!(job.held().is_empty());
+    let (job, seen) = serve(&[Stream::Short(3, 1)]).await;
+    job.reader(2, 0, 0).patient(Duration::from_millis(400)).next(2).await.expect_err("out of patience");
+    assert!(job.held().is_empty());
+    assert!(seen.asked.lock().expect("lock").len() > 1, "it was asked again");
+    let mut reader = job.reader(2, 0, 0).patient(Duration::from_secs(60));
+    tokio::select! {
+        got = reader.next(2) => panic!("{got:?}"),
+        () = until(|| job.held().len() == 1) => {}
+    }
+    assert!(job.held().is_empty(), "nobody waits for it any more");
+    let (job, _) = serve(&[Stream::Short(3, 1), Stream::Whole(3)]).await;
+    let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
+    assert_eq!((b.samples.len(), b.token.lease, job.held().len()), (2, 3, 1));
+}
+
+/// The lease that comes instead of one of which nothing was received is taken as it comes; of which something was
+/// received, that is dropped.
+#[tokio::test]
+async fn a_new_lease_is_taken_where_nothing_of_the_old_is_kept() {
+    let entries =
+        |b: &fletch_client::epochs::LeaseBatch| b.samples.iter().map(|s| s.entry).collect::<Vec<_>>();
+    let (job, seen) = serve(&[Stream::Short(3, 0), Stream::Whole(4)]).await;
+    let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
+    assert_eq!((b.token.lease, entries(&b), job.held().len()), (4, vec![0, 1], 1));
+    assert_eq!(seen.asked.lock().expect("lock").len(), 2, "no lease was spent for nothing");
+    let (job, seen) = serve(&[Stream::Short(3, 1), Stream::Whole(4)]).await;
+    let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
+    assert_eq!((b.token.lease, entries(&b), job.held().len()), (4, vec![0, 1], 1));
+    let from: Vec<u32> = seen.asked.lock().expect("lock").iter().map(|a| a.from).collect();
+    assert_eq!(from, [0, 1, 0]);
+}
+
+/// What is gone is held no more and ends nothing else; many leases are renewed in several requests; the first
+/// lease in time.
+#[tokio::test]
+async fn heartbeats_go_on_for_what_lives() {
+    let (job, seen) = serve(&[Stream::Whole(1)]).await;
+    let beat = TaskTracker::new().spawn({
+        let job = job.clone();
+        async move { job.keep_alive().await }
+    });
+    job.held().hold(0, 0, 7, 300);
+    job.held().hold(1, 0, 8, 300);
+    let many = 2 * ACKS_MAX as u64 + 1;
+    (1..=many).for_each(|lease| job.held().hold(2, 0, lease, 300));
+    let renewed = |epoch| seen.renewed.lock().expect("lock").iter().filter(|r| r.0 == epoch).count() as u64;
+    until(|| renewed(1) == 1 && renewed(2) == many && job.held().len() as u64 == many + 1).await;
+    assert_eq!(seen.longest.load(Relaxed), ACKS_MAX as u64);
+    seen.closed.store(true, Relaxed);
+    until(|| job.held().len() as u64 == many).await;
+    seen.renewed.lock().expect("lock").clear();
+    until(|| renewed(2) == many).await;
+    assert!(!beat.is_finished());
+    seen.deleted.store(true, Relaxed);
+    let end = tokio::time::timeout(Duration::from_secs(20), beat).await.expect("it ends").expect("a task");
+    assert_eq!(end.code(), Some(Code::NotFound));
+}

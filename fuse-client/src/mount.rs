@@ -153,8 +153,9 @@ struct Parts {
     helpers: TaskTracker,
     /// The store of this node, if there is to be one.
     node: Option<Arc<Node>>,
-    /// What runs it, stopped by `stop`, too.
+    /// What runs it, stopped by `leave`, which `stop` stops, too.
     keepers: TaskTracker,
+    leave: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -182,8 +183,13 @@ impl Parts {
         let node = cache.and_then(|cache| {
             let own = (version.root(), Arc::clone(&grant));
             let guests = Guests::new(opened.client.clone(), own, helpers.clone(), stop.clone());
-            let host =
-                Host::new(Arc::clone(&store), guests.into(), opened.client.clone(), settings.io_timeout);
+            let host = Host::new(
+                Arc::clone(&store),
+                guests.into(),
+                opened.client.clone(),
+                settings.memory_bytes,
+                settings.io_timeout,
+            );
             Node::new(Means {
                 settings: cache.clone(),
                 store: Arc::clone(&store),
@@ -222,11 +228,11 @@ impl Parts {
             let stop = stop.clone();
             helpers.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
         }
-        let keepers = TaskTracker::new();
+        let (keepers, leave) = (TaskTracker::new(), stop.child_token());
         if let Some(node) = &node {
-            keepers.spawn(Arc::clone(node).run(stop.clone()));
+            keepers.spawn(Arc::clone(node).run(leave.clone()));
         }
-        Ok(Parts { mounted, snapshot, tasks, helpers, node, keepers, stop })
+        Ok(Parts { mounted, snapshot, tasks, helpers, node, keepers, leave, stop })
     }
 
     fn watch_grant(&self, runtime: &Runtime, client: Client, root: Root, memory: Arc<dyn KernelMemory>) {
@@ -239,6 +245,8 @@ impl Parts {
     }
 
     async fn end(&self, clean: bool) {
+        // Guests that read would keep it busy for as long as they are let.
+        self.leave.cancel();
         self.tasks.close();
         if timeout(DRAIN_WITHIN, self.tasks.wait()).await.is_err() {
             tracing::warn!(left = self.tasks.len(), "requests in flight were not answered in time");

@@ -177,6 +177,13 @@ impl Client {
         Ok(Client { job: Some(job_header(job)?), ..self.clone() })
     }
 
+    /// A name for the principal that the token in use speaks for, as [`TokenSource::name_of`]: another one
+    /// after a rotation.
+    #[must_use]
+    pub fn principal(&self, what: &str) -> Hash {
+        self.bearer.name(what)
+    }
+
     /// Whom it asks.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {

@@ -53,10 +53,7 @@ impl TokenSource {
     /// # Errors
     /// [`ClientError::Config`] when the token cannot be read.
     pub fn name_of(source: Option<&Self>, what: &str) -> Result<Hash, ClientError> {
-        let token = Bearer::new(source)?.header();
-        let token = token.as_ref().map_or(&b""[..], HeaderValue::as_bytes);
-        // No header and no purpose has a zero byte.
-        Ok(Hash::of(&[b"fletch principal 1\0", what.as_bytes(), b"\0", token].concat()))
+        Ok(Bearer::new(source)?.name(what))
     }
 }
 
@@ -83,6 +80,14 @@ impl Bearer {
     /// The header to send.
     pub fn header(&self) -> Option<HeaderValue> {
         self.header.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// As [`TokenSource::name_of`], of the token in use.
+    pub fn name(&self, what: &str) -> Hash {
+        let token = self.header();
+        let token = token.as_ref().map_or(&b""[..], HeaderValue::as_bytes);
+        // No header and no purpose has a zero byte.
+        Hash::of(&[b"fletch principal 1\0", what.as_bytes(), b"\0", token].concat())
     }
 
     /// Whether there is another token than the one that was `refused`: because somebody else
@@ -144,8 +149,12 @@ mod tests {
         assert!(!bearer.renewed(one.as_ref()), "the same token again helps nobody");
         std::fs::write(&path, "").expect("write");
         assert!(!bearer.renewed(one.as_ref()), "a file that is being written");
+        let name = bearer.name("x");
         std::fs::write(&path, "two").expect("write");
+        assert_eq!(bearer.name("x"), name, "what is in use has the name");
         assert!(bearer.renewed(one.as_ref()));
+        let now = TokenSource::name_of(Some(&TokenSource::File(path.clone())), "x").expect("readable");
+        assert!(bearer.name("x") == now && now != name);
         let two = bearer.header();
         assert!(two != one && bearer.renewed(one.as_ref()), "somebody else took it over");
         assert!(!bearer.renewed(two.as_ref()));

@@ -52,7 +52,7 @@ impl FetchError {
     }
 }
 
-/// Why a read brought nothing. The same value reaches everyone who waited.
+/// Why a read brought nothing.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
     /// The fetch said so.
@@ -175,6 +175,10 @@ impl Store {
     /// bringing it, from disk, or by `fetch`, for `dataset`. Dropping the returned future ends the
     /// waiting, never the fetch.
     ///
+    /// What went wrong with somebody else's fetch is not the caller's: it may ask another source, or in another's name.
+    /// Who joined such a flight boards once more, within the same deadline, with a fetch of its own; where many had
+    /// joined, one of them leads and the others join it (I3), and what comes of that is theirs.
+    ///
     /// # Errors
     /// [`ReadError`]; nothing of it is kept, the next read tries again.
     pub async fn read(
@@ -187,23 +191,40 @@ impl Store {
         if let Some(hit) = self.cached(&key) {
             return Ok(hit);
         }
-        let (arrival, joined) = match self.flights.board(&key, || self.memory.get(&key)) {
+        let until = Instant::now() + self.limits.deadline;
+        match self.board(&key, len, dataset, &fetch).await {
+            (Err(ReadError::Fetch(_) | ReadError::Corrupt(_)), true) if Instant::now() < until => {
+                let again = timeout_at(until, self.board(&key, len, dataset, &fetch)).await;
+                again.map_err(|_| ReadError::Deadline(self.limits.deadline))?.0
+            }
+            (outcome, _) => outcome,
+        }
+    }
+
+    /// Joins the flight of this chunk, or leads one: its outcome, and whether it was somebody else's.
+    async fn board(
+        self: &Arc<Self>,
+        key: &StoreKey,
+        len: u32,
+        dataset: DatasetId,
+        fetch: &Fetch,
+    ) -> (Result<Hit, ReadError>, bool) {
+        match self.flights.board(key, || self.memory.get(key)) {
             Boarding::Landed(chunk) => {
                 Counters::add(&self.counters.hits_memory, 1);
-                return Ok(Hit { chunk, tier: Tier::Memory });
+                (Ok(Hit { chunk, tier: Tier::Memory }), false)
             }
             Boarding::Join(arrival) => {
                 Counters::add(&self.counters.hits_flight, 1);
-                (arrival, true)
+                let outcome = arrival.await.unwrap_or(Err(ReadError::Lost));
+                (outcome.map(|hit| Hit { tier: Tier::Flight, ..hit }), true)
             }
             Boarding::Lead(ticket, arrival) => {
-                let store = Arc::clone(self);
+                let (store, key, fetch) = (Arc::clone(self), key.clone(), Arc::clone(fetch));
                 self.tasks.spawn(async move { store.fly(ticket, key, len, dataset, fetch).await });
-                (arrival, false)
+                (arrival.await.unwrap_or(Err(ReadError::Lost)), false)
             }
-        };
-        let hit = arrival.await.unwrap_or(Err(ReadError::Lost))?;
-        Ok(if joined { Hit { tier: Tier::Flight, ..hit } } else { hit })
+        }
     }
 
     pub(crate) fn deadline(&self) -> Duration {

@@ -1,7 +1,8 @@
 //! The owner's socket, and what comes in by it: HTTP with bounds on everything.
 //!
-//! I6: at most [`PLACES`] connections are open; more wait in the kernel's queue. A guest that takes no bytes for
-//! [`TAKE_WITHIN`], or sends none for longer than any answer takes, is dropped. A request has no body, and its head
+//! I6: at most [`PLACES`] connections are open; more are closed at once, so that no guest waits for another to go. A
+//! guest that takes no bytes for [`TAKE_WITHIN`] (a quarter of any read's time, if that is less), or sends none for
+//! longer than any answer takes, is dropped. A request has no body, and its head
 //! is bounded by the HTTP library.
 
 use super::host::{Guest, Host, NotHere};
@@ -30,7 +31,10 @@ use std::{
     convert::Infallible,
     fs::{self, File},
     io,
-    os::unix::{fs::PermissionsExt, net::UnixListener as StdListener},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        net::UnixListener as StdListener,
+    },
     pin::Pin,
     str::FromStr,
     sync::Arc,
@@ -101,6 +105,7 @@ impl Socket {
             listener: UnixListener::from_std(self.listener.try_clone()?)?,
             places: host.places(),
             silent_max: host.deadline() + IDLE_SLACK,
+            take_within: TAKE_WITHIN.min(host.deadline() / 4),
         };
         axum::serve(door, router(host)).with_graceful_shutdown(stop.cancelled_owned()).await
     }
@@ -108,8 +113,13 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(socket_path(&self.dir)) {
-            tracing::debug!(%error, "the node's socket was gone already");
+        let path = socket_path(&self.dir);
+        // While ours is open, no other socket has its number.
+        let ours = fs::symlink_metadata(&path).is_ok_and(|m| (m.dev(), m.ino()) == self.id);
+        if !ours {
+            tracing::debug!("the node's socket was gone already");
+        } else if let Err(error) = fs::remove_file(&path) {
+            tracing::debug!(%error, "the node's socket cannot be removed");
         }
     }
 }
@@ -118,6 +128,7 @@ struct Door {
     listener: UnixListener,
     places: Arc<Semaphore>,
     silent_max: Duration,
+    take_within: Duration,
 }
 
 impl Listener for Door {
@@ -126,18 +137,22 @@ impl Listener for Door {
 
     async fn accept(&mut self) -> (Caller, ()) {
         loop {
-            let place = Arc::clone(&self.places).acquire_owned().await;
-            match (place, self.listener.accept().await) {
-                (Ok(place), Ok((stream, _))) => {
-                    let mut stream = TimeoutStream::new(stream);
-                    stream.set_read_timeout(Some(self.silent_max));
-                    stream.set_write_timeout(Some(TAKE_WITHIN));
-                    return (Caller { stream: Box::pin(stream), _place: place }, ());
+            let stream = match self.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a guest failed");
+                    sleep(ACCEPT_REST).await;
+                    continue;
                 }
-                (Err(error), _) => tracing::debug!(%error, "no more guests"),
-                (_, Err(error)) => tracing::warn!(%error, "accepting a guest failed"),
-            }
-            sleep(ACCEPT_REST).await;
+            };
+            let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+                tracing::debug!("too many connections: a guest is sent to the server");
+                continue;
+            };
+            let mut stream = TimeoutStream::new(stream);
+            stream.set_read_timeout(Some(self.silent_max));
+            stream.set_write_timeout(Some(self.take_within));
+            return (Caller { stream: Box::pin(stream), _place: place }, ());
         }
     }
 
@@ -249,8 +264,8 @@ async fn answer(host: &Arc<Host>, root: &str, wanted: Wanted, head: &HeaderMap) 
     let tier = served.hit.tier;
     let (mut rest, host) = (served.hit.chunk.bytes().clone(), Arc::clone(host));
     let slices = std::iter::from_fn(move || {
-        // Its turn ends with its body.
-        let _turn = &served.turn;
+        // It ends with the body.
+        let _right = &served.right;
         let slice: Bytes = rest.split_to(rest.len().min(SLICE_BYTES));
         if slice.is_empty() {
             return None;
@@ -263,4 +278,55 @@ async fn answer(host: &Arc<Host>, root: &str, wanted: Wanted, head: &HeaderMap) 
         (header::CONTENT_LENGTH, len.to_string()),
     ];
     Ok((head, Body::from_stream(stream::iter(slices))).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncReadExt;
+
+    fn place(cache: &std::path::Path) -> Place {
+        let place = Place::new(cache, Hash::of(b"x"));
+        place.make().expect("the directory");
+        place
+    }
+
+    #[tokio::test]
+    async fn i6_a_guest_without_a_place_is_sent_away_at_once() {
+        let cache = tempfile::tempdir().expect("tempdir");
+        let place = place(cache.path());
+        let socket = Socket::bind(&place).expect("bind");
+        let path = socket_path(&socket.dir);
+        let mut door = Door {
+            listener: UnixListener::from_std(socket.listener.try_clone().expect("clone")).expect("listen"),
+            places: Arc::new(Semaphore::new(1)),
+            silent_max: Duration::from_secs(60),
+            take_within: Duration::from_secs(60),
+        };
+        let _one = UnixStream::connect(&path).await.expect("connect");
+        let (first, ()) = door.accept().await;
+        let mut two = UnixStream::connect(&path).await.expect("connect");
+        let mut answer = Vec::new();
+        let end = tokio::select! {
+            _ = door.accept() => panic!("there is no place"),
+            end = two.read_to_end(&mut answer) => end,
+        };
+        assert_eq!((end.expect("closed"), answer.len()), (0, 0));
+        drop(first);
+        let _three = UnixStream::connect(&path).await.expect("connect");
+        door.accept().await;
+    }
+
+    #[test]
+    fn an_owner_that_goes_leaves_its_successors_socket() {
+        let cache = tempfile::tempdir().expect("tempdir");
+        let place = place(cache.path());
+        let old = Socket::bind(&place).expect("bind");
+        let new = Socket::bind(&place).expect("bind");
+        assert!(!old.is_there(&place) && new.is_there(&place));
+        drop(old);
+        assert!(new.is_there(&place), "it is not the old one's");
+        drop(new);
+        assert!(place.socket_id().is_err(), "its own");
+    }
 }

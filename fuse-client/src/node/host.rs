@@ -5,14 +5,17 @@
 //! 3. (I8) the server is asked in the name of the guest's job, so its accounts say who read; what comes from here
 //!    is counted here, when it is handed to the connection, and nowhere else.
 //! 4. (I3) a chunk that is on its way is waited for, whoever asked for it first.
-//! 5. No guest waits here for a server that is silent: it can go to the server, or its origin, itself.
+//! 5. No guest waits here for a server that is silent: it can go to the server, or its origin, itself. Nor does the
+//!    owner: what a guest's fetch could not bring, it asks for itself (`fletch_store::Store::read`).
+//! 6. (I6) what guests hold of the owner's memory, sent slowly or on its way, is half of it at most ([`Served`]).
 
 use super::{door::PLACES, guests::Guests};
 use crate::fs::read::{Wanted, dataset};
 use crate::source::ask;
+use bytes::Bytes;
 use fletch_api::node::{GuestVersion, NodeState};
 use fletch_client::{Client, ClientError};
-use fletch_core::{Domain, JobName, Root, StoreKey, manifest::CHUNK_BYTES_MAX};
+use fletch_core::{Domain, Hash, JobName, Kind, Root, StoreKey, manifest::CHUNK_BYTES_MAX};
 use fletch_store::{Fetch, FetchError, Hit, Shares, Store, Tier};
 use futures::future::FutureExt;
 use std::{
@@ -48,13 +51,20 @@ pub struct Guest {
     pub job: JobName,
 }
 
-/// Bytes for a guest, and its turn, to be held until they are sent.
+/// Bytes for a guest, and the right to hold them, to be kept until they are sent.
 pub struct Served {
     /// The bytes.
     pub hit: Hit,
-    /// Its turn.
-    pub turn: OwnedSemaphorePermit,
+    /// Its turn, and its part of the memory.
+    pub right: Right,
 }
+
+/// A turn of a request.
+type Turn = OwnedSemaphorePermit;
+/// So many bytes of the guests' part of the memory. The fetch holds them, too: it outlives a guest that goes.
+type Part = Arc<OwnedSemaphorePermit>;
+/// Both.
+pub type Right = (Turn, Part);
 
 /// Bytes sent to guests, by where they came from.
 #[derive(Debug, Default)]
@@ -74,6 +84,8 @@ pub struct Host {
     /// Whether the server does not answer.
     silent: watch::Sender<bool>,
     turns: Arc<Semaphore>,
+    /// Bytes that guests may hold.
+    memory: Arc<Semaphore>,
     places: Arc<Semaphore>,
     footprints: Mutex<HashMap<Root, u64>>,
     shares: Shares,
@@ -82,14 +94,16 @@ pub struct Host {
 }
 
 impl Host {
-    /// Serves from `store`, and from the server that `client` asks.
+    /// Serves from `store`, whose memory is `memory_bytes`, and from the server that `client` asks.
     #[must_use]
     pub fn new(
         store: Arc<Store>,
         guests: Arc<Guests>,
         client: Option<Client>,
+        memory_bytes: u64,
         deadline: Duration,
     ) -> Arc<Self> {
+        let part = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Arc::new(Host {
             store,
             guests,
@@ -97,6 +111,7 @@ impl Host {
             client,
             deadline,
             turns: Arc::new(Semaphore::new(TURNS)),
+            memory: Arc::new(Semaphore::new(part)),
             places: Arc::new(Semaphore::new(PLACES)),
             footprints: Mutex::default(),
             shares: Shares::default(),
@@ -109,6 +124,12 @@ impl Host {
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.deadline
+    }
+
+    /// The name of whom the token speaks for now, among those of `whose`; none where there is no server.
+    #[must_use]
+    pub fn principal(&self, whose: &str) -> Option<Hash> {
+        self.client.as_ref().map(|c| c.principal(whose))
     }
 
     /// One for each connection.
@@ -155,19 +176,22 @@ impl Host {
         }
         let turn = Arc::clone(&self.turns).try_acquire_owned();
         let turn = turn.map_err(|_| NotHere("too many requests are under way"))?;
+        let part = Arc::clone(&self.memory).try_acquire_many_owned(len);
+        let part: Part = part.map_err(|_| NotHere("guests hold all the memory they may"))?.into();
         if !self.guests.may_read(guest.root).await {
             return Err(NotHere("the version is not granted, or not watched here"));
         }
         self.note(guest.root);
         let key = StoreKey { domain: Domain::default_domain(), hash };
         if self.store.has(&key, len) {
-            return self.read(&guest, key, len, wanted).await.map(|hit| Served { hit, turn });
+            let hit = self.read(&guest, key, len, wanted, &part).await?;
+            return Ok(Served { hit, right: (turn, part) });
         }
         let mut silent = self.silent.subscribe();
         tokio::select! {
             biased;
             _ = silent.wait_for(|s| *s) => Err(NotHere("it is not here, and the server does not answer")),
-            hit = self.read(&guest, key, len, wanted) => hit.map(|hit| Served { hit, turn }),
+            hit = self.read(&guest, key, len, wanted, &part) => Ok(Served { hit: hit?, right: (turn, part) }),
         }
     }
 
@@ -177,49 +201,45 @@ impl Host {
         key: StoreKey,
         len: u32,
         wanted: Wanted,
+        part: &Part,
     ) -> Result<Hit, NotHere> {
-        let fetch = self.fetch(guest, wanted);
+        let fetch = self.fetch(guest, wanted, part);
         self.store.read(key, len, dataset(guest.root), fetch).await.map_err(|error| {
             tracing::debug!(%error, "a guest is sent to the server");
             NotHere("it could not be had")
         })
     }
 
-    /// Asks the server for a guest. Whoever waits for the same chunk here waits as long as ever; guests do not.
-    fn fetch(self: &Arc<Self>, guest: &Guest, wanted: Wanted) -> Fetch {
-        let (host, root) = (Arc::clone(self), guest.root);
+    /// Asks the server for a guest, and holds its part of the memory for as long as that takes, or anybody waits
+    /// for what it brings.
+    fn fetch(self: &Arc<Self>, guest: &Guest, wanted: Wanted, part: &Part) -> Fetch {
+        let (host, root, part) = (Arc::clone(self), guest.root, Arc::clone(part));
         let client = self.client.as_ref().map(|c| c.for_job(&guest.job));
         Arc::new(move |_| {
             let (host, client, wanted) = (Arc::clone(&host), client.clone(), wanted.clone());
+            let part = Arc::clone(&part);
             async move {
-                let got =
-                    match client.unwrap_or_else(|| Err(ClientError::Config("there is no server".into()))) {
-                        Ok(client) => host.ask_server(client, root, &wanted).await,
-                        Err(e) => Err(e),
-                    };
-                got.map_err(|e| FetchError::new(e.kind(), e))
+                let _part = part;
+                let none = || Err(ClientError::Config("there is no server".into()));
+                let client = client.unwrap_or_else(none).map_err(|e| FetchError::new(e.kind(), e))?;
+                host.ask_server(client, root, &wanted).await
             }
             .boxed()
         })
     }
 
-    async fn ask_server(
-        &self,
-        client: Client,
-        root: Root,
-        wanted: &Wanted,
-    ) -> Result<bytes::Bytes, ClientError> {
-        let got = match ask(client.impatient(), root, wanted).await {
-            Err(e) if e.is_unreachable() => {
-                self.silent.send_replace(true);
-                ask(client, root, wanted).await
-            }
-            answer => answer,
-        };
-        if got.is_ok() {
-            self.heard();
+    /// Nobody waits for a server that is silent in a guest's name.
+    async fn ask_server(&self, client: Client, root: Root, wanted: &Wanted) -> Result<Bytes, FetchError> {
+        if *self.silent.borrow() {
+            return Err(FetchError::new(Kind::Unavailable, "the server does not answer"));
         }
-        got
+        let got = ask(client.impatient(), root, wanted).await;
+        match &got {
+            Ok(_) => self.heard(),
+            Err(e) if e.is_unreachable() => drop(self.silent.send_replace(true)),
+            Err(_) => {}
+        }
+        got.map_err(|e| FetchError::new(e.kind(), e))
     }
 
     fn heard(&self) {
@@ -274,3 +294,6 @@ impl Host {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,6 +18,7 @@
 pub mod door;
 pub mod guests;
 pub mod host;
+mod owner;
 pub mod place;
 pub mod settings;
 pub mod source;
@@ -25,17 +26,10 @@ pub mod source;
 use crate::fs::read::{ReadCounters, Wanted};
 use crate::metrics::NodeSnapshot;
 use bytes::Bytes;
-use door::Socket;
 use fletch_api::node::GuestVersion;
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
 use fletch_core::JobName;
-use fletch_settings::ByteSize;
-use fletch_store::{
-    Disk, DiskState, Household, Store,
-    disk::{DiskConfig, DiskError, Health, Policy, Room, Why},
-    house,
-};
-use futures::future::{BoxFuture, FutureExt};
+use fletch_store::{Disk, Store, disk::DiskError, house};
 use host::Host;
 use place::{Place, socket_path};
 use settings::CacheSettings;
@@ -48,14 +42,12 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, Semaphore, watch},
     task::spawn_blocking,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-/// Slab files that are kept open for reading.
-const SLABS_OPEN: usize = 256;
 /// How often a guest looks whether its owner lives.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long an owner may be silent then: it is not waited for longer, whatever it waits for itself.
@@ -66,8 +58,10 @@ const ATTACH_WITHIN: Duration = Duration::from_secs(2);
 const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// For how long attempts follow fast.
 const HASTE: Duration = Duration::from_secs(5);
-/// How long answers to guests are waited for when the mount ends.
-const DRAIN: Duration = Duration::from_millis(300);
+/// Reads of one guest at its owner at once; more go to the server.
+const READS_MAX: usize = 16;
+/// Idle connections that a guest keeps for them.
+const IDLE_MAX: usize = 4;
 
 /// What a mount is to its node's store.
 #[derive(Debug, Clone)]
@@ -95,7 +89,12 @@ impl Role {
 /// A guest's way to its owner.
 #[derive(Debug)]
 pub struct Link {
+    /// For reads.
     client: Client,
+    /// For looking after it: by a connection of its own, behind no read.
+    look: Client,
+    /// For each read.
+    turns: Semaphore,
     /// The socket's path leads through it.
     _dir: File,
     /// A read had no answer.
@@ -139,10 +138,10 @@ pub struct Means {
 pub struct Node {
     means: Means,
     disk: Arc<Disk>,
-    place: Place,
+    /// Where the store lies that this mount owns or reads from, or tried last.
+    place: Mutex<Place>,
     role: watch::Sender<Role>,
     begun: watch::Sender<bool>,
-    socket: Mutex<Option<Arc<Socket>>>,
     /// Reads of this mount when its dataset was last noted.
     noted: AtomicU64,
     got: Got,
@@ -164,15 +163,24 @@ impl Node {
         let disk = Arc::clone(means.store.disk()?);
         means.host.expect(means.version);
         Some(Arc::new(Node {
-            place: Place::new(&means.settings.dir, means.settings.name),
+            place: Mutex::new(Place::new(&means.settings.dir, means.settings.name)),
             disk,
             means,
             role: watch::Sender::new(Role::Alone),
             begun: watch::Sender::new(false),
-            socket: Mutex::default(),
             noted: AtomicU64::new(u64::MAX),
             got: Got::default(),
         }))
+    }
+
+    fn place(&self) -> Place {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Where the store lies of the principal that the token speaks for now: its file may have been rotated.
+    fn place_now(&self) -> Place {
+        let s = &self.means.settings;
+        Place::new(&s.dir, self.host().principal(&s.whose).unwrap_or(s.name))
     }
 
     /// What this mount is now.
@@ -223,6 +231,10 @@ impl Node {
     /// What the owner has or can get; `None` when there is no owner, or it brought nothing.
     pub async fn ask_owner(&self, wanted: &Wanted) -> Option<Bytes> {
         let Role::Guest(link) = self.role() else { return None };
+        let Ok(_turn) = link.turns.try_acquire() else {
+            self.got.left.fetch_add(1, Relaxed);
+            return None;
+        };
         let root = self.means.version.root;
         let asked = async {
             match wanted {
@@ -280,6 +292,8 @@ impl Node {
     }
 
     async fn elect(self: &Arc<Self>) -> Elected {
+        let now = self.place_now();
+        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = now;
         let node = Arc::clone(self);
         let opened = spawn_blocking(move || house::open(&*node, &node.disk)).await;
         let taken = match opened {
@@ -305,23 +319,26 @@ impl Node {
     }
 
     async fn attach(&self) -> Result<Arc<Link>, ClientError> {
-        let closed = |e: std::io::Error| ClientError::Config(format!("{}: {e}", self.place.dir().display()));
-        let dir = self.place.open().map_err(closed)?;
-        let config = ClientConfig {
+        let place = self.place();
+        let closed = |e: std::io::Error| ClientError::Config(format!("{}: {e}", place.dir().display()));
+        let dir = place.open().map_err(closed)?;
+        let config = |connections_idle_max| ClientConfig {
             job: Some(self.means.job.clone()),
             // The other half is for the server.
             io_timeout: self.means.io_timeout / 2,
+            connections_idle_max,
             ..ClientConfig::new(Endpoint::Unix(socket_path(&dir)), "mount")
         };
-        let client = Client::new(config)?.impatient();
-        client.within(self.look_within()).node_state(self.means.version).await?;
-        let (doubt, gone) = (Notify::new(), CancellationToken::new());
-        Ok(Arc::new(Link { client, _dir: dir, doubt, gone }))
+        let client = Client::new(config(IDLE_MAX))?.impatient();
+        let look = Client::new(config(1))?.impatient().within(self.look_within());
+        look.node_state(self.means.version).await?;
+        let (turns, doubt, gone) = (Semaphore::new(READS_MAX), Notify::new(), CancellationToken::new());
+        Ok(Arc::new(Link { client, look, turns, _dir: dir, doubt, gone }))
     }
 
     async fn visit(&self, link: &Arc<Link>, stop: &CancellationToken) {
-        let client = link.client.within(self.look_within());
-        tracing::info!(dir = %self.place.dir().display(), "another mount owns this node's store: reading by way of it");
+        let place = self.place();
+        tracing::info!(dir = %place.dir().display(), "another mount owns this node's store: reading by way of it");
         self.becomes(Role::Guest(Arc::clone(link)));
         loop {
             tokio::select! {
@@ -329,142 +346,17 @@ impl Node {
                 () = link.doubt.notified() => {}
                 () = sleep(LOOK_EVERY) => {}
             }
-            if let Err(error) = client.node_state(self.means.version).await {
-                self.role.send_replace(Role::Alone);
-                link.gone.cancel();
-                self.got.losses.fetch_add(1, Relaxed);
-                tracing::info!(%error, "the owner of this node's store is gone: reading from the server");
-                return;
-            }
-        }
-    }
-
-    async fn own(self: &Arc<Self>, stop: &CancellationToken) {
-        let place = self.place.clone();
-        // Beside the point of what is waited for here.
-        drop(spawn_blocking(move || place.remove_idle()));
-        tracing::info!(dir = %self.place.dir().display(), "this mount owns the node's store");
-        // Until it is noted again by reads.
-        self.host().note(self.means.version.root);
-        let mut told = false;
-        loop {
-            let ended = stop.child_token();
-            let bound = {
-                let place = self.place.clone();
-                spawn_blocking(move || Socket::bind(&place)).await
+            let seen = link.look.node_state(self.means.version).await;
+            let error = match seen {
+                Err(e) => e,
+                Ok(_) if self.place_now() != place => ClientError::Config("the token is another".to_owned()),
+                Ok(_) => continue,
             };
-            let socket = match bound {
-                Ok(Ok(socket)) => Some(Arc::new(socket)),
-                Ok(Err(error)) => {
-                    if !std::mem::replace(&mut told, true) {
-                        tracing::warn!(%error, "other mounts cannot reach this node's store for now");
-                    }
-                    None
-                }
-                Err(error) => {
-                    tracing::error!(%error, "the node's socket was lost");
-                    None
-                }
-            };
-            self.set_socket(socket.clone());
-            self.becomes(Role::Owner);
-            let serving = {
-                let (host, ended) = (Arc::clone(&self.means.host), ended.clone());
-                async move {
-                    if let Some(socket) = socket
-                        && let Err(error) = socket.serve(host, ended.clone()).await
-                    {
-                        tracing::warn!(%error, "guests are not served");
-                    }
-                    ended.cancelled().await;
-                }
-            };
-            let keeping = {
-                let (house, disk) = (Arc::clone(self) as Arc<dyn Household>, Arc::clone(&self.disk));
-                house::look_after(house, disk, ended.clone())
-            };
-            tokio::pin!(serving);
-            tokio::select! {
-                () = keeping => {}
-                () = &mut serving => {}
-                () = self.means.host.watch_server() => {}
-            }
-            ended.cancel();
-            drop(timeout(DRAIN, &mut serving).await);
-            self.set_socket(None);
-            if stop.is_cancelled() {
-                house::close(Arc::clone(&self.disk)).await;
-                return;
-            }
-            if !self.stands() {
-                break;
-            }
-            // The directory is another, or the socket was removed.
-            sleep(REST.0).await;
+            self.role.send_replace(Role::Alone);
+            link.gone.cancel();
+            self.got.losses.fetch_add(1, Relaxed);
+            tracing::info!(%error, "the owner of this node's store is gone: reading from the server");
+            return;
         }
-        self.role.send_replace(Role::Alone);
-        tracing::warn!(dir = %self.place.dir().display(), "the node's store is lost, and begun anew");
-        let disk = Arc::clone(&self.disk);
-        let left = spawn_blocking(move || disk.leave("its directory is gone".to_owned())).await;
-        if let Err(error) = left {
-            tracing::error!(%error, "leaving the node's store was lost");
-        }
-    }
-
-    /// Whether the tier has its directory.
-    fn stands(&self) -> bool {
-        let state = self.disk.state();
-        !matches!(state, DiskState::Absent(_) | DiskState::Open(Health::Off { why: Why::Vanished, .. }))
-    }
-
-    fn set_socket(&self, socket: Option<Arc<Socket>>) {
-        *self.socket.lock().unwrap_or_else(PoisonError::into_inner) = socket;
-    }
-}
-
-impl Household for Node {
-    fn config(&self) -> Result<DiskConfig, String> {
-        self.place.check()?;
-        let (dir, s) = (self.place.dir(), &self.means.settings);
-        let shown = dir.display();
-        let room = Room::at(dir).map_err(|e| format!("{shown}: {e}"))?;
-        let size_max = s.size.of(room.available.saturating_add(room.own));
-        if size_max < settings::SIZE_MIN {
-            let spare = ByteSize(room.available);
-            return Err(format!("{} of the {spare} that are free at {shown} is too little", s.size));
-        }
-        Ok(DiskConfig {
-            dir: dir.to_owned(),
-            size_max,
-            free_floor: s.free_floor.of(room.total),
-            slab_bytes: None,
-            policy: Policy::Fletch,
-            // Only so that two stores do not choose alike.
-            seed: u64::from(std::process::id()),
-            files_max: SLABS_OPEN,
-        })
-    }
-
-    fn opened(&self) {
-        self.host().shares().repeat();
-    }
-
-    fn divide(&self, disk: &Disk) {
-        let reads = self.means.read.reads.load(Relaxed);
-        if self.noted.swap(reads, Relaxed) != reads {
-            self.host().note(self.means.version.root);
-        }
-        if let Some(split) = self.host().shares().changed(self.host().now_ns()) {
-            self.host().shares().give(disk, &split);
-        }
-    }
-
-    fn hurry(&self) -> BoxFuture<'_, ()> {
-        self.host().shares().appeared().boxed()
-    }
-
-    fn stays(&self, _: &Disk) -> bool {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.stands() && socket.is_some_and(|s| s.is_there(&self.place))
     }
 }

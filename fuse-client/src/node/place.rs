@@ -10,11 +10,11 @@ use fletch_core::Hash;
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::geteuid;
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, DirBuilder, File, OpenOptions},
     io,
     os::{
         fd::AsRawFd,
-        unix::fs::{MetadataExt, OpenOptionsExt},
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -26,7 +26,7 @@ const SOCKET: &str = "node.sock";
 const IDLE_AFTER: Duration = Duration::from_secs(7 * 86_400);
 
 /// See the module.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     all: PathBuf,
     dir: PathBuf,
@@ -47,25 +47,32 @@ impl Place {
         &self.dir
     }
 
-    /// Refuses a directory that others can look into or have made: what is read is theirs to see then.
+    /// Makes the directory, for this user alone, and refuses it if somebody else made it otherwise.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what to do.
+    pub fn make(&self) -> Result<(), String> {
+        let fail = |dir: &Path, e: io::Error| format!("{}: {e}", dir.display());
+        if let Some(cache) = self.all.parent() {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(cache);
+            made.map_err(|e| fail(cache, e))?;
+        }
+        for dir in [&self.all, &self.dir] {
+            match DirBuilder::new().mode(0o700).create(dir) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(fail(dir, e)),
+                _ => check(dir)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a directory that others can look into or have made: what is read is theirs to see then. One that is
+    /// not there is nobody's.
     ///
     /// # Errors
     /// What is wrong with it, and what to do.
     pub fn check(&self) -> Result<(), String> {
-        for dir in [&self.all, &self.dir] {
-            let shown = dir.display();
-            match fs::symlink_metadata(dir) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(format!("{shown}: {e}")),
-                Ok(m) if m.is_dir() && m.uid() == geteuid().as_raw() && m.mode() & 0o077 == 0 => {}
-                Ok(_) => {
-                    return Err(format!(
-                        "{shown} is not a directory of this user alone (mode 0700): remove it, or give another --cache-dir"
-                    ));
-                }
-            }
-        }
-        Ok(())
+        [&self.all, &self.dir].into_iter().try_for_each(|dir| check(dir))
     }
 
     /// The directory, opened, so that its socket can be reached.
@@ -96,13 +103,48 @@ impl Place {
 
     fn remove(&self, other: &Path) {
         let shown = other.display();
-        // Whoever takes the lock while it is being removed finds that its file is gone, and begins anew.
-        let Ok(lock) = File::open(other.join("lock")) else { return };
-        let Ok(_held) = Flock::lock(lock, FlockArg::LockExclusiveNonblock) else { return };
-        match fs::remove_dir_all(other) {
-            Ok(()) => tracing::info!(dir = %shown, "a store that nobody used for a week is removed"),
+        match remove(other) {
+            Ok(true) => tracing::info!(dir = %shown, "a store that nobody used for a week is removed"),
+            Ok(false) => {}
             Err(error) => tracing::warn!(dir = %shown, %error, "a store that nobody uses cannot be removed"),
         }
+    }
+}
+
+/// Removes a store, if nobody has its lock; its lock last, so that what is begun is done or done another time. Whoever
+/// takes the lock meanwhile finds that it lies there no more, and begins anew.
+fn remove(store: &Path) -> io::Result<bool> {
+    let path = store.join("lock");
+    // Made anew where it is all that somebody removed.
+    let mut open = OpenOptions::new();
+    open.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let Ok(held) = Flock::lock(open.open(&path)?, FlockArg::LockExclusiveNonblock) else { return Ok(false) };
+    let id = |m: fs::Metadata| (m.dev(), m.ino());
+    if fs::metadata(&path).map(id)? != held.metadata().map(id)? {
+        return Ok(false);
+    }
+    for entry in fs::read_dir(store)? {
+        let entry = entry?;
+        match (entry.file_name() == "lock", entry.file_type()?.is_dir()) {
+            (true, _) => {}
+            (false, true) => fs::remove_dir_all(entry.path())?,
+            (false, false) => fs::remove_file(entry.path())?,
+        }
+    }
+    fs::remove_file(&path)?;
+    fs::remove_dir(store)?;
+    Ok(true)
+}
+
+fn check(dir: &Path) -> Result<(), String> {
+    let shown = dir.display();
+    match fs::symlink_metadata(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(format!("{shown}: {e}")),
+        Ok(m) if m.is_dir() && m.uid() == geteuid().as_raw() && m.mode() & 0o077 == 0 => Ok(()),
+        Ok(_) => Err(format!(
+            "{shown} is not a directory of this user alone (mode 0700): remove it, or give another --cache-dir"
+        )),
     }
 }
 
@@ -123,7 +165,7 @@ fn is_idle(store: &Path, now: SystemTime) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    use std::os::unix::fs::PermissionsExt;
 
     fn make(dir: &Path) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir.join("slabs")).expect("mkdir");
@@ -135,6 +177,8 @@ mod tests {
         let cache = tempfile::tempdir().expect("tempdir");
         let place = Place::new(cache.path(), Hash::of(b"x"));
         place.check().expect("nothing is there yet");
+        place.make().expect("both levels");
+        place.make().expect("they are there");
         make(place.dir());
         place.check().expect("ours");
         place.open().expect("opens");
@@ -144,26 +188,46 @@ mod tests {
         fs::remove_dir_all(place.dir()).expect("remove");
         std::os::unix::fs::symlink("/tmp", place.dir()).expect("symlink");
         assert!(place.check().is_err() && place.open().is_err(), "a link leads elsewhere");
+        assert!(place.make().is_err(), "nor is anything made there");
+    }
+
+    #[test]
+    fn nothing_is_made_where_others_can_write() {
+        let cache = tempfile::tempdir().expect("tempdir");
+        let place = Place::new(&cache.path().join("deep/cache"), Hash::of(b"x"));
+        place.make().expect("all levels");
+        let mode = |p: &Path| fs::metadata(p).expect("metadata").mode() & 0o777;
+        assert_eq!((mode(&place.all), mode(place.dir())), (0o700, 0o700));
+        fs::remove_dir(place.dir()).expect("remove");
+        fs::set_permissions(&place.all, fs::Permissions::from_mode(0o777)).expect("chmod");
+        assert!(place.make().expect_err("refused").contains("0700"));
+        assert!(!place.dir().exists());
     }
 
     #[test]
     fn only_what_nobody_has_or_used_is_removed() {
         let cache = tempfile::tempdir().expect("tempdir");
         let at = |n: &[u8]| Place::new(cache.path(), Hash::of(n));
-        let [own, fresh, idle, held] = [&b"own"[..], b"fresh", b"idle", b"held"].map(at);
-        for place in [&own, &fresh, &idle, &held] {
+        let [own, fresh, idle, held, half] = [&b"own"[..], b"fresh", b"idle", b"held", b"half"].map(at);
+        for place in [&own, &fresh, &idle, &held, &half] {
             make(place.dir());
+            fs::write(place.dir().join("slabs/1"), "x").expect("a slab");
         }
+        // Somebody began to remove it, and died.
+        fs::remove_file(half.dir().join("lock")).expect("remove");
         let old = SystemTime::now() - IDLE_AFTER - Duration::from_secs(60);
-        for place in [&own, &idle, &held] {
+        for place in [&own, &idle, &held, &half] {
             for p in [place.dir().join("lock"), place.dir().join("slabs"), place.dir().to_owned()] {
-                File::open(p).expect("open").set_modified(old).expect("times");
+                if p.exists() {
+                    File::open(p).expect("open").set_modified(old).expect("times");
+                }
             }
         }
         let lock = File::open(held.dir().join("lock")).expect("open");
         let _lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).expect("lock");
         own.remove_idle();
-        let there = [&own, &fresh, &idle, &held].map(|p| p.dir().exists());
-        assert_eq!(there, [true, true, false, true]);
+        let there = [&own, &fresh, &idle, &held, &half].map(|p| p.dir().exists());
+        assert_eq!(there, [true, true, false, true, false]);
+        assert!(held.dir().join("slabs/1").exists(), "whole");
     }
 }

@@ -49,6 +49,8 @@ pub struct CacheSettings {
     pub free_floor: Amount,
     /// Whose it is: the server's and the principal's name. I7: who has another shares nothing.
     pub name: Hash,
+    /// What the name was made for: with another token there is another.
+    pub whose: String,
 }
 
 impl CacheFlags {
@@ -81,7 +83,7 @@ impl CacheFlags {
         };
         let name = TokenSource::name_of(token, &whose)?;
         let free_floor = self.cache_free_floor.or(file.free_floor).unwrap_or(FREE_FLOOR);
-        Ok(Some(CacheSettings { dir, size, free_floor, name }))
+        Ok(Some(CacheSettings { dir, size, free_floor, name, whose }))
     }
 }
 

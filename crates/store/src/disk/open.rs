@@ -413,15 +413,22 @@ impl Ground {
             .create(&slabs)
             .map_err(|e| DiskError::io("create", &slabs, e))?;
         let path = dir.join("lock");
-        let fail = |e| DiskError::io("lock", &path, e);
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
             .open(&path)
-            .map_err(fail)?;
+            .map_err(|e| DiskError::io("lock", &path, e))?;
+        Ground::hold(dir, file)
+    }
+
+    /// Takes the lock with a file that was opened at the lock's path, and only if it still lies there: whoever held
+    /// it may have removed the directory meanwhile, and somebody else may own what was made there since.
+    fn hold(dir: &Path, mut file: File) -> Result<Self, DiskError> {
+        let (path, slabs) = (dir.join("lock"), dir.join("slabs"));
+        let fail = |e| DiskError::io("lock", &path, e);
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
             let read = (&mut file).take(20).read_to_string(&mut pid).is_ok();
@@ -429,13 +436,47 @@ impl Ground {
                 if read && !pid.trim().is_empty() { format!(" (pid {})", pid.trim()) } else { String::new() };
             return Err(DiskError::Locked { dir: dir.into(), holder });
         }
+        let id = |m: fs::Metadata| (m.dev(), m.ino());
+        let lock_id = file.metadata().map(id).map_err(fail)?;
+        let slabs_id = fs::metadata(&slabs).map(id).map_err(fail)?;
+        let ground = Ground { file, lock_id, slabs_id };
+        // Last: while our lock lies there, nobody else makes or removes anything here.
+        if fs::metadata(&path).map(id).map_err(fail)? != lock_id {
+            let gone =
+                io::Error::new(io::ErrorKind::NotFound, "it was removed while it was taken; try again");
+            return Err(fail(gone));
+        }
         let pid = format!("{}\n", std::process::id());
+        let mut file = &ground.file;
         let note = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(pid.as_bytes()));
         if let Err(e) = note {
             // On a full disk the lock holds without its note.
             tracing::debug!(error = %e, "the lock file has no pid");
         }
-        let id = |p: &Path| fs::metadata(p).map(|m| (m.dev(), m.ino())).map_err(fail);
-        Ok(Ground { lock_id: id(&path)?, slabs_id: id(&slabs)?, file })
+        Ok(ground)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_was_removed_before_it_was_taken_owns_nothing() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("lock");
+        let late = || OpenOptions::new().read(true).write(true).open(&path).expect("open");
+        let owner = Ground::take(dir.path()).expect("the first");
+        let (one, two) = (late(), late());
+        assert!(matches!(Ground::hold(dir.path(), late()), Err(DiskError::Locked { .. })), "it is held");
+        // Removed under its lock, by who gives it up then.
+        fs::remove_file(&path).expect("remove");
+        drop(owner);
+        assert!(matches!(Ground::hold(dir.path(), one), Err(DiskError::Io { .. })), "nothing lies there");
+        let owner = Ground::take(dir.path()).expect("the next");
+        assert!(matches!(Ground::hold(dir.path(), two), Err(DiskError::Io { .. })), "another's lies there");
+        assert!(matches!(Ground::take(dir.path()), Err(DiskError::Locked { .. })), "and is still its");
+        drop(owner);
+        Ground::take(dir.path()).expect("free again");
     }
 }

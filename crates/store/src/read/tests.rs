@@ -103,14 +103,18 @@ async fn i3_with_every_reader_gone_the_fetch_ends_in_memory() {
 }
 
 #[tokio::test]
-async fn an_error_reaches_all_waiters_and_is_not_kept() {
+async fn an_error_is_its_fetchers_own_and_is_not_kept() {
     let s = store(64 * MIB, 10_000, 2);
     let chunk = content(3, 1000);
     let (calls, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
     let failing = gated(Err(FetchError::new(Kind::Unavailable, "origin is down")), &calls, &gate);
     let reads: Vec<_> = (0..10).map(|_| s.read(key_of(&chunk), 1000, ANY, Arc::clone(&failing))).collect();
     let release = async {
-        until("one fetch", || calls.load(SeqCst) == 1).await;
+        until("the leader's fetch", || calls.load(SeqCst) == 1).await;
+        until("all others wait for it", || s.stats().hits_flight == 9).await;
+        gate.notify_one();
+        until("one fetch of those who had joined", || calls.load(SeqCst) == 2).await;
+        until("the others wait for that", || s.stats().hits_flight == 9 + 8).await;
         gate.notify_one();
     };
     let (all, ()) = tokio::join!(futures::future::join_all(reads), release);
@@ -118,9 +122,52 @@ async fn an_error_reaches_all_waiters_and_is_not_kept() {
         let e = r.expect_err("failed");
         assert_eq!((e.kind(), e.to_string().as_str()), (Kind::Unavailable, "origin is down"));
     }
-    assert_eq!((calls.load(SeqCst), s.stats().fetch_errors), (1, 1));
+    assert_eq!((calls.load(SeqCst), s.stats().fetch_errors), (2, 2), "two for ten");
     let hit = s.read(key_of(&chunk), 1000, ANY, always(Ok(chunk.clone()))).await.expect("tried again");
     assert_eq!(hit.tier, Tier::Origin);
+}
+
+#[tokio::test]
+async fn who_joined_a_fetch_that_failed_has_its_own() {
+    let s = store(64 * MIB, 10_000, 1);
+    let bad = [Err(FetchError::new(Kind::NotFound, "not for you")), Ok(content(9, 1000))];
+    for (bad, seed) in bad.into_iter().zip(20..) {
+        let chunk = content(seed, 1000);
+        let (calls, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
+        let joined = s.stats().hits_flight;
+        let leader = s.read(key_of(&chunk), 1000, ANY, gated(bad, &calls, &gate));
+        let other = s.read(key_of(&chunk), 1000, ANY, always(Ok(chunk.clone())));
+        let release = async {
+            until("it leads", || calls.load(SeqCst) == 1).await;
+            until("the other joined", || s.stats().hits_flight == joined + 1).await;
+            gate.notify_one();
+        };
+        let (led, got, ()) = tokio::join!(leader, other, release);
+        assert!(matches!(led, Err(ReadError::Fetch(_) | ReadError::Corrupt(_))), "its own: {led:?}");
+        assert_eq!(got.expect("by its own fetch").tier, Tier::Origin);
+    }
+}
+
+#[tokio::test]
+async fn i6_joining_twice_takes_no_longer_than_once() {
+    let s = store(64 * MIB, 300, 1);
+    let chunk = content(10, 1000);
+    let (calls, gate) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
+    let leader = s.read(
+        key_of(&chunk),
+        1000,
+        ANY,
+        gated(Err(FetchError::new(Kind::Unavailable, "down")), &calls, &gate),
+    );
+    let other = s.read(key_of(&chunk), 1000, ANY, Arc::new(|_| Box::pin(std::future::pending())));
+    let release = async {
+        until("the other joined", || s.stats().hits_flight == 1).await;
+        gate.notify_one();
+    };
+    let begun = Instant::now();
+    let (_, got, ()) = tokio::join!(leader, other, release);
+    assert!(matches!(got, Err(ReadError::Deadline(_))), "{got:?}");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -1,0 +1,102 @@
+//! What guests may hold, and for how long.
+
+use super::*;
+use crate::grant::Grant;
+use fletch_client::{ClientConfig, Endpoint};
+use fletch_core::Hash;
+use fletch_store::StoreLimits;
+use std::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+const MIB: u32 = 1 << 20;
+
+fn host(memory: u32, client: Option<Client>) -> (Arc<Host>, Guest) {
+    let limits = StoreLimits { memory_bytes: memory.into(), deadline: Duration::from_secs(20), attempts: 1 };
+    let store = Store::new(limits, None, TaskTracker::new());
+    let root = Root(Hash::of(b"a version"));
+    let own = (root, Arc::<Grant>::default());
+    let guests = Guests::new(client.clone(), own, TaskTracker::new(), CancellationToken::new());
+    let host = Host::new(store, guests.into(), client, memory.into(), limits.deadline);
+    (host, Guest { root, job: JobName::new("guest").expect("a name") })
+}
+
+fn chunk(seed: u8) -> Bytes {
+    vec![seed; MIB as usize].into()
+}
+
+fn wanted(bytes: &Bytes) -> Wanted {
+    Wanted::Chunk { hash: Hash::of(bytes), len: MIB }
+}
+
+fn key(bytes: &Bytes) -> StoreKey {
+    StoreKey { domain: Domain::default_domain(), hash: Hash::of(bytes) }
+}
+
+fn brings(bytes: &Bytes) -> Fetch {
+    let bytes = bytes.clone();
+    Arc::new(move |_| {
+        let bytes = bytes.clone();
+        async move { Ok(bytes) }.boxed()
+    })
+}
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    for _ in 0..20_000 {
+        if is() {
+            return;
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    panic!("never: {what}");
+}
+
+#[tokio::test]
+async fn i6_guests_hold_half_of_the_owners_memory_and_no_more() {
+    let (host, guest) = host(8 * MIB, None);
+    let bytes = chunk(1);
+    let set = dataset(guest.root);
+    host.store.read(key(&bytes), MIB, set, brings(&bytes)).await.expect("the owner's own read");
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(host.bytes(guest.clone(), wanted(&bytes)).await.expect("its part"));
+    }
+    assert!(host.bytes(guest.clone(), wanted(&bytes)).await.is_err(), "the fifth MiB of eight");
+    // The owner's own reads have the other half.
+    let own = [chunk(2), chunk(3), chunk(4), chunk(5)];
+    let own = own.iter().map(|b| host.store.read(key(b), MIB, set, brings(b)));
+    let own = futures::future::try_join_all(own).await.expect("room for the owner");
+    assert_eq!(own.len(), 4);
+    held.pop();
+    host.bytes(guest, wanted(&bytes)).await.expect("what was sent is free again");
+}
+
+#[tokio::test]
+async fn i6_a_guest_that_goes_frees_nothing_that_its_fetch_holds() {
+    // It takes connections and never answers.
+    let server = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let endpoint = format!("http://{}", server.local_addr().expect("address"));
+    let endpoint: Endpoint = endpoint.parse().expect("endpoint");
+    let client = Client::new(ClientConfig::new(endpoint, "mount")).expect("client");
+    let (host, guest) = host(8 * MIB, Some(client));
+    let before = host.memory.available_permits();
+    let bytes = chunk(1);
+    let reading = {
+        let (host, bytes) = (Arc::clone(&host), bytes.clone());
+        TaskTracker::new().spawn(async move { host.bytes(guest, wanted(&bytes)).await.is_ok() })
+    };
+    until("its fetch is under way", || host.store.stats().fetches == 1).await;
+    reading.abort();
+    assert!(reading.await.expect_err("it went").is_cancelled());
+    assert_eq!(before - host.memory.available_permits(), MIB as usize);
+    // The owner's own reader joins, and does not inherit what becomes of it.
+    let root = Root(Hash::of(b"a version"));
+    let own = host.store.read(key(&bytes), MIB, dataset(root), brings(&bytes));
+    let joins = async {
+        until("it joined", || host.store.stats().hits_flight == 1).await;
+        drop(server);
+    };
+    let (own, ()) = tokio::join!(own, joins);
+    assert_eq!(own.expect("by its own fetch").tier, Tier::Origin);
+    until("the guest's part is free", || host.memory.available_permits() == before).await;
+    assert!(*host.silent.borrow(), "and no guest waits for that server");
+}

@@ -137,3 +137,36 @@ fn without_a_server_the_store_serves_what_it_has_and_the_origin_the_rest() {
     let late = node.mount("d", "late", &with);
     known.iter().for_each(|(path, hash)| read_one(&late.dir, path, *hash));
 }
+
+#[test]
+fn an_owner_that_cannot_listen_keeps_the_store_and_listens_when_it_can() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let data = Data::new(88, 40, 110_000);
+    let node = Node::start();
+    let _ = node.site.publish("d", &data.dir);
+    let one = node.mount("d", "one", &[]);
+    node.read_to_keep(&one.dir, &data);
+    node.settled(one.pid(), 40);
+    one.stop();
+    // What nobody can bind over.
+    let socket = node.stores()[0].join("node.sock");
+    fs::create_dir_all(socket.join("in the way")).expect("mkdir");
+    let before = node.sent("");
+    let (two, three) = (node.mount("d", "two", &[]), node.mount("d", "three", &[]));
+    read_all(&two.dir, &data);
+    assert_eq!(node.sent("") - before, 0, "the store serves its owner");
+    read_all(&three.dir, &data);
+    assert_eq!(node.sent("") - before, data.bytes(), "whom nobody serves asks the server");
+    let log = node.site.mount_log("two");
+    assert_eq!(log.matches("other mounts cannot reach this node's store").count(), 1, "{log}");
+    fs::remove_dir_all(&socket).expect("remove");
+    node.settled(two.pid(), 40);
+    let log = node.site.mount_log("two");
+    assert_eq!(log.matches("this mount owns the node's store").count(), 1, "it was its all the time: {log}");
+    until("it has a guest", Duration::from_secs(20), || {
+        node.site.mount_log("three").contains("another mount owns this node's store")
+    });
+    drop((two, three));
+}

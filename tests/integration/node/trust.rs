@@ -137,3 +137,42 @@ fn over_the_socket_of_a_server_there_is_no_second_store() {
     assert!(node.stores().is_empty());
     one.stop();
 }
+
+#[test]
+fn i7_a_token_that_is_rotated_under_mounts_is_another_store() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let home = TempDir::with_prefix("fletch-node-").expect("home");
+    let (tokens, later) = (home.path().join("tokens.toml"), home.path().join("later.toml"));
+    let old = fs::read(token(home.path(), &tokens, "a")).expect("token");
+    let file = token(home.path(), &later, "a");
+    let new = fs::read(&file).expect("token");
+    fs::write(&file, old).expect("the first");
+    let data = Data::new(89, 40, 110_000);
+    let tables = home.path().join("tables");
+    fs::create_dir(&tables).expect("mkdir");
+    let _ = index(&data.dir, &tables, &[]);
+    let dirs = format!("{}:{}", data.dir.display(), tables.display());
+    let node = Node::with(&["--auth-tokens", tokens.to_str().expect("utf-8"), "--local-dirs", &dirs]);
+    let (uri, at, file_arg) = (data.dir.display(), tables.display(), file.display().to_string());
+    let (uri, at) = (uri.to_string(), at.to_string());
+    run(command("fletch")
+        .args(["register", "d", &uri, "--tables", &at, "--server", &node.site.url])
+        .args(["--token-file", &file_arg]));
+    let mount = |job: &str| node.mount("d", job, &["--token-file", &file_arg]);
+    let (one, two) = (mount("one"), mount("two"));
+    read_all(&one.dir, &data);
+    let of_old = node.stores();
+    assert_eq!(of_old.len(), 1);
+    fs::write(&file, new).expect("rotate");
+    fs::rename(&later, &tokens).expect("the old one ends");
+    until("the store of the new token has an owner", Duration::from_secs(60), || {
+        node.stores().iter().any(|s| !of_old.contains(s) && state_of(s).is_some())
+    });
+    until("and the old one none", Duration::from_secs(60), || state_of(&of_old[0]).is_none());
+    for m in [&one, &two] {
+        read_all(&m.dir, &data);
+    }
+    drop((one, two));
+}

@@ -105,7 +105,7 @@ async fn i8(node: &Node, received: u64) {
 async fn leases_are_idempotent_expire_and_come_again() {
     let tree = tree(20);
     tree.index();
-    let node = Node::serving(&tree, &["--limits-lease-ttl=1s"]).await;
+    let node = Node::serving(&tree, &["--limits-lease-ttl=4s"]).await;
     let client = client(&node);
     for order in [OrderKind::Strict, OrderKind::Substitute] {
         let name = format!("j-{}", order.as_str());
@@ -121,7 +121,7 @@ async fn leases_are_idempotent_expire_and_come_again() {
             let job = job.clone();
             async move { job.keep_alive().await }
         });
-        tokio::time::sleep(Duration::from_millis(2500)).await;
+        tokio::time::sleep(Duration::from_secs(6)).await;
         assert_eq!(job.now().await.expect("job").epochs[0].leases, 1, "the heartbeat renews it");
         alive.abort();
         let expired = async {

@@ -47,7 +47,7 @@ pub async fn opened(server: &Server, who: &Principal, id: &str) -> Answer<Arc<Op
         if open.sources.stand() {
             return Ok(open);
         }
-        all.close(id);
+        all.close(id, &open).await;
     }
     let (root, layout) = all.place(domain, tenant, id)?;
     let (sources, source) = ways(server, who, root, Some(layout)).await?;

@@ -12,23 +12,29 @@ use super::{
     Epoch, JobError, Samples, Wheel,
     epoch::{Setup, differs, fit, planned, strict},
     ledger::write_whole,
+    plan::plan_of,
     wheel::{Means, lay},
 };
 use crate::versions::{Source, Sources};
 use fletch_api::{
-    Epoch as EpochView, EpochState, Job as View, OrderKind, PlanBase, StartJob, Visitation, World,
-    jobs::seed_of,
+    Epoch as EpochView, EpochState, Job as View, OrderKind, StartJob, Visitation, World, jobs::seed_of,
 };
 use fletch_core::{
     DatasetName, Domain, Hash, LayoutId, Root, Tenant,
     manifest::LayoutKind,
-    order::{Bits, Event, Leases, OrderKey, Plan, Request, ledger::Ledger},
+    order::{
+        Bits, Event, Leases, Request,
+        ledger::{Header, Ledger},
+    },
 };
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
 };
 use tokio::{sync::OnceCell, task::spawn_blocking};
 
@@ -99,8 +105,10 @@ pub struct Opened {
     pub source: Arc<Source>,
     record: Mutex<Record>,
     epochs: Mutex<BTreeMap<u64, Arc<Epoch>>>,
-    /// One epoch is opened or begun at a time.
-    opening: tokio::sync::Mutex<()>,
+    /// One epoch is opened, begun or replaced at a time.
+    opening: Arc<tokio::sync::Mutex<()>>,
+    /// Nothing is opened any more: the job is gone, or opened anew elsewhere.
+    gone: AtomicBool,
     contents: OnceCell<Arc<Vec<Hash>>>,
 }
 
@@ -113,31 +121,6 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
 ) -> Result<T, JobError> {
     spawn_blocking(work).await.map_err(|_| JobError::Lost)?
-}
-
-/// The plan that was asked for.
-async fn plan_of(
-    ask: &StartJob,
-    seed: u64,
-    root: Root,
-    source: &Source,
-    samples: &Samples,
-) -> Result<Plan, JobError> {
-    let n = samples.len();
-    let plan = match &ask.plan.base {
-        PlanBase::All => Plan::all(n)?,
-        PlanBase::Samples(list) => Plan::subset(n, list.iter().copied())?,
-        PlanBase::Keys(keys) => Plan::subset(n, samples.numbers(source, keys).await?)?,
-        PlanBase::Weights(w) => {
-            let key = OrderKey::new(root, Plan::all(n)?.hash(), seed, 0);
-            let weights: Vec<f64> = w.weights.iter().map(|w| w.unwrap_or(f64::NAN)).collect();
-            Plan::weighted(n, &weights, w.draws, &key)?
-        }
-    };
-    Ok(match ask.plan.echo {
-        Some(e) => plan.echoed(e.copies, e.apart)?,
-        None => plan,
-    })
 }
 
 impl Opened {
@@ -182,7 +165,8 @@ impl Opened {
             source,
             record: Mutex::new(record),
             epochs: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
+            opening: Arc::default(),
+            gone: AtomicBool::new(false),
             contents: OnceCell::new(),
         })
     }
@@ -249,7 +233,28 @@ impl Opened {
         if let Some(epoch) = self.loaded(number) {
             return Ok(epoch);
         }
-        let _one = self.opening.lock().await;
+        let this = Arc::clone(self);
+        self.alone(async move { this.epoch_alone(number, begin).await }).await
+    }
+
+    /// Runs what opens, begins or replaces epochs: one at a time, and to its end even when whoever asked goes away, so
+    /// that no file is ever written by two.
+    async fn alone<T: Send + 'static>(
+        &self,
+        what: impl Future<Output = Result<T, JobError>> + Send + 'static,
+    ) -> Result<T, JobError> {
+        let turn = Arc::clone(&self.opening).lock_owned().await;
+        if self.gone.load(SeqCst) {
+            return Err(JobError::Reopening);
+        }
+        let task = self.setup.means.tasks.spawn(async move {
+            let _turn = turn;
+            what.await
+        });
+        task.await.map_err(|_| JobError::Lost)?
+    }
+
+    async fn epoch_alone(self: &Arc<Self>, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
         if let Some(epoch) = self.loaded(number) {
             return Ok(epoch);
         }
@@ -266,15 +271,18 @@ impl Opened {
     fn open_epoch(&self, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
         let known = self.on_disk()?;
         let world = fit(&self.record().ask.world);
+        let over = known.last().is_some_and(|&last| last > number.saturating_add(1));
         if !known.contains(&number) {
             if !begin {
                 return Err(JobError::NoEpoch(number));
+            }
+            if over {
+                return Err(JobError::Closed { epoch: number, what: "before epochs that have begun" });
             }
             self.make_room(&known, number)?;
             let header = Epoch::header(&self.setup, number, world);
             Epoch::begin(&self.path(number), &header, &Bits::zeros(0))?;
         }
-        let over = known.last().is_some_and(|&last| last > number.saturating_add(1));
         Epoch::open(&self.setup, &self.path(number), number, world, over)
     }
 
@@ -284,8 +292,9 @@ impl Opened {
         for (_, old) in epochs.range(..number.saturating_sub(1)) {
             old.abandon();
         }
-        let too_many = (known.len() + 1).saturating_sub(EPOCHS_MAX);
-        for &n in known.iter().filter(|&&n| n + 1 < number).take(too_many) {
+        let others = known.iter().filter(|&&n| n != number).count();
+        let too_many = (others + 1).saturating_sub(EPOCHS_MAX);
+        for &n in known.iter().filter(|&&n| n < number.saturating_sub(1)).take(too_many) {
             let path = self.path(n);
             std::fs::remove_file(&path).map_err(|error| JobError::Io { path, error })?;
             epochs.remove(&n);
@@ -308,6 +317,7 @@ impl Opened {
         if read.len != bytes.len() {
             return Err(bad("it ends in the middle of a record".to_owned()));
         }
+        read.header.fit.check()?;
         if read.events.iter().any(|e| !matches!(e, Event::Resume { .. })) {
             return Err(bad("it has more than what was acknowledged; use …/state, not …/ledger".to_owned()));
         }
@@ -319,13 +329,28 @@ impl Opened {
         let mut leases = Leases::new(planned(&order), read.header.fit)?;
         read.replay(&mut leases, 0).map_err(|e| bad(e.to_string()))?;
         let acked = leases.acked().clone();
-        match self.epoch(number, false).await {
+        let this = Arc::clone(self);
+        self.alone(async move { this.put_alone(number, header, acked, replace).await }).await
+    }
+
+    async fn put_alone(
+        self: Arc<Self>,
+        number: u64,
+        header: Header,
+        acked: Bits,
+        replace: bool,
+    ) -> Result<Arc<Epoch>, JobError> {
+        match self.epoch_alone(number, false).await {
             Ok(there) if there.is_at(&acked) => return Ok(there),
             Ok(there) => {
                 if !replace && self.setup.visitation != Visitation::Checkpoint {
                     return Err(JobError::StateBehind(number));
                 }
-                there.abandon();
+                blocking(move || {
+                    there.close();
+                    Ok(())
+                })
+                .await?;
             }
             Err(JobError::NoEpoch(_)) => {}
             // What cannot be read may be replaced.
@@ -333,9 +358,8 @@ impl Opened {
             Err(JobError::Damaged { .. } | JobError::StateDiffers { .. }) => {}
             Err(e) => return Err(e),
         }
-        let _one = self.opening.lock().await;
         lock(&self.epochs).remove(&number);
-        let this = Arc::clone(self);
+        let this = Arc::clone(&self);
         let epoch = blocking(move || {
             let known = this.on_disk()?;
             this.make_room(&known, number)?;
@@ -353,7 +377,11 @@ impl Opened {
     /// [`JobError`].
     pub async fn world(self: &Arc<Self>, world: World) -> Result<(), JobError> {
         fit(&world).check()?;
-        let _one = self.opening.lock().await;
+        let this = Arc::clone(self);
+        self.alone(async move { this.world_alone(world).await }).await
+    }
+
+    async fn world_alone(&self, world: World) -> Result<(), JobError> {
         let (mut record, dir) = (self.record(), self.dir.clone());
         if record.ask.world != world {
             record.ask.world = world;
@@ -437,9 +465,18 @@ impl Opened {
         (epochs.len() as u64, open as u64)
     }
 
-    /// The job is gone: nothing is granted any more.
-    pub fn abandon(&self) {
+    /// The job is gone, or opened anew: nothing is granted or written any more when this returns.
+    pub async fn close(&self) {
+        self.gone.store(true, SeqCst);
+        // What is being opened is opened first.
+        let _last = self.opening.lock().await;
         let epochs = std::mem::take(&mut *lock(&self.epochs));
-        epochs.values().for_each(|e| e.abandon());
+        let closed = blocking(move || {
+            epochs.values().for_each(|e| e.close());
+            Ok(())
+        });
+        if let Err(e) = closed.await {
+            tracing::error!(job = %self.setup.job, error = %e, "its ledgers were not closed");
+        }
     }
 }

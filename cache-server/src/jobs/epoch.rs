@@ -21,19 +21,18 @@ use super::{
 };
 use fletch_api::{
     EpochState, LeaseRequest, OrderKind, Times, Visitation,
-    epochs::{Ack, GrantStatus, HELD_MAX, WANT_MAX},
+    epochs::{Ack, GrantStatus, WANT_MAX},
 };
 use fletch_core::{
     LayoutId, Root,
     order::{
-        Bits, Event, Fit, Lease, Leases, Plan, Request, Room, Strict, certificate::Shuffle, ledger::Header,
+        Event, Fit, Lease, Leases, Plan, Request, Room, Strict, certificate::Shuffle, ledger::Header,
         plan::Item,
     },
 };
 use order::Order;
 pub use replay::{differs, planned, strict};
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::Instant,
@@ -199,24 +198,39 @@ impl Epoch {
         self.is_open(inner)?;
         let mut events = self.expire_due(inner);
         let request = Request { rank: ask.rank, worker: ask.worker, sequence: ask.sequence };
-        // At most once: nobody needs to acknowledge, so nobody waits for that.
-        let held_max = if self.at_most_once() { u32::MAX } else { HELD_MAX };
         let checked = self
             .check(inner, ask.rank, acks, &ask.renew)
-            .and_then(|()| Ok(inner.leases.room(request, ask.want, held_max)?));
+            .and_then(|()| Ok(inner.leases.room(request, ask.want, self.held_max())?));
         if let Err(e) = checked {
             self.ledger.append(&events);
             return Err(e);
         }
-        self.apply(inner, ask.rank, acks, &mut events)?;
+        let step = self.answer(inner, ask, request, acks, &mut events);
+        // Whatever came of it: what was applied is written.
+        let upto = self.ledger.append(&events);
+        step.map(|s| match s {
+            Step::Answer(g, _) => Step::Answer(g, upto),
+            Step::Wait(g, _) => Step::Wait(g, upto),
+        })
+    }
+
+    fn answer(
+        &self,
+        inner: &mut Inner,
+        ask: &LeaseRequest,
+        request: Request,
+        acks: &[Ack],
+        events: &mut Vec<Event>,
+    ) -> Result<Step, JobError> {
+        self.apply(inner, ask.rank, acks, events)?;
         self.renew(inner, ask.rank, &ask.renew);
         if self.at_most_once() {
             // Whoever asks for more has what it asked for before, or will not ask for it again.
             let before =
                 |r: &Request| (r.rank, r.worker) == (ask.rank, ask.worker) && r.sequence < ask.sequence;
-            self.deliver(inner, |l| before(&l.request), &mut events);
+            self.deliver(inner, |l| before(&l.request), events);
         }
-        let room = inner.leases.room(request, ask.want, held_max)?;
+        let room = inner.leases.room(request, ask.want, self.held_max())?;
         let none = |inner: &Inner, status| Granted {
             status,
             lease: 0,
@@ -224,7 +238,7 @@ impl Epoch {
             entries: Vec::new(),
             left: inner.leases.left(ask.rank),
         };
-        let step = match room {
+        Ok(match room {
             Room::Again(lease) => Step::Answer(self.granted(inner, lease, true), 0),
             Room::Done if inner.leases.held(ask.rank) > 0 => Step::Answer(none(inner, GrantStatus::Last), 0),
             Room::Done => Step::Answer(none(inner, GrantStatus::Done), 0),
@@ -235,23 +249,17 @@ impl Epoch {
                         "the ledger of epoch {} is at its bound of {LEDGER_BYTES_MAX} bytes",
                         self.number()
                     );
-                    // What was acknowledged with it stands.
-                    self.ledger.append(&events);
                     return Err(JobError::Full(why));
                 }
-                let lease = self.grant(inner, request, n, &mut events)?;
+                let lease = self.grant(inner, request, n, events)?;
                 Step::Answer(self.granted(inner, lease, false), 0)
             }
-        };
-        let upto = self.ledger.append(&events);
-        Ok(match step {
-            Step::Answer(g, _) => Step::Answer(g, upto),
-            Step::Wait(g, _) => Step::Wait(g, upto),
         })
     }
 
     fn is_open(&self, inner: &Inner) -> Result<(), JobError> {
         match inner.state {
+            EpochState::Abandoned if !self.ledger.works() => Err(JobError::Reopening),
             EpochState::Abandoned => Err(JobError::Closed { epoch: self.number(), what: "abandoned" }),
             EpochState::Open | EpochState::Finished => Ok(()),
         }
@@ -405,6 +413,10 @@ impl Epoch {
             }
             let mut events = self.expire_due(inner);
             let changed = self.change_world(inner, fit, &mut events);
+            if changed.is_ok() {
+                // All that was left may be what the new world leaves out.
+                self.end_if_over(inner, &mut events);
+            }
             let upto = self.ledger.append(&events);
             changed.map(|()| upto)?
         };
@@ -428,19 +440,13 @@ impl Epoch {
         Ok(())
     }
 
-    /// What counts as delivered now: what was acknowledged; at most once, what was granted.
-    fn delivered<'a>(&self, inner: &'a Inner) -> Cow<'a, Bits> {
-        let mut bits = Cow::Borrowed(inner.leases.acked());
-        if self.at_most_once() {
-            let (granted, n) = (inner.leases.live().flat_map(|l| &l.entries), bits.len());
-            for e in granted.map(|&e| u64::from(e)).filter(|&e| e < n) {
-                bits.to_mut().set(e);
-            }
-        }
-        bits
+    /// Its file may be opened anew: nothing is granted, and nothing is written when this returns. Blocking.
+    pub fn close(&self) {
+        self.abandon();
+        self.ledger.close();
     }
 
-    /// The job went on, or is gone: nothing is granted any more.
+    /// The job went on: nothing is granted any more.
     pub fn abandon(&self) {
         let mut inner = self.lock();
         if inner.state == EpochState::Open {

@@ -91,6 +91,9 @@ pub enum JobError {
     /// A task was lost.
     #[error("a task was lost")]
     Lost,
+    /// What was asked is being closed, and opened anew by the next request.
+    #[error("the job is being opened anew")]
+    Reopening,
 }
 
 impl JobError {
@@ -120,6 +123,7 @@ impl JobError {
             JobError::Version(e) => e.code(),
             JobError::Shape(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
             JobError::Shape(_) => Code::BadPlan,
+            JobError::Reopening => Code::Overloaded,
             JobError::Damaged { .. } | JobError::Io { .. } | JobError::Lost => Code::Internal,
         }
     }
@@ -155,6 +159,7 @@ impl JobError {
             JobError::Damaged { .. } => "restore the file from a backup, or put a state with ?replace=true",
             JobError::Io { .. } => "check the disk of --state-dir",
             JobError::Lost => "see the server's log",
+            JobError::Reopening => "ask again",
         }
     }
 }

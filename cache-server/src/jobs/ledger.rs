@@ -29,6 +29,8 @@ struct State {
     appended: u64,
     /// Somebody writes.
     writing: bool,
+    /// Nothing is written any more.
+    closed: bool,
 }
 
 /// How far the file is durable, or that it failed.
@@ -71,12 +73,13 @@ impl LedgerFile {
         if file.metadata()?.len() > len {
             tracing::warn!(file = %path.display(), at = len, "the last record was torn by a crash and is cut off");
             file.set_len(len)?;
-            file.sync_all()?;
         }
+        // What was written and not synced before a crash is in the page cache only, and is about to be believed.
+        file.sync_all()?;
         Ok(LedgerFile(Arc::new(Shared {
             path: path.to_owned(),
             file: Mutex::new(file),
-            state: Mutex::new(State { pending: Vec::new(), appended: len, writing: false }),
+            state: Mutex::new(State { pending: Vec::new(), appended: len, writing: false, closed: false }),
             progress: watch::Sender::new(Ok(len)),
         })))
     }
@@ -114,6 +117,15 @@ impl LedgerFile {
         state.appended
     }
 
+    /// Takes nothing more, and returns when nothing of this is being written: the file may be opened anew. What waits
+    /// to be durable fails. Blocking.
+    pub fn close(&self) {
+        lock(&self.0.state).closed = true;
+        let _written = lock(&self.0.file);
+        let closed = io::Error::new(io::ErrorKind::Interrupted, "the epoch was closed");
+        drop(self.0.progress.send_replace(Err(Arc::new(closed))));
+    }
+
     /// Waits until the first `upto` bytes are durable. Whoever goes away does not end the writing.
     ///
     /// # Errors
@@ -147,6 +159,9 @@ impl Shared {
         loop {
             let (bytes, upto) = {
                 let mut state = lock(&self.state);
+                if state.closed {
+                    return;
+                }
                 if state.pending.is_empty() {
                     state.writing = false;
                     return;
@@ -234,7 +249,7 @@ mod tests {
         let broken = LedgerFile(Arc::new(Shared {
             path: path.clone(),
             file: Mutex::new(file),
-            state: Mutex::new(State { pending: Vec::new(), appended: len, writing: false }),
+            state: Mutex::new(State { pending: Vec::new(), appended: len, writing: false, closed: false }),
             progress: watch::Sender::new(Ok(len)),
         }));
         for _ in 0..2 {

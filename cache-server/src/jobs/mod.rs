@@ -10,6 +10,7 @@ mod declared;
 mod epoch;
 mod error;
 mod ledger;
+mod plan;
 mod registry;
 mod samples;
 mod wheel;

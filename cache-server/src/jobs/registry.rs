@@ -181,13 +181,14 @@ impl Registry {
     }
 
     /// Closes a job whose way to its bytes is gone; the next request opens it anew.
-    pub fn close(&self, id: &str) {
+    pub async fn close(&self, id: &str, stale: &Arc<Opened>) {
+        // Its files first: nobody opens them anew while this one writes.
+        stale.close().await;
         let mut slots = lock(&self.slots);
-        if let Some(opened) = slots.get(id).and_then(|s| s.opened.get().cloned()) {
-            let fresh = Slot { record: opened.record(), opened: OnceCell::new() };
+        let there = slots.get(id).and_then(|s| s.opened.get());
+        if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
+            let fresh = Slot { record: stale.record(), opened: OnceCell::new() };
             slots.insert(id.to_owned(), Arc::new(fresh));
-            drop(slots);
-            opened.abandon();
         }
     }
 
@@ -273,6 +274,9 @@ impl Registry {
     pub async fn delete(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), JobError> {
         let _one = self.changing.lock().await;
         let slot = self.slot(domain, tenant, id)?;
+        if let Some(opened) = slot.opened.get() {
+            opened.close().await;
+        }
         let (from, to) = (self.dir.join(id), self.dir.join(format!("gone-{id}")));
         let gone = spawn_blocking(move || {
             let failed = |error| JobError::Io { path: from.clone(), error };
@@ -281,9 +285,6 @@ impl Registry {
             from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all()).map_err(failed)
         });
         lock(&self.slots).remove(id);
-        if let Some(opened) = slot.opened.get() {
-            opened.abandon();
-        }
         gone.await.map_err(|_| JobError::Lost)?
     }
 

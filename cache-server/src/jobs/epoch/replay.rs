@@ -81,6 +81,7 @@ impl Epoch {
         let bad = |why| JobError::Damaged { path: path.to_owned(), why };
         let bytes = std::fs::read(path).map_err(failed)?;
         let read = Ledger::read(&bytes).map_err(bad)?;
+        read.header.fit.check()?;
         let expected = Epoch::header(setup, epoch, read.header.fit);
         if let Some((what, got, want)) = differs(&read.header, &expected, setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
@@ -110,7 +111,7 @@ impl Epoch {
             }
             _ => Order::Strict(Box::new(Turns::resumed(&strict, &began))),
         };
-        let id = Hash::of(format!("{}\0{epoch}", setup.job).as_bytes());
+        let id = Hash::of(format!("{}\0{epoch}", path.display()).as_bytes());
         let mut owner = [0; 8];
         owner.copy_from_slice(&id.as_bytes()[..8]);
         let this = Arc::new(Epoch {
@@ -128,6 +129,9 @@ impl Epoch {
             if inner.state == EpochState::Open && inner.leases.fit() != fit {
                 let mut events = Vec::new();
                 let changed = this.change_world(&mut inner, fit, &mut events);
+                if changed.is_ok() {
+                    this.end_if_over(&mut inner, &mut events);
+                }
                 this.ledger.append(&events);
                 changed?;
             }

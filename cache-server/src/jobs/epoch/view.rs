@@ -1,19 +1,37 @@
 //! What an epoch looks like from outside, and its receipt.
 
-use super::Epoch;
+use super::{Epoch, Inner};
 use crate::jobs::JobError;
-use fletch_api::{Epoch as View, EpochReceipt, EpochState, World};
+use fletch_api::{Epoch as View, EpochReceipt, EpochState, World, epochs::HELD_MAX};
 use fletch_core::{
     Hash,
     order::{
+        Bits,
         certificate::{Shuffle, chance},
         receipt::{Delivery, FORMAT_MAJOR, LtHash, Receipt},
     },
 };
-use std::{future::Future, sync::Arc};
+use std::{borrow::Cow, future::Future, sync::Arc};
 use tokio::task::spawn_blocking;
 
 impl Epoch {
+    /// How much a rank may hold. At most once nobody needs to acknowledge, so nobody waits for that.
+    pub(super) fn held_max(&self) -> u32 {
+        if self.at_most_once() { u32::MAX } else { HELD_MAX }
+    }
+
+    /// What counts as delivered now: what was acknowledged; at most once, what was granted.
+    pub(super) fn delivered<'a>(&self, inner: &'a Inner) -> Cow<'a, Bits> {
+        let mut bits = Cow::Borrowed(inner.leases.acked());
+        if self.at_most_once() {
+            let (granted, n) = (inner.leases.live().flat_map(|l| &l.entries), bits.len());
+            for e in granted.map(|&e| u64::from(e)).filter(|&e| e < n) {
+                bits.to_mut().set(e);
+            }
+        }
+        bits
+    }
+
     /// As it is now.
     #[must_use]
     pub fn view(&self) -> View {

@@ -1,0 +1,73 @@
+//! States, worlds and the beginnings of epochs, at the same time and in odd orders.
+
+mod common;
+
+use common::{Node, epochs::*};
+use fletch_api::{BatchTimes, Code, OrderKind};
+use fletch_client::ClientError;
+use fletch_core::order::{Tail, ledger::Ledger};
+
+/// A change of world that leaves out all that was left is the end of the epoch; epochs go forward.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_epoch_ends_when_a_new_world_leaves_out_its_rest_and_none_begins_in_the_past() {
+    let tree = tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let job =
+        client(&node).declare(&ask("j", OrderKind::Strict, world(2, 4, Tail::Drop))).await.expect("declared");
+    for _ in 0..3 {
+        for rank in 0..2 {
+            let some = batch(&job, 3, rank, 2).await.expect("a batch");
+            assert!(!ack(&job, &some).await);
+        }
+    }
+    // 16 samples: 4 are not acknowledged, and are no step of 8 ranks.
+    job.world(world(8, 8, Tail::Drop)).await.expect("another world");
+    let receipt = job.receipt(3).await.expect("finished by that");
+    assert_eq!((receipt.certificate.delivered, receipt.receipt.dropped.len()), (12, 4));
+    let closed = |e: ClientError| e.code();
+    assert_eq!(job.reader(1, 0, 0).next(1).await.map_err(closed).err(), Some(Some(Code::EpochClosed)));
+    assert!(batch(&job, u64::MAX, 0, 1).await.is_some(), "any number is one");
+    assert_eq!(job.reader(5, 0, 0).next(1).await.map_err(closed).err(), Some(Some(Code::EpochClosed)));
+    node.running.shutdown().await;
+}
+
+/// Ranks that begin while one puts the state: whatever came first, nobody writes to a file that is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_put_among_beginning_ranks_loses_nothing() {
+    let tree = tree(61);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let client = client(&node);
+    let job = client.declare(&ask("j", OrderKind::Strict, world(4, 8, Tail::Drop))).await.expect("declared");
+    for rank in 0..4 {
+        let some = batch(&job, 0, rank, 4).await.expect("a batch");
+        ack(&job, &some).await;
+    }
+    let state = job.state(0).await.expect("state");
+    for round in 0..8 {
+        client.delete_job(&job.info().id).await.expect("deleted");
+        let job = client.declare(&ask("j", OrderKind::Strict, world(4, 8, Tail::Drop))).await.expect("again");
+        let put = job.put_state(0, state.clone(), false);
+        let begin = futures::future::join_all((0..4).map(|rank| batch(&job, 0, rank, 2)));
+        let (put, batches) = tokio::join!(put, begin);
+        for b in batches.into_iter().flatten() {
+            // A lease of what the state replaced is gone; one of what is there is known to it.
+            match job.ack(0, b.token.rank, &[b.token.ack(BatchTimes::default())]).await {
+                Ok(_) => {}
+                Err(e) => assert_eq!(e.code(), Some(Code::LeaseGone), "{round}: {e}"),
+            }
+        }
+        if let Err(e) = &put {
+            assert_eq!(e.code(), Some(Code::StateBehind), "{round}");
+        }
+        // The ledger that is there is whole, and says what is acknowledged.
+        let ledger = Ledger::read(&job.ledger(0).await.expect("ledger")).expect("whole");
+        assert_eq!(ledger.header.job, "j");
+        let seen = futures::future::join_all((0..4).map(|rank| consume(&job, &tree, 0, rank, 4))).await;
+        let rest: usize = seen.iter().map(|s| s.0.len()).sum();
+        assert!(rest >= 56 - 16 - 8, "{round}: {rest}");
+        job.receipt(0).await.expect("finished");
+    }
+    node.running.shutdown().await;
+}

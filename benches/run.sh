@@ -8,3 +8,5 @@ for t in bench-index bench-serve bench-mount bench-pack; do
     echo "## $t $*"
     "$bin/$t" "$@"
 done
+echo "## bench-sweep"
+"$bin/bench-sweep"

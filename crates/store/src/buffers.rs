@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! 1. (I6) a buffer holds the permit for all of its bytes for as long as it exists, lent or idle: what is idle is
-//!    part of the store's memory, and whoever needs that memory takes it ([`Buffers::relieve`]);
+//!    part of the store's memory, at most `idle_bytes`, and whoever needs that memory takes it ([`Buffers::relieve`]);
 //! 2. a buffer is lent to one at a time, and comes back when the last clone of what was read into it is dropped.
 
 use std::{
-    collections::VecDeque,
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -17,12 +17,38 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Smaller buffers come from the allocator's heaps, whose pages stay.
 const POOLED_FROM: u32 = 64 << 10;
 
-/// Buffers that nobody uses now, the longest idle first.
-#[derive(Debug, Default)]
+/// Buffers that nobody uses now.
+#[derive(Debug)]
 pub(crate) struct Buffers {
-    idle: Mutex<VecDeque<Buffer>>,
+    idle: Mutex<Idle>,
+    /// What may be idle, in bytes.
+    idle_bytes: u64,
     /// How many wait for permits: while there are any, nothing becomes idle.
     wanted: AtomicUsize,
+}
+
+/// By class, the one used last at the end: its pages are the warmest.
+#[derive(Debug, Default)]
+struct Idle {
+    classes: BTreeMap<usize, Vec<Buffer>>,
+    bytes: u64,
+}
+
+impl Idle {
+    fn pop(&mut self, class: usize) -> Option<Buffer> {
+        let all = self.classes.get_mut(&class)?;
+        let buffer = all.pop()?;
+        if all.is_empty() {
+            self.classes.remove(&class);
+        }
+        self.bytes -= class as u64;
+        Some(buffer)
+    }
+
+    fn push(&mut self, buffer: Buffer) {
+        self.bytes += buffer.bytes.len() as u64;
+        self.classes.entry(buffer.bytes.len()).or_default().push(buffer);
+    }
 }
 
 /// Somebody waits for memory, until it is dropped.
@@ -64,16 +90,18 @@ pub(crate) fn class(len: u32, most: u64) -> u32 {
 }
 
 impl Buffers {
-    fn idle(&self) -> MutexGuard<'_, VecDeque<Buffer>> {
+    /// None yet; at most `idle_bytes` will ever be idle.
+    pub fn new(idle_bytes: u64) -> Arc<Self> {
+        Arc::new(Buffers { idle: Mutex::default(), idle_bytes, wanted: AtomicUsize::new(0) })
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An idle buffer of exactly this class, to read `len` bytes into.
     pub fn take(self: &Arc<Self>, class: u32, len: u32) -> Option<Lent> {
-        let mut idle = self.idle();
-        // The one that was used last: its pages are the warmest.
-        let at = idle.iter().rposition(|b| b.bytes.len() == class as usize)?;
-        let buffer = idle.remove(at)?;
+        let buffer = self.idle().pop(class as usize)?;
         Some(Lent { buffer: Some(buffer), len: len as usize, home: Arc::clone(self) })
     }
 
@@ -93,9 +121,12 @@ impl Buffers {
     pub fn relieve(&self, bytes: u64) -> u64 {
         let mut freed = 0;
         while freed < bytes {
-            // Freed with the lock released.
-            let Some(oldest) = self.idle().pop_front() else { break };
-            freed += oldest.permit.num_permits() as u64;
+            // The largest class first; freed with the lock released.
+            let mut idle = self.idle();
+            let largest = idle.classes.keys().next_back().copied();
+            let Some(buffer) = largest.and_then(|class| idle.pop(class)) else { break };
+            drop(idle);
+            freed += buffer.permit.num_permits() as u64;
         }
         freed
     }
@@ -119,9 +150,12 @@ impl AsMut<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let stays = |b: &Buffer| b.bytes.len() >= POOLED_FROM as usize && self.home.wanted.load(Relaxed) == 0;
-        if let Some(buffer) = self.buffer.take().filter(stays) {
-            self.home.idle().push_back(buffer);
+        let large = |b: &Buffer| b.bytes.len() >= POOLED_FROM as usize && self.home.wanted.load(Relaxed) == 0;
+        if let Some(buffer) = self.buffer.take().filter(large) {
+            let mut idle = self.home.idle();
+            if idle.bytes + buffer.bytes.len() as u64 <= self.home.idle_bytes {
+                idle.push(buffer);
+            }
         }
     }
 }
@@ -145,7 +179,7 @@ mod tests {
     #[test]
     fn i6_idle_or_lent_a_buffer_holds_its_permit() {
         let permits = Arc::new(Semaphore::new(1 << 20));
-        let home = Arc::new(Buffers::default());
+        let home = Buffers::new(400_000);
         let fresh = |len| {
             let permit = Arc::clone(&permits).try_acquire_many_owned(class(len, 1 << 20)).expect("room");
             home.fresh(permit, len)
@@ -162,6 +196,13 @@ mod tests {
         drop(again);
         assert_eq!(home.relieve(1), u64::from(class(199_999, 1 << 20)), "whole buffers");
         assert_eq!(permits.available_permits(), 1 << 20);
+        let many: Vec<_> = (0..4).map(|_| fresh(150_000)).collect();
+        drop(many);
+        assert_eq!(
+            home.relieve(u64::MAX),
+            2 * u64::from(class(150_000, 1 << 20)),
+            "no more than may be idle"
+        );
         let waiting = home.wanted();
         drop(fresh(100_000));
         drop(waiting);

@@ -21,6 +21,9 @@ use tokio::{
 /// How often a starved fetch takes memory back from the cache.
 const RELIEF_EVERY: Duration = Duration::from_millis(20);
 
+/// One part in so many may be buffers that nobody uses now.
+const IDLE_PART: u64 = 16;
+
 #[derive(Debug)]
 pub(crate) struct Memory {
     cache: Cache<StoreKey, Slot>,
@@ -78,7 +81,12 @@ impl Memory {
             .eviction_policy(EvictionPolicy::lru())
             .eviction_listener(|_, slot, _| slot.empty())
             .build();
-        Memory { cache, permits: Arc::new(Semaphore::new(permits)), buffers: Arc::default(), memory_bytes }
+        Memory {
+            cache,
+            permits: Arc::new(Semaphore::new(permits)),
+            buffers: Buffers::new(memory_bytes / IDLE_PART),
+            memory_bytes,
+        }
     }
 
     pub fn get(&self, key: &StoreKey) -> Option<Verified> {
@@ -130,6 +138,9 @@ impl Memory {
     /// Drops idle buffers, and cached chunks, of `bytes` in all. Frees nothing that a reader still holds.
     fn relieve(&self, bytes: u64) {
         let idle = self.buffers.relieve(bytes);
+        if idle >= bytes {
+            return;
+        }
         let mut dropped = idle;
         for (key, slot) in &self.cache {
             if dropped >= bytes {

@@ -125,19 +125,22 @@ fn draw(cells: &[Cell], to: &Path) -> Result<(), Box<dyn std::error::Error>> {
             .x_label_formatter(&|x| format!("{:.0} %", x * 100.0))
             .y_label_formatter(&|y| format!("{y:.1}"))
             .draw()?;
-        let lines: [(&str, RGBColor, Box<dyn Fn(&Cell) -> f64>); 5] = [
-            ("no cache", RGBColor(150, 150, 150), Box::new(|c| c.ratio(ArmKind::Direct))),
-            ("LRU", RGBColor(213, 94, 0), Box::new(|c| c.ratio(ArmKind::Lru))),
-            ("pin", RGBColor(230, 159, 0), Box::new(|c| c.ratio(ArmKind::Pin))),
-            ("Fletch", RGBColor(0, 114, 178), Box::new(|c| c.ratio(ArmKind::Fletch))),
-            ("bound", BLACK, Box::new(Cell::bound)),
+        // No arm: the bound.
+        let lines = [
+            ("no cache", RGBColor(150, 150, 150), Some(ArmKind::Direct)),
+            ("LRU", RGBColor(213, 94, 0), Some(ArmKind::Lru)),
+            ("pin", RGBColor(230, 159, 0), Some(ArmKind::Pin)),
+            ("Fletch", RGBColor(0, 114, 178), Some(ArmKind::Fletch)),
+            ("bound", BLACK, None),
         ];
-        for (name, colour, value) in lines {
+        for (name, colour, arm) in lines {
+            let value = |c: &Cell| arm.map_or_else(|| c.bound(), |arm| c.ratio(arm));
             let points: Vec<(f64, f64)> = row.iter().map(|c| (c.cache, value(c))).collect();
-            if name == "bound" {
+            if arm.is_none() {
                 let dashes = DashedLineSeries::new(points, 5, 4, colour.stroke_width(1));
                 chart.draw_series(dashes)?.label(name).legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 8, y), (x + 8, y), (x + 18, y)], colour.stroke_width(1))
+                    let dash = |from| PathElement::new([(from, 0), (from + 7, 0)], colour.stroke_width(1));
+                    EmptyElement::at((x, y)) + dash(0) + dash(11)
                 });
                 continue;
             }

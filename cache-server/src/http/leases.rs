@@ -199,7 +199,7 @@ impl Reader {
         Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), tally, component })
     }
 
-    fn sources(&self, class: Class) -> &Arc<Sources> {
+    fn way(&self, class: Class) -> &Arc<Sources> {
         match (&self.job.setup.wheel, class) {
             (None, _) | (_, Class::Exact) => &self.job.exact,
             (Some(wheel), Class::Alone) => &wheel.passing,
@@ -284,7 +284,7 @@ impl Reader {
     }
 
     async fn bytes(&self, files: &[Found], len: u64, class: Class) -> Answer<Content> {
-        let sources = self.sources(class);
+        let sources = self.way(class);
         let spans: Vec<Span> = files.iter().flat_map(|f| spans(f, 0..f.entry().size)).collect();
         let charge = self.charge(class);
         if len <= AHEAD_BYTES_MAX
@@ -312,7 +312,7 @@ impl Reader {
         let mut place = SampleRef { pieces: Vec::new(), owner };
         for found in files {
             for r in ranges(found.slices(), 0..found.entry().size) {
-                let located = self.server.versions.locate(self.sources(class), r.slice.chunk).await?;
+                let located = self.server.versions.locate(self.way(class), r.slice.chunk).await?;
                 let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 place.pieces.push(RefPiece {
                     chunk: r.slice.chunk,

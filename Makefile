@@ -33,8 +33,9 @@ lint: ## formatting and clippy, warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -j$(JOBS) -- -D warnings
 
-formats: install ## the second implementation of the formats against the golden files
+formats: install ## the second implementation of the formats against the golden files; the judge of the parity study
 	tests/formats/run.sh
+	python3 -m unittest discover -q -s benches/parity
 
 test: install lint build wheel formats ## everything that must hold before a change lands
 	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)

@@ -1,0 +1,58 @@
+"""Makes the images of the parity study from an unpacked Debian package.
+
+    prepare.py IMAGES OUT
+
+IMAGES is `data/core/images` of the package wesnoth-1.16-data. A class is the first two levels of a path
+(the first alone, for files that lie there) with at least 100 images. Images are flattened on grey, resized to
+84 x 84 and written as BMP, 21 KB each, below OUT/train and OUT/test, a folder a class: in path order classes
+follow each other. An image is of the test set iff sha256(its relative path)[0] < 256 // 5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from PIL import Image
+
+SIDE = 84
+LEAST = 100
+GREY = (128, 128, 128)
+
+
+def class_of(path: str) -> str:
+    parts = path.split("/")
+    return "-".join(parts[:2]) if len(parts) > 2 else parts[0]
+
+
+def flat(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        rgba = image.convert("RGBA")
+    canvas = Image.new("RGB", rgba.size, GREY)
+    canvas.paste(rgba, mask=rgba.getchannel("A"))
+    return canvas.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+
+
+def main() -> None:
+    images, out = Path(sys.argv[1]), Path(sys.argv[2])
+    classes: dict[str, list[str]] = defaultdict(list)
+    for file in images.rglob("*"):
+        if file.suffix.lower() in (".png", ".jpg", ".webp"):
+            path = file.relative_to(images).as_posix()
+            classes[class_of(path)].append(path)
+    chosen = sorted(name for name, paths in classes.items() if len(paths) >= LEAST)
+    counts = {"train": 0, "test": 0}
+    for number, name in enumerate(chosen):
+        for i, path in enumerate(sorted(classes[name])):
+            part = "test" if hashlib.sha256(path.encode()).digest()[0] < 256 // 5 else "train"
+            to = out / part / f"{number:02}-{name}" / f"{i:04}.bmp"
+            to.parent.mkdir(parents=True, exist_ok=True)
+            flat(images / path).save(to)
+            counts[part] += 1
+    print(f"{len(chosen)} classes, {counts['train']} train, {counts['test']} test")
+
+
+if __name__ == "__main__":
+    main()

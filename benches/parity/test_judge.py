@@ -1,9 +1,12 @@
 """The verdict on made-up numbers: python3 -m unittest discover -s benches/parity"""
 
+import json
 import random
 import unittest
+from dataclasses import asdict
+from pathlib import Path
 
-from judge import t_above, t_quantile, tost
+from judge import read, t_above, t_quantile, tost
 
 
 def arm(mean: float, deviation: float, n: int = 23) -> list[float]:
@@ -44,6 +47,19 @@ class Judge(unittest.TestCase):
         u, w = 0.04 / 23, 1.0 / 23
         df = (u + w) ** 2 / ((u * u + w * w) / 22)
         self.assertAlmostEqual(v.interval[1], t_quantile(0.05, df) * (u + w) ** 0.5, places=3)
+
+    def test_the_committed_verdict_follows_from_the_committed_runs(self) -> None:
+        here = Path(__file__).parent
+        arms = read(here / "results.jsonl")
+        said = json.loads((here / "verdict.json").read_text())
+        for arm_name, verdict in said.items():
+            now = json.loads(json.dumps(asdict(tost(arms[arm_name], arms["random"]))))
+            for key, value in verdict.items():
+                if key.startswith("p_"):
+                    self.assertAlmostEqual(now[key], value, places=9)
+                else:
+                    self.assertEqual(now[key], value, f"{arm_name}, {key}")
+        self.assertEqual(set(said), {"fletch", "sorted"})
 
     def test_errors_are_as_rare_as_registered(self) -> None:
         rng = random.Random(4)

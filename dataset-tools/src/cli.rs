@@ -219,6 +219,12 @@ Ends the dataset's warm-ups and what they protect. --json prints {name, chunks}.
 --json prints {info, cluster, datasets: […], accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}],
 table_bytes}}.")]
     Status,
+    /// Epochs' receipts: show one, or check what consumers wrote down against it.
+    Receipt {
+        /// What to do.
+        #[command(subcommand)]
+        what: ReceiptCommand,
+    },
     /// Play jobs, caches and origins in virtual time: how much would be fetched, and who would wait.
     #[command(after_help = "Examples:
   fletch simulate
@@ -237,6 +243,60 @@ peak, stalled, epoch_seconds, delivered, vain, failed}], summary: {runs, seconds
         /// Which shell.
         shell: clap_complete::Shell,
     },
+}
+
+/// `fletch receipt`.
+#[derive(Debug, Subcommand)]
+pub enum ReceiptCommand {
+    /// Show the receipt of a finished epoch.
+    #[command(after_help = "Example:
+  fletch receipt show train-7 3 --json > epoch-3.receipt
+
+--json prints what the server answers, {receipt, certificate}; `verify --receipt` takes it.")]
+    Show {
+        /// The job's name or id.
+        job: String,
+        /// Which epoch.
+        epoch: u64,
+    },
+    /// Check that what consumers wrote down is exactly what the plan of the epoch says.
+    #[command(after_help = "Examples:
+  fletch receipt verify rank-0.notes rank-1.notes --job train-7 --epoch 3
+  fletch receipt verify rank-*.notes --receipt epoch-3.receipt
+  fletch receipt verify rank-*.notes --receipt epoch-3.receipt --ledger epoch-3.ledger --dataset photos@v3
+
+Files are those of docs/FORMATS-epochs.md, \"Notes\", of all ranks. Exit code 0: they agree. 1: they differ, and each
+dropped, doubled or altered sample is named, as far as ledger and version are at hand (a server has both).
+--json prints {agrees, root, epoch, deliveries, left_out, receipt: {delivered, redelivered, dropped, padded}, differs: [{what:
+doubled|altered|unknown|missing|count|value, path, ordinal, why}], more}.")]
+    Verify {
+        /// What consumers wrote down.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// What it is held against.
+        #[command(flatten)]
+        proof: Proof,
+    },
+}
+
+/// What notes are held against.
+#[derive(Debug, Args)]
+pub struct Proof {
+    /// The job's name or id, asked of the server.
+    #[arg(long, requires = "epoch")]
+    pub job: Option<String>,
+    /// Which epoch of the job.
+    #[arg(long, requires = "job")]
+    pub epoch: Option<u64>,
+    /// A saved receipt, instead of the server's.
+    #[arg(long, value_name = "FILE", conflicts_with = "job")]
+    pub receipt: Option<PathBuf>,
+    /// The epoch's ledger, saved: what it does not have as acknowledged does not count.
+    #[arg(long, value_name = "FILE", requires = "receipt")]
+    pub ledger: Option<PathBuf>,
+    /// The version that was read, NAME|URI[@TAG|@ROOT], to name what differs by its path.
+    #[arg(long, value_name = "DATASET", requires = "receipt")]
+    pub dataset: Option<Target>,
 }
 
 /// `fletch warmup`.

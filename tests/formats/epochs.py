@@ -242,6 +242,12 @@ def main():
     check("receipt digests", digests, g["digests"])
     check("receipt lanes", lanes[:16], g["lanes"])
 
+    n = json.loads((GOLDEN / "notes.json").read_text())
+    content = h(b"bytes").hex()
+    lines = [f"fletch.notes 1 {g['root']} 3", f"0 0 {content}", f"0 1 {content} 7 2", f"{1 << 40} 0 {content}"]
+    lines.append(f"sum 3 {struct.pack('<1024H', *lanes).hex()}")
+    check("notes", lines, n["lines"])
+
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

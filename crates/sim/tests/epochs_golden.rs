@@ -7,6 +7,7 @@ use fletch_core::{
         Bits, Bucketed, Buckets, Event, Fit, Flywheel, Laid, Ledger, OrderKey, Permutation, Plan, Request,
         Shape, Strict, Tail,
         ledger::{self, Header},
+        notes::{self, Note, Notes},
         receipt::{Delivery, LtHash},
         substitute::{Act, Knobs},
     },
@@ -221,10 +222,16 @@ fn receipts() {
     let root = Root(Hash::of(b"root"));
     let mut value = LtHash::default();
     let mut digests = Vec::new();
+    let mut lines = vec![notes::head(root, 3)];
     for (ordinal, copy) in [(0, 0), (0, 1), (1 << 40, 0)] {
-        value.add(root, &Delivery { ordinal, content: Hash::of(b"bytes"), copy });
+        let delivery = Delivery { ordinal, content: Hash::of(b"bytes"), copy };
+        value.add(root, &delivery);
         digests.push(value.digest());
+        lines.push(Note { delivery, at: (copy == 1).then_some((7, 2)) }.to_string());
     }
+    lines.push(notes::sum(3, &value));
+    assert_eq!(Notes::parse(&(lines.join("\n") + "\n")).expect("notes").sums, [(3, value.clone())]);
+    golden("notes.json", &json!({ "lines": lines }));
     let lanes: Vec<u16> =
         value.to_bytes()[..32].chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect();
     golden(

@@ -5,6 +5,7 @@ mod diff;
 mod index;
 mod list;
 mod pack;
+mod receipt;
 mod server;
 mod simulate;
 mod tag;
@@ -131,6 +132,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
         Command::Datasets => server::datasets(&ctx).map(|()| Exit::Ok),
         Command::Status => server::status(&ctx).map(|()| Exit::Ok),
+        Command::Receipt { what } => receipt::run(&ctx, what),
         Command::Simulate(args) => simulate::run(&ctx, &args).map(|()| Exit::Ok),
         Command::Completions { .. } => Ok(Exit::Ok),
     };

@@ -1,11 +1,39 @@
 //! What was received, added up: the client's side of a receipt.
 
-use super::LeasedSample;
+use super::{LeaseBatch, LeasedSample};
 use fletch_api::EpochReceipt;
 use fletch_core::{
     Hash, Root,
-    order::receipt::{Delivery, LtHash, content},
+    order::{
+        notes::{self, Note},
+        receipt::{Delivery, LtHash, content},
+    },
 };
+use std::fmt::Write as _;
+
+impl LeasedSample {
+    /// What it adds to a receipt, by the bytes that it has now: they are hashed here.
+    #[must_use]
+    pub fn delivery(&self) -> Delivery {
+        let hashes: Vec<Hash> = self.files().map(|(_, bytes)| Hash::of(&bytes)).collect();
+        Delivery { ordinal: self.ordinal, content: content(&hashes), copy: self.copy }
+    }
+}
+
+impl LeaseBatch {
+    /// Lines for a file of notes (`docs/FORMATS-epochs.md`), one a sample, to be durable before the batch is
+    /// acknowledged. Such a file begins with the line [`notes::head`].
+    #[must_use]
+    pub fn notes(&self) -> String {
+        let mut text = String::new();
+        for (place, sample) in (0..).zip(&self.samples) {
+            let note = Note { delivery: sample.delivery(), at: Some((self.token.lease, place)) };
+            // Writing to a text cannot fail.
+            let _ = writeln!(text, "{note}");
+        }
+        text
+    }
+}
 
 /// A sum over received bytes. Sums of ranks, and of what a process had written down before it died, add up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,12 +52,7 @@ impl Received {
 
     /// Adds a consumed sample, by the bytes that it has now: they are hashed here.
     pub fn add(&mut self, sample: &LeasedSample) {
-        let hashes: Vec<Hash> = sample.files().map(|(_, bytes)| Hash::of(&bytes)).collect();
-        self.add_delivery(&Delivery {
-            ordinal: sample.ordinal,
-            content: content(&hashes),
-            copy: sample.copy,
-        });
+        self.add_delivery(&sample.delivery());
     }
 
     /// Adds what was written down of a consumed sample.
@@ -54,6 +77,12 @@ impl Received {
     #[must_use]
     pub fn value(&self) -> &LtHash {
         &self.value
+    }
+
+    /// The sum as a whole file of notes.
+    #[must_use]
+    pub fn notes(&self, epoch: u64) -> String {
+        format!("{}\n{}\n", notes::head(self.root, epoch), notes::sum(self.delivered, &self.value))
     }
 
     /// Whether exactly what the plan says was received.

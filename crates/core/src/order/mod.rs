@@ -5,7 +5,8 @@
 //! permutation, known in advance), [`bucketed`] (the same, each step from one bucket),
 //! [`replay`] (what a ledger tells) or [`substitute`] (the cache chooses). [`lease`] hands
 //! entries to ranks exactly once (I2), [`ledger`] is the durable log of that, and
-//! [`receipt`] and [`certificate`] say at the end what was delivered and how well shuffled.
+//! [`receipt`] and [`certificate`] say at the end what was delivered and how well shuffled;
+//! [`notes`] are what consumers hold against that.
 //!
 //! Everything is a value or a state machine: no clock, no IO, no OS randomness. Formats are
 //! those of `docs/FORMATS.md`, "Epochs".
@@ -29,6 +30,7 @@ pub mod key;
 pub mod lease;
 pub mod ledger;
 pub mod line;
+pub mod notes;
 pub mod permutation;
 pub mod plan;
 pub mod receipt;

@@ -1,0 +1,316 @@
+//! `fletch receipt`: what consumers wrote down against what the plan of an epoch says (`docs/EPOCHS.md`, "Receipts").
+
+use super::Ctx;
+use crate::{
+    cli::{Proof, ReceiptCommand},
+    failure::{Exit, Failure},
+};
+use fletch_api::EpochReceipt;
+use fletch_client::{Client, epochs::JobHandle};
+use fletch_core::{
+    Hash,
+    manifest::SampleRef,
+    order::{
+        Ledger, Plan,
+        notes::{Check, Differs, Notes, Written},
+        receipt::{Receipt, content},
+    },
+};
+use fletch_tables::{PartCache, Version};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// Differences that are listed; the rest is counted.
+const LISTED_MAX: usize = 1000;
+
+pub fn run(ctx: &Ctx, what: ReceiptCommand) -> Result<Exit, Failure> {
+    match what {
+        ReceiptCommand::Show { job, epoch } => show(ctx, &job, epoch).map(|()| Exit::Ok),
+        ReceiptCommand::Verify { files, proof } => verify(ctx, &files, &proof),
+    }
+}
+
+/// A job by its name, or its id.
+async fn job_of(client: &Client, name: &str) -> Result<JobHandle, Failure> {
+    let jobs = client.jobs().await?;
+    let found = jobs.iter().find(|j| j.name.as_str() == name || j.id == name);
+    let line = found.ok_or_else(|| {
+        Failure::new(format!("no job {name:?} of this tenant")).hint("GET /v1/jobs lists what there is")
+    })?;
+    Ok(client.job(&line.id).await?)
+}
+
+fn show(ctx: &Ctx, job: &str, epoch: u64) -> Result<(), Failure> {
+    let client = ctx.client()?;
+    let said: EpochReceipt =
+        ctx.rt.block_on(async { Ok::<_, Failure>(job_of(&client, job).await?.receipt(epoch).await?) })?;
+    let (r, c) = (&said.receipt, &said.certificate);
+    ctx.out.result(&said, |w| {
+        writeln!(w, "root\t{}\nplan\t{}\nseed\t{}\nepoch\t{}", r.root, r.plan, r.seed, r.epoch)?;
+        writeln!(w, "delivered\t{}\nredelivered\t{}", r.delivered, r.redelivered)?;
+        writeln!(w, "dropped\t{}\npadded\t{}", r.dropped.len(), r.padded)?;
+        writeln!(w, "value\t{}", r.value.digest())?;
+        writeln!(w, "near\t{:.3}\nnear10\t{:.3}", c.near, c.near10)
+    })
+}
+
+/// What the notes are held against.
+struct Against {
+    receipt: Receipt,
+    ledger: Option<Ledger>,
+    version: Option<Version>,
+}
+
+/// A receipt as it was saved: what the server answered, or its receipt alone.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Saved {
+    Answer(Box<EpochReceipt>),
+    Alone(Box<Receipt>),
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path).map_err(|e| Failure::io(path.display(), &e))
+}
+
+fn ledger_of(bytes: &[u8]) -> Result<Ledger, Failure> {
+    Ledger::read(bytes).map_err(|e| Failure::new(format!("the ledger: {e}")))
+}
+
+impl Against {
+    fn saved(ctx: &Ctx, path: &Path, proof: &Proof) -> Result<Self, Failure> {
+        let receipt = match serde_json::from_slice(&read(path)?) {
+            Ok(Saved::Answer(answer)) => answer.receipt,
+            Ok(Saved::Alone(receipt)) => *receipt,
+            Err(e) => return Err(Failure::new(format!("{}: this is no receipt: {e}", path.display()))),
+        };
+        let ledger = proof.ledger.as_deref().map(|p| ledger_of(&read(p)?)).transpose()?;
+        let version = proof.dataset.as_ref().map(|t| ctx.open(t)).transpose()?.map(|o| o.version);
+        if let Some(other) = version.as_ref().filter(|v| v.root() != receipt.root) {
+            let what = format!("the version is {}, the receipt is of {}", other.root(), receipt.root);
+            return Err(Failure::new(what));
+        }
+        Ok(Against { receipt, ledger, version })
+    }
+
+    fn served(ctx: &Ctx, name: &str, epoch: u64) -> Result<Self, Failure> {
+        let client = ctx.client()?;
+        ctx.rt.block_on(async {
+            let job = job_of(&client, name).await?;
+            let (root, layout) = (job.info().root, job.info().layout);
+            let source = client.tables(root, layout);
+            let cache = PartCache::new(super::PART_CACHE_BYTES);
+            Ok(Against {
+                receipt: job.receipt(epoch).await?.receipt,
+                ledger: Some(ledger_of(&job.ledger(epoch).await?)?),
+                version: Some(Version::open(source, root, layout, cache).await?),
+            })
+        })
+    }
+
+    /// Every sample of the version, by the ordinal of its first entry.
+    async fn contents(&self) -> Result<BTreeMap<u64, Hash>, Failure> {
+        let Some(version) = &self.version else { return Ok(BTreeMap::new()) };
+        let mut out: BTreeMap<u64, Vec<Hash>> = BTreeMap::new();
+        let (mut at, mut open) = (0, None::<String>);
+        for i in 0..version.index().parts().len() {
+            let part = version.part(i).await?;
+            for row in 0..part.entries.len() {
+                let e = part.entries.get(row);
+                match e.sample {
+                    SampleRef::None => continue,
+                    SampleRef::Keyed(key) if open.as_deref() == Some(key) => {}
+                    SampleRef::Alone | SampleRef::Keyed(_) => {
+                        at = part.entries.first_ordinal() + row as u64;
+                        open = if let SampleRef::Keyed(k) = e.sample { Some(k.to_owned()) } else { None };
+                    }
+                }
+                out.entry(at).or_default().extend(e.hash);
+            }
+        }
+        Ok(out.into_iter().map(|(ordinal, hashes)| (ordinal, content(&hashes))).collect())
+    }
+}
+
+/// One thing that differs.
+#[derive(Serialize)]
+struct Row {
+    what: &'static str,
+    /// The path of the sample's first entry, where the version is at hand.
+    path: Option<String>,
+    ordinal: Option<u64>,
+    why: String,
+}
+
+/// What came of it.
+#[derive(Serialize)]
+struct Verdict {
+    agrees: bool,
+    root: String,
+    epoch: u64,
+    deliveries: u64,
+    left_out: u64,
+    receipt: Counts,
+    differs: Vec<Row>,
+    more: usize,
+}
+
+#[derive(Serialize)]
+struct Counts {
+    delivered: u64,
+    redelivered: u64,
+    dropped: usize,
+    padded: u32,
+}
+
+struct Names<'a> {
+    files: &'a [PathBuf],
+    ordinals: Vec<u64>,
+    against: &'a Against,
+    /// The plan is every sample once: an entry is a sample's number.
+    all: bool,
+}
+
+impl Names<'_> {
+    fn at(&self, w: Written) -> String {
+        format!("{}:{}", self.files[w.file].display(), w.line)
+    }
+
+    async fn path(&self, ordinal: u64) -> Result<Option<String>, Failure> {
+        let Some(version) = &self.against.version else { return Ok(None) };
+        Ok(version.entry(ordinal).await?.map(|found| found.entry().path.replace('\0', "/")))
+    }
+
+    async fn row(&self, differs: &Differs) -> Result<Row, Failure> {
+        let (what, ordinal, why) = match *differs {
+            Differs::Doubled { ordinal, copy, first, again } => {
+                let why =
+                    format!("copy {copy} was consumed twice: {} and {}", self.at(first), self.at(again));
+                ("doubled", Some(ordinal), why)
+            }
+            Differs::Altered { ordinal, at, is, should: Some(should) } => {
+                let why = format!("{}: its bytes hash to {is}, the version's to {should}", self.at(at));
+                ("altered", Some(ordinal), why)
+            }
+            Differs::Altered { ordinal, at, .. } => {
+                ("unknown", Some(ordinal), format!("{}: the version has no such sample", self.at(at)))
+            }
+            Differs::Missing { ordinal } => {
+                ("missing", Some(ordinal), "it was delivered, and nobody wrote it down".to_owned())
+            }
+            Differs::Unwritten { entry, rank, lease, place } => {
+                let ordinal = self.ordinals.get(entry as usize).copied().filter(|_| self.all);
+                let why = format!(
+                    "entry {entry}: rank {rank} acknowledged it (lease {lease}, place {place}), and nobody wrote it down"
+                );
+                ("missing", ordinal, why)
+            }
+        };
+        let path = match ordinal {
+            Some(ordinal) => self.path(ordinal).await?,
+            None => None,
+        };
+        Ok(Row { what, path, ordinal, why })
+    }
+}
+
+fn verify(ctx: &Ctx, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> {
+    let mut all = Vec::new();
+    for path in files {
+        let text = fs::read_to_string(path).map_err(|e| Failure::io(path.display(), &e))?;
+        let notes = Notes::parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+        all.push(notes);
+    }
+    let against = match (&proof.receipt, &proof.job, proof.epoch) {
+        (Some(path), ..) => Against::saved(ctx, path, proof)?,
+        (None, Some(job), Some(epoch)) => Against::served(ctx, job, epoch)?,
+        (None, ..) => return Err(Failure::usage("name --job and --epoch, or a saved --receipt")),
+    };
+    let receipt = &against.receipt;
+    for (path, notes) in files.iter().zip(&all) {
+        if (notes.root, notes.epoch) != (receipt.root, receipt.epoch) {
+            return Err(Failure::new(format!(
+                "{}: of epoch {} of version {}, and the receipt is of epoch {} of {}",
+                path.display(),
+                notes.epoch,
+                notes.root,
+                receipt.epoch,
+                receipt.root
+            )));
+        }
+    }
+    let check = Check::new(&all, against.ledger.as_ref());
+    let agrees = check.agrees(receipt);
+    let (mut rows, mut more) = (Vec::new(), 0);
+    if !agrees {
+        (rows, more) = ctx.rt.block_on(explain(files, &against, &check))?;
+    }
+    let verdict = Verdict {
+        agrees,
+        root: receipt.root.to_string(),
+        epoch: receipt.epoch,
+        deliveries: check.deliveries(),
+        left_out: check.left_out(),
+        receipt: Counts {
+            delivered: receipt.delivered,
+            redelivered: receipt.redelivered,
+            dropped: receipt.dropped.len(),
+            padded: receipt.padded,
+        },
+        differs: rows,
+        more,
+    };
+    ctx.out.result(&verdict, |w| told(w, &verdict))?;
+    Ok(if agrees { Exit::Ok } else { Exit::Failed })
+}
+
+async fn explain(files: &[PathBuf], against: &Against, check: &Check) -> Result<(Vec<Row>, usize), Failure> {
+    let receipt = &against.receipt;
+    let contents = against.contents().await?;
+    let whole = Plan::all(contents.len() as u64).is_ok_and(|p| p.hash() == receipt.plan);
+    let dropped: BTreeSet<u64> = receipt.dropped.iter().map(|&e| e.into()).collect();
+    let mut found = check.differs(&contents, Some(&dropped).filter(|_| whole));
+    if against.version.is_none() {
+        // Nothing is known of contents, so nothing is said of them.
+        found.retain(|d| !matches!(d, Differs::Altered { .. }));
+    }
+    let ordinals = contents.into_keys().collect();
+    let names = Names { files, ordinals, against, all: whole };
+    let mut rows = Vec::new();
+    for differs in found.iter().take(LISTED_MAX) {
+        rows.push(names.row(differs).await?);
+    }
+    let plain = |what, why| Row { what, path: None, ordinal: None, why };
+    if check.deliveries() != receipt.delivered {
+        let why = format!("{} written down, {} delivered", check.deliveries(), receipt.delivered);
+        rows.push(plain("count", why));
+    } else if rows.is_empty() {
+        let why = format!(
+            "written down {}, delivered {}: something was altered, or is in the place of something else",
+            check.value().digest(),
+            receipt.value.digest()
+        );
+        rows.push(plain("value", why));
+    }
+    Ok((rows, found.len().saturating_sub(LISTED_MAX)))
+}
+
+fn told(w: &mut dyn io::Write, v: &Verdict) -> io::Result<()> {
+    for row in &v.differs {
+        let name = row.path.clone().or_else(|| row.ordinal.map(|o| format!("ordinal {o}")));
+        writeln!(w, "{}\t{}\t{}", row.what, name.unwrap_or_else(|| "-".to_owned()), row.why)?;
+    }
+    if v.more > 0 {
+        writeln!(w, "and {} more", v.more)?;
+    }
+    let word = if v.agrees { "agrees" } else { "differs" };
+    write!(w, "{word}: epoch {} of {}, {} deliveries", v.epoch, v.root, v.deliveries)?;
+    if v.left_out > 0 {
+        write!(w, ", {} consumed and not acknowledged, delivered again", v.left_out)?;
+    }
+    writeln!(w)
+}

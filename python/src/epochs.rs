@@ -12,7 +12,7 @@ use crate::process::{Slot, beside, wait, wait_telling};
 use bytes::Bytes;
 use fletch_api::{Ack, BatchTimes, EpochReceipt, StartJob, World};
 use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeasedSample, Next};
-use fletch_core::order::receipt::{Delivery, LtHash, content};
+use fletch_core::order::receipt::{Delivery, LtHash};
 use fletch_core::{Hash, Root};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -181,6 +181,20 @@ impl Job {
         parsed(py, serde_json::to_string(&now))
     }
 
+    /// The model was saved: what is acknowledged is committed under this number.
+    fn checkpoint<'py>(&self, py: Python<'py>, epoch: u64, commit: u64) -> PyResult<Bound<'py, PyAny>> {
+        let job = self.live(py)?;
+        let now = wait(py, async { job.checkpoint(epoch, commit).await.map_err(Failure::from) })?;
+        parsed(py, serde_json::to_string(&now))
+    }
+
+    /// The model went back to a commit.
+    fn rollback<'py>(&self, py: Python<'py>, epoch: u64, commit: u64) -> PyResult<Bound<'py, PyAny>> {
+        let job = self.live(py)?;
+        let now = wait(py, async { job.rollback(epoch, Some(commit)).await.map_err(Failure::from) })?;
+        parsed(py, serde_json::to_string(&now))
+    }
+
     /// The receipt and certificate of a finished epoch, as JSON text.
     fn receipt(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
         let job = self.live(py)?;
@@ -290,11 +304,11 @@ async fn gone(client: &fletch_client::Client) -> Option<String> {
 
 /// What a received sample adds to a receipt, hashed from the bytes it has here.
 fn delivery(sample: &LeasedSample) -> impl Iterator<Item = u8> + use<> {
-    let hashes: Vec<Hash> = sample.files().map(|(_, bytes)| Hash::of(&bytes)).collect();
+    let Delivery { ordinal, content, copy } = sample.delivery();
     let mut out = Vec::with_capacity(DELIVERY_BYTES);
-    out.extend_from_slice(&sample.ordinal.to_le_bytes());
-    out.extend_from_slice(content(&hashes).as_bytes());
-    out.extend_from_slice(&sample.copy.to_le_bytes());
+    out.extend_from_slice(&ordinal.to_le_bytes());
+    out.extend_from_slice(content.as_bytes());
+    out.extend_from_slice(&copy.to_le_bytes());
     out.into_iter()
 }
 

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -16,7 +17,7 @@ import torch.utils.data
 
 import fletch
 from fletch.torch import DataLoader, EpochDataset, EpochSample
-from conftest import Server
+from conftest import BIN, Server
 
 SAMPLES = 150
 
@@ -110,6 +111,51 @@ def test_a_state_goes_on_where_it_was_taken(own_server: Server, workers: int) ->
     again.load_state_dict(state)
     after = seen(iter(DataLoader(again, num_workers=workers)))
     assert sorted(before + after) == list(range(SAMPLES))
+
+
+def test_a_model_goes_back_to_its_checkpoint(server: Server, tree: Path) -> None:
+    def dataset() -> EpochDataset:
+        return epochs(server, "checkpoints", visitation="checkpoint")
+
+    first = dataset()
+    batches = iter(DataLoader(first))
+    before = [n for _ in range(5) for n in next(batches).tolist()]
+    saved = first.state_dict()
+    assert saved["commit"] == 40 and first.state_dict()["commit"] == 40
+    lost = [n for _ in range(3) for n in next(batches).tolist()]
+    first.state_dict()
+    del batches
+    again = dataset()
+    again.load_state_dict(saved)
+    now = again._job.info()["epochs"][0]
+    assert (now["acked"], now["commits"]) == (40, [40])
+    after = seen(iter(DataLoader(again)))
+    assert sorted(before + after) == list(range(SAMPLES)) and set(lost) < set(after)
+    # The proof goes on where the model did.
+    stats = again.stats()
+    assert (stats["receipt"], stats["visitation"]) == ("agrees", "checkpoint")
+    # A commit that is not remembered any more: the state itself says where.
+    again.load_state_dict({**saved, "commit": 7})
+    assert again._job.info()["epochs"][0]["acked"] == 40
+
+
+def test_what_ranks_saved_is_verified_by_the_command(server: Server, tree: Path, tmp_path: Path) -> None:
+    dataset = epochs(server, "notes")
+    seen(iter(DataLoader(dataset)))
+    notes = tmp_path / "rank-0.notes"
+    dataset.save_received(notes)
+    assert [p.name for p in tmp_path.iterdir()] == ["rank-0.notes"]
+
+    def verify() -> int:
+        command = [BIN / "fletch", "receipt", "verify", notes, "--job", "notes", "--epoch", "0"]
+        return subprocess.run([*command, "--server", f"unix:{server.socket}"], check=False).returncode
+
+    assert verify() == 0
+    text = notes.read_text()
+    notes.write_text(text.replace(f"sum {SAMPLES} ", f"sum {SAMPLES - 1} "))
+    assert verify() == 1
+    notes.write_text(text[:-5] + ("0" if text[-5] != "0" else "1") + text[-4:])
+    assert verify() == 1
 
 
 def test_two_ranks_share_an_epoch(server: Server, tree: Path) -> None:

@@ -21,7 +21,7 @@ use axum::{
     response::IntoResponse as _,
 };
 use bytes::BytesMut;
-use fletch_api::{Acked, Acks, Code, Epoch as View, EpochReceipt, Problem, headers};
+use fletch_api::{Acked, Acks, Checkpoint, Code, Epoch as View, EpochReceipt, Problem, Rollback, headers};
 use futures::stream;
 use http_body_util::{BodyExt as _, Limited};
 use serde::Deserialize;
@@ -132,6 +132,50 @@ pub async fn put_state(
     let epoch = job.put_state(number, &bytes, put.replace).await?;
     drop(turn);
     Ok(Json(epoch.view()))
+}
+
+/// The model was saved: what is acknowledged now is committed.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/epochs/{epoch}/checkpoint", tag = "jobs", request_body = Checkpoint,
+    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    responses(
+        (status = 200, description = "Durable; a number that was remembered changed nothing", body = View),
+        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The job's visitation is not checkpoint, or a closed epoch", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn checkpoint(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    path: TwoPaths,
+    body: Body,
+) -> Answer<Json<View>> {
+    let ask: Checkpoint = json(&server, body).await?;
+    let (_, epoch) = epoch_of(&server, &who, path, true).await?;
+    epoch.commit(ask.commit).await?;
+    Ok(Json(epoch.view()))
+}
+
+/// The model went back to a checkpoint: what was acknowledged after it is delivered again.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/epochs/{epoch}/rollback", tag = "jobs", request_body = Rollback,
+    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    responses(
+        (status = 200, description = "The epoch is as it was then, and later ones have not begun", body = View),
+        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "No such commit is remembered", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub async fn rollback(
+    State(server): State<Arc<Server>>,
+    who: Principal,
+    path: TwoPaths,
+    body: Body,
+) -> Answer<Json<View>> {
+    let Path((id, number)) = path.map_err(|e| Fault::bad(e.body_text()))?;
+    let ask: Rollback = json(&server, body).await?;
+    let job = opened(&server, &who, &id).await?;
+    Ok(Json(job.roll_back(number, ask.commit).await?.view()))
 }
 
 /// The receipt of a finished epoch.

@@ -96,6 +96,8 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(leases::post))
         .routes(documented!(epochs::acks))
         .routes(documented!(epochs::state, epochs::put_state))
+        .routes(documented!(epochs::checkpoint))
+        .routes(documented!(epochs::rollback))
         .routes(documented!(epochs::receipt))
         .routes(documented!(epochs::ledger))
         .routes(documented!(cluster::cluster))

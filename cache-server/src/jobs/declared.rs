@@ -8,6 +8,8 @@
 //! 1. The file is durable before the job is answered, and is written whole or not at all.
 //! 2. A job reads what its names meant when it was declared.
 
+mod rollback;
+
 use super::{
     Epoch, JobError, Samples, Wheel,
     epoch::{Setup, differs, fit, planned, strict},

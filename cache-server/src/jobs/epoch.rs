@@ -10,6 +10,7 @@
 //! 3. A refused request changes nothing but what time has changed anyway (expiries).
 
 mod acks;
+mod commits;
 mod order;
 mod replay;
 mod view;
@@ -82,6 +83,10 @@ struct Inner {
     settled: BTreeMap<u64, (u32, u32)>,
     /// How the entries of live leases were picked; after a restart nobody knows.
     classes: BTreeMap<u64, Vec<Class>>,
+    /// What `padded` was at each commit that is remembered.
+    commits: BTreeMap<u64, BTreeSet<u32>>,
+    /// The epoch is about to be read anew.
+    reopening: bool,
 }
 
 /// See the module.
@@ -259,7 +264,7 @@ impl Epoch {
 
     fn is_open(&self, inner: &Inner) -> Result<(), JobError> {
         match inner.state {
-            EpochState::Abandoned if !self.ledger.works() => Err(JobError::Reopening),
+            EpochState::Abandoned if inner.reopening || !self.ledger.works() => Err(JobError::Reopening),
             EpochState::Abandoned => Err(JobError::Closed { epoch: self.number(), what: "abandoned" }),
             EpochState::Open | EpochState::Finished => Ok(()),
         }

@@ -63,6 +63,9 @@ pub enum JobError {
     /// The state is no state.
     #[error("the state cannot be read: {0}")]
     BadState(String),
+    /// Commits are of jobs whose visitation is `checkpoint`.
+    #[error("the job's visitation knows no commits")]
+    Uncommitted,
     /// A bound.
     #[error("{0}")]
     Full(String),
@@ -112,13 +115,15 @@ impl JobError {
                 LeaseError::Beyond { .. } => Code::BadAck,
                 LeaseError::World { .. } => Code::BadPlan,
                 LeaseError::Entry(_) => Code::BadState,
-                LeaseError::Commit(_) | LeaseError::Busy(_) => Code::Internal,
+                LeaseError::Commit(_) => Code::NoCommit,
+                LeaseError::Busy(_) => Code::Internal,
             },
             JobError::Closed { .. } => Code::EpochClosed,
             JobError::Open { .. } => Code::EpochOpen,
             JobError::StateDiffers { .. } => Code::StateDiffers,
             JobError::StateBehind(_) => Code::StateBehind,
             JobError::BadState(_) => Code::BadState,
+            JobError::Uncommitted => Code::NoCommit,
             JobError::Full(_) => Code::Overloaded,
             JobError::Version(e) => e.code(),
             JobError::Shape(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
@@ -147,7 +152,9 @@ impl JobError {
                 "acknowledge with the rank that the lease was granted to"
             }
             JobError::Lease(LeaseError::Beyond { .. }) => "upto counts the lease's entries from its first",
+            JobError::Lease(LeaseError::Commit(_)) => "GET …/jobs/{id} lists the commits that are remembered",
             JobError::Lease(_) => "see the server's log",
+            JobError::Uncommitted => "declare the job with visitation checkpoint",
             JobError::Closed { .. } => "go on to a later epoch, or use another job name to read it anew",
             JobError::Open { .. } => "acknowledge what was received, until the epoch is finished",
             JobError::StateDiffers { .. } => "declare the job as it was when the state was saved",

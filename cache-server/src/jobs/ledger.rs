@@ -33,8 +33,17 @@ struct State {
     closed: bool,
 }
 
-/// How far the file is durable, or that it failed.
-type Progress = Result<u64, Arc<io::Error>>;
+/// Why nothing is written any more.
+#[derive(Debug, Clone)]
+enum Stopped {
+    /// It was closed: whoever asks again asks what is opened anew.
+    Closed,
+    /// The system said no.
+    Failed(Arc<io::Error>),
+}
+
+/// How far the file is durable, or why it is no further.
+type Progress = Result<u64, Stopped>;
 
 #[derive(Debug)]
 struct Shared {
@@ -122,21 +131,26 @@ impl LedgerFile {
     pub fn close(&self) {
         lock(&self.0.state).closed = true;
         let _written = lock(&self.0.file);
-        let closed = io::Error::new(io::ErrorKind::Interrupted, "the epoch was closed");
-        drop(self.0.progress.send_replace(Err(Arc::new(closed))));
+        self.0.progress.send_if_modified(|p| {
+            let works = p.is_ok();
+            if works {
+                *p = Err(Stopped::Closed);
+            }
+            works
+        });
     }
 
     /// Waits until the first `upto` bytes are durable. Whoever goes away does not end the writing.
     ///
     /// # Errors
-    /// [`JobError::Io`]; what was appended may be lost.
+    /// [`JobError::Io`], and [`JobError::Reopening`] when it was closed meanwhile; what was appended may be lost.
     pub async fn durable(&self, upto: u64) -> Result<(), JobError> {
         let mut progress = self.0.progress.subscribe();
         loop {
             match &*progress.borrow_and_update() {
                 Ok(len) if *len >= upto => return Ok(()),
                 Ok(_) => {}
-                Err(e) => return Err(self.0.failed(e)),
+                Err(why) => return Err(self.0.stopped(why)),
             }
             if !std::mem::replace(&mut lock(&self.0.state).writing, true) {
                 let shared = Arc::clone(&self.0);
@@ -148,9 +162,14 @@ impl LedgerFile {
 }
 
 impl Shared {
-    fn failed(&self, e: &io::Error) -> JobError {
-        let error = io::Error::new(e.kind(), e.to_string());
-        JobError::Io { path: self.path.clone(), error }
+    fn stopped(&self, why: &Stopped) -> JobError {
+        match why {
+            Stopped::Closed => JobError::Reopening,
+            Stopped::Failed(e) => {
+                let error = io::Error::new(e.kind(), e.to_string());
+                JobError::Io { path: self.path.clone(), error }
+            }
+        }
     }
 
     /// Writes until nothing is pending.
@@ -177,7 +196,7 @@ impl Shared {
                         tracing::error!(error = %e, "nor cut back; its torn end is cut at the next start");
                     }
                     // `writing` stays: nobody writes here again.
-                    drop(self.progress.send_replace(Err(Arc::new(e))));
+                    drop(self.progress.send_replace(Err(Stopped::Failed(Arc::new(e)))));
                     return;
                 }
             }
@@ -236,6 +255,37 @@ mod tests {
         again.durable(upto).await.expect("durable");
         let read = Ledger::read(&std::fs::read(&path).expect("bytes")).expect("whole");
         assert_eq!(read.events.last(), Some(&event(99)));
+    }
+
+    /// An ack that waits to be durable while the epoch is closed may be asked again, of what is opened anew.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_waits_while_it_is_closed_may_be_asked_again() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("e.ledger");
+        let head = header();
+        write_whole(&path, &head).expect("written");
+        let file = LedgerFile::open(&path, head.len() as u64).expect("open");
+        let (closing, waiting) = (file.clone(), file.clone());
+        // The disk is busy: nothing becomes durable until this is given back.
+        let busy = lock(&file.0.file);
+        let upto = file.append(&[Event::Expire { lease: 1 }]);
+        let acks = tokio_util::task::TaskTracker::new();
+        let ack = acks.spawn(async move { waiting.durable(upto).await });
+        while !lock(&file.0.state).writing {
+            std::thread::yield_now();
+        }
+        let closed = std::thread::spawn(move || closing.close());
+        while !lock(&file.0.state).closed {
+            std::thread::yield_now();
+        }
+        drop(busy);
+        closed.join().expect("closed");
+        let refused = ack.await.expect("a task").expect_err("it is not durable");
+        assert!(matches!(refused, JobError::Reopening) && refused.code().retryable(), "{refused}");
+        // Nobody wrote, then or later.
+        let more = file.append(&[Event::Expire { lease: 2 }]);
+        assert!(matches!(file.durable(more).await, Err(JobError::Reopening)));
+        assert_eq!(std::fs::metadata(&path).expect("metadata").len(), head.len() as u64);
     }
 
     #[tokio::test]

@@ -110,6 +110,23 @@ pub struct Acked {
     pub finished: bool,
 }
 
+/// Body of `POST /v1/jobs/{id}/epochs/{n}/checkpoint`: the model was saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Checkpoint {
+    /// The caller's number for it, a step for example. One that is remembered already changes nothing.
+    pub commit: u64,
+}
+
+/// Body of `POST /v1/jobs/{id}/epochs/{n}/rollback`: the model went back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rollback {
+    /// To which checkpoint of this epoch; the latest that is remembered when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<u64>,
+}
+
 /// What came of a lease request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -230,6 +247,9 @@ pub struct Epoch {
     pub redelivered: u64,
     /// Entries that filled up last steps and were acknowledged.
     pub padded: u64,
+    /// Checkpoints that can be rolled back to, the latest last.
+    #[serde(default)]
+    pub commits: Vec<u64>,
     /// Bytes of its ledger.
     pub ledger_bytes: u64,
     /// What its acks said of batches, added up since the server started.

@@ -86,7 +86,8 @@ pub enum Visitation {
     ExactlyOnce,
     /// When it was granted; whatever becomes of it, it is not delivered again.
     AtMostOnce,
-    /// When a saved state has it; loading an older state delivers what came after it again.
+    /// When it was acknowledged, and for good when a checkpoint of the model has it: going back to one delivers what came
+    /// after it again.
     Checkpoint,
 }
 

@@ -22,8 +22,8 @@ pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
 pub use epochs::{
-    Ack, Acked, Acks, BatchTimes, Epoch, EpochReceipt, EpochState, Grant, GrantStatus, LeaseRequest,
-    RefPiece, SampleFile, SampleHead, SampleRef, Times,
+    Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, Grant, GrantStatus,
+    LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,
 };
 pub use jobs::{
     EchoSpec, Job, JobLine, JobList, OrderKind, PlanBase, PlanSpec, StartJob, Visitation, Weights, World,

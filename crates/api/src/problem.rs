@@ -96,6 +96,8 @@ codes! {
     StateBehind = "state_behind", Invalid, Some(409), "the epoch is further than the state";
     /// The state is no state.
     BadState = "bad_state", Invalid, None, "the state cannot be read";
+    /// There is no such commit to roll back to, or the job's visitation knows none.
+    NoCommit = "no_commit", Invalid, Some(409), "no such commit";
     /// The route exists, the method does not.
     MethodNotAllowed = "method_not_allowed", Invalid, Some(405), "method not allowed";
     /// A name is taken by something else.

@@ -46,6 +46,10 @@ pub const LEASES: &str = "/v1/jobs/{id}/epochs/{epoch}/leases";
 pub const ACKS: &str = "/v1/jobs/{id}/epochs/{epoch}/acks";
 /// An epoch's self-contained state: GET, PUT.
 pub const STATE: &str = "/v1/jobs/{id}/epochs/{epoch}/state";
+/// The model was saved: POST.
+pub const CHECKPOINT: &str = "/v1/jobs/{id}/epochs/{epoch}/checkpoint";
+/// The model went back to a checkpoint: POST.
+pub const ROLLBACK: &str = "/v1/jobs/{id}/epochs/{epoch}/rollback";
 /// The receipt of a finished epoch: GET.
 pub const RECEIPT: &str = "/v1/jobs/{id}/epochs/{epoch}/receipt";
 /// An epoch's ledger: GET.
@@ -148,7 +152,7 @@ pub fn job_world(id: &str) -> String {
     format!("/v1/jobs/{id}/world")
 }
 
-/// Path of something of an epoch: `leases`, `acks`, `state`, `receipt` or `ledger`.
+/// Path of something of an epoch: `leases`, `acks`, `state`, `checkpoint`, `rollback`, `receipt` or `ledger`.
 #[must_use]
 pub fn epoch(id: &str, epoch: u64, what: &str) -> String {
     format!("/v1/jobs/{id}/epochs/{epoch}/{what}")
@@ -189,9 +193,15 @@ mod tests {
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));
         assert_eq!(job("x"), JOB.replace("{id}", "x"));
         assert_eq!(job_world("x"), JOB_WORLD.replace("{id}", "x"));
-        for (what, template) in
-            [("leases", LEASES), ("acks", ACKS), ("state", STATE), ("receipt", RECEIPT), ("ledger", LEDGER)]
-        {
+        for (what, template) in [
+            ("leases", LEASES),
+            ("acks", ACKS),
+            ("state", STATE),
+            ("receipt", RECEIPT),
+            ("ledger", LEDGER),
+            ("checkpoint", CHECKPOINT),
+            ("rollback", ROLLBACK),
+        ] {
             assert_eq!(epoch("x", 7, what), template.replace("{id}", "x").replace("{epoch}", "7"));
         }
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import Any, Callable, Generator, Iterator, Sequence
@@ -85,7 +86,8 @@ class EpochDataset(torch.utils.data.IterableDataset):
         seed: where every random choice begins; the hash of the job's name when absent.
         tail: a last step that is not whole: ``"keep"`` (one rank), ``"drop"`` or ``"pad"``; by default ``"keep"`` for one
             rank and ``"drop"`` for several. Every rank gets the same number of steps.
-        visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"`` (`load_state_dict` takes back what came later).
+        visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"`` (`state_dict` commits, `load_state_dict` goes back to
+            that commit: what came later is delivered again).
         epoch: the first epoch.
 
     While the server is gone it is waited for: a line in the log (logger ``fletch``) says so, `stats` counts the
@@ -338,17 +340,54 @@ class EpochDataset(torch.utils.data.IterableDataset):
             "certificate": None if receipt is None else receipt["certificate"],
         }
 
+    def save_received(self, path: str | os.PathLike[str]) -> None:
+        """Writes down what this rank consumed of the epoch, added up, as a file of notes: ``fletch receipt verify`` holds
+        those of all ranks against the receipt. The file is whole or not there.
+        """
+        said = self.received()
+        delivered, value = int.from_bytes(said[:8], "little"), said[8:].hex()
+        text = f"fletch.notes 1 {self.root} {self.epoch}\nsum {delivered} {value}\n"
+        part = f"{os.fspath(path)}.part"
+        with open(part, "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch is, self-contained: it survives the loss of every server. Call it after the step: the
-        batch in hand counts as consumed. With several ranks, call it on all of them at the same step, behind a
-        barrier, and keep one of them.
+        """Where the epoch is, self-contained: it survives the loss of every server. Call it after the step, when the
+        model is saved: the batch in hand counts as consumed. With several ranks call it on all of them at the same step;
+        after a barrier, what rank 0 gets by calling it once more has the steps of all.
+
+        Under visitation ``"checkpoint"`` it is a commit, durable on the server when this returns, and
+        `load_state_dict` goes back to it. The server remembers the latest four of an epoch; an older one goes back by the
+        state itself.
         """
         self._stepped()
+        commit = None
+        if self._visitation == "checkpoint":
+            # A number that says how far the epoch is: the same place has the same one, whoever asks.
+            commit = self._acked()
+            self._patiently(lambda _: self._job.checkpoint(self.epoch, commit))
         state = self._patiently(lambda _: self._job.state(self.epoch))
-        return {"job": self.job, "root": self.root, "epoch": self.epoch, "state": state}
+        return {
+            "job": self.job,
+            "root": self.root,
+            "epoch": self.epoch,
+            "state": state,
+            "commit": commit,
+            "ranks": (self.rank, self.ranks),
+            "received": self.received(),
+        }
+
+    def _acked(self) -> int:
+        """Entries of the epoch that were acknowledged by all ranks, pads included."""
+        epochs = self._patiently(lambda _: self._job.info())["epochs"]
+        return next((e["acked"] + e["padded"] for e in epochs if e["epoch"] == self.epoch), 0)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again.
+        """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again. The proof of
+        the epoch goes on too, where the state is this rank's own, of the same number of ranks.
 
         Rank 0 tells the server; the other ranks must not begin before it did (a barrier).
 
@@ -359,8 +398,23 @@ class EpochDataset(torch.utils.data.IterableDataset):
             raise Invalid(f"the state is of version {state['root']}, the job reads {self.root}")
         self._let_go()
         self._begin(state["epoch"])
-        if self.rank == 0:
+        if state.get("ranks") == (self.rank, self.ranks):
+            self._sum.merge(state["received"])
+        if self.rank == 0 and not self._went_back(state):
             self._job.put_state(self.epoch, state["state"], True)
+
+    def _went_back(self, state: dict[str, Any]) -> bool:
+        """Whether the server remembers the commit, and the epoch is there again."""
+        if self._visitation != "checkpoint" or state.get("commit") is None:
+            return False
+        try:
+            self._job.rollback(self.epoch, state["commit"])
+            # A server that lost what it knew may have a commit of that number that is another.
+            return bool(self._job.state(self.epoch) == state["state"])
+        except FletchError as error:
+            if error.code in ("no_commit", "not_found"):
+                return False
+            raise
 
 
 class _Silence:

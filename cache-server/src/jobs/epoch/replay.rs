@@ -98,6 +98,8 @@ impl Epoch {
             times: Times::default(),
             settled: BTreeMap::new(),
             classes: BTreeMap::new(),
+            commits: BTreeMap::new(),
+            reopening: false,
         };
         let expires = setup.now_ms().saturating_add(setup.ttl_ms());
         let began = inner.replay(setup, &strict, &read, expires).map_err(bad)?;
@@ -203,7 +205,11 @@ impl Inner {
                         }
                     }
                 }
+                Event::Commit { commit } => self.note_commit(*commit),
                 Event::World { .. } | Event::Resume { .. } | Event::Rollback { .. } => {
+                    if let Event::Rollback { commit } = event {
+                        self.note_rollback(*commit);
+                    }
                     self.widen();
                     began = self.leases.clone();
                 }

@@ -49,6 +49,7 @@ impl Epoch {
             leases: l.live().count() as u64,
             redelivered: l.redelivered(),
             padded: inner.padded.len() as u64,
+            commits: l.commits().collect(),
             ledger_bytes: self.ledger.len(),
             times: inner.times,
         }

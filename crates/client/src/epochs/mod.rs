@@ -24,8 +24,8 @@ pub use received::Received;
 use crate::{Client, ClientError, body::Length, client::JSON_BYTES_MAX};
 use bytes::Bytes;
 use fletch_api::{
-    Ack, Acked, Acks, Code, EpochReceipt, Job, JobLine, JobList, StartJob, World, epochs::ACKS_MAX, headers,
-    routes,
+    Ack, Acked, Acks, Checkpoint, Code, EpochReceipt, Job, JobLine, JobList, Rollback, StartJob, World,
+    epochs::ACKS_MAX, headers, routes,
 };
 use http::{Method, StatusCode, header};
 use std::sync::Arc;
@@ -221,6 +221,36 @@ impl JobHandle {
                 .header(header::CONTENT_TYPE, headers::LEDGER)
                 .body(state.clone())
         };
+        let bytes = self.client.call(request, &[StatusCode::OK], Length::AtMost(JSON_BYTES_MAX)).await?;
+        self.client.parse(&bytes)
+    }
+
+    /// The model was saved: what is acknowledged now is committed under this number. The same number again changes nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `no_commit` when the job's visitation is not `checkpoint`.
+    pub async fn checkpoint(&self, epoch: u64, commit: u64) -> Result<fletch_api::Epoch, ClientError> {
+        self.post_epoch(epoch, "checkpoint", &Checkpoint { commit }).await
+    }
+
+    /// The model went back to a commit of this epoch, the latest unless one is named: what was acknowledged after it is
+    /// delivered again, and later epochs have not begun.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `no_commit`.
+    pub async fn rollback(&self, epoch: u64, commit: Option<u64>) -> Result<fletch_api::Epoch, ClientError> {
+        self.post_epoch(epoch, "rollback", &Rollback { commit }).await
+    }
+
+    async fn post_epoch(
+        &self,
+        epoch: u64,
+        what: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<fletch_api::Epoch, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|e| ClientError::Config(e.to_string()))?;
+        let path = routes::epoch(&self.job.id, epoch, what);
+        let request = || self.client.json_request(Method::POST, &path, body.clone());
         let bytes = self.client.call(request, &[StatusCode::OK], Length::AtMost(JSON_BYTES_MAX)).await?;
         self.client.parse(&bytes)
     }

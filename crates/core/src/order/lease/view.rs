@@ -84,7 +84,18 @@ impl Leases {
         self.free.iter_in(0, self.free.len())
     }
 
-    /// Entries granted again because a lease expired.
+    /// The checkpoints that can be rolled back to, the latest last.
+    pub fn commits(&self) -> impl DoubleEndedIterator<Item = u64> + '_ {
+        self.commits.iter().map(|c| c.0)
+    }
+
+    /// Whether exactly what a checkpoint committed is acknowledged, and nothing is leased.
+    #[must_use]
+    pub fn is_at(&self, commit: u64) -> bool {
+        self.live.is_empty() && self.commits.iter().any(|c| c.0 == commit && c.1 == self.acked)
+    }
+
+    /// Entries granted again because a lease expired, or the model went back.
     #[must_use]
     pub fn redelivered(&self) -> u64 {
         self.redelivered

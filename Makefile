@@ -8,7 +8,7 @@ DATA ?= /usr/share
 SOAK_CASES ?= 20000
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # In CI a missing component is a failure; on a laptop the same tests skip with a visible reason.
-FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)torch$(comma)images$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
+FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)torch$(comma)images$(comma)strace$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
 comma := ,
 export FLETCH_TEST_REQUIRE
 
@@ -41,10 +41,10 @@ test: install lint build wheel formats ## everything that must hold before a cha
 	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
 	$(CARGO) test --release --workspace --doc -q
 
-soak: build ## long counts: kill -9 of the disk tier, its limits at 10 GiB, properties with many cases
+soak: build ## long counts: kill -9 of the disk tier and of epochs, limits at 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release --profile soak --no-fail-fast -j$(JOBS) \
 	    -p fletch-core -p fletch-tables -p fletch-store -p fletch-origin -p fletch-tests \
-	    -E '(not package(fletch-tests) and not package(fletch-origin)) or binary(disk) or test(capped_at_500)'
+	    -E '(not package(fletch-tests) and not package(fletch-origin)) or binary(disk) or binary(epochs) or test(capped_at_500)'
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh

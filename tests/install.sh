@@ -13,6 +13,7 @@ need curl curl
 need node nodejs
 need npm npm
 need setpriv util-linux
+need strace strace
 PATH="$PATH:/usr/sbin" need mkfs.ext4 e2fsprogs
 PATH="$PATH:/usr/sbin" need nginx nginx-light
 if command -v python3 >/dev/null 2>&1 && ! python3 -c 'import venv, ensurepip' 2>/dev/null; then missing+=(python3-venv); fi

@@ -11,4 +11,5 @@ pub mod python;
 pub mod readers;
 pub mod require;
 pub mod structure;
+pub mod syncs;
 pub mod watch;

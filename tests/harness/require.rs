@@ -20,6 +20,8 @@ pub enum Need {
     Torch,
     /// A folder of real images.
     Images,
+    /// `strace`, and the right to attach it to a process that this one started.
+    Strace,
 }
 
 impl Need {
@@ -32,6 +34,7 @@ impl Need {
             Need::Cgroup => "cgroup",
             Need::Torch => "torch",
             Need::Images => "images",
+            Need::Strace => "strace",
         }
     }
 
@@ -47,6 +50,8 @@ impl Need {
             Need::Root if !on_path("setpriv") => Some("no setpriv (util-linux)".into()),
             Need::Cgroup => crate::cgroup::Memory::new(64 << 20).err(),
             Need::Images => crate::python::images().err(),
+            Need::Strace if !on_path("strace") => Some("no strace".into()),
+            Need::Strace if !root => Some("attaching to another process needs root".into()),
             Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),
             _ => None,
         }

@@ -1,101 +1,338 @@
-//! I2: server and consumers are killed at random moments; joined with what consumers wrote down, the ledger says
-//! that nothing is missing, and that what came twice was held by somebody who died.
+//! I2: server and consumers are killed by SIGKILL, at random moments and exactly between *grant durable* and *first
+//! byte*; joined with what consumers wrote down, the ledger says that nothing is missing, and that what came twice was
+//! held by somebody who died.
+//!
+//! Each consumer is a process. It writes down what it consumed, durably, before it acknowledges. A gate lets each take
+//! so many leases between two kills, so that the epoch is under way at every one of them.
 
-use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, World};
+use fletch_api::{Ack, Code, LeaseRequest, OrderKind, PlanSpec, StartJob, Visitation, World, routes};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
-    epochs::{JobHandle, LeaseBatch, Next, Received},
+    epochs::{JobHandle, LeaseBatch, Next},
 };
 use fletch_core::{
     Hash,
     order::{
-        Event, Tail,
+        Event, Request, Tail,
         ledger::Ledger,
-        receipt::{Delivery, content},
+        notes::{self, Notes},
     },
 };
-use fletch_tests::{fixture::Site, readers::Data};
+use fletch_tests::{
+    bins::{Running, command},
+    fixture::Site,
+    readers::Data,
+    require::{Need, have},
+    syncs::Syncs,
+};
+use nix::sys::signal::Signal;
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
-    io::Write as _,
+    io::{ErrorKind, Read as _, Write as _},
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    time::Duration,
+    process::{ChildStdin, Command, Stdio},
+    time::{Duration, Instant},
 };
-use tokio::runtime::Handle;
+use tokio::{task::block_in_place, time::sleep};
 
+const CHILD: &str = "FLETCH_TEST_CONSUMER";
 const WANT: u32 = 8;
 const RANKS: u32 = 2;
+/// Leases that each consumer may take between two kills.
+const LEASES: usize = 3;
+/// How long a thread is held once a grant is durable: the server is killed meanwhile.
+const HOLD: Duration = Duration::from_millis(400);
 
-fn client(site: &Site) -> Client {
+fn client(socket: &Path) -> Client {
     // The socket is where it was after a restart.
-    let endpoint: Endpoint = format!("unix:{}", site.socket().display()).parse().expect("socket");
+    let endpoint: Endpoint = format!("unix:{}", socket.display()).parse().expect("socket");
     let config =
         ClientConfig { io_timeout: Duration::from_secs(10), ..ClientConfig::new(endpoint, "loader") };
     Client::new(config).expect("client")
 }
 
+/// A file of notes; a life begins it.
+fn notes_file(path: &Path, job: &JobHandle) -> File {
+    let mut file = File::create(path).expect("file");
+    writeln!(file, "{}", notes::head(job.info().root, 0)).expect("written");
+    file.sync_all().expect("durable");
+    file
+}
+
 /// Writes down what is consumed, durably, before it is acknowledged.
 fn note(file: &mut File, b: &LeaseBatch) {
-    let mut text = String::new();
-    for s in &b.samples {
-        let hashes: Vec<Hash> = s.files().map(|(_, bytes)| Hash::of(&bytes)).collect();
-        text += &format!("{} {} {} {}\n", s.entry, s.ordinal, content(&hashes), s.copy);
-    }
-    file.write_all(text.as_bytes()).expect("written");
+    file.write_all(b.notes().as_bytes()).expect("written");
     file.sync_data().expect("durable");
 }
 
-/// One consumer's life. How many acks came too late.
-async fn consume(job: JobHandle, rank: u32, path: PathBuf) -> u64 {
-    let mut file = File::options().create(true).append(true).open(path).expect("file");
-    let mut late = 0;
-    let mut reader = job.reader(0, rank, 0).patient(Duration::from_secs(60));
+/// Acknowledges until somebody answers; whether it was in time.
+async fn acknowledge(job: &JobHandle, b: &LeaseBatch) -> bool {
+    let ack = Ack { lease: b.token.lease, upto: b.token.entries, batches: Vec::new() };
     loop {
-        match reader.next(WANT).await.expect("a lease, sooner or later") {
-            Next::Batch(b) => {
-                note(&mut file, &b);
-                let acked = loop {
-                    match job.ack(0, rank, &[b.token.ack(BatchTimes::default())]).await {
-                        Err(e) if e.is_unreachable() => {}
-                        other => break other,
-                    }
-                };
-                job.held().drop_lease(0, rank, b.token.lease);
-                match acked {
-                    Ok(_) => {}
-                    Err(e) if e.code() == Some(fletch_api::Code::LeaseGone) => late += 1,
-                    Err(e) => panic!("{e}"),
-                }
-            }
-            Next::Full | Next::Last => tokio::time::sleep(Duration::from_millis(50)).await,
-            Next::Done => return late,
+        match job.ack(0, b.token.rank, std::slice::from_ref(&ack)).await {
+            Ok(_) => return true,
+            Err(e) if e.code() == Some(Code::LeaseGone) => return false,
+            Err(e) if e.is_unreachable() || e.code().is_some_and(Code::retryable) => {}
+            Err(e) => panic!("{e}"),
         }
     }
 }
 
-fn lines(dir: &Path) -> Vec<(u32, Delivery)> {
-    let mut out = Vec::new();
-    for file in fs::read_dir(dir).expect("dir") {
-        let text = fs::read_to_string(file.expect("entry").path()).expect("text");
-        for line in text.lines() {
-            let f: Vec<&str> = line.split(' ').collect();
-            let delivery = Delivery {
-                ordinal: f[1].parse().expect("ordinal"),
-                content: f[2].parse().expect("hash"),
-                copy: f[3].parse().expect("copy"),
-            };
-            out.push((f[0].parse().expect("entry"), delivery));
+/// One consumer's life: it takes a lease for each byte of its stdin, and all that is left once that ends.
+async fn consume(job: JobHandle, rank: u32, life: u32, path: &Path) {
+    let mut file = notes_file(path, &job);
+    let mut reader = job.reader(0, rank, life).patient(Duration::from_secs(60));
+    let mut pass = true;
+    loop {
+        if pass {
+            // The end of it is a pass for everything.
+            let passes = std::io::stdin().read(&mut [0]).expect("stdin");
+            assert!(passes <= 1);
+        }
+        match reader.next(WANT).await.expect("a lease, sooner or later") {
+            Next::Batch(b) => {
+                pass = true;
+                note(&mut file, &b);
+                if !acknowledge(&job, &b).await {
+                    writeln!(file, "# late {}", b.token.lease).expect("written");
+                }
+                job.held().drop_lease(0, rank, b.token.lease);
+            }
+            Next::Full | Next::Last => {
+                pass = false;
+                sleep(Duration::from_millis(50)).await;
+            }
+            Next::Done => return,
         }
     }
-    out
+}
+
+/// Not a test of its own: the process that gets killed.
+#[tokio::test]
+async fn consumer() {
+    let Ok(spec) = std::env::var(CHILD) else {
+        assert_eq!(late("# late 7\n# late 12\n# lat"), [7, 12].into());
+        return;
+    };
+    let words: Vec<&str> = spec.split(' ').collect();
+    let [rank, life, job, socket, path] = words[..] else { panic!("{spec}") };
+    let job = client(Path::new(socket)).job(job).await.expect("the job");
+    consume(job, rank.parse().expect("rank"), life.parse().expect("life"), Path::new(path)).await;
+}
+
+/// Leases whose acks came too late, as a consumer's notes say.
+fn late(text: &str) -> BTreeSet<u64> {
+    text.lines().filter_map(|l| l.strip_prefix("# late ")).map(|l| l.parse().expect("a lease")).collect()
+}
+
+/// A consumer that lives.
+struct Consumer {
+    process: Running,
+    gate: ChildStdin,
+}
+
+/// What happens to one job.
+struct Trial<'a> {
+    site: &'a mut Site,
+    job: JobHandle,
+    notes: PathBuf,
+    /// Consumers that were begun; each is a worker of its own.
+    lives: u32,
+    dead: BTreeSet<u32>,
+    consumers: Vec<Consumer>,
+}
+
+/// A lease as the ledger tells it.
+#[derive(Debug, Clone, Default)]
+struct Told {
+    worker: u32,
+    entries: Vec<u32>,
+    acked: u32,
+    expired: bool,
+}
+
+fn told(ledger: &Ledger) -> BTreeMap<u64, Told> {
+    let mut leases: BTreeMap<u64, Told> = BTreeMap::new();
+    for e in &ledger.events {
+        match e {
+            Event::Grant { lease, request, entries } => {
+                let new = Told { worker: request.worker, entries: entries.clone(), ..Told::default() };
+                assert!(leases.insert(*lease, new).is_none());
+            }
+            Event::Ack { lease, upto } => leases.get_mut(lease).expect("granted").acked = *upto,
+            Event::Expire { lease } => leases.get_mut(lease).expect("granted").expired = true,
+            _ => {}
+        }
+    }
+    leases
+}
+
+impl Trial<'_> {
+    fn file(&self, life: u32) -> PathBuf {
+        self.notes.join(life.to_string())
+    }
+
+    fn begin(&mut self, rank: u32) -> Consumer {
+        self.lives += 1;
+        let life = self.lives;
+        let (id, socket, file) = (&self.job.info().id, self.site.socket(), self.file(life));
+        let mut c = Command::new(std::env::current_exe().expect("this program"));
+        c.args(["--exact", "consumer", "--nocapture", "--test-threads=1"])
+            .env(CHILD, format!("{rank} {life} {id} {} {}", socket.display(), file.display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null());
+        let mut process = Running::spawn(&format!("consumer {life}"), &mut c);
+        let gate = process.stdin();
+        Consumer { process, gate }
+    }
+
+    /// The epoch's ledger as it lies on disk.
+    fn on_disk(&self) -> PathBuf {
+        self.site.place("state").join("jobs").join(&self.job.info().id).join("epoch-0.ledger")
+    }
+
+    fn read(&self) -> Ledger {
+        Ledger::read(&fs::read(self.on_disk()).expect("ledger")).expect("a ledger")
+    }
+
+    /// Entries that somebody holds.
+    fn held(&self) -> usize {
+        let open = |t: &&Told| !t.expired && (t.acked as usize) < t.entries.len();
+        told(&self.read()).values().filter(open).map(|t| t.entries.len() - t.acked as usize).sum()
+    }
+
+    /// Kills a consumer: at any moment, or when it has written down what it has not acknowledged yet.
+    fn kill_consumer(&mut self, rank: u32, unacknowledged: bool) {
+        let new = self.begin(rank);
+        let mut old = std::mem::replace(&mut self.consumers[rank as usize], new);
+        let life: u32 = old.process.name.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("its number");
+        if unacknowledged {
+            let len = || fs::metadata(self.file(life)).map_or(0, |m| m.len());
+            let (before, until) = (len(), Instant::now() + Duration::from_secs(60));
+            old.gate.write_all(&[0; LEASES]).expect("it lives");
+            while len() == before {
+                assert!(Instant::now() < until, "it consumes nothing");
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        old.process.signal(Signal::SIGKILL);
+        let status = old.process.wait(Duration::from_secs(20));
+        assert!(!status.success(), "it was under way");
+        self.dead.insert(life);
+    }
+
+    /// Kills the server when a grant is durable and no byte of its answer has left. The lease, who asked for it, what it
+    /// has; and how many bytes came after all, if this process was held up for longer than the server's thread.
+    fn kill_between(&mut self, rank: u32) -> ((u64, u32, Vec<u32>), usize) {
+        self.lives += 1;
+        let ask =
+            LeaseRequest { rank, worker: self.lives, sequence: 1, want: WANT, ..LeaseRequest::default() };
+        let request = Request { rank, worker: ask.worker, sequence: 1 };
+        let granted = |ledger: &Ledger| {
+            ledger.events.iter().find_map(|e| match e {
+                Event::Grant { lease, request: r, entries } if *r == request => {
+                    Some((*lease, ask.worker, entries.clone()))
+                }
+                _ => None,
+            })
+        };
+        let ledger = self.on_disk();
+        let mut syncs = Syncs::hold(self.site.pid(), self.notes.with_extension("strace"), HOLD);
+        let body = serde_json::to_string(&ask).expect("json");
+        let path = routes::epoch(&self.job.info().id, 0, "leases");
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n");
+        let mut answer = UnixStream::connect(self.site.socket()).expect("the server");
+        write!(answer, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).expect("asked");
+        // The ledger is written by one thread. At the end of a sync it is held, so all that the file has is durable
+        // and nobody knows. Of the consumers' records there may be such moments first.
+        loop {
+            syncs.next(&ledger, Duration::from_secs(60));
+            if granted(&self.read()).is_some() {
+                break;
+            }
+        }
+        self.site.kill();
+        let mut bytes = Vec::new();
+        match answer.read_to_end(&mut bytes) {
+            Ok(_) => {}
+            Err(e) => assert_eq!(e.kind(), ErrorKind::ConnectionReset, "{e}"),
+        }
+        (granted(&self.read()).expect("the grant is durable"), bytes.len())
+    }
+
+    /// The same request again, after the restart: the same lease, consumed now.
+    async fn ask_again(&self, rank: u32, (lease, worker, entries): &(u64, u32, Vec<u32>)) {
+        let mut reader = self.job.reader(0, rank, *worker).after(0).patient(Duration::from_secs(60));
+        let Next::Batch(b) = reader.next(WANT).await.expect("the lease") else { panic!("the lease") };
+        assert_eq!(b.token.lease, *lease, "the grant survived");
+        assert_eq!(b.samples.iter().map(|s| s.entry).collect::<Vec<_>>(), *entries);
+        let mut file = notes_file(&self.file(*worker), &self.job);
+        note(&mut file, &b);
+        assert!(acknowledge(&self.job, &b).await, "it lived on for a whole ttl");
+        self.job.held().drop_lease(0, rank, b.token.lease);
+    }
+
+    /// What each life wrote down; nothing of one that was killed before it began to.
+    fn all_notes(&self) -> BTreeMap<u32, (Notes, BTreeSet<u64>)> {
+        let read = |life| {
+            let text = fs::read_to_string(self.file(life)).ok().filter(|t| t.contains('\n'))?;
+            Some((life, (Notes::parse(&text).expect("notes"), late(&text))))
+        };
+        (1..=self.lives).filter_map(read).collect()
+    }
+}
+
+/// What the files of all consumers are held against: the server, and what was saved of it.
+struct Proof {
+    job: String,
+    server: String,
+    saved: [PathBuf; 2],
+    files: Vec<PathBuf>,
+}
+
+impl Proof {
+    async fn of(t: &Trial<'_>, files: &[PathBuf]) -> Self {
+        let saved = ["receipt", "ledger"].map(|what| t.notes.with_extension(what));
+        let receipt = t.job.receipt(0).await.expect("finished");
+        fs::write(&saved[0], serde_json::to_vec(&receipt).expect("json")).expect("saved");
+        fs::write(&saved[1], t.job.ledger(0).await.expect("ledger")).expect("saved");
+        let (job, server) = (t.job.info().name.to_string(), t.site.url.clone());
+        Proof { job, server, saved, files: files.to_vec() }
+    }
+
+    /// What `fletch receipt verify` says, of the server and of what was saved: the same.
+    fn verify(&self, code: i32) -> Value {
+        let [receipt, ledger] = self.saved.each_ref().map(|p| p.to_str().expect("UTF-8"));
+        let served = ["--epoch", "0", "--job", &self.job];
+        let saved = ["--receipt", receipt, "--ledger", ledger, "--dataset", "d"];
+        let said = [&served[..], &saved[..]].map(|against| {
+            let mut c = command("fletch");
+            c.args(["receipt", "verify", "--json", "--server", &self.server]).args(against).args(&self.files);
+            let out = c.output().expect("fletch");
+            let text = String::from_utf8_lossy(&out.stderr).into_owned();
+            let said: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {text}"));
+            assert_eq!(out.status.code(), Some(code), "{text}{said}");
+            said
+        });
+        assert_eq!(said[0], said[1]);
+        said[0].clone()
+    }
+}
+
+/// Notes of places that were not acknowledged.
+fn lost_notes(all: &BTreeMap<u32, (Notes, BTreeSet<u64>)>, leases: &BTreeMap<u64, Told>) -> u64 {
+    let places = all.values().flat_map(|(notes, _)| notes.notes.iter().filter_map(|(_, n)| n.at));
+    places.filter(|(id, place)| *place >= leases[id].acked).count() as u64
 }
 
 async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, seed: u64) {
-    println!("order {order:?}, seed {seed}");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let exactly = have(&[Need::Strace]);
     let ask = StartJob {
         name: format!("killed-{}", order.as_str()).parse().expect("name"),
         dataset: Some("d".parse().expect("name")),
@@ -108,73 +345,125 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
         world: World { ranks: RANKS, batch: RANKS * WANT, tail: Tail::Drop },
         visitation: Visitation::ExactlyOnce,
     };
-    let job = client(site).declare(&ask).await.expect("declared");
+    let job = client(&site.socket()).declare(&ask).await.expect("declared");
     let notes = site.place(&format!("notes-{}", order.as_str()));
-    fs::create_dir_all(&notes).expect("dir");
-    let mut lives = 0;
-    let mut start = |rank: u32| {
-        lives += 1;
-        let path = notes.join(format!("{rank}-{lives}"));
-        // Its own connections, as another process has.
-        let job = job.clone();
-        Handle::current().spawn(consume(job, rank, path))
-    };
-    let mut consumers: Vec<_> = (0..RANKS).map(&mut start).collect();
-    let (mut deaths, mut late) = (0, 0);
+    let (dead, consumers) = (BTreeSet::new(), Vec::new());
+    let mut t = Trial { site, job, notes, lives: 0, dead, consumers };
+    t.consumers = (0..RANKS).map(|rank| t.begin(rank)).collect();
+    let (mut servers, mut between, mut held, mut more) = (0, 0, 0, 0);
     for round in 0..rounds {
-        tokio::time::sleep(Duration::from_millis(rng.random_range(5..150))).await;
-        if round % 2 == 0 {
-            tokio::task::block_in_place(|| {
-                site.kill();
-                site.restart();
-            });
-        } else {
-            let rank = rng.random_range(0..RANKS);
-            consumers[rank as usize].abort();
-            let old = std::mem::replace(&mut consumers[rank as usize], start(rank));
-            match old.await {
-                Ok(n) => late += n,
-                Err(e) => assert!(e.is_cancelled(), "{e}"),
+        for c in &mut t.consumers {
+            c.gate.write_all(&[0; LEASES]).expect("it lives");
+        }
+        sleep(Duration::from_millis(rng.random_range(0..60))).await;
+        let rank = rng.random_range(0..RANKS);
+        match round % 3 {
+            1 => block_in_place(|| t.kill_consumer(rank, round % 2 == 0)),
+            2 if exactly => loop {
+                let (lease, bytes) = block_in_place(|| t.kill_between(rank));
+                held += t.held();
+                block_in_place(|| t.site.restart());
+                if bytes == 0 && between % 2 == 0 {
+                    t.ask_again(rank, &lease).await;
+                } else {
+                    // Whoever asked died too.
+                    t.dead.insert(lease.1);
+                }
+                if bytes == 0 {
+                    between += 1;
+                    break;
+                }
+                // A kill as any other.
+                more += 1;
+                assert!(more < 20, "no kill is in time");
+            },
+            _ => {
+                block_in_place(|| t.site.kill());
+                servers += 1;
+                if t.on_disk().exists() {
+                    held += t.held();
+                }
+                block_in_place(|| t.site.restart());
             }
-            deaths += 1;
         }
+        assert!(t.job.receipt(0).await.is_err(), "the epoch was under way");
     }
-    for c in consumers {
-        late += c.await.expect("a consumer");
+    for c in std::mem::take(&mut t.consumers) {
+        let Consumer { mut process, gate } = c;
+        drop(gate);
+        let status = block_in_place(|| process.wait(Duration::from_secs(240)));
+        assert!(status.success(), "{}: {status}", process.name);
     }
-    let ledger = Ledger::read(&job.ledger(0).await.expect("ledger")).expect("a ledger");
+
+    let receipt = t.job.receipt(0).await.expect("finished");
+    let leases = told(&Ledger::read(&t.job.ledger(0).await.expect("ledger")).expect("a ledger"));
     let mut granted: BTreeMap<u32, u64> = BTreeMap::new();
-    for e in &ledger.events {
-        if let Event::Grant { entries, .. } = e {
-            entries.iter().for_each(|e| *granted.entry(*e).or_default() += 1);
+    leases.values().flat_map(|t| &t.entries).for_each(|e| *granted.entry(*e).or_default() += 1);
+    let again: u64 = granted.values().map(|n| n - 1).sum();
+    assert_eq!(again, receipt.receipt.redelivered, "all of them are counted");
+
+    let (mut once, mut times) = (BTreeMap::new(), BTreeMap::<u32, u64>::new());
+    let mut lost: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+    let mut too_late = 0;
+    let all_notes = t.all_notes();
+    for (&life, (notes, late)) in &all_notes {
+        too_late += late.len();
+        for (_, n) in &notes.notes {
+            let (id, place) = n.at.expect("written");
+            let lease = &leases[&id];
+            assert_eq!(lease.worker, life, "it was granted to it");
+            let entry = lease.entries[place as usize];
+            *times.entry(entry).or_default() += 1;
+            if place < lease.acked {
+                assert!(once.insert(entry, n.delivery).is_none(), "acknowledged twice");
+            } else {
+                assert!(lease.expired, "lease {id} was neither acknowledged nor granted again");
+                assert!(t.dead.contains(&life) || late.contains(&id), "{life} lives and was in time");
+                lost.entry(life).or_default().insert(id);
+            }
         }
     }
-    let mut consumed: BTreeMap<u32, u64> = BTreeMap::new();
-    let mut once = BTreeMap::new();
-    for (entry, delivery) in lines(&notes) {
-        *consumed.entry(entry).or_default() += 1;
-        once.insert(entry, delivery);
+    assert_eq!(once.len() as u64, receipt.receipt.delivered, "0 missing");
+    assert_eq!(once.len() + receipt.receipt.dropped.len(), usize::try_from(samples).expect("few"));
+    let mut windows = lost.iter().filter(|(life, _)| t.dead.contains(life));
+    assert!(windows.all(|(_, leases)| leases.len() <= 1), "one window a kill: {lost:?}");
+    let twice: u64 = times.values().map(|n| n - 1).sum();
+    let doubled = leases.iter().filter(|(id, _)| lost.values().any(|l| l.contains(id)));
+    let unacked: u64 = doubled.map(|(_, t)| (t.entries.len() - t.acked as usize) as u64).sum();
+    assert!(twice <= unacked && twice <= receipt.receipt.redelivered, "{twice} twice, {unacked} unacked");
+
+    // The command says the same of the files, and names what is tampered with.
+    let files: Vec<PathBuf> = all_notes.keys().map(|life| t.file(*life)).collect();
+    let proof = Proof::of(&t, &files).await;
+    let said = proof.verify(0);
+    assert_eq!(said["left_out"].as_u64(), Some(lost_notes(&all_notes, &leases)), "{said}");
+    let lives = files.iter().find(|f| fs::read_to_string(f).is_ok_and(|t| t.lines().count() > 4 * LEASES));
+    let lives = lives.expect("somebody lived");
+    let text = fs::read_to_string(lives).expect("text");
+    // Its first lease was acknowledged before it asked for the second.
+    let note = text.lines().nth(1).expect("a note");
+    let hash = note.split(' ').nth(2).expect("a hash");
+    for (what, tampered) in [
+        ("missing", text.replace(note, "# torn out")),
+        ("doubled", format!("{text}{note}\n")),
+        ("altered", text.replace(note, &note.replace(hash, &Hash::of(b"altered").to_string()))),
+    ] {
+        fs::write(lives, tampered).expect("tampered");
+        let said = proof.verify(1);
+        let first = &said["differs"][0];
+        assert_eq!(first["what"].as_str(), Some(what), "{said}");
+        assert!(first["path"].as_str().is_some_and(|p| p.split('/').count() == 2), "{said}");
     }
-    let receipt = job.receipt(0).await.expect("finished");
-    assert_eq!(consumed.len() as u64, receipt.receipt.delivered, "0 missing");
-    assert_eq!(consumed.len() + receipt.receipt.dropped.len(), usize::try_from(samples).expect("few"));
-    let twice: u64 = consumed.values().map(|n| n - 1).sum();
-    assert!(consumed.iter().all(|(e, n)| granted[e] >= *n), "nothing comes that was not granted");
-    let again: u64 = granted.values().map(|n| n - 1).sum();
-    assert_eq!(again, receipt.receipt.redelivered, "counted");
-    assert!(twice <= (deaths + late) * u64::from(WANT), "{twice} twice, {deaths} deaths, {late} late acks");
-    // The sum over what was written down, each once, is the plan's.
-    let mut all = Received::new(job.info().root);
-    once.values().for_each(|d| all.add_delivery(d));
-    assert!(all.agrees(&receipt));
-    let mut tampered = Received::new(job.info().root);
-    once.values().skip(1).for_each(|d| tampered.add_delivery(d));
-    let first = once.values().next().expect("one");
-    tampered.add_delivery(&Delivery { content: Hash::of(b"altered"), ..*first });
-    assert!(!tampered.agrees(&receipt), "an altered sample is no proof");
+    fs::write(lives, text).expect("as it was");
     println!(
-        "{} grants again, {twice} consumed twice, {deaths} deaths of consumers, {late} late acks",
-        again
+        "{}, seed {seed}: {} kills: {} of the server, {between} of it between grant and first byte, {} of \
+         consumers; {} samples, 0 missing, {held} entries held at kills of the server, {again} granted again, {twice} \
+         consumed twice, {too_late} acks too late",
+        order.as_str(),
+        rounds + more,
+        servers + more,
+        rounds - servers - between,
+        once.len(),
     );
 }
 

@@ -108,7 +108,17 @@ impl Tree {
 
     /// Packs the tree into `to`, tags it there, and gives the names of the chunks' objects.
     pub fn pack_to(&self, to: &Path, wrong: bool) -> (Indexed, Vec<String>) {
-        let params = LayoutParams::PACK;
+        let (indexed, chunks) = self.pack_with(to, LayoutParams::PACK, wrong);
+        (indexed, chunks.into_iter().map(|c| c.0).collect())
+    }
+
+    /// The same with other parameters; each chunk's object, and the ordinals of the files in it.
+    pub fn pack_with(
+        &self,
+        to: &Path,
+        params: LayoutParams,
+        wrong: bool,
+    ) -> (Indexed, Vec<(String, Vec<u64>)>) {
         let mut keyer = Keyer::new(&params);
         let mut rows: Vec<NewRow> = Vec::new();
         let mut items: Vec<Item> = Vec::new();
@@ -126,7 +136,7 @@ impl Tree {
         let mut packer = Packer::new(&params);
         let mut plans: Vec<_> = items.into_iter().flat_map(|i| packer.push(i).expect("in order")).collect();
         plans.extend(packer.finish());
-        let mut objects = Vec::new();
+        let mut chunks = Vec::new();
         for plan in plans {
             let mut bytes = vec![0; plan.len as usize];
             let number = |ordinal: u64| usize::try_from(ordinal).expect("small");
@@ -150,9 +160,9 @@ impl Tree {
             let at = to.join(&key);
             std::fs::create_dir_all(at.parent().expect("parent")).expect("mkdir");
             std::fs::write(at, bytes).expect("chunk");
-            objects.push(key);
+            chunks.push((key, plan.members.iter().map(|m| m.item.ordinal).collect()));
         }
-        (write_rows(to, rows, params), objects)
+        (write_rows(to, rows, params), chunks)
     }
 }
 

@@ -1,0 +1,158 @@
+//! How random the orders are that a real server delivers: positions, neighbours, chunk-mates, and what repeats from epoch
+//! to epoch. Bounds are six deviations of a uniform shuffle and more where an order should be as good as one, and else
+//! about twice what is delivered, so that only a defect crosses them.
+
+mod common;
+
+use common::{Node, Tree, content, epochs::*};
+use fletch_api::OrderKind;
+use fletch_client::epochs::{EpochReader, JobHandle, Next};
+use fletch_core::{
+    manifest::{LayoutParams, pack::PackParams},
+    order::{
+        Tail,
+        certificate::{Certificate, Shuffle, chance},
+    },
+};
+
+/// Samples, and bytes of each; the disk holds a fifth of them.
+const SAMPLES: usize = 3_800;
+const BYTES: usize = 16 << 10;
+const LEASE: u32 = 32;
+const EPOCHS: usize = 3;
+/// Delivered: .23 to .30. Units handed out each in one burst would have .9.
+const MATES_MOST: f64 = 0.6;
+/// Delivered: .46 to .78, since the sweep goes round one ring, a little stirred. The same order again would have 1.
+const AGAIN_MOST: f64 = 0.97;
+
+/// One job on its way, and its orders so far.
+struct Reading {
+    job: JobHandle,
+    reader: EpochReader,
+    orders: Vec<Vec<u32>>,
+}
+
+impl Reading {
+    fn new(job: JobHandle) -> Self {
+        let reader = job.reader(0, 0, 0);
+        Reading { job, reader, orders: vec![Vec::new()] }
+    }
+
+    /// Takes and acknowledges a batch; whether there was one.
+    async fn step(&mut self) -> bool {
+        loop {
+            match self.reader.next(LEASE).await.expect("a lease") {
+                Next::Batch(b) => {
+                    ack(&self.job, &b).await;
+                    self.orders.last_mut().expect("an epoch").extend(b.samples.iter().map(|s| s.sample));
+                    return true;
+                }
+                Next::Done if self.orders.len() < EPOCHS => {
+                    self.reader = self.job.reader(self.orders.len() as u64, 0, 0);
+                    self.orders.push(Vec::new());
+                }
+                Next::Done => return false,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
+    let n = pairs.clone().count() as f64;
+    let (sx, sy) = pairs.clone().fold((0.0, 0.0), |(a, b), (x, y)| (a + x, b + y));
+    let (mx, my) = (sx / n, sy / n);
+    let (xy, xx, yy) = pairs.fold((0.0, 0.0, 0.0), |(a, b, c), (x, y)| {
+        (a + (x - mx) * (y - my), b + (x - mx).powi(2), c + (y - my).powi(2))
+    });
+    xy / (xx * yy).sqrt()
+}
+
+/// Chi square, 49 degrees of freedom, of eighths of the numbers against eighths of the positions.
+fn chi2(order: &[u32]) -> f64 {
+    let n = order.len();
+    let mut table = [[0.0; 8]; 8];
+    for (at, &number) in order.iter().enumerate() {
+        table[number as usize * 8 / n][at * 8 / n] += 1.0;
+    }
+    let expected = n as f64 / 64.0;
+    table.iter().flatten().map(|x: &f64| (x - expected).powi(2) / expected).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn delivered_orders_are_shuffled_as_their_certificates_say() {
+    let mut tree = Tree::new([]);
+    for i in 0..SAMPLES {
+        let name = format!("f{i:04}");
+        let bytes = content(100 + i as u64, BYTES);
+        std::fs::write(tree.path(&name), &bytes).expect("write");
+        tree.files.insert(name, bytes);
+    }
+    let to = tempfile::tempdir().expect("tempdir");
+    let small = PackParams { group_bytes: 768 << 10, ..PackParams::DEFAULT };
+    let params = LayoutParams { pack: Some(small), ..LayoutParams::PACK };
+    let (_, chunks) = tree.pack_with(to.path(), params, false);
+    let mut unit_of = vec![u32::MAX; SAMPLES];
+    for (unit, (_, members)) in (0..).zip(&chunks) {
+        members.iter().for_each(|&m| unit_of[usize::try_from(m).expect("small")] = unit);
+    }
+    let by_chance = chance(chunks.iter().map(|c| c.1.len() as u64));
+    assert!(chunks.len() > 100 && SAMPLES / chunks.len() > 30, "{} chunks", chunks.len());
+
+    let node = Node::start(&["--cache-size=17MiB", "--cache-free-floor=0", "--memory=64MiB"]).await;
+    node.register("d", &tree.uri(), Some(&to.path().display().to_string())).await;
+    let client = client(&node);
+    let mut jobs = Vec::new();
+    for name in ["a", "b"] {
+        let ask = ask(name, OrderKind::Substitute, world(1, LEASE, Tail::Keep));
+        jobs.push(Reading::new(client.declare(&ask).await.expect("declared")));
+    }
+    // The second job is half an epoch behind the first.
+    for _ in 0..SAMPLES / LEASE as usize / 2 {
+        assert!(jobs[0].step().await);
+    }
+    loop {
+        let mut going = false;
+        for job in &mut jobs {
+            going |= job.step().await;
+        }
+        if !going {
+            break;
+        }
+    }
+    for reading in &jobs {
+        let mut positions = Vec::new();
+        for (epoch, order) in (0..).zip(&reading.orders) {
+            let mut at = vec![f64::NAN; SAMPLES];
+            order.iter().enumerate().for_each(|(p, &s)| at[s as usize] = p as f64);
+            assert!(order.len() == SAMPLES && at.iter().all(|p| !p.is_nan()), "a permutation");
+            let chi2 = chi2(order);
+            let serial = correlation(order.windows(2).map(|w| (f64::from(w[0]), f64::from(w[1]))));
+            let mut shuffle = Shuffle::default();
+            order.iter().for_each(|&s| shuffle.see(unit_of[s as usize]));
+            let seen: Certificate = shuffle.certificate(by_chance);
+            let said = reading.job.receipt(epoch).await.expect("finished").certificate;
+            println!(
+                "{}: epoch {epoch}: chi2 {chi2:.1}, serial {serial:.3}, {seen:?}",
+                reading.job.info().name
+            );
+            // A uniform shuffle has 49 ± 10; ten deviations, since its tail is long.
+            assert!(chi2 < 49.0 + 100.0, "numbers have their places: {chi2}");
+            assert!(serial.abs() < 6.0 / (SAMPLES as f64).sqrt(), "neighbours are alike: {serial}");
+            assert_eq!(said.delivered, seen.delivered);
+            for (ours, theirs) in
+                [(seen.near, said.near), (seen.near10, said.near10), (seen.mates, said.mates)]
+            {
+                assert!((ours - theirs).abs() < 1e-9, "the certificate tells the truth: {seen:?}, {said:?}");
+            }
+            assert!(seen.mates < MATES_MOST, "chunk-mates come together: {seen:?}");
+            positions.push(at);
+        }
+        for pair in positions.windows(2) {
+            let again = correlation(pair[0].iter().copied().zip(pair[1].iter().copied()));
+            println!("{}: positions in two epochs correlate by {again:.3}", reading.job.info().name);
+            assert!(again < AGAIN_MOST, "every epoch has the same order: {again}");
+        }
+    }
+    node.running.shutdown().await;
+}

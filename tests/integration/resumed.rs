@@ -91,16 +91,25 @@ async fn i2_after_the_loss_of_everything_the_rest_of_the_plan_is_delivered_to_an
             site.register(dataset, &data.dir.display().to_string(), &to.display().to_string());
         };
         register(&site);
-        for (order, before, after) in [
-            (OrderKind::Strict, 2, 8),
-            (OrderKind::Strict, 4, 1),
-            (OrderKind::Substitute, 2, 8),
-            (OrderKind::Substitute, 4, 3),
+        // In the last ones one rank is a step ahead of the others when the state is saved.
+        for (order, before, after, ahead) in [
+            (OrderKind::Strict, 2, 8, false),
+            (OrderKind::Strict, 4, 1, false),
+            (OrderKind::Substitute, 2, 8, false),
+            (OrderKind::Strict, 2, 3, true),
+            (OrderKind::Substitute, 4, 3, true),
         ] {
             let name = format!("{}-{before}-{after}", order.as_str());
             let job = client(&site).declare(&ask(dataset, &name, order, before)).await.expect("declared");
             let mut sum = Received::new(job.info().root);
-            let first = steps(&job, BEFORE, &files, &mut sum).await;
+            let mut first = steps(&job, BEFORE, &files, &mut sum).await;
+            if ahead {
+                let b = take(&job, 0).await;
+                b.samples.iter().for_each(|s| sum.add(s));
+                job.ack(0, 0, &[b.token.ack(BatchTimes::default())]).await.expect("acknowledged");
+                first.push(b.samples.iter().map(|s| s.entry).collect());
+            }
+            let acked: u32 = first.iter().map(|b| u32::try_from(b.len()).expect("few")).sum();
             // In flight: received and not acknowledged when everything ends.
             let flying = take(&job, 1).await;
             let state = job.state(0).await.expect("state");
@@ -121,8 +130,8 @@ async fn i2_after_the_loss_of_everything_the_rest_of_the_plan_is_delivered_to_an
             register(&site);
             let job = client(&site).declare(&ask(dataset, &name, order, after)).await.expect("declared anew");
             let there = job.put_state(0, state, false).await.expect("resumed");
-            assert_eq!((there.acked, there.world.ranks), (u64::from(BEFORE * BATCH), after));
-            let rest = steps(&job, SAMPLES / BATCH - BEFORE, &files, &mut sum).await;
+            assert_eq!((there.acked, there.world.ranks), (u64::from(acked), after));
+            let rest = steps(&job, (SAMPLES - acked).div_ceil(BATCH), &files, &mut sum).await;
             let receipt = job.receipt(0).await.expect("finished");
             assert!(sum.agrees(&receipt), "{name}");
             let delivered = first.iter().chain(&rest).flatten().copied();
@@ -133,13 +142,12 @@ async fn i2_after_the_loss_of_everything_the_rest_of_the_plan_is_delivered_to_an
             );
             let flown = flying.samples.iter().all(|s| rest.iter().flatten().any(|e| *e == s.entry));
             assert!(flown, "what was in flight is delivered again");
-            if order == OrderKind::Strict {
+            if order == OrderKind::Strict && !ahead {
                 let from = (BEFORE * after) as usize;
                 assert_eq!(rest, whole[from..], "bit-identical from the step boundary on");
             }
             println!(
-                "{dataset}, {name}: {} delivered, all lost, {} more to {after} ranks: the plan, exactly",
-                BEFORE * BATCH,
+                "{dataset}, {name}: {acked} delivered, all lost, {} more to {after} ranks: the plan, exactly",
                 rest.iter().map(Vec::len).sum::<usize>()
             );
             client(&site).delete_job(&job.info().id).await.expect("deleted");

@@ -2,12 +2,16 @@ use super::*;
 use crate::{
     Hash, LayoutId, Root,
     order::{
+        key::OrderKey,
         lease::{Leases, Request, Room},
-        ledger::Header,
-        plan::Tail,
+        ledger::{self, Header},
+        plan::{Plan, Tail},
+        shape::{Laid, Shape},
+        substitute::{Flywheel, Knobs},
     },
 };
 use proptest::prelude::*;
+use std::{collections::VecDeque, sync::Arc};
 
 const N: u64 = 60;
 
@@ -167,6 +171,62 @@ proptest! {
         };
         prop_assert_eq!(no_pads(&same), no_pads(&replay));
     }
+}
+
+/// What the cache chose for ranks of unequal speed, beside another job and with a lease lost on the way, comes again in the
+/// same order, from the bytes of its ledger alone.
+#[test]
+fn what_a_sweep_chose_comes_again_in_the_same_order() {
+    let unit_of: Vec<u32> = (0..N as u32).map(|s| s / 5).collect();
+    let shape = Arc::new(Shape::new(&unit_of, vec![5_000; 12]).expect("shape"));
+    let key = OrderKey::new(Root(Hash::of(b"r")), Hash::of(b"p"), 1, 0);
+    let mut fly = Flywheel::new(Arc::clone(&shape), shape.total_bytes() / 4, &key, Knobs::default());
+    let plan = Plan::all(N).expect("plan");
+    let [ours, other] = [(); 2].map(|()| {
+        let laid = Laid::new(&plan, &shape).expect("the same version");
+        let spots = u64::from(laid.spots());
+        let seat = fly.join(laid);
+        fly.begin(seat, Bits::ones(spots));
+        seat
+    });
+    let mut leases = Leases::new(Bits::ones(N), fit(2)).expect("fit");
+    let mut file = ledger::begin(&header());
+    let (mut acts, mut back, mut now) = (Vec::new(), VecDeque::new(), 0);
+    let mut told = vec![Vec::new(); 2];
+    for sequence in 1.. {
+        if leases.finished() {
+            break;
+        }
+        let rank = u32::from(sequence % 3 == 0);
+        let request = Request { rank, worker: 0, sequence };
+        let Room::Grant(room) = leases.room(request, 4, 20).expect("a rank") else { continue };
+        let mut entries = Vec::new();
+        while entries.len() < room as usize {
+            let mut swept =
+                |fly: &mut Flywheel| fly.next(ours, &mut acts).map(|p| fly.laid(ours).entry(p.spot));
+            let Some(entry) = back.pop_front().or_else(|| swept(&mut fly)) else { break };
+            entries.push(entry);
+        }
+        fly.next(other, &mut acts).expect("it has more to do");
+        let event = leases.grant(request, entries.clone(), room, now + 10).expect("free");
+        event.append(&mut file);
+        if sequence == 5 {
+            now += 11;
+            let (events, free) = leases.expire(now);
+            events.iter().for_each(|e| e.append(&mut file));
+            back.extend(free);
+        } else {
+            let n = u32::try_from(entries.len()).expect("few");
+            leases.ack(rank, leases.last_id(), n).expect("live").expect("new").append(&mut file);
+            told[rank as usize].extend(entries);
+        }
+    }
+    let replay = Replay::new(&Ledger::read(&file).expect("a ledger")).expect("an order");
+    assert_eq!(replay.legs().iter().map(|l| l.ranks.clone()).collect::<Vec<_>>(), [told.clone()]);
+    let twice = Replay::new(&again(replay, &[3, 1, 5])).expect("an order");
+    assert_eq!(twice.legs()[0].ranks, told);
+    let sorted: Vec<u32> = (0..N as u32).collect();
+    assert_ne!(told.concat(), sorted, "it is an order of its own");
 }
 
 #[test]

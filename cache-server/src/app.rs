@@ -167,6 +167,11 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
             tracing::warn!("some connections did not end");
         }
     }
+    let server = Arc::clone(&app.server);
+    let traces = tokio::task::spawn_blocking(move || server.epochs.end_traces());
+    if tokio::time::timeout(ABORT_WAIT, traces).await.is_err() {
+        tracing::warn!("the ends of some traces were not written");
+    }
     house.cancel();
     keeper.close();
     keeper.wait().await;

@@ -119,6 +119,8 @@ pub struct Config {
     pub auth_tokens: Option<PathBuf>,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// Where sweeps are recorded; `None` when they are not.
+    pub trace_dir: Option<PathBuf>,
     /// Directories under which `file://` datasets may be registered; any when empty.
     pub local_dirs: Vec<OriginUri>,
     /// How to reach remote origins.
@@ -166,6 +168,7 @@ struct File {
     tables: Tables,
     io: Io,
     log: Log,
+    trace: Trace,
     local: Local,
     limits: FileLimits,
     origin: Vec<OriginConfig>,
@@ -181,10 +184,11 @@ macro_rules! section {
 section!(Dir { dir: String });
 section!(Auth { tokens: String });
 section!(FileCache { dir: String, size: Amount, free_floor: Amount, policy: String });
-section!(Memory { max: ByteSize });
+section!(Memory { max: ByteSize, ahead: Amount });
 section!(Tables { memory: ByteSize });
 section!(Io { timeout: Span });
 section!(Log { format: String });
+section!(Trace { dir: String, bytes: ByteSize });
 section!(Local { dirs: Vec<String> });
 section!(FileLimits {
     connections: u64,

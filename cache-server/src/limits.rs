@@ -15,6 +15,8 @@ pub const GRACE_MAX: Duration = Duration::from_secs(8);
 pub struct Limits {
     /// Bytes of all chunk buffers alive.
     pub memory_bytes: u64,
+    /// Bytes of `memory_bytes` that may be fetched ahead of epochs whose order is known; 0 for none.
+    pub ahead_bytes: u64,
     /// Bytes of version tables kept in memory.
     pub tables_bytes: u64,
     /// The longest a fetch takes, and any call to an origin.
@@ -41,6 +43,8 @@ pub struct Limits {
     pub job_ttl: Duration,
     /// How long a lease lives without a sign of life.
     pub lease_ttl: Duration,
+    /// Bytes of all traces of one run together.
+    pub trace_bytes: u64,
     /// Versions open at once.
     pub versions: u64,
     /// Datasets registered.
@@ -86,6 +90,7 @@ impl Limits {
             "memory.max",
             "must be at least 64MiB (four of the largest chunks)",
         );
+        need(self.ahead_bytes <= self.memory_bytes / 2, "memory.ahead", "must be at most half of memory.max");
         need(self.tables_bytes >= 16 << 20, "tables.memory", "must be at least 16MiB");
         need(self.io_timeout > zero, "io.timeout", "must be longer than 0s");
         need(

@@ -54,8 +54,10 @@ impl Builder<'_> {
     }
 
     fn limits(&mut self) -> Limits {
+        let memory_bytes = self.bytes("memory.max");
         Limits {
-            memory_bytes: self.bytes("memory.max"),
+            memory_bytes,
+            ahead_bytes: self.get("memory.ahead", Amount::Bytes(0)).of(memory_bytes),
             tables_bytes: self.bytes("tables.memory"),
             io_timeout: self.span("io.timeout"),
             connections: self.get("limits.connections", 0),
@@ -69,6 +71,7 @@ impl Builder<'_> {
             jobs: self.get("limits.jobs", 0),
             job_ttl: self.span("limits.job_ttl"),
             lease_ttl: self.span("limits.lease_ttl"),
+            trace_bytes: self.bytes("trace.bytes"),
             versions: self.get("limits.versions", 0),
             datasets: self.get("limits.datasets", 0),
             origin_requests: self.get("limits.origin_requests", 0),
@@ -113,8 +116,9 @@ impl Builder<'_> {
         Some(path)
     }
 
-    fn auth_tokens(&mut self) -> Option<PathBuf> {
-        let text = self.text("auth.tokens");
+    /// A path that may be left out.
+    fn maybe(&mut self, key: &str) -> Option<PathBuf> {
+        let text = self.text(key);
         (!text.is_empty()).then(|| std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text)))
     }
 
@@ -152,8 +156,9 @@ impl Builder<'_> {
             },
             state_dir: self.directory("state.dir"),
             limits: self.limits(),
-            auth_tokens: self.auth_tokens(),
+            auth_tokens: self.maybe("auth.tokens"),
             log_format: self.get("log.format", LogFormat::Text),
+            trace_dir: self.maybe("trace.dir"),
             local_dirs: self.local_dirs(),
             origins,
             ready_file,

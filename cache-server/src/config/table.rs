@@ -144,6 +144,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         memory
     ),
     setting!(
+        "memory.ahead",
+        "memory-ahead",
+        "SIZE|PERCENT",
+        "Bytes of memory.max, or a part of it, that epochs in a known order may fill ahead of need; at most half, 0 for none",
+        |f| text(&f.memory.ahead),
+        "25%"
+    ),
+    setting!(
         "tables.memory",
         "tables-memory",
         "SIZE",
@@ -160,6 +168,22 @@ pub(super) const SETTINGS: &[Setting] = &[
         "30s"
     ),
     setting!("log.format", "log-format", "FORMAT", "text or json", |f| text(&f.log.format), "text"),
+    setting!(
+        "trace.dir",
+        "trace-dir",
+        "DIR",
+        "Where every sweep is recorded, for `fletch simulate --play`; nothing is when empty",
+        |f| text(&f.trace.dir),
+        ""
+    ),
+    setting!(
+        "trace.bytes",
+        "trace-bytes",
+        "SIZE",
+        "Bytes of all traces of one run together",
+        |f| text(&f.trace.bytes),
+        "1GiB"
+    ),
     setting!(
         "local.dirs",
         "local-dirs",
@@ -237,7 +261,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.job_ttl",
         "limits-job-ttl",
         "TIME",
-        "How long an idle job is remembered by name",
+        "How long an idle job is remembered by name, and a declared one stays open",
         |f| text(&f.limits.job_ttl),
         "1h"
     ),

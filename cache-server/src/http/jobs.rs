@@ -19,7 +19,7 @@ use axum::{
     http::{StatusCode, header},
     response::IntoResponse as _,
 };
-use fletch_api::{Code, Job, JobList, Problem, StartJob, World, jobs::JOB_BODY_BYTES_MAX, routes};
+use fletch_api::{Code, Job, JobList, PlanBase, Problem, StartJob, World, jobs::JOB_BODY_BYTES_MAX, routes};
 use fletch_core::{LayoutId, Root};
 use std::sync::Arc;
 
@@ -70,6 +70,8 @@ pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body
     // A plan may be long: few are read at once.
     let turn = server.plans.acquire().await;
     let ask: StartJob = json_within(body, JOB_BODY_BYTES_MAX).await?;
+    // One that is short keeps nobody from being read while an origin is slow.
+    let turn = (ask.plan.base != PlanBase::All).then_some(turn);
     if ask.dataset.is_some() == ask.root.is_some() {
         return Err(Fault::bad("a job names a dataset, or a root, and not both"));
     }

@@ -12,9 +12,9 @@ use super::{
 };
 use crate::{
     auth::Principal,
-    jobs::{Class, Component, Cost, Epoch, Granted, JobError, Opened, Tally},
+    jobs::{Ahead, Class, Component, Cost, Epoch, Granted, Opened, Tally},
     server::Server,
-    versions::{Sources, VersionError},
+    versions::Sources,
 };
 use axum::{
     body::Body,
@@ -29,7 +29,7 @@ use fletch_api::{
     headers,
 };
 use fletch_core::{
-    manifest::{SampleRef as Key, locate::ranges},
+    manifest::locate::ranges,
     order::{Request, plan::Item as PlanItem},
 };
 use fletch_tables::Found;
@@ -79,7 +79,7 @@ pub async fn post(
     // Whoever waits for an ack keeps nobody from bytes; one who is refused here asks again for the same lease.
     let turn = Arc::clone(&server.turns).try_acquire_owned().map_err(|_| full())?;
     let word = request.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
-    let reader = Reader::new(&server, &who, &job, Component::from_word(word))?;
+    let reader = Reader::new(&server, &who, &job, &epoch, Component::from_word(word))?;
     let pieces = stream_of(reader, &epoch, &ask, granted);
     let body = of_stream(&server, together(pieces), None, Some(turn));
     let head = Response::builder()
@@ -182,12 +182,20 @@ impl Life {
 struct Reader {
     server: Arc<Server>,
     job: Arc<Opened>,
+    /// What is fetched ahead of this reader.
+    ahead: Option<Arc<Ahead>>,
     tally: Arc<Tally>,
     component: Component,
 }
 
 impl Reader {
-    fn new(server: &Arc<Server>, who: &Principal, job: &Arc<Opened>, component: Component) -> Answer<Self> {
+    fn new(
+        server: &Arc<Server>,
+        who: &Principal,
+        job: &Arc<Opened>,
+        epoch: &Epoch,
+        component: Component,
+    ) -> Answer<Self> {
         let name = job.record().ask.name;
         let live = server.jobs.touch(&who.tenant, &name, server.now_ns())?;
         let source = &job.source;
@@ -196,7 +204,8 @@ impl Reader {
             let number = job.sources.number();
             server.shares.note(number, source.version.root(), source.footprint_max(), server.now_ns());
         }
-        Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), tally, component })
+        let ahead = epoch.ahead();
+        Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), ahead, tally, component })
     }
 
     fn way(&self, class: Class) -> &Arc<Sources> {
@@ -252,33 +261,27 @@ impl Reader {
                 Err(fault) => failed(fault),
             };
         }
+        let class = match &self.ahead {
+            Some(ahead) if ahead.ready(entry).await => Class::Own,
+            _ => class,
+        };
         match self.bytes(&files, len, class).await {
-            Ok(content) => (pieces, Some(Item { index, name: String::new(), what: Ok((len, content)) })),
+            Ok(content) => {
+                // What is read later is needed until it is acknowledged.
+                if let (Some(ahead), Content::Ready(_)) = (&self.ahead, &content) {
+                    ahead.served(&[entry]);
+                }
+                (pieces, Some(Item { index, name: String::new(), what: Ok((len, content)) }))
+            }
             Err(fault) => failed(fault),
         }
     }
 
     /// The files of a sample.
     async fn files(&self, sample: u32) -> Answer<Vec<Found>> {
-        let (first, span) = self.job.setup.samples.ordinals(sample);
-        let version = &self.job.source.version;
-        let mut files: Vec<Found> = Vec::new();
-        for ordinal in first..first + u64::from(span) {
-            let found = match version.try_entry(ordinal) {
-                Some(found) => found,
-                None => version.entry(ordinal).await.map_err(VersionError::from)?,
-            };
-            let found = found.ok_or(JobError::Lost)?;
-            // Between a sample's files may lie entries of none.
-            let belongs = match (files.first().map(|f| f.entry().sample), found.entry().sample) {
-                (None, _) => true,
-                (Some(Key::Keyed(a)), Key::Keyed(b)) => a == b,
-                _ => false,
-            };
-            if belongs {
-                content(&found.entry())?;
-                files.push(found);
-            }
+        let files = self.job.setup.samples.files(&self.job.source, sample).await?;
+        for found in &files {
+            content(&found.entry())?;
         }
         Ok(files)
     }

@@ -144,7 +144,9 @@ impl Opened {
         let packed = source.version.layout_doc().params.kind == LayoutKind::Pack;
         let per_unit = samples.len().div_ceil(samples.shape.units().max(1) as u64);
         let block = u32::try_from(BLOCK_UNITS * per_unit).unwrap_or(u32::MAX);
+        let exact = sources.beside(&source, sources.number());
         let setup = Setup {
+            exact: Arc::clone(&exact),
             job: ask.name.to_string(),
             root: record.root,
             layout: record.layout,
@@ -158,7 +160,6 @@ impl Opened {
             visitation: ask.visitation,
             means: Arc::clone(means),
         };
-        let exact = sources.beside(&source, sources.number());
         Ok(Opened {
             dir,
             exact,
@@ -457,6 +458,12 @@ impl Opened {
     pub fn tick(&self) {
         let open: Vec<_> = lock(&self.epochs).values().cloned().collect();
         open.iter().for_each(|e| e.tick());
+    }
+
+    /// Whether a lease of any of its epochs lives.
+    #[must_use]
+    pub fn has_leases(&self) -> bool {
+        lock(&self.epochs).values().any(|e| e.has_leases())
     }
 
     /// Epochs in memory, and of them those that go on.

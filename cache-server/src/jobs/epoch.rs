@@ -11,15 +11,18 @@
 
 mod acks;
 mod commits;
+mod foresight;
+mod notes;
 mod order;
 mod replay;
 mod view;
 
 use super::{
-    JobError, Samples, Wheel,
+    Ahead, JobError, Samples, Wheel,
     ledger::{LEDGER_BYTES_MAX, LedgerFile},
     wheel::{Class, Means},
 };
+use crate::versions::Sources;
 use fletch_api::{
     EpochState, LeaseRequest, OrderKind, Times, Visitation,
     epochs::{Ack, GrantStatus, WANT_MAX},
@@ -63,6 +66,8 @@ pub struct Setup {
     pub wheel: Option<Arc<Wheel>>,
     /// Who chooses.
     pub order: OrderKind,
+    /// The way to the bytes of what is asked for by name.
+    pub exact: Arc<Sources>,
     /// Where every random choice begins.
     pub seed: u64,
     /// What counts as delivered.
@@ -87,13 +92,15 @@ struct Inner {
     commits: BTreeMap<u64, BTreeSet<u32>>,
     /// The epoch is about to be read anew.
     reopening: bool,
+    /// What is fetched ahead of need, where that is known.
+    ahead: Option<Arc<Ahead>>,
 }
 
 /// See the module.
 pub struct Epoch {
     setup: Arc<Setup>,
     header: Header,
-    strict: Strict,
+    strict: Arc<Strict>,
     /// What the sweep knows this epoch by.
     owner: u64,
     ledger: LedgerFile,
@@ -278,11 +285,15 @@ impl Epoch {
         n: u32,
         events: &mut Vec<Event>,
     ) -> Result<u64, JobError> {
+        self.foresee(inner);
         let (entries, mut classes, from) = inner.order.choose(self, &inner.leases, request.rank, n);
         let event = inner.leases.grant(request, entries, n, self.expires_ms())?;
         let lease = inner.leases.last_id();
         inner.order.granted(lease, request.rank, from);
         if let Event::Grant { entries, .. } = &event {
+            if let Some(ahead) = &inner.ahead {
+                ahead.granted(entries);
+            }
             // Pads that filled up.
             classes.resize(entries.len(), Class::Exact);
             for &e in entries {
@@ -331,7 +342,7 @@ impl Epoch {
     fn end_if_over(&self, inner: &mut Inner, events: &mut Vec<Event>) {
         if inner.state == EpochState::Open && inner.leases.finished() {
             inner.state = EpochState::Finished;
-            inner.order = Order::Over;
+            inner.over();
             let delivered = inner.leases.acked().count() + inner.padded.len() as u64;
             events.push(Event::End { delivered, redelivered: inner.leases.redelivered() });
         }
@@ -400,6 +411,7 @@ impl Epoch {
         let mut inner = self.lock();
         if inner.state == EpochState::Open {
             let events = self.expire_due(&mut inner);
+            self.rest_if_idle(&mut inner);
             // Made durable with whatever comes next: a restart would only let them live a little longer.
             self.ledger.append(&events);
         }
@@ -440,6 +452,7 @@ impl Epoch {
         events.push(event);
         inner.order.came_back(&back);
         inner.order.world(&self.strict, &inner.leases);
+        self.foresee_anew(inner);
         inner.classes.clear();
         inner.widen();
         Ok(())
@@ -456,32 +469,10 @@ impl Epoch {
         let mut inner = self.lock();
         if inner.state == EpochState::Open {
             inner.state = EpochState::Abandoned;
-            inner.order = Order::Over;
+            inner.over();
         }
         drop(inner);
         self.changed.notify_waiters();
-    }
-}
-
-impl Inner {
-    fn note_acked(&mut self, entries: &[u32]) {
-        let n = self.leases.planned().len();
-        self.padded.extend(entries.iter().filter(|&&e| u64::from(e) >= n));
-    }
-
-    fn settle(&mut self, lease: u64, rank: u32, entries: u32) {
-        self.order.settled(lease);
-        self.classes.remove(&lease);
-        self.settled.insert(lease, (rank, entries));
-        while self.settled.len() > SETTLED_MAX {
-            self.settled.pop_first();
-        }
-    }
-
-    fn widen(&mut self) {
-        let ranks = self.leases.fit().ranks as usize;
-        let more = ranks.saturating_sub(self.shuffles.len());
-        self.shuffles.extend(std::iter::repeat_with(Shuffle::default).take(more));
     }
 }
 

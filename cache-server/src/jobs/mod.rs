@@ -6,6 +6,7 @@
 //! share [`OTHER`]; accounts know every job.
 
 mod accounts;
+mod ahead;
 mod declared;
 mod epoch;
 mod error;
@@ -16,12 +17,13 @@ mod samples;
 mod wheel;
 
 pub use accounts::{Accounts, Component, Cost, Tally};
+pub use ahead::{Ahead, Pool};
 pub use declared::Opened;
 pub use epoch::{Epoch, Granted};
 pub use error::JobError;
 pub use registry::Registry;
 pub use samples::Samples;
-pub use wheel::{Class, Means, Wheel};
+pub use wheel::{Class, Means, Recorder, Wheel};
 
 use fletch_core::{JobName, Tenant};
 use std::{

@@ -1,9 +1,12 @@
 //! All declared jobs of this server, and the sweeps that they share.
 //!
 //! 1. (I7) A job is its tenant's: to others it does not exist.
-//! 2. A job is opened when it is first asked for, by one caller while others wait; a restart opens none.
+//! 2. A job is opened when it is first asked for, by one caller while others wait; a restart opens none. Declarations and
+//!    deletions of one job follow each other; those of another job wait for neither.
 //! 3. (I6) At most [`DECLARED_MAX`] jobs are declared. Jobs of one (domain, root, layout) share its samples and its sweep, which
 //!    go with the last of them.
+//! 4. (I6) An open job that nobody asked for during `job_ttl`, and of which no lease lives, is closed. The next request
+//!    opens it from its file and its ledgers.
 
 use super::{
     JobError, Samples, Wheel,
@@ -17,9 +20,18 @@ use fletch_store::DatasetId;
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
 };
-use tokio::{sync::OnceCell, task::spawn_blocking};
+use tokio::{
+    sync::{OnceCell, OwnedMutexGuard},
+    task::spawn_blocking,
+};
 
 /// Jobs declared at once.
 pub const DECLARED_MAX: usize = 10_000;
@@ -28,7 +40,36 @@ pub const DECLARED_MAX: usize = 10_000;
 struct Slot {
     record: Record,
     opened: OnceCell<Arc<Opened>>,
+    /// Nanoseconds since the start: when it was asked for last, as far as housekeeping saw.
+    seen_ns: AtomicU64,
+    /// It was asked for since housekeeping looked.
+    asked: AtomicBool,
+    /// It is being closed.
+    closing: AtomicBool,
 }
+
+impl Slot {
+    fn new(record: Record, opened: OnceCell<Arc<Opened>>) -> Arc<Self> {
+        Arc::new(Slot {
+            record,
+            opened,
+            seen_ns: AtomicU64::new(0),
+            asked: AtomicBool::new(true),
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether it is open and nobody came for it, nor any of its leases lived, for longer than `ttl_ns`.
+    fn is_idle(&self, now_ns: u64, ttl_ns: u64) -> bool {
+        let Some(opened) = self.opened.get() else { return false };
+        if self.asked.swap(false, SeqCst) || opened.has_leases() {
+            self.seen_ns.store(now_ns, Relaxed);
+        }
+        now_ns.saturating_sub(self.seen_ns.load(Relaxed)) > ttl_ns
+    }
+}
+
+type Slots = Mutex<BTreeMap<String, Arc<Slot>>>;
 
 type Place = (Domain, Root, LayoutId);
 
@@ -44,9 +85,11 @@ pub struct Registry {
     dir: PathBuf,
     /// What jobs are served with.
     pub means: Arc<Means>,
-    slots: Mutex<BTreeMap<String, Arc<Slot>>>,
-    /// One job is declared or deleted at a time.
-    changing: tokio::sync::Mutex<()>,
+    slots: Arc<Slots>,
+    /// Of each job that is being declared or deleted: whose turn it is.
+    changing: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    /// Jobs that are being declared and have no slot yet.
+    coming: AtomicUsize,
     places: Mutex<HashMap<Place, Arc<Shared>>>,
 }
 
@@ -55,6 +98,8 @@ pub struct Registry {
 pub struct RegistryStats {
     /// Jobs declared.
     pub declared: u64,
+    /// Of them, those that are open: in memory, with their epochs.
+    pub open: u64,
     /// Epochs that go on, in memory.
     pub epochs_open: u64,
     /// Sweeps.
@@ -63,6 +108,26 @@ pub struct RegistryStats {
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A job that is being declared.
+struct Coming<'a>(&'a AtomicUsize);
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Closes an open job; the next request opens it anew.
+async fn close(slots: &Slots, id: &str, stale: &Arc<Opened>) {
+    // Its files first: nobody opens them anew while this one writes.
+    stale.close().await;
+    let mut slots = lock(slots);
+    let there = slots.get(id).and_then(|s| s.opened.get());
+    if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
+        slots.insert(id.to_owned(), Slot::new(stale.record(), OnceCell::new()));
+    }
 }
 
 impl Registry {
@@ -87,7 +152,7 @@ impl Registry {
                 .and_then(|b| serde_json::from_slice::<Record>(&b).map_err(Into::into));
             match read {
                 Ok(record) if record.id() == name => {
-                    slots.insert(name, Arc::new(Slot { record, opened: OnceCell::new() }));
+                    slots.insert(name, Slot::new(record, OnceCell::new()));
                 }
                 Ok(_) => {
                     tracing::error!(dir = %path.display(), "a job's directory has another job's file; it is left alone")
@@ -100,14 +165,16 @@ impl Registry {
         Ok(Registry {
             dir,
             means: Arc::new(means),
-            slots: Mutex::new(slots),
-            changing: tokio::sync::Mutex::default(),
+            slots: Arc::new(Mutex::new(slots)),
+            changing: Mutex::default(),
+            coming: AtomicUsize::new(0),
             places: Mutex::default(),
         })
     }
 
     fn slot(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Arc<Slot>, JobError> {
         let slot = lock(&self.slots).get(id).cloned();
+        let slot = slot.inspect(|s| s.asked.store(true, SeqCst));
         slot.filter(|s| s.record.tenant == *tenant && s.record.domain == *domain).ok_or(JobError::NotFound)
     }
 
@@ -182,14 +249,7 @@ impl Registry {
 
     /// Closes a job whose way to its bytes is gone; the next request opens it anew.
     pub async fn close(&self, id: &str, stale: &Arc<Opened>) {
-        // Its files first: nobody opens them anew while this one writes.
-        stale.close().await;
-        let mut slots = lock(&self.slots);
-        let there = slots.get(id).and_then(|s| s.opened.get());
-        if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
-            let fresh = Slot { record: stale.record(), opened: OnceCell::new() };
-            slots.insert(id.to_owned(), Arc::new(fresh));
-        }
+        close(&self.slots, id, stale).await;
     }
 
     async fn open_record(
@@ -212,7 +272,12 @@ impl Registry {
             }
         };
         let wheel = match record.ask.order {
-            OrderKind::Strict => None,
+            OrderKind::Strict => {
+                // Before its first read, so that what that brings may stay.
+                let now = u64::try_from(self.means.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                self.means.shares.note(sources.number(), record.root, source.footprint_max(), now);
+                None
+            }
             OrderKind::Substitute => {
                 let mut weak = shared.wheel.lock().await;
                 match weak.upgrade() {
@@ -242,15 +307,13 @@ impl Registry {
         source: &Arc<Source>,
     ) -> Result<(Arc<Opened>, bool), JobError> {
         let id = Record::id_of(domain, tenant, ask.name.as_str());
-        let _one = self.changing.lock().await;
+        let _turn = self.turn(&id).await;
         if lock(&self.slots).contains_key(&id) {
             let there = self.get(domain, tenant, &id, sources, source).await?;
             there.is(&ask)?;
             return Ok((there, false));
         }
-        if lock(&self.slots).len() >= DECLARED_MAX {
-            return Err(JobError::Full(format!("{DECLARED_MAX} jobs are declared, which is the limit")));
-        }
+        let _place = self.place_for_one()?;
         let record = Record {
             domain: domain.clone(),
             tenant: tenant.clone(),
@@ -262,9 +325,34 @@ impl Registry {
         let opened = Arc::new(self.open_record(record.clone(), sources, source).await?);
         let (dir, written) = (self.dir.join(&id), record.clone());
         spawn_blocking(move || Opened::write(&dir, &written)).await.map_err(|_| JobError::Lost)??;
-        let slot = Slot { record, opened: OnceCell::new_with(Some(Arc::clone(&opened))) };
-        lock(&self.slots).insert(id, Arc::new(slot));
+        let slot = Slot::new(record, OnceCell::new_with(Some(Arc::clone(&opened))));
+        lock(&self.slots).insert(id, slot);
         Ok((opened, true))
+    }
+
+    /// The turn to declare or delete a job.
+    async fn turn(&self, id: &str) -> OwnedMutexGuard<()> {
+        let turns = {
+            let mut changing = lock(&self.changing);
+            changing.retain(|_, turns| turns.strong_count() > 0);
+            let known = changing.get(id).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let turns = Arc::default();
+                changing.insert(id.to_owned(), Arc::downgrade(&turns));
+                turns
+            })
+        };
+        turns.lock_owned().await
+    }
+
+    fn place_for_one(&self) -> Result<Coming<'_>, JobError> {
+        let slots = lock(&self.slots);
+        // Counted under the slots' lock, so that no two take the last place.
+        if slots.len() + self.coming.load(SeqCst) >= DECLARED_MAX {
+            return Err(JobError::Full(format!("{DECLARED_MAX} jobs are declared, which is the limit")));
+        }
+        self.coming.fetch_add(1, SeqCst);
+        Ok(Coming(&self.coming))
     }
 
     /// Forgets a job and its ledgers.
@@ -272,7 +360,7 @@ impl Registry {
     /// # Errors
     /// [`JobError::NotFound`], [`JobError::Io`].
     pub async fn delete(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), JobError> {
-        let _one = self.changing.lock().await;
+        let _turn = self.turn(id).await;
         let slot = self.slot(domain, tenant, id)?;
         if let Some(opened) = slot.opened.get() {
             opened.close().await;
@@ -297,12 +385,34 @@ impl Registry {
         lock(&self.slots).values().filter_map(|s| s.opened.get().cloned()).collect()
     }
 
-    /// Housekeeping: leases whose time is over, changed shares, places that nobody reads.
+    /// Closes jobs that nobody came for, at `now_ns`.
+    fn rest(&self, now_ns: u64) {
+        let ttl_ns = u64::try_from(self.means.job_ttl.as_nanos()).unwrap_or(u64::MAX);
+        let idle: Vec<_> = lock(&self.slots)
+            .iter()
+            .filter(|(_, s)| s.is_idle(now_ns, ttl_ns) && !s.closing.swap(true, SeqCst))
+            .filter_map(|(id, s)| Some((id.clone(), Arc::clone(s.opened.get()?))))
+            .collect();
+        for (id, opened) in idle {
+            tracing::info!(job = %opened.setup.job, "nobody came for a job; it is closed until somebody does");
+            let slots = Arc::clone(&self.slots);
+            self.means.tasks.spawn(async move { close(&slots, &id, &opened).await });
+        }
+    }
+
+    /// Housekeeping, at `now_ns` (nanoseconds since the start): leases whose time is over, changed shares, jobs that nobody
+    /// came for, places that nobody reads.
     pub fn tick(&self, now_ns: u64) {
+        self.rest(now_ns);
         self.all_opened().iter().for_each(|o| o.tick());
         self.wheels().iter().for_each(|w| w.tick(now_ns));
         let unused = |p: &Shared| p.samples.try_lock().is_ok_and(|s| s.strong_count() == 0);
         lock(&self.places).retain(|_, p| Arc::strong_count(p) > 1 || !unused(p));
+    }
+
+    /// Writes what was recorded of sweeps and not written. Blocking.
+    pub fn end_traces(&self) {
+        self.wheels().iter().for_each(|w| w.end_trace());
     }
 
     /// The sweeps' numbers for the disk tier, of one dataset.
@@ -318,6 +428,7 @@ impl Registry {
         let declared = lock(&self.slots).len() as u64;
         RegistryStats {
             declared,
+            open: self.all_opened().len() as u64,
             epochs_open: self.all_opened().iter().map(|o| o.counts().1).sum(),
             wheels: self.wheels().iter().map(|w| w.standing()).collect(),
         }

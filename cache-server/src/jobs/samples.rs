@@ -14,7 +14,7 @@ use fletch_core::{
     order::{Shape, receipt::content},
 };
 use fletch_store::disk::DiskTier;
-use fletch_tables::{Table, TableError};
+use fletch_tables::{Found, Table, TableError};
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
@@ -33,11 +33,13 @@ pub struct Chunk {
     pub row: u32,
 }
 
-/// See the module. About 16 bytes a sample, 12 a unit and 44 a chunk.
+/// See the module. About 20 bytes a sample, 12 a unit and 44 a chunk.
 pub struct Samples {
     /// The ordinal of each sample's first entry, and how many ordinals it spans.
     firsts: Box<[u32]>,
     spans: Box<[u32]>,
+    /// Bytes of each sample's files, at most 2^32 − 1.
+    sizes: Box<[u32]>,
     /// The unit of each sample.
     unit_of: Box<[u32]>,
     /// Where each unit's chunks begin in `chunks`.
@@ -58,6 +60,7 @@ fn damaged(why: &str) -> JobError {
 struct Build {
     firsts: Vec<u32>,
     spans: Vec<u32>,
+    sizes: Vec<u32>,
     /// The key of the sample that may go on.
     open: Option<String>,
     /// First chunk of each sample; further ones as (sample, chunk).
@@ -83,11 +86,13 @@ impl Build {
                 self.open = if let SampleRef::Keyed(k) = e.sample { Some(k.to_owned()) } else { None };
                 self.firsts.push(ordinal);
                 self.spans.push(0);
+                self.sizes.push(0);
                 self.first_chunk.push(NOWHERE);
             }
         }
         let s = self.firsts.len() - 1;
         self.spans[s] = ordinal - self.firsts[s] + 1;
+        self.sizes[s] = self.sizes[s].saturating_add(u32::try_from(e.size).unwrap_or(u32::MAX));
         for c in chunks {
             if self.first_chunk[s] == NOWHERE {
                 self.first_chunk[s] = c;
@@ -140,7 +145,7 @@ impl Samples {
     }
 
     fn lay(build: Build, rows: &[Chunk]) -> Result<Self, JobError> {
-        let Build { firsts, spans, first_chunk, more, .. } = build;
+        let Build { firsts, spans, sizes, first_chunk, more, .. } = build;
         if firsts.is_empty() {
             return Err(JobError::Ask(
                 "the version has no samples; see --samples of fletch index".to_owned(),
@@ -193,6 +198,7 @@ impl Samples {
         Ok(Samples {
             firsts: firsts.into(),
             spans: spans.into(),
+            sizes: sizes.into(),
             unit_of: unit_of.into(),
             starts: starts.into(),
             chunks: chunks.into(),
@@ -223,6 +229,39 @@ impl Samples {
     #[must_use]
     pub fn ordinals(&self, sample: u32) -> (u64, u32) {
         (u64::from(self.firsts[sample as usize]), self.spans[sample as usize])
+    }
+
+    /// Bytes of a sample's files, at most 2^32 − 1.
+    #[must_use]
+    pub fn bytes(&self, sample: u32) -> u64 {
+        self.sizes[sample as usize].into()
+    }
+
+    /// The entries of a sample, in their order.
+    ///
+    /// # Errors
+    /// Those of the tables; [`JobError::Lost`] when one of them is not there.
+    pub async fn files(&self, source: &Source, sample: u32) -> Result<Vec<Found>, JobError> {
+        let (first, span) = self.ordinals(sample);
+        let version = &source.version;
+        let mut files: Vec<Found> = Vec::new();
+        for ordinal in first..first + u64::from(span) {
+            let found = match version.try_entry(ordinal) {
+                Some(found) => found,
+                None => version.entry(ordinal).await.map_err(VersionError::from)?,
+            };
+            let found = found.ok_or(JobError::Lost)?;
+            // Between a sample's files may lie entries of none.
+            let belongs = match (files.first().map(|f| f.entry().sample), found.entry().sample) {
+                (None, _) => true,
+                (Some(SampleRef::Keyed(a)), SampleRef::Keyed(b)) => a == b,
+                _ => false,
+            };
+            if belongs {
+                files.push(found);
+            }
+        }
+        Ok(files)
     }
 
     /// The numbers of the samples with these keys.

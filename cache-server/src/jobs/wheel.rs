@@ -10,7 +10,9 @@
 //!    half of the memory, in which its chunks are then held. Under `lru` and `pin` nothing is kept for it.
 //! 4. At most `loads_max` units are brought at once.
 
-use super::{JobError, Samples};
+mod recording;
+
+use super::{JobError, Samples, ahead::Pool};
 use crate::versions::{Filler, Located, Source, Sources, Versions};
 use fletch_core::{
     StoreKey, Verified,
@@ -21,6 +23,8 @@ use fletch_core::{
     residency::Residency,
 };
 use fletch_store::{DatasetId, Shares, Store, Warmed, disk::Policy};
+pub use recording::Recorder;
+use recording::Recording;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
@@ -53,10 +57,16 @@ pub struct Means {
     pub tasks: TaskTracker,
     /// Bytes of memory for sweeps where there is no disk tier.
     pub memory_bytes: u64,
+    /// Memory for what is fetched ahead of epochs whose order is known.
+    pub ahead: Arc<Pool>,
     /// Units brought at once.
     pub loads_max: usize,
     /// How long a lease lives without a sign of life.
     pub lease_ttl: Duration,
+    /// How long a job stays open that nobody comes for.
+    pub job_ttl: Duration,
+    /// Where sweeps are recorded, if they are.
+    pub recorder: Option<Arc<Recorder>>,
     /// When the server started.
     pub since: Instant,
     /// How many sweeps there are.
@@ -134,6 +144,7 @@ pub struct Wheel {
     pub passing: Arc<Sources>,
     means: Arc<Means>,
     loads: Arc<Semaphore>,
+    recording: Option<Arc<Recording>>,
     inner: Mutex<Inner>,
 }
 
@@ -151,7 +162,9 @@ impl Wheel {
         let passing = sources.beside(source, DatasetId::PASSING);
         let units = samples.shape.units();
         let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
-        let fly = Flywheel::new(Arc::clone(&samples.shape), 0, &key, Knobs::default());
+        let recording = record(means, source).await;
+        let make = if recording.is_some() { Flywheel::recorded } else { Flywheel::new };
+        let fly = make(Arc::clone(&samples.shape), 0, &key, Knobs::default());
         means.wheels.fetch_add(1, Relaxed);
         let inner = Inner {
             fly,
@@ -170,6 +183,7 @@ impl Wheel {
             passing,
             means: Arc::clone(means),
             loads: Arc::new(Semaphore::new(means.loads_max)),
+            recording,
             inner: Mutex::new(inner),
         });
         let until = Instant::now() + SHARE_WITHIN;
@@ -402,6 +416,9 @@ impl Wheel {
         let capacity = self.capacity();
         let mut inner = self.lock();
         let inner = &mut *inner;
+        if let Some(recording) = &self.recording {
+            recording.take(&mut inner.fly, &self.means.tasks);
+        }
         if inner.fly.standing().seats > 0 {
             self.note(now_ns);
         }
@@ -422,6 +439,13 @@ impl Wheel {
         }
     }
 
+    /// Writes what was recorded and not written. Blocking.
+    pub fn end_trace(&self) {
+        if let Some(recording) = &self.recording {
+            recording.end(&mut self.lock().fly);
+        }
+    }
+
     /// What it looks like.
     #[must_use]
     pub fn standing(&self) -> Standing {
@@ -431,7 +455,23 @@ impl Wheel {
 
 impl Drop for Wheel {
     fn drop(&mut self) {
+        // At most what was decided since the last look.
+        self.end_trace();
         self.means.wheels.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The file of a new sweep's trace, if sweeps are recorded.
+async fn record(means: &Means, source: &Source) -> Option<Arc<Recording>> {
+    let recorder = Arc::clone(means.recorder.as_ref()?);
+    let (root, layout) = (source.version.root(), source.version.layout());
+    let begun = tokio::task::spawn_blocking(move || recorder.begin(root, layout)).await;
+    match begun.map_err(std::io::Error::from).and_then(|r| r) {
+        Ok(recording) => Some(recording),
+        Err(e) => {
+            tracing::error!(error = %e, "a sweep is not recorded");
+            None
+        }
     }
 }
 

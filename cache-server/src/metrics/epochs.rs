@@ -9,6 +9,12 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
     let stats = server.epochs.stats();
     let c = &server.epochs.means.counts;
     page.gauge("fletch_jobs_declared", "Jobs declared", &[], &[(vec![], stats.declared)])?;
+    page.gauge(
+        "fletch_jobs_open",
+        "Of them, jobs that are in memory with their epochs",
+        &[],
+        &[(vec![], stats.open)],
+    )?;
     page.gauge("fletch_epochs_open", "Epochs under way", &[], &[(vec![], stats.epochs_open)])?;
     page.counter(
         "fletch_epoch_entries_total",
@@ -19,6 +25,31 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
             (vec!["acked"], c.acked.load(Relaxed)),
             (vec!["expired"], c.expired.load(Relaxed)),
         ],
+    )?;
+    let pool = &server.epochs.means.ahead;
+    page.gauge(
+        "fletch_ahead_bytes",
+        "Memory that holds what is fetched ahead of epochs in a known order, and what of it may be held",
+        &["of"],
+        &[(vec!["held"], server.store.stats().pinned_bytes), (vec!["max"], pool.total)],
+    )?;
+    page.gauge(
+        "fletch_ahead_epochs",
+        "Epochs that are fetched for ahead of need",
+        &[],
+        &[(vec![], pool.takers())],
+    )?;
+    page.counter(
+        "fletch_ahead_fetched_bytes_total",
+        "Bytes brought from origins ahead of need",
+        &[],
+        &[(vec![], pool.fetched_bytes.load(Relaxed))],
+    )?;
+    page.counter(
+        "fletch_ahead_vain_bytes_total",
+        "Of those, bytes let go before anybody read them",
+        &[],
+        &[(vec![], pool.vain_bytes.load(Relaxed))],
     )?;
     let sum = |of: fn(&fletch_core::order::substitute::Standing) -> u64| stats.wheels.iter().map(of).sum();
     page.gauge("fletch_sweeps", "Sweeps", &[], &[(vec![], stats.wheels.len() as u64)])?;

@@ -5,7 +5,10 @@
 //! It also *frees* lazily (some epochs after it evicts), so the chunk lies in a slot that
 //! the eviction empties at once.
 
-use crate::buffers::{Buffers, Lent, class};
+use crate::{
+    buffers::{Buffers, Lent, class},
+    pins::{Pinned, Pins},
+};
 use bytes::Bytes;
 use fletch_core::{StoreKey, Verified};
 use moka::{policy::EvictionPolicy, sync::Cache};
@@ -29,6 +32,7 @@ pub(crate) struct Memory {
     cache: Cache<StoreKey, Slot>,
     permits: Arc<Semaphore>,
     buffers: Arc<Buffers>,
+    pins: Arc<Pins>,
     memory_bytes: u64,
 }
 
@@ -85,12 +89,22 @@ impl Memory {
             cache,
             permits: Arc::new(Semaphore::new(permits)),
             buffers: Buffers::new(memory_bytes / IDLE_PART),
+            pins: Arc::default(),
             memory_bytes,
         }
     }
 
     pub fn get(&self, key: &StoreKey) -> Option<Verified> {
-        self.cache.get(key)?.get()
+        self.cache.get(key).and_then(|slot| slot.get()).or_else(|| self.pins.get(key))
+    }
+
+    /// Holds a chunk in memory until the guard is dropped.
+    pub fn pin(&self, key: StoreKey, chunk: Verified) -> Pinned {
+        self.pins.pin(key, chunk)
+    }
+
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pins.bytes()
     }
 
     pub fn insert(&self, key: StoreKey, chunk: Verified) {

@@ -6,6 +6,7 @@ use crate::{
     disk::DatasetId,
     flight::{Boarding, Flights, Ticket},
     memory::{Memory, hold},
+    pins::Pinned,
     stats::{Counters, StoreStats},
 };
 use bytes::Bytes;
@@ -148,6 +149,13 @@ impl Store {
         Some(Hit { chunk, tier: Tier::Memory })
     }
 
+    /// Keeps a chunk in memory until the guard is dropped, whatever is evicted. What is pinned is part of
+    /// `memory_bytes`: whoever pins must bound it.
+    #[must_use]
+    pub fn pin(&self, key: StoreKey, chunk: Verified) -> Pinned {
+        self.memory.pin(key, chunk)
+    }
+
     /// The disk tier, if there is to be one.
     #[must_use]
     pub fn disk(&self) -> Option<&Arc<Disk>> {
@@ -227,7 +235,9 @@ impl Store {
         }
     }
 
-    pub(crate) fn deadline(&self) -> Duration {
+    /// The longest a read that misses memory takes.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
         self.limits.deadline
     }
 
@@ -243,6 +253,7 @@ impl Store {
             cached_bytes,
             cached_chunks,
             live_bytes: self.memory.live_bytes(),
+            pinned_bytes: self.memory.pinned_bytes(),
             flights: self.flights.len() as u64,
             ..self.counters.snapshot()
         }

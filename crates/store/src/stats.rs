@@ -15,7 +15,7 @@ pub(crate) struct Counters {
     pub deadlines: AtomicU64,
 }
 
-/// A snapshot; the totals only grow until the store is dropped, the last four are gauges.
+/// A snapshot; the totals only grow until the store is dropped, the last five are gauges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreStats {
     /// Reads answered from memory.
@@ -42,6 +42,8 @@ pub struct StoreStats {
     pub cached_chunks: u64,
     /// Bytes of all buffers alive or promised to a fetch now; never above `memory_bytes`.
     pub live_bytes: u64,
+    /// Bytes of chunks that are held in memory ahead of need now, part of `live_bytes`.
+    pub pinned_bytes: u64,
     /// Fetches running now.
     pub flights: u64,
 }
@@ -65,6 +67,7 @@ impl Counters {
             cached_bytes: 0,
             cached_chunks: 0,
             live_bytes: 0,
+            pinned_bytes: 0,
             flights: 0,
         }
     }

@@ -4,7 +4,7 @@
 //!    the caller's: the same number again changes nothing.
 //! 2. A rollback is one record, and then the epoch is read anew from its ledger: what a restart would make of it.
 
-use super::{Epoch, EpochState, Inner, Order};
+use super::{Epoch, EpochState, Inner};
 use crate::jobs::JobError;
 use fletch_api::Visitation;
 use fletch_core::order::lease::LeaseError;
@@ -67,7 +67,7 @@ impl Epoch {
             let (event, _) = inner.leases.rollback(commit)?;
             inner.reopening = true;
             inner.state = EpochState::Abandoned;
-            inner.order = Order::Over;
+            inner.over();
             self.ledger.append(&[event])
         };
         self.changed.notify_waiters();

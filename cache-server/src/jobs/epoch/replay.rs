@@ -86,7 +86,7 @@ impl Epoch {
         if let Some((what, got, want)) = differs(&read.header, &expected, setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
         }
-        let strict = strict(setup, epoch, read.header.fit);
+        let strict = Arc::new(strict(setup, epoch, read.header.fit));
         let leases = Leases::new(planned(&strict), read.header.fit)?;
         let key = OrderKey::new(setup.root, setup.plan.hash(), setup.seed, epoch);
         let mut inner = Inner {
@@ -100,6 +100,7 @@ impl Epoch {
             classes: BTreeMap::new(),
             commits: BTreeMap::new(),
             reopening: false,
+            ahead: None,
         };
         let expires = setup.now_ms().saturating_add(setup.ttl_ms());
         let began = inner.replay(setup, &strict, &read, expires).map_err(bad)?;

@@ -55,6 +55,13 @@ impl Epoch {
         }
     }
 
+    /// Whether a lease of it lives.
+    #[must_use]
+    pub fn has_leases(&self) -> bool {
+        let inner = self.lock();
+        inner.state == EpochState::Open && inner.leases.live().next().is_some()
+    }
+
     /// Whether it goes on.
     #[must_use]
     pub fn state_now(&self) -> EpochState {

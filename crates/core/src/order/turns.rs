@@ -66,8 +66,21 @@ impl Turns {
         self.holes.len() as u64 + (self.end - self.suffix)
     }
 
-    /// The entry at place `q` of everything that this world shares.
-    fn at(&self, strict: &Strict, q: u64) -> Option<u32> {
+    /// How many places this world shares.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.rest() + self.pads.len() as u64
+    }
+
+    /// Whether there is nothing to share.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The entry at place `q` of everything that this world shares: step after step, ranks in turn.
+    #[must_use]
+    pub fn at(&self, strict: &Strict, q: u64) -> Option<u32> {
         let rest = self.rest();
         if q >= rest {
             return self.pads.get(usize::try_from(q - rest).ok()?).copied();

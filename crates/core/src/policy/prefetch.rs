@@ -6,8 +6,8 @@
 //! served. Belady's rule ("A study of replacement algorithms", 1966) says what leaves: the unit whose
 //! next use is furthest, and only if that use lies behind the position that needs the room.
 //!
-//! I1. What is held never exceeds the budget, in bytes; but a single unit that is larger than all of
-//!     it is held alone, since its position must be served.
+//! I1. What is loaded never exceeds the budget, in bytes; but a single unit that is larger than all of
+//!     it is held alone, since its position must be served. (What is adopted was held before.)
 //! I2. Loads come in the order of first use.
 //! I3. Nothing in vain: what was loaded is dropped only after a position that needs it was served.
 //! I4. Nobody waits for ever: after `advance` the first position not served has its unit held or here; but
@@ -106,6 +106,8 @@ pub struct Prefetch {
     uses: Uses,
     bytes: Vec<u64>,
     budget: u64,
+    /// Whether a unit that is larger than all of the budget is held alone.
+    alone: bool,
     held_bytes: u64,
     held: Vec<bool>,
     /// Of each unit: the first of its uses that was not served, as an index into the uses.
@@ -136,6 +138,7 @@ impl Prefetch {
             uses,
             bytes,
             budget,
+            alone: true,
             held_bytes: 0,
             head: 0,
             ahead: 0,
@@ -171,7 +174,7 @@ impl Prefetch {
             left -= self.bytes[unit as usize];
             victims.push(unit);
         }
-        let fits = left == 0 || left + bytes <= self.budget;
+        let fits = (self.alone && left == 0) || left + bytes <= self.budget;
         for unit in victims.into_iter().filter(|_| fits) {
             self.drop_unit(unit);
             acts.push(Act::Evict(unit));
@@ -234,6 +237,33 @@ impl Prefetch {
         self.ahead = self.ahead.min(self.next_use(unit));
     }
 
+    /// Drops what is held and has no use any more, without waiting until room is needed.
+    pub fn drop_spent(&mut self, acts: &mut Vec<Act>) {
+        while let Some(&(NEVER, unit)) = self.by_use.last() {
+            self.drop_unit(unit);
+            acts.push(Act::Evict(unit));
+        }
+    }
+
+    /// Takes over a unit that is here already and would be dropped by who has it; whether there is a use for it.
+    /// It counts as loaded, whatever the budget says.
+    pub fn adopt(&mut self, unit: u32) -> bool {
+        let next = self.next_use(unit);
+        if next == NEVER {
+            return false;
+        }
+        if !std::mem::replace(&mut self.held[unit as usize], true) {
+            self.held_bytes += self.bytes[unit as usize];
+            self.by_use.insert((next, unit));
+        }
+        true
+    }
+
+    /// Whether a unit that is larger than all of the budget is held alone (at first, yes) or not at all.
+    pub fn hold_alone(&mut self, yes: bool) {
+        self.alone = yes;
+    }
+
     /// Another budget. What is held stays until room is needed or its uses are over.
     pub fn set_budget(&mut self, budget: u64, acts: &mut Vec<Act>) {
         self.budget = budget;
@@ -250,6 +280,12 @@ impl Prefetch {
     #[must_use]
     pub fn holds(&self, unit: u32) -> bool {
         self.held[unit as usize]
+    }
+
+    /// How long a unit is, in bytes.
+    #[must_use]
+    pub fn bytes_of(&self, unit: u32) -> u64 {
+        self.bytes[unit as usize]
     }
 
     /// Bytes held.

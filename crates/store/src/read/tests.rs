@@ -350,3 +350,24 @@ async fn i7_domains_do_not_share() {
     let hit = s.read(foreign, 1000, ANY, always(Ok(c.clone()))).await.expect("read");
     assert_eq!((hit.tier, s.stats().cached_chunks), (Tier::Origin, 2));
 }
+
+#[tokio::test]
+async fn what_is_pinned_outlives_the_cache_and_gives_its_permit_back() {
+    let s = store(4 * MIB, 10_000, 1);
+    let chunk = content(40, 1 << 20);
+    let hit = s.read(key_of(&chunk), 1 << 20, ANY, always(Ok(chunk.clone()))).await.expect("read");
+    let pinned = s.pin(key_of(&chunk), hit.chunk);
+    assert_eq!(s.stats().pinned_bytes, 1 << 20);
+    // More than the memory has room for, thrice.
+    for seed in 41..53 {
+        let other = content(seed, 1 << 20);
+        s.read(key_of(&other), 1 << 20, ANY, always(Ok(other.clone()))).await.expect("room beside the pin");
+    }
+    let none = always(Err(FetchError::new(Kind::Unavailable, "not asked")));
+    let again = s.read(key_of(&chunk), 1 << 20, ANY, none).await.expect("pinned");
+    assert_eq!((again.tier, again.chunk.bytes()), (Tier::Memory, &chunk));
+    drop((again, pinned));
+    let whole = content(60, 4 << 20);
+    s.read(key_of(&whole), 4 << 20, ANY, always(Ok(whole.clone()))).await.expect("all of it is free");
+    assert_eq!(s.stats().pinned_bytes, 0);
+}

@@ -303,6 +303,15 @@ impl Tape {
         std::mem::take(&mut self.out)
     }
 
+    /// What it holds, and that it ends before its sweep.
+    pub(super) fn cut(&mut self) -> Vec<u8> {
+        self.flush();
+        if !std::mem::replace(&mut self.cut, true) {
+            record::append(&mut self.out, CUT, &[]);
+        }
+        std::mem::take(&mut self.out)
+    }
+
     fn flush(&mut self) {
         if !self.calls.is_empty() {
             record::append(&mut self.out, CALLS, &self.calls);
@@ -320,9 +329,7 @@ impl Tape {
         came.write(&mut told);
         let long = told.len() > CALL_BYTES_MAX;
         if long || self.out.len() + self.calls.len() + told.len() > TAPE_BYTES_MAX {
-            self.flush();
-            record::append(&mut self.out, CUT, &[]);
-            self.cut = true;
+            self.out = self.cut();
             return;
         }
         self.calls.append(&mut told);

@@ -126,6 +126,13 @@ impl Flywheel {
         self.tape.as_mut().map_or_else(Vec::new, |t| t.take())
     }
 
+    /// Ends the recording: what the tape holds, with the mark of a trace that was cut. Empty when nothing is
+    /// recorded.
+    #[must_use]
+    pub fn cut_trace(&mut self) -> Vec<u8> {
+        self.tape.take().map_or_else(Vec::new, |mut t| t.cut())
+    }
+
     /// Makes the calls of a trace, and compares what comes of each. A torn end is the end.
     ///
     /// # Errors

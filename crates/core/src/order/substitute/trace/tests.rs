@@ -175,3 +175,17 @@ fn a_tape_that_nobody_takes_is_cut() {
     record::append(&mut trace, CUT, &[]);
     assert_eq!((whole, Flywheel::play(&trace).expect("plays").cut), (false, true));
 }
+
+#[test]
+fn a_recording_that_is_ended_says_so_and_the_sweep_goes_on() {
+    let shape = shape(4, 2);
+    let mut fly = Flywheel::recorded(shape.clone(), 3000, &key(), Knobs::default());
+    let seat = fly.join(Laid::new(&Plan::all(8).expect("plan"), &shape).expect("laid"));
+    fly.begin(seat, Bits::ones(8));
+    let mut trace = fly.take_trace();
+    trace.extend(fly.cut_trace());
+    assert!(fly.next(seat, &mut Vec::new()).is_some());
+    assert!(fly.take_trace().is_empty() && fly.cut_trace().is_empty());
+    let played = Flywheel::play(&trace).expect("plays");
+    assert_eq!((played.calls, played.picks, played.cut), (2, 0, true));
+}

@@ -1,6 +1,6 @@
 //! `bench-epochs [--cell NAME] [--epochs 3] [--warm 1] [--mb-per-s 600] [--arms fletch,pin,lru,direct]
 //!               [--samples 25600] [--sample-bytes 131072 | --data DIR] [--chunk-size 4MiB] [--cache-size BYTES]
-//!               [--orders DIR] [--json FILE]`
+//!               [--orders DIR] [--strict-mb-per-s 100] [--json FILE]`
 //!
 //! Cells of the sweep on a real server: jobs with emulated steps (absolute deadlines) lease whole epochs over a unix
 //! socket, verify and acknowledge them; the origin is the emulator at its defaults (25 ms to the first byte, 80 MB/s a
@@ -8,15 +8,17 @@
 //!
 //! c counts all that the server may hold: `memory.max` and `cache.size`. `lru` and `pin` are values of
 //! `cache.policy`, read in the strict order; `direct` is a server without a disk and with the least memory.
+//! Before them stand the strict epochs ([`strict`]).
 //! `--data` takes a tree instead of making one, `--cache-size` a disk instead of the cell's, and `--orders` writes the
 //! sample numbers of each job's whole epochs, an epoch a line.
 
+mod consumer;
+mod strict;
+
+use consumer::Consumer;
 use fletch_api::{OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
 use fletch_benches::{Daemon, arg, bin, until, walk, write_tree};
-use fletch_client::{
-    Client, ClientConfig,
-    epochs::{JobHandle, LeaseBatch, Next},
-};
+use fletch_client::{Client, ClientConfig};
 use fletch_core::{
     DatasetName, JobName,
     order::{Tail, substitute::Knobs},
@@ -180,32 +182,17 @@ impl Bench {
         case
     }
 
-    fn measure(&self, cell: &Cell, arm: ArmKind) -> Measured {
-        let origin = self.emulator(EmulatorConfig::default());
+    /// A server with the dataset as `set`; its socket, and its URL.
+    fn server(&self, origin: &OriginEmulator, more: &[&str], packed: bool) -> (Daemon, PathBuf, String) {
         let state = self.at("server");
         std::fs::remove_dir_all(&state).ok();
         std::fs::create_dir_all(&state).expect("mkdir");
         let ready = state.join("ready");
-        let all = (cell.cache * self.bytes() as f64) as u64;
-        let cache = self.cache_size.unwrap_or(all.saturating_sub(MEMORY_BYTES));
-        let (size, policy) = match arm {
-            ArmKind::Direct => (0, "fletch"),
-            ArmKind::Lru => (cache, "lru"),
-            ArmKind::Pin => (cache, "pin"),
-            ArmKind::Fletch => (cache, "fletch"),
-        };
         let socket = self.at("s.sock");
         let server = Daemon::start(
             Command::new(bin("fletch-server"))
-                .args(["--listen", "127.0.0.1:0", "--memory", &MEMORY_BYTES.to_string()])
-                .args([
-                    "--cache-size",
-                    &size.to_string(),
-                    "--cache-policy",
-                    policy,
-                    "--cache-free-floor",
-                    "0",
-                ])
+                .args(["--listen", "127.0.0.1:0", "--cache-free-floor", "0"])
+                .args(more)
                 .arg("--config")
                 .arg(self.at("fletch.toml"))
                 .arg("--socket")
@@ -220,10 +207,27 @@ impl Bench {
         );
         until("the server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.starts_with("http")));
         let url = std::fs::read_to_string(&ready).expect("ready").trim().to_owned();
-        let tables = format!("{}/{}", origin.uri(), if cell.packed { "pack" } else { "index" });
+        let tables = format!("{}/{}", origin.uri(), if packed { "pack" } else { "index" });
         let data = format!("{}/set", origin.uri());
         run(Command::new(bin("fletch"))
             .args(["register", "set", &data, "--tables", &tables, "--quiet", "--server", &url]));
+        (server, socket, url)
+    }
+
+    fn measure(&self, cell: &Cell, arm: ArmKind) -> Measured {
+        let origin = self.emulator(EmulatorConfig::default());
+        let all = (cell.cache * self.bytes() as f64) as u64;
+        let cache = self.cache_size.unwrap_or(all.saturating_sub(MEMORY_BYTES));
+        let (size, policy) = match arm {
+            ArmKind::Direct => (0, "fletch"),
+            ArmKind::Lru => (cache, "lru"),
+            ArmKind::Pin => (cache, "pin"),
+            ArmKind::Fletch => (cache, "fletch"),
+        };
+        let memory = MEMORY_BYTES.to_string();
+        let size = size.to_string();
+        let more = ["--memory", &memory, "--cache-size", &size, "--cache-policy", policy];
+        let (server, socket, _) = self.server(&origin, &more, cell.packed);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -296,83 +300,6 @@ impl Bench {
     }
 }
 
-/// One job: leases ahead of its steps, consumes by absolute deadlines, acknowledges.
-struct Consumer {
-    job: JobHandle,
-    step: Duration,
-    start: Instant,
-    warm: Instant,
-    end: Instant,
-    counted: Arc<AtomicU64>,
-    orders: Option<PathBuf>,
-}
-
-impl Consumer {
-    /// How long it waited for samples inside the measured time.
-    async fn consume(self) -> Duration {
-        sleep_until(self.start).await;
-        let (mut due, mut waited) = (self.start, Duration::ZERO);
-        let (tasks, mut orders) = (TaskTracker::new(), String::new());
-        for epoch in 0.. {
-            let (to, mut from) = tokio::sync::mpsc::channel::<LeaseBatch>(2);
-            let job = self.job.clone();
-            let asking = tasks.spawn(async move {
-                let mut reader = job.reader(epoch, 0, 0).patient(Duration::from_secs(60));
-                loop {
-                    match reader.next(LEASE).await.expect("a lease") {
-                        Next::Batch(batch) => {
-                            if to.send(batch).await.is_err() {
-                                return;
-                            }
-                        }
-                        Next::Full => {}
-                        Next::Last | Next::Done => return,
-                    }
-                }
-            });
-            while let Some(batch) = from.recv().await {
-                let now = Instant::now();
-                if now > due {
-                    // It waited: later steps are as long as before.
-                    if now > self.warm && now < self.end {
-                        waited += now - due;
-                    }
-                    due = now;
-                }
-                for sample in &batch.samples {
-                    due += self.step;
-                    if due >= self.end {
-                        asking.abort();
-                        self.keep(&orders);
-                        return waited;
-                    }
-                    if due >= self.warm {
-                        self.counted.fetch_add(sample.bytes.len() as u64, Relaxed);
-                    }
-                    if self.orders.is_some() {
-                        orders.push_str(&format!("{} ", sample.sample));
-                    }
-                }
-                sleep_until(due).await;
-                let acks = [batch.token.ack(fletch_api::BatchTimes::default())];
-                self.job.ack(epoch, 0, &acks).await.expect("an ack");
-                self.job.held().drop_lease(epoch, 0, batch.token.lease);
-            }
-            asking.await.expect("the epoch's leases");
-            orders.push('\n');
-        }
-        waited
-    }
-
-    fn keep(&self, orders: &str) {
-        if let Some(path) = &self.orders {
-            // The last line is of an epoch that was cut.
-            let whole = orders.rfind('\n').map_or("", |at| &orders[..=at]);
-            std::fs::write(path, whole).expect("orders");
-        }
-    }
-}
-
 fn main() {
     let (orders, data): (String, String) = (arg("orders", String::new()), arg("data", String::new()));
     let mut bench = Bench {
@@ -387,15 +314,16 @@ fn main() {
         orders: (!orders.is_empty()).then(|| PathBuf::from(orders)),
     };
     let only: String = arg("cell", String::new());
+    let strict_pace = arg("strict-mb-per-s", 100.0) * 1e6;
     let arms: String = arg("arms", "fletch".to_owned());
     bench.make(&data);
     let packed = bench.case(&CELLS[0]).units.len();
     println!("{} samples of {} bytes; {packed} chunks in the pack\n", bench.samples, bench.sample_bytes);
+    let mut raw = strict::rows(&bench, &only, strict_pace);
     println!(
         "| cell | cache | arm | backend / delivered | simulated | bound | × bound | worst stall | server CPU s/GB | delivered GB |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
-    let mut raw = Vec::new();
     for cell in CELLS.iter().filter(|c| c.name.contains(&only)) {
         for arm in arms.split(',') {
             let arm = match arm {

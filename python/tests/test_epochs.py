@@ -180,6 +180,30 @@ def test_two_ranks_share_an_epoch(server: Server, tree: Path) -> None:
     assert not ranks[0].verify() and not ranks[0].verify([sums[1], sums[1]])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_step_of_two_ranks_mixes_buckets(server: Server, tree: Path, workers: int) -> None:
+    bounds = [900, 1800]
+
+    def bucket(sample: EpochSample) -> int:
+        return sum(b <= len(sample.content) for b in bounds)
+
+    settings = {"order": "bucketed", "buckets": {"lengths": bounds}, "transform": bucket, "ranks": 2}
+    ranks = [epochs(server, f"buckets-{workers}", rank=r, **settings) for r in range(2)]
+    steps = [[batch.tolist() for batch in DataLoader(d, num_workers=workers)] for d in ranks]
+    sizes = collections.Counter(sum(b <= p.stat().st_size for b in bounds) for p in tree.iterdir())
+    assert [len(s) for s in steps] == [ranks[0].steps] * 2 == [sum(n // 16 for n in sizes.values())] * 2
+    assert all(len(set(a + b)) == 1 and len(a) == len(b) == 8 for a, b in zip(*steps))
+    assert len({a[0] for a in steps[0]}) == 3
+    assert ranks[0].verify([ranks[1].received()])
+
+
+def test_buckets_are_of_one_order(server: Server, tree: Path) -> None:
+    for settings in ({"order": "bucketed"}, {"buckets": {"lengths": [5]}}):
+        with pytest.raises(fletch.Invalid) as error:
+            epochs(server, "no-buckets", **settings)
+        assert error.value.code == "bad_plan"
+
+
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:
     dataset = epochs(server, "plain")
     got = seen(iter(torch.utils.data.DataLoader(dataset, batch_size=10)))

@@ -341,6 +341,7 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
         layout: None,
         seed: Some(seed),
         order,
+        buckets: None,
         plan: PlanSpec::default(),
         world: World { ranks: RANKS, batch: RANKS * WANT, tail: Tail::Drop },
         visitation: Visitation::ExactlyOnce,

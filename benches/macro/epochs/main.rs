@@ -265,6 +265,7 @@ impl Bench {
                 layout: None,
                 seed: Some(j as u64),
                 order: if arm == ArmKind::Fletch { OrderKind::Substitute } else { OrderKind::Strict },
+                buckets: None,
                 plan: PlanSpec::default(),
                 world: World { ranks: 1, batch: LEASE, tail: Tail::Keep },
                 visitation: Visitation::ExactlyOnce,

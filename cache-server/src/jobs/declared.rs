@@ -12,9 +12,9 @@ mod rollback;
 
 use super::{
     Epoch, JobError, Samples, Wheel,
-    epoch::{Setup, differs, fit, planned, strict},
+    epoch::{Course, Setup, differs, fit},
     ledger::write_whole,
-    plan::plan_of,
+    plan::{cut_of, plan_of},
     wheel::{Means, lay},
 };
 use crate::versions::{Source, Sources};
@@ -87,6 +87,7 @@ impl Record {
             ("seed", a.seed == ask.seed),
             ("order", a.order == ask.order),
             ("plan", a.plan == ask.plan),
+            ("buckets", a.buckets == ask.buckets),
             ("visitation", a.visitation == ask.visitation),
         ];
         pairs.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
@@ -140,6 +141,7 @@ impl Opened {
         let seed = ask.seed.unwrap_or_else(|| seed_of(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
         fit(&ask.world).check()?;
+        let cut = cut_of(ask, &plan, &source, &samples).await?;
         let laid = lay(&plan, &samples)?;
         let packed = source.version.layout_doc().params.kind == LayoutKind::Pack;
         let per_unit = samples.len().div_ceil(samples.shape.units().max(1) as u64);
@@ -150,7 +152,9 @@ impl Opened {
             job: ask.name.to_string(),
             root: record.root,
             layout: record.layout,
+            hash: cut.as_ref().map_or_else(|| plan.hash(), |c| c.buckets.hash(plan.hash())),
             plan,
+            cut,
             laid,
             block: if packed && ask.order == OrderKind::Strict { block } else { 0 },
             samples,
@@ -160,6 +164,8 @@ impl Opened {
             visitation: ask.visitation,
             means: Arc::clone(means),
         };
+        // Whatever cannot be ordered is refused now.
+        Course::new(&setup, 0, fit(&ask.world))?;
         Ok(Opened {
             dir,
             exact,
@@ -328,10 +334,11 @@ impl Opened {
         if let Some((what, got, want)) = differs(&read.header, &header, self.setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
         }
-        let order = strict(&self.setup, number, read.header.fit);
-        let mut leases = Leases::new(planned(&order), read.header.fit)?;
+        let course = Course::new(&self.setup, number, read.header.fit)?;
+        let mut leases = Leases::new(course.planned(), read.header.fit)?;
         read.replay(&mut leases, 0).map_err(|e| bad(e.to_string()))?;
         let acked = leases.acked().clone();
+        course.may_become(number, &acked, read.header.fit, fit(&self.record().ask.world))?;
         let this = Arc::clone(self);
         self.alone(async move { this.put_alone(number, header, acked, replace).await }).await
     }
@@ -384,7 +391,14 @@ impl Opened {
         self.alone(async move { this.world_alone(world).await }).await
     }
 
-    async fn world_alone(&self, world: World) -> Result<(), JobError> {
+    async fn world_alone(self: &Arc<Self>, world: World) -> Result<(), JobError> {
+        if self.setup.cut.is_some() {
+            // An epoch may refuse: those that are not in memory are asked, too, and before anything changes.
+            let this = Arc::clone(self);
+            for n in blocking(move || this.on_disk()).await? {
+                self.epoch_alone(n, false).await?.may_become(fit(&world))?;
+            }
+        }
         let (mut record, dir) = (self.record(), self.dir.clone());
         if record.ask.world != world {
             record.ask.world = world;
@@ -438,10 +452,10 @@ impl Opened {
             order: setup.order,
             visitation: setup.visitation,
             world,
-            plan: setup.plan.hash(),
+            plan: setup.hash,
             samples: setup.samples.len(),
             entries: setup.plan.entries(),
-            steps: fit(&world).steps(setup.plan.entries()),
+            steps: setup.steps(fit(&world)),
             epochs,
         })
     }

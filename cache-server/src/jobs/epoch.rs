@@ -11,37 +11,42 @@
 
 mod acks;
 mod commits;
+mod course;
 mod foresight;
 mod notes;
 mod order;
 mod replay;
 mod view;
+mod worlds;
 
 use super::{
     Ahead, JobError, Samples, Wheel,
     ledger::{LEDGER_BYTES_MAX, LedgerFile},
+    plan::Cut,
     wheel::{Class, Means},
 };
+pub use course::Course;
 use crate::versions::Sources;
 use fletch_api::{
     EpochState, LeaseRequest, OrderKind, Times, Visitation,
     epochs::{Ack, GrantStatus, WANT_MAX},
 };
 use fletch_core::{
-    LayoutId, Root,
+    Hash, LayoutId, Root,
     order::{
-        Event, Fit, Lease, Leases, Plan, Request, Room, Strict, certificate::Shuffle, ledger::Header,
+        Event, Fit, Lease, Leases, OrderKey, Plan, Request, Room, certificate::Shuffle, ledger::Header,
         plan::Item,
     },
 };
 use order::Order;
-pub use replay::{differs, planned, strict};
+pub use replay::differs;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::Instant,
 };
 use tokio::sync::{Notify, OnceCell};
+pub use worlds::fit;
 
 /// Leases that were wholly acknowledged and are remembered, so that an ack may come twice.
 const SETTLED_MAX: usize = 4096;
@@ -64,6 +69,10 @@ pub struct Setup {
     pub samples: Arc<Samples>,
     /// The sweep, where the cache chooses.
     pub wheel: Option<Arc<Wheel>>,
+    /// The buckets that the plan is cut into, where its order needs them.
+    pub cut: Option<Cut>,
+    /// The plan's name, with its buckets.
+    pub hash: Hash,
     /// Who chooses.
     pub order: OrderKind,
     /// The way to the bytes of what is asked for by name.
@@ -100,7 +109,7 @@ struct Inner {
 pub struct Epoch {
     setup: Arc<Setup>,
     header: Header,
-    strict: Arc<Strict>,
+    course: Course,
     /// What the sweep knows this epoch by.
     owner: u64,
     ledger: LedgerFile,
@@ -130,15 +139,23 @@ enum Step {
     Wait(Granted, u64),
 }
 
-fn fit_of(world: &fletch_api::World) -> Fit {
-    Fit { batch: world.batch, ranks: world.ranks, tail: world.tail }
-}
-
 impl Setup {
+    /// What everything random of an epoch is drawn from.
+    #[must_use]
+    pub fn key(&self, epoch: u64) -> OrderKey {
+        OrderKey::new(self.root, self.hash, self.seed, epoch)
+    }
+
     /// The moment, in leases' milliseconds.
     #[must_use]
     pub fn now_ms(&self) -> u64 {
         u64::try_from(self.means.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Steps of an epoch in this world.
+    #[must_use]
+    pub fn steps(&self, fit: Fit) -> u64 {
+        self.cut.as_ref().map_or_else(|| fit.steps(self.plan.entries()), |c| c.steps(fit))
     }
 
     fn ttl_ms(&self) -> u64 {
@@ -297,7 +314,7 @@ impl Epoch {
             // Pads that filled up.
             classes.resize(entries.len(), Class::Exact);
             for &e in entries {
-                let unit = self.setup.samples.unit(self.strict.item(e).sample);
+                let unit = self.setup.samples.unit(self.course.item(e).sample);
                 inner.shuffles[request.rank as usize].see(unit);
             }
         }
@@ -317,7 +334,7 @@ impl Epoch {
             .into_iter()
             .enumerate()
             .map(|(i, e)| {
-                let item = self.strict.item(e);
+                let item = self.course.item(e);
                 let class = known.and_then(|c| c.get(i).copied());
                 (e, item, class.unwrap_or_else(|| self.class_now(item)))
             })
@@ -417,47 +434,6 @@ impl Epoch {
         }
     }
 
-    /// Another world, from now on. The same one changes nothing.
-    ///
-    /// # Errors
-    /// [`JobError`].
-    pub async fn world(&self, fit: Fit) -> Result<(), JobError> {
-        let upto = {
-            let mut inner = self.lock();
-            let inner = &mut *inner;
-            if inner.state != EpochState::Open || inner.leases.fit() == fit {
-                return Ok(());
-            }
-            let mut events = self.expire_due(inner);
-            let changed = self.change_world(inner, fit, &mut events);
-            if changed.is_ok() {
-                // All that was left may be what the new world leaves out.
-                self.end_if_over(inner, &mut events);
-            }
-            let upto = self.ledger.append(&events);
-            changed.map(|()| upto)?
-        };
-        self.changed.notify_waiters();
-        self.ledger.durable(upto).await
-    }
-
-    fn change_world(&self, inner: &mut Inner, fit: Fit, events: &mut Vec<Event>) -> Result<(), JobError> {
-        if self.at_most_once() {
-            self.deliver(inner, |_| true, events);
-            if inner.state != EpochState::Open {
-                return Ok(());
-            }
-        }
-        let (event, back) = inner.leases.world(fit)?;
-        events.push(event);
-        inner.order.came_back(&back);
-        inner.order.world(&self.strict, &inner.leases);
-        self.foresee_anew(inner);
-        inner.classes.clear();
-        inner.widen();
-        Ok(())
-    }
-
     /// Its file may be opened anew: nothing is granted, and nothing is written when this returns. Blocking.
     pub fn close(&self) {
         self.abandon();
@@ -474,10 +450,4 @@ impl Epoch {
         drop(inner);
         self.changed.notify_waiters();
     }
-}
-
-/// The world of a job as the leases want it.
-#[must_use]
-pub fn fit(world: &fletch_api::World) -> Fit {
-    fit_of(world)
 }

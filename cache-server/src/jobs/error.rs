@@ -2,7 +2,9 @@
 
 use crate::versions::VersionError;
 use fletch_api::Code;
-use fletch_core::order::{lease::LeaseError, ledger::BadLedger, plan::PlanError, shape::BadShape};
+use fletch_core::order::{
+    bucketed::BadBuckets, lease::LeaseError, ledger::BadLedger, plan::PlanError, shape::BadShape,
+};
 use std::{io, path::PathBuf};
 
 /// One boundary's error; `http/problem.rs` maps its code once.
@@ -22,6 +24,9 @@ pub enum JobError {
     /// The plan or the world cannot be.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The buckets cannot be.
+    #[error(transparent)]
+    Buckets(#[from] BadBuckets),
     /// The plan names what the version does not have, or nothing to read.
     #[error("{0}")]
     Ask(String),
@@ -47,6 +52,14 @@ pub enum JobError {
     /// No such epoch.
     #[error("epoch {0} has not begun")]
     NoEpoch(u64),
+    /// The world cannot change now.
+    #[error("the world of epoch {epoch} cannot change: {what}")]
+    MidStep {
+        /// Which.
+        epoch: u64,
+        /// Why.
+        what: &'static str,
+    },
     /// The state is of something else.
     #[error("the state's {what} is {got}, the epoch's is {want}")]
     StateDiffers {
@@ -106,7 +119,7 @@ impl JobError {
         match self {
             JobError::NotFound | JobError::NoEpoch(_) => Code::NotFound,
             JobError::Differs { .. } => Code::JobDiffers,
-            JobError::Plan(_) | JobError::Ask(_) => Code::BadPlan,
+            JobError::Plan(_) | JobError::Ask(_) | JobError::Buckets(_) => Code::BadPlan,
             JobError::Lease(e) => match e {
                 LeaseError::Rank { .. } => Code::BadRank,
                 LeaseError::Stale { .. } => Code::StaleSequence,
@@ -120,6 +133,7 @@ impl JobError {
             },
             JobError::Closed { .. } => Code::EpochClosed,
             JobError::Open { .. } => Code::EpochOpen,
+            JobError::MidStep { .. } => Code::MidStep,
             JobError::StateDiffers { .. } => Code::StateDiffers,
             JobError::StateBehind(_) => Code::StateBehind,
             JobError::BadState(_) => Code::BadState,
@@ -142,7 +156,9 @@ impl JobError {
             JobError::Differs { .. } => {
                 "use another name, change only the world (PUT …/world), or delete the job"
             }
-            JobError::Plan(_) | JobError::Ask(_) => "change plan or world; nothing was declared",
+            JobError::Plan(_) | JobError::Ask(_) | JobError::Buckets(_) => {
+                "change plan, buckets or world; nothing was declared"
+            }
             JobError::Lease(LeaseError::Rank { .. }) => {
                 "ranks count from 0; see GET /v1/jobs/{id} for the world"
             }
@@ -157,6 +173,9 @@ impl JobError {
             JobError::Uncommitted => "declare the job with visitation checkpoint",
             JobError::Closed { .. } => "go on to a later epoch, or use another job name to read it anew",
             JobError::Open { .. } => "acknowledge what was received, until the epoch is finished",
+            JobError::MidStep { .. } => {
+                "acknowledge all of the step in the world it was begun in, then change the number of ranks"
+            }
             JobError::StateDiffers { .. } => "declare the job as it was when the state was saved",
             JobError::StateBehind(_) => "add ?replace=true to forget what was delivered since",
             JobError::BadState(_) => "put the bytes that GET …/state gave",

@@ -1,12 +1,68 @@
-//! From what was asked for to a plan.
+//! From what was asked for to a plan, and to its buckets.
 
 use super::{JobError, Samples};
 use crate::versions::Source;
-use fletch_api::{PlanBase, StartJob};
+use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, jobs::PREFIXES_MAX};
 use fletch_core::{
     Root,
-    order::{OrderKey, Plan},
+    order::{Buckets, Fit, OrderKey, Plan, bucketed::BadBuckets},
 };
+
+/// The buckets that a plan is cut into.
+pub struct Cut {
+    /// Of each sample.
+    pub buckets: Buckets,
+    /// Entries of the plan in each.
+    sizes: Vec<u64>,
+}
+
+impl Cut {
+    /// Steps of an epoch in this world.
+    #[must_use]
+    pub fn steps(&self, fit: Fit) -> u64 {
+        self.sizes.iter().map(|&n| fit.steps(n)).sum()
+    }
+}
+
+/// The buckets that were asked for, where the order needs them.
+pub(super) async fn cut_of(
+    ask: &StartJob,
+    plan: &Plan,
+    source: &Source,
+    samples: &Samples,
+) -> Result<Option<Cut>, JobError> {
+    let spec = match (ask.order, &ask.buckets) {
+        (OrderKind::Bucketed, Some(spec)) => spec,
+        (OrderKind::Bucketed, None) => {
+            return Err(JobError::Ask("an order bucketed needs buckets: lengths, prefixes or groups".into()));
+        }
+        (_, Some(_)) => return Err(JobError::Ask("only an order bucketed has buckets".into())),
+        (_, None) => return Ok(None),
+    };
+    let buckets = match spec {
+        BucketSpec::Lengths(bounds) => Buckets::by_length(samples.lengths(source).await?, bounds)?,
+        BucketSpec::Groups(groups) => Buckets::new(groups.clone())?,
+        BucketSpec::Prefixes(prefixes) if prefixes.len() > PREFIXES_MAX => {
+            return Err(JobError::Ask(format!("more than {PREFIXES_MAX} prefixes")));
+        }
+        BucketSpec::Prefixes(prefixes) => {
+            let mut of = Vec::new();
+            let none = prefixes.len();
+            let see = |key: &str| {
+                let first = prefixes.iter().position(|p| key.starts_with(p.as_str())).unwrap_or(none);
+                of.push(u32::try_from(first).unwrap_or(u32::MAX));
+            };
+            samples.each_key(source, see).await?;
+            Buckets::new(of)?
+        }
+    };
+    if buckets.len() != plan.samples() as usize {
+        let (buckets, samples) = (buckets.len(), plan.samples());
+        return Err(BadBuckets::Samples { buckets, samples }.into());
+    }
+    let sizes = buckets.sizes(plan);
+    Ok(Some(Cut { buckets, sizes }))
+}
 
 /// The plan that was asked for.
 pub(super) async fn plan_of(

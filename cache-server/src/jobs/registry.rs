@@ -272,7 +272,7 @@ impl Registry {
             }
         };
         let wheel = match record.ask.order {
-            OrderKind::Strict => {
+            OrderKind::Strict | OrderKind::Bucketed => {
                 // Before its first read, so that what that brings may stay.
                 let now = u64::try_from(self.means.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 self.means.shares.note(sources.number(), record.root, source.footprint_max(), now);

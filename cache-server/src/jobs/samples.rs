@@ -270,11 +270,12 @@ impl Samples {
     /// [`JobError::Ask`] naming keys that no sample has; those of the tables.
     pub async fn numbers(&self, source: &Source, keys: &[String]) -> Result<Vec<u64>, JobError> {
         let mut wanted: HashMap<&str, Option<u64>> = keys.iter().map(|k| (k.as_str(), None)).collect();
-        self.each_first(source, |s, e| {
-            let key = if let SampleRef::Keyed(k) = e.sample { k } else { e.path };
+        let mut s = 0;
+        self.each_key(source, |key| {
             if let Some(number) = wanted.get_mut(key) {
-                *number = Some(s as u64);
+                *number = Some(s);
             }
+            s += 1;
         })
         .await?;
         let missing: Vec<&str> = wanted.iter().filter(|(_, n)| n.is_none()).map(|(k, _)| *k).collect();
@@ -285,11 +286,11 @@ impl Samples {
         Ok(wanted.into_values().flatten().collect())
     }
 
-    async fn each_first(
-        &self,
-        source: &Source,
-        mut see: impl FnMut(usize, &EntryRef<'_>),
-    ) -> Result<(), JobError> {
+    /// The key of every sample, in order.
+    ///
+    /// # Errors
+    /// Those of the tables.
+    pub async fn each_key(&self, source: &Source, mut see: impl FnMut(&str)) -> Result<(), JobError> {
         let mut s = 0;
         for part in 0..source.version.manifest().parts.len() {
             let loaded = source.version.part(part).await.map_err(VersionError::from)?;
@@ -297,7 +298,8 @@ impl Samples {
             let end = first + loaded.entries.len() as u64;
             while let Some(&ordinal) = self.firsts.get(s).filter(|&&o| u64::from(o) < end) {
                 let row = usize::try_from(u64::from(ordinal) - first).unwrap_or(usize::MAX);
-                see(s, &loaded.entries.get(row));
+                let e = loaded.entries.get(row);
+                see(if let SampleRef::Keyed(k) = e.sample { k } else { e.path });
                 s += 1;
             }
         }
@@ -309,30 +311,62 @@ impl Samples {
     /// # Errors
     /// Those of the tables.
     pub async fn contents(&self, source: &Source) -> Result<Vec<Hash>, JobError> {
-        let mut out = Vec::with_capacity(self.firsts.len());
-        let (mut open, mut hashes): (Option<String>, Vec<Hash>) = (None, Vec::new());
-        for part in 0..source.version.manifest().parts.len() {
-            let loaded = source.version.part(part).await.map_err(VersionError::from)?;
-            for row in 0..loaded.entries.len() {
-                let e = loaded.entries.get(row);
-                match e.sample {
-                    SampleRef::None => continue,
-                    SampleRef::Keyed(key) if open.as_deref() == Some(key) => {}
-                    SampleRef::Alone | SampleRef::Keyed(_) => {
-                        if !hashes.is_empty() {
-                            out.push(content(&hashes));
-                        }
-                        hashes.clear();
-                        open = if let SampleRef::Keyed(k) = e.sample { Some(k.to_owned()) } else { None };
-                    }
-                }
-                hashes.push(e.hash.ok_or_else(|| damaged("a sample's entry has no content"))?);
+        let (mut out, mut hashes) = (Vec::with_capacity(self.firsts.len()), Vec::new());
+        self.each_entry(source, |new, e| {
+            if new && !hashes.is_empty() {
+                out.push(content(&hashes));
+                hashes.clear();
             }
-        }
+            hashes.push(e.hash.ok_or_else(|| damaged("a sample's entry has no content"))?);
+            Ok(())
+        })
+        .await?;
         if !hashes.is_empty() {
             out.push(content(&hashes));
         }
         Ok(out)
+    }
+
+    /// The length of every sample, all its files together, in bytes.
+    ///
+    /// # Errors
+    /// Those of the tables.
+    pub async fn lengths(&self, source: &Source) -> Result<Vec<u64>, JobError> {
+        let mut out: Vec<u64> = Vec::with_capacity(self.firsts.len());
+        self.each_entry(source, |new, e| {
+            match out.last_mut().filter(|_| !new) {
+                Some(sum) => *sum = sum.saturating_add(e.size),
+                None => out.push(e.size),
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(out)
+    }
+
+    /// Every entry of every sample, in order, and whether it is a sample's first.
+    async fn each_entry(
+        &self,
+        source: &Source,
+        mut see: impl FnMut(bool, &EntryRef<'_>) -> Result<(), JobError>,
+    ) -> Result<(), JobError> {
+        let mut open: Option<String> = None;
+        for part in 0..source.version.manifest().parts.len() {
+            let loaded = source.version.part(part).await.map_err(VersionError::from)?;
+            for row in 0..loaded.entries.len() {
+                let e = loaded.entries.get(row);
+                let new = match e.sample {
+                    SampleRef::None => continue,
+                    SampleRef::Keyed(key) if open.as_deref() == Some(key) => false,
+                    SampleRef::Alone | SampleRef::Keyed(_) => {
+                        open = if let SampleRef::Keyed(k) = e.sample { Some(k.to_owned()) } else { None };
+                        true
+                    }
+                };
+                see(new, &e)?;
+            }
+        }
+        Ok(())
     }
 }
 

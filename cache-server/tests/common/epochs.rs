@@ -26,6 +26,7 @@ pub fn ask(name: &str, order: OrderKind, world: World) -> StartJob {
         layout: None,
         seed: Some(5),
         order,
+        buckets: None,
         plan: PlanSpec::default(),
         world,
         visitation: Visitation::ExactlyOnce,

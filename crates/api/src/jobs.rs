@@ -39,6 +39,9 @@ pub struct StartJob {
     /// What an epoch delivers.
     #[serde(default)]
     pub plan: PlanSpec,
+    /// What makes the buckets of an order `bucketed`; absent with other orders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buckets: Option<BucketSpec>,
     /// Who shares a step.
     pub world: World,
     /// What counts as delivered.
@@ -64,6 +67,8 @@ pub enum OrderKind {
     Substitute,
     /// A keyed permutation, known in advance.
     Strict,
+    /// A keyed permutation in which all entries of a step, of all ranks together, are of one bucket.
+    Bucketed,
 }
 
 impl OrderKind {
@@ -73,6 +78,7 @@ impl OrderKind {
         match self {
             OrderKind::Substitute => "substitute",
             OrderKind::Strict => "strict",
+            OrderKind::Bucketed => "bucketed",
         }
     }
 }
@@ -139,6 +145,23 @@ pub struct EchoSpec {
     pub apart: u32,
 }
 
+/// No more prefixes make buckets.
+pub const PREFIXES_MAX: usize = 1024;
+
+/// What makes buckets: `{"lengths": [1000, 4000]}`, `{"prefixes": ["de/", "fr/"]}` or `{"groups": [0, 2, 0]}`. A
+/// bucket's number is below 65,536.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BucketSpec {
+    /// Ascending bounds in bytes: a sample, all its files together, is in bucket i when i bounds are at most its length.
+    Lengths(Vec<u64>),
+    /// A sample is in the bucket of the first prefix that its key (the path of a sample that is one file) begins
+    /// with; those without one are in a further bucket. At most [`PREFIXES_MAX`].
+    Prefixes(Vec<String>),
+    /// The bucket of each sample of the version, by number.
+    Groups(Vec<u32>),
+}
+
 /// Who shares a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -177,7 +200,7 @@ pub struct Job {
     pub visitation: Visitation,
     /// Who shares a step now.
     pub world: World,
-    /// The plan's hash. A weighted plan is drawn from the seed, the same in every epoch.
+    /// The plan's hash, with its buckets if it has any. A weighted plan is drawn from the seed, the same in every epoch.
     #[schema(value_type = String)]
     pub plan: Hash,
     /// Samples of the version.
@@ -229,6 +252,10 @@ mod tests {
         assert_eq!(serde_json::from_str::<StartJob>(&back).expect("json"), job);
         let all: PlanSpec = serde_json::from_str(r#"{"base":"all"}"#).expect("documented form");
         assert_eq!(all, PlanSpec::default());
+        let text_of = |b: &BucketSpec| serde_json::to_string(b).expect("json");
+        assert_eq!(text_of(&BucketSpec::Lengths(vec![10])), r#"{"lengths":[10]}"#);
+        assert_eq!(text_of(&BucketSpec::Prefixes(vec!["de/".into()])), r#"{"prefixes":["de/"]}"#);
+        assert_eq!(text_of(&BucketSpec::Groups(vec![0, 2])), r#"{"groups":[0,2]}"#);
         let w: PlanBase =
             serde_json::from_str(r#"{"weights":{"weights":[1,null,0.5],"draws":3}}"#).expect("form");
         assert_eq!(w, PlanBase::Weights(Weights { weights: vec![Some(1.0), None, Some(0.5)], draws: 3 }));

@@ -26,7 +26,8 @@ pub use epochs::{
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,
 };
 pub use jobs::{
-    EchoSpec, Job, JobLine, JobList, OrderKind, PlanBase, PlanSpec, StartJob, Visitation, Weights, World,
+    BucketSpec, EchoSpec, Job, JobLine, JobList, OrderKind, PlanBase, PlanSpec, StartJob, Visitation,
+    Weights, World,
 };
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};

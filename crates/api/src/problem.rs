@@ -90,6 +90,8 @@ codes! {
     EpochClosed = "epoch_closed", Invalid, Some(409), "the epoch is closed";
     /// The epoch is not finished, so there is no receipt.
     EpochOpen = "epoch_open", Invalid, Some(409), "the epoch is not finished";
+    /// The number of ranks cannot change in the middle of a step.
+    MidStep = "mid_step", Invalid, Some(409), "the epoch is in the middle of a step";
     /// The state is of another root, plan, order, seed or epoch.
     StateDiffers = "state_differs", Invalid, Some(409), "the state is of something else";
     /// The epoch went on already.

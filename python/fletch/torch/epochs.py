@@ -80,8 +80,11 @@ class EpochDataset(torch.utils.data.IterableDataset):
         transform: called with each `EpochSample`; what it returns is the item. Without one it is ``content``.
         rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
             initialised, else 0 of 1.
-        order: ``"substitute"`` (any sample that is still due will do: the fastest) or ``"strict"`` (a permutation that the
-            seed fixes).
+        order: ``"substitute"`` (any sample that is still due will do: the fastest), ``"strict"`` (a permutation that the
+            seed fixes) or ``"bucketed"`` (strict, and all ranks' samples of one step are of one bucket).
+        buckets: with ``order="bucketed"``, what makes the buckets: ``{"lengths": [b0, b1, …]}`` (ascending bounds in bytes of a
+            sample's files together), ``{"prefixes": ["de/", …]}`` (of its key: the first that fits, or none) or
+            ``{"groups": [0, 2, …]}`` (a number below 65,536 for each sample of the version).
         plan: which samples, as the ``plan`` of ``POST /v1/jobs``; all of them once when absent.
         seed: where every random choice begins; the hash of the job's name when absent.
         tail: a last step that is not whole: ``"keep"`` (one rank), ``"drop"`` or ``"pad"``; by default ``"keep"`` for one
@@ -109,6 +112,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
         rank: int | None = None,
         ranks: int | None = None,
         order: str = "substitute",
+        buckets: dict[str, Any] | None = None,
         plan: dict[str, Any] | None = None,
         seed: int | None = None,
         tail: str | None = None,
@@ -133,7 +137,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
                 "tail": tail or ("keep" if self.ranks == 1 else "drop"),
             },
         }
-        optional = {"version": tag, "seed": seed, "plan": plan}
+        optional = {"version": tag, "seed": seed, "plan": plan, "buckets": buckets}
         spec.update({key: value for key, value in optional.items() if value is not None})
         self._job = _native._declare(client, json.dumps(spec))
         info = self._job.info()

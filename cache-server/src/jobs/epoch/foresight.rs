@@ -40,7 +40,8 @@ impl Epoch {
     /// What is still to come, in its order, and which entries are granted or delivered already.
     fn course(&self, inner: &Inner) -> Option<(Course, Bits)> {
         let Order::Strict(turns) = &inner.order else { return None };
-        let (turns, strict) = (turns.clone(), Arc::clone(&self.strict));
+        let super::Course::Strict(strict) = &self.course else { return None };
+        let (turns, strict) = (turns.clone(), Arc::clone(strict));
         let free = inner.leases.free();
         let mut done = Bits::ones(free.len());
         free.iter_in(0, free.len()).for_each(|e| {

@@ -1,21 +1,45 @@
-//! Who chooses the next entries of an epoch: a permutation, or the sweep.
+//! Who chooses the next entries of an epoch: a permutation, the turns of buckets, or the sweep.
 
-use super::{Epoch, Setup};
-use crate::jobs::wheel::{Class, Wheel};
+use super::{Course, Epoch, Setup};
+use crate::jobs::{
+    JobError,
+    wheel::{Class, Wheel},
+};
 use fletch_core::order::{
-    Bits, Leases, OrderKey, Strict, Turns,
+    Bits, Bucketed, Leases, Line, OrderKey, Turns,
     substitute::{Feed, How, Pick, SeatId},
 };
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 /// See the module.
 pub enum Order {
     /// The permutation.
     Strict(Box<Turns>),
+    /// Every entry has its rank and its turn.
+    Known(Box<Known>),
     /// The sweep.
     Substitute(Box<Sweep>),
     /// Nobody: the epoch is over, and its seat is free.
     Over,
+}
+
+/// Ranks' sequences that are known, in one world.
+pub struct Known {
+    turns: Arc<Bucketed>,
+    line: Line,
+    /// Of live leases: the rank, and the turn at which they begin.
+    begun: BTreeMap<u64, (u32, u64)>,
+}
+
+impl Known {
+    fn begin(turns: &Arc<Bucketed>, leases: &Leases) -> Result<Self, JobError> {
+        let ranks = leases.fit().ranks;
+        let turns = Arc::new(turns.with_ranks(ranks)?);
+        Ok(Known { turns, line: Line::new(ranks), begun: BTreeMap::new() })
+    }
 }
 
 /// An epoch's place at the sweep.
@@ -68,6 +92,15 @@ impl Sweep {
 }
 
 impl Order {
+    /// The order of a course, where the cache does not choose: from its beginning, or after a restart. `began` is the
+    /// leases as they were when their world began.
+    pub fn of(course: &Course, began: &Leases) -> Result<Self, JobError> {
+        Ok(match course {
+            Course::Strict(strict) => Order::Strict(Box::new(Turns::resumed(strict, began))),
+            Course::Buckets(turns) => Order::Known(Box::new(Known::begin(turns, began)?)),
+        })
+    }
+
     /// The next `n` free entries for a rank, how each was picked, and where in the rank's turns they begin.
     pub fn choose(
         &mut self,
@@ -78,8 +111,15 @@ impl Order {
     ) -> (Vec<u32>, Vec<Class>, u64) {
         match self {
             Order::Over => (Vec::new(), Vec::new(), 0),
+            Order::Known(known) => {
+                let free = |e| leases.is_free(e);
+                let (entries, from) = known.turns.next(&mut known.line, rank, n, free);
+                let classes = vec![Class::Exact; entries.len()];
+                (entries, classes, from)
+            }
             Order::Strict(turns) => {
-                let (entries, from) = turns.next(&epoch.strict, leases, rank, n);
+                let Course::Strict(strict) = &epoch.course else { return (Vec::new(), Vec::new(), 0) };
+                let (entries, from) = turns.next(strict, leases, rank, n);
                 let classes = vec![Class::Exact; entries.len()];
                 (entries, classes, from)
             }
@@ -90,7 +130,7 @@ impl Order {
                 {
                     if leases.is_free(e) {
                         entries.push(e);
-                        classes.push(sweep.wheel.class_of(epoch.strict.item(e).sample, epoch.owner));
+                        classes.push(sweep.wheel.class_of(epoch.course.item(e).sample, epoch.owner));
                     }
                 }
                 while entries.len() < n as usize {
@@ -113,22 +153,36 @@ impl Order {
 
     /// What was chosen became a lease.
     pub fn granted(&mut self, lease: u64, rank: u32, from: u64) {
-        if let Order::Strict(turns) = self {
-            turns.granted(lease, rank, from);
+        match self {
+            Order::Strict(turns) => turns.granted(lease, rank, from),
+            Order::Known(known) => {
+                known.begun.insert(lease, (rank, from));
+            }
+            Order::Substitute(_) | Order::Over => {}
         }
     }
 
     /// A lease was wholly acknowledged.
     pub fn settled(&mut self, lease: u64) {
-        if let Order::Strict(turns) = self {
-            turns.settled(lease);
+        match self {
+            Order::Strict(turns) => turns.settled(lease),
+            Order::Known(known) => {
+                known.begun.remove(&lease);
+            }
+            Order::Substitute(_) | Order::Over => {}
         }
     }
 
     /// A lease expired.
     pub fn expired(&mut self, lease: u64, rank: u32) {
-        if let Order::Strict(turns) = self {
-            turns.expired(lease, rank);
+        match self {
+            Order::Strict(turns) => turns.expired(lease, rank),
+            Order::Known(known) => {
+                // One from before a restart: from the beginning, past what is not free.
+                let (rank, from) = known.begun.remove(&lease).unwrap_or((rank, 0));
+                known.line.rewind(rank, from);
+            }
+            Order::Substitute(_) | Order::Over => {}
         }
     }
 
@@ -140,9 +194,10 @@ impl Order {
     }
 
     /// Another world has begun.
-    pub fn world(&mut self, strict: &Strict, leases: &Leases) {
-        if let Order::Strict(turns) = self {
-            **turns = Turns::begin(strict, leases);
+    pub fn world(&mut self, course: &Course, leases: &Leases) -> Result<(), JobError> {
+        if matches!(self, Order::Strict(_) | Order::Known(_)) {
+            *self = Order::of(course, leases)?;
         }
+        Ok(())
     }
 }

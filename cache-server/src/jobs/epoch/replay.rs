@@ -1,6 +1,6 @@
 //! An epoch from its ledger: begun, replayed after a restart, or resumed from a state.
 
-use super::{Epoch, Inner, Order, Setup, order::Sweep};
+use super::{Course, Epoch, Inner, Order, Setup, order::Sweep};
 use crate::jobs::{
     JobError,
     ledger::{LedgerFile, write_whole},
@@ -9,7 +9,7 @@ use fletch_api::{EpochState, Times};
 use fletch_core::{
     Hash,
     order::{
-        Bits, Event, Fit, Leases, OrderKey, Strict, Turns,
+        Bits, Event, Fit, Leases,
         ledger::{self, BadLedger, Header, Ledger},
     },
 };
@@ -20,26 +20,6 @@ use std::{
 };
 use tokio::sync::{Notify, OnceCell};
 
-/// The strict order of an epoch: it says what pads are and what is dropped, whoever chooses.
-#[must_use]
-pub fn strict(setup: &Setup, epoch: u64, fit: Fit) -> Strict {
-    let key = OrderKey::new(setup.root, setup.plan.hash(), setup.seed, epoch);
-    match setup.block {
-        0 => Strict::new(setup.plan.clone(), fit, key),
-        block => Strict::by_units(setup.plan.clone(), fit, key, setup.laid.clone(), block),
-    }
-}
-
-/// What an epoch delivers, over the plan's entries.
-#[must_use]
-pub fn planned(strict: &Strict) -> Bits {
-    let mut bits = Bits::ones(strict.plan().entries());
-    strict.dropped().for_each(|e| {
-        bits.clear(u64::from(e));
-    });
-    bits
-}
-
 impl Epoch {
     /// The header of a new epoch's ledger.
     #[must_use]
@@ -49,7 +29,7 @@ impl Epoch {
             epoch,
             root: setup.root,
             layout: setup.layout,
-            plan: setup.plan.hash(),
+            plan: setup.hash,
             order: setup.order.as_str().to_owned(),
             seed: setup.seed,
             fit,
@@ -86,11 +66,10 @@ impl Epoch {
         if let Some((what, got, want)) = differs(&read.header, &expected, setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
         }
-        let strict = Arc::new(strict(setup, epoch, read.header.fit));
-        let leases = Leases::new(planned(&strict), read.header.fit)?;
-        let key = OrderKey::new(setup.root, setup.plan.hash(), setup.seed, epoch);
+        let course = Course::new(setup, epoch, read.header.fit)?;
+        let leases = Leases::new(course.planned(), read.header.fit)?;
         let mut inner = Inner {
-            order: Order::Strict(Box::new(Turns::begin(&strict, &leases))),
+            order: Order::Over,
             leases,
             state: EpochState::Open,
             shuffles: Vec::new(),
@@ -103,16 +82,20 @@ impl Epoch {
             ahead: None,
         };
         let expires = setup.now_ms().saturating_add(setup.ttl_ms());
-        let began = inner.replay(setup, &strict, &read, expires).map_err(bad)?;
+        let began = inner.replay(setup, &course, &read, expires).map_err(bad)?;
+        course.share(&mut inner.leases)?;
+        if inner.leases.finished() {
+            inner.state = EpochState::Finished;
+        }
         let file = LedgerFile::open(path, read.len as u64).map_err(failed)?;
         if over && inner.state == EpochState::Open {
             inner.state = EpochState::Abandoned;
         }
         inner.order = match &setup.wheel {
             Some(wheel) if inner.state == EpochState::Open => {
-                Order::Substitute(Box::new(Sweep::join(setup, wheel, &inner.leases, &key)))
+                Order::Substitute(Box::new(Sweep::join(setup, wheel, &inner.leases, &setup.key(epoch))))
             }
-            _ => Order::Strict(Box::new(Turns::resumed(&strict, &began))),
+            _ => Order::of(&course, &began)?,
         };
         let id = Hash::of(format!("{}\0{epoch}", path.display()).as_bytes());
         let mut owner = [0; 8];
@@ -120,7 +103,7 @@ impl Epoch {
         let this = Arc::new(Epoch {
             setup: Arc::clone(setup),
             header: read.header,
-            strict,
+            course,
             owner: u64::from_le_bytes(owner),
             ledger: file,
             inner: Mutex::new(inner),
@@ -136,7 +119,13 @@ impl Epoch {
                     this.end_if_over(&mut inner, &mut events);
                 }
                 this.ledger.append(&events);
-                changed?;
+                match changed {
+                    // It stays in its world until that is asked for again.
+                    Err(e @ JobError::MidStep { .. }) => {
+                        tracing::warn!(job = %setup.job, epoch, error = %e, "an epoch goes on in the world of its ledger");
+                    }
+                    changed => changed?,
+                }
             }
         }
         Ok(this)
@@ -145,7 +134,13 @@ impl Epoch {
     /// What was delivered, as a state: a ledger of nothing else.
     #[must_use]
     pub fn state(&self) -> Vec<u8> {
-        ledger::state(&self.header, &self.delivered(&self.lock()))
+        let inner = self.lock();
+        let mut header = self.header.clone();
+        if matches!(self.course, Course::Buckets(_)) {
+            // Its batch and tail are those it began with; in the middle of a step it goes on with as many ranks.
+            header.fit = inner.leases.fit();
+        }
+        ledger::state(&header, &self.delivered(&inner))
     }
 
     /// Whether what was delivered is exactly this.
@@ -174,7 +169,7 @@ impl Inner {
     fn replay(
         &mut self,
         setup: &Setup,
-        strict: &Strict,
+        course: &Course,
         read: &Ledger,
         expires: u64,
     ) -> Result<Leases, BadLedger> {
@@ -194,7 +189,7 @@ impl Inner {
             match event {
                 Event::Grant { request, entries, .. } => {
                     for &e in entries {
-                        let unit = setup.samples.unit(strict.item(e).sample);
+                        let unit = setup.samples.unit(course.item(e).sample);
                         self.shuffles[request.rank as usize].see(unit);
                     }
                 }
@@ -216,9 +211,6 @@ impl Inner {
                 }
                 _ => {}
             }
-        }
-        if self.leases.finished() {
-            self.state = EpochState::Finished;
         }
         Ok(began)
     }

@@ -48,8 +48,8 @@ impl Epoch {
             held: planned - acked - l.free().count(),
             leases: l.live().count() as u64,
             redelivered: l.redelivered(),
-            padded: inner.padded.len() as u64,
             commits: l.commits().collect(),
+            padded: self.padded(&inner),
             ledger_bytes: self.ledger.len(),
             times: inner.times,
         }
@@ -60,6 +60,13 @@ impl Epoch {
     pub fn has_leases(&self) -> bool {
         let inner = self.lock();
         inner.state == EpochState::Open && inner.leases.live().next().is_some()
+    }
+
+    /// Pads that were delivered: those that the leases made, and those that the order knew from its beginning.
+    fn padded(&self, inner: &Inner) -> u64 {
+        let acked = inner.leases.acked();
+        let known = acked.iter_in(self.setup.plan.entries().min(acked.len()), acked.len()).count();
+        inner.padded.len() as u64 + known as u64
     }
 
     /// Whether it goes on.
@@ -92,7 +99,7 @@ impl Epoch {
     }
 
     fn make_receipt(&self, contents: &[Hash]) -> EpochReceipt {
-        let (acked, padded, left_out, redelivered, shuffle) = {
+        let (acked, padded, pads, left_out, redelivered, shuffle) = {
             let inner = self.lock();
             let mut shuffle = Shuffle::default();
             inner.shuffles.iter().for_each(|s| shuffle.merge(s));
@@ -100,6 +107,7 @@ impl Epoch {
             (
                 inner.leases.acked().clone(),
                 inner.padded.clone(),
+                self.padded(&inner),
                 left_out,
                 inner.leases.redelivered(),
                 shuffle,
@@ -109,12 +117,12 @@ impl Epoch {
         let mut value = LtHash::default();
         let number = |e: u64| u32::try_from(e).unwrap_or(u32::MAX);
         for e in acked.iter_in(0, acked.len()).map(number).chain(padded.iter().copied()) {
-            let item = self.strict.item(e);
+            let item = self.course.item(e);
             let content = contents[item.sample as usize];
             let ordinal = samples.ordinals(item.sample).0;
             value.add(self.setup.root, &Delivery { ordinal, content, copy: item.copy });
         }
-        let dropped = self.strict.dropped().chain(left_out.into_iter().map(number)).collect();
+        let dropped = self.course.dropped().into_iter().chain(left_out.into_iter().map(number)).collect();
         let receipt = Receipt {
             format: "fletch.receipt".to_owned(),
             major: FORMAT_MAJOR,
@@ -126,7 +134,7 @@ impl Epoch {
             delivered: acked.count() + padded.len() as u64,
             redelivered,
             dropped,
-            padded: u32::try_from(padded.len()).unwrap_or(u32::MAX),
+            padded: u32::try_from(pads).unwrap_or(u32::MAX),
             value,
             key_id: None,
             signature: None,

@@ -10,6 +10,7 @@
 //!     is left out (`drop`), made up by repeats of that bucket (`pad`), or a short step (`keep`, one rank).
 //! I3. Every rank has as many steps, and as many entries in each.
 //! I4. A step is the same set for every number of ranks that divides its batch.
+//! I5. What is drawn at once is of one step: no lease is mixed, however much was asked for.
 
 use super::{
     bits::Bits,
@@ -90,6 +91,18 @@ impl Buckets {
         Buckets::new(lengths.into_iter().map(bucket).collect())
     }
 
+    /// How many samples have a bucket.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.of.len()
+    }
+
+    /// Whether no sample has one.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
     /// The bucket of a sample.
     ///
     /// # Panics
@@ -97,6 +110,19 @@ impl Buckets {
     #[must_use]
     pub fn of(&self, sample: u32) -> u32 {
         self.of[sample as usize]
+    }
+
+    /// How many entries of a plan each bucket has; buckets without any are 0.
+    ///
+    /// # Panics
+    /// When the plan is of a version with more samples.
+    #[must_use]
+    pub fn sizes(&self, plan: &Plan) -> Vec<u64> {
+        let mut sizes = vec![0; self.count as usize];
+        for s in (0..plan.samples()).filter(|&s| plan.copies_of(s) > 0) {
+            sizes[self.of(s) as usize] += u64::from(plan.copies_of(s));
+        }
+        sizes
     }
 
     /// The name of a plan with these buckets: it takes the place of the plan's hash wherever an epoch
@@ -288,10 +314,34 @@ impl Bucketed {
             .then(|| self.entry(step, u64::from(rank) * per + j % per))
     }
 
-    /// What a rank is granted next: the next `n` of its entries that are `free`, and the turn at which
-    /// they begin. After a restart, and after a change of world at a step boundary, a new line goes on.
+    /// The first turn of a rank behind the step that its turn `j` is of.
+    fn step_end(&self, j: u64) -> u64 {
+        if self.fit.tail == Tail::Keep {
+            let step = self.begins.partition_point(|&b| b <= j);
+            return self.begins.get(step).copied().unwrap_or(u64::MAX);
+        }
+        let per = u64::from(self.fit.batch / self.fit.ranks);
+        (j / per + 1) * per
+    }
+
+    /// What a rank is granted next: the next `n` of its entries that are `free`, or as many as there are in
+    /// the step of the first of them (I5), and the turn at which they begin. After a restart, and after a
+    /// change of world at a step boundary, a new line goes on.
     pub fn next(&self, line: &mut Line, rank: u32, n: u32, free: impl Fn(u32) -> bool) -> (Vec<u32>, u64) {
-        line.next(rank, n, |j| self.turn(rank, j), free)
+        let (first, from) = line.next(rank, n.min(1), |j| self.turn(rank, j), &free);
+        if first.is_empty() {
+            return (first, from);
+        }
+        line.rewind(rank, from);
+        let end = self.step_end(from);
+        line.next(rank, n, |j| if j < end { self.turn(rank, j) } else { None }, free)
+    }
+
+    /// How many entries each rank may still be granted, from what is `free`.
+    #[must_use]
+    pub fn shares(&self, free: impl Fn(u32) -> bool) -> Vec<u64> {
+        let of = |rank| (0..).map_while(|j| self.turn(rank, j)).filter(|&e| free(e)).count() as u64;
+        (0..self.fit.ranks).map(of).collect()
     }
 
     /// Whether an epoch stands at a step boundary: every step is wholly free or not at all. Only then may

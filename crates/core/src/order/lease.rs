@@ -154,6 +154,16 @@ impl Leases {
         self.make_pads(usize::try_from(shares.saturating_sub(rest)).unwrap_or(usize::MAX));
     }
 
+    /// I2 for an order that says whose each entry is ([`super::bucketed`], [`super::replay`]): what each rank may still be
+    /// granted, in place of equal shares, and no pads but the order's own. To be called after whatever shares
+    /// anew: the beginning, a resumed state, a change of world, a rollback.
+    pub fn share_as(&mut self, shares: &[u64]) {
+        for (rank, &share) in self.ranks.iter_mut().zip(shares) {
+            rank.share = share;
+        }
+        self.make_pads(0);
+    }
+
     /// `n` pads to be granted: those that were not delivered by an earlier world first, so that a
     /// change of world alone changes no pad.
     fn make_pads(&mut self, n: usize) {

@@ -97,7 +97,9 @@ proptest! {
                     let request = Request { rank, worker: 0, sequence };
                     if let Room::Grant(room) = leases.room(request, n, 12).expect("a rank") {
                         let (entries, from) = o.next(&mut line, rank, room, |e| leases.free().get(u64::from(e)));
-                        prop_assert_eq!(entries.len(), room as usize, "whoever has a share gets it");
+                        prop_assert!(!entries.is_empty(), "whoever has a share gets some of it");
+                        let buckets: BTreeSet<u32> = entries.iter().map(|&e| of[o.item(e).sample as usize]).collect();
+                        prop_assert!(buckets.len() == 1 && entries.len() <= room as usize, "a mixed lease");
                         let event = leases.grant(request, entries, room, now + 20).expect("free");
                         if let crate::order::Event::Grant { lease, entries, .. } = &event { live.insert(*lease, (rank, entries.clone(), from)); }
                         events.push(event);
@@ -123,6 +125,9 @@ proptest! {
                     // The process dies; the ledger is all there is.
                     let mut again = Leases::new(o.planned(), fit).expect("fit");
                     for e in &events { again.apply(e, now + 20).expect("no contradiction"); }
+                    // The shares are what is free of each rank's turns.
+                    let shares = o.shares(|e| again.is_free(e));
+                    prop_assert_eq!(&shares, &(0..ranks).map(|r| again.left(r)).collect::<Vec<_>>());
                     (leases, line) = (again, Line::new(ranks));
                     for l in live.values_mut() { l.2 = 0; }
                 }
@@ -168,4 +173,32 @@ fn half_a_step_is_no_boundary() {
     let first = o.entry(0, 0);
     assert!(o.at_boundary(|_| true));
     assert!(!o.at_boundary(|e| e != first));
+}
+
+/// A state in which one rank is ahead: each goes on with its own turns, and nobody waits for ever.
+#[test]
+fn a_state_may_have_one_rank_ahead() {
+    let fit = Fit { batch: 4, ranks: 2, tail: Tail::Drop };
+    let o = cut(&[0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0], 4, 2, Tail::Drop, 5);
+    let mut acked = Bits::zeros(o.entries());
+    for j in 0..4 {
+        acked.set(u64::from(o.turn(0, j).expect("a turn")));
+    }
+    let mut leases = Leases::resumed(o.planned(), acked, fit).expect("fit");
+    leases.share_as(&o.shares(|e| leases.is_free(e)));
+    assert_eq!((leases.left(0), leases.left(1)), (o.steps() * 2 - 4, o.steps() * 2));
+    let mut line = Line::new(2);
+    let mut got = [Vec::new(), Vec::new()];
+    for sequence in 0..99 {
+        let request = Request { rank: sequence as u32 % 2, worker: 0, sequence };
+        let Room::Grant(n) = leases.room(request, 9, 99).expect("a rank") else { continue };
+        let (entries, _) = o.next(&mut line, request.rank, n, |e| leases.is_free(e));
+        assert_eq!(entries.len(), 2, "one step's share");
+        got[request.rank as usize].extend_from_slice(&entries);
+        leases.grant(request, entries, n, 9).expect("free");
+        leases.ack(request.rank, leases.last_id(), 2).expect("live");
+    }
+    assert!(leases.finished());
+    assert_eq!(got[0], (4..).map_while(|j| o.turn(0, j)).collect::<Vec<_>>());
+    assert_eq!(got[1], (0..).map_while(|j| o.turn(1, j)).collect::<Vec<_>>());
 }

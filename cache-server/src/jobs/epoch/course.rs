@@ -1,0 +1,99 @@
+//! What an epoch is made of: the entries it delivers and what each is, whoever chooses among them.
+
+use super::Setup;
+use crate::jobs::JobError;
+use fletch_core::order::{Bits, Bucketed, Fit, Leases, Strict, plan::Item};
+use std::sync::Arc;
+
+/// See the module.
+pub enum Course {
+    /// Pads and what is left out are those of the strict order.
+    Strict(Arc<Strict>),
+    /// They are those of each bucket.
+    Buckets(Arc<Bucketed>),
+}
+
+impl Course {
+    /// What an epoch that began in the world `fit` is made of.
+    ///
+    /// # Errors
+    /// [`JobError::Buckets`].
+    pub fn new(setup: &Setup, epoch: u64, fit: Fit) -> Result<Self, JobError> {
+        let (plan, key) = (setup.plan.clone(), setup.key(epoch));
+        if let Some(cut) = &setup.cut {
+            return Ok(Course::Buckets(Arc::new(Bucketed::new(plan, fit, &key, cut.buckets.clone())?)));
+        }
+        let strict = match setup.block {
+            0 => Strict::new(plan, fit, key),
+            block => Strict::by_units(plan, fit, key, setup.laid.clone(), block),
+        };
+        Ok(Course::Strict(Arc::new(strict)))
+    }
+
+    /// What an entry is, pads included.
+    pub fn item(&self, entry: u32) -> Item {
+        match self {
+            Course::Strict(strict) => strict.item(entry),
+            Course::Buckets(order) => order.item(entry),
+        }
+    }
+
+    /// What the epoch delivers: over the plan's entries, and pads that are known from the beginning.
+    pub fn planned(&self) -> Bits {
+        match self {
+            Course::Strict(strict) => {
+                let mut bits = Bits::ones(strict.plan().entries());
+                strict.dropped().for_each(|e| {
+                    bits.clear(u64::from(e));
+                });
+                bits
+            }
+            Course::Buckets(order) => order.planned(),
+        }
+    }
+
+    /// The entries of the plan that are left out from the beginning.
+    pub fn dropped(&self) -> Vec<u32> {
+        match self {
+            Course::Strict(strict) => strict.dropped().collect(),
+            Course::Buckets(order) => {
+                let planned = order.planned();
+                let out = (0..order.entries()).filter(|&e| !planned.get(e));
+                out.map(|e| u32::try_from(e).unwrap_or(u32::MAX)).collect()
+            }
+        }
+    }
+
+    /// Who may still be granted how much, where the order says whose each entry is.
+    pub fn share(&self, leases: &mut Leases) -> Result<(), JobError> {
+        if let Course::Buckets(order) = self {
+            let shares = order.with_ranks(leases.fit().ranks)?.shares(|e| leases.is_free(e));
+            leases.share_as(&shares);
+        }
+        Ok(())
+    }
+
+    /// Whether an epoch of which `acked` was delivered, in the world `now`, may go on in the world `fit`.
+    ///
+    /// # Errors
+    /// [`JobError::MidStep`].
+    pub fn may_become(&self, epoch: u64, acked: &Bits, now: Fit, fit: Fit) -> Result<(), JobError> {
+        let Course::Buckets(order) = self else { return Ok(()) };
+        if now == fit {
+            return Ok(());
+        }
+        if (now.batch, now.tail) != (fit.batch, fit.tail) {
+            let what = "the batch and the tail of a bucketed epoch stay as they began";
+            return Err(JobError::MidStep { epoch, what });
+        }
+        let planned = order.planned();
+        let free = |e: u32| planned.get(u64::from(e)) && !acked.get(u64::from(e));
+        if order.at_boundary(free) {
+            return Ok(());
+        }
+        Err(JobError::MidStep {
+            epoch,
+            what: "a step is delivered in part, and its other ranks' part is not",
+        })
+    }
+}

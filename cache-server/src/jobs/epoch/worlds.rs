@@ -1,0 +1,77 @@
+//! Worlds: who shares an epoch's steps, and how it goes over from one world to the next.
+
+use super::{Epoch, Inner};
+use crate::jobs::JobError;
+use fletch_api::{EpochState, World};
+use fletch_core::order::{Event, Fit};
+
+/// The world of a job as the leases want it.
+#[must_use]
+pub fn fit(world: &World) -> Fit {
+    Fit { batch: world.batch, ranks: world.ranks, tail: world.tail }
+}
+
+impl Epoch {
+    /// Another world, from now on. The same one changes nothing.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub async fn world(&self, fit: Fit) -> Result<(), JobError> {
+        let upto = {
+            let mut inner = self.lock();
+            let inner = &mut *inner;
+            if inner.state != EpochState::Open || inner.leases.fit() == fit {
+                return Ok(());
+            }
+            let mut events = self.expire_due(inner);
+            let changed = self.change_world(inner, fit, &mut events);
+            if changed.is_ok() {
+                // All that was left may be what the new world leaves out.
+                self.end_if_over(inner, &mut events);
+            }
+            let upto = self.ledger.append(&events);
+            changed.map(|()| upto)?
+        };
+        self.changed.notify_waiters();
+        self.ledger.durable(upto).await
+    }
+
+    /// Whether another world could begin now.
+    ///
+    /// # Errors
+    /// [`JobError::MidStep`].
+    pub fn may_become(&self, fit: Fit) -> Result<(), JobError> {
+        self.may_become_in(&self.lock(), fit)
+    }
+
+    fn may_become_in(&self, inner: &Inner, fit: Fit) -> Result<(), JobError> {
+        if inner.state != EpochState::Open {
+            return Ok(());
+        }
+        self.course.may_become(self.number(), &self.delivered(inner), inner.leases.fit(), fit)
+    }
+
+    pub(super) fn change_world(
+        &self,
+        inner: &mut Inner,
+        fit: Fit,
+        events: &mut Vec<Event>,
+    ) -> Result<(), JobError> {
+        self.may_become_in(inner, fit)?;
+        if self.at_most_once() {
+            self.deliver(inner, |_| true, events);
+            if inner.state != EpochState::Open {
+                return Ok(());
+            }
+        }
+        let (event, back) = inner.leases.world(fit)?;
+        events.push(event);
+        inner.order.came_back(&back);
+        self.course.share(&mut inner.leases)?;
+        inner.order.world(&self.course, &inner.leases)?;
+        self.foresee_anew(inner);
+        inner.classes.clear();
+        inner.widen();
+        Ok(())
+    }
+}

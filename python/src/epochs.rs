@@ -167,6 +167,13 @@ impl Job {
         Ok(PyBytes::new(py, &state))
     }
 
+    /// The epoch's ledger, as far as it is durable.
+    fn ledger<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let job = self.live(py)?;
+        let ledger = wait(py, async { job.ledger(epoch).await.map_err(Failure::from) })?;
+        Ok(PyBytes::new(py, &ledger))
+    }
+
     /// Continues an epoch from a state.
     fn put_state<'py>(
         &self,

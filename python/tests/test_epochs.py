@@ -204,6 +204,39 @@ def test_buckets_are_of_one_order(server: Server, tree: Path) -> None:
         assert error.value.code == "bad_plan"
 
 
+def in_threads(ranks: list[EpochDataset], workers: int) -> list[list[int]]:
+    """What each rank consumed, in order, all of them at once."""
+    got: dict[int, list[int]] = {}
+
+    def consume(rank: int) -> None:
+        got[rank] = seen(iter(DataLoader(ranks[rank], num_workers=workers)))
+
+    threads = [threading.Thread(target=consume, args=(r,)) for r in range(len(ranks))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(120)
+    return [got[r] for r in range(len(ranks))]
+
+
+def test_a_ledger_is_replayed(server: Server, tree: Path) -> None:
+    first = [epochs(server, "told", rank=r, ranks=3, batch_size=5, tail="pad") for r in range(3)]
+    order = in_threads(first, 0)
+    ledger = first[0].ledger()
+    settings = {"order": "replay", "replay": ledger, "ranks": 3, "tail": "pad"}
+    again = [epochs(server, "told-again", rank=r, batch_size=4, **settings) for r in range(3)]
+    for _ in range(2):
+        assert in_threads(again, 0) == order
+        assert again[0].verify([d.received() for d in again[1:]])
+    assert [d.received() for d in again] == [d.received() for d in first]
+    damaged = bytearray(ledger)
+    damaged[len(ledger) // 2] ^= 1
+    for bad in ({"replay": bytes(damaged)}, {"seed": 5}):
+        with pytest.raises(fletch.Invalid) as error:
+            epochs(server, "told-wrong", rank=0, **{**settings, **bad})
+        assert error.value.code == "bad_ledger"
+
+
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:
     dataset = epochs(server, "plain")
     got = seen(iter(torch.utils.data.DataLoader(dataset, batch_size=10)))

@@ -342,6 +342,7 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
         seed: Some(seed),
         order,
         buckets: None,
+        replay: None,
         plan: PlanSpec::default(),
         world: World { ranks: RANKS, batch: RANKS * WANT, tail: Tail::Drop },
         visitation: Visitation::ExactlyOnce,

@@ -266,6 +266,7 @@ impl Bench {
                 seed: Some(j as u64),
                 order: if arm == ArmKind::Fletch { OrderKind::Substitute } else { OrderKind::Strict },
                 buckets: None,
+                replay: None,
                 plan: PlanSpec::default(),
                 world: World { ranks: 1, batch: LEASE, tail: Tail::Keep },
                 visitation: Visitation::ExactlyOnce,

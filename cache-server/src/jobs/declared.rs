@@ -15,6 +15,8 @@ use super::{
     epoch::{Course, Setup, differs, fit},
     ledger::write_whole,
     plan::{cut_of, plan_of},
+    record::Record,
+    told::{Told, ledger_of},
     wheel::{Means, lay},
 };
 use crate::versions::{Source, Sources};
@@ -22,14 +24,13 @@ use fletch_api::{
     Epoch as EpochView, EpochState, Job as View, OrderKind, StartJob, Visitation, World, jobs::seed_of,
 };
 use fletch_core::{
-    DatasetName, Domain, Hash, LayoutId, Root, Tenant,
+    Hash,
     manifest::LayoutKind,
     order::{
         Bits, Event, Leases, Request,
         ledger::{Header, Ledger},
     },
 };
-use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -44,55 +45,6 @@ use tokio::{sync::OnceCell, task::spawn_blocking};
 const EPOCHS_MAX: usize = 16;
 /// Units of a block of a strict order by units.
 const BLOCK_UNITS: u64 = 64;
-
-/// What is written of a job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    /// Whose cached bytes.
-    pub domain: Domain,
-    /// Who is charged.
-    pub tenant: Tenant,
-    /// What was asked; the world is the one in force.
-    pub ask: StartJob,
-    /// The dataset it reads through.
-    pub dataset: DatasetName,
-    /// The version.
-    pub root: Root,
-    /// The layout.
-    pub layout: LayoutId,
-}
-
-impl Record {
-    /// What a job's routes call it: derived from tenant and name, so that it is the same after a loss.
-    #[must_use]
-    pub fn id_of(domain: &Domain, tenant: &Tenant, name: &str) -> String {
-        // No name has a zero byte.
-        let hash = Hash::of(format!("{domain}\0{tenant}\0{name}").as_bytes());
-        hash.to_string()[..24].to_owned()
-    }
-
-    /// Its id.
-    #[must_use]
-    pub fn id(&self) -> String {
-        Record::id_of(&self.domain, &self.tenant, self.ask.name.as_str())
-    }
-
-    /// What of the settings is another than what is asked now, the world apart.
-    fn differs(&self, ask: &StartJob) -> Option<&'static str> {
-        let a = &self.ask;
-        let pairs = [
-            ("dataset", a.dataset == ask.dataset),
-            ("version", (&a.version, a.root) == (&ask.version, ask.root)),
-            ("layout", a.layout == ask.layout),
-            ("seed", a.seed == ask.seed),
-            ("order", a.order == ask.order),
-            ("plan", a.plan == ask.plan),
-            ("buckets", a.buckets == ask.buckets),
-            ("visitation", a.visitation == ask.visitation),
-        ];
-        pairs.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
-    }
-}
 
 /// A declared job, opened: everything its epochs need.
 pub struct Opened {
@@ -138,7 +90,9 @@ impl Opened {
         wheel: Option<Arc<Wheel>>,
     ) -> Result<Self, JobError> {
         let ask = &record.ask;
-        let seed = ask.seed.unwrap_or_else(|| seed_of(&ask.name));
+        let ledger = ledger_of(ask)?;
+        let told_seed = ledger.as_ref().map(|l| l.header.seed);
+        let seed = ask.seed.or(told_seed).unwrap_or_else(|| seed_of(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
         fit(&ask.world).check()?;
         let cut = cut_of(ask, &plan, &source, &samples).await?;
@@ -146,8 +100,10 @@ impl Opened {
         let packed = source.version.layout_doc().params.kind == LayoutKind::Pack;
         let per_unit = samples.len().div_ceil(samples.shape.units().max(1) as u64);
         let block = u32::try_from(BLOCK_UNITS * per_unit).unwrap_or(u32::MAX);
+        let strict = OrderKind::Strict;
+        let by_units = ledger.as_ref().map_or(ask.order == strict, |l| l.header.order == strict.as_str());
         let exact = sources.beside(&source, sources.number());
-        let setup = Setup {
+        let mut setup = Setup {
             exact: Arc::clone(&exact),
             job: ask.name.to_string(),
             root: record.root,
@@ -155,8 +111,9 @@ impl Opened {
             hash: cut.as_ref().map_or_else(|| plan.hash(), |c| c.buckets.hash(plan.hash())),
             plan,
             cut,
+            told: None,
             laid,
-            block: if packed && ask.order == OrderKind::Strict { block } else { 0 },
+            block: if packed && by_units { block } else { 0 },
             samples,
             wheel,
             order: ask.order,
@@ -166,6 +123,11 @@ impl Opened {
         };
         // Whatever cannot be ordered is refused now.
         Course::new(&setup, 0, fit(&ask.world))?;
+        if let Some(ledger) = &ledger {
+            let told = Told::new(&setup, ledger)?;
+            told.check(fit(&ask.world))?;
+            setup.told = Some(Arc::new(told));
+        }
         Ok(Opened {
             dir,
             exact,
@@ -387,6 +349,7 @@ impl Opened {
     /// [`JobError`].
     pub async fn world(self: &Arc<Self>, world: World) -> Result<(), JobError> {
         fit(&world).check()?;
+        self.setup.told.as_ref().map_or(Ok(()), |told| told.check(fit(&world)))?;
         let this = Arc::clone(self);
         self.alone(async move { this.world_alone(world).await }).await
     }

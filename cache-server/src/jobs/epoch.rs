@@ -23,6 +23,7 @@ use super::{
     Ahead, JobError, Samples, Wheel,
     ledger::{LEDGER_BYTES_MAX, LedgerFile},
     plan::Cut,
+    told::Told,
     wheel::{Class, Means},
 };
 pub use course::Course;
@@ -71,6 +72,8 @@ pub struct Setup {
     pub wheel: Option<Arc<Wheel>>,
     /// The buckets that the plan is cut into, where its order needs them.
     pub cut: Option<Cut>,
+    /// The ledger that is replayed, where one is.
+    pub told: Option<Arc<Told>>,
     /// The plan's name, with its buckets.
     pub hash: Hash,
     /// Who chooses.
@@ -155,7 +158,11 @@ impl Setup {
     /// Steps of an epoch in this world.
     #[must_use]
     pub fn steps(&self, fit: Fit) -> u64 {
-        self.cut.as_ref().map_or_else(|| fit.steps(self.plan.entries()), |c| c.steps(fit))
+        match (&self.told, &self.cut) {
+            (Some(told), _) => told.steps(fit),
+            (None, Some(cut)) => cut.steps(fit),
+            (None, None) => fit.steps(self.plan.entries()),
+        }
     }
 
     fn ttl_ms(&self) -> u64 {

@@ -27,6 +27,9 @@ pub enum JobError {
     /// The buckets cannot be.
     #[error(transparent)]
     Buckets(#[from] BadBuckets),
+    /// The ledger to replay is damaged, or of something else.
+    #[error("{0}")]
+    BadLedger(String),
     /// The plan names what the version does not have, or nothing to read.
     #[error("{0}")]
     Ask(String),
@@ -133,6 +136,7 @@ impl JobError {
             },
             JobError::Closed { .. } => Code::EpochClosed,
             JobError::Open { .. } => Code::EpochOpen,
+            JobError::BadLedger(_) => Code::BadLedger,
             JobError::MidStep { .. } => Code::MidStep,
             JobError::StateDiffers { .. } => Code::StateDiffers,
             JobError::StateBehind(_) => Code::StateBehind,
@@ -173,6 +177,9 @@ impl JobError {
             JobError::Uncommitted => "declare the job with visitation checkpoint",
             JobError::Closed { .. } => "go on to a later epoch, or use another job name to read it anew",
             JobError::Open { .. } => "acknowledge what was received, until the epoch is finished",
+            JobError::BadLedger(_) => {
+                "give the bytes of GET …/ledger, and declare dataset, version, plan and ranks as that job had them"
+            }
             JobError::MidStep { .. } => {
                 "acknowledge all of the step in the world it was begun in, then change the number of ranks"
             }

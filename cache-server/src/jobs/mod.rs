@@ -12,8 +12,10 @@ mod epoch;
 mod error;
 mod ledger;
 mod plan;
+mod record;
 mod registry;
 mod samples;
+mod told;
 mod wheel;
 
 pub use accounts::{Accounts, Component, Cost, Tally};

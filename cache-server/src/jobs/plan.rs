@@ -36,6 +36,8 @@ pub(super) async fn cut_of(
         (OrderKind::Bucketed, None) => {
             return Err(JobError::Ask("an order bucketed needs buckets: lengths, prefixes or groups".into()));
         }
+        // The plan of a ledger may be one with buckets.
+        (OrderKind::Replay, Some(spec)) => spec,
         (_, Some(_)) => return Err(JobError::Ask("only an order bucketed has buckets".into())),
         (_, None) => return Ok(None),
     };

@@ -8,11 +8,7 @@
 //! 4. (I6) An open job that nobody asked for during `job_ttl`, and of which no lease lives, is closed. The next request
 //!    opens it from its file and its ledgers.
 
-use super::{
-    JobError, Samples, Wheel,
-    declared::{Opened, Record},
-    wheel::Means,
-};
+use super::{JobError, Samples, Wheel, declared::Opened, record::Record, wheel::Means};
 use crate::versions::{Source, Sources};
 use fletch_api::{JobLine, OrderKind, StartJob};
 use fletch_core::{Domain, LayoutId, Root, Tenant, order::substitute::Standing};
@@ -272,7 +268,7 @@ impl Registry {
             }
         };
         let wheel = match record.ask.order {
-            OrderKind::Strict | OrderKind::Bucketed => {
+            OrderKind::Strict | OrderKind::Bucketed | OrderKind::Replay => {
                 // Before its first read, so that what that brings may stay.
                 let now = u64::try_from(self.means.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 self.means.shares.note(sources.number(), record.root, source.footprint_max(), now);

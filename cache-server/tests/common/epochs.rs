@@ -27,6 +27,7 @@ pub fn ask(name: &str, order: OrderKind, world: World) -> StartJob {
         seed: Some(5),
         order,
         buckets: None,
+        replay: None,
         plan: PlanSpec::default(),
         world,
         visitation: Visitation::ExactlyOnce,

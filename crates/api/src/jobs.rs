@@ -1,8 +1,10 @@
 //! Declared jobs: what is delivered, to whom, and in which order (`docs/EPOCHS.md`).
 
 use crate::epochs::Epoch;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, order::Tail};
 use serde::{Deserialize, Serialize};
+use std::{fmt, sync::Arc};
 use utoipa::ToSchema;
 
 /// No body of `POST /v1/jobs` is longer, in bytes: a plan may be a list.
@@ -30,7 +32,8 @@ pub struct StartJob {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub layout: Option<LayoutId>,
-    /// Where every random choice begins; derived from the name when absent ([`seed_of`]).
+    /// Where every random choice begins; when absent, derived from the name ([`seed_of`]), or that of the ledger that is
+    /// replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// Who decides the order.
@@ -42,6 +45,9 @@ pub struct StartJob {
     /// What makes the buckets of an order `bucketed`; absent with other orders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buckets: Option<BucketSpec>,
+    /// What an order `replay` replays; absent with other orders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<ReplaySpec>,
     /// Who shares a step.
     pub world: World,
     /// What counts as delivered.
@@ -69,6 +75,8 @@ pub enum OrderKind {
     Strict,
     /// A keyed permutation in which all entries of a step, of all ranks together, are of one bucket.
     Bucketed,
+    /// A ledger: each rank gets again what it acknowledged then, in that order.
+    Replay,
 }
 
 impl OrderKind {
@@ -79,6 +87,7 @@ impl OrderKind {
             OrderKind::Substitute => "substitute",
             OrderKind::Strict => "strict",
             OrderKind::Bucketed => "bucketed",
+            OrderKind::Replay => "replay",
         }
     }
 }
@@ -160,6 +169,39 @@ pub enum BucketSpec {
     Prefixes(Vec<String>),
     /// The bucket of each sample of the version, by number.
     Groups(Vec<u32>),
+}
+
+/// An epoch to deliver again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaySpec {
+    /// The ledger, as `GET …/ledger` gave it; base64 in JSON.
+    #[schema(value_type = String)]
+    pub ledger: LedgerBytes,
+}
+
+/// The bytes of a ledger, cheap to clone; in JSON base64, of the standard alphabet and padded.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LedgerBytes(pub Arc<[u8]>);
+
+impl fmt::Debug for LedgerBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl Serialize for LedgerBytes {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for LedgerBytes {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        let bytes = STANDARD.decode(text).map_err(|e| serde::de::Error::custom(format!("no base64: {e}")))?;
+        Ok(LedgerBytes(bytes.into()))
+    }
 }
 
 /// Who shares a step.
@@ -256,6 +298,11 @@ mod tests {
         assert_eq!(text_of(&BucketSpec::Lengths(vec![10])), r#"{"lengths":[10]}"#);
         assert_eq!(text_of(&BucketSpec::Prefixes(vec!["de/".into()])), r#"{"prefixes":["de/"]}"#);
         assert_eq!(text_of(&BucketSpec::Groups(vec![0, 2])), r#"{"groups":[0,2]}"#);
+        let replay = ReplaySpec { ledger: LedgerBytes(Arc::from(&b"led\xff"[..])) };
+        let json = serde_json::to_string(&replay).expect("json");
+        assert_eq!(json, r#"{"ledger":"bGVk/w=="}"#);
+        assert_eq!(serde_json::from_str::<ReplaySpec>(&json).expect("json"), replay);
+        assert!(serde_json::from_str::<ReplaySpec>(r#"{"ledger":"bGVk/w"}"#).is_err());
         let w: PlanBase =
             serde_json::from_str(r#"{"weights":{"weights":[1,null,0.5],"draws":3}}"#).expect("form");
         assert_eq!(w, PlanBase::Weights(Weights { weights: vec![Some(1.0), None, Some(0.5)], draws: 3 }));

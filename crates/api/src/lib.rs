@@ -26,8 +26,8 @@ pub use epochs::{
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,
 };
 pub use jobs::{
-    BucketSpec, EchoSpec, Job, JobLine, JobList, OrderKind, PlanBase, PlanSpec, StartJob, Visitation,
-    Weights, World,
+    BucketSpec, EchoSpec, Job, JobLine, JobList, LedgerBytes, OrderKind, PlanBase, PlanSpec, ReplaySpec,
+    StartJob, Visitation, Weights, World,
 };
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};

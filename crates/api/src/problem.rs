@@ -74,6 +74,8 @@ codes! {
     BadJob = "bad_job", Invalid, None, "the job name is not valid";
     /// The plan, the order or the world of a job cannot be.
     BadPlan = "bad_plan", Invalid, None, "the plan cannot be";
+    /// The ledger is damaged, or of something else: it cannot be replayed.
+    BadLedger = "bad_ledger", Invalid, None, "the ledger cannot be replayed";
     /// A job of that name has other settings.
     JobDiffers = "job_differs", Invalid, Some(409), "a job of that name has other settings";
     /// The world has no such rank.

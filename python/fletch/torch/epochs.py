@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
@@ -81,10 +82,13 @@ class EpochDataset(torch.utils.data.IterableDataset):
         rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
             initialised, else 0 of 1.
         order: ``"substitute"`` (any sample that is still due will do: the fastest), ``"strict"`` (a permutation that the
-            seed fixes) or ``"bucketed"`` (strict, and all ranks' samples of one step are of one bucket).
+            seed fixes), ``"bucketed"`` (strict, and all ranks' samples of one step are of one bucket) or ``"replay"`` (what
+            each rank consumed of an earlier epoch, in that order).
         buckets: with ``order="bucketed"``, what makes the buckets: ``{"lengths": [b0, b1, …]}`` (ascending bounds in bytes of a
             sample's files together), ``{"prefixes": ["de/", …]}`` (of its key: the first that fits, or none) or
             ``{"groups": [0, 2, …]}`` (a number below 65,536 for each sample of the version).
+        replay: with ``order="replay"``, the `ledger` of that epoch, of a job with the same version, plan and number of ranks. Every
+            epoch of the job delivers it.
         plan: which samples, as the ``plan`` of ``POST /v1/jobs``; all of them once when absent.
         seed: where every random choice begins; the hash of the job's name when absent.
         tail: a last step that is not whole: ``"keep"`` (one rank), ``"drop"`` or ``"pad"``; by default ``"keep"`` for one
@@ -98,7 +102,8 @@ class EpochDataset(torch.utils.data.IterableDataset):
 
     Raises:
         NotFound: no such dataset.
-        Invalid: the settings cannot be, or a job of that name has others (``code == "job_differs"``).
+        Invalid: the settings cannot be, a job of that name has others (``code == "job_differs"``), or the ledger is damaged
+            or of something else (``code == "bad_ledger"``).
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
         ranks: int | None = None,
         order: str = "substitute",
         buckets: dict[str, Any] | None = None,
+        replay: bytes | None = None,
         plan: dict[str, Any] | None = None,
         seed: int | None = None,
         tail: str | None = None,
@@ -138,6 +144,8 @@ class EpochDataset(torch.utils.data.IterableDataset):
             },
         }
         optional = {"version": tag, "seed": seed, "plan": plan, "buckets": buckets}
+        if replay is not None:
+            optional["replay"] = {"ledger": base64.b64encode(replay).decode()}
         spec.update({key: value for key, value in optional.items() if value is not None})
         self._job = _native._declare(client, json.dumps(spec))
         info = self._job.info()
@@ -357,6 +365,16 @@ class EpochDataset(torch.utils.data.IterableDataset):
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+
+    def ledger(self, epoch: int | None = None) -> bytes:
+        """The log of an epoch, the current one when absent: what was granted to whom, and acknowledged. It can be
+        replayed (``order="replay"``).
+
+        Raises:
+            NotFound: the epoch has not begun, or is forgotten.
+        """
+        number = self.epoch if epoch is None else epoch
+        return bytes(self._patiently(lambda _: self._job.ledger(number)))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch is, self-contained: it survives the loss of every server. Call it after the step, when the

@@ -1,7 +1,7 @@
 //! What an epoch is made of: the entries it delivers and what each is, whoever chooses among them.
 
 use super::Setup;
-use crate::jobs::JobError;
+use crate::jobs::{JobError, told::Told};
 use fletch_core::order::{Bits, Bucketed, Fit, Leases, Strict, plan::Item};
 use std::sync::Arc;
 
@@ -11,6 +11,8 @@ pub enum Course {
     Strict(Arc<Strict>),
     /// They are those of each bucket.
     Buckets(Arc<Bucketed>),
+    /// What a ledger tells, of an epoch that was of this course.
+    Told(Arc<Told>, Box<Course>),
 }
 
 impl Course {
@@ -19,6 +21,17 @@ impl Course {
     /// # Errors
     /// [`JobError::Buckets`].
     pub fn new(setup: &Setup, epoch: u64, fit: Fit) -> Result<Self, JobError> {
+        Ok(match &setup.told {
+            None => Course::first(setup, epoch, fit)?,
+            Some(told) => {
+                let of = Course::first(setup, told.header.epoch, told.header.fit)?;
+                Course::Told(Arc::clone(told), Box::new(of))
+            }
+        })
+    }
+
+    /// One that no ledger tells.
+    fn first(setup: &Setup, epoch: u64, fit: Fit) -> Result<Self, JobError> {
         let (plan, key) = (setup.plan.clone(), setup.key(epoch));
         if let Some(cut) = &setup.cut {
             return Ok(Course::Buckets(Arc::new(Bucketed::new(plan, fit, &key, cut.buckets.clone())?)));
@@ -35,6 +48,7 @@ impl Course {
         match self {
             Course::Strict(strict) => strict.item(entry),
             Course::Buckets(order) => order.item(entry),
+            Course::Told(_, of) => of.item(entry),
         }
     }
 
@@ -49,6 +63,16 @@ impl Course {
                 bits
             }
             Course::Buckets(order) => order.planned(),
+            Course::Told(told, _) => told.planned.clone(),
+        }
+    }
+
+    /// Entries of the plan.
+    fn entries(&self) -> u64 {
+        match self {
+            Course::Strict(strict) => strict.plan().entries(),
+            Course::Buckets(order) => order.plan().entries(),
+            Course::Told(_, of) => of.entries(),
         }
     }
 
@@ -58,7 +82,12 @@ impl Course {
             Course::Strict(strict) => strict.dropped().collect(),
             Course::Buckets(order) => {
                 let planned = order.planned();
-                let out = (0..order.entries()).filter(|&e| !planned.get(e));
+                let out = (0..self.entries()).filter(|&e| !planned.get(e));
+                out.map(|e| u32::try_from(e).unwrap_or(u32::MAX)).collect()
+            }
+            // Pads that were not consumed are nothing that is missing.
+            Course::Told(told, of) => {
+                let out = (0..of.entries()).filter(|&e| !told.planned.get(e));
                 out.map(|e| u32::try_from(e).unwrap_or(u32::MAX)).collect()
             }
         }
@@ -66,10 +95,12 @@ impl Course {
 
     /// Who may still be granted how much, where the order says whose each entry is.
     pub fn share(&self, leases: &mut Leases) -> Result<(), JobError> {
-        if let Course::Buckets(order) = self {
-            let shares = order.with_ranks(leases.fit().ranks)?.shares(|e| leases.is_free(e));
-            leases.share_as(&shares);
-        }
+        let shares = match self {
+            Course::Strict(_) => return Ok(()),
+            Course::Buckets(order) => order.with_ranks(leases.fit().ranks)?.shares(|e| leases.is_free(e)),
+            Course::Told(told, _) => told.shares(|e| leases.is_free(e)),
+        };
+        leases.share_as(&shares);
         Ok(())
     }
 
@@ -78,7 +109,11 @@ impl Course {
     /// # Errors
     /// [`JobError::MidStep`].
     pub fn may_become(&self, epoch: u64, acked: &Bits, now: Fit, fit: Fit) -> Result<(), JobError> {
-        let Course::Buckets(order) = self else { return Ok(()) };
+        let order = match self {
+            Course::Strict(_) => return Ok(()),
+            Course::Told(told, _) => return told.check(fit),
+            Course::Buckets(order) => order,
+        };
         if now == fit {
             return Ok(());
         }

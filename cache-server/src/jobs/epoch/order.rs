@@ -1,8 +1,9 @@
-//! Who chooses the next entries of an epoch: a permutation, the turns of buckets, or the sweep.
+//! Who chooses the next entries of an epoch: a permutation, what buckets or a ledger say, or the sweep.
 
 use super::{Course, Epoch, Setup};
 use crate::jobs::{
     JobError,
+    told::Told,
     wheel::{Class, Wheel},
 };
 use fletch_core::order::{
@@ -28,17 +29,28 @@ pub enum Order {
 
 /// Ranks' sequences that are known, in one world.
 pub struct Known {
-    turns: Arc<Bucketed>,
+    turns: Sequences,
     line: Line,
     /// Of live leases: the rank, and the turn at which they begin.
     begun: BTreeMap<u64, (u32, u64)>,
 }
 
+enum Sequences {
+    Buckets(Box<Bucketed>),
+    Told(Arc<Told>),
+}
+
 impl Known {
-    fn begin(turns: &Arc<Bucketed>, leases: &Leases) -> Result<Self, JobError> {
-        let ranks = leases.fit().ranks;
-        let turns = Arc::new(turns.with_ranks(ranks)?);
-        Ok(Known { turns, line: Line::new(ranks), begun: BTreeMap::new() })
+    fn begin(turns: Sequences, ranks: u32) -> Box<Self> {
+        Box::new(Known { turns, line: Line::new(ranks), begun: BTreeMap::new() })
+    }
+
+    fn next(&mut self, leases: &Leases, rank: u32, n: u32) -> (Vec<u32>, u64) {
+        let free = |e| leases.is_free(e);
+        match &self.turns {
+            Sequences::Buckets(order) => order.next(&mut self.line, rank, n, free),
+            Sequences::Told(told) => self.line.next(rank, n, |j| told.turn(rank, j), free),
+        }
     }
 }
 
@@ -97,7 +109,13 @@ impl Order {
     pub fn of(course: &Course, began: &Leases) -> Result<Self, JobError> {
         Ok(match course {
             Course::Strict(strict) => Order::Strict(Box::new(Turns::resumed(strict, began))),
-            Course::Buckets(turns) => Order::Known(Box::new(Known::begin(turns, began)?)),
+            Course::Buckets(order) => {
+                let ranks = began.fit().ranks;
+                Order::Known(Known::begin(Sequences::Buckets(Box::new(order.with_ranks(ranks)?)), ranks))
+            }
+            Course::Told(told, _) => {
+                Order::Known(Known::begin(Sequences::Told(Arc::clone(told)), began.fit().ranks))
+            }
         })
     }
 
@@ -112,8 +130,7 @@ impl Order {
         match self {
             Order::Over => (Vec::new(), Vec::new(), 0),
             Order::Known(known) => {
-                let free = |e| leases.is_free(e);
-                let (entries, from) = known.turns.next(&mut known.line, rank, n, free);
+                let (entries, from) = known.next(leases, rank, n);
                 let classes = vec![Class::Exact; entries.len()];
                 (entries, classes, from)
             }

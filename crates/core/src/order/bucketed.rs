@@ -214,6 +214,12 @@ impl Bucketed {
         Ok(Bucketed { fit, ..self.clone() })
     }
 
+    /// The plan it orders.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
     /// Steps of the epoch.
     #[must_use]
     pub fn steps(&self) -> u64 {

@@ -130,6 +130,20 @@ impl Replay {
         &self.legs
     }
 
+    /// What each rank is told, through all legs; `None` where legs have different numbers of ranks, or there is
+    /// none. To deliver it in one world is to deliver each rank its order.
+    #[must_use]
+    pub fn by_rank(&self) -> Option<Vec<Vec<u32>>> {
+        let mut ranks = self.legs.first()?.ranks.clone();
+        for leg in &self.legs[1..] {
+            if leg.ranks.len() != ranks.len() {
+                return None;
+            }
+            ranks.iter_mut().zip(&leg.ranks).for_each(|(all, more)| all.extend(more));
+        }
+        Some(ranks)
+    }
+
     /// What of an epoch it does not tell: the ledger ended early, or did not begin at the beginning.
     #[must_use]
     pub fn untold(&self, planned: &Bits) -> Bits {

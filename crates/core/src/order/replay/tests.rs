@@ -163,6 +163,13 @@ proptest! {
         let ledger = epoch(ops, stride);
         let replay = Replay::new(&ledger).expect("a ledger");
         prop_assert_eq!(replay.untold(&Bits::ones(N)).count(), 0);
+        match replay.by_rank() {
+            Some(ranks) => for (rank, all) in ranks.iter().enumerate() {
+                let told: Vec<u32> = replay.legs().iter().flat_map(|l| l.ranks[rank].clone()).collect();
+                prop_assert_eq!(all, &told);
+            },
+            None => prop_assert!(replay.legs().windows(2).any(|l| l[0].fit.ranks != l[1].fit.ranks)),
+        }
         let twice = again(replay.clone(), &sizes);
         let same = Replay::new(&twice).expect("a ledger");
         let no_pads = |r: &Replay| -> Vec<Vec<Vec<u32>>> {

@@ -316,7 +316,7 @@ async fn plans_echo_weights_worlds_and_refs() {
         // Weights.
         let mut weighted = ask(&format!("weights-{}", order.as_str()), order, world(2, 4, Tail::Drop));
         let weights = (0..32).map(|i| Some(f64::from(i % 3))).collect();
-        weighted.plan.base = PlanBase::Weights(fletch_api::Weights { weights, draws: 40 });
+        weighted.plan.base = PlanBase::Weights(fletch_api::Weights { weights, draws: 40, of: None });
         let job = client.declare(&weighted).await.expect("declared");
         assert_eq!(job.info().entries, 40);
         // One rank takes half an epoch, then there are four: by refs only.

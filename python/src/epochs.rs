@@ -12,11 +12,13 @@ use crate::process::{Slot, beside, wait, wait_telling};
 use bytes::Bytes;
 use fletch_api::{Ack, BatchTimes, EpochReceipt, StartJob, World};
 use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeasedSample, Next};
+use fletch_client::select::{Columns, Selection};
 use fletch_core::order::receipt::{Delivery, LtHash};
 use fletch_core::{Hash, Root};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -83,6 +85,22 @@ pub fn declare(py: Python<'_>, client: Py<Client>, spec: &str) -> PyResult<Job> 
     let job = revive_job(client, spec)?;
     job.live(py)?;
     Ok(job)
+}
+
+/// The base of a plan, as JSON text, from a selection file: columns of keys, numbers and weights, and draws.
+#[pyfunction(name = "_select")]
+#[pyo3(signature = (path, keys, numbers, weights, draws))]
+pub fn select(
+    py: Python<'_>,
+    path: PathBuf,
+    keys: Option<String>,
+    numbers: Option<String>,
+    weights: Option<String>,
+    draws: Option<u64>,
+) -> PyResult<String> {
+    let columns = Columns { keys, numbers, weights };
+    let read = py.detach(|| Selection::read(&path, &columns)).map_err(Failure::from)?;
+    Ok(serde_json::to_string(&read.base(draws)).map_err(|e| Failure::Invalid(e.to_string()))?)
 }
 
 /// A job from its pickled settings; it is declared again, which changes nothing, when it is first used.

@@ -2,6 +2,7 @@
 
 use fletch_api::{Code, Problem};
 use fletch_client::ClientError;
+use fletch_client::select::SelectError;
 use fletch_core::{Kind, Mismatch};
 use fletch_tables::TableError;
 use pyo3::prelude::*;
@@ -46,6 +47,9 @@ pub enum Failure {
     /// There is no such thing in the version.
     #[error("{0}")]
     Absent(String),
+    /// The file is no selection.
+    #[error(transparent)]
+    Select(#[from] SelectError),
     /// It cannot be asked for.
     #[error("{0}")]
     Invalid(String),
@@ -57,6 +61,7 @@ impl Failure {
         match self {
             Failure::Client(e) => e.kind(),
             Failure::Table(e) => e.kind(),
+            Failure::Select(e) => e.kind(),
             Failure::Item { problem, .. } => problem.code.kind(),
             Failure::Corrupt { .. } | Failure::Protocol { .. } => Kind::Corrupt,
             Failure::Absent(_) => Kind::NotFound,

@@ -16,7 +16,7 @@ import pytest
 import torch.utils.data
 
 import fletch
-from fletch.torch import DataLoader, EpochDataset, EpochSample
+from fletch.torch import DataLoader, EpochDataset, EpochSample, Selection
 from conftest import BIN, Server
 
 SAMPLES = 150
@@ -197,6 +197,14 @@ def test_no_step_of_two_ranks_mixes_buckets(server: Server, tree: Path, workers:
     assert ranks[0].verify([ranks[1].received()])
 
 
+def test_workers_do_not_change_a_known_order(server: Server, tree: Path) -> None:
+    orders = []
+    for workers in (0, 2):
+        dataset = epochs(server, f"known-{workers}", order="strict", seed=4)
+        orders.append([batch.tolist() for batch in DataLoader(dataset, num_workers=workers)])
+    assert orders[0] == orders[1] and len(orders[0]) == 19
+
+
 def test_buckets_are_of_one_order(server: Server, tree: Path) -> None:
     for settings in ({"order": "bucketed"}, {"buckets": {"lengths": [5]}}):
         with pytest.raises(fletch.Invalid) as error:
@@ -235,6 +243,47 @@ def test_a_ledger_is_replayed(server: Server, tree: Path) -> None:
         with pytest.raises(fletch.Invalid) as error:
             epochs(server, "told-wrong", rank=0, **{**settings, **bad})
         assert error.value.code == "bad_ledger"
+
+
+def test_a_selection_is_delivered_exactly(server: Server, tree: Path, tmp_path: Path) -> None:
+    chosen = sorted(random.Random(8).sample(range(SAMPLES), SAMPLES // 10))
+    by_key, by_number = tmp_path / "some.csv", tmp_path / "numbers.csv"
+    by_key.write_text("label,path\n" + "".join(f"x,{n:04}\n" for n in chosen))
+    by_number.write_text("number,weight\n" + "".join(f"{n},{i}\n" for i, n in enumerate(chosen)))
+    keys = Selection(by_key, keys="path")
+    for name, select, plan in (
+        ("keys", keys, None),
+        ("numbers", by_number, None),
+        ("twice", str(by_number), {"echo": {"copies": 2}}),
+    ):
+        dataset = epochs(server, f"select-{name}", select=select, plan=plan)
+        copies = 1 if plan is None else 2
+        for _ in range(2):
+            assert sorted(seen(iter(DataLoader(dataset)))) == sorted(chosen * copies)
+            assert dataset.stats()["receipt"] == "agrees"
+    weighted = Selection(by_number, weights="weight", draws=210)
+    drawn = collections.Counter(seen(iter(DataLoader(epochs(server, "select-weights", select=weighted)))))
+    assert drawn == {n: 2 * i for i, n in enumerate(chosen) if i > 0}
+
+
+def test_what_is_no_selection_is_said(server: Server, tree: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bad.csv"
+
+    def why(text: str, **settings: Any) -> str:
+        file.write_text(text)
+        with pytest.raises(fletch.Invalid) as error:
+            epochs(server, "select-bad", **{"select": file, **settings})
+        return str(error.value)
+
+    assert "has no column path; it has key, label" in why("key,label\n0001,3\n", select=Selection(file, keys="path"))
+    said = why("key\n0001\nnone\n0002\nnowhere\n")
+    assert '2 keys are of no sample, among them "none", "nowhere"' in said
+    assert 'more than once, among them "0001"' in why("key\n0001\n0001\n")
+    assert "names sample 150" in why("number\n150\n")
+    assert "not both" in why("number\n1\n", plan={"base": "all"})
+    assert "draws are of weights" in why("number\n1\n", select=Selection(file, draws=3))
+    with pytest.raises(fletch.NotFound):
+        epochs(server, "select-bad", select=tmp_path / "absent.csv")
 
 
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:

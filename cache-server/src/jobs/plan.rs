@@ -2,7 +2,7 @@
 
 use super::{JobError, Samples};
 use crate::versions::Source;
-use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, jobs::PREFIXES_MAX};
+use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, jobs::PREFIXES_MAX};
 use fletch_core::{
     Root,
     order::{Buckets, Fit, OrderKey, Plan, bucketed::BadBuckets},
@@ -22,6 +22,23 @@ impl Cut {
     pub fn steps(&self, fit: Fit) -> u64 {
         self.sizes.iter().map(|&n| fit.steps(n)).sum()
     }
+}
+
+/// Weights of some samples as weights of all.
+fn spread(samples: u64, of: &[u64], given: impl ExactSizeIterator<Item = f64>) -> Result<Vec<f64>, JobError> {
+    if of.len() != given.len() {
+        return Err(JobError::Ask(format!("{} weights for {} samples", given.len(), of.len())));
+    }
+    let mut all: Vec<Option<f64>> = vec![None; usize::try_from(samples).unwrap_or(usize::MAX)];
+    for (&s, weight) in of.iter().zip(given) {
+        let slot = usize::try_from(s).ok().and_then(|s| all.get_mut(s));
+        let slot =
+            slot.ok_or_else(|| JobError::Ask(format!("sample {s} weighs, but the version has {samples}")))?;
+        if slot.replace(weight).is_some() {
+            return Err(JobError::Ask(format!("sample {s} has two weights")));
+        }
+    }
+    Ok(all.into_iter().map(|w| w.unwrap_or(0.0)).collect())
 }
 
 /// The buckets that were asked for, where the order needs them.
@@ -81,7 +98,16 @@ pub(super) async fn plan_of(
         PlanBase::Keys(keys) => Plan::subset(n, samples.numbers(source, keys).await?)?,
         PlanBase::Weights(w) => {
             let key = OrderKey::new(root, Plan::all(n)?.hash(), seed, 0);
-            let weights: Vec<f64> = w.weights.iter().map(|w| w.unwrap_or(f64::NAN)).collect();
+            let given = w.weights.iter().map(|w| w.unwrap_or(f64::NAN));
+            let numbers = match &w.of {
+                None => None,
+                Some(WeightOf::Samples(numbers)) => Some(numbers.clone()),
+                Some(WeightOf::Keys(keys)) => Some(samples.numbers(source, keys).await?),
+            };
+            let weights = match numbers {
+                None => given.collect(),
+                Some(numbers) => spread(n, &numbers, given)?,
+            };
             Plan::weighted(n, &weights, w.draws, &key)?
         }
     };

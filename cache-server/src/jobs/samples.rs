@@ -68,6 +68,8 @@ struct Build {
     more: Vec<(u32, u32)>,
 }
 
+/// How many unknown keys an error names.
+const NAMED: usize = 5;
 /// A sample without bytes.
 const NOWHERE: u32 = u32::MAX;
 
@@ -264,10 +266,10 @@ impl Samples {
         Ok(files)
     }
 
-    /// The numbers of the samples with these keys.
+    /// The numbers of the samples with these keys, one for each.
     ///
     /// # Errors
-    /// [`JobError::Ask`] naming keys that no sample has; those of the tables.
+    /// [`JobError::Ask`] naming the first few keys that no sample has; those of the tables.
     pub async fn numbers(&self, source: &Source, keys: &[String]) -> Result<Vec<u64>, JobError> {
         let mut wanted: HashMap<&str, Option<u64>> = keys.iter().map(|k| (k.as_str(), None)).collect();
         let mut s = 0;
@@ -279,11 +281,13 @@ impl Samples {
         })
         .await?;
         let missing: Vec<&str> = wanted.iter().filter(|(_, n)| n.is_none()).map(|(k, _)| *k).collect();
-        if let Some(first) = missing.iter().min() {
-            let why = format!("{} keys are of no sample, among them {first:?}", missing.len());
+        if !missing.is_empty() {
+            let lost = |k: &&String| wanted.get(k.as_str()).is_some_and(Option::is_none);
+            let first: Vec<String> = keys.iter().filter(lost).take(NAMED).map(|k| format!("{k:?}")).collect();
+            let why = format!("{} keys are of no sample, among them {}", missing.len(), first.join(", "));
             return Err(JobError::Ask(why));
         }
-        Ok(wanted.into_values().flatten().collect())
+        Ok(keys.iter().filter_map(|k| wanted.get(k.as_str()).copied().flatten()).collect())
     }
 
     /// The key of every sample, in order.

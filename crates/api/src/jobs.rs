@@ -133,14 +133,27 @@ pub enum PlanBase {
     Weights(Weights),
 }
 
-/// Weights of all samples.
+/// Weights of samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
-    /// One weight a sample, finite and at least 0. JSON has no NaN: `null` stands for one, and is refused.
+    /// One weight for each sample of the version, or for each of `of`; finite and at least 0. JSON has no NaN: `null` stands for one, and is refused.
     pub weights: Vec<Option<f64>>,
     /// Entries of one pass.
     pub draws: u64,
+    /// Whose weights these are, each once; all others weigh nothing. All samples of the version when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<WeightOf>,
+}
+
+/// Whose weights: `{"samples": [0, 5]}` or `{"keys": ["n01/7"]}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightOf {
+    /// By number.
+    Samples(Vec<u64>),
+    /// By key.
+    Keys(Vec<String>),
 }
 
 /// Data echoing.
@@ -305,7 +318,10 @@ mod tests {
         assert!(serde_json::from_str::<ReplaySpec>(r#"{"ledger":"bGVk/w"}"#).is_err());
         let w: PlanBase =
             serde_json::from_str(r#"{"weights":{"weights":[1,null,0.5],"draws":3}}"#).expect("form");
-        assert_eq!(w, PlanBase::Weights(Weights { weights: vec![Some(1.0), None, Some(0.5)], draws: 3 }));
+        assert_eq!(
+            w,
+            PlanBase::Weights(Weights { weights: vec![Some(1.0), None, Some(0.5)], draws: 3, of: None })
+        );
         for bad in [
             text.replace("\"batch\":8,", ""),
             text.replace("\"name\"", "\"nome\""),

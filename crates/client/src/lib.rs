@@ -22,6 +22,8 @@ pub mod fallback;
 mod manage;
 mod node;
 mod retry;
+#[cfg(feature = "select")]
+pub mod select;
 mod tables;
 mod token;
 

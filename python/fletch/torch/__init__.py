@@ -13,5 +13,14 @@ from .epochs import EpochDataset, EpochSample
 from .images import IMAGE_EXTENSIONS, ImageFolder
 from .loader import DataLoader
 from .map import MapDataset
+from .select import Selection
 
-__all__ = ["IMAGE_EXTENSIONS", "DataLoader", "EpochDataset", "EpochSample", "ImageFolder", "MapDataset"]
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "DataLoader",
+    "EpochDataset",
+    "EpochSample",
+    "ImageFolder",
+    "MapDataset",
+    "Selection",
+]

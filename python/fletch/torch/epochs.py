@@ -18,12 +18,11 @@ from typing import Any, Callable, Generator, Iterator, Sequence
 import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
+from .select import Selection, planned
 
 _log = logging.getLogger("fletch")
 
 _COUNTED = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns")
-#: Between two questions whether what a dead worker held came back, in seconds.
-_AGAIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,15 @@ class _Batch:
     prepared_ns: int = 0
     stalled_ns: int = 0
     content: Any = None
+    #: Whose it is; set where a worker hands it on.
+    worker: int = 0
+    #: The worker's last one.
+    ended: bool = False
+
+    @property
+    def lease(self) -> int:
+        """The lease's number: leases of an epoch are numbered as they are granted."""
+        return 0 if self.token is None else self.token[2]
 
     def pin_memory(self) -> _Batch:
         """What torch calls for ``pin_memory=True``."""
@@ -90,6 +98,8 @@ class EpochDataset(torch.utils.data.IterableDataset):
         replay: with ``order="replay"``, the `ledger` of that epoch, of a job with the same version, plan and number of ranks. Every
             epoch of the job delivers it.
         plan: which samples, as the ``plan`` of ``POST /v1/jobs``; all of them once when absent.
+        select: which samples, as a file: the path of a Parquet or CSV file with a column ``key`` or ``number``, or a
+            `Selection`. In place of the base of ``plan``.
         seed: where every random choice begins; the hash of the job's name when absent.
         tail: a last step that is not whole: ``"keep"`` (one rank), ``"drop"`` or ``"pad"``; by default ``"keep"`` for one
             rank and ``"drop"`` for several. Every rank gets the same number of steps.
@@ -102,7 +112,8 @@ class EpochDataset(torch.utils.data.IterableDataset):
 
     Raises:
         NotFound: no such dataset.
-        Invalid: the settings cannot be, a job of that name has others (``code == "job_differs"``), or the ledger is damaged
+        Invalid: the settings cannot be (``code == "bad_plan"``; unknown keys are named), the file of `select` is no selection, a
+            job of that name has other settings (``code == "job_differs"``), or the ledger is damaged
             or of something else (``code == "bad_ledger"``).
     """
 
@@ -120,6 +131,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
         buckets: dict[str, Any] | None = None,
         replay: bytes | None = None,
         plan: dict[str, Any] | None = None,
+        select: Selection | str | os.PathLike[str] | None = None,
         seed: int | None = None,
         tail: str | None = None,
         visitation: str = "exactly-once",
@@ -143,7 +155,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
                 "tail": tail or ("keep" if self.ranks == 1 else "drop"),
             },
         }
-        optional = {"version": tag, "seed": seed, "plan": plan, "buckets": buckets}
+        optional = {"version": tag, "seed": seed, "plan": planned(plan, select), "buckets": buckets}
         if replay is not None:
             optional["replay"] = {"ledger": base64.b64encode(replay).decode()}
         spec.update({key: value for key, value in optional.items() if value is not None})
@@ -154,6 +166,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
         self.steps: int = info["steps"]
         self._keyed = client.resolve(f"{name}@{self.root}").sample_rule == "stem"
         self._visitation = visitation
+        self._known = order != "substitute"
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
@@ -458,54 +471,6 @@ class _Silence:
         stalled = time.monotonic_ns() - self.begun
         _log.warning("%s goes on after %.1f s", self.what, stalled / 1e9)
         return stalled
-
-
-class _Leases(torch.utils.data.IterableDataset):
-    """What a loader iterates: whole leases of the dataset, collated where they are received."""
-
-    def __init__(self, dataset: EpochDataset, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset = dataset
-        self.collate = collate
-
-    def __iter__(self) -> Iterator[_Batch]:
-        info = torch.utils.data.get_worker_info()
-        return self.dataset._leases(0 if info is None else info.id, self.collate)
-
-
-def _steps(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[Any]:
-    """Batches for the loop. Asking for the next one acknowledges the one before."""
-    dataset._mode = None if dataset._visitation != "at-most-once" else "at-most-once"
-    asked, given = time.monotonic_ns(), True
-    try:
-        for batch in _all(dataset, made, workers, collate):
-            if batch.token is None:
-                continue
-            given = False
-            dataset._took(batch, time.monotonic_ns() - asked)
-            yield batch.content
-            given = True
-            dataset._stepped()
-            asked = time.monotonic_ns()
-    except GeneratorExit:
-        # The loop was left with a batch in hand; `state_dict` or the next iteration says what becomes of it.
-        raise
-    except BaseException:
-        if not given:
-            # What was raised came between the worker and the loop, which never got the batch.
-            dataset._let_go()
-        raise
-    finally:
-        # Workers renew what they hold: those of a loop that was left must not live on.
-        if workers:
-            made._shutdown_workers()  # type: ignore[attr-defined]
-    dataset._ended()
-
-
-def _all(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[_Batch]:
-    """What the workers made; and then what workers that died held, until nothing is left."""
-    yield from made
-    while (yield from dataset._leases(workers, collate)) != "done":
-        time.sleep(_AGAIN)
 
 
 def _rank(rank: int | None, ranks: int | None) -> tuple[int, int]:

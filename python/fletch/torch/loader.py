@@ -10,8 +10,9 @@ from typing import Any, Callable, Iterator
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, Subset
 
-from .epochs import EpochDataset, _Leases, _steps
+from .epochs import EpochDataset
 from .images import ImageFolder
+from .loops import _Leases, _steps
 from .map import MapDataset
 
 

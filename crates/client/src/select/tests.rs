@@ -1,0 +1,123 @@
+use super::*;
+use parquet::{
+    data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type},
+    file::{properties::WriterProperties, writer::SerializedFileWriter},
+    schema::parser::parse_message_type,
+};
+
+fn columns(keys: Option<&str>, numbers: Option<&str>, weights: Option<&str>) -> Columns {
+    let own = |x: Option<&str>| x.map(str::to_owned);
+    Columns { keys: own(keys), numbers: own(numbers), weights: own(weights) }
+}
+
+fn usual() -> Columns {
+    Columns::default()
+}
+
+fn csv_of(text: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().expect("file");
+    std::fs::write(file.path(), text).expect("write");
+    file
+}
+
+/// Three columns, `key`, `number` and `w`, and one that nobody asks for; in two row groups.
+fn parquet_of(rows: &[(&str, i64, f64)]) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().expect("file");
+    let schema = "message m { REQUIRED BYTE_ARRAY key (UTF8); REQUIRED INT64 number; OPTIONAL DOUBLE w; REQUIRED INT64 other; }";
+    let schema = Arc::new(parse_message_type(schema).expect("schema"));
+    let properties = WriterProperties::builder().set_compression(parquet::basic::Compression::SNAPPY).build();
+    let out = file.reopen().expect("reopen");
+    let mut writer = SerializedFileWriter::new(out, schema, Arc::new(properties)).expect("writer");
+    for half in rows.chunks(rows.len().div_ceil(2)) {
+        let mut group = writer.next_row_group().expect("group");
+        let mut column = group.next_column().expect("column").expect("one");
+        let keys: Vec<ByteArray> = half.iter().map(|r| r.0.into()).collect();
+        column.typed::<ByteArrayType>().write_batch(&keys, None, None).expect("write");
+        column.close().expect("closed");
+        let numbers: Vec<i64> = half.iter().map(|r| r.1).collect();
+        let mut column = group.next_column().expect("column").expect("one");
+        column.typed::<Int64Type>().write_batch(&numbers, None, None).expect("write");
+        column.close().expect("closed");
+        // A weight that is NaN is none.
+        let weights: Vec<f64> = half.iter().map(|r| r.2).filter(|w| !w.is_nan()).collect();
+        let there: Vec<i16> = half.iter().map(|r| i16::from(!r.2.is_nan())).collect();
+        let mut column = group.next_column().expect("column").expect("one");
+        column.typed::<DoubleType>().write_batch(&weights, Some(&there), None).expect("write");
+        column.close().expect("closed");
+        let mut column = group.next_column().expect("column").expect("one");
+        column.typed::<Int64Type>().write_batch(&vec![7; half.len()], None, None).expect("write");
+        column.close().expect("closed");
+        group.close().expect("closed");
+    }
+    writer.close().expect("closed");
+    file
+}
+
+fn refused(file: &Path, columns: &Columns) -> String {
+    let e = Selection::read(file, columns).expect_err("no selection");
+    assert!(matches!(e.kind(), Kind::Invalid | Kind::NotFound));
+    e.to_string()
+}
+
+#[test]
+fn parquet_and_csv_say_the_same() {
+    let rows = [("b/2", 5, 1.5), ("a,1", 3, 0.0), ("ü\"", 0, 2.0)];
+    let table = parquet_of(&rows);
+    let text = csv_of("w,key,number,other\n1.5,b/2,5,x\n0,\"a,1\",3,y\n2e0,\"ü\"\"\",0,z\n");
+    for file in [table.path(), text.path()] {
+        let read = |c: Columns| Selection::read(file, &c).expect("a selection");
+        let keys = || rows.iter().map(|r| r.0.to_owned()).collect::<Vec<_>>();
+        assert_eq!(read(usual()).base(None), PlanBase::Keys(keys()), "key before number");
+        assert_eq!(read(columns(None, Some("number"), None)).base(None), PlanBase::Samples(vec![5, 3, 0]));
+        let weighted = read(columns(Some("key"), None, Some("w")));
+        assert_eq!((weighted.len(), weighted.is_empty()), (3, false));
+        let weights = Weights {
+            weights: vec![Some(1.5), Some(0.0), Some(2.0)],
+            draws: 3,
+            of: Some(WeightOf::Keys(keys())),
+        };
+        assert_eq!(weighted.clone().base(None), PlanBase::Weights(weights.clone()));
+        assert_eq!(weighted.base(Some(10)), PlanBase::Weights(Weights { draws: 10, ..weights }));
+        // A column that is not there: those that are.
+        let why = refused(file, &columns(Some("path"), None, None));
+        assert!(why.contains("has no column path; it has "), "{why}");
+        for there in ["key", "number", "w", "other"] {
+            assert!(why.contains(there), "{why}");
+        }
+        assert!(refused(file, &columns(None, None, Some("weight"))).contains("has no column weight"));
+        assert!(refused(file, &columns(Some("key"), Some("number"), None)).contains("not of both"));
+    }
+}
+
+#[test]
+fn what_is_no_selection_is_refused_with_the_row() {
+    let why = |text: &str, c: Columns| refused(csv_of(text).path(), &c);
+    let numbers = || columns(None, Some("number"), None);
+    assert!(why("key\na\n\"\"\n", usual()).contains("row 2: \"\" in column key is no key"));
+    assert!(why("number\n1\n-2\n", numbers()).contains("row 2: \"-2\" in column number is no sample number"));
+    assert!(why("number\n1.5\n", usual()).contains("row 1: \"1.5\""));
+    for weight in ["-1", "NaN", "inf", "x", ""] {
+        let text = format!("key,w\na,1\nb,{weight}\n");
+        let why = why(&text, columns(None, None, Some("w")));
+        assert!(why.contains("row 2: ") && why.contains("no weight"), "{why}");
+    }
+    assert!(why("key\n", usual()).contains("has no rows"));
+    assert!(why("key,w\na\n", usual()).contains("record 1"), "rows of unequal length");
+    assert!(why("path\na\n", usual()).contains("no column key or number; it has path"));
+    let twice = "key\na\nb\na\nc\nb\na\nd\nd\ne\ne\nf\nf\ng\ng\n";
+    let said = why(twice, usual());
+    assert!(
+        said.ends_with(r#"names 6 samples more than once, among them "a", "b", "d", "e", "f""#),
+        "{said}"
+    );
+    let table = parquet_of(&[("a", 1, 1.0), ("b", -1, f64::NAN), ("c", 1, 1.0)]);
+    let said = |c: Columns| refused(table.path(), &c);
+    assert!(said(numbers()).contains("row 2: -1 in column number"));
+    assert!(said(columns(None, None, Some("w"))).contains("row 2: nothing in column w"));
+    let table = parquet_of(&[("a", 1, 1.0), ("b", 2, 1.0), ("c", 1, 1.0)]);
+    assert!(refused(table.path(), &numbers()).contains("names 1 samples more than once, among them 1"));
+    let cut = std::fs::read(table.path()).expect("bytes");
+    std::fs::write(table.path(), &cut[..cut.len() - 9]).expect("write");
+    assert!(refused(table.path(), &usual()).contains("cannot be read"));
+    assert!(refused(Path::new("/nowhere/at/all.csv"), &usual()).contains("/nowhere/at/all.csv"));
+}

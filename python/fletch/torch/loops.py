@@ -1,0 +1,103 @@
+"""What a training loop iterates: leases from workers, in the order of the epoch, acknowledged one by one.
+
+Invariants:
+    1. A batch that was not handed to the loop is not acknowledged, and is held no longer than the loop.
+    2. Where the order is known (all but ``substitute``), the loop gets it, with any number of workers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Callable, Iterator
+
+import torch.utils.data
+
+from .epochs import EpochDataset, _Batch
+
+#: Between two questions whether what a dead worker held came back, in seconds.
+_AGAIN = 0.5
+
+
+class _Leases(torch.utils.data.IterableDataset):
+    """What a loader iterates: whole leases of the dataset, collated where they are received."""
+
+    def __init__(self, dataset: EpochDataset, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate = collate
+
+    def __iter__(self) -> Iterator[_Batch]:
+        info = torch.utils.data.get_worker_info()
+        worker = 0 if info is None else info.id
+        for batch in self.dataset._leases(worker, self.collate):
+            batch.worker = worker
+            yield batch
+        yield _Batch(None, worker=worker, ended=True)
+
+
+def _steps(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[Any]:
+    """Batches for the loop. Asking for the next one acknowledges the one before."""
+    dataset._mode = None if dataset._visitation != "at-most-once" else "at-most-once"
+    asked, given = time.monotonic_ns(), True
+    try:
+        for batch in _all(dataset, made, workers, collate):
+            if batch.token is None:
+                continue
+            given = False
+            dataset._took(batch, time.monotonic_ns() - asked)
+            yield batch.content
+            given = True
+            dataset._stepped()
+            asked = time.monotonic_ns()
+    except GeneratorExit:
+        # The loop was left with a batch in hand; `state_dict` or the next iteration says what becomes of it.
+        raise
+    except BaseException:
+        if not given:
+            # What was raised came between the worker and the loop, which never got the batch.
+            dataset._let_go()
+        raise
+    finally:
+        # Workers renew what they hold: those of a loop that was left must not live on.
+        if workers:
+            made._shutdown_workers()  # type: ignore[attr-defined]
+    dataset._ended()
+
+
+def _in_order(dataset: EpochDataset, made: Iterator[_Batch], workers: int) -> Iterator[_Batch]:
+    """The batches of several workers in the order in which they were granted, which is that of the epoch, whichever worker
+    was faster. A batch is handed on when each worker has one that came later, or has none to be had.
+    """
+    waiting: dict[int, deque[_Batch]] = {worker: deque() for worker in range(workers)}
+    idle: dict[int, bool] = {}
+    try:
+        for batch in made:
+            if batch.token is None:
+                # One that asks again later gets what comes later.
+                idle[batch.worker] = batch.ended
+            else:
+                idle.pop(batch.worker, None)
+                dataset._job.hold(batch.token)
+                waiting[batch.worker].append(batch)
+            while all(queue or worker in idle for worker, queue in waiting.items()):
+                if (first := _first(waiting)) is None:
+                    break
+                yield first
+        while (first := _first(waiting)) is not None:
+            yield first
+    finally:
+        for batch in (b for queue in waiting.values() for b in queue):
+            dataset._job.drop_lease(batch.token)
+
+
+def _first(waiting: dict[int, deque[_Batch]]) -> _Batch | None:
+    """Takes out the one that was granted first: each worker's own are in order."""
+    heads = [queue for queue in waiting.values() if queue]
+    return min(heads, key=lambda queue: queue[0].lease).popleft() if heads else None
+
+
+def _all(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[_Batch]:
+    """What the workers made; and then what workers that died held, until nothing is left."""
+    yield from _in_order(dataset, made, workers) if dataset._known and workers > 1 else made
+    while (yield from dataset._leases(workers, collate)) != "done":
+        time.sleep(_AGAIN)

@@ -103,6 +103,19 @@ pub fn select(
     Ok(serde_json::to_string(&read.base(draws)).map_err(|e| Failure::Invalid(e.to_string()))?)
 }
 
+/// Who shares the steps of a declared job now, as JSON text; `None` where no job has that name.
+#[pyfunction(name = "_world")]
+pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Option<String>> {
+    let client = client.get().live(py)?;
+    let world = wait(py, async {
+        let jobs = client.jobs().await?;
+        let Some(line) = jobs.iter().find(|j| j.name.as_str() == name) else { return Ok(None) };
+        Ok::<_, Failure>(Some(client.job(&line.id).await?.info().world))
+    })?;
+    let text = world.map(|w| serde_json::to_string(&w)).transpose();
+    Ok(text.map_err(|e| Failure::Invalid(e.to_string()))?)
+}
+
 /// A job from its pickled settings; it is declared again, which changes nothing, when it is first used.
 #[pyfunction(name = "_job")]
 pub fn revive_job(client: Py<Client>, spec: &str) -> PyResult<Job> {

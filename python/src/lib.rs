@@ -35,6 +35,7 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<epochs::Sum>()?;
     m.add_function(wrap_pyfunction!(epochs::declare, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::revive_job, m)?)?;
+    m.add_function(wrap_pyfunction!(epochs::world_of, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::select, m)?)?;
     m.add_function(wrap_pyfunction!(client::revive_client, m)?)?;
     m.add_function(wrap_pyfunction!(entry::revive_entry, m)?)?;

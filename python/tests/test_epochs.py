@@ -158,6 +158,52 @@ def test_what_ranks_saved_is_verified_by_the_command(server: Server, tree: Path,
     assert verify() == 1
 
 
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("order", ["strict", "substitute", "bucketed"])
+def test_a_state_goes_on_with_another_number_of_ranks(own_server: Server, order: str, lost: bool) -> None:
+    tree = make_tree(own_server)
+    settings: dict[str, Any] = {"order": order, "seed": 7, "tail": "drop"}
+    if order == "bucketed":
+        settings["buckets"] = {"lengths": [1500]}
+
+    def ranks(job: str, n: int) -> list[EpochDataset]:
+        return [epochs(own_server, job, rank=r, ranks=n, batch_size=12 // n, **settings) for r in range(n)]
+
+    def steps(loops: list[Iterator[torch.Tensor]], n: int) -> list[list[int]]:
+        """All ranks' samples of each of the next steps."""
+        return [[i for loop in loops for i in next(loop).tolist()] for _ in range(n)]
+
+    two = ranks("moves", 2)
+    loops = [iter(DataLoader(d)) for d in two]
+    before = steps(loops, 4)
+    # Both ranks stepped (a barrier), and then one of them keeps the state.
+    states = [d.state_dict() for d in two]
+    steps(loops, 1)
+    del loops
+    if lost:
+        own_server.kill()
+        for name in ("cache", "state"):
+            (own_server.scratch / name).rename(own_server.scratch / f"{name}.lost")
+        own_server.start()
+        own_server.register("numbered", tree, own_server.scratch / "tables-numbered")
+    three = ranks("moves", 3)
+    if not lost:
+        with pytest.raises(fletch.Invalid) as error:
+            next(iter(DataLoader(three[1])))
+        assert error.value.code == "job_differs"
+    for dataset in three:
+        dataset.load_state_dict(states[1])
+    loops = [iter(DataLoader(d)) for d in three]
+    left = three[0].steps - 4
+    after = steps(loops, left)
+    assert all(next(loop, None) is None for loop in loops)
+    every = [i for step in before + after for i in step]
+    assert len(every) == len(set(every)) == three[0].steps * 12
+    if order != "substitute":
+        whole = ranks("whole", 3)
+        assert steps([iter(DataLoader(d)) for d in whole], three[0].steps)[4:] == after
+
+
 def test_two_ranks_share_an_epoch(server: Server, tree: Path) -> None:
     ranks = [epochs(server, "ranks", rank=r, ranks=2) for r in range(2)]
     got: dict[int, list[list[int]]] = {}

@@ -35,6 +35,8 @@ fn ask(dataset: &str, name: &str, order: OrderKind, ranks: u32) -> StartJob {
         layout: None,
         seed: Some(11),
         order,
+        buckets: None,
+        replay: None,
         plan: PlanSpec::default(),
         world: World { ranks, batch: BATCH, tail: Tail::Drop },
         visitation: Visitation::ExactlyOnce,

@@ -114,6 +114,8 @@ async fn epoch(bench: &Bench, socket: &Path, pace: f64) -> (f64, u64, f64) {
         layout: None,
         seed: Some(1),
         order: OrderKind::Strict,
+        buckets: None,
+        replay: None,
         plan: PlanSpec::default(),
         world: World { ranks: 1, batch: LEASE, tail: Tail::Keep },
         visitation: Visitation::ExactlyOnce,

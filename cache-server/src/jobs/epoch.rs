@@ -26,8 +26,8 @@ use super::{
     told::Told,
     wheel::{Class, Means},
 };
-pub use course::Course;
 use crate::versions::Sources;
+pub use course::Course;
 use fletch_api::{
     EpochState, LeaseRequest, OrderKind, Times, Visitation,
     epochs::{Ack, GrantStatus, WANT_MAX},

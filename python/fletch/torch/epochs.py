@@ -84,7 +84,8 @@ class EpochDataset(torch.utils.data.IterableDataset):
     Args:
         client: whom to ask.
         dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared.
-        job: the job's name. The same name with the same settings goes on with the same job.
+        job: the job's name. The same name with the same settings goes on with the same job; with another number of ranks
+            only after `load_state_dict`.
         batch_size: samples of one step of one rank.
         transform: called with each `EpochSample`; what it returns is the item. Without one it is ``content``.
         rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
@@ -159,7 +160,14 @@ class EpochDataset(torch.utils.data.IterableDataset):
         if replay is not None:
             optional["replay"] = {"ledger": base64.b64encode(replay).decode()}
         spec.update({key: value for key, value in optional.items() if value is not None})
-        self._job = _native._declare(client, json.dumps(spec))
+        self._client, self._spec = client, spec
+        self._moves = not self._declared()
+        if self._moves:
+            told = _native._world(client, job)
+            world = spec["world"] if told is None else json.loads(told)
+            # Only a job of other ranks may be moved to these.
+            there = spec if world["ranks"] == self.ranks else {**spec, "world": world}
+            self._job = _native._declare(client, json.dumps(there))
         info = self._job.info()
         self.job: str = info["name"]
         self.root: str = info["root"]
@@ -168,6 +176,23 @@ class EpochDataset(torch.utils.data.IterableDataset):
         self._visitation = visitation
         self._known = order != "substitute"
         self._begin(epoch)
+
+    def _declared(self) -> bool:
+        """Declares the job; whether it is so, or another world has it."""
+        try:
+            self._job = _native._declare(self._client, json.dumps(self._spec))
+        except Invalid as error:
+            if error.code != "job_differs":
+                raise
+            return False
+        return True
+
+    def _settle(self) -> None:
+        """The job is in the world of this dataset, or this raises what is different."""
+        if self._moves:
+            self._job = _native._declare(self._client, json.dumps(self._spec))
+            self._moves = False
+            self.steps = self._job.info()["steps"]
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -197,7 +222,8 @@ class EpochDataset(torch.utils.data.IterableDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker's copy receives; what was consumed is known where the loop runs.
-        return {**self.__dict__, "_sum": None, "_in_hand": None, "_receipt": None}
+        self._settle()
+        return {**self.__dict__, "_client": None, "_spec": None, "_sum": None, "_in_hand": None, "_receipt": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -207,6 +233,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
         """An iteration begins: of the next epoch, if this one is over. What a loop before it was left with and nobody
         acknowledged is delivered again.
         """
+        self._settle()
         self._let_go()
         if self._over:
             self._begin(self.epoch + 1)
@@ -424,10 +451,13 @@ class EpochDataset(torch.utils.data.IterableDataset):
         """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again. The proof of
         the epoch goes on too, where the state is this rank's own, of the same number of ranks.
 
-        Rank 0 tells the server; the other ranks must not begin before it did (a barrier).
+        Rank 0 tells the server, also that there are as many ranks now as this dataset has; the other ranks must not begin
+        before it did (a barrier). A strict order goes on as it would have gone on with these ranks from its start, where
+        the state was taken between steps and the samples of a step of all ranks together are as many.
 
         Raises:
-            Invalid: the state is of another version or plan; nothing changed.
+            Invalid: the state is of another version or plan: nothing changed. Or the order cannot go on with so many ranks
+                from here (``code == "mid_step"``, ``"bad_plan"``): the epoch is where the state says, with as many as before.
         """
         if state["root"] != self.root:
             raise Invalid(f"the state is of version {state['root']}, the job reads {self.root}")
@@ -435,8 +465,12 @@ class EpochDataset(torch.utils.data.IterableDataset):
         self._begin(state["epoch"])
         if state.get("ranks") == (self.rank, self.ranks):
             self._sum.merge(state["received"])
-        if self.rank == 0 and not self._went_back(state):
-            self._job.put_state(self.epoch, state["state"], True)
+        if self.rank == 0:
+            if not self._went_back(state):
+                self._job.put_state(self.epoch, state["state"], True)
+            if self._moves:
+                self._job.world(json.dumps(self._spec["world"]))
+                self._settle()
 
     def _went_back(self, state: dict[str, Any]) -> bool:
         """Whether the server remembers the commit, and the epoch is there again."""

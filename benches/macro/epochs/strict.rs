@@ -1,7 +1,7 @@
 //! Strict epochs, cold: one job in a known order at an origin that brings 1.1 times what it wants, on a server without
 //! a disk. What it stalls from batch 10 on, what the origin sent, and what was fetched in vain.
 
-use super::{Bench, LEASE};
+use crate::{cells::LEASE, rig::Bench};
 use fletch_api::{BatchTimes, OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
 use fletch_client::{
     Client, ClientConfig,

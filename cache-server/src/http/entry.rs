@@ -7,7 +7,7 @@
 
 use super::{
     problem::{Answer, Fault},
-    read::{cached, chunk, located_chunk},
+    read::{cached, chunk, located_chunk, located_part},
 };
 use crate::{server::Server, versions::Sources};
 use fletch_api::Code;
@@ -112,15 +112,18 @@ impl Shared {
         Err(fault)
     }
 
-    /// The whole file, from where it is said to be: from its chunk if that is here or comes to
-    /// stay; else only the file is brought, because a chunk for the sake of one file in forty
-    /// would be read forty times.
+    /// The whole file, from where it is said to be: by itself from its chunk on disk; from its chunk if that comes to
+    /// stay; else only the file is brought, because a chunk for the sake of one file in forty would be read forty times.
     async fn from(&self, server: &Server, sources: &Arc<Sources>, held: &ChunkRange) -> Answer<Hit> {
         let hash = self.hash;
         let key = |hash| StoreKey { domain: sources.domain.clone(), hash };
         let size = u32::try_from(held.range.len()).unwrap_or(u32::MAX);
         if cached(server, sources, held.slice.chunk).is_none() {
             let located = server.versions.locate(sources, held.slice.chunk).await?;
+            let of = (held.slice.chunk, &located);
+            if let Some(hit) = located_part(server, sources, of, &held.range, hash).await? {
+                return Ok(hit);
+            }
             let alone = server.store.has(&key(hash), size)
                 || !server.store.keeps(
                     &key(held.slice.chunk),

@@ -9,7 +9,7 @@ use crate::{
 use fletch_api::{ByteResult, ByteTier};
 use fletch_core::{Hash, StoreKey};
 use fletch_store::{DatasetId, Hit, Tier};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// What a tier costs, in the contract's words.
 #[must_use]
@@ -77,4 +77,19 @@ pub async fn located_chunk(
     let key = StoreKey { domain: sources.domain.clone(), hash };
     let fetch = Filler::fetch(&server.versions, sources, hash, located);
     Ok(server.store.read(key, located.len, number, fetch).await?)
+}
+
+/// Bytes `at` of a located chunk, which hash to `part`, if they are here without the chunk being read.
+pub async fn located_part(
+    server: &Server,
+    sources: &Sources,
+    (chunk, located): (Hash, &Located),
+    at: &Range<usize>,
+    part: Hash,
+) -> Answer<Option<Hit>> {
+    if !sources.stand() {
+        return Err(Fault::not_found());
+    }
+    let key = StoreKey { domain: sources.domain.clone(), hash: chunk };
+    Ok(server.store.part(&key, located.len, at, part).await?)
 }

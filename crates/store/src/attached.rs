@@ -1,13 +1,13 @@
 //! The disk tier as reads see it: perhaps not there, perhaps off, and never in the way.
 //!
 //! ```text
-//! read   has(key) ─► a turn ─► blocking thread: one read, one hash ─► Verified, or a miss
+//! read   has(key) ─► a turn ─► blocking thread: one read, one hash ─► Verified, or a miss; of the chunk or of a part
 //! keep   admitted? ─► queue (bounded in bytes) ─► one blocking thread that appends until it is empty
 //! owner  open, probe, reap, scrub, share, close: called by whoever owns the store's tasks
 //! ```
 //!
 //! Invariants:
-//! 1. (I1) nothing leaves but [`Verified`], hashed after it was read; what is wrong is quarantined;
+//! 1. (I1) nothing leaves but [`Verified`], hashed after it was read; a chunk that is wrong is quarantined;
 //! 2. (I5) every error, and every wait that is too long, is a miss;
 //! 3. (I6) appends that wait hold at most `queue_bytes`; what does not fit is dropped and
 //!    counted. At most [`READERS`] threads read at once, however long a dead disk holds them;
@@ -21,7 +21,7 @@ use crate::{
     },
     stats::Counters,
 };
-use fletch_core::{StoreKey, Verified};
+use fletch_core::{Hash, StoreKey, Verified};
 use std::{
     collections::VecDeque,
     sync::{
@@ -277,10 +277,33 @@ impl Disk {
         self.tier().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
     }
 
-    /// The chunk as it is on disk, if it is right, in `buffer`, which is as long.
+    /// The chunk as it is on disk, if it is right, in `buffer`, which is as long. What is wrong is never read again.
     pub(crate) async fn read(
         self: &Arc<Self>,
         key: &StoreKey,
+        buffer: Lent,
+        until: Instant,
+    ) -> Option<Verified> {
+        self.fill(key, None, buffer, until).await
+    }
+
+    /// As many bytes of the chunk as `buffer` is long, from `offset` on, if they hash to `part`. If not, the chunk may
+    /// be damaged, or whoever says that they lie there may be wrong: nothing is concluded.
+    pub(crate) async fn read_part(
+        self: &Arc<Self>,
+        key: &StoreKey,
+        offset: usize,
+        part: Hash,
+        buffer: Lent,
+        until: Instant,
+    ) -> Option<Verified> {
+        self.fill(key, Some((offset, part)), buffer, until).await
+    }
+
+    async fn fill(
+        self: &Arc<Self>,
+        key: &StoreKey,
+        part: Option<(usize, Hash)>,
         buffer: Lent,
         until: Instant,
     ) -> Option<Verified> {
@@ -296,13 +319,19 @@ impl Disk {
             let _turn = turn;
             // Its errors are counted, and blamed on the disk, by the tier.
             let found = tier.get_with(&of, |record| {
-                if record.len() != buffer.as_ref().len() {
+                let wanted = buffer.as_ref().len();
+                let fits = match part {
+                    None => record.len() == wanted,
+                    Some((offset, _)) => offset.checked_add(wanted).is_some_and(|end| end <= record.len()),
+                };
+                if !fits {
                     return Ok(None);
                 }
-                Verified::fill(of.hash, buffer, |at, piece| record.read_at(at, piece)).map(Result::ok)
+                let (offset, hash) = part.unwrap_or((0, of.hash));
+                Verified::fill(hash, buffer, |at, piece| record.read_at(offset + at, piece)).map(Result::ok)
             });
             let found = found.ok().flatten()?;
-            if found.is_none() {
+            if found.is_none() && part.is_none() {
                 Counters::add(&disk.counters.corrupt, 1);
                 tier.quarantine(&of);
             }

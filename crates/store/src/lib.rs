@@ -20,6 +20,7 @@ pub mod disk;
 mod flight;
 pub mod house;
 mod memory;
+mod part;
 mod pins;
 mod read;
 mod shares;

@@ -120,11 +120,11 @@ pub struct Hit {
 #[derive(Debug)]
 pub struct Store {
     limits: StoreLimits,
-    memory: Memory,
+    pub(crate) memory: Memory,
     disk: Option<Arc<Disk>>,
     flights: Arc<Flights>,
     tasks: TaskTracker,
-    counters: Counters,
+    pub(crate) counters: Counters,
 }
 
 impl Store {

@@ -6,7 +6,7 @@ use crate::{
     disk::{Policy, Refusal, Stored, Why},
 };
 use bytes::Bytes;
-use fletch_core::{Domain, Hash};
+use fletch_core::Domain;
 use std::{fs, os::unix::fs::FileExt, path::Path, sync::atomic::AtomicU32};
 use tokio_util::task::TaskTracker;
 
@@ -213,4 +213,50 @@ async fn i5_a_clock_that_steps_back_stops_nothing() {
     assert!(disk.has(&key_of(&content(2, 1000)), 1000) && !disk.has(&key_of(&content(1, 1000)), 1000));
     assert!(disk.scrub(MIB).expect("scrubbed").records >= 1);
     disk.reap(MIB).expect("reaped");
+}
+
+/// What is asked of a part: its name, and where it is said to lie.
+async fn part_of(s: &Arc<Store>, chunk: &Bytes, at: std::ops::Range<usize>, hash: Hash) -> Option<Hit> {
+    let len = u32::try_from(chunk.len()).expect("small");
+    s.part(&key_of(chunk), len, &at, hash).await.expect("memory is free")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i1_a_part_is_read_and_hashed_alone_and_a_wrong_one_proves_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(2 * MIB, 64 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    let (chunk, len) = (content(0, 1_000_000), 1_000_000);
+    for n in 0..3 {
+        read(&s, n, len, &origin).await;
+    }
+    disk.flushed(Duration::from_secs(20)).await;
+    let before = disk.report().tier.expect("a tier").counts.hit_bytes;
+    for at in [0..100_000, 300_001..300_002, 900_000..len, 5..5] {
+        let part = chunk.slice(at.clone());
+        let hit = part_of(&s, &chunk, at.clone(), Hash::of(&part)).await.expect("there");
+        assert_eq!((hit.chunk.bytes(), hit.chunk.hash()), (&part, Hash::of(&part)));
+        assert_eq!(hit.tier, Tier::Disk);
+        let again = part_of(&s, &chunk, at, Hash::of(&part)).await.expect("there");
+        assert_eq!((again.chunk.bytes(), again.tier), (&part, Tier::Memory));
+    }
+    let read_bytes = disk.report().tier.expect("a tier").counts.hit_bytes - before;
+    assert_eq!(read_bytes, 200_001, "nothing but the parts");
+    // A placement that lies, or reaches past the end; a chunk that is not there.
+    let part = Hash::of(&chunk[..100_000]);
+    for at in [1..100_001, 950_000..1_050_000, len..len + 100_000, usize::MAX - 10..usize::MAX] {
+        if part_of(&s, &chunk, at.clone(), Hash([7; 32])).await.is_some() {
+            panic!("{at:?} is no such part");
+        }
+    }
+    let absent = content(99, len);
+    assert!(part_of(&s, &absent, 0..10, Hash::of(&absent[..10])).await.is_none());
+    assert_eq!(
+        (disk.report().corrupt, disk.has(&key_of(&chunk), 1_000_000)),
+        (0, true),
+        "nothing is concluded"
+    );
+    assert!(part_of(&s, &chunk, 0..100_000, part).await.is_some());
+    assert_eq!(origin.load(Relaxed), 3);
 }

@@ -152,7 +152,7 @@ impl DiskTier {
     pub fn get_with<T>(
         &self,
         key: &StoreKey,
-        read: impl FnOnce(Record<'_>) -> io::Result<T>,
+        read: impl FnOnce(&Record<'_>) -> io::Result<T>,
     ) -> Result<Option<T>, DiskError> {
         self.readable()?;
         // Whoever compacts may move it between the two looks, hardly twice.
@@ -163,14 +163,20 @@ impl DiskTier {
             if !still.is_some_and(|(p, s)| p == place && Arc::ptr_eq(&s, &slab)) {
                 continue;
             }
-            let got = self.files.file(&slab).and_then(|f| read(Record::new(&f, place.at + BLOCK, place.len)));
+            let mut bytes = 0;
+            let got = self.files.file(&slab).and_then(|f| {
+                let record = Record::new(&f, place.at + BLOCK, place.len);
+                let got = read(&record);
+                bytes = record.taken();
+                got
+            });
             drop(guard);
             let Some(got) = self.judge(key, place, &slab, got)? else { break };
             if self.config.policy == Policy::Lru {
                 self.write_index().touch(key);
             }
             add(&self.counters.hits, 1);
-            add(&self.counters.hit_bytes, u64::from(place.len));
+            add(&self.counters.hit_bytes, bytes);
             return Ok(Some(got));
         }
         add(&self.counters.misses, 1);

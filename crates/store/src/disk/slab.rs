@@ -14,6 +14,7 @@ use rustix::{
     io::Errno,
 };
 use std::{
+    cell::Cell,
     collections::VecDeque,
     fs::{File, OpenOptions},
     io::{self, IoSlice},
@@ -208,11 +209,12 @@ pub struct Record<'a> {
     file: &'a File,
     at: u64,
     len: u32,
+    taken: Cell<u64>,
 }
 
 impl<'a> Record<'a> {
     pub(crate) fn new(file: &'a File, at: u64, len: u32) -> Self {
-        Record { file, at, len }
+        Record { file, at, len, taken: Cell::new(0) }
     }
 
     /// How many bytes it has.
@@ -225,6 +227,11 @@ impl<'a> Record<'a> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// How many bytes were read of it.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.get()
     }
 
     /// All of its bytes, as they are on disk. Blocks.
@@ -245,7 +252,9 @@ impl<'a> Record<'a> {
         if offset.checked_add(out.len()).is_none_or(|end| end > self.len()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.file.read_exact_at(out, self.at + offset as u64)
+        self.file.read_exact_at(out, self.at + offset as u64)?;
+        self.taken.set(self.taken.get() + out.len() as u64);
+        Ok(())
     }
 }
 

@@ -1,0 +1,274 @@
+//! The dataset, its origin and its server: what a cell is played on.
+
+use crate::{
+    cells::Cell,
+    consumer::{Clock, Consumer, Fared},
+};
+use fletch_api::{OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
+use fletch_benches::{Daemon, bin, until, walk, write_tree};
+use fletch_client::{Client, ClientConfig};
+use fletch_core::{DatasetName, JobName, order::Tail};
+use fletch_sim::{ArmKind, JobSpec, Reader};
+use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::task::TaskTracker;
+
+/// The least memory of a server.
+const MEMORY_BYTES: u64 = 64 << 20;
+
+/// The dataset, in both layouts, and how jobs read it.
+pub struct Bench {
+    pub scratch: tempfile::TempDir,
+    pub samples: u64,
+    /// Of a sample, on average.
+    pub sample_bytes: u64,
+    pub chunk_size: String,
+    pub cache_size: Option<u64>,
+    /// Bytes a second that all jobs together want.
+    pub pace: f64,
+    /// Bytes a second that the origin sends in all, where the cell does not say.
+    pub origin_bytes_per_s: f64,
+    pub orders: Option<PathBuf>,
+}
+
+/// What came of a cell.
+#[derive(Debug)]
+pub struct Measured {
+    /// Origin bytes per delivered byte.
+    pub ratio: f64,
+    pub delivered: u64,
+    /// How long it was measured.
+    pub seconds: f64,
+    /// Each job.
+    pub fared: Vec<Fared>,
+    /// CPU seconds of the server per delivered GB.
+    pub cpu: f64,
+}
+
+impl Measured {
+    /// Part of the time that the worst job waited.
+    pub fn stalled(&self) -> f64 {
+        self.fared.iter().map(|f| f.waited.as_secs_f64()).fold(0.0, f64::max) / self.seconds
+    }
+
+    /// The longest that a job waited for its first batch, if it came to a cache that was warm.
+    pub fn first(&self, cell: &Cell) -> Option<f64> {
+        let late = self.fared.iter().zip(&cell.case.jobs).filter(|(_, j)| j.start > 0.0);
+        late.map(|(f, _)| f.first.as_secs_f64()).reduce(f64::max)
+    }
+
+    /// Time of an epoch relative to the least that compute, link and cache allow.
+    pub fn times_ideal(&self, cell: &Cell) -> Option<f64> {
+        let link = cell.link?;
+        let best = (link.demand * link.bytes_per_s).min(link.bytes_per_s / (1.0 - cell.case.cache));
+        Some(best * self.seconds / self.delivered as f64)
+    }
+}
+
+fn run(c: &mut Command) {
+    assert!(c.stdout(Stdio::null()).status().expect("run").success(), "{c:?}");
+}
+
+impl Bench {
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.samples * self.sample_bytes
+    }
+
+    /// The origin over the dataset, and the settings by which servers and tools reach it.
+    pub fn emulator(&self, config: EmulatorConfig) -> OriginEmulator {
+        let origin = OriginEmulator::start(config, Backing::Directory(self.at("bucket")));
+        let text = format!(
+            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
+            origin.uri(),
+            origin.endpoint()
+        );
+        std::fs::write(self.at("fletch.toml"), text).expect("config");
+        origin
+    }
+
+    /// Puts the dataset in its place and makes its two layouts.
+    pub fn make(&mut self, data: &str) {
+        let set = self.at("bucket/set");
+        if data.is_empty() {
+            let (files, bytes) = (self.samples as usize, self.sample_bytes as usize);
+            write_tree(&set, std::process::id().into(), files, bytes);
+        } else {
+            std::fs::create_dir_all(self.at("bucket")).expect("mkdir");
+            run(Command::new("cp").arg("-r").args([Path::new(data), &set]));
+            let sizes = walk(&set).into_iter().map(|p| std::fs::metadata(set.join(p)).expect("file").len());
+            let (count, total) = sizes.fold((0, 0), |(n, sum), len| (n + 1, sum + len));
+            (self.samples, self.sample_bytes) = (count, total / count);
+        }
+        let origin = self.emulator(EmulatorConfig::default());
+        for (verb, to, more) in [("index", "index", None), ("pack", "pack", Some(&self.chunk_size))] {
+            let mut c = Command::new(bin("fletch"));
+            c.args([verb, "--quiet", &format!("{}/set", origin.uri()), "--config"])
+                .arg(self.at("fletch.toml"))
+                .args(["--to", &format!("{}/{to}", origin.uri()), "--state-dir"])
+                .arg(self.at("st"));
+            if let Some(chunk) = more {
+                c.args(["--chunk-size", chunk]);
+            }
+            run(&mut c);
+        }
+    }
+
+    /// Samples in each chunk of the pack: as many as its object has room for.
+    pub fn pack_units(&self) -> Vec<u32> {
+        let chunks = self.at("bucket/pack/fletch/chunks");
+        let bytes = |p: PathBuf| std::fs::metadata(chunks.join(p)).expect("chunk").len();
+        let units = |p| u32::try_from(bytes(p) / self.sample_bytes).expect("samples").max(1);
+        let mut units: Vec<u32> = walk(&chunks).into_iter().map(units).collect();
+        // Samples of unequal lengths: the rest is spread, so that the dataset is as large.
+        let missing = (self.samples as usize).saturating_sub(units.iter().map(|&u| u as usize).sum());
+        let count = units.len();
+        for i in 0..missing {
+            units[i % count] += 1;
+        }
+        units
+    }
+
+    /// A fresh server, with the dataset registered: itself, its unix socket and its URL.
+    pub fn server(&self, origin: &OriginEmulator, more: &[&str], packed: bool) -> (Daemon, PathBuf, String) {
+        let state = self.at("server");
+        std::fs::remove_dir_all(&state).ok();
+        std::fs::create_dir_all(&state).expect("mkdir");
+        let ready = state.join("ready");
+        let socket = self.at("s.sock");
+        let server = Daemon::start(
+            Command::new(bin("fletch-server"))
+                .args(["--listen", "127.0.0.1:0", "--cache-free-floor", "0"])
+                .args(more)
+                .arg("--config")
+                .arg(self.at("fletch.toml"))
+                .arg("--socket")
+                .arg(&socket)
+                .arg("--state-dir")
+                .arg(state.join("state"))
+                .arg("--cache-dir")
+                .arg(state.join("cache"))
+                .arg("--ready-file")
+                .arg(&ready),
+            Some(&self.at("server.log")),
+        );
+        until("the server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.starts_with("http")));
+        let url = std::fs::read_to_string(&ready).expect("ready").trim().to_owned();
+        let tables = format!("{}/{}", origin.uri(), if packed { "pack" } else { "index" });
+        let data = format!("{}/set", origin.uri());
+        run(Command::new(bin("fletch"))
+            .args(["register", "set", &data, "--tables", &tables, "--quiet", "--server", &url]));
+        (server, socket, url)
+    }
+
+    /// Starts a server and its origin, plays a cell, and ends both.
+    pub fn measure(&self, cell: &Cell, arm: ArmKind) -> Measured {
+        let link = cell.link.map_or(self.origin_bytes_per_s, |l| l.bytes_per_s);
+        let origin = self.emulator(EmulatorConfig {
+            first_byte: Some(Latency { median: Duration::from_millis(25), p99: Duration::from_millis(120) }),
+            stream_bytes_per_s: Some(80_000_000),
+            total_bytes_per_s: Some(link as u64),
+            ..EmulatorConfig::default()
+        });
+        let all = (cell.case.cache * self.bytes() as f64) as u64;
+        let cache = self.cache_size.unwrap_or(all.saturating_sub(MEMORY_BYTES));
+        let (size, policy) = match arm {
+            ArmKind::Direct => (0, "fletch"),
+            ArmKind::Lru => (cache, "lru"),
+            ArmKind::Pin => (cache, "pin"),
+            ArmKind::Fletch => (cache, "fletch"),
+        };
+        let (memory, size) = (MEMORY_BYTES.to_string(), size.to_string());
+        let more = ["--memory", &memory, "--cache-size", &size, "--cache-policy", policy];
+        let (server, socket, _) = self.server(&origin, &more, cell.packed);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("runtime");
+        runtime.block_on(self.play(cell, arm, &origin, &server, &socket))
+    }
+
+    async fn play(
+        &self,
+        cell: &Cell,
+        arm: ArmKind,
+        origin: &OriginEmulator,
+        server: &Daemon,
+        socket: &Path,
+    ) -> Measured {
+        let case = &cell.case;
+        let sum: f64 = case.jobs.iter().map(|j| j.rate).sum();
+        let pace = cell.link.map_or(self.pace, |l| l.bytes_per_s * l.demand);
+        let speed = pace / self.sample_bytes as f64 / sum;
+        let clock = Clock { begin: Instant::now() + Duration::from_millis(200), speed };
+        let (warm, end) = (clock.at(case.warm), clock.at(case.end));
+        let counted = Arc::new(AtomicU64::new(0));
+        let (tasks, mut jobs) = (TaskTracker::new(), Vec::new());
+        for ((j, spec), &lease) in case.jobs.iter().enumerate().zip(cell.leases.iter().cycle()) {
+            let endpoint = format!("unix:{}", socket.display()).parse().expect("endpoint");
+            let what = declaration(j, spec, arm, lease);
+            let config =
+                ClientConfig { job: Some(what.name.clone()), ..ClientConfig::new(endpoint, "loader") };
+            let consumer = Consumer {
+                client: Client::new(config).expect("client"),
+                what,
+                spec: spec.clone(),
+                clock,
+                lease,
+                warm,
+                end,
+                counted: Arc::clone(&counted),
+                orders: self.orders.as_ref().map(|d| d.join(format!("job-{j}.txt"))),
+            };
+            jobs.push(tasks.spawn(consumer.consume()));
+        }
+        sleep_until(warm).await;
+        let (before, cpu) = (origin.counts().bytes_sent, server.cpu());
+        sleep_until(end).await;
+        let (after, cpu_after) = (origin.counts().bytes_sent, server.cpu());
+        let mut fared = Vec::new();
+        for job in jobs {
+            fared.push(job.await.expect("a job"));
+        }
+        let delivered = counted.load(Relaxed);
+        Measured {
+            ratio: (after - before) as f64 / delivered as f64,
+            delivered,
+            seconds: (end - warm).as_secs_f64(),
+            fared,
+            cpu: (cpu_after - cpu) / (delivered as f64 / 1e9),
+        }
+    }
+}
+
+/// Job `j` as the server is told of it.
+fn declaration(j: usize, spec: &JobSpec, arm: ArmKind, lease: u32) -> StartJob {
+    let chosen = arm == ArmKind::Fletch && spec.reader == Reader::Substitute;
+    StartJob {
+        name: format!("bench-{j}").parse::<JobName>().expect("name"),
+        dataset: Some("set".parse::<DatasetName>().expect("name")),
+        version: None,
+        root: None,
+        layout: None,
+        seed: Some(j as u64),
+        order: if chosen { OrderKind::Substitute } else { OrderKind::Strict },
+        buckets: None,
+        replay: None,
+        plan: PlanSpec::default(),
+        world: World { ranks: 1, batch: lease, tail: Tail::Keep },
+        visitation: Visitation::ExactlyOnce,
+    }
+}

@@ -75,6 +75,12 @@ impl Limits {
         usize::try_from(self.memory_bytes / MEMORY_MIN).unwrap_or(usize::MAX).clamp(2, 16)
     }
 
+    /// Bytes of samples that one lease's stream may have read ahead of what was sent.
+    #[must_use]
+    pub fn lease_ahead_bytes(&self) -> u64 {
+        self.batch_ahead() as u64 * u64::from(CHUNK_BYTES_MAX)
+    }
+
     /// Every relation that does not hold, as (key, what to do).
     #[must_use]
     pub fn faults(&self) -> Vec<(&'static str, String)> {

@@ -9,6 +9,7 @@ use super::{
     files::{content, piece, read_all},
     json,
     problem::{Answer, Fault},
+    read::has,
 };
 use crate::{
     auth::Principal,
@@ -29,7 +30,7 @@ use fletch_api::{
     headers,
 };
 use fletch_core::{
-    manifest::locate::ranges,
+    manifest::{CHUNK_BYTES_MAX, locate::ranges},
     order::{Request, plan::Item as PlanItem},
 };
 use fletch_tables::Found;
@@ -39,9 +40,12 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A stream that has nothing to say for so long gives a sign of life; sooner where leases are short.
 const HEARTBEAT: Duration = Duration::from_secs(3);
+/// Samples of a stream that are read at once, at most.
+const AHEAD_MAX: usize = 64;
 /// A lease whose stream is read is renewed so often.
 const TOUCH: Duration = Duration::from_secs(1);
 
@@ -121,17 +125,38 @@ fn stream_of(
     }
     let refs = ask.refs;
     let life = Life::new(&reader.job, epoch.number(), ask, lease);
-    let ahead = reader.server.limits.batch_ahead();
     let todo = (0u32..).zip(entries).skip(from);
+    let room = Arc::new(Room::new(reader.server.limits.lease_ahead_bytes()));
+    let (finder, taker) = (reader.clone(), reader.clone());
     let items = stream::iter(todo)
         .map(move |(index, (entry, item, class))| {
-            let reader = reader.clone();
-            async move { reader.sample(index, entry, item, class, refs).await }
+            let finder = finder.clone();
+            async move { (index, entry, item, class, finder.files(item.sample).await) }
         })
-        .buffered(ahead)
-        .flat_map(|(head, item)| {
+        .buffered(AHEAD_MAX)
+        // One after the other, so that the next to be sent never waits for room that later ones have.
+        .then(move |(index, entry, item, class, files)| {
+            let (taker, room) = (taker.clone(), Arc::clone(&room));
+            async move {
+                let weight = files.as_ref().map_or(0, |f| if refs { 0 } else { taker.weight(f, class) });
+                (index, entry, item, class, files, room.take(weight).await)
+            }
+        })
+        .map(move |(index, entry, item, class, files, held)| {
+            let reader = reader.clone();
+            async move {
+                let (head, body) = reader.sample(index, entry, item, class, files, refs).await;
+                (head, body, held)
+            }
+        })
+        .buffered(AHEAD_MAX)
+        .flat_map(|(head, item, held)| {
             let rest = item.map(|i| frames_of(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
-            stream::iter(head.into_iter().map(Ok)).chain(rest)
+            stream::iter(head.into_iter().map(Ok)).chain(rest).map(move |piece| {
+                // Until its last frame was taken.
+                let _held = &held;
+                piece
+            })
         });
     stream::iter(begin.collect::<Vec<_>>()).chain(alive(items.boxed(), life)).chain(stream::iter(end)).boxed()
 }
@@ -174,6 +199,26 @@ impl Life {
             self.last = Some(Instant::now());
             self.job.touch(self.epoch, self.lease, self.request);
         }
+    }
+}
+
+/// What one stream may have read ahead, in KiB.
+struct Room {
+    kib: Arc<Semaphore>,
+    all: u32,
+}
+
+impl Room {
+    fn new(bytes: u64) -> Self {
+        let all = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+        Room { kib: Arc::new(Semaphore::new(all as usize)), all }
+    }
+
+    /// Room for so many bytes, or all there is.
+    async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX).min(self.all);
+        // It is never closed.
+        Arc::clone(&self.kib).acquire_many_owned(kib).await.ok()
     }
 }
 
@@ -235,10 +280,11 @@ impl Reader {
         entry: u32,
         item: PlanItem,
         class: Class,
+        files: Answer<Vec<Found>>,
         refs: bool,
     ) -> (Vec<Piece>, Option<Item>) {
         let failed = |fault| (Vec::new(), Some(Item { index, name: String::new(), what: Err(fault) }));
-        let files = match self.files(item.sample).await {
+        let files = match files {
             Ok(files) => files,
             Err(fault) => return failed(fault),
         };
@@ -275,6 +321,18 @@ impl Reader {
             }
             Err(fault) => failed(fault),
         }
+    }
+
+    /// Bytes of memory that reading these files takes: their own where their chunks are here, else the chunks'.
+    fn weight(&self, files: &[Found], class: Class) -> u64 {
+        let sources = self.way(class);
+        let slices = files.iter().flat_map(|f| f.slices());
+        let each = slices.map(|s| {
+            let len = sources.try_len(s.chunk).flatten().unwrap_or(CHUNK_BYTES_MAX);
+            let brought = class != Class::Alone && !has(&self.server, sources, s.chunk, len);
+            if brought { u64::from(len) } else { u64::from(s.len) }
+        });
+        each.sum()
     }
 
     /// The files of a sample.

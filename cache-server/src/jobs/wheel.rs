@@ -8,8 +8,9 @@
 //! 2. What it believes to be here and is not costs a fetch (I5): every read goes through the store.
 //! 3. (I6) Its capacity is the sweep's share of the disk, less a hundredth for what is on its way; without a disk
 //!    half of the memory, in which its chunks are then held. Under `lru` and `pin` nothing is kept for it.
-//! 4. At most `loads_max` units are brought at once.
+//! 4. At most `loads_max` units are brought at once, and chunks of `loads_bytes`.
 
+mod loads;
 mod recording;
 
 use super::{JobError, Samples, ahead::Pool};
@@ -23,6 +24,7 @@ use fletch_core::{
     residency::Residency,
 };
 use fletch_store::{DatasetId, Shares, Store, Warmed, disk::Policy};
+use loads::Loads;
 pub use recording::Recorder;
 use recording::Recording;
 use std::{
@@ -33,7 +35,6 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 /// Picks that one whose bytes are here may overtake (ADR 10).
@@ -42,6 +43,9 @@ const OVERTAKE: usize = 4;
 const AHEAD_MIN: usize = 64;
 /// Within this time a dropped chunk may still have been waiting to be written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+/// So long, and so often, a unit that the disk refused is offered again.
+const SETTLED_WITHIN: Duration = Duration::from_secs(2);
+const SETTLE_EVERY: Duration = Duration::from_millis(20);
 /// How long a first job waits until the sweep has its share of the disk.
 const SHARE_WITHIN: Duration = Duration::from_secs(3);
 
@@ -61,6 +65,8 @@ pub struct Means {
     pub ahead: Arc<Pool>,
     /// Units brought at once.
     pub loads_max: usize,
+    /// Bytes of chunks brought at once.
+    pub loads_bytes: u64,
     /// How long a lease lives without a sign of life.
     pub lease_ttl: Duration,
     /// How long a job stays open that nobody comes for.
@@ -143,7 +149,7 @@ pub struct Wheel {
     /// For reads that pass.
     pub passing: Arc<Sources>,
     means: Arc<Means>,
-    loads: Arc<Semaphore>,
+    loads: Loads,
     recording: Option<Arc<Recording>>,
     inner: Mutex<Inner>,
 }
@@ -162,7 +168,7 @@ impl Wheel {
         let passing = sources.beside(source, DatasetId::PASSING);
         let units = samples.shape.units();
         let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
-        let recording = record(means, source).await;
+        let recording = recording::of(means.recorder.as_ref(), source).await;
         let make = if recording.is_some() { Flywheel::recorded } else { Flywheel::new };
         let fly = make(Arc::clone(&samples.shape), 0, &key, Knobs::default());
         means.wheels.fetch_add(1, Relaxed);
@@ -182,7 +188,7 @@ impl Wheel {
             keeping,
             passing,
             means: Arc::clone(means),
-            loads: Arc::new(Semaphore::new(means.loads_max)),
+            loads: Loads::new(means.loads_max, means.loads_bytes),
             recording,
             inner: Mutex::new(inner),
         });
@@ -302,12 +308,20 @@ impl Wheel {
 
     /// Pacing: while the way to the origin is idle, a job that is alone fetches early.
     fn ahead_of_need(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
-        let coming = inner.here.len().min(self.means.loads_max);
-        let mut room = self.loads.available_permits().min(coming);
-        while room > 0 && inner.fly.advance(&mut inner.acts) {
-            room -= 1;
+        let mut free = self.loads.free();
+        while free.has_room() && inner.fly.advance(&mut inner.acts) {
+            for act in &inner.acts {
+                if let Act::Load(unit) = act {
+                    free.take(self.longest(*unit));
+                }
+            }
             self.obey(inner, owner);
         }
+    }
+
+    /// The chunks of a unit are brought one after the other: what it takes at once, in bytes.
+    fn longest(&self, unit: u32) -> u32 {
+        self.samples.chunks(unit).iter().map(|c| c.len).max().unwrap_or(0)
     }
 
     /// How a sample of a unit is to be read now, when nobody remembers how it was picked.
@@ -352,7 +366,7 @@ impl Wheel {
 
     /// Brings a unit, unless it was given up meanwhile.
     async fn load(self: Arc<Self>, unit: u32, number: u32) {
-        let Ok(_turn) = self.loads.acquire().await else { return };
+        let Some(turn) = self.loads.turn(self.longest(unit)).await else { return };
         if !self.wants(unit, number) {
             return;
         }
@@ -372,6 +386,10 @@ impl Wheel {
                 if let Some(chunks) = chunks {
                     inner.held.insert(unit, chunks);
                 }
+                // The way is free for the next.
+                drop(turn);
+                let owner = inner.by[unit as usize];
+                self.ahead_of_need(inner, owner);
             }
             Err(why) => {
                 tracing::debug!(unit, %why, "a unit of a sweep did not come");
@@ -402,10 +420,18 @@ impl Wheel {
                     let hit = store.read(key, c.len, number, fetch).await.map_err(|e| e.to_string())?;
                     held.push(hit.chunk);
                 }
-                None => match store.warm(&key, c.len, number, fetch).await.map_err(|e| e.to_string())? {
-                    Warmed::Already | Warmed::Brought => {}
-                    Warmed::Refused => return Err("the disk does not keep it".to_owned()),
-                },
+                None => {
+                    let until = Instant::now() + SETTLED_WITHIN;
+                    let mut warmed = store.warm(&key, c.len, number, Arc::clone(&fetch)).await;
+                    // What was dropped for it may have been on its way to the disk.
+                    while matches!(warmed, Ok(Warmed::Refused)) && self.settle() && Instant::now() < until {
+                        tokio::time::sleep(SETTLE_EVERY).await;
+                        warmed = store.warm(&key, c.len, number, Arc::clone(&fetch)).await;
+                    }
+                    if warmed.map_err(|e| e.to_string())? == Warmed::Refused {
+                        return Err("the disk does not keep it".to_owned());
+                    }
+                }
             }
         }
         Ok(held)
@@ -427,6 +453,18 @@ impl Wheel {
             inner.fly.set_capacity(capacity, &mut inner.acts);
             self.obey(inner, u64::MAX);
         }
+        self.drop_again(inner);
+    }
+
+    /// Drops once more what was dropped a moment ago; whether there was any.
+    fn settle(&self) -> bool {
+        let mut inner = self.lock();
+        let some = !inner.dropped.is_empty();
+        self.drop_again(&mut inner);
+        some
+    }
+
+    fn drop_again(&self, inner: &mut Inner) {
         for _ in 0..inner.dropped.len() {
             let Some((at, unit)) = inner.dropped.pop_front() else { break };
             if inner.fly.holds(unit) {
@@ -458,20 +496,6 @@ impl Drop for Wheel {
         // At most what was decided since the last look.
         self.end_trace();
         self.means.wheels.fetch_sub(1, Relaxed);
-    }
-}
-
-/// The file of a new sweep's trace, if sweeps are recorded.
-async fn record(means: &Means, source: &Source) -> Option<Arc<Recording>> {
-    let recorder = Arc::clone(means.recorder.as_ref()?);
-    let (root, layout) = (source.version.root(), source.version.layout());
-    let begun = tokio::task::spawn_blocking(move || recorder.begin(root, layout)).await;
-    match begun.map_err(std::io::Error::from).and_then(|r| r) {
-        Ok(recording) => Some(recording),
-        Err(e) => {
-            tracing::error!(error = %e, "a sweep is not recorded");
-            None
-        }
     }
 }
 

@@ -247,6 +247,22 @@ impl Disk {
         }
     }
 
+    /// Takes what was to be appended of a chunk for `dataset` back, if nobody began to.
+    pub(crate) fn take_back(&self, key: &StoreKey, dataset: DatasetId) -> bool {
+        let mut queue = lock(&self.queue);
+        let before = queue.bytes;
+        let mut bytes = before;
+        queue.waiting.retain(|w| {
+            let stays = w.dataset != dataset || w.key != *key;
+            if !stays {
+                bytes = bytes.saturating_sub(w.chunk.bytes().len() as u64);
+            }
+            stays
+        });
+        queue.bytes = bytes;
+        bytes < before
+    }
+
     /// Closes the tier, so that the next start is quick. Blocks. What still waits is dropped.
     ///
     /// # Errors

@@ -59,7 +59,12 @@ impl Store {
         disk.room(len, self.deadline()).await;
         let hit = self.read(key.clone(), len, dataset, fetch).await?;
         // A read that fetched has handed it to the disk; one that did not may have come before.
-        let kept = hit.tier == Tier::Origin || disk.has(key, len) || disk.keep(key, dataset, &hit.chunk);
+        let mut kept = hit.tier == Tier::Origin || disk.has(key, len) || disk.keep(key, dataset, &hit.chunk);
+        if !kept && disk.admits(key, dataset, len) {
+            // Others came first to the queue's room: what was fetched waits for the next.
+            disk.room(len, self.deadline()).await;
+            kept = disk.has(key, len) || disk.keep(key, dataset, &hit.chunk);
+        }
         Ok(if kept { Warmed::Brought } else { Warmed::Refused })
     }
 
@@ -109,9 +114,10 @@ impl Disk {
         self.tier().map_or(0, |t| t.evict_dataset(dataset))
     }
 
-    /// Evicts a chunk if it was brought for `dataset` and nobody leased it.
+    /// Evicts a chunk if it was brought for `dataset` and nobody leased it; one that waits to be written never is.
     pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        self.tier().is_some_and(|t| t.evict_of(key, dataset))
+        let waited = self.take_back(key, dataset);
+        waited | self.tier().is_some_and(|t| t.evict_of(key, dataset))
     }
 
     /// What a dataset was given of the tier, in footprints.

@@ -5,6 +5,7 @@
 //! 2. A recording never stops a sweep: what cannot be written ends it, and is said once.
 //! 3. A file always ends with a whole record; what was not written yet when the server was killed is lost.
 
+use crate::versions::Source;
 use fletch_core::{LayoutId, Root, order::Flywheel};
 use std::{
     collections::VecDeque,
@@ -105,6 +106,20 @@ impl Recording {
         if let Err(e) = pieces.iter().try_for_each(|p| open.write_all(p)) {
             tracing::error!(trace = %self.path.display(), error = %e, "a trace cannot be written; it ends here");
             *file = None;
+        }
+    }
+}
+
+/// The file of a new sweep's trace, if sweeps are recorded.
+pub(super) async fn of(recorder: Option<&Arc<Recorder>>, source: &Source) -> Option<Arc<Recording>> {
+    let recorder = Arc::clone(recorder?);
+    let (root, layout) = (source.version.root(), source.version.layout());
+    let begun = tokio::task::spawn_blocking(move || recorder.begin(root, layout)).await;
+    match begun.map_err(io::Error::from).and_then(|r| r) {
+        Ok(recording) => Some(recording),
+        Err(e) => {
+            tracing::error!(error = %e, "a sweep is not recorded");
+            None
         }
     }
 }

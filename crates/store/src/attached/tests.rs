@@ -260,3 +260,25 @@ async fn i1_a_part_is_read_and_hashed_alone_and_a_wrong_one_proves_nothing() {
     assert!(part_of(&s, &chunk, 0..100_000, part).await.is_some());
     assert_eq!(origin.load(Relaxed), 3);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_evicted_while_it_waits_to_be_written_never_is() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (s, disk) = store(16 * MIB, 8 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    let mut taken = 0;
+    for n in 0..60 {
+        read(&s, n, 100_000, &origin).await;
+        taken += u32::from(disk.evict_of(&key_of(&content(n, 100_000)), D1));
+    }
+    disk.flushed(Duration::from_secs(20)).await;
+    let left: Vec<u64> = (0..60).filter(|&n| disk.has(&key_of(&content(n, 100_000)), 100_000)).collect();
+    // At most those that were just being written stay until they are dropped again.
+    assert_eq!(u64::from(taken) + left.len() as u64, 60, "{taken} were evicted, {left:?} stayed");
+    assert_eq!(disk.report().queued_bytes, 0);
+    for n in left {
+        assert!(disk.evict_of(&key_of(&content(n, 100_000)), D1));
+    }
+    assert_eq!(disk.tier().expect("a tier").stats().datasets.iter().map(|d| d.bytes).sum::<u64>(), 0);
+}

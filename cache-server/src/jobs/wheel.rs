@@ -10,11 +10,13 @@
 //!    half of the memory, in which its chunks are then held. Under `lru` and `pin` nothing is kept for it.
 //! 4. At most `loads_max` units are brought at once, and chunks of `loads_bytes`.
 
+mod counts;
 mod loads;
 mod recording;
 
 use super::{JobError, Samples, ahead::Pool};
 use crate::versions::{Filler, Located, Source, Sources, Versions};
+pub use counts::Counts;
 use fletch_core::{
     StoreKey, Verified,
     order::{
@@ -31,7 +33,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -79,23 +81,6 @@ pub struct Means {
     pub wheels: AtomicUsize,
     /// What was counted.
     pub counts: Counts,
-}
-
-/// Totals since the server started.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Bytes that sweeps brought, as they occupy the disk.
-    pub loaded_bytes: AtomicU64,
-    /// Units that sweeps dropped.
-    pub dropped: AtomicU64,
-    /// Units that did not come, or were not kept.
-    pub failed: AtomicU64,
-    /// Entries granted, those granted again included.
-    pub granted: AtomicU64,
-    /// Entries acknowledged.
-    pub acked: AtomicU64,
-    /// Entries that came back because their lease expired.
-    pub expired: AtomicU64,
 }
 
 /// How a picked sample counts (I8).

@@ -1,0 +1,20 @@
+//! What was counted.
+
+use std::sync::atomic::AtomicU64;
+
+/// Totals since the server started.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Bytes that sweeps brought, as they occupy the disk.
+    pub loaded_bytes: AtomicU64,
+    /// Units that sweeps dropped.
+    pub dropped: AtomicU64,
+    /// Units that did not come, or were not kept.
+    pub failed: AtomicU64,
+    /// Entries granted, those granted again included.
+    pub granted: AtomicU64,
+    /// Entries acknowledged.
+    pub acked: AtomicU64,
+    /// Entries that came back because their lease expired.
+    pub expired: AtomicU64,
+}

@@ -145,7 +145,9 @@ fn stream_of(
         .map(move |(index, entry, item, class, files, held)| {
             let reader = reader.clone();
             async move {
-                let (head, body) = reader.sample(index, entry, item, class, files, refs).await;
+                let now = reader.class_now(item, class);
+                let (head, body) = reader.sample(index, entry, item, now, files, refs).await;
+                reader.served(item, class);
                 (head, body, held)
             }
         })
@@ -261,6 +263,21 @@ impl Reader {
         }
     }
 
+    /// A unit that has gone since its sample was granted is not brought again for it.
+    fn class_now(&self, item: PlanItem, granted: Class) -> Class {
+        match (&self.job.setup.wheel, granted) {
+            (Some(wheel), Class::Own | Class::Substituted) if !wheel.stays(item.sample) => Class::Alone,
+            _ => granted,
+        }
+    }
+
+    /// The sample was read, whatever came of it.
+    fn served(&self, item: PlanItem, granted: Class) {
+        if let (Some(wheel), Class::Own | Class::Substituted) = (&self.job.setup.wheel, granted) {
+            wheel.served(item.sample);
+        }
+    }
+
     fn charge(&self, class: Class) -> impl Fn(Cost) -> Charge + Clone + Send + 'static {
         let (tally, component) = (Arc::clone(&self.tally), self.component);
         move |(result, tier)| {
@@ -275,7 +292,7 @@ impl Reader {
 
     /// What comes before a sample's bytes, and the bytes; without bytes in a ref.
     async fn sample(
-        self,
+        &self,
         index: u32,
         entry: u32,
         item: PlanItem,

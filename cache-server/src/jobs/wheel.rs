@@ -12,10 +12,12 @@
 
 mod counts;
 mod loads;
+mod means;
+mod owed;
 mod recording;
 
-use super::{JobError, Samples, ahead::Pool};
-use crate::versions::{Filler, Located, Source, Sources, Versions};
+use super::{JobError, Samples};
+use crate::versions::{Filler, Located, Source, Sources};
 pub use counts::Counts;
 use fletch_core::{
     StoreKey, Verified,
@@ -25,19 +27,17 @@ use fletch_core::{
     },
     residency::Residency,
 };
-use fletch_store::{DatasetId, Shares, Store, Warmed, disk::Policy};
+use fletch_store::{DatasetId, Warmed, disk::Policy};
 use loads::Loads;
+pub use means::Means;
+use owed::Owed;
 pub use recording::Recorder;
 use recording::Recording;
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
-use tokio_util::task::TaskTracker;
 
 /// Picks that one whose bytes are here may overtake (ADR 10).
 const OVERTAKE: usize = 4;
@@ -45,43 +45,14 @@ const OVERTAKE: usize = 4;
 const AHEAD_MIN: usize = 64;
 /// Within this time a dropped chunk may still have been waiting to be written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+/// So long a dropped unit stays for samples of it that are still to be read; shorter while the disk is full.
+const OWED_WITHIN: Duration = Duration::from_secs(2);
+const OWED_WITHIN_FULL: Duration = Duration::from_millis(250);
 /// So long, and so often, a unit that the disk refused is offered again.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 const SETTLE_EVERY: Duration = Duration::from_millis(20);
 /// How long a first job waits until the sweep has its share of the disk.
 const SHARE_WITHIN: Duration = Duration::from_secs(3);
-
-/// What jobs are served with.
-pub struct Means {
-    /// Where chunks stay.
-    pub store: Arc<Store>,
-    /// Where they come from.
-    pub versions: Arc<Versions>,
-    /// Who divides the disk.
-    pub shares: Arc<Shares>,
-    /// Where work runs.
-    pub tasks: TaskTracker,
-    /// Bytes of memory for sweeps where there is no disk tier.
-    pub memory_bytes: u64,
-    /// Memory for what is fetched ahead of epochs whose order is known.
-    pub ahead: Arc<Pool>,
-    /// Units brought at once.
-    pub loads_max: usize,
-    /// Bytes of chunks brought at once.
-    pub loads_bytes: u64,
-    /// How long a lease lives without a sign of life.
-    pub lease_ttl: Duration,
-    /// How long a job stays open that nobody comes for.
-    pub job_ttl: Duration,
-    /// Where sweeps are recorded, if they are.
-    pub recorder: Option<Arc<Recorder>>,
-    /// When the server started.
-    pub since: Instant,
-    /// How many sweeps there are.
-    pub wheels: AtomicUsize,
-    /// What was counted.
-    pub counts: Counts,
-}
 
 /// How a picked sample counts (I8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +90,7 @@ struct Inner {
     held: HashMap<u32, Vec<Verified>>,
     /// Dropped a moment ago.
     dropped: VecDeque<(Instant, u32)>,
+    owed: Owed,
     acts: Vec<Act>,
     capacity: u64,
 }
@@ -164,6 +136,7 @@ impl Wheel {
             by: vec![u64::MAX; units],
             held: HashMap::new(),
             dropped: VecDeque::new(),
+            owed: Owed::new(units),
             acts: Vec::new(),
             capacity: 0,
         };
@@ -274,13 +247,18 @@ impl Wheel {
         let ahead = AHEAD_MIN.max(2 * n as usize);
         let mut out = Vec::with_capacity(n as usize);
         while out.len() < n as usize {
-            feed.fill(&mut inner.fly, seat, ahead, &mut inner.acts, |_| {});
+            let owed = &mut inner.owed;
+            feed.fill(&mut inner.fly, seat, ahead, &mut inner.acts, |p| {
+                if p.how != How::Range {
+                    owed.decided(p.unit);
+                }
+            });
             self.obey(inner, owner);
             let here = &inner.here;
             let is_here = |p: &Pick| p.how != How::Range && here[p.unit as usize] == HERE;
             let Some(pick) = feed.next(&inner.fly, OVERTAKE, is_here) else { break };
             let class = match pick.how {
-                How::Range => Class::Alone,
+                How::Range if !inner.owed.keeps(pick.unit) => Class::Alone,
                 _ if inner.by[pick.unit as usize] == owner => Class::Own,
                 _ => Class::Substituted,
             };
@@ -294,7 +272,9 @@ impl Wheel {
     /// Pacing: while the way to the origin is idle, a job that is alone fetches early.
     fn ahead_of_need(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
         let mut free = self.loads.free();
-        while free.has_room() && inner.fly.advance(&mut inner.acts) {
+        // Nothing leaves early that is still to be read.
+        let may = |i: &Inner| i.fly.oldest().is_none_or(|unit| !i.owed.is_owed(unit));
+        while free.has_room() && may(inner) && inner.fly.advance(&mut inner.acts) {
             for act in &inner.acts {
                 if let Act::Load(unit) = act {
                     free.take(self.longest(*unit));
@@ -312,7 +292,7 @@ impl Wheel {
     /// How a sample of a unit is to be read now, when nobody remembers how it was picked.
     pub fn class_of(&self, sample: u32, owner: u64) -> Class {
         let (unit, inner) = (self.samples.unit(sample), self.lock());
-        match inner.fly.holds(unit) {
+        match inner.fly.holds(unit) || inner.owed.keeps(unit) {
             false => Class::Alone,
             true if inner.by[unit as usize] == owner => Class::Own,
             true => Class::Substituted,
@@ -325,14 +305,15 @@ impl Wheel {
             match act {
                 Act::Evict(unit) => {
                     inner.here[unit as usize] = AWAY;
-                    inner.held.remove(&unit);
                     self.means.counts.dropped.fetch_add(1, Relaxed);
-                    inner.dropped.push_back((Instant::now(), unit));
-                    self.drop_unit(unit);
+                    if !inner.owed.dropped(unit, Instant::now()) {
+                        self.let_go(inner, unit);
+                    }
                 }
                 Act::Load(unit) => {
                     let u = unit as usize;
                     inner.here[u] = COMING;
+                    inner.owed.loaded(unit);
                     inner.load[u] = inner.load[u].wrapping_add(1);
                     inner.by[u] = owner;
                     let (wheel, number) = (Arc::clone(self), inner.load[u]);
@@ -340,6 +321,27 @@ impl Wheel {
                 }
             }
         }
+    }
+
+    /// Whether a sample's unit is here or on its way.
+    pub fn stays(&self, sample: u32) -> bool {
+        let (unit, inner) = (self.samples.unit(sample), self.lock());
+        inner.here[unit as usize] != AWAY || inner.owed.keeps(unit)
+    }
+
+    /// A sample that was promised from its unit was read.
+    pub fn served(&self, sample: u32) {
+        let unit = self.samples.unit(sample);
+        let mut inner = self.lock();
+        if inner.owed.served(unit) {
+            self.let_go(&mut inner, unit);
+        }
+    }
+
+    fn let_go(&self, inner: &mut Inner, unit: u32) {
+        inner.held.remove(&unit);
+        inner.dropped.push_back((Instant::now(), unit));
+        self.drop_unit(unit);
     }
 
     fn drop_unit(&self, unit: u32) {
@@ -359,7 +361,7 @@ impl Wheel {
         let mut inner = self.lock();
         let inner = &mut *inner;
         if inner.load[unit as usize] != number || !inner.fly.holds(unit) {
-            if !inner.fly.holds(unit) {
+            if !inner.fly.holds(unit) && !inner.owed.keeps(unit) {
                 self.drop_unit(unit);
             }
             return;
@@ -438,18 +440,20 @@ impl Wheel {
             inner.fly.set_capacity(capacity, &mut inner.acts);
             self.obey(inner, u64::MAX);
         }
-        self.drop_again(inner);
+        self.drop_again(inner, OWED_WITHIN);
     }
 
     /// Drops once more what was dropped a moment ago; whether there was any.
     fn settle(&self) -> bool {
         let mut inner = self.lock();
-        let some = !inner.dropped.is_empty();
-        self.drop_again(&mut inner);
-        some
+        self.drop_again(&mut inner, OWED_WITHIN_FULL);
+        !inner.dropped.is_empty()
     }
 
-    fn drop_again(&self, inner: &mut Inner) {
+    fn drop_again(&self, inner: &mut Inner, owed_within: Duration) {
+        while let Some(unit) = inner.owed.overdue(Instant::now(), owed_within) {
+            self.let_go(inner, unit);
+        }
         for _ in 0..inner.dropped.len() {
             let Some((at, unit)) = inner.dropped.pop_front() else { break };
             if inner.fly.holds(unit) {

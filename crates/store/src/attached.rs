@@ -13,6 +13,8 @@
 //!    counted. At most [`READERS`] threads read at once, however long a dead disk holds them;
 //! 4. a reader never waits for an append.
 
+mod queue;
+
 use crate::{
     buffers::Lent,
     disk::{
@@ -22,8 +24,8 @@ use crate::{
     stats::Counters,
 };
 use fletch_core::{Hash, StoreKey, Verified};
+use queue::{Append, Queue};
 use std::{
-    collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -55,21 +57,6 @@ pub struct Disk {
     queue: Mutex<Queue>,
     emptied: Notify,
     counters: DiskCounters,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    waiting: VecDeque<Append>,
-    bytes: u64,
-    /// Somebody appends.
-    drained: bool,
-}
-
-#[derive(Debug)]
-struct Append {
-    key: StoreKey,
-    dataset: DatasetId,
-    chunk: Verified,
 }
 
 #[derive(Debug, Default)]
@@ -190,7 +177,7 @@ impl Disk {
             late: c.late.load(Relaxed),
             append_drops: c.append_drops.load(Relaxed),
             append_dropped_bytes: c.append_dropped_bytes.load(Relaxed),
-            queued_bytes: lock(&self.queue).bytes,
+            queued_bytes: lock(&self.queue).bytes(),
         }
     }
 
@@ -232,7 +219,7 @@ impl Disk {
             let emptied = self.emptied.notified();
             tokio::pin!(emptied);
             emptied.as_mut().enable();
-            if lock(&self.queue).bytes == 0 || timeout_at(until, emptied).await.is_err() {
+            if lock(&self.queue).bytes() == 0 || timeout_at(until, emptied).await.is_err() {
                 return;
             }
         }
@@ -241,7 +228,7 @@ impl Disk {
     /// Waits until half of the queue is free for `len` more bytes, but not longer than `within`.
     pub(crate) async fn room(&self, len: u32, within: Duration) {
         let until = Instant::now() + within;
-        let full = || lock(&self.queue).bytes + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
+        let full = || lock(&self.queue).bytes() + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
         while full() && Instant::now() < until {
             tokio::time::sleep(ROOM_EVERY).await;
         }
@@ -249,18 +236,12 @@ impl Disk {
 
     /// Takes what was to be appended of a chunk for `dataset` back, if nobody began to.
     pub(crate) fn take_back(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        let mut queue = lock(&self.queue);
-        let before = queue.bytes;
-        let mut bytes = before;
-        queue.waiting.retain(|w| {
-            let stays = w.dataset != dataset || w.key != *key;
-            if !stays {
-                bytes = bytes.saturating_sub(w.chunk.bytes().len() as u64);
-            }
-            stays
-        });
-        queue.bytes = bytes;
-        bytes < before
+        lock(&self.queue).take_back(key, dataset)
+    }
+
+    /// The chunk, if it waits to be appended: it is neither on disk nor, perhaps, in memory.
+    pub(crate) fn queued(&self, key: &StoreKey) -> Option<Verified> {
+        lock(&self.queue).find(key)
     }
 
     /// Closes the tier, so that the next start is quick. Blocks. What still waits is dropped.
@@ -381,13 +362,12 @@ impl Disk {
             return false;
         }
         let mut queue = lock(&self.queue);
-        if queue.bytes + u64::from(len) > self.queue_bytes {
+        if queue.bytes() + u64::from(len) > self.queue_bytes {
             Counters::add(&self.counters.append_drops, 1);
             Counters::add(&self.counters.append_dropped_bytes, u64::from(len));
             return false;
         }
-        queue.bytes += u64::from(len);
-        queue.waiting.push_back(Append { key: key.clone(), dataset, chunk: chunk.clone() });
+        queue.push(Append { key: key.clone(), dataset, chunk: chunk.clone() });
         if !std::mem::replace(&mut queue.drained, true) {
             let disk = Arc::clone(self);
             drop(spawn_blocking(move || disk.drain()));
@@ -417,14 +397,14 @@ impl Disk {
             self.emptied.notify_waiters();
             // Somebody may have come between the last look and the end of the turn.
             let mut queue = lock(&self.queue);
-            if queue.waiting.is_empty() || std::mem::replace(&mut queue.drained, true) {
+            if queue.is_empty() || std::mem::replace(&mut queue.drained, true) {
                 return;
             }
         }
     }
 
     fn next(&self) -> Option<Taken<'_>> {
-        lock(&self.queue).waiting.pop_front().map(|append| Taken { disk: self, append })
+        lock(&self.queue).next().map(|append| Taken { disk: self, append })
     }
 }
 
@@ -436,8 +416,7 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        let mut queue = lock(&self.disk.queue);
-        queue.bytes = queue.bytes.saturating_sub(self.append.chunk.bytes().len() as u64);
+        lock(&self.disk.queue).over(&self.append);
     }
 }
 

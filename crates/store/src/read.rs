@@ -141,10 +141,10 @@ impl Store {
         })
     }
 
-    /// The chunk, if it is in memory. Never waits.
+    /// The chunk, if it is in memory, be it on its way to the disk. Never waits.
     #[must_use]
     pub fn cached(&self, key: &StoreKey) -> Option<Hit> {
-        let chunk = self.memory.get(key)?;
+        let chunk = self.in_memory(key)?;
         Counters::add(&self.counters.hits_memory, 1);
         Some(Hit { chunk, tier: Tier::Memory })
     }
@@ -165,7 +165,11 @@ impl Store {
     /// Whether the chunk is in memory or on disk, `len` bytes long. Reads nothing.
     #[must_use]
     pub fn has(&self, key: &StoreKey, len: u32) -> bool {
-        self.memory.get(key).is_some() || self.disk.as_ref().is_some_and(|d| d.has(key, len))
+        self.disk.as_ref().is_some_and(|d| d.has(key, len)) || self.in_memory(key).is_some()
+    }
+
+    fn in_memory(&self, key: &StoreKey) -> Option<Verified> {
+        self.memory.get(key).or_else(|| self.disk.as_ref()?.queued(key))
     }
 
     /// Whether a read of the chunk finds it here or on its way, or brings it to stay: on disk, or in
@@ -217,7 +221,7 @@ impl Store {
         dataset: DatasetId,
         fetch: &Fetch,
     ) -> (Result<Hit, ReadError>, bool) {
-        match self.flights.board(key, || self.memory.get(key)) {
+        match self.flights.board(key, || self.in_memory(key)) {
             Boarding::Landed(chunk) => {
                 Counters::add(&self.counters.hits_memory, 1);
                 (Ok(Hit { chunk, tier: Tier::Memory }), false)

@@ -282,3 +282,23 @@ async fn what_is_evicted_while_it_waits_to_be_written_never_is() {
     }
     assert_eq!(disk.tier().expect("a tier").stats().datasets.iter().map(|d| d.bytes).sum::<u64>(), 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_to_be_written_is_found_though_memory_forgot_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // Memory caches a quarter of what the queue holds.
+    let (s, disk) = store(2 * MIB, 64 * MIB);
+    disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
+    let origin = Arc::new(AtomicU32::new(0));
+    for n in 0..400 {
+        read(&s, n, 50_000, &origin).await;
+        // Far behind the newest: on disk, or on its way there.
+        if let Some(old) = n.checked_sub(60) {
+            read(&s, old, 50_000, &origin).await;
+        }
+    }
+    assert_eq!(origin.load(Relaxed), 400, "each was fetched once");
+    disk.flushed(Duration::from_secs(20)).await;
+    assert!(disk.queued(&key_of(&content(399, 50_000))).is_none(), "it is on disk now");
+    assert_eq!(disk.report().queued_bytes, 0);
+}

@@ -18,6 +18,13 @@ impl Flywheel {
         })
     }
 
+    /// The unit of the window that leaves it next, if there is one.
+    #[must_use]
+    pub fn oldest(&self) -> Option<u32> {
+        let stays = |w: &&(u32, u32)| self.generation[w.0 as usize] == w.1;
+        self.window.iter().find(stays).map(|w| w.0)
+    }
+
     /// A job counts while it has asked within the last few windows.
     pub(super) fn active(&self, q: usize) -> bool {
         let s = &self.seats[q];

@@ -1,0 +1,101 @@
+//! Units whose samples were promised and not read yet: the Flywheel is done with a unit once its last sample is
+//! decided, while the bytes leave a moment later. So what it drops stays until then, but never for long.
+//!
+//! Counts may be wrong (a stream that breaks off reads nothing): then a unit goes when its time is over, and a sample
+//! that comes too late is read alone.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+pub(super) struct Owed {
+    /// Of each unit: samples that were decided and not read.
+    picks: Vec<u32>,
+    /// Dropped by the Flywheel, and still here.
+    kept: VecDeque<(Instant, u32)>,
+}
+
+impl Owed {
+    pub fn new(units: usize) -> Self {
+        Owed { picks: vec![0; units], kept: VecDeque::new() }
+    }
+
+    /// A sample of the unit will be read.
+    pub fn decided(&mut self, unit: u32) {
+        self.picks[unit as usize] += 1;
+    }
+
+    /// A sample of the unit was read; whether the unit may go now.
+    pub fn served(&mut self, unit: u32) -> bool {
+        let left = &mut self.picks[unit as usize];
+        *left = left.saturating_sub(1);
+        *left == 0 && self.forget(unit)
+    }
+
+    /// The unit is brought anew, or still is here.
+    pub fn loaded(&mut self, unit: u32) {
+        self.forget(unit);
+        self.picks[unit as usize] = 0;
+    }
+
+    /// The Flywheel drops the unit; whether it stays for a moment.
+    pub fn dropped(&mut self, unit: u32, now: Instant) -> bool {
+        let stays = self.is_owed(unit);
+        if stays {
+            self.kept.push_back((now, unit));
+        }
+        stays
+    }
+
+    /// Whether samples of the unit are still to be read.
+    pub fn is_owed(&self, unit: u32) -> bool {
+        self.picks[unit as usize] > 0
+    }
+
+    /// Whether the unit was dropped and is here.
+    pub fn keeps(&self, unit: u32) -> bool {
+        self.kept.iter().any(|k| k.1 == unit)
+    }
+
+    /// A unit that has stayed for so long, and is forgotten.
+    pub fn overdue(&mut self, now: Instant, within: Duration) -> Option<u32> {
+        let &(_, unit) = self.kept.front().filter(|k| now.saturating_duration_since(k.0) >= within)?;
+        self.kept.pop_front();
+        self.picks[unit as usize] = 0;
+        Some(unit)
+    }
+
+    fn forget(&mut self, unit: u32) -> bool {
+        let at = self.kept.iter().position(|k| k.1 == unit);
+        at.and_then(|at| self.kept.remove(at)).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_stays_until_its_last_sample_was_read_or_its_time_is_over() {
+        let (now, long) = (Instant::now(), Duration::from_secs(2));
+        let mut owed = Owed::new(3);
+        assert!(!owed.dropped(0, now), "nothing is owed of it");
+        owed.decided(1);
+        owed.decided(1);
+        assert!(owed.dropped(1, now) && owed.keeps(1));
+        assert!(!owed.served(1) && owed.keeps(1));
+        assert!(owed.served(1) && !owed.keeps(1));
+        assert!(!owed.served(1), "it has gone");
+        // Brought anew while it stayed: nothing of before counts.
+        owed.decided(2);
+        assert!(owed.dropped(2, now));
+        owed.loaded(2);
+        assert!(!owed.keeps(2) && !owed.is_owed(2));
+        owed.decided(0);
+        assert!(owed.dropped(0, now));
+        assert_eq!(owed.overdue(now + long / 2, long), None);
+        assert_eq!((owed.overdue(now + long, long), owed.keeps(0)), (Some(0), false));
+        assert_eq!(owed.overdue(now + long, long), None);
+    }
+}

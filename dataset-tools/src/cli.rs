@@ -220,6 +220,9 @@ Ends the dataset's warm-ups and what they protect. --json prints {name, chunks}.
 table_bytes}}.")]
     Status,
     /// Epochs' receipts: show one, or check what consumers wrote down against it.
+    #[command(after_help = "Examples:
+  fletch receipt show train-7 3
+  fletch receipt verify --help")]
     Receipt {
         /// What to do.
         #[command(subcommand)]

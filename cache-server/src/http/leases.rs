@@ -9,7 +9,6 @@ use super::{
     files::{content, piece, read_all},
     json,
     problem::{Answer, Fault},
-    read::has,
 };
 use crate::{
     auth::Principal,
@@ -30,6 +29,7 @@ use fletch_api::{
     headers,
 };
 use fletch_core::{
+    StoreKey,
     manifest::{CHUNK_BYTES_MAX, locate::ranges},
     order::{Request, plan::Item as PlanItem},
 };
@@ -340,14 +340,16 @@ impl Reader {
         }
     }
 
-    /// Bytes of memory that reading these files takes: their own where their chunks are here, else the chunks'.
+    /// Bytes of memory that reading these files holds until they are sent: their own where their chunks are read in
+    /// parts, from the disk or the origin; else the chunks', of which they are slices (I6: slow readers hold no more).
     fn weight(&self, files: &[Found], class: Class) -> u64 {
-        let sources = self.way(class);
+        let (sources, store) = (self.way(class), &self.server.store);
         let slices = files.iter().flat_map(|f| f.slices());
         let each = slices.map(|s| {
             let len = sources.try_len(s.chunk).flatten().unwrap_or(CHUNK_BYTES_MAX);
-            let brought = class != Class::Alone && !has(&self.server, sources, s.chunk, len);
-            if brought { u64::from(len) } else { u64::from(s.len) }
+            let key = StoreKey { domain: sources.domain.clone(), hash: s.chunk };
+            let in_parts = class == Class::Alone || store.disk().is_some_and(|d| d.has(&key, len));
+            if store.holds(&key) || !in_parts { u64::from(len) } else { u64::from(s.len) }
         });
         each.sum()
     }

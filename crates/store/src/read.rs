@@ -168,6 +168,12 @@ impl Store {
         self.disk.as_ref().is_some_and(|d| d.has(key, len)) || self.in_memory(key).is_some()
     }
 
+    /// Whether the whole chunk is in memory: then a part of it that is handed out holds all of it. Counts nothing.
+    #[must_use]
+    pub fn holds(&self, key: &StoreKey) -> bool {
+        self.in_memory(key).is_some()
+    }
+
     fn in_memory(&self, key: &StoreKey) -> Option<Verified> {
         self.memory.get(key).or_else(|| self.disk.as_ref()?.queued(key))
     }

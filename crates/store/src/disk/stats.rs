@@ -26,7 +26,7 @@ macro_rules! counters {
 counters! {
     /// Reads that found their chunk.
     hits,
-    /// Bytes of those.
+    /// Bytes that they read: of a chunk, or of a part.
     hit_bytes,
     /// Reads that did not.
     misses,

@@ -166,7 +166,7 @@ impl Server {
             shares: Arc::clone(&shares),
             tasks: tasks.clone(),
             memory_bytes: limits.memory_bytes / 2,
-            ahead: Pool::new(limits.ahead_bytes, limits.origin_requests.div_ceil(2)),
+            ahead: Pool::new(limits.ahead_bytes, limits.origin_requests - limits.origin_requests / 4),
             loads_max: limits.origin_requests.div_ceil(2),
             loads_bytes: limits.memory_bytes / 4,
             lease_ttl: limits.lease_ttl,

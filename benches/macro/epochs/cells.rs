@@ -120,8 +120,6 @@ impl Dataset<'_> {
     /// One job that computes twice as fast as its origin sends, with half of its data in the cache.
     fn paced(&self) -> Cell {
         let mut cell = self.cell("1 job, packed, 50 %, half as fast an origin", true, false, 0.5, &[1.0]);
-        // It takes longer than it computes: hits first and then misses would take 1.5 times as long.
-        cell.case.end = cell.case.warm + 1.5 * (cell.case.end - cell.case.warm);
         let link = Link { bytes_per_s: 100e6, demand: 2.0 };
         let samples_per_s = link.bytes_per_s * link.demand / self.sample_bytes as f64;
         cell.case.origin = Some(Origin::new(1.0 / link.demand, 0.025 * samples_per_s));

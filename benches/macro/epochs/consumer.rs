@@ -3,7 +3,7 @@
 use fletch_api::{BatchTimes, StartJob};
 use fletch_client::{
     Client, ClientError,
-    epochs::{JobHandle, LeaseBatch, Next},
+    epochs::{JobHandle, LeaseBatch, Next, Token},
 };
 use fletch_sim::JobSpec;
 use std::{
@@ -14,7 +14,11 @@ use std::{
     },
     time::Duration,
 };
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::{mpsc::Receiver, watch},
+    task::JoinHandle,
+    time::{Instant, sleep_until},
+};
 use tokio_util::task::TaskTracker;
 
 /// When the cell's seconds are on this machine's clock.
@@ -34,6 +38,15 @@ impl Clock {
     }
 }
 
+/// What is counted.
+#[derive(Debug, Clone, Copy)]
+pub enum Span {
+    /// What happens between two moments.
+    Time { warm: Instant, end: Instant },
+    /// Whole epochs of a job that is alone: from this one on, before that one.
+    Epochs { first: u64, after: u64 },
+}
+
 /// A job of a cell.
 pub struct Consumer {
     pub client: Client,
@@ -41,9 +54,9 @@ pub struct Consumer {
     pub spec: JobSpec,
     pub clock: Clock,
     pub lease: u32,
-    /// What is counted happens between these.
-    pub warm: Instant,
-    pub end: Instant,
+    pub span: Span,
+    /// Told of each epoch that it begins, and of the one that it does not begin any more.
+    pub begins: watch::Sender<u64>,
     pub counted: Arc<AtomicU64>,
     /// Where its orders are written.
     pub orders: Option<PathBuf>,
@@ -67,16 +80,22 @@ impl Consumer {
         let tasks = TaskTracker::new();
         let beating = job.clone();
         let beat = tasks.spawn(async move { beating.keep_alive().await });
-        let leaves = self.spec.end.map_or(self.end, |t| self.clock.at(t).min(self.end));
+        let early = self.spec.end.map(|t| self.clock.at(t));
+        let (leaves, epochs) = match self.span {
+            Span::Time { end, .. } => (Some(early.map_or(end, |t| t.min(end))), u64::MAX),
+            Span::Epochs { after, .. } => (None, after),
+        };
         let mut reading = Reading { due: start, waited: Duration::ZERO, first: None, orders: String::new() };
-        for epoch in 0.. {
+        for epoch in 0..epochs {
+            self.begins.send_replace(epoch);
             if self.epoch(&job, epoch, leaves, &tasks, &mut reading).await {
                 break;
             }
             reading.orders.push('\n');
         }
+        self.begins.send_replace(epochs);
         beat.abort();
-        if leaves < self.end {
+        if early.is_some() && early == leaves {
             self.client.delete_job(job.info().id.as_str()).await.expect("a job that leaves");
         }
         if let Some(path) = &self.orders {
@@ -92,7 +111,7 @@ impl Consumer {
         &self,
         job: &JobHandle,
         epoch: u64,
-        leaves: Instant,
+        leaves: Option<Instant>,
         tasks: &TaskTracker,
         reading: &mut Reading,
     ) -> bool {
@@ -113,23 +132,20 @@ impl Consumer {
             }
         });
         let step = Duration::from_secs_f64(1.0 / (self.spec.rate * self.clock.speed));
-        while let Some(batch) = from.recv().await {
+        let mut acking: Option<JoinHandle<()>> = None;
+        while let Some((batch, waited)) = next(&mut from, &mut reading.due).await {
             let now = Instant::now();
             reading.first.get_or_insert(now - self.clock.at(self.spec.start));
-            if now > reading.due {
-                // It waited: later steps are as long as before.
-                if now > self.warm && now < self.end {
-                    reading.waited += now - reading.due;
-                }
-                reading.due = now;
+            if self.counts(epoch, now) {
+                reading.waited += waited;
             }
             for sample in &batch.samples {
                 reading.due = self.after_pause(reading.due + step);
-                if reading.due >= leaves {
+                if leaves.is_some_and(|end| reading.due >= end) {
                     asking.abort();
                     return true;
                 }
-                if reading.due >= self.warm {
+                if self.counts(epoch, reading.due) {
                     self.counted.fetch_add(sample.bytes.len() as u64, Relaxed);
                 }
                 if self.orders.is_some() {
@@ -137,12 +153,23 @@ impl Consumer {
                 }
             }
             sleep_until(reading.due).await;
-            let acks = [batch.token.ack(BatchTimes::default())];
-            job.ack(epoch, 0, &acks).await.expect("an ack");
-            job.held().drop_lease(epoch, 0, batch.token.lease);
+            if let Some(before) = acking.take() {
+                before.await.expect("an ack");
+            }
+            acking = Some(tasks.spawn(acknowledge(job.clone(), epoch, batch.token)));
+        }
+        if let Some(last) = acking {
+            last.await.expect("the last ack");
         }
         asking.await.expect("the epoch's leases").expect("a lease");
         false
+    }
+
+    fn counts(&self, epoch: u64, at: Instant) -> bool {
+        match self.span {
+            Span::Time { warm, end } => (warm..end).contains(&at),
+            Span::Epochs { first, .. } => epoch >= first,
+        }
     }
 
     /// A step that would end in a pause ends after it.
@@ -150,6 +177,23 @@ impl Consumer {
         let within = |p: &&(f64, f64)| (self.clock.at(p.0)..self.clock.at(p.1)).contains(&due);
         self.spec.pauses.iter().find(within).map_or(due, |p| self.clock.at(p.1))
     }
+}
+
+/// The next batch, and how long the step that is due waited for it: then it and all later ones are so much later.
+pub async fn next(from: &mut Receiver<LeaseBatch>, due: &mut Instant) -> Option<(LeaseBatch, Duration)> {
+    if let Ok(ready) = from.try_recv() {
+        return Some((ready, Duration::ZERO));
+    }
+    let batch = from.recv().await?;
+    let late = Instant::now().saturating_duration_since(*due);
+    *due += late;
+    Some((batch, late))
+}
+
+/// Acknowledges a batch, while the next step computes.
+pub async fn acknowledge(job: JobHandle, epoch: u64, token: Token) {
+    job.ack(epoch, 0, &[token.ack(BatchTimes::default())]).await.expect("an ack");
+    job.held().drop_lease(epoch, 0, token.lease);
 }
 
 struct Reading {

@@ -11,7 +11,7 @@
 //! c counts all that the server may hold: `memory.max` and `cache.size`. `lru` and `pin` are values of
 //! `cache.policy`, read in the strict order; `direct` is a server without a disk and with the least memory.
 //! Before them stand the strict epochs ([`strict`]).
-//! `--data` takes a tree instead of making one, `--cache-size` a disk instead of the cell's, and `--orders` writes the
+//! A job alone is measured over whole epochs, several between two moments. `--data` takes a tree instead of making one, `--cache-size` a disk instead of the cell's, and `--orders` writes the
 //! sample numbers of each job's whole epochs, an epoch a line.
 
 mod cells;
@@ -72,6 +72,7 @@ fn main() {
         pace: arg("mb-per-s", 600.0) * 1e6,
         origin_bytes_per_s: arg("origin-mb-per-s", 400.0) * 1e6,
         orders: (!orders.is_empty()).then(|| PathBuf::from(orders)),
+        epochs: (arg("warm", 1), arg("epochs", 3)),
     };
     let only: String = arg("cell", String::new());
     let arms: String = arg("arms", "fletch".to_owned());
@@ -82,8 +83,8 @@ fn main() {
         samples,
         sample_bytes: bench.sample_bytes,
         pack: &pack,
-        warm: arg("warm", 1.0),
-        epochs: arg("epochs", 3.0),
+        warm: bench.epochs.0 as f64,
+        epochs: bench.epochs.1 as f64,
     };
     println!("{samples} samples of {} bytes; {} chunks in the pack\n", bench.sample_bytes, pack.len());
     let mut raw = strict::rows(&bench, &only, arg("strict-mb-per-s", 100.0) * 1e6);

@@ -2,7 +2,7 @@
 
 use crate::{
     cells::Cell,
-    consumer::{Clock, Consumer, Fared},
+    consumer::{Clock, Consumer, Fared, Span},
 };
 use fletch_api::{OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
 use fletch_benches::{Daemon, bin, until, walk, write_tree};
@@ -19,7 +19,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::task::TaskTracker;
 
 /// The least memory of a server.
@@ -38,6 +41,8 @@ pub struct Bench {
     /// Bytes a second that the origin sends in all, where the cell does not say.
     pub origin_bytes_per_s: f64,
     pub orders: Option<PathBuf>,
+    /// Epochs before anything is counted, and that are counted.
+    pub epochs: (u64, u64),
 }
 
 /// What came of a cell.
@@ -214,7 +219,13 @@ impl Bench {
         let pace = cell.link.map_or(self.pace, |l| l.bytes_per_s * l.demand);
         let speed = pace / self.sample_bytes as f64 / sum;
         let clock = Clock { begin: Instant::now() + Duration::from_millis(200), speed };
-        let (warm, end) = (clock.at(case.warm), clock.at(case.end));
+        // A job alone is measured over whole epochs, however long they take: what an epoch finds in the cache and what
+        // it brings lie at different ends of it. Several jobs begin theirs at different times.
+        let span = match case.jobs.len() {
+            1 => Span::Epochs { first: self.epochs.0, after: self.epochs.0 + self.epochs.1 },
+            _ => Span::Time { warm: clock.at(case.warm), end: clock.at(case.end) },
+        };
+        let (begins, mut begun) = watch::channel(0);
         let counted = Arc::new(AtomicU64::new(0));
         let (tasks, mut jobs) = (TaskTracker::new(), Vec::new());
         for ((j, spec), &lease) in case.jobs.iter().enumerate().zip(cell.leases.iter().cycle()) {
@@ -228,17 +239,24 @@ impl Bench {
                 spec: spec.clone(),
                 clock,
                 lease,
-                warm,
-                end,
+                span,
+                begins: begins.clone(),
                 counted: Arc::clone(&counted),
                 orders: self.orders.as_ref().map(|d| d.join(format!("job-{j}.txt"))),
             };
             jobs.push(tasks.spawn(consumer.consume()));
         }
-        sleep_until(warm).await;
-        let (before, cpu) = (origin.counts().bytes_sent, server.cpu());
-        sleep_until(end).await;
-        let (after, cpu_after) = (origin.counts().bytes_sent, server.cpu());
+        let mut reached = async |when: Option<Instant>, epoch: u64| {
+            match when {
+                Some(when) => sleep_until(when).await,
+                None => drop(begun.wait_for(|&e| e >= epoch).await.expect("the job")),
+            }
+            (origin.counts().bytes_sent, server.cpu(), Instant::now())
+        };
+        let ((before, cpu, from), (after, cpu_after, to)) = match span {
+            Span::Time { warm, end } => (reached(Some(warm), 0).await, reached(Some(end), 0).await),
+            Span::Epochs { first, after } => (reached(None, first).await, reached(None, after).await),
+        };
         let mut fared = Vec::new();
         for job in jobs {
             fared.push(job.await.expect("a job"));
@@ -247,7 +265,7 @@ impl Bench {
         Measured {
             ratio: (after - before) as f64 / delivered as f64,
             delivered,
-            seconds: (end - warm).as_secs_f64(),
+            seconds: (to - from).as_secs_f64(),
             fared,
             cpu: (cpu_after - cpu) / (delivered as f64 / 1e9),
         }

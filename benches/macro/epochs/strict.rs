@@ -1,8 +1,12 @@
 //! Strict epochs, cold: one job in a known order at an origin that brings 1.1 times what it wants, on a server without
 //! a disk. What it stalls from batch 10 on, what the origin sent, and what was fetched in vain.
 
-use crate::{cells::LEASE, rig::Bench};
-use fletch_api::{BatchTimes, OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
+use crate::{
+    cells::LEASE,
+    consumer::{acknowledge, next},
+    rig::Bench,
+};
+use fletch_api::{OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
 use fletch_client::{
     Client, ClientConfig,
     epochs::{LeaseBatch, Next},
@@ -15,7 +19,10 @@ use std::{
     path::Path,
     time::Duration,
 };
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep_until},
+};
 use tokio_util::task::TaskTracker;
 
 /// The origin's bandwidth, as a multiple of what the job wants.
@@ -124,7 +131,8 @@ async fn epoch(bench: &Bench, socket: &Path, pace: f64) -> (f64, u64, f64) {
     let step = Duration::from_secs_f64(bench.sample_bytes as f64 / pace);
     let (to, mut from) = tokio::sync::mpsc::channel::<LeaseBatch>(2);
     let asking = job.clone();
-    let task = TaskTracker::new().spawn(async move {
+    let tasks = TaskTracker::new();
+    let task = tasks.spawn(async move {
         let mut reader = asking.reader(0, 0, 0).patient(Duration::from_secs(60));
         loop {
             match reader.next(LEASE).await.expect("a lease") {
@@ -137,19 +145,24 @@ async fn epoch(bench: &Bench, socket: &Path, pace: f64) -> (f64, u64, f64) {
     let begin = Instant::now();
     let (mut due, mut since, mut waited, mut delivered) = (begin, begin, Duration::ZERO, 0);
     let mut number = 0;
-    while let Some(batch) = from.recv().await {
-        let now = Instant::now();
+    let mut acking: Option<JoinHandle<()>> = None;
+    while let Some((batch, late)) = next(&mut from, &mut due).await {
         if number < FROM {
-            since = due.max(now);
-        } else if now > due {
-            waited += now - due;
+            since = due;
+        } else {
+            waited += late;
         }
-        due = due.max(now) + step * u32::try_from(batch.samples.len()).expect("few");
+        due += step * u32::try_from(batch.samples.len()).expect("few");
         delivered += batch.samples.iter().map(|s| s.bytes.len() as u64).sum::<u64>();
         sleep_until(due).await;
-        job.ack(0, 0, &[batch.token.ack(BatchTimes::default())]).await.expect("an ack");
-        job.held().drop_lease(0, 0, batch.token.lease);
+        if let Some(before) = acking.take() {
+            before.await.expect("an ack");
+        }
+        acking = Some(tasks.spawn(acknowledge(job.clone(), 0, batch.token)));
         number += 1;
+    }
+    if let Some(last) = acking {
+        last.await.expect("the last ack");
     }
     task.await.expect("the epoch's leases");
     let counted = (Instant::now() - since).as_secs_f64();

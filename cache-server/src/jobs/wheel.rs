@@ -6,7 +6,7 @@
 //!
 //! 1. The Flywheel is never waited for and never waits: its orders become tasks of their own.
 //! 2. What it believes to be here and is not costs a fetch (I5): every read goes through the store.
-//! 3. (I6) Its capacity is the sweep's share of the disk, less a hundredth for what is on its way; without a disk
+//! 3. (I6) Its capacity is the sweep's share of the disk, less some for what is on its way (a hundredth, or `loads_bytes`); without a disk
 //!    half of the memory, in which its chunks are then held. Under `lru` and `pin` nothing is kept for it.
 //! 4. At most `loads_max` units are brought at once, and chunks of `loads_bytes`.
 
@@ -190,7 +190,7 @@ impl Wheel {
         let share = if fletch { disk.share_of(self.keeping.number()).unwrap_or(0) } else { 0 };
         let all = self.samples.shape.total_bytes();
         // All of it fits: then nothing is ever on its way in the place of something else.
-        if share >= all { all } else { share - share / 100 }
+        if share >= all { all } else { share - (share / 100).min(self.means.loads_bytes) }
     }
 
     /// Begins with what the cache holds already.

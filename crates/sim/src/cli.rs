@@ -195,6 +195,7 @@ pub fn knobs(set: &[String]) -> Result<Knobs, BadCase> {
         let field = match name {
             "window" => &mut k.window,
             "window_of_cache" => &mut k.window_of_cache,
+            "lead" => &mut k.lead,
             "spread" => &mut k.spread,
             "spread_slow" => &mut k.spread_slow,
             "young" => &mut k.young,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import signal
 import weakref
 from typing import Any, Callable, Iterator
@@ -108,10 +109,13 @@ class DataLoader(torch.utils.data.DataLoader):
             **kwargs,
         )
 
-
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._epochs is not None:
             self._epochs._start()
+        if self.num_workers:
+            # Workers inherit the temporary directory that this process has, and this one removes it when it ends. One
+            # that a worker makes for itself stays if the worker is ended before it got to its own end.
+            multiprocessing.util.get_temp_dir()
         batches = super().__iter__()
         if self.num_workers:
             _running.add(batches)

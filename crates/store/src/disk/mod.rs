@@ -82,7 +82,7 @@ pub struct DiskConfig {
     pub size_max: u64,
     /// Bytes that stay free on the file system.
     pub free_floor: u64,
-    /// Length of a slab; `None` for 1/128 of `size_max`, 0.5–256 MiB.
+    /// Length of a slab; `None` for 1/256 of `size_max`, 0.5–256 MiB.
     pub slab_bytes: Option<u64>,
     /// What decides residency.
     pub policy: Policy,
@@ -94,6 +94,8 @@ pub struct DiskConfig {
 
 /// After this many failed reads in a row the device is believed to fail.
 const READ_ERRORS_MAX: u32 = 3;
+/// Of so many records on the mean length is taken for that of the next.
+const MEAN_FROM: u64 = 32;
 
 /// The disk tier. See the module's invariants.
 #[derive(Debug)]
@@ -361,10 +363,17 @@ impl DiskTier {
         self.config.policy
     }
 
-    /// What footprints may add up to. Shares are parts of this.
+    /// What footprints may add up to, for records as long as those that are here. Shares are parts of this.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.plan.capacity()
+        self.capacity_of(&self.read_index())
+    }
+
+    fn capacity_of(&self, index: &Index) -> u64 {
+        let (bytes, records) = (index.bytes(), index.len() as u64);
+        // A few records say nothing about those to come.
+        let mean = if records < MEAN_FROM { 0 } else { bytes / records };
+        self.plan.capacity(mean)
     }
 
     /// What a chunk of `len` bytes counts against a share: its bytes in blocks of 512, and one block.
@@ -409,7 +418,7 @@ impl DiskTier {
             Policy::Pin => room,
             Policy::Fletch => {
                 room && index.dataset_bytes(dataset).saturating_add(need)
-                    <= index.allowance(dataset, self.capacity())
+                    <= index.allowance(dataset, self.capacity_of(&index))
             }
         };
         if yes { Admission::Yes } else { Admission::No }
@@ -425,7 +434,7 @@ impl DiskTier {
             chunks: index.len() as u64,
             bytes: index.bytes(),
             limit: self.config.size_max,
-            capacity: self.capacity(),
+            capacity: self.capacity_of(&index),
             slabs: index.slabs().count() as u64,
             slab_bytes: self.space.used(),
             leases: index.leases() as u64,

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) const FILE_SLACK: u64 = 8 << 10;
 /// No tier is smaller.
 pub(crate) const SIZE_MIN: u64 = 16 << 20;
+/// Records of such a footprint are punched out of their slab for sure, and their rows in its table are nothing.
+const PUNCHED: u64 = 512 << 10;
 /// Lock file, directories, a probe.
 const FIXED: u64 = 64 << 10;
 
@@ -31,20 +33,21 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Divides `size_max`; slabs are `slab_bytes` long, or 1/128 of the limit (0.5–256 MiB).
+    /// Divides `size_max`; slabs are `slab_bytes` long, or 1/256 of the limit (0.5–256 MiB).
     pub fn new(size_max: u64, slab_bytes: Option<u64>) -> Result<Self, String> {
         if size_max < SIZE_MIN {
             return Err(format!("a cache of {size_max} bytes is too small: the least is {SIZE_MIN}"));
         }
-        let slab_bytes = slab_bytes.unwrap_or_else(|| (size_max / 128).clamp(512 << 10, 256 << 20));
+        let slab_bytes = slab_bytes.unwrap_or_else(|| (size_max / 256).clamp(512 << 10, 256 << 20));
         if slab_bytes < 64 << 10 || slab_bytes > size_max / 8 || slab_bytes > SLAB_BYTES_MAX {
             return Err(format!(
                 "slabs of {slab_bytes} bytes do not suit a cache of {size_max}: 64 KiB to an eighth of it"
             ));
         }
         let slab_bytes = slab_bytes / 4096 * 4096;
-        let catalogue_bytes = (size_max / 64).clamp(3 << 19, 256 << 20);
-        let aside_bytes = (size_max / 256).min(64 << 20);
+        // A row of a few bytes and a bit a record per slab, and what sled's log needs to be rewritten.
+        let catalogue_bytes = (size_max / 256).clamp(3 << 19, 256 << 20);
+        let aside_bytes = (size_max / 512).min(64 << 20);
         let slabs_bytes = size_max - catalogue_bytes - aside_bytes - FIXED;
         Ok(Plan {
             slabs_bytes,
@@ -56,12 +59,16 @@ impl Plan {
     }
 
     /// Footprints of records that fit for sure while nothing of them is dead: without the
-    /// spare, tables, and a slab's slack.
-    pub fn capacity(&self) -> u64 {
+    /// spare, tables, and a slab's slack. `mean` is a record's footprint on average:
+    /// short ones need longer tables, and leave gaps.
+    pub fn capacity(&self, mean: u64) -> u64 {
         let per_slab = self.slab_bytes + FILE_SLACK;
-        // The smallest usual record (4 KiB) costs 56 bytes in its table, 1/82 of itself.
-        let usable = self.slab_bytes - self.slab_bytes / 80 - table_bytes(1, 0);
-        (self.slabs_bytes - self.spare_bytes) / per_slab * usable
+        // Dead records in the midst of a slab are given back only if they are long; of short ones compaction leaves some.
+        let left = if mean >= PUNCHED { 0 } else { self.slab_bytes / 40 };
+        let table = table_bytes(self.slab_bytes.div_ceil(mean.max(PUNCHED)), 0) + left;
+        // The last slab may be a short one.
+        let quarters = (self.slabs_bytes - self.spare_bytes) / (per_slab / 4);
+        quarters * ((self.slab_bytes - table) / 4)
     }
 
     /// How long a slab must be for one record of `need` bytes.
@@ -163,9 +170,10 @@ mod tests {
             let size = (1u64 << shift) + 12345;
             let p = Plan::new(size, None).expect("a plan");
             assert!(p.slabs_bytes + p.catalogue_bytes + p.aside_bytes + FIXED <= size);
-            assert!(p.capacity() <= p.slabs_bytes - p.spare_bytes);
+            assert!(p.capacity(4 << 20) <= p.slabs_bytes - p.spare_bytes);
+            assert!(p.capacity(0) <= p.capacity(8 << 10) && p.capacity(8 << 10) <= p.capacity(1 << 20));
             if size >= 64 << 20 {
-                assert!(p.capacity() * 100 >= size * 90, "{} of {size} is usable", p.capacity());
+                assert!(p.capacity(0) * 100 >= size * 90, "{} of {size} is usable", p.capacity(0));
             }
         }
         assert!(Plan::new(1 << 20, None).is_err());

@@ -8,7 +8,11 @@ pub struct Knobs {
     pub window: f64,
     /// ... and at most this part of the cache. The rest of the cache is the reserve.
     pub window_of_cache: f64,
-    /// A unit's samples come due over this part of a window after its load, for a job that
+    /// For a job that is alone a unit's samples come due no sooner than after this part of a window from its load:
+    /// until then it may be on its way, and the job would wait for it instead of reading its reserve. (With others it
+    /// would cost them some of what they share.)
+    pub lead: f64,
+    /// Then they come due over this part of a window after its load, for a job that
     /// keeps up with the sweep ...
     pub spread: f64,
     /// ... and over this part for one that is much slower.
@@ -47,6 +51,7 @@ impl Default for Knobs {
         Knobs {
             window: 0.07,
             window_of_cache: 0.85,
+            lead: 0.15,
             spread: 0.5,
             spread_slow: 0.7,
             young: 0.6,
@@ -68,10 +73,11 @@ impl Default for Knobs {
 impl Knobs {
     /// All of them, in the order of the fields (traces carry them so).
     #[must_use]
-    pub fn values(&self) -> [f64; 16] {
+    pub fn values(&self) -> [f64; 17] {
         [
             self.window,
             self.window_of_cache,
+            self.lead,
             self.spread,
             self.spread_slow,
             self.young,
@@ -94,6 +100,7 @@ impl Knobs {
         Some(Knobs {
             window: next()?,
             window_of_cache: next()?,
+            lead: next()?,
             spread: next()?,
             spread_slow: next()?,
             young: next()?,

@@ -273,6 +273,7 @@ impl Flywheel {
                 self.take(j, unit, self.loaded_at[u]);
             }
         }
+        self.seats[j].carried = self.seats[j].backlog;
     }
 
     /// So many picks may be decided ahead of service without risking that their units leave the
@@ -327,8 +328,7 @@ impl Flywheel {
                 return Some(self.serve_due(j));
             }
             // 2. The reserve, as long as its share of what is left is not below its share of the plan.
-            let (left, total) = (u128::from(s.left.count()), u128::from(s.total));
-            if s.pin_left > 0 && u128::from(s.pin_left) * total >= u128::from(s.pin_all) * left {
+            if s.pin_left > 0 && self.reserve_is_next(j) {
                 return Some(self.serve_reserve(j));
             }
             // 3. Move the sweep.

@@ -77,6 +77,8 @@ pub(super) struct Seat {
     /// Spots not yet handed out in this epoch; how many the epoch had.
     pub(super) left: Bits,
     pub(super) total: u64,
+    /// Of them, what the epoch found in the window when it began.
+    pub(super) carried: u64,
     /// Of each unit: spots left, the generation under which it was taken, taken spots left.
     pub(super) rem: Vec<u32>,
     pub(super) taken: Vec<u32>,
@@ -106,6 +108,7 @@ impl Seat {
             laid,
             left: Bits::zeros(spots),
             total: 0,
+            carried: 0,
             rem: vec![0; units],
             taken: vec![0; units],
             held: vec![0; units],

@@ -89,6 +89,18 @@ impl Flywheel {
         wanted < need * samples
     }
 
+    /// Rule 2: whether the reserve's share of what a job has left is at least its share of the plan. A job
+    /// that is alone leaves out what it holds of the window: its reserve is to be used up when the last unit
+    /// was brought, not some time after that, while the way to the origin stands idle.
+    pub(super) fn reserve_is_next(&self, j: usize) -> bool {
+        let s = &self.seats[j];
+        let (mut left, mut total) = (s.left.count(), s.total);
+        if self.actives() <= 1 {
+            (left, total) = (left - s.backlog, total - s.carried);
+        }
+        u128::from(s.pin_left) * u128::from(total) >= u128::from(s.pin_all) * u128::from(left)
+    }
+
     /// Drops void entries from the head of a job's due queue.
     pub(super) fn prune(&mut self, j: usize) {
         let s = &mut self.seats[j];
@@ -178,6 +190,7 @@ impl Flywheel {
         let slow = 1.0 - self.step(j);
         let over = self.window_max as f64
             * (self.knobs.spread + (self.knobs.spread_slow - self.knobs.spread) * slow);
+        let lead = if self.actives() <= 1 { self.knobs.lead * self.window_max as f64 } else { 0.0 };
         let s = &mut self.seats[j];
         let all = u64::from(s.rem[u]);
         let visits = (s.left.count() as f64 / s.pace.max(1e-3) / ring.max(1.0)).floor().clamp(1.0, 8.0);
@@ -193,7 +206,7 @@ impl Flywheel {
             .take(usize::try_from(n).unwrap_or(usize::MAX));
         for spot in wanted {
             let spot = u32::try_from(spot).unwrap_or(u32::MAX);
-            s.due.push(Reverse(Due { at: at + (draws.unit() * over) as u64, spot, unit, generation }));
+            s.due.push(Reverse(Due { at: at + (lead + draws.unit() * over) as u64, spot, unit, generation }));
         }
         s.taken[u] = generation;
         s.held[u] = u32::try_from(n).unwrap_or(u32::MAX);

@@ -114,7 +114,7 @@ fn a_trace_of_other_decisions_is_noticed() {
     // So does another constant: the window, the first of them.
     let knob = changed(&trace, |kind, p| {
         if kind == HEADER {
-            let at = p.len() - 16 * 8;
+            let at = p.len() - 17 * 8;
             p[at..at + 8].copy_from_slice(&0.9f64.to_le_bytes());
         }
     });

@@ -238,6 +238,9 @@ impl Flywheel {
     fn start(&mut self, seat: SeatId, left: Bits) {
         let j = seat.0 as usize;
         let (units, alone) = (self.shape.units(), self.actives() <= 1);
+        if alone {
+            self.shuffle_ring();
+        }
         let s = &mut self.seats[j];
         assert_eq!(left.len(), s.left.len(), "spots of the plan");
         s.total = left.count();

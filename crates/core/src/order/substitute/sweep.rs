@@ -239,6 +239,14 @@ impl Flywheel {
         self.swap_places(p, i);
     }
 
+    /// Where nobody else is on the way, each epoch goes round another ring.
+    pub(super) fn shuffle_ring(&mut self) {
+        for i in (1..self.ring.len()).rev() {
+            let q = self.draws.below(i as u64 + 1) as usize;
+            self.swap_places(i, q);
+        }
+    }
+
     fn swap_places(&mut self, p: usize, i: usize) {
         if p == i {
             return;

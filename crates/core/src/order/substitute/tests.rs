@@ -361,3 +361,29 @@ proptest! {
         prop_assert!(acts.iter().filter(|a| matches!(a, Act::Load(_))).count() as u32 <= units + units / 10);
     }
 }
+
+/// Two epochs of a lone job have little to do with each other: positions correlate by -.15 or so (what was read last is still here, and
+/// comes first), because the ring is another each
+/// time; with the same ring it was .5 and more.
+#[test]
+fn a_job_alone_goes_round_another_ring_each_epoch() {
+    let shape = shape(&[16; 400]);
+    let n = 400 * 16u64;
+    let mut fly = Flywheel::new(Arc::clone(&shape), shape.total_bytes() / 10, &key(7), Knobs::default());
+    let laid = Laid::new(&Plan::all(n).expect("plan"), &shape).expect("same version");
+    let seat = fly.join(laid);
+    let (mut before, mut acts) = (Vec::<f64>::new(), Vec::new());
+    for epoch in 0..3 {
+        fly.begin(seat, Bits::ones(n));
+        let mut at = vec![f64::NAN; n as usize];
+        for position in 0..n {
+            let pick = fly.next(seat, &mut acts).expect("spots are left");
+            at[pick.spot as usize] = position as f64;
+        }
+        let mean = (n - 1) as f64 / 2.0;
+        let var: f64 = at.iter().map(|x| (x - mean).powi(2)).sum();
+        let both: f64 = before.iter().zip(&at).map(|(a, b)| (a - mean) * (b - mean)).sum();
+        assert!(epoch == 0 || (both / var).abs() < 0.25, "epoch {epoch}: {:.3}", both / var);
+        before = at;
+    }
+}

@@ -128,10 +128,10 @@ fn what_is_no_trace() {
     assert_eq!(play(&record::file_header()), Some(BadTrace::Header));
     let newer = changed(&trace, |kind, p| {
         if kind == HEADER {
-            p[0] = 2
+            p[0] = 3
         }
     });
-    assert_eq!(play(&newer), Some(BadTrace::Major(2)));
+    assert_eq!(play(&newer), Some(BadTrace::Major(3)));
     let short = changed(&trace, |kind, p| {
         if kind == LENGTHS {
             p.clear()

@@ -362,9 +362,8 @@ proptest! {
     }
 }
 
-/// Two epochs of a lone job have little to do with each other: positions correlate by -.15 or so (what was read last is still here, and
-/// comes first), because the ring is another each
-/// time; with the same ring it was .5 and more.
+/// Two epochs of a lone job have little to do with each other: each goes round another ring, and positions correlate by -.15
+/// or so (what was read last is still here, and comes first). With the same ring it was .5 and more.
 #[test]
 fn a_job_alone_goes_round_another_ring_each_epoch() {
     let shape = shape(&[16; 400]);

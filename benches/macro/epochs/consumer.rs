@@ -143,6 +143,9 @@ impl Consumer {
                 reading.due = self.after_pause(reading.due + step);
                 if leaves.is_some_and(|end| reading.due >= end) {
                     asking.abort();
+                    if let Some(last) = acking {
+                        last.await.expect("the last ack");
+                    }
                     return true;
                 }
                 if self.counts(epoch, reading.due) {

@@ -1,8 +1,6 @@
 //! I7: what is registered in one domain does not exist in another, whoever asks and however.
 
-mod common;
-
-use common::{Indexed, Node, Tree, body, content, problem};
+use crate::common::{Indexed, Node, Tree, body, content, problem};
 use fletch_api::{Code, routes};
 use fletch_core::{Hash, LayoutId, Root};
 use reqwest::{Method, RequestBuilder, StatusCode};

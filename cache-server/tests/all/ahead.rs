@@ -1,8 +1,6 @@
 //! Strict epochs are fetched ahead: each byte once, none in vain, within a budget, and nothing stays behind.
 
-mod common;
-
-use common::{Node, Tree, content, epochs::*};
+use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, StartJob};
 use fletch_client::epochs::JobHandle;
 use fletch_core::order::Tail;
@@ -63,7 +61,7 @@ impl Bucket {
 
     async fn index(&self, to: &Path) {
         // The tables are written beside the files, and belong elsewhere.
-        common::index_bucket(&self.tree, &self.origin).await;
+        crate::common::index_bucket(&self.tree, &self.origin).await;
         std::fs::create_dir_all(to).expect("mkdir");
         std::fs::rename(self.tree.path("fletch"), to.join("fletch")).expect("moved");
     }

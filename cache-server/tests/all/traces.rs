@@ -1,8 +1,6 @@
 //! A real server's sweep, recorded, and made again by the simulator's code, answer by answer.
 
-mod common;
-
-use common::{Node, Tree, content, epochs::*};
+use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::OrderKind;
 use fletch_core::order::Tail;
 use fletch_sim::{BadCase, traces};

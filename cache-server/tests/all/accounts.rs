@@ -1,8 +1,6 @@
 //! I3 and I8: one fetch for many readers, and accounts that agree with the readers' own sums.
 
-mod common;
-
-use common::{Node, Tree, body, content, index_bucket, problem};
+use crate::common::{Node, Tree, body, content, index_bucket, problem};
 use fletch_api::{AccountKey, ByteResult, ByteTier, Code, routes};
 use fletch_core::Hash;
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};

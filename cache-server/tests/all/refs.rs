@@ -1,9 +1,7 @@
 //! A whole epoch by `ref` frames only: the lease says where bytes lie, and the consumer reads them there.
 
-mod common;
-
+use crate::common::{Node, Tree, body, epochs::*};
 use bytes::Bytes;
-use common::{Node, Tree, body, epochs::*};
 use fletch_api::{
     BatchTimes, Grant, GrantStatus, LeaseRequest, OrderKind, SampleHead, SampleRef,
     epochs::Ack,

@@ -1,8 +1,6 @@
 //! What is checked in agrees with what is served: the API's description and the list of metrics.
 
-mod common;
-
-use common::{Node, Tree, body};
+use crate::common::{Node, Tree, body};
 use fletch_core::Hash;
 use reqwest::StatusCode;
 use std::{collections::BTreeSet, path::PathBuf};

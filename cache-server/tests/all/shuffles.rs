@@ -1,9 +1,7 @@
 //! How random the orders are that a real server delivers: positions, neighbours, chunk-mates, and what repeats from epoch
 //! to epoch. Bounds are far from what is delivered, also on a slow machine, so that only a defect crosses them.
 
-mod common;
-
-use common::{Node, Tree, content, epochs::*};
+use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, routes};
 use fletch_client::epochs::{EpochReader, JobHandle, Next};
 use fletch_core::{

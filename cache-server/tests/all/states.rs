@@ -1,8 +1,6 @@
 //! States, worlds and the beginnings of epochs, at the same time and in odd orders.
 
-mod common;
-
-use common::{Node, epochs::*};
+use crate::common::{Node, epochs::*};
 use fletch_api::{BatchTimes, Code, OrderKind};
 use fletch_client::ClientError;
 use fletch_core::order::{Tail, ledger::Ledger};

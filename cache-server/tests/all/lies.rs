@@ -1,8 +1,6 @@
 //! I1: whatever the origin does, no wrong byte leaves; each case has its code and its count.
 
-mod common;
-
-use common::{Node, Tree, body, content, problem, tag, write};
+use crate::common::{Node, Tree, body, content, problem, tag, write};
 use fletch_api::{Code, routes};
 use fletch_core::{
     Hash, Root,
@@ -86,7 +84,7 @@ async fn wrong_bytes_behind_an_unchanged_pin_are_corrupt() {
     let meta = std::fs::metadata(tree.path("a")).expect("metadata");
     let pin = fletch_origin::local::pin_of(&meta);
     let entry = Entry::file("a", 50_000, Hash::of(&tree.files["a"]));
-    let slices = common::slices(&tree.files["a"], LayoutParams::INDEX);
+    let slices = crate::common::slices(&tree.files["a"], LayoutParams::INDEX);
     let pin = PinRow { size: pin.size, mtime_ns: pin.mtime_ns, etag: None };
     let made = write(tree.dir.path(), vec![(entry, slices, pin)], LayoutParams::INDEX);
     let node = Node::serving(&tree, &[]).await;

@@ -1,8 +1,6 @@
 //! Registrations: what may be registered, what tags name, and what survives.
 
-mod common;
-
-use common::{Node, Tree, body, content, problem, settings};
+use crate::common::{Node, Tree, body, content, problem, settings};
 use fletch_api::{Code, Datasets, routes};
 use fletch_core::{Hash, manifest::LayoutParams};
 use reqwest::{Method, StatusCode};

@@ -1,8 +1,6 @@
 //! Many jobs: a slow one holds up none, and idle ones are closed until somebody comes.
 
-mod common;
-
-use common::{Node, content, epochs::*};
+use crate::common::{Node, content, epochs::*};
 use fletch_api::OrderKind;
 use fletch_core::order::Tail;
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
@@ -20,7 +18,7 @@ async fn until<F: Future<Output = bool>>(what: &str, is: impl Fn() -> F) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_declaration_holds_up_no_other_job() {
-    let (far, near) = (common::Tree::new([("a", content(1, 9_000))]), tree(10));
+    let (far, near) = (crate::common::Tree::new([("a", content(1, 9_000))]), tree(10));
     let written = far.index().written;
     near.index();
     let backing = Backing::Directory(far.dir.path().to_owned());

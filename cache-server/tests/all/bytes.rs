@@ -1,9 +1,7 @@
 //! Chunks, tables, files and batches, as clients see them.
 
-mod common;
-
+use crate::common::{Node, Tree, body, content, problem};
 use bytes::Bytes;
-use common::{Node, Tree, body, content, problem};
 use fletch_api::{
     Code, Problem,
     frames::{Decoder, Frame},

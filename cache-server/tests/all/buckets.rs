@@ -1,8 +1,6 @@
 //! Coordinated reads through a real server: all ranks' entries of one step are of one bucket.
 
-mod common;
-
-use common::{Node, Tree, content, epochs::*};
+use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{
     BucketSpec, Code, EchoSpec, EpochReceipt, EpochState, OrderKind, PlanBase, StartJob, World,
 };

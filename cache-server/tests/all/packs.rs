@@ -1,9 +1,7 @@
 //! Packs, served: what one request brings, what is read when a layout's objects are gone, and
 //! what a wrong placement cannot do.
 
-mod common;
-
-use common::{Node, Tree, body, content, problem};
+use crate::common::{Node, Tree, body, content, problem};
 use fletch_api::{Code, routes};
 use fletch_core::{Hash, Root};
 use reqwest::StatusCode;
@@ -69,8 +67,8 @@ async fn another_layout_is_read_when_the_objects_of_one_are_gone() {
     let (packed, objects) = plain.pack_to(rows.path(), false);
     let indexed = plain.index_plain(rows.path());
     assert_eq!(packed.root(), indexed.root());
-    common::tag(rows.path(), "packed", &packed.written);
-    common::tag(rows.path(), "indexed", &indexed.written);
+    crate::common::tag(rows.path(), "packed", &packed.written);
+    crate::common::tag(rows.path(), "indexed", &indexed.written);
     let tables = rows.path().display().to_string();
 
     // The pack's objects are gone: its files come from where they were.

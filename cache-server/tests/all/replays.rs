@@ -1,8 +1,6 @@
 //! Replay through a real server: the order that an earlier epoch's ledger tells, again.
 
-mod common;
-
-use common::{Node, epochs::*};
+use crate::common::{Node, epochs::*};
 use fletch_api::{BucketSpec, Code, LedgerBytes, OrderKind, ReplaySpec, StartJob, World};
 use fletch_client::epochs::{JobHandle, Next, Received};
 use fletch_core::{
@@ -99,7 +97,7 @@ async fn a_substituted_epoch_is_replayed_exactly() {
         order.iter().map(Vec::len).sum::<usize>()
     );
     // The next epoch is the same again, in other steps, with workers that die: each lease once more, in its place.
-    again.world(common::epochs::world(3, 24, Tail::Pad)).await.expect("another batch");
+    again.world(crate::common::epochs::world(3, 24, Tail::Pad)).await.expect("another batch");
     assert_eq!(again.now().await.expect("job").steps, 4);
     let (mut next, _) = ranks(&again, 1, [8, 8, 8], 3).await;
     for (rank, told) in next.iter_mut().enumerate() {
@@ -120,10 +118,10 @@ async fn a_substituted_epoch_is_replayed_exactly() {
     let refused = |e: Result<JobHandle, fletch_client::ClientError>| e.expect_err("refused").code();
     let client = client(&node);
     assert_eq!(
-        anew.world(common::epochs::world(2, 12, Tail::Pad)).await.expect_err("ranks").code(),
+        anew.world(crate::common::epochs::world(2, 12, Tail::Pad)).await.expect_err("ranks").code(),
         Some(Code::BadPlan)
     );
-    let two = replaying("two", &ledger, common::epochs::world(2, 12, Tail::Pad));
+    let two = replaying("two", &ledger, crate::common::epochs::world(2, 12, Tail::Pad));
     assert_eq!(refused(client.declare(&two).await), Some(Code::BadPlan));
     let other = StartJob { order: OrderKind::Strict, ..replaying("strict", &ledger, world) };
     assert_eq!(refused(client.declare(&other).await), Some(Code::BadPlan));
@@ -191,8 +189,10 @@ async fn a_damaged_or_foreign_ledger_is_refused() {
     // Other epochs than substituted ones.
     for (name, order) in [("strict", OrderKind::Strict), ("bucketed", OrderKind::Bucketed)] {
         let buckets = (order == OrderKind::Bucketed).then(|| BucketSpec::Lengths(vec![3_006]));
-        let ask =
-            StartJob { buckets: buckets.clone(), ..ask(name, order, common::epochs::world(2, 4, Tail::Pad)) };
+        let ask = StartJob {
+            buckets: buckets.clone(),
+            ..ask(name, order, crate::common::epochs::world(2, 4, Tail::Pad))
+        };
         let job = client.declare(&ask).await.expect("declared");
         let got = [rank(&job, 0, 0, 2, 99, 99).await.0, rank(&job, 0, 1, 2, 99, 99).await.0];
         let ledger = job.ledger(0).await.expect("ledger");

@@ -1,8 +1,6 @@
 //! Epochs through a real server: exactly once, in order, proved; and what is refused.
 
-mod common;
-
-use common::{Node, Tree, content, epochs::*, index_bucket, problem};
+use crate::common::{Node, Tree, content, epochs::*, index_bucket, problem};
 use fletch_api::{Ack, Acks, BatchTimes, Code, EpochState, OrderKind, PlanBase, Visitation, routes};
 use fletch_client::{
     ClientError,

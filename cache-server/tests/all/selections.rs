@@ -1,8 +1,6 @@
 //! Plans from a selection file, delivered by a real server.
 
-mod common;
-
-use common::{Node, epochs::*};
+use crate::common::{Node, epochs::*};
 use fletch_api::{Code, OrderKind, PlanBase, StartJob, WeightOf, Weights};
 use fletch_client::select::{Columns, Selection};
 use fletch_core::order::Tail;

@@ -1,8 +1,6 @@
 //! Epochs that outlive servers, and sweeps that jobs share.
 
-mod common;
-
-use common::{Node, Tree, content, epochs::*};
+use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, StartJob};
 use fletch_client::epochs::{JobHandle, Next, Received};
 use fletch_core::{JobName, order::Tail};

@@ -1,8 +1,6 @@
 //! Warm-ups tell the truth: what is there, what had to be brought, and what the cache would not keep.
 
-mod common;
-
-use common::{Node, Tree, body, content, index_bucket, problem};
+use crate::common::{Node, Tree, body, content, index_bucket, problem};
 use fletch_api::{Amount, Code, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 use fletch_core::{DatasetName, Domain, Hash, StoreKey};
 use fletch_store::disk::{DiskConfig, DiskTier, Policy};

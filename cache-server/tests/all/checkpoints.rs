@@ -1,8 +1,6 @@
 //! The law of each visitation, under one script of faults; and checkpoints of the model.
 
-mod common;
-
-use common::{Node, Tree, epochs::*, problem};
+use crate::common::{Node, Tree, epochs::*, problem};
 use fletch_api::{BatchTimes, Code, EpochState, OrderKind, Visitation, routes};
 use fletch_client::{
     ClientError,

@@ -1,8 +1,6 @@
 //! Tokens: who gets in, as whom, and what is never told.
 
-mod common;
-
-use common::{Node, Tree, body, problem};
+use crate::common::{Node, Tree, body, problem};
 use fletch_api::{Accounts, Code, routes};
 use fletch_core::Hash;
 use reqwest::{Method, RequestBuilder, StatusCode};

@@ -1,5 +1,4 @@
 //! A real tree, indexed with the tables' own writer, and a server in this process.
-#![expect(dead_code, reason = "each test file uses some of it")]
 
 pub mod epochs;
 

@@ -1,8 +1,6 @@
 //! I6: overload, oversize and silence are answers; a stop always ends.
 
-mod common;
-
-use common::{Node, Tree, body, problem};
+use crate::common::{Node, Tree, body, problem};
 use fletch_api::{Code, routes};
 use fletch_core::Hash;
 use reqwest::{Method, StatusCode};

@@ -1,0 +1,27 @@
+//! The server in this process, asked over its sockets: one program, since each one more would link all of the server.
+
+mod common;
+
+mod accounts;
+mod ahead;
+mod auth;
+mod buckets;
+mod bytes;
+mod checkpoints;
+mod contract;
+mod datasets;
+mod domains;
+mod epochs;
+mod lies;
+mod limits;
+mod packs;
+mod process;
+mod refs;
+mod registry;
+mod replays;
+mod selections;
+mod shuffles;
+mod states;
+mod sweeps;
+mod traces;
+mod warmups;

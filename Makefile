@@ -20,12 +20,6 @@ help: ## this list
 build: ## the three programs, release
 	$(CARGO) build --release --workspace --bins -j$(JOBS)
 
-# The programs and the tests in one go: built by themselves, the two differ in a feature of tokio (the tests' clock), and
-# everything above tokio would be compiled twice.
-.PHONY: tested
-tested:
-	$(CARGO) build --release --workspace --bins --tests -j$(JOBS)
-
 wheel: ## the Python package, release, as a wheel in the target directory's release/wheels
 	CARGO="$(CARGO)" JOBS=$(JOBS) python/build.sh release
 
@@ -43,7 +37,7 @@ formats: install ## the second implementation of the formats against the golden 
 	tests/formats/run.sh
 	python3 -m unittest discover -q -s benches/parity
 
-test: install lint tested wheel formats ## everything that must hold before a change lands
+test: install lint build wheel formats ## everything that must hold before a change lands
 	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
 	$(CARGO) test --release --workspace --doc -q
 

@@ -127,7 +127,10 @@ impl Wheel {
         let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
         let recording = recording::of(means.recorder.as_ref(), source).await;
         let make = if recording.is_some() { Flywheel::recorded } else { Flywheel::new };
-        let fly = make(Arc::clone(&samples.shape), 0, &key, Knobs::default());
+        let mut fly = make(Arc::clone(&samples.shape), 0, &key, Knobs::default());
+        if let Some(recording) = &recording {
+            recording.take(&mut fly, &means.tasks);
+        }
         means.wheels.fetch_add(1, Relaxed);
         let inner = Inner {
             fly,

@@ -14,7 +14,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -37,6 +37,8 @@ pub struct Recording {
     waiting: Mutex<VecDeque<Vec<u8>>>,
     /// Gone once it ended.
     file: Mutex<Option<File>>,
+    /// Whether its header is among what was taken. A sweep's first piece is that and nothing else.
+    begun: AtomicBool,
 }
 
 impl Recorder {
@@ -64,6 +66,7 @@ impl Recorder {
             path,
             waiting: Mutex::default(),
             file: Mutex::new(Some(file)),
+            begun: AtomicBool::new(false),
         }))
     }
 }
@@ -91,12 +94,29 @@ impl Recording {
         }
         let left = &self.recorder.left_bytes;
         let taken = left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(piece.len() as u64));
+        if taken.is_err() && !self.begun.load(Relaxed) {
+            self.give_up();
+            return false;
+        }
+        self.begun.store(true, Relaxed);
         if taken.is_err() {
             tracing::warn!(trace = %self.path.display(), "traces are as long as trace.bytes allows; this one ends");
             piece = sweep.cut_trace();
         }
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(piece);
         true
+    }
+
+    /// There is not even room for its header: no trace, rather than one that nothing can read.
+    fn give_up(&self) {
+        if self.file.lock().unwrap_or_else(PoisonError::into_inner).take().is_none() {
+            return;
+        }
+        let path = self.path.display();
+        tracing::warn!(trace = %path, "a sweep is not recorded: trace.bytes has no room for its header");
+        if let Err(e) = std::fs::remove_file(&self.path) {
+            tracing::error!(trace = %path, error = %e, "an empty trace cannot be removed");
+        }
     }
 
     fn write(&self) {

@@ -93,6 +93,14 @@ async fn traces_are_off_by_default_and_bounded() {
     let bytes = std::fs::metadata(&all[0]).expect("trace").len();
     let same = traces::play(&all[0]).expect("plays");
     assert!(same.cut && same.picks < 1200 && bytes < (6 << 10) + 64, "{same}, {bytes} bytes");
+    // Where not even the header has room there is no trace, and the sweep goes on.
+    let trace = format!("--trace-dir={}", dir.path().join("none").display());
+    let node = Node::serving(&tree, &[&trace, "--trace-bytes=256B"]).await;
+    let job = ask("j", OrderKind::Substitute, world(1, 8, Tail::Keep));
+    let job = client(&node).declare(&job).await.expect("declared");
+    assert_eq!(consume(&job, &tree, 0, 0, 4).await.0.len(), 300);
+    node.running.shutdown().await;
+    assert_eq!(files(&dir.path().join("none")), Vec::<PathBuf>::new());
     // Strict epochs have no sweep; without the setting there is no file.
     let node = Node::serving(&tree, &[]).await;
     let job = ask("j", OrderKind::Substitute, world(1, 8, Tail::Keep));

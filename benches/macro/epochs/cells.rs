@@ -10,7 +10,7 @@ const STRICT_BLOCK_UNITS: usize = 64;
 /// What a job of the server holds: leases on their way and in its hands (`consumer`), decisions ahead of a grant, and how
 /// many of these one may overtake (ADR 10).
 const LEASED: usize = 256;
-const AHEAD: usize = 128;
+const AHEAD: usize = 32;
 const OVERTAKE: usize = 4;
 
 /// One cell.

@@ -43,6 +43,8 @@ pub struct Shares {
     read: RwLock<HashMap<(DatasetId, Root), Reading>>,
     /// The split that was last given out.
     given: Mutex<Option<Split>>,
+    /// What the tier could hold then, in footprints.
+    capacity: AtomicU64,
     appeared: Notify,
 }
 
@@ -102,8 +104,18 @@ impl Shares {
         (given.as_ref() != Some(&split)).then(|| given.insert(split).clone())
     }
 
+    /// What a tier can hold changes a little with the length of what it keeps: then it is divided again. What it could hold
+    /// beyond the shares would be anybody's.
+    pub fn keep_up(&self, disk: &Disk) {
+        let now = disk.tier().map_or(0, |t| t.capacity());
+        if now.abs_diff(self.capacity.load(Relaxed)) > now / 1000 {
+            self.repeat();
+        }
+    }
+
     /// Gives a split out; without a tier it is said again.
     pub fn give(&self, disk: &Disk, split: &Split) {
+        self.capacity.store(disk.tier().map_or(0, |t| t.capacity()), Relaxed);
         match disk.share(split) {
             Some(0) => tracing::info!(datasets = split.len(), "the disk is divided anew"),
             Some(chunks) => {

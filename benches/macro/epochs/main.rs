@@ -10,9 +10,9 @@
 //!
 //! c counts all that the server may hold: `memory.max` and `cache.size`. `lru` and `pin` are values of
 //! `cache.policy`, read in the strict order; `direct` is a server without a disk and with the least memory.
-//! Before them stand the strict epochs ([`strict`]).
-//! A job alone is measured over whole epochs, several between two moments. `--data` takes a tree instead of making one, `--cache-size` a disk instead of the cell's, and `--orders` writes the
-//! sample numbers of each job's whole epochs, an epoch a line.
+//! Before them stand the strict epochs ([`strict`]). A job alone is measured over whole epochs, several
+//! between two moments. `--data` takes a tree instead of making one, `--cache-size` a disk instead of the
+//! cell's, and `--orders` writes the sample numbers of each job's whole epochs, an epoch a line.
 
 mod cells;
 mod consumer;

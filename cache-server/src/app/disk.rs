@@ -32,8 +32,7 @@ impl Household for Server {
     }
 
     fn divide(&self, disk: &Disk) {
-        self.shares.keep_up(disk);
-        let Some(split) = self.shares.changed(self.now_ns()) else { return };
+        let Some(split) = self.shares.changed(disk, self.now_ns()) else { return };
         let bounds: Vec<_> = self.resident_bounds().into_iter().map(|(_, bound)| bound).collect();
         self.shares.give(disk, &bounded(split, &bounds));
     }

@@ -10,6 +10,7 @@
 //!    half of the memory, in which its chunks are then held. Under `lru` and `pin` nothing is kept for it.
 //! 4. At most `loads_max` units are brought at once, and chunks of `loads_bytes`.
 
+mod bring;
 mod counts;
 mod loads;
 mod means;
@@ -17,7 +18,7 @@ mod owed;
 mod recording;
 
 use super::{JobError, Samples};
-use crate::versions::{Filler, Located, Source, Sources};
+use crate::versions::{Source, Sources};
 pub use counts::Counts;
 use fletch_core::{
     StoreKey, Verified,
@@ -27,7 +28,7 @@ use fletch_core::{
     },
     residency::Residency,
 };
-use fletch_store::{DatasetId, Warmed, disk::Policy};
+use fletch_store::{DatasetId, disk::Policy};
 use loads::Loads;
 pub use means::Means;
 use owed::Owed;
@@ -46,12 +47,6 @@ const OVERTAKE: usize = 4;
 const AHEAD: usize = 32;
 /// Within this time a dropped chunk may still have been waiting to be written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
-/// So long a dropped unit stays for samples of it that are still to be read; shorter while the disk is full.
-const OWED_WITHIN: Duration = Duration::from_secs(2);
-const OWED_WITHIN_FULL: Duration = Duration::from_millis(250);
-/// So long, and so often, a unit that the disk refused is offered again.
-const SETTLED_WITHIN: Duration = Duration::from_secs(2);
-const SETTLE_EVERY: Duration = Duration::from_millis(20);
 /// How long a first job waits until the sweep has its share of the disk.
 const SHARE_WITHIN: Duration = Duration::from_secs(3);
 
@@ -93,7 +88,9 @@ struct Inner {
     dropped: VecDeque<(Instant, u32)>,
     owed: Owed,
     acts: Vec<Act>,
+    /// The sweep's share, and when last less than that was found to be there.
     capacity: u64,
+    gave_way: Option<Instant>,
 }
 
 /// See the module.
@@ -143,6 +140,7 @@ impl Wheel {
             owed: Owed::new(units),
             acts: Vec::new(),
             capacity: 0,
+            gave_way: None,
         };
         let wheel = Arc::new(Wheel {
             samples,
@@ -395,38 +393,6 @@ impl Wheel {
         inner.load[unit as usize] == number && inner.fly.holds(unit)
     }
 
-    /// The unit's chunks, brought to where they stay; themselves where that is memory.
-    async fn bring(&self, unit: u32) -> Result<Option<Vec<Verified>>, String> {
-        let store = &self.means.store;
-        let mut held = store.disk().is_none().then(Vec::new);
-        for c in self.samples.chunks(unit) {
-            let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
-            let row = rows.get(c.row as usize).ok_or("its row is gone")?;
-            let located = Located::at(&self.source, c.part as usize, row.clone());
-            let fetch = Filler::fetch(&self.means.versions, &self.keeping, c.hash, &located);
-            let (key, number) = (self.key(c.hash), self.keeping.number());
-            match &mut held {
-                Some(held) => {
-                    let hit = store.read(key, c.len, number, fetch).await.map_err(|e| e.to_string())?;
-                    held.push(hit.chunk);
-                }
-                None => {
-                    let until = Instant::now() + SETTLED_WITHIN;
-                    let mut warmed = store.warm(&key, c.len, number, Arc::clone(&fetch)).await;
-                    // What was dropped for it may have been on its way to the disk.
-                    while matches!(warmed, Ok(Warmed::Refused)) && self.settle() && Instant::now() < until {
-                        tokio::time::sleep(SETTLE_EVERY).await;
-                        warmed = store.warm(&key, c.len, number, Arc::clone(&fetch)).await;
-                    }
-                    if warmed.map_err(|e| e.to_string())? == Warmed::Refused {
-                        return Err("the disk does not keep it".to_owned());
-                    }
-                }
-            }
-        }
-        Ok(held)
-    }
-
     /// Housekeeping: a changed share; dropped chunks that were written after all.
     pub fn tick(self: &Arc<Self>, now_ns: u64) {
         let capacity = self.capacity();
@@ -438,19 +404,8 @@ impl Wheel {
         if inner.fly.standing().seats > 0 {
             self.note(now_ns);
         }
-        if capacity != inner.capacity {
-            inner.capacity = capacity;
-            inner.fly.set_capacity(capacity, &mut inner.acts);
-            self.obey(inner, u64::MAX);
-        }
-        self.drop_again(inner, OWED_WITHIN);
-    }
-
-    /// Drops once more what was dropped a moment ago; whether there was any.
-    fn settle(&self) -> bool {
-        let mut inner = self.lock();
-        self.drop_again(&mut inner, OWED_WITHIN_FULL);
-        !inner.dropped.is_empty()
+        self.resize(inner, capacity);
+        self.drop_again(inner, owed::WITHIN);
     }
 
     fn drop_again(&self, inner: &mut Inner, owed_within: Duration) {

@@ -81,5 +81,11 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         "Units that did not come, or that the cache did not keep",
         &[],
         &[(vec![], c.failed.load(Relaxed))],
+    )?;
+    page.counter(
+        "fletch_sweep_gave_way_total",
+        "Times that the disk kept less than a sweep's share, and something else left for a unit",
+        &[],
+        &[(vec![], c.gave_way.load(Relaxed))],
     )
 }

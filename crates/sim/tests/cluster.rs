@@ -45,12 +45,13 @@ fn a_lost_server_costs_its_share() {
     // Its 5 % of the data once, and .05/.8 of what half an epoch of four jobs reads.
     let extra = (o.ratio - whole.ratio) * o.delivered as f64 / n;
     assert!((0.0..0.05 + 0.15).contains(&extra), "{extra:.3} datasets");
-    // Nobody is told for a whole epoch: every read of a unit believed here is by range, and right. The jobs may drift
-    // apart by it: .22 to .43 with other seeds. The bound was `whole.ratio + 0.1`, which one seed in three held and this one
-    // no longer does: a weakness of the policy that is still to be mended, and then the bound.
-    let late = play(&Case { news: n, ..lossy });
-    assert_eq!(late.delivered, whole.delivered);
-    assert!(late.ratio < 0.5, "{:.3}", late.ratio);
+    // Nobody is told for a whole epoch: every read of a unit believed here is by range, and right. The others have
+    // no room for what it would have kept, and the sweep makes do with less. (Before it did, the jobs lost each other: up to .42.)
+    for seed in 1..=4 {
+        let late = play(&Case { news: n, seed, ..lossy.clone() });
+        assert_eq!(late.delivered, whole.delivered);
+        assert!(late.ratio < whole.ratio + 0.03, "seed {seed}: {:.3}", late.ratio);
+    }
 }
 
 /// A few of a hundred loads are no good: it costs about that much.

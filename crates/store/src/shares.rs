@@ -67,6 +67,17 @@ pub fn bounded(split: Split, bounds: &[Bound]) -> Split {
     of.into_iter().collect()
 }
 
+/// What a disk can hold, in footprints.
+fn capacity(disk: &Disk) -> u64 {
+    disk.tier().map_or(0, |t| t.capacity())
+}
+
+/// Whether a disk that was divided when it could hold `then` is to be divided again. It holds more or less with the
+/// length of what it keeps; a share that falls costs chunks, so that a little less is borne. Pure.
+fn moved(then: u64, now: u64) -> bool {
+    now > then.saturating_add(then / 1000) || now < then.saturating_sub(then / 50)
+}
+
 impl Shares {
     /// A version of a dataset is being read; its chunks occupy at most `footprint` on disk.
     pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, now_ns: u64) {
@@ -87,8 +98,17 @@ impl Shares {
         self.appeared.notified().await;
     }
 
+    /// Forgets idle versions. The datasets that are left, if they are others than at the last call or `disk` can
+    /// hold another amount than when it was divided: beyond the shares its room would be anybody's.
+    pub fn changed(&self, disk: &Disk, now_ns: u64) -> Option<Split> {
+        if moved(self.capacity.load(Relaxed), capacity(disk)) {
+            self.repeat();
+        }
+        self.others(now_ns)
+    }
+
     /// Forgets idle versions. The datasets that are left, if they are others than at the last call.
-    pub fn changed(&self, now_ns: u64) -> Option<Split> {
+    fn others(&self, now_ns: u64) -> Option<Split> {
         let idle = u64::try_from(IDLE_AFTER.as_nanos()).unwrap_or(u64::MAX);
         let mut of: BTreeMap<DatasetId, u64> = BTreeMap::new();
         {
@@ -104,18 +124,9 @@ impl Shares {
         (given.as_ref() != Some(&split)).then(|| given.insert(split).clone())
     }
 
-    /// What a tier can hold changes a little with the length of what it keeps: then it is divided again. What it could hold
-    /// beyond the shares would be anybody's.
-    pub fn keep_up(&self, disk: &Disk) {
-        let now = disk.tier().map_or(0, |t| t.capacity());
-        if now.abs_diff(self.capacity.load(Relaxed)) > now / 1000 {
-            self.repeat();
-        }
-    }
-
     /// Gives a split out; without a tier it is said again.
     pub fn give(&self, disk: &Disk, split: &Split) {
-        self.capacity.store(disk.tier().map_or(0, |t| t.capacity()), Relaxed);
+        self.capacity.store(capacity(disk), Relaxed);
         match disk.share(split) {
             Some(0) => tracing::info!(datasets = split.len(), "the disk is divided anew"),
             Some(chunks) => {
@@ -154,24 +165,32 @@ mod tests {
     const HOUR: u64 = 3_600_000_000_000;
 
     #[test]
+    fn a_disk_that_holds_more_is_divided_again_and_one_that_holds_a_little_less_is_not() {
+        assert!(moved(0, 1) && moved(1_000_000, 1_001_001) && moved(1_000_000, 979_999));
+        assert!(!moved(0, 0) && !moved(1_000_000, 1_001_000) && !moved(1_000_000, 980_000));
+        // There and back again, as with records whose mean length swings about a bound: once.
+        assert!(moved(980_000, 1_000_000) && !moved(1_000_000, 980_000));
+    }
+
+    #[test]
     fn datasets_come_with_their_first_read_and_go_an_hour_after_their_last() {
         let s = Shares::default();
         let (a, b, root) = (DatasetId(1), DatasetId(2), |n: u8| Root(Hash::of(&[n])));
-        assert_eq!(s.changed(0), Some(vec![]));
+        assert_eq!(s.others(0), Some(vec![]));
         s.note(a, root(1), 100, 5);
-        assert_eq!(s.changed(6), Some(vec![(a, Some(100))]));
+        assert_eq!(s.others(6), Some(vec![(a, Some(100))]));
         s.note(a, root(1), 100, 7);
-        assert_eq!(s.changed(8), None, "nothing new");
+        assert_eq!(s.others(8), None, "nothing new");
         // Another version of it, and another dataset.
         s.note(a, root(2), 50, 10);
         s.note(b, root(3), 7, HOUR);
-        assert_eq!(s.changed(HOUR), Some(vec![(a, Some(150)), (b, Some(7))]));
-        assert_eq!(s.changed(HOUR + 8), Some(vec![(a, Some(50)), (b, Some(7))]), "one version is idle");
-        assert_eq!(s.changed(HOUR + 10), Some(vec![(b, Some(7))]));
+        assert_eq!(s.others(HOUR), Some(vec![(a, Some(150)), (b, Some(7))]));
+        assert_eq!(s.others(HOUR + 8), Some(vec![(a, Some(50)), (b, Some(7))]), "one version is idle");
+        assert_eq!(s.others(HOUR + 10), Some(vec![(b, Some(7))]));
         // A clock that steps back forgets nobody.
         s.note(b, root(3), 7, 3);
-        assert_eq!(s.changed(1), None);
+        assert_eq!(s.others(1), None);
         s.repeat();
-        assert_eq!(s.changed(1), Some(vec![(b, Some(7))]));
+        assert_eq!(s.others(1), Some(vec![(b, Some(7))]));
     }
 }

@@ -163,8 +163,7 @@ impl Household for Node {
         if self.noted.swap(reads, Relaxed) != reads {
             self.host().note(self.means.version.root);
         }
-        self.host().shares().keep_up(disk);
-        if let Some(split) = self.host().shares().changed(self.host().now_ns()) {
+        if let Some(split) = self.host().shares().changed(disk, self.host().now_ns()) {
             self.host().shares().give(disk, &split);
         }
     }

@@ -11,6 +11,8 @@ pub struct Counts {
     pub dropped: AtomicU64,
     /// Units that did not come, or were not kept.
     pub failed: AtomicU64,
+    /// Times that the disk kept less than a sweep's share, and something else left for a unit.
+    pub gave_way: AtomicU64,
     /// Entries granted, those granted again included.
     pub granted: AtomicU64,
     /// Entries acknowledged.

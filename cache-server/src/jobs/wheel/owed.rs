@@ -5,20 +5,26 @@
 //! that comes too late is read alone.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     time::{Duration, Instant},
 };
+
+/// So long a dropped unit stays for samples of it that are still to be read; shorter while the disk is full.
+pub(super) const WITHIN: Duration = Duration::from_secs(10);
+pub(super) const WITHIN_FULL: Duration = Duration::from_secs(2);
 
 pub(super) struct Owed {
     /// Of each unit: samples that were decided and not read.
     picks: Vec<u32>,
-    /// Dropped by the Flywheel, and still here.
-    kept: VecDeque<(Instant, u32)>,
+    /// Dropped by the Flywheel, and still here: since when, and in that order. What stands in the order with another time
+    /// has gone since.
+    kept: HashMap<u32, Instant>,
+    order: VecDeque<(Instant, u32)>,
 }
 
 impl Owed {
     pub fn new(units: usize) -> Self {
-        Owed { picks: vec![0; units], kept: VecDeque::new() }
+        Owed { picks: vec![0; units], kept: HashMap::new(), order: VecDeque::new() }
     }
 
     /// A sample of the unit will be read.
@@ -43,7 +49,8 @@ impl Owed {
     pub fn dropped(&mut self, unit: u32, now: Instant) -> bool {
         let stays = self.is_owed(unit);
         if stays {
-            self.kept.push_back((now, unit));
+            self.kept.insert(unit, now);
+            self.order.push_back((now, unit));
         }
         stays
     }
@@ -55,20 +62,28 @@ impl Owed {
 
     /// Whether the unit was dropped and is here.
     pub fn keeps(&self, unit: u32) -> bool {
-        self.kept.iter().any(|k| k.1 == unit)
+        self.kept.contains_key(&unit)
     }
 
     /// A unit that has stayed for so long, and is forgotten.
     pub fn overdue(&mut self, now: Instant, within: Duration) -> Option<u32> {
-        let &(_, unit) = self.kept.front().filter(|k| now.saturating_duration_since(k.0) >= within)?;
-        self.kept.pop_front();
-        self.picks[unit as usize] = 0;
-        Some(unit)
+        while let Some(&(since, unit)) = self.order.front() {
+            let stays = self.kept.get(&unit) == Some(&since);
+            if stays && now.saturating_duration_since(since) < within {
+                return None;
+            }
+            self.order.pop_front();
+            if stays {
+                self.kept.remove(&unit);
+                self.picks[unit as usize] = 0;
+                return Some(unit);
+            }
+        }
+        None
     }
 
     fn forget(&mut self, unit: u32) -> bool {
-        let at = self.kept.iter().position(|k| k.1 == unit);
-        at.and_then(|at| self.kept.remove(at)).is_some()
+        self.kept.remove(&unit).is_some()
     }
 }
 
@@ -97,5 +112,14 @@ mod tests {
         assert_eq!(owed.overdue(now + long / 2, long), None);
         assert_eq!((owed.overdue(now + long, long), owed.keeps(0)), (Some(0), false));
         assert_eq!(owed.overdue(now + long, long), None);
+        // Dropped again after it was brought anew: its time begins again.
+        owed.decided(1);
+        assert!(owed.dropped(1, now));
+        owed.loaded(1);
+        owed.decided(1);
+        let later = now + long / 2;
+        assert!(owed.dropped(1, later));
+        assert_eq!(owed.overdue(now + long, long), None);
+        assert_eq!(owed.overdue(later + long, long), Some(1));
     }
 }

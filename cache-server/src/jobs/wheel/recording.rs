@@ -39,6 +39,8 @@ pub struct Recording {
     file: Mutex<Option<File>>,
     /// Whether its header is among what was taken. A sweep's first piece is that and nothing else.
     begun: AtomicBool,
+    /// There was no room for that: it takes nothing more, and its file goes.
+    given_up: AtomicBool,
 }
 
 impl Recorder {
@@ -67,6 +69,7 @@ impl Recorder {
             waiting: Mutex::default(),
             file: Mutex::new(Some(file)),
             begun: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
         }))
     }
 }
@@ -95,8 +98,10 @@ impl Recording {
         let left = &self.recorder.left_bytes;
         let taken = left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(piece.len() as u64));
         if taken.is_err() && !self.begun.load(Relaxed) {
-            self.give_up();
-            return false;
+            // Not even its header: no trace, rather than one that nothing can read.
+            self.given_up.store(true, Relaxed);
+            drop(sweep.cut_trace());
+            return true;
         }
         self.begun.store(true, Relaxed);
         if taken.is_err() {
@@ -107,11 +112,8 @@ impl Recording {
         true
     }
 
-    /// There is not even room for its header: no trace, rather than one that nothing can read.
-    fn give_up(&self) {
-        if self.file.lock().unwrap_or_else(PoisonError::into_inner).take().is_none() {
-            return;
-        }
+    /// Removes what has no header. Blocking.
+    fn remove(&self) {
         let path = self.path.display();
         tracing::warn!(trace = %path, "a sweep is not recorded: trace.bytes has no room for its header");
         if let Err(e) = std::fs::remove_file(&self.path) {
@@ -122,6 +124,12 @@ impl Recording {
     fn write(&self) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let pieces = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.given_up.load(Relaxed) {
+            if file.take().is_some() {
+                self.remove();
+            }
+            return;
+        }
         let Some(open) = file.as_mut() else { return };
         if let Err(e) = pieces.iter().try_for_each(|p| open.write_all(p)) {
             tracing::error!(trace = %self.path.display(), error = %e, "a trace cannot be written; it ends here");

@@ -79,17 +79,36 @@ impl Fletch {
         word < self.case.failing
     }
 
+    fn evict(&mut self, unit: u32) {
+        self.servers.release(unit);
+        self.ready[unit as usize] = AWAY;
+    }
+
+    /// A unit finds room, if need be in place of others.
+    fn keep(&mut self, unit: u32) -> bool {
+        let granted = self.servers.capacity() * SAMPLE_BYTES;
+        let mut acts = Vec::new();
+        while !self.servers.keep(unit) {
+            if !self.fly.give_way(unit, granted, &mut acts) {
+                return false;
+            }
+            for act in acts.drain(..) {
+                if let Act::Evict(u) = act {
+                    self.evict(u);
+                }
+            }
+        }
+        true
+    }
+
     /// Carries out the policy's orders.
     fn obey(&mut self, now: f64, net: &mut Net, books: &mut Books) {
         for act in std::mem::take(&mut self.acts) {
             match act {
-                Act::Evict(u) => {
-                    self.servers.release(u);
-                    self.ready[u as usize] = AWAY;
-                }
+                Act::Evict(u) => self.evict(u),
                 Act::Load(u) => {
                     assert!(self.ready[u as usize] == AWAY, "unit {u} loaded twice");
-                    if !self.servers.keep(u) {
+                    if !self.keep(u) {
                         // Refused, and nothing was asked of the origin.
                         self.fly.lost(u);
                         books.failed(now);
@@ -129,10 +148,9 @@ impl Fletch {
             let as_of = self.fly.standing().swept_bytes;
             self.fly.reconcile(&self.servers.residency(), as_of);
             self.fly.set_capacity(self.servers.capacity() * SAMPLE_BYTES, &mut self.acts);
-            for act in self.acts.drain(..) {
+            for act in std::mem::take(&mut self.acts) {
                 if let Act::Evict(u) = act {
-                    self.servers.release(u);
-                    self.ready[u as usize] = AWAY;
+                    self.evict(u);
                 }
             }
         }

@@ -64,7 +64,9 @@ impl Plan {
     pub fn capacity(&self, mean: u64) -> u64 {
         let per_slab = self.slab_bytes + FILE_SLACK;
         // Dead records in the midst of a slab are given back only if they are long; of short ones compaction leaves some.
-        let left = if mean >= PUNCHED { 0 } else { self.slab_bytes / 40 };
+        // Of twice the length all are long; between the two the part falls evenly, so that no capacity jumps.
+        let short = (2 * PUNCHED).saturating_sub(mean).min(PUNCHED);
+        let left = self.slab_bytes / 40 * short / PUNCHED;
         let table = table_bytes(self.slab_bytes.div_ceil(mean.max(PUNCHED)), 0) + left;
         // The last slab may be a short one.
         let quarters = (self.slabs_bytes - self.spare_bytes) / (per_slab / 4);
@@ -172,6 +174,10 @@ mod tests {
             assert!(p.slabs_bytes + p.catalogue_bytes + p.aside_bytes + FIXED <= size);
             assert!(p.capacity(4 << 20) <= p.slabs_bytes - p.spare_bytes);
             assert!(p.capacity(0) <= p.capacity(8 << 10) && p.capacity(8 << 10) <= p.capacity(1 << 20));
+            for mean in (0..=2 * PUNCHED).step_by(4096) {
+                let (now, next) = (p.capacity(mean), p.capacity(mean + 4096));
+                assert!(now <= next && next - now <= size / 2000, "{size}: {now} at {mean}, then {next}");
+            }
             if size >= 64 << 20 {
                 assert!(p.capacity(0) * 100 >= size * 90, "{} of {size} is usable", p.capacity(0));
             }

@@ -90,6 +90,17 @@ impl Flywheel {
         self.tell(|| Call::Lost { unit }, Came::default);
     }
 
+    /// The store had no room for a unit that was ordered: it keeps less than the capacity. So much less is planned with
+    /// from now on, until [`Flywheel::set_capacity`] says otherwise, and what leaves for it is in `acts`; the load may then
+    /// be tried again. `false`, and nothing changes, when the unit is no longer wanted or half of `granted` is already
+    /// given up: a store that refuses more is no store that lacks room.
+    pub fn give_way(&mut self, unit: u32, granted: u64, acts: &mut Vec<Act>) -> bool {
+        let less = self.capacity.checked_sub(self.shape.bytes(unit)).filter(|&less| less >= granted / 2);
+        let Some(less) = less.filter(|_| self.holds(unit)) else { return false };
+        self.set_capacity(less, acts);
+        self.holds(unit)
+    }
+
     /// Compares with what is really here: units that the snapshot lacks although they were
     /// ordered before it was made are [`Flywheel::lost`]. `as_of` is
     /// [`Standing::swept_bytes`](super::Standing::swept_bytes) of a moment whose loads had all finished

@@ -67,6 +67,7 @@ enum Op {
     Leave { job: usize },
     Lose { unit: u32 },
     Capacity { part: u64 },
+    GiveWay { unit: u32 },
     Reconcile,
     Restart,
 }
@@ -79,6 +80,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0usize..4).prop_map(|job| Op::Leave { job }),
         1 => any::<u32>().prop_map(|unit| Op::Lose { unit }),
         1 => (0u64..9).prop_map(|part| Op::Capacity { part }),
+        2 => any::<u32>().prop_map(|unit| Op::GiveWay { unit }),
         1 => Just(Op::Reconcile),
         1 => Just(Op::Restart),
     ]
@@ -140,6 +142,15 @@ proptest! {
                     store.obey(&mut acts);
                     store.capacity = capacity;
                     prop_assert!(store.bytes <= capacity, "I3");
+                }
+                Op::GiveWay { unit } => {
+                    let unit = unit % sizes.len() as u32;
+                    let before = store.bytes;
+                    let gave = fly.give_way(unit, store.capacity, &mut acts);
+                    prop_assert!(gave || acts.is_empty() || !fly.holds(unit));
+                    store.obey(&mut acts);
+                    prop_assert_eq!(gave, gave && store.here.contains(&unit), "what it is done for stays");
+                    prop_assert!(!gave || store.bytes <= before.max(store.capacity - shape.bytes(unit)));
                 }
                 Op::Reconcile => fly.reconcile(&store.residency(), fly.standing().swept_bytes),
                 Op::Restart => {
@@ -270,6 +281,47 @@ proptest! {
         fly.reconcile(&store.residency(), fly.standing().swept_bytes);
         for u in 0..40 { prop_assert!(!fly.holds(u) || store.here.contains(&u), "unit {} is not here", u); }
     }
+}
+
+/// A store that keeps only four fifths of what it was said to have: the sweep finds out, plans with that much, and plans with
+/// all of it again once it is told. A store that refuses everything takes no more than half from it.
+#[test]
+fn a_store_that_keeps_less_makes_a_smaller_sweep() {
+    let shape = shape(&[8; 400]);
+    let (granted, real) = (shape.total_bytes() / 5, shape.total_bytes() * 4 / 25);
+    let mut fly = Flywheel::new(shape.clone(), granted, &key(6), Knobs::default());
+    let seat = sit(&mut fly, &Plan::all(3200).expect("plan"));
+    let (mut store, mut acts, mut refused) = (Store::new(&shape, real), Vec::new(), 0);
+    for _ in 0..3200 {
+        fly.next(seat, &mut acts).expect("left");
+        for act in std::mem::take(&mut acts) {
+            if let Act::Load(unit) = act {
+                while store.bytes + shape.bytes(unit) > real {
+                    refused += 1;
+                    assert!(fly.give_way(unit, granted, &mut acts), "there is enough to drop");
+                    store.obey(&mut acts);
+                }
+            }
+            store.obey(&mut vec![act]);
+        }
+    }
+    // Once for each unit that has no room; neither window nor reserve is full to the last byte.
+    let standing = fly.standing();
+    let planned = standing.window_bytes_max + standing.reserve_bytes_max;
+    assert_eq!(refused, (granted - planned) / shape.bytes(0));
+    assert!(planned >= real && planned <= real + shape.bytes(0), "{planned} of {real}");
+    let unit = (0..400).find(|&u| fly.holds(u)).expect("something is here");
+    while fly.give_way(unit, granted, &mut acts) {}
+    let standing = fly.standing();
+    let least = standing.window_bytes_max + standing.reserve_bytes_max;
+    assert!(!fly.holds(unit) || least >= granted / 2 && least < granted / 2 + shape.bytes(0), "{least}");
+    acts.clear();
+    let before = fly.standing();
+    assert!(!fly.give_way((0..400).find(|&u| !fly.holds(u)).expect("away"), granted, &mut acts));
+    assert_eq!((before, acts.len()), (fly.standing(), 0), "for what is not wanted nothing leaves");
+    fly.set_capacity(granted, &mut acts);
+    let standing = fly.standing();
+    assert_eq!(standing.window_bytes_max + standing.reserve_bytes_max, granted);
 }
 
 /// With a residency snapshot that is many draws old, epochs stay exact and little more is read.

@@ -40,8 +40,8 @@ pub enum BadTrace {
     /// It does not begin with a header and its layout.
     #[error("not a trace: it does not begin with a header")]
     Header,
-    /// Written by a newer Fletch.
-    #[error("trace format {0} is newer than this build reads (1); use a newer build")]
+    /// Written by another Fletch.
+    #[error("trace format {0}: this build reads {FORMAT_MAJOR}; use the build that wrote it, or a newer one")]
     Major(u64),
     /// A call that cannot be read, or cannot be made where it stands.
     #[error("call {0} of the trace is malformed")]

@@ -1,0 +1,108 @@
+//! Units are brought to where they stay.
+
+use super::{Wheel, owed};
+use crate::versions::{Filler, Located};
+use fletch_core::Verified;
+use fletch_store::{Fetch, Warmed, disk::Health};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+/// So long, and so often, a unit that the disk refused is offered again.
+const SETTLED_WITHIN: Duration = Duration::from_secs(2);
+const SETTLE_EVERY: Duration = Duration::from_millis(20);
+/// After so long something else leaves for it, and again after as long: what was dropped may have been on its way to the disk,
+/// or be owed.
+const GIVE_WAY_EVERY: Duration = Duration::from_millis(250);
+/// So long after a unit last gave way the sweep plans with all of its share again.
+const REGAINED_AFTER: Duration = Duration::from_secs(10);
+
+impl Wheel {
+    /// The unit's chunks, brought to where they stay; themselves where that is memory.
+    pub(super) async fn bring(self: &Arc<Self>, unit: u32) -> Result<Option<Vec<Verified>>, String> {
+        let store = &self.means.store;
+        let mut held = store.disk().is_none().then(Vec::new);
+        for c in self.samples.chunks(unit) {
+            let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
+            let row = rows.get(c.row as usize).ok_or("its row is gone")?;
+            let located = Located::at(&self.source, c.part as usize, row.clone());
+            let fetch = Filler::fetch(&self.means.versions, &self.keeping, c.hash, &located);
+            match &mut held {
+                Some(held) => {
+                    let (key, number) = (self.key(c.hash), self.keeping.number());
+                    let hit = store.read(key, c.len, number, fetch).await.map_err(|e| e.to_string())?;
+                    held.push(hit.chunk);
+                }
+                None => self.keep(unit, c.hash, c.len, fetch).await?,
+            }
+        }
+        Ok(held)
+    }
+
+    /// A chunk of a unit comes to the disk. While that refuses it, it is offered again, at last in place of others.
+    async fn keep(
+        self: &Arc<Self>,
+        unit: u32,
+        hash: fletch_core::Hash,
+        len: u32,
+        fetch: Fetch,
+    ) -> Result<(), String> {
+        let (key, number) = (self.key(hash), self.keeping.number());
+        let began = Instant::now();
+        let mut made_room = began;
+        loop {
+            let warmed = self.means.store.warm(&key, len, number, Arc::clone(&fetch)).await;
+            if warmed.map_err(|e| e.to_string())? != Warmed::Refused {
+                return Ok(());
+            }
+            let waits = self.settle();
+            if began.elapsed() >= SETTLED_WITHIN {
+                return Err("the disk does not keep it".to_owned());
+            }
+            if !waits || made_room.elapsed() >= GIVE_WAY_EVERY {
+                if !self.give_way(unit) {
+                    return Err("the disk does not keep it".to_owned());
+                }
+                made_room = Instant::now();
+            }
+            tokio::time::sleep(SETTLE_EVERY).await;
+        }
+    }
+
+    /// Drops once more what was dropped a moment ago; whether there was any.
+    fn settle(&self) -> bool {
+        let mut inner = self.lock();
+        self.drop_again(&mut inner, owed::WITHIN_FULL);
+        !inner.dropped.is_empty()
+    }
+
+    /// The disk keeps less than the sweep's share, so that something else leaves for a unit; whether it did.
+    fn give_way(self: &Arc<Self>, unit: u32) -> bool {
+        // A disk that keeps nothing at all is no reason to drop what is there.
+        let on = |t: &fletch_store::disk::DiskTier| t.health() == Health::On;
+        if !self.means.store.disk().and_then(|d| d.tier()).is_some_and(|t| on(&t)) {
+            return false;
+        }
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        if !inner.fly.give_way(unit, inner.capacity, &mut inner.acts) {
+            return false;
+        }
+        inner.gave_way = Some(Instant::now());
+        self.means.counts.gave_way.fetch_add(1, Relaxed);
+        self.obey(inner, u64::MAX);
+        true
+    }
+
+    /// The share as it is now, and all of it again some time after it was found to be less.
+    pub(super) fn resize(self: &Arc<Self>, inner: &mut super::Inner, capacity: u64) {
+        let regained = inner.gave_way.is_some_and(|at| at.elapsed() >= REGAINED_AFTER);
+        if capacity == inner.capacity && !regained {
+            return;
+        }
+        (inner.capacity, inner.gave_way) = (capacity, None);
+        inner.fly.set_capacity(capacity, &mut inner.acts);
+        self.obey(inner, u64::MAX);
+    }
+}

@@ -9,7 +9,7 @@ pub const LEASE: u32 = 64;
 const STRICT_BLOCK_UNITS: usize = 64;
 /// What a job of the server holds: leases on their way and in its hands (`consumer`), decisions ahead of a grant, and how
 /// many of these one may overtake (ADR 10).
-const LEASED: usize = 256;
+const LEASES_HELD: usize = 4;
 const AHEAD: usize = 32;
 const OVERTAKE: usize = 4;
 
@@ -19,8 +19,6 @@ pub struct Cell {
     pub case: Case,
     /// Whether the pack is read, or the plain objects.
     pub packed: bool,
-    /// Samples of each job's lease, over and over.
-    pub leases: Vec<u32>,
     /// The origin's bytes a second, where the cell is about time; then all jobs together want `demand` times as much.
     pub link: Option<Link>,
 }
@@ -48,6 +46,17 @@ pub struct Dataset<'a> {
     pub epochs: f64,
 }
 
+impl Cell {
+    /// Leases of so many samples, job by job, over and over.
+    fn with_leases(mut self, samples: &[u32]) -> Self {
+        for (job, &lease) in self.case.jobs.iter_mut().zip(samples.iter().cycle()) {
+            job.lease = lease;
+            job.leased = Some(lease as usize * LEASES_HELD);
+        }
+        self
+    }
+}
+
 impl Dataset<'_> {
     fn cell(&self, name: &str, packed: bool, staggered: bool, cache: f64, rates: &[f64]) -> Cell {
         let mut case = Case::plain(name, self.samples, 1, cache, staggered, rates, 1);
@@ -57,8 +66,8 @@ impl Dataset<'_> {
         let slowest = rates.iter().copied().fold(f64::MAX, f64::min);
         let epoch = self.samples as f64 / slowest;
         (case.warm, case.end) = (self.warm * epoch, (self.warm + self.epochs) * epoch);
-        (case.leased, case.ahead, case.overtake) = (LEASED, AHEAD, OVERTAKE);
-        Cell { case, packed, leases: vec![LEASE], link: None }
+        (case.ahead, case.overtake) = (AHEAD, OVERTAKE);
+        Cell { case, packed, link: None }.with_leases(&[LEASE])
     }
 
     /// A job that does not do as the others, among four that are staggered; times in epochs.
@@ -102,16 +111,8 @@ impl Dataset<'_> {
                 case.jobs[3].block = u32::try_from(block).unwrap_or(u32::MAX);
             }),
             self.cell("12 staggered, packed, 20 %, leases of 64", true, true, 0.2, &[1.0; 12]),
-            Cell {
-                leases: vec![32, 96, 128],
-                ..self.cell(
-                    "12 staggered, packed, 20 %, leases of 32, 96 and 128",
-                    true,
-                    true,
-                    0.2,
-                    &[1.0; 12],
-                )
-            },
+            self.cell("12 staggered, packed, 20 %, leases of 32, 96 and 128", true, true, 0.2, &[1.0; 12])
+                .with_leases(&[32, 96, 128]),
             self.paced(),
         ]);
         all

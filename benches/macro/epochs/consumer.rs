@@ -47,13 +47,12 @@ pub enum Span {
     Epochs { first: u64, after: u64 },
 }
 
-/// A job of a cell.
+/// A job of a cell; its leases have as many samples as its `spec` says.
 pub struct Consumer {
     pub client: Client,
     pub what: StartJob,
     pub spec: JobSpec,
     pub clock: Clock,
-    pub lease: u32,
     pub span: Span,
     /// Told of each epoch that it begins, and of the one that it does not begin any more.
     pub begins: watch::Sender<u64>,
@@ -116,7 +115,7 @@ impl Consumer {
         reading: &mut Reading,
     ) -> bool {
         let (to, mut from) = tokio::sync::mpsc::channel::<LeaseBatch>(2);
-        let (asker, want) = (job.clone(), self.lease);
+        let (asker, want) = (job.clone(), self.spec.lease);
         let asking = tasks.spawn(async move {
             let mut reader = asker.reader(epoch, 0, 0).patient(Duration::from_secs(60));
             loop {

@@ -33,7 +33,8 @@ const HEAD: &str = "| cell | arm | backend / delivered | simulated | without lea
 fn line(bench: &Bench, cell: &Cell, arm: ArmKind, m: &Measured) -> (String, serde_json::Value) {
     let simulated = simulate(&cell.case, arm, Knobs::default());
     let mut bare = cell.case.clone();
-    (bare.leased, bare.ahead, bare.overtake) = (0, 0, 0);
+    (bare.ahead, bare.overtake) = (0, 0);
+    bare.jobs.iter_mut().for_each(|j| (j.lease, j.leased) = (0, None));
     let without = simulate(&bare, arm, Knobs::default());
     let or_dash = |x: Option<f64>, unit| x.map_or("–".to_owned(), |x| format!("{x:.2}{unit}"));
     let text = format!(

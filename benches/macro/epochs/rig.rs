@@ -228,9 +228,9 @@ impl Bench {
         let (begins, mut begun) = watch::channel(0);
         let counted = Arc::new(AtomicU64::new(0));
         let (tasks, mut jobs) = (TaskTracker::new(), Vec::new());
-        for ((j, spec), &lease) in case.jobs.iter().enumerate().zip(cell.leases.iter().cycle()) {
+        for (j, spec) in case.jobs.iter().enumerate() {
             let endpoint = format!("unix:{}", socket.display()).parse().expect("endpoint");
-            let what = declaration(j, spec, arm, lease);
+            let what = declaration(j, spec, arm);
             let config =
                 ClientConfig { job: Some(what.name.clone()), ..ClientConfig::new(endpoint, "loader") };
             let consumer = Consumer {
@@ -238,7 +238,6 @@ impl Bench {
                 what,
                 spec: spec.clone(),
                 clock,
-                lease,
                 span,
                 begins: begins.clone(),
                 counted: Arc::clone(&counted),
@@ -273,7 +272,7 @@ impl Bench {
 }
 
 /// Job `j` as the server is told of it.
-fn declaration(j: usize, spec: &JobSpec, arm: ArmKind, lease: u32) -> StartJob {
+fn declaration(j: usize, spec: &JobSpec, arm: ArmKind) -> StartJob {
     let chosen = arm == ArmKind::Fletch && spec.reader == Reader::Substitute;
     StartJob {
         name: format!("bench-{j}").parse::<JobName>().expect("name"),
@@ -286,7 +285,7 @@ fn declaration(j: usize, spec: &JobSpec, arm: ArmKind, lease: u32) -> StartJob {
         buckets: None,
         replay: None,
         plan: PlanSpec::default(),
-        world: World { ranks: 1, batch: lease, tail: Tail::Keep },
+        world: World { ranks: 1, batch: spec.lease, tail: Tail::Keep },
         visitation: Visitation::ExactlyOnce,
     }
 }

@@ -91,6 +91,9 @@ struct Inner {
     /// The sweep's share, and when last less than that was found to be there.
     capacity: u64,
     gave_way: Option<Instant>,
+    /// Which unit is looked for next, and what the disk had refused at the last look.
+    looked: usize,
+    refused: u64,
 }
 
 /// See the module.
@@ -141,6 +144,8 @@ impl Wheel {
             acts: Vec::new(),
             capacity: 0,
             gave_way: None,
+            looked: 0,
+            refused: 0,
         };
         let wheel = Arc::new(Wheel {
             samples,
@@ -393,8 +398,9 @@ impl Wheel {
         inner.load[unit as usize] == number && inner.fly.holds(unit)
     }
 
-    /// Housekeeping: a changed share; dropped chunks that were written after all.
+    /// Housekeeping: a changed share; dropped chunks that were written after all; units that are not there.
     pub fn tick(self: &Arc<Self>, now_ns: u64) {
+        self.look();
         let capacity = self.capacity();
         let mut inner = self.lock();
         let inner = &mut *inner;

@@ -4,6 +4,7 @@ use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, StartJob};
 use fletch_client::epochs::{JobHandle, Next, Received};
 use fletch_core::{JobName, order::Tail};
+use std::os::unix::fs::FileExt as _;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_replays_and_a_state_goes_on_in_an_empty_server_with_another_world() {
@@ -135,5 +136,72 @@ async fn jobs_of_one_dataset_share_a_sweep() {
     let other = sum(fletch_api::ByteResult::Miss) + sum(fletch_api::ByteResult::Bypass);
     assert_eq!(substituted + hit + other, 6 * whole, "I8");
     assert!(substituted > 3 * whole, "{substituted} of {whole}");
+    node.running.shutdown().await;
+}
+
+/// Records that are damaged are brought anew by who reads them. What leaves because the disk is divided anew is chosen by the disk:
+/// the sweep hears of it, and every epoch is exact and right.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_hears_of_what_left_and_what_is_damaged_is_brought_anew() {
+    let mut tree = Tree::new([]);
+    for i in 0..300 {
+        let name = format!("f{i:04}");
+        let bytes = content(900 + i, 256 << 10);
+        std::fs::write(tree.path(&name), &bytes).expect("write");
+        tree.files.insert(name, bytes);
+    }
+    tree.index();
+    let node = Node::serving(&tree, &["--cache-size=40MiB", "--cache-free-floor=0", "--memory=64MiB"]).await;
+    let job = client(&node).declare(&ask("j", OrderKind::Substitute, world(1, 8, Tail::Keep))).await;
+    let job = job.expect("declared");
+    let whole = async |epoch: u64| {
+        let (mut reader, mut entries) = (job.reader(epoch, 0, 0), Vec::new());
+        loop {
+            match reader.next(8).await.expect("lease") {
+                Next::Batch(b) => {
+                    b.samples.iter().for_each(|s| right(&tree, s));
+                    entries.extend(b.samples.iter().map(|s| s.entry));
+                    ack(&job, &b).await;
+                }
+                Next::Done => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        entries.sort_unstable();
+        assert_eq!(entries, (0..300).collect::<Vec<_>>(), "epoch {epoch}");
+    };
+    whole(0).await;
+    let (mut dirs, mut slabs, mut flips) = (vec![node.state.path().to_owned()], Vec::new(), 0);
+    while let Some(dir) = dirs.pop() {
+        let listed = std::fs::read_dir(dir).expect("listed").map(|e| e.expect("listed").path());
+        let (below, files): (Vec<_>, Vec<_>) = listed.partition(|p| p.is_dir());
+        dirs.extend(below);
+        slabs.extend(files.into_iter().filter(|p| p.extension().is_some_and(|x| x == "slab")));
+    }
+    for slab in slabs {
+        let file = std::fs::File::options().read(true).write(true).open(slab).expect("open");
+        let len = file.metadata().expect("metadata").len();
+        for at in (50_000..len).step_by(100_000) {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).expect("read");
+            file.write_all_at(&[byte[0] ^ 4], at).expect("write");
+            flips += 1;
+        }
+    }
+    assert!(flips > 200, "{flips}");
+    whole(1).await;
+    assert!(node.metric("fletch_disk_quarantined_total").await > 0);
+    // A plain reader gets its share.
+    let before = node.metric("fletch_sweep_failed_total").await;
+    let strict = client(&node).declare(&ask("s", OrderKind::Strict, world(1, 8, Tail::Keep))).await;
+    let strict = strict.expect("declared");
+    let b = batch(&strict, 0, 0, 8).await.expect("a batch");
+    ack(&strict, &b).await;
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while node.metric("fletch_sweep_failed_total").await < before + 5 {
+        assert!(std::time::Instant::now() < until, "the sweep believes in what is gone");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    whole(2).await;
     node.running.shutdown().await;
 }

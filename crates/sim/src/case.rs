@@ -50,6 +50,12 @@ pub struct JobSpec {
     /// What it reads, if not everything.
     #[serde(default)]
     pub subset: Option<Subset>,
+    /// Samples it has been granted and not yet consumed, if others than the case says.
+    #[serde(default)]
+    pub leased: Option<usize>,
+    /// Samples it is granted at once, as soon as `leased` has room for them; 0 is one by one.
+    #[serde(default)]
+    pub lease: u32,
     /// Strict: samples' worth of units it may hold ahead of need, beside the shared cache.
     #[serde(default)]
     pub prefetch: u64,
@@ -69,6 +75,8 @@ impl JobSpec {
             pauses: Vec::new(),
             reader: Reader::Substitute,
             subset: None,
+            leased: None,
+            lease: 0,
             prefetch: 0,
             block: 0,
         }

@@ -168,9 +168,13 @@ fn play(
         }
         client.buffer.pop_front();
         books.deliver(j, sample, now, forced, now - asked < 16.0 / spec.rate);
-        while client.buffer.len() < case.leased {
-            let Some(g) = policy.grant(j, now, &mut net, &mut books) else { break };
-            client.buffer.push_back(g);
+        let lease = spec.lease.max(1) as usize;
+        while client.buffer.len() + lease <= spec.leased.unwrap_or(case.leased) {
+            let before = client.buffer.len();
+            client.buffer.extend((0..lease).map_while(|_| policy.grant(j, now, &mut net, &mut books)));
+            if client.buffer.len() == before {
+                break;
+            }
         }
         client.clock += 1.0 / spec.rate;
         heap.push(Reverse((tick(client.clock), j)));

@@ -84,5 +84,22 @@ fn cases_are_checked() {
     let mut bad = good;
     (bad.cache, bad.end) = (1.5, 0.0);
     bad.jobs[0].rate = f64::NAN;
-    assert_eq!(bad.faults().len(), 3, "{:?}", bad.faults());
+    bad.jobs[0].lease = 2;
+    assert_eq!(bad.faults().len(), 4, "{:?}", bad.faults());
+}
+
+/// Twelve jobs of three batch sizes, each with four leases in its hands, fetch what twelve of one size do: within 3 %.
+#[test]
+fn sizes_of_leases_cost_nothing() {
+    let play = |leases: &[u32]| {
+        let mut case = Case::plain("12 staggered", 1100, 23, 0.2, true, &[1.0; 12], 1);
+        (case.ahead, case.overtake, case.bound) = (32, 4, false);
+        case.end = 4.0 * case.samples() as f64;
+        for (job, &lease) in case.jobs.iter_mut().zip(leases.iter().cycle()) {
+            (job.lease, job.leased) = (lease, Some(4 * lease as usize));
+        }
+        simulate(&case, ArmKind::Fletch, Knobs::default()).ratio
+    };
+    let (equal, mixed) = (play(&[64]), play(&[32, 96, 128]));
+    assert!((mixed / equal - 1.0).abs() < 0.03, "{mixed:.4} for {equal:.4}");
 }

@@ -269,6 +269,13 @@ impl Disk {
         self.tier().is_some_and(|t| t.length(key) == Some(len))
     }
 
+    /// Whether the tier has the chunk, or will once what waits was written. Does no IO.
+    #[must_use]
+    pub fn has_or_waits(&self, key: &StoreKey, len: u32) -> bool {
+        // In this order: what waits is in the index before it waits no longer.
+        lock(&self.queue).find(key).is_some() || self.has(key, len)
+    }
+
     /// Whether the tier would keep the chunk if it came now. Does no IO.
     pub(crate) fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
         self.tier().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)

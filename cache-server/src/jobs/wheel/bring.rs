@@ -1,4 +1,4 @@
-//! Units are brought to where they stay.
+//! Units are brought to where they stay, and looked for there.
 
 use super::{Wheel, owed};
 use crate::versions::{Filler, Located};
@@ -16,7 +16,9 @@ const SETTLE_EVERY: Duration = Duration::from_millis(20);
 /// or be owed.
 const GIVE_WAY_EVERY: Duration = Duration::from_millis(250);
 /// So long after a unit last gave way the sweep plans with all of its share again.
-const REGAINED_AFTER: Duration = Duration::from_secs(10);
+const REGAINED_AFTER: Duration = Duration::from_secs(60);
+/// Units that are looked for at a time.
+const LOOKED_FOR: usize = 16_384;
 
 impl Wheel {
     /// The unit's chunks, brought to where they stay; themselves where that is memory.
@@ -27,11 +29,12 @@ impl Wheel {
             let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
             let row = rows.get(c.row as usize).ok_or("its row is gone")?;
             let located = Located::at(&self.source, c.part as usize, row.clone());
-            let fetch = Filler::fetch(&self.means.versions, &self.keeping, c.hash, &located);
+            // Each serves one attempt: asked again it takes what it brought for wrong bytes.
+            let fetch = || Filler::fetch(&self.means.versions, &self.keeping, c.hash, &located);
             match &mut held {
                 Some(held) => {
                     let (key, number) = (self.key(c.hash), self.keeping.number());
-                    let hit = store.read(key, c.len, number, fetch).await.map_err(|e| e.to_string())?;
+                    let hit = store.read(key, c.len, number, fetch()).await.map_err(|e| e.to_string())?;
                     held.push(hit.chunk);
                 }
                 None => self.keep(unit, c.hash, c.len, fetch).await?,
@@ -46,13 +49,13 @@ impl Wheel {
         unit: u32,
         hash: fletch_core::Hash,
         len: u32,
-        fetch: Fetch,
+        fetch: impl Fn() -> Fetch,
     ) -> Result<(), String> {
         let (key, number) = (self.key(hash), self.keeping.number());
         let began = Instant::now();
         let mut made_room = began;
         loop {
-            let warmed = self.means.store.warm(&key, len, number, Arc::clone(&fetch)).await;
+            let warmed = self.means.store.warm(&key, len, number, fetch()).await;
             if warmed.map_err(|e| e.to_string())? != Warmed::Refused {
                 return Ok(());
             }
@@ -93,6 +96,50 @@ impl Wheel {
         self.means.counts.gave_way.fetch_add(1, Relaxed);
         self.obey(inner, u64::MAX);
         true
+    }
+
+    /// Looks for units that should be on the disk, some at a time. What was refused when its turn to be written came, or was
+    /// found to be damaged, is not there; unless the sweep hears of it, each of its samples is read alone.
+    pub(super) fn look(self: &Arc<Self>) {
+        let Some(disk) = self.means.store.disk() else { return };
+        let Some(tier) = disk.tier() else { return };
+        // Of a disk that is off nothing can be said.
+        if tier.health() != Health::On {
+            return;
+        }
+        let expected: Vec<(u32, u32)> = {
+            let mut inner = self.lock();
+            let units = inner.here.len();
+            let some = (0..LOOKED_FOR.min(units)).map(|i| (inner.looked + i) % units);
+            let here = some.filter(|&u| inner.here[u] == super::HERE);
+            let found = here.map(|u| (u32::try_from(u).unwrap_or(u32::MAX), inner.load[u])).collect();
+            inner.looked = (inner.looked + LOOKED_FOR) % units.max(1);
+            found
+        };
+        let stays = |unit: u32| {
+            let mut chunks = self.samples.chunks(unit).iter();
+            chunks.all(|c| disk.has_or_waits(&self.key(c.hash), c.len))
+        };
+        let gone: Vec<_> = expected.into_iter().filter(|&(unit, _)| !stays(unit)).collect();
+        let counts = tier.stats().counts;
+        let refused = counts.refused_full + counts.refused_share;
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        let full = std::mem::replace(&mut inner.refused, refused) != refused;
+        for (unit, load) in gone {
+            let u = unit as usize;
+            if inner.here[u] != super::HERE || inner.load[u] != load || !inner.fly.holds(unit) {
+                continue;
+            }
+            inner.here[u] = super::AWAY;
+            self.means.counts.failed.fetch_add(1, Relaxed);
+            if full && inner.fly.give_way(unit, inner.capacity, &mut inner.acts) {
+                inner.gave_way = Some(Instant::now());
+                self.means.counts.gave_way.fetch_add(1, Relaxed);
+            }
+            inner.fly.lost(unit);
+        }
+        self.obey(inner, u64::MAX);
     }
 
     /// The share as it is now, and all of it again some time after it was found to be less.

@@ -53,7 +53,16 @@ impl Case {
         if self.jobs.is_empty() {
             f.push("jobs: at least one".into());
         }
-        self.jobs.iter().enumerate().for_each(|(j, job)| job.faults(j, &mut f));
+        for (j, job) in self.jobs.iter().enumerate() {
+            job.faults(j, &mut f);
+            let held = job.leased.unwrap_or(self.leased);
+            if job.lease as usize > held.max(1) {
+                f.push(format!(
+                    "jobs[{j}].lease: {} samples at once, but it holds {held} (leased)",
+                    job.lease
+                ));
+            }
+        }
         if !(time(self.warm) && time(self.end) && self.end > self.warm) {
             f.push(format!("warm, end: {} and {} are not an interval", self.warm, self.end));
         }

@@ -71,6 +71,8 @@ pub(crate) struct SlabMeta {
     pub blocks: u64,
     /// What of it is no record: header, table.
     pub fixed: u64,
+    /// Where the records of a sealed one end; 0 while nothing is known to.
+    pub end: u64,
     pub check: [u8; 8],
     /// Marks changed since the catalogue was told.
     pub dirty: bool,
@@ -166,6 +168,7 @@ impl Index {
             live_bytes: 0,
             blocks,
             fixed: 0,
+            end: 0,
             check: [0; 8],
             dirty: false,
             punched_at: NONE,

@@ -214,7 +214,7 @@ impl DiskTier {
             index.insert(domain, r.hash, set, super::Place { slab: n, at: r.at, len: r.len });
         }
         if let Some(m) = index.slab_mut(n) {
-            m.fixed = f.fixed;
+            (m.fixed, m.end) = (f.fixed, f.end);
             m.check = f.check.unwrap_or_default();
             m.dirty = f.dead.contains(&true) && marks.is_none();
         }
@@ -242,7 +242,7 @@ impl DiskTier {
             .map_err(|e| DiskError::io("seal", self.files.path(slab.id), e))?;
         if let Some(m) = self.write_index().slab_mut(n) {
             m.check = check;
-            m.fixed = super::BLOCK + bytes.len() as u64;
+            (m.fixed, m.end) = (super::BLOCK + bytes.len() as u64, end);
         }
         self.resize(n, slab, now);
         Ok(())

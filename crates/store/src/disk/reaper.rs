@@ -216,23 +216,26 @@ impl DiskTier {
         }
     }
 
+    /// The step that gains most. Copies must gain 1/`gain` of a slab; a hole costs nothing but the call, and is made when nothing
+    /// else is left: of a slab of few long records each is less than that.
     fn next_step(&self, gain: u64) -> Option<Step> {
         let index = self.read_index();
-        let sealed = index.slabs().filter(|(_, m)| m.state == State::Sealed);
+        let sealed = || index.slabs().filter(|(_, m)| m.state == State::Sealed);
         // What is left between records counts as waste too, except for what a file system rounds up.
         let waste = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + m.fixed + FS_BLOCK);
-        let (n, m) = sealed.max_by_key(|(_, m)| if m.live == 0 { u64::MAX } else { waste(m) })?;
+        let punchable = |m: &SlabMeta| {
+            let long = m.live_bytes.checked_div(m.live.into()).is_some_and(|mean| mean >= 2 * HOLE_MIN);
+            long && m.live < m.punched_at && m.live_bytes > self.plan.slab_bytes / 4
+        };
+        let (n, m) = sealed().max_by_key(|(_, m)| if m.live == 0 { u64::MAX } else { waste(m) })?;
         if m.live == 0 {
             return Some(Step::Unlink);
         }
-        if waste(m) < (m.blocks / gain).max(GAIN_MIN) {
-            return None;
+        if waste(m) >= (m.blocks / gain).max(GAIN_MIN) {
+            return Some(if punchable(m) { Step::Punch(n) } else { Step::Compact(n) });
         }
-        let mean = m.live_bytes / u64::from(m.live);
-        if m.live < m.punched_at && mean >= 2 * HOLE_MIN && m.live_bytes > self.plan.slab_bytes / 4 {
-            return Some(Step::Punch(n));
-        }
-        Some(Step::Compact(n))
+        let holes = sealed().filter(|(_, m)| punchable(m) && waste(m) >= HOLE_MIN);
+        holes.max_by_key(|(_, m)| waste(m)).map(|(n, _)| Step::Punch(n))
     }
 
     /// Unlinks slabs without live records. `false` when there were none.
@@ -282,6 +285,7 @@ impl DiskTier {
         Ok(())
     }
 
+    /// What lies between the records of a slab that live, and behind the last of them.
     fn dead_runs(&self, n: u32) -> Option<(Arc<Slab>, Vec<Range<u64>>)> {
         let mut index = self.write_index();
         let m = index.slab(n)?;
@@ -294,6 +298,7 @@ impl DiskTier {
             holes.push(end..p.at);
             end = p.at + footprint(p.len);
         }
+        holes.push(end..m.end);
         let aligned = |r: Range<u64>| r.start.next_multiple_of(FS_BLOCK)..r.end / FS_BLOCK * FS_BLOCK;
         let holes = holes.into_iter().map(aligned).filter(|r| r.start + HOLE_MIN <= r.end).collect();
         let (slab, alive) = (Arc::clone(&m.slab), m.live);

@@ -171,15 +171,17 @@ impl DiskTier {
         whom: For,
     ) -> Result<Option<Place>, DiskError> {
         let len = chunk.bytes().len() as u32;
-        let mut rounds = 0;
+        let (mut rounds, mut last) = (0, false);
         let slot = loop {
             match self.slot(len, domain, layout::domain_bytes(&key.domain), whom)? {
                 Got::Slot(s) => break s,
                 Got::NoRoom(want) => {
                     rounds += 1;
-                    if whom == For::Compaction || rounds > ROUNDS || !self.make_room(want)? {
+                    if whom == For::Compaction || rounds > ROUNDS || last {
                         return Ok(None);
                     }
+                    // What did come free may do for a short slab.
+                    last = !self.make_room(want)?;
                 }
             }
         };
@@ -318,7 +320,7 @@ impl DiskTier {
             meta.state = State::Sealed;
             meta.check = check;
             meta.dirty = false;
-            meta.fixed = BLOCK + bytes.len() as u64;
+            (meta.fixed, meta.end) = (BLOCK + bytes.len() as u64, open.at);
             bytes
         };
         let now = slab::seal(&open.file, open.at, &bytes)

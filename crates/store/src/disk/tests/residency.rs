@@ -1,6 +1,8 @@
 //! Who stays: shares, and the arms of the benchmarks against their theory.
 
 use super::*;
+use rand::Rng;
+use std::time::SystemTime;
 
 const LEN: usize = 4096;
 
@@ -131,4 +133,31 @@ fn evicting_a_dataset_leaves_the_others() {
     }
     assert_eq!((tier.evict_dataset(DatasetId(0)), tier.stats().chunks), (500, 500));
     assert!((0..1000).all(|n| tier.contains(&key(&chunk(n, 3000))) == (n % 2 == 1)));
+}
+
+/// Long chunks that leave at random out of slabs of a few: what the tier says it can hold it does hold, since each dead one's
+/// blocks are given back where they lie. Nothing that fits is refused.
+#[test]
+fn what_fits_the_capacity_is_kept_whatever_left_before_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = DiskConfig { slab_bytes: Some(12 << 20), ..config(dir.path(), 160 << 20, Policy::Fletch) };
+    let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("a tier");
+    let mut rng = seeded(11);
+    let mut here: Vec<Verified> = Vec::new();
+    for n in 0..500 {
+        let len = rng.random_range(1_100_000..2_000_000);
+        let next = chunk(n, len);
+        let need = DiskTier::footprint(len as u32);
+        // A unit is not as long as the one that leaves for it: room for one is left.
+        while tier.stats().bytes + need + (2 << 20) > tier.capacity() && here.len() >= MEAN_FROM as usize {
+            let old = here.swap_remove(rng.random_range(0..here.len()));
+            assert!(tier.evict(&key(&old)));
+        }
+        assert_eq!(tier.put(&key(&next), D1, &next).expect("no error"), Stored::Yes, "chunk {n}");
+        here.push(next);
+    }
+    let s = tier.stats();
+    assert!(s.counts.refused_full == 0 && s.counts.punched_bytes > 100 << 20, "{:?}", s.counts);
+    assert!(s.slab_bytes <= s.limit, "I6");
+    tier.read_index().check();
 }

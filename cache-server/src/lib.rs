@@ -4,7 +4,6 @@
 //! `versions` knows where a version's bytes are and brings them; `jobs` keeps accounts; `state`
 //! keeps what must survive; `auth` says who asks. Dependencies point one way: `app → http → {jobs, versions} → store`.
 
-pub mod allocator;
 pub mod app;
 mod auth;
 pub mod cgroup;

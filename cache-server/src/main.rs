@@ -2,10 +2,11 @@
 
 use anyhow::Context as _;
 use fletch_server::{
-    NewToken, allocator, app,
+    NewToken, app,
     config::{self, Config, ConfigError, Environment, Task},
     telemetry,
 };
+use fletch_store::allocator;
 use std::{process::ExitCode, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -15,7 +16,9 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    allocator::set_up();
+    if !allocator::map_from(allocator::CHUNKS) {
+        eprintln!("fletch-server: the allocator keeps its own threshold; memory may exceed memory.max");
+    }
     let task = match config::read(std::env::args_os(), &Environment::own()) {
         Ok(task) => task,
         Err(ConfigError::Usage(e)) => e.exit(),

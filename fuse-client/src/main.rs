@@ -3,6 +3,7 @@
 use clap::Parser;
 use fletch_mount::cli::{Cli, LogFormat};
 use fletch_mount::{daemon, mount};
+use fletch_store::allocator;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -11,6 +12,11 @@ use tracing_subscriber::EnvFilter;
 const LOG_DEFAULT: &str = "info,fuser=off";
 
 fn main() -> ExitCode {
+    if !allocator::map_from(allocator::TABLES) {
+        eprintln!(
+            "fletch-mount: the allocator keeps its own threshold; memory may exceed what is configured"
+        );
+    }
     let cli = Cli::parse();
     let background = cli.daemon;
     let settings = match cli.clone().settle() {

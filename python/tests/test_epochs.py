@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import errno
 import logging
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -16,7 +19,7 @@ import pytest
 import torch.utils.data
 
 import fletch
-from fletch.torch import DataLoader, EpochDataset, EpochSample, Selection
+from fletch.torch import DataLoader, EpochDataset, EpochSample, Selection, loops
 from conftest import BIN, Server
 
 SAMPLES = 150
@@ -389,6 +392,38 @@ def test_what_a_killed_worker_held_comes_again(own_server: Server, tmp_path: Pat
     rest = epochs(own_server, "killed")
     consumed += seen(iter(DataLoader(rest)))
     assert collections.Counter(consumed) == collections.Counter(range(SAMPLES))
+
+
+class Broken:
+    """What torch hands over: one batch, and then the connection to a worker breaks."""
+
+    def __init__(self, *workers: multiprocessing.process.BaseProcess) -> None:
+        self._workers = workers
+
+    def __iter__(self) -> Iterator[str]:
+        yield "batch"
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+
+
+def test_a_connection_that_broke_with_its_worker_is_that_workers_death() -> None:
+    context = multiprocessing.get_context("spawn")
+    living, dying = (context.Process(target=time.sleep, args=(600,)) for _ in range(2))
+    living.start()
+    dying.start()
+    try:
+        dying.kill()
+        got = loops._received(Broken(living, dying), 2)
+        assert next(got) == "batch"
+        with pytest.raises(RuntimeError, match=rf"pid\(s\) {dying.pid}\) exited unexpectedly"):
+            next(got)
+        # Where every worker lives, and where there is none, it is an error like any other.
+        for workers, made in ((1, Broken(living)), (0, Broken())):
+            with pytest.raises(ConnectionResetError):
+                list(loops._received(made, workers))
+    finally:
+        living.kill()
+        living.join()
+        dying.join()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -14,6 +14,7 @@
 //!    memory, as [`ReadError::Deadline`] while it waits for its fetch;
 //! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads pass it by.
 
+pub mod allocator;
 mod attached;
 mod buffers;
 pub mod disk;

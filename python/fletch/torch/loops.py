@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from multiprocessing.connection import wait
 from typing import Any, Callable, Iterator
 
 import torch.utils.data
@@ -17,6 +18,9 @@ from .epochs import EpochDataset, _Batch
 
 #: Between two questions whether what a dead worker held came back, in seconds.
 _AGAIN = 0.5
+
+#: How long a process that was killed is seen as living after its connections broke, in seconds.
+_DYING = 1.0
 
 
 class _Leases(torch.utils.data.IterableDataset):
@@ -96,8 +100,24 @@ def _first(waiting: dict[int, deque[_Batch]]) -> _Batch | None:
     return min(heads, key=lambda queue: queue[0].lease).popleft() if heads else None
 
 
+def _received(made: Iterator[_Batch], workers: int) -> Iterator[_Batch]:
+    """What the workers made. A worker that dies while its batch is being received breaks the connection on which the batch
+    comes: that is reported as torch reports a worker that was found dead.
+    """
+    try:
+        yield from made
+    except (OSError, EOFError) as error:
+        running = made._workers if workers else []  # type: ignore[attr-defined]
+        dead = set(wait([w.sentinel for w in running], _DYING)) if running else set()
+        if not dead:
+            raise
+        pids = ", ".join(str(w.pid) for w in running if w.sentinel in dead)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
+
+
 def _all(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[_Batch]:
     """What the workers made; and then what workers that died held, until nothing is left."""
-    yield from _in_order(dataset, made, workers) if dataset._known and workers > 1 else made
+    received = _received(made, workers)
+    yield from _in_order(dataset, received, workers) if dataset._known and workers > 1 else received
     while (yield from dataset._leases(workers, collate)) != "done":
         time.sleep(_AGAIN)

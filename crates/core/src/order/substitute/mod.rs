@@ -237,7 +237,7 @@ impl Flywheel {
 
     fn start(&mut self, seat: SeatId, left: Bits) {
         let j = seat.0 as usize;
-        let (units, alone) = (self.shape.units(), self.actives() <= 1);
+        let (units, alone) = (self.shape.units(), self.alone());
         if alone {
             self.shuffle_ring();
         }

@@ -35,6 +35,11 @@ impl Flywheel {
         (0..self.seats.len()).filter(|&q| self.active(q)).count()
     }
 
+    /// Whether at most one job is active. Asked for every sample: of a thousand jobs the second answers.
+    pub(super) fn alone(&self) -> bool {
+        (0..self.seats.len()).filter(|&q| self.active(q)).nth(1).is_none()
+    }
+
     /// 1: the job keeps up with the sweep; 1/4: it has a quarter of its speed.
     fn step(&self, q: usize) -> f64 {
         (self.seats[q].pace / self.mean_samples).min(1.0)
@@ -95,7 +100,7 @@ impl Flywheel {
     pub(super) fn reserve_is_next(&self, j: usize) -> bool {
         let s = &self.seats[j];
         let (mut left, mut total) = (s.left.count(), s.total);
-        if self.actives() <= 1 {
+        if self.alone() {
             (left, total) = (left - s.backlog, total - s.carried);
         }
         u128::from(s.pin_left) * u128::from(total) >= u128::from(s.pin_all) * u128::from(left)
@@ -190,7 +195,7 @@ impl Flywheel {
         let slow = 1.0 - self.step(j);
         let over = self.window_max as f64
             * (self.knobs.spread + (self.knobs.spread_slow - self.knobs.spread) * slow);
-        let lead = if self.actives() <= 1 { self.knobs.lead * self.window_max as f64 } else { 0.0 };
+        let lead = if self.alone() { self.knobs.lead * self.window_max as f64 } else { 0.0 };
         let s = &mut self.seats[j];
         let all = u64::from(s.rem[u]);
         let visits = (s.left.count() as f64 / s.pace.max(1e-3) / ring.max(1.0)).floor().clamp(1.0, 8.0);

@@ -3,7 +3,7 @@
 //! `fletch index` of a warm local tree against `b3sum` (on PATH): many small files against
 //! `find -print0 | xargs -0 -P2 -n 64 b3sum`, large files against `b3sum` alone.
 
-use fletch_benches::{Table, arg, bin, epoch, keep, walk, write_tree};
+use fletch_benches::{Table, arg, bin, epoch, keep, usage, walk, write_tree};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -16,6 +16,7 @@ fn timed(c: &mut Command) -> f64 {
 }
 
 fn main() {
+    usage(include_str!("index.rs"));
     let rounds: usize = arg("rounds", 5);
     let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");
     let at = |p: &str| scratch.path().join(p);

@@ -201,12 +201,38 @@ pub fn epoch(top: &Path, order: &[PathBuf], threads: usize) -> f64 {
     order.len() as f64 / begin.elapsed().as_secs_f64()
 }
 
-/// The value after `--name`, or the default.
-#[must_use]
+/// The value of `--name` among the program's arguments, or `default` without it. Ends the program where it has none or
+/// one that cannot be.
 pub fn arg<T: std::str::FromStr>(name: &str, default: T) -> T {
     let args: Vec<String> = std::env::args().collect();
-    let at = args.iter().position(|a| a == &format!("--{name}"));
-    at.and_then(|i| args.get(i + 1)).and_then(|v| v.parse().ok()).unwrap_or(default)
+    let Some(at) = args.iter().position(|a| a.strip_prefix("--") == Some(name)) else { return default };
+    let value = args.get(at + 1).map(|v| v.parse());
+    let Some(Ok(value)) = value else {
+        eprintln!(
+            "--{name}: {} is no value for it (--help says more)",
+            args.get(at + 1).map_or("nothing", |v| v)
+        );
+        std::process::exit(2);
+    };
+    value
+}
+
+/// Prints the head of a program's source, which says how it is called, and ends it, if its arguments ask for help or
+/// name an option that the head does not.
+pub fn usage(source: &str) {
+    let head = source.lines().map_while(|l| l.strip_prefix("//!")).map(|l| l.strip_prefix(' ').unwrap_or(l));
+    let head = head.collect::<Vec<_>>().join("\n");
+    for option in std::env::args().skip(1).filter(|a| a.starts_with('-')) {
+        if option == "--help" || option == "-h" {
+            println!("{head}");
+            std::process::exit(0);
+        }
+        let named = |w: &str| w == option;
+        if !head.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(named) {
+            eprintln!("unknown option {option}\n\n{head}");
+            std::process::exit(2);
+        }
+    }
 }
 
 /// Writes the raw figures to `--json FILE`, if asked for.

@@ -5,7 +5,7 @@
 //! fresh mount; the originals are in the page cache, and Fletch's server holds nothing in its
 //! memory that the round did not bring (a fresh server each round).
 
-use fletch_benches::{Daemon, Table, arg, bin, epoch, is_mounted, keep, until, walk, write_tree};
+use fletch_benches::{Daemon, Table, arg, bin, epoch, is_mounted, keep, until, usage, walk, write_tree};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use std::path::Path;
@@ -27,6 +27,7 @@ fn measure(table: &mut Table, arm: &str, threads: usize, top: &Path, round: u64)
 }
 
 fn main() {
+    usage(include_str!("mount.rs"));
     let (files, bytes): (usize, usize) = (arg("files", 20_000), arg("bytes", 110_000));
     let rounds: u64 = arg("rounds", 5);
     let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");

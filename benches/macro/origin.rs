@@ -4,7 +4,7 @@
 //! whose objects are the files below DIR. It prints its endpoint, then for each line on its input what it counted so far,
 //! as JSON in a line, and ends when its input ends. A limit of 0 is none.
 
-use fletch_benches::arg;
+use fletch_benches::{arg, usage};
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
 use std::{
     io::{BufRead, Write, stdin, stdout},
@@ -12,6 +12,7 @@ use std::{
 };
 
 fn main() -> std::io::Result<()> {
+    usage(include_str!("origin.rs"));
     let dir: String = arg("dir", String::new());
     assert!(std::path::Path::new(&dir).is_dir(), "--dir {dir}: there is no such directory");
     let milliseconds = |name, default| Duration::from_secs_f64(arg(name, default) / 1e3);

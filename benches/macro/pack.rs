@@ -5,7 +5,7 @@
 //! byte and with none. The same of one large file, each stream taking the next 64 MiB, beside GETs of these
 //! ranges. And making the pack, beside copying the tree.
 
-use fletch_benches::{Daemon, Table, arg, bin, is_mounted, keep, until, walk, write_tree};
+use fletch_benches::{Daemon, Table, arg, bin, is_mounted, keep, until, usage, walk, write_tree};
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
 use rand::seq::SliceRandom;
 use rand::{RngCore, SeedableRng};
@@ -120,6 +120,7 @@ fn read_run(path: &Path, (from, len): (u64, u64)) -> u64 {
 }
 
 fn main() {
+    usage(include_str!("pack.rs"));
     let (files, size): (usize, usize) = (arg("files", 4_000), arg("bytes", 110_000));
     let large = arg::<u64>("large-mib", 2048) << 20;
     let rounds: u64 = arg("rounds", 5);

@@ -5,7 +5,7 @@
 //! batches of 64 × 4 KiB against single GETs.
 //! Needs `nginx`.
 
-use fletch_benches::{Daemon, Table, arg, bin, keep, until};
+use fletch_benches::{Daemon, Table, arg, bin, keep, until, usage};
 use fletch_core::Hash;
 use rand::{RngCore, SeedableRng};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -154,6 +154,7 @@ fn chunk_reads(addr: &str) -> [u64; 2] {
 }
 
 fn main() {
+    usage(include_str!("serve.rs"));
     let rounds: usize = arg("rounds", 5);
     let time = Duration::from_millis((arg("seconds", 2.0) * 1000.0) as u64);
     let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");

@@ -4,7 +4,7 @@
 //! the bound beside them. Virtual time: the figures are the same on every machine. One case is 800
 //! units of 32 samples, two epochs of the slowest job to warm up and four that count.
 
-use fletch_benches::arg;
+use fletch_benches::{arg, usage};
 use fletch_core::order::substitute::Knobs;
 use fletch_sim::{ArmKind, Outcome, cases::grid_case, simulate};
 use plotters::prelude::*;
@@ -53,6 +53,7 @@ impl Cell {
 }
 
 fn main() {
+    usage(include_str!("sweep.rs"));
     let seed: u64 = arg("seed", 1);
     let (json, plot): (String, String) = (arg("json", String::new()), arg("plot", String::new()));
     let mut cells = Vec::new();

@@ -20,7 +20,7 @@ mod rig;
 mod strict;
 
 use cells::{Cell, Dataset};
-use fletch_benches::arg;
+use fletch_benches::{arg, usage};
 use fletch_core::order::substitute::Knobs;
 use fletch_sim::{ArmKind, simulate};
 use rig::{Bench, Measured};
@@ -63,6 +63,7 @@ fn line(bench: &Bench, cell: &Cell, arm: ArmKind, m: &Measured) -> (String, serd
 }
 
 fn main() {
+    usage(include_str!("main.rs"));
     let (orders, data): (String, String) = (arg("orders", String::new()), arg("data", String::new()));
     let mut bench = Bench {
         scratch: tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch"),

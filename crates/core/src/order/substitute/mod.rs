@@ -250,12 +250,12 @@ impl Flywheel {
         s.backlog = 0;
         s.pins.clear();
         (s.pin_left, s.pin_all) = (0, 0);
-        s.held.fill(0);
+        s.books.iter_mut().for_each(|b| b.held = 0);
         for u in 0..units {
             let unit = u32::try_from(u).unwrap_or(u32::MAX);
             let spots = s.laid.of_unit(unit);
             let rem = s.left.count_in(u64::from(spots.start), u64::from(spots.end));
-            s.rem[u] = u32::try_from(rem).unwrap_or(u32::MAX);
+            s.books[u].rem = u32::try_from(rem).unwrap_or(u32::MAX);
             let pinned = self.generation[u] == RESERVE;
             if pinned && rem > 0 {
                 s.pins.insert(unit);
@@ -270,7 +270,7 @@ impl Flywheel {
             let (unit, generation) = self.window[i];
             let u = unit as usize;
             if self.generation[u] == generation
-                && self.seats[j].rem[u] > 0
+                && self.seats[j].books[u].rem > 0
                 && (alone || self.loaded_at[u] + young > self.position)
             {
                 self.take(j, unit, self.loaded_at[u]);
@@ -386,7 +386,7 @@ impl Flywheel {
             return false;
         }
         let samples = self.shape.samples_of(unit).len() as f64;
-        if f64::from(self.seats[alone].rem[unit as usize]) < self.knobs.range * samples
+        if f64::from(self.seats[alone].books[unit as usize].rem) < self.knobs.range * samples
             || self.seats[alone].backlog as f64 >= self.samples_of(self.knobs.early, alone)
         {
             return false;
@@ -404,7 +404,7 @@ impl Flywheel {
         assert!(s.left.set(u64::from(spot)), "spot {spot} was not handed out");
         let unit = s.laid.unit(spot);
         let u = unit as usize;
-        s.rem[u] += 1;
+        s.books[u].rem += 1;
         match self.generation[u] {
             AWAY => {}
             RESERVE => {
@@ -412,11 +412,11 @@ impl Flywheel {
                 s.pin_left += 1;
             }
             generation => {
-                if s.taken[u] != generation {
-                    s.taken[u] = generation;
-                    s.held[u] = 0;
+                if s.books[u].taken != generation {
+                    s.books[u].taken = generation;
+                    s.books[u].held = 0;
                 }
-                s.held[u] += 1;
+                s.books[u].held += 1;
                 s.backlog += 1;
                 s.due.push(Reverse(Due { at: self.position, spot, unit, generation }));
             }

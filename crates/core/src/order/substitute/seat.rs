@@ -69,6 +69,18 @@ pub(super) struct Due {
     pub(super) generation: u32,
 }
 
+/// What a job has of one unit. Together, since many jobs' books do not fit into the processor's caches, and whoever
+/// looks at one of these looks at another.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct UnitBook {
+    /// Spots that the epoch has left.
+    pub(super) rem: u32,
+    /// The generation under which it was taken.
+    pub(super) taken: u32,
+    /// Taken spots that are left.
+    pub(super) held: u32,
+}
+
 /// What the policy knows of one job. All per-unit vectors are indexed by unit.
 #[derive(Debug, Clone)]
 pub(super) struct Seat {
@@ -79,10 +91,8 @@ pub(super) struct Seat {
     pub(super) total: u64,
     /// Of them, what the epoch found in the window when it began.
     pub(super) carried: u64,
-    /// Of each unit: spots left, the generation under which it was taken, taken spots left.
-    pub(super) rem: Vec<u32>,
-    pub(super) taken: Vec<u32>,
-    pub(super) held: Vec<u32>,
+    /// Of each unit.
+    pub(super) books: Vec<UnitBook>,
     /// Taken samples by when they are due; how many of them are valid.
     pub(super) due: BinaryHeap<Reverse<Due>>,
     pub(super) backlog: u64,
@@ -109,9 +119,7 @@ impl Seat {
             left: Bits::zeros(spots),
             total: 0,
             carried: 0,
-            rem: vec![0; units],
-            taken: vec![0; units],
-            held: vec![0; units],
+            books: vec![UnitBook::default(); units],
             due: BinaryHeap::new(),
             backlog: 0,
             pins: Members::new(units),
@@ -126,7 +134,7 @@ impl Seat {
     }
 
     pub(super) fn needs(&self, unit: u32) -> bool {
-        self.on && self.rem[unit as usize] > 0
+        self.on && self.books[unit as usize].rem > 0
     }
 
     /// Spots of the plan in a unit.

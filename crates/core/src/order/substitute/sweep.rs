@@ -86,11 +86,13 @@ impl Flywheel {
     pub(super) fn little(&self, j: usize, unit: u32, need: f64) -> bool {
         let u = unit as usize;
         let samples = self.shape.samples_of(unit).len() as f64;
-        if f64::from(self.seats[j].rem[u]) < self.knobs.range * samples {
+        if f64::from(self.seats[j].books[u].rem) < self.knobs.range * samples {
             return true;
         }
-        let wanted: f64 =
-            (0..self.seats.len()).filter(|&q| self.active(q)).map(|q| f64::from(self.seats[q].rem[u])).sum();
+        let wanted: f64 = (0..self.seats.len())
+            .filter(|&q| self.active(q))
+            .map(|q| f64::from(self.seats[q].books[u].rem))
+            .sum();
         wanted < need * samples
     }
 
@@ -121,18 +123,19 @@ impl Flywheel {
         let u = unit as usize;
         let generation = self.generation[u];
         let s = &mut self.seats[j];
-        let has = generation == RESERVE || (generation != AWAY && s.taken[u] == generation && s.held[u] > 0);
-        s.lack.put(self.place[u] as usize, s.rem[u] > 0 && !has);
+        let has = generation == RESERVE
+            || (generation != AWAY && s.books[u].taken == generation && s.books[u].held > 0);
+        s.lack.put(self.place[u] as usize, s.books[u].rem > 0 && !has);
     }
 
     fn hand_out(&mut self, j: usize, spot: u32, unit: u32, how: How) -> Pick {
         let s = &mut self.seats[j];
         assert!(s.left.clear(u64::from(spot)), "spot {spot} handed out twice");
-        s.rem[unit as usize] -= 1;
+        s.books[unit as usize].rem -= 1;
         if how != How::Range {
             s.drawn += 1;
         }
-        if s.rem[unit as usize] == 0 || s.held[unit as usize] == 0 {
+        if s.books[unit as usize].rem == 0 || s.books[unit as usize].held == 0 {
             self.refresh(j, unit);
         }
         Pick { spot, unit, how, pass: 0 }
@@ -144,7 +147,7 @@ impl Flywheel {
         let s = &mut self.seats[j];
         let Reverse(d) = s.due.pop().expect("something is due");
         s.backlog -= 1;
-        s.held[d.unit as usize] -= 1;
+        s.books[d.unit as usize].held -= 1;
         self.hand_out(j, d.spot, d.unit, How::Window)
     }
 
@@ -154,7 +157,7 @@ impl Flywheel {
         let spot = self.any_spot(j, unit);
         let s = &mut self.seats[j];
         s.pin_left -= 1;
-        if s.rem[unit as usize] == 1 {
+        if s.books[unit as usize].rem == 1 {
             s.pins.remove(unit);
         }
         self.hand_out(j, spot, unit, How::Reserve)
@@ -181,7 +184,7 @@ impl Flywheel {
     fn any_spot(&mut self, j: usize, unit: u32) -> u32 {
         let s = &self.seats[j];
         let spots = s.laid.of_unit(unit);
-        let k = self.draws.below(u64::from(s.rem[unit as usize]));
+        let k = self.draws.below(u64::from(s.books[unit as usize].rem));
         let spot = s.left.nth_in(u64::from(spots.start), u64::from(spots.end), k);
         spot.and_then(|x| u32::try_from(x).ok()).expect("rem counts the spots left")
     }
@@ -197,7 +200,7 @@ impl Flywheel {
             * (self.knobs.spread + (self.knobs.spread_slow - self.knobs.spread) * slow);
         let lead = if self.alone() { self.knobs.lead * self.window_max as f64 } else { 0.0 };
         let s = &mut self.seats[j];
-        let all = u64::from(s.rem[u]);
+        let all = u64::from(s.books[u].rem);
         let visits = (s.left.count() as f64 / s.pace.max(1e-3) / ring.max(1.0)).floor().clamp(1.0, 8.0);
         let size = self.shape.samples_of(unit).len() as u64;
         let n = ((all as f64 / visits).ceil() as u64).max(all.min(size / 8));
@@ -213,8 +216,8 @@ impl Flywheel {
             let spot = u32::try_from(spot).unwrap_or(u32::MAX);
             s.due.push(Reverse(Due { at: at + (lead + draws.unit() * over) as u64, spot, unit, generation }));
         }
-        s.taken[u] = generation;
-        s.held[u] = u32::try_from(n).unwrap_or(u32::MAX);
+        s.books[u].taken = generation;
+        s.books[u].held = u32::try_from(n).unwrap_or(u32::MAX);
         s.backlog += n;
         s.lack.put(self.place[u] as usize, false);
     }
@@ -324,8 +327,8 @@ impl Flywheel {
         for q in 0..self.seats.len() {
             if self.seats[q].needs(unit) {
                 let s = &mut self.seats[q];
-                if s.taken[u] == generation {
-                    s.backlog -= u64::from(std::mem::take(&mut s.held[u]));
+                if s.books[u].taken == generation {
+                    s.backlog -= u64::from(std::mem::take(&mut s.books[u].held));
                 }
                 s.lack.put(self.place[u] as usize, true);
             }
@@ -346,9 +349,9 @@ impl Flywheel {
         self.solid.put(self.place[u] as usize, true);
         for s in self.seats.iter_mut().filter(|s| s.on) {
             s.pin_all += s.planned(unit);
-            if s.rem[u] > 0 {
+            if s.books[u].rem > 0 {
                 s.pins.insert(unit);
-                s.pin_left += u64::from(s.rem[u]);
+                s.pin_left += u64::from(s.books[u].rem);
                 s.lack.put(self.place[u] as usize, false);
             }
         }
@@ -363,9 +366,9 @@ impl Flywheel {
         self.solid.put(self.place[u] as usize, false);
         for s in self.seats.iter_mut().filter(|s| s.on) {
             s.pin_all = s.pin_all.saturating_sub(s.planned(unit));
-            if s.rem[u] > 0 {
+            if s.books[u].rem > 0 {
                 s.pins.remove(unit);
-                s.pin_left -= u64::from(s.rem[u]);
+                s.pin_left -= u64::from(s.books[u].rem);
                 s.lack.put(self.place[u] as usize, true);
             }
         }

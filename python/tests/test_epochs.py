@@ -407,17 +407,18 @@ class Broken:
 
 def test_a_connection_that_broke_with_its_worker_is_that_workers_death() -> None:
     context = multiprocessing.get_context("spawn")
-    living, dying = (context.Process(target=time.sleep, args=(600,)) for _ in range(2))
-    living.start()
-    dying.start()
+    living, dying, ended = (context.Process(target=time.sleep, args=(s,)) for s in (600, 600, 0))
+    for worker in (living, dying, ended):
+        worker.start()
     try:
         dying.kill()
         got = loops._received(Broken(living, dying), 2)
         assert next(got) == "batch"
         with pytest.raises(RuntimeError, match=rf"pid\(s\) {dying.pid}\) exited unexpectedly"):
             next(got)
-        # Where every worker lives, and where there is none, it is an error like any other.
-        for workers, made in ((1, Broken(living)), (0, Broken())):
+        # Where no worker was killed, and where there is none, it is an error like any other.
+        ended.join()
+        for workers, made in ((2, Broken(living, ended)), (0, Broken())):
             with pytest.raises(ConnectionResetError):
                 list(loops._received(made, workers))
     finally:

@@ -5,7 +5,7 @@
 //! buffers alive (I6), held 286 MiB under load; with a threshold of 64 KiB it holds 166, tables and a
 //! thousand connections included. jemalloc (273) and mimalloc (454) did not help with
 //! their defaults. A mount that walked 1.28 million names held 158 to 218 MB, where 64 MiB of tables are kept; with
-//! 64 KiB 95 MB, with 1 MiB 114.
+//! 64 KiB 95 MB, with 1 MiB 113 to 120.
 //!
 //! The price is a page fault for each fresh page of a buffer: a mount that reads files of 110 KB takes 1.7 CPU seconds
 //! for a GB with 64 KiB and 1.2 with 1 MiB, as without. What is read from disk is read into buffers that

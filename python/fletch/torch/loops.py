@@ -107,7 +107,8 @@ def _received(made: Iterator[_Batch], workers: int) -> Iterator[_Batch]:
     try:
         yield from made
     except (OSError, EOFError) as error:
-        running = made._workers if workers else []  # type: ignore[attr-defined]
+        # One that has nothing more to read ends well, while others are still read from.
+        running = [w for w in made._workers if w.exitcode != 0] if workers else []  # type: ignore[attr-defined]
         dead = set(wait([w.sentinel for w in running], _DYING)) if running else set()
         if not dead:
             raise

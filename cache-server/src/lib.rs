@@ -12,6 +12,7 @@ mod http;
 mod jobs;
 mod limits;
 mod metrics;
+mod read_ahead;
 mod server;
 mod state;
 pub mod telemetry;

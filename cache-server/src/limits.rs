@@ -13,7 +13,7 @@ pub const GRACE_MAX: Duration = Duration::from_secs(8);
 /// Bounds, in bytes, seconds and numbers. Checked by [`Limits::faults`] before anything starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all chunk buffers alive.
+    /// Bytes of all chunk buffers alive, and of what is read ahead of being sent.
     pub memory_bytes: u64,
     /// Bytes of `memory_bytes` that may be fetched ahead of epochs whose order is known; 0 for none.
     pub ahead_bytes: u64,
@@ -75,10 +75,17 @@ impl Limits {
         usize::try_from(self.memory_bytes / MEMORY_MIN).unwrap_or(usize::MAX).clamp(2, 16)
     }
 
-    /// Bytes of samples that one lease's stream may have read ahead of what was sent.
+    /// Bytes of copies out of chunks, and of samples that are read before it is their turn to be sent: a part of
+    /// `memory_bytes` of its own (`read_ahead`).
     #[must_use]
-    pub fn lease_ahead_bytes(&self) -> u64 {
-        self.batch_ahead() as u64 * u64::from(CHUNK_BYTES_MAX)
+    pub fn read_ahead_bytes(&self) -> u64 {
+        self.memory_bytes / 8
+    }
+
+    /// Bytes of `memory_bytes` that chunks have.
+    #[must_use]
+    pub fn store_bytes(&self) -> u64 {
+        self.memory_bytes - self.read_ahead_bytes()
     }
 
     /// Every relation that does not hold, as (key, what to do).

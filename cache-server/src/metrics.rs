@@ -192,16 +192,23 @@ fn store(page: &Page, server: &Server) -> Result<(), Failed> {
     let (parts, blocks) = server.versions.table_memory();
     page.gauge(
         "fletch_memory_bytes",
-        "Bytes in memory: `live` of all chunk buffers, `cached` of them in the cache, parts and blocks of tables",
+        "Bytes in memory: `live` of all chunk buffers, `cached` of them in the cache, `copies` out of chunks that are being sent, `read_ahead` what may wait for its turn to be sent, parts and blocks of tables",
         &["of"],
         &[
             (vec!["live"], s.live_bytes),
             (vec!["cached"], s.cached_bytes),
+            (vec!["copies"], server.read_ahead.copies.taken()),
+            (vec!["read_ahead"], server.read_ahead.taken()),
             (vec!["parts"], parts),
             (vec!["blocks"], blocks),
         ],
     )?;
-    page.gauge("fletch_memory_limit_bytes", "Bound of `live`", &[], &[(vec![], server.limits.memory_bytes)])?;
+    page.gauge(
+        "fletch_memory_limit_bytes",
+        "Bound of `live`",
+        &[],
+        &[(vec![], server.limits.store_bytes())],
+    )?;
     page.gauge("fletch_cached_chunks", "Chunks in the cache", &[], &[(vec![], s.cached_chunks)])?;
     page.gauge("fletch_flights", "Fetches under way", &[], &[(vec![], s.flights)])
 }

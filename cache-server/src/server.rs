@@ -6,6 +6,7 @@ use crate::{
     jobs::{Accounts, Jobs, Means as JobMeans, Pool, Recorder, Registry},
     limits::{CACHE_MIN, Limits},
     metrics::Requests,
+    read_ahead::ReadAhead,
     state::{Registrations, StateDir, StateError},
     versions::{ATTEMPTS, Allowed, Versions},
     warmups::{Means, Warmups},
@@ -111,6 +112,10 @@ pub struct Server {
     pub requests: Requests,
     /// Turns for requests for bytes.
     pub turns: Arc<Semaphore>,
+    /// Memory for samples that are read before it is their turn to be sent.
+    pub read_ahead: Arc<ReadAhead>,
+    /// What the server does beside answering.
+    pub tasks: TaskTracker,
     /// Connections open now.
     pub connections: AtomicU64,
     /// This server's address.
@@ -145,7 +150,7 @@ impl Server {
             tasks.clone(),
         );
         let store_limits = StoreLimits {
-            memory_bytes: limits.memory_bytes,
+            memory_bytes: limits.store_bytes(),
             deadline: limits.io_timeout,
             attempts: ATTEMPTS,
         };
@@ -197,6 +202,8 @@ impl Server {
             accounts: Accounts::default(),
             requests: Requests::new(),
             turns,
+            read_ahead: ReadAhead::new(limits.read_ahead_bytes()),
+            tasks,
             connections: AtomicU64::new(0),
             addr,
             phase: AtomicU8::new(Phase::Starting as u8),

@@ -8,13 +8,14 @@ use super::{
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
     entry::{Span, spans},
-    files::{content, piece, read_all},
+    files::{content, piece, read_all, read_now},
     grant::grant,
     json, parsed,
     problem::{Answer, Fault},
 };
 use crate::{
     jobs::Cost,
+    read_ahead::{AHEAD_BYTES_MAX, Held, Room},
     server::Server,
     versions::{Sources, VersionError},
 };
@@ -42,8 +43,6 @@ use futures::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Items up to this many bytes are read ahead; larger ones are read as they are sent.
-pub(super) const AHEAD_BYTES_MAX: u64 = 1 << 20;
 /// Pieces up to this many bytes are copied together, so that 64 samples are a few writes.
 const COPY_BYTES_MAX: usize = 32 << 10;
 /// Bytes after which copied pieces are sent. With one more piece it stays below what allocators
@@ -113,6 +112,8 @@ pub(super) struct Item {
     pub name: String,
     /// Its length, and its bytes in order; or why it has none.
     pub what: What,
+    /// Room for its bytes, until they are sent.
+    pub held: Held,
 }
 
 pub(super) type What = Result<(u64, Content), Fault>;
@@ -147,18 +148,23 @@ impl Reader {
         charge: impl Fn(Cost) -> Charge + Clone + Send + 'static,
     ) -> impl Stream<Item = Item> + Send + 'static {
         let ahead = self.server.limits.batch_ahead();
+        let room = Arc::new(Room::new(&self.server.read_ahead));
         let reads = stream::iter((0u32..).zip(asked)).map(move |(index, item)| {
-            if let Some((name, what)) = self.at_once(&item, &charge) {
-                return Either::Left(ready(Item { index, name, what }));
+            if let Some((name, what, held)) = self.at_once(&item, &charge, &room, index) {
+                return Either::Left(ready(Item { index, name, what, held }));
             }
-            let (reader, charge) = (self.clone(), charge.clone());
+            let (reader, charge, room) = (self.clone(), charge.clone(), Arc::clone(&room));
             let read: BoxFuture<'static, Item> = Box::pin(async move {
                 let plan = match reader.plan(&item).await {
                     Ok(plan) => plan,
-                    Err(fault) => return Item { index, name: String::new(), what: Err(fault) },
+                    Err(fault) => {
+                        return Item { index, name: String::new(), what: Err(fault), held: room.none(index) };
+                    }
                 };
                 let (name, len) = (plan.name.clone(), plan.len);
-                Item { index, name, what: reader.read(plan, charge).await.map(|content| (len, content)) }
+                let held = room.take(index, len).await;
+                let what = reader.read(plan, charge).await.map(|content| (len, content));
+                Item { index, name, what, held }
             });
             Either::Right(read)
         });
@@ -167,7 +173,13 @@ impl Reader {
 
     /// The item, if all it needs is in memory: most samples of a warm job, for which waiting
     /// machinery would cost more than the copy.
-    fn at_once(&self, item: &BatchItem, charge: &impl Fn(Cost) -> Charge) -> Option<(String, What)> {
+    fn at_once(
+        &self,
+        item: &BatchItem,
+        charge: &impl Fn(Cost) -> Charge,
+        room: &Room,
+        index: u32,
+    ) -> Option<(String, What, Held)> {
         let version = &self.sources.first.version;
         let plan = match item {
             BatchItem::Chunk(span) => plan_of_span(span, u64::from(self.sources.try_len(span.hash)??)),
@@ -180,19 +192,15 @@ impl Reader {
         let plan = match plan {
             Ok(plan) if plan.len <= AHEAD_BYTES_MAX => plan,
             Ok(_) => return None,
-            Err(fault) => return Some((String::new(), Err(fault))),
+            Err(fault) => return Some((String::new(), Err(fault), room.none(index))),
         };
+        let held = room.try_take(index, plan.len)?;
         let mut pieces = Vec::with_capacity(plan.pieces.len());
         for r in &plan.pieces {
-            match piece(&r.ready(&self.server, &self.sources)?, charge) {
-                Ok(p) => pieces.push(p),
-                Err(fault) => return Some((plan.name, Err(fault))),
-            }
+            pieces.push(piece(r.ready(&self.server, &self.sources)?, charge));
         }
-        if let Err(fault) = self.afford(plan.len) {
-            return Some((plan.name, Err(fault)));
-        }
-        Some((plan.name, Ok((plan.len, Content::Ready(pieces)))))
+        let what = self.afford(plan.len).map(|()| (plan.len, Content::Ready(pieces)));
+        Some((plan.name, what, held))
     }
 
     /// Takes an item's bytes from what the batch may send.
@@ -229,17 +237,11 @@ impl Reader {
         plan: Plan,
         charge: impl Fn(Cost) -> Charge + Clone + Send + 'static,
     ) -> Answer<Content> {
-        let small = plan.len <= AHEAD_BYTES_MAX;
+        if plan.len <= AHEAD_BYTES_MAX {
+            return Ok(Content::Ready(read_now(&self.server, &self.sources, plan.pieces, charge).await?));
+        }
         let reads = read_all(self.server, self.sources, plan.pieces);
-        let mut pieces = reads.map(move |read| piece(&read?, &charge)).boxed();
-        if !small {
-            return Ok(Content::Later(pieces));
-        }
-        let mut all = Vec::new();
-        while let Some(p) = pieces.next().await {
-            all.push(p?);
-        }
-        Ok(Content::Ready(all))
+        Ok(Content::Later(reads.map(move |read| Ok(piece(read?, &charge))).boxed()))
     }
 }
 
@@ -293,11 +295,11 @@ fn error_frame(index: u32, fault: &Fault) -> Vec<Piece> {
 }
 
 pub(super) fn frames_of(item: Item) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
-    let index = item.index;
+    let Item { index, what, held, .. } = item;
     let at_once = |pieces: Vec<Piece>| Either::Left(stream::iter(pieces).map(Ok));
-    let (len, content) = match item.what {
+    let (len, content) = match what {
         Ok(what) => what,
-        Err(fault) => return at_once(error_frame(index, &fault)),
+        Err(fault) => return held.until_sent(at_once(error_frame(index, &fault))),
     };
     // What is left of the item says which frame is its last; after an error nothing follows.
     let mut left = Some(len);
@@ -318,7 +320,7 @@ pub(super) fn frames_of(item: Item) -> impl Stream<Item = Result<Piece, Broken>>
             }
         })
     };
-    match content {
+    let frames = match content {
         _ if len == 0 => at_once(vec![header(FrameKind::Data, WHOLE, index, 0)]),
         Content::Ready(pieces) => {
             at_once(pieces.into_iter().filter_map(|p| frames(Ok(p))).flatten().collect())
@@ -327,7 +329,8 @@ pub(super) fn frames_of(item: Item) -> impl Stream<Item = Result<Piece, Broken>>
             let frames = pieces.scan((), move |(), read| ready(frames(read)));
             Either::Right(frames.flat_map(|pieces| stream::iter(pieces).map(Ok)).boxed())
         }
-    }
+    };
+    held.until_sent(frames)
 }
 
 /// Copies neighbouring small pieces together, as far as they are ready: nothing waits for

@@ -4,18 +4,21 @@
 //! their names; one that lies in a chunk with others (of a pack, of a shard) is hashed by itself
 //! before it is sent (I1), and looked for in the root's other layouts when its chunk cannot be
 //! had or proves the placement wrong.
+//!
+//! What is little beside its chunk is copied out of it, so that a reader that takes its time holds no chunk (I6).
 
 use super::{
     problem::{Answer, Fault},
     read::{cached, chunk, located_chunk, located_part},
 };
-use crate::{server::Server, versions::Sources};
+use crate::{read_ahead::AHEAD_BYTES_MAX, server::Server, versions::Sources};
+use bytes::Bytes;
 use fletch_api::Code;
 use fletch_core::{
     Hash, StoreKey, Verified,
     manifest::locate::{ChunkRange, ranges},
 };
-use fletch_store::Hit;
+use fletch_store::{Copies, Hit, Tier};
 use fletch_tables::Found;
 use std::{ops::Range, sync::Arc, sync::atomic::Ordering::Relaxed};
 
@@ -43,8 +46,40 @@ pub struct Shared {
     range: Range<usize>,
 }
 
-/// Verified bytes and which of them are meant.
-pub type Cut = (Hit, Range<usize>);
+/// Bytes of an entry, verified, and where they came from.
+#[derive(Debug, Clone)]
+pub struct Cut {
+    /// The bytes.
+    pub bytes: Bytes,
+    /// Where they came from.
+    pub tier: Tier,
+}
+
+impl Cut {
+    fn of(server: &Server, hit: &Hit, range: &Range<usize>) -> Answer<Self> {
+        let chunk = &hit.chunk;
+        let bytes = chunk.slice(range.clone()).ok_or_else(|| {
+            let detail = format!("bytes {range:?} lie past the end of chunk {}", chunk.hash());
+            Fault::new(Code::TablesCorrupt, detail, "index the dataset again; no wrong byte was delivered")
+        })?;
+        let apart = goes_apart(bytes.len(), chunk.bytes().len());
+        let bytes = if apart { server.read_ahead.copies.copy(bytes) } else { bytes };
+        Ok(Cut { bytes, tier: hit.tier })
+    }
+}
+
+/// Whether so many bytes of a chunk are copied out of it.
+fn goes_apart(bytes: usize, chunk: usize) -> bool {
+    bytes as u64 <= AHEAD_BYTES_MAX && bytes * 2 < chunk
+}
+
+/// A file that lies in a chunk with others, proved by its own hash; the outer `None` when it would reach past the
+/// chunk's end, the inner when it is another.
+fn proved(copies: &Copies, file: Hash, chunk: &Verified, at: &Range<usize>) -> Option<Option<Verified>> {
+    let bytes = chunk.slice(at.clone())?;
+    let apart = goes_apart(bytes.len(), chunk.bytes().len());
+    Some(if apart { copies.verified(bytes, file) } else { Verified::check(file, bytes).ok() })
+}
 
 /// The spans that, in order, are bytes `range` of an entry.
 pub fn spans(found: &Found, range: Range<u64>) -> Vec<Span> {
@@ -68,19 +103,18 @@ impl Span {
     /// The bytes, if they are in memory and few.
     pub fn ready(&self, server: &Server, sources: &Sources) -> Option<Cut> {
         match self {
-            Span::Chunk(r) => Some((cached(server, sources, r.slice.chunk)?, r.range.clone())),
+            // What cannot be cut is read again the long way, which says what is wrong.
+            Span::Chunk(r) => Cut::of(server, &cached(server, sources, r.slice.chunk)?, &r.range).ok(),
             Span::Shared(s) => {
                 if let Some(alone) = cached(server, sources, s.hash) {
-                    return Some((alone, s.range.clone()));
+                    return Cut::of(server, &alone, &s.range).ok();
                 }
-                let hit = cached(server, sources, s.held.slice.chunk)?;
-                let bytes = hit.chunk.slice(s.held.range.clone())?;
-                if bytes.len() > INLINE_HASH_BYTES {
+                if s.held.range.len() > INLINE_HASH_BYTES {
                     return None;
                 }
-                // What does not check is read again the long way, which says what is wrong.
-                let file = Verified::check(s.hash, bytes).ok()?;
-                Some((Hit { chunk: file, ..hit }, s.range.clone()))
+                let hit = cached(server, sources, s.held.slice.chunk)?;
+                let file = proved(&server.read_ahead.copies, s.hash, &hit.chunk, &s.held.range)??;
+                Cut::of(server, &Hit { chunk: file, ..hit }, &s.range).ok()
             }
         }
     }
@@ -88,16 +122,17 @@ impl Span {
     /// The bytes.
     pub async fn read(self, server: &Server, sources: &Arc<Sources>) -> Answer<Cut> {
         match self {
-            Span::Chunk(r) => Ok((chunk(server, sources, r.slice.chunk).await?, r.range)),
-            Span::Shared(s) => s.read(server, sources).await,
+            Span::Chunk(r) => Cut::of(server, &chunk(server, sources, r.slice.chunk).await?, &r.range),
+            Span::Shared(s) => Cut::of(server, &s.read(server, sources).await?, &s.range),
         }
     }
 }
 
 impl Shared {
-    async fn read(self, server: &Server, sources: &Arc<Sources>) -> Answer<Cut> {
+    /// The whole file.
+    async fn read(&self, server: &Server, sources: &Arc<Sources>) -> Answer<Hit> {
         let fault = match self.from(server, sources, &self.held).await {
-            Ok(hit) => return Ok((hit, self.range)),
+            Ok(hit) => return Ok(hit),
             Err(fault) if !elsewhere_helps(fault.code()) => return Err(fault),
             Err(fault) => fault,
         };
@@ -105,7 +140,7 @@ impl Shared {
         let held = self.held.slice.chunk;
         for other in server.versions.elsewhere(sources, self.ordinal, 0..size, held).await {
             match self.from(server, sources, &other).await {
-                Ok(hit) => return Ok((hit, self.range)),
+                Ok(hit) => return Ok(hit),
                 Err(e) => tracing::debug!(error = %e, "another layout does not help"),
             }
         }
@@ -146,14 +181,16 @@ impl Shared {
                 "pack or index the dataset again; no wrong byte was delivered",
             )
         };
-        let bytes = hit.chunk.slice(held.range.clone()).ok_or_else(|| wrong("reaches past its end"))?;
-        let checked = if bytes.len() <= INLINE_HASH_BYTES {
-            Verified::check(hash, bytes)
+        let (whole, at) = (hit.chunk, held.range.clone());
+        let checked = if at.len() <= INLINE_HASH_BYTES {
+            proved(&server.read_ahead.copies, hash, &whole, &at)
         } else {
-            let check = tokio::task::spawn_blocking(move || Verified::check(hash, bytes));
+            let ahead = Arc::clone(&server.read_ahead);
+            let check = tokio::task::spawn_blocking(move || proved(&ahead.copies, hash, &whole, &at));
             check.await.map_err(|e| Fault::new(Code::Internal, e.to_string(), "see the server's log"))?
         };
-        let chunk = checked.map_err(|_| wrong("names other bytes"))?;
+        let checked = checked.ok_or_else(|| wrong("reaches past its end"))?;
+        let chunk = checked.ok_or_else(|| wrong("names other bytes"))?;
         Ok(Hit { chunk, tier: hit.tier })
     }
 }

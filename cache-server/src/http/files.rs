@@ -22,8 +22,10 @@ use fletch_core::{
     Root,
     manifest::{EntryKind, EntryRef},
 };
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use std::sync::Arc;
+use tokio::task::JoinError;
+use tokio_util::task::AbortOnDropHandle;
 
 /// Chunks of a file that are read while the one before is sent.
 const AHEAD: usize = 2;
@@ -82,9 +84,9 @@ pub async fn get(
     let mut reads = Box::pin(read_all(Arc::clone(&server), sources, spans));
     // The first chunk is read before the head is sent, so that its failure has a status.
     let first = reads.next().await.transpose()?;
-    let status = first.as_ref().map_or("fletch; hit", |(hit, _)| cache_status(hit.tier));
+    let status = first.as_ref().map_or("fletch; hit", |cut| cache_status(cut.tier));
     let all = stream::iter(first.map(Ok)).chain(reads);
-    let pieces = all.map(move |read| piece(&read.map_err(Broken::from)?, &charge).map_err(Broken::from));
+    let pieces = all.map(move |read| Ok::<_, Broken>(piece(read?, &charge)));
     let body = of_stream(&server, pieces, Some(n), admitted.turn.take());
     finish(head.header(headers::CACHE_STATUS, status), body)
 }
@@ -116,11 +118,22 @@ pub fn read_all(
     reads.buffered(AHEAD)
 }
 
-/// A range of verified bytes, to be sent.
-pub fn piece((hit, r): &Cut, charge: &impl Fn(Cost) -> Charge) -> Answer<Piece> {
-    let bytes = hit.chunk.slice(r.clone()).ok_or_else(|| {
-        let detail = format!("bytes {r:?} lie past the end of chunk {}", hit.chunk.hash());
-        Fault::new(Code::TablesCorrupt, detail, "index the dataset again; no wrong byte was delivered")
-    })?;
-    Ok(Piece::Content(bytes, charge(cost(hit.tier))))
+/// Bytes, to be sent.
+pub fn piece(cut: Cut, charge: &impl Fn(Cost) -> Charge) -> Piece {
+    Piece::Content(cut.bytes, charge(cost(cut.tier)))
+}
+
+/// Spans of few bytes, in a task of their own: however slowly somebody takes an answer, what was read for it is
+/// copied out of its chunk when that is there.
+pub async fn read_now(
+    server: &Arc<Server>,
+    sources: &Arc<Sources>,
+    spans: Vec<Span>,
+    charge: impl Fn(Cost) -> Charge,
+) -> Answer<Vec<Piece>> {
+    let cuts = read_all(Arc::clone(server), Arc::clone(sources), spans);
+    let reading = AbortOnDropHandle::new(server.tasks.spawn(cuts.try_collect::<Vec<Cut>>()));
+    let lost = |e: JoinError| Fault::new(Code::Internal, e.to_string(), "see the server's log");
+    let cuts = reading.await.map_err(lost)??;
+    Ok(cuts.into_iter().map(|cut| piece(cut, &charge)).collect())
 }

@@ -1,18 +1,19 @@
 //! `POST …/leases`: the next samples of an epoch, granted durably and then streamed.
 
 use super::{
-    batch::{AHEAD_BYTES_MAX, Content, Item, frames_of, header, together},
+    batch::{Content, Item, What, frames_of, header, together},
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
     entry::{Span, spans},
     epochs::{TwoPaths, epoch_of},
-    files::{content, piece, read_all},
+    files::{content, piece, read_all, read_now},
     json,
     problem::{Answer, Fault},
 };
 use crate::{
     auth::Principal,
     jobs::{Ahead, Class, Component, Cost, Epoch, Granted, Opened, Tally},
+    read_ahead::{AHEAD_BYTES_MAX, Room},
     server::Server,
     versions::Sources,
 };
@@ -29,10 +30,10 @@ use fletch_api::{
     headers,
 };
 use fletch_core::{
-    StoreKey,
-    manifest::{CHUNK_BYTES_MAX, locate::ranges},
+    manifest::locate::ranges,
     order::{Request, plan::Item as PlanItem},
 };
+use fletch_store::By;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use serde::Serialize;
@@ -40,7 +41,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A stream that has nothing to say for so long gives a sign of life; sooner where leases are short.
 const HEARTBEAT: Duration = Duration::from_secs(3);
@@ -126,39 +126,35 @@ fn stream_of(
     let refs = ask.refs;
     let life = Life::new(&reader.job, epoch.number(), ask, lease);
     let todo = (0u32..).zip(entries).skip(from);
-    let room = Arc::new(Room::new(reader.server.limits.lease_ahead_bytes()));
-    let (finder, taker) = (reader.clone(), reader.clone());
+    let room = Arc::new(Room::new(&reader.server.read_ahead));
+    let (finder, first) = (reader.clone(), grant.from);
     let items = stream::iter(todo)
         .map(move |(index, (entry, item, class))| {
             let finder = finder.clone();
             async move { (index, entry, item, class, finder.files(item.sample).await) }
         })
         .buffered(AHEAD_MAX)
-        // One after the other, so that the next to be sent never waits for room that later ones have.
+        // One after the other, so that the next to be sent has room before later ones.
         .then(move |(index, entry, item, class, files)| {
-            let (taker, room) = (taker.clone(), Arc::clone(&room));
+            let room = Arc::clone(&room);
             async move {
-                let weight = files.as_ref().map_or(0, |f| if refs { 0 } else { taker.weight(f, class) });
-                (index, entry, item, class, files, room.take(weight).await)
+                let bytes = files.as_ref().map_or(0, |f| if refs { 0 } else { bytes_of(f) });
+                (index, entry, item, class, files, room.take(index - first, bytes).await)
             }
         })
         .map(move |(index, entry, item, class, files, held)| {
             let reader = reader.clone();
             async move {
                 let now = reader.class_now(item, class);
-                let (head, body) = reader.sample(index, entry, item, now, files, refs).await;
+                let (head, what) = reader.sample(index, entry, item, now, files, refs).await;
                 reader.served(item, class);
-                (head, body, held)
+                (head, what.map(|what| Item { index, name: String::new(), what, held }))
             }
         })
         .buffered(AHEAD_MAX)
-        .flat_map(|(head, item, held)| {
+        .flat_map(|(head, item)| {
             let rest = item.map(|i| frames_of(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
-            stream::iter(head.into_iter().map(Ok)).chain(rest).map(move |piece| {
-                // Until its last frame was taken.
-                let _held = &held;
-                piece
-            })
+            stream::iter(head.into_iter().map(Ok)).chain(rest)
         });
     stream::iter(begin.collect::<Vec<_>>()).chain(alive(items.boxed(), life)).chain(stream::iter(end)).boxed()
 }
@@ -204,24 +200,9 @@ impl Life {
     }
 }
 
-/// What one stream may have read ahead, in KiB.
-struct Room {
-    kib: Arc<Semaphore>,
-    all: u32,
-}
-
-impl Room {
-    fn new(bytes: u64) -> Self {
-        let all = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
-        Room { kib: Arc::new(Semaphore::new(all as usize)), all }
-    }
-
-    /// Room for so many bytes, or all there is.
-    async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX).min(self.all);
-        // It is never closed.
-        Arc::clone(&self.kib).acquire_many_owned(kib).await.ok()
-    }
+/// Bytes of a sample's files.
+fn bytes_of(files: &[Found]) -> u64 {
+    files.iter().map(|f| f.entry().size).sum()
 }
 
 /// Reads samples of a job for one request.
@@ -249,7 +230,8 @@ impl Reader {
         let tally = server.accounts.tally(&who.domain, &live, source.version.root(), source.dataset());
         if job.setup.wheel.is_none() {
             let number = job.sources.number();
-            server.shares.note(number, source.version.root(), source.footprint_max(), server.now_ns());
+            let (root, footprint) = (source.version.root(), source.footprint_max());
+            server.shares.note(number, root, footprint, By::Order, server.now_ns());
         }
         let ahead = epoch.ahead();
         Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), ahead, tally, component })
@@ -299,8 +281,8 @@ impl Reader {
         class: Class,
         files: Answer<Vec<Found>>,
         refs: bool,
-    ) -> (Vec<Piece>, Option<Item>) {
-        let failed = |fault| (Vec::new(), Some(Item { index, name: String::new(), what: Err(fault) }));
+    ) -> (Vec<Piece>, Option<What>) {
+        let failed = |fault| (Vec::new(), Some(Err(fault)));
         let files = match files {
             Ok(files) => files,
             Err(fault) => return failed(fault),
@@ -334,24 +316,10 @@ impl Reader {
                 if let (Some(ahead), Content::Ready(_)) = (&self.ahead, &content) {
                     ahead.served(&[entry]);
                 }
-                (pieces, Some(Item { index, name: String::new(), what: Ok((len, content)) }))
+                (pieces, Some(Ok((len, content))))
             }
             Err(fault) => failed(fault),
         }
-    }
-
-    /// Bytes of memory that reading these files holds until they are sent: their own where their chunks are read in
-    /// parts, from the disk or the origin; else the chunks', of which they are slices (I6: slow readers hold no more).
-    fn weight(&self, files: &[Found], class: Class) -> u64 {
-        let (sources, store) = (self.way(class), &self.server.store);
-        let slices = files.iter().flat_map(|f| f.slices());
-        let each = slices.map(|s| {
-            let len = sources.try_len(s.chunk).flatten().unwrap_or(CHUNK_BYTES_MAX);
-            let key = StoreKey { domain: sources.domain.clone(), hash: s.chunk };
-            let in_parts = class == Class::Alone || store.disk().is_some_and(|d| d.has(&key, len));
-            if store.holds(&key) || !in_parts { u64::from(len) } else { u64::from(s.len) }
-        });
-        each.sum()
     }
 
     /// The files of a sample.
@@ -367,23 +335,15 @@ impl Reader {
         let sources = self.way(class);
         let spans: Vec<Span> = files.iter().flat_map(|f| spans(f, 0..f.entry().size)).collect();
         let charge = self.charge(class);
-        if len <= AHEAD_BYTES_MAX
-            && let Some(cuts) =
-                spans.iter().map(|s| s.ready(&self.server, sources)).collect::<Option<Vec<_>>>()
-        {
-            let ready: Answer<Vec<Piece>> = cuts.iter().map(|c| piece(c, &charge)).collect();
-            return Ok(Content::Ready(ready?));
-        }
-        let reads = read_all(Arc::clone(&self.server), Arc::clone(sources), spans);
-        let mut pieces = reads.map(move |read| piece(&read?, &charge)).boxed();
         if len > AHEAD_BYTES_MAX {
-            return Ok(Content::Later(pieces));
+            let reads = read_all(Arc::clone(&self.server), Arc::clone(sources), spans);
+            return Ok(Content::Later(reads.map(move |read| Ok(piece(read?, &charge))).boxed()));
         }
-        let mut all = Vec::new();
-        while let Some(p) = pieces.next().await {
-            all.push(p?);
-        }
-        Ok(Content::Ready(all))
+        let ready = spans.iter().map(|s| s.ready(&self.server, sources)).collect::<Option<Vec<_>>>();
+        Ok(Content::Ready(match ready {
+            Some(cuts) => cuts.into_iter().map(|cut| piece(cut, &charge)).collect(),
+            None => read_now(&self.server, sources, spans, charge).await?,
+        }))
     }
 
     /// Where a sample's bytes lie in chunks.

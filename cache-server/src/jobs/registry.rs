@@ -12,7 +12,7 @@ use super::{JobError, Samples, Wheel, declared::Opened, record::Record, wheel::M
 use crate::versions::{Source, Sources};
 use fletch_api::{JobLine, OrderKind, StartJob};
 use fletch_core::{Domain, LayoutId, Root, Tenant, order::substitute::Standing};
-use fletch_store::DatasetId;
+use fletch_store::{By, DatasetId};
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
@@ -271,7 +271,8 @@ impl Registry {
             OrderKind::Strict | OrderKind::Bucketed | OrderKind::Replay => {
                 // Before its first read, so that what that brings may stay.
                 let now = u64::try_from(self.means.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                self.means.shares.note(sources.number(), record.root, source.footprint_max(), now);
+                let footprint = source.footprint_max();
+                self.means.shares.note(sources.number(), record.root, footprint, By::Order, now);
                 None
             }
             OrderKind::Substitute => {

@@ -28,7 +28,7 @@ use fletch_core::{
     },
     residency::Residency,
 };
-use fletch_store::{DatasetId, disk::Policy};
+use fletch_store::{By, DatasetId, disk::Policy};
 use loads::Loads;
 pub use means::Means;
 use owed::Owed;
@@ -179,7 +179,8 @@ impl Wheel {
     pub fn note(&self, now_ns: u64) {
         let footprint = self.samples.shape.total_bytes();
         let root = self.source.version.root();
-        self.means.shares.note(self.keeping.number(), root, footprint, now_ns);
+        let by = By::SweepOver(DatasetId::of(&self.keeping.domain, self.source.dataset()));
+        self.means.shares.note(self.keeping.number(), root, footprint, by, now_ns);
     }
 
     fn awaits_share(&self) -> bool {

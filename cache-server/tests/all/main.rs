@@ -9,6 +9,7 @@ mod buckets;
 mod bytes;
 mod checkpoints;
 mod contract;
+mod crowded;
 mod datasets;
 mod domains;
 mod epochs;

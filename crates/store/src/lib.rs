@@ -17,6 +17,7 @@
 pub mod allocator;
 mod attached;
 mod buffers;
+mod copies;
 pub mod disk;
 mod flight;
 pub mod house;
@@ -29,11 +30,12 @@ mod stats;
 mod warm;
 
 pub use attached::{Disk, DiskReport, DiskState};
+pub use copies::Copies;
 pub use disk::DatasetId;
 pub use house::Household;
 pub use pins::Pinned;
 pub use read::{Fetch, FetchError, Hit, ReadError, Store, StoreLimits, Tier};
-pub use shares::{Bound, Shares, Split, bounded};
+pub use shares::{Bound, By, Shares, Split, bounded};
 pub use stats::StoreStats;
 pub use warm::{Found, Warmed};
 

@@ -3,6 +3,10 @@
 //! Until jobs are measured the split is equal among datasets read in the last hour. Requests note
 //! what they read; whoever owns the disk asks for the split when it has changed.
 //!
+//! A dataset that is read only in orders that are known, while a sweep goes over it, has no share beside the sweep's:
+//! such an order comes to every sample once, so that it finds the same part of them whoever keeps them, and the
+//! sweep, whose jobs share what it keeps, makes more of the room (ADR 44).
+//!
 //! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. One more gets no share of
 //! its own, only what the others leave.
 
@@ -12,7 +16,7 @@ use crate::{
 };
 use fletch_core::Root;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -29,12 +33,48 @@ const VERSIONS_MAX: usize = 65_536;
 /// Datasets, and the footprint each can use at most.
 pub type Split = Vec<(DatasetId, Option<u64>)>;
 
+/// Who reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// Anybody, whatever they like.
+    Anyone,
+    /// Epochs in an order of their own: each sample once.
+    Order,
+    /// A sweep over this dataset, which keeps what it reads as a dataset of its own.
+    SweepOver(DatasetId),
+}
+
 #[derive(Debug)]
 struct Reading {
     /// When it was last read, nanoseconds since the start.
     last: AtomicU64,
+    /// When anybody did who has no order, likewise, plus one; 0 for never.
+    anyone: AtomicU64,
     /// The footprint of all its chunks, at most.
     footprint: u64,
+    by: By,
+}
+
+impl Reading {
+    fn new(footprint: u64, by: By) -> Self {
+        Reading { last: AtomicU64::new(0), anyone: AtomicU64::new(0), footprint, by }
+    }
+
+    /// Notes a reader; whether that asks for another split.
+    fn note(&self, by: By, now_ns: u64) -> bool {
+        self.last.fetch_max(now_ns, Relaxed);
+        by == By::Anyone && self.anyone.fetch_max(now_ns.saturating_add(1), Relaxed) == 0
+    }
+
+    fn within(at: u64, now_ns: u64) -> bool {
+        now_ns.saturating_sub(at) < u64::try_from(IDLE_AFTER.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether somebody reads it who is not served as well by a sweep over the same dataset.
+    fn needs_its_own(&self, now_ns: u64) -> bool {
+        let anyone = self.anyone.load(Relaxed);
+        matches!(self.by, By::SweepOver(_)) || (anyone > 0 && Self::within(anyone, now_ns))
+    }
 }
 
 /// See the module.
@@ -79,16 +119,20 @@ fn moved(then: u64, now: u64) -> bool {
 }
 
 impl Shares {
-    /// A version of a dataset is being read; its chunks occupy at most `footprint` on disk.
-    pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, now_ns: u64) {
+    /// A version of a dataset is being read, by whom; its chunks occupy at most `footprint` on disk.
+    pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, by: By, now_ns: u64) {
         let of = (dataset, root);
-        if let Some(r) = self.read.read().unwrap_or_else(PoisonError::into_inner).get(&of) {
-            r.last.fetch_max(now_ns, Relaxed);
-            return;
-        }
-        let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
-        if read.len() < VERSIONS_MAX {
-            read.entry(of).or_insert(Reading { last: AtomicU64::new(now_ns), footprint });
+        let known =
+            self.read.read().unwrap_or_else(PoisonError::into_inner).get(&of).map(|r| r.note(by, now_ns));
+        let other_split = known.unwrap_or_else(|| {
+            let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
+            let room = read.len() < VERSIONS_MAX;
+            if room {
+                read.entry(of).or_insert_with(|| Reading::new(footprint, by)).note(by, now_ns);
+            }
+            room
+        });
+        if other_split {
             self.appeared.notify_one();
         }
     }
@@ -109,12 +153,14 @@ impl Shares {
 
     /// Forgets idle versions. The datasets that are left, if they are others than at the last call.
     fn others(&self, now_ns: u64) -> Option<Split> {
-        let idle = u64::try_from(IDLE_AFTER.as_nanos()).unwrap_or(u64::MAX);
         let mut of: BTreeMap<DatasetId, u64> = BTreeMap::new();
         {
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
-            read.retain(|_, r| now_ns.saturating_sub(r.last.load(Relaxed)) < idle);
-            for ((dataset, _), r) in read.iter() {
+            read.retain(|_, r| Reading::within(r.last.load(Relaxed), now_ns));
+            let over = |r: &Reading| if let By::SweepOver(dataset) = r.by { Some(dataset) } else { None };
+            let swept: HashSet<DatasetId> = read.values().filter_map(over).collect();
+            let divides = |dataset, r: &Reading| r.needs_its_own(now_ns) || !swept.contains(dataset);
+            for ((dataset, _), r) in read.iter().filter(|((dataset, _), r)| divides(dataset, r)) {
                 let sum = of.entry(*dataset).or_default();
                 *sum = sum.saturating_add(r.footprint);
             }
@@ -177,20 +223,44 @@ mod tests {
         let s = Shares::default();
         let (a, b, root) = (DatasetId(1), DatasetId(2), |n: u8| Root(Hash::of(&[n])));
         assert_eq!(s.others(0), Some(vec![]));
-        s.note(a, root(1), 100, 5);
+        s.note(a, root(1), 100, By::Anyone, 5);
         assert_eq!(s.others(6), Some(vec![(a, Some(100))]));
-        s.note(a, root(1), 100, 7);
+        s.note(a, root(1), 100, By::Order, 7);
         assert_eq!(s.others(8), None, "nothing new");
         // Another version of it, and another dataset.
-        s.note(a, root(2), 50, 10);
-        s.note(b, root(3), 7, HOUR);
+        s.note(a, root(2), 50, By::Anyone, 10);
+        s.note(b, root(3), 7, By::Order, HOUR);
         assert_eq!(s.others(HOUR), Some(vec![(a, Some(150)), (b, Some(7))]));
         assert_eq!(s.others(HOUR + 8), Some(vec![(a, Some(50)), (b, Some(7))]), "one version is idle");
         assert_eq!(s.others(HOUR + 10), Some(vec![(b, Some(7))]));
         // A clock that steps back forgets nobody.
-        s.note(b, root(3), 7, 3);
+        s.note(b, root(3), 7, By::Anyone, 3);
         assert_eq!(s.others(1), None);
         s.repeat();
         assert_eq!(s.others(1), Some(vec![(b, Some(7))]));
+    }
+
+    #[test]
+    fn an_order_over_what_a_sweep_keeps_has_no_share_of_its_own_until_somebody_else_reads() {
+        let s = Shares::default();
+        let (set, sweep, other) = (DatasetId(1), DatasetId(2), DatasetId(3));
+        let root = Root(Hash::of(b"r"));
+        s.note(set, root, 100, By::Order, 1);
+        s.note(other, root, 30, By::Order, 1);
+        assert_eq!(s.others(2), Some(vec![(set, Some(100)), (other, Some(30))]), "alone they have shares");
+        s.note(sweep, root, 100, By::SweepOver(set), 3);
+        assert_eq!(s.others(4), Some(vec![(sweep, Some(100)), (other, Some(30))]), "of another domain");
+        // Somebody reads the mount: a floor for as long as that is not idle.
+        s.note(set, root, 100, By::Anyone, 5);
+        let all = vec![(set, Some(100)), (sweep, Some(100)), (other, Some(30))];
+        assert_eq!(s.others(6), Some(all));
+        for id in [set, sweep, other] {
+            let by = if id == sweep { By::SweepOver(set) } else { By::Order };
+            s.note(id, root, 100, by, HOUR);
+        }
+        assert_eq!(s.others(HOUR + 6), Some(vec![(sweep, Some(100)), (other, Some(30))]));
+        // The sweep has ended.
+        s.note(set, root, 100, By::Order, 2 * HOUR);
+        assert_eq!(s.others(2 * HOUR + 1), Some(vec![(set, Some(100))]));
     }
 }

@@ -41,19 +41,19 @@ pub(super) fn archive(
 }
 
 fn member(item: Item, missing: &Mutex<Vec<Missing>>) -> BoxStream<'static, Result<Piece, Broken>> {
-    let index = item.index;
+    let Item { index, name, what, held } = item;
     let note = |problem: Box<Problem>| {
         missing.lock().unwrap_or_else(PoisonError::into_inner).push(Missing { index, problem });
         stream::empty().boxed()
     };
-    let (len, pieces) = match item.what {
+    let (len, pieces) = match what {
         Ok(what) => what,
         Err(fault) => return note(fault.0),
     };
-    let head = match head(&item.name, len) {
+    let head = match head(&name, len) {
         Ok(head) => head,
         Err(e) => {
-            let detail = format!("{:?} cannot be a member's name: {e}", item.name);
+            let detail = format!("{name:?} cannot be a member's name: {e}");
             return note(Fault::new(Code::BadRequest, detail, "ask for frames").0);
         }
     };
@@ -65,7 +65,7 @@ fn member(item: Item, missing: &Mutex<Vec<Missing>>) -> BoxStream<'static, Resul
     };
     let begin = stream::iter([Ok(Piece::Framing(head.into()))]);
     let end = stream::iter([Ok(Piece::Framing(pad))]);
-    begin.chain(pieces.map(|p| p.map_err(Broken::from))).chain(end).boxed()
+    held.until_sent(begin.chain(pieces.map(|p| p.map_err(Broken::from))).chain(end)).boxed()
 }
 
 /// A member's header, with the records a long name needs before it.

@@ -1,0 +1,137 @@
+//! `bench-lease [--rounds 5] [--samples 4000] [--sample-bytes 112640] [--want 64] [--json FILE]`
+//!
+//! Whole epochs of a packed dataset by leases, against plain GETs of the same bytes in 4 MiB chunks: one client, one
+//! after the other, over a unix socket, every byte verified by both; warm, once from the server's memory and once from
+//! its disk (page cache). A lease is granted durably, and acknowledged with the next one's request.
+
+use fletch_api::{BatchTimes, OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
+use fletch_benches::{Daemon, Table, arg, bin, keep, until, usage, walk, write_tree};
+use fletch_client::{Client, ClientConfig, epochs::Next};
+use fletch_core::{Hash, Root, order::Tail};
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+struct Served {
+    client: Client,
+    root: Root,
+    chunks: Vec<(Hash, u32)>,
+    /// Ends with it.
+    _server: Daemon,
+}
+
+fn run(c: &mut Command) {
+    assert!(c.stdout(Stdio::null()).status().expect("run").success(), "{c:?}");
+}
+
+fn declaration(order: OrderKind, want: u32) -> StartJob {
+    StartJob {
+        name: format!("bench-{}", order.as_str()).parse().expect("name"),
+        dataset: Some("set".parse().expect("name")),
+        version: None,
+        root: None,
+        layout: None,
+        seed: Some(1),
+        order,
+        buckets: None,
+        replay: None,
+        plan: PlanSpec::default(),
+        world: World { ranks: 1, batch: want, tail: Tail::Keep },
+        visitation: Visitation::ExactlyOnce,
+    }
+}
+
+impl Served {
+    async fn start(scratch: &Path, tier: &str, more: &[&str]) -> Self {
+        let at = |name: &str| scratch.join(format!("{tier}-{name}"));
+        let server = Daemon::start(
+            Command::new(bin("fletch-server"))
+                .args(["--listen", "127.0.0.1:0", "--cache-free-floor", "0"])
+                .args(more)
+                .args(["--socket".as_ref(), at("s.sock").as_os_str()])
+                .args(["--state-dir".as_ref(), at("state").as_os_str()])
+                .args(["--cache-dir".as_ref(), at("cache").as_os_str()])
+                .args(["--ready-file".as_ref(), at("ready").as_os_str()]),
+            Some(&at("log")),
+        );
+        let ready = at("ready");
+        until("the server", || std::fs::read_to_string(&ready).is_ok_and(|s| s.starts_with("http")));
+        let url = std::fs::read_to_string(&ready).expect("ready").trim().to_owned();
+        let (data, tables) = (scratch.join("set"), scratch.join("pack"));
+        run(Command::new(bin("fletch"))
+            .args(["register", "set"])
+            .arg(&data)
+            .arg("--tables")
+            .arg(&tables)
+            .args(["--quiet", "--server", &url]));
+        let endpoint = format!("unix:{}", at("s.sock").display()).parse().expect("endpoint");
+        let client = Client::new(ClientConfig::new(endpoint, "loader")).expect("client");
+        let root = client.resolve(&"set".parse().expect("name"), "latest").await.expect("a version").root;
+        let chunks = tables.join("fletch/chunks");
+        let chunk = |p: PathBuf| {
+            let len = std::fs::metadata(chunks.join(&p)).expect("chunk").len();
+            let name = p.file_name().expect("name").to_str().expect("text");
+            (name.parse::<Hash>().expect("a hash"), u32::try_from(len).expect("a chunk"))
+        };
+        Served { client, root, chunks: walk(&chunks).into_iter().map(chunk).collect(), _server: server }
+    }
+
+    /// Bytes a second of plain GETs.
+    async fn gets(&self) -> f64 {
+        let (begin, mut bytes) = (Instant::now(), 0);
+        for &(hash, len) in &self.chunks {
+            bytes += self.client.chunk(self.root, hash, len).await.expect("a chunk").bytes().len();
+        }
+        bytes as f64 / begin.elapsed().as_secs_f64()
+    }
+
+    /// Bytes a second of an epoch by leases.
+    async fn leases(&self, order: OrderKind, epoch: u64, want: u32) -> f64 {
+        let job = self.client.declare(&declaration(order, want)).await.expect("a job");
+        let (begin, mut bytes) = (Instant::now(), 0);
+        let mut reader = job.reader(epoch, 0, 0);
+        while let Next::Batch(batch) = reader.next(want).await.expect("a lease") {
+            bytes += batch.samples.iter().map(|s| s.bytes.len()).sum::<usize>();
+            job.ack(epoch, 0, &[batch.token.ack(BatchTimes::default())]).await.expect("an ack");
+        }
+        bytes as f64 / begin.elapsed().as_secs_f64()
+    }
+}
+
+fn main() {
+    usage(include_str!("lease.rs"));
+    let (rounds, want): (u64, u32) = (arg("rounds", 5), arg("want", 64));
+    let (samples, sample_bytes) = (arg("samples", 4000), arg("sample-bytes", 112_640));
+    let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");
+    write_tree(&scratch.path().join("set"), std::process::id().into(), samples, sample_bytes);
+    run(Command::new(bin("fletch"))
+        .args(["pack", "--quiet", "--chunk-size", "4MiB"])
+        .arg(scratch.path().join("set"))
+        .arg("--to")
+        .arg(scratch.path().join("pack"))
+        .arg("--state-dir")
+        .arg(scratch.path().join("st")));
+    let all = samples * sample_bytes;
+    let twice = (all * 2).max(64 << 20).to_string();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("runtime");
+    let mut table = Table::default();
+    runtime.block_on(async {
+        for (tier, memory, cache) in [("memory", twice.as_str(), "0"), ("disk", "64MiB", &twice)] {
+            let more = ["--memory", memory, "--cache-size", cache];
+            let served = Served::start(scratch.path(), tier, &more).await;
+            served.gets().await;
+            for round in 0..rounds {
+                for order in [OrderKind::Strict, OrderKind::Substitute] {
+                    let row = format!("{tier}, {} epoch, {sample_bytes} B", order.as_str());
+                    table.add(&row, "GET", served.gets().await / 1e6);
+                    table.add(&row, "lease", served.leases(order, round, want).await / 1e6);
+                }
+            }
+        }
+    });
+    table.print("lease", "MB/s");
+    keep(&table);
+}

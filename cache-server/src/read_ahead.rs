@@ -1,0 +1,210 @@
+//! Memory for what a stream (of a lease, of a batch) has read before it is its turn to be sent.
+//!
+//! What is little beside its chunk is copied out of it ([`Copies`]), as long as there is room for copies: what waits for
+//! its turn, or for a reader that takes its time, then holds no chunk.
+//!
+//! Invariants:
+//! 1. what streams have read ahead is at most half of [`ReadAhead`], all streams together, and a quarter of it each; copies
+//!    are at most all of it (I6);
+//! 2. what a stream sends next waits for no room: only what is sent later does. So no stream keeps what another needs
+//!    to go on, however many there are and however slowly some of them are read.
+
+use fletch_store::Copies;
+use futures::{Stream, StreamExt as _};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// Items up to this many bytes are read ahead; larger ones are read as they are sent.
+pub const AHEAD_BYTES_MAX: u64 = 1 << 20;
+
+/// Memory for all streams of a server.
+#[derive(Debug)]
+pub struct ReadAhead {
+    /// What is sent, in buffers of its own.
+    pub copies: Copies,
+    all: Kib,
+}
+
+/// Room, in KiB.
+#[derive(Debug)]
+struct Kib {
+    kib: Arc<Semaphore>,
+    all: u32,
+}
+
+/// The room of one stream.
+#[derive(Debug)]
+pub struct Room {
+    own: Kib,
+    shared: Arc<ReadAhead>,
+    /// How many of its items were sent.
+    sent: Arc<watch::Sender<u32>>,
+}
+
+/// What one item holds of it.
+#[derive(Debug)]
+pub struct Held {
+    number: u32,
+    own: Option<OwnedSemaphorePermit>,
+    shared: Option<OwnedSemaphorePermit>,
+    sent: Arc<watch::Sender<u32>>,
+}
+
+/// An item that is being sent.
+struct Sending(Held);
+
+fn kib(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
+}
+
+impl ReadAhead {
+    /// So many bytes.
+    #[must_use]
+    pub fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(ReadAhead { copies: Copies::new(bytes), all: Kib::of(kib(bytes / 2)) })
+    }
+
+    /// Bytes that wait for their turn, or have room to.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        (u64::from(self.all.all) - self.all.kib.available_permits() as u64) << 10
+    }
+}
+
+impl Kib {
+    fn of(all: u32) -> Self {
+        Kib { kib: Arc::new(Semaphore::new(all as usize)), all }
+    }
+
+    /// Room for so many bytes, or all there is.
+    async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        // It is never closed.
+        Arc::clone(&self.kib).acquire_many_owned(kib(bytes).min(self.all)).await.ok()
+    }
+
+    fn try_take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.kib).try_acquire_many_owned(kib(bytes).min(self.all)).ok()
+    }
+}
+
+impl Room {
+    /// For one stream, at most half of the room of all.
+    #[must_use]
+    pub fn new(shared: &Arc<ReadAhead>) -> Self {
+        Room {
+            own: Kib::of(shared.all.all / 2),
+            shared: Arc::clone(shared),
+            sent: Arc::new(watch::Sender::new(0)),
+        }
+    }
+
+    /// For an item that holds nothing.
+    #[must_use]
+    pub fn none(&self, number: u32) -> Held {
+        Held { number, own: None, shared: None, sent: Arc::clone(&self.sent) }
+    }
+
+    /// Room for the stream's `number`-th item, counted from 0, which holds so many bytes once it is read; none for more
+    /// than [`AHEAD_BYTES_MAX`], and none when it is its turn to be sent.
+    pub async fn take(&self, number: u32, bytes: u64) -> Held {
+        if let Some(held) = self.try_take(number, bytes) {
+            return held;
+        }
+        let mut held = self.none(number);
+        let room = async {
+            let own = self.own.take(bytes).await;
+            (own, self.shared.all.take(bytes).await)
+        };
+        let mut sent = self.sent.subscribe();
+        tokio::select! {
+            biased;
+            // The sender is ours: it is not gone.
+            _ = sent.wait_for(|&n| n >= number) => {}
+            (own, shared) = room => (held.own, held.shared) = (own, shared),
+        }
+        held
+    }
+
+    /// The same, if there is room now.
+    #[must_use]
+    pub fn try_take(&self, number: u32, bytes: u64) -> Option<Held> {
+        let mut held = self.none(number);
+        if bytes > 0 && bytes <= AHEAD_BYTES_MAX && *self.sent.borrow() < number {
+            held.own = Some(self.own.try_take(bytes)?);
+            held.shared = Some(self.shared.all.try_take(bytes)?);
+        }
+        Some(held)
+    }
+}
+
+impl Held {
+    /// Keeps it until the last of the item's pieces was taken: then it is the next one's turn.
+    pub fn until_sent<P: Stream>(self, pieces: P) -> impl Stream<Item = P::Item> {
+        let sending = Sending(self);
+        pieces.map(move |piece| {
+            let _until_the_end = &sending;
+            piece
+        })
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.0.sent.send_modify(|n| *n = (*n).max(self.0.number + 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::{FutureExt as _, stream};
+
+    fn sent(held: Held) {
+        drop(held.until_sent(stream::empty::<()>()));
+    }
+
+    #[tokio::test]
+    async fn what_is_sent_next_waits_for_nobody() {
+        let shared = ReadAhead::new(128 << 10);
+        let (a, b) = (Room::new(&shared), Room::new(&shared));
+        // The first of a stream needs no room; the next ones take half of it at most, and then wait.
+        let first = a.take(0, 40 << 10).await;
+        let second = a.take(1, 20 << 10).await;
+        assert_eq!(shared.taken(), 20 << 10);
+        assert!(a.take(2, 20 << 10).now_or_never().is_none(), "more than its half");
+        let third = a.take(2, 12 << 10).await;
+        let ahead = [b.take(1, 30 << 10).await, b.take(2, 2 << 10).await];
+        assert_eq!(shared.taken(), 64 << 10);
+        // With nothing left, streams go on item by item; what is long or nothing needs no room.
+        let alone = Room::new(&shared);
+        for n in 0..3 {
+            assert!(alone.take(n + 1, 1).now_or_never().is_none() && alone.try_take(n + 1, 1).is_none());
+            assert!(
+                alone.try_take(n + 1, 0).is_some() && alone.try_take(n + 1, AHEAD_BYTES_MAX + 1).is_some()
+            );
+            sent(alone.take(n, AHEAD_BYTES_MAX).now_or_never().expect("it is its turn"));
+        }
+        drop((first, second, third, ahead));
+        assert_eq!(shared.taken(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_comes_ends_the_wait() {
+        let shared = ReadAhead::new(16 << 10);
+        let (other, room) = (Room::new(&shared), Room::new(&shared));
+        let _kept = other.take(1, 4 << 10).await;
+        let (first, second) = (room.take(0, 4 << 10).await, room.take(1, 4 << 10).await);
+        assert_eq!(shared.taken(), 8 << 10);
+        let waiting = room.take(2, 4 << 10);
+        tokio::pin!(waiting);
+        assert!((&mut waiting).now_or_never().is_none());
+        sent(first);
+        assert!((&mut waiting).now_or_never().is_none(), "the second is not sent");
+        // What is dropped unsent is nobody's turn, but its room is free.
+        drop(room.take(5, 0).await);
+        assert!((&mut waiting).now_or_never().is_none());
+        sent(second);
+        let last = waiting.now_or_never().expect("it is its turn");
+        assert_eq!((shared.taken(), last.own.is_none()), (4 << 10, true));
+    }
+}

@@ -12,7 +12,7 @@ FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)torch$(
 comma := ,
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build wheel install demo test lint docs-check formats soak bench deny clean
+.PHONY: help build wheel install ready-and-linted demo test lint docs-check formats soak bench deny clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t14
@@ -37,7 +37,15 @@ formats: install ## the second implementation of the formats against the golden 
 	tests/formats/run.sh
 	python3 -m unittest discover -q -s benches/parity
 
-test: install lint build wheel formats ## everything that must hold before a change lands
+# What is installed comes over the network: it comes while the linter compiles.
+ready-and-linted:
+	@mkdir -p "$(TARGET)"
+	@tests/install.sh > "$(TARGET)/install.log" 2>&1 & installing=$$!; \
+	$(MAKE) --no-print-directory lint && linted=0 || linted=$$?; \
+	wait $$installing || { cat "$(TARGET)/install.log" >&2; exit 1; }; \
+	cat "$(TARGET)/install.log"; exit $$linted
+
+test: ready-and-linted build wheel formats ## everything that must hold before a change lands
 	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
 	$(CARGO) test --release --workspace --doc -q
 

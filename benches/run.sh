@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${CARGO_TARGET_DIR:-target}/release
 cargo build --release -p fletch-benches
-for t in bench-index bench-serve bench-mount bench-pack; do
+for t in bench-index bench-serve bench-lease bench-mount bench-pack; do
     echo "## $t $*"
     "$bin/$t" "$@"
 done

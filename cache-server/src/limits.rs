@@ -19,7 +19,7 @@ pub struct Limits {
     pub ahead_bytes: u64,
     /// Bytes of version tables kept in memory.
     pub tables_bytes: u64,
-    /// The longest a fetch takes, and any call to an origin.
+    /// The longest a fetch takes; a call to an origin ends a little sooner.
     pub io_timeout: Duration,
     /// Connections open at once; more wait in the kernel's queue.
     pub connections: usize,
@@ -59,6 +59,13 @@ impl Limits {
     #[must_use]
     pub fn request_deadline(&self) -> Duration {
         self.io_timeout + Duration::from_secs(1)
+    }
+
+    /// The longest a call to an origin takes, retries included: a little less than the read that waits for it, so that
+    /// its reader is told, and the metrics count, what the origin did.
+    #[must_use]
+    pub fn origin_timeout(&self) -> Duration {
+        self.io_timeout - self.io_timeout / 32
     }
 
     /// Bytes of chunks that wait to be appended to the disk: part of `memory_bytes`, and small enough

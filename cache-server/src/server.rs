@@ -137,7 +137,7 @@ impl Server {
         let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
         let origin_limits = OriginLimits {
             requests_max: limits.origin_requests,
-            io_timeout: limits.io_timeout,
+            io_timeout: limits.origin_timeout(),
             ..OriginLimits::default()
         };
         let origins = Origins::new(config.origins.clone(), origin_limits).map_err(StartError::Origins)?;

@@ -2,7 +2,7 @@
 //!
 //! `app` owns every task and states the stop order; `http` translates requests and answers;
 //! `versions` knows where a version's bytes are and brings them; `jobs` keeps accounts; `state`
-//! keeps what must survive; `auth` says who asks. Dependencies point one way: `app → http → {jobs, versions} → store`.
+//! keeps what must survive; `auth` says who asks; `read_ahead` is the memory of what waits to be sent. Dependencies point one way: `app → http → {jobs, versions} → store`.
 
 pub mod app;
 mod auth;

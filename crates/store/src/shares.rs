@@ -157,10 +157,15 @@ impl Shares {
         {
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
             read.retain(|_, r| Reading::within(r.last.load(Relaxed), now_ns));
-            let over = |r: &Reading| if let By::SweepOver(dataset) = r.by { Some(dataset) } else { None };
-            let swept: HashSet<DatasetId> = read.values().filter_map(over).collect();
-            let divides = |dataset, r: &Reading| r.needs_its_own(now_ns) || !swept.contains(dataset);
-            for ((dataset, _), r) in read.iter().filter(|((dataset, _), r)| divides(dataset, r)) {
+            // Of another version a sweep keeps nothing.
+            let over = |((_, root), r): (&(DatasetId, Root), &Reading)| match r.by {
+                By::SweepOver(dataset) => Some((dataset, *root)),
+                By::Anyone | By::Order => None,
+            };
+            let swept: HashSet<(DatasetId, Root)> = read.iter().filter_map(over).collect();
+            for ((dataset, _), r) in
+                read.iter().filter(|(of, r)| r.needs_its_own(now_ns) || !swept.contains(of))
+            {
                 let sum = of.entry(*dataset).or_default();
                 *sum = sum.saturating_add(r.footprint);
             }
@@ -259,6 +264,10 @@ mod tests {
             s.note(id, root, 100, by, HOUR);
         }
         assert_eq!(s.others(HOUR + 6), Some(vec![(sweep, Some(100)), (other, Some(30))]));
+        // Nor does a sweep stand for another version of the dataset.
+        let newer = Root(Hash::of(b"s"));
+        s.note(set, newer, 40, By::Order, HOUR);
+        assert_eq!(s.others(HOUR + 7), Some(vec![(set, Some(40)), (sweep, Some(100)), (other, Some(30))]));
         // The sweep has ended.
         s.note(set, root, 100, By::Order, 2 * HOUR);
         assert_eq!(s.others(2 * HOUR + 1), Some(vec![(set, Some(100))]));

@@ -65,6 +65,7 @@ fn line(bench: &Bench, cell: &Cell, arm: ArmKind, m: &Measured) -> (String, serd
 fn main() {
     usage(include_str!("main.rs"));
     let (orders, data): (String, String) = (arg("orders", String::new()), arg("data", String::new()));
+    let only: String = arg("cell", String::new());
     let mut bench = Bench {
         scratch: tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch"),
         samples: arg("samples", 25_600),
@@ -74,9 +75,9 @@ fn main() {
         pace: arg("mb-per-s", 600.0) * 1e6,
         origin_bytes_per_s: arg("origin-mb-per-s", 400.0) * 1e6,
         orders: (!orders.is_empty()).then(|| PathBuf::from(orders)),
+        packs: !only.contains("indexed"),
         epochs: (arg("warm", 1), arg("epochs", 3)),
     };
-    let only: String = arg("cell", String::new());
     let arms: String = arg("arms", "fletch".to_owned());
     bench.make(&data);
     let pack = bench.pack_units();

@@ -41,6 +41,8 @@ pub struct Bench {
     /// Bytes a second that the origin sends in all, where the cell does not say.
     pub origin_bytes_per_s: f64,
     pub orders: Option<PathBuf>,
+    /// Whether any cell reads the pack: without it there is room for a larger dataset.
+    pub packs: bool,
     /// Epochs before anything is counted, and that are counted.
     pub epochs: (u64, u64),
 }
@@ -104,7 +106,7 @@ impl Bench {
         origin
     }
 
-    /// Puts the dataset in its place and makes its two layouts.
+    /// Puts the dataset in its place and makes its layouts.
     pub fn make(&mut self, data: &str) {
         let set = self.at("bucket/set");
         if data.is_empty() {
@@ -118,7 +120,8 @@ impl Bench {
             (self.samples, self.sample_bytes) = (count, total / count);
         }
         let origin = self.emulator(EmulatorConfig::default());
-        for (verb, to, more) in [("index", "index", None), ("pack", "pack", Some(&self.chunk_size))] {
+        let pack = self.packs.then_some(("pack", "pack", Some(&self.chunk_size)));
+        for (verb, to, more) in [("index", "index", None)].into_iter().chain(pack) {
             let mut c = Command::new(bin("fletch"));
             c.args([verb, "--quiet", &format!("{}/set", origin.uri()), "--config"])
                 .arg(self.at("fletch.toml"))
@@ -131,8 +134,11 @@ impl Bench {
         }
     }
 
-    /// Samples in each chunk of the pack: as many as its object has room for.
+    /// Samples in each chunk of the pack: as many as its object has room for. None where there is no pack.
     pub fn pack_units(&self) -> Vec<u32> {
+        if !self.packs {
+            return Vec::new();
+        }
         let chunks = self.at("bucket/pack/fletch/chunks");
         let bytes = |p: PathBuf| std::fs::metadata(chunks.join(p)).expect("chunk").len();
         let units = |p| u32::try_from(bytes(p) / self.sample_bytes).expect("samples").max(1);

@@ -17,7 +17,7 @@ use crate::{
     jobs::Cost,
     read_ahead::{AHEAD_BYTES_MAX, Held, Room},
     server::Server,
-    versions::{Sources, VersionError},
+    versions::{Source, Sources, VersionError},
 };
 use axum::{
     body::Body,
@@ -180,12 +180,13 @@ impl Reader {
         room: &Room,
         index: u32,
     ) -> Option<(String, What, Held)> {
-        let version = &self.sources.first.version;
+        let source = &self.sources.first;
+        let version = &source.version;
         let plan = match item {
             BatchItem::Chunk(span) => plan_of_span(span, u64::from(self.sources.try_len(span.hash)??)),
-            BatchItem::Ordinal(ordinal) => plan_of_entry(&version.try_entry(*ordinal)??),
+            BatchItem::Ordinal(ordinal) => plan_of_entry(source, &version.try_entry(*ordinal)??),
             BatchItem::Path(path) => match version.try_resolve(path)?? {
-                Resolved::Entry(found) => plan_of_entry(&found),
+                Resolved::Entry(found) => plan_of_entry(source, &found),
                 Resolved::Dir(_) => return None,
             },
         };
@@ -226,7 +227,8 @@ impl Reader {
             BatchItem::Path(path) => version.find(path).await,
             BatchItem::Ordinal(ordinal) => version.entry(*ordinal).await,
         };
-        let plan = plan_of_entry(&found.map_err(VersionError::from)?.ok_or_else(Fault::not_found)?)?;
+        let found = found.map_err(VersionError::from)?.ok_or_else(Fault::not_found)?;
+        let plan = plan_of_entry(&self.sources.first, &found)?;
         self.afford(plan.len)?;
         Ok(plan)
     }
@@ -266,10 +268,10 @@ fn plan_of_span(span: &ChunkSpan, len: u64) -> Answer<Plan> {
 }
 
 /// A whole file.
-fn plan_of_entry(found: &Found) -> Answer<Plan> {
+fn plan_of_entry(source: &Source, found: &Found) -> Answer<Plan> {
     let entry = found.entry();
     content(&entry)?;
-    let pieces = spans(found, 0..entry.size);
+    let pieces = spans(source, found, 0..entry.size);
     Ok(Plan { name: entry.path.replace('\0', "/"), len: entry.size, pieces })
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A placement is only its layout's word. An entry that is cut into whole chunks is proved by
 //! their names; one that lies in a chunk with others (of a pack, of a shard) is hashed by itself
-//! before it is sent (I1), and looked for in the root's other layouts when its chunk cannot be
-//! had or proves the placement wrong.
+//! before it is sent (I1), once for as long as the layout is open, and looked for in the root's other layouts
+//! when its chunk cannot be had or proves the placement wrong.
 //!
 //! What is little beside its chunk is copied out of it, so that a reader that takes its time holds no chunk (I6).
 
@@ -11,7 +11,11 @@ use super::{
     problem::{Answer, Fault},
     read::{cached, chunk, located_chunk, located_part},
 };
-use crate::{read_ahead::AHEAD_BYTES_MAX, server::Server, versions::Sources};
+use crate::{
+    read_ahead::AHEAD_BYTES_MAX,
+    server::Server,
+    versions::{Proven, Source, Sources},
+};
 use bytes::Bytes;
 use fletch_api::Code;
 use fletch_core::{
@@ -44,6 +48,8 @@ pub struct Shared {
     held: ChunkRange,
     /// Which bytes of the file.
     range: Range<usize>,
+    /// Of the layout that says where it is.
+    proven: Arc<Proven>,
 }
 
 /// Bytes of an entry, verified, and where they came from.
@@ -81,8 +87,8 @@ fn proved(copies: &Copies, file: Hash, chunk: &Verified, at: &Range<usize>) -> O
     Some(if apart { copies.verified(bytes, file) } else { Verified::check(file, bytes).ok() })
 }
 
-/// The spans that, in order, are bytes `range` of an entry.
-pub fn spans(found: &Found, range: Range<u64>) -> Vec<Span> {
+/// The spans that, in order, are bytes `range` of an entry that was found in a source's version.
+pub fn spans(source: &Source, found: &Found, range: Range<u64>) -> Vec<Span> {
     let (entry, slices) = (found.entry(), found.slices());
     if let ([one], Some(hash)) = (slices, entry.hash)
         && one.chunk != hash
@@ -94,7 +100,8 @@ pub fn spans(found: &Found, range: Range<u64>) -> Vec<Span> {
         // A file of one slice is at most 16 MiB.
         let cut = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);
         let range = cut(range.start)..cut(range.end);
-        return vec![Span::Shared(Shared { ordinal: found.ordinal, hash, held, range })];
+        let proven = Arc::clone(&source.proven);
+        return vec![Span::Shared(Shared { ordinal: found.ordinal, hash, held, range, proven })];
     }
     ranges(slices, range).map(Span::Chunk).collect()
 }
@@ -109,11 +116,16 @@ impl Span {
                 if let Some(alone) = cached(server, sources, s.hash) {
                     return Cut::of(server, &alone, &s.range).ok();
                 }
-                if s.held.range.len() > INLINE_HASH_BYTES {
+                let known = s.within();
+                if known.is_none() && s.held.range.len() > INLINE_HASH_BYTES {
                     return None;
                 }
                 let hit = cached(server, sources, s.held.slice.chunk)?;
+                if let Some(at) = known {
+                    return Cut::of(server, &hit, &at).ok();
+                }
                 let file = proved(&server.read_ahead.copies, s.hash, &hit.chunk, &s.held.range)??;
+                s.proven.note(s.ordinal);
                 Cut::of(server, &Hit { chunk: file, ..hit }, &s.range).ok()
             }
         }
@@ -123,33 +135,46 @@ impl Span {
     pub async fn read(self, server: &Server, sources: &Arc<Sources>) -> Answer<Cut> {
         match self {
             Span::Chunk(r) => Cut::of(server, &chunk(server, sources, r.slice.chunk).await?, &r.range),
-            Span::Shared(s) => Cut::of(server, &s.read(server, sources).await?, &s.range),
+            Span::Shared(s) => s.read(server, sources).await,
         }
     }
 }
 
 impl Shared {
-    /// The whole file.
-    async fn read(&self, server: &Server, sources: &Arc<Sources>) -> Answer<Hit> {
-        let fault = match self.from(server, sources, &self.held).await {
-            Ok(hit) => return Ok(hit),
+    /// The bytes as a range of the chunk, where they were proved to be that.
+    fn within(&self) -> Option<Range<usize>> {
+        let Range { start, end } = self.held.range;
+        let inside = self.range.end <= end - start && self.proven.has(self.ordinal);
+        inside.then(|| start + self.range.start..start + self.range.end)
+    }
+
+    async fn read(&self, server: &Server, sources: &Arc<Sources>) -> Answer<Cut> {
+        let fault = match self.from(server, sources, &self.held, true).await {
+            Ok(cut) => return Ok(cut),
             Err(fault) if !elsewhere_helps(fault.code()) => return Err(fault),
             Err(fault) => fault,
         };
         let size = (self.held.range.end - self.held.range.start) as u64;
         let held = self.held.slice.chunk;
         for other in server.versions.elsewhere(sources, self.ordinal, 0..size, held).await {
-            match self.from(server, sources, &other).await {
-                Ok(hit) => return Ok(hit),
+            match self.from(server, sources, &other, false).await {
+                Ok(cut) => return Ok(cut),
                 Err(e) => tracing::debug!(error = %e, "another layout does not help"),
             }
         }
         Err(fault)
     }
 
-    /// The whole file, from where it is said to be: by itself from its chunk on disk; from its chunk if that comes to
-    /// stay; else only the file is brought, because a chunk for the sake of one file in forty would be read forty times.
-    async fn from(&self, server: &Server, sources: &Arc<Sources>, held: &ChunkRange) -> Answer<Hit> {
+    /// The bytes, from where the whole file is said to be, by its own layout (`own`) or another: by itself from its chunk
+    /// on disk; from its chunk if that comes to stay; else only the file is brought, because a chunk for the sake of one
+    /// file in forty would be read forty times.
+    async fn from(
+        &self,
+        server: &Server,
+        sources: &Arc<Sources>,
+        held: &ChunkRange,
+        own: bool,
+    ) -> Answer<Cut> {
         let hash = self.hash;
         let key = |hash| StoreKey { domain: sources.domain.clone(), hash };
         let size = u32::try_from(held.range.len()).unwrap_or(u32::MAX);
@@ -157,7 +182,7 @@ impl Shared {
             let located = server.versions.locate(sources, held.slice.chunk).await?;
             let of = (held.slice.chunk, &located);
             if let Some(hit) = located_part(server, sources, of, &held.range, hash).await? {
-                return Ok(hit);
+                return Cut::of(server, &hit, &self.range);
             }
             let alone = server.store.has(&key(hash), size)
                 || !server.store.keeps(
@@ -167,10 +192,14 @@ impl Shared {
                     located.among(),
                 );
             if alone && let Some(part) = located.part(&held.range) {
-                return located_chunk(server, sources, hash, &part, sources.number_alone()).await;
+                let hit = located_chunk(server, sources, hash, &part, sources.number_alone()).await?;
+                return Cut::of(server, &hit, &self.range);
             }
         }
         let hit = chunk(server, sources, held.slice.chunk).await?;
+        if let Some(at) = self.within().filter(|_| own) {
+            return Cut::of(server, &hit, &at);
+        }
         let wrong = |what: &str| {
             server.versions.wrong.tables.fetch_add(1, Relaxed);
             let detail =
@@ -191,7 +220,10 @@ impl Shared {
         };
         let checked = checked.ok_or_else(|| wrong("reaches past its end"))?;
         let chunk = checked.ok_or_else(|| wrong("names other bytes"))?;
-        Ok(Hit { chunk, tier: hit.tier })
+        if own {
+            self.proven.note(self.ordinal);
+        }
+        Cut::of(server, &Hit { chunk, tier: hit.tier }, &self.range)
     }
 }
 

@@ -79,7 +79,7 @@ pub async fn get(
     }
     let range = wanted.range(len);
     let n = range.end - range.start;
-    let spans = spans(&found, range);
+    let spans = spans(&sources.first, &found, range);
     let charge = admitted.charges(&server, &sources, root);
     let mut reads = Box::pin(read_all(Arc::clone(&server), sources, spans));
     // The first chunk is read before the head is sent, so that its failure has a status.

@@ -333,7 +333,8 @@ impl Reader {
 
     async fn bytes(&self, files: &[Found], len: u64, class: Class) -> Answer<Content> {
         let sources = self.way(class);
-        let spans: Vec<Span> = files.iter().flat_map(|f| spans(f, 0..f.entry().size)).collect();
+        let spans: Vec<Span> =
+            files.iter().flat_map(|f| spans(&self.job.source, f, 0..f.entry().size)).collect();
         let charge = self.charge(class);
         if len > AHEAD_BYTES_MAX {
             let reads = read_all(Arc::clone(&self.server), Arc::clone(sources), spans);

@@ -16,11 +16,13 @@ pub mod blocks;
 mod elsewhere;
 mod error;
 mod fill;
+mod proven;
 mod source;
 
 pub use allowed::{Allowed, NotAllowed};
 pub use error::VersionError;
 pub use fill::{ATTEMPTS, Filler, Located};
+pub use proven::Proven;
 pub use source::Source;
 
 use crate::state::{Entry, Registered, Registrations};

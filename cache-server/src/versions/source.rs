@@ -1,6 +1,6 @@
 //! One way to a version's bytes: a dataset's objects, by one layout.
 
-use super::{VersionError, blocks::Blocks};
+use super::{VersionError, blocks::Blocks, proven::Proven};
 use crate::state::Registered;
 use fletch_core::{DatasetName, Hash};
 use fletch_origin::{Origin, Pin};
@@ -20,6 +20,8 @@ pub struct Source {
     pub tables: Origin,
     /// The tables as they lie.
     pub blocks: Blocks,
+    /// Which entries were found where the layout says.
+    pub proven: Arc<Proven>,
     index: OnceCell<ChunkIndex>,
 }
 
@@ -51,7 +53,8 @@ impl Source {
         tables: Origin,
         blocks: Blocks,
     ) -> Self {
-        Source { registered, version, data, tables, blocks, index: OnceCell::new() }
+        let proven = Arc::new(Proven::new(version.manifest().entries));
+        Source { registered, version, data, tables, blocks, proven, index: OnceCell::new() }
     }
 
     /// Which dataset.

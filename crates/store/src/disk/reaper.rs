@@ -26,7 +26,7 @@ const HOLE_MIN: u64 = 16 << 10;
 /// Slabs' worth of free space that the background keeps ready.
 const READY_SLABS: u64 = 4;
 /// File systems give space back in blocks of this many bytes.
-const FS_BLOCK: u64 = 4096;
+pub(crate) const FS_BLOCK: u64 = 4096;
 
 /// State of the one who reclaims.
 #[derive(Debug, Default)]
@@ -225,14 +225,16 @@ impl DiskTier {
         let waste = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + m.fixed + FS_BLOCK);
         let punchable = |m: &SlabMeta| {
             let long = m.live_bytes.checked_div(m.live.into()).is_some_and(|mean| mean >= 2 * HOLE_MIN);
-            long && m.live < m.punched_at && m.live_bytes > self.plan.slab_bytes / 4
+            long && m.live < m.punched_at
         };
         let (n, m) = sealed().max_by_key(|(_, m)| if m.live == 0 { u64::MAX } else { waste(m) })?;
         if m.live == 0 {
             return Some(Step::Unlink);
         }
         if waste(m) >= (m.blocks / gain).max(GAIN_MIN) {
-            return Some(if punchable(m) { Step::Punch(n) } else { Step::Compact(n) });
+            // Little that lives is copied, so that there are not many slabs of few records.
+            let much = m.live_bytes > self.plan.slab_bytes / 4;
+            return Some(if punchable(m) && much { Step::Punch(n) } else { Step::Compact(n) });
         }
         let holes = sealed().filter(|(_, m)| punchable(m) && waste(m) >= HOLE_MIN);
         holes.max_by_key(|(_, m)| waste(m)).map(|(n, _)| Step::Punch(n))

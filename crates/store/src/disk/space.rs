@@ -5,15 +5,20 @@
 //! gives back what it did not need when it is sealed, punched or unlinked. The catalogue's
 //! allowance, files set aside and directories are taken out once, at the start.
 
-use super::layout::{BLOCK, CHUNK_BYTES_MAX, SLAB_BYTES_MAX, footprint, table_bytes};
+use super::{
+    layout::{BLOCK, CHUNK_BYTES_MAX, SLAB_BYTES_MAX, footprint, table_bytes},
+    reaper::FS_BLOCK,
+};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a file may occupy beyond its length: a partial block and a block of extents.
 pub(crate) const FILE_SLACK: u64 = 8 << 10;
 /// No tier is smaller.
 pub(crate) const SIZE_MIN: u64 = 16 << 20;
-/// Records of such a footprint are punched out of their slab for sure, and their rows in its table are nothing.
-const PUNCHED: u64 = 512 << 10;
+/// Of records with shorter footprints no more room is taken out for their rows in a table.
+const ROWS_OF: u64 = 64 << 10;
+/// Where long records die at random there are up to so many more slabs for each that would be full.
+const SPARSE: u64 = 4;
 /// Lock file, directories, a probe.
 const FIXED: u64 = 64 << 10;
 
@@ -46,8 +51,8 @@ impl Plan {
         }
         let slab_bytes = slab_bytes / 4096 * 4096;
         // A row of a few bytes and a bit a record per slab, and what sled's log needs to be rewritten.
-        let catalogue_bytes = (size_max / 256).clamp(3 << 19, 256 << 20);
-        let aside_bytes = (size_max / 512).min(64 << 20);
+        let catalogue_bytes = (size_max / 1024).clamp(3 << 19, 256 << 20);
+        let aside_bytes = (size_max / 1024).min(64 << 20);
         let slabs_bytes = size_max - catalogue_bytes - aside_bytes - FIXED;
         Ok(Plan {
             slabs_bytes,
@@ -58,19 +63,21 @@ impl Plan {
         })
     }
 
-    /// Footprints of records that fit for sure while nothing of them is dead: without the
-    /// spare, tables, and a slab's slack. `mean` is a record's footprint on average:
-    /// short ones need longer tables, and leave gaps.
+    /// Footprints of records that fit for sure: without the spare, tables, and what the dead leave behind. `mean` is a
+    /// record's footprint on average: short ones need longer tables, and leave more.
     pub fn capacity(&self, mean: u64) -> u64 {
         let per_slab = self.slab_bytes + FILE_SLACK;
-        // Dead records in the midst of a slab are given back only if they are long; of short ones compaction leaves some.
-        // Of twice the length all are long; between the two the part falls evenly, so that no capacity jumps.
-        let short = (2 * PUNCHED).saturating_sub(mean).min(PUNCHED);
-        let left = self.slab_bytes / 40 * short / PUNCHED;
-        let table = table_bytes(self.slab_bytes.div_ceil(mean.max(PUNCHED)), 0) + left;
-        // The last slab may be a short one.
+        // The dead are punched out, less a block of the file system for each that lives beside others: half of one on either
+        // side. What dies at random leaves sparse slabs, each with a slack of its own. Short records are copied together,
+        // which leaves no more than this part.
+        let each_but_one = |bytes: u64| (bytes * self.slab_bytes / mean.max(1)).saturating_sub(bytes);
+        let sparse = each_but_one(FILE_SLACK).min(SPARSE * FILE_SLACK);
+        let left = (each_but_one(FS_BLOCK) + sparse).min(self.slab_bytes / 40);
+        let table = table_bytes(self.slab_bytes.div_ceil(mean.max(ROWS_OF)), 0) + left;
+        // The last slab may be a short one, and a newcomer may need a new one of that size.
         let quarters = (self.slabs_bytes - self.spare_bytes) / (per_slab / 4);
-        quarters * ((self.slab_bytes - table) / 4)
+        let newest = each_but_one(self.slab_bytes / 4).min(self.slab_bytes / 4);
+        (quarters * ((self.slab_bytes - table) / 4)).saturating_sub(newest)
     }
 
     /// How long a slab must be for one record of `need` bytes.
@@ -174,9 +181,9 @@ mod tests {
             assert!(p.slabs_bytes + p.catalogue_bytes + p.aside_bytes + FIXED <= size);
             assert!(p.capacity(4 << 20) <= p.slabs_bytes - p.spare_bytes);
             assert!(p.capacity(0) <= p.capacity(8 << 10) && p.capacity(8 << 10) <= p.capacity(1 << 20));
-            for mean in (0..=2 * PUNCHED).step_by(4096) {
+            for mean in (0..=2 << 20).step_by(4096) {
                 let (now, next) = (p.capacity(mean), p.capacity(mean + 4096));
-                assert!(now <= next && next - now <= size / 2000, "{size}: {now} at {mean}, then {next}");
+                assert!(now <= next && next - now <= size / 1000, "{size}: {now} at {mean}, then {next}");
             }
             if size >= 64 << 20 {
                 assert!(p.capacity(0) * 100 >= size * 90, "{} of {size} is usable", p.capacity(0));

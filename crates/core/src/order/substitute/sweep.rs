@@ -223,16 +223,19 @@ impl Flywheel {
     }
 
     /// A unit has just come into the window: whoever needs it takes it, if what that job already
-    /// holds will be read in time; the job that moved the sweep does in any case. A unit loaded `aside` is
+    /// holds will be read in time; the job that moved the sweep does in any case, and one that is alone, which would
+    /// fetch it again. A unit loaded `aside` is
     /// one that somebody left behind, and of many jobs others did too: they take it with a larger backlog,
     /// so that one load serves them all.
     pub(super) fn offer(&mut self, unit: u32, mover: Option<usize>, aside: bool) {
         // Few jobs keep in step by their reserve.
         let many = if aside { ((self.actives() as f64 - 4.0) / 4.0).clamp(0.0, 1.0) } else { 0.0 };
         let part = self.knobs.backlog + (self.knobs.aside_backlog - self.knobs.backlog) * many;
+        let alone = self.alone();
         for q in 0..self.seats.len() {
+            let must = mover == Some(q) || alone && self.active(q);
             if self.seats[q].needs(unit)
-                && (mover == Some(q) || (self.seats[q].backlog as f64) < self.samples_of(part, q))
+                && (must || (self.seats[q].backlog as f64) < self.samples_of(part, q))
             {
                 self.take(q, unit, self.position);
             }

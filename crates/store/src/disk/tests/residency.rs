@@ -135,29 +135,40 @@ fn evicting_a_dataset_leaves_the_others() {
     assert!((0..1000).all(|n| tier.contains(&key(&chunk(n, 3000))) == (n % 2 == 1)));
 }
 
-/// Long chunks that leave at random out of slabs of a few: what the tier says it can hold it does hold, since each dead one's
-/// blocks are given back where they lie. Nothing that fits is refused.
+/// Chunks that leave at random: what the tier says it can hold it does hold, since the blocks of each dead one
+/// are given back where they lie, in sparse slabs as in full ones. Nothing that fits is refused.
 #[test]
 fn what_fits_the_capacity_is_kept_whatever_left_before_it() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let config = DiskConfig { slab_bytes: Some(12 << 20), ..config(dir.path(), 160 << 20, Policy::Fletch) };
-    let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("a tier");
-    let mut rng = seeded(11);
-    let mut here: Vec<Verified> = Vec::new();
-    for n in 0..500 {
-        let len = rng.random_range(1_100_000..2_000_000);
-        let next = chunk(n, len);
-        let need = DiskTier::footprint(len as u32);
-        // A unit is not as long as the one that leaves for it: room for one is left.
-        while tier.stats().bytes + need + (2 << 20) > tier.capacity() && here.len() >= MEAN_FROM as usize {
-            let old = here.swap_remove(rng.random_range(0..here.len()));
-            assert!(tier.evict(&key(&old)));
+    // Slabs of a few; of dozens, most of whose chunks are dead at last; of hundreds, where each hole's edges count.
+    for (slab, lens) in
+        [(12 << 20, 1_100_000..2_000_000), (8 << 20, 400_000..600_000), (4 << 20, 90_000..130_000)]
+    {
+        let dir = tempfile::tempdir().expect("a directory");
+        let limit = 160 << 20;
+        let config = DiskConfig { slab_bytes: Some(slab), ..config(dir.path(), limit, Policy::Fletch) };
+        let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("a tier");
+        let mut rng = seeded(11);
+        let mut here: Vec<Verified> = Vec::new();
+        for n in 0..4 * limit / lens.start as u64 {
+            let len = rng.random_range(lens.clone());
+            let next = chunk(n, len);
+            let need = DiskTier::footprint(len as u32);
+            // A unit is not as long as the one that leaves for it: room for one is left.
+            let room = DiskTier::footprint(lens.end as u32);
+            while tier.stats().bytes + need + room > tier.capacity() && here.len() >= MEAN_FROM as usize {
+                let old = here.swap_remove(rng.random_range(0..here.len()));
+                assert!(tier.evict(&key(&old)));
+            }
+            assert_eq!(
+                tier.put(&key(&next), D1, &next).expect("no error"),
+                Stored::Yes,
+                "chunk {n} of {lens:?}"
+            );
+            here.push(next);
         }
-        assert_eq!(tier.put(&key(&next), D1, &next).expect("no error"), Stored::Yes, "chunk {n}");
-        here.push(next);
+        let s = tier.stats();
+        assert!(s.counts.refused_full == 0 && s.counts.punched_bytes > 100 << 20, "{:?}", s.counts);
+        assert!(s.slab_bytes <= s.limit, "I6");
+        tier.read_index().check();
     }
-    let s = tier.stats();
-    assert!(s.counts.refused_full == 0 && s.counts.punched_bytes > 100 << 20, "{:?}", s.counts);
-    assert!(s.slab_bytes <= s.limit, "I6");
-    tier.read_index().check();
 }

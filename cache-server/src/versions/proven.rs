@@ -11,8 +11,8 @@ use std::sync::{
 /// Words of a page: 65,536 entries, 8 KiB.
 const PAGE_WORDS: usize = 1024;
 const PAGE_ENTRIES: u64 = PAGE_WORDS as u64 * 64;
-/// Of versions with more entries nothing is remembered; of smaller ones at most 8 MiB.
-const ENTRIES_MAX: u64 = 1 << 26;
+/// Of versions with more entries nothing is remembered; of smaller ones at most 2 MiB.
+const ENTRIES_MAX: u64 = 1 << 24;
 
 type Page = Box<[AtomicU64]>;
 
@@ -31,7 +31,7 @@ impl Proven {
     }
 
     fn place(ordinal: u64) -> (usize, usize, u64) {
-        // Pages are 2^10 at most.
+        // There are 2^8 pages at most.
         let page = usize::try_from(ordinal / PAGE_ENTRIES).unwrap_or(usize::MAX);
         (page, (ordinal % PAGE_ENTRIES / 64) as usize, 1 << (ordinal % 64))
     }

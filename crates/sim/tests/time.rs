@@ -10,6 +10,12 @@ fn timed(mut case: Case, bandwidth: f64) -> Case {
     case
 }
 
+/// Each job holds two leases of 64 samples.
+fn leased(case: &mut Case) {
+    (case.ahead, case.overtake) = (32, 4);
+    case.jobs.iter_mut().for_each(|j| (j.lease, j.leased) = (64, Some(128)));
+}
+
 /// Pacing: f* = 2b at c = .5, and where the link is just or not enough. Epoch time at most 1.05
 /// of 1 / min(f*, b / (1 − c)), bytes at most (1 − c + .01) per epoch.
 #[test]
@@ -22,6 +28,35 @@ fn a_lone_job_is_paced() {
         assert!(times <= 1.05, "c {cache} b {bandwidth}: {times:.3} × the ideal time");
         // Warm-up and end cut epochs, so that a window more or less is counted.
         assert!(o.ratio <= 1.0 - cache + 0.015, "c {cache} b {bandwidth}: backend {:.3}", o.ratio);
+    }
+}
+
+/// A job alone fetches what is not cached and no more, from its first warm epoch on, however much that is and however
+/// its units are cut: 1 − c of the dataset an epoch. Where nearly all is cached a window is a few units, and less goes
+/// through it than the reserve would have exchanged.
+#[test]
+fn a_lone_job_fetches_what_is_not_cached() {
+    for (units, samples) in [(1000, 1), (400, 32)] {
+        for cache in [0.05, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98] {
+            let mut case = Case::plain("lone", units, samples, cache, false, &[1.0], 1);
+            let epoch = (units * samples as usize) as f64;
+            (case.warm, case.end) = (epoch, 3.0 * epoch);
+            leased(&mut case);
+            let o = simulate(&case, ArmKind::Fletch, Knobs::default());
+            assert!(o.ratio <= 1.0 - cache + 0.01, "{units} × {samples}, c {cache}: {:.4}", o.ratio);
+        }
+    }
+}
+
+/// Several jobs share what little is fetched, too, where nearly all is cached.
+#[test]
+fn jobs_share_what_is_not_cached_however_little() {
+    for (cache, most) in [(0.8, 1.15), (0.9, 1.2), (0.95, 1.25)] {
+        let mut case = Case::plain("four", 400, 32, cache, true, &[1.0; 4], 1);
+        (case.warm, case.end) = (2.0 * 12_800.0, 5.0 * 12_800.0);
+        leased(&mut case);
+        let o = simulate(&case, ArmKind::Fletch, Knobs::default());
+        assert!(o.ratio <= o.bound * most, "c {cache}: {:.4}, bound {:.4}", o.ratio, o.bound);
     }
 }
 

@@ -70,9 +70,12 @@ impl Plan {
         // The dead are punched out, less a block of the file system for each that lives beside others: half of one on either
         // side. What dies at random leaves sparse slabs, each with a slack of its own. Short records are copied together,
         // which leaves no more than this part.
-        let each_but_one = |bytes: u64| (bytes * self.slab_bytes / mean.max(1)).saturating_sub(bytes);
+        let each_but_one = |bytes: u64| {
+            let all = u128::from(bytes) * u128::from(self.slab_bytes) / u128::from(mean.max(1));
+            u64::try_from(all).unwrap_or(u64::MAX).saturating_sub(bytes)
+        };
         let sparse = each_but_one(FILE_SLACK).min(SPARSE * FILE_SLACK);
-        let left = (each_but_one(FS_BLOCK) + sparse).min(self.slab_bytes / 40);
+        let left = each_but_one(FS_BLOCK).saturating_add(sparse).min(self.slab_bytes / 40);
         let table = table_bytes(self.slab_bytes.div_ceil(mean.max(ROWS_OF)), 0) + left;
         // The last slab may be a short one, and a newcomer may need a new one of that size.
         let quarters = (self.slabs_bytes - self.spare_bytes) / (per_slab / 4);

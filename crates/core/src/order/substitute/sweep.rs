@@ -2,6 +2,10 @@
 
 use super::*;
 
+/// At most this part of the units that would leave the window changes places with one of the reserve: each such one
+/// shortens the time that the others have to be read in, and where nearly all is cached none would ever leave.
+const EXCHANGED_MAX: f64 = 0.1;
+
 impl Flywheel {
     /// Whether the window has room for `bytes` more, or gets it by dropping its oldest unit
     /// that no active job needs.
@@ -189,7 +193,7 @@ impl Flywheel {
         spot.and_then(|x| u32::try_from(x).ok()).expect("rem counts the spots left")
     }
 
-    /// Rule 4: a job takes its share of a unit: everything, or 1/n if the sweep will pass n more
+    /// Rule 4: a job takes its share of a unit: everything, or 1/n if others will have the sweep pass n more
     /// times before its epoch ends. Samples come due spread over half a window or more.
     pub(super) fn take(&mut self, j: usize, unit: u32, at: u64) {
         let u = unit as usize;
@@ -198,10 +202,13 @@ impl Flywheel {
         let slow = 1.0 - self.step(j);
         let over = self.window_max as f64
             * (self.knobs.spread + (self.knobs.spread_slow - self.knobs.spread) * slow);
-        let lead = if self.alone() { self.knobs.lead * self.window_max as f64 } else { 0.0 };
+        let alone = self.alone();
+        let lead = if alone { self.knobs.lead * self.window_max as f64 } else { 0.0 };
         let s = &mut self.seats[j];
         let all = u64::from(s.books[u].rem);
-        let visits = (s.left.count() as f64 / s.pace.max(1e-3) / ring.max(1.0)).floor().clamp(1.0, 8.0);
+        // Who is alone moves the sweep, which comes by again only to fetch what was left.
+        let visits = s.left.count() as f64 / s.pace.max(1e-3) / ring.max(1.0);
+        let visits = if alone { 1.0 } else { visits.floor().clamp(1.0, 8.0) };
         let size = self.shape.samples_of(unit).len() as u64;
         let n = ((all as f64 / visits).ceil() as u64).max(all.min(size / 8));
         let skip = if n < all { self.draws.below(all - n + 1) } else { 0 };
@@ -394,7 +401,7 @@ impl Flywheel {
             return;
         }
         let ring = (self.shape.units() - self.reserve.len()).max(1) as f64;
-        self.turn += self.knobs.rotate * self.reserve.len() as f64 / ring;
+        self.turn += (self.knobs.rotate * self.reserve.len() as f64 / ring).min(EXCHANGED_MAX);
         let mut least = None;
         for _ in 0..8 {
             let unit = self.reserve.get(self.draws.below(self.reserve.len() as u64));

@@ -38,12 +38,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Divides `size_max`; slabs are `slab_bytes` long, or 1/256 of the limit (0.5–256 MiB).
+    /// Divides `size_max`; slabs are `slab_bytes` long, or as [`usual`] says.
     pub fn new(size_max: u64, slab_bytes: Option<u64>) -> Result<Self, String> {
         if size_max < SIZE_MIN {
             return Err(format!("a cache of {size_max} bytes is too small: the least is {SIZE_MIN}"));
         }
-        let slab_bytes = slab_bytes.unwrap_or_else(|| (size_max / 256).clamp(512 << 10, 256 << 20));
+        let slab_bytes = slab_bytes.unwrap_or_else(|| usual(size_max));
         if slab_bytes < 64 << 10 || slab_bytes > size_max / 8 || slab_bytes > SLAB_BYTES_MAX {
             return Err(format!(
                 "slabs of {slab_bytes} bytes do not suit a cache of {size_max}: 64 KiB to an eighth of it"
@@ -51,8 +51,8 @@ impl Plan {
         }
         let slab_bytes = slab_bytes / 4096 * 4096;
         // A row of a few bytes and a bit a record per slab, and what sled's log needs to be rewritten.
-        let catalogue_bytes = (size_max / 1024).clamp(3 << 19, 256 << 20);
-        let aside_bytes = (size_max / 1024).min(64 << 20);
+        let catalogue_bytes = (size_max / 2048).clamp(3 << 19, 256 << 20);
+        let aside_bytes = (size_max / 4096).min(64 << 20);
         let slabs_bytes = size_max - catalogue_bytes - aside_bytes - FIXED;
         Ok(Plan {
             slabs_bytes,
@@ -93,6 +93,12 @@ impl Plan {
         len <= CHUNK_BYTES_MAX
             && Self::single(footprint(len), 256) + FILE_SLACK <= (self.slabs_bytes - self.spare_bytes) / 2
     }
+}
+
+/// How long slabs are where nobody says: 1/256 of the limit, since one is kept for compaction; but not longer than 32 MiB
+/// before there are 4,096 of them.
+fn usual(size_max: u64) -> u64 {
+    (size_max / 256).min(32 << 20).max(size_max / 4096).clamp(512 << 10, 256 << 20)
 }
 
 /// Who has taken how much.

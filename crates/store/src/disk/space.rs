@@ -63,8 +63,9 @@ impl Plan {
         })
     }
 
-    /// Footprints of records that fit for sure: without the spare, tables, and what the dead leave behind. `mean` is a
-    /// record's footprint on average: short ones need longer tables, and leave more.
+    /// Footprints of records that fit: without the spare, tables, and what the dead leave behind. `mean` is a record's
+    /// footprint on average: short ones need longer tables, and leave more. Below 160 KiB they only fit once what is sparse
+    /// was copied together in the background (ADR 45).
     pub fn capacity(&self, mean: u64) -> u64 {
         let per_slab = self.slab_bytes + FILE_SLACK;
         // The dead are punched out, less a block of the file system for each that lives beside others: half of one on either

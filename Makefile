@@ -49,10 +49,10 @@ test: ready-and-linted build wheel formats ## everything that must hold before a
 	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
 	$(CARGO) test --release --workspace --doc -q
 
-soak: build ## long counts: kill -9 of the disk tier and of epochs, limits at 10 GiB, properties with many cases
+soak: build ## long counts: kill -9 of the disk tier and of epochs, limits at 10 GiB, every way to start workers, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release --profile soak --no-fail-fast -j$(JOBS) \
 	    -p fletch-core -p fletch-tables -p fletch-store -p fletch-origin -p fletch-tests \
-	    -E '(not package(fletch-tests) and not package(fletch-origin)) or binary(disk) or binary(epochs) or test(capped_at_500)'
+	    -E '(not package(fletch-tests) and not package(fletch-origin)) or binary(disk) or binary(epochs) or binary(python) or test(capped_at_500)'
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh

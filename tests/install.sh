@@ -47,10 +47,10 @@ if [ ! -x "$servers/azure/node_modules/.bin/azurite-blob" ]; then
 fi
 
 # The Python package is built and tested by an interpreter of its own, which sees Debian's torch.
-if [ ! -x "$servers/torch/bin/maturin" ] && /usr/bin/python3 -c 'import torch, torchvision, ensurepip' 2>/dev/null; then
+if [ ! -x "$servers/torch/bin/mypy" ] && /usr/bin/python3 -c 'import torch, torchvision, ensurepip' 2>/dev/null; then
     mkdir -p "$servers"
     /usr/bin/python3 -m venv --system-site-packages "$servers/torch"
-    "$servers/torch/bin/pip" install --quiet --disable-pip-version-check 'numpy<2' 'pytest>=8,<10' 'maturin>=1.7,<2'
+    "$servers/torch/bin/pip" install --quiet --disable-pip-version-check 'numpy<2' 'pytest>=8,<10' 'maturin>=1.7,<2' 'mypy>=1.15,<2'
 fi
 # A folder of real images in folders by class: 48 x 48 icons of a Debian package, unpacked, not installed.
 if [ ! -d "$servers/images/icons" ] && command -v apt-get >/dev/null 2>&1 && command -v dpkg-deb >/dev/null 2>&1; then

@@ -1,7 +1,7 @@
 """The native half of the package; import `fletch` instead."""
 
 from os import PathLike
-from typing import Any, Sequence, final
+from typing import Any, Callable, Sequence, TypeAlias, final
 
 __version__: str
 
@@ -187,5 +187,96 @@ def _entry(
 ) -> Entry: ...
 def _sample(key: str, alone: bool, ordinals: list[int]) -> Sample: ...
 def _version(client: Client, what: str) -> Version: ...
+
+# What `fletch.torch` is made of.
+
+#: Epoch, rank, lease, entries, milliseconds that it lives: what acknowledging a lease takes, in any process.
+_Token: TypeAlias = tuple[int, int, int, int, int]
+
+@final
+class Leased:
+    """One leased sample."""
+
+    @property
+    def number(self) -> int:
+        """The sample's number in the version."""
+    @property
+    def ordinal(self) -> int:
+        """The ordinal of its first entry in the version: with the root its id."""
+    @property
+    def copy(self) -> int | None:
+        """Which copy of it this is, from 0; ``None`` for one that only fills up a last step."""
+    @property
+    def paths(self) -> list[str]:
+        """Paths of its files."""
+    def views(self) -> list[memoryview]:
+        """The bytes of its files, as read-only views."""
+
+@final
+class Reader:
+    """One worker's side of an epoch; of the process that made it."""
+
+    def next(
+        self, want: int, tell: Callable[[float, str], None]
+    ) -> tuple[str, tuple[_Token, list[Leased], bytes] | None]:
+        """At most ``want`` samples: ``("batch", (token, samples, deliveries))``; ``("full", None)`` where none is to be had
+        just now, ``("last", None)`` where what is left is in other hands, ``("done", None)`` where nothing is. ``tell`` is
+        called about once a second with the seconds waited and why, while the server is gone.
+        """
+
+@final
+class Job:
+    """A declared job: what its workers and the process that steps share. It renews the leases that it holds."""
+
+    def info(self) -> dict[str, Any]:
+        """The job as it is now, with its epochs, as ``GET /v1/jobs/{job}`` answers."""
+    def world(self, world: str) -> dict[str, Any]:
+        """Changes who shares a step (JSON text)."""
+    def reader(self, epoch: int, rank: int, worker: int) -> Reader: ...
+    def hold(self, token: _Token) -> None:
+        """A lease that another process received is held by this one from now on."""
+    def ack(
+        self, token: _Token, times: tuple[int, int, int], tell: Callable[[float, str], None]
+    ) -> dict[str, Any]:
+        """A whole lease was consumed; nanoseconds waited, prepared and stepped. Durable when this returns."""
+    def drop_lease(self, token: _Token) -> None:
+        """A lease is given up: what it has is delivered again when it expires."""
+    def state(self, epoch: int) -> bytes:
+        """The epoch's self-contained state."""
+    def ledger(self, epoch: int) -> bytes:
+        """The epoch's ledger, as far as it is durable."""
+    def put_state(self, epoch: int, state: bytes, replace: bool) -> dict[str, Any]:
+        """Continues an epoch from a state."""
+    def checkpoint(self, epoch: int, commit: int) -> dict[str, Any]:
+        """The model was saved: what is acknowledged is committed under this number."""
+    def rollback(self, epoch: int, commit: int) -> dict[str, Any]:
+        """The model went back to a commit."""
+    def receipt(self, epoch: int) -> str:
+        """The receipt and certificate of a finished epoch, as JSON text."""
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class Sum:
+    """What was received of an epoch of a version, added up: how many samples, and their LtHash."""
+
+    def __init__(self, root: str) -> None: ...
+    def add(self, deliveries: bytes) -> None:
+        """Adds deliveries as `Reader.next` told them."""
+    def merge(self, other: bytes) -> None:
+        """Adds another sum, as its `bytes` has it."""
+    def bytes(self) -> bytes:
+        """The sum, for another process: 2,056 bytes."""
+    @property
+    def delivered(self) -> int:
+        """How many samples were added."""
+    def agrees(self, receipt: str) -> bool:
+        """Whether exactly what the plan of this receipt says was received."""
+
+def _declare(client: Client, spec: str) -> Job: ...
+def _job(client: Client, spec: str) -> Job: ...
+def _world(client: Client, name: str) -> str | None: ...
+def _select(
+    path: str | PathLike[str], keys: str | None, numbers: str | None, weights: str | None, draws: int | None
+) -> str: ...
 def _before_fork() -> None: ...
 def _after_fork_in_child() -> None: ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import errno
+import json
 import logging
 import multiprocessing
 import os
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import pytest
+import torch.distributed
+import torch.multiprocessing
 import torch.utils.data
 
 import fletch
@@ -335,14 +339,117 @@ def test_what_is_no_selection_is_said(server: Server, tree: Path, tmp_path: Path
         epochs(server, "select-bad", select=tmp_path / "absent.csv")
 
 
+def test_a_state_of_another_version_changes_nothing(server: Server, tree: Path) -> None:
+    dataset = epochs(server, "foreign-state")
+    batches = iter(DataLoader(dataset))
+    got = next(batches).tolist()
+    state = dataset.state_dict()
+    with pytest.raises(fletch.Invalid, match="is of version"):
+        dataset.load_state_dict({**state, "root": "0" * 64})
+    got += seen(batches)
+    assert sorted(got) == list(range(SAMPLES)) and dataset.stats()["receipt"] == "agrees"
+
+
+def one_of_two(rank: int, socket: str, meet: str, out: str) -> None:
+    """What a process of a data-parallel job runs: it says who it is nowhere."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+    client = fletch.Client(f"unix:{socket}", job="distributed", timeout=20)
+    dataset = EpochDataset(client, "numbered", job="distributed", batch_size=4, transform=number, tail="pad")
+    got = seen(iter(DataLoader(dataset)))
+    Path(f"{out}-{rank}").write_text(json.dumps([dataset.rank, dataset.ranks, dataset.steps, got]))
+    torch.distributed.destroy_process_group()
+
+
+def test_rank_and_world_come_from_torch_distributed(server: Server, tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "got"
+    torch.multiprocessing.spawn(one_of_two, (str(server.socket), str(tmp_path / "meet"), str(out)), 2)
+    said = [json.loads(Path(f"{out}-{rank}").read_text()) for rank in range(2)]
+    assert [s[:3] for s in said] == [[0, 2, 19], [1, 2, 19]]
+    # 150 samples in 19 steps of 8: two fill up the last one.
+    assert [len(s[3]) for s in said] == [76, 76]
+    assert set(said[0][3]) | set(said[1][3]) == set(range(SAMPLES))
+
+
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:
     dataset = epochs(server, "plain")
     got = seen(iter(torch.utils.data.DataLoader(dataset, batch_size=10)))
     assert sorted(got) == list(range(SAMPLES))
     assert (dataset.stats()["visitation"], dataset.stats()["receipt"]) == ("at-most-once", "agrees")
-    again = epochs(server, "plain-workers")
-    got = seen(iter(torch.utils.data.DataLoader(again, batch_size=10, num_workers=2)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_under_another_loader_with_workers_epochs_follow_each_other(
+    server: Server, tree: Path, method: str, persistent: bool
+) -> None:
+    dataset = epochs(server, f"plain-{method}-{persistent}")
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=10, num_workers=3, multiprocessing_context=method, persistent_workers=persistent
+    )
+    length = sum(p.stat().st_size for p in tree.iterdir())
+    for epoch in range(3):
+        assert sorted(seen(iter(loader))) == list(range(SAMPLES)), epoch
+        stats = dataset.stats()
+        assert (stats["epoch"], stats["samples"], stats["bytes"]) == (epoch, SAMPLES, length)
+        assert (stats["visitation"], stats["receipt"]) == ("at-most-once", "agrees")
+        assert stats["certificate"] is not None and dataset.verify()
+    dataset.set_epoch(7)
+    assert sorted(seen(iter(loader))) == list(range(SAMPLES))
+    assert (dataset.stats()["epoch"], dataset.stats()["samples"]) == (7, SAMPLES)
+    # And with this package's own loader it is exactly once again.
+    assert sorted(seen(iter(DataLoader(dataset)))) == list(range(SAMPLES))
+    stats = dataset.stats()
+    assert (stats["epoch"], stats["visitation"], stats["receipt"]) == (8, "exactly-once", "agrees")
+
+
+def test_another_loader_with_one_seed_and_any_number_of_workers(server: Server, tree: Path) -> None:
+    dataset = epochs(server, "plain-seed")
+    for epoch, workers in enumerate([2, 3, 1, 0, 3]):
+        again = torch.Generator().manual_seed(5)
+        loader = torch.utils.data.DataLoader(dataset, 8, num_workers=workers, generator=again)
+        assert sorted(seen(iter(loader))) == list(range(SAMPLES)), epoch
+        stats = dataset.stats()
+        assert (stats["epoch"], stats["samples"], stats["receipt"]) == (epoch, SAMPLES, "agrees")
+
+
+def test_a_loop_that_stops_with_the_last_batch_has_ended_its_epoch(server: Server, tree: Path) -> None:
+    dataset = epochs(server, "plain-last")
+    loader = torch.utils.data.DataLoader(dataset, SAMPLES, num_workers=1, persistent_workers=True)
+    for epoch in range(3):
+        assert sorted(next(iter(loader)).tolist()) == list(range(SAMPLES)), epoch
+    # A copy of it, as checkpoints are pickled, is of its own.
+    copied = copy.deepcopy(dataset._shared)
+    copied.at(9)
+    assert (dataset.stats()["epoch"], copied.latest().epoch) == (2, 9)
+
+
+def test_what_this_loader_has_in_hand_is_not_waited_for_by_another(server: Server, tree: Path) -> None:
+    dataset = epochs(server, "plain-mixed")
+    got = next(iter(DataLoader(dataset))).tolist()
+    other = torch.utils.data.DataLoader(dataset, 10, num_workers=2)
+    with pytest.raises(fletch.Invalid, match="with a batch in hand"):
+        next(iter(other))
+    dataset.state_dict()
+    got += seen(iter(other))
     assert sorted(got) == list(range(SAMPLES))
+    stats = dataset.stats()
+    assert (stats["samples"], stats["visitation"], stats["receipt"]) == (SAMPLES, "at-most-once", "agrees")
+
+
+def test_another_loader_that_is_left_goes_on_in_its_epoch(own_server: Server) -> None:
+    make_tree(own_server)
+    dataset = epochs(own_server, "plain-left")
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2)
+    left = iter(loader)
+    got = next(left).tolist() + next(left).tolist()
+    del left
+    rest = seen(iter(torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=3)))
+    # At most once: what was acknowledged and never handed out is not seen again.
+    assert len(set(got + rest)) == len(got + rest) and rest
+    stats = dataset.stats()
+    assert (stats["epoch"], stats["samples"], stats["receipt"]) == (0, SAMPLES, "agrees")
+    assert sorted(seen(iter(loader))) == list(range(SAMPLES))
+    assert dataset.stats()["epoch"] == 1
 
 
 def test_a_server_that_is_gone_is_waited_for(
@@ -392,6 +499,44 @@ def test_what_a_killed_worker_held_comes_again(own_server: Server, tmp_path: Pat
     rest = epochs(own_server, "killed")
     consumed += seen(iter(DataLoader(rest)))
     assert collections.Counter(consumed) == collections.Counter(range(SAMPLES))
+
+
+class Refusing:
+    """A transform that raises, once."""
+
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
+
+    def __call__(self, sample: EpochSample) -> int:
+        if number(sample) == 77 and not os.path.exists(self.flag):
+            open(self.flag, "x").close()
+            raise ValueError("not this one")
+        return number(sample)
+
+
+@pytest.mark.parametrize("which", ["own", "own, 2 workers", "torch's, 2 that live"])
+def test_what_a_transform_raised_at_comes_again(own_server: Server, tmp_path: Path, which: str) -> None:
+    make_tree(own_server)
+    dataset = epochs(own_server, "refused", transform=Refusing(str(tmp_path / "flag")))
+    if which.startswith("own"):
+        loader: Any = DataLoader(dataset, num_workers=2 if "2" in which else 0)
+    else:
+        loader = torch.utils.data.DataLoader(dataset, 8, num_workers=2, persistent_workers=True)
+    got: list[int] = []
+    with pytest.raises(ValueError, match="not this one"):
+        for batch in loader:
+            got += batch.tolist()
+    # This process and its workers live on, and do not renew what nobody got.
+    if which.startswith("own"):
+        dataset.state_dict()
+        got += seen(iter(loader))
+        assert collections.Counter(got) == collections.Counter(range(SAMPLES))
+        assert dataset.stats()["receipt"] == "agrees"
+    else:
+        rest = seen(iter(loader))
+        assert 77 in rest and len(set(got + rest)) == len(got + rest)
+    assert dataset.stats()["epoch"] == 0 and sorted(seen(iter(loader))) == list(range(SAMPLES))
+    assert (dataset.stats()["epoch"], dataset.stats()["receipt"]) == (1, "agrees")
 
 
 class Broken:

@@ -110,6 +110,52 @@ def test_the_matrix(server: Server, files: Path, method: str, used: bool, worker
     until("nothing is left", lambda: left() <= before)
 
 
+class Numbered:
+    """A transform that says which sample it is, who ran it, and over which sockets to the server."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, sample: fletch.torch.EpochSample) -> tuple[int, int, str]:
+        return sample.number, os.getpid(), " ".join(sorted(to_server(self.path)))
+
+
+@pytest.mark.parametrize(("method", "workers"), sorted({(m, w) for m, used, w in cases() if not used}))
+def test_the_matrix_of_epochs(server: Server, files: Path, method: str, workers: int) -> None:
+    # A dataset of epochs declares its job: this process used the client before, always.
+    before = left()
+    client = fletch.Client(f"unix:{server.socket}", job="matrix", timeout=60)
+    path = str(server.socket)
+    samples = len(client.resolve("files").samples())
+    dataset = fletch.torch.EpochDataset(
+        client, "files", job=f"matrix-{method}-{workers}", batch_size=4, transform=Numbered(path)
+    )
+    loader = fletch.torch.DataLoader(
+        dataset,
+        num_workers=workers,
+        collate_fn=plain,
+        multiprocessing_context=method if workers else None,
+        timeout=120 if workers else 0,
+    )
+    for epoch in range(2):
+        items = [item for batch in loader for item in batch]
+        assert sorted(n for n, _, _ in items) == list(range(samples))
+        sockets: dict[int, set[str]] = {}
+        for _, pid, inodes in items:
+            sockets.setdefault(pid, set()).update(inodes.split())
+        # A worker that comes late may find nothing left.
+        assert sockets and len(sockets) <= max(workers, 1) and all(sockets.values())
+        assert (os.getpid() in sockets) == (workers == 0)
+        here = {os.getpid(): to_server(path)} if workers else {}
+        for a, b in itertools.combinations([*sockets.values(), *here.values()], 2):
+            assert not a & b, "two processes share a connection"
+        stats = dataset.stats()
+        assert (stats["epoch"], stats["samples"], stats["receipt"]) == (epoch, samples, "agrees")
+        assert stats["visitation"] == "exactly-once"
+    del loader, dataset, items
+    until("nothing is left", lambda: left() <= before)
+
+
 def version_size(dataset: fletch.torch.MapDataset, i: int) -> int:
     return dataset.version.entry(dataset.samples[i].ordinals[0]).size
 
@@ -117,12 +163,18 @@ def version_size(dataset: fletch.torch.MapDataset, i: int) -> int:
 TRAINING = """
 import sys, torch, fletch, fletch.torch
 def size(view): return len(view)
+def length(sample): return len(sample.content)
 if __name__ == "__main__":
-    server, method = sys.argv[1:]
-    version = fletch.Client(server).resolve("files")
-    dataset = fletch.torch.MapDataset(version, size)
-    dataset[0]
-    loader = fletch.torch.DataLoader(dataset, 4, num_workers=2, multiprocessing_context=method)
+    server, method, kind = sys.argv[1:]
+    client = fletch.Client(server)
+    if kind == "map":
+        dataset = fletch.torch.MapDataset(client.resolve("files"), size)
+        dataset[0]
+        batch = 4
+    else:
+        dataset = fletch.torch.EpochDataset(client, "files", job="ctrl-c-" + method, batch_size=4, transform=length)
+        batch = 1
+    loader = fletch.torch.DataLoader(dataset, batch, num_workers=2, multiprocessing_context=method)
     while True:
         for batch in loader:
             print("step", flush=True)
@@ -142,14 +194,15 @@ def group_of(group: int) -> list[str]:
     return out
 
 
+@pytest.mark.parametrize("kind", ["map", "epochs"])
 @pytest.mark.parametrize("method", METHODS)
-def test_ctrl_c_leaves_nothing(server: Server, files: Path, tmp_path: Path, method: str) -> None:
+def test_ctrl_c_leaves_nothing(server: Server, files: Path, tmp_path: Path, method: str, kind: str) -> None:
     before = left()
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
     # A group of its own, so that all of it gets the signal, as from a terminal.
     child = subprocess.Popen(
-        [sys.executable, script, server.url, method],
+        [sys.executable, script, server.url, method, kind],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

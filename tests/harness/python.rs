@@ -13,7 +13,7 @@ fn servers() -> PathBuf {
     named.unwrap_or_else(|| bin_dir().parent().expect("target").join("test-servers"))
 }
 
-/// The interpreter that has torch, torchvision and pytest.
+/// The interpreter that has torch, torchvision, pytest and mypy.
 ///
 /// # Errors
 /// What is missing.
@@ -24,9 +24,9 @@ pub fn interpreter() -> Result<PathBuf, String> {
     }
     let find = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))";
     let mut c = Command::new(&python);
-    match c.args(["-c", find, "torch", "torchvision", "PIL", "pytest"]).status() {
+    match c.args(["-c", find, "torch", "torchvision", "PIL", "pytest", "mypy"]).status() {
         Ok(s) if s.success() => Ok(python),
-        Ok(_) => Err(format!("{} lacks torch, torchvision, PIL or pytest", python.display())),
+        Ok(_) => Err(format!("{} lacks torch, torchvision, PIL, pytest or mypy", python.display())),
         Err(e) => Err(format!("{}: {e}", python.display())),
     }
 }

@@ -1,6 +1,7 @@
 //! The Python package: its own tests, run as its users run it, from the built wheel against a real
 //! server.
 
+use fletch_tests::bins::{repo, run};
 use fletch_tests::python::Installed;
 use fletch_tests::require::{Need, have};
 
@@ -18,6 +19,25 @@ fn the_client_reads_and_refuses() {
 #[test]
 fn the_datasets_are_torchvisions() {
     pytest(&["test_datasets.py"]);
+}
+
+#[test]
+fn the_package_is_typed() {
+    if !have(&[Need::Torch]) {
+        return;
+    }
+    let installed = Installed::new();
+    let mut mypy = installed.command();
+    mypy.args(["-m", "mypy", "--no-incremental", "--config-file"]).arg(repo().join("python/pyproject.toml"));
+    run(mypy.arg(installed.site().join("fletch")));
+    // And it says so when something is not what its types say.
+    let wrong = installed.site().join("wrong.py");
+    std::fs::write(&wrong, "import fletch\nx: int = fletch.Client('unix:/s').resolve('a').read(0)\n")
+        .expect("write");
+    let mut mypy = installed.command();
+    let said = mypy.args(["-m", "mypy", "--no-incremental", "--strict"]).arg(&wrong).output().expect("mypy");
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("\"memoryview") && said.contains("Found 1 error"), "{said}");
 }
 
 #[test]

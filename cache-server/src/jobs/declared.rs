@@ -5,7 +5,9 @@
 //!                    /epoch-<n>.ledger     one for each epoch that is remembered
 //! ```
 //!
-//! 1. The file is durable before the job is answered, and is written whole or not at all.
+//! 1. The file is durable before the job is answered. A crash before that may leave a part of it, which is said at the next
+//!    start and replaced when the job is declared again; what is durable is only ever replaced whole. So with ledgers: one that
+//!    is shorter than its head was never told to anybody.
 //! 2. A job reads what its names meant when it was declared.
 
 mod rollback;
@@ -13,7 +15,7 @@ mod rollback;
 use super::{
     Epoch, JobError, Samples, Wheel,
     epoch::{Course, Setup, differs, fit},
-    ledger::write_whole,
+    ledger::{never_was, sync_beside, write_whole},
     plan::{cut_of, plan_of},
     record::Record,
     told::{Told, ledger_of},
@@ -27,12 +29,13 @@ use fletch_core::{
     Hash,
     manifest::LayoutKind,
     order::{
-        Bits, Event, Leases, Request,
+        Bits, Event, Fit, Leases, Request, Tail,
         ledger::{Header, Ledger},
     },
 };
 use std::{
     collections::BTreeMap,
+    io::Write as _,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -146,12 +149,17 @@ impl Opened {
     pub(super) fn write(dir: &Path, record: &Record) -> Result<(), JobError> {
         let path = dir.join("job.json");
         let failed = |error| JobError::Io { path: path.clone(), error };
-        std::fs::create_dir_all(dir).map_err(failed)?;
         let bytes = serde_json::to_vec(record).map_err(|e| failed(e.into()))?;
-        write_whole(&path, &bytes).map_err(failed)?;
-        // The directory itself.
-        let parent = dir.parent().map_or(Ok(()), |p| std::fs::File::open(p)?.sync_all());
-        parent.map_err(failed)
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        if std::fs::exists(&path).map_err(failed)? {
+            write_whole(&path, &bytes).map_err(failed)?;
+        } else {
+            // Nothing is replaced: one sync brings the file and, on most file systems, the ways to it.
+            let mut file = std::fs::File::create(&path).map_err(failed)?;
+            file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed)?;
+            sync_beside(&path).map_err(failed)?;
+        }
+        sync_beside(dir).map_err(failed)
     }
 
     /// What is written of it.
@@ -178,7 +186,8 @@ impl Opened {
         self.dir.join(format!("epoch-{epoch}.ledger"))
     }
 
-    /// Numbers of the epochs that have a ledger.
+    /// Numbers of the epochs that have a ledger. Of one that a crash cut off before its first sync nothing was told to
+    /// anybody: it has none.
     fn on_disk(&self) -> Result<Vec<u64>, JobError> {
         let failed = |error| JobError::Io { path: self.dir.clone(), error };
         let mut out = Vec::new();
@@ -186,7 +195,16 @@ impl Opened {
             let name = file.map_err(failed)?.file_name();
             let number: Option<u64> =
                 name.to_str().and_then(|n| n.strip_prefix("epoch-")?.strip_suffix(".ledger")?.parse().ok());
-            out.extend(number);
+            let Some(number) = number else { continue };
+            // No world has a shorter head.
+            let shortest = Epoch::head(&self.setup, number, Fit { ranks: 1, batch: 1, tail: Tail::Keep });
+            match never_was(&self.path(number), shortest.len()) {
+                Ok(false) => out.push(number),
+                Ok(true) => {}
+                // It was forgotten meanwhile.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => return Err(failed(e)),
+            }
         }
         out.sort_unstable();
         Ok(out)
@@ -242,8 +260,11 @@ impl Opened {
     fn open_epoch(&self, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
         let known = self.on_disk()?;
         let world = fit(&self.record().ask.world);
+        let path = self.path(number);
+        let failed = |error| JobError::Io { path: path.clone(), error };
         let over = known.last().is_some_and(|&last| last > number.saturating_add(1));
-        if !known.contains(&number) {
+        let fresh = !known.contains(&number);
+        if fresh {
             if !begin {
                 return Err(JobError::NoEpoch(number));
             }
@@ -251,10 +272,23 @@ impl Opened {
                 return Err(JobError::Closed { epoch: number, what: "before epochs that have begun" });
             }
             self.make_room(&known, number)?;
-            let header = Epoch::header(&self.setup, number, world);
-            Epoch::begin(&self.path(number), &header, &Bits::zeros(0))?;
         }
-        Epoch::open(&self.setup, &self.path(number), number, world, over)
+        let begun = || {
+            if fresh {
+                std::fs::write(&path, Epoch::head(&self.setup, number, world)).map_err(failed)?;
+            }
+            // Which syncs the file.
+            let epoch = Epoch::open(&self.setup, &path, number, world, over)?;
+            if fresh {
+                sync_beside(&path).map_err(failed)?;
+            }
+            Ok(epoch)
+        };
+        begun().inspect_err(|_| {
+            if fresh && let Err(error) = std::fs::remove_file(&path) {
+                tracing::warn!(file = %path.display(), %error, "an epoch that could not begin leaves a part of its ledger");
+            }
+        })
     }
 
     /// A new epoch begins: those before its predecessor are over, and the oldest are forgotten.

@@ -13,7 +13,7 @@ use super::JobError;
 use fletch_core::order::Event;
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -69,7 +69,24 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&part, path)?;
+    sync_beside(path)
+}
+
+/// Makes durable that a file is where it is. Blocking.
+pub fn sync_beside(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+/// Whether a file was never synced that begins with so many bytes: it is shorter, or has its length and none of them.
+/// Blocking.
+pub fn never_was(path: &Path, head_bytes: usize) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    if file.metadata()?.len() < head_bytes as u64 {
+        return Ok(true);
+    }
+    let mut first = [0; 8];
+    file.read_exact(&mut first)?;
+    Ok(first == [0; 8] && std::fs::read(path)?.iter().all(|b| *b == 0))
 }
 
 impl LedgerFile {

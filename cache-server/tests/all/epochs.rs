@@ -6,9 +6,12 @@ use fletch_client::{
     ClientError,
     epochs::{LeaseBatch, Next, Received},
 };
-use fletch_core::order::{
-    Bits, Fit, Tail,
-    ledger::{self, Header, Ledger},
+use fletch_core::{
+    Hash, Root,
+    order::{
+        Bits, Fit, Tail,
+        ledger::{self, Header, Ledger},
+    },
 };
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
 use reqwest::Method;
@@ -260,8 +263,16 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(differs(job.put_state(0, ledger, false).await), Some(Code::BadState));
     assert_eq!(differs(job.put_state(0, state.slice(..state.len() - 1), false).await), Some(Code::BadState));
     assert_eq!(differs(job.put_state(0, "what".into(), true).await), Some(Code::BadState));
-    // Worlds that cannot be, in a state's header.
     let header = Ledger::read(&state).expect("a state").header;
+    let foreign = Header { root: Root(Hash::of(b"another version")), ..header.clone() };
+    let foreign = ledger::state(&foreign, &Bits::zeros(0));
+    assert_eq!(
+        differs(job.put_state(0, foreign.into(), true).await),
+        Some(Code::StateDiffers),
+        "another root"
+    );
+    assert_eq!(job.state(0).await.expect("state"), state, "nothing changed");
+    // Worlds that cannot be, in a state's header.
     for (ranks, batch, tail) in
         [(1, u32::MAX, Tail::Pad), (u32::MAX, u32::MAX, Tail::Drop), (0, 0, Tail::Drop), (2, 4, Tail::Keep)]
     {

@@ -11,6 +11,7 @@ use fletch_core::{
         certificate::{Certificate, Shuffle, chance},
     },
 };
+use std::path::Path;
 
 /// Samples, and bytes of each; the disk holds a fifth of them.
 const SAMPLES: usize = 3_800;
@@ -76,8 +77,8 @@ fn chi2(order: &[u32]) -> f64 {
     table.iter().flatten().map(|x: &f64| (x - expected).powi(2) / expected).sum()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn delivered_orders_are_shuffled_as_their_certificates_say() {
+/// A tree, and a pack of it with some thirty samples a chunk: each chunk's members, by number.
+fn packed(to: &Path) -> (Tree, Vec<(String, Vec<u64>)>) {
     let mut tree = Tree::new([]);
     for i in 0..SAMPLES {
         let name = format!("f{i:04}");
@@ -85,10 +86,16 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
         std::fs::write(tree.path(&name), &bytes).expect("write");
         tree.files.insert(name, bytes);
     }
-    let to = tempfile::tempdir().expect("tempdir");
     let small = PackParams { group_bytes: 768 << 10, ..PackParams::DEFAULT };
     let params = LayoutParams { pack: Some(small), ..LayoutParams::PACK };
-    let (_, chunks) = tree.pack_with(to.path(), params, false);
+    let (_, chunks) = tree.pack_with(to, params, false);
+    (tree, chunks)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn delivered_orders_are_shuffled_as_their_certificates_say() {
+    let to = tempfile::tempdir().expect("tempdir");
+    let (tree, chunks) = packed(to.path());
     let mut unit_of = vec![u32::MAX; SAMPLES];
     for (unit, (_, members)) in (0..).zip(&chunks) {
         members.iter().for_each(|&m| unit_of[usize::try_from(m).expect("small")] = unit);
@@ -173,5 +180,27 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
     let smallest = chunks.iter().map(|c| c.1.len()).min().expect("a chunk") * BYTES;
     println!("{kept} chunks of {kept_bytes} bytes are kept");
     assert!(kept_bytes >= kept * smallest as u64, "single files stay: {kept} chunks of {kept_bytes} bytes");
+    node.running.shutdown().await;
+}
+
+/// Where nothing is kept for the sweep, samples of one chunk are no nearer to each other than chance has them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_kept_for_an_order_does_not_shape_it() {
+    let to = tempfile::tempdir().expect("tempdir");
+    let (tree, _) = packed(to.path());
+    let lru = ["--cache-policy=lru", "--cache-size=17MiB", "--cache-free-floor=0", "--memory=64MiB"];
+    let node = Node::start(&lru).await;
+    node.register("d", &tree.uri(), Some(&to.path().display().to_string())).await;
+    let ask = ask("j", OrderKind::Substitute, world(1, LEASE, Tail::Keep));
+    let mut reading = Reading::new(client(&node).declare(&ask).await.expect("declared"));
+    while reading.orders.len() == 1 {
+        assert!(reading.step().await);
+    }
+    let said = reading.job.receipt(0).await.expect("finished").certificate;
+    let chi2 = chi2(&reading.orders[0]);
+    println!("chi2 {chi2:.1}, {said:?}");
+    // Handed out chunk by chunk, near was 23.
+    assert!(said.delivered == SAMPLES as u64 && said.near10 < 2.0, "{said:?}");
+    assert!(chi2 < 150.0, "numbers have their places: {chi2}");
     node.running.shutdown().await;
 }

@@ -8,17 +8,23 @@ use fletch_sim::{ArmKind, Case, cases, simulate};
 /// How far a figure may lie from the reference's.
 const WITHIN: f64 = 0.01;
 
-fn check(cases: Vec<Case>, figures: &[(&str, f64, f64)]) {
+/// Holds the means over so many seeds against figures: backend per delivered, and bound.
+fn check(cases: Vec<Case>, seeds: u64, figures: &[(&str, f64, f64)]) {
     assert_eq!(cases.len(), figures.len());
     let mut wrong = Vec::new();
-    for (case, &(name, backend, bound)) in cases.iter().zip(figures) {
+    for (mut case, &(name, backend, bound)) in cases.into_iter().zip(figures) {
         assert_eq!(case.name, name);
-        let o = simulate(case, ArmKind::Fletch, Knobs::default());
-        println!("{}", fletch_sim::table::line(&o));
-        if (o.ratio - backend).abs() > WITHIN || (o.bound - bound).abs() > WITHIN / 2.0 {
+        let (mut ratio, mut least) = (0.0, 0.0);
+        for seed in 0..seeds {
+            case.seed += seed;
+            let o = simulate(&case, ArmKind::Fletch, Knobs::default());
+            println!("{}", fletch_sim::table::line(&o));
+            (ratio, least) = (ratio + o.ratio / seeds as f64, least + o.bound / seeds as f64);
+        }
+        if (ratio - backend).abs() > WITHIN || (least - bound).abs() > WITHIN / 2.0 {
             wrong.push(format!(
-                "{name} {}: {:.3} for {backend}, bound {:.3} for {bound}",
-                case.cache, o.ratio, o.bound
+                "{name} {}: {ratio:.3} for {backend}, bound {least:.3} for {bound}",
+                case.cache
             ));
         }
     }
@@ -29,6 +35,7 @@ fn check(cases: Vec<Case>, figures: &[(&str, f64, f64)]) {
 fn main_rows() {
     check(
         cases::rows(800, 32, 1),
+        1,
         &[
             ("1 lone", 0.950, 0.950),
             ("1 lone", 0.800, 0.800),
@@ -43,6 +50,34 @@ fn main_rows() {
             ("1/1.3/2/4", 0.400, 0.386),
             ("8 at .97-1.1 staggered", 0.112, 0.109),
             ("1/4", 0.743, 0.720),
+        ],
+    );
+}
+
+/// Of a few seeds: one alone is up to .013 from the mean. Two differ from the reference, and are held to what they are
+/// (ADR 10): it says .658 for 60 % of units, and .533 for the job that runs in bursts.
+#[test]
+fn odd_cases() {
+    check(
+        cases::extras(),
+        5,
+        &[
+            ("4, one pauses 7% twice", 0.237, 0.226),
+            ("4, one pauses .8 and .5", 0.252, 0.238),
+            ("1/1/2, leader pauses", 0.481, 0.423),
+            ("late joins at 3.37, 4.77", 0.282, 0.272),
+            ("leaves at 3.37, 4.77", 0.345, 0.335),
+            ("2 x 60% of samples", 0.775, 0.504),
+            ("2 x 60% of units", 0.673, 0.511),
+            ("60% samples, 60% units, all", 0.481, 0.256),
+            ("sizes 8..128", 0.234, 0.225),
+            ("sizes 8..128, 5% speeds", 0.243, 0.233),
+            ("2 + a strict reader", 0.541, 0.267),
+            ("1 + two strict readers", 0.800, 0.267),
+            ("units of 8, 1/1.3/2/4", 0.452, 0.434),
+            ("units of 128, 1/1.3/2/4", 0.455, 0.434),
+            ("single samples, 4 staggered", 0.234, 0.225),
+            ("1/1/4, the 4 runs 10%", 0.497, 0.375),
         ],
     );
 }

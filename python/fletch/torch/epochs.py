@@ -19,8 +19,12 @@ import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
 from .select import Selection, planned
+from .shared import Shared
 
 _log = logging.getLogger("fletch")
+
+#: Between two questions whether what somebody else holds was consumed or came back, in seconds.
+_AGAIN = 0.5
 
 _COUNTED = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns")
 
@@ -30,7 +34,7 @@ class EpochSample:
     """A sample as it was leased.
 
     Attributes:
-        content: a read-only ``memoryview`` of the file; for versions whose samples have keys, a dict of views by
+        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``; for versions whose samples have keys, a dict of views by
             extension, with ``"__key__"``.
         path: the path of its first file in the version.
         number: the sample's number in the version, from 0.
@@ -65,6 +69,12 @@ class _Batch:
         """The lease's number: leases of an epoch are numbered as they are granted."""
         return 0 if self.token is None else self.token[2]
 
+    @property
+    def held(self) -> tuple[int, int, int, int, int]:
+        """The token of a batch that is one."""
+        assert self.token is not None
+        return self.token
+
     def pin_memory(self) -> _Batch:
         """What torch calls for ``pin_memory=True``."""
         from torch.utils.data._utils.pin_memory import pin_memory
@@ -73,13 +83,13 @@ class _Batch:
         return self
 
 
-class EpochDataset(torch.utils.data.IterableDataset):
+class EpochDataset(torch.utils.data.IterableDataset[Any]):
     """One epoch after the other of a job, in an order that the server chooses.
 
     Give it to :class:`fletch.torch.DataLoader`, which acknowledges a batch when the loop asks for the next
     one: then every sample of the plan is delivered exactly once, whatever is killed. Iterated in any other
-    way (torch's own loader, or directly, sample by sample) it is *at most once*: a sample is acknowledged as
-    it is handed out, and `stats` says so.
+    way (torch's own loader with any workers, or directly, sample by sample) it is *at most once*: a sample is
+    acknowledged as it is handed out, and `stats` says so.
 
     Args:
         client: whom to ask.
@@ -107,6 +117,9 @@ class EpochDataset(torch.utils.data.IterableDataset):
         visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"`` (`state_dict` commits, `load_state_dict` goes back to
             that commit: what came later is delivered again).
         epoch: the first epoch.
+
+    A batch is what the loader's ``collate_fn`` makes of a list of items: tensors of shape ``(…)`` become one of shape
+    ``(n, …)``, where n is `batch_size`, or less in a last step under ``tail="keep"``.
 
     While the server is gone it is waited for: a line in the log (logger ``fletch``) says so, `stats` counts the
     seconds, and the epoch goes on when it is back.
@@ -176,6 +189,9 @@ class EpochDataset(torch.utils.data.IterableDataset):
         self._visitation = visitation
         self._known = order != "substitute"
         self._begin(epoch)
+        self._turn = 0
+        self._held_there = False
+        self._shared = Shared(epoch, len(_COUNTED), len(self._sum.bytes()))
 
     def _declared(self) -> bool:
         """Declares the job; whether it is so, or another world has it."""
@@ -207,14 +223,16 @@ class EpochDataset(torch.utils.data.IterableDataset):
     def _let_go(self) -> None:
         """Whatever is in hand was not consumed."""
         if self._in_hand is not None:
-            self._job.drop_lease(self._in_hand[0].token)
+            self._job.drop_lease(self._in_hand[0].held)
             self._in_hand = None
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iteration is of. An epoch that ended is followed by the next one by itself."""
+        self._learn()
         if epoch != self.epoch:
             self._let_go()
             self._begin(epoch)
+            self._shared.at(epoch)
 
     def __len__(self) -> int:
         """Steps of an epoch of one rank."""
@@ -223,7 +241,9 @@ class EpochDataset(torch.utils.data.IterableDataset):
     def __getstate__(self) -> dict[str, Any]:
         # A worker's copy receives; what was consumed is known where the loop runs.
         self._settle()
-        return {**self.__dict__, "_client": None, "_spec": None, "_sum": None, "_in_hand": None, "_receipt": None}
+        held = self._in_hand is not None
+        own = {"_client": None, "_spec": None, "_sum": None, "_in_hand": None, "_receipt": None, "_held_there": held}
+        return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -235,8 +255,51 @@ class EpochDataset(torch.utils.data.IterableDataset):
         """
         self._settle()
         self._let_go()
+        self._learn()
         if self._over:
             self._begin(self.epoch + 1)
+            self._shared.at(self.epoch)
+
+    def _join(self, info: Any, turn: int) -> None:
+        """An iteration begins in a worker of torch's own loader: of the epoch that all its workers find."""
+        self._settle()
+        if self._in_hand is not None or self._held_there:
+            raise Invalid(
+                f"job {self.job}: a loop over fletch.torch.DataLoader was left with a batch in hand, which this loader's "
+                "workers would wait for; go on with that loader, or call state_dict(), which counts it as consumed"
+            )
+
+        def finished(epoch: int) -> bool:
+            epochs = self._patiently(lambda _: self._job.info())["epochs"]
+            return any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs)
+
+        epoch, counts, total = self._shared.join(info, turn, finished)
+        self._begin(epoch)
+        self._counts = dict(zip(_COUNTED, counts))
+        if total is not None:
+            self._sum.merge(total)
+
+    def _learn(self) -> None:
+        """How far workers of torch's own loader are: nobody told this process when they began."""
+        if torch.utils.data.get_worker_info() is not None:
+            return
+        latest = self._shared.latest()
+        if latest.epoch != self.epoch:
+            self._begin(latest.epoch)
+        if latest.workers > 0:
+            self._mode = "at-most-once"
+            if latest.over and not self._over:
+                self._finished()
+
+    def _consumed(self) -> tuple[dict[str, int], Any]:
+        """What was consumed of the epoch, by this process and by workers of torch's own loader: counted, and added up."""
+        if torch.utils.data.get_worker_info() is not None:
+            return self._counts, self._sum
+        counts, sums = self._shared.consumed()
+        total = _native.Sum(self.root)
+        for one in (self._sum.bytes(), *sums):
+            total.merge(one)
+        return {key: self._counts[key] + more for key, more in zip(_COUNTED, counts)}, total
 
     # What runs where the samples are received.
 
@@ -258,10 +321,15 @@ class EpochDataset(torch.utils.data.IterableDataset):
                 continue
             token, leased, deliveries = told
             begun = time.monotonic_ns()
-            samples = [self._sample(one) for one in leased]
-            nbytes = sum(_nbytes(s.content) for s in samples)
-            items = [s.content if self.transform is None else self.transform(s) for s in samples]
-            content = collate(items)
+            try:
+                samples = [self._sample(one) for one in leased]
+                nbytes = sum(_nbytes(s.content) for s in samples)
+                items = [s.content if self.transform is None else self.transform(s) for s in samples]
+                content = collate(items)
+            except BaseException:
+                # Nobody gets this batch: it is not renewed for as long as this process lives.
+                self._job.drop_lease(token)
+                raise
             prepared = time.monotonic_ns() - begun
             yield _Batch(token, deliveries, nbytes, prepared, stalled, content)
 
@@ -275,25 +343,41 @@ class EpochDataset(torch.utils.data.IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """Single items, at most once: each batch is acknowledged before its items are handed out."""
-        info = torch.utils.data.get_worker_info()
-        worker = 0 if info is None else info.id
-        self._start()
+        # Torch calls this once an iteration in each worker, and begins to read later, or never.
+        self._turn += 1
+        return self._items(torch.utils.data.get_worker_info(), self._turn)
+
+    def _items(self, info: Any, turn: int) -> Iterator[Any]:
+        if info is None:
+            self._start()
+        else:
+            self._join(info, turn)
         self._mode = "at-most-once"
-        for batch in self._leases(worker, list):
-            if batch.token is not None:
-                self._took(batch, 0)
-                self._stepped()
-                yield from batch.content
+        while True:
+            leases = _Told(self._leases(0 if info is None else info.id, list))
+            for batch in leases:
+                if batch.token is not None:
+                    self._took(batch, 0)
+                    self._stepped()
+                    if info is not None:
+                        counts = [self._counts[key] for key in _COUNTED]
+                        self._shared.publish(info.id, counts, self._sum.bytes())
+                    yield from batch.content
+            if leases.last == "done":
+                break
+            # What is left is in other hands: nobody acknowledges late here, so it is done soon, or its holder was killed.
+            time.sleep(_AGAIN)
         if info is None:
             self._ended()
+        else:
+            self._shared.end(info.id)
 
     # What runs in the process that steps.
 
     def _took(self, batch: _Batch, waited_ns: int) -> None:
         """A batch is in hand: from now on this process holds its lease."""
-        assert batch.token is not None
         self._in_hand = (batch, waited_ns, time.monotonic_ns())
-        self._job.hold(batch.token)
+        self._job.hold(batch.held)
 
     def _stepped(self) -> None:
         """The batch in hand was consumed."""
@@ -302,12 +386,12 @@ class EpochDataset(torch.utils.data.IterableDataset):
         # A signal may raise anywhere in here (Ctrl-C, a worker that died): the batch stays in hand until it is
         # acknowledged, and is counted once.
         batch, waited, begun = self._in_hand
-        assert batch.token is not None
+        token = batch.held
         stepped = time.monotonic_ns() - begun
         times = (waited, batch.prepared_ns, stepped)
-        lease, entries = batch.token[2], batch.token[3]
+        lease, entries = token[2], token[3]
         try:
-            self._patiently(lambda tell: self._job.ack(batch.token, times, tell))
+            self._patiently(lambda tell: self._job.ack(token, times, tell))
         except FletchError as error:
             if error.code != "lease_gone":
                 raise
@@ -340,14 +424,20 @@ class EpochDataset(torch.utils.data.IterableDataset):
         return done
 
     def _ended(self) -> None:
-        """The epoch is over for this rank: what is proved of it is kept, and the next one is next."""
-        self._over = True
+        """The epoch is over for this rank, as this process saw, and the next one is next."""
+        self._finished()
+        self._shared.at(self.epoch, over=True)
+
+    def _finished(self) -> None:
+        """What is proved of an epoch that is over is kept."""
         if self.ranks == 1:
             self._receipt = self._patiently(lambda _: self._job.receipt(self.epoch))
+        self._over = True
 
     def received(self) -> bytes:
         """What this rank consumed of the epoch, added up: for `verify` on another rank."""
-        return self._sum.bytes()
+        self._learn()
+        return bytes(self._consumed()[1].bytes())
 
     def verify(self, others: Sequence[bytes] = ()) -> bool:
         """Whether the ranks together consumed exactly what the plan of the finished epoch says.
@@ -358,10 +448,11 @@ class EpochDataset(torch.utils.data.IterableDataset):
         Raises:
             Invalid: the epoch is not finished (``code == "epoch_open"``).
         """
+        mine = self.received()
         if self._receipt is None:
             self._receipt = self._patiently(lambda _: self._job.receipt(self.epoch))
         total = _native.Sum(self.root)
-        for one in (self.received(), *others):
+        for one in (mine, *others):
             total.merge(one)
         return total.agrees(self._receipt)
 
@@ -375,11 +466,12 @@ class EpochDataset(torch.utils.data.IterableDataset):
             ``stepped_seconds``; and once the epoch ended, for a single rank, ``receipt`` (``"agrees"`` or ``"differs"``) and
             ``certificate`` (how well it was shuffled), else ``None``.
         """
-        counts = self._counts
+        self._learn()
+        counts, total = self._consumed()
         receipt = None if self._receipt is None else json.loads(self._receipt)
         agrees = None
         if receipt is not None and self.ranks == 1:
-            agrees = "agrees" if self._sum.agrees(self._receipt) else "differs"
+            agrees = "agrees" if total.agrees(self._receipt) else "differs"
         return {
             "job": self.job,
             "epoch": self.epoch,
@@ -413,6 +505,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
         Raises:
             NotFound: the epoch has not begun, or is forgotten.
         """
+        self._learn()
         number = self.epoch if epoch is None else epoch
         return bytes(self._patiently(lambda _: self._job.ledger(number)))
 
@@ -425,6 +518,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
         `load_state_dict` goes back to it. The server remembers the latest four of an epoch; an older one goes back by the
         state itself.
         """
+        self._learn()
         self._stepped()
         commit = None
         if self._visitation == "checkpoint":
@@ -465,6 +559,7 @@ class EpochDataset(torch.utils.data.IterableDataset):
         self._begin(state["epoch"])
         if state.get("ranks") == (self.rank, self.ranks):
             self._sum.merge(state["received"])
+        self._shared.at(self.epoch)
         if self.rank == 0:
             if not self._went_back(state):
                 self._job.put_state(self.epoch, state["state"], True)
@@ -484,6 +579,16 @@ class EpochDataset(torch.utils.data.IterableDataset):
             if error.code in ("no_commit", "not_found"):
                 return False
             raise
+
+
+class _Told:
+    """What a generator yields, and what it returned at its end."""
+
+    def __init__(self, made: Generator[_Batch, None, str]) -> None:
+        self.made, self.last = made, ""
+
+    def __iter__(self) -> Iterator[_Batch]:
+        self.last = yield from self.made
 
 
 class _Silence:

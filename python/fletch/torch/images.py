@@ -32,7 +32,7 @@ def image_loader(file: io.BytesIO) -> Any:
         return image.convert("RGB")
 
 
-class ImageFolder(torch.utils.data.Dataset):
+class ImageFolder(torch.utils.data.Dataset[Any]):
     """A version's images, labelled by the folder they are in, as ``torchvision.datasets.ImageFolder``.
 
     Args:
@@ -114,7 +114,7 @@ class ImageFolder(torch.utils.data.Dataset):
 
     def _item(self, path: str, target: Any, view: memoryview) -> tuple[Any, Any]:
         file = io.BytesIO(view)
-        file.name = path  # type: ignore[attr-defined]
+        file.name = path
         image = self.loader(file)
         if self.transform is not None:
             image = self.transform(image)

@@ -17,7 +17,7 @@ from .loops import _Leases, _steps
 from .map import MapDataset
 
 
-class DataLoader(torch.utils.data.DataLoader):
+class DataLoader(torch.utils.data.DataLoader[Any]):
     """``torch.utils.data.DataLoader`` with the same arguments, which reads a batch in one go.
 
     For datasets of this package (and ``Subset``\\ s of them) a batch is one call of the dataset, so
@@ -29,6 +29,9 @@ class DataLoader(torch.utils.data.DataLoader):
     asks for the next batch: exactly once, with any number of workers. Its ``batch_size`` is the dataset's; ``shuffle``,
     samplers, ``drop_last`` and ``persistent_workers`` do not apply. An iteration that is broken off leaves its unacknowledged
     samples to be delivered again.
+
+    Shapes are torch's: with the default ``collate_fn`` items of shape ``(…)`` make a batch of shape ``(n, …)``, n being
+    `batch_size` for all but the last batch.
 
     Workers ignore Ctrl-C: the process that iterates gets it and ends them in order, so that they
     remove what they made.

@@ -14,16 +14,13 @@ from typing import Any, Callable, Iterator
 
 import torch.utils.data
 
-from .epochs import EpochDataset, _Batch
-
-#: Between two questions whether what a dead worker held came back, in seconds.
-_AGAIN = 0.5
+from .epochs import _AGAIN, EpochDataset, _Batch
 
 #: How long a process that was killed is seen as living after its connections broke, in seconds.
 _DYING = 1.0
 
 
-class _Leases(torch.utils.data.IterableDataset):
+class _Leases(torch.utils.data.IterableDataset[Any]):
     """What a loader iterates: whole leases of the dataset, collated where they are received."""
 
     def __init__(self, dataset: EpochDataset, collate: Callable[[list[Any]], Any]) -> None:
@@ -81,7 +78,7 @@ def _in_order(dataset: EpochDataset, made: Iterator[_Batch], workers: int) -> It
                 idle[batch.worker] = batch.ended
             else:
                 idle.pop(batch.worker, None)
-                dataset._job.hold(batch.token)
+                dataset._job.hold(batch.held)
                 waiting[batch.worker].append(batch)
             while all(queue or worker in idle for worker, queue in waiting.items()):
                 if (first := _first(waiting)) is None:
@@ -91,7 +88,7 @@ def _in_order(dataset: EpochDataset, made: Iterator[_Batch], workers: int) -> It
             yield first
     finally:
         for batch in (b for queue in waiting.values() for b in queue):
-            dataset._job.drop_lease(batch.token)
+            dataset._job.drop_lease(batch.held)
 
 
 def _first(waiting: dict[int, deque[_Batch]]) -> _Batch | None:

@@ -14,7 +14,7 @@ from .. import Sample, Version
 Content = Union[memoryview, "dict[str, Any]"]
 
 
-class MapDataset(torch.utils.data.Dataset):
+class MapDataset(torch.utils.data.Dataset[Any]):
     """A version's samples by index, for random access in any order.
 
     Args:
@@ -24,7 +24,7 @@ class MapDataset(torch.utils.data.Dataset):
             default collation of torch cannot stack: give the loader a ``collate_fn``.
         samples: which samples, in which order; all of ``version.samples()`` when absent.
 
-    A sample of one file is a read-only ``memoryview`` of its bytes. A sample with a key of its own
+    A sample of one file is a read-only ``memoryview`` of its bytes, of format ``B`` and shape ``(bytes,)``. A sample with a key of its own
     (tar members that share it) is a dict of such views by extension (what follows the first dot
     of the name, as ``"jpg"`` or ``"cls.txt"``), and ``"__key__"``.
 

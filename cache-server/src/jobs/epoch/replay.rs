@@ -36,8 +36,14 @@ impl Epoch {
         }
     }
 
-    /// Begins an epoch in a file of its own: `header` says in which world it was planned, `acked` what was delivered
-    /// before. What the file held is replaced. Blocking.
+    /// What the ledger of an epoch begins with of which nothing was delivered.
+    #[must_use]
+    pub fn head(setup: &Setup, epoch: u64, fit: Fit) -> Vec<u8> {
+        ledger::state(&Epoch::header(setup, epoch, fit), &Bits::zeros(0))
+    }
+
+    /// Begins an epoch in a file of its own, durable when this returns: `header` says in which world it was planned, `acked`
+    /// what was delivered before. What the file held is replaced. Blocking.
     ///
     /// # Errors
     /// [`JobError::Io`].

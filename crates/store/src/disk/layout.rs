@@ -26,7 +26,7 @@ const RECORD_CHECKED: usize = 192;
 const DOMAIN_AT: usize = 64;
 const DOMAIN_MAX: usize = 128;
 const TABLE_HEADER: usize = 24;
-const ROW: usize = 56;
+pub(crate) const ROW: usize = 56;
 const FOOTER_CHECKED: usize = 80;
 
 /// Context strings of BLAKE3's key-derivation mode.

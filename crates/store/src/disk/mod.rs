@@ -82,7 +82,7 @@ pub struct DiskConfig {
     pub size_max: u64,
     /// Bytes that stay free on the file system.
     pub free_floor: u64,
-    /// Length of a slab; `None` for 1/256 of `size_max`, 0.5–256 MiB.
+    /// Length of a slab; `None` for 1/256 of `size_max`, 0.5 to 32 MiB, and 1/4096 from 128 GiB on, 256 MiB at most.
     pub slab_bytes: Option<u64>,
     /// What decides residency.
     pub policy: Policy,

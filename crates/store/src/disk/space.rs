@@ -6,7 +6,7 @@
 //! allowance, files set aside and directories are taken out once, at the start.
 
 use super::{
-    layout::{BLOCK, CHUNK_BYTES_MAX, SLAB_BYTES_MAX, footprint, table_bytes},
+    layout::{BLOCK, CHUNK_BYTES_MAX, ROW, SLAB_BYTES_MAX, footprint, table_bytes},
     reaper::FS_BLOCK,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +17,15 @@ pub(crate) const FILE_SLACK: u64 = 8 << 10;
 pub(crate) const SIZE_MIN: u64 = 16 << 20;
 /// Of records with shorter footprints no more room is taken out for their rows in a table.
 const ROWS_OF: u64 = 64 << 10;
+/// What a table's rounding takes at most, in rows: rows are counted without it, so that no capacity jumps where one is less.
+const ROUNDED_ROWS: u64 = 2;
 /// Where long records die at random there are up to so many more slabs for each that would be full.
 const SPARSE: u64 = 4;
+/// One part in so many of a slab is the most that is kept back for what the dead leave: short records are copied together.
+const LEFT_MAX_PART: u64 = 40;
+/// Of a slab of so many bytes what is kept back falls by about a byte at most for each that records are longer on average, so
+/// that no capacity jumps with the mean.
+const LEFT_FALLS_OVER: u64 = 16 << 20;
 /// Lock file, directories, a probe.
 const FIXED: u64 = 64 << 10;
 
@@ -68,20 +75,39 @@ impl Plan {
     /// was copied together in the background (ADR 45).
     pub fn capacity(&self, mean: u64) -> u64 {
         let per_slab = self.slab_bytes + FILE_SLACK;
-        // The dead are punched out, less a block of the file system for each that lives beside others: half of one on either
-        // side. What dies at random leaves sparse slabs, each with a slack of its own. Short records are copied together,
-        // which leaves no more than this part.
-        let each_but_one = |bytes: u64| {
-            let all = u128::from(bytes) * u128::from(self.slab_bytes) / u128::from(mean.max(1));
-            u64::try_from(all).unwrap_or(u64::MAX).saturating_sub(bytes)
-        };
-        let sparse = each_but_one(FILE_SLACK).min(SPARSE * FILE_SLACK);
-        let left = each_but_one(FS_BLOCK).saturating_add(sparse).min(self.slab_bytes / 40);
-        let table = table_bytes(self.slab_bytes.div_ceil(mean.max(ROWS_OF)), 0) + left;
         // The last slab may be a short one, and a newcomer may need a new one of that size.
+        let quarter = self.slab_bytes / 4;
         let quarters = (self.slabs_bytes - self.spare_bytes) / (per_slab / 4);
-        let newest = each_but_one(self.slab_bytes / 4).min(self.slab_bytes / 4);
-        (quarters * ((self.slab_bytes - table) / 4)).saturating_sub(newest)
+        let newest = self.of_others(quarter, mean).min(quarter);
+        (quarters * ((self.slab_bytes - self.table(mean) - self.left(mean)) / 4)).saturating_sub(newest)
+    }
+
+    /// What a slab's table takes at most, if no record is shorter than [`ROWS_OF`].
+    fn table(&self, mean: u64) -> u64 {
+        table_bytes(0, 0) + self.share(ROW as u64, mean.max(ROWS_OF)) + ROUNDED_ROWS * ROW as u64
+    }
+
+    /// What the dead leave of a slab. They are punched out, less a block of the file system for each that lives beside others:
+    /// half of one on either side. What dies at random leaves sparse slabs, each with a slack of its own.
+    fn left(&self, mean: u64) -> u64 {
+        let most = self.slab_bytes / LEFT_MAX_PART;
+        let sparse = self.of_others(FILE_SLACK, mean).min(SPARSE * FILE_SLACK);
+        let left = self.of_others(FS_BLOCK, mean).saturating_add(sparse).min(most);
+        // Just past the mean at which that is the most, it would fall steeply.
+        let others =
+            (most / (FS_BLOCK + FILE_SLACK)).max(most.saturating_sub(SPARSE * FILE_SLACK) / FS_BLOCK);
+        let beyond = mean.saturating_sub(self.slab_bytes / (1 + others));
+        left.max(most.saturating_sub(scaled(beyond, self.slab_bytes, LEFT_FALLS_OVER)))
+    }
+
+    /// `bytes` for each record of a slab.
+    fn share(&self, bytes: u64, mean: u64) -> u64 {
+        scaled(bytes, self.slab_bytes, mean.max(1))
+    }
+
+    /// `bytes` for each record of a slab but one.
+    fn of_others(&self, bytes: u64, mean: u64) -> u64 {
+        self.share(bytes, mean).saturating_sub(bytes)
     }
 
     /// How long a slab must be for one record of `need` bytes.
@@ -100,6 +126,11 @@ impl Plan {
 /// before there are 4,096 of them.
 fn usual(size_max: u64) -> u64 {
     (size_max / 256).min(32 << 20).max(size_max / 4096).clamp(512 << 10, 256 << 20)
+}
+
+/// `a * b / c`, or the most there is.
+fn scaled(a: u64, b: u64, c: u64) -> u64 {
+    u64::try_from(u128::from(a) * u128::from(b) / u128::from(c)).unwrap_or(u64::MAX)
 }
 
 /// Who has taken how much.
@@ -185,15 +216,20 @@ mod tests {
 
     #[test]
     fn i6_the_parts_of_a_plan_never_exceed_the_limit() {
-        for shift in 24..46 {
-            let size = (1u64 << shift) + 12345;
-            let p = Plan::new(size, None).expect("a plan");
+        let usual = (24..46).map(|shift| ((1u64 << shift) + 12345, None));
+        let asked = [64 << 10, 300_000, 480 << 10, 503_808, 2_200_000].map(|slab| (18_000_000, Some(slab)));
+        for (size, slab) in usual.chain(asked) {
+            let p = Plan::new(size, slab).expect("a plan");
             assert!(p.slabs_bytes + p.catalogue_bytes + p.aside_bytes + FIXED <= size);
             assert!(p.capacity(4 << 20) <= p.slabs_bytes - p.spare_bytes);
+            for mean in [0, 64 << 10, 65 << 10, 200_000, 1 << 20, 5 << 20] {
+                let rows = p.slab_bytes.div_ceil(mean.max(ROWS_OF));
+                assert!(p.table(mean) >= table_bytes(rows, 0), "{size}: {rows} rows");
+            }
             assert!(p.capacity(0) <= p.capacity(8 << 10) && p.capacity(8 << 10) <= p.capacity(1 << 20));
             for mean in (0..=2 << 20).step_by(4096) {
                 let (now, next) = (p.capacity(mean), p.capacity(mean + 4096));
-                assert!(now <= next && next - now <= size / 1000, "{size}: {now} at {mean}, then {next}");
+                assert!(now <= next && next - now <= size / 2000, "{size}: {now} at {mean}, then {next}");
             }
             if size >= 64 << 20 {
                 assert!(p.capacity(0) * 100 >= size * 90, "{} of {size} is usable", p.capacity(0));

@@ -361,9 +361,12 @@ impl Flywheel {
             } else {
                 self.knobs.wanted
             };
-            if self.shape.bytes(unit) > self.window_max || self.little(j, unit, need) {
-                let due = !self.seats[j].due.is_empty();
-                return Some(if due { self.serve_due(j) } else { self.serve_range(j, unit, need) });
+            let large = self.shape.bytes(unit) > self.window_max;
+            if large || self.little(j, unit, need) {
+                if !self.seats[j].due.is_empty() {
+                    return Some(self.serve_due(j));
+                }
+                return Some(if large { self.serve_any(j, p) } else { self.serve_range(j, unit, need) });
             }
             if !far {
                 self.pointer = p + 1;

@@ -184,6 +184,31 @@ impl Flywheel {
         self.hand_out(j, spot, chosen, How::Range)
     }
 
+    /// One sample straight from the origin, of the units that the window cannot hold, one of which is at place `p`: any
+    /// that is left is as likely, so that without a cache an order is a plain shuffle. Where few are left, units that are far
+    /// behind others are likelier. The sweep goes on as if it had passed a part of the unit, and comes to those that fit.
+    pub(super) fn serve_any(&mut self, j: usize, p: usize) -> Pick {
+        let unit = self.ring[p];
+        if self.draws.below(self.shape.samples_of(unit).len() as u64) == 0 {
+            self.pointer = p + 1;
+        }
+        let spots = u64::from(self.seats[j].laid.spots());
+        let suits = |fly: &Self, unit| !fly.holds(unit) && fly.shape.bytes(unit) > fly.window_max;
+        for _ in 0..64 {
+            let at = self.draws.below(spots);
+            let spot = u32::try_from(at).unwrap_or(u32::MAX);
+            let other = self.seats[j].laid.unit(spot);
+            if self.seats[j].left.get(at) && suits(self, other) {
+                return self.hand_out(j, spot, other, How::Range);
+            }
+        }
+        let from = self.draws.below(self.ring.len() as u64) as usize;
+        let other = self.seats[j].lack.next(from).map(|p| self.ring[p]);
+        let chosen = other.filter(|&other| suits(self, other)).unwrap_or(unit);
+        let spot = self.any_spot(j, chosen);
+        self.hand_out(j, spot, chosen, How::Range)
+    }
+
     /// A random spot of a unit that the job still needs.
     fn any_spot(&mut self, j: usize, unit: u32) -> u32 {
         let s = &self.seats[j];

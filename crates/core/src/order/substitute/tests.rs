@@ -1,5 +1,11 @@
 use super::*;
-use crate::{Hash, Root, order::plan::Plan};
+use crate::{
+    Hash, Root,
+    order::{
+        certificate::{Shuffle, chance},
+        plan::Plan,
+    },
+};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -214,33 +220,56 @@ fn an_empty_cache_is_a_plain_shuffle() {
     assert!(corr(&at, &v).abs() < 0.2 && corr(&v[1..], &v[..499]).abs() < 0.2);
 }
 
-/// A job that stands still while another runs: when it comes back it must not drag the sweep
-/// around the ring, nor make the other wait.
-#[test]
-fn a_straggler_never_makes_the_sweep_jump() {
-    let shape = shape(&[8; 400]);
-    let mut fly = Flywheel::new(shape.clone(), shape.total_bytes() / 10, &key(2), Knobs::default());
-    let plan = Plan::all(3200).expect("plan");
-    let (a, b) = (sit(&mut fly, &plan), sit(&mut fly, &plan));
-    let mut acts = Vec::new();
-    for i in 0..3100 {
-        fly.next(a, &mut acts).expect("left");
-        if i < 50 {
-            fly.next(b, &mut acts).expect("left");
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Without a cache nothing is near anything because of how it is stored, whatever the units: neighbours of one unit
+    /// are as frequent as chance has it.
+    #[test]
+    fn with_an_empty_cache_units_leave_no_trace(sizes in proptest::collection::vec(1u32..17, 100..200), seed: u64) {
+        let shape = shape(&sizes);
+        let n = shape.samples();
+        let mut fly = Flywheel::new(shape.clone(), 0, &key(seed), Knobs::default());
+        let seat = sit(&mut fly, &Plan::all(n as u64).expect("plan"));
+        let (mut acts, mut shuffle, mut seen) = (Vec::new(), Shuffle::default(), BTreeSet::new());
+        while let Some(pick) = fly.next(seat, &mut acts) {
+            prop_assert!(pick.how == How::Range && seen.insert(pick.spot));
+            shuffle.see(pick.unit);
         }
+        prop_assert!(acts.is_empty() && seen.len() == n);
+        let said = shuffle.certificate(chance(sizes.iter().map(|&g| u64::from(g))));
+        prop_assert!(said.near10 > 0.5 && said.near10 < 1.5, "{:?}", said);
     }
-    let mut jumps = 0usize;
-    while fly.left(b) > 0 {
-        let before = fly.pointer;
-        fly.next(b, &mut acts).expect("left");
-        let n = fly.ring.len();
-        jumps = jumps.max(fly.solid.gaps_in(before.min(n), fly.pointer, n));
-        if fly.left(a) > 0 {
+
+    /// A job that stands still while another runs: when it comes back it must not drag the sweep
+    /// around the ring, nor make the other wait.
+    #[test]
+    fn a_straggler_never_makes_the_sweep_jump(seed: u64, part in 5u64..30, stops in 0u32..1600, lead in 500u32..3100, quick in 1u32..5) {
+        let shape = shape(&[8; 400]);
+        let mut fly = Flywheel::new(shape.clone(), shape.total_bytes() / part, &key(seed), Knobs::default());
+        let plan = Plan::all(3200).expect("plan");
+        let (a, b) = (sit(&mut fly, &plan), sit(&mut fly, &plan));
+        let mut acts = Vec::new();
+        for i in 0..lead {
             fly.next(a, &mut acts).expect("left");
+            if i < stops {
+                fly.next(b, &mut acts).expect("left");
+            }
+        }
+        while fly.left(b) > 0 {
+            let before = fly.pointer;
+            fly.next(b, &mut acts).expect("left");
+            let n = fly.ring.len();
+            // One pick may move the sweep several times, each at most .5 % of the ring past a taken unit.
+            let jump = fly.solid.gaps_in(before.min(n), fly.pointer, n);
+            prop_assert!(jump <= 16, "the sweep moved {} of 400 places in one pick", jump);
+            for _ in 0..quick {
+                if fly.left(a) > 0 {
+                    prop_assert!(fly.next(a, &mut acts).is_some(), "the other never waits");
+                }
+            }
         }
     }
-    // One pick may move the sweep several times, each at most 0.5 % of the ring past a taken unit.
-    assert!(jumps <= 12, "the sweep moved {jumps} of 400 places in one pick");
 }
 
 proptest! {

@@ -417,6 +417,15 @@ def test_a_loop_that_stops_with_the_last_batch_has_ended_its_epoch(server: Serve
     loader = torch.utils.data.DataLoader(dataset, SAMPLES, num_workers=1, persistent_workers=True)
     for epoch in range(3):
         assert sorted(next(iter(loader)).tolist()) == list(range(SAMPLES)), epoch
+    alone = epochs(server, "plain-last-alone")
+    for epoch in range(2):
+        items = iter(alone)
+        assert sorted(next(items) for _ in range(SAMPLES)) == list(range(SAMPLES))
+        assert alone.stats()["epoch"] == epoch
+    # One that is named is that one, whatever is left of it.
+    alone.set_epoch(0)
+    assert list(torch.utils.data.DataLoader(alone, num_workers=2)) == []
+    assert (alone.stats()["epoch"], alone.stats()["samples"]) == (0, 0)
     # A copy of it, as checkpoints are pickled, is of its own.
     copied = copy.deepcopy(dataset._shared)
     copied.at(9)

@@ -18,6 +18,7 @@ import torch.multiprocessing
 import fletch
 import fletch.torch
 from conftest import Server, sockets_of, until
+from fletch.torch import loader
 
 METHODS = ("fork", "forkserver", "spawn")
 
@@ -218,6 +219,16 @@ def test_ctrl_c_leaves_nothing(server: Server, files: Path, tmp_path: Path, meth
         if group_of(child.pid):
             os.killpg(child.pid, signal.SIGKILL)
     until("nothing is left", lambda: left() <= before)
+
+
+def test_ctrl_c_inside_a_lock_is_no_hang(server: Server, files: Path) -> None:
+    version = fletch.Client(server.url).resolve("files")
+    batches = iter(fletch.torch.DataLoader(fletch.torch.MapDataset(version, len), 8, num_workers=2))
+    next(batches)
+    # As if the interrupt had come between the lock and the statement that gives it back.
+    batches._index_queues[1]._notempty.acquire()
+    loader._end()
+    assert [w.exitcode for w in batches._workers] == [0, 0]
 
 
 def test_a_worker_that_is_killed_is_an_error_and_not_a_hang(server: Server, files: Path) -> None:

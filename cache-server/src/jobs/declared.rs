@@ -277,11 +277,9 @@ impl Opened {
             if fresh {
                 std::fs::write(&path, Epoch::head(&self.setup, number, world)).map_err(failed)?;
             }
-            // Which syncs the file.
+            // Which syncs the file; and the way to it, which a server that was killed may have left.
             let epoch = Epoch::open(&self.setup, &path, number, world, over)?;
-            if fresh {
-                sync_beside(&path).map_err(failed)?;
-            }
+            sync_beside(&path).map_err(failed)?;
             Ok(epoch)
         };
         begun().inspect_err(|_| {

@@ -135,6 +135,8 @@ impl Registry {
     pub fn open(state: &Path, means: Means) -> std::io::Result<Self> {
         let dir = state.join("jobs");
         std::fs::create_dir_all(&dir)?;
+        // What is believed from here on survives the next crash, too.
+        std::fs::File::open(&dir)?.sync_all()?;
         let mut slots = BTreeMap::new();
         for entry in std::fs::read_dir(&dir)? {
             let path = entry?.path();

@@ -26,6 +26,9 @@ _log = logging.getLogger("fletch")
 #: Between two questions whether what somebody else holds was consumed or came back, in seconds.
 _AGAIN = 0.5
 
+#: After so many of them the log says so.
+_LONG = 120
+
 _COUNTED = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns")
 
 
@@ -263,21 +266,24 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _join(self, info: Any, turn: int) -> None:
         """An iteration begins in a worker of torch's own loader: of the epoch that all its workers find."""
         self._settle()
-        if self._in_hand is not None or self._held_there:
+        held = self._in_hand is not None or self._held_there
+        self._in_hand, self._held_there = None, False
+        if held:
             raise Invalid(
                 f"job {self.job}: a loop over fletch.torch.DataLoader was left with a batch in hand, which this loader's "
                 "workers would wait for; go on with that loader, or call state_dict(), which counts it as consumed"
             )
 
-        def finished(epoch: int) -> bool:
-            epochs = self._patiently(lambda _: self._job.info())["epochs"]
-            return any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs)
-
-        epoch, counts, total = self._shared.join(info, turn, finished)
+        epoch, counts, total = self._shared.join(info, turn, self._is_finished)
         self._begin(epoch)
         self._counts = dict(zip(_COUNTED, counts))
         if total is not None:
             self._sum.merge(total)
+
+    def _is_finished(self, epoch: int) -> bool:
+        """Whether nothing is left of an epoch, for any rank, as the server says."""
+        epochs = self._patiently(lambda _: self._job.info())["epochs"]
+        return any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs)
 
     def _learn(self) -> None:
         """How far workers of torch's own loader are: nobody told this process when they began."""
@@ -349,10 +355,14 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _items(self, info: Any, turn: int) -> Iterator[Any]:
         if info is None:
+            # A loop that stopped with the last batch did not see the end.
+            if self._counts["samples"] > 0 and not self._over and self._is_finished(self.epoch):
+                self._ended()
             self._start()
         else:
             self._join(info, turn)
         self._mode = "at-most-once"
+        waited = 0
         while True:
             leases = _Told(self._leases(0 if info is None else info.id, list))
             for batch in leases:
@@ -366,6 +376,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             if leases.last == "done":
                 break
             # What is left is in other hands: nobody acknowledges late here, so it is done soon, or its holder was killed.
+            waited += 1
+            if waited % _LONG == 0:
+                seconds = waited * _AGAIN
+                _log.warning("job %s, epoch %d: somebody else holds what is left, for %.0f s", self.job, self.epoch, seconds)
             time.sleep(_AGAIN)
         if info is None:
             self._ended()

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 
 from .epochs import EpochDataset
 from .images import ImageFolder
-from .loops import _Leases, _steps
+from .loops import _Leases, _shut, _steps
 from .map import MapDataset
 
 
@@ -139,7 +139,7 @@ _running: weakref.WeakSet[Any] = weakref.WeakSet()
 @atexit.register
 def _end() -> None:
     for batches in list(_running):
-        batches._shutdown_workers()
+        _shut(batches)
 
 
 class _WorkerInit:

@@ -16,6 +16,9 @@ import torch.utils.data
 
 from .epochs import _AGAIN, EpochDataset, _Batch
 
+#: A lock that is not free for so long, in seconds, has nobody who will give it back.
+_STALE = 5.0
+
 #: How long a process that was killed is seen as living after its connections broke, in seconds.
 _DYING = 1.0
 
@@ -61,8 +64,18 @@ def _steps(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate:
     finally:
         # Workers renew what they hold: those of a loop that was left must not live on.
         if workers:
-            made._shutdown_workers()  # type: ignore[attr-defined]
+            _shut(made)
     dataset._ended()
+
+
+def _shut(made: Any) -> None:
+    """Ends the workers of an iteration of torch's. Of the process that iterates."""
+    for queue in made._index_queues:
+        # Ctrl-C may come when this thread just got the lock of a queue, and before it knows that it has to give it back: then
+        # it would wait here for itself. Nobody else has it for more than a moment.
+        queue._notempty.acquire(timeout=_STALE)
+        queue._notempty.release()
+    made._shutdown_workers()
 
 
 def _in_order(dataset: EpochDataset, made: Iterator[_Batch], workers: int) -> Iterator[_Batch]:

@@ -114,7 +114,8 @@ class Shared:
             # First who ended and what is left, then whether another worker began this iteration meanwhile: if not, nobody
             # read anything since, and all who come here say the same.
             latest = self.latest()
-            over = latest.over or finished(latest.epoch)
+            # An epoch that the process which made the workers named is that one, whatever is left of it.
+            over = latest.over or (latest.workers > 0 and finished(latest.epoch))
             mine = self._begun(row, seed, turn, info.num_workers)
             if mine is None:
                 epoch = latest.epoch + int(over)

@@ -366,7 +366,7 @@ impl Flywheel {
                 if !self.seats[j].due.is_empty() {
                     return Some(self.serve_due(j));
                 }
-                return Some(if large { self.serve_any(j, p) } else { self.serve_range(j, unit, need) });
+                return Some(if large { self.serve_any(j, p, far) } else { self.serve_range(j, unit, need) });
             }
             if !far {
                 self.pointer = p + 1;

@@ -187,9 +187,9 @@ impl Flywheel {
     /// One sample straight from the origin, of the units that the window cannot hold, one of which is at place `p`: any
     /// that is left is as likely, so that without a cache an order is a plain shuffle. Where few are left, units that are far
     /// behind others are likelier. The sweep goes on as if it had passed a part of the unit, and comes to those that fit.
-    pub(super) fn serve_any(&mut self, j: usize, p: usize) -> Pick {
+    pub(super) fn serve_any(&mut self, j: usize, p: usize, far: bool) -> Pick {
         let unit = self.ring[p];
-        if self.draws.below(self.shape.samples_of(unit).len() as u64) == 0 {
+        if !far && self.draws.below(self.shape.samples_of(unit).len() as u64) == 0 {
             self.pointer = p + 1;
         }
         let spots = u64::from(self.seats[j].laid.spots());
@@ -202,9 +202,15 @@ impl Flywheel {
                 return self.hand_out(j, spot, other, How::Range);
             }
         }
-        let from = self.draws.below(self.ring.len() as u64) as usize;
-        let other = self.seats[j].lack.next(from).map(|p| self.ring[p]);
-        let chosen = other.filter(|&other| suits(self, other)).unwrap_or(unit);
+        let mut chosen = unit;
+        for _ in 0..8 {
+            let from = self.draws.below(self.ring.len() as u64) as usize;
+            let other = self.seats[j].lack.next(from).map(|p| self.ring[p]);
+            if let Some(other) = other.filter(|&other| suits(self, other)) {
+                chosen = other;
+                break;
+            }
+        }
         let spot = self.any_spot(j, chosen);
         self.hand_out(j, spot, chosen, How::Range)
     }

@@ -144,14 +144,29 @@ impl Readers {
 }
 
 async fn get(http: &reqwest::Client, url: &str) -> Option<Vec<u8>> {
+    let said = |why: &dyn std::fmt::Display| {
+        println!("{url}: {why}");
+        None
+    };
     // A 429 says when to come again.
     for _ in 0..100 {
-        let answer = http.get(url).send().await.ok()?;
+        let answer = match http.get(url).send().await {
+            Ok(answer) => answer,
+            Err(e) => return said(&format!("{e:?}")),
+        };
         match answer.status().as_u16() {
-            200 => return answer.bytes().await.ok().map(|b| b.to_vec()),
+            200 => {
+                return match answer.bytes().await {
+                    Ok(bytes) => Some(bytes.to_vec()),
+                    Err(e) => said(&format!("{e:?}")),
+                };
+            }
             429 => tokio::time::sleep(Duration::from_millis(50)).await,
-            _ => return None,
+            status => {
+                let body = answer.text().await.unwrap_or_default();
+                return said(&format!("{status}: {body}"));
+            }
         }
     }
-    None
+    said(&"429 a hundred times")
 }

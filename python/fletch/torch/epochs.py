@@ -37,8 +37,8 @@ class EpochSample:
     """A sample as it was leased.
 
     Attributes:
-        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``; for versions whose samples have keys, a dict of views by
-            extension, with ``"__key__"``.
+        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``; for versions whose
+            samples have keys, a dict of views by extension, with ``"__key__"``.
         path: the path of its first file in the version.
         number: the sample's number in the version, from 0.
         ordinal: the ordinal of its first entry: with the root its identity.
@@ -273,7 +273,6 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
                 f"job {self.job}: a loop over fletch.torch.DataLoader was left with a batch in hand, which this loader's "
                 "workers would wait for; go on with that loader, or call state_dict(), which counts it as consumed"
             )
-
         epoch, counts, total = self._shared.join(info, turn, self._is_finished)
         self._begin(epoch)
         self._counts = dict(zip(_COUNTED, counts))

@@ -1,9 +1,9 @@
-//! `bench-lease [--rounds 5] [--samples 4000] [--sample-bytes 112640] [--want 64] [--json FILE]`
+//! `bench-lease [--rounds 5] [--samples 4000] [--sample-bytes 112640] [--want 64] [--ahead true] [--json FILE]`
 //!
 //! Whole epochs of a packed dataset by leases, against plain GETs of the same bytes in 4 MiB chunks: one client, one
 //! after the other, over a unix socket, every byte verified by both; warm, once from the server's memory and once from
-//! its disk (page cache). A lease is granted durably, and acknowledged before the next one is asked for. Beside them epochs of a
-//! selection: a tenth of the keys, at random.
+//! its disk (page cache). A lease is granted durably, and acknowledged durably before the next one is taken, which is
+//! received meanwhile (`--ahead false`: asked for only then). Beside them epochs of a selection: a tenth of the keys, at random.
 
 use fletch_api::{BatchTimes, OrderKind, PlanBase, StartJob, Visitation, World, jobs::PlanSpec};
 use fletch_benches::{Daemon, Table, arg, bin, keep, until, usage, walk, write_tree};
@@ -90,10 +90,16 @@ impl Served {
     }
 
     /// Bytes a second of an epoch by leases, of all samples or of those keys.
-    async fn leases(&self, order: OrderKind, epoch: u64, want: u32, keys: Option<&[String]>) -> f64 {
+    async fn leases(
+        &self,
+        order: OrderKind,
+        epoch: u64,
+        (want, ahead): (u32, bool),
+        keys: Option<&[String]>,
+    ) -> f64 {
         let job = self.client.declare(&declaration(order, want, keys)).await.expect("a job");
         let (begin, mut bytes) = (Instant::now(), 0);
-        let mut reader = job.reader(epoch, 0, 0);
+        let mut reader = job.reader(epoch, 0, 0).ahead(ahead);
         while let Next::Batch(batch) = reader.next(want).await.expect("a lease") {
             bytes += batch.samples.iter().map(|s| s.bytes.len()).sum::<usize>();
             job.ack(epoch, 0, &[batch.token.ack(BatchTimes::default())]).await.expect("an ack");
@@ -104,7 +110,7 @@ impl Served {
 
 fn main() {
     usage(include_str!("lease.rs"));
-    let (rounds, want): (u64, u32) = (arg("rounds", 5), arg("want", 64));
+    let (rounds, want, ahead): (u64, u32, bool) = (arg("rounds", 5), arg("want", 64), arg("ahead", true));
     let (samples, sample_bytes) = (arg("samples", 4000), arg("sample-bytes", 112_640));
     let scratch = tempfile::TempDir::with_prefix("fletch-bench-").expect("scratch");
     write_tree(&scratch.path().join("set"), std::process::id().into(), samples, sample_bytes);
@@ -132,11 +138,11 @@ fn main() {
                 for order in [OrderKind::Strict, OrderKind::Substitute] {
                     let row = format!("{tier}, {} epoch, {sample_bytes} B", order.as_str());
                     table.add(&row, "GET", served.gets().await / 1e6);
-                    table.add(&row, "lease", served.leases(order, round, want, None).await / 1e6);
+                    table.add(&row, "lease", served.leases(order, round, (want, ahead), None).await / 1e6);
                     table.add(
                         &row,
                         "lease, a tenth",
-                        served.leases(order, round, want, Some(&tenth)).await / 1e6,
+                        served.leases(order, round, (want, ahead), Some(&tenth)).await / 1e6,
                     );
                 }
             }

@@ -15,7 +15,7 @@ Loaders for PyTorch are in :mod:`fletch.torch`.
 import os as _os
 
 from . import _native
-from ._native import Client, Entry, Sample, Version, __version__
+from ._native import Client, Entry, Reading, Sample, Version, __version__
 from .errors import Corrupt, FletchError, Internal, Invalid, NotFound, Overloaded, Unavailable
 
 _os.register_at_fork(before=_native._before_fork, after_in_child=_native._after_fork_in_child)
@@ -29,6 +29,7 @@ __all__ = [
     "Invalid",
     "NotFound",
     "Overloaded",
+    "Reading",
     "Sample",
     "Unavailable",
     "Version",

@@ -112,6 +112,22 @@ class Sample:
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
+class Reading:
+    """Whole files on their way: see `Version.read_ahead`."""
+
+    def done(self) -> bool:
+        """Whether they came, or failed: `views` will not wait for what is under way. Not after `views`, and not in a forked
+        process.
+        """
+
+    def views(self) -> list[memoryview]:
+        """The files, as `Version.read_many` has them, when all of them are here. What could not be read ahead is read now.
+
+        Raises:
+            As `Version.read_many`.
+        """
+
+@final
 class Version:
     """An immutable state of a dataset. Its tables are read and checked when they are first looked at.
 
@@ -177,6 +193,13 @@ class Version:
         Raises:
             As `read`, for the first item that cannot be read.
         """
+    def read_ahead(self, items: Sequence[int | str], after: Reading | None = None) -> Reading:
+        """Begins to read whole files that will be asked for, beside whatever this process does, and returns at once. What was
+        read is in memory until the result is dropped, which also ends what is still under way.
+
+        Args:
+            after: more than 4 MiB are read when this is done, so that what is asked for first does not come later for it.
+        """
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 def _client(
@@ -223,6 +246,8 @@ class Reader:
         just now, ``("last", None)`` where what is left is in other hands, ``("done", None)`` where nothing is. ``tell`` is
         called about once a second with the seconds waited and why, while the server is gone.
         """
+    def give_up(self) -> None:
+        """Nothing more is asked for, and what was received ahead is not held any more."""
 
 @final
 class Job:
@@ -232,7 +257,8 @@ class Job:
         """The job as it is now, with its epochs, as ``GET /v1/jobs/{job}`` answers."""
     def world(self, world: str) -> dict[str, Any]:
         """Changes who shares a step (JSON text)."""
-    def reader(self, epoch: int, rank: int, worker: int) -> Reader: ...
+    def reader(self, epoch: int, rank: int, worker: int, ahead: bool) -> Reader:
+        """One worker's side of an epoch; ``ahead``: the next samples are received while the last ones are being used."""
     def hold(self, token: _Token) -> None:
         """A lease that another process received is held by this one from now on."""
     def ack(

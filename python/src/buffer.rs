@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyMemoryView;
+use pyo3::types::{PyList, PyMemoryView};
 use std::ffi::c_int;
 
 /// Immutable bytes that were received; give it to `memoryview`. Read-only.
@@ -31,6 +31,12 @@ impl Buffer {
         let done = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory, len, 1, flags) };
         if done == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
+}
+
+/// Views of many, in a list.
+pub fn views(py: Python<'_>, all: Vec<Bytes>) -> PyResult<Bound<'_, PyList>> {
+    let views: PyResult<Vec<_>> = all.into_iter().map(|b| view(py, b)).collect();
+    PyList::new(py, views?)
 }
 
 /// A read-only `memoryview` of the bytes, without a copy.

@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -61,10 +62,8 @@ impl Job {
         }
         let stop = CancellationToken::new();
         let (renewed, ended) = (handle.clone(), stop.clone());
-        beside(py, async move {
-            // It ends by itself only when the job is gone, which the next call says, too.
-            drop(ended.run_until_cancelled(renewed.keep_alive()).await);
-        })?;
+        // It ends by itself only when the job is gone, which the next call says, too.
+        drop(beside(py, async move { ended.run_until_cancelled(renewed.keep_alive()).await })?);
         self.live.set(py, Declared { handle: handle.clone(), _renewing: Arc::new(stop.drop_guard()) });
         Ok(handle)
     }
@@ -140,11 +139,16 @@ impl Job {
         parsed(py, serde_json::to_string(&now))
     }
 
-    /// One worker's side of an epoch.
-    fn reader(slf: Bound<'_, Self>, epoch: u64, rank: u32, worker: u32) -> PyResult<Reader> {
-        let handle = slf.get().live(slf.py())?;
-        let reader = handle.reader(epoch, rank, worker).patient(PATIENCE);
-        Ok(Reader { job: slf.unbind(), reader: Arc::new(tokio::sync::Mutex::new(reader)) })
+    /// One worker's side of an epoch; `ahead`: the next samples are received while the last ones are being used.
+    fn reader(slf: Bound<'_, Self>, epoch: u64, rank: u32, worker: u32, ahead: bool) -> PyResult<Reader> {
+        let reader = Reader {
+            job: slf.clone().unbind(),
+            who: Who { epoch, rank, worker, ahead },
+            last: Arc::default(),
+            live: Slot::new(),
+        };
+        reader.live(slf.py())?;
+        Ok(reader)
     }
 
     /// A lease that another process received is held by this one from now on.
@@ -254,7 +258,37 @@ type Token = (u64, u32, u64, u32, u64);
 #[derive(Debug)]
 pub struct Reader {
     job: Py<Job>,
-    reader: Arc<tokio::sync::Mutex<EpochReader>>,
+    who: Who,
+    /// The number of the last request whose answer was handed out; 0 before that.
+    last: Arc<AtomicU64>,
+    /// Nothing once it was given up. In another process, or after a fork, it is made anew: what was received ahead was
+    /// renewed by nobody since, and is asked for again.
+    live: Slot<Arc<tokio::sync::Mutex<Option<EpochReader>>>>,
+}
+
+/// Whose leases a reader receives, and how.
+#[derive(Debug, Clone, Copy)]
+struct Who {
+    epoch: u64,
+    rank: u32,
+    worker: u32,
+    ahead: bool,
+}
+
+impl Reader {
+    fn live(&self, py: Python<'_>) -> PyResult<Arc<tokio::sync::Mutex<Option<EpochReader>>>> {
+        if let Some(live) = self.live.get(py) {
+            return Ok(live);
+        }
+        let Who { epoch, rank, worker, ahead } = self.who;
+        let mut reader = self.job.get().live(py)?.reader(epoch, rank, worker).patient(PATIENCE).ahead(ahead);
+        if let last @ 1.. = self.last.load(Relaxed) {
+            reader = reader.after(last);
+        }
+        let made = Arc::new(tokio::sync::Mutex::new(Some(reader)));
+        self.live.set(py, Arc::clone(&made));
+        Ok(made)
+    }
 }
 
 /// One leased sample.
@@ -311,8 +345,15 @@ impl Reader {
     ) -> PyResult<(&'static str, Option<Told<'py>>)> {
         let job = self.job.get();
         let client = job.client.get().live(py)?;
-        let reader = Arc::clone(&self.reader);
-        let next = async move { reader.lock().await.next(want).await.map_err(Failure::from) };
+        let (reader, last) = (self.live(py)?, Arc::clone(&self.last));
+        let next = async move {
+            let mut reader = reader.lock().await;
+            let given_up = || Failure::Invalid("this reader was given up".into());
+            let reader = reader.as_mut().ok_or_else(given_up)?;
+            let next = reader.next(want).await?;
+            last.store(reader.sequence(), Relaxed);
+            Ok::<_, Failure>(next)
+        };
         let next = wait_telling(
             py,
             next,
@@ -332,6 +373,16 @@ impl Reader {
         let leased = samples.into_iter().map(Leased).collect();
         Ok(("batch", Some((token, leased, PyBytes::new(py, &deliveries)))))
     }
+
+    /// Nothing more is asked for, and what was received ahead is not held any more.
+    fn give_up(&self, py: Python<'_>) {
+        // Where a call is under way, in another thread, its end is the end of what it holds.
+        if let Some(live) = self.live.get(py)
+            && let Ok(mut reader) = live.try_lock()
+        {
+            *reader = None;
+        }
+    }
 }
 
 /// What is wrong with a server that is silent, if anything is.
@@ -340,9 +391,9 @@ async fn gone(client: &fletch_client::Client) -> Option<String> {
     client.info().await.err().map(|e| e.to_string())
 }
 
-/// What a received sample adds to a receipt, hashed from the bytes it has here.
+/// What a received sample adds to a receipt, by the hashes that the bytes had when they came here.
 fn delivery(sample: &LeasedSample) -> impl Iterator<Item = u8> + use<> {
-    let Delivery { ordinal, content, copy } = sample.delivery();
+    let Delivery { ordinal, content, copy } = sample.delivery_as_received();
     let mut out = Vec::with_capacity(DELIVERY_BYTES);
     out.extend_from_slice(&ordinal.to_le_bytes());
     out.extend_from_slice(content.as_bytes());

@@ -72,7 +72,7 @@ pub async fn find(open: &Open, item: &Item) -> Result<Found, Failure> {
 
 /// A file to read.
 #[derive(Debug, Clone)]
-struct Wanted {
+pub struct Wanted {
     /// Which of the items it is.
     at: usize,
     found: Found,
@@ -109,14 +109,35 @@ impl Wanted {
 ///
 /// # Errors
 /// The first item that cannot be read; the others' bytes are dropped.
-pub async fn read_many(open: &Open, items: Vec<Item>) -> Result<Vec<Bytes>, Failure> {
+pub async fn read_many(open: &Open, items: &[Item]) -> Result<Vec<Bytes>, Failure> {
     let until = Instant::now() + open.client.io_timeout();
+    read_all(open, wanted(open, items).await?, until).await
+}
+
+/// Which files items name.
+///
+/// # Errors
+/// The first item that is none.
+pub async fn wanted(open: &Open, items: &[Item]) -> Result<Vec<Wanted>, Failure> {
     let mut wanted = Vec::with_capacity(items.len());
     for (at, item) in items.iter().enumerate() {
         let found = find(open, item).await?;
         readable(&found)?;
         wanted.push(Wanted { at, found });
     }
+    Ok(wanted)
+}
+
+/// Bytes of all of them.
+pub fn bytes_of(wanted: &[Wanted]) -> u64 {
+    wanted.iter().map(Wanted::size).sum()
+}
+
+/// Files, in the order in which they were asked for.
+///
+/// # Errors
+/// The first that cannot be read until then.
+pub async fn read_all(open: &Open, wanted: Vec<Wanted>, until: Instant) -> Result<Vec<Bytes>, Failure> {
     let mut out = vec![Bytes::new(); wanted.len()];
     let mut reads =
         stream::iter(requests(wanted)).map(|r| request(open, r, until)).buffer_unordered(REQUESTS);

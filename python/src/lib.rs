@@ -16,6 +16,7 @@ mod epochs;
 mod errors;
 mod fetch;
 mod process;
+mod reading;
 mod version;
 
 use pyo3::prelude::*;
@@ -28,6 +29,7 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<client::Client>()?;
     m.add_class::<entry::Entry>()?;
     m.add_class::<entry::Sample>()?;
+    m.add_class::<reading::Reading>()?;
     m.add_class::<version::Version>()?;
     m.add_class::<epochs::Job>()?;
     m.add_class::<epochs::Leased>()?;

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
 /// How often a wait looks for signals (Ctrl-C).
@@ -28,8 +29,8 @@ const TICK: Duration = Duration::from_millis(100);
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How long the end of an idle runtime may take before a fork.
 const END_WITHIN: Duration = Duration::from_secs(1);
-/// Threads that drive connections, beside the one that waits.
-const WORKERS: usize = 1;
+/// Threads that drive connections and what was begun ahead, beside the one that waits.
+const WORKERS: usize = 2;
 
 /// Which runtime something belongs to: counted up whenever one ends.
 static ERA: AtomicU64 = AtomicU64::new(1);
@@ -65,7 +66,7 @@ impl<T> Live<T> {
     }
 
     /// The value, if it was made in this process.
-    fn take(mut self) -> Option<T> {
+    pub fn take(mut self) -> Option<T> {
         if self.pid == id() { self.value.take() } else { None }
     }
 }
@@ -180,10 +181,12 @@ pub fn wait_telling<T: Send, E: Into<PyErr> + Send, P: Future<Output = Option<St
 ///
 /// # Errors
 /// The runtime cannot be started.
-pub fn beside(py: Python<'_>, task: impl Future<Output = ()> + Send + 'static) -> PyResult<()> {
+pub fn beside<T: Send + 'static>(
+    py: Python<'_>,
+    task: impl Future<Output = T> + Send + 'static,
+) -> PyResult<JoinHandle<T>> {
     let io = io(py)?;
-    io.tasks.spawn_on(task, io.runtime.handle());
-    Ok(())
+    Ok(io.tasks.spawn_on(task, io.runtime.handle()))
 }
 
 struct Waiting;

@@ -5,7 +5,9 @@ use crate::entry::{Entry, Sample, shown};
 use crate::errors::{Failure, Pickled};
 use crate::fetch::{self, Item};
 use crate::process::{Slot, wait};
+use crate::reading::Reading;
 use crate::{buffer, client::Settings};
+use bytes::Bytes;
 use fletch_api::ResolvedVersion;
 use fletch_core::manifest::{KeyRule, SampleRef};
 use fletch_tables::PartCache;
@@ -41,7 +43,7 @@ impl Version {
     }
 
     /// The version, opened in this process.
-    fn open(&self, py: Python<'_>) -> PyResult<Open> {
+    pub fn open(&self, py: Python<'_>) -> PyResult<Open> {
         if let Some(open) = self.open.get(py) {
             return Ok(open);
         }
@@ -56,7 +58,8 @@ impl Version {
         Ok(open)
     }
 
-    fn read_all(&self, py: Python<'_>, items: Vec<Item>) -> PyResult<Vec<bytes::Bytes>> {
+    /// Whole files, in the order asked.
+    pub fn read_all(&self, py: Python<'_>, items: &[Item]) -> PyResult<Vec<Bytes>> {
         let open = self.open(py)?;
         wait(py, fetch::read_many(&open, items))
     }
@@ -230,15 +233,23 @@ impl Version {
 
     /// A whole file, by its ordinal or path.
     fn read<'py>(&self, py: Python<'py>, item: Item) -> PyResult<Bound<'py, PyMemoryView>> {
-        let mut all = self.read_all(py, vec![item])?;
+        let mut all = self.read_all(py, &[item])?;
         buffer::view(py, all.pop().unwrap_or_default())
     }
 
     /// Whole files, by ordinals or paths, in the order asked, over as few requests as will do.
     fn read_many<'py>(&self, py: Python<'py>, items: Vec<Item>) -> PyResult<Bound<'py, PyList>> {
-        let all = self.read_all(py, items)?;
-        let views: PyResult<Vec<_>> = all.into_iter().map(|b| buffer::view(py, b)).collect();
-        PyList::new(py, views?)
+        buffer::views(py, self.read_all(py, &items)?)
+    }
+
+    /// Begins to read whole files that will be asked for.
+    #[pyo3(signature = (items, after=None))]
+    fn read_ahead(
+        slf: Bound<'_, Self>,
+        items: Vec<Item>,
+        after: Option<Bound<'_, Reading>>,
+    ) -> PyResult<Reading> {
+        Reading::begin(slf.py(), slf.clone().unbind(), items, after.as_ref().map(Bound::get))
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String)> {

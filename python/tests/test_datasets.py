@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterator
 
 import pytest
 import torch
 import torchvision
-from torch.utils.data import Subset
+from torch.utils.data import BatchSampler, Subset
 from torchvision.transforms import functional
 
 import fletch
 import fletch.torch
 
+from conftest import until
+
 
 def size(view: memoryview) -> int:
     return len(view)
+
+
+def begun(dataset: Any) -> list[fletch.Reading]:
+    """What is being read ahead for a dataset."""
+    return [] if dataset._reads is None else [r for readings in dataset._reads.begun.values() for r in readings]
+
+
+@contextmanager
+def fork_of(holds: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    """A forked process that looks whether something holds there, too."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if holds() else 1)
+        finally:
+            os._exit(2)
+    yield lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_map_items_are_the_samples(client: fletch.Client, files: Path) -> None:
@@ -80,6 +101,120 @@ def test_the_loader_takes_what_torch_takes(client: fletch.Client, files: Path) -
     for bad in ({"sampler": order, "shuffle": True}, {"batch_sampler": [[1]], "shuffle": True}):
         with pytest.raises(ValueError):
             loader(dataset, **bad)
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 1, 5])
+def test_without_workers_batches_are_read_ahead(server: Any, files: Path, ahead: int | None) -> None:
+    client = fletch.Client(f"unix:{server.socket}")
+    dataset = fletch.torch.MapDataset(client.resolve("files"), bytes)
+    few = [i for i, s in enumerate(dataset.samples) if "/" in s.key][:80]
+    subset = Subset(Subset(dataset, few), range(1, 80))
+    loader = fletch.torch.DataLoader(subset, 8, collate_fn=list, prefetch_factor=ahead)
+    assert len(loader) == 10
+    assert isinstance(loader.sampler, BatchSampler) and loader.sampler.batch_size == 8
+    expected = [dataset[i] for i in few[1:]]
+    assert [item for batch in loader for item in batch] == expected
+
+    def asked() -> int:
+        return client.stats()["requests"] - before
+
+    before = client.stats()["requests"]
+    batches = iter(loader)
+    assert next(batches) == expected[:8]
+    most = 2 if ahead is None else ahead
+    until("they are read ahead", lambda: asked() == 1 + most)
+    # Somebody else's batches meanwhile, and a process of its own.
+    assert dataset[few[3]] == expected[2]
+    with fork_of(lambda: next(batches) == expected[8:16] and dataset[few[3]] == expected[2]) as well:
+        assert well()
+    assert pickle.loads(pickle.dumps(dataset))[few[5]] == expected[4]
+    assert [item for batch in batches for item in batch] == expected[8:]
+    batches = iter(loader)
+    next(batches)
+    assert len(begun(dataset)) == most
+    del batches
+    assert not begun(dataset), "what a loop was left with is given up"
+    # The same batch again and again, and two loops at once.
+    again = fletch.torch.DataLoader(dataset, batch_sampler=[few[1:3]] * 9, collate_fn=list, prefetch_factor=ahead)
+    assert list(zip(again, again)) == [(expected[:2], expected[:2])] * 9 and not begun(dataset)
+
+
+def test_what_was_read_ahead_outlives_its_server(own_server: Any, tmp_path: Path) -> None:
+    for i in range(40):
+        (tmp_path / f"{i:02}").write_bytes(bytes([i]) * 5000)
+    own_server.publish("x", tmp_path)
+    client = fletch.Client(f"unix:{own_server.socket}", timeout=1)
+    dataset = fletch.torch.MapDataset(client.resolve("x"), lambda view: view[0])
+    batches = iter(fletch.torch.DataLoader(dataset, 10, collate_fn=list))
+    before = client.stats()["requests"]
+    assert next(batches) == list(range(10))
+    readings = begun(dataset)
+    assert len(readings) == 2
+    until("two batches are here", lambda: all(r.done() for r in readings))
+    assert client.stats()["requests"] - before == 3
+    ahead = [client.resolve("x").read_ahead([1, 2]), client.resolve("x").read_ahead(["absent"])]
+    assert [bytes(view[:1]) for view in ahead[0].views()] == [b"\1", b"\2"]
+    assert len(ahead[0].views()) == 2, "asked for once more it is read once more"
+    for _ in range(2):
+        with pytest.raises(fletch.NotFound, match="absent"):
+            ahead[1].views()
+    own_server.kill()
+    assert next(batches) == list(range(10, 20)) and next(batches) == list(range(20, 30))
+    with pytest.raises(fletch.Unavailable):
+        next(batches)
+
+
+def test_many_bytes_wait_for_what_was_begun_before(client: fletch.Client, files: Path) -> None:
+    version = client.resolve("files")
+    first = version.read_ahead(["large.bin"])
+    second = version.read_ahead(["large.bin", "middle.bin"], after=first)
+    until("both are here", second.done)
+    assert first.done()
+    assert [len(view) for view in first.views() + second.views()] == [35_000_001, 35_000_001, 3_000_000]
+    # Nobody waits for one that is given up.
+    first = version.read_ahead(["large.bin"])
+    second = version.read_ahead(["large.bin"], after=first)
+    del first
+    assert len(second.views()[0]) == 35_000_001
+
+
+def test_a_sampler_is_asked_when_torch_would(client: fletch.Client, files: Path) -> None:
+    dataset = fletch.torch.MapDataset(client.resolve("files"), size)
+    asked: list[int] = []
+
+    def few(n: int) -> Iterator[int]:
+        for i in range(n):
+            asked.append(i)
+            yield i
+        raise LookupError("no more")
+
+    for ahead, seen in ((None, 1), (2, 3)):
+        asked.clear()
+        batches = iter(fletch.torch.DataLoader(dataset, 1, sampler=few(3), prefetch_factor=ahead))
+        assert next(batches).tolist() == [dataset[0]] and len(asked) == seen
+        assert [next(batches).item(), next(batches).item()] == [dataset[1], dataset[2]]
+        with pytest.raises(LookupError, match="no more"):
+            next(batches)
+
+
+def test_what_cannot_be_read_ahead_is_said_in_its_turn(client: fletch.Client, files: Path) -> None:
+    dataset = fletch.torch.MapDataset(client.resolve("files"), size)
+    loader = fletch.torch.DataLoader(dataset, batch_sampler=[[1], [10**6], [2]], prefetch_factor=2)
+    batches = iter(loader)
+    assert next(batches).tolist() == [dataset[1]]
+    with pytest.raises(IndexError, match="1000000"):
+        next(batches)
+    assert next(batches).tolist() == [dataset[2]]
+    with pytest.raises(ValueError, match="prefetch_factor"):
+        fletch.torch.DataLoader(dataset, prefetch_factor=-1)
+
+    class Twice(Subset[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return [super(Twice, self).__getitem__(i) for i in index for _ in range(2)]
+
+    twice = fletch.torch.DataLoader(Twice(dataset, [7, 8, 9]), 2)
+    assert twice._ahead == 0, "nobody knows what it reads"
+    assert [b.tolist() for b in twice] == [[dataset[7]] * 2 + [dataset[8]] * 2, [dataset[9]] * 2]
 
 
 @pytest.mark.parametrize("valid", [None, lambda path: path.endswith((".png", "README"))])

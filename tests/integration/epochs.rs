@@ -86,7 +86,8 @@ async fn acknowledge(job: &JobHandle, b: &LeaseBatch) -> bool {
 /// One consumer's life: it takes a lease for each byte of its stdin, and all that is left once that ends.
 async fn consume(job: JobHandle, rank: u32, life: u32, path: &Path) {
     let mut file = notes_file(path, &job);
-    let mut reader = job.reader(0, rank, life).patient(Duration::from_secs(60));
+    // Every other one receives ahead of what it consumes.
+    let mut reader = job.reader(0, rank, life).ahead(life.is_multiple_of(2)).patient(Duration::from_secs(60));
     let mut pass = true;
     loop {
         if pass {

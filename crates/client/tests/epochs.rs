@@ -184,6 +184,57 @@ async fn what_was_not_handed_out_is_not_held() {
     assert_eq!((b.samples.len(), b.token.lease, job.held().len()), (2, 3, 1));
 }
 
+/// With `ahead` the next lease comes while the last one is consumed, and is held by nobody once its reader is gone.
+#[tokio::test]
+async fn the_next_lease_is_received_ahead() {
+    let leases = [3, 4].map(Stream::Whole);
+    let later = [5, 5, 6, 7, 8].map(Stream::Whole);
+    let (job, seen) = serve(&[&leases[..], &[Stream::Short(5, 1)], &later].concat()).await;
+    let asked = || seen.asked.lock().expect("lock").iter().map(|a| (a.sequence, a.from)).collect::<Vec<_>>();
+    let mut reader = job.reader(2, 0, 0).after(10).ahead(true);
+    let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
+    assert_eq!((b.token.lease, reader.sequence()), (3, 11));
+    until(|| job.held().len() == 2 && asked().len() == 2).await;
+    let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
+    assert_eq!((b.token.lease, reader.sequence()), (4, 12));
+    // A cut stream is asked for again, ahead too.
+    until(|| asked().len() == 4).await;
+    assert_eq!(asked(), [(11, 0), (12, 0), (13, 0), (13, 1)]);
+    assert_eq!(job.held().len(), 3);
+    // A reader that goes on where one ended asks with the number of what that had received ahead.
+    let last = reader.sequence();
+    drop(reader);
+    let mut reader = job.reader(2, 0, 0).after(last).ahead(true);
+    until(|| job.held().len() == 2).await;
+    let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
+    assert_eq!((b.token.lease, b.samples.len(), asked()[4]), (5, 2, (13, 0)));
+    // A lease that is known to be gone is not handed out.
+    until(|| job.held().len() == 4).await;
+    job.held().drop_lease(2, 0, 6);
+    let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
+    assert_eq!((b.token.lease, reader.sequence()), (7, 14));
+    until(|| job.held().len() == 5).await;
+    assert_eq!(asked()[5..], [(14, 0), (14, 0), (15, 0)]);
+    drop(reader);
+    until(|| job.held().len() == 4).await;
+}
+
+/// What failed ahead is asked for again when it is wanted, with the same number, and then it is told.
+#[tokio::test]
+async fn what_failed_ahead_is_told_when_it_is_wanted() {
+    let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4), Stream::Whole(4)]).await;
+    let mut reader = job.reader(2, 0, 0).after(10).ahead(true);
+    let Next::Batch(_) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
+    until(|| seen.asked.lock().expect("lock").len() == 2 && job.held().len() == 1).await;
+    let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
+    assert_eq!((b.token.lease, seen.asked.lock().expect("lock")[2].sequence), (4, 12));
+    let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4)]).await;
+    let mut reader = job.reader(2, 0, 0).ahead(true);
+    let Next::Batch(_) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
+    until(|| seen.asked.lock().expect("lock").len() == 2).await;
+    reader.next(2).await.expect_err("it failed again");
+}
+
 /// The lease that comes instead of one of which nothing was received is taken as it comes; of which something was
 /// received, that is dropped.
 #[tokio::test]

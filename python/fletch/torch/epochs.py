@@ -309,12 +309,19 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     # What runs where the samples are received.
 
     def _leases(
-        self, worker: int, collate: Callable[[list[Any]], Any]
+        self, worker: int, collate: Callable[[list[Any]], Any], ahead: bool = False
     ) -> Generator[_Batch, None, str]:
         """Leases of one worker until there are none (and whether there can be more); where none is to be had just
-        now, an empty one.
+        now, an empty one. ``ahead``: for those who go on until there are none, and wait for nobody: the next one is received
+        while the last one is decoded.
         """
-        reader = self._job.reader(self.epoch, self.rank, worker)
+        reader = self._job.reader(self.epoch, self.rank, worker, ahead)
+        try:
+            return (yield from self._received(reader, collate))
+        finally:
+            reader.give_up()
+
+    def _received(self, reader: _native.Reader, collate: Callable[[list[Any]], Any]) -> Generator[_Batch, None, str]:
         while True:
             silence = _Silence(self)
             status, told = reader.next(self.batch_size, silence.tell)
@@ -367,7 +374,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             for batch in leases:
                 if batch.token is not None:
                     self._took(batch, 0)
-                    self._stepped()
+                    if not self._stepped():
+                        continue
                     if info is not None:
                         counts = [self._counts[key] for key in _COUNTED]
                         self._shared.publish(info.id, counts, self._sum.bytes())
@@ -392,10 +400,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._in_hand = (batch, waited_ns, time.monotonic_ns())
         self._job.hold(batch.held)
 
-    def _stepped(self) -> None:
-        """The batch in hand was consumed."""
+    def _stepped(self) -> bool:
+        """The batch in hand was consumed; whether it counts, and is not delivered again."""
         if self._in_hand is None:
-            return
+            return True
         # A signal may raise anywhere in here (Ctrl-C, a worker that died): the batch stays in hand until it is
         # acknowledged, and is counted once.
         batch, waited, begun = self._in_hand
@@ -412,7 +420,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             _log.warning("job %s, epoch %d: %s", self.job, self.epoch, error)
             self._counts["redelivered"] += entries
             self._let_go()
-            return
+            return False
         if self._added != lease:
             self._added = lease
             self._sum.add(batch.deliveries)
@@ -421,6 +429,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             for key, value in counts.items():
                 self._counts[key] += value
         self._in_hand = None
+        return True
 
     def _patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
         """A call that waits for a server that is gone, says so, and counts the time."""

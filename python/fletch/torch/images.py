@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import posixpath
-from typing import Any, Callable, Iterator, Union
+from typing import Any, Callable, Iterator, Sequence, Union
 
 import torch.utils.data
 
 from .. import Entry, Version
 from .map import _checked
+from .reads import ByIndex
 
 #: Names that end so (in any case) are images.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -32,7 +33,7 @@ def image_loader(file: io.BytesIO) -> Any:
         return image.convert("RGB")
 
 
-class ImageFolder(torch.utils.data.Dataset[Any]):
+class ImageFolder(ByIndex, torch.utils.data.Dataset[Any]):
     """A version's images, labelled by the folder they are in, as ``torchvision.datasets.ImageFolder``.
 
     Args:
@@ -108,9 +109,11 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Any, Any]]:
         """Pairs in the order of ``indices``, read together (torch 2 calls this for a batch)."""
-        chosen = [_checked(i, len(self)) for i in indices]
-        views = self.version.read_many([self._ordinals[i] for i in chosen])
-        return [self._item(*self.samples[i], view) for i, view in zip(chosen, views)]
+        views = self._views(self._entries_of(indices))
+        return [self._item(*self.samples[i], view) for i, view in zip(indices, views)]
+
+    def _entries_of(self, indices: Sequence[int]) -> list[int]:
+        return [self._ordinals[_checked(i, len(self))] for i in indices]
 
     def _item(self, path: str, target: Any, view: memoryview) -> tuple[Any, Any]:
         file = io.BytesIO(view)

@@ -15,6 +15,10 @@ from .epochs import EpochDataset
 from .images import ImageFolder
 from .loops import _Leases, _shut, _steps
 from .map import MapDataset
+from .reads import Ahead, reads_ahead
+
+#: Batches that are read ahead without workers where nothing else says how many.
+_AHEAD = 2
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -23,7 +27,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     For datasets of this package (and ``Subset``\\ s of them) a batch is one call of the dataset, so
     that its samples come in one request whatever torch's version is. To torch such a loader's
     unit is the batch: its ``batch_size`` attribute is ``None`` and its ``sampler`` yields batches.
-    Other datasets are left to torch.
+    Other datasets are left to torch. Without workers the bytes of the next ``prefetch_factor`` batches are read while the loop
+    runs; decoding stays in the loop's own thread. By default they are 2, or none with a sampler of the caller's, which is
+    asked that much earlier.
 
     For an `EpochDataset` a batch is a lease, which travels with it from the worker and is acknowledged when the loop
     asks for the next batch: exactly once, with any number of workers. Its ``batch_size`` is the dataset's; ``shuffle``,
@@ -36,6 +42,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     Workers ignore Ctrl-C: the process that iterates gets it and ends them in order, so that they
     remove what they made.
     """
+
+    #: Batches that are read ahead of the loop.
+    _ahead = 0
 
     def __init__(
         self,
@@ -87,6 +96,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 **kwargs,
             )
             return
+        own = sampler is None and batch_sampler is None
         if batch_sampler is None:
             if sampler is not None and shuffle:
                 raise ValueError("give a sampler or shuffle=True, not both")
@@ -97,6 +107,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         elif batch_size != 1 or shuffle or sampler is not None or drop_last:
             raise ValueError("batch_sampler excludes batch_size, shuffle, sampler and drop_last")
+        if num_workers == 0 and reads_ahead(dataset, (MapDataset, ImageFolder)):
+            most = kwargs.pop("prefetch_factor", None)
+            if most is not None and most < 0:
+                raise ValueError(f"prefetch_factor is {most}; it must be at least 0")
+            self._ahead = (_AHEAD if own else 0) if most is None else most
         super().__init__(
             dataset,
             None,
@@ -111,6 +126,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             generator=generator,
             **kwargs,
         )
+
+    @property
+    def _index_sampler(self) -> Any:
+        # What torch iterates: `sampler` stays what it was.
+        batches = super()._index_sampler
+        return Ahead(batches, self.dataset, self._ahead) if self._ahead > 0 else batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._epochs is not None:

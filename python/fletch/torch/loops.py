@@ -33,7 +33,10 @@ class _Leases(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[_Batch]:
         info = torch.utils.data.get_worker_info()
         worker = 0 if info is None else info.id
-        for batch in self.dataset._leases(worker, self.collate):
+        # A loop without workers may be left and come back: it holds nothing but what it has in hand. What is asked for counts
+        # as delivered at most once, whoever gets it.
+        ahead = info is not None and self.dataset._visitation != "at-most-once"
+        for batch in self.dataset._leases(worker, self.collate, ahead):
             batch.worker = worker
             yield batch
         yield _Batch(None, worker=worker, ended=True)

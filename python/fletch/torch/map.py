@@ -1,6 +1,6 @@
 """Samples of a version by index.
 
-Invariant: a batch of indices is one `Version.read_many`, whatever it is made of.
+Invariant: a batch of indices is one read of many files, whatever it is made of.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any, Callable, Sequence, Union, overload
 import torch.utils.data
 
 from .. import Sample, Version
+from .reads import ByIndex
 
 Content = Union[memoryview, "dict[str, Any]"]
 
 
-class MapDataset(torch.utils.data.Dataset[Any]):
+class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
     """A version's samples by index, for random access in any order.
 
     Args:
@@ -59,19 +60,24 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Items in the order of ``indices``, read together (torch 2 calls this for a batch)."""
-        chosen = [self.samples[_checked(i, len(self.samples))] for i in indices]
-        wanted = [sample.ordinals for sample in chosen]
-        views = iter(self.version.read_many([o for ordinals in wanted for o in ordinals]))
+        chosen = self._chosen(indices)
+        views = iter(self._views([o for sample in chosen for o in sample.ordinals]))
         items: list[Any] = []
-        for sample, ordinals in zip(chosen, wanted):
+        for sample in chosen:
             content: Content
             if sample.alone:
                 content = next(views)
             else:
                 content = {"__key__": sample.key}
-                content.update((self._extension(o), next(views)) for o in ordinals)
+                content.update((self._extension(o), next(views)) for o in sample.ordinals)
             items.append(content if self.transform is None else self.transform(content))
         return items
+
+    def _entries_of(self, indices: Sequence[int]) -> list[int]:
+        return [o for sample in self._chosen(indices) for o in sample.ordinals]
+
+    def _chosen(self, indices: Sequence[int]) -> list[Any]:
+        return [self.samples[_checked(i, len(self.samples))] for i in indices]
 
     def _extension(self, ordinal: int) -> str:
         known = self._extensions.get(ordinal)

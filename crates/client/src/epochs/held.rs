@@ -105,6 +105,7 @@ impl Held {
 pub(super) struct Hold {
     held: Arc<Held>,
     at: (u64, u32, u64),
+    ttl_ms: u64,
     /// One that somebody else holds stays held.
     mine: bool,
 }
@@ -112,11 +113,19 @@ pub(super) struct Hold {
 impl Hold {
     pub(super) fn new(held: &Arc<Held>, epoch: u64, rank: u32, lease: u64, ttl_ms: u64) -> Self {
         let mine = held.insert(epoch, rank, lease, ttl_ms);
-        Hold { held: Arc::clone(held), at: (epoch, rank, lease), mine }
+        Hold { held: Arc::clone(held), at: (epoch, rank, lease), ttl_ms, mine }
+    }
+
+    /// Whether nobody has heard that the lease is gone.
+    pub(super) fn lives(&self) -> bool {
+        let (epoch, rank, lease) = self.at;
+        self.held.lock().get(&(epoch, rank)).is_some_and(|of| of.contains_key(&lease))
     }
 
     /// It is handed out.
     pub(super) fn keep(mut self) {
+        let (epoch, rank, lease) = self.at;
+        self.held.insert(epoch, rank, lease, self.ttl_ms);
         self.mine = false;
     }
 }

@@ -16,6 +16,7 @@
 mod held;
 mod reader;
 mod received;
+mod stream;
 
 pub use held::Held;
 pub use reader::{EpochReader, LeaseBatch, LeasedSample, Next, Token};

@@ -1,25 +1,24 @@
 //! One worker's stream of leases.
 
-use super::{JobHandle, held::Hold};
+use super::{
+    JobHandle,
+    held::Hold,
+    stream::{Stream, checked},
+};
 use crate::{ClientError, body::From as Answerer, retry::Backoff};
 use bytes::{Bytes, BytesMut};
 use fletch_api::{
     Ack, BatchItem, BatchTimes, ChunkSpan, Code, Grant, GrantStatus, LeaseRequest, Problem, SampleFile,
-    SampleHead, SampleRef,
-    frames::{Decoder, Frame},
-    routes,
+    SampleHead, SampleRef, frames::Frame, routes,
 };
-use fletch_core::Hash;
 use std::{
     collections::VecDeque,
+    panic::resume_unwind,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-/// The largest sample that is received.
-const SAMPLE_BYTES_MAX: u64 = 4 << 30;
-/// No frame is longer: data frames have the length of a read, others are small.
-const FRAME_BYTES_MAX: u64 = 64 << 20;
 /// How long an answer may be held back, in milliseconds.
 const WAIT_MS: u64 = 5_000;
 
@@ -105,6 +104,16 @@ pub enum Next {
 /// See [`JobHandle::reader`]. One request at a time.
 #[derive(Debug)]
 pub struct EpochReader {
+    asking: Asking,
+    ahead: bool,
+    tasks: TaskTracker,
+    /// The request after the one that `asking` remembers, under way.
+    begun: Option<AbortOnDropHandle<(Asking, Result<Asked, ClientError>)>>,
+}
+
+/// Who asks, and what was asked last.
+#[derive(Debug, Clone)]
+struct Asking {
     job: JobHandle,
     epoch: u64,
     rank: u32,
@@ -114,8 +123,15 @@ pub struct EpochReader {
     patience: Duration,
 }
 
+/// An answer. Its lease is held for as long as this lives, and on if it is handed out.
+#[derive(Debug)]
+struct Asked {
+    next: Next,
+    hold: Option<Hold>,
+}
+
 /// Why a stream brought less than a lease.
-enum Short {
+pub(super) enum Short {
     /// Ask again, after what was received.
     Again(ClientError),
     /// It is of no use to ask again.
@@ -135,20 +151,21 @@ impl EpochReader {
         // After whatever a predecessor of this worker asked with.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let sequence = u64::try_from(now.as_micros()).unwrap_or(0);
-        EpochReader { job, epoch, rank, worker, sequence, refs: false, patience }
+        let asking = Asking { job, epoch, rank, worker, sequence, refs: false, patience };
+        EpochReader { asking, ahead: false, tasks: TaskTracker::new(), begun: None }
     }
 
     /// Whether only places come with the leases, and the bytes are read from there.
     #[must_use]
     pub fn by_refs(mut self, refs: bool) -> Self {
-        self.refs = refs;
+        self.asking.refs = refs;
         self
     }
 
     /// How long a server that is gone, or an origin that does not answer, is waited for. By default the client's deadline.
     #[must_use]
     pub fn patient(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+        self.asking.patience = patience;
         self
     }
 
@@ -156,14 +173,25 @@ impl EpochReader {
     /// of a predecessor that died.
     #[must_use]
     pub fn after(mut self, sequence: u64) -> Self {
-        self.sequence = sequence;
+        self.asking.sequence = sequence;
         self
     }
 
-    /// The number of the last request.
+    /// Whether the next lease is asked for and received while the last one that was handed out is being consumed. Its samples
+    /// are in memory beside that one's, and its lease is held as long as this reader lives. Then another `want` counts from the
+    /// lease after the next. By default not. [`JobHandle::keep_alive`] is to run beside: a lease of which that heard that it is gone is
+    /// not handed out. A reader that is dropped holds nothing; what it had received ahead a reader of the same worker, begun
+    /// [`after`](Self::after) this one's [`sequence`](Self::sequence), asks for with the same number.
+    #[must_use]
+    pub fn ahead(mut self, ahead: bool) -> Self {
+        self.ahead = ahead;
+        self
+    }
+
+    /// The number of the last request whose answer was handed out.
     #[must_use]
     pub fn sequence(&self) -> u64 {
-        self.sequence
+        self.asking.sequence
     }
 
     /// The next samples, at most `want`. Waits up to some seconds where the rank must acknowledge first.
@@ -171,6 +199,47 @@ impl EpochReader {
     /// # Errors
     /// [`ClientError`]: the server says no, or was not there for as long as there is patience.
     pub async fn next(&mut self, want: u32) -> Result<Next, ClientError> {
+        let Asked { next, hold } = match self.received().await {
+            Some(asked) => asked,
+            None => self.asking.next(want).await?,
+        };
+        if let Some(hold) = hold {
+            hold.keep();
+            if self.ahead {
+                let mut asking = self.asking.clone();
+                self.begun = Some(AbortOnDropHandle::new(self.tasks.spawn(async move {
+                    let asked = asking.next(want).await;
+                    (asking, asked)
+                })));
+            }
+        }
+        Ok(next)
+    }
+
+    /// The lease that was asked for ahead, if there is one. Anything else that was answered was answered before the last
+    /// acks. What failed, was lost with its runtime, or expired unseen is asked for again with the same number: if it was
+    /// granted and lives it is the same lease.
+    async fn received(&mut self) -> Option<Asked> {
+        let ended = self.begun.as_mut()?.await;
+        self.begun = None;
+        match ended {
+            Ok((asking, Ok(asked))) => match &asked.hold {
+                Some(hold) if !hold.lives() => None,
+                hold => {
+                    let granted = hold.is_some();
+                    self.asking = asking;
+                    Some(asked).filter(|_| granted)
+                }
+            },
+            Ok((_, Err(_))) => None,
+            Err(lost) if lost.is_panic() => resume_unwind(lost.into_panic()),
+            Err(_) => None,
+        }
+    }
+}
+
+impl Asking {
+    async fn next(&mut self, want: u32) -> Result<Asked, ClientError> {
         self.sequence += 1;
         let until = Instant::now() + self.patience;
         let mut backoff = Backoff::new();
@@ -195,7 +264,7 @@ impl EpochReader {
         }
     }
 
-    async fn receive(&self, want: u32, part: &mut Option<Part>) -> Result<Next, Short> {
+    async fn receive(&self, want: u32, part: &mut Option<Part>) -> Result<Asked, Short> {
         let received = part.as_ref().map_or(0, |p| u32::try_from(p.samples.len()).unwrap_or(u32::MAX));
         let ask = LeaseRequest {
             rank: self.rank,
@@ -217,21 +286,19 @@ impl EpochReader {
             }
         })?;
         let endpoint = client.endpoint().to_string();
-        let mut stream = Stream {
-            from: Answerer(&endpoint),
-            response,
-            decoder: Decoder::new(FRAME_BYTES_MAX),
-            patience: client.io_timeout(),
-        };
+        let mut stream = Stream::new(Answerer(&endpoint), response, client.io_timeout());
         let Some(Frame::Grant { grant }) = stream.frame().await.map_err(Short::Again)? else {
             return Err(Short::Failed(stream.from.protocol("a lease does not begin with its grant")));
         };
         let grant: Grant = stream.json(&grant).map_err(Short::Failed)?;
-        match grant.status {
-            GrantStatus::Full => return Ok(Next::Full),
-            GrantStatus::Last => return Ok(Next::Last),
-            GrantStatus::Done => return Ok(Next::Done),
-            GrantStatus::Granted => {}
+        let none = match grant.status {
+            GrantStatus::Full => Some(Next::Full),
+            GrantStatus::Last => Some(Next::Last),
+            GrantStatus::Done => Some(Next::Done),
+            GrantStatus::Granted => None,
+        };
+        if let Some(next) = none {
+            return Ok(Asked { next, hold: None });
         }
         let got = match part {
             Some(p) if p.grant.lease == grant.lease => p,
@@ -260,7 +327,6 @@ impl EpochReader {
         let Some(Part { grant, samples, hold }) = part.take() else {
             return Err(Short::Failed(stream.from.protocol("no lease")));
         };
-        hold.keep();
         let token = Token {
             epoch: self.epoch,
             rank: self.rank,
@@ -268,7 +334,7 @@ impl EpochReader {
             entries: u32::try_from(samples.len()).unwrap_or(u32::MAX),
             ttl_ms: grant.ttl_ms,
         };
-        Ok(Next::Batch(LeaseBatch { token, samples }))
+        Ok(Asked { next: Next::Batch(LeaseBatch { token, samples }), hold: Some(hold) })
     }
 
     /// Reads what refs say, in one batch, and hands the samples over in order; at the first that fails it ends.
@@ -301,96 +367,4 @@ impl EpochReader {
         }
         Ok(())
     }
-}
-
-/// A sample whose bytes are what its head says.
-fn checked(head: SampleHead, bytes: Bytes, from: &Answerer<'_>) -> Result<LeasedSample, ClientError> {
-    let SampleHead { entry, sample, ordinal, copy, files } = head;
-    let sample = LeasedSample { entry, sample, ordinal, copy, heads: files, bytes };
-    let total: u64 = sample.heads.iter().map(|f| f.size).sum();
-    let right = total == sample.bytes.len() as u64 && sample.files().all(|(f, b)| Hash::of(&b) == f.hash);
-    if right { Ok(sample) } else { Err(from.gone(format!("the bytes of entry {entry} came damaged"))) }
-}
-
-/// The frames of one answer.
-struct Stream<'a> {
-    from: Answerer<'a>,
-    response: reqwest::Response,
-    decoder: Decoder,
-    patience: Duration,
-}
-
-impl Stream<'_> {
-    fn json<T: serde::de::DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
-        serde_json::from_slice(bytes).map_err(|e| self.from.protocol(format!("unreadable JSON: {e}")))
-    }
-
-    /// The next frame; `None` at the end. Signs of life are waited through.
-    async fn frame(&mut self) -> Result<Option<Frame>, ClientError> {
-        loop {
-            if let Some(frame) = self.decoder.next_frame().map_err(|e| self.from.protocol(e.to_string()))? {
-                return Ok(Some(frame));
-            }
-            if self.decoder.ended() {
-                return Ok(None);
-            }
-            match timeout(self.patience, self.response.chunk()).await {
-                Err(_) => return Err(self.from.gone("the lease's stream is silent")),
-                Ok(Err(e)) => return Err(self.from.unreachable(&e)),
-                Ok(Ok(Some(more))) => self.decoder.feed(more),
-                Ok(Ok(None)) => self.decoder.finish().map_err(|e| self.from.gone(e.to_string()))?,
-            }
-        }
-    }
-
-    /// Samples, in order, until the end or the first that failed.
-    async fn samples(
-        &mut self,
-        samples: &mut Vec<LeasedSample>,
-        places: &mut Vec<(SampleHead, SampleRef)>,
-    ) -> Result<(), Short> {
-        let mut open: Option<(SampleHead, Vec<Bytes>, u64)> = None;
-        loop {
-            match self.frame().await.map_err(Short::Again)? {
-                None | Some(Frame::End { .. }) => return Ok(()),
-                Some(Frame::Sample { head, .. }) => {
-                    open = Some((self.json(&head).map_err(Short::Failed)?, Vec::new(), 0));
-                }
-                Some(Frame::Data { whole, bytes, .. }) => {
-                    let Some((_, pieces, len)) = &mut open else {
-                        return Err(Short::Failed(self.from.protocol("bytes of no sample")));
-                    };
-                    *len += bytes.len() as u64;
-                    if *len > SAMPLE_BYTES_MAX {
-                        return Err(Short::Failed(self.from.protocol("a sample is longer than 4 GiB")));
-                    }
-                    pieces.push(bytes);
-                    if whole && let Some((head, pieces, len)) = open.take() {
-                        samples.push(checked(head, joined(pieces, len), &self.from).map_err(Short::Again)?);
-                    }
-                }
-                Some(Frame::Ref { place, .. }) => match open.take() {
-                    Some((head, _, _)) => places.push((head, self.json(&place).map_err(Short::Failed)?)),
-                    None => return Err(Short::Failed(self.from.protocol("the place of no sample"))),
-                },
-                Some(Frame::Error { problem, .. }) => {
-                    let problem: Problem = self.json(&problem).map_err(Short::Failed)?;
-                    let error = ClientError::Problem { problem: Box::new(problem), retry_after: None };
-                    return Err(if error.retryable() { Short::Again(error) } else { Short::Failed(error) });
-                }
-                Some(Frame::Grant { .. }) => {
-                    return Err(Short::Failed(self.from.protocol("a second grant in one stream")));
-                }
-            }
-        }
-    }
-}
-
-fn joined(mut pieces: Vec<Bytes>, len: u64) -> Bytes {
-    if pieces.len() == 1 {
-        return pieces.swap_remove(0);
-    }
-    let mut all = BytesMut::with_capacity(usize::try_from(len).unwrap_or(0));
-    pieces.iter().for_each(|p| all.extend_from_slice(p));
-    all.freeze()
 }

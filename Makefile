@@ -10,6 +10,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # In CI a missing component is a failure; on a laptop the same tests skip with a visible reason.
 FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)torch$(comma)images$(comma)strace$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
 comma := ,
+# Tests wait as much as they work.
+TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build wheel install ready-and-linted demo test lint docs-check formats soak bench deny clean
@@ -45,14 +47,21 @@ ready-and-linted:
 	wait $$installing || { cat "$(TARGET)/install.log" >&2; exit 1; }; \
 	cat "$(TARGET)/install.log"; exit $$linted
 
+# Nothing is timed in CI: there the parts of a crate are optimised each by itself, which takes less long.
+ifneq ($(CI),)
+test: export CARGO_PROFILE_RELEASE_LTO := off
+endif
+
 test: ready-and-linted build wheel formats ## everything that must hold before a change lands
-	$(CARGO) nextest run --release --workspace --no-fail-fast -j$(JOBS)
+	$(CARGO) nextest run --release --workspace --no-fail-fast --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 	$(CARGO) test --release --workspace --doc -q
 
+SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) or test(capped_at_500) \
+    or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python)))
+
 soak: build ## long counts: kill -9 of the disk tier and of epochs, limits at 10 GiB, every way to start workers, properties with many cases
-	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release --profile soak --no-fail-fast -j$(JOBS) \
-	    -p fletch-core -p fletch-tables -p fletch-store -p fletch-origin -p fletch-tests \
-	    -E '(not package(fletch-tests) and not package(fletch-origin)) or binary(disk) or binary(epochs) or binary(python) or test(capped_at_500)'
+	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release --workspace --profile soak --no-fail-fast \
+	    --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh

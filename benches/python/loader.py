@@ -2,9 +2,9 @@
 
     FLETCH_BIN=target/release python benches/python/loader.py [--rounds 7] > benches/figures/loader.json
 
-Both sides run in one program, in turns, so that whatever else the machine does meets both. A row's ratio is the
+All sides run in one program, in turns, so that whatever else the machine does meets all. A row's ratio is the
 median over rounds of (rate of Fletch / rate of torch in the same round). Everything is warm: the files in the
-page cache, the chunks in the server's memory.
+page cache, the chunks in the server's memory. Without workers there is an arm that reads nothing ahead, too.
 """
 
 from __future__ import annotations
@@ -67,21 +67,25 @@ def rate(loader: Iterable[Any]) -> float:
 def row(server: Server, name: str, tree: Path, transform: Callable[[Any], Any], workers: int, rounds: int) -> dict[str, Any]:
     server.publish(name, tree)
     version = fletch.Client(f"unix:{server.socket}", job="bench").resolve(name)
-    ours = fletch.torch.DataLoader(
-        fletch.torch.MapDataset(version, transform), 64, shuffle=True, num_workers=workers
-    )
-    theirs = torch.utils.data.DataLoader(Local(tree, transform), 64, shuffle=True, num_workers=workers)
-    rate(ours), rate(theirs)
-    pairs = [(rate(ours), rate(theirs)) for _ in range(rounds)]
+    dataset = fletch.torch.MapDataset(version, transform)
+    loaders = {
+        "fletch": fletch.torch.DataLoader(dataset, 64, shuffle=True, num_workers=workers),
+        "torch": torch.utils.data.DataLoader(Local(tree, transform), 64, shuffle=True, num_workers=workers),
+    }
+    if workers == 0:
+        loaders["fletch, nothing ahead"] = fletch.torch.DataLoader(dataset, 64, shuffle=True, prefetch_factor=0)
+    for loader in loaders.values():
+        rate(loader)
+    turns = [{arm: rate(loader) for arm, loader in loaders.items()} for _ in range(rounds)]
+    ratios = {arm: [turn[arm] / turn["torch"] for turn in turns] for arm in loaders if arm != "torch"}
     return {
         "row": name,
         "workers": workers,
-        "files": len(theirs.dataset),
+        "files": len(dataset),
         "bytes": version.nbytes,
-        "fletch_samples_per_second": round(statistics.median(o for o, _ in pairs)),
-        "torch_samples_per_second": round(statistics.median(t for _, t in pairs)),
-        "ratio": round(statistics.median(o / t for o, t in pairs), 3),
-        "ratios": [round(o / t, 3) for o, t in pairs],
+        "samples_per_second": {arm: round(statistics.median(turn[arm] for turn in turns)) for arm in loaders},
+        "ratio": {arm: round(statistics.median(r), 3) for arm, r in ratios.items()},
+        "ratios": {arm: [round(x, 3) for x in r] for arm, r in ratios.items()},
     }
 
 

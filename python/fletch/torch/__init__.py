@@ -9,10 +9,11 @@ All of them work with any number of workers, started by fork, spawn or forkserve
 they were used before: each process makes connections of its own.
 """
 
-from .epochs import EpochDataset, EpochSample
+from .epochs import EpochDataset
 from .images import IMAGE_EXTENSIONS, ImageFolder
 from .loader import DataLoader
 from .map import MapDataset
+from .receive import EpochSample
 from .select import Selection
 
 __all__ = [

@@ -1,8 +1,6 @@
 """Epochs: the server chooses the sample, each exactly once, and a receipt proves it.
 
-Invariants:
-    1. A batch is one lease, from the worker that receives it to the ack of the process that steps.
-    2. What was acknowledged is in the sum of the receipt, and nothing else is.
+Invariant: what was acknowledged is in the sum of the receipt, and nothing else is.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ import json
 import logging
 import os
 import time
-from dataclasses import dataclass
 from typing import Any, Callable, Generator, Iterator, Sequence
 
 import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
+from .receive import Batch, EpochSample, Receiver, Silence, Told
 from .select import Selection, planned
 from .shared import Shared
 
@@ -30,60 +28,6 @@ _AGAIN = 0.5
 _LONG = 120
 
 _COUNTED = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns")
-
-
-@dataclass(frozen=True)
-class EpochSample:
-    """A sample as it was leased.
-
-    Attributes:
-        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``; for versions whose
-            samples have keys, a dict of views by extension, with ``"__key__"``.
-        path: the path of its first file in the version.
-        number: the sample's number in the version, from 0.
-        ordinal: the ordinal of its first entry: with the root its identity.
-        copy: which copy of it this is, from 0; ``None`` for one that only fills up a last step.
-    """
-
-    content: Any
-    path: str
-    number: int
-    ordinal: int
-    copy: int | None
-
-
-@dataclass
-class _Batch:
-    """A lease on its way from the worker to the loop; without a token there was none to be had just then."""
-
-    token: tuple[int, int, int, int, int] | None
-    deliveries: bytes = b""
-    nbytes: int = 0
-    prepared_ns: int = 0
-    stalled_ns: int = 0
-    content: Any = None
-    #: Whose it is; set where a worker hands it on.
-    worker: int = 0
-    #: The worker's last one.
-    ended: bool = False
-
-    @property
-    def lease(self) -> int:
-        """The lease's number: leases of an epoch are numbered as they are granted."""
-        return 0 if self.token is None else self.token[2]
-
-    @property
-    def held(self) -> tuple[int, int, int, int, int]:
-        """The token of a batch that is one."""
-        assert self.token is not None
-        return self.token
-
-    def pin_memory(self) -> _Batch:
-        """What torch calls for ``pin_memory=True``."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        self.content = pin_memory(self.content)
-        return self
 
 
 class EpochDataset(torch.utils.data.IterableDataset[Any]):
@@ -221,7 +165,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._over = False
         self._added: int | None = None
         self._mode: str | None = None
-        self._in_hand: tuple[_Batch, int, int] | None = None
+        self._in_hand: tuple[Batch, int, int] | None = None
 
     def _let_go(self) -> None:
         """Whatever is in hand was not consumed."""
@@ -310,48 +254,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _leases(
         self, worker: int, collate: Callable[[list[Any]], Any], ahead: bool = False
-    ) -> Generator[_Batch, None, str]:
-        """Leases of one worker until there are none (and whether there can be more); where none is to be had just
-        now, an empty one. ``ahead``: for those who go on until there are none, and wait for nobody: the next one is received
-        while the last one is decoded.
-        """
-        reader = self._job.reader(self.epoch, self.rank, worker, ahead)
-        try:
-            return (yield from self._received(reader, collate))
-        finally:
-            reader.give_up()
-
-    def _received(self, reader: _native.Reader, collate: Callable[[list[Any]], Any]) -> Generator[_Batch, None, str]:
-        while True:
-            silence = _Silence(self)
-            status, told = reader.next(self.batch_size, silence.tell)
-            stalled = silence.over()
-            if status in ("last", "done"):
-                return str(status)
-            if told is None:
-                yield _Batch(None, stalled_ns=stalled)
-                continue
-            token, leased, deliveries = told
-            begun = time.monotonic_ns()
-            try:
-                samples = [self._sample(one) for one in leased]
-                nbytes = sum(_nbytes(s.content) for s in samples)
-                items = [s.content if self.transform is None else self.transform(s) for s in samples]
-                content = collate(items)
-            except BaseException:
-                # Nobody gets this batch: it is not renewed for as long as this process lives.
-                self._job.drop_lease(token)
-                raise
-            prepared = time.monotonic_ns() - begun
-            yield _Batch(token, deliveries, nbytes, prepared, stalled, content)
-
-    def _sample(self, leased: Any) -> EpochSample:
-        paths, views = leased.paths, leased.views()
-        content: Any = views[0]
-        if self._keyed:
-            names = [path.rsplit("/", 1)[-1].partition(".") for path in paths]
-            content = {"__key__": names[0][0], **{n[2]: view for n, view in zip(names, views)}}
-        return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy)
+    ) -> Generator[Batch, None, str]:
+        """What a worker receives of the epoch: see `Receiver.leases`."""
+        receiver = Receiver(self._job, self.job, self.epoch, self.rank, self.batch_size, self._keyed, self.transform)
+        return receiver.leases(worker, collate, ahead)
 
     def __iter__(self) -> Iterator[Any]:
         """Single items, at most once: each batch is acknowledged before its items are handed out."""
@@ -370,7 +276,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._mode = "at-most-once"
         waited = 0
         while True:
-            leases = _Told(self._leases(0 if info is None else info.id, list))
+            leases = Told(self._leases(0 if info is None else info.id, list))
             for batch in leases:
                 if batch.token is not None:
                     self._took(batch, 0)
@@ -395,7 +301,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     # What runs in the process that steps.
 
-    def _took(self, batch: _Batch, waited_ns: int) -> None:
+    def _took(self, batch: Batch, waited_ns: int) -> None:
         """A batch is in hand: from now on this process holds its lease."""
         self._in_hand = (batch, waited_ns, time.monotonic_ns())
         self._job.hold(batch.held)
@@ -433,7 +339,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
         """A call that waits for a server that is gone, says so, and counts the time."""
-        silence = _Silence(self)
+        silence = Silence(self.job, self.epoch)
         while True:
             try:
                 done = call(silence.tell)
@@ -603,37 +509,6 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             raise
 
 
-class _Told:
-    """What a generator yields, and what it returned at its end."""
-
-    def __init__(self, made: Generator[_Batch, None, str]) -> None:
-        self.made, self.last = made, ""
-
-    def __iter__(self) -> Iterator[_Batch]:
-        self.last = yield from self.made
-
-
-class _Silence:
-    """A wait for a server that may be gone: the log says when it begins and how long it was."""
-
-    def __init__(self, dataset: EpochDataset) -> None:
-        self.what = f"job {dataset.job}, epoch {dataset.epoch}"
-        self.begun, self.gone = time.monotonic_ns(), False
-
-    def tell(self, seconds: float, why: str) -> None:
-        if not self.gone:
-            _log.warning("%s waits for the server: %s", self.what, why)
-        self.gone = True
-
-    def over(self) -> int:
-        """Nanoseconds stalled."""
-        if not self.gone:
-            return 0
-        stalled = time.monotonic_ns() - self.begun
-        _log.warning("%s goes on after %.1f s", self.what, stalled / 1e9)
-        return stalled
-
-
 def _rank(rank: int | None, ranks: int | None) -> tuple[int, int]:
     if (rank is None) != (ranks is None):
         raise Invalid("give both rank and ranks, or none of them")
@@ -652,9 +527,3 @@ def _target(dataset: str) -> tuple[str, str | None]:
     head, slash, last = dataset.rpartition("/")
     name, at, tag = last.partition("@")
     return head + slash + name, tag if at else None
-
-
-def _nbytes(content: Any) -> int:
-    if isinstance(content, memoryview):
-        return content.nbytes
-    return sum(view.nbytes for view in content.values() if isinstance(view, memoryview))

@@ -14,7 +14,8 @@ from typing import Any, Callable, Iterator
 
 import torch.utils.data
 
-from .epochs import _AGAIN, EpochDataset, _Batch
+from .epochs import _AGAIN, EpochDataset
+from .receive import Batch
 
 #: A lock that is not free for so long, in seconds, has nobody who will give it back.
 _STALE = 5.0
@@ -30,7 +31,7 @@ class _Leases(torch.utils.data.IterableDataset[Any]):
         self.dataset = dataset
         self.collate = collate
 
-    def __iter__(self) -> Iterator[_Batch]:
+    def __iter__(self) -> Iterator[Batch]:
         info = torch.utils.data.get_worker_info()
         worker = 0 if info is None else info.id
         # A loop without workers may be left and come back: it holds nothing but what it has in hand. What is asked for counts
@@ -39,10 +40,10 @@ class _Leases(torch.utils.data.IterableDataset[Any]):
         for batch in self.dataset._leases(worker, self.collate, ahead):
             batch.worker = worker
             yield batch
-        yield _Batch(None, worker=worker, ended=True)
+        yield Batch(None, worker=worker, ended=True)
 
 
-def _steps(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[Any]:
+def _steps(dataset: EpochDataset, made: Iterator[Batch], workers: int, collate: Any) -> Iterator[Any]:
     """Batches for the loop. Asking for the next one acknowledges the one before."""
     dataset._mode = None if dataset._visitation != "at-most-once" else "at-most-once"
     asked, given = time.monotonic_ns(), True
@@ -81,11 +82,11 @@ def _shut(made: Any) -> None:
     made._shutdown_workers()
 
 
-def _in_order(dataset: EpochDataset, made: Iterator[_Batch], workers: int) -> Iterator[_Batch]:
+def _in_order(dataset: EpochDataset, made: Iterator[Batch], workers: int) -> Iterator[Batch]:
     """The batches of several workers in the order in which they were granted, which is that of the epoch, whichever worker
     was faster. A batch is handed on when each worker has one that came later, or has none to be had.
     """
-    waiting: dict[int, deque[_Batch]] = {worker: deque() for worker in range(workers)}
+    waiting: dict[int, deque[Batch]] = {worker: deque() for worker in range(workers)}
     idle: dict[int, bool] = {}
     try:
         for batch in made:
@@ -107,13 +108,13 @@ def _in_order(dataset: EpochDataset, made: Iterator[_Batch], workers: int) -> It
             dataset._job.drop_lease(batch.held)
 
 
-def _first(waiting: dict[int, deque[_Batch]]) -> _Batch | None:
+def _first(waiting: dict[int, deque[Batch]]) -> Batch | None:
     """Takes out the one that was granted first: each worker's own are in order."""
     heads = [queue for queue in waiting.values() if queue]
     return min(heads, key=lambda queue: queue[0].lease).popleft() if heads else None
 
 
-def _received(made: Iterator[_Batch], workers: int) -> Iterator[_Batch]:
+def _received(made: Iterator[Batch], workers: int) -> Iterator[Batch]:
     """What the workers made. A worker that dies while its batch is being received breaks the connection on which the batch
     comes: that is reported as torch reports a worker that was found dead.
     """
@@ -129,7 +130,7 @@ def _received(made: Iterator[_Batch], workers: int) -> Iterator[_Batch]:
         raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
 
 
-def _all(dataset: EpochDataset, made: Iterator[_Batch], workers: int, collate: Any) -> Iterator[_Batch]:
+def _all(dataset: EpochDataset, made: Iterator[Batch], workers: int, collate: Any) -> Iterator[Batch]:
     """What the workers made; and then what workers that died held, until nothing is left."""
     received = _received(made, workers)
     yield from _in_order(dataset, received, workers) if dataset._known and workers > 1 else received

@@ -1,0 +1,174 @@
+"""What runs where samples are received: leases, each as a batch for the process that steps.
+
+Invariant: a batch is one lease, from the worker that receives it to the ack of the process that steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Generator, Iterator
+
+from .. import _native
+
+_log = logging.getLogger("fletch")
+
+
+@dataclass(frozen=True)
+class EpochSample:
+    """A sample as it was leased.
+
+    Attributes:
+        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``; for versions whose
+            samples have keys, a dict of views by extension, with ``"__key__"``.
+        path: the path of its first file in the version.
+        number: the sample's number in the version, from 0.
+        ordinal: the ordinal of its first entry: with the root its identity.
+        copy: which copy of it this is, from 0; ``None`` for one that only fills up a last step.
+    """
+
+    content: Any
+    path: str
+    number: int
+    ordinal: int
+    copy: int | None
+
+
+@dataclass
+class Batch:
+    """A lease on its way from the worker to the loop; without a token there was none to be had just then."""
+
+    token: tuple[int, int, int, int, int] | None
+    deliveries: bytes = b""
+    nbytes: int = 0
+    prepared_ns: int = 0
+    stalled_ns: int = 0
+    content: Any = None
+    #: Whose it is; set where a worker hands it on.
+    worker: int = 0
+    #: The worker's last one.
+    ended: bool = False
+
+    @property
+    def lease(self) -> int:
+        """The lease's number: leases of an epoch are numbered as they are granted."""
+        return 0 if self.token is None else self.token[2]
+
+    @property
+    def held(self) -> tuple[int, int, int, int, int]:
+        """The token of a batch that is one."""
+        assert self.token is not None
+        return self.token
+
+    def pin_memory(self) -> Batch:
+        """What torch calls for ``pin_memory=True``."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        self.content = pin_memory(self.content)
+        return self
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """What one rank receives of an epoch, and what becomes of a sample.
+
+    Attributes:
+        job: the declared job.
+        name: its name.
+        epoch: which epoch.
+        rank: whose leases.
+        size: samples of a lease, at most.
+        keyed: whether samples have keys.
+        transform: what makes an item of a sample.
+    """
+
+    job: _native.Job
+    name: str
+    epoch: int
+    rank: int
+    size: int
+    keyed: bool
+    transform: Callable[[EpochSample], Any] | None
+
+    def leases(
+        self, worker: int, collate: Callable[[list[Any]], Any], ahead: bool = False
+    ) -> Generator[Batch, None, str]:
+        """Leases of one worker until there are none (and whether there can be more); where none is to be had just
+        now, an empty one. ``ahead``: for those who go on until there are none, and wait for nobody: the next one is received
+        while the last one is decoded.
+        """
+        reader = self.job.reader(self.epoch, self.rank, worker, ahead)
+        try:
+            return (yield from self._received(reader, collate))
+        finally:
+            reader.give_up()
+
+    def _received(self, reader: _native.Reader, collate: Callable[[list[Any]], Any]) -> Generator[Batch, None, str]:
+        while True:
+            silence = Silence(self.name, self.epoch)
+            status, told = reader.next(self.size, silence.tell)
+            stalled = silence.over()
+            if status in ("last", "done"):
+                return str(status)
+            if told is None:
+                yield Batch(None, stalled_ns=stalled)
+                continue
+            token, leased, deliveries = told
+            begun = time.monotonic_ns()
+            try:
+                samples = [self._sample(one) for one in leased]
+                nbytes = sum(_nbytes(s.content) for s in samples)
+                items = [s.content if self.transform is None else self.transform(s) for s in samples]
+                content = collate(items)
+            except BaseException:
+                # Nobody gets this batch: it is not renewed for as long as this process lives.
+                self.job.drop_lease(token)
+                raise
+            prepared = time.monotonic_ns() - begun
+            yield Batch(token, deliveries, nbytes, prepared, stalled, content)
+
+    def _sample(self, leased: Any) -> EpochSample:
+        paths, views = leased.paths, leased.views()
+        content: Any = views[0]
+        if self.keyed:
+            names = [path.rsplit("/", 1)[-1].partition(".") for path in paths]
+            content = {"__key__": names[0][0], **{n[2]: view for n, view in zip(names, views)}}
+        return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy)
+
+
+class Told:
+    """What a generator yields, and what it returned at its end."""
+
+    def __init__(self, made: Generator[Batch, None, str]) -> None:
+        self.made, self.last = made, ""
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.last = yield from self.made
+
+
+class Silence:
+    """A wait for a server that may be gone: the log says when it begins and how long it was."""
+
+    def __init__(self, job: str, epoch: int) -> None:
+        self.what = f"job {job}, epoch {epoch}"
+        self.begun, self.gone = time.monotonic_ns(), False
+
+    def tell(self, seconds: float, why: str) -> None:
+        if not self.gone:
+            _log.warning("%s waits for the server: %s", self.what, why)
+        self.gone = True
+
+    def over(self) -> int:
+        """Nanoseconds stalled."""
+        if not self.gone:
+            return 0
+        stalled = time.monotonic_ns() - self.begun
+        _log.warning("%s goes on after %.1f s", self.what, stalled / 1e9)
+        return stalled
+
+
+def _nbytes(content: Any) -> int:
+    if isinstance(content, memoryview):
+        return content.nbytes
+    return sum(view.nbytes for view in content.values() if isinstance(view, memoryview))

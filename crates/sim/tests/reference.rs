@@ -54,30 +54,30 @@ fn main_rows() {
     );
 }
 
-/// Of a few seeds: one alone is up to .013 from the mean. Two differ from the reference, and are held to what they are
-/// (ADR 10): it says .658 for 60 % of units, and .533 for the job that runs in bursts.
+/// Means of eight seeds here and there: of the reference's one alone is up to .028 from its mean (the job that runs in bursts: .477
+/// to .533), and its table shows the first (ADR 10).
 #[test]
 fn odd_cases() {
     check(
         cases::extras(),
-        5,
+        8,
         &[
             ("4, one pauses 7% twice", 0.237, 0.226),
-            ("4, one pauses .8 and .5", 0.252, 0.238),
-            ("1/1/2, leader pauses", 0.481, 0.423),
+            ("4, one pauses .8 and .5", 0.253, 0.238),
+            ("1/1/2, leader pauses", 0.483, 0.423),
             ("late joins at 3.37, 4.77", 0.282, 0.272),
             ("leaves at 3.37, 4.77", 0.345, 0.335),
-            ("2 x 60% of samples", 0.775, 0.504),
-            ("2 x 60% of units", 0.673, 0.511),
-            ("60% samples, 60% units, all", 0.481, 0.256),
+            ("2 x 60% of samples", 0.773, 0.504),
+            ("2 x 60% of units", 0.671, 0.511),
+            ("60% samples, 60% units, all", 0.478, 0.256),
             ("sizes 8..128", 0.234, 0.225),
-            ("sizes 8..128, 5% speeds", 0.243, 0.233),
+            ("sizes 8..128, 5% speeds", 0.242, 0.233),
             ("2 + a strict reader", 0.541, 0.267),
             ("1 + two strict readers", 0.800, 0.267),
             ("units of 8, 1/1.3/2/4", 0.452, 0.434),
-            ("units of 128, 1/1.3/2/4", 0.455, 0.434),
+            ("units of 128, 1/1.3/2/4", 0.456, 0.434),
             ("single samples, 4 staggered", 0.234, 0.225),
-            ("1/1/4, the 4 runs 10%", 0.497, 0.375),
+            ("1/1/4, the 4 runs 10%", 0.505, 0.375),
         ],
     );
 }

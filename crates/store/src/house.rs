@@ -25,7 +25,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const OPEN_EVERY: Duration = Duration::from_secs(3);
 /// How long a start waits for the tier; longer, and its owner begins without it.
 pub const OPEN_WITHIN: Duration = Duration::from_secs(60);
-/// Bytes that are copied per turn to compact slabs.
+/// Bytes that are copied at once to compact slabs, as often as half of a turn's time allows.
 const REAP_BYTES: u64 = 64 << 20;
 /// Bytes that are read and hashed per turn to find silent damage: 1 TB in about a day and a half.
 const SCRUB_BYTES: u64 = 8 << 20;
@@ -133,8 +133,9 @@ pub async fn look_after(house: Arc<dyn Household>, disk: Arc<Disk>, stop: Cancel
         }
         let (of, on) = (Arc::clone(&house), Arc::clone(&disk));
         let scrubbing = Arc::clone(&scrubbing);
+        let stopping = stop.clone();
         let mut turn = spawn_blocking(move || {
-            one_turn(&*of, &on, may_open);
+            one_turn(&*of, &on, may_open, &stopping);
             scrub(&on, &mut scrubbing.lock().unwrap_or_else(PoisonError::into_inner));
             of.stays(&on)
         });
@@ -150,7 +151,7 @@ pub async fn look_after(house: Arc<dyn Household>, disk: Arc<Disk>, stop: Cancel
     }
 }
 
-fn one_turn(house: &dyn Household, disk: &Disk, may_open: bool) {
+fn one_turn(house: &dyn Household, disk: &Disk, may_open: bool, stop: &CancellationToken) {
     if matches!(disk.state(), DiskState::Absent(_)) && may_open {
         let before = disk.state();
         // Why not is in the log, but for a lock that somebody else has, and in the state.
@@ -163,8 +164,17 @@ fn one_turn(house: &dyn Household, disk: &Disk, may_open: bool) {
     house.divide(disk);
     disk.probe(SystemTime::now());
     // What is wrong shows in the tier's health, which logs itself.
-    if let Err(e) = disk.reap(REAP_BYTES) {
-        tracing::debug!(error = %e, "no space was given back");
+    // Newcomers get between the rounds.
+    let began = Instant::now();
+    while began.elapsed() < EVERY / 2 && !stop.is_cancelled() {
+        match disk.reap(REAP_BYTES) {
+            Ok(done) if done.copied >= REAP_BYTES => {}
+            Ok(_) => break,
+            Err(e) => {
+                tracing::debug!(error = %e, "no space was given back");
+                break;
+            }
+        }
     }
 }
 

@@ -97,6 +97,12 @@ const READ_ERRORS_MAX: u32 = 3;
 /// Of so many records on the mean length is taken for that of the next.
 const MEAN_FROM: u64 = 32;
 
+/// A record's footprint on average; none while there are only a few, which say nothing about those to come.
+fn mean_of(index: &Index) -> u64 {
+    let records = index.len() as u64;
+    if records < MEAN_FROM { 0 } else { index.bytes() / records }
+}
+
 /// The disk tier. See the module's invariants.
 #[derive(Debug)]
 pub struct DiskTier {
@@ -369,11 +375,8 @@ impl DiskTier {
         self.capacity_of(&self.read_index())
     }
 
-    fn capacity_of(&self, index: &Index) -> u64 {
-        let (bytes, records) = (index.bytes(), index.len() as u64);
-        // A few records say nothing about those to come.
-        let mean = if records < MEAN_FROM { 0 } else { bytes / records };
-        self.plan.capacity(mean)
+    pub(crate) fn capacity_of(&self, index: &Index) -> u64 {
+        self.plan.capacity(mean_of(index))
     }
 
     /// What a chunk of `len` bytes counts against a share: its bytes in blocks of 512, and one block.

@@ -6,9 +6,10 @@ use super::{
     DiskError, DiskTier, Policy, Why,
     catalogue::Change,
     index::{NONE, Place, SlabMeta, State},
-    layout::{BLOCK, footprint},
-    lock,
+    layout::{BLOCK, ROW, footprint},
+    lock, mean_of,
     slab::{self, Record, Slab},
+    space::FILE_SLACK,
     stats::add,
     write::For,
 };
@@ -23,6 +24,8 @@ const GAIN_IDLE: u64 = 32;
 const GAIN_MIN: u64 = 8 << 10;
 /// Dead runs shorter than this are not worth a hole.
 const HOLE_MIN: u64 = 16 << 10;
+/// While somebody waits, no more is copied for what is owed (and the rest of one slab); the background does the rest.
+const OWED_HURRY_BYTES: u64 = 64 << 20;
 /// Slabs' worth of free space that the background keeps ready.
 const READY_SLABS: u64 = 4;
 /// File systems give space back in blocks of this many bytes.
@@ -71,7 +74,8 @@ impl DiskTier {
         self.sync_catalogue();
         let (copied, evicted) = done?;
         let freed = before.saturating_sub(self.space.used());
-        if freed > 0 {
+        // What was copied may be in a new slab that has room for more.
+        if freed > 0 || copied > 0 {
             self.full.forget();
         }
         Ok(ReapReport { freed, copied, evicted })
@@ -85,6 +89,11 @@ impl DiskTier {
         let short = self.floor_shortage(ready)?;
         let want = if short > 0 { ready.max(self.space.free(self.plan.spare_bytes) + short) } else { ready };
         self.reclaim(&mut reaper, want, self.plan.spare_bytes, GAIN_IDLE, budget, &mut copied)?;
+        let want = self.plan.slab_bytes + FILE_SLACK;
+        // Near the floor, and on a disk that takes nothing, there is no room to copy to.
+        if self.writable().is_ok() && self.floor_shortage(want)? == 0 {
+            self.honour(&mut reaper, want, false, budget, &mut copied)?;
+        }
         let mut evicted = 0;
         // Whole slabs go, whose records are a mixture of what came at one time: cheap, and certain to help.
         while self.floor_shortage(0)? > 0 || self.space.excess() > 0 {
@@ -129,10 +138,15 @@ impl DiskTier {
             return Ok(false);
         }
         let goal = if floor > 0 { want.max(self.space.free(keep) + floor) } else { want };
-        let mut copied = 0;
+        let (mut copied, mut owed) = (0, 0);
         loop {
-            if self.reclaim(&mut reaper, goal, keep, GAIN_URGENT, u64::MAX, &mut copied)? {
+            if self.reclaim(&mut reaper, goal, keep, GAIN_URGENT, u64::MAX, &mut copied)?
+                || self.honour(&mut reaper, goal, true, OWED_HURRY_BYTES, &mut owed)?
+            {
                 return Ok(true);
+            }
+            if owed > 0 {
+                self.full.forget();
             }
             let evicted = match self.config.policy {
                 Policy::Pin => 0,
@@ -216,6 +230,72 @@ impl DiskTier {
         }
     }
 
+    /// Copies slabs together that lost more than is kept back for that, as long as less is free than is owed, and than `want`: what
+    /// holes leave at their edges comes free in no other way. Ends: a slab is copied only for what died in it.
+    fn honour(
+        &self,
+        reaper: &mut Reaper,
+        want: u64,
+        hurry: bool,
+        budget: u64,
+        copied: &mut u64,
+    ) -> Result<bool, DiskError> {
+        let keep = self.plan.spare_bytes;
+        loop {
+            let free = self.space.free(keep);
+            if free >= want {
+                return Ok(true);
+            }
+            if *copied >= budget || free >= self.owed() {
+                return Ok(false);
+            }
+            let Some(n) = self.loses_most(hurry) else { return Ok(false) };
+            let (bytes, whole) = self.compact(n)?;
+            *copied += bytes;
+            if !self.unlink_dead(reaper)? || !whole {
+                return Ok(self.space.free(keep) >= want);
+            }
+        }
+    }
+
+    /// What must be free for all that was promised to find room: what is not kept yet, and a slab for it.
+    fn owed(&self) -> u64 {
+        let index = self.read_index();
+        match self.capacity_of(&index).saturating_sub(index.bytes()) {
+            0 => 0,
+            _ if self.config.policy != Policy::Fletch => 0,
+            owed => owed + self.plan.newest(mean_of(&index)) + 2 * FILE_SLACK,
+        }
+    }
+
+    /// The slab that lost most for what lives in it, if that is too much and what lives finds room elsewhere. In a hurry it is one
+    /// with holes: of others all that lives is copied for the little that died.
+    fn loses_most(&self, hurry: bool) -> Option<u32> {
+        let (rest, room) = (self.rest_of_active(), self.space.free(0));
+        let slab = self.plan.slab_bytes;
+        // What lives goes to the rest of the open slab, or to a new one, which has a least length.
+        let fits = |need: u64| {
+            need <= rest || room >= slab + FILE_SLACK || room >= need.max(slab / 4) + 2 * FILE_SLACK
+        };
+        let index = self.read_index();
+        let rows = |m: &SlabMeta| u64::from(m.live) * ROW as u64;
+        let lost = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + rows(m));
+        let too_much = |m: &SlabMeta| {
+            // What a new slab loses, too, is no reason.
+            let died = m.end > BLOCK + m.live_bytes;
+            let mean = m.live_bytes.checked_div(m.live.into()).unwrap_or(0);
+            m.state == State::Sealed
+                && died
+                && lost(m) >= GAIN_MIN
+                && (punchable(m) || !hurry)
+                && fits(m.live_bytes + rows(m) + BLOCK)
+                && self.plan.loses_too_much(lost(m), m.live_bytes, mean)
+        };
+        let part = |m: &SlabMeta| lost(m) as f64 / m.live_bytes.max(1) as f64;
+        let slabs = index.slabs().filter(|(_, m)| too_much(m));
+        slabs.max_by(|a, b| part(a.1).total_cmp(&part(b.1))).map(|(n, _)| n)
+    }
+
     /// The step that gains most. Copies must gain 1/`gain` of a slab; a hole costs nothing but the call, and is made when nothing
     /// else is left: of a slab of few long records each is less than that.
     fn next_step(&self, gain: u64) -> Option<Step> {
@@ -223,10 +303,7 @@ impl DiskTier {
         let sealed = || index.slabs().filter(|(_, m)| m.state == State::Sealed);
         // What is left between records counts as waste too, except for what a file system rounds up.
         let waste = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + m.fixed + FS_BLOCK);
-        let punchable = |m: &SlabMeta| {
-            let long = m.live_bytes.checked_div(m.live.into()).is_some_and(|mean| mean >= 2 * HOLE_MIN);
-            long && m.live < m.punched_at
-        };
+        let punchable = |m: &SlabMeta| punchable(m) && m.live < m.punched_at;
         let (n, m) = sealed().max_by_key(|(_, m)| if m.live == 0 { u64::MAX } else { waste(m) })?;
         if m.live == 0 {
             return Some(Step::Unlink);
@@ -309,7 +386,7 @@ impl DiskTier {
     }
 
     /// Copies what lives in slab `n` into the open slab: bytes copied, and whether that was all.
-    fn compact(&self, n: u32) -> Result<(u64, bool), DiskError> {
+    pub(super) fn compact(&self, n: u32) -> Result<(u64, bool), DiskError> {
         let (slab, live) = {
             let index = self.read_index();
             let Some(m) = index.slab(n) else { return Ok((0, true)) };
@@ -357,6 +434,10 @@ impl DiskTier {
             copied += footprint(from.len);
         }
         add(&self.counters.compacted_bytes, copied);
+        if !whole {
+            // What was copied is one dead run, and its room is missing.
+            self.punch(n)?;
+        }
         Ok((copied, whole))
     }
 
@@ -396,4 +477,9 @@ impl DiskTier {
             tracing::warn!(%doubt, "there is no catalogue for now");
         }
     }
+}
+
+/// Whether records are long enough for holes between them.
+fn punchable(m: &SlabMeta) -> bool {
+    m.live_bytes.checked_div(m.live.into()).is_some_and(|mean| mean >= 2 * HOLE_MIN)
 }

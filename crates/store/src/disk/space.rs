@@ -19,13 +19,17 @@ pub(crate) const SIZE_MIN: u64 = 16 << 20;
 const ROWS_OF: u64 = 64 << 10;
 /// What a table's rounding takes at most, in rows: rows are counted without it, so that no capacity jumps where one is less.
 const ROUNDED_ROWS: u64 = 2;
-/// Where long records die at random there are up to so many more slabs for each that would be full.
-const SPARSE: u64 = 4;
+/// Where records die at random there are up to so many more slabs for each that would be full.
+const SPARSE: u64 = 2;
+/// Of the blocks at the edges of holes one in so many is kept back: slabs that lost more are copied together (ADR 47).
+const EDGES_PART: u64 = 6;
 /// One part in so many of a slab is the most that is kept back for what the dead leave: short records are copied together.
-const LEFT_MAX_PART: u64 = 40;
+const LEFT_MAX_PART: u64 = 58;
 /// Of a slab of so many bytes what is kept back falls by about a byte at most for each that records are longer on average, so
 /// that no capacity jumps with the mean.
 const LEFT_FALLS_OVER: u64 = 16 << 20;
+/// What short ones may lose at most falls likewise, from none on.
+const SHORT_FALLS_OVER: u64 = 10 << 20;
 /// Lock file, directories, a probe.
 const FIXED: u64 = 64 << 10;
 
@@ -71,15 +75,19 @@ impl Plan {
     }
 
     /// Footprints of records that fit: without the spare, tables, and what the dead leave behind. `mean` is a record's
-    /// footprint on average: short ones need longer tables, and leave more. Below 160 KiB they only fit once what is sparse
-    /// was copied together in the background (ADR 45).
+    /// footprint on average: short ones need longer tables, and leave more. They fit once what lost too much was copied together
+    /// ([`Plan::loses_too_much`], ADR 47).
     pub fn capacity(&self, mean: u64) -> u64 {
         let per_slab = self.slab_bytes + FILE_SLACK;
-        // The last slab may be a short one, and a newcomer may need a new one of that size.
-        let quarter = self.slab_bytes / 4;
+        // The last slab may be a short one.
         let quarters = (self.slabs_bytes - self.spare_bytes) / (per_slab / 4);
-        let newest = self.of_others(quarter, mean).min(quarter);
-        (quarters * ((self.slab_bytes - self.table(mean) - self.left(mean)) / 4)).saturating_sub(newest)
+        let all = quarters * ((self.slab_bytes - self.table(mean) - self.left(mean)) / 4);
+        all.saturating_sub(self.newest(mean))
+    }
+
+    /// What stays free for a newcomer beside its own length: it may need a new slab, of a quarter of the usual length at least.
+    pub fn newest(&self, mean: u64) -> u64 {
+        self.slab_bytes.saturating_sub(mean) / 4
     }
 
     /// What a slab's table takes at most, if no record is shorter than [`ROWS_OF`].
@@ -87,17 +95,29 @@ impl Plan {
         table_bytes(0, 0) + self.share(ROW as u64, mean.max(ROWS_OF)) + ROUNDED_ROWS * ROW as u64
     }
 
-    /// What the dead leave of a slab. They are punched out, less a block of the file system for each that lives beside others:
-    /// half of one on either side. What dies at random leaves sparse slabs, each with a slack of its own.
+    /// What may be lost of a slab to those that died in it. They are punched out, less a block of the file system for each that
+    /// lives between dead ones: half of one on either side. What dies at random leaves sparse slabs, each with a slack of its own.
+    /// What loses more is copied together ([`Plan::loses_too_much`]), so that no more than a part of the blocks is lost.
     fn left(&self, mean: u64) -> u64 {
         let most = self.slab_bytes / LEFT_MAX_PART;
+        let short = most.saturating_sub(scaled(mean, self.slab_bytes, SHORT_FALLS_OVER));
         let sparse = self.of_others(FILE_SLACK, mean).min(SPARSE * FILE_SLACK);
-        let left = self.of_others(FS_BLOCK, mean).saturating_add(sparse).min(most);
-        // Just past the mean at which that is the most, it would fall steeply.
-        let others =
-            (most / (FS_BLOCK + FILE_SLACK)).max(most.saturating_sub(SPARSE * FILE_SLACK) / FS_BLOCK);
+        let left = self.of_others(FS_BLOCK, mean) / EDGES_PART + sparse;
+        // Past the mean at which that is half of the most, it would fall steeply.
+        let half = most / 2;
+        let others = (half / (FS_BLOCK / EDGES_PART + FILE_SLACK))
+            .max(half.saturating_sub(SPARSE * FILE_SLACK) * EDGES_PART / FS_BLOCK);
         let beyond = mean.saturating_sub(self.slab_bytes / (1 + others));
-        left.max(most.saturating_sub(scaled(beyond, self.slab_bytes, LEFT_FALLS_OVER)))
+        let falls = half.saturating_sub(scaled(beyond, self.slab_bytes, LEFT_FALLS_OVER));
+        left.min(half).max(falls).max(short)
+    }
+
+    /// Whether a slab that lost `lost` bytes beside its rows, and in which `live` ones live of records of `mean` bytes, lost more
+    /// than [`Plan::capacity`] keeps back for it. While all is not free that was promised some slab did, but for what readers still
+    /// hold, what cannot be copied, and rows of records that are shorter than [`ROWS_OF`].
+    pub fn loses_too_much(&self, lost: u64, live: u64, mean: u64) -> bool {
+        let own = FILE_SLACK + table_bytes(0, 0) + ROUNDED_ROWS * ROW as u64;
+        lost > scaled(self.left(mean) + own, live, self.slab_bytes)
     }
 
     /// `bytes` for each record of a slab.

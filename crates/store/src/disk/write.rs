@@ -296,6 +296,13 @@ impl DiskTier {
         done.map_or(Ok(()), |open| self.seal(n, &open))
     }
 
+    /// What the slab that takes records now has room for, with rows.
+    pub(crate) fn rest_of_active(&self) -> u64 {
+        let w = lock(&self.writer);
+        let open = w.active.and_then(|n| w.open.get(&n));
+        open.map_or(0, |o| o.bytes.saturating_sub(o.at + table_bytes(o.count, o.domain_bytes)))
+    }
+
     /// Seals the slab that takes records now, if there is one. Records under way seal it when they are done.
     pub(crate) fn seal_active(&self) -> Result<(), DiskError> {
         let done = {

@@ -140,9 +140,12 @@ fn evicting_a_dataset_leaves_the_others() {
 #[test]
 fn what_fits_the_capacity_is_kept_whatever_left_before_it() {
     // Slabs of a few; of dozens, most of whose chunks are dead at last; of hundreds, where each hole's edges count.
-    for (slab, lens) in
-        [(12 << 20, 1_100_000..2_000_000), (8 << 20, 400_000..600_000), (4 << 20, 90_000..130_000)]
-    {
+    for (slab, lens) in [
+        (12 << 20, 1_100_000..2_000_000),
+        (8 << 20, 400_000..600_000),
+        (4 << 20, 90_000..130_000),
+        (4 << 20, 40_000..50_000),
+    ] {
         let dir = tempfile::tempdir().expect("a directory");
         let limit = 160 << 20;
         let config = DiskConfig { slab_bytes: Some(slab), ..config(dir.path(), limit, Policy::Fletch) };
@@ -171,4 +174,77 @@ fn what_fits_the_capacity_is_kept_whatever_left_before_it() {
         assert!(s.slab_bytes <= s.limit, "I6");
         tier.read_index().check();
     }
+}
+
+/// Holes' edges come free by copying, and only for what died: where slabs lose much even when they are new (few long chunks
+/// in each, or one), where lengths differ widely, and where nothing dies any more, copying ends.
+#[test]
+fn copying_for_what_was_promised_ends() {
+    for (limit, slab, lens) in [
+        (64 << 20, 512 << 10, 33_792..33_793),
+        (128 << 20, 512 << 10, 600_000..6_000_000),
+        (128 << 20, 4 << 20, 2_080_000..2_090_000),
+        (128 << 20, 4 << 20, 2_000..200_000),
+    ] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = DiskConfig { slab_bytes: Some(slab), ..config(dir.path(), limit, Policy::Fletch) };
+        let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("a tier");
+        let mut rng = seeded(23);
+        let mut here: Vec<Verified> = Vec::new();
+        for n in 0..3 * limit / ((lens.start + lens.end) as u64 / 2) {
+            let len = rng.random_range(lens.clone());
+            let next = chunk(n, len);
+            while tier.stats().bytes + DiskTier::footprint(len as u32) > tier.capacity()
+                && here.len() >= MEAN_FROM as usize
+            {
+                let old = here.swap_remove(rng.random_range(0..here.len()));
+                assert!(tier.evict(&key(&old)));
+            }
+            if tier.put(&key(&next), D1, &next).expect("no error") == Stored::Yes {
+                here.push(next);
+            }
+        }
+        // Some die and nothing comes: each round copies for what died, and then no more.
+        for old in here.drain(..here.len() / 10) {
+            assert!(tier.evict(&key(&old)));
+        }
+        let mut rounds = 0;
+        while tier.reap(8 << 20).expect("no error").copied > 0 {
+            rounds += 1;
+            assert!(rounds < 200, "copying goes on: {:?} of {lens:?}", tier.stats().counts);
+        }
+        assert!(here.iter().all(|c| tier.contains(&key(c))), "what lives was copied, not lost");
+        assert!(tier.stats().slab_bytes <= tier.stats().limit, "I6");
+        tier.read_index().check();
+    }
+}
+
+/// A copy that finds no room for all of a slab: what was copied lives in its new place, and the old one gives its blocks back.
+#[test]
+fn a_copy_that_is_cut_short_gives_back_what_it_copied() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = DiskConfig { slab_bytes: Some(4 << 20), ..config(dir.path(), 64 << 20, Policy::Fletch) };
+    let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("a tier");
+    let here: Vec<Verified> = (0..55).map(|n| chunk(n, 100_000)).collect();
+    for c in &here {
+        assert_eq!(tier.put(&key(c), D1, c).expect("no error"), Stored::Yes);
+    }
+    let (first, blocks) = {
+        let index = tier.read_index();
+        let first = index.find(&key(&here[0])).expect("it is there").slab;
+        (first, index.slab(first).expect("its slab").blocks)
+    };
+    let rest = tier.rest_of_active();
+    assert!((300_000..4_000_000).contains(&rest), "the open slab has room for some of them: {rest}");
+    let all = tier.space.free(0);
+    assert!(tier.space.take(all, 0));
+    let (copied, whole) = tier.compact(first).expect("no error");
+    assert!(!whole && copied > 200_000 && copied <= rest, "{copied} of {rest}");
+    let now = tier.read_index().slab(first).expect("some still live in it").blocks;
+    assert!(now + copied <= blocks + 3 * 4096, "{now} of {blocks} after {copied} were copied");
+    tier.space.give(all);
+    here.iter().for_each(|c| assert_eq!(read(&tier, &key(c)), (Some(c.clone()), false)));
+    assert!(tier.compact(first).expect("no error").1, "there is room now");
+    here.iter().for_each(|c| assert_eq!(read(&tier, &key(c)), (Some(c.clone()), false)));
+    tier.read_index().check();
 }

@@ -54,13 +54,13 @@ fn main_rows() {
     );
 }
 
-/// Means of eight seeds here and there: of the reference's one alone is up to .028 from its mean (the job that runs in bursts: .477
-/// to .533), and its table shows the first (ADR 10).
+/// Means of a few seeds, against the reference's means of eight, of the job that runs in bursts of 48: one alone is up to .035 from
+/// that, and the reference's table shows the first (ADR 10).
 #[test]
 fn odd_cases() {
     check(
         cases::extras(),
-        8,
+        5,
         &[
             ("4, one pauses 7% twice", 0.237, 0.226),
             ("4, one pauses .8 and .5", 0.253, 0.238),
@@ -77,7 +77,7 @@ fn odd_cases() {
             ("units of 8, 1/1.3/2/4", 0.452, 0.434),
             ("units of 128, 1/1.3/2/4", 0.456, 0.434),
             ("single samples, 4 staggered", 0.234, 0.225),
-            ("1/1/4, the 4 runs 10%", 0.505, 0.375),
+            ("1/1/4, the 4 runs 10%", 0.498, 0.375),
         ],
     );
 }

@@ -1,4 +1,5 @@
-//! Giving space back: whole dead slabs are unlinked, dead runs punched out, sparse slabs compacted.
+//! Giving space back: whole dead slabs are unlinked, dead runs punched out, slabs compacted that are sparse or lost too much to
+//! holes' edges.
 //!
 //! Which records die is the policy's choice; this turns dead records into free blocks, cheapest first.
 

@@ -1,11 +1,12 @@
 """Makes the images of the parity study from an unpacked Debian package.
 
-    prepare.py IMAGES OUT
+    prepare.py IMAGES OUT [SIDE]
 
 IMAGES is `data/core/images` of the package wesnoth-1.16-data. A class is the first two levels of a path
 (the first alone, for files that lie there) with at least 100 images. Images are flattened on grey, resized to
-84 x 84 and written as BMP, 21 KB each, below OUT/train and OUT/test, a folder a class: in path order classes
-follow each other. An image is of the test set iff sha256(its relative path)[0] < 256 // 5.
+SIDE x SIDE and written as BMP, below OUT/train and OUT/test, a folder a class: in path order classes follow each
+other, and a sample has the same number whatever SIDE. It is 84 where none is given: 21 KB each. An image is of the
+test set iff sha256(its relative path)[0] < 256 // 5.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ def class_of(path: str) -> str:
     return "-".join(parts[:2]) if len(parts) > 2 else parts[0]
 
 
-def flat(path: Path) -> Image.Image:
+def flat(path: Path, side: int) -> Image.Image:
     with Image.open(path) as image:
         rgba = image.convert("RGBA")
     canvas = Image.new("RGB", rgba.size, GREY)
     canvas.paste(rgba, mask=rgba.getchannel("A"))
-    return canvas.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return canvas.resize((side, side), Image.Resampling.BILINEAR)
 
 
 def main() -> None:
-    images, out = Path(sys.argv[1]), Path(sys.argv[2])
+    images, out, side = Path(sys.argv[1]), Path(sys.argv[2]), int((sys.argv[3:] or [SIDE])[0])
     classes: dict[str, list[str]] = defaultdict(list)
     for file in images.rglob("*"):
         if file.suffix.lower() in (".png", ".jpg", ".webp"):
@@ -49,7 +50,7 @@ def main() -> None:
             part = "test" if hashlib.sha256(path.encode()).digest()[0] < 256 // 5 else "train"
             to = out / part / f"{number:02}-{name}" / f"{i:04}.bmp"
             to.parent.mkdir(parents=True, exist_ok=True)
-            flat(images / path).save(to)
+            flat(images / path, side).save(to)
             counts[part] += 1
     print(f"{len(chosen)} classes, {counts['train']} train, {counts['test']} test")
 

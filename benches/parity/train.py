@@ -1,11 +1,11 @@
 """One arm and one seed of the parity study after the other: a small net on real images.
 
-    train.py --data OUT [--orders DIR] --arm fletch|random|sorted --seeds 1-23 --results FILE
+    train.py --data OUT [--orders DIR] --arm fletch|random|sorted --seeds FIRST-LAST --results FILE
 
 Appends a JSON line a run; a run that has its line is not made again. One thread.
 
 The arms differ in the order of the samples of each epoch, and in nothing else:
-    fletch  what a real server delivered: seed i takes the epochs 2 + 6 * ((i - 1) // 3) to + 5 of job (i - 1) % 3
+    fletch  what a real server delivered: the k-th seed (from 0) takes the epochs 2 + 6 * (k // 3) to + 5 of job k % 3
     random  a uniform permutation an epoch, from the seed
     sorted  path order, which is class by class, in every epoch
 """
@@ -53,12 +53,12 @@ def net(classes: int) -> nn.Module:
     return nn.Sequential(*block(3, 16), *block(16, 32), nn.Flatten(), nn.Linear(features, classes))
 
 
-def delivered(orders: Path, seed: int, n: int) -> list[np.ndarray]:
-    """The six recorded epochs of a seed, each checked to be a permutation of the plan."""
-    job, first = (seed - 1) % JOBS, WARM + EPOCHS * ((seed - 1) // JOBS)
+def delivered(orders: Path, turn: int, n: int) -> list[np.ndarray]:
+    """The six recorded epochs of the seed whose turn it is (from 0), each checked to be a permutation of the plan."""
+    job, first = turn % JOBS, WARM + EPOCHS * (turn // JOBS)
     lines = (orders / f"job-{job}.txt").read_text().splitlines()[first : first + EPOCHS]
     if len(lines) < EPOCHS:
-        raise SystemExit(f"seed {seed}: job {job} has not {first + EPOCHS} whole epochs")
+        raise SystemExit(f"turn {turn}: job {job} has not {first + EPOCHS} whole epochs")
     epochs = [np.array(line.split(), dtype=np.int64) for line in lines]
     for k, epoch in enumerate(epochs):
         if not np.array_equal(np.sort(epoch), np.arange(n)):
@@ -66,10 +66,10 @@ def delivered(orders: Path, seed: int, n: int) -> list[np.ndarray]:
     return epochs
 
 
-def epochs_of(arm: str, seed: int, n: int, orders: Path | None) -> list[np.ndarray]:
+def epochs_of(arm: str, seed: int, turn: int, n: int, orders: Path | None) -> list[np.ndarray]:
     if arm == "fletch":
         assert orders is not None, "--orders"
-        return delivered(orders, seed, n)
+        return delivered(orders, turn, n)
     if arm == "random":
         rng = np.random.default_rng(seed)
         return [rng.permutation(n) for _ in range(EPOCHS)]
@@ -120,7 +120,8 @@ def main() -> None:
         return
     train, test = load(o.data / "train"), load(o.data / "test")
     for seed in todo:
-        orders, begun = epochs_of(o.arm, seed, len(train[0]), o.orders), time.process_time()
+        orders = epochs_of(o.arm, seed, seed - first, len(train[0]), o.orders)
+        begun = time.process_time()
         accuracy = run(train, test, orders, seed)
         line = {"arm": o.arm, "seed": seed, "accuracy": round(accuracy, 4)}
         line["cpu_seconds"] = round(time.process_time() - begun, 1)

@@ -16,11 +16,7 @@ fn slabs(site: &Site) -> Vec<PathBuf> {
 
 /// Where the payloads of a slab begin, by its records' magic.
 fn payloads(slab: &[u8]) -> Vec<usize> {
-    (1..slab.len() / 512)
-        .map(|b| b * 512)
-        .filter(|&at| &slab[at..at + 4] == b"FLRC")
-        .map(|at| at + 512)
-        .collect()
+    (512..slab.len()).step_by(64).filter(|&at| slab[at..].starts_with(b"FLRC")).map(|at| at + 256).collect()
 }
 
 #[test]

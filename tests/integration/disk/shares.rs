@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// What a chunk of `len` bytes occupies.
 fn footprint(len: u64) -> u64 {
-    512 + len.next_multiple_of(512)
+    256 + len.next_multiple_of(64)
 }
 
 /// One epoch of a program that knows nothing: the page cache is dropped, and then every file is read through the

@@ -24,9 +24,9 @@ fn damaged_records_cost_only_their_own_fetch() {
         let path = slab.expect("entry").path();
         let bytes = fs::read(&path).expect("read");
         let file = fs::File::options().write(true).open(&path).expect("open");
-        let records = (1..bytes.len() / 512).map(|b| b * 512).filter(|&at| &bytes[at..at + 4] == b"FLRC");
+        let records = (512..bytes.len()).step_by(64).filter(|&at| bytes[at..].starts_with(b"FLRC"));
         for at in records.step_by(10) {
-            let at = at + 512 + len as usize / 2;
+            let at = at + 256 + len as usize / 2;
             file.write_all_at(&[bytes[at] ^ 1], at as u64).expect("flip");
             damaged += 1;
         }

@@ -220,7 +220,7 @@ impl Index {
             table.rows.push(Row {
                 hash: rec.hash,
                 dataset: self.datasets[rec.dataset as usize].id,
-                at: u64::from(rec.at) * super::layout::BLOCK,
+                at: u64::from(rec.at) * super::layout::LINE,
                 len: rec.len,
                 domain,
             });
@@ -264,7 +264,7 @@ impl Index {
 
     pub fn place(&self, r: u32) -> Place {
         let rec = &self.recs[r as usize];
-        Place { slab: rec.slab, at: u64::from(rec.at) * super::layout::BLOCK, len: rec.len }
+        Place { slab: rec.slab, at: u64::from(rec.at) * super::layout::LINE, len: rec.len }
     }
 
     pub fn key_of(&self, r: u32) -> (StoreKey, DatasetId) {
@@ -286,7 +286,7 @@ impl Index {
         let rec = Rec {
             hash,
             slab: place.slab,
-            at: (place.at / super::layout::BLOCK) as u32,
+            at: (place.at / super::layout::LINE) as u32,
             len: place.len,
             row: slab.records.len() as u32,
             dataset,
@@ -346,7 +346,7 @@ impl Index {
             new.live += 1;
             new.live_bytes += size;
             let rec = &mut self.recs[r as usize];
-            (rec.slab, rec.at, rec.row) = (place.slab, (place.at / super::layout::BLOCK) as u32, row);
+            (rec.slab, rec.at, rec.row) = (place.slab, (place.at / super::layout::LINE) as u32, row);
         }
         true
     }

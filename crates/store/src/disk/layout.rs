@@ -1,5 +1,5 @@
 //! The bytes of a slab (`docs/FORMATS.md`, "Slab"): header, records, and once sealed a table of
-//! them with a footer. Pure: bytes in, values out. Little-endian, everything 512-byte aligned.
+//! them with a footer. Pure: bytes in, values out. Little-endian; records lie at multiples of 64 bytes (ADR 48).
 //!
 //! Invariants:
 //! 1. whatever lies in a file, nothing here panics, allocates more than the file is long, or
@@ -9,18 +9,23 @@
 
 use fletch_core::{Domain, Hash, StoreKey};
 
-/// Everything begins at a multiple of this many bytes.
+/// The slab's header and its footer; a table is padded to a multiple of it.
 pub(crate) const BLOCK: u64 = 512;
+/// A record, and so its payload, begins at a multiple of this many bytes: a line of a processor's cache, so that it is copied as
+/// fast as from the beginning of a page.
+pub(crate) const LINE: u64 = 64;
+/// What lies before a record's payload.
+pub(crate) const HEAD: u64 = 256;
 /// No chunk is longer.
 pub(crate) const CHUNK_BYTES_MAX: u32 = 16 << 20;
-/// No slab is longer, so that a place in it fits 32 bits of blocks with room to spare.
-pub(crate) const SLAB_BYTES_MAX: u64 = 1 << 40;
+/// No slab is longer, so that a place in it fits 32 bits of lines with room to spare.
+pub(crate) const SLAB_BYTES_MAX: u64 = 1 << 37;
 
 const SLAB_MAGIC: [u8; 8] = *b"FLETCHSL";
 const RECORD_MAGIC: [u8; 4] = *b"FLRC";
 const TABLE_MAGIC: [u8; 8] = *b"FLETCHTB";
 const FOOTER_MAGIC: [u8; 8] = *b"FLETCHFT";
-const MAJOR: u32 = 1;
+const MAJOR: u32 = 2;
 const KIND_CHUNK: u8 = 1;
 const RECORD_CHECKED: usize = 192;
 const DOMAIN_AT: usize = 64;
@@ -34,8 +39,10 @@ const CONTEXT_SLAB: &str = "fletch 2026 slab 1";
 const CONTEXT_RECORD: &str = "fletch 2026 slab record 1";
 const CONTEXT_TABLE: &str = "fletch 2026 slab table 1";
 
-/// One block of a file.
+/// A slab's header, or its footer.
 pub(crate) type Block = [u8; BLOCK as usize];
+/// A record's header.
+pub(crate) type Head = [u8; HEAD as usize];
 
 /// What a record says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +87,7 @@ pub(crate) struct Footer {
 pub(crate) enum BadSlab {
     #[error("bad magic")]
     Magic,
-    #[error("written by a newer format ({0}; this build reads 1)")]
+    #[error("written in another format ({0}; this build reads 2)")]
     Major(u32),
     #[error("check value does not fit")]
     Check,
@@ -92,12 +99,12 @@ pub(crate) enum BadSlab {
 
 /// `n` bytes rounded up to whole blocks.
 pub(crate) const fn padded(n: u64) -> u64 {
-    n.div_ceil(BLOCK) * BLOCK
+    n.next_multiple_of(BLOCK)
 }
 
 /// What a chunk of `len` bytes occupies in a slab.
 pub(crate) const fn footprint(len: u32) -> u64 {
-    BLOCK + padded(len as u64)
+    HEAD + (len as u64).next_multiple_of(LINE)
 }
 
 /// What the table and footer of `count` records take at most.
@@ -164,9 +171,9 @@ pub(crate) fn check_slab_header(b: &Block, id: u64) -> Result<(), BadSlab> {
     }
 }
 
-/// The block before a record's payload.
-pub(crate) fn record_header(slab: u64, key: &StoreKey, dataset: u64, len: u32) -> Block {
-    let mut b = [0; BLOCK as usize];
+/// What lies before a record's payload.
+pub(crate) fn record_header(slab: u64, key: &StoreKey, dataset: u64, len: u32) -> Head {
+    let mut b = [0; HEAD as usize];
     let domain = key.domain.as_str().as_bytes();
     b[..4].copy_from_slice(&RECORD_MAGIC);
     b[4] = 1;
@@ -184,14 +191,14 @@ pub(crate) fn record_header(slab: u64, key: &StoreKey, dataset: u64, len: u32) -
     b
 }
 
-/// Whether a block may be a record's header at all: cheap, for looking for one.
+/// Whether a record's header may begin here at all: cheap, for looking for one.
 pub(crate) fn looks_like_record(b: &[u8]) -> bool {
     b.starts_with(&RECORD_MAGIC)
 }
 
 /// Reads the header of a record of slab `slab`.
 pub(crate) fn read_record(b: &[u8], slab: u64) -> Result<RecordHeader, BadSlab> {
-    let b = b.get(..BLOCK as usize).ok_or(BadSlab::Nonsense)?;
+    let b = b.get(..HEAD as usize).ok_or(BadSlab::Nonsense)?;
     if !looks_like_record(b) {
         return Err(BadSlab::Magic);
     }
@@ -231,7 +238,7 @@ pub(crate) fn seal(id: u64, table_at: u64, table: &Table) -> (Vec<u8>, [u8; 8]) 
     for r in &table.rows {
         out.extend_from_slice(r.hash.as_bytes());
         out.extend_from_slice(&r.dataset.to_le_bytes());
-        out.extend_from_slice(&((r.at / BLOCK) as u32).to_le_bytes());
+        out.extend_from_slice(&((r.at / LINE) as u32).to_le_bytes());
         out.extend_from_slice(&r.len.to_le_bytes());
         out.extend_from_slice(&r.domain.to_le_bytes());
         out.extend_from_slice(&[KIND_CHUNK, 0, 0, 0, 0, 0]);
@@ -286,7 +293,7 @@ pub(crate) fn read_footer(b: &Block, id: u64, file_len: u64) -> Result<Footer, B
     }
     let whole = f.table_len <= file_len
         && f.table_at >= BLOCK
-        && f.table_at.is_multiple_of(BLOCK)
+        && f.table_at.is_multiple_of(LINE)
         && f.table_at.checked_add(padded(f.table_len)).and_then(|e| e.checked_add(BLOCK)) == Some(file_len);
     if whole { Ok(f) } else { Err(BadSlab::Nonsense) }
 }
@@ -322,7 +329,7 @@ fn parse_table(b: &[u8], footer: &Footer) -> Option<Table> {
         let row = Row {
             hash: Hash(array(r, 0)?),
             dataset: u64_at(r, 32)?,
-            at: u64::from(u32_at(r, 40)?) * BLOCK,
+            at: u64::from(u32_at(r, 40)?) * LINE,
             len: u32_at(r, 44)?,
             domain: u16_at(r, 48)?,
         };

@@ -52,7 +52,7 @@ use bytes::Bytes;
 use catalogue::{Catalogue, Change};
 use fletch_core::StoreKey;
 use index::{Index, Place};
-use layout::{BLOCK, footprint};
+use layout::{BLOCK, HEAD, footprint};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 pub use slab::Record;
@@ -173,7 +173,7 @@ impl DiskTier {
             }
             let mut bytes = 0;
             let got = self.files.file(&slab).and_then(|f| {
-                let record = Record::new(&f, place.at + BLOCK, place.len);
+                let record = Record::new(&f, place.at + HEAD, place.len);
                 let got = read(&record);
                 bytes = record.taken();
                 got
@@ -379,7 +379,7 @@ impl DiskTier {
         self.plan.capacity(mean_of(index))
     }
 
-    /// What a chunk of `len` bytes counts against a share: its bytes in blocks of 512, and one block.
+    /// What a chunk of `len` bytes counts against a share: its bytes in lines of 64, and 256 for its header.
     #[must_use]
     pub fn footprint(len: u32) -> u64 {
         footprint(len)

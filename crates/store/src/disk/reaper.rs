@@ -7,7 +7,7 @@ use super::{
     DiskError, DiskTier, Policy, Why,
     catalogue::Change,
     index::{NONE, Place, SlabMeta, State},
-    layout::{BLOCK, ROW, footprint},
+    layout::{BLOCK, HEAD, ROW, footprint},
     lock, mean_of,
     slab::{self, Record, Slab},
     space::FILE_SLACK,
@@ -408,7 +408,7 @@ impl DiskTier {
             if self.read_index().find(&key) != Some(from) {
                 continue;
             }
-            let read = Record::new(&file, from.at + BLOCK, from.len).whole();
+            let read = Record::new(&file, from.at + HEAD, from.len).whole();
             let bytes = match self.judge(&key, from, &slab, read) {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) => continue,

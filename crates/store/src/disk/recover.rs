@@ -3,12 +3,12 @@
 //! Invariants:
 //! 1. a sealed slab costs reading its table, never its payloads;
 //! 2. in a slab without a good table a record counts only if its header's check and its payload's hash
-//!    are right; what lies between is stepped over block by block;
+//!    are right; what lies between is stepped over line by line;
 //! 3. a record that reaches into a hole is dead, whatever a table says: it was punched.
 
 use super::{
     catalogue::Marks,
-    layout::{self, BLOCK, BadSlab, Block, Row, Table, footprint},
+    layout::{self, BLOCK, BadSlab, Block, HEAD, LINE, Row, Table, footprint},
     slab,
 };
 use fletch_core::{Domain, Hash};
@@ -126,13 +126,13 @@ fn in_holes(table: &Table, holes: &[Range<u64>]) -> (Vec<bool>, u64) {
     (dead, n)
 }
 
-/// Looks at every block of the file for records whose header and payload are right.
+/// Looks at every line of the file for records whose header and payload are right.
 fn walk(file: &File, id: u64, len: u64) -> io::Result<Found> {
     let mut w = Walk { table: Table::default(), end: BLOCK, dropped: 0 };
     let mut at = BLOCK;
-    while at + BLOCK <= len {
+    while at + HEAD <= len {
         at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-            Ok(d) => d / BLOCK * BLOCK,
+            Ok(d) => d / LINE * LINE,
             Err(Errno::NXIO) => break,
             // No holes here.
             Err(_) => at,
@@ -159,26 +159,26 @@ impl Walk {
     /// Takes the records that begin in the window at `at`; where to look on.
     fn window(&mut self, file: &File, id: u64, at: u64, window: &[u8]) -> io::Result<u64> {
         let mut off = 0;
-        while off + BLOCK as usize <= window.len() {
+        while off + HEAD as usize <= window.len() {
             let here = at + off as u64;
-            let head = &window[off..off + BLOCK as usize];
+            let head = &window[off..off + HEAD as usize];
             if !layout::looks_like_record(head) {
-                off += BLOCK as usize;
+                off += LINE as usize;
                 continue;
             }
             let Ok(r) = layout::read_record(head, id) else {
                 self.dropped += 1;
-                off += BLOCK as usize;
+                off += LINE as usize;
                 continue;
             };
-            let inside = window.get(off + BLOCK as usize..off + BLOCK as usize + r.len as usize);
+            let inside = window.get(off + HEAD as usize..off + HEAD as usize + r.len as usize);
             let right = match inside {
                 Some(payload) => Hash::of(payload) == r.key.hash,
-                None => Hash::of(&slab::read(file, here + BLOCK, r.len as usize)?) == r.key.hash,
+                None => Hash::of(&slab::read(file, here + HEAD, r.len as usize)?) == r.key.hash,
             };
             if !right {
                 self.dropped += 1;
-                off += BLOCK as usize;
+                off += LINE as usize;
                 continue;
             }
             let domain = self.domain(&r.key.domain);

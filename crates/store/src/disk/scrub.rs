@@ -3,7 +3,7 @@
 use super::{
     DiskError, DiskTier,
     index::{NONE, Place},
-    layout::{BLOCK, footprint},
+    layout::{HEAD, footprint},
     lock,
     slab::{Record, Slab},
     stats::add,
@@ -88,7 +88,7 @@ impl DiskTier {
         if self.read_index().find(key) != Some(place) {
             return Ok(());
         }
-        let read = self.files.file(slab).and_then(|f| Record::new(&f, place.at + BLOCK, place.len).whole());
+        let read = self.files.file(slab).and_then(|f| Record::new(&f, place.at + HEAD, place.len).whole());
         drop(guard);
         report.records += 1;
         report.bytes += footprint(place.len);

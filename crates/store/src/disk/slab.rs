@@ -7,7 +7,7 @@
 //!    the record up again after they have it;
 //! 3. at most `Files::max` files are open beside those being written.
 
-use super::layout::{Block, slab_header};
+use super::layout::{Head, slab_header};
 use rustix::{
     buffer::spare_capacity,
     fs::{FallocateFlags, fallocate},
@@ -186,7 +186,7 @@ pub(crate) fn blocks(file: &File) -> io::Result<u64> {
 }
 
 /// Writes a record at `at`.
-pub(crate) fn append(file: &File, at: u64, header: &Block, payload: &[u8]) -> io::Result<()> {
+pub(crate) fn append(file: &File, at: u64, header: &Head, payload: &[u8]) -> io::Result<()> {
     let parts = [IoSlice::new(header), IoSlice::new(payload)];
     let written = match rustix::io::pwritev(file, &parts, at) {
         Err(Errno::INTR) => 0,

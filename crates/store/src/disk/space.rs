@@ -22,14 +22,14 @@ const ROUNDED_ROWS: u64 = 2;
 /// Where records die at random there are up to so many more slabs for each that would be full.
 const SPARSE: u64 = 2;
 /// Of the blocks at the edges of holes one in so many is kept back: slabs that lost more are copied together (ADR 47).
-const EDGES_PART: u64 = 6;
+const EDGES_PART: u64 = 12;
 /// One part in so many of a slab is the most that is kept back for what the dead leave: short records are copied together.
-const LEFT_MAX_PART: u64 = 58;
+const LEFT_MAX_PART: u64 = 66;
 /// Of a slab of so many bytes what is kept back falls by about a byte at most for each that records are longer on average, so
 /// that no capacity jumps with the mean.
 const LEFT_FALLS_OVER: u64 = 16 << 20;
 /// What short ones may lose at most falls likewise, from none on.
-const SHORT_FALLS_OVER: u64 = 10 << 20;
+const SHORT_FALLS_OVER: u64 = (9 << 20) + (1 << 18);
 /// Lock file, directories, a probe.
 const FIXED: u64 = 64 << 10;
 

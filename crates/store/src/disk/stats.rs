@@ -86,7 +86,7 @@ pub struct DiskStats {
     pub counts: Counts,
     /// Chunks that are there.
     pub chunks: u64,
-    /// Footprints of those: payload in whole blocks of 512 bytes, and one block each.
+    /// Footprints of those: payload in whole lines of 64 bytes, and 256 bytes each.
     pub bytes: u64,
     /// What the directory may occupy.
     pub limit: u64,

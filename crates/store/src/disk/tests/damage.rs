@@ -20,7 +20,7 @@ fn read_all(tier: &DiskTier, chunks: &[Verified]) -> (usize, usize) {
 /// Where the payload of a chunk lies: (file, offset).
 fn place(tier: &DiskTier, c: &Verified) -> (std::path::PathBuf, u64) {
     let (place, slab) = tier.locate(&key(c)).expect("it is there");
-    (tier.files.path(slab.id), place.at + BLOCK)
+    (tier.files.path(slab.id), place.at + HEAD)
 }
 
 fn flip(path: &Path, at: u64) {
@@ -123,6 +123,17 @@ fn i1_any_flip_in_the_files_costs_at_most_some_records() {
         tier.reap(0).expect("reaped");
         tier.read_index().check();
     }
+}
+
+#[test]
+fn i5_a_slab_of_another_format_is_removed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    filled(dir.path(), 16 << 20, 3, 3000);
+    let old = dir.path().join("slabs/0000000000000007.slab");
+    fs::write(&old, include_bytes!("../layout/golden-1.slab")).expect("written");
+    let (tier, found) = open(dir.path(), 16 << 20, Policy::Fletch);
+    assert_eq!((found.records, found.dropped, old.exists()), (3, 1, false));
+    assert_eq!(tier.health(), Health::On);
 }
 
 #[test]

@@ -217,7 +217,7 @@ fn i6_the_index_is_compact() {
             domain,
             Hash::of(&i.to_le_bytes()),
             set,
-            Place { slab: n, at: 512 * (i + 1), len: 4096 }
+            Place { slab: n, at: layout::LINE * (i + 8), len: 4096 }
         ));
     }
     // Capacities are powers of two: what was allocated, touched or not.

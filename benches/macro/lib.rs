@@ -157,11 +157,24 @@ pub fn write_tree(dir: &Path, seed: u64, files: usize, bytes: usize) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut b = vec![0; bytes];
     for i in 0..files {
-        let d = dir.join(format!("d{:02}", i / 1000));
-        std::fs::create_dir_all(&d).expect("mkdir");
         rng.fill_bytes(&mut b);
-        std::fs::File::create(d.join(format!("f{i:05}.jpg"))).expect("create").write_all(&b).expect("write");
+        std::fs::File::create(place(dir, i)).expect("create").write_all(&b).expect("write");
     }
+}
+
+/// The same tree of files that have a length and nothing else: `Backing::Sown` says what is in them.
+pub fn sow_tree(dir: &Path, files: usize, bytes: usize) {
+    for i in 0..files {
+        let file = std::fs::File::create(place(dir, i)).expect("create");
+        file.set_len(bytes as u64).expect("as long as that");
+    }
+}
+
+/// Where file `i` of a tree is, in a folder that is there.
+fn place(dir: &Path, i: usize) -> PathBuf {
+    let d = dir.join(format!("d{:02}", i / 1000));
+    std::fs::create_dir_all(&d).expect("mkdir");
+    d.join(format!("f{i:05}.jpg"))
 }
 
 /// A walk as a loader does it (names and types); the relative paths of all files.

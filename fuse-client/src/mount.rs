@@ -22,7 +22,7 @@ use fletch_api::node::GuestVersion;
 use fletch_client::fallback::Fallback;
 use fletch_client::{Client, ClientError, Endpoint};
 use fletch_core::{Kind, Root};
-use fletch_store::{Disk, Store, StoreLimits};
+use fletch_store::{Disk, Store, StoreLimits, disk::DiskTier};
 use fletch_tables::{TableError, Version, documents};
 use std::{
     io,
@@ -383,8 +383,7 @@ fn snapshots(
 fn footprint_max(version: &Version) -> u64 {
     let doc = version.layout_doc();
     let pieces = doc.chunks.max(version.manifest().entries);
-    // A block of its own, and what rounding its length up adds.
-    doc.bytes.saturating_add(pieces.saturating_mul(2 * 512 - 1))
+    DiskTier::footprint_max(doc.bytes, pieces)
 }
 
 /// The directory to mount at, without symlinks. Asks the mount table first: touching a mount whose

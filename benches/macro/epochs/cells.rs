@@ -82,7 +82,7 @@ impl Dataset<'_> {
     pub fn cells(&self) -> Vec<Cell> {
         let near = [0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.1];
         let mut all = Vec::new();
-        for (cache, percent) in [(0.05, 5), (0.2, 20), (0.5, 50), (0.8, 80)] {
+        for (cache, percent) in [(0.05, 5), (0.2, 20), (0.5, 50), (0.8, 80), (0.95, 95)] {
             all.push(self.cell(&format!("1 job, indexed, {percent} %"), false, false, cache, &[1.0]));
             all.push(self.cell(&format!("1 job, packed, {percent} %"), true, false, cache, &[1.0]));
         }

@@ -5,7 +5,7 @@ use crate::{
     consumer::{Clock, Consumer, Fared, Span},
 };
 use fletch_api::{OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
-use fletch_benches::{Daemon, bin, until, walk, write_tree};
+use fletch_benches::{Daemon, bin, sow_tree, until, walk};
 use fletch_client::{Client, ClientConfig};
 use fletch_core::{DatasetName, JobName, order::Tail};
 use fletch_sim::{ArmKind, JobSpec, Reader};
@@ -96,7 +96,8 @@ impl Bench {
 
     /// The origin over the dataset, and the settings by which servers and tools reach it.
     pub fn emulator(&self, config: EmulatorConfig) -> OriginEmulator {
-        let origin = OriginEmulator::start(config, Backing::Directory(self.at("bucket")));
+        let origin =
+            OriginEmulator::start(config, Backing::Sown(self.at("bucket"), std::process::id().into()));
         let text = format!(
             "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
             origin.uri(),
@@ -111,7 +112,8 @@ impl Bench {
         let set = self.at("bucket/set");
         if data.is_empty() {
             let (files, bytes) = (self.samples as usize, self.sample_bytes as usize);
-            write_tree(&set, std::process::id().into(), files, bytes);
+            // Their bytes are the emulator's.
+            sow_tree(&set, files, bytes);
         } else {
             std::fs::create_dir_all(self.at("bucket")).expect("mkdir");
             run(Command::new("cp").arg("-r").args([Path::new(data), &set]));

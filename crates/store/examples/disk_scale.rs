@@ -38,12 +38,13 @@ fn open(dir: &Path, size_max: u64, what: &str) -> Result<DiskTier, Box<dyn Error
     };
     let (tier, found) = DiskTier::open(config, SystemTime::now())?;
     println!(
-        "start {what}: {:.2} s for {} chunks in {} slabs ({} walked, {} dropped, catalogue rebuilt: {}), {} MB of memory more",
+        "start {what}: {:.2} s for {} chunks in {} slabs ({} walked, {} dropped, {} removed, catalogue rebuilt: {}), {} MB of memory more",
         found.took.as_secs_f64(),
         found.records,
         found.slabs,
         found.walked,
         found.dropped,
+        found.removed,
         found.rebuilt,
         rss().saturating_sub(before) / 1_000_000
     );

@@ -100,8 +100,8 @@ pub fn open(house: &dyn Household, disk: &Disk) -> Result<Option<Recovery>, Disk
     match disk.open(config, SystemTime::now()) {
         Ok(found) => {
             let dir = dir.display();
-            let Recovery { records, slabs, walked, dropped, rebuilt, took, .. } = found;
-            tracing::info!(%dir, limit_bytes, %policy, chunks = records, slabs, walked, dropped, rebuilt, ?took, "the cache on disk is open");
+            let Recovery { records, slabs, walked, dropped, removed, rebuilt, took, .. } = found;
+            tracing::info!(%dir, limit_bytes, %policy, chunks = records, slabs, walked, dropped, removed, rebuilt, ?took, "the cache on disk is open");
             house.opened();
             Ok(Some(found))
         }

@@ -32,7 +32,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 struct Rec {
     hash: Hash,
     slab: u32,
-    /// In blocks.
+    /// In lines of 64 bytes.
     at: u32,
     len: u32,
     row: u32,

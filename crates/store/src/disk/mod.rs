@@ -52,7 +52,7 @@ use bytes::Bytes;
 use catalogue::{Catalogue, Change};
 use fletch_core::StoreKey;
 use index::{Index, Place};
-use layout::{BLOCK, HEAD, footprint};
+use layout::{BLOCK, HEAD, LINE, footprint};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 pub use slab::Record;
@@ -383,6 +383,12 @@ impl DiskTier {
     #[must_use]
     pub fn footprint(len: u32) -> u64 {
         footprint(len)
+    }
+
+    /// What so many chunks of so many bytes together count against a share, at most.
+    #[must_use]
+    pub fn footprint_max(bytes: u64, chunks: u64) -> u64 {
+        bytes.saturating_add(chunks.saturating_mul(HEAD + LINE - 1))
     }
 
     /// Sets the shares of all datasets, in footprints; one that is over its share (or is not named, and others

@@ -42,6 +42,8 @@ pub struct Recovery {
     pub bytes: u64,
     /// Records that were there and are not believed, and chunks that a lowered limit has no room for.
     pub dropped: u64,
+    /// Slabs of another format, which were removed.
+    pub removed: u64,
     /// Whether the catalogue was doubted and rebuilt.
     pub rebuilt: bool,
     /// How long it took.
@@ -184,9 +186,12 @@ impl DiskTier {
             Ok(f) => f,
             Err(why) => {
                 debug_assert!(matches!(why, BadSlab::Major(_)));
-                tracing::warn!(slab = id, %why, "a slab is removed");
-                found.dropped += 1;
-                drop(self.files.remove(&slab));
+                // A directory of another build has thousands of them.
+                if found.removed == 0 {
+                    tracing::warn!(slab = id, %why, "slabs of another format are removed");
+                }
+                found.removed += 1;
+                self.files.remove(&slab).map_err(|e| DiskError::io("unlink", &path, e))?;
                 return Ok(());
             }
         };

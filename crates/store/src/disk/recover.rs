@@ -52,6 +52,8 @@ pub(crate) fn load(file: &File, id: u64, marks: Option<&Marks>) -> io::Result<Re
             let fixed = BLOCK + (len - end);
             Found { table, dead, check: Some(check), end, fixed, blocks: slab::blocks(file)?, dropped: holes }
         }
+        // Its header was damaged, and would have said so.
+        Err(why @ BadSlab::Major(_)) => return Ok(Err(why)),
         Err(why) => {
             if why != BadSlab::Magic {
                 tracing::warn!(slab = id, %why, "a slab's table is damaged, walking its records");

@@ -65,7 +65,7 @@ fn what_is_put_is_got_and_what_is_evicted_is_not() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, found) = open(dir.path(), 64 << 20, Policy::Fletch);
     assert_eq!((found.slabs, found.records), (0, 0));
-    for (n, len) in [(0, 0), (1, 1), (2, 511), (3, 512), (4, 4096), (5, 110_000), (6, 4 << 20)] {
+    for (n, len) in [(0, 0), (1, 1), (2, 63), (3, 64), (4, 65), (5, 110_000), (6, 4 << 20)] {
         let c = chunk(n, len);
         assert_eq!(tier.admit(&key(&c), D1, len as u32), Admission::Yes);
         assert_eq!(tier.get(&key(&c)).expect("no error"), None);

@@ -69,6 +69,9 @@ impl Default for EmulatorConfig {
 pub enum Backing {
     /// The regular files below a directory; a key is a relative path.
     Directory(PathBuf),
+    /// The same, but a file that has a length and occupies nothing (as `set_len` makes it) holds bytes that follow from this seed
+    /// and its key: unique and incompressible, for datasets that are larger than the disk.
+    Sown(PathBuf, u64),
     /// In memory, beginning with these.
     Memory(BTreeMap<String, Bytes>),
 }

@@ -1,7 +1,9 @@
-//! The objects: a directory or a map.
+//! The objects: a directory, a map, or lengths.
 
 use super::Backing;
 use bytes::{Bytes, BytesMut};
+use rand::{RngCore as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -23,6 +25,8 @@ pub(super) struct Object {
 enum Content {
     Memory(Bytes),
     File(File),
+    /// Made of a key whenever it is read.
+    Sown([u8; 32]),
 }
 
 impl Object {
@@ -34,8 +38,20 @@ impl Object {
                 file.read_exact_at(&mut bytes, range.start)?;
                 Ok(bytes.freeze())
             }
+            Content::Sown(key) => Ok(sown(*key, range)),
         }
     }
+}
+
+/// Part of an endless stream of bytes that no two keys have in common: ChaCha8's own, which can be entered at any word.
+fn sown(key: [u8; 32], range: Range<u64>) -> Bytes {
+    const WORD: u64 = 4;
+    let mut rng = ChaCha8Rng::from_seed(key);
+    rng.set_word_pos(u128::from(range.start / WORD));
+    let before = range.start % WORD;
+    let mut bytes = BytesMut::zeroed((before + range.end - range.start) as usize);
+    rng.fill_bytes(&mut bytes);
+    bytes.freeze().slice(before as usize..)
 }
 
 /// A line of a listing.
@@ -58,7 +74,8 @@ pub(super) struct Objects {
 }
 
 enum Place {
-    Directory(PathBuf),
+    /// With the seed of what files without blocks hold, if they hold something.
+    Directory(PathBuf, Option<u64>),
     Memory(Mutex<BTreeMap<String, Stored>>),
 }
 
@@ -77,7 +94,8 @@ fn etag_of(meta: &fs::Metadata) -> String {
 impl Objects {
     pub fn new(backing: Backing) -> Self {
         let place = match backing {
-            Backing::Directory(dir) => Place::Directory(dir),
+            Backing::Directory(dir) => Place::Directory(dir, None),
+            Backing::Sown(dir, seed) => Place::Directory(dir, Some(seed)),
             Backing::Memory(map) => {
                 let modified = SystemTime::now();
                 let stored = map.into_iter().map(|(key, bytes)| (key, Stored { bytes, modified })).collect();
@@ -94,19 +112,24 @@ impl Objects {
                 let (size, etag) = (bytes.len() as u64, etag(&bytes));
                 Some(Object { size, modified, etag, content: Content::Memory(bytes) })
             }
-            Place::Directory(dir) => {
+            Place::Directory(dir, seed) => {
                 let path = file(dir, key)?;
                 // A FIFO would hold the thread that opens it.
                 fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
                 let file = File::open(path).ok()?;
                 let meta = file.metadata().ok()?;
                 let modified = meta.modified().ok()?;
-                Some(Object {
-                    size: meta.len(),
-                    modified,
-                    etag: etag_of(&meta),
-                    content: Content::File(file),
-                })
+                let seed = seed.filter(|_| meta.blocks() == 0);
+                let content = seed.map_or(Content::File(file), |seed| {
+                    Content::Sown(
+                        *blake3::Hasher::new()
+                            .update(&seed.to_le_bytes())
+                            .update(key.as_bytes())
+                            .finalize()
+                            .as_bytes(),
+                    )
+                });
+                Some(Object { size: meta.len(), modified, etag: etag_of(&meta), content })
             }
         }
     }
@@ -118,7 +141,7 @@ impl Objects {
                 lock(map).insert(key.to_owned(), Stored { bytes, modified: SystemTime::now() });
                 Ok(etag)
             }
-            Place::Directory(dir) => {
+            Place::Directory(dir, _) => {
                 let path = file(dir, key).ok_or(io::ErrorKind::InvalidInput)?;
                 if let Some(parent) = path.parent() {
                     fs::create_dir_all(parent)?;
@@ -144,7 +167,7 @@ impl Objects {
             Place::Memory(map) => {
                 lock(map).remove(key);
             }
-            Place::Directory(dir) => {
+            Place::Directory(dir, _) => {
                 if let Some(path) = file(dir, key) {
                     // As at S3: what is not there is deleted.
                     let _ = fs::remove_file(path);
@@ -169,7 +192,7 @@ impl Objects {
                     etag: etag(&stored.bytes),
                 })
                 .collect(),
-            Place::Directory(dir) => {
+            Place::Directory(dir, _) => {
                 let mut keys = Vec::new();
                 walk(dir, "", &mut keys);
                 keys.retain(|key| fits(key));
@@ -229,5 +252,35 @@ fn walk(dir: &Path, at: &str, keys: &mut Vec<String>) {
         } else if kind.is_file() {
             keys.push(format!("{at}{name}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sown_is_the_same_in_parts_and_never_twice() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for name in ["a", "b"] {
+            File::create(dir.path().join(name)).expect("made").set_len(100_003).expect("as long as that");
+        }
+        let objects = |seed| Objects::new(Backing::Sown(dir.path().to_owned(), seed));
+        let read =
+            |seed, key: &str, range| objects(seed).find(key).expect("found").read(range).expect("read");
+        let whole = read(1, "a", 0..100_003);
+        assert_eq!(whole.len(), 100_003);
+        for range in [0..1, 3..5, 4..100_003, 65_535..65_601, 99_999..100_003, 7..7] {
+            assert_eq!(
+                read(1, "a", range.clone()),
+                whole[range.start as usize..range.end as usize],
+                "{range:?}"
+            );
+        }
+        assert!(read(1, "b", 0..100_003) != whole && read(2, "a", 0..100_003) != whole);
+        assert_eq!(objects(1).find("a").expect("found").etag, objects(1).find("a").expect("found").etag);
+        // What is really there is read, and what was put.
+        objects(1).put("c", Bytes::from_static(b"real")).expect("put");
+        assert_eq!(read(1, "c", 0..4), "real");
     }
 }

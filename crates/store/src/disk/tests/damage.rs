@@ -132,8 +132,32 @@ fn i5_a_slab_of_another_format_is_removed() {
     let old = dir.path().join("slabs/0000000000000007.slab");
     fs::write(&old, include_bytes!("../layout/golden-1.slab")).expect("written");
     let (tier, found) = open(dir.path(), 16 << 20, Policy::Fletch);
-    assert_eq!((found.records, found.dropped, old.exists()), (3, 1, false));
+    assert_eq!((found.records, found.removed, old.exists()), (3, 1, false));
     assert_eq!(tier.health(), Health::On);
+    drop(tier);
+    // Its footer says so, too.
+    let mut headless = include_bytes!("../layout/golden-1.slab").to_vec();
+    headless[..32].fill(0);
+    fs::write(&old, headless).expect("written");
+    let (_, found) = open(dir.path(), 16 << 20, Policy::Fletch);
+    assert_eq!((found.records, found.walked, found.removed, old.exists()), (3, 0, 1, false));
+}
+
+#[test]
+fn i5_a_walk_finds_every_record_however_it_lies_in_what_is_read_at_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = || DiskConfig { slab_bytes: Some(8 << 20), ..config(dir.path(), 64 << 20, Policy::Fletch) };
+    let (tier, _) = DiskTier::open(config(), SystemTime::now()).expect("the tier opens");
+    // Short ones, so that headers lie across the ends of windows.
+    let chunks: Vec<_> = (0..20_000).map(|n| chunk(n, (n as usize * 37) % 600)).collect();
+    chunks
+        .iter()
+        .for_each(|c| assert!(!matches!(tier.put(&key(c), D1, c).expect("no error"), Stored::Refused(_))));
+    let different = tier.stats().chunks;
+    drop(tier);
+    let (tier, found) = DiskTier::open(config(), SystemTime::now()).expect("the tier opens");
+    assert_eq!((found.records, found.walked, found.dropped), (different, 1, 0));
+    assert_eq!(read_all(&tier, &chunks), (chunks.len(), 0));
 }
 
 #[test]

@@ -32,8 +32,9 @@ fn i6_many_clients_in_a_small_cgroup() {
     let cache = (bytes / 2).to_string();
     let flags =
         ["--memory", &memory, "--tables-memory", &tables, "--cache-size", &cache, "--cache-free-floor", "0"];
-    // What is held is asked here, not how long a disk takes to which the tests before this one wrote a hundred gigabytes.
-    let flags = [&flags[..], &["--io-timeout", "5m"]].concat();
+    // What is held is asked here, not how long a disk takes to which the tests before this one wrote a hundred gigabytes, nor how
+    // long somebody who asks for nothing stays connected meanwhile.
+    let flags = [&flags[..], &["--io-timeout", "5m", "--limits-idle-timeout", "10m"]].concat();
     let mut site = Site::start_by(&wrapper, &flags);
     let large = Data::new(71, bytes / 2 / (12 * MIB), 12 * MIB);
     let small = Data::new(72, bytes / 2 / 110_000, 110_000);

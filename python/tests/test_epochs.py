@@ -229,8 +229,12 @@ def test_two_ranks_share_an_epoch(server: Server, tree: Path) -> None:
     every = [n for r in range(2) for batch in got[r] for n in batch]
     assert len(set(every)) == len(every) == 144
     sums = [dataset.received() for dataset in ranks]
+    stats = [dataset.stats() for dataset in ranks]
+    assert all(s["receipt"] is None and s["certificate"]["delivered"] == 144 for s in stats)
     assert ranks[0].verify(sums[1:]) and ranks[1].verify(sums[:1])
+    assert [dataset.stats()["receipt"] for dataset in ranks] == ["agrees"] * 2
     assert not ranks[0].verify() and not ranks[0].verify([sums[1], sums[1]])
+    assert ranks[0].stats()["receipt"] == "differs"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

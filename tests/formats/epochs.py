@@ -231,6 +231,9 @@ def main():
         (9, leb(16) + leb(2)),
     ]
     check("ledger records", [record(k, p).hex() for k, p in want], g["records"])
+    g = json.loads((GOLDEN / "state.json").read_text())
+    done = sum(1 << bit for bit in g["bits"]).to_bytes(3, "little")
+    check("state", (begin + record(10, leb(0) + done)).hex(), g["state"])
 
     g = json.loads((GOLDEN / "receipt.json").read_text())
     lanes, digests = [0] * 1024, []

@@ -426,10 +426,14 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
             }
         }
     }
+    assert!(receipt.receipt.dropped.is_empty(), "whole batches: {:?}", receipt.receipt.dropped);
     assert_eq!(once.len() as u64, receipt.receipt.delivered, "0 missing");
     assert_eq!(once.len() + receipt.receipt.dropped.len(), usize::try_from(samples).expect("few"));
     let mut windows = lost.iter().filter(|(life, _)| t.dead.contains(life));
     assert!(windows.all(|(_, leases)| leases.len() <= 1), "one window a kill: {lost:?}");
+    // Who lives is late only where a server was gone for as long as a lease lives.
+    let windows = ((servers + more) * RANKS) as usize;
+    assert!(too_late <= windows, "{too_late} acks too late at {} kills of the server", servers + more);
     let twice: u64 = times.values().map(|n| n - 1).sum();
     let doubled = leases.iter().filter(|(id, _)| lost.values().any(|l| l.contains(id)));
     let unacked: u64 = doubled.map(|(_, t)| (t.entries.len() - t.acked as usize) as u64).sum();

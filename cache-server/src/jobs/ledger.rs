@@ -274,6 +274,44 @@ mod tests {
         assert_eq!(read.events.last(), Some(&event(99)));
     }
 
+    #[tokio::test]
+    async fn one_sync_serves_all_that_came_while_the_file_was_busy() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("e.ledger");
+        write_whole(&path, &header()).expect("written");
+        let file = LedgerFile::open(&path, header().len() as u64).expect("open");
+        let mut progress = file.0.progress.subscribe();
+        let (busy, free) = std::sync::mpsc::channel::<()>();
+        let shared = Arc::clone(&file.0);
+        let (begun, holds) = tokio::sync::oneshot::channel();
+        let holder = std::thread::spawn(move || {
+            let _file = lock(&shared.file);
+            begun.send(()).expect("awaited");
+            free.recv().expect("released");
+        });
+        holds.await.expect("held");
+        let mut waits = tokio::task::JoinSet::new();
+        for lease in 0..50 {
+            let file = file.clone();
+            waits.spawn(async move {
+                let upto = file.append(&[Event::Expire { lease }]);
+                file.durable(upto).await
+            });
+        }
+        let mut one = Vec::new();
+        Event::Expire { lease: 0 }.append(&mut one);
+        while lock(&file.0.state).pending.len() < 50 * one.len() {
+            tokio::task::yield_now().await;
+        }
+        busy.send(()).expect("held");
+        progress.changed().await.expect("it lives");
+        assert_eq!(progress.borrow().as_ref().ok(), Some(&file.len()), "the first sync was of all of them");
+        while let Some(done) = waits.join_next().await {
+            done.expect("it ran").expect("durable");
+        }
+        holder.join().expect("it ended");
+    }
+
     /// An ack that waits to be durable while the epoch is closed may be asked again, of what is opened anew.
     #[tokio::test(flavor = "multi_thread")]
     async fn what_waits_while_it_is_closed_may_be_asked_again() {

@@ -196,38 +196,49 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let plan = |base: serde_json::Value| with("plan", serde_json::json!({"base": base}));
     let weights = |w: serde_json::Value| serde_json::json!({"weights": {"weights": w, "draws": 5}});
     let ones = vec![1.0; 12];
-    for (body, code) in [
-        (plan(serde_json::json!({"keys": ["f0001", "nobody"]})), Code::BadPlan),
-        (plan(serde_json::json!({"samples": [3, 12]})), Code::BadPlan),
-        (plan(serde_json::json!({"samples": []})), Code::BadPlan),
-        (plan(weights(serde_json::json!([1, null]))), Code::BadPlan),
-        (plan(weights(serde_json::json!([1, 2]))), Code::BadPlan),
+    let bad = Code::BadPlan;
+    for (body, code, says) in [
+        (plan(serde_json::json!({"keys": ["f0001", "nobody"]})), bad, "nobody"),
+        (plan(serde_json::json!({"samples": [3, 12]})), bad, "names sample 12, but the version has 12"),
+        (plan(serde_json::json!({"samples": []})), bad, "empty"),
+        (plan(weights(serde_json::json!([1, null]))), bad, "sample 1"),
+        (plan(weights(serde_json::json!([1, 2]))), bad, "2 weights for 12 samples"),
         (
             plan(weights({
                 let mut w = serde_json::json!(ones);
                 w[3] = serde_json::Value::Null;
                 w
             })),
-            Code::BadPlan,
+            bad,
+            "of sample 3 is not a finite number",
         ),
-        (with("plan", serde_json::json!({"base": "all", "echo": {"copies": 0}})), Code::BadPlan),
-        (with("world", serde_json::json!({"ranks": 3, "batch": 4, "tail": "drop"})), Code::BadPlan),
-        (with("world", serde_json::json!({"ranks": 2, "batch": 4, "tail": "keep"})), Code::BadPlan),
-        (with("world", serde_json::json!({"ranks": 0, "batch": 0, "tail": "drop"})), Code::BadPlan),
-        (with("world", serde_json::json!({"ranks": 1, "batch": u32::MAX, "tail": "pad"})), Code::BadPlan),
+        (with("plan", serde_json::json!({"base": "all", "echo": {"copies": 0}})), bad, "0 copies"),
+        (
+            with("world", serde_json::json!({"ranks": 3, "batch": 4, "tail": "drop"})),
+            bad,
+            "4 cannot be shared by 3",
+        ),
+        (
+            with("world", serde_json::json!({"ranks": 2, "batch": 4, "tail": "keep"})),
+            bad,
+            "shared by 2 ranks",
+        ),
+        (with("world", serde_json::json!({"ranks": 0, "batch": 0, "tail": "drop"})), bad, "by 0 ranks"),
+        (with("world", serde_json::json!({"ranks": 1, "batch": u32::MAX, "tail": "pad"})), bad, "4294967295"),
         (
             with("world", serde_json::json!({"ranks": u32::MAX, "batch": u32::MAX, "tail": "drop"})),
-            Code::BadPlan,
+            bad,
+            "4294967295 ranks",
         ),
-        (with("dataset", "other".into()), Code::NotFound),
-        (with("version", "no-such-tag".into()), Code::NotFound),
-        (with("root", root.to_string().into()), Code::BadRequest),
-        (with("name", "../x".into()), Code::BadRequest),
-        (with("order", "sorted".into()), Code::BadRequest),
-        (plan(weights(serde_json::json!([1]))).replace("[1]", "[NaN]"), Code::BadRequest),
+        (with("dataset", "other".into()), Code::NotFound, "other"),
+        (with("version", "no-such-tag".into()), Code::NotFound, "no-such-tag"),
+        (with("root", root.to_string().into()), Code::BadRequest, "root"),
+        (with("name", "../x".into()), Code::BadRequest, "name"),
+        (with("order", "sorted".into()), Code::BadRequest, "sorted"),
+        (plan(weights(serde_json::json!([1]))).replace("[1]", "[NaN]"), Code::BadRequest, "column"),
     ] {
         let p = problem(node.post(routes::JOBS, body.clone()).send().await.expect("answer"), code).await;
-        assert!(!p.detail.is_empty(), "{body}");
+        assert!(p.detail.contains(says), "{body}: {}", p.detail);
         assert!(client.jobs().await.expect("jobs").is_empty(), "{body}");
     }
     let job = client.declare(&ask("j", OrderKind::Strict, world(2, 4, Tail::Drop))).await.expect("declared");

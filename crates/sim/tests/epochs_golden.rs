@@ -215,6 +215,14 @@ fn ledger_bytes() {
         .collect();
     assert_eq!(Ledger::read(&file).expect("a ledger").events, events);
     golden("ledger.json", &json!({ "begin": begin, "records": records }));
+
+    // What users keep beside their models: 21 entries, of which some are done.
+    let mut done = Bits::zeros(21);
+    [0, 3, 8, 20].map(|bit| done.set(bit));
+    let state = ledger::state(&header, &done);
+    let read = Ledger::read(&state).expect("a ledger");
+    assert_eq!(read.events, [Event::Resume { byte: 0, bits: vec![0b1001, 1, 0b1_0000] }]);
+    golden("state.json", &json!({ "bits": [0, 3, 8, 20], "state": hex::encode(state) }));
 }
 
 #[test]

@@ -161,6 +161,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self.epoch = epoch
         self._sum = _native.Sum(self.root)
         self._receipt: str | None = None
+        self._agrees: bool | None = None
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._over = False
         self._added: int | None = None
@@ -382,7 +383,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         total = _native.Sum(self.root)
         for one in (mine, *others):
             total.merge(one)
-        return total.agrees(self._receipt)
+        self._agrees = total.agrees(self._receipt)
+        return self._agrees
 
     def stats(self) -> dict[str, Any]:
         """What this rank consumed of the current epoch, and the proof.
@@ -391,15 +393,17 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             ``visitation`` (what holds: ``"at-most-once"`` unless the loop runs over `fletch.torch.DataLoader`), ``batches``,
             ``samples``, ``bytes``, ``redelivered`` (samples whose lease ran out before they were acknowledged),
             ``waited_seconds`` (for batches), ``stalled_seconds`` (the server was gone),
-            ``stepped_seconds``; and once the epoch ended, for a single rank, ``receipt`` (``"agrees"`` or ``"differs"``) and
-            ``certificate`` (how well it was shuffled), else ``None``.
+            ``stepped_seconds``; and once the epoch ended for all ranks ``certificate`` (how well it was shuffled) and
+            ``receipt`` (``"agrees"`` or ``"differs"``; of several ranks what `verify` said last), else ``None``.
         """
         self._learn()
         counts, total = self._consumed()
+        if self._over and self._receipt is None:
+            self._ask_for_receipt()
         receipt = None if self._receipt is None else json.loads(self._receipt)
-        agrees = None
+        agrees = self._agrees
         if receipt is not None and self.ranks == 1:
-            agrees = "agrees" if total.agrees(self._receipt) else "differs"
+            agrees = total.agrees(self._receipt)
         return {
             "job": self.job,
             "epoch": self.epoch,
@@ -408,9 +412,17 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "visitation": self._mode or self._visitation,
             **{key: counts[key] for key in _COUNTED[:4]},
             **{f"{k}_seconds": counts[f"{k}_ns"] / 1e9 for k in ("waited", "stalled", "stepped")},
-            "receipt": agrees,
+            "receipt": None if agrees is None else "agrees" if agrees else "differs",
             "certificate": None if receipt is None else receipt["certificate"],
         }
+
+    def _ask_for_receipt(self) -> None:
+        """The receipt of an epoch that is over for this rank, if it is for all others and the server is there."""
+        try:
+            self._receipt = self._job.receipt(self.epoch)
+        except FletchError as error:
+            if not error.retryable and error.code != "epoch_open":
+                raise
 
     def save_received(self, path: str | os.PathLike[str]) -> None:
         """Writes down what this rank consumed of the epoch, added up, as a file of notes: ``fletch receipt verify`` holds

@@ -201,7 +201,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
         (plan(serde_json::json!({"keys": ["f0001", "nobody"]})), bad, "nobody"),
         (plan(serde_json::json!({"samples": [3, 12]})), bad, "names sample 12, but the version has 12"),
         (plan(serde_json::json!({"samples": []})), bad, "empty"),
-        (plan(weights(serde_json::json!([1, null]))), bad, "sample 1"),
+        (plan(weights(serde_json::json!([1, null]))), bad, "2 weights for 12 samples"),
         (plan(weights(serde_json::json!([1, 2]))), bad, "2 weights for 12 samples"),
         (
             plan(weights({
@@ -230,8 +230,8 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
             bad,
             "4294967295 ranks",
         ),
-        (with("dataset", "other".into()), Code::NotFound, "other"),
-        (with("version", "no-such-tag".into()), Code::NotFound, "no-such-tag"),
+        (with("dataset", "other".into()), Code::NotFound, "no such version"),
+        (with("version", "no-such-tag".into()), Code::NotFound, "no such version"),
         (with("root", root.to_string().into()), Code::BadRequest, "root"),
         (with("name", "../x".into()), Code::BadRequest, "name"),
         (with("order", "sorted".into()), Code::BadRequest, "sorted"),

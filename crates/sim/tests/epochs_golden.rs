@@ -218,7 +218,9 @@ fn ledger_bytes() {
 
     // What users keep beside their models: 21 entries, of which some are done.
     let mut done = Bits::zeros(21);
-    [0, 3, 8, 20].map(|bit| done.set(bit));
+    for bit in [0, 3, 8, 20] {
+        done.set(bit);
+    }
     let state = ledger::state(&header, &done);
     let read = Ledger::read(&state).expect("a ledger");
     assert_eq!(read.events, [Event::Resume { byte: 0, bits: vec![0b1001, 1, 0b1_0000] }]);

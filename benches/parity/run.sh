@@ -32,4 +32,4 @@ done
 "$bin/fletch" pack --quiet "$work/large/train" --to "$work/pack" --state-dir "$work/state" --chunk-size 16MiB > "$work/root"
 "$python" "$here/quality.py" --orders "$work/orders" --pack "$work/pack" --data "$work/data" \
     --json "$here/quality-2.json" | tee "$work/quality.md"
-"$python" "$here/judge.py" "$here/results-2.jsonl" --json "$here/verdict-2.json" | tee "$work/verdict.md"
+"$python" "$here/judge.py" "$here/results-2.jsonl" --first 101 --json "$here/verdict-2.json" | tee "$work/verdict.md"

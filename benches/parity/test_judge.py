@@ -50,16 +50,17 @@ class Judge(unittest.TestCase):
 
     def test_the_committed_verdict_follows_from_the_committed_runs(self) -> None:
         here = Path(__file__).parent
-        arms = read(here / "results.jsonl")
-        said = json.loads((here / "verdict.json").read_text())
-        for arm_name, verdict in said.items():
-            now = json.loads(json.dumps(asdict(tost(arms[arm_name], arms["random"]))))
-            for key, value in verdict.items():
-                if key.startswith("p_"):
-                    self.assertAlmostEqual(now[key], value, places=9)
-                else:
-                    self.assertEqual(now[key], value, f"{arm_name}, {key}")
-        self.assertEqual(set(said), {"fletch", "sorted"})
+        for study, first in (("", 1), ("-2", 101)):
+            arms = read(here / f"results{study}.jsonl", first)
+            said = json.loads((here / f"verdict{study}.json").read_text())
+            for arm_name, verdict in said.items():
+                now = json.loads(json.dumps(asdict(tost(arms[arm_name], arms["random"]))))
+                for key, value in verdict.items():
+                    if key.startswith("p_"):
+                        self.assertAlmostEqual(now[key], value, places=9)
+                    else:
+                        self.assertEqual(now[key], value, f"{arm_name}, {key}")
+            self.assertEqual(set(said), {"fletch", "sorted"})
 
     def test_errors_are_as_rare_as_registered(self) -> None:
         rng = random.Random(4)

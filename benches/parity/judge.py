@@ -1,6 +1,6 @@
 """The verdict of the parity study: two one-sided t tests (TOST) after Welch, and its picture.
 
-    judge.py RESULTS [--first SEED] [--plot FILE.svg] [--json FILE]
+    judge.py RESULTS [--first SEED] [--runs N] [--plot FILE.svg] [--json FILE]
 
 An arm is equivalent to `random` when the 90 % interval of the difference of mean accuracies lies within
 the margin: the two one-sided tests at 5 %. No libraries but for `--plot` (matplotlib).
@@ -104,7 +104,7 @@ def tost(arm: Sequence[float], random: Sequence[float], margin: float = MARGIN, 
     )
 
 
-def read(path: Path, first: int = 1) -> dict[str, list[float]]:
+def read(path: Path, first: int = 1, count: int = SEEDS) -> dict[str, list[float]]:
     """Accuracies by arm, in the order of seeds from `first` on; complete, or it is no result."""
     arms: dict[str, dict[int, float]] = {}
     for line in path.read_text().splitlines():
@@ -113,8 +113,8 @@ def read(path: Path, first: int = 1) -> dict[str, list[float]]:
             raise SystemExit(f"{run['arm']}, seed {run['seed']}: twice")
         arms[run["arm"]][run["seed"]] = run["accuracy"]
     for arm in ("fletch", "random", "sorted"):
-        if sorted(arms.get(arm, {})) != list(range(first, first + SEEDS)):
-            raise SystemExit(f"{arm}: not the seeds {first} to {first + SEEDS - 1}")
+        if sorted(arms.get(arm, {})) != list(range(first, first + count)):
+            raise SystemExit(f"{arm}: not the seeds {first} to {first + count - 1}")
     return {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()}
 
 
@@ -133,7 +133,7 @@ def plot(arms: dict[str, list[float]], verdict: Verdict, path: Path) -> None:
         left.plot([fmean(runs)] * 2, [at - 0.25, at + 0.25], "k-", lw=1.5)
     left.set_yticks([0, 1], ["random", "fletch"])
     left.set_ylim(-0.5, 1.5)
-    left.set_xlabel(f"test accuracy, %; {SEEDS} runs an arm\n(sorted: mean {fmean(arms['sorted']):.1f}, not shown)")
+    left.set_xlabel(f"test accuracy, %; {len(arms['random'])} runs an arm\n(sorted: mean {fmean(arms['sorted']):.1f}, not shown)")
     low, high = verdict.interval
     right.axvspan(-MARGIN, MARGIN, color="0.9")
     right.axvline(0, color="0.5", lw=0.8)
@@ -149,10 +149,11 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("results", type=Path)
     options.add_argument("--first", type=int, default=1, help="the first of the registered seeds")
+    options.add_argument("--runs", type=int, default=SEEDS, help="how many were registered")
     options.add_argument("--plot", type=Path)
     options.add_argument("--json", type=Path)
     o = options.parse_args()
-    arms = read(o.results, o.first)
+    arms = read(o.results, o.first, o.runs)
     verdicts = {arm: tost(arms[arm], arms["random"]) for arm in ("fletch", "sorted")}
     random = arms["random"]
     print("| arm | n | mean accuracy | s | difference | 90 % interval | p (TOST) | equivalent |")

@@ -1,12 +1,13 @@
 """Makes the images of the parity study from an unpacked Debian package.
 
-    prepare.py IMAGES OUT [SIDE]
+    prepare.py IMAGES OUT [SIDE [mirrored]]
 
 IMAGES is `data/core/images` of the package wesnoth-1.16-data. A class is the first two levels of a path
 (the first alone, for files that lie there) with at least 100 images. Images are flattened on grey, resized to
 SIDE x SIDE and written as BMP, below OUT/train and OUT/test, a folder a class: in path order classes follow each
 other, and a sample has the same number whatever SIDE. It is 84 where none is given: 21 KB each. An image is of the
-test set iff sha256(its relative path)[0] < 256 // 5.
+test set iff sha256(its relative path)[0] < 256 // 5. With `mirrored` each image to train on is there a second time, left and
+right changed: two samples of one class.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 SIDE = 84
 LEAST = 100
@@ -38,6 +39,7 @@ def flat(path: Path, side: int) -> Image.Image:
 
 def main() -> None:
     images, out, side = Path(sys.argv[1]), Path(sys.argv[2]), int((sys.argv[3:] or [SIDE])[0])
+    mirrored = sys.argv[4:] == ["mirrored"]
     classes: dict[str, list[str]] = defaultdict(list)
     for file in images.rglob("*"):
         if file.suffix.lower() in (".png", ".jpg", ".webp"):
@@ -50,8 +52,12 @@ def main() -> None:
             part = "test" if hashlib.sha256(path.encode()).digest()[0] < 256 // 5 else "train"
             to = out / part / f"{number:02}-{name}" / f"{i:04}.bmp"
             to.parent.mkdir(parents=True, exist_ok=True)
-            flat(images / path, side).save(to)
+            image = flat(images / path, side)
+            image.save(to)
             counts[part] += 1
+            if mirrored and part == "train":
+                ImageOps.mirror(image).save(to.with_stem(f"{to.stem}-mirrored"))
+                counts[part] += 1
     print(f"{len(chosen)} classes, {counts['train']} train, {counts['test']} test")
 
 

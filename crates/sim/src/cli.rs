@@ -195,6 +195,8 @@ pub fn knobs(set: &[String]) -> Result<Knobs, BadCase> {
         let field = match name {
             "window" => &mut k.window,
             "window_of_cache" => &mut k.window_of_cache,
+            "window_units" => &mut k.window_units,
+            "window_few" => &mut k.window_few,
             "lead" => &mut k.lead,
             "spread" => &mut k.spread,
             "spread_slow" => &mut k.spread_slow,

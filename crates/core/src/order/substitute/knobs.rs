@@ -6,6 +6,11 @@ pub struct Knobs {
     /// Window = at most this part of what is not cached. The one real trade: more is a better
     /// shuffle and more traffic.
     pub window: f64,
+    /// ... and where that is fewer units than this, as many, but at most `window_few` of what is not cached: a sweep shuffles badly
+    /// through few, and jobs that drift apart lose each other ...
+    pub window_units: f64,
+    /// See there.
+    pub window_few: f64,
     /// ... and at most this part of the cache. The rest of the cache is the reserve.
     pub window_of_cache: f64,
     /// For a job that is alone a unit's samples come due no sooner than after this part of a window from its load:
@@ -50,6 +55,8 @@ impl Default for Knobs {
     fn default() -> Self {
         Knobs {
             window: 0.07,
+            window_units: 24.0,
+            window_few: 0.1,
             window_of_cache: 0.85,
             lead: 0.15,
             spread: 0.5,
@@ -73,9 +80,11 @@ impl Default for Knobs {
 impl Knobs {
     /// All of them, in the order of the fields (traces carry them so).
     #[must_use]
-    pub fn values(&self) -> [f64; 17] {
+    pub fn values(&self) -> [f64; 19] {
         [
             self.window,
+            self.window_units,
+            self.window_few,
             self.window_of_cache,
             self.lead,
             self.spread,
@@ -99,6 +108,8 @@ impl Knobs {
     pub(super) fn of_values(mut next: impl FnMut() -> Option<f64>) -> Option<Self> {
         Some(Knobs {
             window: next()?,
+            window_units: next()?,
+            window_few: next()?,
             window_of_cache: next()?,
             lead: next()?,
             spread: next()?,

@@ -54,6 +54,8 @@ use tape::Tape;
 const AWAY: u32 = 0;
 /// Generation of a unit of the reserve.
 const RESERVE: u32 = u32::MAX;
+/// A reserve of fewer units is none: the window has them.
+const RESERVE_UNITS_MIN: f64 = 2.0;
 
 /// A job's place at a [`Flywheel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -177,10 +179,15 @@ impl Flywheel {
     /// Rule 1: how the capacity is split.
     fn split(&mut self, capacity: u64) {
         let (cap, all) = (capacity as f64, self.shape.total_bytes() as f64);
-        let window = (self.knobs.window_of_cache * cap)
-            .min(self.knobs.window * (all - cap).max(0.0))
+        let fetched = (all - cap).max(0.0);
+        let few = (self.knobs.window_units * self.mean).min(self.knobs.window_few * fetched);
+        let window = (self.knobs.window * fetched)
+            .max(few)
+            .min(self.knobs.window_of_cache * cap)
             .max(4.0 * self.mean)
             .min(cap);
+        // So short a reserve holds less than it leaves empty.
+        let window = if cap - window < RESERVE_UNITS_MIN * self.mean { cap } else { window };
         self.capacity = capacity;
         self.window_max = window as u64;
         self.reserve_max = capacity - self.window_max;

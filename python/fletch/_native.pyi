@@ -262,9 +262,14 @@ class Job:
     def hold(self, token: _Token) -> None:
         """A lease that another process received is held by this one from now on."""
     def ack(
-        self, token: _Token, times: tuple[int, int, int], tell: Callable[[float, str], None]
-    ) -> dict[str, Any]:
-        """A whole lease was consumed; nanoseconds waited, prepared and stepped. Durable when this returns."""
+        self,
+        token: _Token,
+        times: tuple[int, int, int],
+        tell: Callable[[float, str], None],
+        within: float | None = None,
+    ) -> dict[str, Any] | None:
+        """A whole lease was consumed; nanoseconds waited, prepared and stepped. Durable when this returns; ``None``: there was
+        no answer within so many seconds."""
     def drop_lease(self, token: _Token) -> None:
         """A lease is given up: what it has is delivered again when it expires."""
     def state(self, epoch: int) -> bytes:

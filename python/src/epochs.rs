@@ -160,21 +160,27 @@ impl Job {
     }
 
     /// A whole lease was consumed; nanoseconds waited, prepared and stepped. Durable when this returns. `tell` as in
-    /// `Reader.next`, until the client's timeout.
+    /// `Reader.next`, until the client's timeout; `None` where there was no answer `within` so many seconds.
+    #[pyo3(signature = (token, times, tell, within = None))]
     fn ack<'py>(
         &self,
         py: Python<'py>,
         token: Token,
         times: (u64, u64, u64),
         tell: Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+        within: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (epoch, rank, lease, entries, _) = token;
         let job = self.live(py)?;
         let (waited_ns, prepared_ns, stepped_ns) = times;
         let batch = BatchTimes { entries, waited_ns, prepared_ns, stepped_ns };
-        let ack = Ack { lease, upto: entries, batches: vec![batch] };
+        let acks = [Ack { lease, upto: entries, batches: vec![batch] }];
         let client = self.client.get().live(py)?;
-        let acking = async { job.ack(epoch, rank, &[ack]).await.map_err(Failure::from) };
+        let within = within.map_or(PATIENCE, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO));
+        let acking = async {
+            let acked = tokio::time::timeout(within, job.ack(epoch, rank, &acks));
+            acked.await.ok().transpose().map_err(Failure::from)
+        };
         let acked = wait_telling(
             py,
             acking,
@@ -182,10 +188,9 @@ impl Job {
             || gone(&client),
             |seconds, why| tell.call1((seconds, why)).map(drop),
         );
-        if acked.is_ok() {
-            self.give_up(&job, (epoch, rank, lease));
-        }
-        parsed(py, serde_json::to_string(&acked?))
+        let Some(acked) = acked? else { return Ok(None) };
+        self.give_up(&job, (epoch, rank, lease));
+        parsed(py, serde_json::to_string(&acked)).map(Some)
     }
 
     /// A lease is given up: what it has is delivered again when it expires.

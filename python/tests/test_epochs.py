@@ -6,7 +6,6 @@ import collections
 import copy
 import errno
 import json
-import logging
 import multiprocessing
 import os
 import random
@@ -463,26 +462,6 @@ def test_another_loader_that_is_left_goes_on_in_its_epoch(own_server: Server) ->
     assert (stats["epoch"], stats["samples"], stats["receipt"]) == (0, SAMPLES, "agrees")
     assert sorted(seen(iter(loader))) == list(range(SAMPLES))
     assert dataset.stats()["epoch"] == 1
-
-
-def test_a_server_that_is_gone_is_waited_for(
-    own_server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_tree(own_server)
-    caplog.set_level(logging.WARNING, "fletch")
-    dataset = epochs(own_server, "gone")
-    got: list[int] = []
-    batches = iter(DataLoader(dataset))
-    got += next(batches).tolist()
-    own_server.kill()
-    threading.Timer(5, own_server.start).start()
-    got += seen(batches)
-    assert sorted(got) == list(range(SAMPLES))
-    stats = dataset.stats()
-    assert stats["receipt"] == "agrees" and stats["stalled_seconds"] > 1
-    assert any("waits for the server" in r.getMessage() for r in caplog.records)
-
-
 
 
 class Killed:

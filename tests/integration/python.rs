@@ -54,3 +54,8 @@ fn what_is_killed_leaves_nothing() {
 fn epochs_deliver_once_and_prove_it() {
     pytest(&["test_epochs.py"]);
 }
+
+#[test]
+fn what_was_received_outlives_its_server() {
+    pytest(&["test_gone.py"]);
+}

@@ -15,7 +15,8 @@ from typing import Any, Callable, Generator, Iterator, Sequence
 import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
-from .receive import Batch, EpochSample, Receiver, Silence, Told
+from .consumed import COUNTED, Consumed
+from .receive import Batch, EpochSample, Receiver, Told
 from .select import Selection, planned
 from .shared import Shared
 
@@ -26,8 +27,6 @@ _AGAIN = 0.5
 
 #: After so many of them the log says so.
 _LONG = 120
-
-_COUNTED = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns")
 
 
 class EpochDataset(torch.utils.data.IterableDataset[Any]):
@@ -68,8 +67,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     A batch is what the loader's ``collate_fn`` makes of a list of items: tensors of shape ``(…)`` become one of shape
     ``(n, …)``, where n is `batch_size`, or less in a last step under ``tail="keep"``.
 
-    While the server is gone it is waited for: a line in the log (logger ``fletch``) says so, `stats` counts the
-    seconds, and the epoch goes on when it is back.
+    While the server is gone the loop gets what workers received already, for half of the time that a lease lives; then the
+    server is waited for. A line in the log (logger ``fletch``) says so, `stats` counts the seconds, and the epoch goes on when
+    it is back.
 
     Raises:
         NotFound: no such dataset.
@@ -138,7 +138,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._begin(epoch)
         self._turn = 0
         self._held_there = False
-        self._shared = Shared(epoch, len(_COUNTED), len(self._sum.bytes()))
+        self._shared = Shared(epoch, len(COUNTED), len(self._consumed.sum.bytes()))
 
     def _declared(self) -> bool:
         """Declares the job; whether it is so, or another world has it."""
@@ -159,26 +159,18 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
-        self._sum = _native.Sum(self.root)
+        self._consumed = Consumed(self._job, self.job, epoch, self.root)
         self._receipt: str | None = None
         self._agrees: bool | None = None
-        self._counts = dict.fromkeys(_COUNTED, 0)
         self._over = False
-        self._added: int | None = None
         self._mode: str | None = None
-        self._in_hand: tuple[Batch, int, int] | None = None
-
-    def _let_go(self) -> None:
-        """Whatever is in hand was not consumed."""
-        if self._in_hand is not None:
-            self._job.drop_lease(self._in_hand[0].held)
-            self._in_hand = None
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iteration is of. An epoch that ended is followed by the next one by itself."""
         self._learn()
         if epoch != self.epoch:
-            self._let_go()
+            self._consumed.let_go()
+            self._consumed.pay()
             self._begin(epoch)
             self._shared.at(epoch)
 
@@ -189,8 +181,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # A worker's copy receives; what was consumed is known where the loop runs.
         self._settle()
-        held = self._in_hand is not None
-        own = {"_client": None, "_spec": None, "_sum": None, "_in_hand": None, "_receipt": None, "_held_there": held}
+        own = {"_client": None, "_spec": None, "_consumed": None, "_receipt": None, "_held_there": self._consumed.open()}
         return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -202,7 +193,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         acknowledged is delivered again.
         """
         self._settle()
-        self._let_go()
+        self._consumed.let_go()
+        self._consumed.pay()
         self._learn()
         if self._over:
             self._begin(self.epoch + 1)
@@ -211,8 +203,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _join(self, info: Any, turn: int) -> None:
         """An iteration begins in a worker of torch's own loader: of the epoch that all its workers find."""
         self._settle()
-        held = self._in_hand is not None or self._held_there
-        self._in_hand, self._held_there = None, False
+        held, self._held_there = self._consumed.open() or self._held_there, False
         if held:
             raise Invalid(
                 f"job {self.job}: a loop over fletch.torch.DataLoader was left with a batch in hand, which this loader's "
@@ -220,13 +211,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             )
         epoch, counts, total = self._shared.join(info, turn, self._is_finished)
         self._begin(epoch)
-        self._counts = dict(zip(_COUNTED, counts))
+        self._consumed.counts = dict(zip(COUNTED, counts))
         if total is not None:
-            self._sum.merge(total)
+            self._consumed.sum.merge(total)
 
     def _is_finished(self, epoch: int) -> bool:
         """Whether nothing is left of an epoch, for any rank, as the server says."""
-        epochs = self._patiently(lambda _: self._job.info())["epochs"]
+        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
         return any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs)
 
     def _learn(self) -> None:
@@ -241,15 +232,15 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             if latest.over and not self._over:
                 self._finished()
 
-    def _consumed(self) -> tuple[dict[str, int], Any]:
+    def _by_all(self) -> tuple[dict[str, int], Any]:
         """What was consumed of the epoch, by this process and by workers of torch's own loader: counted, and added up."""
         if torch.utils.data.get_worker_info() is not None:
-            return self._counts, self._sum
+            return self._consumed.counts, self._consumed.sum
         counts, sums = self._shared.consumed()
         total = _native.Sum(self.root)
-        for one in (self._sum.bytes(), *sums):
+        for one in (self._consumed.sum.bytes(), *sums):
             total.merge(one)
-        return {key: self._counts[key] + more for key, more in zip(_COUNTED, counts)}, total
+        return {key: self._consumed.counts[key] + more for key, more in zip(COUNTED, counts)}, total
 
     # What runs where the samples are received.
 
@@ -269,7 +260,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _items(self, info: Any, turn: int) -> Iterator[Any]:
         if info is None:
             # A loop that stopped with the last batch did not see the end.
-            if self._counts["samples"] > 0 and not self._over and self._is_finished(self.epoch):
+            if self._consumed.counts["samples"] > 0 and not self._over and self._is_finished(self.epoch):
                 self._ended()
             self._start()
         else:
@@ -280,12 +271,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             leases = Told(self._leases(0 if info is None else info.id, list))
             for batch in leases:
                 if batch.token is not None:
-                    self._took(batch, 0)
-                    if not self._stepped():
+                    self._consumed.take(batch, 0)
+                    self._consumed.step()
+                    if not self._consumed.pay():
                         continue
                     if info is not None:
-                        counts = [self._counts[key] for key in _COUNTED]
-                        self._shared.publish(info.id, counts, self._sum.bytes())
+                        counts = [self._consumed.counts[key] for key in COUNTED]
+                        self._shared.publish(info.id, counts, self._consumed.sum.bytes())
                     yield from batch.content
             if leases.last == "done":
                 break
@@ -302,56 +294,6 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     # What runs in the process that steps.
 
-    def _took(self, batch: Batch, waited_ns: int) -> None:
-        """A batch is in hand: from now on this process holds its lease."""
-        self._in_hand = (batch, waited_ns, time.monotonic_ns())
-        self._job.hold(batch.held)
-
-    def _stepped(self) -> bool:
-        """The batch in hand was consumed; whether it counts, and is not delivered again."""
-        if self._in_hand is None:
-            return True
-        # A signal may raise anywhere in here (Ctrl-C, a worker that died): the batch stays in hand until it is
-        # acknowledged, and is counted once.
-        batch, waited, begun = self._in_hand
-        token = batch.held
-        stepped = time.monotonic_ns() - begun
-        times = (waited, batch.prepared_ns, stepped)
-        lease, entries = token[2], token[3]
-        try:
-            self._patiently(lambda tell: self._job.ack(token, times, tell))
-        except FletchError as error:
-            if error.code != "lease_gone":
-                raise
-            # It took longer than a lease lives without a word, and is delivered again.
-            _log.warning("job %s, epoch %d: %s", self.job, self.epoch, error)
-            self._counts["redelivered"] += entries
-            self._let_go()
-            return False
-        if self._added != lease:
-            self._added = lease
-            self._sum.add(batch.deliveries)
-            counts = {"batches": 1, "samples": entries, "bytes": batch.nbytes}
-            counts |= {"waited_ns": waited, "stalled_ns": batch.stalled_ns, "stepped_ns": stepped}
-            for key, value in counts.items():
-                self._counts[key] += value
-        self._in_hand = None
-        return True
-
-    def _patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
-        """A call that waits for a server that is gone, says so, and counts the time."""
-        silence = Silence(self.job, self.epoch)
-        while True:
-            try:
-                done = call(silence.tell)
-                break
-            except FletchError as error:
-                if not error.retryable:
-                    raise
-                silence.tell(0.0, str(error))
-        self._counts["stalled_ns"] += silence.over()
-        return done
-
     def _ended(self) -> None:
         """The epoch is over for this rank, as this process saw, and the next one is next."""
         self._finished()
@@ -360,13 +302,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _finished(self) -> None:
         """What is proved of an epoch that is over is kept."""
         if self.ranks == 1:
-            self._receipt = self._patiently(lambda _: self._job.receipt(self.epoch))
+            self._receipt = self._consumed.patiently(lambda _: self._job.receipt(self.epoch))
         self._over = True
 
     def received(self) -> bytes:
         """What this rank consumed of the epoch, added up: for `verify` on another rank."""
         self._learn()
-        return bytes(self._consumed()[1].bytes())
+        return bytes(self._by_all()[1].bytes())
 
     def verify(self, others: Sequence[bytes] = ()) -> bool:
         """Whether the ranks together consumed exactly what the plan of the finished epoch says.
@@ -379,7 +321,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """
         mine = self.received()
         if self._receipt is None:
-            self._receipt = self._patiently(lambda _: self._job.receipt(self.epoch))
+            self._receipt = self._consumed.patiently(lambda _: self._job.receipt(self.epoch))
         total = _native.Sum(self.root)
         for one in (mine, *others):
             total.merge(one)
@@ -397,7 +339,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             ``receipt`` (``"agrees"`` or ``"differs"``; of several ranks what `verify` said last), else ``None``.
         """
         self._learn()
-        counts, total = self._consumed()
+        counts, total = self._by_all()
         if self._over and self._receipt is None:
             self._ask_for_receipt()
         receipt = None if self._receipt is None else json.loads(self._receipt)
@@ -410,7 +352,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "rank": self.rank,
             "ranks": self.ranks,
             "visitation": self._mode or self._visitation,
-            **{key: counts[key] for key in _COUNTED[:4]},
+            **{key: counts[key] for key in COUNTED[:4]},
             **{f"{k}_seconds": counts[f"{k}_ns"] / 1e9 for k in ("waited", "stalled", "stepped")},
             "receipt": None if agrees is None else "agrees" if agrees else "differs",
             "certificate": None if receipt is None else receipt["certificate"],
@@ -447,7 +389,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """
         self._learn()
         number = self.epoch if epoch is None else epoch
-        return bytes(self._patiently(lambda _: self._job.ledger(number)))
+        return bytes(self._consumed.patiently(lambda _: self._job.ledger(number)))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch is, self-contained: it survives the loss of every server. Call it after the step, when the
@@ -459,13 +401,14 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         state itself.
         """
         self._learn()
-        self._stepped()
+        self._consumed.step()
+        self._consumed.pay()
         commit = None
         if self._visitation == "checkpoint":
             # A number that says how far the epoch is: the same place has the same one, whoever asks.
             commit = self._acked()
-            self._patiently(lambda _: self._job.checkpoint(self.epoch, commit))
-        state = self._patiently(lambda _: self._job.state(self.epoch))
+            self._consumed.patiently(lambda _: self._job.checkpoint(self.epoch, commit))
+        state = self._consumed.patiently(lambda _: self._job.state(self.epoch))
         return {
             "job": self.job,
             "root": self.root,
@@ -478,7 +421,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _acked(self) -> int:
         """Entries of the epoch that were acknowledged by all ranks, pads included."""
-        epochs = self._patiently(lambda _: self._job.info())["epochs"]
+        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
         return next((e["acked"] + e["padded"] for e in epochs if e["epoch"] == self.epoch), 0)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -495,10 +438,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """
         if state["root"] != self.root:
             raise Invalid(f"the state is of version {state['root']}, the job reads {self.root}")
-        self._let_go()
+        self._consumed.let_go(owed=True)
         self._begin(state["epoch"])
         if state.get("ranks") == (self.rank, self.ranks):
-            self._sum.merge(state["received"])
+            self._consumed.sum.merge(state["received"])
         self._shared.at(self.epoch)
         if self.rank == 0:
             if not self._went_back(state):

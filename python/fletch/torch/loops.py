@@ -50,12 +50,15 @@ def _steps(dataset: EpochDataset, made: Iterator[Batch], workers: int, collate: 
     try:
         for batch in _all(dataset, made, workers, collate):
             if batch.token is None:
+                # It may be that there are none before what is owed was acknowledged.
+                dataset._consumed.pay(workers > 0)
                 continue
             given = False
-            dataset._took(batch, time.monotonic_ns() - asked)
+            dataset._consumed.take(batch, time.monotonic_ns() - asked)
             yield batch.content
             given = True
-            dataset._stepped()
+            dataset._consumed.step()
+            dataset._consumed.pay(workers > 0)
             asked = time.monotonic_ns()
     except GeneratorExit:
         # The loop was left with a batch in hand; `state_dict` or the next iteration says what becomes of it.
@@ -63,7 +66,7 @@ def _steps(dataset: EpochDataset, made: Iterator[Batch], workers: int, collate: 
     except BaseException:
         if not given:
             # What was raised came between the worker and the loop, which never got the batch.
-            dataset._let_go()
+            dataset._consumed.let_go()
         raise
     finally:
         # Workers renew what they hold: those of a loop that was left must not live on.
@@ -134,5 +137,6 @@ def _all(dataset: EpochDataset, made: Iterator[Batch], workers: int, collate: An
     """What the workers made; and then what workers that died held, until nothing is left."""
     received = _received(made, workers)
     yield from _in_order(dataset, received, workers) if dataset._known and workers > 1 else received
+    dataset._consumed.pay()
     while (yield from dataset._leases(workers, collate)) != "done":
         time.sleep(_AGAIN)

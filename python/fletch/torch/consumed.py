@@ -1,0 +1,169 @@
+"""What a process consumed of an epoch: the batches that are still to be acknowledged, and what was.
+
+Invariants:
+    1. What was acknowledged is counted and added up, once, and nothing else is.
+    2. Batches are acknowledged in the order in which they were consumed.
+    3. While the server is gone nothing is handed out whose lease may have run out (`Consumed.pay`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from .. import FletchError, _native
+from .receive import Batch, Silence
+
+_log = logging.getLogger("fletch")
+
+COUNTED = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns")
+
+#: A server that has not answered for so long is taken for gone, in seconds; and how often, and for how long, it is tried then.
+_SILENT = 3.0
+_TRIED_EVERY = 1.0
+_TRIED_FOR = 0.25
+
+
+@dataclass
+class _Taken:
+    """A batch that the loop has, or had."""
+
+    batch: Batch
+    waited_ns: int
+    begun_ns: int
+    #: None while it is in hand.
+    stepped_ns: int | None = None
+
+
+class Consumed:
+    """What one process consumed of one epoch.
+
+    Attributes:
+        counts: of what was acknowledged, by the names in `COUNTED`.
+        sum: of what was acknowledged, added up as a receipt is.
+    """
+
+    def __init__(self, job: _native.Job, name: str, epoch: int, root: str) -> None:
+        self._job, self._what, self._name, self._epoch = job, f"job {name}, epoch {epoch}", name, epoch
+        self.counts = dict.fromkeys(COUNTED, 0)
+        self.sum = _native.Sum(root)
+        self._taken: deque[_Taken] = deque()
+        self._added: int | None = None
+        #: When the server was first found to be gone, and last tried.
+        self._gone: float | None = None
+        self._tried = 0.0
+
+    def open(self) -> bool:
+        """Whether a batch is in hand, or consumed and not acknowledged."""
+        return len(self._taken) > 0
+
+    def take(self, batch: Batch, waited_ns: int) -> None:
+        """A batch is in hand: from now on this process holds its lease."""
+        self._taken.append(_Taken(batch, waited_ns, time.monotonic_ns()))
+        self._job.hold(batch.held)
+
+    def step(self) -> None:
+        """What is in hand was consumed."""
+        if self._taken and (last := self._taken[-1]).stepped_ns is None:
+            last.stepped_ns = time.monotonic_ns() - last.begun_ns
+
+    def let_go(self, owed: bool = False) -> None:
+        """What is in hand was not consumed; with ``owed``, nothing is that was not acknowledged."""
+        while self._taken and (owed or self._taken[-1].stepped_ns is None):
+            self._job.drop_lease(self._taken[-1].batch.held)
+            self._taken.pop()
+
+    def pay(self, more: bool = False) -> bool:
+        """Acknowledges what was consumed; whether all of that counts, and nothing of it is delivered again.
+
+        A server that is gone is waited for, unless there may be ``more`` that was received already: then acks are owed
+        until it is back, and the loop goes on, for half of the time that a lease lives. Nobody else can have been given
+        what this process holds by then.
+        """
+        counts = True
+        # A signal may raise anywhere in here (Ctrl-C, a worker that died): a batch stays until it is acknowledged, and is
+        # counted once.
+        while self._taken and (stepped := self._taken[0].stepped_ns) is not None:
+            taken = self._taken[0]
+            _, _, lease, entries, ttl_ms = taken.batch.held
+            try:
+                if not self._acked(taken, stepped, more and self._lives(ttl_ms)):
+                    return counts
+            except FletchError as error:
+                if error.code != "lease_gone":
+                    raise
+                # It took longer than a lease lives without a word, and is delivered again.
+                _log.warning("%s: %s", self._what, error)
+                self.counts["redelivered"] += entries
+                self._job.drop_lease(taken.batch.held)
+                self._taken.popleft()
+                counts = False
+                continue
+            if self._added != lease:
+                self._added = lease
+                self._count(taken, stepped, entries)
+            self._taken.popleft()
+        return counts
+
+    def _count(self, taken: _Taken, stepped_ns: int, entries: int) -> None:
+        self.sum.add(taken.batch.deliveries)
+        more = {"batches": 1, "samples": entries, "bytes": taken.batch.nbytes, "waited_ns": taken.waited_ns}
+        more |= {"stalled_ns": taken.batch.stalled_ns, "stepped_ns": stepped_ns}
+        for key, value in more.items():
+            self.counts[key] += value
+
+    def _lives(self, ttl_ms: int) -> bool:
+        """Whether what is held is surely held still: its leases were renewed until the server was gone."""
+        return self._gone is None or time.monotonic() - self._gone < ttl_ms / 2000
+
+    def _acked(self, taken: _Taken, stepped_ns: int, later: bool) -> bool:
+        """Whether a batch was acknowledged; ``later``: by a server that answers soon."""
+        token, times = taken.batch.held, (taken.waited_ns, taken.batch.prepared_ns, stepped_ns)
+        if not later:
+            self.patiently(lambda tell: self._job.ack(token, times, tell))
+            self._back()
+            return True
+        begun = time.monotonic()
+        if self._gone is not None and begun - self._tried < _TRIED_EVERY:
+            return False
+        why = "no answer"
+        try:
+            if self._job.ack(token, times, _nothing, _SILENT if self._gone is None else _TRIED_FOR) is not None:
+                self._back()
+                return True
+        except FletchError as error:
+            if not error.retryable:
+                raise
+            why = str(error)
+        self._tried = time.monotonic()
+        self.counts["stalled_ns"] += int((self._tried - begun) * 1e9)
+        if self._gone is None:
+            self._gone = begun
+            _log.warning("%s goes on without the server, with what was received: %s", self._what, why)
+        return False
+
+    def _back(self) -> None:
+        if self._gone is not None:
+            _log.warning("%s: the server is back after %.1f s", self._what, time.monotonic() - self._gone)
+            self._gone = None
+
+    def patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
+        """A call that waits for a server that is gone, says so, and counts the time."""
+        silence = Silence(self._name, self._epoch)
+        while True:
+            try:
+                done = call(silence.tell)
+                break
+            except FletchError as error:
+                if not error.retryable:
+                    raise
+                silence.tell(0.0, str(error))
+        self.counts["stalled_ns"] += silence.over()
+        return done
+
+
+def _nothing(_seconds: float, _why: str) -> None:
+    """Who waits for a moment only says nothing about it."""

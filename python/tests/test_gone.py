@@ -1,0 +1,117 @@
+"""The server goes and comes back: what was received is handed out, and nothing that somebody else may have been given."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from conftest import Server, until
+from fletch import Unavailable, _native
+from fletch.torch import DataLoader
+from fletch.torch.consumed import Consumed
+from fletch.torch.receive import Batch
+from test_epochs import SAMPLES, epochs, make_tree, seen
+
+
+def test_a_server_that_is_gone_is_waited_for(
+    own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_tree(own_server)
+    caplog.set_level(logging.WARNING, "fletch")
+    dataset = epochs(own_server, "gone")
+    got: list[int] = []
+    batches = iter(DataLoader(dataset))
+    got += next(batches).tolist()
+    own_server.kill()
+    threading.Timer(5, own_server.start).start()
+    got += seen(batches)
+    assert sorted(got) == list(range(SAMPLES))
+    stats = dataset.stats()
+    assert stats["receipt"] == "agrees" and stats["stalled_seconds"] > 1
+    assert any("waits for the server" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize("order", ["substitute", "strict"])
+def test_what_was_received_is_handed_out_while_the_server_is_gone(
+    own_server: Server, caplog: pytest.LogCaptureFixture, order: str
+) -> None:
+    make_tree(own_server)
+    caplog.set_level(logging.WARNING, "fletch")
+    dataset = epochs(own_server, "away", order=order)
+
+    def granted() -> int:
+        of = [e for e in dataset._job.info()["epochs"] if e["epoch"] == 0]
+        return of[0]["acked"] + of[0]["held"] if of else 0
+
+    batches = iter(DataLoader(dataset, num_workers=2, prefetch_factor=4))
+    got = next(batches).tolist()
+    # What a worker was granted earlier it has received when it asks for more: of nine batches at least seven.
+    until("workers have received some batches", lambda: granted() >= 9 * dataset.batch_size)
+    own_server.kill()
+    for _ in range(3):
+        got += next(batches).tolist()
+    assert any("goes on without the server" in r.getMessage() for r in caplog.records)
+    assert dataset.stats()["batches"] == 0, "nothing counts that is not acknowledged"
+    own_server.start()
+    got += seen(batches)
+    assert sorted(got) == list(range(SAMPLES))
+    stats = dataset.stats()
+    assert (stats["receipt"], stats["redelivered"], stats["samples"]) == ("agrees", 0, SAMPLES)
+    assert stats["stalled_seconds"] > 0
+    assert any("the server is back" in r.getMessage() for r in caplog.records)
+
+
+class Silent:
+    """A job whose server is gone until it is not."""
+
+    def __init__(self) -> None:
+        self.gone = True
+        self.acked: list[int] = []
+        self.waited = 0
+
+    def hold(self, token: Any) -> None: ...
+
+    def drop_lease(self, token: Any) -> None: ...
+
+    def ack(self, token: Any, times: Any, tell: Any, within: float | None = None) -> Any:
+        if self.gone and within is not None:
+            raise Unavailable("gone", retryable=True)
+        if self.gone:
+            self.waited += 1
+            self.gone = False
+        self.acked.append(token[2])
+        return {}
+
+
+def test_nothing_is_handed_out_whose_lease_may_have_run_out() -> None:
+    job, ttl_ms = Silent(), 600
+    consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+    begun = time.monotonic()
+    lease = 0
+    while job.waited == 0:
+        lease += 1
+        consumed.take(Batch((0, 0, lease, 1, ttl_ms), deliveries=_DELIVERY), 0)
+        consumed.step()
+        consumed.pay(more=True)
+        assert time.monotonic() - begun < 30
+        time.sleep(0.02)
+    # Half of the time a lease lives it went on, and then it waited, and acknowledged in order.
+    assert lease > 2 and time.monotonic() - begun >= ttl_ms / 2000
+    assert job.acked == list(range(1, lease + 1)) and not consumed.open()
+    assert consumed.counts["batches"] == consumed.counts["samples"] == lease
+
+
+def test_who_has_received_nothing_more_waits_at_once() -> None:
+    job = Silent()
+    consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+    consumed.take(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY), 0)
+    consumed.step()
+    assert consumed.pay() and (job.waited, job.acked) == (1, [1])
+
+
+_ROOT = "00" * 32
+_DELIVERY = bytes(8 + 32 + 4)

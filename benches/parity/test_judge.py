@@ -50,8 +50,8 @@ class Judge(unittest.TestCase):
 
     def test_the_committed_verdict_follows_from_the_committed_runs(self) -> None:
         here = Path(__file__).parent
-        for study, first in (("", 1), ("-2", 101)):
-            arms = read(here / f"results{study}.jsonl", first)
+        for study, first, runs in (("", 1, 23), ("-2", 101, 23), ("-3", 201, 36)):
+            arms = read(here / f"results{study}.jsonl", first, runs)
             said = json.loads((here / f"verdict{study}.json").read_text())
             for arm_name, verdict in said.items():
                 now = json.loads(json.dumps(asdict(tost(arms[arm_name], arms["random"]))))

@@ -74,7 +74,10 @@ fn main() {
         cache_size: Some(arg("cache-size", 0)).filter(|&n| n > 0),
         pace: arg("mb-per-s", 600.0) * 1e6,
         origin_bytes_per_s: arg("origin-mb-per-s", 400.0) * 1e6,
-        orders: (!orders.is_empty()).then(|| PathBuf::from(orders)),
+        orders: (!orders.is_empty()).then(|| {
+            std::fs::create_dir_all(&orders).expect("a directory for the orders");
+            PathBuf::from(orders)
+        }),
         packs: !only.contains("indexed"),
         epochs: (arg("warm", 1), arg("epochs", 3)),
     };

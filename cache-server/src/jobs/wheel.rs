@@ -264,6 +264,15 @@ impl Wheel {
             let here = &inner.here;
             let is_here = |p: &Pick| p.how != How::Range && here[p.unit as usize] == HERE;
             let Some(pick) = feed.next(&inner.fly, OVERTAKE, is_here) else { break };
+            let counts = &self.means.counts;
+            match is_here(&pick) {
+                true => &counts.picked_here,
+                false if inner.fly.left_in_reserve(seat) > 0 || feed.planned().any(is_here) => {
+                    &counts.picked_over
+                }
+                false => &counts.picked_away,
+            }
+            .fetch_add(1, Relaxed);
             let class = match pick.how {
                 How::Range if !inner.owed.keeps(pick.unit) => Class::Alone,
                 _ if inner.by[pick.unit as usize] == owner => Class::Own,

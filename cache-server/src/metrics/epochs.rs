@@ -65,6 +65,16 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         ],
     )?;
     page.counter(
+        "fletch_sweep_picks_total",
+        "Samples that sweeps chose, by whether their bytes were here, or something else that was here was kept for later",
+        &["unit"],
+        &[
+            (vec!["here"], c.picked_here.load(Relaxed)),
+            (vec!["kept_back"], c.picked_over.load(Relaxed)),
+            (vec!["away"], c.picked_away.load(Relaxed)),
+        ],
+    )?;
+    page.counter(
         "fletch_sweep_loaded_bytes_total",
         "Bytes that sweeps brought, as they occupy the disk",
         &[],

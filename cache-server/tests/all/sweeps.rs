@@ -137,6 +137,15 @@ async fn jobs_of_one_dataset_share_a_sweep() {
     let other = sum(fletch_api::ByteResult::Miss) + sum(fletch_api::ByteResult::Bypass);
     assert_eq!(substituted + hit + other, 6 * whole, "I8");
     assert!(substituted > 3 * whole, "{substituted} of {whole}");
+    // Who joins late begins with what is here: nothing of its first batch is fetched for it.
+    let late =
+        client.declare(&ask("late", OrderKind::Substitute, world(1, 8, Tail::Keep))).await.expect("declared");
+    let first = batch(&late, 0, 0, 8).await.expect("a batch");
+    first.samples.iter().for_each(|s| right(&tree, s));
+    let accounts = node.accounts().await.accounts;
+    let its: Vec<_> = accounts.iter().filter(|a| a.key.job == late.info().name && a.bytes > 0).collect();
+    assert!(its.iter().all(|a| a.key.result == fletch_api::ByteResult::Substituted), "{its:#?}");
+    assert_eq!(its.iter().map(|a| a.bytes).sum::<u64>(), 8 * (256 << 10));
     node.running.shutdown().await;
 }
 

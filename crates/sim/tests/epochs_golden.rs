@@ -6,9 +6,10 @@ use fletch_core::{
     order::{
         Bits, Bucketed, Buckets, Event, Fit, Flywheel, Laid, Ledger, OrderKey, Permutation, Plan, Request,
         Shape, Strict, Tail,
+        certificate::{Shuffle, chance},
         ledger::{self, Header},
         notes::{self, Note, Notes},
-        receipt::{Delivery, LtHash},
+        receipt::{Delivery, LtHash, Receipt},
         substitute::{Act, Knobs},
     },
     residency::Residency,
@@ -244,8 +245,40 @@ fn receipts() {
     golden("notes.json", &json!({ "lines": lines }));
     let lanes: Vec<u16> =
         value.to_bytes()[..32].chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect();
+    let receipt = Receipt {
+        format: "fletch.receipt".into(),
+        major: 1,
+        minor: 0,
+        root,
+        plan: Hash::of(b"plan"),
+        seed: 7,
+        epoch: 3,
+        delivered: 3,
+        redelivered: 1,
+        dropped: vec![5],
+        padded: 2,
+        value,
+        key_id: None,
+        signature: None,
+    };
+    let signed = Receipt { key_id: Some("k".into()), signature: Some("00".into()), ..receipt.clone() };
     golden(
         "receipt.json",
-        &json!({ "root": root, "content": Hash::of(b"bytes"), "digests": digests, "lanes": lanes }),
+        &json!({ "root": root, "content": Hash::of(b"bytes"), "digests": digests, "lanes": lanes, "receipt": receipt, "signed": signed }),
+    );
+}
+
+#[test]
+fn certificates() {
+    let units = [0, 0, 1, 2, 1, 0, 3, 3, 3, 1, 2, 0, 2, 1, 0, 3];
+    let (mut one, mut other) = (Shuffle::default(), Shuffle::default());
+    units.iter().for_each(|&u| one.see(u));
+    units[..5].iter().for_each(|&u| other.see(u));
+    let alone = one.certificate(chance([6, 5, 4, 4]));
+    one.merge(&other);
+    let both = one.certificate(chance([6, 5, 4, 4]));
+    golden(
+        "certificate.json",
+        &json!({ "entries": [6, 5, 4, 4], "units": units, "alone": alone, "other": units[..5], "both": both }),
     );
 }

@@ -1,12 +1,17 @@
 //! I4: a plain reader with less cache than data. What is cached stays, a second dataset gets its share, and
 //! the arms are what theory says.
 
-use crate::common::{appended, delivered, fetched, series, settle};
+use crate::common::{Over, appended, delivered, fetched, series, settle};
+use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, World};
+use fletch_client::epochs::Next;
+use fletch_client::{Client, ClientConfig, ClientError};
+use fletch_core::{Hash, order::Tail};
 use fletch_tests::bins::Running;
 use fletch_tests::cgroup::Memory;
 use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Readers};
 use fletch_tests::require::{Need, have};
+use fletch_tests::watch::until;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -14,6 +19,8 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 /// What a chunk of `len` bytes occupies.
@@ -23,8 +30,8 @@ fn footprint(len: u64) -> u64 {
 
 /// One epoch of a program that knows nothing: the page cache is dropped, and then every file is read through the
 /// mount, in a cgroup.
-fn epoch(group: &Memory, mount: &Path, data: &Data, first: bool) {
-    for (path, _) in data.files.iter().filter(|_| !first) {
+fn epoch(group: &Memory, mount: &Path, files: &[(String, Hash)], first: bool) {
+    for (path, _) in files.iter().filter(|_| !first) {
         let file = fs::File::open(mount.join(path)).expect("open");
         posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("drop");
     }
@@ -32,7 +39,7 @@ fn epoch(group: &Memory, mount: &Path, data: &Data, first: bool) {
     c.args(&group.wrapper()[1..]).args(["xargs", "-0", "cat"]).current_dir(mount);
     let sink = fs::File::create("/dev/null").expect("null");
     let mut reader = Running::spawn("reader", c.stdin(Stdio::piped()).stdout(sink));
-    let names: Vec<u8> = data.files.iter().flat_map(|(p, _)| [p.as_bytes(), b"\0"].concat()).collect();
+    let names: Vec<u8> = files.iter().flat_map(|(p, _)| [p.as_bytes(), b"\0"].concat()).collect();
     reader.stdin().write_all(&names).expect("names");
     assert!(reader.wait(Duration::from_secs(300)).success(), "the reader failed");
 }
@@ -49,7 +56,7 @@ fn plain_reader(len: u64, cache: &str, second: bool) {
     // What an epoch costs the origin, in hundredths of the dataset, beside what was sent of it.
     let cost = |mount: &Path, data: &Data, first: bool| {
         let (before, sent) = (fetched(&site), delivered(&site, "", ""));
-        epoch(&group, mount, data, first);
+        epoch(&group, mount, &data.files, first);
         appended(&site);
         let share = |n: u64| n as f64 * 100.0 / data.bytes() as f64;
         let sent = share(delivered(&site, "", "") - sent);
@@ -135,4 +142,94 @@ fn the_arms_are_what_theory_says() {
     let (lru, pin) = (arm("lru"), arm("pin"));
     assert!((pin - 0.2).abs() <= 0.02, "pin {pin}");
     assert!((lru - 0.02).abs() <= 0.02, "lru {lru}");
+}
+
+/// A job that lets the server choose, epoch after epoch, until it is over; `epochs` counts the whole ones.
+fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) {
+    let ask = StartJob {
+        name: "sweeping".parse().expect("name"),
+        dataset: Some("one".parse().expect("name")),
+        version: None,
+        root: None,
+        layout: None,
+        seed: None,
+        order: OrderKind::Substitute,
+        buckets: None,
+        replay: None,
+        plan: PlanSpec::default(),
+        world: World { ranks: 1, batch: 32, tail: Tail::Keep },
+        visitation: Visitation::ExactlyOnce,
+    };
+    let work = async {
+        let client = Client::new(ClientConfig::new(url.parse().expect("url"), "loader"))?;
+        let job = client.declare(&ask).await?;
+        for epoch in 0.. {
+            let mut reader = job.reader(epoch, 0, 0);
+            loop {
+                match reader.next(32).await? {
+                    _ if over.load(Relaxed) => return Ok::<_, ClientError>(()),
+                    Next::Batch(b) => drop(job.ack(epoch, 0, &[b.token.ack(Default::default())]).await?),
+                    Next::Done => break,
+                    Next::Full | Next::Last => {}
+                }
+            }
+            epochs.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("runtime");
+    runtime.block_on(work).expect("epochs");
+}
+
+/// A sweep over the same dataset takes its own share and keeps to it: what a plain reader of the mount reads again and
+/// again stays, where that is no more than its half, however much the sweep brings and drops.
+#[test]
+fn a_plain_reader_keeps_its_share_beside_a_sweep() {
+    if !have(&[Need::Fuse, Need::Cgroup]) {
+        return;
+    }
+    let len = 110_000;
+    let site = Site::start(&["--memory", "64MiB", "--cache-size", "64MiB", "--cache-free-floor", "0"]);
+    let n = series(&site, "fletch_disk_capacity_bytes") * 100 / 35 / footprint(len);
+    let data = Data::new(64, n, len);
+    let _ = site.publish("one", &data.dir);
+    let group = Memory::new(64 << 20).expect("cgroup");
+    let mount = site.mount("one", "plain", &["--memory", "32MiB", "--push", "off"]);
+    // 15 % of the dataset; half of the disk is 17.5 %.
+    let part = &data.files[..data.files.len() * 15 / 100];
+    // What came from the origin for the reader, in hundredths of what it read.
+    let fetched = || -> u64 {
+        let its = |k: &str| k.starts_with("fletch_bytes_total{") && k.contains("train_job=\"plain\"");
+        let all = site.metrics();
+        let past = all.iter().filter(|(k, _)| its(k) && !k.contains("result=\"hit\""));
+        past.map(|(_, n)| *n as u64).sum()
+    };
+    let cost = |first: bool| {
+        let before = fetched();
+        epoch(&group, &mount.dir, part, first);
+        appended(&site);
+        (fetched() - before) as f64 * 100.0 / (part.len() as u64 * len) as f64
+    };
+    let first = cost(true);
+    assert!((first - 100.0).abs() < 1.0, "epoch 1 costs {first} %");
+    let alone = cost(false);
+    assert!(alone < 1.0, "alone an epoch costs {alone} %");
+    let (flag, epochs) = (AtomicBool::new(false), AtomicU64::new(0));
+    let dropped = || series(&site, "fletch_sweep_dropped_total");
+    thread::scope(|s| {
+        let _over = Over(&flag);
+        s.spawn(|| substitutes(&site.url, &flag, &epochs));
+        // Its share is what it keeps from the first epoch on.
+        until("a whole epoch of the sweep", Duration::from_secs(120), || epochs.load(Relaxed) > 0);
+        for _ in 0..3 {
+            let (before, beside) = (dropped(), cost(false));
+            println!("beside a sweep an epoch costs {beside:.1} %, while that drops {}", dropped() - before);
+            assert!(beside < 5.0, "beside a sweep an epoch costs {beside} %, its share is 17.5 % of all");
+        }
+        until("the sweep goes on", Duration::from_secs(120), || epochs.load(Relaxed) > 2);
+        assert!(dropped() > 2 * part.len() as u64, "what the sweep drops is more than the reader has");
+        let beside = cost(false);
+        assert!(beside < 5.0, "at last an epoch costs {beside} %");
+    });
+    mount.stop();
 }

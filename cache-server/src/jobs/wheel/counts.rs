@@ -13,6 +13,12 @@ pub struct Counts {
     pub failed: AtomicU64,
     /// Times that the disk kept less than a sweep's share, and something else left for a unit.
     pub gave_way: AtomicU64,
+    /// Samples that sweeps chose whose unit was here.
+    pub picked_here: AtomicU64,
+    /// ... whose unit was not, although a sample of the reserve was left, or one that was decided lay further back.
+    pub picked_over: AtomicU64,
+    /// ... whose unit was not, and there was neither.
+    pub picked_away: AtomicU64,
     /// Entries granted, those granted again included.
     pub granted: AtomicU64,
     /// Entries acknowledged.

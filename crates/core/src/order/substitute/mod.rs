@@ -299,6 +299,12 @@ impl Flywheel {
         self.seats[seat.0 as usize].left.count()
     }
 
+    /// How many of them lie in the reserve: here, and kept for later.
+    #[must_use]
+    pub fn left_in_reserve(&self, seat: SeatId) -> u64 {
+        self.seats[seat.0 as usize].pin_left
+    }
+
     /// The spots the job's epoch has left: with the plan, all there is to resume from.
     #[must_use]
     pub fn left_spots(&self, seat: SeatId) -> &Bits {

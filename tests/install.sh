@@ -43,7 +43,9 @@ if [ ! -x "$servers/s3/bin/moto_server" ]; then
 fi
 if [ ! -x "$servers/azure/node_modules/.bin/azurite-blob" ]; then
     mkdir -p "$servers/azure"
-    npm install --silent --no-fund --no-audit --prefix "$servers/azure" 'azurite@3.35'
+    # A registry that does not answer is a failure with a name, not a run that hangs.
+    azurite() { timeout 300 npm install --silent --no-fund --no-audit --prefix "$servers/azure" 'azurite@3.35'; }
+    azurite || azurite || { echo "npm did not bring azurite within 2 x 300 s" >&2; exit 1; }
 fi
 
 # The Python package is built and tested by an interpreter of its own, which sees Debian's torch.

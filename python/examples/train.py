@@ -1,4 +1,4 @@
-import io, sys
+import io, os, sys
 
 import torch
 from PIL import Image
@@ -12,7 +12,7 @@ client = fletch.Client(sys.argv[1], job="readme")
 classes = ImageFolder(client.resolve(sys.argv[2])).class_to_idx
 shrink = Compose([Resize((24, 24)), ToTensor()])
 decode = lambda s: (shrink(Image.open(io.BytesIO(s.content)).convert("RGB")), classes[s.path.split("/")[0]])
-images = EpochDataset(client, sys.argv[2], job="readme", batch_size=32, transform=decode)
+images = EpochDataset(client, sys.argv[2], job=f"readme-{os.getpid()}", batch_size=32, transform=decode)
 net = Sequential(Conv2d(3, 16, 5, 2), ReLU(), Conv2d(16, 32, 3, 2), ReLU(), Flatten(), Linear(512, len(classes)))
 adam = torch.optim.Adam(net.parameters(), lr=2e-3)
 for epoch in range(3):

@@ -66,6 +66,9 @@ class Server:
         until("the server is ready", is_ready)
         self.url = ready.read_text().strip()
 
+    def lives(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()

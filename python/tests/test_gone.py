@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 
-from conftest import Server, until
-from fletch import Unavailable, _native
+from conftest import Server, scratch_dir, until
+from fletch import Invalid, Unavailable
 from fletch.torch import DataLoader
 from fletch.torch.consumed import Consumed
 from fletch.torch.receive import Batch
@@ -35,13 +36,24 @@ def test_a_server_that_is_gone_is_waited_for(
     assert any("waits for the server" in r.getMessage() for r in caplog.records)
 
 
+@pytest.fixture
+def patient_server() -> Iterator[Server]:
+    """One whose leases live longer than the test waits for anything."""
+    scratch = scratch_dir()
+    server = Server(scratch, "--limits-lease-ttl", "120s")
+    yield server
+    server.stop()
+    shutil.rmtree(scratch)
+
+
 @pytest.mark.parametrize("order", ["substitute", "strict"])
 def test_what_was_received_is_handed_out_while_the_server_is_gone(
-    own_server: Server, caplog: pytest.LogCaptureFixture, order: str
+    patient_server: Server, caplog: pytest.LogCaptureFixture, order: str
 ) -> None:
-    make_tree(own_server)
+    server = patient_server
+    make_tree(server)
     caplog.set_level(logging.WARNING, "fletch")
-    dataset = epochs(own_server, "away", order=order)
+    dataset = epochs(server, "away", order=order)
 
     def granted() -> int:
         of = [e for e in dataset._job.info()["epochs"] if e["epoch"] == 0]
@@ -51,12 +63,17 @@ def test_what_was_received_is_handed_out_while_the_server_is_gone(
     got = next(batches).tolist()
     # What a worker was granted earlier it has received when it asks for more: of nine batches at least seven.
     until("workers have received some batches", lambda: granted() >= 9 * dataset.batch_size)
-    own_server.kill()
+    server.kill()
+    # Should the loop wait for the server, it comes back, and the test fails.
+    rescue = threading.Timer(40, server.start)
+    rescue.start()
     for _ in range(3):
         got += next(batches).tolist()
+    rescue.cancel()
+    assert not server.lives()
     assert any("goes on without the server" in r.getMessage() for r in caplog.records)
     assert dataset.stats()["batches"] == 0, "nothing counts that is not acknowledged"
-    own_server.start()
+    server.start()
     got += seen(batches)
     assert sorted(got) == list(range(SAMPLES))
     stats = dataset.stats()
@@ -71,11 +88,13 @@ class Silent:
     def __init__(self) -> None:
         self.gone = True
         self.acked: list[int] = []
+        self.dropped: list[int] = []
         self.waited = 0
 
     def hold(self, token: Any) -> None: ...
 
-    def drop_lease(self, token: Any) -> None: ...
+    def drop_lease(self, token: Any) -> None:
+        self.dropped.append(token[2])
 
     def ack(self, token: Any, times: Any, tell: Any, within: float | None = None) -> Any:
         if self.gone and within is not None:
@@ -111,6 +130,45 @@ def test_who_has_received_nothing_more_waits_at_once() -> None:
     consumed.take(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY), 0)
     consumed.step()
     assert consumed.pay() and (job.waited, job.acked) == (1, [1])
+
+
+def test_what_is_refused_for_good_is_given_up_and_the_next_epoch_begins() -> None:
+    job = Silent()
+    consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+    for lease in (1, 2):
+        consumed.take(Batch((0, 0, lease, 1, 60_000), deliveries=_DELIVERY), 0)
+        consumed.step()
+        consumed.pay(more=True)
+    assert consumed.open() and job.acked == []
+
+    def closed(*_: Any) -> Any:
+        raise Invalid("abandoned", code="epoch_closed")
+
+    job.ack = closed  # type: ignore[method-assign]
+    with pytest.raises(Invalid):
+        consumed.pay()
+    assert sorted(job.dropped) == [1, 2] and not consumed.open() and consumed.pay()
+    assert consumed.counts["batches"] == 0
+
+
+def test_an_epoch_goes_on_in_another_world_with_workers_and_after_a_break(own_server: Server) -> None:
+    make_tree(own_server)
+    settings: dict[str, Any] = {"tail": "drop", "batch_size": 6}
+    two = [epochs(own_server, "moves", rank=r, ranks=2, **settings) for r in range(2)]
+    loops = [iter(DataLoader(d)) for d in two]
+    before = [i for loop in loops for _ in range(3) for i in next(loop).tolist()]
+    states = [d.state_dict() for d in two]
+    del loops
+    one = epochs(own_server, "moves", rank=0, ranks=1, tail="drop", batch_size=12)
+    one.load_state_dict(states[1])
+    # A loop that is left with a batch in hand leaves it to the next one, with workers as without.
+    left = iter(DataLoader(one))
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+    rest = seen(iter(DataLoader(one, num_workers=2)))
+    assert len(before) == 36 and sorted(before + rest) == sorted(set(before + rest))
+    assert len(before + rest) == SAMPLES // 12 * 12
+    assert one.stats()["redelivered"] == 0
 
 
 _ROOT = "00" * 32

@@ -265,7 +265,7 @@ impl Wheel {
             let is_here = |p: &Pick| p.how != How::Range && here[p.unit as usize] == HERE;
             let Some(pick) = feed.next(&inner.fly, OVERTAKE, is_here) else { break };
             let counts = &self.means.counts;
-            match is_here(&pick) {
+            match is_here(&pick) || inner.owed.keeps(pick.unit) {
                 true => &counts.picked_here,
                 false if inner.fly.left_in_reserve(seat) > 0 || feed.planned().any(is_here) => {
                     &counts.picked_over

@@ -3,7 +3,7 @@
 Invariants:
     1. What was acknowledged is counted and added up, once, and nothing else is.
     2. Batches are acknowledged in the order in which they were consumed.
-    3. While the server is gone nothing is handed out whose lease may have run out (`Consumed.pay`).
+    3. While the server is gone nothing is handed out whose lease may have run out (`Consumed.goes_on`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ COUNTED = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_n
 
 #: A server that has not answered for so long is taken for gone, in seconds; and how often, and for how long, it is tried then.
 _SILENT = 3.0
-_TRIED_EVERY = 1.0
-_TRIED_FOR = 0.25
+_TRIED_EVERY = 3.0
+_TRIED_FOR = 1.0
 
 
 @dataclass
@@ -42,17 +42,19 @@ class Consumed:
     """What one process consumed of one epoch.
 
     Attributes:
+        job: whom to tell.
         counts: of what was acknowledged, by the names in `COUNTED`.
         sum: of what was acknowledged, added up as a receipt is.
     """
 
     def __init__(self, job: _native.Job, name: str, epoch: int, root: str) -> None:
-        self._job, self._what, self._name, self._epoch = job, f"job {name}, epoch {epoch}", name, epoch
+        self.job, self._what, self._name, self._epoch = job, f"job {name}, epoch {epoch}", name, epoch
         self.counts = dict.fromkeys(COUNTED, 0)
         self.sum = _native.Sum(root)
         self._taken: deque[_Taken] = deque()
         self._added: int | None = None
-        #: When the server was first found to be gone, and last tried.
+        #: When the server last answered an ack (or the first batch was taken), when it was found to be gone, and last tried.
+        self._heard: float | None = None
         self._gone: float | None = None
         self._tried = 0.0
 
@@ -62,26 +64,30 @@ class Consumed:
 
     def take(self, batch: Batch, waited_ns: int) -> None:
         """A batch is in hand: from now on this process holds its lease."""
+        self._heard = time.monotonic() if self._heard is None else self._heard
         self._taken.append(_Taken(batch, waited_ns, time.monotonic_ns()))
-        self._job.hold(batch.held)
+        self.job.hold(batch.held)
 
     def step(self) -> None:
         """What is in hand was consumed."""
         if self._taken and (last := self._taken[-1]).stepped_ns is None:
             last.stepped_ns = time.monotonic_ns() - last.begun_ns
+            last.batch.content = None
 
     def let_go(self, owed: bool = False) -> None:
         """What is in hand was not consumed; with ``owed``, nothing is that was not acknowledged."""
         while self._taken and (owed or self._taken[-1].stepped_ns is None):
-            self._job.drop_lease(self._taken[-1].batch.held)
+            self.job.drop_lease(self._taken[-1].batch.held)
             self._taken.pop()
 
     def pay(self, more: bool = False) -> bool:
         """Acknowledges what was consumed; whether all of that counts, and nothing of it is delivered again.
 
         A server that is gone is waited for, unless there may be ``more`` that was received already: then acks are owed
-        until it is back, and the loop goes on, for half of the time that a lease lives. Nobody else can have been given
-        what this process holds by then.
+        until it is back, and the loop goes on, for as long as `goes_on` says.
+
+        Raises:
+            FletchError: the server refused them for good (the epoch is closed, the job is gone): they are given up.
         """
         counts = True
         # A signal may raise anywhere in here (Ctrl-C, a worker that died): a batch stays until it is acknowledged, and is
@@ -90,15 +96,17 @@ class Consumed:
             taken = self._taken[0]
             _, _, lease, entries, ttl_ms = taken.batch.held
             try:
-                if not self._acked(taken, stepped, more and self._lives(ttl_ms)):
+                if not self._acked(taken, stepped, self.goes_on(ttl_ms) if more else 0.0):
                     return counts
             except FletchError as error:
                 if error.code != "lease_gone":
+                    self.let_go(owed=True)
                     raise
+                self._answered()
                 # It took longer than a lease lives without a word, and is delivered again.
                 _log.warning("%s: %s", self._what, error)
                 self.counts["redelivered"] += entries
-                self._job.drop_lease(taken.batch.held)
+                self.job.drop_lease(taken.batch.held)
                 self._taken.popleft()
                 counts = False
                 continue
@@ -115,24 +123,27 @@ class Consumed:
         for key, value in more.items():
             self.counts[key] += value
 
-    def _lives(self, ttl_ms: int) -> bool:
-        """Whether what is held is surely held still: its leases were renewed until the server was gone."""
-        return self._gone is None or time.monotonic() - self._gone < ttl_ms / 2000
+    def goes_on(self, ttl_ms: int) -> float:
+        """For how many seconds more what is held is surely held, or less than 0: half of the time that a lease lives, from the
+        last answer on. Leases are renewed when a third of it is over, so that nobody else has been given them by then.
+        """
+        return 0.0 if self._heard is None else self._heard + ttl_ms / 2000 - time.monotonic()
 
-    def _acked(self, taken: _Taken, stepped_ns: int, later: bool) -> bool:
-        """Whether a batch was acknowledged; ``later``: by a server that answers soon."""
+    def _acked(self, taken: _Taken, stepped_ns: int, within: float) -> bool:
+        """Whether a batch was acknowledged; the server is waited for, unless so many seconds are left to try it in."""
         token, times = taken.batch.held, (taken.waited_ns, taken.batch.prepared_ns, stepped_ns)
-        if not later:
-            self.patiently(lambda tell: self._job.ack(token, times, tell))
-            self._back()
+        if within <= 0:
+            self.patiently(lambda tell: self.job.ack(token, times, tell))
+            self._answered()
             return True
         begun = time.monotonic()
         if self._gone is not None and begun - self._tried < _TRIED_EVERY:
             return False
         why = "no answer"
         try:
-            if self._job.ack(token, times, _nothing, _SILENT if self._gone is None else _TRIED_FOR) is not None:
-                self._back()
+            most = _SILENT if self._gone is None else _TRIED_FOR
+            if self.job.ack(token, times, _nothing, min(within, most)) is not None:
+                self._answered()
                 return True
         except FletchError as error:
             if not error.retryable:
@@ -145,7 +156,8 @@ class Consumed:
             _log.warning("%s goes on without the server, with what was received: %s", self._what, why)
         return False
 
-    def _back(self) -> None:
+    def _answered(self) -> None:
+        self._heard = time.monotonic()
         if self._gone is not None:
             _log.warning("%s: the server is back after %.1f s", self._what, time.monotonic() - self._gone)
             self._gone = None

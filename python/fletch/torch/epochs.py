@@ -67,8 +67,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     A batch is what the loader's ``collate_fn`` makes of a list of items: tensors of shape ``(…)`` become one of shape
     ``(n, …)``, where n is `batch_size`, or less in a last step under ``tail="keep"``.
 
-    While the server is gone the loop gets what workers received already, for half of the time that a lease lives; then the
-    server is waited for. A line in the log (logger ``fletch``) says so, `stats` counts the seconds, and the epoch goes on when
+    While the server is gone the loop gets what workers received already, for half of the time that a lease lives (not with a
+    ``timeout`` of the loader, which would end it); then the server is waited for. A line in the log (logger ``fletch``) says so, `stats` counts the seconds, and the epoch goes on when
     it is back.
 
     Raises:
@@ -153,7 +153,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _settle(self) -> None:
         """The job is in the world of this dataset, or this raises what is different."""
         if self._moves:
-            self._job = _native._declare(self._client, json.dumps(self._spec))
+            self._job = self._consumed.job = _native._declare(self._client, json.dumps(self._spec))
             self._moves = False
             self.steps = self._job.info()["steps"]
 

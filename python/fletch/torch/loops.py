@@ -46,19 +46,23 @@ class _Leases(torch.utils.data.IterableDataset[Any]):
 def _steps(dataset: EpochDataset, made: Iterator[Batch], workers: int, collate: Any) -> Iterator[Any]:
     """Batches for the loop. Asking for the next one acknowledges the one before."""
     dataset._mode = None if dataset._visitation != "at-most-once" else "at-most-once"
+    # A loader with a timeout does not wait for its workers as long as for a server: the loop waits where it acknowledges.
+    more = workers > 0 and not getattr(made, "_timeout", 0)
     asked, given = time.monotonic_ns(), True
     try:
         for batch in _all(dataset, made, workers, collate):
             if batch.token is None:
                 # It may be that there are none before what is owed was acknowledged.
-                dataset._consumed.pay(workers > 0)
+                dataset._consumed.pay(more)
                 continue
+            # That may have taken long: what is handed out must be held still.
+            dataset._consumed.pay(more)
             given = False
             dataset._consumed.take(batch, time.monotonic_ns() - asked)
             yield batch.content
             given = True
             dataset._consumed.step()
-            dataset._consumed.pay(workers > 0)
+            dataset._consumed.pay(more)
             asked = time.monotonic_ns()
     except GeneratorExit:
         # The loop was left with a batch in hand; `state_dict` or the next iteration says what becomes of it.
@@ -139,4 +143,6 @@ def _all(dataset: EpochDataset, made: Iterator[Batch], workers: int, collate: An
     yield from _in_order(dataset, received, workers) if dataset._known and workers > 1 else received
     dataset._consumed.pay()
     while (yield from dataset._leases(workers, collate)) != "done":
+        # There is nothing more before what is owed was acknowledged.
+        dataset._consumed.pay()
         time.sleep(_AGAIN)

@@ -17,7 +17,7 @@ pub struct Counts {
     pub picked_here: AtomicU64,
     /// ... whose unit was not, although a sample of the reserve was left, or one that was decided lay further back.
     pub picked_over: AtomicU64,
-    /// ... whose unit was not, and there was neither.
+    /// ... whose unit was not, and there was neither of these.
     pub picked_away: AtomicU64,
     /// Entries granted, those granted again included.
     pub granted: AtomicU64,

@@ -249,19 +249,19 @@ def main():
     check("receipt", said, g["receipt"])
     check("signed receipt", {**said, "key_id": "k", "signature": "00"}, g["signed"])
 
-    g = json.loads((GOLDEN / "certificate.json").read_text())
-    entries = sum(g["entries"])
-    chance = sum(n * (n - 1) for n in g["entries"]) / (entries * (entries - 1))
+    c = json.loads((GOLDEN / "certificate.json").read_text())
+    entries = sum(c["entries"])
+    chance = sum(n * (n - 1) for n in c["entries"]) / (entries * (entries - 1))
 
     def mates(orders, lags):
         pairs = [a == b for order in orders for lag in lags for a, b in zip(order, order[lag:])]
         return sum(pairs) / len(pairs)
 
-    for name, orders in (("alone", [g["units"]]), ("both", [g["units"], g["other"]])):
+    for name, orders in (("alone", [c["units"]]), ("both", [c["units"], c["other"]])):
         ten = mates(orders, range(1, 11))
         want = {"delivered": sum(map(len, orders)), "near": mates(orders, [1]) / chance, "near10": ten / chance, "mates": ten}
-        close = all(math.isclose(want[k], g[name][k], rel_tol=1e-12) for k in want)
-        check(f"certificate, {name}", (sorted(want), close), (sorted(g[name]), True))
+        close = all(math.isclose(want[k], c[name][k], rel_tol=1e-12) for k in want)
+        check(f"certificate, {name}", (sorted(want), close), (sorted(c[name]), True))
 
     n = json.loads((GOLDEN / "notes.json").read_text())
     content = h(b"bytes").hex()

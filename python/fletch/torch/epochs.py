@@ -271,6 +271,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             leases = Told(self._leases(0 if info is None else info.id, list))
             for batch in leases:
                 if batch.token is not None:
+                    items = batch.content
                     self._consumed.take(batch, 0)
                     self._consumed.step()
                     if not self._consumed.pay():
@@ -278,7 +279,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
                     if info is not None:
                         counts = [self._consumed.counts[key] for key in COUNTED]
                         self._shared.publish(info.id, counts, self._consumed.sum.bytes())
-                    yield from batch.content
+                    yield from items
             if leases.last == "done":
                 break
             # What is left is in other hands: nobody acknowledges late here, so it is done soon, or its holder was killed.

@@ -56,8 +56,9 @@ ready-and-linted:
 # Nothing is timed in CI: there a crate is optimised in as many parts as there are cores, each by itself, to take less long.
 ifneq ($(CI),)
 test: export CARGO_PROFILE_RELEASE_LTO := off
-test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 2
+test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
 endif
+
 test: ready-and-linted programs wheel formats ## everything that must hold before a change lands
 	$(CARGO) nextest run --release $(TESTED) --no-fail-fast --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 	$(CARGO) test --release $(TESTED) --doc -q

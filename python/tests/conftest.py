@@ -14,6 +14,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -102,23 +103,27 @@ def scratch_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="fletch-py-"))
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+@contextmanager
+def serving(*more: str) -> Iterator[Server]:
+    """A server, which leaves nothing behind."""
     scratch = scratch_dir()
-    server = Server(scratch)
+    server = Server(scratch, *more)
     yield server
     server.stop()
     shutil.rmtree(scratch)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
     """A server that the test may kill, whose leases do not outlive their holders by long."""
-    scratch = scratch_dir()
-    server = Server(scratch, "--limits-lease-ttl", "10s")
-    yield server
-    server.stop()
-    shutil.rmtree(scratch)
+    with serving("--limits-lease-ttl", "10s") as server:
+        yield server
 
 
 @pytest.fixture(params=["tcp", "unix"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from typing import Any, Iterator
 
 import pytest
 
-from conftest import Server, scratch_dir, until
+from conftest import Server, serving, until
 from fletch import Invalid, Unavailable
 from fletch.torch import DataLoader
 from fletch.torch.consumed import Consumed
@@ -39,11 +38,8 @@ def test_a_server_that_is_gone_is_waited_for(
 @pytest.fixture
 def patient_server() -> Iterator[Server]:
     """One whose leases live longer than the test waits for anything."""
-    scratch = scratch_dir()
-    server = Server(scratch, "--limits-lease-ttl", "120s")
-    yield server
-    server.stop()
-    shutil.rmtree(scratch)
+    with serving("--limits-lease-ttl", "120s") as server:
+        yield server
 
 
 @pytest.mark.parametrize("order", ["substitute", "strict"])

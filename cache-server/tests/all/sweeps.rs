@@ -146,6 +146,11 @@ async fn jobs_of_one_dataset_share_a_sweep() {
     let its: Vec<_> = accounts.iter().filter(|a| a.key.job == late.info().name && a.bytes > 0).collect();
     assert!(its.iter().all(|a| a.key.result == fletch_api::ByteResult::Substituted), "{its:#?}");
     assert_eq!(its.iter().map(|a| a.bytes).sum::<u64>(), 8 * (256 << 10));
+    // Each grant was one choice, and most of what was chosen was here.
+    let picks = async |unit: &str| node.metric(&format!("fletch_sweep_picks_total{{unit=\"{unit}\"}}")).await;
+    let (here, kept_back, away) = (picks("here").await, picks("kept_back").await, picks("away").await);
+    assert_eq!(here + kept_back + away, node.metric("fletch_epoch_entries_total{event=\"granted\"}").await);
+    assert!(here > kept_back + away, "{here} here, {kept_back} kept back, {away} away");
     node.running.shutdown().await;
 }
 

@@ -68,8 +68,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     ``(n, …)``, where n is `batch_size`, or less in a last step under ``tail="keep"``.
 
     While the server is gone the loop gets what workers received already, for half of the time that a lease lives (not with a
-    ``timeout`` of the loader, which would end it); then the server is waited for. A line in the log (logger ``fletch``) says so, `stats` counts the seconds, and the epoch goes on when
-    it is back.
+    ``timeout`` of the loader, which would end it); then the server is waited for. A line in the log (logger ``fletch``) says
+    so, `stats` counts the seconds, and the epoch goes on when it is back.
 
     Raises:
         NotFound: no such dataset.

@@ -35,16 +35,16 @@ const STATE_BYTES_MAX: usize = (1 << 28) + (1 << 20);
 /// Bytes of a ledger that are read at once.
 const LEDGER_READ_BYTES: u64 = 256 << 10;
 
-/// The job and the epoch that a path names; the epoch is begun if `begin`.
-pub(super) async fn epoch_of(
-    server: &Server,
-    who: &Principal,
-    path: TwoPaths,
-    begin: bool,
-) -> Answer<(Arc<Opened>, Arc<Epoch>)> {
+/// The job that a path names, and the number of its epoch.
+pub(super) async fn job_of(server: &Server, who: &Principal, path: TwoPaths) -> Answer<(Arc<Opened>, u64)> {
     let Path((id, number)) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let job = opened(server, who, &id).await?;
-    let epoch = job.epoch(number, begin).await?;
+    Ok((opened(server, who, &id).await?, number))
+}
+
+/// The job that a path names, and its epoch, which has begun.
+async fn epoch_of(server: &Server, who: &Principal, path: TwoPaths) -> Answer<(Arc<Opened>, Arc<Epoch>)> {
+    let (job, number) = job_of(server, who, path).await?;
+    let epoch = job.epoch(number).await?;
     Ok((job, epoch))
 }
 
@@ -67,7 +67,7 @@ pub async fn acks(
     body: Body,
 ) -> Answer<Json<Acked>> {
     let ask: Acks = json(&server, body).await?;
-    let (_, epoch) = epoch_of(&server, &who, path, false).await?;
+    let (_, epoch) = epoch_of(&server, &who, path).await?;
     Ok(Json(epoch.acks(&ask).await?))
 }
 
@@ -81,7 +81,7 @@ pub async fn acks(
     )
 )]
 pub async fn state(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
-    let (_, epoch) = epoch_of(&server, &who, path, false).await?;
+    let (_, epoch) = epoch_of(&server, &who, path).await?;
     let made = spawn_blocking(move || epoch.state()).await.map_err(|_| JobError::Lost)?;
     Ok((KINDS, Bytes::from(made)).into_response())
 }
@@ -120,9 +120,8 @@ pub async fn put_state(
     put: Result<Query<Put>, QueryRejection>,
     body: Body,
 ) -> Answer<Json<View>> {
-    let Path((id, number)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let Query(put) = put.map_err(|e| Fault::bad(e.body_text()))?;
-    let job = opened(&server, &who, &id).await?;
+    let (job, number) = job_of(&server, &who, path).await?;
     let turn = server.plans.acquire().await;
     let long = |_| {
         let detail = format!("the state did not come whole, or is longer than {STATE_BYTES_MAX} bytes");
@@ -151,7 +150,8 @@ pub async fn checkpoint(
     body: Body,
 ) -> Answer<Json<View>> {
     let ask: Checkpoint = json(&server, body).await?;
-    let (_, epoch) = epoch_of(&server, &who, path, true).await?;
+    let (job, number) = job_of(&server, &who, path).await?;
+    let epoch = job.to_commit(number).await?;
     epoch.commit(ask.commit).await?;
     Ok(Json(epoch.view()))
 }
@@ -172,9 +172,8 @@ pub async fn rollback(
     path: TwoPaths,
     body: Body,
 ) -> Answer<Json<View>> {
-    let Path((id, number)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let ask: Rollback = json(&server, body).await?;
-    let job = opened(&server, &who, &id).await?;
+    let (job, number) = job_of(&server, &who, path).await?;
     Ok(Json(job.roll_back(number, ask.commit).await?.view()))
 }
 
@@ -193,7 +192,7 @@ pub async fn receipt(
     who: Principal,
     path: TwoPaths,
 ) -> Answer<Json<EpochReceipt>> {
-    let (job, epoch) = epoch_of(&server, &who, path, false).await?;
+    let (job, epoch) = epoch_of(&server, &who, path).await?;
     Ok(Json(epoch.receipt(|| async move { job.contents().await }).await?))
 }
 
@@ -207,7 +206,7 @@ pub async fn receipt(
     )
 )]
 pub async fn ledger(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
-    let (_, epoch) = epoch_of(&server, &who, path, false).await?;
+    let (_, epoch) = epoch_of(&server, &who, path).await?;
     let (at, len) = (epoch.ledger().path().to_owned(), epoch.ledger().durable_len());
     let failed = move |error| JobError::Io { path: at.clone(), error };
     let path = epoch.ledger().path().to_owned();

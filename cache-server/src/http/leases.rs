@@ -5,7 +5,7 @@ use super::{
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
     entry::{Span, spans},
-    epochs::{TwoPaths, epoch_of},
+    epochs::{TwoPaths, job_of},
     files::{content, piece, read_all, read_now},
     json,
     problem::{Answer, Fault},
@@ -77,7 +77,8 @@ pub async fn post(
     if server.turns.available_permits() == 0 {
         return Err(full());
     }
-    let (job, epoch) = epoch_of(&server, &who, path, true).await?;
+    let (job, number) = job_of(&server, &who, path).await?;
+    let epoch = job.to_lease(number, &ask).await?;
     let wait = Duration::from_millis(ask.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
     let granted = epoch.lease(&ask, Instant::now() + wait).await?;
     // Whoever waits for an ack keeps nobody from bytes; one who is refused here asks again for the same lease.

@@ -274,15 +274,15 @@ impl Ahead {
             let last = to == course.places;
             let mut inner = this.lock();
             let inner = &mut *inner;
-            inner.building = false;
+            // One of a course that was left is nobody's: another task builds the new one's.
             if inner.course_number == number {
-                inner.next = to;
+                (inner.building, inner.next) = (false, to);
                 if let Err(e) = inner.plan.open(chapter, last) {
                     tracing::error!(error = %e, "nothing is fetched ahead of this epoch any more");
                     this.close_now(inner);
                 }
+                this.go_on(inner, this.chapter);
             }
-            this.go_on(inner, this.chapter);
             this.arrived.notify_waiters();
         });
     }

@@ -23,13 +23,15 @@ use super::{
 };
 use crate::versions::{Source, Sources};
 use fletch_api::{
-    Epoch as EpochView, EpochState, Job as View, OrderKind, StartJob, Visitation, World, jobs::seed_of,
+    Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, StartJob, Times, Visitation, World,
+    jobs::seed_of,
 };
 use fletch_core::{
     Hash,
     manifest::LayoutKind,
     order::{
         Bits, Event, Fit, Leases, Request, Tail,
+        lease::LeaseError,
         ledger::{Header, Ledger},
     },
 };
@@ -214,11 +216,47 @@ impl Opened {
         lock(&self.epochs).get(&epoch).filter(|e| e.ledger().works()).cloned()
     }
 
-    /// An epoch; begun by this call if `begin` and it was not.
+    /// An epoch that has begun.
     ///
     /// # Errors
     /// [`JobError::NoEpoch`], and what its ledger says.
-    pub async fn epoch(self: &Arc<Self>, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
+    pub async fn epoch(self: &Arc<Self>, number: u64) -> Result<Arc<Epoch>, JobError> {
+        self.find(number, false).await
+    }
+
+    /// The epoch of which this asks a lease; begun, if it was not. A beginning ends epochs before it: what an epoch that
+    /// has just begun would refuse begins none.
+    ///
+    /// # Errors
+    /// As [`Epoch::lease`], and what its ledger says.
+    pub async fn to_lease(self: &Arc<Self>, number: u64, ask: &LeaseRequest) -> Result<Arc<Epoch>, JobError> {
+        match self.epoch(number).await {
+            Err(JobError::NoEpoch(_)) => {}
+            there => return there,
+        }
+        Epoch::can_want(ask)?;
+        let ranks = self.record().ask.world.ranks;
+        if ask.rank >= ranks {
+            return Err(LeaseError::Rank { rank: ask.rank, ranks }.into());
+        }
+        if let Some(ack) = ask.acks.first() {
+            return Err(LeaseError::Gone(ack.lease).into());
+        }
+        self.find(number, true).await
+    }
+
+    /// The epoch of which something is to be committed; begun, if it was not.
+    ///
+    /// # Errors
+    /// [`JobError::Uncommitted`], and what its ledger says.
+    pub async fn to_commit(self: &Arc<Self>, number: u64) -> Result<Arc<Epoch>, JobError> {
+        if self.setup.visitation != Visitation::Checkpoint {
+            return Err(JobError::Uncommitted);
+        }
+        self.find(number, true).await
+    }
+
+    async fn find(self: &Arc<Self>, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
         if let Some(epoch) = self.loaded(number) {
             return Ok(epoch);
         }
@@ -344,35 +382,48 @@ impl Opened {
         acked: Bits,
         replace: bool,
     ) -> Result<Arc<Epoch>, JobError> {
-        match self.epoch_alone(number, false).await {
-            Ok(there) if there.is_at(&acked) => return Ok(there),
-            Ok(there) => {
-                if !replace && self.setup.visitation != Visitation::Checkpoint {
-                    return Err(JobError::StateBehind(number));
-                }
-                blocking(move || {
-                    there.close();
-                    Ok(())
-                })
-                .await?;
-            }
-            Err(JobError::NoEpoch(_)) => {}
+        let there = match self.epoch_alone(number, false).await {
+            Ok(there) => Some(there),
             // What cannot be read may be replaced.
-            Err(e @ (JobError::Damaged { .. } | JobError::StateDiffers { .. })) if !replace => return Err(e),
-            Err(JobError::Damaged { .. } | JobError::StateDiffers { .. }) => {}
+            Err(JobError::Damaged { .. } | JobError::StateDiffers { .. }) if replace => None,
+            Err(JobError::NoEpoch(_)) => None,
             Err(e) => return Err(e),
+        };
+        let same = there.as_ref().is_some_and(|there| there.is_at(&acked));
+        let this = Arc::clone(&self);
+        if replace || self.setup.visitation == Visitation::Checkpoint {
+            // What came since is forgotten; later ones first: after a crash in between the same request finds what is left
+            // to do.
+            blocking(move || this.forget_after(number)).await?;
+        } else if !same && (there.is_some() || blocking(move || this.has_later(number)).await?) {
+            return Err(JobError::StateBehind(number));
+        }
+        if let Some(there) = there {
+            if same && there.state_now() != EpochState::Abandoned {
+                return Ok(there);
+            }
+            blocking(move || {
+                there.close();
+                Ok(())
+            })
+            .await?;
         }
         lock(&self.epochs).remove(&number);
-        let this = Arc::clone(&self);
-        let epoch = blocking(move || {
-            let known = this.on_disk()?;
-            this.make_room(&known, number)?;
-            Epoch::begin(&this.path(number), &header, &acked)?;
-            this.open_epoch(number, false)
-        })
-        .await?;
-        lock(&self.epochs).insert(number, Arc::clone(&epoch));
-        Ok(epoch)
+        if !same {
+            let this = Arc::clone(&self);
+            blocking(move || {
+                let known = this.on_disk()?;
+                this.make_room(&known, number)?;
+                Epoch::begin(&this.path(number), &header, &acked)
+            })
+            .await?;
+        }
+        self.epoch_alone(number, false).await
+    }
+
+    /// Whether a later epoch has begun. Blocking.
+    fn has_later(&self, number: u64) -> Result<bool, JobError> {
+        Ok(self.on_disk()?.last().is_some_and(|&last| last > number))
     }
 
     /// Another world for this and all later epochs. The same changes nothing.
@@ -428,10 +479,15 @@ impl Opened {
         let known = blocking(move || this.on_disk()).await?;
         let mut epochs: Vec<EpochView> = Vec::new();
         for n in known {
-            match self.epoch(n, false).await {
+            match self.epoch(n).await {
                 Ok(e) => epochs.push(e.view()),
                 // Forgotten meanwhile.
                 Err(JobError::NoEpoch(_)) => {}
+                // It alone cannot be believed: the others go on, and it may be replaced.
+                Err(error @ (JobError::Damaged { .. } | JobError::StateDiffers { .. })) => {
+                    tracing::error!(job = %self.setup.job, epoch = n, %error, "an epoch's ledger cannot be believed");
+                    epochs.push(self.damaged(n));
+                }
                 Err(e) => return Err(e),
             }
         }
@@ -453,6 +509,24 @@ impl Opened {
             steps: setup.steps(fit(&world)),
             epochs,
         })
+    }
+
+    /// An epoch of which nothing is known.
+    fn damaged(&self, epoch: u64) -> EpochView {
+        EpochView {
+            epoch,
+            state: EpochState::Damaged,
+            world: self.record().ask.world,
+            planned: 0,
+            acked: 0,
+            held: 0,
+            leases: 0,
+            redelivered: 0,
+            padded: 0,
+            commits: Vec::new(),
+            ledger_bytes: std::fs::metadata(self.path(epoch)).map_or(0, |m| m.len()),
+            times: Times::default(),
+        }
     }
 
     /// The stream of a lease is being read.

@@ -203,9 +203,7 @@ impl Epoch {
     /// # Errors
     /// [`JobError`]; nothing was granted.
     pub async fn lease(&self, ask: &LeaseRequest, until: Instant) -> Result<Granted, JobError> {
-        if ask.want == 0 || ask.want > WANT_MAX {
-            return Err(JobError::Ask(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)));
-        }
+        Self::can_want(ask)?;
         let mut acks: &[Ack] = &ask.acks;
         loop {
             let changed = self.changed.notified();
@@ -226,6 +224,17 @@ impl Epoch {
             self.ledger.durable(upto).await?;
             return Ok(answer);
         }
+    }
+
+    /// Whether a lease has as many entries as this wants.
+    ///
+    /// # Errors
+    /// [`JobError::Ask`].
+    pub fn can_want(ask: &LeaseRequest) -> Result<(), JobError> {
+        if (1..=WANT_MAX).contains(&ask.want) {
+            return Ok(());
+        }
+        Err(JobError::Ask(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)))
     }
 
     fn step(&self, ask: &LeaseRequest, acks: &[Ack]) -> Result<Step, JobError> {
@@ -296,7 +305,9 @@ impl Epoch {
     fn is_open(&self, inner: &Inner) -> Result<(), JobError> {
         match inner.state {
             EpochState::Abandoned if inner.reopening || !self.ledger.works() => Err(JobError::Reopening),
-            EpochState::Abandoned => Err(JobError::Closed { epoch: self.number(), what: "abandoned" }),
+            EpochState::Abandoned | EpochState::Damaged => {
+                Err(JobError::Closed { epoch: self.number(), what: "abandoned" })
+            }
             EpochState::Open | EpochState::Finished => Ok(()),
         }
     }

@@ -359,20 +359,26 @@ impl Registry {
     /// # Errors
     /// [`JobError::NotFound`], [`JobError::Io`].
     pub async fn delete(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), JobError> {
-        let _turn = self.turn(id).await;
+        let turn = self.turn(id).await;
         let slot = self.slot(domain, tenant, id)?;
-        if let Some(opened) = slot.opened.get() {
-            opened.close().await;
-        }
         let (from, to) = (self.dir.join(id), self.dir.join(format!("gone-{id}")));
-        let gone = spawn_blocking(move || {
-            let failed = |error| JobError::Io { path: from.clone(), error };
-            std::fs::rename(&from, &to).map_err(failed)?;
-            std::fs::remove_dir_all(&to).map_err(failed)?;
-            from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all()).map_err(failed)
+        let (slots, id) = (Arc::clone(&self.slots), id.to_owned());
+        // To its end even when whoever asked goes away: a job that is closed and still there would refuse everything.
+        let task = self.means.tasks.spawn(async move {
+            let _turn = turn;
+            if let Some(opened) = slot.opened.get() {
+                opened.close().await;
+            }
+            let gone = spawn_blocking(move || {
+                let failed = |error| JobError::Io { path: from.clone(), error };
+                std::fs::rename(&from, &to).map_err(failed)?;
+                std::fs::remove_dir_all(&to).map_err(failed)?;
+                from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all()).map_err(failed)
+            });
+            lock(&slots).remove(&id);
+            gone.await.map_err(|_| JobError::Lost)?
         });
-        lock(&self.slots).remove(id);
-        gone.await.map_err(|_| JobError::Lost)?
+        task.await.map_err(|_| JobError::Lost)?
     }
 
     fn wheels(&self) -> Vec<Arc<Wheel>> {

@@ -1,8 +1,11 @@
 //! States, worlds and the beginnings of epochs, at the same time and in odd orders.
 
-use crate::common::{Node, epochs::*};
-use fletch_api::{BatchTimes, Code, OrderKind};
-use fletch_client::ClientError;
+use crate::common::{Node, epochs::*, problem};
+use fletch_api::{BatchTimes, Code, EpochState, OrderKind, StartJob, Visitation, routes};
+use fletch_client::{
+    ClientError,
+    epochs::{JobHandle, LeaseBatch},
+};
 use fletch_core::order::{Tail, ledger::Ledger};
 
 /// A change of world that leaves out all that was left is the end of the epoch; epochs go forward.
@@ -27,6 +30,117 @@ async fn an_epoch_ends_when_a_new_world_leaves_out_its_rest_and_none_begins_in_t
     assert_eq!(job.reader(1, 0, 0).next(1).await.map_err(closed).err(), Some(Some(Code::EpochClosed)));
     assert!(batch(&job, u64::MAX, 0, 1).await.is_some(), "any number is one");
     assert_eq!(job.reader(5, 0, 0).next(1).await.map_err(closed).err(), Some(Some(Code::EpochClosed)));
+    node.running.shutdown().await;
+}
+
+async fn begun(job: &JobHandle) -> Vec<(u64, EpochState)> {
+    job.now().await.expect("the job").epochs.iter().map(|e| (e.epoch, e.state)).collect()
+}
+
+async fn acked(job: &JobHandle, epoch: u64) -> LeaseBatch {
+    let some = batch(job, epoch, 0, 4).await.expect("a batch");
+    ack(job, &some).await;
+    some
+}
+
+/// A model that goes back to a state has seen nothing of later epochs: they come whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_takes_back_the_epochs_after_it() {
+    let tree = tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    for visitation in [Visitation::ExactlyOnce, Visitation::Checkpoint] {
+        let what = StartJob {
+            visitation,
+            ..ask(&format!("{visitation:?}").to_lowercase(), OrderKind::Substitute, world(1, 4, Tail::Keep))
+        };
+        let job = client(&node).declare(&what).await.expect("declared");
+        acked(&job, 1).await;
+        let early = job.state(1).await.expect("state");
+        consume(&job, &tree, 1, 0, 4).await;
+        consume(&job, &tree, 2, 0, 4).await;
+        let end = job.state(2).await.expect("state");
+        acked(&job, 3).await;
+        let held = batch(&job, 3, 0, 4).await.expect("a batch");
+        let (open, finished) = (EpochState::Open, EpochState::Finished);
+        // Asked for as a fact and not as a wish, it changes nothing.
+        if visitation == Visitation::ExactlyOnce {
+            job.put_state(2, end.clone(), false).await.expect("it is there");
+            assert_eq!(begun(&job).await, [(1, finished), (2, finished), (3, open)]);
+            let refused = job.put_state(1, early.clone(), false).await.map(drop).expect_err("it is further");
+            assert_eq!(refused.code(), Some(Code::StateBehind));
+            let refused = job.put_state(0, early.clone(), false).await.map(drop).expect_err("of epoch 1");
+            assert_eq!(refused.code(), Some(Code::StateDiffers));
+        }
+        // The end of epoch 2, half of epoch 3 later.
+        let there = job.put_state(2, end.clone(), true).await.expect("the model was saved then");
+        assert_eq!((there.state, there.acked), (finished, 16));
+        assert_eq!(begun(&job).await, [(1, finished), (2, finished)]);
+        let stale = held.token.ack(BatchTimes::default());
+        let anew = batch(&job, 3, 0, 4).await.expect("a batch");
+        let refused = job.ack(3, 0, &[stale]).await.map(drop).expect_err("of a ledger that is gone");
+        assert_eq!(refused.code(), Some(Code::LeaseGone));
+        ack(&job, &anew).await;
+        let (rest, _) = consume(&job, &tree, 3, 0, 4).await;
+        assert_eq!(rest.len(), 12, "all of epoch 3, but for what was acknowledged since");
+        // The middle of epoch 1, when epoch 4 has begun and epoch 1 is over.
+        acked(&job, 4).await;
+        let there = job.put_state(1, early, true).await.expect("an older model");
+        assert_eq!((there.state, there.acked), (open, 4));
+        assert_eq!(begun(&job).await, [(1, open)]);
+        let (rest, _) = consume(&job, &tree, 1, 0, 4).await;
+        assert_eq!(rest.len(), 12);
+        let (again, received) = consume(&job, &tree, 2, 0, 4).await;
+        assert_eq!(again.len(), 16);
+        assert!(received.agrees(&job.receipt(2).await.expect("finished")));
+    }
+    node.running.shutdown().await;
+}
+
+/// Nothing is known of what came between: not without saying that it is to be forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_before_epochs_that_have_begun_is_refused() {
+    let tree = tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let client = client(&node);
+    let what = ask("j", OrderKind::Strict, world(1, 4, Tail::Keep));
+    let job = client.declare(&what).await.expect("declared");
+    acked(&job, 0).await;
+    let state = job.state(0).await.expect("state");
+    client.delete_job(&job.info().id).await.expect("deleted");
+    let job = client.declare(&what).await.expect("again");
+    acked(&job, 2).await;
+    let refused = job.put_state(0, state.clone(), false).await.map(drop).expect_err("epoch 2 has begun");
+    assert_eq!(refused.code(), Some(Code::StateBehind));
+    assert_eq!(begun(&job).await, [(2, EpochState::Open)]);
+    job.put_state(0, state, true).await.expect("forget it");
+    assert_eq!(begun(&job).await, [(0, EpochState::Open)]);
+    node.running.shutdown().await;
+}
+
+/// A beginning ends the epochs before it, so what is refused begins none.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_refused_begins_no_epoch() {
+    let tree = tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let job =
+        client(&node).declare(&ask("j", OrderKind::Strict, world(2, 4, Tail::Drop))).await.expect("declared");
+    let first = batch(&job, 3, 0, 2).await.expect("a batch");
+    let path = routes::epoch(&job.info().id, 7, "leases");
+    for (body, code) in [
+        (r#"{"rank":2,"sequence":1,"want":1}"#, Code::BadRank),
+        (r#"{"rank":0,"sequence":1,"want":0}"#, Code::BadPlan),
+        (r#"{"rank":0,"sequence":1,"want":4097}"#, Code::BadPlan),
+        (r#"{"rank":0,"sequence":1,"want":1,"acks":[{"lease":1,"upto":1}]}"#, Code::LeaseGone),
+    ] {
+        problem(node.post(&path, body).send().await.expect("answer"), code).await;
+    }
+    assert_eq!(job.checkpoint(7, 1).await.map(drop).expect_err("no such law").code(), Some(Code::NoCommit));
+    assert_eq!(begun(&job).await, [(3, EpochState::Open)]);
+    assert!(!ack(&job, &first).await);
+    batch(&job, 3, 1, 2).await.expect("it goes on");
     node.running.shutdown().await;
 }
 
@@ -100,7 +214,10 @@ async fn what_was_cut_off_before_it_was_told_begins_anew() {
     damaged[60] ^= 1;
     std::fs::write(&ledger, damaged).expect("damaged");
     node = Node::start_in(node.state, &[]).await;
-    let refused = client(&node).declare(&what).await.map(drop).expect_err("it was told of");
+    let job = client(&node).declare(&what).await.expect("a job goes on without one of its epochs");
+    let epochs: Vec<_> = job.info().epochs.iter().map(|e| (e.epoch, e.state, e.planned)).collect();
+    assert_eq!(epochs, [(0, EpochState::Damaged, 0)]);
+    let refused = job.reader(0, 0, 0).next(1).await.map(drop).expect_err("it was told of");
     assert_eq!(refused.code(), Some(Code::Internal));
     for torn in [&[], &whole[..9], &whole[..100], &[0; 200]] {
         node.running.shutdown().await;

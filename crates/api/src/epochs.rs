@@ -15,8 +15,8 @@ use utoipa::ToSchema;
 
 /// No request wants more entries at once.
 pub const WANT_MAX: u32 = 4096;
-/// No rank holds more entries that it has not acknowledged.
-pub const HELD_MAX: u32 = 16_384;
+/// No rank holds more entries that it has not acknowledged: three leases of 2,700 for each of 32 workers.
+pub const HELD_MAX: u32 = 1 << 18;
 /// The longest an answer is held back while a rank holds as much as it may, in milliseconds.
 pub const WAIT_MS_MAX: u64 = 10_000;
 /// Acks of one request, and leases it renews.
@@ -224,6 +224,8 @@ pub enum EpochState {
     Finished,
     /// The job went on to later epochs without finishing it.
     Abandoned,
+    /// Its ledger cannot be believed. Nothing is known of it; a state that is put replaces it.
+    Damaged,
 }
 
 /// An epoch as it is now.

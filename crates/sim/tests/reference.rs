@@ -1,6 +1,6 @@
 //! The simulator agrees with the figures it was built from (an independent program, written
-//! before it): backend per delivered and bound of the thirteen main rows and of the odd cases,
-//! 800 units of 32 samples, whole epochs.
+//! before it): backend per delivered and bound of the thirteen main rows, of the odd cases, and of
+//! every tenth case of the grid, 800 units of 32 samples, whole epochs.
 
 use fletch_core::order::substitute::Knobs;
 use fletch_sim::{ArmKind, Case, cases, simulate};
@@ -78,6 +78,49 @@ fn odd_cases() {
             ("units of 128, 1/1.3/2/4", 0.456, 0.434),
             ("single samples, 4 staggered", 0.234, 0.225),
             ("1/1/4, the 4 runs 10%", 0.498, 0.375),
+        ],
+    );
+}
+
+/// Cache by cache. The rest of the grid was compared by hand (ADR 10).
+#[test]
+fn every_tenth_of_the_grid() {
+    check(
+        cases::grid(1).into_iter().step_by(10).collect(),
+        1,
+        &[
+            ("1 aligned equal", 0.950, 0.950),
+            ("2 staggered mixed", 0.553, 0.537),
+            ("3 aligned equal", 0.322, 0.317),
+            ("3 pause 5%", 0.380, 0.328),
+            ("4 staggered mixed", 0.470, 0.458),
+            ("8 aligned equal", 0.121, 0.119),
+            ("8 pause 5%", 0.163, 0.125),
+            ("16 staggered mixed", 0.142, 0.114),
+            ("1 aligned equal", 0.900, 0.900),
+            ("2 staggered mixed", 0.531, 0.509),
+            ("3 aligned equal", 0.308, 0.300),
+            ("3 pause 5%", 0.359, 0.306),
+            ("4 staggered mixed", 0.449, 0.434),
+            ("8 aligned equal", 0.116, 0.113),
+            ("8 pause 5%", 0.145, 0.117),
+            ("16 staggered mixed", 0.123, 0.108),
+            ("1 aligned equal", 0.800, 0.800),
+            ("2 staggered mixed", 0.469, 0.452),
+            ("3 aligned equal", 0.274, 0.267),
+            ("3 pause 5%", 0.321, 0.263),
+            ("4 staggered mixed", 0.398, 0.386),
+            ("8 aligned equal", 0.103, 0.100),
+            ("8 pause 5%", 0.128, 0.101),
+            ("16 staggered mixed", 0.101, 0.096),
+            ("1 aligned equal", 0.500, 0.500),
+            ("2 staggered mixed", 0.291, 0.283),
+            ("3 aligned equal", 0.171, 0.167),
+            ("3 pause 5%", 0.201, 0.143),
+            ("4 staggered mixed", 0.248, 0.241),
+            ("8 aligned equal", 0.064, 0.062),
+            ("8 pause 5%", 0.079, 0.061),
+            ("16 staggered mixed", 0.065, 0.060),
         ],
     );
 }

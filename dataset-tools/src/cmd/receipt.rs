@@ -11,9 +11,9 @@ use fletch_core::{
     Hash,
     manifest::SampleRef,
     order::{
-        Ledger, Plan,
+        Event, Ledger, Plan,
         notes::{Check, Differs, Notes, Written},
-        receipt::{Receipt, content},
+        receipt::{Delivery, LtHash, Receipt, content},
     },
 };
 use fletch_tables::{PartCache, Version};
@@ -136,6 +136,44 @@ impl Against {
     }
 }
 
+impl Against {
+    /// What is wrong with the receipt itself, however well the notes agree with it. Where its plan is every sample of a
+    /// version that is at hand, and nothing filled up a last step: its value is that of all samples but for those that it
+    /// says were dropped, and, where the ledger is at hand, these are what the tail of a step is.
+    fn beside_plan(&self, contents: &BTreeMap<u64, Hash>) -> Option<String> {
+        let r = &self.receipt;
+        let plan = Plan::all(contents.len() as u64).ok().filter(|p| p.hash() == r.plan)?;
+        let dropped: BTreeSet<u32> = r.dropped.iter().copied().collect();
+        if let Some(ledger) = &self.ledger {
+            let fit = ledger.header.fit;
+            let tail = plan.entries() - fit.delivered(plan.entries()).min(plan.entries());
+            // Ranks of a later world may have unequal rests.
+            let worlds = ledger.events.iter().filter_map(|e| match e {
+                Event::World { fit } => Some(u64::from(fit.ranks)),
+                _ => None,
+            });
+            let most = tail + worlds.max().unwrap_or(0);
+            if dropped.len() as u64 > most {
+                return Some(format!(
+                    "it says that {} samples were dropped, and the tail of a step is {most}",
+                    dropped.len()
+                ));
+            }
+        }
+        if r.padded > 0 {
+            return None;
+        }
+        let mut value = LtHash::default();
+        for (_, (&ordinal, &content)) in (0..).zip(contents).filter(|(e, _)| !dropped.contains(e)) {
+            value.add(r.root, &Delivery { ordinal, content, copy: 0 });
+        }
+        let (is, should) = (r.value.digest(), value.digest());
+        (is != should).then(|| {
+            format!("its value is {is}, and that of what the plan is without what was dropped {should}")
+        })
+    }
+}
+
 /// One thing that differs.
 #[derive(Serialize)]
 struct Row {
@@ -244,11 +282,13 @@ fn verify(ctx: &Ctx, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> 
         }
     }
     let check = Check::new(&all, against.ledger.as_ref());
-    let agrees = check.agrees(receipt);
+    let contents = ctx.rt.block_on(against.contents())?;
     let (mut rows, mut more) = (Vec::new(), 0);
-    if !agrees {
-        (rows, more) = ctx.rt.block_on(explain(files, &against, &check))?;
+    if !check.agrees(receipt) {
+        (rows, more) = ctx.rt.block_on(explain(files, &against, &check, contents.clone()))?;
     }
+    rows.extend(against.beside_plan(&contents).map(|why| plain("receipt", why)));
+    let agrees = rows.is_empty();
     let verdict = Verdict {
         agrees,
         root: receipt.root.to_string(),
@@ -268,9 +308,17 @@ fn verify(ctx: &Ctx, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> 
     Ok(if agrees { Exit::Ok } else { Exit::Failed })
 }
 
-async fn explain(files: &[PathBuf], against: &Against, check: &Check) -> Result<(Vec<Row>, usize), Failure> {
+fn plain(what: &'static str, why: String) -> Row {
+    Row { what, path: None, ordinal: None, why }
+}
+
+async fn explain(
+    files: &[PathBuf],
+    against: &Against,
+    check: &Check,
+    contents: BTreeMap<u64, Hash>,
+) -> Result<(Vec<Row>, usize), Failure> {
     let receipt = &against.receipt;
-    let contents = against.contents().await?;
     let whole = Plan::all(contents.len() as u64).is_ok_and(|p| p.hash() == receipt.plan);
     let dropped: BTreeSet<u64> = receipt.dropped.iter().map(|&e| e.into()).collect();
     let mut found = check.differs(&contents, Some(&dropped).filter(|_| whole));
@@ -284,7 +332,6 @@ async fn explain(files: &[PathBuf], against: &Against, check: &Check) -> Result<
     for differs in found.iter().take(LISTED_MAX) {
         rows.push(names.row(differs).await?);
     }
-    let plain = |what, why| Row { what, path: None, ordinal: None, why };
     if check.deliveries() != receipt.delivered {
         let why = format!("{} written down, {} delivered", check.deliveries(), receipt.delivered);
         rows.push(plain("count", why));

@@ -42,7 +42,7 @@ impl Opened {
     }
 
     /// Closes and forgets all epochs after one. Blocking.
-    fn forget_after(&self, number: u64) -> Result<(), JobError> {
+    pub(super) fn forget_after(&self, number: u64) -> Result<(), JobError> {
         let mut gone = false;
         for n in self.on_disk()?.into_iter().filter(|&n| n > number) {
             let open = lock(&self.epochs).remove(&n);

@@ -17,6 +17,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::{Arc, Mutex},
+    time::{SystemTime, UNIX_EPOCH},
 };
 use tokio::sync::{Notify, OnceCell};
 
@@ -89,6 +90,9 @@ impl Epoch {
         };
         let expires = setup.now_ms().saturating_add(setup.ttl_ms());
         let began = inner.replay(setup, &course, &read, expires).map_err(bad)?;
+        // What was granted before a state was put, or under a job of that name that was deleted, was granted earlier.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        inner.leases.number_after(u64::try_from(now.as_micros()).unwrap_or(0));
         course.share(&mut inner.leases)?;
         if inner.leases.finished() {
             inner.state = EpochState::Finished;

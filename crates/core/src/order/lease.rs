@@ -39,7 +39,7 @@ pub struct Request {
 /// Entries granted to a worker, in the order of service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// Its number in this epoch, from 1.
+    /// Its number. Numbers of an epoch rise, from 1 or what [`Leases::number_after`] said.
     pub id: u64,
     /// Who asked.
     pub request: Request,
@@ -181,8 +181,18 @@ impl Leases {
         }
     }
 
+    /// Leases from here on have numbers above `last`, so that those of an epoch that was replaced by a state
+    /// mean nothing in it. Without effect once there were leases: their numbers are in the ledger.
+    pub fn number_after(&mut self, last: u64) {
+        if self.last_id == 0 {
+            self.last_id = last;
+        }
+    }
+
     /// What may be granted to a request that wants `want` entries, when a rank may hold at most
-    /// `held_max` unacknowledged ones.
+    /// `held_max` unacknowledged ones. It gets all that it wants, or what is left of the rank's share; less only where
+    /// a rank that holds nothing may not hold as much: batches in the middle of an epoch are whole, or ranks would have
+    /// unequal numbers of them (I3).
     ///
     /// # Errors
     /// [`LeaseError::Rank`], [`LeaseError::Stale`].
@@ -201,12 +211,13 @@ impl Leases {
         if rank.share == 0 {
             return Ok(Room::Done);
         }
-        let room = u64::from(held_max).saturating_sub(rank.held).min(rank.share).min(u64::from(want));
-        Ok(match u32::try_from(room) {
-            Ok(0) => Room::Full,
-            Ok(n) => Room::Grant(n),
-            Err(_) => Room::Grant(u32::MAX),
-        })
+        let due = rank.share.min(u64::from(want));
+        let room = u64::from(held_max).saturating_sub(rank.held);
+        if room < due && (rank.held > 0 || room == 0) {
+            return Ok(Room::Full);
+        }
+        // No more than `want`.
+        Ok(u32::try_from(room.min(due)).map_or(Room::Full, Room::Grant))
     }
 
     /// The event of granting `entries` to a request; when the plan has no more, pads fill up

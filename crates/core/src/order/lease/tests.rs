@@ -92,6 +92,9 @@ impl Epoch {
             }
             Room::Done | Room::Full => None,
             Room::Grant(n) => {
+                let of = &self.leases.ranks[rank as usize];
+                let whole = of.share.min(u64::from(want));
+                assert!(u64::from(n) == whole || of.held == 0, "I3: a short batch, of {n}");
                 let mut acts = Vec::new();
                 let picks: Vec<u32> = std::iter::from_fn(|| self.fly.next(self.seat, &mut acts))
                     .take(n as usize)
@@ -288,6 +291,39 @@ fn replay_reproduces_the_order() {
     for rank in 0..2 {
         assert_eq!(l.order_of(rank).collect::<Vec<_>>(), got[rank as usize]);
     }
+}
+
+/// A rank at its bound waits for room for a whole batch: a short one would be a step more than other ranks have.
+#[test]
+fn a_lease_is_whole_or_the_last() {
+    let mut leases = Leases::new(Bits::ones(20), Fit { batch: 7, ranks: 1, tail: Tail::Keep }).expect("fit");
+    let ask = |sequence| Request { rank: 0, worker: 0, sequence };
+    let Event::Grant { lease, .. } = leases.grant(ask(1), (0..7).collect(), 7, TTL).expect("granted") else {
+        panic!("a grant")
+    };
+    assert_eq!(leases.room(ask(2), 7, 13), Ok(Room::Full), "six more are not seven");
+    assert_eq!(leases.room(ask(2), 7, 14), Ok(Room::Grant(7)));
+    assert_eq!(leases.room(ask(2), 6, 13), Ok(Room::Grant(6)));
+    leases.ack(0, lease, 7).expect("acknowledged");
+    assert_eq!(leases.room(ask(2), 7, 5), Ok(Room::Grant(5)), "as much as it may ever hold");
+    leases.grant(ask(2), (7..14).collect(), 7, TTL).expect("granted");
+    assert_eq!(leases.room(ask(3), 7, 13), Ok(Room::Grant(6)), "the rest of its share");
+}
+
+/// Leases of a ledger that was replaced have no namesakes in the new one.
+#[test]
+fn numbers_of_leases_may_begin_late() {
+    let mut leases = Leases::new(Bits::ones(4), Fit { batch: 1, ranks: 1, tail: Tail::Keep }).expect("fit");
+    leases.number_after(500);
+    let mut grant =
+        |sequence, entry| match leases.grant(Request { rank: 0, worker: 0, sequence }, vec![entry], 1, TTL) {
+            Ok(Event::Grant { lease, .. }) => {
+                leases.number_after(900);
+                lease
+            }
+            other => panic!("{other:?}"),
+        };
+    assert_eq!((grant(1, 0), grant(2, 1)), (501, 502));
 }
 
 #[test]

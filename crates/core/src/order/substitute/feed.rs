@@ -117,8 +117,10 @@ impl Feed {
 
     /// The next pick to serve: the first that is `here` among the oldest and the `overtake` picks
     /// behind it, else the oldest. A pick whose unit left the cache since it was decided is to be
-    /// read by range.
+    /// read by range. Where copies keep a distance nothing overtakes: one that waits for its unit would be
+    /// joined by its copies, which wait for the same.
     pub fn next(&mut self, fly: &Flywheel, overtake: usize, here: impl FnMut(&Pick) -> bool) -> Option<Pick> {
+        let overtake = if self.echoes.is_some() { 0 } else { overtake };
         let at = self.planned.iter().take(overtake.saturating_add(1)).position(here).unwrap_or(0);
         let mut pick = self.planned.remove(at)?;
         if !fly.holds(pick.unit) {

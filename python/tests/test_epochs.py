@@ -145,6 +145,52 @@ def test_a_model_goes_back_to_its_checkpoint(server: Server, tree: Path) -> None
     assert again._job.info()["epochs"][0]["acked"] == 40
 
 
+@pytest.mark.parametrize("visitation", ["exactly-once", "checkpoint"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("loader", [DataLoader, torch.utils.data.DataLoader])
+def test_a_state_of_an_epochs_end_is_followed_by_the_next_epoch(
+    server: Server, tree: Path, loader: Any, workers: int, visitation: str
+) -> None:
+    job = f"end-{loader is DataLoader}-{workers}-{visitation}"
+    first = epochs(server, job, visitation=visitation)
+    seen(iter(DataLoader(first)))
+    state = first.state_dict()
+    if visitation == "checkpoint":
+        # The model is lost, and what it was trained on since.
+        next(iter(DataLoader(first)))
+        first.state_dict()
+    again = epochs(server, job, visitation=visitation)
+    again.load_state_dict(state)
+    assert (again.stats()["epoch"], again.stats()["receipt"]) == (0, "agrees")
+    for epoch in range(state["epoch"] + 1, 3):
+        assert sorted(seen(iter(loader(again, num_workers=workers)))) == list(range(SAMPLES))
+        assert (again.stats()["epoch"], again.stats()["receipt"]) == (epoch, "agrees")
+    # One that is named is the one that is meant.
+    again.load_state_dict(state)
+    again.set_epoch(4)
+    assert sorted(seen(iter(loader(again, num_workers=workers)))) == list(range(SAMPLES)) and again.stats()["epoch"] == 4
+
+
+def test_ranks_go_on_after_an_epochs_end_on_another_server(own_server: Server) -> None:
+    tree = make_tree(own_server)
+    before = [epochs(own_server, "end", rank=r, ranks=2) for r in range(2)]
+    in_threads(before, 0)
+    states = [d.state_dict() for d in before]
+    own_server.kill()
+    for name in ("cache", "state"):
+        (own_server.scratch / name).rename(own_server.scratch / f"{name}.lost")
+    own_server.start()
+    own_server.register("numbered", tree, own_server.scratch / "tables-numbered")
+    after = [epochs(own_server, "end", rank=r, ranks=2) for r in range(2)]
+    # The last rank does not wait for the first one to tell the server.
+    for dataset in reversed(after):
+        dataset.load_state_dict(states[0])
+        assert dataset.stats()["epoch"] == 0
+    got = in_threads(after, 0)
+    assert [len(of) for of in got] == [72, 72] and len(set(got[0] + got[1])) == 144
+    assert [d.stats()["epoch"] for d in after] == [1, 1]
+
+
 def test_what_ranks_saved_is_verified_by_the_command(server: Server, tree: Path, tmp_path: Path) -> None:
     dataset = epochs(server, "notes")
     seen(iter(DataLoader(dataset)))

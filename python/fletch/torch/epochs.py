@@ -215,10 +215,15 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         if total is not None:
             self._consumed.sum.merge(total)
 
+    def _there(self, epoch: int) -> dict[str, Any] | None:
+        """An epoch as the server has it, if it has begun and is remembered."""
+        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
+        return next((e for e in epochs if e["epoch"] == epoch), None)
+
     def _is_finished(self, epoch: int) -> bool:
         """Whether nothing is left of an epoch, for any rank, as the server says."""
-        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
-        return any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs)
+        there = self._there(epoch)
+        return there is not None and there["state"] == "finished"
 
     def _learn(self) -> None:
         """How far workers of torch's own loader are: nobody told this process when they began."""
@@ -364,7 +369,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         try:
             self._receipt = self._job.receipt(self.epoch)
         except FletchError as error:
-            if not error.retryable and error.code != "epoch_open":
+            # One that a state was loaded of may not be there yet, or be forgotten.
+            if not error.retryable and error.code not in ("epoch_open", "not_found"):
                 raise
 
     def save_received(self, path: str | os.PathLike[str]) -> None:
@@ -404,10 +410,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._learn()
         self._consumed.step()
         self._consumed.pay()
-        commit = None
+        there, commit = self._there(self.epoch), None
         if self._visitation == "checkpoint":
-            # A number that says how far the epoch is: the same place has the same one, whoever asks.
-            commit = self._acked()
+            # A number that says how far the epoch is (entries acknowledged by all ranks, pads included): the same place has
+            # the same one, whoever asks.
+            commit = 0 if there is None else there["acked"] + there["padded"]
             self._consumed.patiently(lambda _: self._job.checkpoint(self.epoch, commit))
         state = self._consumed.patiently(lambda _: self._job.state(self.epoch))
         return {
@@ -416,18 +423,15 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "epoch": self.epoch,
             "state": state,
             "commit": commit,
+            "finished": there is not None and there["state"] == "finished",
             "ranks": (self.rank, self.ranks),
             "received": self.received(),
         }
 
-    def _acked(self) -> int:
-        """Entries of the epoch that were acknowledged by all ranks, pads included."""
-        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
-        return next((e["acked"] + e["padded"] for e in epochs if e["epoch"] == self.epoch), 0)
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again. The proof of
-        the epoch goes on too, where the state is this rank's own, of the same number of ranks.
+        """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again. A state of the
+        end of an epoch is followed by the next one. The proof of the epoch goes on too, where the state is this rank's own, of
+        the same number of ranks.
 
         Rank 0 tells the server, also that there are as many ranks now as this dataset has; the other ranks must not begin
         before it did (a barrier). A strict order goes on as it would have gone on with these ranks from its start, where
@@ -443,7 +447,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._begin(state["epoch"])
         if state.get("ranks") == (self.rank, self.ranks):
             self._consumed.sum.merge(state["received"])
+        self._over = state.get("finished", False)
         self._shared.at(self.epoch)
+        if self._over:
+            self._shared.at(self.epoch, over=True)
         if self.rank == 0:
             if not self._went_back(state):
                 self._job.put_state(self.epoch, state["state"], True)

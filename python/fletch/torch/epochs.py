@@ -153,7 +153,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _settle(self) -> None:
         """The job is in the world of this dataset, or this raises what is different."""
         if self._moves:
-            self._job = self._consumed.job = _native._declare(self._client, json.dumps(self._spec))
+            spec = json.dumps(self._spec)
+            self._job = self._consumed.job = self._consumed.patiently(lambda _: _native._declare(self._client, spec))
             self._moves = False
             self.steps = self._job.info()["steps"]
 

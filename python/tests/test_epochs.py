@@ -6,6 +6,7 @@ import collections
 import copy
 import errno
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -479,6 +480,51 @@ def test_a_loop_that_stops_with_the_last_batch_has_ended_its_epoch(server: Serve
     copied = copy.deepcopy(dataset._shared)
     copied.at(9)
     assert (dataset.stats()["epoch"], copied.latest().epoch) == (2, 9)
+
+
+@pytest.mark.parametrize("kind", ["own", "own-with-workers", "torchs", "alone"])
+def test_an_epoch_that_was_finished_before_says_so(
+    server: Server, tree: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    caplog.set_level(logging.WARNING, "fletch")
+
+    def script() -> list[int]:
+        """How many samples each epoch gave."""
+        dataset = epochs(server, f"again-{kind}")
+        loaders: dict[str, Callable[[], Any]] = {
+            "own": lambda: DataLoader(dataset),
+            "own-with-workers": lambda: DataLoader(dataset, num_workers=2),
+            "torchs": lambda: torch.utils.data.DataLoader(dataset),
+            "alone": lambda: dataset,
+        }
+        loader = loaders[kind]()
+        return [sum(1 if kind == "alone" else len(batch) for batch in loader) for _ in range(2)]
+
+    def warned() -> list[str]:
+        return [r.getMessage() for r in caplog.records if "was finished before" in r.getMessage()]
+
+    assert script() == [SAMPLES, SAMPLES] and warned() == []
+    assert script() == [0, 0]
+    said = warned()
+    assert len(said) == 2 and all("job again-" in text and "another job name" in text for text in said)
+    assert ["epoch 0" in text for text in said] == [True, False] and "epoch 1" in said[1]
+
+
+def test_workers_of_another_loader_say_once_that_an_epoch_was_finished_before(
+    server: Server, tree: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = epochs(server, "again-workers")
+    loader = torch.utils.data.DataLoader(dataset, 8, num_workers=3, worker_init_fn=warn_to_stderr)
+    assert sorted(seen(iter(loader))) == list(range(SAMPLES))
+    assert "was finished before" not in capfd.readouterr().err
+    dataset.set_epoch(1)
+    dataset.set_epoch(0)
+    assert list(loader) == []
+    assert capfd.readouterr().err.count("job again-workers, epoch 0 was finished before") == 1
+
+
+def warn_to_stderr(worker: int) -> None:
+    logging.getLogger("fletch").addHandler(logging.StreamHandler())
 
 
 def test_what_this_loader_has_in_hand_is_not_waited_for_by_another(server: Server, tree: Path) -> None:

@@ -298,6 +298,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             self._ended()
         else:
             self._shared.end(info.id)
+            # Once for all workers, of which some may have come too late for anything.
+            if info.id == 0 and not any(self._shared.consumed()[0]):
+                self._say_that_it_was_empty()
 
     # What runs in the process that steps.
 
@@ -305,6 +308,18 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """The epoch is over for this rank, as this process saw, and the next one is next."""
         self._finished()
         self._shared.at(self.epoch, over=True)
+        if self._by_all()[1].delivered == 0:
+            self._say_that_it_was_empty()
+
+    def _say_that_it_was_empty(self) -> None:
+        """An epoch of which nothing came was consumed before this process began, unless it has no step."""
+        if self.steps > 0:
+            _log.warning(
+                "job %s, epoch %d was finished before, and gave no batch: to begin anew give another job name; to go on, "
+                "load_state_dict() with what was saved, or set_epoch()",
+                self.job,
+                self.epoch,
+            )
 
     def _finished(self) -> None:
         """What is proved of an epoch that is over is kept."""
@@ -400,8 +415,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         return bytes(self._consumed.patiently(lambda _: self._job.ledger(number)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch is, self-contained: it survives the loss of every server. Call it after the step, when the
-        model is saved: the batch in hand counts as consumed. With several ranks call it on all of them at the same step;
+        """Where the epoch is, self-contained: it survives the loss of every server; ``"finished"`` in it says whether nothing is
+        left of it. Call it after the step, when the model is saved: the batch in hand counts as consumed. With several ranks call it on all of them at the same step;
         after a barrier, what rank 0 gets by calling it once more has the steps of all.
 
         Under visitation ``"checkpoint"`` it is a commit, durable on the server when this returns, and

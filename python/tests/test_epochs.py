@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import errno
+import itertools
 import json
 import logging
 import multiprocessing
@@ -672,6 +673,43 @@ def test_a_loop_that_was_left_is_taken_up_again(own_server: Server, workers: int
     assert collections.Counter(consumed) == collections.Counter(range(SAMPLES))
     assert dataset.stats()["receipt"] == "agrees"
     del kept
+
+
+def counted(loader: DataLoader, ends: str) -> list[int]:
+    """What a loop gets that counts its steps, and so does not ask for one more."""
+    if ends == "zip":
+        return [n for _, batch in zip(range(len(loader)), loader) for n in batch.tolist()]
+    return [n for batch in itertools.islice(loader, len(loader)) for n in batch.tolist()]
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("ends", ["zip", "islice"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_counts_its_steps_goes_from_epoch_to_epoch(
+    server: Server, tree: Path, workers: int, ends: str, tail: str
+) -> None:
+    dataset = epochs(server, f"counted-{workers}-{ends}-{tail}", tail=tail)
+    loader = DataLoader(dataset, num_workers=workers)
+    per_epoch = {"keep": 150, "drop": 144, "pad": 152}[tail]
+    for epoch in (0, 1, 4):
+        if epoch == 4:
+            dataset.set_epoch(4)
+        got = counted(loader, ends)
+        assert (len(got), len(set(got))) == (per_epoch, min(per_epoch, SAMPLES)) and dataset.epoch == epoch
+    assert dataset.state_dict()["finished"] and dataset.verify()
+    assert counted(loader, ends) and dataset.epoch == 5
+    there = {e["epoch"]: (e["state"], e["redelivered"]) for e in dataset._job.info()["epochs"]}
+    assert [there[epoch] for epoch in (0, 1, 4)] == [("finished", 0)] * 3
+
+
+def test_ranks_that_count_their_steps_go_from_epoch_to_epoch(server: Server, tree: Path) -> None:
+    ranks = [epochs(server, "counted-ranks", rank=r, ranks=2) for r in range(2)]
+    loaders = [DataLoader(dataset) for dataset in ranks]
+    for epoch in range(3):
+        loops = [itertools.islice(loader, len(loader)) for loader in loaders]
+        got = [n for batches in zip(*loops) for batch in batches for n in batch.tolist()]
+        assert len(set(got)) == len(got) == 144 and [d.epoch for d in ranks] == [epoch] * 2
+    assert [e["redelivered"] for e in ranks[0]._job.info()["epochs"]] == [0] * 3
 
 
 def test_settings_that_cannot_be(server: Server, tree: Path) -> None:

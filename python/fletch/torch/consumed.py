@@ -62,6 +62,10 @@ class Consumed:
         """Whether a batch is in hand, or consumed and not acknowledged."""
         return len(self._taken) > 0
 
+    def samples_open(self) -> int:
+        """How many samples that is, pads included."""
+        return sum(taken.batch.held[3] for taken in self._taken)
+
     def take(self, batch: Batch, waited_ns: int) -> None:
         """A batch is in hand, and this process holds its lease."""
         self._heard = time.monotonic() if self._heard is None else self._heard

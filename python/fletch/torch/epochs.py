@@ -33,9 +33,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     """One epoch after the other of a job, in an order that the server chooses.
 
     Give it to :class:`fletch.torch.DataLoader`, which acknowledges a batch when the loop asks for the next
-    one: then every sample of the plan is delivered exactly once, whatever is killed. Iterated in any other
-    way (torch's own loader with any workers, or directly, sample by sample) it is *at most once*: a sample is
-    acknowledged as it is handed out, and `stats` says so.
+    one (the last one of an epoch also when the next epoch begins): then every sample of the plan is delivered
+    exactly once, whatever is killed. Iterated in any other way (torch's own loader with any workers, or directly,
+    sample by sample) it is *at most once*: a sample is acknowledged as it is handed out, and `stats` says so.
 
     Args:
         client: whom to ask.
@@ -131,7 +131,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         info = self._job.info()
         self.job: str = info["name"]
         self.root: str = info["root"]
-        self.steps: int = info["steps"]
+        self._says(info)
         self._keyed = client.resolve(f"{name}@{self.root}").sample_rule == "stem"
         self._visitation = visitation
         self._known = order != "substitute"
@@ -156,7 +156,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             spec = json.dumps(self._spec)
             self._job = self._consumed.job = self._consumed.patiently(lambda _: _native._declare(self._client, spec))
             self._moves = False
-            self.steps = self._job.info()["steps"]
+            self._says(self._consumed.patiently(lambda _: self._job.info()))
+
+    def _says(self, info: dict[str, Any]) -> None:
+        """What the server says of an epoch of this rank: its steps, and its samples, pads included."""
+        self.steps: int = info["steps"]
+        whole = self.steps * self.batch_size
+        self._share = min(whole, info["entries"]) if self._spec["world"]["tail"] == "keep" else whole
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -170,8 +176,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """The epoch that the next iteration is of. An epoch that ended is followed by the next one by itself."""
         self._learn()
         if epoch != self.epoch:
-            self._consumed.let_go()
-            self._consumed.pay()
+            self._leave()
             self._begin(epoch)
             self._shared.at(epoch)
 
@@ -190,16 +195,26 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._begin(self.epoch)
 
     def _start(self) -> None:
-        """An iteration begins: of the next epoch, if this one is over. What a loop before it was left with and nobody
-        acknowledged is delivered again.
-        """
+        """An iteration begins: of the next epoch, if this one is over."""
         self._settle()
-        self._consumed.let_go()
-        self._consumed.pay()
+        self._leave()
         self._learn()
-        if self._over:
+        if self._over or self._has(0):
             self._begin(self.epoch + 1)
             self._shared.at(self.epoch)
+
+    def _leave(self) -> None:
+        """The loop begins anew. What it was left with is delivered again, unless it is the last batch of its epoch: a loop that
+        counts its steps does not ask for one more, and that step was made.
+        """
+        if self._has(self._consumed.samples_open()):
+            self._consumed.step()
+        self._consumed.let_go()
+        self._consumed.pay()
+
+    def _has(self, more: int) -> bool:
+        """Whether what was consumed and so many samples more are all of the epoch that this rank gets."""
+        return bool(0 < self._share == self._by_all()[1].delivered + more)
 
     def _join(self, info: Any, turn: int) -> None:
         """An iteration begins in a worker of torch's own loader: of the epoch that all its workers find."""
@@ -415,9 +430,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         return bytes(self._consumed.patiently(lambda _: self._job.ledger(number)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch is, self-contained: it survives the loss of every server; ``"finished"`` in it says whether nothing is
-        left of it. Call it after the step, when the model is saved: the batch in hand counts as consumed. With several ranks call it on all of them at the same step;
-        after a barrier, what rank 0 gets by calling it once more has the steps of all.
+        """Where the epoch is, self-contained: it survives the loss of every server; ``"finished"`` in it says whether
+        nothing is left of it. Call it after the step, when the model is saved: the batch in hand counts as consumed. With
+        several ranks call it on all of them at the same step; after a barrier, what rank 0 gets by calling it once more
+        has the steps of all.
 
         Under visitation ``"checkpoint"`` it is a commit, durable on the server when this returns, and
         `load_state_dict` goes back to it. The server remembers the latest four of an epoch; an older one goes back by the

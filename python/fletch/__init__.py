@@ -18,7 +18,11 @@ from . import _native
 from ._native import Client, Entry, Reading, Sample, Version, __version__
 from .errors import Corrupt, FletchError, Internal, Invalid, NotFound, Overloaded, Unavailable
 
-_os.register_at_fork(before=_native._before_fork, after_in_child=_native._after_fork_in_child)
+_os.register_at_fork(
+    before=_native._before_fork,
+    after_in_child=_native._after_fork_in_child,
+    after_in_parent=_native._after_fork_in_parent,
+)
 
 __all__ = [
     "Client",

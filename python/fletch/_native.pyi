@@ -260,7 +260,8 @@ class Job:
     def reader(self, epoch: int, rank: int, worker: int, ahead: bool) -> Reader:
         """One worker's side of an epoch; ``ahead``: the next samples are received while the last ones are being used."""
     def hold(self, token: _Token) -> None:
-        """A lease that another process received is held by this one from now on."""
+        """A lease that another process received is held by this one from now on. Nobody is asked, where this process declared
+        the job."""
     def ack(
         self,
         token: _Token,
@@ -311,3 +312,4 @@ def _select(
 ) -> str: ...
 def _before_fork() -> None: ...
 def _after_fork_in_child() -> None: ...
+def _after_fork_in_parent() -> None: ...

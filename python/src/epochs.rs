@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //! 1. What was received and not acknowledged is renewed by this process for as long as it lives, whatever its
-//!    threads do; in a forked child nothing is.
+//!    threads do and however often it forks; in a forked child nothing is.
 //! 2. A lease is in the sum of a receipt once: when the consumer says so.
 
 use crate::buffer;
@@ -19,8 +19,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::id;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -42,22 +43,63 @@ struct Declared {
 /// A declared job: what its workers and the process that steps share.
 #[pyclass(frozen, module = "fletch._native")]
 #[derive(Debug)]
-pub struct Job {
+pub struct Job(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     client: Py<Client>,
     spec: StartJob,
     live: Slot<Declared>,
-    /// What is held, beyond the life of one runtime: (epoch, rank, lease) → ttl in ms.
-    held: Mutex<BTreeMap<(u64, u32, u64), u64>>,
+    own: Mutex<Own>,
 }
 
-impl Job {
+/// What one process knows and holds of a job, beyond the life of one runtime.
+#[derive(Debug, Default)]
+struct Own {
+    pid: u32,
+    /// The job, once this process declared it.
+    job: Option<fletch_api::Job>,
+    /// (epoch, rank, lease) → ttl in ms.
+    held: BTreeMap<(u64, u32, u64), u64>,
+}
+
+/// All jobs that live, to go on with their renewals after a fork.
+static JOBS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+impl Inner {
+    /// This process's own: what its parent held is not.
+    fn own(&self) -> MutexGuard<'_, Own> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.pid != id() {
+            *own = Own { pid: id(), ..Own::default() };
+        }
+        own
+    }
+
+    /// The job over this process's connections. It is declared where this process did not do so before.
     fn live(&self, py: Python<'_>) -> PyResult<JobHandle> {
-        if let Some(live) = self.live.get(py) {
-            return Ok(live.handle);
+        if let Some(handle) = self.declared(py)? {
+            return Ok(handle);
         }
         let client = self.client.get().live(py)?;
         let handle = wait(py, async { client.declare(&self.spec).await.map_err(Failure::from) })?;
-        for (&(epoch, rank, lease), &ttl) in &*self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+        self.own().job = Some(handle.info().clone());
+        self.renew(py, handle)
+    }
+
+    /// The same, if this process declared it before; nobody is asked.
+    fn declared(&self, py: Python<'_>) -> PyResult<Option<JobHandle>> {
+        if let Some(live) = self.live.get(py) {
+            return Ok(Some(live.handle));
+        }
+        let Some(job) = self.own().job.clone() else { return Ok(None) };
+        let handle = self.client.get().live(py)?.declared(job);
+        self.renew(py, handle).map(Some)
+    }
+
+    /// Begins to renew what is held.
+    fn renew(&self, py: Python<'_>, handle: JobHandle) -> PyResult<JobHandle> {
+        for (&(epoch, rank, lease), &ttl) in &self.own().held {
             handle.held().hold(epoch, rank, lease, ttl);
         }
         let stop = CancellationToken::new();
@@ -69,20 +111,39 @@ impl Job {
     }
 
     fn keep(&self, key: (u64, u32, u64), ttl: u64) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(key, ttl);
+        self.own().held.insert(key, ttl);
     }
 
-    fn give_up(&self, handle: &JobHandle, key: (u64, u32, u64)) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
-        handle.held().drop_lease(key.0, key.1, key.2);
+    fn give_up(&self, py: Python<'_>, key: (u64, u32, u64)) {
+        self.own().held.remove(&key);
+        if let Some(live) = self.live.get(py) {
+            live.handle.held().drop_lease(key.0, key.1, key.2);
+        }
     }
+}
+
+/// After a fork, in the process that forked: what it holds is renewed again.
+#[pyfunction(name = "_after_fork_in_parent")]
+pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
+    let jobs: Vec<_> = {
+        let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.retain(|job| job.strong_count() > 0);
+        jobs.iter().filter_map(Weak::upgrade).collect()
+    };
+    for job in jobs {
+        let holds = !job.own().held.is_empty();
+        if holds {
+            job.declared(py)?;
+        }
+    }
+    Ok(())
 }
 
 /// Declares a job, or finds the one that was declared so.
 #[pyfunction(name = "_declare")]
 pub fn declare(py: Python<'_>, client: Py<Client>, spec: &str) -> PyResult<Job> {
     let job = revive_job(client, spec)?;
-    job.live(py)?;
+    job.0.live(py)?;
     Ok(job)
 }
 
@@ -119,21 +180,25 @@ pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Opti
 #[pyfunction(name = "_job")]
 pub fn revive_job(client: Py<Client>, spec: &str) -> PyResult<Job> {
     let spec = serde_json::from_str(spec).map_err(|e| Failure::Invalid(format!("job: {e}")))?;
-    Ok(Job { client, spec, live: Slot::new(), held: Mutex::default() })
+    let job = Arc::new(Inner { client, spec, live: Slot::new(), own: Mutex::default() });
+    let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    jobs.retain(|job| job.strong_count() > 0);
+    jobs.push(Arc::downgrade(&job));
+    Ok(Job(job))
 }
 
 #[pymethods]
 impl Job {
     /// The job as it is now, with its epochs.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let now = wait(py, async { job.now().await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
     /// Changes who shares a step.
     fn world<'py>(&self, py: Python<'py>, world: &str) -> PyResult<Bound<'py, PyAny>> {
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let world: World = serde_json::from_str(world).map_err(|e| Failure::Invalid(e.to_string()))?;
         let now = wait(py, async { job.world(world).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
@@ -151,11 +216,12 @@ impl Job {
         Ok(reader)
     }
 
-    /// A lease that another process received is held by this one from now on.
+    /// A lease that another process received is held by this one from now on. Nobody is asked, where this process
+    /// declared the job.
     fn hold(&self, py: Python<'_>, token: Token) -> PyResult<()> {
         let (epoch, rank, lease, _, ttl) = token;
-        self.keep((epoch, rank, lease), ttl);
-        self.live(py)?.held().hold(epoch, rank, lease, ttl);
+        self.0.keep((epoch, rank, lease), ttl);
+        self.0.live(py)?.held().hold(epoch, rank, lease, ttl);
         Ok(())
     }
 
@@ -171,11 +237,11 @@ impl Job {
         within: Option<f64>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (epoch, rank, lease, entries, _) = token;
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let (waited_ns, prepared_ns, stepped_ns) = times;
         let batch = BatchTimes { entries, waited_ns, prepared_ns, stepped_ns };
         let acks = [Ack { lease, upto: entries, batches: vec![batch] }];
-        let client = self.client.get().live(py)?;
+        let client = self.0.client.get().live(py)?;
         let within = within.map_or(PATIENCE, |s| Duration::try_from_secs_f64(s).unwrap_or(Duration::ZERO));
         let acking = async {
             let acked = tokio::time::timeout(within, job.ack(epoch, rank, &acks));
@@ -189,27 +255,26 @@ impl Job {
             |seconds, why| tell.call1((seconds, why)).map(drop),
         );
         let Some(acked) = acked? else { return Ok(None) };
-        self.give_up(&job, (epoch, rank, lease));
+        self.0.give_up(py, (epoch, rank, lease));
         parsed(py, serde_json::to_string(&acked)).map(Some)
     }
 
     /// A lease is given up: what it has is delivered again when it expires.
-    fn drop_lease(&self, py: Python<'_>, token: Token) -> PyResult<()> {
+    fn drop_lease(&self, py: Python<'_>, token: Token) {
         let (epoch, rank, lease, _, _) = token;
-        self.give_up(&self.live(py)?, (epoch, rank, lease));
-        Ok(())
+        self.0.give_up(py, (epoch, rank, lease));
     }
 
     /// The epoch's self-contained state.
     fn state<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let state = wait(py, async { job.state(epoch).await.map_err(Failure::from) })?;
         Ok(PyBytes::new(py, &state))
     }
 
     /// The epoch's ledger, as far as it is durable.
     fn ledger<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let ledger = wait(py, async { job.ledger(epoch).await.map_err(Failure::from) })?;
         Ok(PyBytes::new(py, &ledger))
     }
@@ -222,7 +287,7 @@ impl Job {
         state: Vec<u8>,
         replace: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let state = Bytes::from(state);
         let now = wait(py, async { job.put_state(epoch, state, replace).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
@@ -230,28 +295,28 @@ impl Job {
 
     /// The model was saved: what is acknowledged is committed under this number.
     fn checkpoint<'py>(&self, py: Python<'py>, epoch: u64, commit: u64) -> PyResult<Bound<'py, PyAny>> {
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let now = wait(py, async { job.checkpoint(epoch, commit).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
     /// The model went back to a commit.
     fn rollback<'py>(&self, py: Python<'py>, epoch: u64, commit: u64) -> PyResult<Bound<'py, PyAny>> {
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let now = wait(py, async { job.rollback(epoch, Some(commit)).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
     /// The receipt and certificate of a finished epoch, as JSON text.
     fn receipt(&self, py: Python<'_>, epoch: u64) -> PyResult<String> {
-        let job = self.live(py)?;
+        let job = self.0.live(py)?;
         let receipt = wait(py, async { job.receipt(epoch).await.map_err(Failure::from) })?;
         Ok(serde_json::to_string(&receipt).map_err(|e| Failure::Invalid(e.to_string()))?)
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String)> {
-        let spec = serde_json::to_string(&self.spec).map_err(|e| Failure::Invalid(e.to_string()))?;
-        Ok((py.import("fletch._native")?.getattr("_job")?, (self.client.clone_ref(py), spec)))
+        let spec = serde_json::to_string(&self.0.spec).map_err(|e| Failure::Invalid(e.to_string()))?;
+        Ok((py.import("fletch._native")?.getattr("_job")?, (self.0.client.clone_ref(py), spec)))
     }
 }
 
@@ -286,7 +351,8 @@ impl Reader {
             return Ok(live);
         }
         let Who { epoch, rank, worker, ahead } = self.who;
-        let mut reader = self.job.get().live(py)?.reader(epoch, rank, worker).patient(PATIENCE).ahead(ahead);
+        let mut reader =
+            self.job.get().0.live(py)?.reader(epoch, rank, worker).patient(PATIENCE).ahead(ahead);
         if let last @ 1.. = self.last.load(Relaxed) {
             reader = reader.after(last);
         }
@@ -348,7 +414,7 @@ impl Reader {
         want: u32,
         tell: Bound<'py, PyAny>,
     ) -> PyResult<(&'static str, Option<Told<'py>>)> {
-        let job = self.job.get();
+        let job = &self.job.get().0;
         let client = job.client.get().live(py)?;
         let (reader, last) = (self.live(py)?, Arc::clone(&self.last));
         let next = async move {

@@ -39,6 +39,7 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(epochs::revive_job, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::world_of, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::select, m)?)?;
+    m.add_function(wrap_pyfunction!(epochs::after_fork_in_parent, m)?)?;
     m.add_function(wrap_pyfunction!(client::revive_client, m)?)?;
     m.add_function(wrap_pyfunction!(entry::revive_entry, m)?)?;
     m.add_function(wrap_pyfunction!(entry::revive_sample, m)?)?;

@@ -8,7 +8,8 @@
 //! 1. Locks of this crate are taken only with the GIL held and given back before it is: no thread
 //!    but the forking one can hold one at a fork that Python makes.
 //! 2. At such a fork, if no call is under way, this process has no connection and no runtime
-//!    thread, so that the child inherits neither. Both come back with the next call.
+//!    thread, so that the child inherits neither. Both come back with the next call, or right after the fork in a
+//!    process that holds leases ([`crate::epochs::after_fork_in_parent`]).
 //! 3. A [`Live`] value of another process or of an older runtime is not handed out.
 
 use pyo3::exceptions::PyRuntimeError;

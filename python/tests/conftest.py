@@ -190,6 +190,18 @@ def images(server: Server) -> Path:
     return tree
 
 
+def in_child(holds: Callable[[], bool]) -> None:
+    """Forks, and waits for the child, in which this holds."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if holds() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def sockets_of(pid: int | str = "self") -> set[str]:
     """The sockets that a process has open, by inode."""
     out = set()

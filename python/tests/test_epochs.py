@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import copy
 import errno
+import itertools
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -143,6 +145,52 @@ def test_a_model_goes_back_to_its_checkpoint(server: Server, tree: Path) -> None
     # A commit that is not remembered any more: the state itself says where.
     again.load_state_dict({**saved, "commit": 7})
     assert again._job.info()["epochs"][0]["acked"] == 40
+
+
+@pytest.mark.parametrize("visitation", ["exactly-once", "checkpoint"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("loader", [DataLoader, torch.utils.data.DataLoader])
+def test_a_state_of_an_epochs_end_is_followed_by_the_next_epoch(
+    server: Server, tree: Path, loader: Any, workers: int, visitation: str
+) -> None:
+    job = f"end-{loader is DataLoader}-{workers}-{visitation}"
+    first = epochs(server, job, visitation=visitation)
+    seen(iter(DataLoader(first)))
+    state = first.state_dict()
+    if visitation == "checkpoint":
+        # The model is lost, and what it was trained on since.
+        next(iter(DataLoader(first)))
+        first.state_dict()
+    again = epochs(server, job, visitation=visitation)
+    again.load_state_dict(state)
+    assert (again.stats()["epoch"], again.stats()["receipt"]) == (0, "agrees")
+    for epoch in range(state["epoch"] + 1, 3):
+        assert sorted(seen(iter(loader(again, num_workers=workers)))) == list(range(SAMPLES))
+        assert (again.stats()["epoch"], again.stats()["receipt"]) == (epoch, "agrees")
+    # One that is named is the one that is meant.
+    again.load_state_dict(state)
+    again.set_epoch(4)
+    assert sorted(seen(iter(loader(again, num_workers=workers)))) == list(range(SAMPLES)) and again.stats()["epoch"] == 4
+
+
+def test_ranks_go_on_after_an_epochs_end_on_another_server(own_server: Server) -> None:
+    tree = make_tree(own_server)
+    before = [epochs(own_server, "end", rank=r, ranks=2) for r in range(2)]
+    in_threads(before, 0)
+    states = [d.state_dict() for d in before]
+    own_server.kill()
+    for name in ("cache", "state"):
+        (own_server.scratch / name).rename(own_server.scratch / f"{name}.lost")
+    own_server.start()
+    own_server.register("numbered", tree, own_server.scratch / "tables-numbered")
+    after = [epochs(own_server, "end", rank=r, ranks=2) for r in range(2)]
+    # The last rank does not wait for the first one to tell the server.
+    for dataset in reversed(after):
+        dataset.load_state_dict(states[0])
+        assert dataset.stats()["epoch"] == 0
+    got = in_threads(after, 0)
+    assert [len(of) for of in got] == [72, 72] and len(set(got[0] + got[1])) == 144
+    assert [d.stats()["epoch"] for d in after] == [1, 1]
 
 
 def test_what_ranks_saved_is_verified_by_the_command(server: Server, tree: Path, tmp_path: Path) -> None:
@@ -435,6 +483,51 @@ def test_a_loop_that_stops_with_the_last_batch_has_ended_its_epoch(server: Serve
     assert (dataset.stats()["epoch"], copied.latest().epoch) == (2, 9)
 
 
+@pytest.mark.parametrize("kind", ["own", "own-with-workers", "torchs", "alone"])
+def test_an_epoch_that_was_finished_before_says_so(
+    server: Server, tree: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    caplog.set_level(logging.WARNING, "fletch")
+
+    def script() -> list[int]:
+        """How many samples each epoch gave."""
+        dataset = epochs(server, f"again-{kind}")
+        loaders: dict[str, Callable[[], Any]] = {
+            "own": lambda: DataLoader(dataset),
+            "own-with-workers": lambda: DataLoader(dataset, num_workers=2),
+            "torchs": lambda: torch.utils.data.DataLoader(dataset),
+            "alone": lambda: dataset,
+        }
+        loader = loaders[kind]()
+        return [sum(1 if kind == "alone" else len(batch) for batch in loader) for _ in range(2)]
+
+    def warned() -> list[str]:
+        return [r.getMessage() for r in caplog.records if "was finished before" in r.getMessage()]
+
+    assert script() == [SAMPLES, SAMPLES] and warned() == []
+    assert script() == [0, 0]
+    said = warned()
+    assert len(said) == 2 and all("job again-" in text and "another job name" in text for text in said)
+    assert ["epoch 0" in text for text in said] == [True, False] and "epoch 1" in said[1]
+
+
+def test_workers_of_another_loader_say_once_that_an_epoch_was_finished_before(
+    server: Server, tree: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = epochs(server, "again-workers")
+    loader = torch.utils.data.DataLoader(dataset, 8, num_workers=3, worker_init_fn=warn_to_stderr)
+    assert sorted(seen(iter(loader))) == list(range(SAMPLES))
+    assert "was finished before" not in capfd.readouterr().err
+    dataset.set_epoch(1)
+    dataset.set_epoch(0)
+    assert list(loader) == []
+    assert capfd.readouterr().err.count("job again-workers, epoch 0 was finished before") == 1
+
+
+def warn_to_stderr(worker: int) -> None:
+    logging.getLogger("fletch").addHandler(logging.StreamHandler())
+
+
 def test_what_this_loader_has_in_hand_is_not_waited_for_by_another(server: Server, tree: Path) -> None:
     dataset = epochs(server, "plain-mixed")
     got = next(iter(DataLoader(dataset))).tolist()
@@ -580,6 +673,43 @@ def test_a_loop_that_was_left_is_taken_up_again(own_server: Server, workers: int
     assert collections.Counter(consumed) == collections.Counter(range(SAMPLES))
     assert dataset.stats()["receipt"] == "agrees"
     del kept
+
+
+def counted(loader: DataLoader, ends: str) -> list[int]:
+    """What a loop gets that counts its steps, and so does not ask for one more."""
+    if ends == "zip":
+        return [n for _, batch in zip(range(len(loader)), loader) for n in batch.tolist()]
+    return [n for batch in itertools.islice(loader, len(loader)) for n in batch.tolist()]
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("ends", ["zip", "islice"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_counts_its_steps_goes_from_epoch_to_epoch(
+    server: Server, tree: Path, workers: int, ends: str, tail: str
+) -> None:
+    dataset = epochs(server, f"counted-{workers}-{ends}-{tail}", tail=tail)
+    loader = DataLoader(dataset, num_workers=workers)
+    per_epoch = {"keep": 150, "drop": 144, "pad": 152}[tail]
+    for epoch in (0, 1, 4):
+        if epoch == 4:
+            dataset.set_epoch(4)
+        got = counted(loader, ends)
+        assert (len(got), len(set(got))) == (per_epoch, min(per_epoch, SAMPLES)) and dataset.epoch == epoch
+    assert dataset.state_dict()["finished"] and dataset.verify()
+    assert counted(loader, ends) and dataset.epoch == 5
+    there = {e["epoch"]: (e["state"], e["redelivered"]) for e in dataset._job.info()["epochs"]}
+    assert [there[epoch] for epoch in (0, 1, 4)] == [("finished", 0)] * 3
+
+
+def test_ranks_that_count_their_steps_go_from_epoch_to_epoch(server: Server, tree: Path) -> None:
+    ranks = [epochs(server, "counted-ranks", rank=r, ranks=2) for r in range(2)]
+    loaders = [DataLoader(dataset) for dataset in ranks]
+    for epoch in range(3):
+        loops = [itertools.islice(loader, len(loader)) for loader in loaders]
+        got = [n for batches in zip(*loops) for batch in batches for n in batch.tolist()]
+        assert len(set(got)) == len(got) == 144 and [d.epoch for d in ranks] == [epoch] * 2
+    assert [e["redelivered"] for e in ranks[0]._job.info()["epochs"]] == [0] * 3
 
 
 def test_settings_that_cannot_be(server: Server, tree: Path) -> None:

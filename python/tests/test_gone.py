@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
 
-from conftest import Server, serving, until
-from fletch import Invalid, Unavailable
-from fletch.torch import DataLoader
+from conftest import Server, in_child, serving, until
+from fletch import Client, Invalid, Unavailable
+from fletch.torch import DataLoader, EpochDataset
 from fletch.torch.consumed import Consumed
 from fletch.torch.receive import Batch
-from test_epochs import SAMPLES, epochs, make_tree, seen
+from test_epochs import SAMPLES, epochs, make_tree, number, seen
 
 
 def test_a_server_that_is_gone_is_waited_for(
@@ -33,6 +35,46 @@ def test_a_server_that_is_gone_is_waited_for(
     stats = dataset.stats()
     assert stats["receipt"] == "agrees" and stats["stalled_seconds"] > 1
     assert any("waits for the server" in r.getMessage() for r in caplog.records)
+
+
+def note_warnings(path: Path, worker: int = 0) -> logging.Handler:
+    """What this process warns of is in a file from now on."""
+    handler = logging.FileHandler(path, delay=True)
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("fletch").addHandler(handler)
+    return handler
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_an_epoch_begins_when_the_server_is_back(own_server: Server, tmp_path: Path, method: str | None) -> None:
+    make_tree(own_server)
+    timeout, said = 2.0, tmp_path / "said"
+    client = Client(f"unix:{own_server.socket}", job="between", timeout=timeout)
+    dataset = EpochDataset(client, "numbered", job="between", batch_size=8, transform=number)
+    workers: dict[str, Any] = {} if method is None else {"num_workers": 1, "multiprocessing_context": method}
+    loader = DataLoader(dataset, worker_init_fn=partial(note_warnings, said), **workers)
+    assert sorted(seen(iter(loader))) == list(range(SAMPLES))
+    own_server.kill()
+    # Whoever forks has no connection, whether workers or others.
+    in_child(lambda: True)
+
+    def come_back() -> None:
+        try:
+            until("somebody waits", said.exists)
+        finally:
+            own_server.start()
+
+    back = threading.Thread(target=come_back)
+    back.start()
+    handler = note_warnings(said)
+    try:
+        assert sorted(seen(iter(loader))) == list(range(SAMPLES))
+    finally:
+        logging.getLogger("fletch").removeHandler(handler)
+        back.join()
+    stats = dataset.stats()
+    assert (stats["epoch"], stats["samples"], stats["receipt"], stats["redelivered"]) == (1, SAMPLES, "agrees", 0)
+    assert stats["stalled_seconds"] > timeout / 2 and "waits for the server" in said.read_text()
 
 
 @pytest.fixture

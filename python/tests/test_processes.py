@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import torch.multiprocessing
 
 import fletch
 import fletch.torch
-from conftest import Server, sockets_of, until
+from conftest import Server, in_child, serving, sockets_of, until
 from fletch.torch import loader
+from test_epochs import SAMPLES, epochs, make_tree, seen
 
 METHODS = ("fork", "forkserver", "spawn")
 
@@ -155,6 +157,59 @@ def test_the_matrix_of_epochs(server: Server, files: Path, method: str, workers:
         assert stats["visitation"] == "exactly-once"
     del loader, dataset, items
     until("nothing is left", lambda: left() <= before)
+
+
+def io_threads() -> list[str]:
+    """The threads of this process that drive connections, by number."""
+    names = {t.name: (t / "comm").read_text() for t in Path("/proc/self/task").iterdir()}
+    return [t for t, name in names.items() if name.startswith("fletch-io")]
+
+
+@pytest.mark.parametrize("forks", ["once", "again and again"])
+def test_what_is_held_is_renewed_after_a_fork(forks: str) -> None:
+    ttl = 2.0
+    with serving("--limits-lease-ttl", f"{ttl:.0f}s") as server:
+        make_tree(server)
+        watching, dataset = (epochs(server, "forked") for _ in range(2))
+        batches = iter(fletch.torch.DataLoader(dataset))
+        got = next(batches).tolist()
+        in_child(lambda: io_threads() == [])
+        end = time.monotonic() + 2 * ttl
+        while time.monotonic() < end:
+            # Asking through the other one begins nothing of this one.
+            now = watching._job.info()["epochs"][0]
+            assert (now["held"], now["leases"], now["redelivered"]) == (len(got), 1, 0)
+            time.sleep(ttl / 20)
+            if forks != "once":
+                in_child(lambda: io_threads() == [])
+        got += seen(batches)
+        assert sorted(got) == list(range(SAMPLES))
+        assert (dataset.stats()["receipt"], dataset.stats()["redelivered"]) == ("agrees", 0)
+        # Where nothing is held a fork begins nothing.
+        in_child(lambda: io_threads() == [])
+        assert io_threads() == []
+
+
+def test_what_a_process_holds_its_child_does_not_renew(own_server: Server) -> None:
+    make_tree(own_server)
+    watching, dataset = (epochs(own_server, "left-behind") for _ in range(2))
+    next(iter(fletch.torch.DataLoader(dataset)))
+    ready, lives = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        dataset._job.info()
+        os.write(ready[1], b".")
+        os.read(lives[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        dataset._consumed.let_go()
+        until("the lease expires", lambda: watching._job.info()["epochs"][0]["leases"] == 0)
+    finally:
+        os.write(lives[1], b".")
+        os.waitpid(child, 0)
+        for end in (*ready, *lives):
+            os.close(end)
 
 
 def version_size(dataset: fletch.torch.MapDataset, i: int) -> int:

@@ -62,11 +62,19 @@ class Consumed:
         """Whether a batch is in hand, or consumed and not acknowledged."""
         return len(self._taken) > 0
 
+    def samples_open(self) -> int:
+        """How many samples that is, pads included."""
+        return sum(taken.batch.held[3] for taken in self._taken)
+
     def take(self, batch: Batch, waited_ns: int) -> None:
-        """A batch is in hand: from now on this process holds its lease."""
+        """A batch is in hand, and this process holds its lease."""
         self._heard = time.monotonic() if self._heard is None else self._heard
         self._taken.append(_Taken(batch, waited_ns, time.monotonic_ns()))
-        self.job.hold(batch.held)
+        self.hold(batch)
+
+    def hold(self, batch: Batch) -> None:
+        """A batch was received: from now on this process renews its lease."""
+        self.patiently(lambda _: self.job.hold(batch.held))
 
     def step(self) -> None:
         """What is in hand was consumed."""
@@ -165,14 +173,7 @@ class Consumed:
     def patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
         """A call that waits for a server that is gone, says so, and counts the time."""
         silence = Silence(self._name, self._epoch)
-        while True:
-            try:
-                done = call(silence.tell)
-                break
-            except FletchError as error:
-                if not error.retryable:
-                    raise
-                silence.tell(0.0, str(error))
+        done = silence.wait(call)
         self.counts["stalled_ns"] += silence.over()
         return done
 

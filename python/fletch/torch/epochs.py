@@ -33,9 +33,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     """One epoch after the other of a job, in an order that the server chooses.
 
     Give it to :class:`fletch.torch.DataLoader`, which acknowledges a batch when the loop asks for the next
-    one: then every sample of the plan is delivered exactly once, whatever is killed. Iterated in any other
-    way (torch's own loader with any workers, or directly, sample by sample) it is *at most once*: a sample is
-    acknowledged as it is handed out, and `stats` says so.
+    one (the last one of an epoch also when the next epoch begins): then every sample of the plan is delivered
+    exactly once, whatever is killed. Iterated in any other way (torch's own loader with any workers, or directly,
+    sample by sample) it is *at most once*: a sample is acknowledged as it is handed out, and `stats` says so.
 
     Args:
         client: whom to ask.
@@ -131,7 +131,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         info = self._job.info()
         self.job: str = info["name"]
         self.root: str = info["root"]
-        self.steps: int = info["steps"]
+        self._says(info)
         self._keyed = client.resolve(f"{name}@{self.root}").sample_rule == "stem"
         self._visitation = visitation
         self._known = order != "substitute"
@@ -153,9 +153,16 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def _settle(self) -> None:
         """The job is in the world of this dataset, or this raises what is different."""
         if self._moves:
-            self._job = self._consumed.job = _native._declare(self._client, json.dumps(self._spec))
+            spec = json.dumps(self._spec)
+            self._job = self._consumed.job = self._consumed.patiently(lambda _: _native._declare(self._client, spec))
             self._moves = False
-            self.steps = self._job.info()["steps"]
+            self._says(self._consumed.patiently(lambda _: self._job.info()))
+
+    def _says(self, info: dict[str, Any]) -> None:
+        """What the server says of an epoch of this rank: its steps, and its samples, pads included."""
+        self.steps: int = info["steps"]
+        whole = self.steps * self.batch_size
+        self._share = min(whole, info["entries"]) if self._spec["world"]["tail"] == "keep" else whole
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -169,8 +176,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """The epoch that the next iteration is of. An epoch that ended is followed by the next one by itself."""
         self._learn()
         if epoch != self.epoch:
-            self._consumed.let_go()
-            self._consumed.pay()
+            self._leave()
             self._begin(epoch)
             self._shared.at(epoch)
 
@@ -189,16 +195,26 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._begin(self.epoch)
 
     def _start(self) -> None:
-        """An iteration begins: of the next epoch, if this one is over. What a loop before it was left with and nobody
-        acknowledged is delivered again.
-        """
+        """An iteration begins: of the next epoch, if this one is over."""
         self._settle()
-        self._consumed.let_go()
-        self._consumed.pay()
+        self._leave()
         self._learn()
-        if self._over:
+        if self._over or self._has(0):
             self._begin(self.epoch + 1)
             self._shared.at(self.epoch)
+
+    def _leave(self) -> None:
+        """The loop begins anew. What it was left with is delivered again, unless it is the last batch of its epoch: a loop that
+        counts its steps does not ask for one more, and that step was made.
+        """
+        if self._has(self._consumed.samples_open()):
+            self._consumed.step()
+        self._consumed.let_go()
+        self._consumed.pay()
+
+    def _has(self, more: int) -> bool:
+        """Whether what was consumed and so many samples more are all of the epoch that this rank gets."""
+        return bool(0 < self._share == self._by_all()[1].delivered + more)
 
     def _join(self, info: Any, turn: int) -> None:
         """An iteration begins in a worker of torch's own loader: of the epoch that all its workers find."""
@@ -215,10 +231,15 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         if total is not None:
             self._consumed.sum.merge(total)
 
+    def _there(self, epoch: int) -> dict[str, Any] | None:
+        """An epoch as the server has it, if it has begun and is remembered."""
+        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
+        return next((e for e in epochs if e["epoch"] == epoch), None)
+
     def _is_finished(self, epoch: int) -> bool:
         """Whether nothing is left of an epoch, for any rank, as the server says."""
-        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
-        return any(e["epoch"] == epoch and e["state"] == "finished" for e in epochs)
+        there = self._there(epoch)
+        return there is not None and there["state"] == "finished"
 
     def _learn(self) -> None:
         """How far workers of torch's own loader are: nobody told this process when they began."""
@@ -292,6 +313,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             self._ended()
         else:
             self._shared.end(info.id)
+            # Once for all workers, of which some may have come too late for anything.
+            if info.id == 0 and not any(self._shared.consumed()[0]):
+                self._say_that_it_was_empty()
 
     # What runs in the process that steps.
 
@@ -299,6 +323,18 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """The epoch is over for this rank, as this process saw, and the next one is next."""
         self._finished()
         self._shared.at(self.epoch, over=True)
+        if self._by_all()[1].delivered == 0:
+            self._say_that_it_was_empty()
+
+    def _say_that_it_was_empty(self) -> None:
+        """An epoch of which nothing came was consumed before this process began, unless it has no step."""
+        if self.steps > 0:
+            _log.warning(
+                "job %s, epoch %d was finished before, and gave no batch: to begin anew give another job name; to go on, "
+                "load_state_dict() with what was saved, or set_epoch()",
+                self.job,
+                self.epoch,
+            )
 
     def _finished(self) -> None:
         """What is proved of an epoch that is over is kept."""
@@ -364,7 +400,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         try:
             self._receipt = self._job.receipt(self.epoch)
         except FletchError as error:
-            if not error.retryable and error.code != "epoch_open":
+            # One that a state was loaded of may not be there yet, or be forgotten.
+            if not error.retryable and error.code not in ("epoch_open", "not_found"):
                 raise
 
     def save_received(self, path: str | os.PathLike[str]) -> None:
@@ -393,9 +430,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         return bytes(self._consumed.patiently(lambda _: self._job.ledger(number)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch is, self-contained: it survives the loss of every server. Call it after the step, when the
-        model is saved: the batch in hand counts as consumed. With several ranks call it on all of them at the same step;
-        after a barrier, what rank 0 gets by calling it once more has the steps of all.
+        """Where the epoch is, self-contained: it survives the loss of every server; ``"finished"`` in it says whether
+        nothing is left of it. Call it after the step, when the model is saved: the batch in hand counts as consumed. With
+        several ranks call it on all of them at the same step; after a barrier, what rank 0 gets by calling it once more
+        has the steps of all.
 
         Under visitation ``"checkpoint"`` it is a commit, durable on the server when this returns, and
         `load_state_dict` goes back to it. The server remembers the latest four of an epoch; an older one goes back by the
@@ -404,10 +442,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._learn()
         self._consumed.step()
         self._consumed.pay()
-        commit = None
+        there, commit = self._there(self.epoch), None
         if self._visitation == "checkpoint":
-            # A number that says how far the epoch is: the same place has the same one, whoever asks.
-            commit = self._acked()
+            # A number that says how far the epoch is (entries acknowledged by all ranks, pads included): the same place has
+            # the same one, whoever asks.
+            commit = 0 if there is None else there["acked"] + there["padded"]
             self._consumed.patiently(lambda _: self._job.checkpoint(self.epoch, commit))
         state = self._consumed.patiently(lambda _: self._job.state(self.epoch))
         return {
@@ -416,18 +455,15 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "epoch": self.epoch,
             "state": state,
             "commit": commit,
+            "finished": there is not None and there["state"] == "finished",
             "ranks": (self.rank, self.ranks),
             "received": self.received(),
         }
 
-    def _acked(self) -> int:
-        """Entries of the epoch that were acknowledged by all ranks, pads included."""
-        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
-        return next((e["acked"] + e["padded"] for e in epochs if e["epoch"] == self.epoch), 0)
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again. The proof of
-        the epoch goes on too, where the state is this rank's own, of the same number of ranks.
+        """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again. A state of the
+        end of an epoch is followed by the next one. The proof of the epoch goes on too, where the state is this rank's own, of
+        the same number of ranks.
 
         Rank 0 tells the server, also that there are as many ranks now as this dataset has; the other ranks must not begin
         before it did (a barrier). A strict order goes on as it would have gone on with these ranks from its start, where
@@ -443,7 +479,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._begin(state["epoch"])
         if state.get("ranks") == (self.rank, self.ranks):
             self._consumed.sum.merge(state["received"])
+        self._over = state.get("finished", False)
         self._shared.at(self.epoch)
+        if self._over:
+            self._shared.at(self.epoch, over=True)
         if self.rank == 0:
             if not self._went_back(state):
                 self._job.put_state(self.epoch, state["state"], True)

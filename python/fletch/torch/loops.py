@@ -102,7 +102,7 @@ def _in_order(dataset: EpochDataset, made: Iterator[Batch], workers: int) -> Ite
                 idle[batch.worker] = batch.ended
             else:
                 idle.pop(batch.worker, None)
-                dataset._job.hold(batch.held)
+                dataset._consumed.hold(batch)
                 waiting[batch.worker].append(batch)
             while all(queue or worker in idle for worker, queue in waiting.items()):
                 if (first := _first(waiting)) is None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Generator, Iterator
 
-from .. import _native
+from .. import FletchError, _native
 
 _log = logging.getLogger("fletch")
 
@@ -98,21 +99,24 @@ class Receiver:
         now, an empty one. ``ahead``: for those who go on until there are none, and wait for nobody: the next one is received
         while the last one is decoded.
         """
-        reader = self.job.reader(self.epoch, self.rank, worker, ahead)
+        silence = Silence(self.name, self.epoch)
+        reader = silence.wait(lambda _: self.job.reader(self.epoch, self.rank, worker, ahead))
         try:
-            return (yield from self._received(reader, collate))
+            return (yield from self._received(reader, collate, silence.over()))
         finally:
             reader.give_up()
 
-    def _received(self, reader: _native.Reader, collate: Callable[[list[Any]], Any]) -> Generator[Batch, None, str]:
+    def _received(
+        self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalled: int
+    ) -> Generator[Batch, None, str]:
         while True:
             silence = Silence(self.name, self.epoch)
-            status, told = reader.next(self.size, silence.tell)
-            stalled = silence.over()
+            status, told = silence.wait(partial(reader.next, self.size))
+            stalled += silence.over()
             if status in ("last", "done"):
                 return str(status)
             if told is None:
-                yield Batch(None, stalled_ns=stalled)
+                yield Batch(None)
                 continue
             token, leased, deliveries = told
             begun = time.monotonic_ns()
@@ -127,6 +131,7 @@ class Receiver:
                 raise
             prepared = time.monotonic_ns() - begun
             yield Batch(token, deliveries, nbytes, prepared, stalled, content)
+            stalled = 0
 
     def _sample(self, leased: Any) -> EpochSample:
         paths, views = leased.paths, leased.views()
@@ -158,6 +163,16 @@ class Silence:
         if not self.gone:
             _log.warning("%s waits for the server: %s", self.what, why)
         self.gone = True
+
+    def wait(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
+        """What a call comes to that is given `tell`: as long as its server is gone it is called again."""
+        while True:
+            try:
+                return call(self.tell)
+            except FletchError as error:
+                if not error.retryable:
+                    raise
+                self.tell(0.0, str(error))
 
     def over(self) -> int:
         """Nanoseconds stalled."""

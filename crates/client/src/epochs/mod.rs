@@ -52,7 +52,7 @@ impl Client {
         let want = [StatusCode::OK, StatusCode::CREATED];
         let request = || self.json_request(Method::POST, routes::JOBS, body.clone());
         let bytes = self.call(request, &want, Length::AtMost(JSON_BYTES_MAX)).await?;
-        Ok(self.handle(self.parse(&bytes)?))
+        Ok(self.declared(self.parse(&bytes)?))
     }
 
     /// A job that was declared.
@@ -60,7 +60,13 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; `not_found` when there is none of that id.
     pub async fn job(&self, id: &str) -> Result<JobHandle, ClientError> {
-        Ok(self.handle(self.get_json(&routes::job(id)).await?))
+        Ok(self.declared(self.get_json(&routes::job(id)).await?))
+    }
+
+    /// A job as it was when it was declared. Nobody is asked, and nothing is held through it yet.
+    #[must_use]
+    pub fn declared(&self, job: Job) -> JobHandle {
+        JobHandle { client: self.clone(), job: Arc::new(job), held: Arc::default() }
     }
 
     /// The tenant's jobs.
@@ -80,10 +86,6 @@ impl Client {
         let request = || self.request(Method::DELETE, &path);
         self.call(request, &[StatusCode::NO_CONTENT], Length::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
-    }
-
-    fn handle(&self, job: Job) -> JobHandle {
-        JobHandle { client: self.clone(), job: Arc::new(job), held: Arc::default() }
     }
 }
 
@@ -147,14 +149,18 @@ impl JobHandle {
         self.client.parse(&bytes)
     }
 
-    /// Renews every held lease for as long as this is polled: run it beside whatever holds leases. It returns only
+    /// Renews every held lease for as long as this is polled, at once those that are held already: how old they are is not
+    /// known. Run it beside whatever holds leases. It returns only
     /// when the server says that the job is gone; leases of an epoch or a rank that is gone are held no more.
     ///
     /// # Errors
     /// [`ClientError`] `not_found`; everything else is tried again.
     pub async fn keep_alive(&self) -> ClientError {
+        let mut due = !self.held.is_empty();
         loop {
-            self.held.due().await;
+            if !std::mem::replace(&mut due, false) {
+                self.held.due().await;
+            }
             for (epoch, rank, renew) in self.held.chunks(ACKS_MAX) {
                 let what = Acks { rank, acks: Vec::new(), renew };
                 match self.send_acks(epoch, &what).await {

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import subprocess
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch.multiprocessing
 import torch.utils.data
 
 import fletch
-from fletch.torch import DataLoader, EpochDataset, EpochSample, Selection, loops
+from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection, loops
 from conftest import BIN, Server
 
 SAMPLES = 150
@@ -59,6 +60,51 @@ def epochs(server: Server, job: str, **settings: Any) -> EpochDataset:
 
 def seen(batches: Iterator[torch.Tensor]) -> list[int]:
     return torch.cat(list(batches)).tolist()
+
+
+@pytest.fixture(scope="module")
+def keyed(server: Server) -> None:
+    """The dataset `keyed`: samples of two files that differ in their directories only, in a shard, in another one, in a
+    directory that is called as shards are, and in none."""
+    tree = server.scratch / "tree-keyed"
+    body = server.scratch / "keyed-body"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "loose.tar" / "cat").mkdir(parents=True)
+    for shard in ("0.tar", "deep/1.tar"):
+        with tarfile.open(tree / shard, "w") as tar:
+            for name in ("cat/0001", "dog/0001", "top"):
+                for extension in ("cls.txt", "jpg"):
+                    body.write_text(f"{shard} {name} {extension}")
+                    tar.add(body, arcname=f"{name}.{extension}")
+    for name in ("loose.tar/cat/0001", "deep/0001", "0001"):
+        for extension in ("cls.txt", "jpg"):
+            (tree / f"{name}.{extension}").write_text(f"{name} {extension}")
+    server.publish("keyed", tree, "--sample-rule", "stem")
+
+
+def texts(content: dict[str, Any]) -> dict[str, str]:
+    """A sample's content, as text."""
+    return {key: value if key == "__key__" else bytes(value[:40]).decode() for key, value in content.items()}
+
+
+def texts_of(sample: EpochSample) -> tuple[int, dict[str, str]]:
+    return sample.ordinal, texts(sample.content)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_keys_of_an_epoch_are_those_of_the_version(server: Server, keyed: None, workers: int) -> None:
+    client = fletch.Client(f"unix:{server.socket}", timeout=20)
+    version = client.resolve("keyed")
+    samples = version.samples()
+    by_index = zip(samples, MapDataset(version, texts, samples))
+    expected = {sample.ordinals[0]: content for sample, content in by_index}
+    assert sorted(content["__key__"] for content in expected.values()) == sorted(
+        ["cat/0001", "dog/0001", "top"] * 2 + ["loose.tar/cat/0001", "deep/0001", "0001", "0", "deep/1"]
+    )
+    dataset = EpochDataset(client, "keyed", job=f"keyed-{workers}", batch_size=2, transform=texts_of)
+    for _ in range(2):
+        batches = DataLoader(dataset, num_workers=workers, collate_fn=list)
+        assert dict(item for batch in batches for item in batch) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])

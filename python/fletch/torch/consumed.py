@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from .. import FletchError, _native
-from .receive import Batch, Silence
+from .receive import Batch, patiently
 
 _log = logging.getLogger("fletch")
 
@@ -164,16 +164,8 @@ class Consumed:
 
     def patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
         """A call that waits for a server that is gone, says so, and counts the time."""
-        silence = Silence(self._name, self._epoch)
-        while True:
-            try:
-                done = call(silence.tell)
-                break
-            except FletchError as error:
-                if not error.retryable:
-                    raise
-                silence.tell(0.0, str(error))
-        self.counts["stalled_ns"] += silence.over()
+        done, stalled_ns = patiently(self._name, self._epoch, call)
+        self.counts["stalled_ns"] += stalled_ns
         return done
 
 

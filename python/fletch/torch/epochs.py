@@ -16,6 +16,7 @@ import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
 from .consumed import COUNTED, Consumed
+from .keyed import Keys
 from .receive import Batch, EpochSample, Receiver, Told
 from .select import Selection, planned
 from .shared import Shared
@@ -132,7 +133,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self.job: str = info["name"]
         self.root: str = info["root"]
         self.steps: int = info["steps"]
-        self._keyed = client.resolve(f"{name}@{self.root}").sample_rule == "stem"
+        version = client.resolve(f"{name}@{self.root}")
+        self._keys = Keys(version) if version.sample_rule == "stem" else None
         self._visitation = visitation
         self._known = order != "substitute"
         self._begin(epoch)
@@ -248,7 +250,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self, worker: int, collate: Callable[[list[Any]], Any], ahead: bool = False
     ) -> Generator[Batch, None, str]:
         """What a worker receives of the epoch: see `Receiver.leases`."""
-        receiver = Receiver(self._job, self.job, self.epoch, self.rank, self.batch_size, self._keyed, self.transform)
+        receiver = Receiver(self._job, self.job, self.epoch, self.rank, self.batch_size, self._keys, self.transform)
         return receiver.leases(worker, collate, ahead)
 
     def __iter__(self) -> Iterator[Any]:

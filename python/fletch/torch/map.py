@@ -10,6 +10,8 @@ from typing import Any, Callable, Sequence, Union, overload
 import torch.utils.data
 
 from .. import Sample, Version
+from .keyed import content as by_extension
+from .keyed import extension
 from .reads import ByIndex
 
 Content = Union[memoryview, "dict[str, Any]"]
@@ -68,8 +70,7 @@ class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
             if sample.alone:
                 content = next(views)
             else:
-                content = {"__key__": sample.key}
-                content.update((self._extension(o), next(views)) for o in sample.ordinals)
+                content = by_extension(sample.key, map(self._extension, sample.ordinals), views)
             items.append(content if self.transform is None else self.transform(content))
         return items
 
@@ -82,8 +83,7 @@ class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
     def _extension(self, ordinal: int) -> str:
         known = self._extensions.get(ordinal)
         if known is None:
-            name = self.version.entry(ordinal).path.rsplit("/", 1)[-1]
-            known = self._extensions[ordinal] = name.partition(".")[2]
+            known = self._extensions[ordinal] = extension(self.version.entry(ordinal).path)
         return known
 
     def __repr__(self) -> str:

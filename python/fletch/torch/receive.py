@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Generator, Iterator
 
-from .. import _native
+from .. import FletchError, _native
+from .keyed import Keys, content, extension
 
 _log = logging.getLogger("fletch")
 
@@ -79,7 +80,7 @@ class Receiver:
         epoch: which epoch.
         rank: whose leases.
         size: samples of a lease, at most.
-        keyed: whether samples have keys.
+        keys: of the samples, where they have any.
         transform: what makes an item of a sample.
     """
 
@@ -88,7 +89,7 @@ class Receiver:
     epoch: int
     rank: int
     size: int
-    keyed: bool
+    keys: Keys | None
     transform: Callable[[EpochSample], Any] | None
 
     def leases(
@@ -117,24 +118,27 @@ class Receiver:
             token, leased, deliveries = told
             begun = time.monotonic_ns()
             try:
-                samples = [self._sample(one) for one in leased]
+                keys, waited = patiently(self.name, self.epoch, lambda _: [self._key(one) for one in leased])
+                stalled += waited
+                samples = [_sample(one, key) for one, key in zip(leased, keys)]
                 nbytes = sum(_nbytes(s.content) for s in samples)
                 items = [s.content if self.transform is None else self.transform(s) for s in samples]
-                content = collate(items)
+                collated = collate(items)
             except BaseException:
                 # Nobody gets this batch: it is not renewed for as long as this process lives.
                 self.job.drop_lease(token)
                 raise
-            prepared = time.monotonic_ns() - begun
-            yield Batch(token, deliveries, nbytes, prepared, stalled, content)
+            prepared = time.monotonic_ns() - begun - waited
+            yield Batch(token, deliveries, nbytes, prepared, stalled, collated)
 
-    def _sample(self, leased: Any) -> EpochSample:
-        paths, views = leased.paths, leased.views()
-        content: Any = views[0]
-        if self.keyed:
-            names = [path.rsplit("/", 1)[-1].partition(".") for path in paths]
-            content = {"__key__": names[0][0], **{n[2]: view for n, view in zip(names, views)}}
-        return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy)
+    def _key(self, leased: _native.Leased) -> str | None:
+        return None if self.keys is None else self.keys.of(leased.paths[0], leased.ordinal)
+
+
+def _sample(leased: _native.Leased, key: str | None) -> EpochSample:
+    paths, views = leased.paths, leased.views()
+    what = views[0] if key is None else content(key, map(extension, paths), views)
+    return EpochSample(what, paths[0], leased.number, leased.ordinal, leased.copy)
 
 
 class Told:
@@ -166,6 +170,18 @@ class Silence:
         stalled = time.monotonic_ns() - self.begun
         _log.warning("%s goes on after %.1f s", self.what, stalled / 1e9)
         return stalled
+
+
+def patiently(name: str, epoch: int, call: Callable[[Callable[[float, str], None]], Any]) -> tuple[Any, int]:
+    """A call that waits for a server that is gone, and says so: what it gave, and the nanoseconds stalled."""
+    silence = Silence(name, epoch)
+    while True:
+        try:
+            return call(silence.tell), silence.over()
+        except FletchError as error:
+            if not error.retryable:
+                raise
+            silence.tell(0.0, str(error))
 
 
 def _nbytes(content: Any) -> int:

@@ -419,6 +419,16 @@ def test_rank_and_world_come_from_torch_distributed(server: Server, tree: Path, 
     assert set(said[0][3]) | set(said[1][3]) == set(range(SAMPLES))
 
 
+def test_lengths_are_samples_and_steps(server: Server, tree: Path) -> None:
+    for tail, ranks, samples, steps in (("keep", 1, 150, 19), ("drop", 1, 144, 18), ("drop", 2, 72, 9), ("pad", 2, 80, 10)):
+        dataset = epochs(server, f"len-{tail}-{ranks}", rank=0, ranks=ranks, tail=tail)
+        assert (len(dataset), dataset.steps, len(DataLoader(dataset))) == (samples, steps, steps)
+        if ranks == 1:
+            # Torch's own loader counts batches of its own size, and schedules are as long as it says.
+            loader = torch.utils.data.DataLoader(dataset, batch_size=10)
+            assert len(loader) == -(-samples // 10) == len(list(loader))
+
+
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:
     dataset = epochs(server, "plain")
     got = seen(iter(torch.utils.data.DataLoader(dataset, batch_size=10)))

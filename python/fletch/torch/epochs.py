@@ -132,7 +132,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         info = self._job.info()
         self.job: str = info["name"]
         self.root: str = info["root"]
+        #: Steps of an epoch of one rank.
         self.steps: int = info["steps"]
+        #: Where a last step may be short, the samples of all.
+        self._kept: int | None = info["entries"] if spec["world"]["tail"] == "keep" else None
         version = client.resolve(f"{name}@{self.root}")
         self._keys = Keys(version) if version.sample_rule == "stem" else None
         self._visitation = visitation
@@ -177,8 +180,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             self._shared.at(epoch)
 
     def __len__(self) -> int:
-        """Steps of an epoch of one rank."""
-        return self.steps
+        """Samples of an epoch of this rank, those that fill up a last step included; with ``order="replay"`` as many at most.
+        `steps` is how many steps they are.
+        """
+        whole = self.steps * self.batch_size
+        return whole if self._kept is None else min(whole, self._kept)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker's copy receives; what was consumed is known where the loop runs.

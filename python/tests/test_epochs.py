@@ -7,7 +7,9 @@ import copy
 import errno
 import json
 import multiprocessing
+import multiprocessing.reduction
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -427,6 +429,31 @@ def test_lengths_are_samples_and_steps(server: Server, tree: Path) -> None:
             # Torch's own loader counts batches of its own size, and schedules are as long as it says.
             loader = torch.utils.data.DataLoader(dataset, batch_size=10)
             assert len(loader) == -(-samples // 10) == len(list(loader))
+
+
+def test_views_come_from_workers(server: Server, tree: Path) -> None:
+    client = fletch.Client(f"unix:{server.socket}", timeout=20)
+    by_index = MapDataset(client.resolve("numbered"))
+    expected = sorted(p.read_bytes() for p in tree.iterdir())
+    by_epoch = epochs(server, "views", transform=None)
+    others = {"collate_fn": list, "num_workers": 1, "timeout": 60}
+    for loader in (
+        DataLoader(by_index, 16, **others),
+        torch.utils.data.DataLoader(by_index, 16, **others),
+        DataLoader(by_epoch, **others),
+        torch.utils.data.DataLoader(by_epoch, 16, **others),
+    ):
+        views = [view for batch in loader for view in batch]
+        assert sorted(map(bytes, views)) == expected
+        assert all(isinstance(v, memoryview) and v.readonly and v.format == "B" for v in views)
+
+
+def test_other_views_keep_format_and_shape() -> None:
+    numbers = memoryview(bytearray(range(24)))
+    for view in (numbers.cast("H"), numbers.cast("B", (2, 3, 4)), numbers[::3], memoryview(b""), numbers.cast("I")[:0]):
+        arrived = pickle.loads(multiprocessing.reduction.ForkingPickler.dumps(view))
+        assert (arrived.format, arrived.shape, arrived.tolist()) == (view.format, view.shape, view.tolist())
+        assert arrived.readonly
 
 
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:

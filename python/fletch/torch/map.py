@@ -24,7 +24,7 @@ class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
         version: what to read.
         transform: called with the content of each sample (below); what it returns is the item. It
             runs in the process that reads. Without one the item is the content itself, which the
-            default collation of torch cannot stack: give the loader a ``collate_fn``.
+            default collation of torch cannot stack: give the loader a ``collate_fn``. From a worker views come as copies.
         samples: which samples, in which order; all of ``version.samples()`` when absent.
 
     A sample of one file is a read-only ``memoryview`` of its bytes, of format ``B`` and shape ``(bytes,)``. A sample with a key of its own

@@ -456,6 +456,15 @@ def test_other_views_keep_format_and_shape() -> None:
         assert arrived.readonly
 
 
+def test_a_rank_that_nobody_named_is_refused(server: Server, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(fletch.Invalid, match="after torch.distributed.init_process_group, or give rank and ranks"):
+        epochs(server, "unnamed")
+    assert epochs(server, "named", rank=1, ranks=2).rank == 1
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert epochs(server, "unnamed").ranks == 1
+
+
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:
     dataset = epochs(server, "plain")
     got = seen(iter(torch.utils.data.DataLoader(dataset, batch_size=10)))

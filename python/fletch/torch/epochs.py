@@ -46,7 +46,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         batch_size: samples of one step of one rank.
         transform: called with each `EpochSample`; what it returns is the item. Without one it is ``content``.
         rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
-            initialised, else 0 of 1.
+            initialised, else 0 of 1. Where ``WORLD_SIZE`` says that there are several, it must be, or they must be given.
         order: ``"substitute"`` (any sample that is still due will do: the fastest), ``"strict"`` (a permutation that the
             seed fixes), ``"bucketed"`` (strict, and all ranks' samples of one step are of one bucket) or ``"replay"`` (what
             each rank consumed of an earlier epoch, in that order).
@@ -484,6 +484,13 @@ def _rank(rank: int | None, ranks: int | None) -> tuple[int, int]:
 
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    # As torchrun and its like say it.
+    world = os.environ.get("WORLD_SIZE", "")
+    if world.isdecimal() and int(world) > 1:
+        raise Invalid(
+            f"WORLD_SIZE is {world}, and torch.distributed is not initialised: every rank would be 0 of 1; make the "
+            "dataset after torch.distributed.init_process_group, or give rank and ranks"
+        )
     return 0, 1
 
 

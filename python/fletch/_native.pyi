@@ -5,6 +5,9 @@ from typing import Any, Callable, Sequence, TypeAlias, final
 
 __version__: str
 
+#: Samples of a lease, at most.
+LEASE_MAX: int
+
 @final
 class Buffer:
     """Immutable bytes that were received; what the views of `Version.read` are of."""

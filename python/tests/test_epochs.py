@@ -465,6 +465,13 @@ def test_a_rank_that_nobody_named_is_refused(server: Server, tree: Path, monkeyp
     assert epochs(server, "unnamed").ranks == 1
 
 
+def test_a_batch_is_no_longer_than_a_lease(server: Server, tree: Path) -> None:
+    with pytest.raises(fletch.Invalid, match="batch_size is 4097; a batch is a lease, which has 1 to 4096 samples"):
+        epochs(server, "too-long", batch_size=4097)
+    longest = epochs(server, "longest", batch_size=4096)
+    assert sorted(seen(iter(DataLoader(longest)))) == list(range(SAMPLES))
+
+
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:
     dataset = epochs(server, "plain")
     got = seen(iter(torch.utils.data.DataLoader(dataset, batch_size=10)))

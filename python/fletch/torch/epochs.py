@@ -43,7 +43,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared.
         job: the job's name. The same name with the same settings goes on with the same job; with another number of ranks
             only after `load_state_dict`.
-        batch_size: samples of one step of one rank.
+        batch_size: samples of one step of one rank, at most 4,096 (those of a lease).
         transform: called with each `EpochSample`; what it returns is the item. Without one it is ``content``.
         rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
             initialised, else 0 of 1. Where ``WORLD_SIZE`` says that there are several, it must be, or they must be given.
@@ -100,8 +100,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         epoch: int = 0,
     ) -> None:
         self.rank, self.ranks = _rank(rank, ranks)
-        if batch_size < 1:
-            raise Invalid(f"batch_size is {batch_size}; it must be at least 1")
+        if not 1 <= batch_size <= _native.LEASE_MAX:
+            raise Invalid(f"batch_size is {batch_size}; a batch is a lease, which has 1 to {_native.LEASE_MAX} samples")
         self.batch_size = batch_size
         self.transform = transform
         self.epoch = epoch

@@ -25,7 +25,7 @@ import torch.multiprocessing
 import torch.utils.data
 
 import fletch
-from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection, loops
+from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection, loops, notes
 from conftest import BIN, Server
 
 SAMPLES = 150
@@ -210,6 +210,36 @@ def test_what_ranks_saved_is_verified_by_the_command(server: Server, tree: Path,
     assert verify() == 1
     notes.write_text(text[:-5] + ("0" if text[-5] != "0" else "1") + text[-4:])
     assert verify() == 1
+
+
+def test_notes_are_whole_lines_of_one_epoch(server: Server, tree: Path, tmp_path: Path) -> None:
+    dataset = epochs(server, "lines", plan={"echo": {"copies": 2}})
+    file = tmp_path / "0.notes"
+    with pytest.raises(fletch.Invalid, match="no batch in hand"):
+        dataset.append_notes(file)
+    for i, _ in enumerate(DataLoader(dataset, num_workers=2)):
+        dataset.append_notes(file)
+        if i % 10 == 3:
+            # A crash tore the next line, and another process goes on with the file.
+            with open(file, "ab") as torn:
+                torn.write(b"12 0 0123")
+    text = file.read_text().splitlines()
+    assert text[0] == f"fletch.notes 1 {dataset.root} 0" and len(text) == 1 + 2 * SAMPLES
+    command = [BIN / "fletch", "receipt", "verify", file, "--job", "lines", "--epoch", "0"]
+    command += ["--server", f"unix:{server.socket}"]
+    assert subprocess.run(command, check=False).returncode == 0
+    file.write_text("\n".join(text[:-1]) + "\n")
+    assert subprocess.run(command, check=False).returncode == 1
+    # A first line that was torn is written again; what is no file of notes of this epoch is left alone.
+    for torn in ("", text[0][:20], text[0]):
+        file.write_text(torn)
+        notes.append(file, f"{text[0]}\n", "more\n")
+        assert file.read_text() == f"{text[0]}\nmore\n"
+    for other in ("diary", text[0][:-1] + "7\n", "fletch.notes 1\n"):
+        file.write_text(other)
+        with pytest.raises(fletch.Invalid, match="begins with"):
+            notes.append(file, f"{text[0]}\n", "more\n")
+        assert file.read_text() == other
 
 
 @pytest.mark.parametrize("lost", [True, False])

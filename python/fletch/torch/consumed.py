@@ -62,6 +62,10 @@ class Consumed:
         """Whether a batch is in hand, or consumed and not acknowledged."""
         return len(self._taken) > 0
 
+    def in_hand(self) -> Batch | None:
+        """The batch that the loop has, and has not said that it is consumed."""
+        return self._taken[-1].batch if self._taken and self._taken[-1].stepped_ns is None else None
+
     def take(self, batch: Batch, waited_ns: int) -> None:
         """A batch is in hand: from now on this process holds its lease."""
         self._heard = time.monotonic() if self._heard is None else self._heard

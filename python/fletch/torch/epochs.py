@@ -15,6 +15,7 @@ from typing import Any, Callable, Generator, Iterator, Sequence
 import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
+from . import notes
 from .consumed import COUNTED, Consumed
 from .keyed import Keys
 from .receive import Batch, EpochSample, Receiver, Told
@@ -381,13 +382,30 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """
         said = self.received()
         delivered, value = int.from_bytes(said[:8], "little"), said[8:].hex()
-        text = f"fletch.notes 1 {self.root} {self.epoch}\nsum {delivered} {value}\n"
+        text = f"{notes.head(self.root, self.epoch)}sum {delivered} {value}\n"
         part = f"{os.fspath(path)}.part"
         with open(part, "w", encoding="ascii") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+
+    def append_notes(self, path: str | os.PathLike[str]) -> None:
+        """Writes down, sample by sample, that the batch in hand was consumed: lines at the end of a file of notes, durable when
+        this returns. ``fletch receipt verify`` holds the files of all processes against the receipt, whatever was killed.
+
+        Call it once a batch, after its step, before the next one is asked for and before `state_dict`. A file is of one
+        epoch, and of one process at a time; one that was killed may be followed by another with the same file.
+
+        Raises:
+            Invalid: there is no batch in hand (there is one in a loop over `fletch.torch.DataLoader` only), or the file is none of
+                this epoch.
+            OSError: the file cannot be written.
+        """
+        batch = self._consumed.in_hand()
+        if batch is None:
+            raise Invalid(f"job {self.job}: there is no batch in hand to write down")
+        notes.append(path, notes.head(self.root, self.epoch), notes.lines(batch))
 
     def ledger(self, epoch: int | None = None) -> bytes:
         """The log of an epoch, the current one when absent: what was granted to whom, and acknowledged. It can be

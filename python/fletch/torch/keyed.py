@@ -10,7 +10,7 @@ from typing import Any, Iterable
 from .. import Version
 
 
-def content(key: str, extensions: Iterable[str], views: Iterable[memoryview]) -> dict[str, Any]:
+def by_extension(key: str, extensions: Iterable[str], views: Iterable[memoryview]) -> dict[str, Any]:
     """A view of each file by its extension, and ``"__key__"``."""
     return {"__key__": key, **dict(zip(extensions, views))}
 

@@ -10,8 +10,7 @@ from typing import Any, Callable, Sequence, Union, overload
 import torch.utils.data
 
 from .. import Sample, Version
-from .keyed import content as by_extension
-from .keyed import extension
+from .keyed import by_extension, extension
 from .reads import ByIndex
 
 Content = Union[memoryview, "dict[str, Any]"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Generator, Iterator
 
 from .. import FletchError, _native
-from .keyed import Keys, content, extension
+from .keyed import Keys, by_extension, extension
 
 _log = logging.getLogger("fletch")
 
@@ -137,7 +137,7 @@ class Receiver:
 
 def _sample(leased: _native.Leased, key: str | None) -> EpochSample:
     paths, views = leased.paths, leased.views()
-    what = views[0] if key is None else content(key, map(extension, paths), views)
+    what = views[0] if key is None else by_extension(key, map(extension, paths), views)
     return EpochSample(what, paths[0], leased.number, leased.ordinal, leased.copy)
 
 

@@ -5,6 +5,9 @@ from typing import Any, Callable, Sequence, TypeAlias, final
 
 __version__: str
 
+#: Samples of a lease, at most.
+LEASE_MAX: int
+
 @final
 class Buffer:
     """Immutable bytes that were received; what the views of `Version.read` are of."""
@@ -179,7 +182,10 @@ class Version:
             sample, as `samples` has them, its directory's index there; -1 for a sample in none.
         """
     def read(self, item: int | str) -> memoryview:
-        """A whole file, by its ordinal or path, as a read-only view of format ``B``, without a copy.
+        """A whole file, by its ordinal or path, as a read-only view of format ``B``.
+
+        It is of the bytes as they were received, without a copy, but for a file of at most 16 KiB, which is copied out of an answer
+        that others share, and for one that came in several pieces, as all of more than 16 MiB do: these are put together.
 
         Raises:
             NotFound: there is no such entry.

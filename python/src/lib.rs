@@ -5,7 +5,9 @@
 //! child what its parent made.
 //!
 //! Invariants
-//! 1. Bytes handed to Python were hashed here after they came (I1), and are not copied on the way.
+//! 1. Bytes handed to Python were hashed here after they came (I1). They are not copied on the
+//!    way, but for files of at most 16 KiB, out of an answer that others share, and those that came in several pieces (all of
+//!    more than 16 MiB), which are put together.
 //! 2. Every call ends within the client's timeout, or at the next signal that raises.
 //! 3. What is here is bounded: one runtime a process, tables up to [`version::TABLES_BYTES`].
 
@@ -46,5 +48,6 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(version::revive_version, m)?)?;
     m.add_function(wrap_pyfunction!(process::before_fork, m)?)?;
     m.add_function(wrap_pyfunction!(process::after_fork_in_child, m)?)?;
+    m.add("LEASE_MAX", fletch_api::epochs::WANT_MAX)?;
     m.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -84,11 +84,11 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.kill()
 
-    def publish(self, name: str, tree: Path) -> str:
-        """Indexes and registers a tree; its root."""
+    def publish(self, name: str, tree: Path, *more: str) -> str:
+        """Indexes, with `more` arguments, and registers a tree; its root."""
         tables = self.scratch / f"tables-{name}"
         state = self.scratch / f"index-{name}"
-        index = [BIN / "fletch", "index", tree, "--to", tables, "--state-dir", state, "--quiet"]
+        index = [BIN / "fletch", "index", tree, "--to", tables, "--state-dir", state, "--quiet", *more]
         root = subprocess.run(index, check=True, capture_output=True, text=True).stdout.strip()
         self.register(name, tree, tables)
         return root

@@ -9,10 +9,13 @@ import itertools
 import json
 import logging
 import multiprocessing
+import multiprocessing.reduction
 import os
+import pickle
 import random
 import signal
 import subprocess
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -24,7 +27,7 @@ import torch.multiprocessing
 import torch.utils.data
 
 import fletch
-from fletch.torch import DataLoader, EpochDataset, EpochSample, Selection, loops
+from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection, loops, notes
 from conftest import BIN, Server
 
 SAMPLES = 150
@@ -61,6 +64,51 @@ def epochs(server: Server, job: str, **settings: Any) -> EpochDataset:
 
 def seen(batches: Iterator[torch.Tensor]) -> list[int]:
     return torch.cat(list(batches)).tolist()
+
+
+@pytest.fixture(scope="module")
+def keyed(server: Server) -> None:
+    """The dataset `keyed`: samples of two files that differ in their directories only, in a shard, in another one, in a
+    directory that is called as shards are, and in none."""
+    tree = server.scratch / "tree-keyed"
+    body = server.scratch / "keyed-body"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "loose.tar" / "cat").mkdir(parents=True)
+    for shard in ("0.tar", "deep/1.tar"):
+        with tarfile.open(tree / shard, "w") as tar:
+            for name in ("cat/0001", "dog/0001", "top"):
+                for extension in ("cls.txt", "jpg"):
+                    body.write_text(f"{shard} {name} {extension}")
+                    tar.add(body, arcname=f"{name}.{extension}")
+    for name in ("loose.tar/cat/0001", "deep/0001", "0001"):
+        for extension in ("cls.txt", "jpg"):
+            (tree / f"{name}.{extension}").write_text(f"{name} {extension}")
+    server.publish("keyed", tree, "--sample-rule", "stem")
+
+
+def texts(content: dict[str, Any]) -> dict[str, str]:
+    """A sample's content, as text."""
+    return {key: value if key == "__key__" else bytes(value[:40]).decode() for key, value in content.items()}
+
+
+def texts_of(sample: EpochSample) -> tuple[int, dict[str, str]]:
+    return sample.ordinal, texts(sample.content)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_keys_of_an_epoch_are_those_of_the_version(server: Server, keyed: None, workers: int) -> None:
+    client = fletch.Client(f"unix:{server.socket}", timeout=20)
+    version = client.resolve("keyed")
+    samples = version.samples()
+    by_index = zip(samples, MapDataset(version, texts, samples))
+    expected = {sample.ordinals[0]: content for sample, content in by_index}
+    assert sorted(content["__key__"] for content in expected.values()) == sorted(
+        ["cat/0001", "dog/0001", "top"] * 2 + ["loose.tar/cat/0001", "deep/0001", "0001", "0", "deep/1"]
+    )
+    dataset = EpochDataset(client, "keyed", job=f"keyed-{workers}", batch_size=2, transform=texts_of)
+    for _ in range(2):
+        batches = DataLoader(dataset, num_workers=workers, collate_fn=list)
+        assert dict(item for batch in batches for item in batch) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -210,6 +258,36 @@ def test_what_ranks_saved_is_verified_by_the_command(server: Server, tree: Path,
     assert verify() == 1
     notes.write_text(text[:-5] + ("0" if text[-5] != "0" else "1") + text[-4:])
     assert verify() == 1
+
+
+def test_notes_are_whole_lines_of_one_epoch(server: Server, tree: Path, tmp_path: Path) -> None:
+    dataset = epochs(server, "lines", plan={"echo": {"copies": 2}})
+    file = tmp_path / "0.notes"
+    with pytest.raises(fletch.Invalid, match="no batch in hand"):
+        dataset.append_notes(file)
+    for i, _ in enumerate(DataLoader(dataset, num_workers=2)):
+        dataset.append_notes(file)
+        if i % 10 == 3:
+            # A crash tore the next line, and another process goes on with the file.
+            with open(file, "ab") as torn:
+                torn.write(b"12 0 0123")
+    text = file.read_text().splitlines()
+    assert text[0] == f"fletch.notes 1 {dataset.root} 0" and len(text) == 1 + 2 * SAMPLES
+    command = [BIN / "fletch", "receipt", "verify", file, "--job", "lines", "--epoch", "0"]
+    command += ["--server", f"unix:{server.socket}"]
+    assert subprocess.run(command, check=False).returncode == 0
+    file.write_text("\n".join(text[:-1]) + "\n")
+    assert subprocess.run(command, check=False).returncode == 1
+    # A first line that was torn is written again; what is no file of notes of this epoch is left alone.
+    for torn in ("", text[0][:20], text[0]):
+        file.write_text(torn)
+        notes.append(file, f"{text[0]}\n", "more\n")
+        assert file.read_text() == f"{text[0]}\nmore\n"
+    for other in ("diary", text[0][:-1] + "7\n", "fletch.notes 1\n"):
+        file.write_text(other)
+        with pytest.raises(fletch.Invalid, match="begins with"):
+            notes.append(file, f"{text[0]}\n", "more\n")
+        assert file.read_text() == other
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -419,6 +497,57 @@ def test_rank_and_world_come_from_torch_distributed(server: Server, tree: Path, 
     # 150 samples in 19 steps of 8: two fill up the last one.
     assert [len(s[3]) for s in said] == [76, 76]
     assert set(said[0][3]) | set(said[1][3]) == set(range(SAMPLES))
+
+
+def test_lengths_are_samples_and_steps(server: Server, tree: Path) -> None:
+    for tail, ranks, samples, steps in (("keep", 1, 150, 19), ("drop", 1, 144, 18), ("drop", 2, 72, 9), ("pad", 2, 80, 10)):
+        dataset = epochs(server, f"len-{tail}-{ranks}", rank=0, ranks=ranks, tail=tail)
+        assert (len(dataset), dataset.steps, len(DataLoader(dataset))) == (samples, steps, steps)
+        if ranks == 1:
+            # Torch's own loader counts batches of its own size, and schedules are as long as it says.
+            loader = torch.utils.data.DataLoader(dataset, batch_size=10)
+            assert len(loader) == -(-samples // 10) == len(list(loader))
+
+
+def test_views_come_from_workers(server: Server, tree: Path) -> None:
+    client = fletch.Client(f"unix:{server.socket}", timeout=20)
+    by_index = MapDataset(client.resolve("numbered"))
+    expected = sorted(p.read_bytes() for p in tree.iterdir())
+    by_epoch = epochs(server, "views", transform=None)
+    others = {"collate_fn": list, "num_workers": 1, "timeout": 60}
+    for loader in (
+        DataLoader(by_index, 16, **others),
+        torch.utils.data.DataLoader(by_index, 16, **others),
+        DataLoader(by_epoch, **others),
+        torch.utils.data.DataLoader(by_epoch, 16, **others),
+    ):
+        views = [view for batch in loader for view in batch]
+        assert sorted(map(bytes, views)) == expected
+        assert all(isinstance(v, memoryview) and v.readonly and v.format == "B" for v in views)
+
+
+def test_other_views_keep_format_and_shape() -> None:
+    numbers = memoryview(bytearray(range(24)))
+    for view in (numbers.cast("H"), numbers.cast("B", (2, 3, 4)), numbers[::3], memoryview(b""), numbers.cast("I")[:0]):
+        arrived = pickle.loads(multiprocessing.reduction.ForkingPickler.dumps(view))
+        assert (arrived.format, arrived.shape, arrived.tolist()) == (view.format, view.shape, view.tolist())
+        assert arrived.readonly
+
+
+def test_a_rank_that_nobody_named_is_refused(server: Server, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(fletch.Invalid, match="after torch.distributed.init_process_group, or give rank and ranks"):
+        epochs(server, "unnamed")
+    assert epochs(server, "named", rank=1, ranks=2).rank == 1
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert epochs(server, "unnamed").ranks == 1
+
+
+def test_a_batch_is_no_longer_than_a_lease(server: Server, tree: Path) -> None:
+    with pytest.raises(fletch.Invalid, match="batch_size is 4097; a batch is a lease, which has 1 to 4096 samples"):
+        epochs(server, "too-long", batch_size=4097)
+    longest = epochs(server, "longest", batch_size=4096)
+    assert sorted(seen(iter(DataLoader(longest)))) == list(range(SAMPLES))
 
 
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:

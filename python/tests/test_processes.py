@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import torch.multiprocessing
 
 import fletch
 import fletch.torch
-from conftest import Server, in_child, serving, sockets_of, until
+from conftest import BIN, Server, in_child, serving, sockets_of, until
 from fletch.torch import loader
 from test_epochs import SAMPLES, epochs, make_tree, seen
 
@@ -235,6 +237,64 @@ if __name__ == "__main__":
         for batch in loader:
             print("step", flush=True)
 """
+
+
+WRITING = """
+import os, sys, time, fletch, fletch.torch
+def number(sample): return sample.ordinal
+if __name__ == "__main__":
+    server, notes = sys.argv[1:]
+    client = fletch.Client(server, timeout=20)
+    data = fletch.torch.EpochDataset(client, "files", job="killed", batch_size=8, transform=number)
+    for batch in fletch.torch.DataLoader(data, num_workers=2):
+        time.sleep(0.06)
+        data.append_notes(notes)
+        print(*batch.tolist(), flush=True)
+    print("end", flush=True)
+"""
+
+
+def test_what_a_killed_process_wrote_down_agrees_with_the_receipt(own_server: Server, tmp_path: Path) -> None:
+    """No state was saved: what was in hand at a kill comes again, and nothing else does."""
+    tree = own_server.scratch / "tree-files"
+    tree.mkdir()
+    for i in range(600):
+        (tree / f"{i:03}").write_bytes(random.Random(i).randbytes(i))
+    own_server.publish("files", tree)
+    script = tmp_path / "train.py"
+    script.write_text(WRITING)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    files, ended = [], False
+    for run in range(4):
+        files.append(tmp_path / f"{run}.notes")
+        child = subprocess.Popen(
+            [sys.executable, script, own_server.url, files[-1]], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert child.stdout is not None
+        try:
+            first = child.stdout.readline()
+            assert first not in ("", "end\n"), f"run {run} has nothing left to do"
+            if run < 3:
+                time.sleep(chance.uniform(0, 0.5))
+                child.kill()
+            ended = child.stdout.read().endswith("end\n")
+            assert ended == (run == 3) and (child.wait(60) == 0) == ended
+            until("its workers end, too", lambda: group_of(child.pid) == [])
+        finally:
+            if group_of(child.pid):
+                os.killpg(child.pid, signal.SIGKILL)
+    verify = [BIN / "fletch", "receipt", "verify", *files, "--job", "killed", "--epoch", "0", "--server", own_server.url]
+    verified = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    # Ordinal and lease of each line that is whole.
+    told = [[(line.split()[0], line.split()[3]) for line in f.read_text().split("\n")[1:-1]] for f in files]
+    times = collections.Counter(ordinal for lines in told for ordinal, _ in lines)
+    assert times.keys() == {str(i) for i in range(600)}
+    # Of each run that was killed the last lease may not have been acknowledged.
+    open_then = collections.Counter(o for lines in told[:3] for o, lease in lines if lease == lines[-1][1])
+    assert all(n <= 1 + open_then[ordinal] for ordinal, n in times.items())
 
 
 def group_of(group: int) -> list[str]:

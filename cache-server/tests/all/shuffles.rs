@@ -1,5 +1,6 @@
 //! How random the orders are that a real server delivers: positions, neighbours, chunk-mates, and what repeats from epoch
-//! to epoch. Bounds are far from what is delivered, also on a slow machine, so that only a defect crosses them.
+//! to epoch. Bounds are well beyond what is delivered, also on a slow machine, so that only a defect crosses them, and below
+//! what defects had.
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, routes};
@@ -18,10 +19,16 @@ const SAMPLES: usize = 3_800;
 const BYTES: usize = 16 << 10;
 const LEASE: u32 = 32;
 const EPOCHS: usize = 3;
-/// Delivered: .23 to .30. Units handed out each in one burst would have .9.
+/// Delivered: .17 to .30. Units handed out each in one burst would have .9.
 const MATES_MOST: f64 = 0.6;
-/// Delivered: .46 to .78, since the sweep goes round one ring, a little stirred. The same order again would have 1.
+/// Delivered: .33 to .80, since the sweep goes round one ring, a little stirred. The same order again would have 1.
 const AGAIN_MOST: f64 = 0.97;
+
+/// A uniform shuffle has 49 ± 10; delivered, over 26 seeds, also on a machine with too little time: 41 ± 7, at most 58. Samples that
+/// are read alone come by their numbers: an order with many of them (a disk that refused units) had 172.
+const CHI2_MOST: f64 = 110.0;
+/// Either way. A uniform shuffle has 0 ± .016; delivered: .004 ± .015, at most .05. That order had .09.
+const SERIAL_MOST: f64 = 0.08;
 
 /// One job on its way, and its orders so far.
 struct Reading {
@@ -140,10 +147,8 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
                 "{}: epoch {epoch}: chi2 {chi2:.1}, serial {serial:.3}, {seen:?}",
                 reading.job.info().name
             );
-            // A uniform shuffle has 49 ± 10 and 0 ± .016; delivered are 35 to 60 and up to .04. Samples that are read alone come by
-            // their numbers, so that an order with many of them (a disk that refused units) had 172 and .09.
-            assert!(chi2 < 500.0, "numbers have their places: {chi2}");
-            assert!(serial.abs() < 0.25, "neighbours are alike: {serial}");
+            assert!(chi2 < CHI2_MOST, "numbers have their places: {chi2}");
+            assert!(serial.abs() < SERIAL_MOST, "neighbours are alike: {serial}");
             assert_eq!(said.delivered, seen.delivered);
             for (ours, theirs) in
                 [(seen.near, said.near), (seen.near10, said.near10), (seen.mates, said.mates)]
@@ -201,6 +206,6 @@ async fn what_is_not_kept_for_an_order_does_not_shape_it() {
     println!("chi2 {chi2:.1}, {said:?}");
     // Handed out chunk by chunk, near was 23.
     assert!(said.delivered == SAMPLES as u64 && said.near10 < 2.0, "{said:?}");
-    assert!(chi2 < 150.0, "numbers have their places: {chi2}");
+    assert!(chi2 < CHI2_MOST, "numbers have their places: {chi2}");
     node.running.shutdown().await;
 }

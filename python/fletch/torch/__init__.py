@@ -9,6 +9,7 @@ All of them work with any number of workers, started by fork, spawn or forkserve
 they were used before: each process makes connections of its own.
 """
 
+from . import views as _views
 from .epochs import EpochDataset
 from .images import IMAGE_EXTENSIONS, ImageFolder
 from .loader import DataLoader

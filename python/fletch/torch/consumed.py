@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from .. import FletchError, _native
-from .receive import Batch, Silence
+from .receive import Batch, patiently
 
 _log = logging.getLogger("fletch")
 
@@ -65,6 +65,10 @@ class Consumed:
     def samples_open(self) -> int:
         """How many samples that is, pads included."""
         return sum(taken.batch.held[3] for taken in self._taken)
+
+    def in_hand(self) -> Batch | None:
+        """The batch that the loop has, and has not said that it is consumed."""
+        return self._taken[-1].batch if self._taken and self._taken[-1].stepped_ns is None else None
 
     def take(self, batch: Batch, waited_ns: int) -> None:
         """A batch is in hand, and this process holds its lease."""
@@ -172,9 +176,8 @@ class Consumed:
 
     def patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
         """A call that waits for a server that is gone, says so, and counts the time."""
-        silence = Silence(self._name, self._epoch)
-        done = silence.wait(call)
-        self.counts["stalled_ns"] += silence.over()
+        done, stalled_ns = patiently(self._name, self._epoch, call)
+        self.counts["stalled_ns"] += stalled_ns
         return done
 
 

@@ -15,7 +15,9 @@ from typing import Any, Callable, Generator, Iterator, Sequence
 import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
+from . import notes
 from .consumed import COUNTED, Consumed
+from .keyed import Keys
 from .receive import Batch, EpochSample, Receiver, Told
 from .select import Selection, planned
 from .shared import Shared
@@ -42,10 +44,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared.
         job: the job's name. The same name with the same settings goes on with the same job; with another number of ranks
             only after `load_state_dict`.
-        batch_size: samples of one step of one rank.
+        batch_size: samples of one step of one rank, at most 4,096 (those of a lease).
         transform: called with each `EpochSample`; what it returns is the item. Without one it is ``content``.
         rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
-            initialised, else 0 of 1.
+            initialised, else 0 of 1. Where ``WORLD_SIZE`` says that there are several, it must be, or they must be given.
         order: ``"substitute"`` (any sample that is still due will do: the fastest), ``"strict"`` (a permutation that the
             seed fixes), ``"bucketed"`` (strict, and all ranks' samples of one step are of one bucket) or ``"replay"`` (what
             each rank consumed of an earlier epoch, in that order).
@@ -99,8 +101,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         epoch: int = 0,
     ) -> None:
         self.rank, self.ranks = _rank(rank, ranks)
-        if batch_size < 1:
-            raise Invalid(f"batch_size is {batch_size}; it must be at least 1")
+        if not 1 <= batch_size <= _native.LEASE_MAX:
+            raise Invalid(f"batch_size is {batch_size}; a batch is a lease, which has 1 to {_native.LEASE_MAX} samples")
         self.batch_size = batch_size
         self.transform = transform
         self.epoch = epoch
@@ -132,7 +134,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self.job: str = info["name"]
         self.root: str = info["root"]
         self._says(info)
-        self._keyed = client.resolve(f"{name}@{self.root}").sample_rule == "stem"
+        version = client.resolve(f"{name}@{self.root}")
+        self._keys = Keys(version) if version.sample_rule == "stem" else None
         self._visitation = visitation
         self._known = order != "substitute"
         self._begin(epoch)
@@ -159,9 +162,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             self._says(self._consumed.patiently(lambda _: self._job.info()))
 
     def _says(self, info: dict[str, Any]) -> None:
-        """What the server says of an epoch of this rank: its steps, and its samples, pads included."""
+        """What the server says of an epoch of this rank."""
+        #: Steps of an epoch of one rank.
         self.steps: int = info["steps"]
         whole = self.steps * self.batch_size
+        # Its samples, those that fill up a last step included.
         self._share = min(whole, info["entries"]) if self._spec["world"]["tail"] == "keep" else whole
 
     def _begin(self, epoch: int) -> None:
@@ -181,8 +186,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             self._shared.at(epoch)
 
     def __len__(self) -> int:
-        """Steps of an epoch of one rank."""
-        return self.steps
+        """Samples of an epoch of this rank, those that fill up a last step included; with ``order="replay"`` as many at most.
+        `steps` is how many steps they are.
+        """
+        return self._share
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker's copy receives; what was consumed is known where the loop runs.
@@ -269,7 +276,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self, worker: int, collate: Callable[[list[Any]], Any], ahead: bool = False
     ) -> Generator[Batch, None, str]:
         """What a worker receives of the epoch: see `Receiver.leases`."""
-        receiver = Receiver(self._job, self.job, self.epoch, self.rank, self.batch_size, self._keyed, self.transform)
+        receiver = Receiver(self._job, self.job, self.epoch, self.rank, self.batch_size, self._keys, self.transform)
         return receiver.leases(worker, collate, ahead)
 
     def __iter__(self) -> Iterator[Any]:
@@ -410,13 +417,30 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """
         said = self.received()
         delivered, value = int.from_bytes(said[:8], "little"), said[8:].hex()
-        text = f"fletch.notes 1 {self.root} {self.epoch}\nsum {delivered} {value}\n"
+        text = f"{notes.head(self.root, self.epoch)}sum {delivered} {value}\n"
         part = f"{os.fspath(path)}.part"
         with open(part, "w", encoding="ascii") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+
+    def append_notes(self, path: str | os.PathLike[str]) -> None:
+        """Writes down, sample by sample, that the batch in hand was consumed: lines at the end of a file of notes, durable when
+        this returns. ``fletch receipt verify`` holds the files of all processes against the receipt, whatever was killed.
+
+        Call it once a batch, after its step, before the next one is asked for and before `state_dict`. A file is of one
+        epoch, and of one process at a time; one that was killed may be followed by another with the same file.
+
+        Raises:
+            Invalid: there is no batch in hand (there is one in a loop over `fletch.torch.DataLoader` only), or the file is none of
+                this epoch.
+            OSError: the file cannot be written.
+        """
+        batch = self._consumed.in_hand()
+        if batch is None:
+            raise Invalid(f"job {self.job}: there is no batch in hand to write down")
+        notes.append(path, notes.head(self.root, self.epoch), notes.lines(batch))
 
     def ledger(self, epoch: int | None = None) -> bytes:
         """The log of an epoch, the current one when absent: what was granted to whom, and acknowledged. It can be
@@ -515,6 +539,13 @@ def _rank(rank: int | None, ranks: int | None) -> tuple[int, int]:
 
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    # As torchrun and its like say it.
+    world = os.environ.get("WORLD_SIZE", "")
+    if world.isdecimal() and int(world) > 1:
+        raise Invalid(
+            f"WORLD_SIZE is {world}, and torch.distributed is not initialised: every rank would be 0 of 1; make the "
+            "dataset after torch.distributed.init_process_group, or give rank and ranks"
+        )
     return 0, 1
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, Sequence, Union, overload
 import torch.utils.data
 
 from .. import Sample, Version
+from .keyed import by_extension, extension
 from .reads import ByIndex
 
 Content = Union[memoryview, "dict[str, Any]"]
@@ -22,7 +23,7 @@ class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
         version: what to read.
         transform: called with the content of each sample (below); what it returns is the item. It
             runs in the process that reads. Without one the item is the content itself, which the
-            default collation of torch cannot stack: give the loader a ``collate_fn``.
+            default collation of torch cannot stack: give the loader a ``collate_fn``. From a worker views come as copies.
         samples: which samples, in which order; all of ``version.samples()`` when absent.
 
     A sample of one file is a read-only ``memoryview`` of its bytes, of format ``B`` and shape ``(bytes,)``. A sample with a key of its own
@@ -68,8 +69,7 @@ class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
             if sample.alone:
                 content = next(views)
             else:
-                content = {"__key__": sample.key}
-                content.update((self._extension(o), next(views)) for o in sample.ordinals)
+                content = by_extension(sample.key, map(self._extension, sample.ordinals), views)
             items.append(content if self.transform is None else self.transform(content))
         return items
 
@@ -82,8 +82,7 @@ class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
     def _extension(self, ordinal: int) -> str:
         known = self._extensions.get(ordinal)
         if known is None:
-            name = self.version.entry(ordinal).path.rsplit("/", 1)[-1]
-            known = self._extensions[ordinal] = name.partition(".")[2]
+            known = self._extensions[ordinal] = extension(self.version.entry(ordinal).path)
         return known
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Callable, Generator, Iterator
 
 from .. import FletchError, _native
+from .keyed import Keys, by_extension, extension
 
 _log = logging.getLogger("fletch")
 
@@ -80,7 +81,7 @@ class Receiver:
         epoch: which epoch.
         rank: whose leases.
         size: samples of a lease, at most.
-        keyed: whether samples have keys.
+        keys: of the samples, where they have any.
         transform: what makes an item of a sample.
     """
 
@@ -89,7 +90,7 @@ class Receiver:
     epoch: int
     rank: int
     size: int
-    keyed: bool
+    keys: Keys | None
     transform: Callable[[EpochSample], Any] | None
 
     def leases(
@@ -99,10 +100,10 @@ class Receiver:
         now, an empty one. ``ahead``: for those who go on until there are none, and wait for nobody: the next one is received
         while the last one is decoded.
         """
-        silence = Silence(self.name, self.epoch)
-        reader = silence.wait(lambda _: self.job.reader(self.epoch, self.rank, worker, ahead))
+        ask = (self.epoch, self.rank, worker, ahead)
+        reader, stalled = patiently(self.name, self.epoch, lambda _: self.job.reader(*ask))
         try:
-            return (yield from self._received(reader, collate, silence.over()))
+            return (yield from self._received(reader, collate, stalled))
         finally:
             reader.give_up()
 
@@ -110,9 +111,8 @@ class Receiver:
         self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalled: int
     ) -> Generator[Batch, None, str]:
         while True:
-            silence = Silence(self.name, self.epoch)
-            status, told = silence.wait(partial(reader.next, self.size))
-            stalled += silence.over()
+            (status, told), waited = patiently(self.name, self.epoch, partial(reader.next, self.size))
+            stalled += waited
             if status in ("last", "done"):
                 return str(status)
             if told is None:
@@ -121,25 +121,28 @@ class Receiver:
             token, leased, deliveries = told
             begun = time.monotonic_ns()
             try:
-                samples = [self._sample(one) for one in leased]
+                keys, waited = patiently(self.name, self.epoch, lambda _: [self._key(one) for one in leased])
+                stalled += waited
+                samples = [_sample(one, key) for one, key in zip(leased, keys)]
                 nbytes = sum(_nbytes(s.content) for s in samples)
                 items = [s.content if self.transform is None else self.transform(s) for s in samples]
-                content = collate(items)
+                collated = collate(items)
             except BaseException:
                 # Nobody gets this batch: it is not renewed for as long as this process lives.
                 self.job.drop_lease(token)
                 raise
-            prepared = time.monotonic_ns() - begun
-            yield Batch(token, deliveries, nbytes, prepared, stalled, content)
+            prepared = time.monotonic_ns() - begun - waited
+            yield Batch(token, deliveries, nbytes, prepared, stalled, collated)
             stalled = 0
 
-    def _sample(self, leased: Any) -> EpochSample:
-        paths, views = leased.paths, leased.views()
-        content: Any = views[0]
-        if self.keyed:
-            names = [path.rsplit("/", 1)[-1].partition(".") for path in paths]
-            content = {"__key__": names[0][0], **{n[2]: view for n, view in zip(names, views)}}
-        return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy)
+    def _key(self, leased: _native.Leased) -> str | None:
+        return None if self.keys is None else self.keys.of(leased.paths[0], leased.ordinal)
+
+
+def _sample(leased: _native.Leased, key: str | None) -> EpochSample:
+    paths, views = leased.paths, leased.views()
+    what = views[0] if key is None else by_extension(key, map(extension, paths), views)
+    return EpochSample(what, paths[0], leased.number, leased.ordinal, leased.copy)
 
 
 class Told:
@@ -164,16 +167,6 @@ class Silence:
             _log.warning("%s waits for the server: %s", self.what, why)
         self.gone = True
 
-    def wait(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
-        """What a call comes to that is given `tell`: as long as its server is gone it is called again."""
-        while True:
-            try:
-                return call(self.tell)
-            except FletchError as error:
-                if not error.retryable:
-                    raise
-                self.tell(0.0, str(error))
-
     def over(self) -> int:
         """Nanoseconds stalled."""
         if not self.gone:
@@ -181,6 +174,18 @@ class Silence:
         stalled = time.monotonic_ns() - self.begun
         _log.warning("%s goes on after %.1f s", self.what, stalled / 1e9)
         return stalled
+
+
+def patiently(name: str, epoch: int, call: Callable[[Callable[[float, str], None]], Any]) -> tuple[Any, int]:
+    """A call that waits for a server that is gone, and says so: what it gave, and the nanoseconds stalled."""
+    silence = Silence(name, epoch)
+    while True:
+        try:
+            return call(silence.tell), silence.over()
+        except FletchError as error:
+            if not error.retryable:
+                raise
+            silence.tell(0.0, str(error))
 
 
 def _nbytes(content: Any) -> int:

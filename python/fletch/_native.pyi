@@ -7,6 +7,7 @@ __version__: str
 
 #: Samples of a lease, at most.
 LEASE_MAX: int
+HELD_MAX: int
 
 @final
 class Buffer:

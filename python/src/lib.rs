@@ -49,5 +49,6 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(process::before_fork, m)?)?;
     m.add_function(wrap_pyfunction!(process::after_fork_in_child, m)?)?;
     m.add("LEASE_MAX", fletch_api::epochs::WANT_MAX)?;
+    m.add("HELD_MAX", fletch_api::epochs::HELD_MAX)?;
     m.add("__version__", env!("CARGO_PKG_VERSION"))
 }

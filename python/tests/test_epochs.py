@@ -548,6 +548,10 @@ def test_a_batch_is_no_longer_than_a_lease(server: Server, tree: Path) -> None:
         epochs(server, "too-long", batch_size=4097)
     longest = epochs(server, "longest", batch_size=4096)
     assert sorted(seen(iter(DataLoader(longest)))) == list(range(SAMPLES))
+    # One worker's batch would not be to be had while the others hold theirs.
+    with pytest.raises(fletch.Invalid, match="22 workers with 2 batches each may hold 274432 samples, and a rank may"):
+        DataLoader(longest, num_workers=22)
+    DataLoader(longest, num_workers=31, prefetch_factor=1)
 
 
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:

@@ -1,12 +1,15 @@
 //! From what was asked for to a plan, and to its buckets.
 
-use super::{JobError, Samples};
+use super::{JobError, Samples, ledger::LEDGER_BYTES_MAX};
 use crate::versions::Source;
 use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, jobs::PREFIXES_MAX};
 use fletch_core::{
     Root,
     order::{Buckets, Fit, OrderKey, Plan, bucketed::BadBuckets},
 };
+
+/// Entries of a plan that a ledger has room for, granted in leases of 64, and a quarter of them again.
+const ENTRIES_MAX: u64 = 1 << 27;
 
 /// The buckets that a plan is cut into.
 pub struct Cut {
@@ -111,8 +114,42 @@ pub(super) async fn plan_of(
             Plan::weighted(n, &weights, w.draws, &key)?
         }
     };
-    Ok(match ask.plan.echo {
+    let plan = match ask.plan.echo {
         Some(e) => plan.echoed(e.copies, e.apart)?,
         None => plan,
-    })
+    };
+    fits_a_ledger(plan.entries())?;
+    Ok(plan)
+}
+
+/// An epoch whose ledger would come to its bound would never end.
+fn fits_a_ledger(entries: u64) -> Result<(), JobError> {
+    if entries <= ENTRIES_MAX {
+        return Ok(());
+    }
+    let why = format!("the plan has {entries} entries; the ledger of an epoch has room for {ENTRIES_MAX}");
+    Err(JobError::Ask(why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_core::order::{Event, Request};
+
+    /// Entries whose numbers are as long as they can be, in leases of one.
+    #[test]
+    fn a_ledger_has_room_for_every_entry_once() {
+        assert!(fits_a_ledger(ENTRIES_MAX).is_ok());
+        let refused = fits_a_ledger(ENTRIES_MAX + 1).expect_err("too many").to_string();
+        assert_eq!(refused, "the plan has 134217729 entries; the ledger of an epoch has room for 134217728");
+        let lease = 64;
+        let last = u32::try_from(ENTRIES_MAX - 1).expect("a number");
+        let entries = (0..lease).map(|i| if i % 2 == 0 { i } else { last - i }).collect();
+        let request = Request { rank: 65_535, worker: u32::MAX, sequence: u64::MAX };
+        let mut of_a_lease = Vec::new();
+        Event::Grant { lease: u64::MAX, request, entries }.append(&mut of_a_lease);
+        Event::Ack { lease: u64::MAX, upto: lease }.append(&mut of_a_lease);
+        let all = of_a_lease.len() as u64 * ENTRIES_MAX.div_ceil(lease.into());
+        assert!(all < LEDGER_BYTES_MAX, "{all} bytes");
+    }
 }

@@ -167,7 +167,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self.steps: int = info["steps"]
         whole = self.steps * self.batch_size
         # Its samples, those that fill up a last step included.
-        self._share = min(whole, info["entries"]) if self._spec["world"]["tail"] == "keep" else whole
+        self._share: int = min(whole, info["entries"]) if self._spec["world"]["tail"] == "keep" else whole
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -190,6 +190,18 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         `steps` is how many steps they are.
         """
         return self._share
+
+    def _can_hold(self, workers: int, waiting: int) -> None:
+        """Raises `Invalid` where a rank may not hold the batches of so many workers: the one that the loop waits for might
+        be the one that is not to be had.
+        """
+        # Of each worker those that wait for the loop and one on its way; and the one in hand.
+        held = (workers * (waiting + 1) + 1) * self.batch_size
+        if held > _native.HELD_MAX and self._visitation != "at-most-once":
+            raise Invalid(
+                f"{workers} workers with {waiting} batches each may hold {held} samples, and a rank may hold"
+                f" {_native.HELD_MAX}: use fewer workers, or a smaller prefetch_factor or batch_size"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker's copy receives; what was consumed is known where the loop runs.

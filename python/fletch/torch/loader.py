@@ -17,6 +17,8 @@ from .loops import _Leases, _shut, _steps
 from .map import MapDataset
 from .reads import Ahead, reads_ahead
 
+#: Batches of a worker that wait for the loop, where nothing else says how many (torch's).
+_PREFETCHED = 2
 #: Batches that are read ahead without workers where nothing else says how many.
 _AHEAD = 2
 
@@ -69,6 +71,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             given = (shuffle, sampler, batch_sampler, drop_last, kwargs.get("persistent_workers"))
             if any(given) or batch_size not in (1, self._epochs.batch_size):
                 raise ValueError("an EpochDataset brings its own batches: give no batch_size, sampler or shuffle")
+            self._epochs._can_hold(num_workers, kwargs.get("prefetch_factor") or _PREFETCHED)
             super().__init__(
                 _Leases(self._epochs, self._collate),
                 None,

@@ -548,10 +548,20 @@ def test_a_batch_is_no_longer_than_a_lease(server: Server, tree: Path) -> None:
         epochs(server, "too-long", batch_size=4097)
     longest = epochs(server, "longest", batch_size=4096)
     assert sorted(seen(iter(DataLoader(longest)))) == list(range(SAMPLES))
+
+
+def test_workers_hold_no_more_than_a_rank_may(
+    server: Server, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # One worker's batch would not be to be had while the others hold theirs.
-    with pytest.raises(fletch.Invalid, match="22 workers with 2 batches each may hold 274432 samples, and a rank may"):
-        DataLoader(longest, num_workers=22)
-    DataLoader(longest, num_workers=31, prefetch_factor=1)
+    monkeypatch.setattr(fletch._native, "HELD_MAX", 109)
+    dataset = epochs(server, "crowded", batch_size=10)
+    with pytest.raises(fletch.Invalid, match="4 workers with 2 batches each may hold 130 samples, and a rank may hold 109"):
+        DataLoader(dataset, num_workers=4)
+    DataLoader(dataset, num_workers=4, prefetch_factor=1)
+    strict = epochs(server, "crowded-strict", batch_size=10, order="strict")
+    with pytest.raises(fletch.Invalid, match="may hold 130 samples"):
+        DataLoader(strict, num_workers=4, prefetch_factor=1)
 
 
 def test_under_another_loader_it_is_at_most_once(server: Server, tree: Path) -> None:

@@ -169,7 +169,7 @@ def io_threads() -> list[str]:
 
 @pytest.mark.parametrize("forks", ["once", "again and again"])
 def test_what_is_held_is_renewed_after_a_fork(forks: str) -> None:
-    ttl = 2.0
+    ttl = 6.0
     with serving("--limits-lease-ttl", f"{ttl:.0f}s") as server:
         make_tree(server)
         watching, dataset = (epochs(server, "forked") for _ in range(2))

@@ -16,7 +16,7 @@ use super::{
     Epoch, JobError, Samples, Wheel,
     epoch::{Course, Setup, differs, fit},
     ledger::{never_was, sync_beside, write_whole},
-    plan::{cut_of, plan_of},
+    plan::{cut_of, fits_a_ledger, plan_of},
     record::Record,
     told::{Told, ledger_of},
     wheel::{Means, lay},
@@ -24,7 +24,7 @@ use super::{
 use crate::versions::{Source, Sources};
 use fletch_api::{
     Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, StartJob, Times, Visitation, World,
-    jobs::seed_of,
+    epochs::ACKS_MAX, jobs::seed_of,
 };
 use fletch_core::{
     Hash,
@@ -99,6 +99,7 @@ impl Opened {
         let told_seed = ledger.as_ref().map(|l| l.header.seed);
         let seed = ask.seed.or(told_seed).unwrap_or_else(|| seed_of(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
+        fits_a_ledger(plan.entries(), &ask.world)?;
         fit(&ask.world).check()?;
         let cut = cut_of(ask, &plan, &source, &samples).await?;
         let laid = lay(&plan, &samples)?;
@@ -238,6 +239,9 @@ impl Opened {
         let ranks = self.record().ask.world.ranks;
         if ask.rank >= ranks {
             return Err(LeaseError::Rank { rank: ask.rank, ranks }.into());
+        }
+        if ask.renew.len() > ACKS_MAX {
+            return Err(JobError::Ask(format!("more than {ACKS_MAX} renewals in one request")));
         }
         if let Some(ack) = ask.acks.first() {
             return Err(LeaseError::Gone(ack.lease).into());
@@ -390,6 +394,8 @@ impl Opened {
             Err(e) => return Err(e),
         };
         let same = there.as_ref().is_some_and(|there| there.is_at(&acked));
+        // Whoever held something when the model died may live.
+        let keeps = same && !(replace && there.as_ref().is_some_and(|there| there.has_leases()));
         let this = Arc::clone(&self);
         if replace || self.setup.visitation == Visitation::Checkpoint {
             // What came since is forgotten; later ones first: after a crash in between the same request finds what is left
@@ -399,7 +405,7 @@ impl Opened {
             return Err(JobError::StateBehind(number));
         }
         if let Some(there) = there {
-            if same && there.state_now() != EpochState::Abandoned {
+            if keeps && there.state_now() != EpochState::Abandoned {
                 return Ok(there);
             }
             blocking(move || {
@@ -409,7 +415,7 @@ impl Opened {
             .await?;
         }
         lock(&self.epochs).remove(&number);
-        if !same {
+        if !keeps {
             let this = Arc::clone(&self);
             blocking(move || {
                 let known = this.on_disk()?;
@@ -442,7 +448,12 @@ impl Opened {
             // An epoch may refuse: those that are not in memory are asked, too, and before anything changes.
             let this = Arc::clone(self);
             for n in blocking(move || this.on_disk()).await? {
-                self.epoch_alone(n, false).await?.may_become(fit(&world))?;
+                match self.epoch_alone(n, false).await {
+                    Ok(epoch) => epoch.may_become(fit(&world))?,
+                    // Of one that cannot be believed nothing is known that could refuse.
+                    Err(JobError::Damaged { .. } | JobError::StateDiffers { .. }) => {}
+                    Err(e) => return Err(e),
+                }
             }
         }
         let (mut record, dir) = (self.record(), self.dir.clone());

@@ -454,6 +454,7 @@ impl Epoch {
 
     /// Its file may be opened anew: nothing is granted, and nothing is written when this returns. Blocking.
     pub fn close(&self) {
+        self.lock().reopening = true;
         self.abandon();
         self.ledger.close();
     }

@@ -2,14 +2,18 @@
 
 use super::{JobError, Samples, ledger::LEDGER_BYTES_MAX};
 use crate::versions::Source;
-use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, jobs::PREFIXES_MAX};
+use fletch_api::{
+    BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, World, epochs::WANT_MAX, jobs::PREFIXES_MAX,
+};
 use fletch_core::{
     Root,
     order::{Buckets, Fit, OrderKey, Plan, bucketed::BadBuckets},
 };
 
-/// Entries of a plan that a ledger has room for, granted in leases of 64, and a quarter of them again.
-const ENTRIES_MAX: u64 = 1 << 27;
+/// Bytes of a ledger for each granted entry, and for each lease with its ack, at most.
+const ENTRY_BYTES: u64 = 5;
+/// See there.
+const LEASE_BYTES: u64 = 96;
 
 /// The buckets that a plan is cut into.
 pub struct Cut {
@@ -114,42 +118,49 @@ pub(super) async fn plan_of(
             Plan::weighted(n, &weights, w.draws, &key)?
         }
     };
-    let plan = match ask.plan.echo {
+    Ok(match ask.plan.echo {
         Some(e) => plan.echoed(e.copies, e.apart)?,
         None => plan,
-    };
-    fits_a_ledger(plan.entries())?;
-    Ok(plan)
+    })
 }
 
-/// An epoch whose ledger would come to its bound would never end.
-fn fits_a_ledger(entries: u64) -> Result<(), JobError> {
-    if entries <= ENTRIES_MAX {
+/// Whether a ledger has room for an epoch of so many entries, each granted once in leases of a rank's part of a step: one
+/// that came to its bound would never end.
+pub(super) fn fits_a_ledger(entries: u64, world: &World) -> Result<(), JobError> {
+    let lease = u64::from(world.batch / world.ranks.max(1)).clamp(1, WANT_MAX.into());
+    let room = LEDGER_BYTES_MAX / (ENTRY_BYTES + LEASE_BYTES.div_ceil(lease));
+    if entries <= room {
         return Ok(());
     }
-    let why = format!("the plan has {entries} entries; the ledger of an epoch has room for {ENTRIES_MAX}");
+    let why = format!(
+        "the plan has {entries} entries; the ledger of an epoch has room for {room} in batches of {lease} a rank"
+    );
     Err(JobError::Ask(why))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fletch_core::order::{Event, Request};
+    use fletch_core::order::{Event, Request, Tail};
 
-    /// Entries whose numbers are as long as they can be, in leases of one.
+    /// Entries whose numbers are as long as they can be.
     #[test]
     fn a_ledger_has_room_for_every_entry_once() {
-        assert!(fits_a_ledger(ENTRIES_MAX).is_ok());
-        let refused = fits_a_ledger(ENTRIES_MAX + 1).expect_err("too many").to_string();
-        assert_eq!(refused, "the plan has 134217729 entries; the ledger of an epoch has room for 134217728");
-        let lease = 64;
-        let last = u32::try_from(ENTRIES_MAX - 1).expect("a number");
-        let entries = (0..lease).map(|i| if i % 2 == 0 { i } else { last - i }).collect();
-        let request = Request { rank: 65_535, worker: u32::MAX, sequence: u64::MAX };
-        let mut of_a_lease = Vec::new();
-        Event::Grant { lease: u64::MAX, request, entries }.append(&mut of_a_lease);
-        Event::Ack { lease: u64::MAX, upto: lease }.append(&mut of_a_lease);
-        let all = of_a_lease.len() as u64 * ENTRIES_MAX.div_ceil(lease.into());
-        assert!(all < LEDGER_BYTES_MAX, "{all} bytes");
+        for batch in [1, 7, 64, WANT_MAX] {
+            let world = World { ranks: 3, batch: 3 * batch, tail: Tail::Keep };
+            let refused = fits_a_ledger(u64::MAX, &world).expect_err("too many").to_string();
+            let room =
+                refused.split("room for ").nth(1).and_then(|r| r.split(' ').next()?.parse::<u64>().ok());
+            let room = room.expect("it says for how many");
+            assert!(fits_a_ledger(room, &world).is_ok() && fits_a_ledger(room + 1, &world).is_err());
+            let last = u32::try_from(room).expect("a number");
+            let entries = (0..batch).map(|i| if i % 2 == 0 { i } else { last - i }).collect();
+            let request = Request { rank: 65_535, worker: u32::MAX, sequence: 1 << 51 };
+            let mut of_a_lease = Vec::new();
+            Event::Grant { lease: 1 << 51, request, entries }.append(&mut of_a_lease);
+            Event::Ack { lease: 1 << 51, upto: batch }.append(&mut of_a_lease);
+            let all = of_a_lease.len() as u64 * room.div_ceil(batch.into());
+            assert!(all < LEDGER_BYTES_MAX, "{all} bytes in leases of {batch}");
+        }
     }
 }

@@ -229,6 +229,11 @@ impl Registry {
                 Ok::<_, JobError>(Arc::new(opened))
             })
             .await?;
+        // It was deleted, or closed, while it was being opened.
+        if !lock(&self.slots).get(id).is_some_and(|there| Arc::ptr_eq(there, &slot)) {
+            opened.close().await;
+            return Err(JobError::Reopening);
+        }
         Ok(Arc::clone(opened))
     }
 
@@ -366,7 +371,9 @@ impl Registry {
         // To its end even when whoever asked goes away: a job that is closed and still there would refuse everything.
         let task = self.means.tasks.spawn(async move {
             let _turn = turn;
-            if let Some(opened) = slot.opened.get() {
+            // What is being opened is opened first.
+            let none = || async { Err::<Arc<Opened>, _>(JobError::NotFound) };
+            if let Ok(opened) = slot.opened.get_or_try_init(none).await {
                 opened.close().await;
             }
             let gone = spawn_blocking(move || {

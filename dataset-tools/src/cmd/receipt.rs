@@ -11,7 +11,7 @@ use fletch_core::{
     Hash,
     manifest::SampleRef,
     order::{
-        Event, Ledger, Plan,
+        Event, Ledger, Plan, Tail,
         notes::{Check, Differs, Notes, Written},
         receipt::{Delivery, LtHash, Receipt, content},
     },
@@ -139,24 +139,32 @@ impl Against {
 impl Against {
     /// What is wrong with the receipt itself, however well the notes agree with it. Where its plan is every sample of a
     /// version that is at hand, and nothing filled up a last step: its value is that of all samples but for those that it
-    /// says were dropped, and, where the ledger is at hand, these are what the tail of a step is.
+    /// says were dropped, and, where the ledger is at hand, these are no more than the tail of a step.
     fn beside_plan(&self, contents: &BTreeMap<u64, Hash>) -> Option<String> {
         let r = &self.receipt;
         let plan = Plan::all(contents.len() as u64).ok().filter(|p| p.hash() == r.plan)?;
         let dropped: BTreeSet<u32> = r.dropped.iter().copied().collect();
-        if let Some(ledger) = &self.ledger {
+        // A replay drops and pads what was dropped and padded then.
+        if let Some(ledger) = self.ledger.as_ref().filter(|l| l.header.order != "replay") {
             let fit = ledger.header.fit;
             let tail = plan.entries() - fit.delivered(plan.entries()).min(plan.entries());
-            // Ranks of a later world may have unequal rests.
-            let worlds = ledger.events.iter().filter_map(|e| match e {
-                Event::World { fit } => Some(u64::from(fit.ranks)),
+            // What is shared anew may leave out fewer than there are ranks.
+            let anew = ledger.events.iter().filter_map(|e| match e {
+                Event::World { fit } => Some(*fit),
+                Event::Resume { .. } | Event::Rollback { .. } => Some(fit),
                 _ => None,
             });
-            let most = tail + worlds.max().unwrap_or(0);
+            let most = tail + anew.clone().map(|fit| u64::from(fit.ranks)).max().unwrap_or(0);
             if dropped.len() as u64 > most {
                 return Some(format!(
                     "it says that {} samples were dropped, and the tail of a step is {most}",
                     dropped.len()
+                ));
+            }
+            if r.padded > 0 && anew.chain([fit]).all(|fit| fit.tail != Tail::Pad) {
+                return Some(format!(
+                    "it says that {} entries filled up a step, and no step is filled up",
+                    r.padded
                 ));
             }
         }

@@ -138,6 +138,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._keys = Keys(version) if version.sample_rule == "stem" else None
         self._visitation = visitation
         self._known = order != "substitute"
+        self._replays = order == "replay"
         self._begin(epoch)
         self._turn = 0
         self._held_there = False
@@ -163,11 +164,15 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _says(self, info: dict[str, Any]) -> None:
         """What the server says of an epoch of this rank."""
+        tail, entries, step = self._spec["world"]["tail"], info["entries"], self.batch_size * self.ranks
         #: Steps of an epoch of one rank.
         self.steps: int = info["steps"]
+        if self._moves:
+            # The server knows another number of ranks yet.
+            self.steps = entries // step if tail == "drop" else -(-entries // step)
         whole = self.steps * self.batch_size
         # Its samples, those that fill up a last step included.
-        self._share: int = min(whole, info["entries"]) if self._spec["world"]["tail"] == "keep" else whole
+        self._share: int = min(whole, entries) if tail == "keep" else whole
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -175,19 +180,21 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._receipt: str | None = None
         self._agrees: bool | None = None
         self._over = False
+        # Consumed of it before a state that another rank saved.
+        self._before = 0
         self._mode: str | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iteration is of. An epoch that ended is followed by the next one by itself."""
         self._learn()
-        if epoch != self.epoch:
+        if epoch != self.epoch or self._over or self._has(0):
             self._leave()
             self._begin(epoch)
             self._shared.at(epoch)
 
     def __len__(self) -> int:
-        """Samples of an epoch of this rank, those that fill up a last step included; with ``order="replay"`` as many at most.
-        `steps` is how many steps they are.
+        """Samples of an epoch of this rank, those that fill up a last step included; with ``order="replay"`` it may be up to a
+        batch more or fewer. `steps` is how many steps they are.
         """
         return self._share
 
@@ -195,8 +202,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """Raises `Invalid` where a rank may not hold the batches of so many workers: the one that the loop waits for might
         be the one that is not to be had.
         """
-        # Of each worker those that wait for the loop and one on its way; and the one in hand.
-        held = (workers * (waiting + 1) + 1) * self.batch_size
+        # Of each worker those that wait for the loop, one on its way, and one that waits for its turn; and the one in hand.
+        held = min((workers * (waiting + 1 + self._known) + 1) * self.batch_size, self._share)
         if held > _native.HELD_MAX and self._visitation != "at-most-once":
             raise Invalid(
                 f"{workers} workers with {waiting} batches each may hold {held} samples, and a rank may hold"
@@ -232,8 +239,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._consumed.pay()
 
     def _has(self, more: int) -> bool:
-        """Whether what was consumed and so many samples more are all of the epoch that this rank gets."""
-        return bool(0 < self._share == self._by_all()[1].delivered + more)
+        """Whether what was consumed and so many samples more are all of the epoch that this rank gets. Nobody knows of a replay,
+        which has what was consumed then.
+        """
+        consumed = self._before + self._by_all()[1].delivered + more
+        return bool(0 < self._share == consumed and not self._replays)
 
     def _join(self, info: Any, turn: int) -> None:
         """An iteration begins in a worker of torch's own loader: of the epoch that all its workers find."""
@@ -396,7 +406,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """
         self._learn()
         counts, total = self._by_all()
-        if self._over and self._receipt is None:
+        if (self._over or self._has(0)) and self._receipt is None:
             self._ask_for_receipt()
         receipt = None if self._receipt is None else json.loads(self._receipt)
         agrees = self._agrees
@@ -513,8 +523,12 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             raise Invalid(f"the state is of version {state['root']}, the job reads {self.root}")
         self._consumed.let_go(owed=True)
         self._begin(state["epoch"])
-        if state.get("ranks") == (self.rank, self.ranks):
+        rank, ranks = state.get("ranks", (None, None))
+        if (rank, ranks) == (self.rank, self.ranks):
             self._consumed.sum.merge(state["received"])
+        elif ranks == self.ranks:
+            # It was saved at the same step of all ranks.
+            self._before = int.from_bytes(state["received"][:8], "little")
         self._over = state.get("finished", False)
         self._shared.at(self.epoch)
         if self._over:

@@ -41,10 +41,10 @@ impl Opened {
         self.epoch_alone(number, false).await
     }
 
-    /// Closes and forgets all epochs after one. Blocking.
+    /// Closes and forgets all epochs after one, the last first: what a crash leaves is the beginning of them. Blocking.
     pub(super) fn forget_after(&self, number: u64) -> Result<(), JobError> {
         let mut gone = false;
-        for n in self.on_disk()?.into_iter().filter(|&n| n > number) {
+        for n in self.on_disk()?.into_iter().rev().filter(|&n| n > number) {
             let open = lock(&self.epochs).remove(&n);
             if let Some(epoch) = open {
                 epoch.close();

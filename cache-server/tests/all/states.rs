@@ -1,7 +1,7 @@
 //! States, worlds and the beginnings of epochs, at the same time and in odd orders.
 
 use crate::common::{Node, epochs::*, problem};
-use fletch_api::{BatchTimes, Code, EpochState, OrderKind, StartJob, Visitation, routes};
+use fletch_api::{BatchTimes, BucketSpec, Code, EpochState, OrderKind, StartJob, Visitation, routes};
 use fletch_client::{
     ClientError,
     epochs::{JobHandle, LeaseBatch},
@@ -97,6 +97,57 @@ async fn a_state_takes_back_the_epochs_after_it() {
     node.running.shutdown().await;
 }
 
+/// Whoever held something when a model died may live: what it acknowledges later the model that went back did not consume.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_that_is_put_again_voids_what_is_held() {
+    let tree = tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let job = client(&node)
+        .declare(&ask("j", OrderKind::Substitute, world(1, 4, Tail::Keep)))
+        .await
+        .expect("declared");
+    acked(&job, 0).await;
+    let held = batch(&job, 0, 0, 4).await.expect("a batch");
+    let state = job.state(0).await.expect("state");
+    let there = job.put_state(0, state.clone(), false).await.expect("it is there");
+    assert_eq!((there.acked, there.held, there.leases), (4, 4, 1), "nothing changed");
+    let back = job.put_state(0, state, true).await.expect("the model went back");
+    assert_eq!((back.acked, back.held, back.leases), (4, 0, 0));
+    let late = job.ack(0, 0, &[held.token.ack(BatchTimes::default())]).await.map(drop);
+    assert_eq!(late.expect_err("it is gone").code(), Some(Code::LeaseGone));
+    let (rest, _) = consume(&job, &tree, 0, 0, 4).await;
+    assert_eq!(rest.len(), 12);
+    node.running.shutdown().await;
+}
+
+/// Of an epoch that cannot be believed nothing is known that could refuse a world.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_epoch_refuses_no_world() {
+    let tree = tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let what = StartJob {
+        buckets: Some(BucketSpec::Lengths(vec![3_020])),
+        ..ask("j", OrderKind::Bucketed, world(1, 4, Tail::Drop))
+    };
+    let job = client(&node).declare(&what).await.expect("declared");
+    acked(&job, 0).await;
+    let id = job.info().id.clone();
+    node.running.shutdown().await;
+    let ledger = node.state.path().join("state/jobs").join(&id).join("epoch-0.ledger");
+    let mut damaged = std::fs::read(&ledger).expect("a ledger");
+    damaged[60] ^= 1;
+    std::fs::write(&ledger, damaged).expect("damaged");
+    let node = Node::start_in(node.state, &[]).await;
+    let job = client(&node).declare(&what).await.expect("the same");
+    let moved = job.world(world(2, 4, Tail::Drop)).await.expect("another world");
+    let epochs: Vec<_> = moved.epochs.iter().map(|e| (e.epoch, e.state)).collect();
+    assert_eq!((moved.world.ranks, epochs), (2, vec![(0, EpochState::Damaged)]));
+    batch(&job, 1, 1, 2).await.expect("it goes on");
+    node.running.shutdown().await;
+}
+
 /// Nothing is known of what came between: not without saying that it is to be forgotten.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_before_epochs_that_have_begun_is_refused() {
@@ -129,7 +180,10 @@ async fn what_is_refused_begins_no_epoch() {
         client(&node).declare(&ask("j", OrderKind::Strict, world(2, 4, Tail::Drop))).await.expect("declared");
     let first = batch(&job, 3, 0, 2).await.expect("a batch");
     let path = routes::epoch(&job.info().id, 7, "leases");
+    let renewals =
+        serde_json::json!({"rank": 0, "sequence": 1, "want": 1, "renew": vec![1; 4097]}).to_string();
     for (body, code) in [
+        (renewals.as_str(), Code::BadPlan),
         (r#"{"rank":2,"sequence":1,"want":1}"#, Code::BadRank),
         (r#"{"rank":0,"sequence":1,"want":0}"#, Code::BadPlan),
         (r#"{"rank":0,"sequence":1,"want":4097}"#, Code::BadPlan),

@@ -438,6 +438,8 @@ impl Opened {
     /// [`JobError`].
     pub async fn world(self: &Arc<Self>, world: World) -> Result<(), JobError> {
         fit(&world).check()?;
+        // Or the job would be refused when it is opened anew.
+        fits_a_ledger(self.setup.plan.entries(), &world)?;
         self.setup.told.as_ref().map_or(Ok(()), |told| told.check(fit(&world)))?;
         let this = Arc::clone(self);
         self.alone(async move { this.world_alone(world).await }).await

@@ -371,7 +371,8 @@ impl Registry {
         // To its end even when whoever asked goes away: a job that is closed and still there would refuse everything.
         let task = self.means.tasks.spawn(async move {
             let _turn = turn;
-            // What is being opened is opened first.
+            // Nobody comes any more; what is being opened is opened first.
+            lock(&slots).remove(&id);
             let none = || async { Err::<Arc<Opened>, _>(JobError::NotFound) };
             if let Ok(opened) = slot.opened.get_or_try_init(none).await {
                 opened.close().await;
@@ -382,7 +383,6 @@ impl Registry {
                 std::fs::remove_dir_all(&to).map_err(failed)?;
                 from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all()).map_err(failed)
             });
-            lock(&slots).remove(&id);
             gone.await.map_err(|_| JobError::Lost)?
         });
         task.await.map_err(|_| JobError::Lost)?

@@ -261,6 +261,8 @@ def main():
         ten = mates(orders, range(1, 11))
         want = {"delivered": sum(map(len, orders)), "near": mates(orders, [1]) / chance, "near10": ten / chance, "mates": ten}
         close = all(math.isclose(want[k], c[name][k], rel_tol=1e-12) for k in want)
+        want["poor"] = want["delivered"] >= 1000 and ten > 0.4 and ten / chance > 1.5
+        close = close and c[name]["poor"] == want["poor"]
         check(f"certificate, {name}", (sorted(want), close), (sorted(c[name]), True))
 
     n = json.loads((GOLDEN / "notes.json").read_text())

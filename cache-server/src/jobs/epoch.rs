@@ -380,6 +380,7 @@ impl Epoch {
             inner.over();
             let delivered = inner.leases.acked().count() + inner.padded.len() as u64;
             events.push(Event::End { delivered, redelivered: inner.leases.redelivered() });
+            self.judge(inner);
         }
     }
 

@@ -26,6 +26,12 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
             (vec!["expired"], c.expired.load(Relaxed)),
         ],
     )?;
+    page.counter(
+        "fletch_epochs_finished_total",
+        "Epochs that ended, by what their shuffle certificate says",
+        &["shuffle"],
+        &[(vec!["well"], c.well.load(Relaxed)), (vec!["poor"], c.poor.load(Relaxed))],
+    )?;
     let pool = &server.epochs.means.ahead;
     page.gauge(
         "fletch_ahead_bytes",

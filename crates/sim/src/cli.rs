@@ -197,6 +197,8 @@ pub fn knobs(set: &[String]) -> Result<Knobs, BadCase> {
             "window_of_cache" => &mut k.window_of_cache,
             "window_units" => &mut k.window_units,
             "window_few" => &mut k.window_few,
+            "window_least" => &mut k.window_least,
+            "window_poor" => &mut k.window_poor,
             "lead" => &mut k.lead,
             "spread" => &mut k.spread,
             "spread_slow" => &mut k.spread_slow,

@@ -54,7 +54,8 @@ fn show(ctx: &Ctx, job: &str, epoch: u64) -> Result<(), Failure> {
         writeln!(w, "delivered\t{}\nredelivered\t{}", r.delivered, r.redelivered)?;
         writeln!(w, "dropped\t{}\npadded\t{}", r.dropped.len(), r.padded)?;
         writeln!(w, "value\t{}", r.value.digest())?;
-        writeln!(w, "near\t{:.3}\nnear10\t{:.3}", c.near, c.near10)
+        writeln!(w, "near\t{:.3}\nnear10\t{:.3}", c.near, c.near10)?;
+        writeln!(w, "shuffle\t{}", if c.poor { "poor" } else { "well" })
     })
 }
 

@@ -7,11 +7,15 @@ use fletch_core::{
     Hash,
     order::{
         Bits,
-        certificate::{Shuffle, chance},
+        certificate::{Certificate, Shuffle, chance},
         receipt::{Delivery, FORMAT_MAJOR, LtHash, Receipt},
     },
 };
-use std::{borrow::Cow, future::Future, sync::Arc};
+use std::{
+    borrow::Cow,
+    future::Future,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 use tokio::task::spawn_blocking;
 
 impl Epoch {
@@ -99,10 +103,8 @@ impl Epoch {
     }
 
     fn make_receipt(&self, contents: &[Hash]) -> EpochReceipt {
-        let (acked, padded, pads, left_out, redelivered, shuffle) = {
+        let (acked, padded, pads, left_out, redelivered, certificate) = {
             let inner = self.lock();
-            let mut shuffle = Shuffle::default();
-            inner.shuffles.iter().for_each(|s| shuffle.merge(s));
             let left_out: Vec<u64> = inner.leases.left_out().collect();
             (
                 inner.leases.acked().clone(),
@@ -110,7 +112,7 @@ impl Epoch {
                 self.padded(&inner),
                 left_out,
                 inner.leases.redelivered(),
-                shuffle,
+                self.certificate(&inner),
             )
         };
         let samples = &self.setup.samples;
@@ -139,11 +141,33 @@ impl Epoch {
             key_id: None,
             signature: None,
         };
+        EpochReceipt { receipt, certificate }
+    }
+
+    /// How well shuffled what was granted so far is.
+    fn certificate(&self, inner: &Inner) -> Certificate {
+        let mut shuffle = Shuffle::default();
+        inner.shuffles.iter().for_each(|s| shuffle.merge(s));
         let laid = &self.setup.laid;
         let per_unit = (0..laid.units()).map(|u| {
             let spots = laid.of_unit(u);
             u64::from(spots.end - spots.start)
         });
-        EpochReceipt { receipt, certificate: shuffle.certificate(chance(per_unit)) }
+        shuffle.certificate(chance(per_unit))
+    }
+
+    /// Counts an epoch that has just ended by its certificate, and says when that is poor.
+    pub(super) fn judge(&self, inner: &Inner) {
+        let (counts, certificate) = (&self.setup.means.counts, self.certificate(inner));
+        if certificate.poor {
+            counts.poor.fetch_add(1, Relaxed);
+            let Certificate { mates, near10, .. } = certificate;
+            tracing::warn!(
+                job = %self.setup.job, epoch = self.number(), mates, near10,
+                "the epoch was shuffled poorly: too few units lay in the cache at once; give the dataset more of it, or pack it into more chunks"
+            );
+        } else {
+            counts.well.fetch_add(1, Relaxed);
+        }
     }
 }

@@ -25,4 +25,8 @@ pub struct Counts {
     pub acked: AtomicU64,
     /// Entries that came back because their lease expired.
     pub expired: AtomicU64,
+    /// Epochs that ended and were shuffled well.
+    pub well: AtomicU64,
+    /// Epochs that ended and whose certificate says that they were shuffled poorly.
+    pub poor: AtomicU64,
 }

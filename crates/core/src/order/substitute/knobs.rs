@@ -11,6 +11,12 @@ pub struct Knobs {
     pub window_units: f64,
     /// See there.
     pub window_few: f64,
+    /// At least so many units where all of an order goes through the window, and accordingly fewer where a part of it comes
+    /// from the reserve.
+    pub window_least: f64,
+    /// A window of less than this part of that is none where units are long: it would shuffle too badly to train on, and
+    /// share nothing. All of the cache is reserve then, and the rest a plain shuffle.
+    pub window_poor: f64,
     /// ... and at most this part of the cache. The rest of the cache is the reserve.
     pub window_of_cache: f64,
     /// For a job that is alone a unit's samples come due no sooner than after this part of a window from its load:
@@ -57,6 +63,8 @@ impl Default for Knobs {
             window: 0.07,
             window_units: 24.0,
             window_few: 0.1,
+            window_least: 6.0,
+            window_poor: 0.85,
             window_of_cache: 0.85,
             lead: 0.15,
             spread: 0.5,
@@ -80,11 +88,13 @@ impl Default for Knobs {
 impl Knobs {
     /// All of them, in the order of the fields (traces carry them so).
     #[must_use]
-    pub fn values(&self) -> [f64; 19] {
+    pub fn values(&self) -> [f64; 21] {
         [
             self.window,
             self.window_units,
             self.window_few,
+            self.window_least,
+            self.window_poor,
             self.window_of_cache,
             self.lead,
             self.spread,
@@ -110,6 +120,8 @@ impl Knobs {
             window: next()?,
             window_units: next()?,
             window_few: next()?,
+            window_least: next()?,
+            window_poor: next()?,
             window_of_cache: next()?,
             lead: next()?,
             spread: next()?,

@@ -56,6 +56,8 @@ const AWAY: u32 = 0;
 const RESERVE: u32 = u32::MAX;
 /// A reserve of fewer units is none: the window has them.
 const RESERVE_UNITS_MIN: f64 = 2.0;
+/// Units of fewer samples cannot be many of ten neighbours, however few of them are read at once.
+const LONG_UNIT_SAMPLES: f64 = 5.0;
 
 /// A job's place at a [`Flywheel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -176,18 +178,24 @@ impl Flywheel {
         fly
     }
 
-    /// Rule 1: how the capacity is split.
+    /// Rule 1: how the capacity is split. A window of few long units hands their samples out one after the other: it is
+    /// widened, and where the cache does not hold even that, there is none ([`Knobs::window_least`]).
     fn split(&mut self, capacity: u64) {
         let (cap, all) = (capacity as f64, self.shape.total_bytes() as f64);
         let fetched = (all - cap).max(0.0);
         let few = (self.knobs.window_units * self.mean).min(self.knobs.window_few * fetched);
+        let long = self.mean_samples > LONG_UNIT_SAMPLES;
+        // What goes through a window of `w` bytes is what is fetched, and as much as the window itself has.
+        let least = |w: f64| if long { self.knobs.window_least * ((fetched + w) / all).min(1.0) * self.mean } else { 0.0 };
         let window = (self.knobs.window * fetched)
             .max(few)
+            .max(least(self.knobs.window_least * self.mean))
             .min(self.knobs.window_of_cache * cap)
             .max(4.0 * self.mean)
             .min(cap);
         // So short a reserve holds less than it leaves empty.
         let window = if cap - window < RESERVE_UNITS_MIN * self.mean { cap } else { window };
+        let window = if cap < all && window < self.knobs.window_poor * least(window) { 0.0 } else { window };
         self.capacity = capacity;
         self.window_max = window as u64;
         self.reserve_max = capacity - self.window_max;
@@ -353,7 +361,7 @@ impl Flywheel {
             };
             let far = self.is_far(p);
             let unit = self.ring[p];
-            if far {
+            if far && self.window_max > 0 {
                 // ... but not past what others need.
                 if s.pin_left > 0 {
                     return Some(self.serve_reserve(j));
@@ -375,6 +383,10 @@ impl Flywheel {
                 self.knobs.wanted
             };
             let large = self.shape.bytes(unit) > self.window_max;
+            if self.window_max == 0 && self.fits_reserve(unit) && !self.little(j, unit, need) {
+                self.pin(unit, acts);
+                continue;
+            }
             if large || self.little(j, unit, need) {
                 if !self.seats[j].due.is_empty() {
                     return Some(self.serve_due(j));

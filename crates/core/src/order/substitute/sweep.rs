@@ -61,7 +61,8 @@ impl Flywheel {
         let s = &mut self.seats[j];
         s.last = now;
         let passed = (now - s.mark.0) as f64;
-        if passed >= half {
+        // Without a window nothing is swept: there is no pace.
+        if passed >= half && passed > 0.0 {
             // Longer than two such spans is a pause, not a pace.
             if passed < 2.0 * half + 2.0 * mean {
                 let pace = (s.drawn - s.mark.1) as f64 / (passed / mean);
@@ -324,6 +325,18 @@ impl Flywheel {
         self.enter_window(unit);
     }
 
+    /// Whether the reserve has room for a unit.
+    pub(super) fn fits_reserve(&self, unit: u32) -> bool {
+        self.reserve_bytes + self.shape.bytes(unit) <= self.reserve_max
+    }
+
+    /// Loads a unit into the reserve, where there is no window to come through.
+    pub(super) fn pin(&mut self, unit: u32, acts: &mut Vec<Act>) {
+        acts.push(Act::Load(unit));
+        self.position += self.shape.bytes(unit);
+        self.enter_reserve(unit);
+    }
+
     pub(super) fn enter_window(&mut self, unit: u32) {
         let u = unit as usize;
         self.loads = match self.loads.wrapping_add(1) {
@@ -347,7 +360,7 @@ impl Flywheel {
                 self.window.pop_front();
                 continue;
             }
-            if self.reserve_bytes + self.shape.bytes(unit) <= self.reserve_max {
+            if self.fits_reserve(unit) {
                 self.leave_window(unit);
                 self.window.pop_front();
                 self.enter_reserve(unit);

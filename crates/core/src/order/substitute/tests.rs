@@ -9,6 +9,8 @@ use crate::{
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
+mod few;
+
 fn key(seed: u64) -> OrderKey {
     OrderKey::new(Root(Hash::of(b"root")), Hash::of(b"plan"), seed, 0)
 }

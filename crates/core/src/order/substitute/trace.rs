@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub use super::tape::TAPE_BYTES_MAX;
 
 /// The format's major version.
-pub const FORMAT_MAJOR: u64 = 3;
+pub const FORMAT_MAJOR: u64 = 4;
 /// Values of the layout in one record.
 const PIECE: usize = 65_536;
 

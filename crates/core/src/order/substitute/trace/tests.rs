@@ -114,7 +114,7 @@ fn a_trace_of_other_decisions_is_noticed() {
     // So does another constant: the window, the first of them.
     let knob = changed(&trace, |kind, p| {
         if kind == HEADER {
-            let at = p.len() - 19 * 8;
+            let at = p.len() - 21 * 8;
             p[at..at + 8].copy_from_slice(&0.9f64.to_le_bytes());
         }
     });
@@ -128,10 +128,10 @@ fn what_is_no_trace() {
     assert_eq!(play(&record::file_header()), Some(BadTrace::Header));
     let newer = changed(&trace, |kind, p| {
         if kind == HEADER {
-            p[0] = 4
+            p[0] = 5
         }
     });
-    assert_eq!(play(&newer), Some(BadTrace::Major(4)));
+    assert_eq!(play(&newer), Some(BadTrace::Major(5)));
     let short = changed(&trace, |kind, p| {
         if kind == LENGTHS {
             p.clear()

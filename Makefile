@@ -53,8 +53,10 @@ ready-and-linted:
 	wait $$installing || { cat "$(TARGET)/install.log" >&2; exit 1; }; \
 	cat "$(TARGET)/install.log"; exit $$linted
 
-# Nothing is timed in CI: there a crate is optimised in as many parts as there are cores, each by itself, to take less long.
+# Nothing is timed in CI: there a crate is optimised less (Cargo.toml names those that are not), in as many parts as there are
+# cores, and each by itself, to take less long.
 ifneq ($(CI),)
+test: export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
 test: export CARGO_PROFILE_RELEASE_LTO := off
 test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
 endif

@@ -199,7 +199,7 @@ def main():
         check(f"bucketed, {tail}", got, g[tail]["steps"])
 
     g = json.loads((GOLDEN / "trace.json").read_text())
-    head = leb(3) + bytes.fromhex(g["key"]) + leb(3000) + leb(3) + leb(6) + struct.pack("<19d", *g["knobs"])
+    head = leb(4) + bytes.fromhex(g["key"]) + leb(3000) + leb(3) + leb(6) + struct.pack("<21d", *g["knobs"])
     begin = b"FLETCHLG" + struct.pack("<II", 1, 0) + record(1, head)
     begin += record(2, leb(1000) + leb(2000) + leb(300)) + record(3, lst([0, 1, 2, 0, 1, 2]))
     check("trace header", begin.hex(), g["begin"])

@@ -207,7 +207,8 @@ pub async fn receipt(
 )]
 pub async fn ledger(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
     let (_, epoch) = epoch_of(&server, &who, path).await?;
-    let (at, len) = (epoch.ledger().path().to_owned(), epoch.ledger().durable_len());
+    let Some(len) = epoch.ledger().durable_len() else { return Err(JobError::Reopening.into()) };
+    let at = epoch.ledger().path().to_owned();
     let failed = move |error| JobError::Io { path: at.clone(), error };
     let path = epoch.ledger().path().to_owned();
     let file = spawn_blocking(move || std::fs::File::open(path)).await.map_err(|_| JobError::Lost)?;

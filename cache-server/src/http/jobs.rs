@@ -77,7 +77,7 @@ pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body
     }
     let (sources, source) = match server.epochs.declared(&who.domain, &who.tenant, ask.name.as_str()) {
         // What its names meant when it was declared.
-        Some(record) => ways(&server, &who, record.root, Some(record.layout)).await?,
+        Some((root, layout)) => ways(&server, &who, root, Some(layout)).await?,
         None => {
             let root = match (&ask.dataset, ask.root) {
                 (Some(name), _) => {

@@ -225,7 +225,7 @@ impl Reader {
         epoch: &Epoch,
         component: Component,
     ) -> Answer<Self> {
-        let name = job.record().ask.name;
+        let name = job.name();
         let live = server.jobs.touch(&who.tenant, &name, server.now_ns())?;
         let source = &job.source;
         let tally = server.accounts.tally(&who.domain, &live, source.version.root(), source.dataset());

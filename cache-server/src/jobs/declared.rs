@@ -11,13 +11,14 @@
 //! 2. A job reads what its names meant when it was declared.
 
 mod rollback;
+mod worlds;
 
 use super::{
     Epoch, JobError, Samples, Wheel,
     epoch::{Course, Setup, differs, fit},
-    ledger::{never_was, sync_beside, write_whole},
-    plan::{cut_of, fits_a_ledger, plan_of},
-    record::Record,
+    ledger::{never_was, sync_beside},
+    plan::{can_be_kept, cut_of, plan_of},
+    record::{Known, Record},
     told::{Told, ledger_of},
     wheel::{Means, lay},
 };
@@ -27,7 +28,7 @@ use fletch_api::{
     epochs::ACKS_MAX, jobs::seed_of,
 };
 use fletch_core::{
-    Hash,
+    Hash, JobName,
     manifest::LayoutKind,
     order::{
         Bits, Event, Fit, Leases, Request, Tail,
@@ -37,8 +38,7 @@ use fletch_core::{
 };
 use std::{
     collections::BTreeMap,
-    io::Write as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -63,7 +63,7 @@ pub struct Opened {
     pub exact: Arc<Sources>,
     /// The version in its layout.
     pub source: Arc<Source>,
-    record: Mutex<Record>,
+    known: Mutex<Known>,
     epochs: Mutex<BTreeMap<u64, Arc<Epoch>>>,
     /// One epoch is opened, begun or replaced at a time.
     opening: Arc<tokio::sync::Mutex<()>>,
@@ -99,9 +99,13 @@ impl Opened {
         let told_seed = ledger.as_ref().map(|l| l.header.seed);
         let seed = ask.seed.or(told_seed).unwrap_or_else(|| seed_of(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
-        fits_a_ledger(plan.entries(), &ask.world)?;
         fit(&ask.world).check()?;
+        can_be_kept(&plan, None, fit(&ask.world))?;
         let cut = cut_of(ask, &plan, &source, &samples).await?;
+        can_be_kept(&plan, cut.as_ref(), fit(&ask.world))?;
+        if let Some(ledger) = &ledger {
+            can_be_kept(&plan, cut.as_ref(), ledger.header.fit)?;
+        }
         let laid = lay(&plan, &samples)?;
         let packed = source.version.layout_doc().params.kind == LayoutKind::Pack;
         let per_unit = samples.len().div_ceil(samples.shape.units().max(1) as u64);
@@ -140,7 +144,7 @@ impl Opened {
             setup: Arc::new(setup),
             sources,
             source,
-            record: Mutex::new(record),
+            known: Mutex::new(record.known()),
             epochs: Mutex::default(),
             opening: Arc::default(),
             gone: AtomicBool::new(false),
@@ -148,27 +152,21 @@ impl Opened {
         })
     }
 
-    /// Writes the job's file. Blocking.
-    pub(super) fn write(dir: &Path, record: &Record) -> Result<(), JobError> {
-        let path = dir.join("job.json");
-        let failed = |error| JobError::Io { path: path.clone(), error };
-        let bytes = serde_json::to_vec(record).map_err(|e| failed(e.into()))?;
-        std::fs::create_dir_all(dir).map_err(failed)?;
-        if std::fs::exists(&path).map_err(failed)? {
-            write_whole(&path, &bytes).map_err(failed)?;
-        } else {
-            // Nothing is replaced: one sync brings the file and, on most file systems, the ways to it.
-            let mut file = std::fs::File::create(&path).map_err(failed)?;
-            file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed)?;
-            sync_beside(&path).map_err(failed)?;
-        }
-        sync_beside(dir).map_err(failed)
+    /// What is known of it without its file.
+    #[must_use]
+    pub fn known(&self) -> Known {
+        lock(&self.known).clone()
     }
 
-    /// What is written of it.
+    /// Its name.
     #[must_use]
-    pub fn record(&self) -> Record {
-        lock(&self.record).clone()
+    pub fn name(&self) -> JobName {
+        lock(&self.known).ask.name.clone()
+    }
+
+    /// Who shares a step of epochs that begin now.
+    fn world_now(&self) -> World {
+        lock(&self.known).ask.world
     }
 
     /// Whether somebody who asks for this means this job.
@@ -176,11 +174,11 @@ impl Opened {
     /// # Errors
     /// [`JobError::Differs`].
     pub fn is(&self, ask: &StartJob) -> Result<(), JobError> {
-        let record = lock(&self.record);
-        let name = record.ask.name.to_string();
-        match record.differs(ask) {
+        let known = self.known();
+        let name = known.ask.name.to_string();
+        match known.differs(ask) {
             Some(what) => Err(JobError::Differs { name, what }),
-            None if record.ask.world != ask.world => Err(JobError::Differs { name, what: "world" }),
+            None if known.ask.world != ask.world => Err(JobError::Differs { name, what: "world" }),
             None => Ok(()),
         }
     }
@@ -236,7 +234,7 @@ impl Opened {
             there => return there,
         }
         Epoch::can_want(ask)?;
-        let ranks = self.record().ask.world.ranks;
+        let ranks = self.world_now().ranks;
         if ask.rank >= ranks {
             return Err(LeaseError::Rank { rank: ask.rank, ranks }.into());
         }
@@ -301,7 +299,7 @@ impl Opened {
 
     fn open_epoch(&self, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
         let known = self.on_disk()?;
-        let world = fit(&self.record().ask.world);
+        let world = fit(&self.world_now());
         let path = self.path(number);
         let failed = |error| JobError::Io { path: path.clone(), error };
         let over = known.last().is_some_and(|&last| last > number.saturating_add(1));
@@ -363,6 +361,7 @@ impl Opened {
             return Err(bad("it ends in the middle of a record".to_owned()));
         }
         read.header.fit.check()?;
+        can_be_kept(&self.setup.plan, self.setup.cut.as_ref(), read.header.fit)?;
         if read.events.iter().any(|e| !matches!(e, Event::Resume { .. })) {
             return Err(bad("it has more than what was acknowledged; use …/state, not …/ledger".to_owned()));
         }
@@ -374,7 +373,7 @@ impl Opened {
         let mut leases = Leases::new(course.planned(), read.header.fit)?;
         read.replay(&mut leases, 0).map_err(|e| bad(e.to_string()))?;
         let acked = leases.acked().clone();
-        course.may_become(number, &acked, read.header.fit, fit(&self.record().ask.world))?;
+        course.may_become(number, &acked, read.header.fit, fit(&self.world_now()))?;
         let this = Arc::clone(self);
         self.alone(async move { this.put_alone(number, header, acked, replace).await }).await
     }
@@ -432,46 +431,6 @@ impl Opened {
         Ok(self.on_disk()?.last().is_some_and(|&last| last > number))
     }
 
-    /// Another world for this and all later epochs. The same changes nothing.
-    ///
-    /// # Errors
-    /// [`JobError`].
-    pub async fn world(self: &Arc<Self>, world: World) -> Result<(), JobError> {
-        fit(&world).check()?;
-        // Or the job would be refused when it is opened anew.
-        fits_a_ledger(self.setup.plan.entries(), &world)?;
-        self.setup.told.as_ref().map_or(Ok(()), |told| told.check(fit(&world)))?;
-        let this = Arc::clone(self);
-        self.alone(async move { this.world_alone(world).await }).await
-    }
-
-    async fn world_alone(self: &Arc<Self>, world: World) -> Result<(), JobError> {
-        if self.setup.cut.is_some() {
-            // An epoch may refuse: those that are not in memory are asked, too, and before anything changes.
-            let this = Arc::clone(self);
-            for n in blocking(move || this.on_disk()).await? {
-                match self.epoch_alone(n, false).await {
-                    Ok(epoch) => epoch.may_become(fit(&world))?,
-                    // Of one that cannot be believed nothing is known that could refuse.
-                    Err(JobError::Damaged { .. } | JobError::StateDiffers { .. }) => {}
-                    Err(e) => return Err(e),
-                }
-            }
-        }
-        let (mut record, dir) = (self.record(), self.dir.clone());
-        if record.ask.world != world {
-            record.ask.world = world;
-            let written = record.clone();
-            blocking(move || Opened::write(&dir, &written)).await?;
-            *lock(&self.record) = record;
-        }
-        let open: Vec<_> = lock(&self.epochs).values().cloned().collect();
-        for epoch in open {
-            epoch.world(fit(&world)).await?;
-        }
-        Ok(())
-    }
-
     /// The content hash of every sample.
     ///
     /// # Errors
@@ -504,12 +463,12 @@ impl Opened {
                 Err(e) => return Err(e),
             }
         }
-        let record = self.record();
+        let record = self.known();
         let (setup, world) = (&self.setup, record.ask.world);
         Ok(View {
             id: record.id(),
-            name: record.ask.name,
-            dataset: record.dataset,
+            name: record.ask.name.clone(),
+            dataset: record.dataset.clone(),
             root: record.root,
             layout: record.layout,
             seed: setup.seed,
@@ -529,7 +488,7 @@ impl Opened {
         EpochView {
             epoch,
             state: EpochState::Damaged,
-            world: self.record().ask.world,
+            world: self.world_now(),
             planned: 0,
             acked: 0,
             held: 0,

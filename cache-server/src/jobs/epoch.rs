@@ -49,8 +49,10 @@ use std::{
 use tokio::sync::{Notify, OnceCell};
 pub use worlds::fit;
 
-/// Leases that were wholly acknowledged and are remembered, so that an ack may come twice.
+/// Leases that were wholly acknowledged and are remembered, so that an ack may come twice: so many, ...
 const SETTLED_MAX: usize = 4096;
+/// ... or of each rank so many: after a restart all of them may ask again.
+const SETTLED_RANK: usize = 8;
 
 /// What all epochs of a job share.
 pub struct Setup {
@@ -290,11 +292,7 @@ impl Epoch {
             Room::Full => Step::Wait(none(inner, GrantStatus::Full), 0),
             Room::Grant(n) => {
                 if self.ledger.len() > LEDGER_BYTES_MAX {
-                    let why = format!(
-                        "the ledger of epoch {} is at its bound of {LEDGER_BYTES_MAX} bytes",
-                        self.number()
-                    );
-                    return Err(JobError::Full(why));
+                    return Err(JobError::LedgerFull { epoch: self.number(), most: LEDGER_BYTES_MAX });
                 }
                 let lease = self.grant(inner, request, n, events)?;
                 Step::Answer(self.granted(inner, lease, false), 0)

@@ -85,6 +85,14 @@ pub enum JobError {
     /// A bound.
     #[error("{0}")]
     Full(String),
+    /// Nothing more goes into an epoch's ledger.
+    #[error("the ledger of epoch {epoch} is at its bound of {most} bytes")]
+    LedgerFull {
+        /// Which.
+        epoch: u64,
+        /// The bound.
+        most: u64,
+    },
     /// The version.
     #[error(transparent)]
     Version(#[from] VersionError),
@@ -143,6 +151,7 @@ impl JobError {
             JobError::BadState(_) => Code::BadState,
             JobError::Uncommitted => Code::NoCommit,
             JobError::Full(_) => Code::Overloaded,
+            JobError::LedgerFull { .. } => Code::LedgerFull,
             JobError::Version(e) => e.code(),
             JobError::Shape(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
             JobError::Shape(_) => Code::BadPlan,
@@ -186,6 +195,9 @@ impl JobError {
             JobError::StateDiffers { .. } => "declare the job as it was when the state was saved",
             JobError::StateBehind(_) => "add ?replace=true to forget what was delivered since",
             JobError::BadState(_) => "put the bytes that GET …/state gave",
+            JobError::LedgerFull { .. } => {
+                "put the epoch's own state (GET …/state) with ?replace=true, which begins a short ledger; acknowledge whole leases, or larger ones"
+            }
             JobError::Full(_) => "wait, delete jobs that are over, or ask for less",
             JobError::Version(e) => e.hint(),
             JobError::Shape(_) => "index the dataset again",

@@ -64,12 +64,36 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Writes a file whole or not at all, durable when this returns. Blocking.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    stage(path, bytes)?.commit()
+}
+
+/// A file that is written and durable, and not yet where it belongs.
+pub struct Staged {
+    part: PathBuf,
+    path: PathBuf,
+}
+
+/// Writes what a file is to become beside it. Blocking.
+pub fn stage(path: &Path, bytes: &[u8]) -> io::Result<Staged> {
     let part = path.with_extension("part");
     let mut file = File::create(&part)?;
     file.write_all(bytes)?;
     file.sync_all()?;
-    std::fs::rename(&part, path)?;
-    sync_beside(path)
+    Ok(Staged { part, path: path.to_owned() })
+}
+
+impl Staged {
+    /// The file is replaced, durable. Blocking.
+    pub fn commit(self) -> io::Result<()> {
+        std::fs::rename(&self.part, &self.path)?;
+        sync_beside(&self.path)
+    }
+
+    /// Which file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 /// Makes durable that a file is where it is. Blocking.
@@ -122,10 +146,10 @@ impl LedgerFile {
         lock(&self.0.state).appended
     }
 
-    /// Bytes that are durable.
+    /// Bytes that are durable; `None` once it failed or was closed: it is opened anew.
     #[must_use]
-    pub fn durable_len(&self) -> u64 {
-        self.0.progress.borrow().as_ref().copied().unwrap_or(0)
+    pub fn durable_len(&self) -> Option<u64> {
+        self.0.progress.borrow().as_ref().ok().copied()
     }
 
     /// Whether it still takes events.
@@ -261,7 +285,7 @@ mod tests {
         for done in futures::future::join_all(waits).await {
             done.expect("durable");
         }
-        assert_eq!(file.durable_len(), file.len());
+        assert_eq!(file.durable_len(), Some(file.len()));
         // A crash in the middle of an append.
         OpenOptions::new().append(true).open(&path).expect("open").write_all(&[9; 11]).expect("torn");
         let read = Ledger::read(&std::fs::read(&path).expect("bytes")).expect("torn is not damaged");

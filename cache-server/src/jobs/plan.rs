@@ -2,9 +2,7 @@
 
 use super::{JobError, Samples, ledger::LEDGER_BYTES_MAX};
 use crate::versions::Source;
-use fletch_api::{
-    BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, World, epochs::WANT_MAX, jobs::PREFIXES_MAX,
-};
+use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, epochs::WANT_MAX, jobs::PREFIXES_MAX};
 use fletch_core::{
     Root,
     order::{Buckets, Fit, OrderKey, Plan, bucketed::BadBuckets},
@@ -28,6 +26,11 @@ impl Cut {
     #[must_use]
     pub fn steps(&self, fit: Fit) -> u64 {
         self.sizes.iter().map(|&n| fit.steps(n)).sum()
+    }
+
+    /// Entries of the plan, and the pads of its buckets.
+    fn entries(&self, fit: Fit) -> u64 {
+        self.sizes.iter().map(|&n| n.max(fit.delivered(n))).sum()
     }
 }
 
@@ -124,16 +127,21 @@ pub(super) async fn plan_of(
     })
 }
 
-/// Whether a ledger has room for an epoch of so many entries, each granted once in leases of a rank's part of a step: one
-/// that came to its bound would never end.
-pub(super) fn fits_a_ledger(entries: u64, world: &World) -> Result<(), JobError> {
+/// Whether an epoch of this plan in this world can be kept: a ledger has room for each of its entries once, in leases of a
+/// rank's part of a step (one that came to its bound would not end), and its pads are not more than that.
+pub(super) fn can_be_kept(plan: &Plan, cut: Option<&Cut>, fit: Fit) -> Result<(), JobError> {
+    let n = plan.entries();
+    fits_a_ledger(cut.map_or_else(|| n.max(fit.delivered(n)), |c| c.entries(fit)), fit)
+}
+
+fn fits_a_ledger(entries: u64, world: Fit) -> Result<(), JobError> {
     let lease = u64::from(world.batch / world.ranks.max(1)).clamp(1, WANT_MAX.into());
     let room = LEDGER_BYTES_MAX / (ENTRY_BYTES + LEASE_BYTES.div_ceil(lease));
     if entries <= room {
         return Ok(());
     }
     let why = format!(
-        "the plan has {entries} entries; the ledger of an epoch has room for {room} in batches of {lease} a rank"
+        "the plan has {entries} entries with its pads; the ledger of an epoch has room for {room} in batches of {lease} a rank"
     );
     Err(JobError::Ask(why))
 }
@@ -147,12 +155,12 @@ mod tests {
     #[test]
     fn a_ledger_has_room_for_every_entry_once() {
         for batch in [1, 7, 64, WANT_MAX] {
-            let world = World { ranks: 3, batch: 3 * batch, tail: Tail::Keep };
-            let refused = fits_a_ledger(u64::MAX, &world).expect_err("too many").to_string();
+            let world = Fit { ranks: 3, batch: 3 * batch, tail: Tail::Keep };
+            let refused = fits_a_ledger(u64::MAX, world).expect_err("too many").to_string();
             let room =
                 refused.split("room for ").nth(1).and_then(|r| r.split(' ').next()?.parse::<u64>().ok());
             let room = room.expect("it says for how many");
-            assert!(fits_a_ledger(room, &world).is_ok() && fits_a_ledger(room + 1, &world).is_err());
+            assert!(fits_a_ledger(room, world).is_ok() && fits_a_ledger(room + 1, world).is_err());
             let last = u32::try_from(room).expect("a number");
             let entries = (0..batch).map(|i| if i % 2 == 0 { i } else { last - i }).collect();
             let request = Request { rank: 65_535, worker: u32::MAX, sequence: 1 << 51 };

@@ -8,7 +8,12 @@
 //! 4. (I6) An open job that nobody asked for during `job_ttl`, and of which no lease lives, is closed. The next request
 //!    opens it from its file and its ledgers.
 
-use super::{JobError, Samples, Wheel, declared::Opened, record::Record, wheel::Means};
+use super::{
+    JobError, Samples, Wheel,
+    declared::Opened,
+    record::{Known, Record},
+    wheel::Means,
+};
 use crate::versions::{Source, Sources};
 use fletch_api::{JobLine, OrderKind, StartJob};
 use fletch_core::{Domain, LayoutId, Root, Tenant, order::substitute::Standing};
@@ -34,7 +39,7 @@ pub const DECLARED_MAX: usize = 10_000;
 
 /// A job that may be opened.
 struct Slot {
-    record: Record,
+    known: Known,
     opened: OnceCell<Arc<Opened>>,
     /// Nanoseconds since the start: when it was asked for last, as far as housekeeping saw.
     seen_ns: AtomicU64,
@@ -45,9 +50,9 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(record: Record, opened: OnceCell<Arc<Opened>>) -> Arc<Self> {
+    fn new(known: Known, opened: OnceCell<Arc<Opened>>) -> Arc<Self> {
         Arc::new(Slot {
-            record,
+            known,
             opened,
             seen_ns: AtomicU64::new(0),
             asked: AtomicBool::new(true),
@@ -106,6 +111,14 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Removes a directory that may not be there. Blocking.
+fn remove_all(dir: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
 /// A job that is being declared.
 struct Coming<'a>(&'a AtomicUsize);
 
@@ -122,7 +135,7 @@ async fn close(slots: &Slots, id: &str, stale: &Arc<Opened>) {
     let mut slots = lock(slots);
     let there = slots.get(id).and_then(|s| s.opened.get());
     if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
-        slots.insert(id.to_owned(), Slot::new(stale.record(), OnceCell::new()));
+        slots.insert(id.to_owned(), Slot::new(stale.known(), OnceCell::new()));
     }
 }
 
@@ -143,14 +156,14 @@ impl Registry {
             let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
             if name.starts_with("gone-") {
                 // A deletion that a crash interrupted.
-                std::fs::remove_dir_all(&path)?;
+                if let Err(error) = remove_all(&path) {
+                    tracing::warn!(dir = %path.display(), %error, "a deleted job leaves files");
+                }
                 continue;
             }
-            let read = std::fs::read(path.join("job.json"))
-                .and_then(|b| serde_json::from_slice::<Record>(&b).map_err(Into::into));
-            match read {
+            match Record::read(&path) {
                 Ok(record) if record.id() == name => {
-                    slots.insert(name, Slot::new(record, OnceCell::new()));
+                    slots.insert(name, Slot::new(record.known(), OnceCell::new()));
                 }
                 Ok(_) => {
                     tracing::error!(dir = %path.display(), "a job's directory has another job's file; it is left alone")
@@ -173,7 +186,7 @@ impl Registry {
     fn slot(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Arc<Slot>, JobError> {
         let slot = lock(&self.slots).get(id).cloned();
         let slot = slot.inspect(|s| s.asked.store(true, SeqCst));
-        slot.filter(|s| s.record.tenant == *tenant && s.record.domain == *domain).ok_or(JobError::NotFound)
+        slot.filter(|s| s.known.tenant == *tenant && s.known.domain == *domain).ok_or(JobError::NotFound)
     }
 
     /// Where a declared job's bytes are to be looked for: its root and layout.
@@ -182,27 +195,26 @@ impl Registry {
     /// [`JobError::NotFound`].
     pub fn place(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(Root, LayoutId), JobError> {
         let slot = self.slot(domain, tenant, id)?;
-        Ok((slot.record.root, slot.record.layout))
+        Ok((slot.known.root, slot.known.layout))
     }
 
-    /// What was asked for when a job of that name was declared, if one was.
+    /// Where the bytes of a job of that name are to be looked for, if one was declared.
     #[must_use]
-    pub fn declared(&self, domain: &Domain, tenant: &Tenant, name: &str) -> Option<Record> {
-        let id = Record::id_of(domain, tenant, name);
-        self.slot(domain, tenant, &id).ok().map(|s| s.record.clone())
+    pub fn declared(&self, domain: &Domain, tenant: &Tenant, name: &str) -> Option<(Root, LayoutId)> {
+        self.place(domain, tenant, &Record::id_of(domain, tenant, name)).ok()
     }
 
     /// A tenant's jobs, by name.
     #[must_use]
     pub fn list(&self, domain: &Domain, tenant: &Tenant) -> Vec<JobLine> {
         let slots = lock(&self.slots);
-        let mine = slots.values().filter(|s| s.record.tenant == *tenant && s.record.domain == *domain);
+        let mine = slots.values().filter(|s| s.known.tenant == *tenant && s.known.domain == *domain);
         let mut lines: Vec<JobLine> = mine
             .map(|s| JobLine {
-                id: s.record.id(),
-                name: s.record.ask.name.clone(),
-                dataset: s.record.dataset.clone(),
-                root: s.record.root,
+                id: s.known.id(),
+                name: s.known.ask.name.clone(),
+                dataset: s.known.dataset.clone(),
+                root: s.known.root,
             })
             .collect();
         lines.sort_by(|a, b| a.name.cmp(&b.name));
@@ -225,7 +237,10 @@ impl Registry {
         let opened = slot
             .opened
             .get_or_try_init(|| async {
-                let opened = self.open_record(slot.record.clone(), sources, source).await?;
+                let dir = self.dir.join(id);
+                let record =
+                    spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::Lost)??;
+                let opened = self.open_record(record, sources, source).await?;
                 Ok::<_, JobError>(Arc::new(opened))
             })
             .await?;
@@ -328,8 +343,8 @@ impl Registry {
         };
         let opened = Arc::new(self.open_record(record.clone(), sources, source).await?);
         let (dir, written) = (self.dir.join(&id), record.clone());
-        spawn_blocking(move || Opened::write(&dir, &written)).await.map_err(|_| JobError::Lost)??;
-        let slot = Slot::new(record, OnceCell::new_with(Some(Arc::clone(&opened))));
+        spawn_blocking(move || written.write(&dir)).await.map_err(|_| JobError::Lost)??;
+        let slot = Slot::new(record.known(), OnceCell::new_with(Some(Arc::clone(&opened))));
         lock(&self.slots).insert(id, slot);
         Ok((opened, true))
     }
@@ -377,13 +392,27 @@ impl Registry {
             if let Ok(opened) = slot.opened.get_or_try_init(none).await {
                 opened.close().await;
             }
+            let there = from.clone();
             let gone = spawn_blocking(move || {
                 let failed = |error| JobError::Io { path: from.clone(), error };
-                std::fs::rename(&from, &to).map_err(failed)?;
-                std::fs::remove_dir_all(&to).map_err(failed)?;
-                from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all()).map_err(failed)
+                // What an earlier deletion could not remove.
+                remove_all(&to).and_then(|()| std::fs::rename(&from, &to)).map_err(failed)?;
+                let synced = from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all());
+                if let Err(error) = synced {
+                    // Nobody knows what a crash would leave: it is there, or it is said that it is not.
+                    return std::fs::rename(&to, &from).and(Err(error)).map_err(failed);
+                }
+                if let Err(error) = remove_all(&to) {
+                    tracing::warn!(dir = %to.display(), %error, "a deleted job leaves files, which go at the next start");
+                }
+                Ok(())
             });
-            gone.await.map_err(|_| JobError::Lost)?
+            let gone = gone.await.map_err(|_| JobError::Lost)?;
+            if gone.is_err() && there.exists() {
+                // It is still there, and whoever asks sees so: it is not declared anew over its old ledgers.
+                lock(&slots).insert(id, Slot::new(slot.known.clone(), OnceCell::new()));
+            }
+            gone
         });
         task.await.map_err(|_| JobError::Lost)?
     }

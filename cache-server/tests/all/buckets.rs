@@ -299,3 +299,20 @@ async fn what_cannot_be_bucketed_is_not_declared() {
     assert_eq!(client.declare(&other).await.expect_err("differs").code(), Some(Code::JobDiffers));
     node.running.shutdown().await;
 }
+
+/// Pads of many buckets and a large batch would be far more than the plan: such a plan is refused before anything is made of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn pads_have_a_bound() {
+    let tree = tree(300);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let groups = BucketSpec::Groups((0..302).collect());
+    let what = |batch| bucketed("wide", &groups, world(1, batch, Tail::Pad));
+    let refused = client(&node).declare(&what(1 << 20)).await.expect_err("316 million pads");
+    assert_eq!(refused.code(), Some(Code::BadPlan), "{refused}");
+    let job = client(&node).declare(&what(8)).await.expect("few pads");
+    let refused = job.world(world(1, 1 << 20, Tail::Pad)).await.expect_err("nor later");
+    assert_eq!(refused.code(), Some(Code::BadPlan), "{refused}");
+    assert_eq!(job.now().await.expect("job").world, world(1, 8, Tail::Pad));
+    node.running.shutdown().await;
+}

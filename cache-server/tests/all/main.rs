@@ -12,6 +12,7 @@ mod contract;
 mod crowded;
 mod datasets;
 mod domains;
+mod echoes;
 mod epochs;
 mod lies;
 mod limits;

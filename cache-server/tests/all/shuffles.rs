@@ -131,6 +131,7 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
             break;
         }
     }
+    let mut poor = 0;
     for reading in &jobs {
         let mut positions = Vec::new();
         for (epoch, order) in (0..).zip(&reading.orders) {
@@ -156,6 +157,8 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
                 assert!((ours - theirs).abs() < 1e-9, "the certificate tells the truth: {seen:?}, {said:?}");
             }
             assert!(seen.mates < MATES_MOST, "chunk-mates come together: {seen:?}");
+            assert_eq!(said.poor, seen.poor);
+            poor += u64::from(said.poor);
             positions.push(at);
         }
         for pair in positions.windows(2) {
@@ -164,6 +167,10 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
             assert!(again < AGAIN_MOST, "every epoch has the same order: {again}");
         }
     }
+    let finished =
+        async |how| node.metric(&format!("fletch_epochs_finished_total{{shuffle=\"{how}\"}}")).await;
+    let all = (jobs.len() * EPOCHS) as u64;
+    assert_eq!((finished("well").await, finished("poor").await), (all - poor, poor));
     // A reader that is so slow that the units of its lease are gone when it comes to them reads its samples alone.
     let slow = client
         .declare(&ask("slow", OrderKind::Substitute, world(1, 1024, Tail::Keep)))

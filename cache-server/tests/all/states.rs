@@ -285,3 +285,87 @@ async fn what_was_cut_off_before_it_was_told_begins_anew() {
     }
     node.running.shutdown().await;
 }
+
+/// A deletion that the disk refuses leaves the job as it was: nobody declares it anew over its old ledgers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_that_fails_deletes_nothing() {
+    let tree = tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let client = client(&node);
+    let what = ask("j", OrderKind::Strict, world(1, 4, Tail::Keep));
+    let job = client.declare(&what).await.expect("declared");
+    acked(&job, 0).await;
+    let id = &job.info().id;
+    // Something of that name that is no directory.
+    let jobs = node.state.path().join("state/jobs");
+    let in_the_way = jobs.join(format!("gone-{id}"));
+    std::fs::write(&in_the_way, b"").expect("written");
+    let refused = client.delete_job(id).await.expect_err("no room for what is deleted");
+    assert_eq!(refused.code(), Some(Code::Internal), "{refused}");
+    assert_eq!(job.now().await.expect("still there").epochs[0].acked, 4);
+    assert_eq!(client.jobs().await.expect("jobs").len(), 1);
+    std::fs::remove_file(&in_the_way).expect("removed");
+    // What an earlier deletion could not remove is no reason.
+    std::fs::create_dir_all(in_the_way.join("more")).expect("made");
+    client.delete_job(id).await.expect("deleted");
+    assert!(!in_the_way.exists() && !jobs.join(id).exists());
+    let anew = client.declare(&what).await.expect("declared anew");
+    assert!(anew.now().await.expect("job").epochs.is_empty());
+    node.running.shutdown().await;
+}
+
+/// Weights are read from their file as they were sent, to the last bit, however often.
+#[tokio::test(flavor = "multi_thread")]
+async fn weights_survive_their_file() {
+    let tree = tree(62);
+    tree.index();
+    let mut node = Node::serving(&tree, &[]).await;
+    let mut what = ask("j", OrderKind::Strict, world(1, 2, Tail::Keep));
+    // Numbers of seventeen digits.
+    let weights =
+        (1..=64).map(|i| Some(f64::from(i).sqrt() / 1e5 * std::f64::consts::PI.powi(i % 9))).collect();
+    what.plan.base = fletch_api::PlanBase::Weights(fletch_api::Weights { weights, draws: 500, of: None });
+    let declared = client(&node).declare(&what).await.expect("declared");
+    for ranks in [1, 2, 1] {
+        let job = client(&node).job(&declared.info().id).await.expect("job");
+        job.world(world(ranks, 2, Tail::Keep)).await.expect("another world");
+        node.running.shutdown().await;
+        node = Node::start_in(node.state, &[]).await;
+    }
+    let same = client(&node).declare(&what).await.expect("the same weights");
+    assert_eq!(same.info().plan, declared.info().plan);
+    node.running.shutdown().await;
+}
+
+/// A plan is kept in its file, not in memory; what is declared again is compared all the same, before and after a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_plan_is_compared_by_its_hash() {
+    let tree = tree(14);
+    tree.index();
+    let mut node = Node::serving(&tree, &[]).await;
+    let mut what = ask("j", OrderKind::Strict, world(1, 2, Tail::Keep));
+    what.plan.base = fletch_api::PlanBase::Samples(vec![1, 3, 5, 7]);
+    let declared = client(&node).declare(&what).await.expect("declared");
+    for restart in [false, true] {
+        if restart {
+            node.running.shutdown().await;
+            node = Node::start_in(node.state, &[]).await;
+        }
+        let same = client(&node).declare(&what).await.expect("the same");
+        assert_eq!((same.info().plan, same.info().entries), (declared.info().plan, 4));
+        let mut other = what.clone();
+        other.plan.base = fletch_api::PlanBase::Samples(vec![1, 3, 5, 8]);
+        let differs = client(&node).declare(&other).await.expect_err("another plan");
+        assert_eq!(differs.code(), Some(Code::JobDiffers));
+        assert!(differs.to_string().contains("plan"), "{differs}");
+    }
+    // Its world changes in its file, and the plan stays there.
+    let job = client(&node).job(&declared.info().id).await.expect("job");
+    job.world(world(1, 4, Tail::Keep)).await.expect("another world");
+    node.running.shutdown().await;
+    let node = Node::start_in(node.state, &[]).await;
+    let job = client(&node).job(&declared.info().id).await.expect("remembered");
+    assert_eq!((job.info().entries, job.info().world), (4, world(1, 4, Tail::Keep)));
+    node.running.shutdown().await;
+}

@@ -162,7 +162,8 @@ pub enum WeightOf {
 pub struct EchoSpec {
     /// How often each entry is delivered.
     pub copies: u32,
-    /// At least this many positions lie between two copies of one entry.
+    /// The next copy of an entry comes at least this many positions after it, also over restarts. A state does not say in which
+    /// order its entries were delivered: over one that is loaded in the last steps of an epoch a copy may be nearer.
     #[serde(default)]
     pub apart: u32,
 }

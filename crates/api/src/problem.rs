@@ -90,6 +90,8 @@ codes! {
     BadAck = "bad_ack", Invalid, None, "the ack does not fit its lease";
     /// The epoch takes no leases or acks any more.
     EpochClosed = "epoch_closed", Invalid, Some(409), "the epoch is closed";
+    /// The epoch's ledger is at its bound: nothing more is granted.
+    LedgerFull = "ledger_full", Invalid, Some(409), "the epoch's ledger is full";
     /// The epoch is not finished, so there is no receipt.
     EpochOpen = "epoch_open", Invalid, Some(409), "the epoch is not finished";
     /// The number of ranks cannot change in the middle of a step.

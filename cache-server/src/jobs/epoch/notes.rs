@@ -1,6 +1,6 @@
 //! What an epoch notes beside its leases.
 
-use super::{Inner, Order, SETTLED_MAX};
+use super::{Inner, Order, SETTLED_MAX, SETTLED_RANK};
 use fletch_core::order::certificate::Shuffle;
 
 impl Inner {
@@ -24,7 +24,8 @@ impl Inner {
         self.order.settled(lease);
         self.classes.remove(&lease);
         self.settled.insert(lease, (rank, entries));
-        while self.settled.len() > SETTLED_MAX {
+        let most = SETTLED_MAX.max(SETTLED_RANK * self.leases.fit().ranks as usize);
+        while self.settled.len() > most {
             self.settled.pop_first();
         }
     }

@@ -7,8 +7,9 @@ use crate::jobs::{
     wheel::{Class, Wheel},
 };
 use fletch_core::order::{
-    Bits, Bucketed, Leases, Line, OrderKey, Turns,
-    substitute::{Feed, How, Pick, SeatId},
+    Bits, Bucketed, Event, Leases, Line, OrderKey, Plan, Turns,
+    ledger::Ledger,
+    substitute::{Feed, Owed, SeatId},
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -64,6 +65,25 @@ pub struct Sweep {
     base: u64,
 }
 
+/// How long ago entries of a plan's base were delivered, they or a copy of them, and before how many at least all others were:
+/// as far back as `most` entries, or the ledger goes. What was rolled back, or came back, was not.
+fn delivered_ago(ledger: &Ledger, leases: &Leases, plan: &Plan, most: u64) -> (BTreeMap<u64, u64>, u64) {
+    let granted = ledger.events.iter().rev().filter_map(|e| match e {
+        Event::Grant { entries, .. } => Some(entries.iter().rev()),
+        _ => None,
+    });
+    let delivered = granted
+        .flatten()
+        .filter(|&&e| !leases.is_free(e) && u64::from(e) < plan.entries())
+        .map(|&e| u64::from(e) % plan.base_entries().max(1));
+    let (mut ago, mut all) = (BTreeMap::new(), 0);
+    for entry in delivered.take(usize::try_from(most).unwrap_or(usize::MAX)) {
+        ago.entry(entry).or_insert(all);
+        all += 1;
+    }
+    (ago, all)
+}
+
 impl Drop for Sweep {
     fn drop(&mut self) {
         self.wheel.leave(self.seat);
@@ -71,8 +91,8 @@ impl Drop for Sweep {
 }
 
 impl Sweep {
-    /// Sits down: `leases` say what is left.
-    pub fn join(setup: &Setup, wheel: &Arc<Wheel>, leases: &Leases, key: &OrderKey) -> Self {
+    /// Sits down: `leases` say what is left, `ledger` what was granted last.
+    pub fn join(setup: &Setup, wheel: &Arc<Wheel>, leases: &Leases, ledger: &Ledger, key: &OrderKey) -> Self {
         let base = setup.plan.base_entries();
         let seat = wheel.join(setup.laid.clone());
         let mut first = Bits::zeros(base);
@@ -83,6 +103,7 @@ impl Sweep {
         let echo = setup.plan.echo();
         let (mut done, mut owed) = (Bits::zeros(u64::from(setup.laid.spots())), Vec::new());
         if echo.copies > 1 {
+            let (ago, all) = delivered_ago(ledger, leases, &setup.plan, echo.apart.into());
             for spot in 0..setup.laid.spots() {
                 let entry = u64::from(setup.laid.entry(spot));
                 let copies = || (0..echo.copies).map(|pass| (pass, entry + u64::from(pass) * base));
@@ -94,7 +115,10 @@ impl Sweep {
                 done.set(u64::from(spot));
                 let unit = setup.laid.unit(spot);
                 let rest = copies().filter(|&(pass, e)| pass > 0 && leases.free().get(e));
-                owed.extend(rest.map(|(pass, _)| Pick { spot, unit, how: How::Range, pass }));
+                let passes: VecDeque<u32> = rest.map(|(pass, _)| pass).collect();
+                if !passes.is_empty() {
+                    owed.push(Owed { spot, unit, passes, ago: ago.get(&entry).copied().unwrap_or(all) });
+                }
             }
         }
         wheel.begin(seat, left);

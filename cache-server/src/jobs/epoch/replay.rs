@@ -102,9 +102,13 @@ impl Epoch {
             inner.state = EpochState::Abandoned;
         }
         inner.order = match &setup.wheel {
-            Some(wheel) if inner.state == EpochState::Open => {
-                Order::Substitute(Box::new(Sweep::join(setup, wheel, &inner.leases, &setup.key(epoch))))
-            }
+            Some(wheel) if inner.state == EpochState::Open => Order::Substitute(Box::new(Sweep::join(
+                setup,
+                wheel,
+                &inner.leases,
+                &read,
+                &setup.key(epoch),
+            ))),
             _ => Order::of(&course, &began)?,
         };
         let id = Hash::of(format!("{}\0{epoch}", path.display()).as_bytes());

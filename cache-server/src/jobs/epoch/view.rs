@@ -2,7 +2,7 @@
 
 use super::{Epoch, Inner};
 use crate::jobs::JobError;
-use fletch_api::{Epoch as View, EpochReceipt, EpochState, World, epochs::HELD_MAX};
+use fletch_api::{Epoch as View, EpochReceipt, EpochState, OrderKind, World, epochs::HELD_MAX};
 use fletch_core::{
     Hash,
     order::{
@@ -162,9 +162,16 @@ impl Epoch {
         if certificate.poor {
             counts.poor.fetch_add(1, Relaxed);
             let Certificate { mates, near10, .. } = certificate;
+            let why = match self.setup.order {
+                OrderKind::Substitute => {
+                    "too few units lay in the cache at once: give the dataset more of it, or pack it into more chunks"
+                }
+                OrderKind::Strict => "pack it into more chunks",
+                OrderKind::Bucketed | OrderKind::Replay => "that is what its buckets or its ledger say",
+            };
             tracing::warn!(
-                job = %self.setup.job, epoch = self.number(), mates, near10,
-                "the epoch was shuffled poorly: too few units lay in the cache at once; give the dataset more of it, or pack it into more chunks"
+                job = %self.setup.job, epoch = self.number(), mates, near10, why,
+                "the epoch was shuffled poorly: many neighbours come from one unit"
             );
         } else {
             counts.well.fetch_add(1, Relaxed);

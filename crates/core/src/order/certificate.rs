@@ -3,8 +3,8 @@
 //! The statistic is *near*: how often two samples at a distance of 1 to 10 positions in one
 //! consumer's order come from the same unit, relative to a uniform shuffle of the same plan (1
 //! is as good as uniform). Chunks of a pack are random groups, so neighbours from one unit are
-//! not alike; near bounds how much of a batch they can make up. Where too many neighbours do, an order is *poor*: sweeps are
-//! laid out so that theirs are not ([`super::substitute::Knobs::window_least`]), and a server says so of those that are.
+//! not alike; near bounds how much of a batch they can make up. Where too many neighbours do, an order is *poor*. Sweeps are
+//! laid out so that theirs seldom are ([`super::substitute::Knobs::window_least`]: of a few dozen units with half of them cached up to .44 are mates).
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;

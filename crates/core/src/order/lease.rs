@@ -86,6 +86,8 @@ pub struct Leases {
     /// In no lease and not acknowledged.
     free: Bits,
     pads: BTreeSet<u32>,
+    /// Pads that were granted and came back.
+    pads_back: BTreeSet<u32>,
     pads_made: u32,
     ranks: Vec<Rank>,
     live: BTreeMap<u64, Lease>,
@@ -124,6 +126,7 @@ impl Leases {
             acked,
             free,
             pads: BTreeSet::new(),
+            pads_back: BTreeSet::new(),
             pads_made: 0,
             ranks: Vec::new(),
             live: BTreeMap::new(),
@@ -361,6 +364,7 @@ impl Leases {
                 back.push(e);
             } else {
                 self.pads.insert(e);
+                self.pads_back.insert(e);
             }
         }
         back
@@ -396,8 +400,13 @@ impl Leases {
                         return Err(LeaseError::Entry(e));
                     }
                 }
-                for &e in entries.iter().filter(|&&e| u64::from(e) < self.planned.len()) {
-                    self.redelivered += u64::from(!self.issued.set(u64::from(e)));
+                for &e in entries {
+                    let again = if u64::from(e) < self.planned.len() {
+                        !self.issued.set(u64::from(e))
+                    } else {
+                        self.pads_back.remove(&e)
+                    };
+                    self.redelivered += u64::from(again);
                 }
                 let rank = &mut self.ranks[request.rank as usize];
                 rank.share = rank.share.saturating_sub(entries.len() as u64);

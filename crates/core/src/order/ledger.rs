@@ -143,6 +143,14 @@ pub enum BadLedger {
         /// What is wrong with it.
         why: LeaseError,
     },
+    /// Its world changed, or was rolled back, more often than is replayed, or with more ranks.
+    #[error("the worlds of the ledger are too many to replay: {ranks} in all, and {most} at most")]
+    Legs {
+        /// Worlds, or their ranks together.
+        ranks: u64,
+        /// The bound.
+        most: u64,
+    },
 }
 
 impl BadLedger {

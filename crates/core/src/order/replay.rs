@@ -18,6 +18,12 @@ use super::{
 };
 use std::collections::BTreeMap;
 
+/// Changes of world and rollbacks of a ledger that is replayed: each costs as much as a world may have ranks and pads,
+/// however short its record is.
+const LEGS_MAX: u64 = 1024;
+/// Ranks of all legs together.
+const LEG_RANKS_MAX: u64 = 1 << 20;
+
 /// What happened in one world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leg {
@@ -49,7 +55,7 @@ impl Replay {
     /// The order that a ledger tells, finished or not.
     ///
     /// # Errors
-    /// [`BadLedger::Contradiction`] where it acknowledges what it did not grant, or the same entry twice.
+    /// [`BadLedger::Contradiction`] where it acknowledges what it did not grant, or the same entry twice; [`BadLedger::Legs`].
     pub fn new(ledger: &Ledger) -> Result<Self, BadLedger> {
         let mut fits = vec![ledger.header.fit];
         let mut live: BTreeMap<u64, (u32, Vec<u32>, usize)> = BTreeMap::new();
@@ -103,15 +109,24 @@ impl Replay {
                 }
                 _ => {}
             }
+            let changes = fits.len() as u64 - 1;
+            if changes > LEGS_MAX {
+                return Err(BadLedger::Legs { ranks: changes, most: LEGS_MAX });
+            }
         }
         told.sort_unstable_by_key(|t| (t.leg, t.lease, t.place));
-        let leg = |fit: &Fit| Leg { fit: *fit, ranks: vec![Vec::new(); fit.ranks as usize] };
-        let mut legs: Vec<Leg> = fits.iter().map(leg).collect();
-        for t in &told {
-            legs[t.leg].ranks[t.rank as usize].push(t.entry);
-        }
         // A leg whose work was all rolled back has nothing to tell.
-        legs.retain(|l| l.ranks.iter().any(|r| !r.is_empty()));
+        let (mut legs, mut ranks): (Vec<Leg>, u64) = (Vec::new(), 0);
+        for of in told.chunk_by(|a, b| a.leg == b.leg) {
+            let fit = fits[of[0].leg];
+            ranks += u64::from(fit.ranks);
+            if ranks > LEG_RANKS_MAX {
+                return Err(BadLedger::Legs { ranks, most: LEG_RANKS_MAX });
+            }
+            let mut leg = Leg { fit, ranks: vec![Vec::new(); fit.ranks as usize] };
+            of.iter().for_each(|t| leg.ranks[t.rank as usize].push(t.entry));
+            legs.push(leg);
+        }
         let mut all: Vec<u32> = told.iter().map(|t| t.entry).collect();
         all.sort_unstable();
         if let Some(twice) = all.windows(2).find(|w| w[0] == w[1]) {

@@ -379,3 +379,18 @@ fn a_world_has_bounds() {
     assert!(numbered(1 << 31, PAD - BATCH_MAX + 1, most).is_err());
     assert!(numbered((1 << 32) - 1, 0, most).is_err());
 }
+
+/// A pad that is granted again is delivered again, as any entry.
+#[test]
+fn pads_that_come_again_are_counted() {
+    let fit = Fit { batch: 4, ranks: 1, tail: Tail::Pad };
+    let mut leases = Leases::new(Bits::ones(3), fit).expect("fit");
+    for sequence in 1..=3 {
+        let request = Request { rank: 0, worker: 0, sequence };
+        leases.grant(request, vec![0, 1, 2], 4, TTL).expect("free");
+        assert_eq!(leases.redelivered(), 4 * (sequence - 1));
+        if sequence < 3 {
+            leases.expire(TTL);
+        }
+    }
+}

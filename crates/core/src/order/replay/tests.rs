@@ -259,3 +259,28 @@ fn a_ledger_that_contradicts_itself() {
     assert_eq!(short.legs()[0].ranks, [vec![4], vec![]]);
     assert_eq!(short.untold(&Bits::ones(8)).count(), 7);
 }
+
+/// Worlds are short to write and long to tell: a ledger of nothing but those makes nobody build them.
+#[test]
+fn worlds_without_end_are_no_replay() {
+    let events = |worlds: u32, fit: Fit| -> Vec<Event> {
+        let each = |i: u32| {
+            let request = Request { rank: 0, worker: 0, sequence: 1 };
+            let lease = u64::from(i) + 1;
+            [
+                Event::World { fit },
+                Event::Grant { lease, request, entries: vec![i] },
+                Event::Ack { lease, upto: 1 },
+            ]
+        };
+        (0..worlds).flat_map(each).collect()
+    };
+    let new = |events| Replay::new(&Ledger { header: header(), events, len: 0 }).map(|r| r.legs().len());
+    let wide = Fit { batch: 1 << 16, ranks: 1 << 16, tail: Tail::Pad };
+    assert_eq!(new(events(16, wide)), Ok(16));
+    assert!(matches!(new(events(17, wide)), Err(BadLedger::Legs { .. })));
+    let idle = vec![Event::World { fit: wide }; 1000];
+    assert_eq!(new(idle), Ok(0), "worlds in which nothing was consumed are nothing to tell");
+    assert_eq!(new(events(1024, fit(2))), Ok(1024));
+    assert!(matches!(new(events(1025, fit(2))), Err(BadLedger::Legs { .. })));
+}

@@ -4,11 +4,12 @@
 //! What is here may overtake what is still on its way, but only a little: where the origin is
 //! the bottleneck, serving everything on arrival would hand out each unit in one burst, which
 //! gains nothing (the link is busy either way) and ruins the shuffle (ADR 10).
-
 //!
 //! Echo is done here too: the first pass over the plan's base comes from the sweep; each block of
 //! at least twice the distance is then repeated, its halves shuffled within themselves, so that
-//! copies keep their distance, and blocks are short enough for their units to be here still.
+//! copies keep their distance, and blocks are short enough for their units to be here still. An epoch that is
+//! resumed owes copies of blocks that were under way: they come in the order in which their samples were read last, each as soon
+//! as it is far enough, and not before the last samples of the first pass, whose copies want a distance, too.
 
 use super::{Act, Flywheel, How, Pick, SeatId};
 use crate::order::{bits::Bits, key::Draws, plan::Echo};
@@ -27,19 +28,50 @@ struct Echoes {
     draws: Draws,
     /// Spots whose echoes are arranged for: given back and drawn again, they echo no more often.
     arranged: Bits,
-    block: Vec<Pick>,
+    /// Each with its place among what was drawn.
+    block: Vec<(u64, Pick)>,
     coming: VecDeque<Pick>,
+    /// Of a resumed epoch: what may come once so much was drawn, soonest first.
+    owed: VecDeque<(u64, Owed)>,
+    drawn: u64,
+}
+
+/// A spot of a resumed epoch of which copies are left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owed {
+    /// The spot.
+    pub spot: u32,
+    /// Its unit.
+    pub unit: u32,
+    /// The passes that are left, in order.
+    pub passes: VecDeque<u32>,
+    /// How many entries at least were handed out since it was, itself not counted.
+    pub ago: u64,
 }
 
 impl Echoes {
     fn see(&mut self, pick: Pick, left: u64) {
         if self.arranged.set(u64::from(pick.spot)) {
-            self.block.push(pick);
+            self.block.push((self.drawn, pick));
         }
         let least = 2 * u64::from(self.echo.apart);
         if self.block.len() as u64 >= least && (left == 0 || left >= least) {
             self.repeat();
+        } else if left == 0 {
+            self.owe_block();
         }
+    }
+
+    /// The next of what is owed, when it is due or `anyway`.
+    fn pay(&mut self, anyway: bool) -> Option<Pick> {
+        let (_, mut owed) = self.owed.pop_front_if(|(due, _)| anyway || *due <= self.drawn)?;
+        let pass = owed.passes.pop_front()?;
+        let pick = Pick { spot: owed.spot, unit: owed.unit, how: How::Range, pass };
+        if !owed.passes.is_empty() {
+            // Later than all that is due already.
+            self.owed.push_back((self.drawn + u64::from(self.echo.apart), owed));
+        }
+        Some(pick)
     }
 
     fn repeat(&mut self) {
@@ -51,37 +83,63 @@ impl Echoes {
                     part.swap(i, usize::try_from(self.draws.below(i as u64 + 1)).unwrap_or(0));
                 }
             }
-            self.coming.extend(self.block.iter().map(|&p| Pick { pass, ..p }));
+            self.coming.extend(self.block.iter().map(|&(_, p)| Pick { pass, ..p }));
         }
         self.block.clear();
+    }
+
+    /// What is left of a block that is too short to be repeated is owed one by one.
+    fn owe_block(&mut self) {
+        if self.block.is_empty() {
+            return;
+        }
+        let (apart, copies) = (u64::from(self.echo.apart), self.echo.copies);
+        let owed = |(at, p): (u64, Pick)| {
+            (at + apart, Owed { spot: p.spot, unit: p.unit, passes: (1..copies).collect(), ago: 0 })
+        };
+        self.owed.extend(std::mem::take(&mut self.block).into_iter().map(owed));
+        self.owed.make_contiguous().sort_by_key(|o| o.0);
     }
 }
 
 impl Feed {
     /// A feed of a plan that echoes. `done` are the spots of the first pass that were handed out
-    /// before (of a resumed epoch), `owed` the echoes of them that are still to come.
+    /// before (of a resumed epoch), `owed` those of which copies are still to come.
     #[must_use]
-    pub fn echoing(echo: Echo, draws: Draws, done: Bits, owed: Vec<Pick>) -> Self {
+    pub fn echoing(echo: Echo, mut draws: Draws, done: Bits, mut owed: Vec<Owed>) -> Self {
         if echo.copies <= 1 {
             return Feed::default();
         }
-        let mut echoes = Echoes { echo, draws, arranged: done, block: Vec::new(), coming: owed.into() };
-        for i in (1..echoes.coming.len()).rev() {
-            echoes.coming.swap(i, usize::try_from(echoes.draws.below(i as u64 + 1)).unwrap_or(0));
+        for i in (1..owed.len()).rev() {
+            owed.swap(i, usize::try_from(draws.below(i as u64 + 1)).unwrap_or(0));
         }
+        // Where that is all that is known they stay shuffled.
+        owed.sort_by_key(|o| std::cmp::Reverse(o.ago));
+        // The draw after those is one further away.
+        let due = |o: &Owed| u64::from(echo.apart).saturating_sub(o.ago + 1);
+        let owed = owed.into_iter().map(|o| (due(&o), o)).collect();
+        let (block, coming) = (Vec::new(), VecDeque::new());
+        let echoes = Echoes { echo, draws, arranged: done, block, coming, owed, drawn: 0 };
         Feed { planned: VecDeque::new(), echoes: Some(echoes) }
     }
 
     fn draw(&mut self, fly: &mut Flywheel, seat: SeatId, acts: &mut Vec<Act>) -> Option<Pick> {
         let Some(e) = &mut self.echoes else { return fly.next(seat, acts) };
-        if e.coming.is_empty() {
+        let (left, least) = (fly.left(seat), 2 * u64::from(e.echo.apart));
+        // The last samples of the first pass are a block of their own if there are enough of them.
+        let first = left > 0 && left + (e.block.len() as u64) < least;
+        let mut pick = if first { None } else { e.pay(false) };
+        if pick.is_none() && e.coming.is_empty() {
             if let Some(pick) = fly.next(seat, acts) {
                 e.see(pick, fly.left(seat));
+                e.drawn += 1;
                 return Some(pick);
             }
-            e.repeat();
+            e.owe_block();
+            pick = e.pay(true);
         }
-        let pick = e.coming.pop_front()?;
+        let pick = pick.or_else(|| e.coming.pop_front())?;
+        e.drawn += 1;
         Some(Pick { how: if fly.holds(pick.unit) { How::Window } else { How::Range }, ..pick })
     }
 

@@ -35,7 +35,7 @@ mod sweep;
 mod tape;
 pub mod trace;
 
-pub use feed::Feed;
+pub use feed::{Feed, Owed};
 pub use knobs::Knobs;
 pub use standing::Standing;
 pub use tape::{Call, Came};
@@ -186,7 +186,9 @@ impl Flywheel {
         let few = (self.knobs.window_units * self.mean).min(self.knobs.window_few * fetched);
         let long = self.mean_samples > LONG_UNIT_SAMPLES;
         // What goes through a window of `w` bytes is what is fetched, and as much as the window itself has.
-        let least = |w: f64| if long { self.knobs.window_least * ((fetched + w) / all).min(1.0) * self.mean } else { 0.0 };
+        let least = |w: f64| {
+            if long { self.knobs.window_least * ((fetched + w) / all).min(1.0) * self.mean } else { 0.0 }
+        };
         let window = (self.knobs.window * fetched)
             .max(few)
             .max(least(self.knobs.window_least * self.mean))
@@ -202,10 +204,18 @@ impl Flywheel {
     }
 
     fn resize(&mut self, capacity: u64, acts: &mut Vec<Act>) {
+        let begins = self.window_max == 0;
         self.split(capacity);
         while self.reserve_bytes > self.reserve_max && !self.reserve.is_empty() {
             let unit = self.reserve.get(self.draws.below(self.reserve.len() as u64));
-            self.drop_reserve(unit, acts);
+            // A window that begins begins with what is here.
+            if begins && self.window_bytes + self.shape.bytes(unit) <= self.window_max {
+                self.leave_reserve(unit);
+                self.enter_window(unit);
+                self.offer(unit, None, false);
+            } else {
+                self.drop_reserve(unit, acts);
+            }
         }
         self.make_room(0, acts);
     }
@@ -384,6 +394,10 @@ impl Flywheel {
             };
             let large = self.shape.bytes(unit) > self.window_max;
             if self.window_max == 0 && self.fits_reserve(unit) && !self.little(j, unit, need) {
+                if !far {
+                    // Not the same again at once, should it not come.
+                    self.pointer = p + 1;
+                }
                 self.pin(unit, acts);
                 continue;
             }

@@ -61,8 +61,10 @@ impl Flywheel {
         let s = &mut self.seats[j];
         s.last = now;
         let passed = (now - s.mark.0) as f64;
-        // Without a window nothing is swept: there is no pace.
-        if passed >= half && passed > 0.0 {
+        if self.window_max == 0 {
+            // Nothing is swept: there is no pace.
+            s.mark = (now, s.drawn);
+        } else if passed >= half {
             // Longer than two such spans is a pause, not a pace.
             if passed < 2.0 * half + 2.0 * mean {
                 let pace = (s.drawn - s.mark.1) as f64 / (passed / mean);
@@ -412,7 +414,7 @@ impl Flywheel {
     }
 
     /// The books of a unit that leaves the reserve.
-    fn leave_reserve(&mut self, unit: u32) {
+    pub(super) fn leave_reserve(&mut self, unit: u32) {
         let u = unit as usize;
         self.generation[u] = AWAY;
         self.reserve.remove(unit);

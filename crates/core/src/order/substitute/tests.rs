@@ -9,6 +9,7 @@ use crate::{
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
+mod echoes;
 mod few;
 
 fn key(seed: u64) -> OrderKey {
@@ -410,60 +411,6 @@ fn a_feed_serves_what_is_here_first_and_loses_nothing() {
         assert!(out.insert(p.spot));
     }
     assert_eq!(out.len(), 200);
-}
-
-proptest! {
-    /// Echo: each sample `copies` times, copies at least `apart` draws from each other, whatever
-    /// comes back unread; and no more units are loaded than without.
-    #[test]
-    fn echoes_keep_their_distance(units in 10u32..60, copies in 2u32..4, apart in 1u32..30, seed: u64, back in proptest::collection::vec(0u32..400, 0..6)) {
-        prop_assume!(apart * 2 <= units * 4);
-        let shape = shape(&vec![4; units as usize]);
-        let n = units * 4;
-        let mut fly = Flywheel::new(shape.clone(), shape.total_bytes() / 4, &key(seed), Knobs::default());
-        let seat = sit(&mut fly, &Plan::all(u64::from(n)).expect("plan"));
-        let echo = crate::order::Echo { copies, apart };
-        let mut feed = Feed::echoing(echo, key(seed).draws("echo", 0), Bits::zeros(u64::from(n)), vec![]);
-        let (mut acts, mut at, mut count) = (Vec::new(), vec![None; n as usize], BTreeSet::new());
-        let mut draw = 0u32;
-        loop {
-            feed.fill(&mut fly, seat, 1, &mut acts, |_| {});
-            let Some(p) = feed.next(&fly, 0, |_| true) else { break };
-            draw += 1;
-            if back.contains(&draw) {
-                feed.take_back(&mut fly, seat, p.spot, p.pass);
-                continue;
-            }
-            prop_assert!(count.insert((p.spot, p.pass)), "twice");
-            // What came back is re-issued at once and may be nearer.
-            if back.is_empty() && let Some(last) = at[p.spot as usize].replace(draw) {
-                prop_assert!(draw - last >= apart, "{} apart", draw - last);
-            }
-        }
-        prop_assert_eq!(count.len() as u32, n * copies);
-        prop_assert!(acts.iter().filter(|a| matches!(a, Act::Load(_))).count() as u32 <= units + units / 10);
-    }
-
-    /// Also where a unit is long on its way: nobody passes a sample for so long that its copies catch up with it.
-    #[test]
-    fn echoes_keep_their_distance_from_what_is_awaited(units in 20u32..60, apart in 1u32..30, seed: u64, ahead in 1usize..40, late in 1u32..200) {
-        let shape = shape(&vec![4; units as usize]);
-        let n = units * 4;
-        let mut fly = Flywheel::new(shape.clone(), shape.total_bytes() / 4, &key(seed), Knobs::default());
-        let seat = sit(&mut fly, &Plan::all(u64::from(n)).expect("plan"));
-        let echo = crate::order::Echo { copies: 2, apart };
-        let mut feed = Feed::echoing(echo, key(seed).draws("echo", 0), Bits::zeros(u64::from(n)), vec![]);
-        let (mut acts, mut at, mut draw) = (Vec::new(), vec![None; n as usize], 0u32);
-        loop {
-            feed.fill(&mut fly, seat, ahead, &mut acts, |_| {});
-            let Some(p) = feed.next(&fly, 4, |p| p.unit % 16 != 0 || draw >= late) else { break };
-            draw += 1;
-            if let Some(last) = at[p.spot as usize].replace(draw) {
-                prop_assert!(draw - last >= apart, "{} apart", draw - last);
-            }
-        }
-        prop_assert_eq!(draw, 2 * n);
-    }
 }
 
 /// Two epochs of a lone job have little to do with each other: each goes round another ring, and positions correlate by -.15

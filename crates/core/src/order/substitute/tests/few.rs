@@ -41,7 +41,10 @@ fn read(units: u32, here: f64, samples: u32, seed: u64) -> Read {
             assert!(seen[job].insert(pick.spot), "I1");
             if fly.left(seats[job]) == 0 {
                 if turn >= 2 * n {
-                    said.push(std::mem::take(&mut shuffles[job]).certificate(chance(vec![u64::from(samples); units as usize])));
+                    said.push(
+                        std::mem::take(&mut shuffles[job])
+                            .certificate(chance(vec![u64::from(samples); units as usize])),
+                    );
                 }
                 (shuffles[job], seen[job]) = (Shuffle::default(), BTreeSet::new());
                 fly.begin(seats[job], Bits::ones(n));

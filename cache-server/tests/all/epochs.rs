@@ -268,7 +268,8 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let subset = client.declare(&subset).await.expect("declared");
     assert_eq!((subset.info().entries, subset.info().steps), (9, 2));
     let differs = |r: Result<_, ClientError>| r.map(|_: fletch_api::Epoch| ()).expect_err("refused").code();
-    assert_eq!(differs(subset.put_state(0, state.clone(), false).await), Some(Code::StateDiffers));
+    assert_eq!(differs(subset.put_state(0, state.clone(), true).await), Some(Code::StateDiffers));
+    assert!(subset.now().await.expect("job").epochs.is_empty(), "nothing has begun");
     assert_eq!(differs(job.put_state(1, state.clone(), false).await), Some(Code::StateDiffers));
     let ledger = job.ledger(0).await.expect("ledger");
     assert_eq!(differs(job.put_state(0, ledger, false).await), Some(Code::BadState));

@@ -321,7 +321,7 @@ async fn weights_survive_their_file() {
     let tree = tree(62);
     tree.index();
     let mut node = Node::serving(&tree, &[]).await;
-    let mut what = ask("j", OrderKind::Strict, world(1, 2, Tail::Keep));
+    let mut what = ask("j", OrderKind::Strict, world(1, 2, Tail::Drop));
     // Numbers of seventeen digits.
     let weights =
         (1..=64).map(|i| Some(f64::from(i).sqrt() / 1e5 * std::f64::consts::PI.powi(i % 9))).collect();
@@ -329,7 +329,7 @@ async fn weights_survive_their_file() {
     let declared = client(&node).declare(&what).await.expect("declared");
     for ranks in [1, 2, 1] {
         let job = client(&node).job(&declared.info().id).await.expect("job");
-        job.world(world(ranks, 2, Tail::Keep)).await.expect("another world");
+        job.world(world(ranks, 2, Tail::Drop)).await.expect("another world");
         node.running.shutdown().await;
         node = Node::start_in(node.state, &[]).await;
     }

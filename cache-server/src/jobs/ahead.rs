@@ -24,7 +24,7 @@ use fletch_core::{
     policy::ahead::{Ahead as Plan, Chapter},
 };
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -154,6 +154,8 @@ struct Inner {
     /// Which course this is.
     course_number: u64,
     what: HashMap<u32, Held>,
+    /// Serials of what is on its way, was read by somebody who waited for the same bytes, and is held no more.
+    read: HashSet<u64>,
     queue: VecDeque<u32>,
     serials: u64,
     coming: usize,
@@ -212,6 +214,7 @@ impl Ahead {
             building: false,
             course_number: 0,
             what: HashMap::new(),
+            read: HashSet::new(),
             queue: VecDeque::new(),
             serials: 0,
             coming: 0,
@@ -318,16 +321,18 @@ impl Ahead {
                 }
                 Act::Evict(key) => {
                     if let Some(held) = inner.what.remove(&key) {
-                        self.let_go(&held);
+                        self.let_go(&mut inner.read, &held);
                     }
                 }
             }
         }
     }
 
-    fn let_go(&self, held: &Held) {
+    fn let_go(&self, read: &mut HashSet<u64>, held: &Held) {
         if !held.used {
             self.means.ahead.vain_bytes.fetch_add(held.brought.fetched_bytes, Relaxed);
+        } else if held.at == Where::Coming {
+            read.insert(held.serial);
         }
     }
 
@@ -361,6 +366,7 @@ impl Ahead {
             this.means.ahead.fetched_bytes.fetch_add(brought.fetched_bytes, Relaxed);
             match inner.what.get_mut(&key).filter(|h| h.serial == serial) {
                 Some(held) => (held.at, held.brought) = (Where::Here, brought),
+                None if inner.read.remove(&serial) => {}
                 // Given up meanwhile.
                 None => {
                     this.means.ahead.vain_bytes.fetch_add(brought.fetched_bytes, Relaxed);
@@ -464,7 +470,7 @@ impl Ahead {
         inner.taken = None;
         inner.queue.clear();
         for (_, held) in inner.what.drain() {
-            self.let_go(&held);
+            self.let_go(&mut inner.read, &held);
         }
         self.arrived.notify_waiters();
     }

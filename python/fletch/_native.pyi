@@ -280,6 +280,9 @@ class Job:
         no answer within so many seconds."""
     def drop_lease(self, token: _Token) -> None:
         """A lease is given up: what it has is delivered again when it expires."""
+    def hold_only(self, tokens: list[_Token]) -> None:
+        """Of all that this process holds it goes on holding these leases; others, which got lost on their way to the consumer,
+        are given up."""
     def state(self, epoch: int) -> bytes:
         """The epoch's self-contained state."""
     def ledger(self, epoch: int) -> bytes:

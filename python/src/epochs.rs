@@ -1,23 +1,23 @@
-//! Jobs and epochs as the loader sees them: leases in, acks out, and the sum that proves it.
+//! Jobs and epochs as the loader sees them: leases in, acks out.
 //!
 //! Invariants
 //! 1. What was received and not acknowledged is renewed by this process for as long as it lives, whatever its
 //!    threads do and however often it forks; in a forked child nothing is.
-//! 2. A lease is in the sum of a receipt once: when the consumer says so.
+//! 2. What was received and got lost before the consumer had it is held until the consumer says what it has
+//!    ([`Job::hold_only`]), and no longer.
 
 use crate::buffer;
 use crate::client::{Client, parsed};
 use crate::errors::{Failure, Pickled};
 use crate::process::{Slot, beside, wait, wait_telling};
+use crate::sum::delivery;
 use bytes::Bytes;
-use fletch_api::{Ack, BatchTimes, EpochReceipt, StartJob, World};
+use fletch_api::{Ack, BatchTimes, StartJob, World};
 use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeasedSample, Next};
 use fletch_client::select::{Columns, Selection};
-use fletch_core::order::receipt::{Delivery, LtHash};
-use fletch_core::{Hash, Root};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::id;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -29,8 +29,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 /// After so long without an answer the server is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Bytes of a delivery as it travels from a worker to the process that steps.
-const DELIVERY_BYTES: usize = 8 + 32 + 4;
 
 /// A declared job, in this process.
 #[derive(Debug, Clone)]
@@ -265,6 +263,15 @@ impl Job {
         self.0.give_up(py, (epoch, rank, lease));
     }
 
+    /// Of all that this process holds it goes on holding these leases. Others were received, and got lost on their way to the
+    /// consumer: they are given up.
+    fn hold_only(&self, py: Python<'_>, tokens: Vec<Token>) {
+        let kept: BTreeSet<_> =
+            tokens.into_iter().map(|(epoch, rank, lease, ..)| (epoch, rank, lease)).collect();
+        let held: Vec<_> = self.0.own().held.keys().copied().collect();
+        held.into_iter().filter(|key| !kept.contains(key)).for_each(|key| self.0.give_up(py, key));
+    }
+
     /// The epoch's self-contained state.
     fn state<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
         let job = self.0.live(py)?;
@@ -460,76 +467,4 @@ impl Reader {
 async fn gone(client: &fletch_client::Client) -> Option<String> {
     let client = client.within(Duration::from_secs(1)).impatient();
     client.info().await.err().map(|e| e.to_string())
-}
-
-/// What a received sample adds to a receipt, by the hashes that the bytes had when they came here.
-fn delivery(sample: &LeasedSample) -> impl Iterator<Item = u8> + use<> {
-    let Delivery { ordinal, content, copy } = sample.delivery_as_received();
-    let mut out = Vec::with_capacity(DELIVERY_BYTES);
-    out.extend_from_slice(&ordinal.to_le_bytes());
-    out.extend_from_slice(content.as_bytes());
-    out.extend_from_slice(&copy.to_le_bytes());
-    out.into_iter()
-}
-
-/// What was consumed, added up: the consumer's side of a receipt.
-#[pyclass(module = "fletch._native")]
-#[derive(Debug)]
-pub struct Sum {
-    root: Root,
-    value: LtHash,
-    delivered: u64,
-}
-
-#[pymethods]
-impl Sum {
-    #[new]
-    fn new(root: &str) -> PyResult<Self> {
-        let root: Root = root.parse().map_err(|e| Failure::Invalid(format!("root: {e}")))?;
-        Ok(Sum { root, value: LtHash::default(), delivered: 0 })
-    }
-
-    /// Adds deliveries as `Reader.next` told them.
-    fn add(&mut self, deliveries: &[u8]) -> PyResult<()> {
-        if !deliveries.len().is_multiple_of(DELIVERY_BYTES) {
-            return Err(Failure::Invalid("deliveries are 44 bytes each".into()).into());
-        }
-        for d in deliveries.chunks_exact(DELIVERY_BYTES) {
-            let (mut ordinal, mut hash, mut copy) = ([0; 8], [0; 32], [0; 4]);
-            ordinal.copy_from_slice(&d[..8]);
-            hash.copy_from_slice(&d[8..40]);
-            copy.copy_from_slice(&d[40..]);
-            let (ordinal, copy) = (u64::from_le_bytes(ordinal), u32::from_le_bytes(copy));
-            self.value.add(self.root, &Delivery { ordinal, content: Hash(hash), copy });
-            self.delivered += 1;
-        }
-        Ok(())
-    }
-
-    /// Adds another rank's sum, as its `bytes` has it.
-    fn merge(&mut self, other: &[u8]) -> PyResult<()> {
-        let read = other.split_first_chunk::<8>().and_then(|(n, v)| Some((*n, LtHash::from_bytes(v)?)));
-        let (delivered, value) = read.ok_or_else(|| Failure::Invalid("this is no sum of an epoch".into()))?;
-        self.value.merge(&value);
-        self.delivered += u64::from_le_bytes(delivered);
-        Ok(())
-    }
-
-    /// The sum, for another process.
-    fn bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &[&self.delivered.to_le_bytes()[..], &self.value.to_bytes()].concat())
-    }
-
-    /// How many samples were added.
-    #[getter]
-    fn delivered(&self) -> u64 {
-        self.delivered
-    }
-
-    /// Whether exactly what the plan says was received.
-    fn agrees(&self, receipt: &str) -> PyResult<bool> {
-        let said: EpochReceipt =
-            serde_json::from_str(receipt).map_err(|e| Failure::Invalid(format!("receipt: {e}")))?;
-        Ok(said.receipt.root == self.root && said.receipt.agrees(self.delivered, &self.value))
-    }
 }

@@ -200,7 +200,12 @@ async fn request(
             _ => batch(open, &mut wanted, &mut done, until).await,
         };
         let error = match attempt {
-            Ok(None) => return Ok(done),
+            Ok(None) if wanted.is_empty() => return Ok(done),
+            // What did not come was not hashed.
+            Ok(None) => {
+                let why = format!("{} files were not answered", wanted.len());
+                Failure::Protocol { path: "batch".into(), why }
+            }
             Ok(Some(e)) | Err(e) => e,
         };
         match error {

@@ -19,6 +19,7 @@ mod errors;
 mod fetch;
 mod process;
 mod reading;
+mod sum;
 mod version;
 
 use pyo3::prelude::*;
@@ -36,7 +37,7 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<epochs::Job>()?;
     m.add_class::<epochs::Leased>()?;
     m.add_class::<epochs::Reader>()?;
-    m.add_class::<epochs::Sum>()?;
+    m.add_class::<sum::Sum>()?;
     m.add_function(wrap_pyfunction!(epochs::declare, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::revive_job, m)?)?;
     m.add_function(wrap_pyfunction!(epochs::world_of, m)?)?;

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -189,8 +191,9 @@ def test_ctrl_c_ends_a_call(silent: str) -> None:
 class Liar(threading.Thread):
     """Forwards to a server and changes a marked word in what comes back, the first `lies` times."""
 
-    def __init__(self, to: str, word: bytes, lies: int) -> None:
+    def __init__(self, to: str, word: bytes, lies: int, instead: bytes | None = None) -> None:
         super().__init__(daemon=True)
+        self.instead = bytes(len(word)) if instead is None else instead
         host, port = to.removeprefix("http://").split(":")
         self.to, self.word, self.lies = (host, int(port)), word, lies
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -212,7 +215,7 @@ class Liar(threading.Thread):
             while data := src.recv(1 << 20):
                 if back and self.lies and self.word in data:
                     self.lies -= 1
-                    data = data.replace(self.word, bytes(len(self.word)))
+                    data = data.replace(self.word, self.instead)
                 dst.sendall(data)
             dst.shutdown(socket.SHUT_WR)
         except OSError:
@@ -233,6 +236,38 @@ def test_wrong_bytes_never_arrive(server: Server, tmp_path: Path, lies: int) -> 
         with pytest.raises(fletch.Corrupt, match="marked"):
             version.read_many(["other", "marked"])
     liar.listener.close()
+
+
+def test_what_was_not_answered_is_no_empty_file(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"twelve bytes")
+    server.publish("unanswered", tmp_path)
+    # The file's frame is of a kind that is skipped here; then the answer ends, and says that all of it came.
+    frame = struct.pack("<BBHIQ", 1, 1, 200, 0, 12)
+    liar = Liar(server.url, frame, 1, bytes([7]) + frame[1:])
+    version = fletch.Client(liar.url).resolve("unanswered")
+    with pytest.raises(fletch.Corrupt, match="0 items came"):
+        version.read("x")
+    assert liar.lies == 0
+    liar.listener.close()
+
+
+class Proxy(http.server.BaseHTTPRequestHandler):
+    """What stands before a server that is starting."""
+
+    def do_GET(self) -> None:
+        self.send_error(502)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_proxy_whose_server_is_away_is_asked_again() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        client = fletch.Client(f"http://127.0.0.1:{proxy.server_port}", timeout=0.5)
+        with pytest.raises(fletch.Unavailable) as error:
+            client.info()
+        assert error.value.retryable and client.stats()["retries"] > 0
+        proxy.shutdown()
 
 
 def test_a_server_that_comes_back_is_used_again(own_server: Server, tmp_path: Path) -> None:

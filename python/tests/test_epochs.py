@@ -27,7 +27,7 @@ import torch.multiprocessing
 import torch.utils.data
 
 import fletch
-from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection, loops, notes
+from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection, loops, notes, receive
 from conftest import BIN, Server
 
 SAMPLES = 150
@@ -475,6 +475,13 @@ def test_a_state_of_another_version_changes_nothing(server: Server, tree: Path) 
     state = dataset.state_dict()
     with pytest.raises(fletch.Invalid, match="is of version"):
         dataset.load_state_dict({**state, "root": "0" * 64})
+    # And one that the server refuses: the loop goes on, and its proof.
+    other = epochs(server, "foreign-seed", seed=9)
+    next(iter(DataLoader(other)))
+    got += next(batches).tolist() + next(batches).tolist()
+    with pytest.raises(fletch.Invalid) as error:
+        dataset.load_state_dict({**state, "state": other.state_dict()["state"]})
+    assert error.value.code == "state_differs"
     got += seen(batches)
     assert sorted(got) == list(range(SAMPLES)) and dataset.stats()["receipt"] == "agrees"
 
@@ -773,8 +780,8 @@ class Broken:
     def __init__(self, *workers: multiprocessing.process.BaseProcess) -> None:
         self._workers = workers
 
-    def __iter__(self) -> Iterator[str]:
-        yield "batch"
+    def __iter__(self) -> Iterator[receive.Batch]:
+        yield receive.Batch(None)
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
 
 
@@ -786,7 +793,7 @@ def test_a_connection_that_broke_with_its_worker_is_that_workers_death() -> None
     try:
         dying.kill()
         got = loops._received(Broken(living, dying), 2)
-        assert next(got) == "batch"
+        assert next(got) == receive.Batch(None)
         with pytest.raises(RuntimeError, match=rf"pid\(s\) {dying.pid}\) exited unexpectedly"):
             next(got)
         # Where no worker was killed, and where there is none, it is an error like any other.

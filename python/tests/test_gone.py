@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import sys
 import threading
 import time
 from functools import partial
@@ -187,6 +189,46 @@ def test_what_is_refused_for_good_is_given_up_and_the_next_epoch_begins() -> Non
         consumed.pay()
     assert sorted(job.dropped) == [1, 2] and not consumed.open() and consumed.pay()
     assert consumed.counts["batches"] == 0
+
+
+def test_an_interrupt_counts_a_batch_once() -> None:
+    for at in itertools.count():
+        job, calls = Silent(), itertools.count()
+        job.gone = False
+        consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+        consumed.take(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY), 0)
+        consumed.step()
+
+        def interrupt(*_: Any, calls: Any = calls, at: int = at) -> None:
+            # Signals raise where a function begins.
+            if next(calls) == at:
+                raise KeyboardInterrupt
+
+        sys.settrace(interrupt)
+        try:
+            consumed.pay()
+            ended = True
+        except KeyboardInterrupt:
+            ended = False
+        finally:
+            sys.settrace(None)
+        consumed.pay()
+        assert (consumed.sum.delivered, consumed.counts["batches"]) == (1, 1), at
+        if ended:
+            break
+    assert at > 3
+
+
+def test_what_all_waited_for_is_counted_once() -> None:
+    job = Silent()
+    job.gone = False
+    consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+    for lease, stalls in enumerate(([(10, 70), (80, 90)], [(12, 71)], [(60, 85), (95, 100)], []), 1):
+        consumed.take(Batch((0, 0, lease, 1, 60_000), deliveries=_DELIVERY, stalls=stalls), 0)
+        consumed.step()
+        consumed.pay()
+    # From 10 to 70, from 80 to 90, and from 95 to 100. What lies before the end of what is counted is not looked at.
+    assert consumed.counts["stalled_ns"] == 75 and consumed.counts["batches"] == 4
 
 
 def test_an_epoch_goes_on_in_another_world_with_workers_and_after_a_break(own_server: Server) -> None:

@@ -56,6 +56,6 @@ fn epochs_deliver_once_and_prove_it() {
 }
 
 #[test]
-fn what_was_received_outlives_its_server() {
-    pytest(&["test_gone.py"]);
+fn what_was_received_outlives_its_server_and_no_loop() {
+    pytest(&["test_gone.py", "test_loops.py"]);
 }

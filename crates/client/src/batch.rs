@@ -25,6 +25,8 @@ pub struct Batch {
     decoder: Decoder,
     open: Option<BytesMut>,
     items: usize,
+    /// Items whose outcome was handed out.
+    answered: usize,
     item_bytes_max: u64,
     until: Instant,
 }
@@ -38,7 +40,7 @@ impl Batch {
         until: Instant,
     ) -> Self {
         let decoder = Decoder::new(item_bytes_max.max(64 << 10));
-        Batch { endpoint, response, decoder, open: None, items, item_bytes_max, until }
+        Batch { endpoint, response, decoder, open: None, items, answered: 0, item_bytes_max, until }
     }
 
     /// The next item's outcome, in the request's order; `None` when all were answered.
@@ -48,9 +50,15 @@ impl Batch {
     /// then have no outcome.
     pub async fn next(&mut self) -> Result<Option<BatchPiece>, ClientError> {
         let until = self.until;
-        timeout_at(until, self.advance())
+        let piece = timeout_at(until, self.advance())
             .await
-            .unwrap_or_else(|_| Err(From(&self.endpoint).gone("the batch did not end in time")))
+            .unwrap_or_else(|_| Err(From(&self.endpoint).gone("the batch did not end in time")))?;
+        self.answered += usize::from(piece.is_some());
+        if piece.is_none() && self.answered != self.items {
+            let why = format!("{} items came, {} were asked", self.answered, self.items);
+            return Err(From(&self.endpoint).protocol(why));
+        }
+        Ok(piece)
     }
 
     async fn advance(&mut self) -> Result<Option<BatchPiece>, ClientError> {

@@ -107,9 +107,9 @@ impl From<'_> {
     }
 }
 
-/// A problem for an answer that carries none (a proxy's, say).
+/// A problem for an answer that carries none (a proxy's, say, whose server is not there).
 fn foreign(status: StatusCode) -> Problem {
-    let retryable = matches!(status.as_u16(), 429 | 503 | 504);
+    let retryable = matches!(status.as_u16(), 429 | 502..=504);
     Problem {
         type_uri: "about:blank".into(),
         title: format!("status {status}"),

@@ -74,7 +74,7 @@ impl ClientError {
             ClientError::Unreachable { .. } => Kind::Unavailable,
             ClientError::Problem { problem, .. } => match problem.code {
                 // A newer server's code: the status says as much as this build can know.
-                Code::Unknown => kind_of_status(problem.status),
+                Code::Unknown => kind_of_status(problem),
                 code => code.kind(),
             },
             ClientError::Protocol { .. } | ClientError::Corrupt { .. } => Kind::Corrupt,
@@ -132,13 +132,14 @@ impl ClientError {
     }
 }
 
-fn kind_of_status(status: u16) -> Kind {
-    match status {
+fn kind_of_status(problem: &Problem) -> Kind {
+    match problem.status {
         404 | 410 => Kind::NotFound,
         429 => Kind::Overloaded,
         400..=499 => Kind::Invalid,
-        502 => Kind::Corrupt,
-        503 | 504 => Kind::Unavailable,
+        // That of a proxy whose server is away may pass.
+        502 if !problem.retryable => Kind::Corrupt,
+        502..=504 => Kind::Unavailable,
         _ => Kind::Internal,
     }
 }

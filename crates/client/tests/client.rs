@@ -54,7 +54,13 @@ async fn chunk(State(seen): Served, Path((_, hash)): Path<(String, String)>, h: 
         "05" => problem(Code::OriginChanged, None),
         "06" => problem(Code::NotFound, None),
         "07" => std::future::pending().await,
-        "08" => (StatusCode::BAD_GATEWAY, "<html>proxy</html>").into_response(),
+        "08" if n < 2 => (StatusCode::BAD_GATEWAY, "<html>proxy</html>").into_response(),
+        "0d" => {
+            // As a newer server says that something is wrong, by a code that this build does not know.
+            let p = serde_json::json!({"type": "urn:fletch:problem:novel", "title": "t", "status": 502,
+                "detail": "d", "code": "novel", "retryable": false});
+            (StatusCode::BAD_GATEWAY, Json(p)).into_response()
+        }
         "09" => problem(Code::Overloaded, Some(3600)),
         "0a" => {
             // Longer than its hash's owner expects, without saying so beforehand.
@@ -101,6 +107,8 @@ async fn batch(Json(request): Json<BatchRequest>) -> Response {
                 frame(&mut out, FrameKind::Data, WHOLE, i, n.to_string().as_bytes());
             }
             BatchItem::Path(p) if p == "cut" => return cut(out),
+            BatchItem::Path(p) if p == "none" => {}
+            BatchItem::Path(p) if p == "skipped" => frame(&mut out, FrameKind::Sample, 0, i, b"{}"),
             _ => frame(&mut out, FrameKind::Data, WHOLE, i, &[b'x'; 5000]),
         }
     }
@@ -195,7 +203,7 @@ async fn bodies_of_another_length_are_refused() {
 #[tokio::test]
 async fn what_may_pass_is_waited_for_and_nothing_else() {
     let (client, seen) = serve().await;
-    for behaviour in [3, 4] {
+    for behaviour in [3, 4, 8] {
         seen.requests.store(0, Relaxed);
         client.chunk_unchecked(root(), hash(behaviour), 100).await.expect("after two refusals");
         assert_eq!(seen.requests.load(Relaxed), 3, "{behaviour}");
@@ -205,7 +213,7 @@ async fn what_may_pass_is_waited_for_and_nothing_else() {
     for (behaviour, code, kind) in [
         (5, Some(Code::OriginChanged), Kind::Corrupt),
         (6, Some(Code::NotFound), Kind::NotFound),
-        (8, Some(Code::Unknown), Kind::Corrupt),
+        (0x0d, Some(Code::Unknown), Kind::Corrupt),
         (0x0b, None, Kind::Corrupt),
     ] {
         seen.requests.store(0, Relaxed);
@@ -286,6 +294,15 @@ async fn batches_give_each_item_its_own_outcome() {
     let mut batch = client.batch(root(), cut, 10_000).await.expect("begins");
     assert!(batch.next().await.expect("first").is_some());
     assert!(batch.next().await.expect_err("cut off").is_unreachable());
+    for unanswered in ["none", "skipped"] {
+        let items = vec![BatchItem::Ordinal(1), BatchItem::Path(unanswered.into())];
+        let mut batch = client.batch(root(), items, 10_000).await.expect("begins");
+        assert!(batch.next().await.expect("first").is_some());
+        for _ in 0..2 {
+            let e = batch.next().await.expect_err("an end before all items");
+            assert!(matches!(&e, ClientError::Protocol { .. }) && e.to_string().contains("1 items"), "{e}");
+        }
+    }
 }
 
 #[tokio::test]

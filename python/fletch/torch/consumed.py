@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from .. import FletchError, _native
-from .receive import Batch, patiently
+from .receive import Batch, Stalls, patiently
 
 _log = logging.getLogger("fletch")
 
@@ -53,6 +53,8 @@ class Consumed:
         self.sum = _native.Sum(root)
         self._taken: deque[_Taken] = deque()
         self._added: int | None = None
+        #: Until when stalls are counted, in nanoseconds of the monotonic clock.
+        self._stalled_until = 0
         #: When the server last answered an ack (or the first batch was taken), when it was found to be gone, and last tried.
         self._heard: float | None = None
         self._gone: float | None = None
@@ -92,6 +94,12 @@ class Consumed:
             self.job.drop_lease(self._taken[-1].batch.held)
             self._taken.pop()
 
+    def hold_no_more(self) -> None:
+        """What this process holds beside what is in hand or owed got lost on its way to the loop (an interrupt, an error):
+        nobody hands it out, and it comes again.
+        """
+        self.job.hold_only([taken.batch.held for taken in self._taken])
+
     def pay(self, more: bool = False) -> bool:
         """Acknowledges what was consumed; whether all of that counts, and nothing of it is delivered again.
 
@@ -123,17 +131,25 @@ class Consumed:
                 counts = False
                 continue
             if self._added != lease:
-                self._added = lease
-                self._count(taken, stepped, entries)
+                self._stalled(taken.batch.stalls)
+                counted = self._with(taken, stepped, entries)
+                # Signals raise where a call begins or ends: between these there is none.
+                self._added, self.counts = lease, counted
+                self.sum.add(taken.batch.deliveries)
             self._taken.popleft()
         return counts
 
-    def _count(self, taken: _Taken, stepped_ns: int, entries: int) -> None:
-        self.sum.add(taken.batch.deliveries)
+    def _with(self, taken: _Taken, stepped_ns: int, entries: int) -> dict[str, int]:
+        """The counts, and this batch."""
         more = {"batches": 1, "samples": entries, "bytes": taken.batch.nbytes, "waited_ns": taken.waited_ns}
-        more |= {"stalled_ns": taken.batch.stalled_ns, "stepped_ns": stepped_ns}
-        for key, value in more.items():
-            self.counts[key] += value
+        more["stepped_ns"] = stepped_ns
+        return {key: count + more.get(key, 0) for key, count in self.counts.items()}
+
+    def _stalled(self, stalls: Stalls) -> None:
+        """The server was gone then. Workers and this process wait at the same time: what is counted is not counted again."""
+        for begun, ended in stalls:
+            self.counts["stalled_ns"] += max(ended - max(begun, self._stalled_until), 0)
+            self._stalled_until = max(ended, self._stalled_until)
 
     def goes_on(self, ttl_ms: int) -> float:
         """For how many seconds more what is held is surely held, or less than 0: half of the time that a lease lives, from the
@@ -162,7 +178,7 @@ class Consumed:
                 raise
             why = str(error)
         self._tried = time.monotonic()
-        self.counts["stalled_ns"] += int((self._tried - begun) * 1e9)
+        self._stalled([(int(begun * 1e9), int(self._tried * 1e9))])
         if self._gone is None:
             self._gone = begun
             _log.warning("%s goes on without the server, with what was received: %s", self._what, why)
@@ -176,8 +192,8 @@ class Consumed:
 
     def patiently(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
         """A call that waits for a server that is gone, says so, and counts the time."""
-        done, stalled_ns = patiently(self._name, self._epoch, call)
-        self.counts["stalled_ns"] += stalled_ns
+        done, stalls = patiently(self._name, self._epoch, call)
+        self._stalled(stalls)
         return done
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+import weakref
 from typing import Any, Callable, Generator, Iterator, Sequence
 
 import torch.utils.data
@@ -18,6 +19,7 @@ from .. import Client, FletchError, Invalid, _native
 from . import notes
 from .consumed import COUNTED, Consumed
 from .keyed import Keys
+from .ranks import rank_of
 from .receive import Batch, EpochSample, Receiver, Told
 from .select import Selection, planned
 from .shared import Shared
@@ -100,7 +102,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         visitation: str = "exactly-once",
         epoch: int = 0,
     ) -> None:
-        self.rank, self.ranks = _rank(rank, ranks)
+        self.rank, self.ranks = rank_of(rank, ranks)
         if not 1 <= batch_size <= _native.LEASE_MAX:
             raise Invalid(f"batch_size is {batch_size}; a batch is a lease, which has 1 to {_native.LEASE_MAX} samples")
         self.batch_size = batch_size
@@ -142,6 +144,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._begin(epoch)
         self._turn = 0
         self._held_there = False
+        #: The loader's iteration that runs, if one does.
+        self._loop: weakref.ref[Any] | None = None
         self._shared = Shared(epoch, len(COUNTED), len(self._consumed.sum.bytes()))
 
     def _declared(self) -> bool:
@@ -213,8 +217,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # A worker's copy receives; what was consumed is known where the loop runs.
         self._settle()
-        own = {"_client": None, "_spec": None, "_consumed": None, "_receipt": None, "_held_there": self._consumed.open()}
-        return {**self.__dict__, **own}
+        own = dict.fromkeys(("_client", "_spec", "_consumed", "_receipt", "_loop"))
+        return {**self.__dict__, **own, "_held_there": self._consumed.open()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -233,10 +237,17 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """The loop begins anew. What it was left with is delivered again, unless it is the last batch of its epoch: a loop that
         counts its steps does not ask for one more, and that step was made.
         """
+        self._end_loop()
         if self._has(self._consumed.samples_open()):
             self._consumed.step()
         self._consumed.let_go()
         self._consumed.pay()
+        self._consumed.hold_no_more()
+
+    def _end_loop(self) -> None:
+        """The loader's iteration that was left is over, though somebody keeps it."""
+        if self._loop is not None and (loop := self._loop()) is not None:
+            loop.replace()
 
     def _has(self, more: int) -> bool:
         """Whether what was consumed and so many samples more are all of the epoch that this rank gets. Nobody knows of a replay,
@@ -334,10 +345,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
                 break
             # What is left is in other hands: nobody acknowledges late here, so it is done soon, or its holder was killed.
             waited += 1
-            if waited % _LONG == 0:
-                seconds = waited * _AGAIN
-                _log.warning("job %s, epoch %d: somebody else holds what is left, for %.0f s", self.job, self.epoch, seconds)
-            time.sleep(_AGAIN)
+            self._wait_for_others(waited)
         if info is None:
             self._ended()
         else:
@@ -345,6 +353,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             # Once for all workers, of which some may have come too late for anything.
             if info.id == 0 and not any(self._shared.consumed()[0]):
                 self._say_that_it_was_empty()
+
+    def _wait_for_others(self, times: int) -> None:
+        """Waits for a moment, so many times now: somebody else holds what is left."""
+        if times % _LONG == 0:
+            seconds = times * _AGAIN
+            _log.warning("job %s, epoch %d: somebody else holds what is left, for %.0f s", self.job, self.epoch, seconds)
+        time.sleep(_AGAIN)
 
     # What runs in the process that steps.
 
@@ -521,7 +536,11 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         """
         if state["root"] != self.root:
             raise Invalid(f"the state is of version {state['root']}, the job reads {self.root}")
+        if self.rank == 0 and not self._went_back(state):
+            self._job.put_state(state["epoch"], state["state"], True)
+        self._end_loop()
         self._consumed.let_go(owed=True)
+        self._consumed.hold_no_more()
         self._begin(state["epoch"])
         rank, ranks = state.get("ranks", (None, None))
         if (rank, ranks) == (self.rank, self.ranks):
@@ -533,46 +552,22 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._shared.at(self.epoch)
         if self._over:
             self._shared.at(self.epoch, over=True)
-        if self.rank == 0:
-            if not self._went_back(state):
-                self._job.put_state(self.epoch, state["state"], True)
-            if self._moves:
-                self._job.world(json.dumps(self._spec["world"]))
-                self._settle()
+        if self.rank == 0 and self._moves:
+            self._job.world(json.dumps(self._spec["world"]))
+            self._settle()
 
     def _went_back(self, state: dict[str, Any]) -> bool:
         """Whether the server remembers the commit, and the epoch is there again."""
         if self._visitation != "checkpoint" or state.get("commit") is None:
             return False
         try:
-            self._job.rollback(self.epoch, state["commit"])
+            self._job.rollback(state["epoch"], state["commit"])
             # A server that lost what it knew may have a commit of that number that is another.
-            return bool(self._job.state(self.epoch) == state["state"])
+            return bool(self._job.state(state["epoch"]) == state["state"])
         except FletchError as error:
             if error.code in ("no_commit", "not_found"):
                 return False
             raise
-
-
-def _rank(rank: int | None, ranks: int | None) -> tuple[int, int]:
-    if (rank is None) != (ranks is None):
-        raise Invalid("give both rank and ranks, or none of them")
-    if rank is not None and ranks is not None:
-        if not 0 <= rank < ranks:
-            raise Invalid(f"rank {rank} of {ranks} ranks cannot be")
-        return rank, ranks
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    # As torchrun and its like say it.
-    world = os.environ.get("WORLD_SIZE", "")
-    if world.isdecimal() and int(world) > 1:
-        raise Invalid(
-            f"WORLD_SIZE is {world}, and torch.distributed is not initialised: every rank would be 0 of 1; make the "
-            "dataset after torch.distributed.init_process_group, or give rank and ranks"
-        )
-    return 0, 1
 
 
 def _target(dataset: str) -> tuple[str, str | None]:

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 
 from .epochs import EpochDataset
 from .images import ImageFolder
-from .loops import _Leases, _shut, _steps
+from .loops import _Leases, _Loop, _shut
 from .map import MapDataset
 from .reads import Ahead, reads_ahead
 
@@ -36,7 +36,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     For an `EpochDataset` a batch is a lease, which travels with it from the worker and is acknowledged when the loop
     asks for the next batch: exactly once, with any number of workers. Its ``batch_size`` is the dataset's; ``shuffle``,
     samplers, ``drop_last`` and ``persistent_workers`` do not apply. An iteration that is broken off leaves its unacknowledged
-    samples to be delivered again.
+    samples to be delivered again. A dataset has one iteration at a time: when another one begins, the one before is over, and
+    asking it for more is a ``RuntimeError``.
 
     Shapes are torch's: with the default ``collate_fn`` items of shape ``(…)`` make a batch of shape ``(n, …)``, n being
     `batch_size` for all but the last batch.
@@ -147,7 +148,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self.num_workers:
             _running.add(batches)
         if self._epochs is not None:
-            return _steps(self._epochs, batches, self.num_workers, self._collate)
+            loop = _Loop(self._epochs, batches, self.num_workers, self._collate)
+            self._epochs._loop = weakref.ref(loop)
+            return loop
         return batches
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Generator, Iterator
 
@@ -15,6 +15,9 @@ from .. import FletchError, _native
 from .keyed import Keys, by_extension, extension
 
 _log = logging.getLogger("fletch")
+
+#: When a server that was gone was waited for: from and to nanoseconds of the monotonic clock, which is that of all processes.
+Stalls = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class Batch:
     deliveries: bytes = b""
     nbytes: int = 0
     prepared_ns: int = 0
-    stalled_ns: int = 0
+    stalls: Stalls = field(default_factory=list)
     content: Any = None
     #: Whose it is; set where a worker hands it on.
     worker: int = 0
-    #: The worker's last one.
+    #: The worker has nothing more.
     ended: bool = False
+    #: What it ended with.
+    error: FletchError | None = None
 
     @property
     def lease(self) -> int:
@@ -101,18 +106,18 @@ class Receiver:
         while the last one is decoded.
         """
         ask = (self.epoch, self.rank, worker, ahead)
-        reader, stalled = patiently(self.name, self.epoch, lambda _: self.job.reader(*ask))
+        reader, stalls = patiently(self.name, self.epoch, lambda _: self.job.reader(*ask))
         try:
-            return (yield from self._received(reader, collate, stalled))
+            return (yield from self._received(reader, collate, stalls))
         finally:
             reader.give_up()
 
     def _received(
-        self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalled: int
+        self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalls: Stalls
     ) -> Generator[Batch, None, str]:
         while True:
-            (status, told), waited = patiently(self.name, self.epoch, partial(reader.next, self.size))
-            stalled += waited
+            (status, told), gone = patiently(self.name, self.epoch, partial(reader.next, self.size))
+            stalls += gone
             if status in ("last", "done"):
                 return str(status)
             if told is None:
@@ -121,8 +126,8 @@ class Receiver:
             token, leased, deliveries = told
             begun = time.monotonic_ns()
             try:
-                keys, waited = patiently(self.name, self.epoch, lambda _: [self._key(one) for one in leased])
-                stalled += waited
+                keys, gone = patiently(self.name, self.epoch, lambda _: [self._key(one) for one in leased])
+                stalls += gone
                 samples = [_sample(one, key) for one, key in zip(leased, keys)]
                 nbytes = sum(_nbytes(s.content) for s in samples)
                 items = [s.content if self.transform is None else self.transform(s) for s in samples]
@@ -131,9 +136,9 @@ class Receiver:
                 # Nobody gets this batch: it is not renewed for as long as this process lives.
                 self.job.drop_lease(token)
                 raise
-            prepared = time.monotonic_ns() - begun - waited
-            yield Batch(token, deliveries, nbytes, prepared, stalled, collated)
-            stalled = 0
+            prepared = time.monotonic_ns() - begun - sum(end - start for start, end in gone)
+            yield Batch(token, deliveries, nbytes, prepared, stalls, collated)
+            stalls = []
 
     def _key(self, leased: _native.Leased) -> str | None:
         return None if self.keys is None else self.keys.of(leased.paths[0], leased.ordinal)
@@ -167,17 +172,17 @@ class Silence:
             _log.warning("%s waits for the server: %s", self.what, why)
         self.gone = True
 
-    def over(self) -> int:
-        """Nanoseconds stalled."""
+    def over(self) -> Stalls:
+        """When it was, if it was."""
         if not self.gone:
-            return 0
-        stalled = time.monotonic_ns() - self.begun
-        _log.warning("%s goes on after %.1f s", self.what, stalled / 1e9)
-        return stalled
+            return []
+        now = time.monotonic_ns()
+        _log.warning("%s goes on after %.1f s", self.what, (now - self.begun) / 1e9)
+        return [(self.begun, now)]
 
 
-def patiently(name: str, epoch: int, call: Callable[[Callable[[float, str], None]], Any]) -> tuple[Any, int]:
-    """A call that waits for a server that is gone, and says so: what it gave, and the nanoseconds stalled."""
+def patiently(name: str, epoch: int, call: Callable[[Callable[[float, str], None]], Any]) -> tuple[Any, Stalls]:
+    """A call that waits for a server that is gone, and says so: what it gave, and when it waited."""
     silence = Silence(name, epoch)
     while True:
         try:

@@ -1,0 +1,150 @@
+"""Loops that are left, interrupted, doubled or failed in: nothing is lost, held for ever, or waited for without a word."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import sys
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import FrameType
+from typing import Any, Iterator
+
+import pytest
+import torch.utils.data
+
+import fletch
+from conftest import Server, serving, until
+from fletch.torch import DataLoader, EpochSample, receive
+from fletch.torch import epochs as epochs_module
+from test_epochs import SAMPLES, epochs, make_tree, number, seen
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Server]:
+    """A server whose leases do not outlive their holders by long."""
+    with serving("--limits-lease-ttl", "3s") as server:
+        make_tree(server)
+        yield server
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_latest_iteration_is_the_one(
+    hasty: Server, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "fletch")
+    monkeypatch.setattr(epochs_module, "_LONG", 1)
+    dataset = epochs(hasty, f"latest-{workers}")
+    loader = DataLoader(dataset, num_workers=workers)
+    unasked, kept = iter(loader), iter(loader)
+    got = next(kept).tolist()
+    dataset.state_dict()
+    # In hand, and never consumed: it comes again.
+    next(kept)
+    latest = iter(loader)
+    for left in (unasked, kept):
+        with pytest.raises(RuntimeError, match="this iteration is over: another one"):
+            next(left)
+    got += seen(latest)
+    assert collections.Counter(got) == collections.Counter(range(SAMPLES))
+    assert (dataset.stats()["receipt"], dataset.stats()["epoch"]) == ("agrees", 0)
+    assert any("somebody else holds what is left" in r.getMessage() for r in caplog.records)
+    # One that came to its end has done so.
+    assert next(latest, None) is None
+    with pytest.raises(RuntimeError, match="this iteration is over"):
+        list(zip(loader, loader))
+    assert next(latest, None) is None
+
+
+def test_what_an_interrupt_took_is_not_held(hasty: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset, watching = epochs(hasty, "interrupted"), epochs(hasty, "interrupted")
+    batches = iter(DataLoader(dataset))
+    got = next(batches).tolist()
+    patiently, interrupts = receive.patiently, [KeyboardInterrupt()]
+
+    def interrupted(name: str, epoch: int, call: Any) -> Any:
+        answer = patiently(name, epoch, call)
+        # As if the signal had come when the call of the reader returned.
+        if isinstance(call, partial) and interrupts:
+            raise interrupts.pop()
+        return answer
+
+    monkeypatch.setattr(receive, "patiently", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert not interrupts
+    until("nobody holds it", lambda: watching._job.info()["epochs"][0]["leases"] == 0, 30)
+    got += seen(iter(DataLoader(dataset)))
+    assert sorted(got) == list(range(SAMPLES)) and dataset.stats()["receipt"] == "agrees"
+
+
+class Meeting:
+    """A transform: worker 1 decodes when worker 0 has begun, and worker 0 when it is let."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.begun, self.let = scratch / "begun", scratch / "let"
+
+    def __call__(self, sample: EpochSample) -> int:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        if info.id == 0:
+            self.begun.touch()
+        until("the other one is there", (self.begun if info.id else self.let).exists)
+        return number(sample)
+
+
+def test_a_worker_lives_while_its_batches_wait(hasty: Server, tmp_path: Path) -> None:
+    meeting = Meeting(tmp_path)
+    # Four batches: each worker has one that it decodes, and one ahead.
+    dataset = epochs(hasty, "waits", batch_size=-(-SAMPLES // 4), transform=meeting)
+    batches: Any = iter(DataLoader(dataset, num_workers=2, prefetch_factor=4))
+    made = batches._made
+    # Worker 1 told two batches, and its end.
+    until("worker 1 has nothing more", lambda: made._worker_result_queue.qsize() >= 3)
+    meeting.let.touch()
+    got = next(batches).tolist()
+    assert wait([w.sentinel for w in made._workers], 0.5) == [], "who ended does not renew"
+    got += seen(batches)
+    assert sorted(got) == list(range(SAMPLES)) and dataset.stats()["receipt"] == "agrees"
+    assert all(w.exitcode == 0 for w in made._workers)
+
+
+def refuses(sample: EpochSample) -> int:
+    error = fletch.NotFound("there is no label", code="not_found", hint="label it", retryable=True)
+    # What cannot be sent is left behind.
+    error.sample = lambda: sample
+    raise error
+
+
+@pytest.mark.parametrize("order", ["substitute", "strict"])
+def test_errors_of_workers_keep_what_they_say(hasty: Server, order: str) -> None:
+    dataset = epochs(hasty, f"refuses-{order}", order=order, transform=refuses)
+    with pytest.raises(fletch.NotFound) as error:
+        list(DataLoader(dataset, num_workers=2))
+    said = error.value
+    assert (said.args, said.code, said.hint, said.retryable) == (("there is no label",), "not_found", "label it", True)
+    assert "in refuses" in said.__notes__[0] and "in worker" in said.__notes__[0]
+
+
+def test_what_an_interrupt_took_on_the_last_step_is_not_acknowledged(hasty: Server) -> None:
+    dataset = epochs(hasty, "last-step")
+    batches = iter(DataLoader(dataset))
+    first = next(batches).tolist()
+
+    def interrupt(frame: FrameType, event: str, arg: object) -> None:
+        if event == "c_return" and arg is next and frame.f_code.co_name == "__next__":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    finally:
+        sys.setprofile(None)
+    assert dataset.stats()["batches"] == 1
+    # Whoever goes on with the same loop is at its end.
+    first += [n for batch in batches for n in batch.tolist()]
+    got = first + seen(iter(DataLoader(dataset)))
+    assert sorted(got) == list(range(SAMPLES)) and dataset.stats()["receipt"] == "agrees"

@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 /// Slab files that are kept open for reading.
 const SLABS_OPEN: usize = 256;
 
-/// Long bodies (plans, states) that are read at once.
+/// Long bodies (plans, states) that are held at once.
 const PLANS_AT_ONCE: usize = 2;
 
 /// How far a server is in its life.

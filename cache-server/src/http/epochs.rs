@@ -2,7 +2,7 @@
 
 use super::{
     jobs::opened,
-    json,
+    json, long,
     problem::{Answer, Fault},
 };
 use crate::{
@@ -21,9 +21,8 @@ use axum::{
     response::IntoResponse as _,
 };
 use bytes::BytesMut;
-use fletch_api::{Acked, Acks, Checkpoint, Code, Epoch as View, EpochReceipt, Problem, Rollback, headers};
+use fletch_api::{Acked, Acks, Checkpoint, Epoch as View, EpochReceipt, Problem, Rollback, headers};
 use futures::stream;
-use http_body_util::{BodyExt as _, Limited};
 use serde::Deserialize;
 use std::{io::Read as _, sync::Arc};
 use tokio::task::spawn_blocking;
@@ -82,7 +81,10 @@ pub async fn acks(
 )]
 pub async fn state(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
     let (_, epoch) = epoch_of(&server, &who, path).await?;
-    let made = spawn_blocking(move || epoch.state()).await.map_err(|_| JobError::Lost)?;
+    let of = Arc::clone(&epoch);
+    let made = spawn_blocking(move || of.state()).await.map_err(|_| JobError::Lost)?;
+    // Whoever goes on from it goes on from what stays so.
+    epoch.durable().await?;
     Ok((KINDS, Bytes::from(made)).into_response())
 }
 
@@ -111,6 +113,7 @@ pub struct Put {
         (status = 400, description = "Not a state", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such job", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "Of another root, plan, order, seed or epoch; or the epoch is further", body = Problem, content_type = "application/problem+json"),
+        (status = 504, description = "A long state came too slowly", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn put_state(
@@ -122,12 +125,7 @@ pub async fn put_state(
 ) -> Answer<Json<View>> {
     let Query(put) = put.map_err(|e| Fault::bad(e.body_text()))?;
     let (job, number) = job_of(&server, &who, path).await?;
-    let turn = server.plans.acquire().await;
-    let long = |_| {
-        let detail = format!("the state did not come whole, or is longer than {STATE_BYTES_MAX} bytes");
-        Fault::new(Code::BodyTooLarge, detail, "put what GET …/state gave")
-    };
-    let bytes = Limited::new(body, STATE_BYTES_MAX).collect().await.map_err(long)?.to_bytes();
+    let (bytes, turn) = long::read(&server, body, STATE_BYTES_MAX, "put what GET …/state gave").await?;
     let epoch = job.put_state(number, &bytes, put.replace).await?;
     drop(turn);
     Ok(Json(epoch.view()))

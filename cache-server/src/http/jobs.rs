@@ -3,12 +3,12 @@
 use super::{
     datasets::{entry, source_of},
     grant::grant,
-    json, json_within,
+    json, long, of_json,
     problem::{Answer, Fault},
 };
 use crate::{
     auth::Principal,
-    jobs::{JobError, Opened},
+    jobs::{JobError, Opened, is_long},
     server::Server,
     versions::{Source, Sources},
 };
@@ -19,7 +19,7 @@ use axum::{
     http::{StatusCode, header},
     response::IntoResponse as _,
 };
-use fletch_api::{Code, Job, JobList, PlanBase, Problem, StartJob, World, jobs::JOB_BODY_BYTES_MAX, routes};
+use fletch_api::{Code, Job, JobList, Problem, StartJob, World, jobs::JOB_BODY_BYTES_MAX, routes};
 use fletch_core::{LayoutId, Root};
 use std::sync::Arc;
 
@@ -64,14 +64,15 @@ pub async fn opened(server: &Server, who: &Principal, id: &str) -> Answer<Arc<Op
         (status = 404, description = "No such dataset or version in this domain", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "A job of that name has other settings", body = Problem, content_type = "application/problem+json"),
         (status = 413, description = "The request is too long", body = Problem, content_type = "application/problem+json"),
+        (status = 504, description = "A long request came too slowly", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body) -> Answer {
-    // A plan may be long: few are read at once.
-    let turn = server.plans.acquire().await;
-    let ask: StartJob = json_within(body, JOB_BODY_BYTES_MAX).await?;
-    // One that is short keeps nobody from being read while an origin is slow.
-    let turn = (ask.plan.base != PlanBase::All).then_some(turn);
+    let (bytes, held) = long::read(&server, body, JOB_BODY_BYTES_MAX, "ask for less").await?;
+    let ask: StartJob = of_json(&bytes)?;
+    drop(bytes);
+    // What is short keeps nobody from being read while an origin is slow.
+    let turn = held.filter(|_| is_long(&ask));
     if ask.dataset.is_some() == ask.root.is_some() {
         return Err(Fault::bad("a job names a dataset, or a root, and not both"));
     }

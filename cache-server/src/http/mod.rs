@@ -14,6 +14,7 @@ mod grant;
 mod health;
 mod jobs;
 mod leases;
+mod long;
 mod page;
 mod problem;
 mod range;
@@ -23,7 +24,7 @@ mod warmups;
 
 use crate::server::Server;
 use axum::{
-    Json, Router,
+    BoxError, Json, Router,
     body::Body,
     extract::{MatchedPath, Request, State},
     http::Method,
@@ -59,20 +60,22 @@ fn parsed<T: FromStr<Err: std::fmt::Display>>(s: &str) -> Answer<T> {
 
 /// A request's body as JSON, bounded.
 async fn json<T: DeserializeOwned>(server: &Server, body: Body) -> Answer<T> {
-    json_within(body, usize::try_from(server.limits.body_bytes).unwrap_or(usize::MAX)).await
+    let max = usize::try_from(server.limits.body_bytes).unwrap_or(usize::MAX);
+    let hint = "ask for less, or raise limits.body_bytes";
+    let bytes = Limited::new(body, max).collect().await.map_err(|e| not_whole(&e, max, hint))?;
+    of_json(&bytes.to_bytes())
 }
 
-/// A request's body as JSON of at most `max` bytes.
-async fn json_within<T: DeserializeOwned>(body: Body, max: usize) -> Answer<T> {
-    let bytes = Limited::new(body, max).collect().await.map_err(|e| {
-        if e.is::<LengthLimitError>() {
-            let detail = format!("the body is longer than {max} bytes");
-            Fault::new(Code::BodyTooLarge, detail, "ask for less, or raise limits.body_bytes")
-        } else {
-            Fault::bad(format!("the body did not come whole: {e}"))
-        }
-    })?;
-    serde_json::from_slice(&bytes.to_bytes()).map_err(|e| Fault::bad(format!("the body is not valid: {e}")))
+/// Why a body of at most `max` bytes did not come; `hint` says what to do about one that is longer.
+fn not_whole(e: &BoxError, max: usize, hint: &'static str) -> Fault {
+    if e.is::<LengthLimitError>() {
+        return Fault::new(Code::BodyTooLarge, format!("the body is longer than {max} bytes"), hint);
+    }
+    Fault::bad(format!("the body did not come whole: {e}"))
+}
+
+fn of_json<T: DeserializeOwned>(bytes: &[u8]) -> Answer<T> {
+    serde_json::from_slice(bytes).map_err(|e| Fault::bad(format!("the body is not valid: {e}")))
 }
 
 fn api() -> (Router<Arc<Server>>, OpenApi) {

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::versions::{Source, Sources};
 use fletch_api::{
-    Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, StartJob, Times, Visitation, World,
+    Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, Times, Visitation, World,
     epochs::ACKS_MAX, jobs::seed_of,
 };
 use fletch_core::{
@@ -44,7 +44,10 @@ use std::{
         atomic::{AtomicBool, Ordering::SeqCst},
     },
 };
-use tokio::{sync::OnceCell, task::spawn_blocking};
+use tokio::{
+    sync::{OnceCell, OwnedSemaphorePermit},
+    task::spawn_blocking,
+};
 
 /// Epochs remembered of a job.
 const EPOCHS_MAX: usize = 16;
@@ -84,16 +87,17 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Opened {
-    /// Opens a job: reads what its plan needs of the tables, and finds its sweep.
+    /// Opens a job: reads what its plan needs of the tables. A `turn` that is held for what is long in it is held until that
+    /// is gone, even when whoever asked goes away, and given back.
     pub(super) async fn open(
         record: Record,
+        turn: Option<OwnedSemaphorePermit>,
         dir: PathBuf,
         means: &Arc<Means>,
         sources: Arc<Sources>,
         source: Arc<Source>,
-        samples: Arc<Samples>,
-        wheel: Option<Arc<Wheel>>,
-    ) -> Result<Self, JobError> {
+        (samples, wheel): (Arc<Samples>, Option<Arc<Wheel>>),
+    ) -> Result<(Self, Option<OwnedSemaphorePermit>), JobError> {
         let ask = &record.ask;
         let ledger = ledger_of(ask)?;
         let told_seed = ledger.as_ref().map(|l| l.header.seed);
@@ -131,14 +135,19 @@ impl Opened {
             visitation: ask.visitation,
             means: Arc::clone(means),
         };
-        // Whatever cannot be ordered is refused now.
-        Course::new(&setup, 0, fit(&ask.world))?;
-        if let Some(ledger) = &ledger {
-            let told = Told::new(&setup, ledger)?;
-            told.check(fit(&ask.world))?;
-            setup.told = Some(Arc::new(told));
-        }
-        Ok(Opened {
+        let world = fit(&ask.world);
+        let (setup, turn) = blocking(move || {
+            // Whatever cannot be ordered is refused now.
+            Course::new(&setup, 0, world)?;
+            if let Some(ledger) = &ledger {
+                let told = Told::new(&setup, ledger)?;
+                told.check(world)?;
+                setup.told = Some(Arc::new(told));
+            }
+            Ok((setup, turn))
+        })
+        .await?;
+        let opened = Opened {
             dir,
             exact,
             setup: Arc::new(setup),
@@ -149,7 +158,8 @@ impl Opened {
             opening: Arc::default(),
             gone: AtomicBool::new(false),
             contents: OnceCell::new(),
-        })
+        };
+        Ok((opened, turn))
     }
 
     /// What is known of it without its file.
@@ -173,12 +183,12 @@ impl Opened {
     ///
     /// # Errors
     /// [`JobError::Differs`].
-    pub fn is(&self, ask: &StartJob) -> Result<(), JobError> {
+    pub fn is(&self, asked: &Known) -> Result<(), JobError> {
         let known = self.known();
         let name = known.ask.name.to_string();
-        match known.differs(ask) {
+        match known.differs(asked) {
             Some(what) => Err(JobError::Differs { name, what }),
-            None if known.ask.world != ask.world => Err(JobError::Differs { name, what: "world" }),
+            None if known.ask.world != asked.ask.world => Err(JobError::Differs { name, what: "world" }),
             None => Ok(()),
         }
     }
@@ -187,8 +197,8 @@ impl Opened {
         self.dir.join(format!("epoch-{epoch}.ledger"))
     }
 
-    /// Numbers of the epochs that have a ledger. Of one that a crash cut off before its first sync nothing was told to
-    /// anybody: it has none.
+    /// Numbers of the epochs that have a ledger, whether it can be read or not. Of one that a crash cut off before its first
+    /// sync nothing was told to anybody: it has none.
     fn on_disk(&self) -> Result<Vec<u64>, JobError> {
         let failed = |error| JobError::Io { path: self.dir.clone(), error };
         let mut out = Vec::new();
@@ -200,11 +210,10 @@ impl Opened {
             // No world has a shorter head.
             let shortest = Epoch::head(&self.setup, number, Fit { ranks: 1, batch: 1, tail: Tail::Keep });
             match never_was(&self.path(number), shortest.len()) {
-                Ok(false) => out.push(number),
                 Ok(true) => {}
                 // It was forgotten meanwhile.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => return Err(failed(e)),
+                Ok(false) | Err(_) => out.push(number),
             }
         }
         out.sort_unstable();
@@ -388,7 +397,7 @@ impl Opened {
         let there = match self.epoch_alone(number, false).await {
             Ok(there) => Some(there),
             // What cannot be read may be replaced.
-            Err(JobError::Damaged { .. } | JobError::StateDiffers { .. }) if replace => None,
+            Err(e) if replace && e.is_of_its_file() => None,
             Err(JobError::NoEpoch(_)) => None,
             Err(e) => return Err(e),
         };
@@ -405,6 +414,7 @@ impl Opened {
         }
         if let Some(there) = there {
             if keeps && there.state_now() != EpochState::Abandoned {
+                there.durable().await?;
                 return Ok(there);
             }
             blocking(move || {
@@ -456,7 +466,7 @@ impl Opened {
                 // Forgotten meanwhile.
                 Err(JobError::NoEpoch(_)) => {}
                 // It alone cannot be believed: the others go on, and it may be replaced.
-                Err(error @ (JobError::Damaged { .. } | JobError::StateDiffers { .. })) => {
+                Err(error) if error.is_of_its_file() => {
                     tracing::error!(job = %self.setup.job, epoch = n, %error, "an epoch's ledger cannot be believed");
                     epochs.push(self.damaged(n));
                 }
@@ -529,17 +539,23 @@ impl Opened {
         (epochs.len() as u64, open as u64)
     }
 
-    /// The job is gone, or opened anew: nothing is granted or written any more when this returns.
-    pub async fn close(&self) {
+    /// The job is gone, or opened anew: nothing is granted or written any more when this returns. Goes on to its end even
+    /// when whoever asked goes away.
+    pub async fn close(self: &Arc<Self>) {
         self.gone.store(true, SeqCst);
         // What is being opened is opened first.
-        let _last = self.opening.lock().await;
-        let epochs = std::mem::take(&mut *lock(&self.epochs));
-        let closed = blocking(move || {
-            epochs.values().for_each(|e| e.close());
-            Ok(())
+        let last = Arc::clone(&self.opening).lock_owned().await;
+        let this = Arc::clone(self);
+        let closing = self.setup.means.tasks.spawn(async move {
+            let _last = last;
+            let epochs = std::mem::take(&mut *lock(&this.epochs));
+            let close = move || {
+                epochs.values().for_each(|e| e.close());
+                Ok(())
+            };
+            blocking(close).await
         });
-        if let Err(e) = closed.await {
+        if let Err(e) = closing.await.map_err(|_| JobError::Lost).and_then(|closed| closed) {
             tracing::error!(job = %self.setup.job, error = %e, "its ledgers were not closed");
         }
     }

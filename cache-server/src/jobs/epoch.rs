@@ -27,6 +27,7 @@ use super::{
     wheel::{Class, Means},
 };
 use crate::versions::Sources;
+use commits::Committed;
 pub use course::Course;
 use fletch_api::{
     EpochState, LeaseRequest, OrderKind, Times, Visitation,
@@ -102,8 +103,8 @@ struct Inner {
     settled: BTreeMap<u64, (u32, u32)>,
     /// How the entries of live leases were picked; after a restart nobody knows.
     classes: BTreeMap<u64, Vec<Class>>,
-    /// What `padded` was at each commit that is remembered.
-    commits: BTreeMap<u64, BTreeSet<u32>>,
+    /// Of each commit that is remembered.
+    commits: BTreeMap<u64, Committed>,
     /// The epoch is about to be read anew.
     reopening: bool,
     /// What is fetched ahead of need, where that is known.

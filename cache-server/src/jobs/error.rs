@@ -124,6 +124,20 @@ pub enum JobError {
 }
 
 impl JobError {
+    /// Whether an epoch's own file is to blame, and will be the next time: it cannot be believed, or not be read.
+    #[must_use]
+    pub fn is_of_its_file(&self) -> bool {
+        match self {
+            JobError::Damaged { .. } | JobError::StateDiffers { .. } => true,
+            JobError::Io { error, .. } => {
+                use nix::libc::{EACCES, EIO, EISDIR, EPERM};
+                // Others pass: too many open files, too little memory.
+                error.raw_os_error().is_some_and(|e| [EIO, EACCES, EPERM, EISDIR].contains(&e))
+            }
+            _ => false,
+        }
+    }
+
     /// The stable word for it.
     #[must_use]
     pub fn code(&self) -> Code {

@@ -105,7 +105,8 @@ pub fn sync_beside(path: &Path) -> io::Result<()> {
 /// Blocking.
 pub fn never_was(path: &Path, head_bytes: usize) -> io::Result<bool> {
     let mut file = File::open(path)?;
-    if file.metadata()?.len() < head_bytes as u64 {
+    let what = file.metadata()?;
+    if what.is_file() && what.len() < head_bytes as u64 {
         return Ok(true);
     }
     let mut first = [0; 8];

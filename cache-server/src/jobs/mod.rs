@@ -23,6 +23,7 @@ pub use ahead::{Ahead, Pool};
 pub use declared::Opened;
 pub use epoch::{Epoch, Granted};
 pub use error::JobError;
+pub use record::is_long;
 pub use registry::Registry;
 pub use samples::Samples;
 pub use wheel::{Class, Means, Recorder, Wheel};

@@ -7,7 +7,7 @@ use super::{
     JobError,
     ledger::{Staged, stage, sync_beside, write_whole},
 };
-use fletch_api::{PlanSpec, StartJob};
+use fletch_api::{PlanBase, PlanSpec, StartJob};
 use fletch_core::{DatasetName, Domain, Hash, LayoutId, Root, Tenant};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -51,11 +51,11 @@ impl Record {
     /// What stays in memory.
     #[must_use]
     pub fn known(mut self) -> Known {
-        let long = Long::of(&self.ask);
+        let (long, is_long) = (Long::of(&self.ask), is_long(&self.ask));
         self.ask.plan = PlanSpec::default();
         self.ask.buckets = None;
         self.ask.replay = None;
-        Known { record: self, long }
+        Known { record: self, long, is_long }
     }
 
     /// Reads the file of a job's directory. Blocking.
@@ -90,6 +90,12 @@ impl Record {
     }
 }
 
+/// Whether what is asked may be as long as a request: few such are read at once.
+#[must_use]
+pub fn is_long(ask: &StartJob) -> bool {
+    ask.plan.base != PlanBase::All || ask.buckets.is_some() || ask.replay.is_some()
+}
+
 /// Hashes of what may be long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Long {
@@ -113,6 +119,8 @@ impl Long {
 pub struct Known {
     record: Record,
     long: Long,
+    /// See [`is_long`].
+    pub is_long: bool,
 }
 
 impl Deref for Known {
@@ -130,8 +138,8 @@ impl Known {
     }
 
     /// What of the settings is another than what is asked now, the world apart.
-    pub(super) fn differs(&self, ask: &StartJob) -> Option<&'static str> {
-        let (a, long) = (&self.record.ask, Long::of(ask));
+    pub(super) fn differs(&self, asked: &Known) -> Option<&'static str> {
+        let (a, ask, long) = (&self.record.ask, &asked.record.ask, &asked.long);
         let pairs = [
             ("dataset", a.dataset == ask.dataset),
             ("version", (&a.version, a.root) == (&ask.version, ask.root)),

@@ -2,7 +2,7 @@
 //!
 //! 1. (I7) A job is its tenant's: to others it does not exist.
 //! 2. A job is opened when it is first asked for, by one caller while others wait; a restart opens none. Declarations and
-//!    deletions of one job follow each other; those of another job wait for neither.
+//!    deletions of one job follow each other; those of another job wait for neither, but for a turn where they are long.
 //! 3. (I6) At most [`DECLARED_MAX`] jobs are declared. Jobs of one (domain, root, layout) share its samples and its sweep, which
 //!    go with the last of them.
 //! 4. (I6) An open job that nobody asked for during `job_ttl`, and of which no lease lives, is closed. The next request
@@ -11,7 +11,7 @@
 use super::{
     JobError, Samples, Wheel,
     declared::Opened,
-    record::{Known, Record},
+    record::{Known, Record, is_long},
     wheel::Means,
 };
 use crate::versions::{Source, Sources};
@@ -30,10 +30,12 @@ use std::{
     },
 };
 use tokio::{
-    sync::{OnceCell, OwnedMutexGuard},
+    sync::{OnceCell, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore},
     task::spawn_blocking,
 };
 
+/// Jobs with something long in them that are declared or opened at once.
+const LONG_AT_ONCE: usize = 2;
 /// Jobs declared at once.
 pub const DECLARED_MAX: usize = 10_000;
 
@@ -90,7 +92,9 @@ pub struct Registry {
     /// Of each job that is being declared or deleted: whose turn it is.
     changing: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
     /// Jobs that are being declared and have no slot yet.
-    coming: AtomicUsize,
+    coming: Arc<AtomicUsize>,
+    /// Turns to open what is long.
+    long: Arc<Semaphore>,
     places: Mutex<HashMap<Place, Arc<Shared>>>,
 }
 
@@ -120,9 +124,9 @@ fn remove_all(dir: &Path) -> std::io::Result<()> {
 }
 
 /// A job that is being declared.
-struct Coming<'a>(&'a AtomicUsize);
+struct Coming(Arc<AtomicUsize>);
 
-impl Drop for Coming<'_> {
+impl Drop for Coming {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
     }
@@ -178,7 +182,8 @@ impl Registry {
             means: Arc::new(means),
             slots: Arc::new(Mutex::new(slots)),
             changing: Mutex::default(),
-            coming: AtomicUsize::new(0),
+            coming: Arc::default(),
+            long: Arc::new(Semaphore::new(LONG_AT_ONCE)),
             places: Mutex::default(),
         })
     }
@@ -237,10 +242,12 @@ impl Registry {
         let opened = slot
             .opened
             .get_or_try_init(|| async {
+                let shared = self.shared(domain, slot.known.ask.order, sources, source).await?;
+                let long = self.long_turn(slot.known.is_long).await;
                 let dir = self.dir.join(id);
                 let record =
                     spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::Lost)??;
-                let opened = self.open_record(record, sources, source).await?;
+                let (opened, _long) = self.open_record(record, long, shared, sources, source).await?;
                 Ok::<_, JobError>(Arc::new(opened))
             })
             .await?;
@@ -270,14 +277,16 @@ impl Registry {
         close(&self.slots, id, stale).await;
     }
 
-    async fn open_record(
+    /// What a job shares with others of its place: made, or found.
+    async fn shared(
         &self,
-        record: Record,
+        domain: &Domain,
+        order: OrderKind,
         sources: &Arc<Sources>,
         source: &Arc<Source>,
-    ) -> Result<Opened, JobError> {
-        let place = (record.domain.clone(), record.root, record.layout);
-        let shared = Arc::clone(lock(&self.places).entry(place).or_default());
+    ) -> Result<(Arc<Samples>, Option<Arc<Wheel>>), JobError> {
+        let (root, layout) = (source.version.root(), source.version.layout());
+        let shared = Arc::clone(lock(&self.places).entry((domain.clone(), root, layout)).or_default());
         let samples = {
             let mut weak = shared.samples.lock().await;
             match weak.upgrade() {
@@ -289,12 +298,12 @@ impl Registry {
                 }
             }
         };
-        let wheel = match record.ask.order {
+        let wheel = match order {
             OrderKind::Strict | OrderKind::Bucketed | OrderKind::Replay => {
                 // Before its first read, so that what that brings may stay.
                 let now = u64::try_from(self.means.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 let footprint = source.footprint_max();
-                self.means.shares.note(sources.number(), record.root, footprint, By::Order, now);
+                self.means.shares.note(sources.number(), root, footprint, By::Order, now);
                 None
             }
             OrderKind::Substitute => {
@@ -309,8 +318,25 @@ impl Registry {
                 }
             }
         };
-        let dir = self.dir.join(record.id());
-        Opened::open(record, dir, &self.means, Arc::clone(sources), Arc::clone(source), samples, wheel).await
+        Ok((samples, wheel))
+    }
+
+    async fn open_record(
+        &self,
+        record: Record,
+        turn: Option<OwnedSemaphorePermit>,
+        shared: (Arc<Samples>, Option<Arc<Wheel>>),
+        sources: &Arc<Sources>,
+        source: &Arc<Source>,
+    ) -> Result<(Opened, Option<OwnedSemaphorePermit>), JobError> {
+        let (dir, sources, source) = (self.dir.join(record.id()), Arc::clone(sources), Arc::clone(source));
+        Opened::open(record, turn, dir, &self.means, sources, source, shared).await
+    }
+
+    /// The turn to open a job, if it is long. Whoever has one waits for nobody: it is the last thing that is waited for.
+    async fn long_turn(&self, is_long: bool) -> Option<OwnedSemaphorePermit> {
+        // They are never closed.
+        if is_long { Arc::clone(&self.long).acquire_owned().await.ok() } else { None }
     }
 
     /// Declares a job; whether it is new.
@@ -326,13 +352,6 @@ impl Registry {
         source: &Arc<Source>,
     ) -> Result<(Arc<Opened>, bool), JobError> {
         let id = Record::id_of(domain, tenant, ask.name.as_str());
-        let _turn = self.turn(&id).await;
-        if lock(&self.slots).contains_key(&id) {
-            let there = self.get(domain, tenant, &id, sources, source).await?;
-            there.is(&ask)?;
-            return Ok((there, false));
-        }
-        let _place = self.place_for_one()?;
         let record = Record {
             domain: domain.clone(),
             tenant: tenant.clone(),
@@ -341,12 +360,28 @@ impl Registry {
             root: source.version.root(),
             layout: source.version.layout(),
         };
-        let opened = Arc::new(self.open_record(record.clone(), sources, source).await?);
-        let (dir, written) = (self.dir.join(&id), record.clone());
-        spawn_blocking(move || written.write(&dir)).await.map_err(|_| JobError::Lost)??;
-        let slot = Slot::new(record.known(), OnceCell::new_with(Some(Arc::clone(&opened))));
-        lock(&self.slots).insert(id, slot);
-        Ok((opened, true))
+        let turn = self.turn(&id).await;
+        if lock(&self.slots).contains_key(&id) {
+            // What is long in it is hashed, and gone.
+            let asked = record.known();
+            let there = self.get(domain, tenant, &id, sources, source).await?;
+            there.is(&asked)?;
+            return Ok((there, false));
+        }
+        let place = self.place_for_one()?;
+        let shared = self.shared(domain, record.ask.order, sources, source).await?;
+        let long = self.long_turn(is_long(&record.ask)).await;
+        let (opened, long) = self.open_record(record.clone(), long, shared, sources, source).await?;
+        let (dir, slots, opened) = (self.dir.join(&id), Arc::clone(&self.slots), Arc::new(opened));
+        // To its end even when whoever asked goes away: what is written is known.
+        let task = self.means.tasks.spawn(async move {
+            let _held = (turn, place, long);
+            let known = opened.known();
+            spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::Lost)??;
+            lock(&slots).insert(id, Slot::new(known, OnceCell::new_with(Some(Arc::clone(&opened)))));
+            Ok::<_, JobError>(opened)
+        });
+        Ok((task.await.map_err(|_| JobError::Lost)??, true))
     }
 
     /// The turn to declare or delete a job.
@@ -364,14 +399,14 @@ impl Registry {
         turns.lock_owned().await
     }
 
-    fn place_for_one(&self) -> Result<Coming<'_>, JobError> {
+    fn place_for_one(&self) -> Result<Coming, JobError> {
         let slots = lock(&self.slots);
         // Counted under the slots' lock, so that no two take the last place.
         if slots.len() + self.coming.load(SeqCst) >= DECLARED_MAX {
             return Err(JobError::Full(format!("{DECLARED_MAX} jobs are declared, which is the limit")));
         }
         self.coming.fetch_add(1, SeqCst);
-        Ok(Coming(&self.coming))
+        Ok(Coming(Arc::clone(&self.coming)))
     }
 
     /// Forgets a job and its ledgers.

@@ -53,7 +53,7 @@ pub(super) fn ledger_of(ask: &StartJob) -> Result<Option<Ledger>, JobError> {
 }
 
 impl Told {
-    /// What a ledger tells an epoch of this job.
+    /// What a ledger tells an epoch of this job. Takes as long as its epoch is: not for a thread that others wait for.
     ///
     /// # Errors
     /// [`JobError::BadLedger`].
@@ -70,11 +70,10 @@ impl Told {
         if let Some((what, got, want)) = pairs.into_iter().chain(layout).find(|(_, a, b)| a != b) {
             return bad(format!("the ledger's {what} is {got}, the job's is {want}"));
         }
-        let told = Replay::new(ledger).map_err(|e| JobError::BadLedger(e.to_string()))?;
         // That it names only what there is: it is applied to the epoch it says it is of.
         let of = Course::new(setup, header.epoch, header.fit)?;
         let mut leases = Leases::new(of.planned(), header.fit)?;
-        ledger.replay(&mut leases, 0).map_err(|e| JobError::BadLedger(e.to_string()))?;
+        let told = Replay::borne_out(ledger, &mut leases).map_err(|e| JobError::BadLedger(e.to_string()))?;
         if told.legs().is_empty() {
             return bad("nothing was acknowledged in the ledger".into());
         }
@@ -82,7 +81,15 @@ impl Told {
             return bad("the number of ranks changes in the middle of the ledger".into());
         };
         let last = ranks.iter().flatten().map(|&e| u64::from(e) + 1).max().unwrap_or(0);
-        let mut planned = Bits::zeros(last.max(of.planned().len()));
+        let known = of.planned().len();
+        // Leases make pads where a world's last step is short; buckets are padded from the beginning, and have no others.
+        if matches!(of, Course::Buckets(_)) && last > known {
+            return bad(format!(
+                "the ledger names entry {}; its buckets have {known} with their pads",
+                last - 1
+            ));
+        }
+        let mut planned = Bits::zeros(last.max(known));
         ranks.iter().flatten().for_each(|&e| {
             planned.set(u64::from(e));
         });

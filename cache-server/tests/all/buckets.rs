@@ -2,7 +2,7 @@
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{
-    BucketSpec, Code, EchoSpec, EpochReceipt, EpochState, OrderKind, PlanBase, StartJob, World,
+    BucketSpec, Code, EchoSpec, EpochReceipt, EpochState, OrderKind, PlanBase, StartJob, Visitation, World,
 };
 use fletch_client::epochs::{JobHandle, LeaseBatch, Next, Received};
 use fletch_core::order::{Tail, ledger::Ledger};
@@ -260,6 +260,47 @@ async fn the_number_of_ranks_changes_between_steps_only() {
         assert_eq!(rank(&job, &tree, r, 6, 99, 99).await.order, whole[r as usize].order[12..]);
     }
     assert_eq!(job.now().await.expect("job").epochs[0].state, EpochState::Finished);
+    node.running.shutdown().await;
+}
+
+/// A commit in the middle of a step is one of the ranks that had begun it: others would be a step apart from there on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_into_the_middle_of_a_step_brings_its_ranks_back() {
+    let tree = sentences();
+    let node = Node::serving(&tree, &[]).await;
+    let at = |ranks| world(ranks, 12, Tail::Drop);
+    let mut what = bucketed("j", &BucketSpec::Lengths(BOUNDS.to_vec()), at(2));
+    what.visitation = Visitation::Checkpoint;
+    let job = client(&node).declare(&what).await.expect("declared");
+    job.checkpoint(0, 1).await.expect("at the beginning");
+    rank(&job, &tree, 0, 6, 99, 1).await;
+    job.checkpoint(0, 2).await.expect("in the middle of a step");
+    rank(&job, &tree, 1, 6, 99, 1).await;
+    job.world(at(3)).await.expect("at a boundary");
+    assert_eq!(
+        job.rollback(0, Some(1)).await.expect("a boundary").world,
+        at(3),
+        "which any ranks go on from"
+    );
+    job.world(at(2)).await.expect("at a boundary");
+    rank(&job, &tree, 0, 6, 99, 1).await;
+    job.checkpoint(0, 3).await.expect("in the middle of a step");
+    rank(&job, &tree, 1, 6, 99, 1).await;
+    job.world(at(3)).await.expect("at a boundary");
+    rank(&job, &tree, 2, 4, 99, 1).await;
+    let back = job.rollback(0, Some(3)).await.expect("from the middle of a step of three");
+    assert_eq!((back.acked, back.world), (6, at(2)), "the step that two had begun");
+    assert_eq!(job.world(at(3)).await.expect_err("not yet").code(), Some(Code::MidStep));
+    job.world(at(2)).await.expect("it is so");
+    // Over a restart, too; and both ranks end with as many steps.
+    let id = job.info().id.clone();
+    node.running.shutdown().await;
+    let node = Node::start_in(node.state, &[]).await;
+    let job = crate::common::epochs::client(&node).job(&id).await.expect("remembered");
+    let rest = [rank(&job, &tree, 0, 6, 99, 99).await, rank(&job, &tree, 1, 6, 99, 99).await];
+    assert_eq!(rest[0].order.len() + 6, rest[1].order.len());
+    let ended = job.now().await.expect("job").epochs[0].state;
+    assert_eq!(ended, EpochState::Finished);
     node.running.shutdown().await;
 }
 

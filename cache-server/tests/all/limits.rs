@@ -1,8 +1,8 @@
 //! I6: overload, oversize and silence are answers; a stop always ends.
 
-use crate::common::{Node, Tree, body, problem};
-use fletch_api::{Code, routes};
-use fletch_core::Hash;
+use crate::common::{Node, Tree, body, epochs, problem};
+use fletch_api::{Code, OrderKind, PlanBase, routes};
+use fletch_core::{Hash, order::Tail};
 use reqwest::{Method, StatusCode};
 use std::time::{Duration, Instant};
 use tokio::{
@@ -179,6 +179,35 @@ async fn connections_are_bounded_and_idle_ones_are_closed() {
     for stream in [&mut idle, &mut second] {
         // An end or an error: closed in any case.
         drop(stream.read_to_end(&mut end).await);
+    }
+    node.running.shutdown().await;
+}
+
+/// Who begins to declare a job and sends nothing keeps nobody else from declaring one.
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_do_not_come_are_not_waited_for() {
+    let tree = epochs::tree(14);
+    tree.index();
+    let node = Node::serving(&tree, &[]).await;
+    let client = epochs::client(&node);
+    let mut silent = Vec::new();
+    for length in [9, 9, 9, 50 << 20, 50 << 20] {
+        let mut stream = TcpStream::connect(node.running.addr).await.expect("connect");
+        let head = format!("POST {} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n", routes::JOBS);
+        stream.write_all(head.as_bytes()).await.expect("a head");
+        silent.push(stream);
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut what = epochs::ask("all", OrderKind::Strict, epochs::world(1, 4, Tail::Keep));
+    client.declare(&what).await.expect("a short one needs no turn");
+    // A plan needs one, and has it when those are given up that have them.
+    what.name = "some".parse().expect("a name");
+    what.plan.base = PlanBase::Keys(tree.files.keys().take(4).cloned().collect());
+    assert_eq!(client.declare(&what).await.expect("declared").info().entries, 4);
+    for stream in &mut silent[3..] {
+        let mut got = String::new();
+        stream.read_to_string(&mut got).await.expect("an answer");
+        assert!(got.starts_with("HTTP/1.1 504") && got.contains("0 bytes of the body came"), "{got}");
     }
     node.running.shutdown().await;
 }

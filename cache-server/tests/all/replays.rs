@@ -6,7 +6,7 @@ use fletch_client::epochs::{JobHandle, Next, Received};
 use fletch_core::{
     Hash,
     order::{
-        Replay, Tail,
+        Event, Fit, Replay, Request, Tail,
         ledger::{self, Header, Ledger},
     },
 };
@@ -199,6 +199,26 @@ async fn a_damaged_or_foreign_ledger_is_refused() {
         let again = StartJob { buckets, ..replaying(&format!("{name}-again"), &ledger, ask.world) };
         let again = client.declare(&again).await.expect("declared");
         assert_eq!([rank(&again, 0, 0, 2, 99, 99).await.0, rank(&again, 0, 1, 2, 99, 99).await.0], got);
+        // In a world of that batch leases lack two entries, and would pad; buckets have their pads from the beginning.
+        let all = u32::try_from(got[0].len() + got[1].len()).expect("a number");
+        let mut bytes = ledger::begin(&Ledger::read(&ledger).expect("a ledger").header);
+        let request = Request { rank: 0, worker: 0, sequence: 1 };
+        let events = [
+            Event::World { fit: Fit { batch: all + 2, ranks: 2, tail: Tail::Pad } },
+            Event::Grant { lease: 1, request, entries: vec![all] },
+            Event::Ack { lease: 1, upto: 1 },
+        ];
+        events.iter().for_each(|e| e.append(&mut bytes));
+        let buckets = (order == OrderKind::Bucketed).then(|| BucketSpec::Lengths(vec![3_006]));
+        let padded = StartJob { buckets, ..replaying(&format!("{name}-padded"), &bytes, ask.world) };
+        match (order, client.declare(&padded).await) {
+            (OrderKind::Bucketed, refused) => {
+                let refused = refused.expect_err("no such pad");
+                assert_eq!(refused.code(), Some(Code::BadLedger), "{refused}");
+                assert!(refused.to_string().contains("its buckets have"), "{refused}");
+            }
+            (_, declared) => assert_eq!(rank(&declared.expect("a pad"), 0, 0, 2, 99, 99).await.0.len(), 1),
+        }
     }
     node.running.shutdown().await;
 }

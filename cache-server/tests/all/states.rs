@@ -121,31 +121,39 @@ async fn a_state_that_is_put_again_voids_what_is_held() {
     node.running.shutdown().await;
 }
 
-/// Of an epoch that cannot be believed nothing is known that could refuse a world.
+/// Of an epoch that cannot be believed, or not even be read, nothing is known that could refuse a world; and the job goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_epoch_refuses_no_world() {
     let tree = tree(14);
     tree.index();
-    let node = Node::serving(&tree, &[]).await;
-    let what = StartJob {
-        buckets: Some(BucketSpec::Lengths(vec![3_020])),
-        ..ask("j", OrderKind::Bucketed, world(1, 4, Tail::Drop))
-    };
-    let job = client(&node).declare(&what).await.expect("declared");
-    acked(&job, 0).await;
-    let id = job.info().id.clone();
-    node.running.shutdown().await;
-    let ledger = node.state.path().join("state/jobs").join(&id).join("epoch-0.ledger");
-    let mut damaged = std::fs::read(&ledger).expect("a ledger");
-    damaged[60] ^= 1;
-    std::fs::write(&ledger, damaged).expect("damaged");
-    let node = Node::start_in(node.state, &[]).await;
-    let job = client(&node).declare(&what).await.expect("the same");
-    let moved = job.world(world(2, 4, Tail::Drop)).await.expect("another world");
-    let epochs: Vec<_> = moved.epochs.iter().map(|e| (e.epoch, e.state)).collect();
-    assert_eq!((moved.world.ranks, epochs), (2, vec![(0, EpochState::Damaged)]));
-    batch(&job, 1, 1, 2).await.expect("it goes on");
-    node.running.shutdown().await;
+    for readable in [true, false] {
+        let node = Node::serving(&tree, &[]).await;
+        let what = StartJob {
+            buckets: Some(BucketSpec::Lengths(vec![3_020])),
+            ..ask("j", OrderKind::Bucketed, world(1, 4, Tail::Drop))
+        };
+        let job = client(&node).declare(&what).await.expect("declared");
+        acked(&job, 0).await;
+        let id = job.info().id.clone();
+        node.running.shutdown().await;
+        let ledger = node.state.path().join("state/jobs").join(&id).join("epoch-0.ledger");
+        let mut damaged = std::fs::read(&ledger).expect("a ledger");
+        damaged[60] ^= 1;
+        if readable {
+            std::fs::write(&ledger, damaged).expect("damaged");
+        } else {
+            // What no read of gives bytes, as if its sectors were bad.
+            std::fs::remove_file(&ledger).expect("removed");
+            std::fs::create_dir(&ledger).expect("a directory");
+        }
+        let node = Node::start_in(node.state, &[]).await;
+        let job = client(&node).declare(&what).await.expect("the same");
+        let moved = job.world(world(2, 4, Tail::Drop)).await.expect("another world");
+        let epochs: Vec<_> = moved.epochs.iter().map(|e| (e.epoch, e.state)).collect();
+        assert_eq!((moved.world.ranks, epochs), (2, vec![(0, EpochState::Damaged)]));
+        batch(&job, 1, 1, 2).await.expect("it goes on");
+        node.running.shutdown().await;
+    }
 }
 
 /// Nothing is known of what came between: not without saying that it is to be forgotten.

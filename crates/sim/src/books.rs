@@ -55,13 +55,6 @@ pub(crate) struct Books {
     keep_times: bool,
 }
 
-fn mix(z: u64) -> u64 {
-    let mut z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 impl Books {
     pub fn new(case: &Case) -> Self {
         let n = case.samples();
@@ -77,13 +70,8 @@ impl Books {
                     Some(sub) => {
                         let mut plan = Bits::zeros(n as u64);
                         for s in 0..n as u64 {
-                            let what = if sub.whole_units {
-                                u64::from(unit_of[s as usize])
-                            } else {
-                                case.units.len() as u64 + s
-                            };
-                            let h = mix(sub.seed.wrapping_mul(7919) ^ what);
-                            if (h >> 11) as f64 / (1u64 << 53) as f64 <= sub.part {
+                            let unit = unit_of[s as usize];
+                            if sub.has(case.units.len(), unit, s) {
                                 plan.set(s);
                             }
                         }

@@ -29,6 +29,22 @@ pub struct Subset {
     pub seed: u64,
 }
 
+fn mix(z: u64) -> u64 {
+    let mut z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+impl Subset {
+    /// Whether a sample is in it, of a dataset of `units` units.
+    pub(crate) fn has(&self, units: usize, unit: u32, sample: u64) -> bool {
+        let what = if self.whole_units { u64::from(unit) } else { units as u64 + sample };
+        let h = mix(self.seed.wrapping_mul(7919) ^ what);
+        (h >> 11) as f64 / (1u64 << 53) as f64 <= self.part
+    }
+}
+
 /// One job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -27,6 +27,18 @@ enum Change {
     Known(usize),
 }
 
+impl Change {
+    /// Of what is at one time the least is first: a server is back before it goes again, and what happens happens
+    /// before it is known.
+    fn rank(self) -> u8 {
+        match self {
+            Change::Returns(_) => 0,
+            Change::Dies(_) => 1,
+            Change::Known(_) => 2,
+        }
+    }
+}
+
 /// What came of the changes up to now.
 #[derive(Debug, Default)]
 pub(crate) struct News {
@@ -73,7 +85,7 @@ impl Servers {
                 }
             }
         }
-        changes.sort_by(|a, b| b.0.total_cmp(&a.0));
+        changes.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.rank().cmp(&a.1.rank())));
         let total = case.capacity();
         Servers {
             sizes: case.units.clone(),
@@ -182,5 +194,27 @@ impl Servers {
         };
         let all = (0..self.up.len()).map(one).reduce(|a, b| a.merged(&b));
         all.unwrap_or_else(|| Residency::new(0, Bits::zeros(units)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is believed when all news are out is what is so, in whatever order spans are written.
+    #[test]
+    fn what_happened_is_known_rightly() {
+        for news in [0.0, 1.0] {
+            let mut case = Case::plain("x", 8, 4, 0.5, false, &[1.0], 1);
+            case.news = news;
+            let server = |gone: &[(f64, f64)]| crate::Server { weight: 1.0, gone: gone.to_vec() };
+            case.servers = vec![server(&[]), server(&[(20.0, 30.0), (10.0, 20.0)])];
+            let mut servers = Servers::new(&case);
+            for (now, up) in [(9.0, true), (11.0, false), (21.0, false), (31.0, true)] {
+                servers.until(now);
+                assert_eq!((servers.up[1], servers.believed[1]), (up, up), "news {news}, at {now}");
+            }
+            assert!(servers.changes.is_empty());
+        }
     }
 }

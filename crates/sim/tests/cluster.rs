@@ -54,6 +54,19 @@ fn a_lost_server_costs_its_share() {
     }
 }
 
+/// What is known at once is known before anybody asks, as what is known a tenth of a second later is: nobody asks in
+/// between. A server that is back and gone at one time is gone.
+#[test]
+fn news_at_once_is_no_other_than_news_soon() {
+    let mut case = Case { servers: servers(&[1.0; 4]), ..four() };
+    let n = case.samples() as f64;
+    case.servers[2].gone = vec![(3.5 * n + 0.5, 3.8 * n + 0.5), (3.3 * n + 0.5, 3.5 * n + 0.5)];
+    let (now, soon) = (play(&case), play(&Case { news: 0.1, ..case.clone() }));
+    assert_eq!(now, soon);
+    case.servers[2].gone = vec![(3.3 * n + 0.5, 3.8 * n + 0.5)];
+    assert_eq!(play(&case), now);
+}
+
 /// A few of a hundred loads are no good: it costs about that much.
 #[test]
 fn loads_that_fail_are_read_again() {

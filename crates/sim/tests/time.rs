@@ -2,7 +2,7 @@
 //! flight.
 
 use fletch_core::order::substitute::Knobs;
-use fletch_sim::{ArmKind, Case, Origin, cases, simulate};
+use fletch_sim::{ArmKind, Case, Origin, Subset, cases, simulate};
 
 fn timed(mut case: Case, bandwidth: f64) -> Case {
     case.origin = Some(Origin::new(bandwidth, 10.0));
@@ -121,6 +121,28 @@ fn cases_are_checked() {
     bad.jobs[0].rate = f64::NAN;
     bad.jobs[0].lease = 2;
     assert_eq!(bad.faults().len(), 4, "{:?}", bad.faults());
+}
+
+/// A clock that would stand still, and a job with nothing to read, are told before anything is played.
+#[test]
+fn what_would_never_end_or_never_begin_is_a_fault() {
+    let good = Case::plain("x", 4, 2, 0.5, false, &[1.0], 1);
+    let fault = |change: &dyn Fn(&mut Case)| {
+        let mut case = good.clone();
+        change(&mut case);
+        let faults = case.faults();
+        assert!(faults.len() < 2, "{faults:?}");
+        faults.into_iter().next().unwrap_or_default()
+    };
+    assert!(fault(&|c| c.jobs[0].rate = 1e18).starts_with("jobs[0].rate"));
+    assert!(fault(&|c| c.end = 1e16).starts_with("jobs[0].rate"));
+    assert_eq!(fault(&|c| (c.end, c.jobs[0].end) = (1e16, Some(64.0))), "", "it is gone by then");
+    assert_eq!(fault(&|c| c.end = 1e15), "");
+    for whole_units in [false, true] {
+        let subset = |part| Some(Subset { part, whole_units, seed: 1 });
+        assert!(fault(&|c| c.jobs[0].subset = subset(1e-9)).starts_with("jobs[0].subset"));
+        assert_eq!(fault(&|c| c.jobs[0].subset = subset(1.0)), "");
+    }
 }
 
 /// Twelve jobs of three batch sizes, each with four leases in its hands, fetch what twelve of one size do: within 3 %.

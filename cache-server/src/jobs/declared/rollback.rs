@@ -25,6 +25,8 @@ impl Opened {
     ) -> Result<Arc<Epoch>, JobError> {
         let epoch = self.epoch_alone(number, false).await?;
         let commit = epoch.committed(commit)?;
+        // The commit may have been heard of before it was durable; what is forgotten is not to be the only trace of it.
+        epoch.durable().await?;
         let this = Arc::clone(&self);
         // Later ones first: after a crash in between the same request finds what is left to do.
         blocking(move || this.forget_after(number)).await?;

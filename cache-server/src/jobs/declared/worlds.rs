@@ -27,7 +27,7 @@ impl Opened {
                 match self.epoch_alone(n, false).await {
                     Ok(epoch) => epoch.may_become(fit(&world))?,
                     // Of one that cannot be believed nothing is known that could refuse.
-                    Err(JobError::Damaged { .. } | JobError::StateDiffers { .. }) => {}
+                    Err(e) if e.is_of_its_file() => {}
                     Err(e) => return Err(e),
                 }
             }

@@ -7,7 +7,17 @@
 use super::{Epoch, EpochState, Inner};
 use crate::jobs::JobError;
 use fletch_api::Visitation;
-use fletch_core::order::lease::LeaseError;
+use fletch_core::order::{Fit, lease::LeaseError};
+use std::collections::BTreeSet;
+
+/// What a commit has beside the leases' bitmap.
+#[derive(Clone, Default)]
+pub struct Committed {
+    /// Pads that were delivered: they are in no bitmap.
+    padded: BTreeSet<u32>,
+    /// Who shared its steps.
+    ranks: u32,
+}
 
 impl Epoch {
     fn commits(&self) -> Result<(), JobError> {
@@ -53,22 +63,41 @@ impl Epoch {
     #[must_use]
     pub fn stands_at(&self, commit: u64) -> bool {
         let inner = self.lock();
-        let pads = inner.commits.get(&commit).is_some_and(|pads| *pads == inner.padded);
+        let pads = inner.commits.get(&commit).is_some_and(|then| then.padded == inner.padded);
         inner.state == EpochState::Open && pads && inner.leases.is_at(commit)
     }
 
-    /// Takes back what was acknowledged after a commit. The epoch answers nothing from then on: it is to be opened anew.
+    /// Takes back what was acknowledged after a commit. The epoch answers nothing from then on: it is to be opened anew. In the
+    /// middle of a step that others cannot go on with it has the commit's ranks again.
     ///
     /// # Errors
     /// [`JobError`]; nothing has changed, unless the ledger failed.
     pub async fn roll_back(&self, commit: u64) -> Result<(), JobError> {
         let upto = {
             let mut inner = self.lock();
-            let (event, _) = inner.leases.rollback(commit)?;
+            let inner = &mut *inner;
+            let none = || LeaseError::Commit(commit);
+            let acked = inner.leases.committed(commit).ok_or_else(none)?;
+            let ranks = inner.commits.get(&commit).ok_or_else(none)?.ranks;
+            let now = inner.leases.fit();
+            let then = Fit { ranks, ..now };
+            let mut events = Vec::new();
+            if self.course.may_become(self.number(), acked, then, now).is_err() {
+                events.push(inner.leases.world(then)?.0);
+            }
+            match inner.leases.rollback(commit) {
+                Ok((event, _)) => events.push(event),
+                Err(e) => {
+                    // In their world it goes on.
+                    self.ledger.append(&events);
+                    self.course.share(&mut inner.leases)?;
+                    return Err(e.into());
+                }
+            }
             inner.reopening = true;
             inner.state = EpochState::Abandoned;
             inner.over();
-            self.ledger.append(&[event])
+            self.ledger.append(&events)
         };
         self.changed.notify_waiters();
         self.ledger.durable(upto).await
@@ -76,16 +105,16 @@ impl Epoch {
 }
 
 impl Inner {
-    /// Pads are in no bitmap: which of them a commit has is kept beside it.
     pub(super) fn note_commit(&mut self, commit: u64) {
-        self.commits.insert(commit, self.padded.clone());
+        let then = Committed { padded: self.padded.clone(), ranks: self.leases.fit().ranks };
+        self.commits.insert(commit, then);
         let Inner { commits, leases, .. } = self;
         commits.retain(|c, _| leases.commits().any(|kept| kept == *c));
     }
 
     /// After a rollback: old leases say nothing any more.
     pub(super) fn note_rollback(&mut self, commit: u64) {
-        self.padded = self.commits.get(&commit).cloned().unwrap_or_default();
+        self.padded = self.commits.get(&commit).cloned().unwrap_or_default().padded;
         self.settled.clear();
         let Inner { commits, leases, .. } = self;
         commits.retain(|c, _| leases.commits().any(|kept| kept == *c));

@@ -79,10 +79,18 @@ impl Epoch {
         self.lock().state
     }
 
-    /// The receipt, once it is finished. `contents` gives the content hash of every sample.
+    /// What was said of it before this is durable when this returns.
     ///
     /// # Errors
-    /// [`JobError::Open`], and those of `contents`.
+    /// [`JobError::Io`], [`JobError::Reopening`].
+    pub async fn durable(&self) -> Result<(), JobError> {
+        self.ledger.durable(self.ledger.len()).await
+    }
+
+    /// The receipt, once its end is durable. `contents` gives the content hash of every sample.
+    ///
+    /// # Errors
+    /// [`JobError::Open`], those of `contents`, and [`JobError::Reopening`] when it went back meanwhile.
     pub async fn receipt<F>(self: &Arc<Self>, contents: impl FnOnce() -> F) -> Result<EpochReceipt, JobError>
     where
         F: Future<Output = Result<Arc<Vec<Hash>>, JobError>>,
@@ -94,17 +102,21 @@ impl Epoch {
                 return Err(JobError::Open { epoch: self.number(), left });
             }
         }
+        self.durable().await?;
         let made = self.receipt.get_or_try_init(|| async {
             let contents = contents().await?;
             let this = Arc::clone(self);
-            spawn_blocking(move || this.make_receipt(&contents)).await.map_err(|_| JobError::Lost)
+            spawn_blocking(move || this.make_receipt(&contents)).await.map_err(|_| JobError::Lost)?
         });
         Ok(made.await?.clone())
     }
 
-    fn make_receipt(&self, contents: &[Hash]) -> EpochReceipt {
+    fn make_receipt(&self, contents: &[Hash]) -> Result<EpochReceipt, JobError> {
         let (acked, padded, pads, left_out, redelivered, certificate) = {
             let inner = self.lock();
+            if inner.state != EpochState::Finished {
+                return Err(JobError::Reopening);
+            }
             let left_out: Vec<u64> = inner.leases.left_out().collect();
             (
                 inner.leases.acked().clone(),
@@ -141,7 +153,7 @@ impl Epoch {
             key_id: None,
             signature: None,
         };
-        EpochReceipt { receipt, certificate }
+        Ok(EpochReceipt { receipt, certificate })
     }
 
     /// How well shuffled what was granted so far is.

@@ -135,6 +135,18 @@ impl Bits {
         })
     }
 
+    /// The set bits that `other`, as long as this, has not, ascending.
+    pub fn without<'a>(&'a self, other: &'a Bits) -> impl Iterator<Item = u64> + 'a {
+        self.words.iter().zip(&other.words).zip(0u64..).flat_map(|((a, b), w)| {
+            let mut x = a & !b;
+            std::iter::from_fn(move || {
+                let bit = (x != 0).then(|| w * 64 + u64::from(x.trailing_zeros()));
+                x &= x.wrapping_sub(1);
+                bit
+            })
+        })
+    }
+
     /// The `k`-th set bit of `from..to`.
     #[must_use]
     pub fn nth_in(&self, from: u64, to: u64, k: u64) -> Option<u64> {
@@ -274,6 +286,11 @@ mod tests {
             prop_assert_eq!(bits.iter_in(a, b).collect::<Vec<_>>(), want.clone());
             prop_assert_eq!(bits.count_in(a, b), want.len() as u64);
             prop_assert_eq!(bits.nth_in(a, b, k), want.get(k as usize).copied());
+            let mut other = bits.clone();
+            for i in a..b {
+                other.clear(i);
+            }
+            prop_assert_eq!(bits.without(&other).collect::<Vec<_>>(), want);
             prop_assert_eq!(Bits::from_bytes(len, &bits.to_bytes()), Some(bits));
             prop_assert_eq!(Bits::ones(len).count_in(0, len), len);
         }

@@ -335,7 +335,7 @@ impl Leases {
         let then = self.commits[at].1.clone();
         self.commits.truncate(at + 1);
         let mut back = self.void_all();
-        for e in self.acked.iter_in(0, self.acked.len()).filter(|&e| !then.get(e)) {
+        for e in self.acked.without(&then) {
             self.free.set(e);
             back.push(u32::try_from(e).unwrap_or(u32::MAX));
         }

@@ -143,10 +143,10 @@ pub enum BadLedger {
         /// What is wrong with it.
         why: LeaseError,
     },
-    /// Its world changed, or was rolled back, more often than is replayed, or with more ranks.
+    /// Its world changed, or was rolled back, more often than is replayed, or with more ranks or pads.
     #[error("the worlds of the ledger are too many to replay: {ranks} in all, and {most} at most")]
     Legs {
-        /// Worlds, or their ranks together.
+        /// Worlds, or their ranks or pads together.
         ranks: u64,
         /// The bound.
         most: u64,
@@ -440,16 +440,17 @@ impl Ledger {
     /// # Errors
     /// [`BadLedger::Contradiction`].
     pub fn replay(&self, leases: &mut Leases, expires_ms: u64) -> Result<(), BadLedger> {
-        for (at, e) in self.events.iter().enumerate() {
-            let wrong = |why| BadLedger::Contradiction { at: at + 1, why };
-            match (e, self.events.get(at + 1)) {
-                // Shared out once, after the last piece.
-                (Event::Resume { byte, bits }, Some(Event::Resume { .. })) => leases.resume(*byte, bits),
-                _ => leases.apply(e, expires_ms).map(drop),
-            }
-            .map_err(wrong)?;
+        (0..self.events.len()).try_for_each(|at| self.apply(at, leases, expires_ms))
+    }
+
+    /// Applies one event, after those before it.
+    pub(super) fn apply(&self, at: usize, leases: &mut Leases, expires_ms: u64) -> Result<(), BadLedger> {
+        match (&self.events[at], self.events.get(at + 1)) {
+            // Shared out once, after the last piece.
+            (Event::Resume { byte, bits }, Some(Event::Resume { .. })) => leases.resume(*byte, bits),
+            (event, _) => leases.apply(event, expires_ms).map(drop),
         }
-        Ok(())
+        .map_err(|why| BadLedger::Contradiction { at: at + 1, why })
     }
 
     /// The order in which entries were granted to a rank, those granted again included: what

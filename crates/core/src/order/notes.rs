@@ -182,25 +182,35 @@ struct Told {
 /// What of a ledger's leases stands; `None` when it goes on from a state, which does not tell leases.
 fn told(ledger: &Ledger) -> Option<BTreeMap<u64, Told>> {
     let mut leases: BTreeMap<u64, Told> = BTreeMap::new();
-    let mut commits: BTreeMap<u64, BTreeMap<u64, u32>> = BTreeMap::new();
+    // What was acknowledged of a lease before it changed, for every change, and where in that each commit lies.
+    let mut log: Vec<(u64, u32)> = Vec::new();
+    let mut commits: Vec<(u64, usize)> = Vec::new();
     for event in &ledger.events {
         match event {
             Event::Resume { .. } => return None,
             Event::Grant { lease, request, entries } => {
                 let told = Told { rank: request.rank, entries: entries.clone(), acked: 0 };
-                leases.insert(*lease, told);
+                let before = leases.insert(*lease, told);
+                log.extend(before.map(|b| (*lease, b.acked)));
             }
             Event::Ack { lease, upto } => {
-                if let Some(told) = leases.get_mut(lease) {
-                    told.acked = told.acked.max(*upto);
+                if let Some(told) = leases.get_mut(lease).filter(|t| t.acked < *upto) {
+                    log.push((*lease, told.acked));
+                    told.acked = *upto;
                 }
             }
             Event::Commit { commit } => {
-                commits.insert(*commit, leases.iter().map(|(id, l)| (*id, l.acked)).collect());
+                commits.push((*commit, log.len()));
             }
             Event::Rollback { commit } => {
-                let then = commits.get(commit)?;
-                leases.iter_mut().for_each(|(id, l)| l.acked = then.get(id).copied().unwrap_or(0));
+                // As in `Leases`, commits after it are forgotten: each change is undone once.
+                let at = commits.iter().rposition(|c| c.0 == *commit)?;
+                commits.truncate(at + 1);
+                for (lease, acked) in log.drain(commits[at].1..).rev() {
+                    if let Some(told) = leases.get_mut(&lease) {
+                        told.acked = acked;
+                    }
+                }
             }
             _ => {}
         }

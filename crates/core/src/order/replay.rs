@@ -11,18 +11,20 @@
 
 use super::{
     bits::Bits,
-    lease::LeaseError,
+    lease::{LeaseError, Leases},
     ledger::{BadLedger, Event, Ledger},
     line::Line,
-    plan::Fit,
+    plan::{Fit, Tail},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Changes of world and rollbacks of a ledger that is replayed: each costs as much as a world may have ranks and pads,
 /// however short its record is.
 const LEGS_MAX: u64 = 1024;
 /// Ranks of all legs together.
 const LEG_RANKS_MAX: u64 = 1 << 20;
+/// Pads of all worlds together, if each were short of a whole batch.
+const LEG_PADS_MAX: u64 = 1 << 23;
 
 /// What happened in one world.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,12 +53,67 @@ struct Told {
     entry: u32,
 }
 
+/// Whether the changes of a ledger's worlds can be followed: a record of a few bytes may make a batch of pads.
+fn followed(ledger: &Ledger) -> Result<(), BadLedger> {
+    let (mut fit, mut changes, mut pads) = (ledger.header.fit, 0, 0);
+    for event in &ledger.events {
+        match event {
+            Event::World { fit: next } => fit = *next,
+            Event::Rollback { .. } => {}
+            _ => continue,
+        }
+        changes += 1;
+        pads += if fit.tail == Tail::Pad { u64::from(fit.batch) } else { 0 };
+        let over = [(changes, LEGS_MAX), (pads, LEG_PADS_MAX)].into_iter().find(|(n, most)| n > most);
+        if let Some((ranks, most)) = over {
+            return Err(BadLedger::Legs { ranks, most });
+        }
+    }
+    Ok(())
+}
+
+/// Which events are commits that a later rollback goes back to. The others tell nothing, and each would cost a copy of what
+/// was acknowledged by then.
+fn returned_to(events: &[Event]) -> BTreeSet<usize> {
+    let (mut wanted, mut out) = (BTreeSet::new(), BTreeSet::new());
+    for (at, event) in events.iter().enumerate().rev() {
+        match event {
+            Event::Rollback { commit } => {
+                wanted.insert(*commit);
+            }
+            Event::Commit { commit } if wanted.remove(commit) => {
+                out.insert(at);
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
 impl Replay {
+    /// The order that a ledger tells somebody who believes nothing of it: `leases`, those of its epoch as it began, bear
+    /// out every event. Memory and time are those of its entries, whatever else it is made of.
+    ///
+    /// # Errors
+    /// As [`Replay::new`], and [`BadLedger::Contradiction`] where it names what the epoch has not.
+    pub fn borne_out(ledger: &Ledger, leases: &mut Leases) -> Result<Self, BadLedger> {
+        followed(ledger)?;
+        let kept = returned_to(&ledger.events);
+        for (at, event) in ledger.events.iter().enumerate() {
+            if !matches!(event, Event::Commit { .. }) || kept.contains(&at) {
+                ledger.apply(at, leases, 0)?;
+            }
+        }
+        Replay::new(ledger)
+    }
+
     /// The order that a ledger tells, finished or not.
     ///
     /// # Errors
     /// [`BadLedger::Contradiction`] where it acknowledges what it did not grant, or the same entry twice; [`BadLedger::Legs`].
     pub fn new(ledger: &Ledger) -> Result<Self, BadLedger> {
+        followed(ledger)?;
+        let kept = returned_to(&ledger.events);
         let mut fits = vec![ledger.header.fit];
         let mut live: BTreeMap<u64, (u32, Vec<u32>, usize)> = BTreeMap::new();
         let mut told: Vec<Told> = Vec::new();
@@ -90,10 +147,12 @@ impl Replay {
                         place,
                         entry: entries[place],
                     }));
-                    *acked = upto;
+                    *acked = (*acked).max(upto);
                 }
                 Event::Expire { lease } => drop(live.remove(lease)),
-                Event::Commit { commit } => drop(commits.insert(*commit, told.len())),
+                Event::Commit { commit } if kept.contains(&(at - 1)) => {
+                    commits.insert(*commit, told.len());
+                }
                 Event::Rollback { commit } => {
                     let then = commits.get(commit).ok_or_else(|| bad(LeaseError::Commit(*commit)))?;
                     told.truncate(*then);
@@ -108,10 +167,6 @@ impl Replay {
                     fits.push(*fit);
                 }
                 _ => {}
-            }
-            let changes = fits.len() as u64 - 1;
-            if changes > LEGS_MAX {
-                return Err(BadLedger::Legs { ranks: changes, most: LEGS_MAX });
             }
         }
         told.sort_unstable_by_key(|t| (t.leg, t.lease, t.place));

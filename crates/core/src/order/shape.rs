@@ -33,6 +33,9 @@ pub enum BadShape {
     /// More samples or units than 2^31.
     #[error("{0} samples or units are too many")]
     TooMany(usize),
+    /// Units that together are longer than a length can be.
+    #[error("the units have 2^64 bytes or more together")]
+    TooLong,
     /// The plan is for a version with another number of samples.
     #[error("a plan for {plan} samples over a layout of {shape}")]
     Samples {
@@ -49,7 +52,7 @@ impl BadShape {
     pub fn kind(&self) -> Kind {
         match self {
             BadShape::Samples { .. } => Kind::Invalid,
-            BadShape::Unit { .. } | BadShape::TooMany(_) => Kind::Corrupt,
+            BadShape::Unit { .. } | BadShape::TooMany(_) | BadShape::TooLong => Kind::Corrupt,
         }
     }
 }
@@ -59,7 +62,7 @@ impl Shape {
     /// O(samples + units), 4 bytes a sample and 12 a unit kept.
     ///
     /// # Errors
-    /// [`BadShape::Unit`], [`BadShape::TooMany`].
+    /// [`BadShape::Unit`], [`BadShape::TooMany`], [`BadShape::TooLong`].
     pub fn new(unit_of: &[u32], bytes: Vec<u64>) -> Result<Self, BadShape> {
         let units = bytes.len();
         for n in [unit_of.len(), units] {
@@ -67,6 +70,7 @@ impl Shape {
                 return Err(BadShape::TooMany(n));
             }
         }
+        let total = bytes.iter().try_fold(0u64, |sum, &b| sum.checked_add(b)).ok_or(BadShape::TooLong)?;
         let mut starts = vec![0u32; units + 1];
         for (sample, &unit) in (0u32..).zip(unit_of) {
             match starts.get_mut(unit as usize + 1) {
@@ -84,7 +88,6 @@ impl Shape {
             samples[*at as usize] = sample;
             *at += 1;
         }
-        let total = bytes.iter().sum();
         Ok(Shape { bytes, starts: starts.into(), samples: samples.into(), total })
     }
 
@@ -262,5 +265,8 @@ mod tests {
         assert_eq!(Shape::new(&[0, 2], vec![1, 1]), Err(BadShape::Unit { sample: 1, unit: 2, units: 2 }));
         let shape = Shape::new(&[0, 1], vec![1, 1]).expect("shape");
         assert!(Laid::new(&Plan::all(3).expect("plan"), &shape).is_err());
+        assert_eq!(Shape::new(&[0, 1], vec![u64::MAX, 1]), Err(BadShape::TooLong));
+        let longest = Shape::new(&[0, 1], vec![u64::MAX - 1, 1]).expect("shape");
+        assert_eq!(longest.total_bytes(), u64::MAX);
     }
 }

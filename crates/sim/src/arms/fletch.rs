@@ -82,6 +82,8 @@ impl Fletch {
     fn evict(&mut self, unit: u32) {
         self.servers.release(unit);
         self.ready[unit as usize] = AWAY;
+        // A later load of it is another one.
+        self.doomed.retain(|d| d.1 != unit);
     }
 
     /// A unit finds room, if need be in place of others.
@@ -265,5 +267,34 @@ impl Arm for Fletch {
 
     fn take_trace(&mut self) -> Vec<u8> {
         self.fly.take_trace()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A load that will be no good is nobody's when its unit has left: what is loaded anew is kept.
+    #[test]
+    fn a_good_load_outlives_a_bad_one_of_its_unit() {
+        let mut case = Case::plain("x", 8, 4, 0.5, false, &[1.0], 1);
+        case.origin = Some(crate::Origin::new(1.0, 100.0));
+        let (mut net, mut books) = (Net::new(case.origin), Books::new(&case));
+        let mut arm = Fletch::new(&case, Knobs::default(), false);
+        let mut obey = |arm: &mut Fletch, failing, now, acts: &[Act]| {
+            arm.case.failing = failing;
+            arm.acts.extend(acts);
+            arm.obey(now, &mut net, &mut books);
+        };
+        obey(&mut arm, 1.0, 0.0, &[Act::Load(3)]);
+        let bad = arm.ready[3];
+        obey(&mut arm, 0.0, 1.0, &[Act::Evict(3), Act::Load(3)]);
+        assert!(arm.ready[3] > bad);
+        arm.catch_up(bad);
+        assert!(arm.ready[3] != AWAY && arm.servers.residency().has(3));
+        // A bad one that stays is dropped when it comes.
+        obey(&mut arm, 1.0, 200.0, &[Act::Load(5)]);
+        arm.catch_up(arm.ready[5]);
+        assert!(arm.ready[5] == AWAY && !arm.servers.residency().has(5));
     }
 }

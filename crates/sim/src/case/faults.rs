@@ -1,6 +1,6 @@
 //! Everything that can be wrong with a case.
 
-use super::{Case, JobSpec, Reader};
+use super::{Case, JobSpec, Reader, Subset};
 
 /// A finite number above 0.
 fn positive(x: f64) -> bool {
@@ -37,6 +37,12 @@ impl JobSpec {
 }
 
 impl Case {
+    /// Whether any sample is in a subset.
+    fn any(&self, subset: Subset) -> bool {
+        let unit_of = (0u32..).zip(&self.units).flat_map(|(u, &g)| std::iter::repeat_n(u, g as usize));
+        (0u64..).zip(unit_of).any(|(sample, unit)| subset.has(self.units.len(), unit, sample))
+    }
+
     /// Everything wrong with it, in words.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
@@ -44,7 +50,8 @@ impl Case {
         if self.units.is_empty() || self.units.contains(&0) {
             f.push("units: at least one, each with at least one sample".into());
         }
-        if self.samples() > 1 << 31 {
+        let many = self.samples() > 1 << 31;
+        if many {
             f.push("units: more than 2^31 samples".into());
         }
         if !(0.0..=1.0).contains(&self.cache) {
@@ -55,6 +62,17 @@ impl Case {
         }
         for (j, job) in self.jobs.iter().enumerate() {
             job.faults(j, &mut f);
+            // The clock must move at the very end, too, where numbers lie farthest apart.
+            let end = job.end.map_or(self.end, |e| e.min(self.end));
+            if positive(job.rate) && time(end) && end + 1.0 / job.rate <= end {
+                f.push(format!(
+                    "jobs[{j}].rate: {} is so high, or the end ({end}) so late, that the clock would stand still",
+                    job.rate
+                ));
+            }
+            if !many && job.subset.is_some_and(|s| s.part > 0.0 && !self.any(s)) {
+                f.push(format!("jobs[{j}].subset: no sample is in it"));
+            }
             let held = job.leased.unwrap_or(self.leased);
             if job.lease as usize > held.max(1) {
                 f.push(format!(

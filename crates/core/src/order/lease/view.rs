@@ -89,10 +89,16 @@ impl Leases {
         self.commits.iter().map(|c| c.0)
     }
 
+    /// What was acknowledged at a checkpoint that can be rolled back to.
+    #[must_use]
+    pub fn committed(&self, commit: u64) -> Option<&Bits> {
+        self.commits.iter().find(|c| c.0 == commit).map(|c| &c.1)
+    }
+
     /// Whether exactly what a checkpoint committed is acknowledged, and nothing is leased.
     #[must_use]
     pub fn is_at(&self, commit: u64) -> bool {
-        self.live.is_empty() && self.commits.iter().any(|c| c.0 == commit && c.1 == self.acked)
+        self.live.is_empty() && self.committed(commit) == Some(&self.acked)
     }
 
     /// Entries granted again because a lease expired, or the model went back.

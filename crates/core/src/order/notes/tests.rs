@@ -164,6 +164,82 @@ fn what_was_not_acknowledged_does_not_count() {
     assert!(check.agrees(&receipt()) && check.left_out() == 3);
 }
 
+/// What is acknowledged of each lease in the end.
+fn acked(ledger: &Ledger) -> Vec<(u64, u32)> {
+    told(ledger).expect("no resume").iter().map(|(&lease, t)| (lease, t.acked)).collect()
+}
+
+/// The same, with a copy of everything at each commit.
+fn plainly(events: &[Event]) -> Vec<(u64, u32)> {
+    let mut acked: BTreeMap<u64, u32> = BTreeMap::new();
+    let mut commits: BTreeMap<u64, BTreeMap<u64, u32>> = BTreeMap::new();
+    for event in events {
+        match event {
+            Event::Grant { lease, .. } => drop(acked.insert(*lease, 0)),
+            Event::Ack { lease, upto } => {
+                acked.entry(*lease).and_modify(|a| *a = *upto.max(a));
+            }
+            Event::Commit { commit } => drop(commits.insert(*commit, acked.clone())),
+            Event::Rollback { commit } => {
+                acked.iter_mut().for_each(|(id, a)| *a = commits[commit].get(id).copied().unwrap_or(0));
+            }
+            _ => {}
+        }
+    }
+    acked.into_iter().collect()
+}
+
+proptest! {
+    /// I2: whatever is granted, acknowledged, committed (some under a number that was there) and taken back.
+    #[test]
+    fn commits_are_what_was_acknowledged_then(ops in proptest::collection::vec((0u8..8, any::<u32>()), 1..120)) {
+        let (mut events, mut leases, mut commits) = (Vec::new(), 0, Vec::new());
+        for (op, x) in ops {
+            let among = |n: u64| u64::from(x) % n.max(1);
+            match op {
+                0..2 => {
+                    leases += 1;
+                    events.push(grant(leases, 0..6));
+                }
+                2..5 if leases > 0 => {
+                    let upto = x.rotate_left(16) % 7;
+                    events.push(Event::Ack { lease: 1 + among(leases), upto });
+                }
+                5..7 => {
+                    let commit = among(9);
+                    commits.retain(|&c| c != commit);
+                    commits.push(commit);
+                    events.push(Event::Commit { commit });
+                }
+                _ if !commits.is_empty() => {
+                    let at = usize::try_from(among(commits.len() as u64)).expect("few");
+                    commits.truncate(at + 1);
+                    events.push(Event::Rollback { commit: commits[at] });
+                }
+                _ => {}
+            }
+        }
+        let plainly = plainly(&events);
+        prop_assert_eq!(acked(&ledger(events)), plainly);
+    }
+}
+
+/// With a copy of everything at each commit this would take many minutes, and be ended as a test that hangs.
+#[test]
+fn a_long_ledger_is_quick() {
+    let mut events = Vec::new();
+    for lease in 1..=400_000 {
+        let commit = Event::Commit { commit: lease % 4 };
+        events.extend([grant(lease, 0..1), commit.clone(), Event::Ack { lease, upto: 1 }, commit]);
+        if lease % 1000 == 0 {
+            events.push(Event::Rollback { commit: (lease - 1) % 4 });
+        }
+    }
+    let acked = acked(&ledger(events));
+    let lost: Vec<u64> = acked.iter().filter(|a| a.1 == 0).map(|a| a.0).collect();
+    assert_eq!((acked.len(), lost), (400_000, (1..=400).map(|k| 1000 * k).collect()));
+}
+
 #[test]
 fn sums_of_ranks_agree_and_what_they_hide_is_not_guessed() {
     let sum_of = |samples: &[u64]| {

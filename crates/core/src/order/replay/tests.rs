@@ -279,8 +279,55 @@ fn worlds_without_end_are_no_replay() {
     let wide = Fit { batch: 1 << 16, ranks: 1 << 16, tail: Tail::Pad };
     assert_eq!(new(events(16, wide)), Ok(16));
     assert!(matches!(new(events(17, wide)), Err(BadLedger::Legs { .. })));
-    let idle = vec![Event::World { fit: wide }; 1000];
+    let idle = vec![Event::World { fit: wide }; 100];
     assert_eq!(new(idle), Ok(0), "worlds in which nothing was consumed are nothing to tell");
     assert_eq!(new(events(1024, fit(2))), Ok(1024));
     assert!(matches!(new(events(1025, fit(2))), Err(BadLedger::Legs { .. })));
+}
+
+/// What a record of a few bytes makes whoever replays it do is bounded by the epoch's entries, not by its records.
+#[test]
+fn records_that_tell_nothing_cost_nothing() {
+    let request = Request { rank: 0, worker: 0, sequence: 1 };
+    let grant = |lease, entries| Event::Grant { lease, request, entries };
+    let ack = |lease, upto| Event::Ack { lease, upto };
+    let all = |events| Ledger { header: header(), events, len: 0 };
+    // An acknowledgement that takes others back takes nothing back, and tells nothing twice.
+    let mut events = vec![grant(1, vec![4, 5, 6])];
+    (0..50).for_each(|_| events.extend([ack(1, 2), ack(1, 0)]));
+    assert_eq!(Replay::new(&all(events)).expect("an order").legs()[0].ranks[0], [4, 5]);
+    // Pads of worlds.
+    let worlds = |n: usize, tail| vec![Event::World { fit: Fit { batch: 1 << 20, ranks: 1, tail } }; n];
+    let legs = |events| Replay::new(&all(events)).map(|r| r.legs().len());
+    assert_eq!(legs(worlds(8, Tail::Pad)), Ok(0));
+    assert!(matches!(legs(worlds(9, Tail::Pad)), Err(BadLedger::Legs { .. })));
+    assert_eq!(legs(worlds(9, Tail::Keep)), Ok(0));
+    // Commits.
+    let commit = |commit| Event::Commit { commit };
+    let back = |commit| Event::Rollback { commit };
+    let events = [vec![commit(7); 90], vec![commit(8), commit(7), back(7), back(7), commit(9)]].concat();
+    assert_eq!(returned_to(&events), BTreeSet::from([91]));
+}
+
+#[test]
+fn leases_bear_out_what_is_told() {
+    let request = Request { rank: 0, worker: 0, sequence: 1 };
+    let grant = |lease, entries| Event::Grant { lease, request, entries };
+    let ack = |lease, upto| Event::Ack { lease, upto };
+    let told = |events| {
+        let mut leases = Leases::new(Bits::ones(N), fit(2)).expect("fit");
+        Replay::borne_out(&Ledger { header: header(), events, len: 0 }, &mut leases)
+            .map(|r| r.legs().iter().map(|l| l.ranks[0].clone()).collect::<Vec<_>>())
+    };
+    let why = |at, why| Err(BadLedger::Contradiction { at, why });
+    assert_eq!(told(vec![grant(1, vec![60])]), why(1, LeaseError::Entry(60)), "no such entry");
+    assert_eq!(told(vec![grant(1, vec![4]), grant(2, vec![4])]), why(2, LeaseError::Entry(4)));
+    // Commits that nothing goes back to are passed over, and events keep their numbers.
+    let commit = |commit| Event::Commit { commit };
+    let events = vec![grant(1, vec![4]), ack(1, 1), commit(1), commit(2), grant(2, vec![5]), ack(2, 1)];
+    assert_eq!(told(events.clone()), Ok(vec![vec![4, 5]]));
+    let back =
+        |to| [events.clone(), vec![Event::Rollback { commit: to }, grant(3, vec![5, 6]), ack(3, 2)]].concat();
+    assert_eq!(told(back(1)), Ok(vec![vec![4], vec![5, 6]]));
+    assert_eq!(told(back(3)), why(7, LeaseError::Commit(3)));
 }

@@ -117,7 +117,7 @@ pub struct Flywheel {
     generation: Vec<u32>,
     loaded_at: Vec<u64>,
     loads: u32,
-    /// Bytes loaded by the sweep.
+    /// Bytes loaded by the sweep, `u64::MAX` at most.
     position: u64,
     /// Units of the window, oldest first; a pair is void when the unit's generation differs.
     window: VecDeque<(u32, u32)>,
@@ -199,7 +199,8 @@ impl Flywheel {
         let window = if cap - window < RESERVE_UNITS_MIN * self.mean { cap } else { window };
         let window = if cap < all && window < self.knobs.window_poor * least(window) { 0.0 } else { window };
         self.capacity = capacity;
-        self.window_max = window as u64;
+        // The capacity may have been rounded up.
+        self.window_max = (window as u64).min(capacity);
         self.reserve_max = capacity - self.window_max;
     }
 
@@ -296,7 +297,7 @@ impl Flywheel {
             let u = unit as usize;
             if self.generation[u] == generation
                 && self.seats[j].books[u].rem > 0
-                && (alone || self.loaded_at[u] + young > self.position)
+                && (alone || self.loaded_at[u].saturating_add(young) > self.position)
             {
                 self.take(j, unit, self.loaded_at[u]);
             }
@@ -356,7 +357,7 @@ impl Flywheel {
         loop {
             self.prune(j);
             // 1. What the sweep has made due.
-            let soon = self.position + self.mean as u64;
+            let soon = self.position.saturating_add(self.mean as u64);
             let s = &self.seats[j];
             if s.due.peek().is_some_and(|d| d.0.at < soon) {
                 return Some(self.serve_due(j));

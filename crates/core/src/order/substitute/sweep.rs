@@ -255,7 +255,8 @@ impl Flywheel {
             .take(usize::try_from(n).unwrap_or(usize::MAX));
         for spot in wanted {
             let spot = u32::try_from(spot).unwrap_or(u32::MAX);
-            s.due.push(Reverse(Due { at: at + (lead + draws.unit() * over) as u64, spot, unit, generation }));
+            let at = at.saturating_add((lead + draws.unit() * over) as u64);
+            s.due.push(Reverse(Due { at, spot, unit, generation }));
         }
         s.books[u].taken = generation;
         s.books[u].held = u32::try_from(n).unwrap_or(u32::MAX);
@@ -323,7 +324,7 @@ impl Flywheel {
         let bytes = self.shape.bytes(unit);
         self.make_room(bytes, acts);
         acts.push(Act::Load(unit));
-        self.position += bytes;
+        self.position = self.position.saturating_add(bytes);
         self.enter_window(unit);
     }
 
@@ -335,7 +336,7 @@ impl Flywheel {
     /// Loads a unit into the reserve, where there is no window to come through.
     pub(super) fn pin(&mut self, unit: u32, acts: &mut Vec<Act>) {
         acts.push(Act::Load(unit));
-        self.position += self.shape.bytes(unit);
+        self.position = self.position.saturating_add(self.shape.bytes(unit));
         self.enter_reserve(unit);
     }
 

@@ -14,7 +14,7 @@ use crate::{
     order::{
         key::OrderKey,
         ledger::{get, get_list, put, put_list, take},
-        shape::Shape,
+        shape::{BadShape, Shape},
     },
     record::{self, BadLog},
 };
@@ -43,6 +43,9 @@ pub enum BadTrace {
     /// Written by another Fletch.
     #[error("trace format {0}: this build reads {FORMAT_MAJOR}; use the build that wrote it, or a newer one")]
     Major(u64),
+    /// Its layout contradicts itself.
+    #[error("the layout of the trace cannot be: {0}")]
+    Layout(#[from] BadShape),
     /// A call that cannot be read, or cannot be made where it stands.
     #[error("call {0} of the trace is malformed")]
     Call(u64),
@@ -169,7 +172,7 @@ impl Flywheel {
         if (bytes.len() as u64, unit_of.len() as u64) != (units, samples) {
             return Err(BadTrace::Header);
         }
-        let shape = Arc::new(Shape::new(&unit_of, bytes).map_err(|_| BadTrace::Header)?);
+        let shape = Arc::new(Shape::new(&unit_of, bytes)?);
         let sweep = Flywheel::new(shape, capacity, &key, knobs);
         let mut played = Played { calls: 0, picks: 0, cut: false, sweep };
         for r in records {

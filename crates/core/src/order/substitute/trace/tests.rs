@@ -138,6 +138,13 @@ fn what_is_no_trace() {
         }
     });
     assert_eq!(play(&short), Some(BadTrace::Header));
+    let long = changed(&trace, |kind, p| {
+        if kind == LENGTHS {
+            *p = Vec::new();
+            put_all(p, &[u64::MAX; 40]);
+        }
+    });
+    assert_eq!(play(&long), Some(BadTrace::Layout(BadShape::TooLong)));
     // The first call joins; a begin of a seat that is not there cannot be made.
     let foreign = changed(&trace, |kind, p| {
         if kind == CALLS {
@@ -154,6 +161,57 @@ proptest! {
     fn garbage_never_panics(at: usize, x: u8) {
         let bad = changed(&some(), |kind, p| if kind == CALLS { let n = p.len(); p[at % n] = x });
         drop(Flywheel::play(&bad));
+    }
+}
+
+fn length() -> impl Strategy<Value = u64> {
+    (any::<u64>(), 0u32..64).prop_map(|(x, short)| x >> short)
+}
+
+proptest! {
+    /// Lengths that a sum or a fraction cannot hold exactly are refused or swept as any, and the capacity is kept.
+    #[test]
+    fn lengths_may_be_any(bytes in proptest::collection::vec(length(), 1..12), capacities in [length(), length()], all: bool) {
+        let all: u64 = if all { u64::MAX } else { 0 };
+        let capacities = capacities.map(|c| c | all);
+        let n = u32::try_from(bytes.len()).expect("few");
+        let sum: u128 = bytes.iter().map(|&b| u128::from(b)).sum();
+        let unit_of: Vec<u32> = (0..n * 6).map(|s| s % n).collect();
+        let shape = match Shape::new(&unit_of, bytes) {
+            Ok(shape) => Arc::new(shape),
+            Err(e) => {
+                prop_assert!(e == BadShape::TooLong && sum > u128::from(u64::MAX));
+                return Ok(());
+            }
+        };
+        let mut fly = Flywheel::recorded(shape.clone(), capacities[0], &key(), Knobs::default());
+        let plan = Plan::all(u64::from(n) * 6).expect("plan");
+        let seats = [0; 2].map(|_| fly.join(Laid::new(&plan, &shape).expect("laid")));
+        let mut acts = Vec::new();
+        for epoch in 0..4 {
+            if epoch == 2 {
+                fly.set_capacity(capacities[1], &mut acts);
+            }
+            seats.iter().for_each(|&seat| fly.begin(seat, Bits::ones(u64::from(n) * 6)));
+            while seats.iter().filter(|&&seat| fly.next(seat, &mut acts).is_some()).count() > 0 {
+                let s = fly.standing();
+                let sum = |a: u64, b: u64| u128::from(a) + u128::from(b);
+                let most = u128::from(capacities[epoch / 2]);
+                prop_assert_eq!(sum(s.window_bytes_max, s.reserve_bytes_max), most);
+                prop_assert!(sum(s.window_bytes, s.reserve_bytes) <= most);
+            }
+        }
+        prop_assert!(Flywheel::play(&fly.take_trace()).is_ok());
+    }
+}
+
+/// A capacity that is longer as a fraction than it is.
+#[test]
+fn a_window_is_no_longer_than_the_cache() {
+    let shape = Arc::new(Shape::new(&[0, 1, 2, 3], vec![1 << 53; 4]).expect("shape"));
+    for capacity in [(1 << 53) + 3, u64::MAX] {
+        let s = Flywheel::new(shape.clone(), capacity, &key(), Knobs::default()).standing();
+        assert!(s.window_bytes_max <= capacity && s.reserve_bytes_max == capacity - s.window_bytes_max);
     }
 }
 

@@ -223,12 +223,13 @@ fn the_demo_leaves_nothing_after_ctrl_c() {
     }
     let tree = TempDir::with_prefix("fletch-demo-tree-").expect("tree");
     semantics_tree(tree.path());
-    for after in ["2. serve", "3. mount", "4. read"] {
+    for after in ["1. index", "2. serve", "3. mount", "4. read", "find "] {
         let tmp = TempDir::with_prefix("fletch-demo-tmp-").expect("tmp");
         let said =
             tmp.path().parent().expect("parent").join(format!("fletch-demo-said-{}", std::process::id()));
         let mut c = demo(tree.path(), tmp.path());
-        c.stdout(fs::File::create(&said).expect("log")).stderr(Stdio::null());
+        let log = fs::File::create(&said).expect("log");
+        c.stderr(log.try_clone().expect("log")).stdout(log);
         // A group of its own, so that the whole of it gets the signal as from a terminal.
         std::os::unix::process::CommandExt::process_group(&mut c, 0);
         let mut child = Running::spawn("demo", &mut c);
@@ -238,9 +239,10 @@ fn the_demo_leaves_nothing_after_ctrl_c() {
         let group = nix::unistd::Pid::from_raw(i32::try_from(child.pid()).expect("pid"));
         let sent = nix::sys::signal::killpg(group, Signal::SIGINT);
         let status = child.wait(Duration::from_secs(40));
+        let text = fs::read_to_string(&said).expect("log");
         fs::remove_file(&said).expect("log");
         if sent.is_ok() && status.code() != Some(0) {
-            assert_eq!(status.code(), Some(130), "{after}");
+            assert_eq!(status.code(), Some(130), "after {after:?}:\n{text}");
         }
         assert_eq!(leftovers(tmp.path()), Vec::<String>::new(), "{after}");
     }

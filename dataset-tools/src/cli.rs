@@ -221,7 +221,7 @@ table_bytes}}.")]
     Status,
     /// Epochs' receipts: show one, or check what consumers wrote down against it.
     #[command(after_help = "Examples:
-  fletch receipt show train-7 3
+  fletch receipt show train-7 3 --server http://127.0.0.1:7380
   fletch receipt verify --help")]
     Receipt {
         /// What to do.
@@ -253,7 +253,7 @@ peak, stalled, epoch_seconds, delivered, vain, failed}], summary: {runs, seconds
 pub enum ReceiptCommand {
     /// Show the receipt of a finished epoch.
     #[command(after_help = "Example:
-  fletch receipt show train-7 3 --json > epoch-3.receipt
+  fletch receipt show train-7 3 --server http://127.0.0.1:7380 --json > epoch-3.receipt
 
 --json prints what the server answers, {receipt, certificate}; `verify --receipt` takes it.")]
     Show {
@@ -264,9 +264,9 @@ pub enum ReceiptCommand {
     },
     /// Check that what consumers wrote down is exactly what the plan of the epoch says.
     #[command(after_help = "Examples:
-  fletch receipt verify rank-0.notes rank-1.notes --job train-7 --epoch 3
+  fletch receipt verify rank-0.notes rank-1.notes --job train-7 --epoch 3 --server http://127.0.0.1:7380
   fletch receipt verify rank-*.notes --receipt epoch-3.receipt
-  fletch receipt verify rank-*.notes --receipt epoch-3.receipt --ledger epoch-3.ledger --dataset photos@v3
+  fletch receipt verify rank-*.notes --receipt epoch-3.receipt --ledger epoch-3.ledger --dataset /data/photos@v3
 
 Files are those of docs/FORMATS-epochs.md, \"Notes\", of all ranks. Exit code 0: they agree. 1: they differ, and each
 dropped, doubled or altered sample is named, as far as ledger and version are at hand (a server has both).

@@ -112,7 +112,7 @@ pub struct Put {
         (status = 200, description = "The epoch is as the state says", body = View),
         (status = 400, description = "Not a state", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such job", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "Of another root, plan, order, seed or epoch; or the epoch is further", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "Of another root, plan, order, seed, epoch or (strict, on packs) layout; the epoch is not as the state says, or in the middle of a bucketed step", body = Problem, content_type = "application/problem+json"),
         (status = 504, description = "A long state came too slowly", body = Problem, content_type = "application/problem+json"),
     )
 )]

@@ -64,6 +64,7 @@ pub async fn opened(server: &Server, who: &Principal, id: &str) -> Answer<Arc<Op
         (status = 404, description = "No such dataset or version in this domain", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "A job of that name has other settings", body = Problem, content_type = "application/problem+json"),
         (status = 413, description = "The request is too long", body = Problem, content_type = "application/problem+json"),
+        (status = 429, description = "As many jobs are declared as may be", body = Problem, content_type = "application/problem+json"),
         (status = 504, description = "A long request came too slowly", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -132,6 +133,7 @@ pub async fn get(State(server): State<Arc<Server>>, who: Principal, path: OnePat
         (status = 200, description = "It is so now", body = Job),
         (status = 400, description = "No such world", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "None of that id of this tenant", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "A bucketed epoch is in the middle of a step, or its batch or tail would change", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn world(

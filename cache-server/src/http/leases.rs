@@ -57,7 +57,7 @@ const TOUCH: Duration = Duration::from_secs(1);
         (status = 200, description = "A stream of frames: the grant, then of each entry what it is and its bytes", content_type = "application/vnd.fletch.frames"),
         (status = 400, description = "No such rank or number of entries, or an ack that does not fit", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "No such job", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "A sequence number that is behind, another rank's lease, a closed epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "A sequence number that is behind, another rank's lease, a closed epoch, a full ledger", body = Problem, content_type = "application/problem+json"),
         (status = 410, description = "A lease to be acknowledged is gone", body = Problem, content_type = "application/problem+json"),
         (status = 429, description = "At a limit", body = Problem, content_type = "application/problem+json"),
     )

@@ -248,7 +248,7 @@ impl Opened {
             return Err(LeaseError::Rank { rank: ask.rank, ranks }.into());
         }
         if ask.renew.len() > ACKS_MAX {
-            return Err(JobError::Ask(format!("more than {ACKS_MAX} renewals in one request")));
+            return Err(JobError::Request(format!("more than {ACKS_MAX} renewals in one request")));
         }
         if let Some(ack) = ask.acks.first() {
             return Err(LeaseError::Gone(ack.lease).into());

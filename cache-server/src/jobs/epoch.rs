@@ -237,7 +237,7 @@ impl Epoch {
         if (1..=WANT_MAX).contains(&ask.want) {
             return Ok(());
         }
-        Err(JobError::Ask(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)))
+        Err(JobError::Request(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)))
     }
 
     fn step(&self, ask: &LeaseRequest, acks: &[Ack]) -> Result<Step, JobError> {

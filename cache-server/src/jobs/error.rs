@@ -33,6 +33,9 @@ pub enum JobError {
     /// The plan names what the version does not have, or nothing to read.
     #[error("{0}")]
     Ask(String),
+    /// One request asks for, acknowledges or renews more than one may.
+    #[error("{0}")]
+    Request(String),
     /// A lease refuses.
     #[error(transparent)]
     Lease(#[from] LeaseError),
@@ -144,7 +147,9 @@ impl JobError {
         match self {
             JobError::NotFound | JobError::NoEpoch(_) => Code::NotFound,
             JobError::Differs { .. } => Code::JobDiffers,
-            JobError::Plan(_) | JobError::Ask(_) | JobError::Buckets(_) => Code::BadPlan,
+            JobError::Plan(_) | JobError::Ask(_) | JobError::Buckets(_) | JobError::Request(_) => {
+                Code::BadPlan
+            }
             JobError::Lease(e) => match e {
                 LeaseError::Rank { .. } => Code::BadRank,
                 LeaseError::Stale { .. } => Code::StaleSequence,
@@ -185,6 +190,9 @@ impl JobError {
             }
             JobError::Plan(_) | JobError::Ask(_) | JobError::Buckets(_) => {
                 "change plan, buckets or world; nothing was declared"
+            }
+            JobError::Request(_) => {
+                "ask for as much as the message says, in several requests; nothing was changed"
             }
             JobError::Lease(LeaseError::Rank { .. }) => {
                 "ranks count from 0; see GET /v1/jobs/{id} for the world"

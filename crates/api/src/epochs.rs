@@ -34,7 +34,7 @@ pub struct LeaseRequest {
     pub worker: u32,
     /// Counts up per worker of a rank, from 1.
     pub sequence: u64,
-    /// So many entries at most, up to [`WANT_MAX`]; usually a rank's part of a step.
+    /// So many entries at most, up to 4,096; usually a rank's part of a step.
     pub want: u32,
     /// Send where the bytes are instead of the bytes.
     #[serde(default)]
@@ -133,7 +133,7 @@ pub struct Rollback {
 pub enum GrantStatus {
     /// Entries were granted.
     Granted,
-    /// None now: the rank holds as much as it may, or what is left is held by others of its workers; ack first.
+    /// None now: the rank holds as much as it may; ack first.
     Full,
     /// None any more, unless a lease that the rank still holds expires.
     Last,
@@ -245,7 +245,7 @@ pub struct Epoch {
     pub held: u64,
     /// Leases that live.
     pub leases: u64,
-    /// Entries granted again because a lease expired.
+    /// Entries granted again: their lease expired, the world changed, or the model went back.
     pub redelivered: u64,
     /// Entries that filled up last steps and were acknowledged.
     pub padded: u64,

@@ -32,7 +32,7 @@ pub struct StartJob {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub layout: Option<LayoutId>,
-    /// Where every random choice begins; when absent, derived from the name ([`seed_of`]), or that of the ledger that is
+    /// Where every random choice begins; when absent, the first eight bytes of the name's BLAKE3, little-endian, or that of the ledger that is
     /// replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
@@ -42,7 +42,7 @@ pub struct StartJob {
     /// What an epoch delivers.
     #[serde(default)]
     pub plan: PlanSpec,
-    /// What makes the buckets of an order `bucketed`; absent with other orders.
+    /// What makes the buckets of an order `bucketed`, and of a `replay` of such a ledger; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buckets: Option<BucketSpec>,
     /// What an order `replay` replays; absent with other orders.
@@ -179,7 +179,7 @@ pub enum BucketSpec {
     /// Ascending bounds in bytes: a sample, all its files together, is in bucket i when i bounds are at most its length.
     Lengths(Vec<u64>),
     /// A sample is in the bucket of the first prefix that its key (the path of a sample that is one file) begins
-    /// with; those without one are in a further bucket. At most [`PREFIXES_MAX`].
+    /// with; those without one are in a further bucket. At most 1,024.
     Prefixes(Vec<String>),
     /// The bucket of each sample of the version, by number.
     Groups(Vec<u32>),

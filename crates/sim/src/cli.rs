@@ -45,7 +45,7 @@ pub struct SimulateArgs {
     /// A constant of the policy, as name=value (may be given several times).
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// Everything random comes from it.
+    /// Everything random of rows, grid and scale comes from it; a case file has its own, and extras theirs.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Units of the dataset, for rows and scale.
@@ -69,11 +69,11 @@ pub struct SimulateArgs {
     /// Only cases whose name contains this.
     #[arg(long)]
     pub only: Option<String>,
-    /// The origin's bandwidth, in samples a second; without it a fetch takes no time.
+    /// The origin's bandwidth, in samples a second, in place of all that a case says of its origin; without either a fetch takes no time.
     #[arg(long)]
     pub bandwidth: Option<f64>,
     /// The origin's latency, in seconds.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, requires = "bandwidth")]
     pub latency: f64,
     /// Samples each job holds that it has not consumed yet.
     #[arg(long)]
@@ -182,6 +182,33 @@ impl SimulateArgs {
     }
 }
 
+/// The policy's constants, by the names that `--set` knows.
+fn named(k: &mut Knobs) -> [(&'static str, &mut f64); 21] {
+    [
+        ("window", &mut k.window),
+        ("window_units", &mut k.window_units),
+        ("window_few", &mut k.window_few),
+        ("window_least", &mut k.window_least),
+        ("window_poor", &mut k.window_poor),
+        ("window_of_cache", &mut k.window_of_cache),
+        ("lead", &mut k.lead),
+        ("spread", &mut k.spread),
+        ("spread_slow", &mut k.spread_slow),
+        ("young", &mut k.young),
+        ("backlog", &mut k.backlog),
+        ("early", &mut k.early),
+        ("ahead", &mut k.ahead),
+        ("jump", &mut k.jump),
+        ("range", &mut k.range),
+        ("wanted", &mut k.wanted),
+        ("aside", &mut k.aside),
+        ("stir", &mut k.stir),
+        ("active", &mut k.active),
+        ("rotate", &mut k.rotate),
+        ("aside_backlog", &mut k.aside_backlog),
+    ]
+}
+
 /// Reads `name=value` settings of the policy's constants.
 ///
 /// # Errors
@@ -189,34 +216,20 @@ impl SimulateArgs {
 pub fn knobs(set: &[String]) -> Result<Knobs, BadCase> {
     let mut k = Knobs::default();
     for s in set {
-        let bad = |why| BadCase::Knob { set: s.clone(), why };
-        let (name, value) = s.split_once('=').ok_or_else(|| bad("expected name=value"))?;
-        let value: f64 = value.parse().map_err(|_| bad("not a number"))?;
-        let field = match name {
-            "window" => &mut k.window,
-            "window_of_cache" => &mut k.window_of_cache,
-            "window_units" => &mut k.window_units,
-            "window_few" => &mut k.window_few,
-            "window_least" => &mut k.window_least,
-            "window_poor" => &mut k.window_poor,
-            "lead" => &mut k.lead,
-            "spread" => &mut k.spread,
-            "spread_slow" => &mut k.spread_slow,
-            "young" => &mut k.young,
-            "backlog" => &mut k.backlog,
-            "early" => &mut k.early,
-            "ahead" => &mut k.ahead,
-            "jump" => &mut k.jump,
-            "range" => &mut k.range,
-            "wanted" => &mut k.wanted,
-            "aside" => &mut k.aside,
-            "stir" => &mut k.stir,
-            "active" => &mut k.active,
-            "rotate" => &mut k.rotate,
-            "aside_backlog" => &mut k.aside_backlog,
-            _ => return Err(bad("no such constant")),
-        };
-        *field = value;
+        let bad = |why: String| BadCase::Knob { set: s.clone(), why };
+        let (name, value) = s.split_once('=').ok_or_else(|| bad("expected name=value".to_owned()))?;
+        let value: f64 = value.parse().map_err(|_| bad("not a number".to_owned()))?;
+        if !value.is_finite() || value < 0.0 {
+            return Err(bad("a constant is finite and not below 0".to_owned()));
+        }
+        match named(&mut k).into_iter().find(|(n, _)| *n == name) {
+            Some((_, field)) => *field = value,
+            None => {
+                let mut usual = Knobs::default();
+                let all: Vec<String> = named(&mut usual).iter().map(|(n, v)| format!("{n}={v}")).collect();
+                return Err(bad(format!("no such constant; by default {}", all.join(" "))));
+            }
+        }
     }
     Ok(k)
 }

@@ -67,7 +67,7 @@ pub enum BadCase {
         /// What was given.
         set: String,
         /// What is wrong with it.
-        why: &'static str,
+        why: String,
     },
 }
 

@@ -55,7 +55,9 @@ fn what_cannot_be_simulated_is_told_before_anything_runs() {
     let ran = w.run(&["simulate", "--case", "bad.toml", "--json"]).code(1).says("not between 0 and 1");
     assert_eq!(ran.json()["error"]["code"], "failed");
     w.run(&["simulate", "--case", "nowhere.toml"]).code(1).says("nowhere.toml");
-    w.run(&["simulate", "--set", "windw=1"]).code(2).says("no such constant");
+    w.run(&["simulate", "--set", "windw=1"]).code(2).says("no such constant").says("window=0.07");
+    w.run(&["simulate", "--set", "window=nan"]).code(2).says("finite");
+    w.run(&["simulate", "--latency", "1"]).code(2).says("--bandwidth");
     w.run(&["simulate", "rows", "--case", "bad.toml"]).code(2);
 }
 

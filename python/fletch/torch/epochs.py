@@ -45,7 +45,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         client: whom to ask.
         dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared.
         job: the job's name. The same name with the same settings goes on with the same job; with another number of ranks
-            only after `load_state_dict`.
+            only after `load_state_dict`. Settings are compared as they are written: ``photos`` and ``photos@v3`` differ.
         batch_size: samples of one step of one rank, at most 4,096 (those of a lease).
         transform: called with each `EpochSample`; what it returns is the item. Without one it is ``content``.
         rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
@@ -53,15 +53,16 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         order: ``"substitute"`` (any sample that is still due will do: the fastest), ``"strict"`` (a permutation that the
             seed fixes), ``"bucketed"`` (strict, and all ranks' samples of one step are of one bucket) or ``"replay"`` (what
             each rank consumed of an earlier epoch, in that order).
-        buckets: with ``order="bucketed"``, what makes the buckets: ``{"lengths": [b0, b1, …]}`` (ascending bounds in bytes of a
+        buckets: with ``order="bucketed"`` (or ``"replay"`` of such an epoch), what makes the buckets: ``{"lengths": [b0, b1, …]}`` (ascending bounds in bytes of a
             sample's files together), ``{"prefixes": ["de/", …]}`` (of its key: the first that fits, or none) or
             ``{"groups": [0, 2, …]}`` (a number below 65,536 for each sample of the version).
-        replay: with ``order="replay"``, the `ledger` of that epoch, of a job with the same version, plan and number of ranks. Every
-            epoch of the job delivers it.
+        replay: with ``order="replay"``, the `ledger` of that epoch, of a job with the same version, plan (or ``select``), buckets and number
+            of ranks. Every epoch of the job delivers it.
         plan: which samples, as the ``plan`` of ``POST /v1/jobs``; all of them once when absent.
         select: which samples, as a file: the path of a Parquet or CSV file with a column ``key`` or ``number``, or a
             `Selection`. In place of the base of ``plan``.
-        seed: where every random choice begins; the hash of the job's name when absent.
+        seed: where every random choice begins; when absent the hash of the job's name, or with ``replay`` the ledger's seed (no other
+            can be given).
         tail: a last step that is not whole: ``"keep"`` (one rank), ``"drop"`` or ``"pad"``; by default ``"keep"`` for one
             rank and ``"drop"`` for several. Every rank gets the same number of steps.
         visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"`` (`state_dict` commits, `load_state_dict` goes back to
@@ -481,7 +482,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def ledger(self, epoch: int | None = None) -> bytes:
         """The log of an epoch, the current one when absent: what was granted to whom, and acknowledged. It can be
-        replayed (``order="replay"``).
+        replayed (``order="replay"``). Of an epoch that a state was loaded of it has only what came after that state.
 
         Raises:
             NotFound: the epoch has not begun, or is forgotten.

@@ -49,7 +49,7 @@ impl Epoch {
             return Err(LeaseError::Rank { rank, ranks }.into());
         }
         if acks.len() > ACKS_MAX || renew.len() > ACKS_MAX {
-            return Err(JobError::Ask(format!("more than {ACKS_MAX} acks or renewals in one request")));
+            return Err(JobError::Request(format!("more than {ACKS_MAX} acks or renewals in one request")));
         }
         for a in acks {
             let (owner, entries) = match (inner.leases.lease(a.lease), inner.settled.get(&a.lease)) {

@@ -263,7 +263,7 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 def test_a_proxy_whose_server_is_away_is_asked_again() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        client = fletch.Client(f"http://127.0.0.1:{proxy.server_port}", timeout=0.5)
+        client = fletch.Client(f"http://127.0.0.1:{proxy.server_port}", timeout=3)
         with pytest.raises(fletch.Unavailable) as error:
             client.info()
         assert error.value.retryable and client.stats()["retries"] > 0

@@ -147,7 +147,7 @@ class Silent:
 
 
 def test_nothing_is_handed_out_whose_lease_may_have_run_out() -> None:
-    job, ttl_ms = Silent(), 600
+    job, ttl_ms = Silent(), 3000
     consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
     begun = time.monotonic()
     lease = 0

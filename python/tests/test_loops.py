@@ -29,13 +29,21 @@ def hasty() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def steady() -> Iterator[Server]:
+    """A server whose leases outlive their holders for longer than a loop takes."""
+    with serving("--limits-lease-ttl", "10s") as server:
+        make_tree(server)
+        yield server
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_latest_iteration_is_the_one(
-    hasty: Server, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    steady: Server, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "fletch")
     monkeypatch.setattr(epochs_module, "_LONG", 1)
-    dataset = epochs(hasty, f"latest-{workers}")
+    dataset = epochs(steady, f"latest-{workers}")
     loader = DataLoader(dataset, num_workers=workers)
     unasked, kept = iter(loader), iter(loader)
     got = next(kept).tolist()

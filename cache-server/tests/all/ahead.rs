@@ -209,7 +209,7 @@ async fn a_budget_bounds_it_and_samples_of_packs_come_by_range() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ends_in_the_middle_leaves_nothing_behind() {
     let bucket = bucket(400, 100_000, false, false, 20);
-    let more = ["--cache-size=0", "--memory=64MiB", "--memory-ahead=16MiB", "--limits-lease-ttl=1s"];
+    let more = ["--cache-size=0", "--memory=64MiB", "--memory-ahead=16MiB", "--limits-lease-ttl=2s"];
     let node = bucket.serve(&more).await;
     let under_way = || async { node.metric(HELD).await > 2 << 20 };
     // Deleted.
@@ -257,7 +257,7 @@ async fn what_ends_in_the_middle_leaves_nothing_behind() {
 async fn jobs_share_the_budget_and_failures_are_their_readers_own() {
     let bucket = bucket(300, 50_000, false, false, 0);
     let node = bucket
-        .serve(&["--cache-size=0", "--memory=64MiB", "--memory-ahead=6MiB", "--limits-lease-ttl=1s"])
+        .serve(&["--cache-size=0", "--memory=64MiB", "--memory-ahead=6MiB", "--limits-lease-ttl=3s"])
         .await;
     bucket.origin.set_fault("f00", fletch_testkit::Fault::Error { rate: 1.0, status: 404 }, None);
     let ask = |name: &str, seed| StartJob {

@@ -161,7 +161,7 @@ async fn no_step_of_unequal_ranks_mixes_buckets() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deaths_a_restart_and_a_loss_mix_nothing() {
     let tree = sentences();
-    let flags = ["--limits-lease-ttl=2s"];
+    let flags = ["--limits-lease-ttl=4s"];
     let spec = BucketSpec::Lengths(BOUNDS.to_vec());
     let node = Node::serving(&tree, &flags).await;
     let declare = bucketed("j", &spec, world(3, 12, Tail::Pad));

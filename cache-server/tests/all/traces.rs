@@ -30,7 +30,7 @@ async fn what_a_server_decided_the_simulator_decides() {
     let (tree, dir) = (much(), tempfile::tempdir().expect("tempdir"));
     tree.index();
     let trace = format!("--trace-dir={}", dir.path().display());
-    let small = ["--cache-size=16MiB", "--cache-free-floor=0", "--memory=64MiB", "--limits-lease-ttl=1s"];
+    let small = ["--cache-size=16MiB", "--cache-free-floor=0", "--memory=64MiB", "--limits-lease-ttl=3s"];
     let more: Vec<&str> = std::iter::once(trace.as_str()).chain(small).collect();
     let node = Node::serving(&tree, &more).await;
     let client = client(&node);

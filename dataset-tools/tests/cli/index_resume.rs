@@ -1,6 +1,7 @@
 //! A run that was killed goes on where it was; two runs of one dataset exclude each other.
 
-use crate::common::{Ran, World, bytes};
+use crate::common::{Ran, World, bytes, signal};
+use nix::sys::signal::Signal;
 use std::fs;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -77,11 +78,12 @@ fn after_kill_nine_only_the_rest_is_read() {
 fn after_ctrl_c_it_says_how_to_go_on_and_does() {
     let w = world();
     let child = start(&w);
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("pid"));
+    signal(&child, Signal::SIGSTOP);
     // Meanwhile nobody else may index it.
     let other = w.run(&["index", "data"]).code(1);
     assert!(other.stderr.contains("another run is indexing the same dataset"), "{}", other.stderr);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("signal");
+    signal(&child, Signal::SIGINT);
+    signal(&child, Signal::SIGCONT);
     let ran = Ran::from(child.wait_with_output().expect("wait")).code(130);
     assert!(ran.stderr.contains("run the same command again to go on"), "{}", ran.stderr);
     assert_eq!(ran.stdout, "");

@@ -1,8 +1,9 @@
 //! Packs that follow other runs: a stopped one, a parent; and packs of a bucket.
 
-use crate::common::{Ran, World, bytes, files};
+use crate::common::{Ran, World, bytes, files, signal};
 use crate::pack::{chunks, tree};
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
 use std::process::{Child, Stdio};
@@ -98,10 +99,11 @@ fn after_kill_nine_chunks_that_were_written_are_not_written_again() {
 fn after_ctrl_c_a_pack_says_how_to_go_on_and_does() {
     let w = old_tree(1500);
     let child = start(&w);
+    signal(&child, Signal::SIGSTOP);
     let other = w.run(&["pack", "data", "--chunk-size", "256KiB"]).code(1);
     assert!(other.stderr.contains("another run"), "{}", other.stderr);
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("pid"));
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("signal");
+    signal(&child, Signal::SIGINT);
+    signal(&child, Signal::SIGCONT);
     let ran = Ran::from(child.wait_with_output().expect("wait")).code(130);
     assert!(ran.stderr.contains("run the same command again to go on"), "{}", ran.stderr);
     assert_eq!(files(&w.path("state")).iter().filter(|f| f.contains("scratch")).count(), 0);

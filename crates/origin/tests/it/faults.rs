@@ -84,13 +84,15 @@ async fn each_fault_has_its_kind_and_ends_in_time() {
         (Fault::ShiftRange(1), |e| matches!(e, OriginError::Corrupt { .. }), 1),
     ];
     for (fault, check, requests) in cases {
-        let (emulator, origins, origin, _) = setup(1_000);
+        let (emulator, origins, origin, _) = setup(3_000);
         emulator.set_fault("x", fault.clone(), None);
-        let error = within(1_000, origin.get("x", Some(10..100_010), None)).await.expect_err("a fault");
+        let error = within(3_000, origin.get("x", Some(10..100_010), None)).await.expect_err("a fault");
         assert!(check(&error), "{fault:?}: {error:?}");
         let asked = emulator.counts().get;
         assert!(if requests == 0 { asked > 1 } else { asked == requests }, "{fault:?}: {asked} requests");
-        assert_eq!(origins.stats().requests, asked, "{fault:?}");
+        let sent = origins.stats().requests;
+        // The last of those that are tried again may be cut off on its way.
+        assert!(sent == asked || requests == 0 && sent == asked + 1, "{fault:?}: {sent} sent, {asked} came");
         emulator.clear_faults();
         origin.get("x", None, None).await.expect("well again");
     }

@@ -70,7 +70,16 @@ struct Shared {
 pub struct Stub {
     shared: Arc<Shared>,
     addr: SocketAddr,
+    /// Bound to that address and never listening: nobody else gets the port while the stub is killed.
+    _port: tokio::net::TcpSocket,
     runtime: Option<tokio::runtime::Runtime>,
+}
+
+fn bound(addr: SocketAddr) -> tokio::net::TcpSocket {
+    let socket = tokio::net::TcpSocket::new_v4().expect("socket");
+    socket.set_reuseaddr(true).expect("reuseaddr");
+    socket.bind(addr).expect("bind");
+    socket
 }
 
 impl Stub {
@@ -82,7 +91,9 @@ impl Stub {
             chunks: AtomicU64::new(0),
             refusal: tokio::sync::watch::Sender::new(None),
         });
-        let mut stub = Stub { shared, addr: ([127, 0, 0, 1], 0).into(), runtime: None };
+        let port = bound(([127, 0, 0, 1], 0).into());
+        let addr = port.local_addr().expect("bound");
+        let mut stub = Stub { shared, addr, _port: port, runtime: None };
         stub.restart();
         stub
     }
@@ -105,13 +116,7 @@ impl Stub {
             .route(routes::CHUNK, get(chunk))
             .with_state(Arc::clone(&self.shared));
         let addr = self.addr;
-        let socket = runtime.block_on(async move {
-            let socket = tokio::net::TcpSocket::new_v4().expect("socket");
-            socket.set_reuseaddr(true).expect("reuseaddr");
-            socket.bind(addr).expect("bind");
-            socket.listen(64).expect("listen")
-        });
-        self.addr = socket.local_addr().expect("bound");
+        let socket = runtime.block_on(async move { bound(addr).listen(64).expect("listen") });
         runtime.handle().spawn(async move { axum::serve(socket, app).await });
         self.runtime = Some(runtime);
     }

@@ -68,7 +68,7 @@ test: ready-and-linted programs wheel formats ## everything that must hold befor
 SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) or test(capped_at_500) \
     or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python)))
 
-soak: programs ## long counts: kill -9 of the disk tier and of epochs, limits at 10 GiB, every way to start workers, properties with many cases
+soak: install programs wheel ## long counts: kill -9 of the disk tier and of epochs, limits at 10 GiB, every way to start workers, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release $(TESTED) --profile soak --no-fail-fast \
 	    --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
 

@@ -202,6 +202,7 @@ section!(FileLimits {
     jobs: u64,
     job_ttl: Span,
     lease_ttl: Span,
+    ledger_bytes: ByteSize,
     versions: u64,
     datasets: u64,
     origin_requests: u64

@@ -43,6 +43,8 @@ pub struct Limits {
     pub job_ttl: Duration,
     /// How long a lease lives without a sign of life.
     pub lease_ttl: Duration,
+    /// No epoch's ledger is longer.
+    pub ledger_bytes: u64,
     /// Bytes of all traces of one run together.
     pub trace_bytes: u64,
     /// Versions open at once.
@@ -137,6 +139,11 @@ impl Limits {
             "must be at least 1s, so that heartbeats are few",
         );
         need(self.job_ttl > zero, "limits.job_ttl", "must be longer than 0s");
+        need(
+            (4 << 10..=1 << 30).contains(&self.ledger_bytes),
+            "limits.ledger_bytes",
+            "must be within 4KiB and 1GiB",
+        );
         for (n, key) in [
             (self.connections, "limits.connections"),
             (self.requests, "limits.requests"),

@@ -175,6 +175,7 @@ impl Server {
             loads_max: limits.origin_requests.div_ceil(2),
             loads_bytes: limits.memory_bytes / 4,
             lease_ttl: limits.lease_ttl,
+            ledger_bytes: limits.ledger_bytes,
             job_ttl: limits.job_ttl,
             recorder: config.trace_dir.clone().map(|dir| Recorder::new(dir, limits.trace_bytes)),
             since: Instant::now(),

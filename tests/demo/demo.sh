@@ -19,35 +19,38 @@ if [ "$(id -u)" != 0 ] && ! command -v fusermount3 >/dev/null; then die "not roo
 command -v python3 >/dev/null || die "python3 is needed for the random reader"
 
 # Its name is known before it is there: nothing is left, whenever a signal comes.
-scratch=${TMPDIR:-/tmp}/fletch-demo.$$.$RANDOM
+scratch=$(mktemp -u "${TMPDIR:-/tmp}/fletch-demo.XXXXXXXXXX")
 mnt=$scratch/mnt
 
 # Bash does not run its traps reliably while it expands a substitution. So this shell does nothing but wait: every step is a
 # job, in a process group of its own that Ctrl-C does not reach, and is ended here, in its turn.
 set -m
-# shellcheck disable=SC2329  # called by the trap
+# Steps write to the terminal from behind.
+trap '' TTOU
+# shellcheck disable=SC2329  # called by the traps
 finish() {
-    code=$?
+    # At once and by every trap itself: bash begins none for a signal that comes while it exits for another.
     trap '' INT TERM HUP
     trap - EXIT
     set +m
+    code=$1
     # The last one first: the step, the mount, then what it reads from.
-    jobs=()
-    for pid in $(jobs -p); do jobs=("$pid" "${jobs[@]}"); done
-    for pid in "${jobs[@]}"; do
+    last_first=
+    for pid in $(jobs -p); do last_first="$pid $last_first"; done
+    for pid in $last_first; do
         kill -TERM -- "-$pid" 2>/dev/null || true
         for _ in $(seq 120); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
         kill -KILL -- "-$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
     done
     if grep -qs " $mnt fuse" /proc/self/mounts; then umount -l "$mnt" 2>/dev/null || fusermount3 -uz "$mnt" || true; fi
-    rm -rf --one-file-system "$scratch"
+    rm -rf --one-file-system "$scratch" || [ "$code" != 0 ] || code=1
     exit "$code"
 }
-trap finish EXIT
-trap 'exit 129' HUP
-trap 'exit 130' INT
-trap 'exit 143' TERM
+trap 'finish $?' EXIT
+trap 'finish 129' HUP
+trap 'finish 130' INT
+trap 'finish 143' TERM
 step() { "$@" </dev/null & wait $!; }
 
 now() { date +%s.%N; }

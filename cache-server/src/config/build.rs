@@ -71,6 +71,7 @@ impl Builder<'_> {
             jobs: self.get("limits.jobs", 0),
             job_ttl: self.span("limits.job_ttl"),
             lease_ttl: self.span("limits.lease_ttl"),
+            ledger_bytes: self.bytes("limits.ledger_bytes"),
             trace_bytes: self.bytes("trace.bytes"),
             versions: self.get("limits.versions", 0),
             datasets: self.get("limits.datasets", 0),

@@ -274,6 +274,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         "30s"
     ),
     setting!(
+        "limits.ledger_bytes",
+        "limits-ledger-bytes",
+        "SIZE",
+        "How long an epoch's ledger may become, from 4KiB to 1GiB; of jobs for whose plan that is too short none is declared or opened",
+        |f| text(&f.limits.ledger_bytes),
+        "1GiB"
+    ),
+    setting!(
         "limits.versions",
         "limits-versions",
         "N",

@@ -104,11 +104,13 @@ impl Opened {
         let seed = ask.seed.or(told_seed).unwrap_or_else(|| seed_of(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
         fit(&ask.world).check()?;
-        can_be_kept(&plan, None, fit(&ask.world))?;
+        let most = means.ledger_bytes;
+        can_be_kept(&plan, None, fit(&ask.world), most)?;
         let cut = cut_of(ask, &plan, &source, &samples).await?;
-        can_be_kept(&plan, cut.as_ref(), fit(&ask.world))?;
+        can_be_kept(&plan, cut.as_ref(), fit(&ask.world), most)?;
         if let Some(ledger) = &ledger {
-            can_be_kept(&plan, cut.as_ref(), ledger.header.fit)?;
+            can_be_kept(&plan, cut.as_ref(), ledger.header.fit, most)
+                .map_err(|e| JobError::BadLedger(format!("in the ledger's world {e}")))?;
         }
         let laid = lay(&plan, &samples)?;
         let packed = source.version.layout_doc().params.kind == LayoutKind::Pack;
@@ -370,7 +372,12 @@ impl Opened {
             return Err(bad("it ends in the middle of a record".to_owned()));
         }
         read.header.fit.check()?;
-        can_be_kept(&self.setup.plan, self.setup.cut.as_ref(), read.header.fit)?;
+        can_be_kept(
+            &self.setup.plan,
+            self.setup.cut.as_ref(),
+            read.header.fit,
+            self.setup.means.ledger_bytes,
+        )?;
         if read.events.iter().any(|e| !matches!(e, Event::Resume { .. })) {
             return Err(bad("it has more than what was acknowledged; use …/state, not …/ledger".to_owned()));
         }
@@ -402,8 +409,9 @@ impl Opened {
             Err(e) => return Err(e),
         };
         let same = there.as_ref().is_some_and(|there| there.is_at(&acked));
-        // Whoever held something when the model died may live.
-        let keeps = same && !(replace && there.as_ref().is_some_and(|there| there.has_leases()));
+        // Whoever held something when the model died may live; and a full ledger is replaced by a short one.
+        let anew = replace && there.as_ref().is_some_and(|there| there.has_leases() || there.is_full());
+        let keeps = same && !anew;
         let this = Arc::clone(&self);
         if replace || self.setup.visitation == Visitation::Checkpoint {
             // What came since is forgotten; later ones first: after a crash in between the same request finds what is left

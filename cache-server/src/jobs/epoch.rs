@@ -21,7 +21,7 @@ mod worlds;
 
 use super::{
     Ahead, JobError, Samples, Wheel,
-    ledger::{LEDGER_BYTES_MAX, LedgerFile},
+    ledger::LedgerFile,
     plan::Cut,
     told::Told,
     wheel::{Class, Means},
@@ -232,7 +232,7 @@ impl Epoch {
     /// Whether a lease has as many entries as this wants.
     ///
     /// # Errors
-    /// [`JobError::Ask`].
+    /// [`JobError::Request`].
     pub fn can_want(ask: &LeaseRequest) -> Result<(), JobError> {
         if (1..=WANT_MAX).contains(&ask.want) {
             return Ok(());
@@ -292,8 +292,11 @@ impl Epoch {
             Room::Done => Step::Answer(none(inner, GrantStatus::Done), 0),
             Room::Full => Step::Wait(none(inner, GrantStatus::Full), 0),
             Room::Grant(n) => {
-                if self.ledger.len() > LEDGER_BYTES_MAX {
-                    return Err(JobError::LedgerFull { epoch: self.number(), most: LEDGER_BYTES_MAX });
+                if self.is_full() {
+                    return Err(JobError::LedgerFull {
+                        epoch: self.number(),
+                        most: self.setup.means.ledger_bytes,
+                    });
                 }
                 let lease = self.grant(inner, request, n, events)?;
                 Step::Answer(self.granted(inner, lease, false), 0)

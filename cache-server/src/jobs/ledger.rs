@@ -19,9 +19,6 @@ use std::{
 };
 use tokio::{sync::watch, task::spawn_blocking};
 
-/// No ledger is longer, in bytes.
-pub const LEDGER_BYTES_MAX: u64 = 1 << 30;
-
 #[derive(Debug)]
 struct State {
     pending: Vec<u8>,

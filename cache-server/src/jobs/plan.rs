@@ -1,6 +1,6 @@
 //! From what was asked for to a plan, and to its buckets.
 
-use super::{JobError, Samples, ledger::LEDGER_BYTES_MAX};
+use super::{JobError, Samples};
 use crate::versions::Source;
 use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, epochs::WANT_MAX, jobs::PREFIXES_MAX};
 use fletch_core::{
@@ -127,16 +127,16 @@ pub(super) async fn plan_of(
     })
 }
 
-/// Whether an epoch of this plan in this world can be kept: a ledger has room for each of its entries once, in leases of a
+/// Whether an epoch of this plan in this world can be kept: a ledger of `most` bytes has room for each of its entries once, in leases of a
 /// rank's part of a step (one that came to its bound would not end), and its pads are not more than that.
-pub(super) fn can_be_kept(plan: &Plan, cut: Option<&Cut>, fit: Fit) -> Result<(), JobError> {
+pub(super) fn can_be_kept(plan: &Plan, cut: Option<&Cut>, fit: Fit, most: u64) -> Result<(), JobError> {
     let n = plan.entries();
-    fits_a_ledger(cut.map_or_else(|| n.max(fit.delivered(n)), |c| c.entries(fit)), fit)
+    fits_a_ledger(cut.map_or_else(|| n.max(fit.delivered(n)), |c| c.entries(fit)), fit, most)
 }
 
-fn fits_a_ledger(entries: u64, world: Fit) -> Result<(), JobError> {
+fn fits_a_ledger(entries: u64, world: Fit, most: u64) -> Result<(), JobError> {
     let lease = u64::from(world.batch / world.ranks.max(1)).clamp(1, WANT_MAX.into());
-    let room = LEDGER_BYTES_MAX / (ENTRY_BYTES + LEASE_BYTES.div_ceil(lease));
+    let room = most / (ENTRY_BYTES + LEASE_BYTES.div_ceil(lease));
     if entries <= room {
         return Ok(());
     }
@@ -154,13 +154,16 @@ mod tests {
     /// Entries whose numbers are as long as they can be.
     #[test]
     fn a_ledger_has_room_for_every_entry_once() {
+        let most = 1 << 30;
         for batch in [1, 7, 64, WANT_MAX] {
             let world = Fit { ranks: 3, batch: 3 * batch, tail: Tail::Keep };
-            let refused = fits_a_ledger(u64::MAX, world).expect_err("too many").to_string();
+            let refused = fits_a_ledger(u64::MAX, world, most).expect_err("too many").to_string();
             let room =
                 refused.split("room for ").nth(1).and_then(|r| r.split(' ').next()?.parse::<u64>().ok());
             let room = room.expect("it says for how many");
-            assert!(fits_a_ledger(room, world).is_ok() && fits_a_ledger(room + 1, world).is_err());
+            assert!(
+                fits_a_ledger(room, world, most).is_ok() && fits_a_ledger(room + 1, world, most).is_err()
+            );
             let last = u32::try_from(room).expect("a number");
             let entries = (0..batch).map(|i| if i % 2 == 0 { i } else { last - i }).collect();
             let request = Request { rank: 65_535, worker: u32::MAX, sequence: 1 << 51 };
@@ -168,7 +171,7 @@ mod tests {
             Event::Grant { lease: 1 << 51, request, entries }.append(&mut of_a_lease);
             Event::Ack { lease: 1 << 51, upto: batch }.append(&mut of_a_lease);
             let all = of_a_lease.len() as u64 * room.div_ceil(batch.into());
-            assert!(all < LEDGER_BYTES_MAX, "{all} bytes in leases of {batch}");
+            assert!(all < most, "{all} bytes in leases of {batch}");
         }
     }
 }

@@ -14,6 +14,7 @@ mod datasets;
 mod domains;
 mod echoes;
 mod epochs;
+mod ledgers;
 mod lies;
 mod limits;
 mod packs;

@@ -80,10 +80,10 @@ fn after_ctrl_c_it_says_how_to_go_on_and_does() {
     let child = start(&w);
     signal(&child, Signal::SIGSTOP);
     // Meanwhile nobody else may index it.
-    let other = w.run(&["index", "data"]).code(1);
-    assert!(other.stderr.contains("another run is indexing the same dataset"), "{}", other.stderr);
+    let other = w.run(&["index", "data"]);
     signal(&child, Signal::SIGINT);
     signal(&child, Signal::SIGCONT);
+    other.code(1).says("another run is indexing the same dataset");
     let ran = Ran::from(child.wait_with_output().expect("wait")).code(130);
     assert!(ran.stderr.contains("run the same command again to go on"), "{}", ran.stderr);
     assert_eq!(ran.stdout, "");

@@ -13,7 +13,7 @@ impl Opened {
     pub async fn world(self: &Arc<Self>, world: World) -> Result<(), JobError> {
         fit(&world).check()?;
         // Or the job would be refused when it is opened anew.
-        can_be_kept(&self.setup.plan, self.setup.cut.as_ref(), fit(&world))?;
+        can_be_kept(&self.setup.plan, self.setup.cut.as_ref(), fit(&world), self.setup.means.ledger_bytes)?;
         self.setup.told.as_ref().map_or(Ok(()), |told| told.check(fit(&world)))?;
         let this = Arc::clone(self);
         self.alone(async move { this.world_alone(world).await }).await

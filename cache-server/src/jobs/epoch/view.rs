@@ -66,6 +66,12 @@ impl Epoch {
         inner.state == EpochState::Open && inner.leases.live().next().is_some()
     }
 
+    /// Whether nothing more is granted because its ledger is at its bound.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.ledger.len() > self.setup.means.ledger_bytes
+    }
+
     /// Pads that were delivered: those that the leases made, and those that the order knew from its beginning.
     fn padded(&self, inner: &Inner) -> u64 {
         let acked = inner.leases.acked();

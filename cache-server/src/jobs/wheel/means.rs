@@ -29,6 +29,8 @@ pub struct Means {
     pub loads_bytes: u64,
     /// How long a lease lives without a sign of life.
     pub lease_ttl: Duration,
+    /// No epoch's ledger is longer.
+    pub ledger_bytes: u64,
     /// How long a job stays open that nobody comes for.
     pub job_ttl: Duration,
     /// Where sweeps are recorded, if they are.

@@ -410,7 +410,8 @@ impl Opened {
         };
         let same = there.as_ref().is_some_and(|there| there.is_at(&acked));
         // Whoever held something when the model died may live; and a full ledger is replaced by a short one.
-        let anew = replace && there.as_ref().is_some_and(|there| there.has_leases() || there.is_full());
+        let full = |there: &Epoch| there.state_now() == EpochState::Open && there.is_full();
+        let anew = replace && there.as_ref().is_some_and(|there| there.has_leases() || full(there));
         let keeps = same && !anew;
         let this = Arc::clone(&self);
         if replace || self.setup.visitation == Visitation::Checkpoint {

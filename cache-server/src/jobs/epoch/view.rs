@@ -66,7 +66,7 @@ impl Epoch {
         inner.state == EpochState::Open && inner.leases.live().next().is_some()
     }
 
-    /// Whether nothing more is granted because its ledger is at its bound.
+    /// Whether its ledger is at its bound, and nothing more is granted.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.ledger.len() > self.setup.means.ledger_bytes

@@ -175,7 +175,7 @@ async fn around(State(server): State<Arc<Server>>, mut request: Request, next: N
                 Fault::new(
                     Code::Deadline,
                     detail,
-                    "check that the origin can be reached; asking again is safe",
+                    "check that the origin can be reached; a long body is to come faster, or io.timeout to be raised; asking again is safe",
                 )
                 .into_response()
             }

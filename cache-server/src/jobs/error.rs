@@ -77,7 +77,7 @@ pub enum JobError {
         want: String,
     },
     /// The epoch is there and further.
-    #[error("epoch {0} has begun, and what it delivered is not what the state says")]
+    #[error("what was delivered of epoch {0}, or of a later one, is not what the state says")]
     StateBehind(u64),
     /// The state is no state.
     #[error("the state cannot be read: {0}")]
@@ -184,7 +184,9 @@ impl JobError {
     pub fn hint(&self) -> &'static str {
         match self {
             JobError::NotFound => "declare the job with POST /v1/jobs first",
-            JobError::NoEpoch(_) => "ask for its first lease, or put a state",
+            JobError::NoEpoch(_) => {
+                "it begins with its first lease, or a state; the last 16 epochs are remembered, and of older ones nothing is kept"
+            }
             JobError::Differs { .. } => {
                 "use another name, change only the world (PUT …/world), or delete the job"
             }
@@ -209,18 +211,20 @@ impl JobError {
             JobError::Closed { .. } => "go on to a later epoch, or use another job name to read it anew",
             JobError::Open { .. } => "acknowledge what was received, until the epoch is finished",
             JobError::BadLedger(_) => {
-                "give the bytes of GET …/ledger, and declare dataset, version, plan and ranks as that job had them"
+                "give the bytes of GET …/ledger of an epoch that delivered something, to one number of ranks; name no seed, and declare dataset, version, plan, buckets and ranks as that job had them"
             }
             JobError::MidStep { .. } => {
-                "acknowledge all of the step in the world it was begun in, then change the number of ranks"
+                "acknowledge all of the step in the world it was begun in, then change the number of ranks; batch and tail stay until the epoch has ended"
             }
             JobError::StateDiffers { .. } => "declare the job as it was when the state was saved",
-            JobError::StateBehind(_) => "add ?replace=true to forget what was delivered since",
+            JobError::StateBehind(_) => {
+                "add ?replace=true to forget what was delivered since; later epochs are deleted then, with their receipts"
+            }
             JobError::BadState(_) => "put the bytes that GET …/state gave",
             JobError::LedgerFull { .. } => {
-                "put the epoch's own state (GET …/state) with ?replace=true, which begins a short ledger; acknowledge whole leases, or larger ones"
+                "put the epoch's own state (GET …/state) with ?replace=true while no rank is in a later epoch (those are deleted), which begins a short ledger; acknowledge whole leases, or larger ones, or raise limits.ledger_bytes"
             }
-            JobError::Full(_) => "wait, delete jobs that are over, or ask for less",
+            JobError::Full(_) => "delete jobs that are over (DELETE /v1/jobs/{id})",
             JobError::Version(e) => e.hint(),
             JobError::Shape(_) => "index the dataset again",
             JobError::Damaged { .. } => "restore the file from a backup, or put a state with ?replace=true",

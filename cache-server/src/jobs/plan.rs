@@ -141,7 +141,7 @@ fn fits_a_ledger(entries: u64, world: Fit, most: u64) -> Result<(), JobError> {
         return Ok(());
     }
     let why = format!(
-        "the plan has {entries} entries with its pads; the ledger of an epoch has room for {room} in batches of {lease} a rank"
+        "the plan has {entries} entries with its pads; the ledger of an epoch has room for {room} in batches of {lease} a rank (limits.ledger_bytes)"
     );
     Err(JobError::Ask(why))
 }

@@ -82,7 +82,7 @@ impl VersionError {
         match self.code() {
             Code::NotFound => "check the root, hash or path, and that its dataset is registered here",
             Code::OriginChanged | Code::OriginMissing => {
-                "restore the object, or index the dataset again with --parent and read the new version"
+                "restore the object, or index the dataset again with --parent and read the new version (where its root is the same, restart the server)"
             }
             Code::OriginCorrupt => "the storage returned wrong bytes: check it, or restore the object",
             Code::UriNotAllowed => "the server's settings no longer allow its place; ask the administrator",

@@ -98,9 +98,12 @@ impl Fault {
                  (with --origin-fallback they go to the origin meanwhile)"
             }
             Fault::Denied => "check the token of this mount and its grant on the server",
-            Fault::Gone => "the dataset is not registered any more: register it again, or unmount",
+            Fault::Gone => {
+                "the dataset is not registered any more, or its tables are not there: register it again, or unmount"
+            }
             Fault::Origin => {
-                "an object is not what was indexed: index the dataset again and mount the new version"
+                "an object is not what was indexed, or may not be read: do what the server says of it; index the dataset again \
+                 and mount the new version only where the new content is right"
             }
             Fault::Corrupt => {
                 "wrong bytes were refused: check the network and the server's disks; see fletch verify"

@@ -446,7 +446,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             self._receipt = self._job.receipt(self.epoch)
         except FletchError as error:
             # One that a state was loaded of may not be there yet, or be forgotten.
-            if not error.retryable and error.code not in ("epoch_open", "not_found"):
+            if not error.retryable and error.code not in ("epoch_open", "epoch_closed", "not_found"):
                 raise
 
     def save_received(self, path: str | os.PathLike[str]) -> None:

@@ -71,7 +71,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._epochs is not None:
             given = (shuffle, sampler, batch_sampler, drop_last, kwargs.get("persistent_workers"))
             if any(given) or batch_size not in (1, self._epochs.batch_size):
-                raise ValueError("an EpochDataset brings its own batches: give no batch_size, sampler or shuffle")
+                raise ValueError(
+                    "an EpochDataset brings its own batches: give no batch_size, sampler, shuffle, drop_last or"
+                    " persistent_workers"
+                )
             self._epochs._can_hold(num_workers, kwargs.get("prefetch_factor") or _PREFETCHED)
             super().__init__(
                 _Leases(self._epochs, self._collate),

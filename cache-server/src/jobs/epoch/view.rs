@@ -96,13 +96,14 @@ impl Epoch {
     /// The receipt, once its end is durable. `contents` gives the content hash of every sample.
     ///
     /// # Errors
-    /// [`JobError::Open`], those of `contents`, and [`JobError::Reopening`] when it went back meanwhile.
+    /// [`JobError::Open`], [`JobError::Closed`], those of `contents`, and [`JobError::Reopening`] when it went back meanwhile.
     pub async fn receipt<F>(self: &Arc<Self>, contents: impl FnOnce() -> F) -> Result<EpochReceipt, JobError>
     where
         F: Future<Output = Result<Arc<Vec<Hash>>, JobError>>,
     {
         {
             let inner = self.lock();
+            self.is_open(&inner)?;
             if inner.state != EpochState::Finished {
                 let left = inner.leases.planned().count() - inner.leases.acked().count();
                 return Err(JobError::Open { epoch: self.number(), left });

@@ -168,7 +168,9 @@ async fn check(
     match judged.map_err(|e| Failure::new(format!("hashing {key} failed: {e}")))? {
         None => Ok(None),
         Some(None) => {
-            let why = format!("its bytes are not the chunk's: the storage is damaged; pack again; {held}");
+            let why = format!(
+                "its bytes are not the chunk's: the storage is damaged; remove the object and pack again; {held}"
+            );
             found(&key, "corrupt", why)
         }
         Some(Some(ordinal)) => {

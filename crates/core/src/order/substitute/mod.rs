@@ -359,7 +359,8 @@ impl Flywheel {
             // 1. What the sweep has made due.
             let soon = self.position.saturating_add(self.mean as u64);
             let s = &self.seats[j];
-            if s.due.peek().is_some_and(|d| d.0.at < soon) {
+            // The last position there is stays where it is: then nothing comes later.
+            if s.due.peek().is_some_and(|d| d.0.at < soon || soon == u64::MAX) {
                 return Some(self.serve_due(j));
             }
             // 2. The reserve, as long as its share of what is left is not below its share of the plan.

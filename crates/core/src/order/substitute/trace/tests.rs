@@ -164,6 +164,29 @@ proptest! {
     }
 }
 
+/// Units of which the window holds one, when so much was loaded that the sweep's position is at its end: samples that came due
+/// there never did, and a pick loaded the units in turn for ever.
+#[test]
+fn a_sweep_goes_on_at_its_last_position() {
+    let long = 1u64 << 62;
+    let bytes: Vec<u64> = [long; 3].into_iter().chain([1; 8]).collect();
+    let unit_of: Vec<u32> = (0..66).map(|s| s % 11).collect();
+    let shape = Arc::new(Shape::new(&unit_of, bytes).expect("shape"));
+    let mut fly = Flywheel::new(shape.clone(), long + long / 2, &key(), Knobs::default());
+    let plan = Plan::all(66).expect("plan");
+    let seats = [0; 2].map(|_| fly.join(Laid::new(&plan, &shape).expect("laid")));
+    let mut acts = Vec::new();
+    for _ in 0..6 {
+        seats.iter().for_each(|&seat| fly.begin(seat, Bits::ones(66)));
+        for seat in seats.iter().cycle().take(132) {
+            assert!(fly.next(*seat, &mut acts).is_some());
+        }
+        assert!(seats.iter().all(|&seat| fly.left(seat) == 0));
+    }
+    let loads = acts.iter().filter(|a| matches!(a, Act::Load(u) if *u < 3)).count();
+    assert!(loads > 4 && acts.len() < 1000, "{loads} loads of the long ones, {} acts", acts.len());
+}
+
 fn length() -> impl Strategy<Value = u64> {
     (any::<u64>(), 0u32..64).prop_map(|(x, short)| x >> short)
 }

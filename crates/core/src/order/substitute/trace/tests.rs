@@ -1,7 +1,10 @@
 use super::*;
 use crate::{
     Hash, Root,
-    order::{Bits, Laid, Plan, substitute::Feed},
+    order::{
+        Bits, Laid, Plan,
+        substitute::{Act, Feed},
+    },
     residency::Residency,
 };
 use proptest::prelude::*;

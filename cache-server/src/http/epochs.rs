@@ -182,7 +182,7 @@ pub async fn rollback(
     responses(
         (status = 200, description = "What the plan says, and how well shuffled it was", body = EpochReceipt),
         (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The epoch is not finished", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The epoch is not finished, or was abandoned", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn receipt(

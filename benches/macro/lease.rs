@@ -5,10 +5,10 @@
 //! its disk (page cache). A lease is granted durably, and acknowledged durably before the next one is taken, which is
 //! received meanwhile (`--ahead false`: asked for only then). Beside them epochs of a selection: a tenth of the keys, at random.
 
-use fletch_api::{BatchTimes, OrderKind, PlanBase, StartJob, Visitation, World, jobs::PlanSpec};
+use fletch_api::{BatchTimes, OrderKind, PlanBase, StartJob, Visitation, WorldSpec, jobs::PlanSpec};
 use fletch_benches::{Daemon, Table, arg, bin, keep, until, usage, walk, write_tree};
 use fletch_client::{Client, ClientConfig, epochs::Next};
-use fletch_core::{Hash, Root, order::Tail};
+use fletch_core::{Hash, Root, plan::Tail};
 use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -40,7 +40,7 @@ fn declaration(order: OrderKind, want: u32, keys: Option<&[String]>) -> StartJob
         buckets: None,
         replay: None,
         plan: PlanSpec { base, ..PlanSpec::default() },
-        world: World { ranks: 1, batch: want, tail: Tail::Keep },
+        world: WorldSpec { ranks: 1, batch: want, tail: Tail::Keep },
         visitation: Visitation::ExactlyOnce,
     }
 }

@@ -5,7 +5,7 @@
 //! units of 32 samples, two epochs of the slowest job to warm up and four that count.
 
 use fletch_benches::{arg, usage};
-use fletch_core::order::substitute::Knobs;
+use fletch_core::order::sweep::SweepParams;
 use fletch_sim::{ArmKind, Outcome, cases::grid_case, simulate};
 use plotters::prelude::*;
 use std::path::Path;
@@ -66,7 +66,7 @@ fn main() {
                 }
                 for cache in CACHES {
                     let case = grid_case(cache, jobs, how, speeds, seed);
-                    let arms = ARMS.iter().map(|&arm| simulate(&case, arm, Knobs::default())).collect();
+                    let arms = ARMS.iter().map(|&arm| simulate(&case, arm, SweepParams::default())).collect();
                     cells.push(Cell { jobs, how, speeds, cache, arms });
                 }
             }

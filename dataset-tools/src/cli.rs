@@ -13,7 +13,7 @@ use std::path::PathBuf;
 const AFTER: &str = "\
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied, 130 stopped by Ctrl-C.
 With --json a result is one JSON document on stdout; a failure is {\"error\": {code, message, hint}} \
-(and \"faults\": [{path, why}] where entries are at fault). Notes, progress and errors go to stderr.";
+(and \"faults\": [{path, why}] where entries are at fault). ConsumptionLog, progress and errors go to stderr.";
 
 /// Index datasets, look into their versions, and talk to a Fletch server.
 #[derive(Debug, Parser)]
@@ -268,7 +268,7 @@ pub enum ReceiptCommand {
   fletch receipt verify rank-*.notes --receipt epoch-3.receipt
   fletch receipt verify rank-*.notes --receipt epoch-3.receipt --ledger epoch-3.ledger --dataset /data/photos@v3
 
-Files are those of docs/FORMATS-epochs.md, \"Notes\", of all ranks. Exit code 0: they agree. 1: they differ, and each
+Files are those of docs/FORMATS-epochs.md, \"ConsumptionLog\", of all ranks. Exit code 0: they agree. 1: they differ, and each
 dropped, doubled or altered sample is named, as far as ledger and version are at hand (a server has both).
 --json prints {agrees, root, epoch, deliveries, left_out, receipt: {delivered, redelivered, dropped, padded}, differs: [{what:
 doubled|altered|unknown|missing|count|value, path, ordinal, why}], more}.")]

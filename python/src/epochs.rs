@@ -12,7 +12,7 @@ use crate::errors::{Failure, Pickled};
 use crate::process::{Slot, beside, wait, wait_telling};
 use crate::sum::delivery;
 use bytes::Bytes;
-use fletch_api::{Ack, BatchTimes, StartJob, World};
+use fletch_api::{Ack, BatchTimes, StartJob, WorldSpec};
 use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeasedSample, Next};
 use fletch_client::select::{Columns, Selection};
 use pyo3::prelude::*;
@@ -197,7 +197,7 @@ impl Job {
     /// Changes who shares a step.
     fn world<'py>(&self, py: Python<'py>, world: &str) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
-        let world: World = serde_json::from_str(world).map_err(|e| Failure::Invalid(e.to_string()))?;
+        let world: WorldSpec = serde_json::from_str(world).map_err(|e| Failure::Invalid(e.to_string()))?;
         let now = wait(py, async { job.world(world).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }

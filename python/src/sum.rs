@@ -5,7 +5,7 @@
 use crate::errors::Failure;
 use fletch_api::EpochReceipt;
 use fletch_client::epochs::LeasedSample;
-use fletch_core::order::receipt::{Delivery, LtHash};
+use fletch_core::delivery::receipt::{Delivery, LtHash};
 use fletch_core::{Hash, Root};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -5,18 +5,19 @@
 //! Each consumer is a process. It writes down what it consumed, durably, before it acknowledges. A gate lets each take
 //! so many leases between two kills, so that the epoch is under way at every one of them.
 
-use fletch_api::{Ack, Code, LeaseRequest, OrderKind, PlanSpec, StartJob, Visitation, World, routes};
+use fletch_api::{Ack, Code, LeaseRequest, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec, routes};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
     epochs::{JobHandle, LeaseBatch, Next},
 };
 use fletch_core::{
     Hash,
-    order::{
-        Event, Request, Tail,
+    delivery::{
+        Event, Request,
+        consumption_log::{self, ConsumptionLog},
         ledger::Ledger,
-        notes::{self, Notes},
     },
+    plan::Tail,
 };
 use fletch_tests::{
     bins::{Running, command},
@@ -59,7 +60,7 @@ fn client(socket: &Path) -> Client {
 /// A file of notes; a life begins it.
 fn notes_file(path: &Path, job: &JobHandle) -> File {
     let mut file = File::create(path).expect("file");
-    writeln!(file, "{}", notes::head(job.info().root, 0)).expect("written");
+    writeln!(file, "{}", consumption_log::head(job.info().root, 0)).expect("written");
     file.sync_all().expect("durable");
     file
 }
@@ -279,10 +280,10 @@ impl Trial<'_> {
     }
 
     /// What each life wrote down; nothing of one that was killed before it began to.
-    fn all_notes(&self) -> BTreeMap<u32, (Notes, BTreeSet<u64>)> {
+    fn all_notes(&self) -> BTreeMap<u32, (ConsumptionLog, BTreeSet<u64>)> {
         let read = |life| {
             let text = fs::read_to_string(self.file(life)).ok().filter(|t| t.contains('\n'))?;
-            Some((life, (Notes::parse(&text).expect("notes"), late(&text))))
+            Some((life, (ConsumptionLog::parse(&text).expect("notes"), late(&text))))
         };
         (1..=self.lives).filter_map(read).collect()
     }
@@ -331,7 +332,7 @@ impl Proof {
 }
 
 /// Notes of places that were not acknowledged.
-fn lost_notes(all: &BTreeMap<u32, (Notes, BTreeSet<u64>)>, leases: &BTreeMap<u64, Told>) -> u64 {
+fn lost_notes(all: &BTreeMap<u32, (ConsumptionLog, BTreeSet<u64>)>, leases: &BTreeMap<u64, Told>) -> u64 {
     let places = all.values().flat_map(|(notes, _)| notes.notes.iter().filter_map(|(_, n)| n.at));
     places.filter(|(id, place)| *place >= leases[id].acked).count() as u64
 }
@@ -350,7 +351,7 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
         buckets: None,
         replay: None,
         plan: PlanSpec::default(),
-        world: World { ranks: RANKS, batch: RANKS * WANT, tail: Tail::Drop },
+        world: WorldSpec { ranks: RANKS, batch: RANKS * WANT, tail: Tail::Drop },
         visitation: Visitation::ExactlyOnce,
     };
     let job = client(&site.socket()).declare(&ask).await.expect("declared");
@@ -468,7 +469,7 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
     }
     // A sample that the server never delivered, and nobody misses: the plan does, whether the server says so or not.
     fs::write(lives, text.replace(note, "# never came")).expect("nobody wrote it down");
-    let (_, first) = Notes::parse(&text).expect("notes").notes[0];
+    let (_, first) = ConsumptionLog::parse(&text).expect("notes").notes[0];
     let (id, place) = first.at.expect("written");
     for dropped in [vec![leases[&id].entries[place as usize]], vec![]] {
         let mut without = receipt.clone();

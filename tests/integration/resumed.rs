@@ -1,12 +1,12 @@
 //! I2, I5: a state is all that an epoch needs. Everything is killed, cache and state directories are deleted, and the rest of
 //! the plan is delivered to another number of ranks, exactly.
 
-use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, World};
+use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
     epochs::{JobHandle, LeaseBatch, Next, Received},
 };
-use fletch_core::{Hash, order::Tail};
+use fletch_core::{Hash, plan::Tail};
 use fletch_tests::{
     bins::{command, run},
     fixture::Site,
@@ -38,7 +38,7 @@ fn ask(dataset: &str, name: &str, order: OrderKind, ranks: u32) -> StartJob {
         buckets: None,
         replay: None,
         plan: PlanSpec::default(),
-        world: World { ranks, batch: BATCH, tail: Tail::Drop },
+        world: WorldSpec { ranks, batch: BATCH, tail: Tail::Drop },
         visitation: Visitation::ExactlyOnce,
     }
 }

@@ -21,7 +21,7 @@ mod strict;
 
 use cells::{Cell, Dataset};
 use fletch_benches::{arg, usage};
-use fletch_core::order::substitute::Knobs;
+use fletch_core::order::sweep::SweepParams;
 use fletch_sim::{ArmKind, simulate};
 use rig::{Bench, Measured};
 use std::path::PathBuf;
@@ -31,11 +31,11 @@ const HEAD: &str = "| cell | arm | backend / delivered | simulated | without lea
 
 /// Its line of the table, and the raw figures.
 fn line(bench: &Bench, cell: &Cell, arm: ArmKind, m: &Measured) -> (String, serde_json::Value) {
-    let simulated = simulate(&cell.case, arm, Knobs::default());
+    let simulated = simulate(&cell.case, arm, SweepParams::default());
     let mut bare = cell.case.clone();
     (bare.ahead, bare.overtake) = (0, 0);
     bare.jobs.iter_mut().for_each(|j| (j.lease, j.leased) = (0, None));
-    let without = simulate(&bare, arm, Knobs::default());
+    let without = simulate(&bare, arm, SweepParams::default());
     let or_dash = |x: Option<f64>, unit| x.map_or("–".to_owned(), |x| format!("{x:.2}{unit}"));
     let text = format!(
         "| {} | {} | **{:.3}** | {:.3} | {:.3} | {:.3} | {:.3} | {:.1} % | {} | {} | {:.2} | {:.1} |",

@@ -4,10 +4,10 @@ use crate::{
     cells::Cell,
     consumer::{Clock, Consumer, Fared, Span},
 };
-use fletch_api::{OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
+use fletch_api::{OrderKind, StartJob, Visitation, WorldSpec, jobs::PlanSpec};
 use fletch_benches::{Daemon, bin, sow_tree, until, walk};
 use fletch_client::{Client, ClientConfig};
-use fletch_core::{DatasetName, JobName, order::Tail};
+use fletch_core::{DatasetName, JobName, plan::Tail};
 use fletch_sim::{ArmKind, JobSpec, Reader};
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
 use std::{
@@ -293,7 +293,7 @@ fn declaration(j: usize, spec: &JobSpec, arm: ArmKind) -> StartJob {
         buckets: None,
         replay: None,
         plan: PlanSpec::default(),
-        world: World { ranks: 1, batch: spec.lease, tail: Tail::Keep },
+        world: WorldSpec { ranks: 1, batch: spec.lease, tail: Tail::Keep },
         visitation: Visitation::ExactlyOnce,
     }
 }

@@ -6,12 +6,12 @@ use crate::{
     consumer::{acknowledge, next},
     rig::Bench,
 };
-use fletch_api::{OrderKind, StartJob, Visitation, World, jobs::PlanSpec};
+use fletch_api::{OrderKind, StartJob, Visitation, WorldSpec, jobs::PlanSpec};
 use fletch_client::{
     Client, ClientConfig,
     epochs::{LeaseBatch, Next},
 };
-use fletch_core::order::Tail;
+use fletch_core::plan::Tail;
 use fletch_testkit::{EmulatorConfig, Latency};
 use std::{
     io::{Read as _, Write as _},
@@ -124,7 +124,7 @@ async fn epoch(bench: &Bench, socket: &Path, pace: f64) -> (f64, u64, f64) {
         buckets: None,
         replay: None,
         plan: PlanSpec::default(),
-        world: World { ranks: 1, batch: LEASE, tail: Tail::Keep },
+        world: WorldSpec { ranks: 1, batch: LEASE, tail: Tail::Keep },
         visitation: Visitation::ExactlyOnce,
     };
     let job = Client::new(config).expect("client").declare(&what).await.expect("a job");

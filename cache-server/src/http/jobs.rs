@@ -19,7 +19,7 @@ use axum::{
     http::{StatusCode, header},
     response::IntoResponse as _,
 };
-use fletch_api::{Code, Job, JobList, Problem, StartJob, World, jobs::JOB_BODY_BYTES_MAX, routes};
+use fletch_api::{Code, Job, JobList, Problem, StartJob, WorldSpec, jobs::JOB_BODY_BYTES_MAX, routes};
 use fletch_core::{LayoutId, Root};
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ pub async fn get(State(server): State<Arc<Server>>, who: Principal, path: OnePat
 
 /// Changes who shares a job's steps, in this epoch and all later ones.
 #[utoipa::path(
-    put, path = "/v1/jobs/{id}/world", tag = "jobs", request_body = World,
+    put, path = "/v1/jobs/{id}/world", tag = "jobs", request_body = WorldSpec,
     params(("id" = String, Path, description = "Its id")),
     responses(
         (status = 200, description = "It is so now", body = Job),
@@ -143,9 +143,9 @@ pub async fn world(
     body: Body,
 ) -> Answer<Json<Job>> {
     let Path(id) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let world: World = json(&server, body).await?;
+    let world: WorldSpec = json(&server, body).await?;
     let job = opened(&server, &who, &id).await?;
-    job.world(world).await?;
+    job.change_world(world).await?;
     Ok(Json(job.view().await?))
 }
 

@@ -29,10 +29,7 @@ use fletch_api::{
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
 };
-use fletch_core::{
-    manifest::locate::ranges,
-    order::{Request, plan::Item as PlanItem},
-};
+use fletch_core::{delivery::Request, manifest::locate::ranges, plan::Item as PlanItem};
 use fletch_store::By;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};

@@ -1,8 +1,8 @@
-//! What is fetched ahead for one epoch whose order is known: `fletch_core::policy::ahead` says what, in which
+//! What is fetched ahead for one epoch whose order is known: `fletch_core::prefetch::segments` says what, in which
 //! order and within which budget; this file fetches it, and holds it in memory until it was read.
 //!
 //! ```text
-//! grant ─► course ─► chapters (built aside) ─► look: here? ─► queue ─► at most `loads_max` fetches ─► pinned
+//! grant ─► course ─► segments (built aside) ─► look: here? ─► queue ─► at most `loads_max` fetches ─► pinned
 //! stream: ready(entry) waits for what is on its way ─► reads it ─► served(entry) ─► what is spent is let go
 //! ```
 //!
@@ -20,8 +20,9 @@ use crate::versions::Sources;
 use bring::Brought;
 use fletch_core::{
     StoreKey,
-    order::{Bits, substitute::Act},
-    policy::ahead::{Ahead as Plan, Chapter},
+    plan::Bits,
+    prefetch::segments::{Segment, SegmentedPrefetch as Plan},
+    residency::CacheAction,
 };
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -33,7 +34,7 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Positions of a chapter; where an order goes by blocks, at least one of those.
+/// Positions of a segment; where an order goes by blocks, at least one of those.
 const CHAPTER: u64 = 1 << 16;
 /// Positions that are looked at for each that was served.
 const LOOK: u64 = 256;
@@ -148,7 +149,7 @@ struct Held {
 struct Inner {
     plan: Plan,
     course: Arc<Course>,
-    /// The first place that is in no chapter yet.
+    /// The first place that is in no segment yet.
     next: u64,
     building: bool,
     /// Which course this is.
@@ -160,7 +161,7 @@ struct Inner {
     serials: u64,
     coming: usize,
     coming_bytes: u64,
-    acts: Vec<Act>,
+    actions: Vec<CacheAction>,
     seen: Instant,
     /// Gone when it is closed.
     taken: Option<Taken>,
@@ -172,7 +173,7 @@ pub struct Ahead {
     samples: Arc<Samples>,
     sources: Arc<Sources>,
     by: By,
-    chapter: u64,
+    segment: u64,
     budget: u64,
     inner: Mutex<Inner>,
     arrived: Notify,
@@ -190,8 +191,8 @@ impl Ahead {
         course: Course,
         done: Bits,
     ) -> Option<Arc<Self>> {
-        let (shape, pool) = (&samples.shape, &means.ahead);
-        let (all, units) = (shape.total_bytes(), shape.units().max(1) as u64);
+        let (unit_map, pool) = (&samples.unit_map, &means.ahead);
+        let (all, units) = (unit_map.total_bytes(), unit_map.units().max(1) as u64);
         // By units only if none is fetched again: each is of one sample, or all that is read together has room.
         let whole = if samples.len() == units {
             0
@@ -219,7 +220,7 @@ impl Ahead {
             serials: 0,
             coming: 0,
             coming_bytes: 0,
-            acts: Vec::new(),
+            actions: Vec::new(),
             seen: Instant::now(),
             taken: Some(taken),
         };
@@ -228,7 +229,7 @@ impl Ahead {
             samples: Arc::clone(samples),
             sources: Arc::clone(sources),
             by,
-            chapter: CHAPTER.max(block.into()),
+            segment: CHAPTER.max(block.into()),
             budget,
             inner: Mutex::new(inner),
             arrived: Notify::new(),
@@ -248,7 +249,7 @@ impl Ahead {
 
     fn bytes(&self, key: u32) -> u64 {
         match self.by {
-            By::Unit => self.samples.shape.bytes(key),
+            By::Unit => self.samples.unit_map.bytes(key),
             By::Sample => self.samples.bytes(key),
         }
     }
@@ -261,7 +262,7 @@ impl Ahead {
             || chunks.iter().all(|c| disk.is_some_and(|d| d.has(&self.key(c.hash), c.len)))
     }
 
-    /// Opens chapters, aside: one at a time.
+    /// Opens segments, aside: one at a time.
     fn build(self: &Arc<Self>, inner: &mut Inner) {
         if inner.building || !inner.plan.wants() || inner.taken.is_none() {
             return;
@@ -270,27 +271,27 @@ impl Ahead {
         let (this, course) = (Arc::clone(self), Arc::clone(&inner.course));
         let (from, number) = (inner.next, inner.course_number);
         self.means.tasks.spawn_blocking(move || {
-            let to = from.saturating_add(this.chapter).min(course.places);
+            let to = from.saturating_add(this.segment).min(course.places);
             let key = |sample: u32| if this.by == By::Unit { this.samples.unit(sample) } else { sample };
             let steps = (from..to).filter_map(|q| (course.at)(q)).map(|(entry, s)| (entry, key(s)));
-            let chapter = Chapter::new(steps, |key| this.bytes(key));
+            let segment = Segment::new(steps, |key| this.bytes(key));
             let last = to == course.places;
             let mut inner = this.lock();
             let inner = &mut *inner;
             // One of a course that was left is nobody's: another task builds the new one's.
             if inner.course_number == number {
                 (inner.building, inner.next) = (false, to);
-                if let Err(e) = inner.plan.open(chapter, last) {
+                if let Err(e) = inner.plan.open(segment, last) {
                     tracing::error!(error = %e, "nothing is fetched ahead of this epoch any more");
                     this.close_now(inner);
                 }
-                this.go_on(inner, this.chapter);
+                this.go_on(inner, this.segment);
             }
             this.arrived.notify_waiters();
         });
     }
 
-    /// Looks further, fetches what that says, and opens chapters as they are needed.
+    /// Looks further, fetches what that says, and opens segments as they are needed.
     fn go_on(self: &Arc<Self>, inner: &mut Inner, positions: u64) {
         if inner.taken.is_none() {
             return;
@@ -299,16 +300,16 @@ impl Ahead {
             self.close_now(inner);
             return;
         }
-        inner.plan.look(positions, |key| self.passes(key), &mut inner.acts);
+        inner.plan.look(positions, |key| self.passes(key), &mut inner.actions);
         self.obey(inner);
         self.build(inner);
         self.pump(inner);
     }
 
     fn obey(&self, inner: &mut Inner) {
-        for act in std::mem::take(&mut inner.acts) {
-            match act {
-                Act::Load(key) => {
+        for action in std::mem::take(&mut inner.actions) {
+            match action {
+                CacheAction::Load(key) => {
                     inner.serials += 1;
                     let held = Held {
                         serial: inner.serials,
@@ -319,7 +320,7 @@ impl Ahead {
                     inner.what.insert(key, held);
                     inner.queue.push_back(key);
                 }
-                Act::Evict(key) => {
+                CacheAction::Evict(key) => {
                     if let Some(held) = inner.what.remove(&key) {
                         self.let_go(&mut inner.read, &held);
                     }
@@ -417,7 +418,7 @@ impl Ahead {
             {
                 held.used = true;
             }
-            inner.plan.serve(entry, &mut inner.acts);
+            inner.plan.serve(entry, &mut inner.actions);
         }
         self.obey(inner);
         self.go_on(inner, LOOK * entries.len() as u64);
@@ -442,7 +443,7 @@ impl Ahead {
         let inner = &mut *inner;
         inner.course = Arc::new(course);
         inner.course_number += 1;
-        // A chapter that is being built is of the old one.
+        // A segment that is being built is of the old one.
         (inner.next, inner.building) = (0, false);
         inner.plan.renew(done);
         self.build(inner);

@@ -15,7 +15,7 @@ mod worlds;
 
 use super::{
     Epoch, JobError, Samples, Wheel,
-    epoch::{Course, Setup, differs, fit},
+    epoch::{Course, Setup, differs, world_of},
     ledger::{never_was, sync_beside},
     plan::{can_be_kept, cut_of, plan_of},
     record::{Known, Record},
@@ -24,17 +24,18 @@ use super::{
 };
 use crate::versions::{Source, Sources};
 use fletch_api::{
-    Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, Times, Visitation, World,
+    Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, Times, Visitation, WorldSpec,
     epochs::ACKS_MAX, jobs::seed_of,
 };
 use fletch_core::{
     Hash, JobName,
-    manifest::LayoutKind,
-    order::{
-        Bits, Event, Fit, Leases, Request, Tail,
+    delivery::{
+        Event, Leases, Request,
         lease::LeaseError,
         ledger::{Header, Ledger},
     },
+    manifest::LayoutKind,
+    plan::{Bits, Tail, World},
 };
 use std::{
     collections::BTreeMap,
@@ -103,18 +104,18 @@ impl Opened {
         let told_seed = ledger.as_ref().map(|l| l.header.seed);
         let seed = ask.seed.or(told_seed).unwrap_or_else(|| seed_of(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
-        fit(&ask.world).check()?;
+        world_of(&ask.world).check()?;
         let most = means.ledger_bytes;
-        can_be_kept(&plan, None, fit(&ask.world), most)?;
+        can_be_kept(&plan, None, world_of(&ask.world), most)?;
         let cut = cut_of(ask, &plan, &source, &samples).await?;
-        can_be_kept(&plan, cut.as_ref(), fit(&ask.world), most)?;
+        can_be_kept(&plan, cut.as_ref(), world_of(&ask.world), most)?;
         if let Some(ledger) = &ledger {
-            can_be_kept(&plan, cut.as_ref(), ledger.header.fit, most)
+            can_be_kept(&plan, cut.as_ref(), ledger.header.world, most)
                 .map_err(|e| JobError::BadLedger(format!("in the ledger's world {e}")))?;
         }
-        let laid = lay(&plan, &samples)?;
+        let plan_units = lay(&plan, &samples)?;
         let packed = source.version.layout_doc().params.kind == LayoutKind::Pack;
-        let per_unit = samples.len().div_ceil(samples.shape.units().max(1) as u64);
+        let per_unit = samples.len().div_ceil(samples.unit_map.units().max(1) as u64);
         let block = u32::try_from(BLOCK_UNITS * per_unit).unwrap_or(u32::MAX);
         let strict = OrderKind::Strict;
         let by_units = ledger.as_ref().map_or(ask.order == strict, |l| l.header.order == strict.as_str());
@@ -128,7 +129,7 @@ impl Opened {
             plan,
             cut,
             told: None,
-            laid,
+            plan_units,
             block: if packed && by_units { block } else { 0 },
             samples,
             wheel,
@@ -137,7 +138,7 @@ impl Opened {
             visitation: ask.visitation,
             means: Arc::clone(means),
         };
-        let world = fit(&ask.world);
+        let world = world_of(&ask.world);
         let (setup, turn) = blocking(move || {
             // Whatever cannot be ordered is refused now.
             Course::new(&setup, 0, world)?;
@@ -177,7 +178,7 @@ impl Opened {
     }
 
     /// Who shares a step of epochs that begin now.
-    fn world_now(&self) -> World {
+    fn world_now(&self) -> WorldSpec {
         lock(&self.known).ask.world
     }
 
@@ -210,7 +211,7 @@ impl Opened {
                 name.to_str().and_then(|n| n.strip_prefix("epoch-")?.strip_suffix(".ledger")?.parse().ok());
             let Some(number) = number else { continue };
             // No world has a shorter head.
-            let shortest = Epoch::head(&self.setup, number, Fit { ranks: 1, batch: 1, tail: Tail::Keep });
+            let shortest = Epoch::head(&self.setup, number, World { ranks: 1, batch: 1, tail: Tail::Keep });
             match never_was(&self.path(number), shortest.len()) {
                 Ok(true) => {}
                 // It was forgotten meanwhile.
@@ -298,7 +299,7 @@ impl Opened {
         if let Some(epoch) = self.loaded(number) {
             return Ok(epoch);
         }
-        // One whose ledger failed gives its seat back before it is read anew.
+        // One whose ledger failed gives its subscriber back before it is read anew.
         if let Some(old) = lock(&self.epochs).remove(&number) {
             old.abandon();
         }
@@ -310,7 +311,7 @@ impl Opened {
 
     fn open_epoch(&self, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
         let known = self.on_disk()?;
-        let world = fit(&self.world_now());
+        let world = world_of(&self.world_now());
         let path = self.path(number);
         let failed = |error| JobError::Io { path: path.clone(), error };
         let over = known.last().is_some_and(|&last| last > number.saturating_add(1));
@@ -371,25 +372,25 @@ impl Opened {
         if read.len != bytes.len() {
             return Err(bad("it ends in the middle of a record".to_owned()));
         }
-        read.header.fit.check()?;
+        read.header.world.check()?;
         can_be_kept(
             &self.setup.plan,
             self.setup.cut.as_ref(),
-            read.header.fit,
+            read.header.world,
             self.setup.means.ledger_bytes,
         )?;
         if read.events.iter().any(|e| !matches!(e, Event::Resume { .. })) {
             return Err(bad("it has more than what was acknowledged; use …/state, not …/ledger".to_owned()));
         }
-        let header = Epoch::header(&self.setup, number, read.header.fit);
+        let header = Epoch::header(&self.setup, number, read.header.world);
         if let Some((what, got, want)) = differs(&read.header, &header, self.setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
         }
-        let course = Course::new(&self.setup, number, read.header.fit)?;
-        let mut leases = Leases::new(course.planned(), read.header.fit)?;
+        let course = Course::new(&self.setup, number, read.header.world)?;
+        let mut leases = Leases::new(course.planned(), read.header.world)?;
         read.replay(&mut leases, 0).map_err(|e| bad(e.to_string()))?;
         let acked = leases.acked().clone();
-        course.may_become(number, &acked, read.header.fit, fit(&self.world_now()))?;
+        course.may_become(number, &acked, read.header.world, world_of(&self.world_now()))?;
         let this = Arc::clone(self);
         self.alone(async move { this.put_alone(number, header, acked, replace).await }).await
     }
@@ -497,7 +498,7 @@ impl Opened {
             plan: setup.hash,
             samples: setup.samples.len(),
             entries: setup.plan.entries(),
-            steps: setup.steps(fit(&world)),
+            steps: setup.steps(world_of(&world)),
             epochs,
         })
     }

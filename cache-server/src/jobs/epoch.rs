@@ -35,10 +35,8 @@ use fletch_api::{
 };
 use fletch_core::{
     Hash, LayoutId, Root,
-    order::{
-        Event, Fit, Lease, Leases, OrderKey, Plan, Request, Room, certificate::Shuffle, ledger::Header,
-        plan::Item,
-    },
+    delivery::{Event, Lease, Leases, Request, Room, certificate::Shuffle, ledger::Header},
+    plan::{Item, OrderKey, Plan, World},
 };
 use order::Order;
 pub use replay::differs;
@@ -48,7 +46,7 @@ use std::{
     time::Instant,
 };
 use tokio::sync::{Notify, OnceCell};
-pub use worlds::fit;
+pub use worlds::world_of;
 
 /// Leases that were wholly acknowledged and are remembered, so that an ack may come twice: so many, ...
 const SETTLED_MAX: usize = 4096;
@@ -66,7 +64,7 @@ pub struct Setup {
     /// What is delivered.
     pub plan: Plan,
     /// The plan laid over the layout.
-    pub laid: fletch_core::order::Laid,
+    pub plan_units: fletch_core::plan::PlanUnits,
     /// Strict orders go by units, in blocks of so many entries; 0 for an order of samples.
     pub block: u32,
     /// The version as samples.
@@ -160,11 +158,11 @@ impl Setup {
 
     /// Steps of an epoch in this world.
     #[must_use]
-    pub fn steps(&self, fit: Fit) -> u64 {
+    pub fn steps(&self, world: World) -> u64 {
         match (&self.told, &self.cut) {
-            (Some(told), _) => told.steps(fit),
-            (None, Some(cut)) => cut.steps(fit),
-            (None, None) => fit.steps(self.plan.entries()),
+            (Some(told), _) => told.steps(world),
+            (None, Some(cut)) => cut.steps(world),
+            (None, None) => world.steps(self.plan.entries()),
         }
     }
 

@@ -2,8 +2,10 @@
 
 use crate::versions::VersionError;
 use fletch_api::Code;
-use fletch_core::order::{
-    bucketed::BadBuckets, lease::LeaseError, ledger::BadLedger, plan::PlanError, shape::BadShape,
+use fletch_core::{
+    delivery::{lease::LeaseError, ledger::BadLedger},
+    order::bucketed::BadBuckets,
+    plan::{PlanError, unit_map::BadUnitMap},
 };
 use std::{io, path::PathBuf};
 
@@ -101,7 +103,7 @@ pub enum JobError {
     Version(#[from] VersionError),
     /// Its tables contradict themselves.
     #[error(transparent)]
-    Shape(#[from] BadShape),
+    UnitMap(#[from] BadUnitMap),
     /// A file of the state directory cannot be believed.
     #[error("{path}: {why}")]
     Damaged {
@@ -172,8 +174,8 @@ impl JobError {
             JobError::Full(_) => Code::Overloaded,
             JobError::LedgerFull { .. } => Code::LedgerFull,
             JobError::Version(e) => e.code(),
-            JobError::Shape(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
-            JobError::Shape(_) => Code::BadPlan,
+            JobError::UnitMap(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
+            JobError::UnitMap(_) => Code::BadPlan,
             JobError::Reopening => Code::Overloaded,
             JobError::Damaged { .. } | JobError::Io { .. } | JobError::Lost => Code::Internal,
         }
@@ -226,7 +228,7 @@ impl JobError {
             }
             JobError::Full(_) => "delete jobs that are over (DELETE /v1/jobs/{id})",
             JobError::Version(e) => e.hint(),
-            JobError::Shape(_) => "index the dataset again",
+            JobError::UnitMap(_) => "index the dataset again",
             JobError::Damaged { .. } => "restore the file from a backup, or put a state with ?replace=true",
             JobError::Io { .. } => "check the disk of --state-dir",
             JobError::Lost => "see the server's log",

@@ -10,7 +10,7 @@
 //!    it anew.
 
 use super::JobError;
-use fletch_core::order::Event;
+use fletch_core::delivery::Event;
 use std::{
     fs::{File, OpenOptions},
     io::{self, Read as _, Write as _},
@@ -246,15 +246,15 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fletch_core::order::ledger::{Header, Ledger, begin};
+    use fletch_core::delivery::ledger::{Header, Ledger, begin};
     use fletch_core::{
         LayoutId, Root,
-        order::{Fit, Tail},
+        plan::{Tail, World},
     };
 
     fn header() -> Vec<u8> {
         let h = fletch_core::Hash::of(b"x");
-        let fit = Fit { batch: 1, ranks: 1, tail: Tail::Keep };
+        let world = World { batch: 1, ranks: 1, tail: Tail::Keep };
         begin(&Header {
             job: "j".into(),
             epoch: 0,
@@ -263,7 +263,7 @@ mod tests {
             plan: h,
             order: "strict".into(),
             seed: 0,
-            fit,
+            world,
         })
     }
 

@@ -5,7 +5,8 @@ use crate::versions::Source;
 use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, epochs::WANT_MAX, jobs::PREFIXES_MAX};
 use fletch_core::{
     Root,
-    order::{Buckets, Fit, OrderKey, Plan, bucketed::BadBuckets},
+    order::{Buckets, bucketed::BadBuckets},
+    plan::{OrderKey, Plan, World},
 };
 
 /// Bytes of a ledger for each granted entry, and for each lease with its ack, at most.
@@ -24,13 +25,13 @@ pub struct Cut {
 impl Cut {
     /// Steps of an epoch in this world.
     #[must_use]
-    pub fn steps(&self, fit: Fit) -> u64 {
-        self.sizes.iter().map(|&n| fit.steps(n)).sum()
+    pub fn steps(&self, world: World) -> u64 {
+        self.sizes.iter().map(|&n| world.steps(n)).sum()
     }
 
     /// Entries of the plan, and the pads of its buckets.
-    fn entries(&self, fit: Fit) -> u64 {
-        self.sizes.iter().map(|&n| n.max(fit.delivered(n))).sum()
+    fn entries(&self, world: World) -> u64 {
+        self.sizes.iter().map(|&n| n.max(world.delivered(n))).sum()
     }
 }
 
@@ -129,12 +130,12 @@ pub(super) async fn plan_of(
 
 /// Whether an epoch of this plan in this world can be kept: a ledger of `most` bytes has room for each of its entries once, in leases of a
 /// rank's part of a step (one that came to its bound would not end), and its pads are not more than that.
-pub(super) fn can_be_kept(plan: &Plan, cut: Option<&Cut>, fit: Fit, most: u64) -> Result<(), JobError> {
+pub(super) fn can_be_kept(plan: &Plan, cut: Option<&Cut>, world: World, most: u64) -> Result<(), JobError> {
     let n = plan.entries();
-    fits_a_ledger(cut.map_or_else(|| n.max(fit.delivered(n)), |c| c.entries(fit)), fit, most)
+    fits_a_ledger(cut.map_or_else(|| n.max(world.delivered(n)), |c| c.entries(world)), world, most)
 }
 
-fn fits_a_ledger(entries: u64, world: Fit, most: u64) -> Result<(), JobError> {
+fn fits_a_ledger(entries: u64, world: World, most: u64) -> Result<(), JobError> {
     let lease = u64::from(world.batch / world.ranks.max(1)).clamp(1, WANT_MAX.into());
     let room = most / (ENTRY_BYTES + LEASE_BYTES.div_ceil(lease));
     if entries <= room {
@@ -149,14 +150,17 @@ fn fits_a_ledger(entries: u64, world: Fit, most: u64) -> Result<(), JobError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fletch_core::order::{Event, Request, Tail};
+    use fletch_core::{
+        delivery::{Event, Request},
+        plan::Tail,
+    };
 
     /// Entries whose numbers are as long as they can be.
     #[test]
     fn a_ledger_has_room_for_every_entry_once() {
         let most = 1 << 30;
         for batch in [1, 7, 64, WANT_MAX] {
-            let world = Fit { ranks: 3, batch: 3 * batch, tail: Tail::Keep };
+            let world = World { ranks: 3, batch: 3 * batch, tail: Tail::Keep };
             let refused = fits_a_ledger(u64::MAX, world, most).expect_err("too many").to_string();
             let room =
                 refused.split("room for ").nth(1).and_then(|r| r.split(' ').next()?.parse::<u64>().ok());

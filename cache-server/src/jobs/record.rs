@@ -133,7 +133,7 @@ impl Deref for Known {
 
 impl Known {
     /// The job goes on in another world.
-    pub(super) fn set_world(&mut self, world: fletch_api::World) {
+    pub(super) fn set_world(&mut self, world: fletch_api::WorldSpec) {
         self.record.ask.world = world;
     }
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::versions::{Source, Sources};
 use fletch_api::{JobLine, OrderKind, StartJob};
-use fletch_core::{Domain, LayoutId, Root, Tenant, order::substitute::Standing};
+use fletch_core::{Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
 use fletch_store::{By, DatasetId};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -93,7 +93,7 @@ pub struct Registry {
     changing: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
     /// Jobs that are being declared and have no slot yet.
     coming: Arc<AtomicUsize>,
-    /// Turns to open what is long.
+    /// StrictAssignment to open what is long.
     long: Arc<Semaphore>,
     places: Mutex<HashMap<Place, Arc<Shared>>>,
 }
@@ -108,7 +108,7 @@ pub struct RegistryStats {
     /// Epochs that go on, in memory.
     pub epochs_open: u64,
     /// Sweeps.
-    pub wheels: Vec<Standing>,
+    pub wheels: Vec<SweepProgress>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -506,7 +506,7 @@ impl Registry {
             declared,
             open: self.all_opened().len() as u64,
             epochs_open: self.all_opened().iter().map(|o| o.counts().1).sum(),
-            wheels: self.wheels().iter().map(|w| w.standing()).collect(),
+            wheels: self.wheels().iter().map(|w| w.progress()).collect(),
         }
     }
 }

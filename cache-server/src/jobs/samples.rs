@@ -10,8 +10,9 @@ use super::JobError;
 use crate::versions::{Source, VersionError};
 use fletch_core::{
     Hash,
+    delivery::receipt::content,
     manifest::{EntryRef, SampleRef},
-    order::{Shape, receipt::content},
+    plan::UnitMap,
 };
 use fletch_store::disk::DiskTier;
 use fletch_tables::{Found, Table, TableError};
@@ -47,7 +48,7 @@ pub struct Samples {
     /// Each unit's chunks.
     chunks: Box<[Chunk]>,
     /// The same as the orders see it. Lengths are what the chunks occupy on disk.
-    pub shape: Arc<Shape>,
+    pub unit_map: Arc<UnitMap>,
 }
 
 fn damaged(why: &str) -> JobError {
@@ -190,7 +191,7 @@ impl Samples {
             .iter()
             .map(|cs| cs.iter().map(|&c| DiskTier::footprint(rows[c as usize].len)).sum())
             .collect();
-        let shape = Shape::new(&unit_of, bytes)?;
+        let unit_map = UnitMap::new(&unit_of, bytes)?;
         let mut starts = vec![0u32];
         let mut chunks = Vec::with_capacity(rows.len());
         for cs in &of_unit {
@@ -204,7 +205,7 @@ impl Samples {
             unit_of: unit_of.into(),
             starts: starts.into(),
             chunks: chunks.into(),
-            shape: Arc::new(shape),
+            unit_map: Arc::new(unit_map),
         })
     }
 

@@ -9,9 +9,13 @@ use super::{
     epoch::{Course, Setup},
 };
 use fletch_api::{OrderKind, StartJob};
-use fletch_core::order::{
-    Bits, Fit, Leases, Replay,
-    ledger::{Header, Ledger},
+use fletch_core::{
+    delivery::{
+        Leases,
+        ledger::{Header, Ledger},
+    },
+    order::Replay,
+    plan::{Bits, World},
 };
 
 /// See the module.
@@ -71,8 +75,8 @@ impl Told {
             return bad(format!("the ledger's {what} is {got}, the job's is {want}"));
         }
         // That it names only what there is: it is applied to the epoch it says it is of.
-        let of = Course::new(setup, header.epoch, header.fit)?;
-        let mut leases = Leases::new(of.planned(), header.fit)?;
+        let of = Course::new(setup, header.epoch, header.world)?;
+        let mut leases = Leases::new(of.planned(), header.world)?;
         let told = Replay::borne_out(ledger, &mut leases).map_err(|e| JobError::BadLedger(e.to_string()))?;
         if told.legs().is_empty() {
             return bad("nothing was acknowledged in the ledger".into());
@@ -100,11 +104,11 @@ impl Told {
     ///
     /// # Errors
     /// [`JobError::Ask`].
-    pub fn check(&self, fit: Fit) -> Result<(), JobError> {
-        if self.ranks.len() == fit.ranks as usize {
+    pub fn check(&self, world: World) -> Result<(), JobError> {
+        if self.ranks.len() == world.ranks as usize {
             return Ok(());
         }
-        let (told, asked) = (self.ranks.len(), fit.ranks);
+        let (told, asked) = (self.ranks.len(), world.ranks);
         Err(JobError::Ask(format!("the ledger tells the order of {told} ranks, and the world has {asked}")))
     }
 
@@ -116,9 +120,9 @@ impl Told {
 
     /// Steps in this world.
     #[must_use]
-    pub fn steps(&self, fit: Fit) -> u64 {
+    pub fn steps(&self, world: World) -> u64 {
         let longest = self.ranks.iter().map(Vec::len).max().unwrap_or(0) as u64;
-        longest.div_ceil(u64::from((fit.batch / fit.ranks.max(1)).max(1)))
+        longest.div_ceil(u64::from((world.batch / world.ranks.max(1)).max(1)))
     }
 
     /// How many entries each rank may still be granted, from what is `free`.

@@ -1,10 +1,10 @@
-//! One sweep for all jobs that read a version in one layout: the Flywheel, and the store that obeys it.
+//! One sweep for all jobs that read a version in one layout: the SweepPolicy, and the store that obeys it.
 //!
-//! The Flywheel says which units should be here; this file brings and drops them, and tells it what did not
+//! The SweepPolicy says which units should be here; this file brings and drops them, and tells it what did not
 //! come. Chunks of the sweep are a dataset of their own to the disk tier, with a share of its own, so that
 //! plain readers of the dataset keep theirs.
 //!
-//! 1. The Flywheel is never waited for and never waits: its orders become tasks of their own.
+//! 1. The SweepPolicy is never waited for and never waits: its orders become tasks of their own.
 //! 2. What it believes to be here and is not costs a fetch (I5): every read goes through the store.
 //! 3. (I6) Its capacity is the sweep's share of the disk, less some for what is on its way (a hundredth, or `loads_bytes`); without a disk
 //!    half of the memory, in which its chunks are then held. Under `lru` and `pin` nothing is kept for it.
@@ -22,11 +22,9 @@ use crate::versions::{Source, Sources};
 pub use counts::Counts;
 use fletch_core::{
     StoreKey, Verified,
-    order::{
-        Bits, Laid, OrderKey,
-        substitute::{Act, Feed, Flywheel, How, Knobs, Pick, SeatId, Standing},
-    },
-    residency::Residency,
+    order::sweep::{Pick, PickQueue, ReadFrom, SubscriberId, SweepParams, SweepPolicy, SweepProgress},
+    plan::{Bits, OrderKey, PlanUnits},
+    residency::{CacheAction, Residency},
 };
 use fletch_store::{By, DatasetId, disk::Policy};
 use loads::Loads;
@@ -77,7 +75,7 @@ const COMING: u8 = 1;
 const HERE: u8 = 2;
 
 struct Inner {
-    fly: Flywheel,
+    policy: SweepPolicy,
     /// Of each unit: where it is, the number of its latest load, and the epoch that asked for that.
     here: Vec<u8>,
     load: Vec<u32>,
@@ -87,7 +85,7 @@ struct Inner {
     /// Dropped a moment ago.
     dropped: VecDeque<(Instant, u32)>,
     owed: Owed,
-    acts: Vec<Act>,
+    actions: Vec<CacheAction>,
     /// The sweep's share, and when last less than that was found to be there.
     capacity: u64,
     gave_way: Option<Instant>,
@@ -124,24 +122,24 @@ impl Wheel {
         let number = DatasetId::sweep_of(&sources.domain, source.dataset(), version.root(), version.layout());
         let keeping = sources.beside(source, number);
         let passing = sources.beside(source, DatasetId::PASSING);
-        let units = samples.shape.units();
+        let units = samples.unit_map.units();
         let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
         let recording = recording::of(means.recorder.as_ref(), source).await;
-        let make = if recording.is_some() { Flywheel::recorded } else { Flywheel::new };
-        let mut fly = make(Arc::clone(&samples.shape), 0, &key, Knobs::default());
+        let make = if recording.is_some() { SweepPolicy::recorded } else { SweepPolicy::new };
+        let mut policy = make(Arc::clone(&samples.unit_map), 0, &key, SweepParams::default());
         if let Some(recording) = &recording {
-            recording.take(&mut fly, &means.tasks);
+            recording.take(&mut policy, &means.tasks);
         }
         means.wheels.fetch_add(1, Relaxed);
         let inner = Inner {
-            fly,
+            policy,
             here: vec![AWAY; units],
             load: vec![0; units],
             by: vec![u64::MAX; units],
             held: HashMap::new(),
             dropped: VecDeque::new(),
             owed: Owed::new(units),
-            acts: Vec::new(),
+            actions: Vec::new(),
             capacity: 0,
             gave_way: None,
             looked: 0,
@@ -167,7 +165,7 @@ impl Wheel {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // The Flywheel may panic only before it changes anything.
+        // The SweepPolicy may panic only before it changes anything.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -177,7 +175,7 @@ impl Wheel {
 
     /// The sweep is in use.
     pub fn note(&self, now_ns: u64) {
-        let footprint = self.samples.shape.total_bytes();
+        let footprint = self.samples.unit_map.total_bytes();
         let root = self.source.version.root();
         let by = By::SweepOver(DatasetId::of(&self.keeping.domain, self.source.dataset()));
         self.means.shares.note(self.keeping.number(), root, footprint, by, now_ns);
@@ -196,14 +194,14 @@ impl Wheel {
         };
         let fletch = disk.tier().is_some_and(|t| t.policy() == Policy::Fletch);
         let share = if fletch { disk.share_of(self.keeping.number()).unwrap_or(0) } else { 0 };
-        let all = self.samples.shape.total_bytes();
+        let all = self.samples.unit_map.total_bytes();
         // All of it fits: then nothing is ever on its way in the place of something else.
         if share >= all { all } else { share - (share / 100).min(self.means.loads_bytes) }
     }
 
     /// Begins with what the cache holds already.
     fn adopt(self: &Arc<Self>) {
-        let units = self.samples.shape.units();
+        let units = self.samples.unit_map.units();
         let mut bits = Bits::zeros(units as u64);
         if self.means.store.disk().is_some() {
             for unit in (0..units).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
@@ -217,8 +215,8 @@ impl Wheel {
         let mut inner = self.lock();
         let inner = &mut *inner;
         inner.capacity = capacity;
-        inner.fly.set_capacity(capacity, &mut inner.acts);
-        inner.fly.adopt(&Residency::new(1, bits.clone()), &mut inner.acts);
+        inner.policy.set_capacity(capacity, &mut inner.actions);
+        inner.policy.adopt(&Residency::new(1, bits.clone()), &mut inner.actions);
         for u in bits.iter_in(0, bits.len()) {
             inner.here[usize::try_from(u).unwrap_or(usize::MAX)] = HERE;
         }
@@ -226,26 +224,26 @@ impl Wheel {
     }
 
     /// A job sits down.
-    pub fn join(&self, laid: Laid) -> SeatId {
-        self.lock().fly.join(laid)
+    pub fn join(&self, plan_units: PlanUnits) -> SubscriberId {
+        self.lock().policy.join(plan_units)
     }
 
     /// A job is gone.
-    pub fn leave(&self, seat: SeatId) {
-        self.lock().fly.leave(seat);
+    pub fn leave(&self, subscriber: SubscriberId) {
+        self.lock().policy.leave(subscriber);
     }
 
-    /// An epoch begins at a seat: `left` are its spots.
-    pub fn begin(&self, seat: SeatId, left: Bits) {
-        self.lock().fly.begin(seat, left);
+    /// An epoch begins at a subscriber: `left` are its slots.
+    pub fn begin(&self, subscriber: SubscriberId, left: Bits) {
+        self.lock().policy.begin(subscriber, left);
     }
 
     /// The next picks of an epoch, at most `n`; `owner` names the epoch. `base` is the number of
     /// entries of one pass of its plan.
     pub fn draw(
         self: &Arc<Self>,
-        seat: SeatId,
-        feed: &mut Feed,
+        subscriber: SubscriberId,
+        queue: &mut PickQueue,
         n: u32,
         owner: u64,
         base: u64,
@@ -255,30 +253,31 @@ impl Wheel {
         let mut out = Vec::with_capacity(n as usize);
         while out.len() < n as usize {
             let owed = &mut inner.owed;
-            feed.fill(&mut inner.fly, seat, AHEAD, &mut inner.acts, |p| {
-                if p.how != How::Range {
+            queue.fill(&mut inner.policy, subscriber, AHEAD, &mut inner.actions, |p| {
+                if p.read_from != ReadFrom::Range {
                     owed.decided(p.unit);
                 }
             });
             self.obey(inner, owner);
             let here = &inner.here;
-            let is_here = |p: &Pick| p.how != How::Range && here[p.unit as usize] == HERE;
-            let Some(pick) = feed.next(&inner.fly, OVERTAKE, is_here) else { break };
+            let is_here = |p: &Pick| p.read_from != ReadFrom::Range && here[p.unit as usize] == HERE;
+            let Some(pick) = queue.next(&inner.policy, OVERTAKE, is_here) else { break };
             let counts = &self.means.counts;
             match is_here(&pick) || inner.owed.keeps(pick.unit) {
                 true => &counts.picked_here,
-                false if inner.fly.left_in_reserve(seat) > 0 || feed.planned().any(is_here) => {
+                false if inner.policy.left_in_reserve(subscriber) > 0 || queue.planned().any(is_here) => {
                     &counts.picked_over
                 }
                 false => &counts.picked_away,
             }
             .fetch_add(1, Relaxed);
-            let class = match pick.how {
-                How::Range if !inner.owed.keeps(pick.unit) => Class::Alone,
+            let class = match pick.read_from {
+                ReadFrom::Range if !inner.owed.keeps(pick.unit) => Class::Alone,
                 _ if inner.by[pick.unit as usize] == owner => Class::Own,
                 _ => Class::Substituted,
             };
-            let entry = u64::from(inner.fly.laid(seat).entry(pick.spot)) + u64::from(pick.pass) * base;
+            let entry =
+                u64::from(inner.policy.plan_units(subscriber).entry(pick.slot)) + u64::from(pick.pass) * base;
             out.push(Picked { entry: u32::try_from(entry).unwrap_or(u32::MAX), class });
         }
         self.ahead_of_need(inner, owner);
@@ -289,10 +288,10 @@ impl Wheel {
     fn ahead_of_need(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
         let mut free = self.loads.free();
         // Nothing leaves early that is still to be read.
-        let may = |i: &Inner| i.fly.oldest().is_none_or(|unit| !i.owed.is_owed(unit));
-        while free.has_room() && may(inner) && inner.fly.advance(&mut inner.acts) {
-            for act in &inner.acts {
-                if let Act::Load(unit) = act {
+        let may = |i: &Inner| i.policy.oldest().is_none_or(|unit| !i.owed.is_owed(unit));
+        while free.has_room() && may(inner) && inner.policy.advance(&mut inner.actions) {
+            for action in &inner.actions {
+                if let CacheAction::Load(unit) = action {
                     free.take(self.longest(*unit));
                 }
             }
@@ -308,25 +307,25 @@ impl Wheel {
     /// How a sample of a unit is to be read now, when nobody remembers how it was picked.
     pub fn class_of(&self, sample: u32, owner: u64) -> Class {
         let (unit, inner) = (self.samples.unit(sample), self.lock());
-        match inner.fly.holds(unit) || inner.owed.keeps(unit) {
+        match inner.policy.holds(unit) || inner.owed.keeps(unit) {
             false => Class::Alone,
             true if inner.by[unit as usize] == owner => Class::Own,
             true => Class::Substituted,
         }
     }
 
-    /// Carries out the Flywheel's orders, in their sequence.
+    /// Carries out the SweepPolicy's orders, in their sequence.
     fn obey(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
-        for act in std::mem::take(&mut inner.acts) {
-            match act {
-                Act::Evict(unit) => {
+        for action in std::mem::take(&mut inner.actions) {
+            match action {
+                CacheAction::Evict(unit) => {
                     inner.here[unit as usize] = AWAY;
                     self.means.counts.dropped.fetch_add(1, Relaxed);
                     if !inner.owed.dropped(unit, Instant::now()) {
                         self.let_go(inner, unit);
                     }
                 }
-                Act::Load(unit) => {
+                CacheAction::Load(unit) => {
                     let u = unit as usize;
                     inner.here[u] = COMING;
                     inner.owed.loaded(unit);
@@ -376,8 +375,8 @@ impl Wheel {
         let brought = self.bring(unit).await;
         let mut inner = self.lock();
         let inner = &mut *inner;
-        if inner.load[unit as usize] != number || !inner.fly.holds(unit) {
-            if !inner.fly.holds(unit) && !inner.owed.keeps(unit) {
+        if inner.load[unit as usize] != number || !inner.policy.holds(unit) {
+            if !inner.policy.holds(unit) && !inner.owed.keeps(unit) {
                 self.drop_unit(unit);
             }
             return;
@@ -385,7 +384,7 @@ impl Wheel {
         match brought {
             Ok(chunks) => {
                 inner.here[unit as usize] = HERE;
-                self.means.counts.loaded_bytes.fetch_add(self.samples.shape.bytes(unit), Relaxed);
+                self.means.counts.loaded_bytes.fetch_add(self.samples.unit_map.bytes(unit), Relaxed);
                 if let Some(chunks) = chunks {
                     inner.held.insert(unit, chunks);
                 }
@@ -398,14 +397,14 @@ impl Wheel {
                 tracing::debug!(unit, %why, "a unit of a sweep did not come");
                 inner.here[unit as usize] = AWAY;
                 self.means.counts.failed.fetch_add(1, Relaxed);
-                inner.fly.lost(unit);
+                inner.policy.lost(unit);
             }
         }
     }
 
     fn wants(&self, unit: u32, number: u32) -> bool {
         let inner = self.lock();
-        inner.load[unit as usize] == number && inner.fly.holds(unit)
+        inner.load[unit as usize] == number && inner.policy.holds(unit)
     }
 
     /// Housekeeping: a changed share; dropped chunks that were written after all; units that are not there.
@@ -415,9 +414,9 @@ impl Wheel {
         let mut inner = self.lock();
         let inner = &mut *inner;
         if let Some(recording) = &self.recording {
-            recording.take(&mut inner.fly, &self.means.tasks);
+            recording.take(&mut inner.policy, &self.means.tasks);
         }
-        if inner.fly.standing().seats > 0 {
+        if inner.policy.progress().subscribers > 0 {
             self.note(now_ns);
         }
         self.resize(inner, capacity);
@@ -430,7 +429,7 @@ impl Wheel {
         }
         for _ in 0..inner.dropped.len() {
             let Some((at, unit)) = inner.dropped.pop_front() else { break };
-            if inner.fly.holds(unit) {
+            if inner.policy.holds(unit) {
                 continue;
             }
             self.drop_unit(unit);
@@ -443,14 +442,14 @@ impl Wheel {
     /// Writes what was recorded and not written. Blocking.
     pub fn end_trace(&self) {
         if let Some(recording) = &self.recording {
-            recording.end(&mut self.lock().fly);
+            recording.end(&mut self.lock().policy);
         }
     }
 
     /// What it looks like.
     #[must_use]
-    pub fn standing(&self) -> Standing {
-        self.lock().fly.standing()
+    pub fn progress(&self) -> SweepProgress {
+        self.lock().policy.progress()
     }
 }
 
@@ -463,6 +462,6 @@ impl Drop for Wheel {
 }
 
 /// Why a plan cannot be laid over a version.
-pub fn lay(plan: &fletch_core::order::Plan, samples: &Samples) -> Result<Laid, JobError> {
-    Ok(Laid::new(plan, &samples.shape)?)
+pub fn lay(plan: &fletch_core::plan::Plan, samples: &Samples) -> Result<PlanUnits, JobError> {
+    Ok(PlanUnits::new(plan, &samples.unit_map)?)
 }

@@ -57,7 +57,7 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         &[],
         &[(vec![], pool.vain_bytes.load(Relaxed))],
     )?;
-    let sum = |of: fn(&fletch_core::order::substitute::Standing) -> u64| stats.wheels.iter().map(of).sum();
+    let sum = |of: fn(&fletch_core::order::sweep::SweepProgress) -> u64| stats.wheels.iter().map(of).sum();
     page.gauge("fletch_sweeps", "Sweeps", &[], &[(vec![], stats.wheels.len() as u64)])?;
     page.gauge(
         "fletch_sweep_bytes",

@@ -2,10 +2,11 @@
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{
-    BucketSpec, Code, EchoSpec, EpochReceipt, EpochState, OrderKind, PlanBase, StartJob, Visitation, World,
+    BucketSpec, Code, EchoSpec, EpochReceipt, EpochState, OrderKind, PlanBase, StartJob, Visitation,
+    WorldSpec,
 };
 use fletch_client::epochs::{JobHandle, LeaseBatch, Next, Received};
-use fletch_core::order::{Tail, ledger::Ledger};
+use fletch_core::{delivery::ledger::Ledger, plan::Tail};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -44,7 +45,7 @@ fn specs(tree: &Tree) -> [BucketSpec; 3] {
     ]
 }
 
-fn bucketed(name: &str, buckets: &BucketSpec, world: World) -> StartJob {
+fn bucketed(name: &str, buckets: &BucketSpec, world: WorldSpec) -> StartJob {
     StartJob { buckets: Some(buckets.clone()), ..ask(name, OrderKind::Bucketed, world) }
 }
 

@@ -6,7 +6,10 @@ use fletch_client::{
     ClientError,
     epochs::{JobHandle, LeaseBatch, Next, Received},
 };
-use fletch_core::order::{Event, Tail, ledger::Ledger};
+use fletch_core::{
+    delivery::{Event, ledger::Ledger},
+    plan::Tail,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,

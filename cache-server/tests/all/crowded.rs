@@ -3,7 +3,7 @@
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, routes};
 use fletch_client::epochs::JobHandle;
-use fletch_core::order::Tail;
+use fletch_core::plan::Tail;
 use reqwest::StatusCode;
 use std::time::Duration;
 

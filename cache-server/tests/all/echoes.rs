@@ -2,7 +2,7 @@
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{EchoSpec, OrderKind};
-use fletch_core::order::Tail;
+use fletch_core::plan::Tail;
 
 /// Copies keep their distance over restarts, in the middle of whatever block.
 #[tokio::test(flavor = "multi_thread")]

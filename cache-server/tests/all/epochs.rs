@@ -8,10 +8,11 @@ use fletch_client::{
 };
 use fletch_core::{
     Hash, Root,
-    order::{
-        Bits, Event, Fit, Tail,
+    delivery::{
+        Event,
         ledger::{self, Header, Ledger},
     },
+    plan::{Bits, Tail, World},
 };
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
 use reqwest::Method;
@@ -288,7 +289,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     for (ranks, batch, tail) in
         [(1, u32::MAX, Tail::Pad), (u32::MAX, u32::MAX, Tail::Drop), (0, 0, Tail::Drop), (2, 4, Tail::Keep)]
     {
-        let header = Header { fit: Fit { ranks, batch, tail }, ..header.clone() };
+        let header = Header { world: World { ranks, batch, tail }, ..header.clone() };
         let wide = ledger::state(&header, &Bits::zeros(0));
         assert_eq!(differs(job.put_state(0, wide.into(), true).await), Some(Code::BadState), "{ranks}");
     }

@@ -3,9 +3,9 @@
 use crate::common::{Node, epochs::*};
 use fletch_api::{Code, LedgerBytes, OrderKind, ReplaySpec, StartJob};
 use fletch_client::epochs::{Next, Received};
-use fletch_core::order::{
-    Tail,
-    ledger::{self, Ledger},
+use fletch_core::{
+    delivery::ledger::{self, Ledger},
+    plan::Tail,
 };
 
 /// It is granted what has room; what is granted is acknowledged; and its own state, put anew, makes room for the rest.
@@ -58,7 +58,7 @@ async fn a_full_ledger_says_so_and_its_state_begins_a_short_one() {
     // A ledger to replay whose own world has no room.
     let told = Ledger::read(&job.ledger(0).await.expect("ledger")).expect("a ledger");
     let mut header = told.header.clone();
-    header.fit.batch = 1;
+    header.world.batch = 1;
     let mut bytes = ledger::begin(&header);
     told.events.iter().for_each(|e| e.append(&mut bytes));
     let replay = Some(ReplaySpec { ledger: LedgerBytes(bytes.into()) });

@@ -2,7 +2,7 @@
 
 use crate::common::{Node, Tree, body, epochs, problem};
 use fletch_api::{Code, OrderKind, PlanBase, routes};
-use fletch_core::{Hash, order::Tail};
+use fletch_core::{Hash, plan::Tail};
 use reqwest::{Method, StatusCode};
 use std::time::{Duration, Instant};
 use tokio::{

@@ -11,10 +11,8 @@ use fletch_api::{
 use fletch_client::epochs::{JobHandle, Next, Received};
 use fletch_core::{
     Hash,
-    order::{
-        Tail,
-        receipt::{Delivery, content},
-    },
+    delivery::receipt::{Delivery, content},
+    plan::Tail,
 };
 use reqwest::StatusCode;
 

@@ -2,7 +2,7 @@
 
 use crate::common::{Node, content, epochs::*};
 use fletch_api::OrderKind;
-use fletch_core::order::Tail;
+use fletch_core::plan::Tail;
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use std::{future::Future, time::Duration};
 use tokio_util::task::TaskTracker;

@@ -1,18 +1,20 @@
 //! Replay through a real server: the order that an earlier epoch's ledger tells, again.
 
 use crate::common::{Node, epochs::*};
-use fletch_api::{BucketSpec, Code, LedgerBytes, OrderKind, ReplaySpec, StartJob, World};
+use fletch_api::{BucketSpec, Code, LedgerBytes, OrderKind, ReplaySpec, StartJob, WorldSpec};
 use fletch_client::epochs::{JobHandle, Next, Received};
 use fletch_core::{
     Hash,
-    order::{
-        Event, Fit, Replay, Request, Tail,
+    delivery::{
+        Event, Request,
         ledger::{self, Header, Ledger},
     },
+    order::Replay,
+    plan::{Tail, World},
 };
 use std::time::Duration;
 
-fn replaying(name: &str, ledger: &[u8], world: World) -> StartJob {
+fn replaying(name: &str, ledger: &[u8], world: WorldSpec) -> StartJob {
     let replay = Some(ReplaySpec { ledger: LedgerBytes(ledger.into()) });
     StartJob { replay, seed: None, ..ask(name, OrderKind::Replay, world) }
 }
@@ -204,7 +206,7 @@ async fn a_damaged_or_foreign_ledger_is_refused() {
         let mut bytes = ledger::begin(&Ledger::read(&ledger).expect("a ledger").header);
         let request = Request { rank: 0, worker: 0, sequence: 1 };
         let events = [
-            Event::World { fit: Fit { batch: all + 2, ranks: 2, tail: Tail::Pad } },
+            Event::World { world: World { batch: all + 2, ranks: 2, tail: Tail::Pad } },
             Event::Grant { lease: 1, request, entries: vec![all] },
             Event::Ack { lease: 1, upto: 1 },
         ];

@@ -3,7 +3,7 @@
 use crate::common::{Node, epochs::*};
 use fletch_api::{Code, OrderKind, PlanBase, StartJob, WeightOf, Weights};
 use fletch_client::select::{Columns, Selection};
-use fletch_core::order::Tail;
+use fletch_core::plan::Tail;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,

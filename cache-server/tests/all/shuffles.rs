@@ -6,11 +6,9 @@ use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, routes};
 use fletch_client::epochs::{EpochReader, JobHandle, Next};
 use fletch_core::{
+    delivery::certificate::{Certificate, Shuffle, chance},
     manifest::{LayoutParams, pack::PackParams},
-    order::{
-        Tail,
-        certificate::{Certificate, Shuffle, chance},
-    },
+    plan::Tail,
 };
 use std::path::Path;
 

@@ -6,7 +6,7 @@ use fletch_client::{
     ClientError,
     epochs::{JobHandle, LeaseBatch},
 };
-use fletch_core::order::{Tail, ledger::Ledger};
+use fletch_core::{delivery::ledger::Ledger, plan::Tail};
 
 /// A change of world that leaves out all that was left is the end of the epoch; epochs go forward.
 #[tokio::test(flavor = "multi_thread")]

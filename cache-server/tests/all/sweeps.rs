@@ -3,7 +3,7 @@
 use crate::common::{Node, Tree, body, content, epochs::*};
 use fletch_api::{OrderKind, StartJob, routes};
 use fletch_client::epochs::{JobHandle, Next, Received};
-use fletch_core::{JobName, order::Tail};
+use fletch_core::{JobName, plan::Tail};
 use reqwest::StatusCode;
 use std::os::unix::fs::FileExt as _;
 

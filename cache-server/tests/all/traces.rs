@@ -2,7 +2,7 @@
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::OrderKind;
-use fletch_core::order::Tail;
+use fletch_core::plan::Tail;
 use fletch_sim::{BadCase, traces};
 use std::path::{Path, PathBuf};
 

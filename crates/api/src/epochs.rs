@@ -5,10 +5,10 @@
 //! or one ref frame ([`SampleRef`]), or an error frame; and an end frame. A frame's index is the
 //! entry's place in the lease.
 
-use crate::jobs::World;
+use crate::jobs::WorldSpec;
 use fletch_core::{
     Hash,
-    order::{certificate::Certificate, receipt::Receipt},
+    delivery::{certificate::Certificate, receipt::Receipt},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -236,7 +236,7 @@ pub struct Epoch {
     /// How far.
     pub state: EpochState,
     /// Who shares a step of it.
-    pub world: World,
+    pub world: WorldSpec,
     /// Entries it delivers, those that fill up a last step not counted.
     pub planned: u64,
     /// Of them, acknowledged.

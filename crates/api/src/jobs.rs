@@ -2,7 +2,7 @@
 
 use crate::epochs::Epoch;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, order::Tail};
+use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, plan::Tail};
 use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc};
 use utoipa::ToSchema;
@@ -49,7 +49,7 @@ pub struct StartJob {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<ReplaySpec>,
     /// Who shares a step.
-    pub world: World,
+    pub world: WorldSpec,
     /// What counts as delivered.
     #[serde(default)]
     pub visitation: Visitation,
@@ -221,7 +221,7 @@ impl<'de> Deserialize<'de> for LedgerBytes {
 /// Who shares a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct World {
+pub struct WorldSpec {
     /// Data-parallel consumers.
     pub ranks: u32,
     /// Entries a step of all ranks together; a multiple of `ranks`.
@@ -255,7 +255,7 @@ pub struct Job {
     /// When a sample counts as delivered.
     pub visitation: Visitation,
     /// Who shares a step now.
-    pub world: World,
+    pub world: WorldSpec,
     /// The plan's hash, with its buckets if it has any. A weighted plan is drawn from the seed, the same in every epoch.
     #[schema(value_type = String)]
     pub plan: Hash,
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!((job.order, job.visitation), (OrderKind::Substitute, Visitation::ExactlyOnce));
         assert_eq!(job.plan.base, PlanBase::Keys(vec!["a/1".into()]));
         assert_eq!(job.plan.echo, Some(EchoSpec { copies: 2, apart: 0 }));
-        assert_eq!(job.world, World { ranks: 2, batch: 8, tail: Tail::Drop });
+        assert_eq!(job.world, WorldSpec { ranks: 2, batch: 8, tail: Tail::Drop });
         let back = serde_json::to_string(&job).expect("json");
         assert_eq!(serde_json::from_str::<StartJob>(&back).expect("json"), job);
         let all: PlanSpec = serde_json::from_str(r#"{"base":"all"}"#).expect("documented form");

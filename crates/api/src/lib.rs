@@ -27,7 +27,7 @@ pub use epochs::{
 };
 pub use jobs::{
     BucketSpec, EchoSpec, Job, JobLine, JobList, LedgerBytes, OrderKind, PlanBase, PlanSpec, ReplaySpec,
-    StartJob, Visitation, WeightOf, Weights, World,
+    StartJob, Visitation, WeightOf, Weights, WorldSpec,
 };
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};

@@ -10,7 +10,7 @@ use axum::{
 use bytes::{BufMut, BytesMut};
 use fletch_api::{
     Acked, Acks, Code, Grant, GrantStatus, Job, LeaseRequest, OrderKind, Problem, SampleHead, Visitation,
-    World,
+    WorldSpec,
     epochs::ACKS_MAX,
     frames::{FrameHeader, FrameKind, PREFACE, WHOLE},
     routes,
@@ -19,7 +19,7 @@ use fletch_client::{
     Client, ClientConfig, Endpoint,
     epochs::{JobHandle, Next},
 };
-use fletch_core::{Hash, LayoutId, Root, order::Tail};
+use fletch_core::{Hash, LayoutId, Root, plan::Tail};
 use std::{
     collections::BTreeSet,
     sync::{
@@ -68,7 +68,7 @@ fn job() -> Job {
         seed: 1,
         order: OrderKind::Strict,
         visitation: Visitation::ExactlyOnce,
-        world: World { ranks: 1, batch: 2, tail: Tail::Keep },
+        world: WorldSpec { ranks: 1, batch: 2, tail: Tail::Keep },
         plan: Hash::of(b"plan"),
         samples: 2,
         entries: 2,

@@ -19,6 +19,14 @@ pub mod context {
     pub const LAYOUT: &str = "fletch 2026 layout 1";
     /// The check value of a record in an append-only log.
     pub const RECORD: &str = "fletch 2026 record 1";
+    /// The hash of a plan.
+    pub const PLAN: &str = "fletch 2026 plan 1";
+    /// The key of an epoch's order.
+    pub const ORDER: &str = "fletch 2026 order 1";
+    /// The hash of a plan together with the buckets that it is divided into.
+    pub const BUCKETS: &str = "fletch 2026 buckets 1";
+    /// One delivered sample in a receipt.
+    pub const RECEIPT: &str = "fletch 2026 receipt 1";
 }
 
 /// The BLAKE3 hash of some content, written as 64 lower-case hex digits.

@@ -3,7 +3,7 @@
 //! Nothing may depend on it for correctness: a unit that is believed here and is not costs a
 //! fetch, a unit that is here and not believed so costs an opportunity.
 
-use crate::order::bits::Bits;
+use crate::plan::bits::Bits;
 
 /// A snapshot of what a cache (or several, merged) holds of one layout.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,6 +69,15 @@ impl Residency {
         }
         Residency { version: self.version + other.version, units }
     }
+}
+
+/// What a policy tells the store to do, in sequence, so that the cache holds what the policy wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheAction {
+    /// Evict this unit.
+    Evict(u32),
+    /// Fetch this unit and keep it.
+    Load(u32),
 }
 
 #[cfg(test)]

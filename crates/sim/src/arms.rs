@@ -6,7 +6,7 @@ mod strict;
 
 pub(crate) use crate::net::Net;
 use crate::{Case, books::Books};
-use fletch_core::order::substitute::Knobs;
+use fletch_core::order::sweep::SweepParams;
 use serde::{Deserialize, Serialize};
 
 pub use fletch::Fletch;
@@ -54,21 +54,21 @@ pub enum ArmKind {
 }
 
 impl ArmKind {
-    pub(crate) fn build(self, case: &Case, knobs: Knobs, recorded: bool) -> Box<dyn Arm> {
+    pub(crate) fn build(self, case: &Case, params: SweepParams, recorded: bool) -> Box<dyn Arm> {
         match self {
             ArmKind::Direct => Box::new(Plain::new(case, plain::Policy::Direct)),
             ArmKind::Lru => Box::new(Plain::new(case, plain::Policy::Lru)),
             ArmKind::Pin => Box::new(Plain::new(case, plain::Policy::Pin)),
-            ArmKind::Fletch => Box::new(Fletch::new(case, knobs, recorded)),
+            ArmKind::Fletch => Box::new(Fletch::new(case, params, recorded)),
         }
     }
 }
 
 /// The key of a job's epoch; `u64::MAX` is nobody.
-pub(crate) fn key(case: &Case, job: u64, epoch: u64) -> fletch_core::order::OrderKey {
+pub(crate) fn key(case: &Case, job: u64, epoch: u64) -> fletch_core::plan::OrderKey {
     let name = |s: &str| fletch_core::Hash::of(s.as_bytes());
     let (root, plan) = (fletch_core::Root(name("simulated")), name("plan"));
     // Epochs of a job lie far from those of any other.
     let number = job.wrapping_add(epoch.wrapping_mul(1 << 32));
-    fletch_core::order::OrderKey::new(root, plan, case.seed, number)
+    fletch_core::plan::OrderKey::new(root, plan, case.seed, number)
 }

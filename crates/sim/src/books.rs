@@ -2,7 +2,7 @@
 //! cheat them: it says which sample, and the books say whether that is allowed.
 
 use crate::{Case, case::Reader};
-use fletch_core::order::Bits;
+use fletch_core::plan::Bits;
 use std::collections::{BTreeMap, VecDeque};
 
 pub(crate) struct JobBook {

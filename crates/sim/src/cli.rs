@@ -2,7 +2,7 @@
 
 use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, engine, file, table, traces};
 use clap::{Args, Parser, ValueEnum};
-use fletch_core::order::substitute::Knobs;
+use fletch_core::order::sweep::SweepParams;
 use std::{io::Write, path::PathBuf};
 
 /// Simulates jobs that share a dataset through a cache, in virtual time.
@@ -94,7 +94,7 @@ pub struct Run {
     /// What stands between its jobs and its origin.
     pub arm: ArmKind,
     /// The policy's constants.
-    pub knobs: Knobs,
+    pub params: SweepParams,
     /// Where the trace goes, if anywhere.
     pub record: Option<PathBuf>,
 }
@@ -103,7 +103,7 @@ impl Run {
     /// Plays it without recording; `watch` hears which part of it is done.
     #[must_use]
     pub fn simulate(&self, watch: &mut dyn FnMut(f64)) -> Outcome {
-        engine::simulate_with(&self.case, self.arm, self.knobs, watch)
+        engine::simulate_with(&self.case, self.arm, self.params, watch)
     }
 
     /// Plays it, and writes its trace where one is wanted.
@@ -112,7 +112,7 @@ impl Run {
     /// [`BadCase::Write`] when its trace cannot be written.
     pub fn play(&self, watch: &mut dyn FnMut(f64)) -> Result<Outcome, BadCase> {
         match &self.record {
-            Some(path) => traces::record(&self.case, self.knobs, path),
+            Some(path) => traces::record(&self.case, self.params, path),
             None => Ok(self.simulate(watch)),
         }
     }
@@ -145,7 +145,7 @@ impl SimulateArgs {
     /// # Errors
     /// Any [`BadCase`].
     pub fn runs(&self) -> Result<Vec<Run>, BadCase> {
-        let knobs = knobs(&self.set)?;
+        let params = params(&self.set)?;
         let mut runs = Vec::new();
         for mut case in self.cases()? {
             if self.only.as_ref().is_some_and(|o| !case.name.contains(o.as_str())) {
@@ -161,7 +161,7 @@ impl SimulateArgs {
             if !faults.is_empty() {
                 return Err(BadCase::Faults { case: case.name, faults });
             }
-            let run = |&arm| Run { case: case.clone(), arm, knobs, record: self.record.clone() };
+            let run = |&arm| Run { case: case.clone(), arm, params, record: self.record.clone() };
             runs.extend(self.arms.iter().map(run));
         }
         let one = runs.len() == 1 && runs[0].arm == ArmKind::Fletch;
@@ -183,7 +183,7 @@ impl SimulateArgs {
 }
 
 /// The policy's constants, by the names that `--set` knows.
-fn named(k: &mut Knobs) -> [(&'static str, &mut f64); 21] {
+fn named(k: &mut SweepParams) -> [(&'static str, &mut f64); 21] {
     [
         ("window", &mut k.window),
         ("window_units", &mut k.window_units),
@@ -213,8 +213,8 @@ fn named(k: &mut Knobs) -> [(&'static str, &mut f64); 21] {
 ///
 /// # Errors
 /// [`BadCase::Knob`].
-pub fn knobs(set: &[String]) -> Result<Knobs, BadCase> {
-    let mut k = Knobs::default();
+pub fn params(set: &[String]) -> Result<SweepParams, BadCase> {
+    let mut k = SweepParams::default();
     for s in set {
         let bad = |why: String| BadCase::Knob { set: s.clone(), why };
         let (name, value) = s.split_once('=').ok_or_else(|| bad("expected name=value".to_owned()))?;
@@ -225,7 +225,7 @@ pub fn knobs(set: &[String]) -> Result<Knobs, BadCase> {
         match named(&mut k).into_iter().find(|(n, _)| *n == name) {
             Some((_, field)) => *field = value,
             None => {
-                let mut usual = Knobs::default();
+                let mut usual = SweepParams::default();
                 let all: Vec<String> = named(&mut usual).iter().map(|(n, v)| format!("{n}={v}")).collect();
                 return Err(bad(format!("no such constant; by default {}", all.join(" "))));
             }

@@ -7,7 +7,7 @@ use crate::{
     bound,
     case::Reader,
 };
-use fletch_core::order::substitute::Knobs;
+use fletch_core::order::sweep::SweepParams;
 use serde::Serialize;
 use std::{
     cmp::Reverse,
@@ -78,17 +78,17 @@ fn tick(t: f64) -> u64 {
 /// When the case has faults ([`Case::faults`]), or when a policy breaks its promises: a sample
 /// delivered twice, a cache over its capacity, a sample that is neither here nor paid for.
 #[must_use]
-pub fn simulate(case: &Case, arm: ArmKind, knobs: Knobs) -> Outcome {
-    simulate_with(case, arm, knobs, &mut |_| {})
+pub fn simulate(case: &Case, arm: ArmKind, params: SweepParams) -> Outcome {
+    simulate_with(case, arm, params, &mut |_| {})
 }
 
-/// Plays a case with Fletch's policy and gives the trace of its sweep (`Flywheel::play` plays it
+/// Plays a case with Fletch's policy and gives the trace of its sweep (`SweepPolicy::play` plays it
 /// again), in pieces to `trace`.
 ///
 /// # Panics
 /// As [`simulate`].
-pub fn record(case: &Case, knobs: Knobs, trace: &mut dyn FnMut(Vec<u8>)) -> Outcome {
-    let mut policy = ArmKind::Fletch.build(case, knobs, true);
+pub fn record(case: &Case, params: SweepParams, trace: &mut dyn FnMut(Vec<u8>)) -> Outcome {
+    let mut policy = ArmKind::Fletch.build(case, params, true);
     play(case, ArmKind::Fletch, policy.as_mut(), &mut |_| {}, &mut |p| trace(p.take_trace()))
 }
 
@@ -100,8 +100,8 @@ const WATCH_EVERY: u64 = 1 << 16;
 /// # Panics
 /// As [`simulate`].
 #[must_use]
-pub fn simulate_with(case: &Case, arm: ArmKind, knobs: Knobs, watch: &mut dyn FnMut(f64)) -> Outcome {
-    let mut policy = arm.build(case, knobs, false);
+pub fn simulate_with(case: &Case, arm: ArmKind, params: SweepParams, watch: &mut dyn FnMut(f64)) -> Outcome {
+    let mut policy = arm.build(case, params, false);
     play(case, arm, policy.as_mut(), watch, &mut |_| {})
 }
 

@@ -32,7 +32,7 @@ pub enum BadCase {
         /// Which file.
         path: PathBuf,
         /// What is wrong with it.
-        why: fletch_core::order::substitute::trace::BadTrace,
+        why: fletch_core::order::sweep::trace::BadTrace,
     },
     /// More than one run to be recorded, or one without a sweep.
     #[error("--record takes one case, and the arm fletch alone")]

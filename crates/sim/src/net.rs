@@ -1,7 +1,6 @@
 //! Links and requests: when bytes arrive that are asked for now. First come, first served.
 
 use crate::case::{Network, Origin};
-use fletch_core::policy::pacing;
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 /// A time that can be compared; all times of a simulation are finite.
@@ -47,7 +46,7 @@ impl Net {
 
     /// So many samples' worth under way fill the link; at most `most`.
     pub(crate) fn fill(&self, most: u64) -> u64 {
-        self.origin.map_or(u64::MAX, |o| pacing::in_flight(o.bandwidth, o.latency, 1, most))
+        self.origin.map_or(u64::MAX, |o| in_flight(o.bandwidth, o.latency, 1, most))
     }
 
     /// When `samples` samples' worth of bytes arrive that are asked for now.
@@ -95,5 +94,25 @@ impl Way {
         }
         self.free = self.free.max(now) + each;
         self.free + n.latency
+    }
+}
+
+/// Bytes to keep in flight on a link of `bandwidth` bytes a second and `latency` seconds: twice what the link
+/// holds, at least one unit of `unit` bytes, at most `most`.
+fn in_flight(bandwidth: f64, latency: f64, unit: u64, most: u64) -> u64 {
+    let link = (2.0 * bandwidth * latency).max(0.0);
+    (link as u64).max(unit).min(most.max(unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_in_flight() {
+        assert_eq!(in_flight(1e9, 0.025, 4 << 20, 1 << 30), 50_000_000);
+        assert_eq!(in_flight(1e6, 0.001, 4 << 20, 1 << 30), 4 << 20);
+        assert_eq!(in_flight(1e12, 1.0, 4 << 20, 1 << 30), 1 << 30);
+        assert_eq!(in_flight(f64::NAN, 1.0, 1, 10), 1);
     }
 }

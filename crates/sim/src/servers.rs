@@ -9,7 +9,7 @@ use crate::{Case, net::Way};
 use fletch_core::{
     Domain, Hash, StoreKey,
     cluster::{Member, Placement},
-    order::Bits,
+    plan::Bits,
     residency::Residency,
 };
 

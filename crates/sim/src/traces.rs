@@ -1,7 +1,7 @@
 //! Traces in files: written by a simulation, and played again, whoever wrote them.
 
 use crate::{BadCase, Case, Outcome, engine};
-use fletch_core::order::{Flywheel, substitute::Knobs};
+use fletch_core::order::{SweepPolicy, sweep::SweepParams};
 use serde::Serialize;
 use std::{fmt, fs::File, io::Write, path::Path};
 
@@ -37,7 +37,7 @@ pub fn play(path: &Path) -> Result<Same, BadCase> {
         return Err(BadCase::Long { path: path.to_owned(), bytes });
     }
     let trace = std::fs::read(path).map_err(unread)?;
-    let played = Flywheel::play(&trace).map_err(|why| BadCase::Trace { path: path.to_owned(), why })?;
+    let played = SweepPolicy::play(&trace).map_err(|why| BadCase::Trace { path: path.to_owned(), why })?;
     Ok(Same { calls: played.calls, picks: played.picks, cut: played.cut })
 }
 
@@ -45,11 +45,11 @@ pub fn play(path: &Path) -> Result<Same, BadCase> {
 ///
 /// # Errors
 /// [`BadCase::Write`].
-pub fn record(case: &Case, knobs: Knobs, path: &Path) -> Result<Outcome, BadCase> {
+pub fn record(case: &Case, params: SweepParams, path: &Path) -> Result<Outcome, BadCase> {
     let unwritten = |why| BadCase::Write { path: path.to_owned(), why };
     let mut file = File::create(path).map_err(unwritten)?;
     let mut failed = None;
-    let outcome = engine::record(case, knobs, &mut |piece| {
+    let outcome = engine::record(case, params, &mut |piece| {
         if failed.is_none() {
             failed = file.write_all(&piece).err();
         }

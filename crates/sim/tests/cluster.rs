@@ -1,7 +1,7 @@
 //! Several servers, losses, origins that take only so many requests, and strict jobs beside substituted
 //! ones. Every epoch is exact in all of them: the books panic otherwise.
 
-use fletch_core::order::{Flywheel, substitute::Knobs};
+use fletch_core::order::{SweepPolicy, sweep::SweepParams};
 use fletch_sim::{ArmKind, Case, Network, Origin, Outcome, Reader, Server, cases, record, simulate};
 
 fn four() -> Case {
@@ -11,7 +11,7 @@ fn four() -> Case {
 }
 
 fn play(case: &Case) -> Outcome {
-    let o = simulate(case, ArmKind::Fletch, Knobs::default());
+    let o = simulate(case, ArmKind::Fletch, SweepParams::default());
     println!("{}\n{} failed, {:.3} in vain", fletch_sim::table::line(&o), o.failed, o.vain);
     o
 }
@@ -166,13 +166,13 @@ fn a_simulation_is_the_core_and_nothing_else() {
     case.servers[0].gone = vec![(9_000.0, 12_000.0)];
     assert_eq!(case.faults(), Vec::<String>::new());
     let mut trace = Vec::new();
-    let o = record(&case, Knobs::default(), &mut |piece| trace.extend(piece));
-    assert_eq!(o, simulate(&case, ArmKind::Fletch, Knobs::default()), "recording changes nothing");
-    let played = Flywheel::play(&trace).expect("plays");
+    let o = record(&case, SweepParams::default(), &mut |piece| trace.extend(piece));
+    assert_eq!(o, simulate(&case, ArmKind::Fletch, SweepParams::default()), "recording changes nothing");
+    let played = SweepPolicy::play(&trace).expect("plays");
     assert!(!played.cut && played.picks >= o.delivered, "{} picks", played.picks);
     println!("{} calls, {} bytes", played.calls, trace.len());
     // A constant changed is a difference found.
-    let other = Knobs { window: 0.08, ..Knobs::default() };
+    let other = SweepParams { window: 0.08, ..SweepParams::default() };
     let mut changed = Vec::new();
     record(&case, other, &mut |piece| changed.extend(piece));
     assert_ne!(trace, changed);

@@ -3,16 +3,16 @@
 
 use fletch_core::{
     Hash, LayoutId, Root,
-    order::{
-        Bits, Bucketed, Buckets, Event, Fit, Flywheel, Laid, Ledger, OrderKey, Permutation, Plan, Request,
-        Shape, Strict, Tail,
+    delivery::{
+        Event, Ledger, Request,
         certificate::{Shuffle, chance},
+        consumption_log::{self, ConsumptionLog, ConsumptionRecord},
         ledger::{self, Header},
-        notes::{self, Note, Notes},
         receipt::{Delivery, LtHash, Receipt},
-        substitute::{Act, Knobs},
     },
-    residency::Residency,
+    order::{Bucketed, Buckets, Strict, SweepPolicy, sweep::SweepParams},
+    plan::{Bits, OrderKey, Permutation, Plan, PlanUnits, Tail, UnitMap, World},
+    residency::{CacheAction, Residency},
 };
 use serde_json::{Value, json};
 use std::{path::Path, sync::Arc};
@@ -73,7 +73,7 @@ fn plans() {
 #[test]
 fn strict() {
     let order = |plan: Plan, batch, ranks, tail| {
-        let o = Strict::new(plan, Fit { batch, ranks, tail }, key());
+        let o = Strict::new(plan, World { batch, ranks, tail }, key());
         let entries: Vec<u32> = (0..o.len()).map(|p| o.entry(p)).collect();
         let items: Vec<(u32, u32)> = entries.iter().map(|&e| o.item(e)).map(|i| (i.sample, i.copy)).collect();
         json!({
@@ -83,9 +83,10 @@ fn strict() {
     };
     let all = |n| Plan::all(n).expect("plan");
     let unit_of: Vec<u32> = (0..40).map(|s| s * 7 % 10).collect();
-    let laid = Laid::new(&all(40), &Shape::new(&unit_of, vec![1; 10]).expect("shape")).expect("laid");
-    let fit = Fit { batch: 1, ranks: 1, tail: Tail::Keep };
-    let by_units = Strict::by_units(all(40), fit, key(), laid, 12);
+    let plan_units = PlanUnits::new(&all(40), &UnitMap::new(&unit_of, vec![1; 10]).expect("unit_map"))
+        .expect("plan_units");
+    let world = World { batch: 1, ranks: 1, tail: Tail::Keep };
+    let by_units = Strict::by_units(all(40), world, key(), plan_units, 12);
     let by_units: Vec<u32> = (0..40).map(|p| by_units.entry(p)).collect();
     let mut state = Bits::zeros(21);
     for bit in [0, 3, 8, 20] {
@@ -110,8 +111,8 @@ fn bucketed() {
     let buckets = Buckets::new(of.clone()).expect("few");
     let plan = Plan::all(23).expect("plan");
     let order = |batch, ranks, tail| {
-        let fit = Fit { batch, ranks, tail };
-        let o = Bucketed::new(plan.clone(), fit, &key(), buckets.clone()).expect("fits");
+        let world = World { batch, ranks, tail };
+        let o = Bucketed::new(plan.clone(), world, &key(), buckets.clone()).expect("fits");
         let steps: Vec<Value> = (0..o.steps())
             .map(|s| {
                 let entries: Vec<u32> = (0..o.size(s)).map(|q| o.entry(s, q)).collect();
@@ -134,50 +135,51 @@ fn bucketed() {
 
 #[test]
 fn trace() {
-    let shape = Arc::new(Shape::new(&[0, 1, 2, 0, 1, 2], vec![1000, 2000, 300]).expect("shape"));
-    let mut fly = Flywheel::recorded(shape.clone(), 3000, &key(), Knobs::default());
-    let begin = hex::encode(fly.take_trace());
-    let (mut calls, mut acts) = (Vec::new(), Vec::new());
-    let all = fly.join(Laid::new(&Plan::all(6).expect("plan"), &shape).expect("laid"));
-    let some = fly.join(Laid::new(&Plan::subset(6, [0, 4]).expect("plan"), &shape).expect("laid"));
-    calls.push(hex::encode(fly.take_trace()));
+    let unit_map = Arc::new(UnitMap::new(&[0, 1, 2, 0, 1, 2], vec![1000, 2000, 300]).expect("unit_map"));
+    let mut policy = SweepPolicy::recorded(unit_map.clone(), 3000, &key(), SweepParams::default());
+    let begin = hex::encode(policy.take_trace());
+    let (mut calls, mut actions) = (Vec::new(), Vec::new());
+    let all = policy.join(PlanUnits::new(&Plan::all(6).expect("plan"), &unit_map).expect("plan_units"));
+    let some =
+        policy.join(PlanUnits::new(&Plan::subset(6, [0, 4]).expect("plan"), &unit_map).expect("plan_units"));
+    calls.push(hex::encode(policy.take_trace()));
     let mut left = Bits::ones(6);
     left.clear(1);
-    fly.begin(all, left);
-    fly.begin(some, Bits::ones(2));
-    calls.push(hex::encode(fly.take_trace()));
+    policy.begin(all, left);
+    policy.begin(some, Bits::ones(2));
+    calls.push(hex::encode(policy.take_trace()));
     let mut picks = Vec::new();
-    for seat in [all, some, some, some] {
-        acts.clear();
-        let pick = fly.next(seat, &mut acts);
-        let acts: Vec<(&str, u32)> = acts
+    for subscriber in [all, some, some, some] {
+        actions.clear();
+        let pick = policy.next(subscriber, &mut actions);
+        let actions: Vec<(&str, u32)> = actions
             .iter()
             .map(|a| match *a {
-                Act::Load(u) => ("load", u),
-                Act::Evict(u) => ("evict", u),
+                CacheAction::Load(u) => ("load", u),
+                CacheAction::Evict(u) => ("evict", u),
             })
             .collect();
         picks.push(
-            json!({ "seat": seat.0, "pick": pick.map(|p| (p.spot, p.unit, p.how, p.pass)), "acts": acts }),
+            json!({ "seat": subscriber.0, "pick": pick.map(|p| (p.slot, p.unit, p.read_from, p.pass)), "acts": actions }),
         );
-        calls.push(hex::encode(fly.take_trace()));
+        calls.push(hex::encode(policy.take_trace()));
     }
-    fly.give_back(some, 0);
-    fly.lost(2);
-    fly.set_capacity(0, &mut Vec::new());
+    policy.give_back(some, 0);
+    policy.lost(2);
+    policy.set_capacity(0, &mut Vec::new());
     let mut units = Bits::zeros(3);
     units.set(2);
-    fly.reconcile(&Residency::new(9, units.clone()), 77);
-    fly.adopt(&Residency::new(9, units), &mut acts);
-    fly.advance(&mut acts);
-    fly.leave(all);
-    let rest = hex::encode(fly.take_trace());
+    policy.reconcile(&Residency::new(9, units.clone()), 77);
+    policy.adopt(&Residency::new(9, units), &mut actions);
+    policy.advance(&mut actions);
+    policy.leave(all);
+    let rest = hex::encode(policy.take_trace());
     let whole: Vec<u8> = hex::decode(format!("{begin}{}{rest}", calls.concat())).expect("hex");
-    let played = Flywheel::play(&whole).expect("plays");
+    let played = SweepPolicy::play(&whole).expect("plays");
     assert_eq!((played.calls, played.picks), (15, 3));
     golden(
         "trace.json",
-        &json!({ "key": Hash(key().0), "knobs": Knobs::default().values(), "begin": begin, "calls": calls, "picks": picks, "rest": rest }),
+        &json!({ "key": Hash(key().0), "knobs": SweepParams::default().values(), "begin": begin, "calls": calls, "picks": picks, "rest": rest }),
     );
 }
 
@@ -191,7 +193,7 @@ fn ledger_bytes() {
         plan: Hash::of(b"plan"),
         order: "substitute".into(),
         seed: 7,
-        fit: Fit { batch: 8, ranks: 2, tail: Tail::Drop },
+        world: World { batch: 8, ranks: 2, tail: Tail::Drop },
     };
     let request = Request { rank: 1, worker: 0, sequence: 300 };
     let events = [
@@ -201,7 +203,7 @@ fn ledger_bytes() {
         Event::Expire { lease: 1 },
         Event::Commit { commit: 1 },
         Event::Rollback { commit: 1 },
-        Event::World { fit: Fit { batch: 8, ranks: 4, tail: Tail::Pad } },
+        Event::World { world: World { batch: 8, ranks: 4, tail: Tail::Pad } },
         Event::End { delivered: 16, redelivered: 2 },
     ];
     let mut file = ledger::begin(&header);
@@ -233,15 +235,15 @@ fn receipts() {
     let root = Root(Hash::of(b"root"));
     let mut value = LtHash::default();
     let mut digests = Vec::new();
-    let mut lines = vec![notes::head(root, 3)];
+    let mut lines = vec![consumption_log::head(root, 3)];
     for (ordinal, copy) in [(0, 0), (0, 1), (1 << 40, 0)] {
         let delivery = Delivery { ordinal, content: Hash::of(b"bytes"), copy };
         value.add(root, &delivery);
         digests.push(value.digest());
-        lines.push(Note { delivery, at: (copy == 1).then_some((7, 2)) }.to_string());
+        lines.push(ConsumptionRecord { delivery, at: (copy == 1).then_some((7, 2)) }.to_string());
     }
-    lines.push(notes::sum(3, &value));
-    assert_eq!(Notes::parse(&(lines.join("\n") + "\n")).expect("notes").sums, [(3, value.clone())]);
+    lines.push(consumption_log::sum(3, &value));
+    assert_eq!(ConsumptionLog::parse(&(lines.join("\n") + "\n")).expect("notes").sums, [(3, value.clone())]);
     golden("notes.json", &json!({ "lines": lines }));
     let lanes: Vec<u16> =
         value.to_bytes()[..32].chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect();

@@ -2,7 +2,7 @@
 //! before it): backend per delivered and bound of the thirteen main rows, of the odd cases, and of
 //! every tenth case of the grid, 800 units of 32 samples, whole epochs.
 
-use fletch_core::order::substitute::Knobs;
+use fletch_core::order::sweep::SweepParams;
 use fletch_sim::{ArmKind, Case, cases, simulate};
 
 /// How far a figure may lie from the reference's.
@@ -17,7 +17,7 @@ fn check(cases: Vec<Case>, seeds: u64, figures: &[(&str, f64, f64)]) {
         let (mut ratio, mut least) = (0.0, 0.0);
         for seed in 0..seeds {
             case.seed += seed;
-            let o = simulate(&case, ArmKind::Fletch, Knobs::default());
+            let o = simulate(&case, ArmKind::Fletch, SweepParams::default());
             println!("{}", fletch_sim::table::line(&o));
             (ratio, least) = (ratio + o.ratio / seeds as f64, least + o.bound / seeds as f64);
         }

@@ -1,7 +1,7 @@
 //! What the reference leaves out: bandwidth, latency, decisions ahead of service, leases in
 //! flight.
 
-use fletch_core::order::substitute::Knobs;
+use fletch_core::order::sweep::SweepParams;
 use fletch_sim::{ArmKind, Case, Origin, Subset, cases, simulate};
 
 fn timed(mut case: Case, bandwidth: f64) -> Case {
@@ -22,7 +22,7 @@ fn leased(case: &mut Case) {
 fn a_lone_job_is_paced() {
     for (cache, bandwidth) in [(0.5, 0.5), (0.2, 0.8), (0.05, 0.95), (0.2, 0.4)] {
         let case = timed(Case::plain("lone", 800, 32, cache, false, &[1.0], 1), bandwidth);
-        let o = simulate(&case, ArmKind::Fletch, Knobs::default());
+        let o = simulate(&case, ArmKind::Fletch, SweepParams::default());
         let ideal = 25_600.0 / f64::min(1.0, bandwidth / (1.0 - cache));
         let times = o.epoch_seconds[0] / ideal;
         assert!(times <= 1.05, "c {cache} b {bandwidth}: {times:.3} × the ideal time");
@@ -42,7 +42,7 @@ fn a_lone_job_fetches_what_is_not_cached() {
             let epoch = (units * samples as usize) as f64;
             (case.warm, case.end) = (epoch, 3.0 * epoch);
             leased(&mut case);
-            let o = simulate(&case, ArmKind::Fletch, Knobs::default());
+            let o = simulate(&case, ArmKind::Fletch, SweepParams::default());
             assert!(o.ratio <= 1.0 - cache + 0.01, "{units} × {samples}, c {cache}: {:.4}", o.ratio);
         }
     }
@@ -55,7 +55,7 @@ fn jobs_share_what_is_not_cached_however_little() {
         let mut case = Case::plain("four", 400, 32, cache, true, &[1.0; 4], 1);
         (case.warm, case.end) = (2.0 * 12_800.0, 5.0 * 12_800.0);
         leased(&mut case);
-        let o = simulate(&case, ArmKind::Fletch, Knobs::default());
+        let o = simulate(&case, ArmKind::Fletch, SweepParams::default());
         assert!(o.ratio <= o.bound * most, "c {cache}: {:.4}, bound {:.4}", o.ratio, o.bound);
     }
 }
@@ -66,9 +66,10 @@ fn jobs_share_what_is_not_cached_however_little() {
 fn time_costs_several_jobs_little() {
     for case in cases::rows(800, 32, 1).into_iter().filter(|c| c.jobs.len() >= 4 && c.name.contains("equal"))
     {
-        let without = simulate(&case, ArmKind::Fletch, Knobs::default());
+        let without = simulate(&case, ArmKind::Fletch, SweepParams::default());
         let total: f64 = case.jobs.iter().map(|j| j.rate).sum();
-        let with = simulate(&timed(case, without.ratio * total * 1.1), ArmKind::Fletch, Knobs::default());
+        let with =
+            simulate(&timed(case, without.ratio * total * 1.1), ArmKind::Fletch, SweepParams::default());
         println!("{}\n{}", fletch_sim::table::line(&without), fletch_sim::table::line(&with));
         assert!(with.ratio <= without.ratio + 0.02, "{}", with.case);
         assert!(with.stalled.iter().all(|&s| s < 0.02), "{}: {:?}", with.case, with.stalled);
@@ -80,8 +81,8 @@ fn time_costs_several_jobs_little() {
 #[test]
 fn serving_on_arrival_ruins_the_shuffle_and_gains_nothing() {
     let case = timed(Case::plain("lone", 800, 32, 0.05, false, &[1.0], 1), 0.85);
-    let little = simulate(&case, ArmKind::Fletch, Knobs::default());
-    let all = simulate(&Case { overtake: usize::MAX, ..case }, ArmKind::Fletch, Knobs::default());
+    let little = simulate(&case, ArmKind::Fletch, SweepParams::default());
+    let all = simulate(&Case { overtake: usize::MAX, ..case }, ArmKind::Fletch, SweepParams::default());
     assert!(all.epoch_seconds[0] > 0.99 * little.epoch_seconds[0]);
     assert!(all.near[0] > 2.0 * little.near[0], "{} {}", all.near[0], little.near[0]);
 }
@@ -91,7 +92,7 @@ fn serving_on_arrival_ruins_the_shuffle_and_gains_nothing() {
 #[test]
 fn other_arms() {
     let case = Case::plain("lone", 200, 32, 0.2, false, &[1.0], 1);
-    let ratio = |arm| simulate(&case, arm, Knobs::default()).ratio;
+    let ratio = |arm| simulate(&case, arm, SweepParams::default()).ratio;
     assert_eq!(ratio(ArmKind::Direct), 1.0);
     assert!((ratio(ArmKind::Pin) - 0.8).abs() < 0.01);
     // LRU under random permutations hits c + (1 − c) · ln(1 − c).
@@ -104,7 +105,8 @@ fn other_arms() {
 #[test]
 fn the_same_case_gives_the_same_outcome() {
     let case = timed(cases::grid_case(0.1, 4, "churn", "5%", 3), 1.5);
-    let run = || simulate(&Case { end: case.warm * 1.2, ..case.clone() }, ArmKind::Fletch, Knobs::default());
+    let run =
+        || simulate(&Case { end: case.warm * 1.2, ..case.clone() }, ArmKind::Fletch, SweepParams::default());
     assert_eq!(run(), run());
 }
 
@@ -155,7 +157,7 @@ fn sizes_of_leases_cost_nothing() {
         for (job, &lease) in case.jobs.iter_mut().zip(leases.iter().cycle()) {
             (job.lease, job.leased) = (lease, Some(4 * lease as usize));
         }
-        simulate(&case, ArmKind::Fletch, Knobs::default()).ratio
+        simulate(&case, ArmKind::Fletch, SweepParams::default()).ratio
     };
     let (equal, mixed) = (play(&[64]), play(&[32, 96, 128]));
     assert!((mixed / equal - 1.0).abs() < 0.03, "{mixed:.4} for {equal:.4}");

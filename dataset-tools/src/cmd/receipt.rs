@@ -9,12 +9,13 @@ use fletch_api::EpochReceipt;
 use fletch_client::{Client, epochs::JobHandle};
 use fletch_core::{
     Hash,
-    manifest::SampleRef,
-    order::{
-        Event, Ledger, Plan, Tail,
-        notes::{Check, Differs, Notes, Written},
+    delivery::{
+        Event, Ledger,
+        consumption_log::{Check, ConsumptionLog, Discrepancy, LogPosition},
         receipt::{Delivery, LtHash, Receipt, content},
     },
+    manifest::SampleRef,
+    plan::{Plan, Tail},
 };
 use fletch_tables::{PartCache, Version};
 use serde::{Deserialize, Serialize};
@@ -147,22 +148,22 @@ impl Against {
         let dropped: BTreeSet<u32> = r.dropped.iter().copied().collect();
         // A replay drops and pads what was dropped and padded then.
         if let Some(ledger) = self.ledger.as_ref().filter(|l| l.header.order != "replay") {
-            let fit = ledger.header.fit;
-            let tail = plan.entries() - fit.delivered(plan.entries()).min(plan.entries());
+            let world = ledger.header.world;
+            let tail = plan.entries() - world.delivered(plan.entries()).min(plan.entries());
             // What is shared anew may leave out fewer than there are ranks.
             let anew = ledger.events.iter().filter_map(|e| match e {
-                Event::World { fit } => Some(*fit),
-                Event::Resume { .. } | Event::Rollback { .. } => Some(fit),
+                Event::World { world } => Some(*world),
+                Event::Resume { .. } | Event::Rollback { .. } => Some(world),
                 _ => None,
             });
-            let most = tail + anew.clone().map(|fit| u64::from(fit.ranks)).max().unwrap_or(0);
+            let most = tail + anew.clone().map(|world| u64::from(world.ranks)).max().unwrap_or(0);
             if dropped.len() as u64 > most {
                 return Some(format!(
                     "it says that {} samples were dropped, and the tail of a step is {most}",
                     dropped.len()
                 ));
             }
-            if r.padded > 0 && anew.chain([fit]).all(|fit| fit.tail != Tail::Pad) {
+            if r.padded > 0 && anew.chain([world]).all(|world| world.tail != Tail::Pad) {
                 return Some(format!(
                     "it says that {} entries filled up a step, and no step is filled up",
                     r.padded
@@ -223,7 +224,7 @@ struct Names<'a> {
 }
 
 impl Names<'_> {
-    fn at(&self, w: Written) -> String {
+    fn at(&self, w: LogPosition) -> String {
         format!("{}:{}", self.files[w.file].display(), w.line)
     }
 
@@ -232,24 +233,24 @@ impl Names<'_> {
         Ok(version.entry(ordinal).await?.map(|found| found.entry().path.replace('\0', "/")))
     }
 
-    async fn row(&self, differs: &Differs) -> Result<Row, Failure> {
+    async fn row(&self, differs: &Discrepancy) -> Result<Row, Failure> {
         let (what, ordinal, why) = match *differs {
-            Differs::Doubled { ordinal, copy, first, again } => {
+            Discrepancy::Doubled { ordinal, copy, first, again } => {
                 let why =
                     format!("copy {copy} was consumed twice: {} and {}", self.at(first), self.at(again));
                 ("doubled", Some(ordinal), why)
             }
-            Differs::Altered { ordinal, at, is, should: Some(should) } => {
+            Discrepancy::Altered { ordinal, at, is, should: Some(should) } => {
                 let why = format!("{}: its bytes hash to {is}, the version's to {should}", self.at(at));
                 ("altered", Some(ordinal), why)
             }
-            Differs::Altered { ordinal, at, .. } => {
+            Discrepancy::Altered { ordinal, at, .. } => {
                 ("unknown", Some(ordinal), format!("{}: the version has no such sample", self.at(at)))
             }
-            Differs::Missing { ordinal } => {
+            Discrepancy::Missing { ordinal } => {
                 ("missing", Some(ordinal), "it was delivered, and nobody wrote it down".to_owned())
             }
-            Differs::Unwritten { entry, rank, lease, place } => {
+            Discrepancy::Unwritten { entry, rank, lease, place } => {
                 let ordinal = self.ordinals.get(entry as usize).copied().filter(|_| self.all);
                 let why = format!(
                     "entry {entry}: rank {rank} acknowledged it (lease {lease}, place {place}), and nobody wrote it down"
@@ -269,7 +270,8 @@ fn verify(ctx: &Ctx, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> 
     let mut all = Vec::new();
     for path in files {
         let text = fs::read_to_string(path).map_err(|e| Failure::io(path.display(), &e))?;
-        let notes = Notes::parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+        let notes =
+            ConsumptionLog::parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
         all.push(notes);
     }
     let against = match (&proof.receipt, &proof.job, proof.epoch) {
@@ -333,7 +335,7 @@ async fn explain(
     let mut found = check.differs(&contents, Some(&dropped).filter(|_| whole));
     if against.version.is_none() {
         // Nothing is known of contents, so nothing is said of them.
-        found.retain(|d| !matches!(d, Differs::Altered { .. }));
+        found.retain(|d| !matches!(d, Discrepancy::Altered { .. }));
     }
     let ordinals = contents.into_keys().collect();
     let names = Names { files, ordinals, against, all: whole };

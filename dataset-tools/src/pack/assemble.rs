@@ -98,13 +98,13 @@ struct Piece {
 }
 
 /// A chunk put together: its bytes and name, and content and offset of each member.
-struct Laid {
+struct PlanUnits {
     bytes: Bytes,
     hash: Hash,
     members: Vec<(Hash, u32)>,
 }
 
-fn lay(contents: &[Bytes], params: PackParams) -> Laid {
+fn lay(contents: &[Bytes], params: PackParams) -> PlanUnits {
     let mut out: Vec<u8> = Vec::with_capacity(contents.iter().map(|b| b.len() + params.align as usize).sum());
     let mut members = Vec::with_capacity(contents.len());
     for bytes in contents {
@@ -114,7 +114,7 @@ fn lay(contents: &[Bytes], params: PackParams) -> Laid {
         out.extend_from_slice(bytes);
     }
     let hash = Hash::of(&out);
-    Laid { bytes: out.into(), hash, members }
+    PlanUnits { bytes: out.into(), hash, members }
 }
 
 fn lost(e: impl std::fmt::Display) -> Failure {

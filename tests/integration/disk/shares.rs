@@ -2,10 +2,10 @@
 //! the arms are what theory says.
 
 use crate::common::{Over, appended, delivered, fetched, series, settle};
-use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, World};
+use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::epochs::Next;
 use fletch_client::{Client, ClientConfig, ClientError};
-use fletch_core::{Hash, order::Tail};
+use fletch_core::{Hash, plan::Tail};
 use fletch_tests::bins::Running;
 use fletch_tests::cgroup::Memory;
 use fletch_tests::fixture::Site;
@@ -157,7 +157,7 @@ fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) {
         buckets: None,
         replay: None,
         plan: PlanSpec::default(),
-        world: World { ranks: 1, batch: 32, tail: Tail::Keep },
+        world: WorldSpec { ranks: 1, batch: 32, tail: Tail::Keep },
         visitation: Visitation::ExactlyOnce,
     };
     let work = async {

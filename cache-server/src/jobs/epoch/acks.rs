@@ -6,7 +6,7 @@ use fletch_api::{
     EpochState,
     epochs::{ACKS_MAX, Ack, Acked, Acks},
 };
-use fletch_core::order::{Event, lease::LeaseError};
+use fletch_core::delivery::{Event, lease::LeaseError};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Epoch {
@@ -44,7 +44,7 @@ impl Epoch {
         acks: &[Ack],
         renew: &[u64],
     ) -> Result<(), JobError> {
-        let ranks = inner.leases.fit().ranks;
+        let ranks = inner.leases.world().ranks;
         if rank >= ranks {
             return Err(LeaseError::Rank { rank, ranks }.into());
         }

@@ -7,7 +7,7 @@
 use super::{Epoch, EpochState, Inner};
 use crate::jobs::JobError;
 use fletch_api::Visitation;
-use fletch_core::order::{Fit, lease::LeaseError};
+use fletch_core::{delivery::lease::LeaseError, plan::World};
 use std::collections::BTreeSet;
 
 /// What a commit has beside the leases' bitmap.
@@ -79,11 +79,11 @@ impl Epoch {
             let none = || LeaseError::Commit(commit);
             let acked = inner.leases.committed(commit).ok_or_else(none)?;
             let ranks = inner.commits.get(&commit).ok_or_else(none)?.ranks;
-            let now = inner.leases.fit();
-            let then = Fit { ranks, ..now };
+            let now = inner.leases.world();
+            let then = World { ranks, ..now };
             let mut events = Vec::new();
             if self.course.may_become(self.number(), acked, then, now).is_err() {
-                events.push(inner.leases.world(then)?.0);
+                events.push(inner.leases.change_world(then)?.0);
             }
             match inner.leases.rollback(commit) {
                 Ok((event, _)) => events.push(event),
@@ -106,7 +106,7 @@ impl Epoch {
 
 impl Inner {
     pub(super) fn note_commit(&mut self, commit: u64) {
-        let then = Committed { padded: self.padded.clone(), ranks: self.leases.fit().ranks };
+        let then = Committed { padded: self.padded.clone(), ranks: self.leases.world().ranks };
         self.commits.insert(commit, then);
         let Inner { commits, leases, .. } = self;
         commits.retain(|c, _| leases.commits().any(|kept| kept == *c));

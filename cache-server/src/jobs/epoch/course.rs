@@ -2,7 +2,11 @@
 
 use super::Setup;
 use crate::jobs::{JobError, told::Told};
-use fletch_core::order::{Bits, Bucketed, Fit, Leases, Strict, plan::Item};
+use fletch_core::{
+    delivery::Leases,
+    order::{Bucketed, Strict},
+    plan::{Bits, Item, World},
+};
 use std::sync::Arc;
 
 /// See the module.
@@ -20,25 +24,25 @@ impl Course {
     ///
     /// # Errors
     /// [`JobError::Buckets`].
-    pub fn new(setup: &Setup, epoch: u64, fit: Fit) -> Result<Self, JobError> {
+    pub fn new(setup: &Setup, epoch: u64, world: World) -> Result<Self, JobError> {
         Ok(match &setup.told {
-            None => Course::first(setup, epoch, fit)?,
+            None => Course::first(setup, epoch, world)?,
             Some(told) => {
-                let of = Course::first(setup, told.header.epoch, told.header.fit)?;
+                let of = Course::first(setup, told.header.epoch, told.header.world)?;
                 Course::Told(Arc::clone(told), Box::new(of))
             }
         })
     }
 
     /// One that no ledger tells.
-    fn first(setup: &Setup, epoch: u64, fit: Fit) -> Result<Self, JobError> {
+    fn first(setup: &Setup, epoch: u64, world: World) -> Result<Self, JobError> {
         let (plan, key) = (setup.plan.clone(), setup.key(epoch));
         if let Some(cut) = &setup.cut {
-            return Ok(Course::Buckets(Arc::new(Bucketed::new(plan, fit, &key, cut.buckets.clone())?)));
+            return Ok(Course::Buckets(Arc::new(Bucketed::new(plan, world, &key, cut.buckets.clone())?)));
         }
         let strict = match setup.block {
-            0 => Strict::new(plan, fit, key),
-            block => Strict::by_units(plan, fit, key, setup.laid.clone(), block),
+            0 => Strict::new(plan, world, key),
+            block => Strict::by_units(plan, world, key, setup.plan_units.clone(), block),
         };
         Ok(Course::Strict(Arc::new(strict)))
     }
@@ -97,7 +101,7 @@ impl Course {
     pub fn share(&self, leases: &mut Leases) -> Result<(), JobError> {
         let shares = match self {
             Course::Strict(_) => return Ok(()),
-            Course::Buckets(order) => order.with_ranks(leases.fit().ranks)?.shares(|e| leases.is_free(e)),
+            Course::Buckets(order) => order.with_ranks(leases.world().ranks)?.shares(|e| leases.is_free(e)),
             Course::Told(told, _) => told.shares(|e| leases.is_free(e)),
         };
         leases.share_as(&shares);
@@ -108,16 +112,16 @@ impl Course {
     ///
     /// # Errors
     /// [`JobError::MidStep`].
-    pub fn may_become(&self, epoch: u64, acked: &Bits, now: Fit, fit: Fit) -> Result<(), JobError> {
+    pub fn may_become(&self, epoch: u64, acked: &Bits, now: World, world: World) -> Result<(), JobError> {
         let order = match self {
             Course::Strict(_) => return Ok(()),
-            Course::Told(told, _) => return told.check(fit),
+            Course::Told(told, _) => return told.check(world),
             Course::Buckets(order) => order,
         };
-        if now == fit {
+        if now == world {
             return Ok(());
         }
-        if (now.batch, now.tail) != (fit.batch, fit.tail) {
+        if (now.batch, now.tail) != (world.batch, world.tail) {
             let what = "the batch and the tail of a bucketed epoch stay as they began";
             return Err(JobError::MidStep { epoch, what });
         }

@@ -2,7 +2,7 @@
 
 use super::{Epoch, Inner, Order};
 use crate::jobs::ahead::{Ahead, Course};
-use fletch_core::order::Bits;
+use fletch_core::plan::Bits;
 use std::sync::Arc;
 
 impl Epoch {

@@ -1,7 +1,7 @@
 //! What an epoch notes beside its leases.
 
 use super::{Inner, Order, SETTLED_MAX, SETTLED_RANK};
-use fletch_core::order::certificate::Shuffle;
+use fletch_core::delivery::certificate::Shuffle;
 
 impl Inner {
     /// Nothing is granted any more.
@@ -24,14 +24,14 @@ impl Inner {
         self.order.settled(lease);
         self.classes.remove(&lease);
         self.settled.insert(lease, (rank, entries));
-        let most = SETTLED_MAX.max(SETTLED_RANK * self.leases.fit().ranks as usize);
+        let most = SETTLED_MAX.max(SETTLED_RANK * self.leases.world().ranks as usize);
         while self.settled.len() > most {
             self.settled.pop_first();
         }
     }
 
     pub(super) fn widen(&mut self) {
-        let ranks = self.leases.fit().ranks as usize;
+        let ranks = self.leases.world().ranks as usize;
         let more = ranks.saturating_sub(self.shuffles.len());
         self.shuffles.extend(std::iter::repeat_with(Shuffle::default).take(more));
     }

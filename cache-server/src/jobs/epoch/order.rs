@@ -6,10 +6,13 @@ use crate::jobs::{
     told::Told,
     wheel::{Class, Wheel},
 };
-use fletch_core::order::{
-    Bits, Bucketed, Event, Leases, Line, OrderKey, Plan, Turns,
-    ledger::Ledger,
-    substitute::{Feed, Owed, SeatId},
+use fletch_core::{
+    delivery::{Event, Leases, ledger::Ledger},
+    order::{
+        Bucketed, RankCursors, StrictAssignment,
+        sweep::{DueCopies, PickQueue, SubscriberId},
+    },
+    plan::{Bits, OrderKey, Plan},
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,19 +22,19 @@ use std::{
 /// See the module.
 pub enum Order {
     /// The permutation.
-    Strict(Box<Turns>),
+    Strict(Box<StrictAssignment>),
     /// Every entry has its rank and its turn.
     Known(Box<Known>),
     /// The sweep.
     Substitute(Box<Sweep>),
-    /// Nobody: the epoch is over, and its seat is free.
+    /// Nobody: the epoch is over, and its subscriber is free.
     Over,
 }
 
 /// Ranks' sequences that are known, in one world.
 pub struct Known {
     turns: Sequences,
-    line: Line,
+    cursors: RankCursors,
     /// Of live leases: the rank, and the turn at which they begin.
     begun: BTreeMap<u64, (u32, u64)>,
 }
@@ -43,14 +46,14 @@ enum Sequences {
 
 impl Known {
     fn begin(turns: Sequences, ranks: u32) -> Box<Self> {
-        Box::new(Known { turns, line: Line::new(ranks), begun: BTreeMap::new() })
+        Box::new(Known { turns, cursors: RankCursors::new(ranks), begun: BTreeMap::new() })
     }
 
     fn next(&mut self, leases: &Leases, rank: u32, n: u32) -> (Vec<u32>, u64) {
         let free = |e| leases.is_free(e);
         match &self.turns {
-            Sequences::Buckets(order) => order.next(&mut self.line, rank, n, free),
-            Sequences::Told(told) => self.line.next(rank, n, |j| told.turn(rank, j), free),
+            Sequences::Buckets(order) => order.next(&mut self.cursors, rank, n, free),
+            Sequences::Told(told) => self.cursors.next(rank, n, |j| told.turn(rank, j), free),
         }
     }
 }
@@ -58,8 +61,8 @@ impl Known {
 /// An epoch's place at the sweep.
 pub struct Sweep {
     wheel: Arc<Wheel>,
-    seat: SeatId,
-    feed: Feed,
+    subscriber: SubscriberId,
+    queue: PickQueue,
     /// What came back: granted before anything else.
     back: VecDeque<u32>,
     base: u64,
@@ -86,7 +89,7 @@ fn delivered_ago(ledger: &Ledger, leases: &Leases, plan: &Plan, most: u64) -> (B
 
 impl Drop for Sweep {
     fn drop(&mut self) {
-        self.wheel.leave(self.seat);
+        self.wheel.leave(self.subscriber);
     }
 }
 
@@ -94,36 +97,36 @@ impl Sweep {
     /// Sits down: `leases` say what is left, `ledger` what was granted last.
     pub fn join(setup: &Setup, wheel: &Arc<Wheel>, leases: &Leases, ledger: &Ledger, key: &OrderKey) -> Self {
         let base = setup.plan.base_entries();
-        let seat = wheel.join(setup.laid.clone());
+        let subscriber = wheel.join(setup.plan_units.clone());
         let mut first = Bits::zeros(base);
         for e in leases.free().iter_in(0, base) {
             first.set(e);
         }
-        let left = setup.laid.to_spots(&first);
+        let left = setup.plan_units.to_slots(&first);
         let echo = setup.plan.echo();
-        let (mut done, mut owed) = (Bits::zeros(u64::from(setup.laid.spots())), Vec::new());
+        let (mut done, mut owed) = (Bits::zeros(u64::from(setup.plan_units.slots())), Vec::new());
         if echo.copies > 1 {
             let (ago, all) = delivered_ago(ledger, leases, &setup.plan, echo.apart.into());
-            for spot in 0..setup.laid.spots() {
-                let entry = u64::from(setup.laid.entry(spot));
+            for slot in 0..setup.plan_units.slots() {
+                let entry = u64::from(setup.plan_units.entry(slot));
                 let copies = || (0..echo.copies).map(|pass| (pass, entry + u64::from(pass) * base));
                 let planned = |e: u64| leases.planned().get(e);
                 if copies().all(|(_, e)| leases.free().get(e) || !planned(e)) && leases.free().get(entry) {
                     continue;
                 }
                 // Some of it was handed out, or its first pass is left out: what is left comes by itself.
-                done.set(u64::from(spot));
-                let unit = setup.laid.unit(spot);
+                done.set(u64::from(slot));
+                let unit = setup.plan_units.unit(slot);
                 let rest = copies().filter(|&(pass, e)| pass > 0 && leases.free().get(e));
                 let passes: VecDeque<u32> = rest.map(|(pass, _)| pass).collect();
                 if !passes.is_empty() {
-                    owed.push(Owed { spot, unit, passes, ago: ago.get(&entry).copied().unwrap_or(all) });
+                    owed.push(DueCopies { slot, unit, passes, ago: ago.get(&entry).copied().unwrap_or(all) });
                 }
             }
         }
-        wheel.begin(seat, left);
-        let feed = Feed::echoing(echo, key.draws("echo", u64::MAX), done, owed);
-        Sweep { wheel: Arc::clone(wheel), seat, feed, back: VecDeque::new(), base }
+        wheel.begin(subscriber, left);
+        let queue = PickQueue::echoing(echo, key.draws("echo", u64::MAX), done, owed);
+        Sweep { wheel: Arc::clone(wheel), subscriber, queue, back: VecDeque::new(), base }
     }
 }
 
@@ -132,13 +135,13 @@ impl Order {
     /// leases as they were when their world began.
     pub fn of(course: &Course, began: &Leases) -> Result<Self, JobError> {
         Ok(match course {
-            Course::Strict(strict) => Order::Strict(Box::new(Turns::resumed(strict, began))),
+            Course::Strict(strict) => Order::Strict(Box::new(StrictAssignment::resumed(strict, began))),
             Course::Buckets(order) => {
-                let ranks = began.fit().ranks;
+                let ranks = began.world().ranks;
                 Order::Known(Known::begin(Sequences::Buckets(Box::new(order.with_ranks(ranks)?)), ranks))
             }
             Course::Told(told, _) => {
-                Order::Known(Known::begin(Sequences::Told(Arc::clone(told)), began.fit().ranks))
+                Order::Known(Known::begin(Sequences::Told(Arc::clone(told)), began.world().ranks))
             }
         })
     }
@@ -176,8 +179,13 @@ impl Order {
                 }
                 while entries.len() < n as usize {
                     let missing = n - u32::try_from(entries.len()).unwrap_or(n);
-                    let picked =
-                        sweep.wheel.draw(sweep.seat, &mut sweep.feed, missing, epoch.owner, sweep.base);
+                    let picked = sweep.wheel.draw(
+                        sweep.subscriber,
+                        &mut sweep.queue,
+                        missing,
+                        epoch.owner,
+                        sweep.base,
+                    );
                     if picked.is_empty() {
                         break;
                     }
@@ -221,7 +229,7 @@ impl Order {
             Order::Known(known) => {
                 // One from before a restart: from the beginning, past what is not free.
                 let (rank, from) = known.begun.remove(&lease).unwrap_or((rank, 0));
-                known.line.rewind(rank, from);
+                known.cursors.rewind(rank, from);
             }
             Order::Substitute(_) | Order::Over => {}
         }
@@ -235,7 +243,7 @@ impl Order {
     }
 
     /// Another world has begun.
-    pub fn world(&mut self, course: &Course, leases: &Leases) -> Result<(), JobError> {
+    pub fn change_world(&mut self, course: &Course, leases: &Leases) -> Result<(), JobError> {
         if matches!(self, Order::Strict(_) | Order::Known(_)) {
             *self = Order::of(course, leases)?;
         }

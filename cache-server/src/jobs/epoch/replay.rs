@@ -8,10 +8,11 @@ use crate::jobs::{
 use fletch_api::{EpochState, Times};
 use fletch_core::{
     Hash,
-    order::{
-        Bits, Event, Fit, Leases,
+    delivery::{
+        Event, Leases,
         ledger::{self, BadLedger, Header, Ledger},
     },
+    plan::{Bits, World},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +25,7 @@ use tokio::sync::{Notify, OnceCell};
 impl Epoch {
     /// The header of a new epoch's ledger.
     #[must_use]
-    pub fn header(setup: &Setup, epoch: u64, fit: Fit) -> Header {
+    pub fn header(setup: &Setup, epoch: u64, world: World) -> Header {
         Header {
             job: setup.job.clone(),
             epoch,
@@ -33,14 +34,14 @@ impl Epoch {
             plan: setup.hash,
             order: setup.order.as_str().to_owned(),
             seed: setup.seed,
-            fit,
+            world,
         }
     }
 
     /// What the ledger of an epoch begins with of which nothing was delivered.
     #[must_use]
-    pub fn head(setup: &Setup, epoch: u64, fit: Fit) -> Vec<u8> {
-        ledger::state(&Epoch::header(setup, epoch, fit), &Bits::zeros(0))
+    pub fn head(setup: &Setup, epoch: u64, world: World) -> Vec<u8> {
+        ledger::state(&Epoch::header(setup, epoch, world), &Bits::zeros(0))
     }
 
     /// Begins an epoch in a file of its own, durable when this returns: `header` says in which world it was planned, `acked`
@@ -61,20 +62,20 @@ impl Epoch {
         setup: &Arc<Setup>,
         path: &Path,
         epoch: u64,
-        fit: Fit,
+        world: World,
         over: bool,
     ) -> Result<Arc<Self>, JobError> {
         let failed = |error| JobError::Io { path: path.to_owned(), error };
         let bad = |why| JobError::Damaged { path: path.to_owned(), why };
         let bytes = std::fs::read(path).map_err(failed)?;
         let read = Ledger::read(&bytes).map_err(bad)?;
-        read.header.fit.check()?;
-        let expected = Epoch::header(setup, epoch, read.header.fit);
+        read.header.world.check()?;
+        let expected = Epoch::header(setup, epoch, read.header.world);
         if let Some((what, got, want)) = differs(&read.header, &expected, setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
         }
-        let course = Course::new(setup, epoch, read.header.fit)?;
-        let leases = Leases::new(course.planned(), read.header.fit)?;
+        let course = Course::new(setup, epoch, read.header.world)?;
+        let leases = Leases::new(course.planned(), read.header.world)?;
         let mut inner = Inner {
             order: Order::Over,
             leases,
@@ -126,9 +127,9 @@ impl Epoch {
         });
         {
             let mut inner = this.lock();
-            if inner.state == EpochState::Open && inner.leases.fit() != fit {
+            if inner.state == EpochState::Open && inner.leases.world() != world {
                 let mut events = Vec::new();
-                let changed = this.change_world(&mut inner, fit, &mut events);
+                let changed = this.change_world(&mut inner, world, &mut events);
                 if changed.is_ok() {
                     this.end_if_over(&mut inner, &mut events);
                 }
@@ -152,7 +153,7 @@ impl Epoch {
         let mut header = self.header.clone();
         if matches!(self.course, Course::Buckets(_)) {
             // Its batch and tail are those it began with; in the middle of a step it goes on with as many ranks.
-            header.fit = inner.leases.fit();
+            header.world = inner.leases.world();
         }
         ledger::state(&header, &self.delivered(&inner))
     }

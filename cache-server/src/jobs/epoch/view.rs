@@ -2,14 +2,14 @@
 
 use super::{Epoch, Inner};
 use crate::jobs::JobError;
-use fletch_api::{Epoch as View, EpochReceipt, EpochState, OrderKind, World, epochs::HELD_MAX};
+use fletch_api::{Epoch as View, EpochReceipt, EpochState, OrderKind, WorldSpec, epochs::HELD_MAX};
 use fletch_core::{
     Hash,
-    order::{
-        Bits,
+    delivery::{
         certificate::{Certificate, Shuffle, chance},
         receipt::{Delivery, FORMAT_MAJOR, LtHash, Receipt},
     },
+    plan::Bits,
 };
 use std::{
     borrow::Cow,
@@ -40,13 +40,13 @@ impl Epoch {
     #[must_use]
     pub fn view(&self) -> View {
         let inner = self.lock();
-        let (l, fit) = (&inner.leases, inner.leases.fit());
+        let (l, world) = (&inner.leases, inner.leases.world());
         let planned = l.planned().count();
         let acked = if self.at_most_once() { planned - l.free().count() } else { l.acked().count() };
         View {
             epoch: self.number(),
             state: inner.state,
-            world: World { ranks: fit.ranks, batch: fit.batch, tail: fit.tail },
+            world: WorldSpec { ranks: world.ranks, batch: world.batch, tail: world.tail },
             planned,
             acked,
             held: planned - acked - l.free().count(),
@@ -167,10 +167,10 @@ impl Epoch {
     fn certificate(&self, inner: &Inner) -> Certificate {
         let mut shuffle = Shuffle::default();
         inner.shuffles.iter().for_each(|s| shuffle.merge(s));
-        let laid = &self.setup.laid;
-        let per_unit = (0..laid.units()).map(|u| {
-            let spots = laid.of_unit(u);
-            u64::from(spots.end - spots.start)
+        let plan_units = &self.setup.plan_units;
+        let per_unit = (0..plan_units.units()).map(|u| {
+            let slots = plan_units.of_unit(u);
+            u64::from(slots.end - slots.start)
         });
         shuffle.certificate(chance(per_unit))
     }

@@ -2,13 +2,13 @@
 
 use super::{Epoch, Inner};
 use crate::jobs::JobError;
-use fletch_api::{EpochState, World};
-use fletch_core::order::{Event, Fit};
+use fletch_api::{EpochState, WorldSpec};
+use fletch_core::{delivery::Event, plan::World};
 
 /// The world of a job as the leases want it.
 #[must_use]
-pub fn fit(world: &World) -> Fit {
-    Fit { batch: world.batch, ranks: world.ranks, tail: world.tail }
+pub fn world_of(world: &WorldSpec) -> World {
+    World { batch: world.batch, ranks: world.ranks, tail: world.tail }
 }
 
 impl Epoch {
@@ -16,15 +16,15 @@ impl Epoch {
     ///
     /// # Errors
     /// [`JobError`].
-    pub async fn world(&self, fit: Fit) -> Result<(), JobError> {
+    pub async fn enter_world(&self, world: World) -> Result<(), JobError> {
         let upto = {
             let mut inner = self.lock();
             let inner = &mut *inner;
-            if inner.state != EpochState::Open || inner.leases.fit() == fit {
+            if inner.state != EpochState::Open || inner.leases.world() == world {
                 return Ok(());
             }
             let mut events = self.expire_due(inner);
-            let changed = self.change_world(inner, fit, &mut events);
+            let changed = self.change_world(inner, world, &mut events);
             if changed.is_ok() {
                 // All that was left may be what the new world leaves out.
                 self.end_if_over(inner, &mut events);
@@ -40,35 +40,35 @@ impl Epoch {
     ///
     /// # Errors
     /// [`JobError::MidStep`].
-    pub fn may_become(&self, fit: Fit) -> Result<(), JobError> {
-        self.may_become_in(&self.lock(), fit)
+    pub fn may_become(&self, world: World) -> Result<(), JobError> {
+        self.may_become_in(&self.lock(), world)
     }
 
-    fn may_become_in(&self, inner: &Inner, fit: Fit) -> Result<(), JobError> {
+    fn may_become_in(&self, inner: &Inner, world: World) -> Result<(), JobError> {
         if inner.state != EpochState::Open {
             return Ok(());
         }
-        self.course.may_become(self.number(), &self.delivered(inner), inner.leases.fit(), fit)
+        self.course.may_become(self.number(), &self.delivered(inner), inner.leases.world(), world)
     }
 
     pub(super) fn change_world(
         &self,
         inner: &mut Inner,
-        fit: Fit,
+        world: World,
         events: &mut Vec<Event>,
     ) -> Result<(), JobError> {
-        self.may_become_in(inner, fit)?;
+        self.may_become_in(inner, world)?;
         if self.at_most_once() {
             self.deliver(inner, |_| true, events);
             if inner.state != EpochState::Open {
                 return Ok(());
             }
         }
-        let (event, back) = inner.leases.world(fit)?;
+        let (event, back) = inner.leases.change_world(world)?;
         events.push(event);
         inner.order.came_back(&back);
         self.course.share(&mut inner.leases)?;
-        inner.order.world(&self.course, &inner.leases)?;
+        inner.order.change_world(&self.course, &inner.leases)?;
         self.foresee_anew(inner);
         inner.classes.clear();
         inner.widen();

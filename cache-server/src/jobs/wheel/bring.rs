@@ -89,7 +89,7 @@ impl Wheel {
         }
         let mut inner = self.lock();
         let inner = &mut *inner;
-        if !inner.fly.give_way(unit, inner.capacity, &mut inner.acts) {
+        if !inner.policy.give_way(unit, inner.capacity, &mut inner.actions) {
             return false;
         }
         inner.gave_way = Some(Instant::now());
@@ -128,16 +128,16 @@ impl Wheel {
         let full = std::mem::replace(&mut inner.refused, refused) != refused;
         for (unit, load) in gone {
             let u = unit as usize;
-            if inner.here[u] != super::HERE || inner.load[u] != load || !inner.fly.holds(unit) {
+            if inner.here[u] != super::HERE || inner.load[u] != load || !inner.policy.holds(unit) {
                 continue;
             }
             inner.here[u] = super::AWAY;
             self.means.counts.failed.fetch_add(1, Relaxed);
-            if full && inner.fly.give_way(unit, inner.capacity, &mut inner.acts) {
+            if full && inner.policy.give_way(unit, inner.capacity, &mut inner.actions) {
                 inner.gave_way = Some(Instant::now());
                 self.means.counts.gave_way.fetch_add(1, Relaxed);
             }
-            inner.fly.lost(unit);
+            inner.policy.lost(unit);
         }
         self.obey(inner, u64::MAX);
     }
@@ -149,7 +149,7 @@ impl Wheel {
             return;
         }
         (inner.capacity, inner.gave_way) = (capacity, None);
-        inner.fly.set_capacity(capacity, &mut inner.acts);
+        inner.policy.set_capacity(capacity, &mut inner.actions);
         self.obey(inner, u64::MAX);
     }
 }

@@ -2,7 +2,7 @@
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Turns to bring a unit, and room for its chunks.
+/// StrictAssignment to bring a unit, and room for its chunks.
 pub(super) struct Loads {
     turns: Semaphore,
     kib: Semaphore,

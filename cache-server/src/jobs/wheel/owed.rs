@@ -1,4 +1,4 @@
-//! Units whose samples were promised and not read yet: the Flywheel is done with a unit once its last sample is
+//! Units whose samples were promised and not read yet: the SweepPolicy is done with a unit once its last sample is
 //! decided, while the bytes leave a moment later. So what it drops stays until then, but never for long.
 //!
 //! Counts may be wrong (a stream that breaks off reads nothing): then a unit goes when its time is over, and a sample
@@ -16,7 +16,7 @@ pub(super) const WITHIN_FULL: Duration = Duration::from_secs(2);
 pub(super) struct Owed {
     /// Of each unit: samples that were decided and not read.
     picks: Vec<u32>,
-    /// Dropped by the Flywheel, and still here: since when, and in that order. What stands in the order with another time
+    /// Dropped by the SweepPolicy, and still here: since when, and in that order. What stands in the order with another time
     /// has gone since.
     kept: HashMap<u32, Instant>,
     order: VecDeque<(Instant, u32)>,
@@ -45,7 +45,7 @@ impl Owed {
         self.picks[unit as usize] = 0;
     }
 
-    /// The Flywheel drops the unit; whether it stays for a moment.
+    /// The SweepPolicy drops the unit; whether it stays for a moment.
     pub fn dropped(&mut self, unit: u32, now: Instant) -> bool {
         let stays = self.is_owed(unit);
         if stays {

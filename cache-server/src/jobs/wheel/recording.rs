@@ -6,7 +6,7 @@
 //! 3. A file always ends with a whole record; what was not written yet when the server was killed is lost.
 
 use crate::versions::Source;
-use fletch_core::{LayoutId, Root, order::Flywheel};
+use fletch_core::{LayoutId, Root, order::SweepPolicy};
 use std::{
     collections::VecDeque,
     fs::File,
@@ -76,7 +76,7 @@ impl Recorder {
 
 impl Recording {
     /// Takes what the sweep's tape holds; it is written on `tasks`.
-    pub fn take(self: &Arc<Self>, sweep: &mut Flywheel, tasks: &TaskTracker) {
+    pub fn take(self: &Arc<Self>, sweep: &mut SweepPolicy, tasks: &TaskTracker) {
         if self.keep(sweep) {
             let this = Arc::clone(self);
             tasks.spawn_blocking(move || this.write());
@@ -84,13 +84,13 @@ impl Recording {
     }
 
     /// Takes what the tape holds and writes it. Blocking.
-    pub fn end(&self, sweep: &mut Flywheel) {
+    pub fn end(&self, sweep: &mut SweepPolicy) {
         self.keep(sweep);
         self.write();
     }
 
     /// Whether there is anything to write.
-    fn keep(&self, sweep: &mut Flywheel) -> bool {
+    fn keep(&self, sweep: &mut SweepPolicy) -> bool {
         let mut piece = sweep.take_trace();
         if piece.is_empty() {
             return false;

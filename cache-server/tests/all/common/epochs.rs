@@ -1,23 +1,23 @@
 //! A consumer of epochs.
 
 use super::{Node, Tree, content};
-use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, World};
+use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
     epochs::{JobHandle, LeaseBatch, LeasedSample, Next, Received},
 };
-use fletch_core::{JobName, order::Tail};
+use fletch_core::{JobName, plan::Tail};
 
 pub fn client(node: &Node) -> Client {
     let endpoint: Endpoint = node.running.url().parse().expect("url");
     Client::new(ClientConfig::new(endpoint, "loader")).expect("client")
 }
 
-pub fn world(ranks: u32, batch: u32, tail: Tail) -> World {
-    World { ranks, batch, tail }
+pub fn world(ranks: u32, batch: u32, tail: Tail) -> WorldSpec {
+    WorldSpec { ranks, batch, tail }
 }
 
-pub fn ask(name: &str, order: OrderKind, world: World) -> StartJob {
+pub fn ask(name: &str, order: OrderKind, world: WorldSpec) -> StartJob {
     StartJob {
         name: JobName::new(name).expect("name"),
         dataset: Some("d".parse().expect("name")),

@@ -25,7 +25,7 @@ pub use received::Received;
 use crate::{Client, ClientError, body::Length, client::JSON_BYTES_MAX};
 use bytes::Bytes;
 use fletch_api::{
-    Ack, Acked, Acks, Checkpoint, Code, EpochReceipt, Job, JobLine, JobList, Rollback, StartJob, World,
+    Ack, Acked, Acks, Checkpoint, Code, EpochReceipt, Job, JobLine, JobList, Rollback, StartJob, WorldSpec,
     epochs::ACKS_MAX, headers, routes,
 };
 use http::{Method, StatusCode, header};
@@ -114,7 +114,7 @@ impl JobHandle {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn world(&self, world: World) -> Result<Job, ClientError> {
+    pub async fn world(&self, world: WorldSpec) -> Result<Job, ClientError> {
         let body = serde_json::to_vec(&world).map_err(|e| ClientError::Config(e.to_string()))?;
         let path = routes::job_world(&self.job.id);
         let request = || self.client.json_request(Method::PUT, &path, body.clone());

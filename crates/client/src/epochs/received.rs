@@ -4,8 +4,8 @@ use super::{LeaseBatch, LeasedSample};
 use fletch_api::EpochReceipt;
 use fletch_core::{
     Hash, Root,
-    order::{
-        notes::{self, Note},
+    delivery::{
+        consumption_log::{self, ConsumptionRecord},
         receipt::{Delivery, LtHash, content},
     },
 };
@@ -30,12 +30,12 @@ impl LeasedSample {
 
 impl LeaseBatch {
     /// Lines for a file of notes (`docs/FORMATS-epochs.md`), one a sample, to be durable before the batch is
-    /// acknowledged. Such a file begins with the line [`notes::head`].
+    /// acknowledged. Such a file begins with the line [`consumption_log::head`].
     #[must_use]
     pub fn notes(&self) -> String {
         let mut text = String::new();
         for (place, sample) in (0..).zip(&self.samples) {
-            let note = Note { delivery: sample.delivery(), at: Some((self.token.lease, place)) };
+            let note = ConsumptionRecord { delivery: sample.delivery(), at: Some((self.token.lease, place)) };
             // Writing to a text cannot fail.
             let _ = writeln!(text, "{note}");
         }
@@ -90,7 +90,11 @@ impl Received {
     /// The sum as a whole file of notes.
     #[must_use]
     pub fn notes(&self, epoch: u64) -> String {
-        format!("{}\n{}\n", notes::head(self.root, epoch), notes::sum(self.delivered, &self.value))
+        format!(
+            "{}\n{}\n",
+            consumption_log::head(self.root, epoch),
+            consumption_log::sum(self.delivered, &self.value)
+        )
     }
 
     /// Whether exactly what the plan says was received.

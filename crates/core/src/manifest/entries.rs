@@ -119,7 +119,7 @@ pub enum BadEntry {
     Length(String),
     /// Kind, size, hash and target do not fit together.
     #[error("entry {0:?}: kind, size, hash and link target do not fit together")]
-    Shape(String),
+    UnitMap(String),
     /// Not after its predecessor.
     #[error("entry {path:?} does not come after {previous:?} in byte order")]
     Order {
@@ -243,14 +243,14 @@ impl EntryRef<'_> {
         if !fits(file) || !member_fits || self.target.len() > PATH_BYTES_MAX || self.target.contains('\0') {
             return Err(BadEntry::Length(named()));
         }
-        let shape = match self.kind {
+        let unit_map = match self.kind {
             EntryKind::File | EntryKind::Member => self.hash.is_some() && self.target.is_empty(),
             EntryKind::Symlink => {
                 self.hash.is_none() && !self.target.is_empty() && self.size == self.target.len() as u64
             }
             EntryKind::EmptyDir => self.hash.is_none() && self.target.is_empty() && self.size == 0,
         };
-        if shape { Ok(()) } else { Err(BadEntry::Shape(named())) }
+        if unit_map { Ok(()) } else { Err(BadEntry::UnitMap(named())) }
     }
 
     /// Appends the canonical encoding (`docs/FORMATS.md`, "Entry"), little-endian:

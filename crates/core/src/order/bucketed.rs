@@ -12,15 +12,12 @@
 //! I4. A step is the same set for every number of ranks that divides its batch.
 //! I5. What is drawn at once is of one step: no lease is mixed, however much was asked for.
 
-use super::{
-    bits::Bits,
-    context,
-    key::OrderKey,
-    line::Line,
-    permutation::Permutation,
-    plan::{Fit, Item, PAD, Plan, PlanError, Tail},
-};
+use super::rank_cursors::RankCursors;
 use crate::{Hash, Kind};
+use crate::{
+    hash::context,
+    plan::{Item, PAD, Plan, PlanError, Tail, World, bits::Bits, key::OrderKey, permutation::Permutation},
+};
 use std::sync::Arc;
 
 /// No plan is cut into more buckets.
@@ -55,7 +52,7 @@ pub enum BadBuckets {
     Echo,
     /// A world that cannot share steps.
     #[error(transparent)]
-    Fit(#[from] PlanError),
+    World(#[from] PlanError),
 }
 
 impl BadBuckets {
@@ -153,7 +150,7 @@ struct Bucket {
 #[derive(Debug, Clone)]
 pub struct Bucketed {
     plan: Plan,
-    fit: Fit,
+    world: World,
     buckets: Buckets,
     /// Entries by bucket, ascending in each; the buckets that have any.
     entries: Vec<u32>,
@@ -169,8 +166,8 @@ impl Bucketed {
     ///
     /// # Errors
     /// [`BadBuckets::Samples`], [`BadBuckets::Echo`], [`BadBuckets::Fit`].
-    pub fn new(plan: Plan, fit: Fit, key: &OrderKey, buckets: Buckets) -> Result<Self, BadBuckets> {
-        fit.check()?;
+    pub fn new(plan: Plan, world: World, key: &OrderKey, buckets: Buckets) -> Result<Self, BadBuckets> {
+        world.check()?;
         if buckets.of.len() != plan.samples() as usize {
             return Err(BadBuckets::Samples { buckets: buckets.of.len(), samples: plan.samples() });
         }
@@ -187,13 +184,13 @@ impl Bucketed {
             let n = list.len() as u64;
             let permutation = Permutation::new(key, "bucket", b, n);
             parts.push(Bucket { from: entries.len(), permutation, step: steps, pad: pads });
-            steps += fit.steps(n);
-            pads += fit.delivered(n).saturating_sub(n);
+            steps += world.steps(n);
+            pads += world.delivered(n).saturating_sub(n);
             entries.extend(list);
         }
         let steps = Permutation::new(key, "steps", 0, steps);
-        let mut order = Bucketed { plan, fit, buckets, entries, parts, steps, pads, begins: Vec::new() };
-        if fit.tail == Tail::Keep {
+        let mut order = Bucketed { plan, world, buckets, entries, parts, steps, pads, begins: Vec::new() };
+        if world.tail == Tail::Keep {
             let mut at = 0;
             for s in 0..order.steps() {
                 order.begins.push(at);
@@ -209,9 +206,9 @@ impl Bucketed {
     /// # Errors
     /// [`BadBuckets::Fit`].
     pub fn with_ranks(&self, ranks: u32) -> Result<Self, BadBuckets> {
-        let fit = Fit { ranks, ..self.fit };
-        fit.check()?;
-        Ok(Bucketed { fit, ..self.clone() })
+        let world = World { ranks, ..self.world };
+        world.check()?;
+        Ok(Bucketed { world, ..self.clone() })
     }
 
     /// The plan it orders.
@@ -244,8 +241,8 @@ impl Bucketed {
     #[must_use]
     pub fn size(&self, step: u64) -> u64 {
         let (b, k) = self.part(step);
-        let g = u64::from(self.fit.batch);
-        match self.fit.tail {
+        let g = u64::from(self.world.batch);
+        match self.world.tail {
             Tail::Keep => g.min(self.parts[b].permutation.len() - k * g),
             Tail::Drop | Tail::Pad => g,
         }
@@ -268,7 +265,7 @@ impl Bucketed {
     pub fn entry(&self, step: u64, place: u64) -> u32 {
         assert!(place < self.size(step), "place {place} of step {step}");
         let (b, k) = self.part(step);
-        let (part, q) = (&self.parts[b], k * u64::from(self.fit.batch) + place);
+        let (part, q) = (&self.parts[b], k * u64::from(self.world.batch) + place);
         match q.checked_sub(part.permutation.len()) {
             None => self.entries[part.from + usize::try_from(part.permutation.at(q)).unwrap_or(usize::MAX)],
             Some(i) => u32::try_from(self.plan.entries() + part.pad + i).unwrap_or(u32::MAX),
@@ -294,10 +291,10 @@ impl Bucketed {
     #[must_use]
     pub fn planned(&self) -> Bits {
         let mut planned = Bits::ones(self.entries());
-        if self.fit.tail == Tail::Drop {
+        if self.world.tail == Tail::Drop {
             for part in &self.parts {
                 let n = part.permutation.len();
-                for q in self.fit.delivered(n)..n {
+                for q in self.world.delivered(n)..n {
                     let at = part.from + usize::try_from(part.permutation.at(q)).unwrap_or(usize::MAX);
                     planned.clear(u64::from(self.entries[at]));
                 }
@@ -309,45 +306,51 @@ impl Bucketed {
     /// The j-th entry of a rank, from the epoch's beginning.
     #[must_use]
     pub fn turn(&self, rank: u32, j: u64) -> Option<u32> {
-        if self.fit.tail == Tail::Keep {
+        if self.world.tail == Tail::Keep {
             let step = self.begins.partition_point(|&b| b <= j) as u64 - 1;
             return (step < self.steps())
                 .then(|| self.entry(step, j - self.begins[usize::try_from(step).unwrap_or(0)]));
         }
-        let per = u64::from(self.fit.batch / self.fit.ranks);
+        let per = u64::from(self.world.batch / self.world.ranks);
         let step = j / per;
-        (step < self.steps() && rank < self.fit.ranks)
+        (step < self.steps() && rank < self.world.ranks)
             .then(|| self.entry(step, u64::from(rank) * per + j % per))
     }
 
     /// The first turn of a rank behind the step that its turn `j` is of.
     fn step_end(&self, j: u64) -> u64 {
-        if self.fit.tail == Tail::Keep {
+        if self.world.tail == Tail::Keep {
             let step = self.begins.partition_point(|&b| b <= j);
             return self.begins.get(step).copied().unwrap_or(u64::MAX);
         }
-        let per = u64::from(self.fit.batch / self.fit.ranks);
+        let per = u64::from(self.world.batch / self.world.ranks);
         (j / per + 1) * per
     }
 
     /// What a rank is granted next: the next `n` of its entries that are `free`, or as many as there are in
     /// the step of the first of them (I5), and the turn at which they begin. After a restart, and after a
     /// change of world at a step boundary, a new line goes on.
-    pub fn next(&self, line: &mut Line, rank: u32, n: u32, free: impl Fn(u32) -> bool) -> (Vec<u32>, u64) {
-        let (first, from) = line.next(rank, n.min(1), |j| self.turn(rank, j), &free);
+    pub fn next(
+        &self,
+        cursors: &mut RankCursors,
+        rank: u32,
+        n: u32,
+        free: impl Fn(u32) -> bool,
+    ) -> (Vec<u32>, u64) {
+        let (first, from) = cursors.next(rank, n.min(1), |j| self.turn(rank, j), &free);
         if first.is_empty() {
             return (first, from);
         }
-        line.rewind(rank, from);
+        cursors.rewind(rank, from);
         let end = self.step_end(from);
-        line.next(rank, n, |j| if j < end { self.turn(rank, j) } else { None }, free)
+        cursors.next(rank, n, |j| if j < end { self.turn(rank, j) } else { None }, free)
     }
 
     /// How many entries each rank may still be granted, from what is `free`.
     #[must_use]
     pub fn shares(&self, free: impl Fn(u32) -> bool) -> Vec<u64> {
         let of = |rank| (0..).map_while(|j| self.turn(rank, j)).filter(|&e| free(e)).count() as u64;
-        (0..self.fit.ranks).map(of).collect()
+        (0..self.world.ranks).map(of).collect()
     }
 
     /// Whether an epoch stands at a step boundary: every step is wholly free or not at all. Only then may

@@ -9,12 +9,13 @@
 //! I2. What was granted and never acknowledged, or rolled back, is not delivered at that place.
 //! I3. What a rank draws depends only on which of its entries are free.
 
-use super::{
-    bits::Bits,
-    lease::{LeaseError, Leases},
-    ledger::{BadLedger, Event, Ledger},
-    line::Line,
-    plan::{Fit, Tail},
+use super::rank_cursors::RankCursors;
+use crate::{
+    delivery::{
+        lease::{LeaseError, Leases},
+        ledger::{BadLedger, Event, Ledger},
+    },
+    plan::{Tail, World, bits::Bits},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +31,7 @@ const LEG_PADS_MAX: u64 = 1 << 23;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leg {
     /// The world.
-    pub fit: Fit,
+    pub world: World,
     /// Of each rank: what it consumed, in order.
     pub ranks: Vec<Vec<u32>>,
 }
@@ -40,7 +41,7 @@ pub struct Leg {
 pub struct Replay {
     legs: Vec<Leg>,
     at: usize,
-    line: Line,
+    cursors: RankCursors,
 }
 
 /// One acknowledged entry: its leg, then lease and place in it (the order of service), and when.
@@ -55,15 +56,15 @@ struct Told {
 
 /// Whether the changes of a ledger's worlds can be followed: a record of a few bytes may make a batch of pads.
 fn followed(ledger: &Ledger) -> Result<(), BadLedger> {
-    let (mut fit, mut changes, mut pads) = (ledger.header.fit, 0, 0);
+    let (mut world, mut changes, mut pads) = (ledger.header.world, 0, 0);
     for event in &ledger.events {
         match event {
-            Event::World { fit: next } => fit = *next,
+            Event::World { world: next } => world = *next,
             Event::Rollback { .. } => {}
             _ => continue,
         }
         changes += 1;
-        pads += if fit.tail == Tail::Pad { u64::from(fit.batch) } else { 0 };
+        pads += if world.tail == Tail::Pad { u64::from(world.batch) } else { 0 };
         let over = [(changes, LEGS_MAX), (pads, LEG_PADS_MAX)].into_iter().find(|(n, most)| n > most);
         if let Some((ranks, most)) = over {
             return Err(BadLedger::Legs { ranks, most });
@@ -114,7 +115,7 @@ impl Replay {
     pub fn new(ledger: &Ledger) -> Result<Self, BadLedger> {
         followed(ledger)?;
         let kept = returned_to(&ledger.events);
-        let mut fits = vec![ledger.header.fit];
+        let mut fits = vec![ledger.header.world];
         let mut live: BTreeMap<u64, (u32, Vec<u32>, usize)> = BTreeMap::new();
         let mut told: Vec<Told> = Vec::new();
         let mut commits: BTreeMap<u64, usize> = BTreeMap::new();
@@ -160,11 +161,11 @@ impl Replay {
                     live.clear();
                     fits.push(fits[fits.len() - 1]);
                 }
-                Event::World { fit } => {
-                    let (ranks, batch) = (fit.ranks, fit.batch);
-                    fit.check().map_err(|_| bad(LeaseError::World { ranks, batch }))?;
+                Event::World { world } => {
+                    let (ranks, batch) = (world.ranks, world.batch);
+                    world.check().map_err(|_| bad(LeaseError::World { ranks, batch }))?;
                     live.clear();
-                    fits.push(*fit);
+                    fits.push(*world);
                 }
                 _ => {}
             }
@@ -173,12 +174,12 @@ impl Replay {
         // A leg whose work was all rolled back has nothing to tell.
         let (mut legs, mut ranks): (Vec<Leg>, u64) = (Vec::new(), 0);
         for of in told.chunk_by(|a, b| a.leg == b.leg) {
-            let fit = fits[of[0].leg];
-            ranks += u64::from(fit.ranks);
+            let world = fits[of[0].leg];
+            ranks += u64::from(world.ranks);
             if ranks > LEG_RANKS_MAX {
                 return Err(BadLedger::Legs { ranks, most: LEG_RANKS_MAX });
             }
-            let mut leg = Leg { fit, ranks: vec![Vec::new(); fit.ranks as usize] };
+            let mut leg = Leg { world, ranks: vec![Vec::new(); world.ranks as usize] };
             of.iter().for_each(|t| leg.ranks[t.rank as usize].push(t.entry));
             legs.push(leg);
         }
@@ -190,8 +191,8 @@ impl Replay {
                 why: LeaseError::Entry(twice[0]),
             });
         }
-        let line = Line::new(legs.first().map_or(0, |l| l.fit.ranks));
-        Ok(Replay { legs, at: 0, line })
+        let cursors = RankCursors::new(legs.first().map_or(0, |l| l.world.ranks));
+        Ok(Replay { legs, at: 0, cursors })
     }
 
     /// What it tells, leg by leg.
@@ -226,28 +227,28 @@ impl Replay {
 
     /// The world of the leg that is delivered now; `None` when all are.
     #[must_use]
-    pub fn fit(&self) -> Option<Fit> {
-        self.legs.get(self.at).map(|l| l.fit)
+    pub fn world(&self) -> Option<World> {
+        self.legs.get(self.at).map(|l| l.world)
     }
 
     /// What a rank is granted next: the next `n` of its entries that are `free`, and where they begin.
     pub fn next(&mut self, rank: u32, n: u32, free: impl Fn(u32) -> bool) -> (Vec<u32>, u64) {
         let list = self.legs.get(self.at).and_then(|l| l.ranks.get(rank as usize));
         let turn = |j: u64| list.and_then(|l| l.get(usize::try_from(j).ok()?)).copied();
-        self.line.next(rank, n, turn, free)
+        self.cursors.next(rank, n, turn, free)
     }
 
     /// A lease of a rank expired that was drawn from `from` on (0 when that is not known).
     pub fn rewind(&mut self, rank: u32, from: u64) {
-        self.line.rewind(rank, from);
+        self.cursors.rewind(rank, from);
     }
 
     /// The leg is acknowledged by all: the world of the next, which the shell gives its leases.
-    pub fn advance(&mut self) -> Option<Fit> {
+    pub fn advance(&mut self) -> Option<World> {
         self.at = (self.at + 1).min(self.legs.len());
-        let fit = self.fit();
-        self.line = Line::new(fit.map_or(0, |f| f.ranks));
-        fit
+        let world = self.world();
+        self.cursors = RankCursors::new(world.map_or(0, |f| f.ranks));
+        world
     }
 }
 

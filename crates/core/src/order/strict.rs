@@ -16,12 +16,7 @@
 //! each of its samples. Then the base is the units in permuted order, one after the other, and
 //! blocks of it are shuffled: a reader that holds a block's units reads each unit once.
 
-use super::{
-    key::OrderKey,
-    permutation::Permutation,
-    plan::{Fit, Item, PAD, Plan},
-    shape::Laid,
-};
+use crate::plan::{Item, PAD, Plan, World, key::OrderKey, permutation::Permutation, unit_map::PlanUnits};
 use std::ops::Range;
 
 /// What stands at each position of the base.
@@ -30,14 +25,14 @@ enum Base {
     /// A permutation of its entries.
     Flat(Permutation),
     /// Units in permuted order, and where each begins; shuffled in blocks.
-    Units { laid: Laid, order: Vec<u32>, begins: Vec<u32>, block: u64 },
+    Units { plan_units: PlanUnits, order: Vec<u32>, begins: Vec<u32>, block: u64 },
 }
 
 /// The strict order of one epoch.
 #[derive(Debug, Clone)]
 pub struct Strict {
     plan: Plan,
-    fit: Fit,
+    world: World,
     key: OrderKey,
     base: Base,
     entries: u64,
@@ -46,7 +41,7 @@ pub struct Strict {
 
 /// Where a position lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct StepPosition {
     /// The step, from 0.
     pub step: u64,
     /// The rank, from 0.
@@ -58,9 +53,9 @@ pub struct Place {
 impl Strict {
     /// The order of the epoch with this key.
     #[must_use]
-    pub fn new(plan: Plan, fit: Fit, key: OrderKey) -> Self {
+    pub fn new(plan: Plan, world: World, key: OrderKey) -> Self {
         let base = Base::Flat(Permutation::new(&key, "order", 0, plan.base_entries()));
-        Strict::over(base, plan, fit, key)
+        Strict::over(base, plan, world, key)
     }
 
     /// The order by units: units in permuted order, shuffled in blocks of `block` positions (the
@@ -69,9 +64,9 @@ impl Strict {
     /// # Panics
     /// When `laid` is not of this plan.
     #[must_use]
-    pub fn by_units(plan: Plan, fit: Fit, key: OrderKey, laid: Laid, block: u32) -> Self {
-        assert_eq!(u64::from(laid.spots()), plan.base_entries(), "the plan laid over its layout");
-        let units = laid.units();
+    pub fn by_units(plan: Plan, world: World, key: OrderKey, plan_units: PlanUnits, block: u32) -> Self {
+        assert_eq!(u64::from(plan_units.slots()), plan.base_entries(), "the plan plan_units over its layout");
+        let units = plan_units.units();
         let permutation = Permutation::new(&key, "units", 0, u64::from(units));
         let order: Vec<u32> =
             (0..u64::from(units)).map(|p| u32::try_from(permutation.at(p)).unwrap_or(u32::MAX)).collect();
@@ -79,36 +74,41 @@ impl Strict {
         let begins = order
             .iter()
             .map(|&u| {
-                let spots = laid.of_unit(u);
+                let slots = plan_units.of_unit(u);
                 let begin = at;
-                at += spots.end - spots.start;
+                at += slots.end - slots.start;
                 begin
             })
             .collect();
-        Strict::over(Base::Units { laid, order, begins, block: u64::from(block.max(1)) }, plan, fit, key)
+        Strict::over(
+            Base::Units { plan_units, order, begins, block: u64::from(block.max(1)) },
+            plan,
+            world,
+            key,
+        )
     }
 
-    fn over(base: Base, plan: Plan, fit: Fit, key: OrderKey) -> Self {
+    fn over(base: Base, plan: Plan, world: World, key: OrderKey) -> Self {
         let entries = plan.base_entries();
         let runs = match plan.echo() {
             e if e.copies > 1 => (entries / u64::from(e.apart)).max(2),
             _ => 1,
         };
-        Strict { base, entries, plan, fit, key, runs }
+        Strict { base, entries, plan, world, key, runs }
     }
 
     /// The base entry at a position of the base.
     fn base_at(&self, p: u64) -> u64 {
         match &self.base {
             Base::Flat(permutation) => permutation.at(p),
-            Base::Units { laid, order, begins, block } => {
+            Base::Units { plan_units, order, begins, block } => {
                 let blocks = (self.entries / block).max(1);
                 let i = (p / block).min(blocks - 1);
                 let (from, to) = (i * block, if i + 1 == blocks { self.entries } else { (i + 1) * block });
                 let q = from + Permutation::new(&self.key, "block", i, to - from).at(p - from);
                 let q = u32::try_from(q).unwrap_or(u32::MAX);
                 let at = begins.partition_point(|&b| b <= q) - 1;
-                u64::from(laid.entry(laid.of_unit(order[at]).start + (q - begins[at])))
+                u64::from(plan_units.entry(plan_units.of_unit(order[at]).start + (q - begins[at])))
             }
         }
     }
@@ -116,7 +116,7 @@ impl Strict {
     /// Positions of the epoch: what it delivers.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.fit.delivered(self.plan.entries())
+        self.world.delivered(self.plan.entries())
     }
 
     /// Whether it delivers nothing (fewer entries than a step, dropped).
@@ -203,31 +203,31 @@ impl Strict {
     /// Steps of the epoch, the same for every rank.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.fit.steps(self.plan.entries())
+        self.world.steps(self.plan.entries())
     }
 
     /// Where position `p` lies.
     #[must_use]
-    pub fn place(&self, p: u64) -> Place {
-        place(p, self.fit.batch, self.fit.ranks)
+    pub fn place(&self, p: u64) -> StepPosition {
+        place(p, self.world.batch, self.world.ranks)
     }
 
     /// The positions of one rank's share of one step; short or empty only at the end of an
     /// epoch with `keep`.
     #[must_use]
     pub fn positions(&self, step: u64, rank: u32) -> Range<u64> {
-        let per = u64::from(self.fit.batch / self.fit.ranks);
-        let from = step * u64::from(self.fit.batch) + u64::from(rank) * per;
+        let per = u64::from(self.world.batch / self.world.ranks);
+        let from = step * u64::from(self.world.batch) + u64::from(rank) * per;
         from.min(self.len())..(from + per).min(self.len())
     }
 }
 
 /// The law of I1.
 #[must_use]
-pub fn place(p: u64, batch: u32, ranks: u32) -> Place {
+pub fn place(p: u64, batch: u32, ranks: u32) -> StepPosition {
     let (g, r) = (u64::from(batch), u64::from(ranks));
     let rank = p % g * r / g;
-    Place {
+    StepPosition {
         step: p / g,
         rank: u32::try_from(rank).unwrap_or(u32::MAX),
         slot: u32::try_from(p % g - rank * g / r).unwrap_or(u32::MAX),

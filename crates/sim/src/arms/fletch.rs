@@ -1,11 +1,15 @@
-//! Fletch's own policy: `fletch_core::order::substitute`, unchanged, with this file as its
+//! Fletch's own policy: `fletch_core::order::sweep`, unchanged, with this file as its
 //! store.
 
 use super::{Arm, Granted, Net, key, strict::Alone};
 use crate::{Case, books::Books, case::Reader, servers::Servers};
-use fletch_core::order::{
-    Flywheel, Laid, Plan, Shape,
-    substitute::{Act, Feed, How, Knobs, Pick, SeatId},
+use fletch_core::{
+    order::{
+        SweepPolicy,
+        sweep::{Pick, PickQueue, ReadFrom, SubscriberId, SweepParams},
+    },
+    plan::{Plan, PlanUnits, UnitMap},
+    residency::CacheAction,
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,8 +23,8 @@ const SAMPLE_BYTES: u64 = 4096;
 const AWAY: f64 = f64::INFINITY;
 
 struct Seated {
-    seat: Option<SeatId>,
-    feed: Feed,
+    subscriber: Option<SubscriberId>,
+    queue: PickQueue,
     /// When the bytes of planned range reads arrive, and when they were asked.
     ranges: BTreeMap<u32, (f64, f64)>,
     strict: Option<Alone>,
@@ -29,7 +33,7 @@ struct Seated {
 
 /// Fletch.
 pub struct Fletch {
-    fly: Flywheel,
+    policy: SweepPolicy,
     jobs: Vec<Seated>,
     case: Case,
     servers: Servers,
@@ -40,27 +44,28 @@ pub struct Fletch {
     doomed: VecDeque<(f64, u32)>,
     loads: u64,
     ahead: usize,
-    acts: Vec<Act>,
+    actions: Vec<CacheAction>,
 }
 
 impl Fletch {
-    pub(super) fn new(case: &Case, knobs: Knobs, recorded: bool) -> Self {
+    pub(super) fn new(case: &Case, params: SweepParams, recorded: bool) -> Self {
         let unit_of: Vec<u32> =
             (0u32..).zip(&case.units).flat_map(|(u, &g)| std::iter::repeat_n(u, g as usize)).collect();
-        let shape = Shape::new(&unit_of, case.units.iter().map(|&g| u64::from(g) * SAMPLE_BYTES).collect());
-        let shape = Arc::new(shape.expect("every sample lies in a unit of its case"));
-        let units = shape.units();
+        let unit_map =
+            UnitMap::new(&unit_of, case.units.iter().map(|&g| u64::from(g) * SAMPLE_BYTES).collect());
+        let unit_map = Arc::new(unit_map.expect("every sample lies in a unit of its case"));
+        let units = unit_map.units();
         let seated = |(j, spec): (usize, &crate::JobSpec)| Seated {
-            seat: None,
-            feed: Feed::default(),
+            subscriber: None,
+            queue: PickQueue::default(),
             ranges: BTreeMap::new(),
             strict: (spec.reader == Reader::Strict).then(|| Alone::new(case, j)),
             epochs: 0,
         };
-        let make = if recorded { Flywheel::recorded } else { Flywheel::new };
+        let make = if recorded { SweepPolicy::recorded } else { SweepPolicy::new };
         let servers = Servers::new(case);
         Fletch {
-            fly: make(shape, servers.capacity() * SAMPLE_BYTES, &key(case, u64::MAX, 0), knobs),
+            policy: make(unit_map, servers.capacity() * SAMPLE_BYTES, &key(case, u64::MAX, 0), params),
             jobs: case.jobs.iter().enumerate().map(seated).collect(),
             servers,
             ready: vec![AWAY; units],
@@ -68,7 +73,7 @@ impl Fletch {
             doomed: VecDeque::new(),
             loads: 0,
             ahead: case.ahead.max(1),
-            acts: Vec::new(),
+            actions: Vec::new(),
             case: case.clone(),
         }
     }
@@ -89,13 +94,13 @@ impl Fletch {
     /// A unit finds room, if need be in place of others.
     fn keep(&mut self, unit: u32) -> bool {
         let granted = self.servers.capacity() * SAMPLE_BYTES;
-        let mut acts = Vec::new();
+        let mut actions = Vec::new();
         while !self.servers.keep(unit) {
-            if !self.fly.give_way(unit, granted, &mut acts) {
+            if !self.policy.give_way(unit, granted, &mut actions) {
                 return false;
             }
-            for act in acts.drain(..) {
-                if let Act::Evict(u) = act {
+            for action in actions.drain(..) {
+                if let CacheAction::Evict(u) = action {
                     self.evict(u);
                 }
             }
@@ -105,14 +110,14 @@ impl Fletch {
 
     /// Carries out the policy's orders.
     fn obey(&mut self, now: f64, net: &mut Net, books: &mut Books) {
-        for act in std::mem::take(&mut self.acts) {
-            match act {
-                Act::Evict(u) => self.evict(u),
-                Act::Load(u) => {
+        for action in std::mem::take(&mut self.actions) {
+            match action {
+                CacheAction::Evict(u) => self.evict(u),
+                CacheAction::Load(u) => {
                     assert!(self.ready[u as usize] == AWAY, "unit {u} loaded twice");
                     if !self.keep(u) {
                         // Refused, and nothing was asked of the origin.
-                        self.fly.lost(u);
+                        self.policy.lost(u);
                         books.failed(now);
                         continue;
                     }
@@ -138,7 +143,7 @@ impl Fletch {
             self.doomed.pop_front();
             if self.servers.release(unit) {
                 self.ready[unit as usize] = AWAY;
-                self.fly.lost(unit);
+                self.policy.lost(unit);
             }
         }
         let news = self.servers.until(now);
@@ -147,11 +152,11 @@ impl Fletch {
             self.doomed.retain(|d| d.1 != unit);
         }
         if news.known {
-            let as_of = self.fly.standing().swept_bytes;
-            self.fly.reconcile(&self.servers.residency(), as_of);
-            self.fly.set_capacity(self.servers.capacity() * SAMPLE_BYTES, &mut self.acts);
-            for act in std::mem::take(&mut self.acts) {
-                if let Act::Evict(u) = act {
+            let as_of = self.policy.progress().swept_bytes;
+            self.policy.reconcile(&self.servers.residency(), as_of);
+            self.policy.set_capacity(self.servers.capacity() * SAMPLE_BYTES, &mut self.actions);
+            for action in std::mem::take(&mut self.actions) {
+                if let CacheAction::Evict(u) = action {
                     self.evict(u);
                 }
             }
@@ -161,7 +166,7 @@ impl Fletch {
     /// Moves the sweep ahead of need while the link is idle.
     fn advance(&mut self, now: f64, net: &mut Net, books: &mut Books) {
         while net.idle(now, u64::from(self.case.units[0])) {
-            if !self.fly.advance(&mut self.acts) {
+            if !self.policy.advance(&mut self.actions) {
                 break;
             }
             self.obey(now, net, books);
@@ -175,11 +180,11 @@ impl Fletch {
         (net.request(now, 1).max(fails), now)
     }
 
-    /// The sample of a version that a job's spot is.
-    fn sample(&self, seat: SeatId, spot: u32, plan: &fletch_core::order::Bits) -> u32 {
-        let laid = self.fly.laid(seat);
-        let entry = laid.entry(spot);
-        if u64::from(laid.spots()) == plan.len() {
+    /// The sample of a version that a job's slot is.
+    fn sample(&self, subscriber: SubscriberId, slot: u32, plan: &fletch_core::plan::Bits) -> u32 {
+        let plan_units = self.policy.plan_units(subscriber);
+        let entry = plan_units.entry(slot);
+        if u64::from(plan_units.slots()) == plan.len() {
             return entry;
         }
         // Entries of a subset are numbered by themselves.
@@ -190,26 +195,26 @@ impl Fletch {
 
 impl Arm for Fletch {
     fn begin(&mut self, j: usize, books: &mut Books) {
-        let fly = &mut self.fly;
+        let policy = &mut self.policy;
         let seated = &mut self.jobs[j];
         if let Some(strict) = &mut seated.strict {
             seated.epochs += 1;
-            strict.begin(fly.shape(), &key(&self.case, j as u64, seated.epochs), books, j);
+            strict.begin(policy.unit_map(), &key(&self.case, j as u64, seated.epochs), books, j);
             return;
         }
         let b = &books.jobs[j];
-        let seat = *seated.seat.get_or_insert_with(|| {
+        let subscriber = *seated.subscriber.get_or_insert_with(|| {
             let plan =
                 Plan::subset(b.plan.len(), b.plan.iter_in(0, b.plan.len())).expect("a plan has samples");
-            fly.join(Laid::new(&plan, fly.shape()).expect("plan and shape are of one case"))
+            policy.join(PlanUnits::new(&plan, policy.unit_map()).expect("plan and unit_map are of one case"))
         });
-        let spots = u64::from(fly.laid(seat).spots());
-        fly.begin(seat, fletch_core::order::Bits::ones(spots));
+        let slots = u64::from(policy.plan_units(subscriber).slots());
+        policy.begin(subscriber, fletch_core::plan::Bits::ones(slots));
     }
 
     fn grant(&mut self, j: usize, now: f64, net: &mut Net, books: &mut Books) -> Option<Granted> {
         self.catch_up(now);
-        let Some(seat) = self.jobs[j].seat else {
+        let Some(subscriber) = self.jobs[j].subscriber else {
             let (ready, asked) = (&self.ready, &self.asked);
             let doomed = &self.doomed;
             let shared = |u: u32| {
@@ -220,44 +225,44 @@ impl Arm for Fletch {
             g.arrives = self.servers.deliver(books.unit_of[g.sample as usize], now, g.arrives);
             return Some(g);
         };
-        let Seated { feed, ranges, .. } = &mut self.jobs[j];
-        feed.fill(&mut self.fly, seat, self.ahead, &mut self.acts, |pick: &Pick| {
-            if pick.how == How::Range {
+        let Seated { queue, ranges, .. } = &mut self.jobs[j];
+        queue.fill(&mut self.policy, subscriber, self.ahead, &mut self.actions, |pick: &Pick| {
+            if pick.read_from == ReadFrom::Range {
                 books.fetched(now, 1, true);
-                ranges.insert(pick.spot, (net.request(now, 1), now));
+                ranges.insert(pick.slot, (net.request(now, 1), now));
             }
         });
-        let asked_for_this = self.acts.clone();
+        let asked_for_this = self.actions.clone();
         self.obey(now, net, books);
         self.advance(now, net, books);
-        let Seated { feed, ranges, .. } = &mut self.jobs[j];
+        let Seated { queue, ranges, .. } = &mut self.jobs[j];
         let ready = &self.ready;
-        let pick = feed.next(&self.fly, self.case.overtake, |p| match p.how {
-            How::Range => ranges.get(&p.spot).is_some_and(|r| r.0 <= now),
-            How::Window | How::Reserve => ready[p.unit as usize] <= now,
+        let pick = queue.next(&self.policy, self.case.overtake, |p| match p.read_from {
+            ReadFrom::Range => ranges.get(&p.slot).is_some_and(|r| r.0 <= now),
+            ReadFrom::Window | ReadFrom::Reserve => ready[p.unit as usize] <= now,
         })?;
         let here = self.ready[pick.unit as usize];
         let known_bad = || self.doomed.iter().any(|d| d.1 == pick.unit);
-        let (there, asked) = match (pick.how, ranges.remove(&pick.spot)) {
+        let (there, asked) = match (pick.read_from, ranges.remove(&pick.slot)) {
             (_, Some(r)) => r,
             // Its unit is not here: it left between decision and grant, vanished, or is no good.
-            (How::Range, None) => self.range(pick.unit, now, net, books),
+            (ReadFrom::Range, None) => self.range(pick.unit, now, net, books),
             _ if here == AWAY || (!self.doomed.is_empty() && known_bad()) => {
                 self.range(pick.unit, now, net, books)
             }
             _ => (here, self.asked[pick.unit as usize]),
         };
-        let forced =
-            asked == now && (pick.how == How::Range || asked_for_this.contains(&Act::Load(pick.unit)));
-        let sample = self.sample(seat, pick.spot, &books.jobs[j].plan);
+        let forced = asked == now
+            && (pick.read_from == ReadFrom::Range || asked_for_this.contains(&CacheAction::Load(pick.unit)));
+        let sample = self.sample(subscriber, pick.slot, &books.jobs[j].plan);
         let arrives = self.servers.deliver(pick.unit, now, there.max(now));
         Some(Granted { sample, arrives, asked, forced })
     }
 
     fn leave(&mut self, j: usize) {
-        if let Some(seat) = self.jobs[j].seat.take() {
-            self.jobs[j].feed.give_back(&mut self.fly, seat);
-            self.fly.leave(seat);
+        if let Some(subscriber) = self.jobs[j].subscriber.take() {
+            self.jobs[j].queue.give_back(&mut self.policy, subscriber);
+            self.policy.leave(subscriber);
         }
         if let Some(strict) = &mut self.jobs[j].strict {
             strict.leave();
@@ -266,7 +271,7 @@ impl Arm for Fletch {
     }
 
     fn take_trace(&mut self) -> Vec<u8> {
-        self.fly.take_trace()
+        self.policy.take_trace()
     }
 }
 
@@ -280,20 +285,20 @@ mod tests {
         let mut case = Case::plain("x", 8, 4, 0.5, false, &[1.0], 1);
         case.origin = Some(crate::Origin::new(1.0, 100.0));
         let (mut net, mut books) = (Net::new(case.origin), Books::new(&case));
-        let mut arm = Fletch::new(&case, Knobs::default(), false);
-        let mut obey = |arm: &mut Fletch, failing, now, acts: &[Act]| {
+        let mut arm = Fletch::new(&case, SweepParams::default(), false);
+        let mut obey = |arm: &mut Fletch, failing, now, actions: &[CacheAction]| {
             arm.case.failing = failing;
-            arm.acts.extend(acts);
+            arm.actions.extend(actions);
             arm.obey(now, &mut net, &mut books);
         };
-        obey(&mut arm, 1.0, 0.0, &[Act::Load(3)]);
+        obey(&mut arm, 1.0, 0.0, &[CacheAction::Load(3)]);
         let bad = arm.ready[3];
-        obey(&mut arm, 0.0, 1.0, &[Act::Evict(3), Act::Load(3)]);
+        obey(&mut arm, 0.0, 1.0, &[CacheAction::Evict(3), CacheAction::Load(3)]);
         assert!(arm.ready[3] > bad);
         arm.catch_up(bad);
         assert!(arm.ready[3] != AWAY && arm.servers.residency().has(3));
         // A bad one that stays is dropped when it comes.
-        obey(&mut arm, 1.0, 200.0, &[Act::Load(5)]);
+        obey(&mut arm, 1.0, 200.0, &[CacheAction::Load(5)]);
         arm.catch_up(arm.ready[5]);
         assert!(arm.ready[5] == AWAY && !arm.servers.residency().has(5));
     }

@@ -2,7 +2,7 @@
 
 use super::{Arm, Granted, Net, key};
 use crate::{Case, books::Books};
-use fletch_core::order::Permutation;
+use fletch_core::plan::Permutation;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(super) enum Policy {
 pub struct Plain {
     policy: Policy,
     capacity: usize,
-    keys: Vec<fletch_core::order::OrderKey>,
+    keys: Vec<fletch_core::plan::OrderKey>,
     orders: Vec<Vec<u32>>,
     /// Of each cached sample: when it arrived and its last use.
     cached: BTreeMap<u32, (f64, u64)>,
@@ -39,7 +39,7 @@ impl Plain {
 }
 
 /// The samples of a job's plan in a random order of its own, last first.
-fn permuted(books: &Books, j: usize, key: &fletch_core::order::OrderKey) -> Vec<u32> {
+fn permuted(books: &Books, j: usize, key: &fletch_core::plan::OrderKey) -> Vec<u32> {
     let b = &books.jobs[j];
     let plan: Vec<u32> = b.plan.iter_in(0, b.plan.len()).filter_map(|s| u32::try_from(s).ok()).collect();
     let p = Permutation::new(key, "order", b.epoch, plan.len() as u64);

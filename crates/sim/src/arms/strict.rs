@@ -1,12 +1,14 @@
 //! A strict job beside substituted ones: `fletch_core::order::Strict` says what it reads,
-//! `fletch_core::policy::prefetch` what is fetched for it ahead of need. It never changes what the
+//! `fletch_core::prefetch` what is fetched for it ahead of need. It never changes what the
 //! shared cache holds.
 
 use super::{Granted, Net};
 use crate::{Case, books::Books};
 use fletch_core::{
-    order::{Fit, Laid, OrderKey, Plan, Shape, Strict, Tail, substitute::Act},
-    policy::prefetch::{Prefetch, Uses},
+    order::Strict,
+    plan::{OrderKey, Plan, PlanUnits, Tail, UnitMap, World},
+    prefetch::{Prefetch, Uses},
+    residency::CacheAction,
 };
 use std::collections::VecDeque;
 
@@ -24,7 +26,7 @@ pub(super) struct Alone {
     held: Vec<Option<(f64, f64, bool)>>,
     /// Loads that are not here yet: when they will be, and how long they are.
     under_way: VecDeque<(f64, u64)>,
-    acts: Vec<Act>,
+    actions: Vec<CacheAction>,
 }
 
 impl Alone {
@@ -39,21 +41,21 @@ impl Alone {
             prefetch: None,
             held: if spec.prefetch > 0 { vec![None; case.units.len()] } else { Vec::new() },
             under_way: VecDeque::new(),
-            acts: Vec::new(),
+            actions: Vec::new(),
         }
     }
 
     /// An epoch begins; what was held for the last one is of no use.
-    pub(super) fn begin(&mut self, shape: &Shape, key: &OrderKey, books: &mut Books, j: usize) {
+    pub(super) fn begin(&mut self, unit_map: &UnitMap, key: &OrderKey, books: &mut Books, j: usize) {
         let b = &books.jobs[j];
         let chosen: Vec<u64> = b.plan.iter_in(0, b.plan.len()).collect();
         let plan = Plan::subset(b.plan.len(), chosen.iter().copied()).expect("a plan has samples");
-        let fit = Fit { batch: 1, ranks: 1, tail: Tail::Keep };
+        let world = World { batch: 1, ranks: 1, tail: Tail::Keep };
         let strict = if self.block > 0 {
-            let laid = Laid::new(&plan, shape).expect("plan and shape are of one case");
-            Strict::by_units(plan, fit, *key, laid, self.block)
+            let plan_units = PlanUnits::new(&plan, unit_map).expect("plan and unit_map are of one case");
+            Strict::by_units(plan, world, *key, plan_units, self.block)
         } else {
-            Strict::new(plan, fit, *key)
+            Strict::new(plan, world, *key)
         };
         self.order = (0..strict.len()).map(|p| strict.item(strict.entry(p)).sample).collect();
         self.at = 0;
@@ -88,17 +90,17 @@ impl Alone {
             // Others use the link too: no more is under way at once than fills it.
             while self.under_way.iter().map(|w| w.1).sum::<u64>() < net.fill(self.budget) {
                 let before = p.ahead();
-                p.advance(before + 1, |u| shared(u).is_some(), &mut self.acts);
-                for act in self.acts.drain(..) {
-                    match act {
-                        Act::Load(u) => {
+                p.advance(before + 1, |u| shared(u).is_some(), &mut self.actions);
+                for action in self.actions.drain(..) {
+                    match action {
+                        CacheAction::Load(u) => {
                             let size = u64::from(self.sizes[u as usize]);
                             books.fetched(now, size, false);
                             let here = net.request(now, size);
                             self.held[u as usize] = Some((here, now, false));
                             self.under_way.extend((here > now).then_some((here, size)));
                         }
-                        Act::Evict(u) => {
+                        CacheAction::Evict(u) => {
                             let held = self.held[u as usize].take();
                             books.vain(now, held.is_some_and(|h| !h.2), u64::from(self.sizes[u as usize]));
                         }

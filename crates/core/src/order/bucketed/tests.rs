@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     Root,
-    order::lease::{Leases, Request, Room},
+    delivery::lease::{Leases, Request, Room},
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ fn key(seed: u64) -> OrderKey {
 
 fn cut(of: &[u32], batch: u32, ranks: u32, tail: Tail, seed: u64) -> Bucketed {
     let plan = Plan::all(of.len() as u64).expect("plan");
-    Bucketed::new(plan, Fit { batch, ranks, tail }, &key(seed), Buckets::new(of.to_vec()).expect("few"))
+    Bucketed::new(plan, World { batch, ranks, tail }, &key(seed), Buckets::new(of.to_vec()).expect("few"))
         .expect("fits")
 }
 
@@ -79,10 +79,10 @@ proptest! {
     #[test]
     fn leases_deliver_it(of in proptest::collection::vec(0u32..4, 1..90), per in 1u32..4, ranks in 1u32..4, tail in tails(), seed: u64, ops in proptest::collection::vec((0u32..4, 0u8..8, 1u32..7), 1..80)) {
         let o = cut(&of, per * ranks, ranks, tail, seed);
-        let fit = Fit { batch: per * ranks, ranks, tail };
-        let mut leases = Leases::new(o.planned(), fit).expect("fit");
+        let world = World { batch: per * ranks, ranks, tail };
+        let mut leases = Leases::new(o.planned(), world).expect("world");
         prop_assert_eq!(leases.pads(), 0, "leases add no pads of their own");
-        let (mut line, mut events, mut live) = (Line::new(ranks), Vec::new(), BTreeMap::new());
+        let (mut cursors, mut events, mut live) = (RankCursors::new(ranks), Vec::new(), BTreeMap::new());
         let mut got: BTreeMap<u32, u32> = BTreeMap::new();
         let mut sequence = 0;
         let mut now = 0;
@@ -96,12 +96,12 @@ proptest! {
                     sequence += 1;
                     let request = Request { rank, worker: 0, sequence };
                     if let Room::Grant(room) = leases.room(request, n, 12).expect("a rank") {
-                        let (entries, from) = o.next(&mut line, rank, room, |e| leases.free().get(u64::from(e)));
+                        let (entries, from) = o.next(&mut cursors, rank, room, |e| leases.free().get(u64::from(e)));
                         prop_assert!(!entries.is_empty(), "whoever has a share gets some of it");
                         let buckets: BTreeSet<u32> = entries.iter().map(|&e| of[o.item(e).sample as usize]).collect();
                         prop_assert!(buckets.len() == 1 && entries.len() <= room as usize, "a mixed lease");
                         let event = leases.grant(request, entries, room, now + 20).expect("free");
-                        if let crate::order::Event::Grant { lease, entries, .. } = &event { live.insert(*lease, (rank, entries.clone(), from)); }
+                        if let crate::delivery::Event::Grant { lease, entries, .. } = &event { live.insert(*lease, (rank, entries.clone(), from)); }
                         events.push(event);
                     }
                 }
@@ -117,18 +117,18 @@ proptest! {
                     now += u64::from(n) * 5;
                     let (gone, _) = leases.expire(now);
                     for e in &gone {
-                        if let crate::order::Event::Expire { lease } = e && let Some((rank, _, from)) = live.remove(lease) { line.rewind(rank, from); }
+                        if let crate::delivery::Event::Expire { lease } = e && let Some((rank, _, from)) = live.remove(lease) { cursors.rewind(rank, from); }
                     }
                     events.extend(gone);
                 }
                 _ => {
                     // The process dies; the ledger is all there is.
-                    let mut again = Leases::new(o.planned(), fit).expect("fit");
+                    let mut again = Leases::new(o.planned(), world).expect("world");
                     for e in &events { again.apply(e, now + 20).expect("no contradiction"); }
                     // The shares are what is free of each rank's turns.
                     let shares = o.shares(|e| again.is_free(e));
                     prop_assert_eq!(&shares, &(0..ranks).map(|r| again.left(r)).collect::<Vec<_>>());
-                    (leases, line) = (again, Line::new(ranks));
+                    (leases, cursors) = (again, RankCursors::new(ranks));
                     for l in live.values_mut() { l.2 = 0; }
                 }
             }
@@ -155,15 +155,18 @@ fn buckets_by_length() {
 #[test]
 fn what_cannot_be_bucketed() {
     let buckets = || Buckets::new(vec![0, 1, 0, 1]).expect("few");
-    let fit = Fit { batch: 2, ranks: 2, tail: Tail::Pad };
-    let make = |plan, fit| Bucketed::new(plan, fit, &key(1), buckets()).err();
+    let world = World { batch: 2, ranks: 2, tail: Tail::Pad };
+    let make = |plan, world| Bucketed::new(plan, world, &key(1), buckets()).err();
     let four = || Plan::all(4).expect("plan");
-    assert_eq!(make(Plan::all(5).expect("plan"), fit), Some(BadBuckets::Samples { buckets: 4, samples: 5 }));
-    assert_eq!(make(four().echoed(2, 1).expect("echo"), fit), Some(BadBuckets::Echo));
-    assert!(matches!(make(four(), Fit { batch: 3, ..fit }), Some(BadBuckets::Fit(_))));
+    assert_eq!(
+        make(Plan::all(5).expect("plan"), world),
+        Some(BadBuckets::Samples { buckets: 4, samples: 5 })
+    );
+    assert_eq!(make(four().echoed(2, 1).expect("echo"), world), Some(BadBuckets::Echo));
+    assert!(matches!(make(four(), World { batch: 3, ..world }), Some(BadBuckets::World(_))));
     // A subset of one bucket has only its steps.
     let plan = Plan::subset(4, [1, 3]).expect("plan");
-    let o = Bucketed::new(plan, fit, &key(1), buckets()).expect("fits");
+    let o = Bucketed::new(plan, world, &key(1), buckets()).expect("fits");
     assert_eq!((o.steps(), o.bucket(0), o.entries()), (1, 1, 2));
 }
 
@@ -178,21 +181,21 @@ fn half_a_step_is_no_boundary() {
 /// A state in which one rank is ahead: each goes on with its own turns, and nobody waits for ever.
 #[test]
 fn a_state_may_have_one_rank_ahead() {
-    let fit = Fit { batch: 4, ranks: 2, tail: Tail::Drop };
+    let world = World { batch: 4, ranks: 2, tail: Tail::Drop };
     let o = cut(&[0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0], 4, 2, Tail::Drop, 5);
     let mut acked = Bits::zeros(o.entries());
     for j in 0..4 {
         acked.set(u64::from(o.turn(0, j).expect("a turn")));
     }
-    let mut leases = Leases::resumed(o.planned(), acked, fit).expect("fit");
+    let mut leases = Leases::resumed(o.planned(), acked, world).expect("world");
     leases.share_as(&o.shares(|e| leases.is_free(e)));
     assert_eq!((leases.left(0), leases.left(1)), (o.steps() * 2 - 4, o.steps() * 2));
-    let mut line = Line::new(2);
+    let mut cursors = RankCursors::new(2);
     let mut got = [Vec::new(), Vec::new()];
     for sequence in 0..99 {
         let request = Request { rank: sequence as u32 % 2, worker: 0, sequence };
         let Room::Grant(n) = leases.room(request, 9, 99).expect("a rank") else { continue };
-        let (entries, _) = o.next(&mut line, request.rank, n, |e| leases.is_free(e));
+        let (entries, _) = o.next(&mut cursors, request.rank, n, |e| leases.is_free(e));
         assert_eq!(entries.len(), 2, "one step's share");
         got[request.rank as usize].extend_from_slice(&entries);
         leases.grant(request, entries, n, 9).expect("free");

@@ -1,13 +1,15 @@
 use super::*;
 use crate::{
     Hash, LayoutId, Root,
-    order::{
-        key::OrderKey,
+    delivery::{
         lease::{Leases, Request, Room},
         ledger::{self, Header},
-        plan::{Plan, Tail},
-        shape::{Laid, Shape},
-        substitute::{Flywheel, Knobs},
+    },
+    order::sweep::{SweepParams, SweepPolicy},
+    plan::{
+        Plan, Tail,
+        key::OrderKey,
+        unit_map::{PlanUnits, UnitMap},
     },
 };
 use proptest::prelude::*;
@@ -15,8 +17,8 @@ use std::{collections::VecDeque, sync::Arc};
 
 const N: u64 = 60;
 
-fn fit(ranks: u32) -> Fit {
-    Fit { batch: ranks * 2, ranks, tail: Tail::Pad }
+fn world(ranks: u32) -> World {
+    World { batch: ranks * 2, ranks, tail: Tail::Pad }
 }
 
 fn header() -> Header {
@@ -28,7 +30,7 @@ fn header() -> Header {
         plan: Hash::of(b"p"),
         order: "substitute".into(),
         seed: 1,
-        fit: fit(2),
+        world: world(2),
     }
 }
 
@@ -56,7 +58,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// An epoch whose entries are chosen by a multiplication, as good as any other order.
 fn epoch(ops: Vec<Op>, stride: u32) -> Ledger {
-    let mut leases = Leases::new(Bits::ones(N), fit(2)).expect("fit");
+    let mut leases = Leases::new(Bits::ones(N), world(2)).expect("world");
     let mut events = Vec::new();
     let (mut now, mut sequence, mut commits) = (0, 0, 0);
     let done = (0..4000u32).map(|i| match i % 2 {
@@ -75,7 +77,7 @@ fn epoch(ops: Vec<Op>, stride: u32) -> Ledger {
         match op {
             Op::Ask { rank, n } => {
                 sequence += 1;
-                let request = Request { rank: rank % leases.fit().ranks, worker: rank, sequence };
+                let request = Request { rank: rank % leases.world().ranks, worker: rank, sequence };
                 if let Room::Grant(room) = leases.room(request, n, 20).expect("a rank") {
                     let free = leases.free();
                     let from = sequence * u64::from(stride) % N;
@@ -97,7 +99,7 @@ fn epoch(ops: Vec<Op>, stride: u32) -> Ledger {
                 now += 11;
                 events.extend(leases.expire(now).0);
             }
-            Op::World(ranks) => events.push(leases.world(fit(ranks)).expect("fit").0),
+            Op::World(ranks) => events.push(leases.change_world(world(ranks)).expect("world").0),
             Op::Commit => {
                 commits += 1;
                 events.push(leases.commit(commits));
@@ -116,14 +118,14 @@ fn epoch(ops: Vec<Op>, stride: u32) -> Ledger {
 
 /// Delivers a replay with other requests: one worker a rank, other sizes, leases that expire.
 fn again(mut replay: Replay, sizes: &[u32]) -> Ledger {
-    let first = replay.fit().expect("a leg");
-    let mut leases = Leases::new(Bits::ones(N), first).expect("fit");
+    let first = replay.world().expect("a leg");
+    let mut leases = Leases::new(Bits::ones(N), first).expect("world");
     let mut events = Vec::new();
     let (mut sequence, mut now, mut lost) = (0, 0, 0);
-    while let Some(fit) = replay.fit() {
+    while let Some(world) = replay.world() {
         let mut idle = 0;
-        while idle < fit.ranks {
-            let rank = sequence as u32 % fit.ranks;
+        while idle < world.ranks {
+            let rank = sequence as u32 % world.ranks;
             let n = sizes[sequence as usize % sizes.len()];
             sequence += 1;
             let (entries, from) = replay.next(rank, n, |e| leases.free().get(u64::from(e)));
@@ -147,12 +149,12 @@ fn again(mut replay: Replay, sizes: &[u32]) -> Ledger {
                 replay.rewind(rank, from);
             }
         }
-        if let Some(fit) = replay.advance() {
-            events.push(leases.world(fit).expect("fit").0);
+        if let Some(world) = replay.advance() {
+            events.push(leases.change_world(world).expect("world").0);
         }
     }
     assert_eq!(leases.acked().count(), N);
-    Ledger { header: Header { order: "replay".into(), fit: first, ..header() }, events, len: 0 }
+    Ledger { header: Header { order: "replay".into(), world: first, ..header() }, events, len: 0 }
 }
 
 proptest! {
@@ -168,7 +170,7 @@ proptest! {
                 let told: Vec<u32> = replay.legs().iter().flat_map(|l| l.ranks[rank].clone()).collect();
                 prop_assert_eq!(all, &told);
             },
-            None => prop_assert!(replay.legs().windows(2).any(|l| l[0].fit.ranks != l[1].fit.ranks)),
+            None => prop_assert!(replay.legs().windows(2).any(|l| l[0].world.ranks != l[1].world.ranks)),
         }
         let twice = again(replay.clone(), &sizes);
         let same = Replay::new(&twice).expect("a ledger");
@@ -185,20 +187,21 @@ proptest! {
 #[test]
 fn what_a_sweep_chose_comes_again_in_the_same_order() {
     let unit_of: Vec<u32> = (0..N as u32).map(|s| s / 5).collect();
-    let shape = Arc::new(Shape::new(&unit_of, vec![5_000; 12]).expect("shape"));
+    let unit_map = Arc::new(UnitMap::new(&unit_of, vec![5_000; 12]).expect("unit_map"));
     let key = OrderKey::new(Root(Hash::of(b"r")), Hash::of(b"p"), 1, 0);
-    let mut fly = Flywheel::new(Arc::clone(&shape), shape.total_bytes() / 4, &key, Knobs::default());
+    let mut policy =
+        SweepPolicy::new(Arc::clone(&unit_map), unit_map.total_bytes() / 4, &key, SweepParams::default());
     let plan = Plan::all(N).expect("plan");
     let [ours, other] = [(); 2].map(|()| {
-        let laid = Laid::new(&plan, &shape).expect("the same version");
-        let spots = u64::from(laid.spots());
-        let seat = fly.join(laid);
-        fly.begin(seat, Bits::ones(spots));
-        seat
+        let plan_units = PlanUnits::new(&plan, &unit_map).expect("the same version");
+        let slots = u64::from(plan_units.slots());
+        let subscriber = policy.join(plan_units);
+        policy.begin(subscriber, Bits::ones(slots));
+        subscriber
     });
-    let mut leases = Leases::new(Bits::ones(N), fit(2)).expect("fit");
+    let mut leases = Leases::new(Bits::ones(N), world(2)).expect("world");
     let mut file = ledger::begin(&header());
-    let (mut acts, mut back, mut now) = (Vec::new(), VecDeque::new(), 0);
+    let (mut actions, mut back, mut now) = (Vec::new(), VecDeque::new(), 0);
     let mut told = vec![Vec::new(); 2];
     for sequence in 1.. {
         if leases.finished() {
@@ -209,12 +212,13 @@ fn what_a_sweep_chose_comes_again_in_the_same_order() {
         let Room::Grant(room) = leases.room(request, 4, 20).expect("a rank") else { continue };
         let mut entries = Vec::new();
         while entries.len() < room as usize {
-            let mut swept =
-                |fly: &mut Flywheel| fly.next(ours, &mut acts).map(|p| fly.laid(ours).entry(p.spot));
-            let Some(entry) = back.pop_front().or_else(|| swept(&mut fly)) else { break };
+            let mut swept = |policy: &mut SweepPolicy| {
+                policy.next(ours, &mut actions).map(|p| policy.plan_units(ours).entry(p.slot))
+            };
+            let Some(entry) = back.pop_front().or_else(|| swept(&mut policy)) else { break };
             entries.push(entry);
         }
-        fly.next(other, &mut acts).expect("it has more to do");
+        policy.next(other, &mut actions).expect("it has more to do");
         let event = leases.grant(request, entries.clone(), room, now + 10).expect("free");
         event.append(&mut file);
         if sequence == 5 {
@@ -263,12 +267,12 @@ fn a_ledger_that_contradicts_itself() {
 /// Worlds are short to write and long to tell: a ledger of nothing but those makes nobody build them.
 #[test]
 fn worlds_without_end_are_no_replay() {
-    let events = |worlds: u32, fit: Fit| -> Vec<Event> {
+    let events = |worlds: u32, world: World| -> Vec<Event> {
         let each = |i: u32| {
             let request = Request { rank: 0, worker: 0, sequence: 1 };
             let lease = u64::from(i) + 1;
             [
-                Event::World { fit },
+                Event::World { world },
                 Event::Grant { lease, request, entries: vec![i] },
                 Event::Ack { lease, upto: 1 },
             ]
@@ -276,13 +280,13 @@ fn worlds_without_end_are_no_replay() {
         (0..worlds).flat_map(each).collect()
     };
     let new = |events| Replay::new(&Ledger { header: header(), events, len: 0 }).map(|r| r.legs().len());
-    let wide = Fit { batch: 1 << 16, ranks: 1 << 16, tail: Tail::Pad };
+    let wide = World { batch: 1 << 16, ranks: 1 << 16, tail: Tail::Pad };
     assert_eq!(new(events(16, wide)), Ok(16));
     assert!(matches!(new(events(17, wide)), Err(BadLedger::Legs { .. })));
-    let idle = vec![Event::World { fit: wide }; 100];
+    let idle = vec![Event::World { world: wide }; 100];
     assert_eq!(new(idle), Ok(0), "worlds in which nothing was consumed are nothing to tell");
-    assert_eq!(new(events(1024, fit(2))), Ok(1024));
-    assert!(matches!(new(events(1025, fit(2))), Err(BadLedger::Legs { .. })));
+    assert_eq!(new(events(1024, world(2))), Ok(1024));
+    assert!(matches!(new(events(1025, world(2))), Err(BadLedger::Legs { .. })));
 }
 
 /// What a record of a few bytes makes whoever replays it do is bounded by the epoch's entries, not by its records.
@@ -297,7 +301,7 @@ fn records_that_tell_nothing_cost_nothing() {
     (0..50).for_each(|_| events.extend([ack(1, 2), ack(1, 0)]));
     assert_eq!(Replay::new(&all(events)).expect("an order").legs()[0].ranks[0], [4, 5]);
     // Pads of worlds.
-    let worlds = |n: usize, tail| vec![Event::World { fit: Fit { batch: 1 << 20, ranks: 1, tail } }; n];
+    let worlds = |n: usize, tail| vec![Event::World { world: World { batch: 1 << 20, ranks: 1, tail } }; n];
     let legs = |events| Replay::new(&all(events)).map(|r| r.legs().len());
     assert_eq!(legs(worlds(8, Tail::Pad)), Ok(0));
     assert!(matches!(legs(worlds(9, Tail::Pad)), Err(BadLedger::Legs { .. })));
@@ -315,7 +319,7 @@ fn leases_bear_out_what_is_told() {
     let grant = |lease, entries| Event::Grant { lease, request, entries };
     let ack = |lease, upto| Event::Ack { lease, upto };
     let told = |events| {
-        let mut leases = Leases::new(Bits::ones(N), fit(2)).expect("fit");
+        let mut leases = Leases::new(Bits::ones(N), world(2)).expect("world");
         Replay::borne_out(&Ledger { header: header(), events, len: 0 }, &mut leases)
             .map(|r| r.legs().iter().map(|l| l.ranks[0].clone()).collect::<Vec<_>>())
     };

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     Hash, Root,
-    order::{plan::Tail, shape::Shape},
+    plan::{Tail, unit_map::UnitMap},
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ proptest! {
         let plan = plan.clone().echoed(copies, (n / 4) as u32).unwrap_or(plan);
         let mut first: Option<Vec<BTreeSet<u32>>> = None;
         for ranks in [1, 2, 3, 4, 6, 12] {
-            let order = Strict::new(plan.clone(), Fit { batch, ranks, tail }, key(seed));
+            let order = Strict::new(plan.clone(), World { batch, ranks, tail }, key(seed));
             let mut seen = BTreeSet::new();
             let sets: Vec<BTreeSet<u32>> = (0..order.steps()).map(|step| {
                 let mut set = BTreeSet::new();
@@ -28,7 +28,7 @@ proptest! {
                     let range = order.positions(step, rank);
                     assert_eq!(range.end - range.start, u64::from(batch / ranks));
                     for (slot, p) in (0u32..).zip(range) {
-                        assert_eq!(order.place(p), Place { step, rank, slot });
+                        assert_eq!(order.place(p), StepPosition { step, rank, slot });
                         assert!(seen.insert(order.entry(p)));
                         set.insert(order.entry(p));
                     }
@@ -53,7 +53,7 @@ proptest! {
         let apart = u32::try_from(1 + part * (n / 2) / 1000).expect("small");
         prop_assert!(u64::from(apart) * 2 <= n);
         let plan = Plan::all(n).expect("plan").echoed(copies, apart).expect("fits");
-        let order = Strict::new(plan, Fit { batch: 1, ranks: 1, tail: Tail::Keep }, key(seed));
+        let order = Strict::new(plan, World { batch: 1, ranks: 1, tail: Tail::Keep }, key(seed));
         let mut last: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
         for p in 0..order.len() {
             let Item { sample, copy } = order.item(order.entry(p));
@@ -71,7 +71,7 @@ proptest! {
 #[test]
 fn a_resumed_order_is_the_same_order() {
     let order = |ranks| {
-        Strict::new(Plan::all(1000).expect("plan"), Fit { batch: 24, ranks, tail: Tail::Drop }, key(9))
+        Strict::new(Plan::all(1000).expect("plan"), World { batch: 24, ranks, tail: Tail::Drop }, key(9))
     };
     let (a, b) = (order(4), order(8));
     let rest: Vec<u32> = (17 * 24..a.len()).map(|p| a.entry(p)).collect();
@@ -83,7 +83,7 @@ fn a_resumed_order_is_the_same_order() {
 
 #[test]
 fn keep_shortens_only_the_last_step() {
-    let o = Strict::new(Plan::all(10).expect("plan"), Fit { batch: 4, ranks: 1, tail: Tail::Keep }, key(1));
+    let o = Strict::new(Plan::all(10).expect("plan"), World { batch: 4, ranks: 1, tail: Tail::Keep }, key(1));
     assert_eq!((o.steps(), o.positions(1, 0), o.positions(2, 0), o.len()), (3, 4..8, 8..10, 10));
 }
 
@@ -93,12 +93,12 @@ proptest! {
     fn by_units_is_the_plan_in_blocks(sizes in proptest::collection::vec(0u32..9, 1..80), block in 1u32..100, copies in 1u32..3, seed: u64) {
         let unit_of: Vec<u32> = (0u32..).zip(&sizes).flat_map(|(u, &g)| vec![u; g as usize]).collect();
         prop_assume!(unit_of.len() > 1);
-        let shape = Shape::new(&unit_of, vec![1; sizes.len()]).expect("shape");
+        let unit_map = UnitMap::new(&unit_of, vec![1; sizes.len()]).expect("unit_map");
         let n = unit_of.len() as u64;
         let plan = Plan::all(n).expect("plan").echoed(copies, (n / 2) as u32).expect("fits");
-        let laid = Laid::new(&plan, &shape).expect("one version");
-        let fit = Fit { batch: 1, ranks: 1, tail: Tail::Keep };
-        let order = Strict::by_units(plan, fit, key(seed), laid, block);
+        let plan_units = PlanUnits::new(&plan, &unit_map).expect("one version");
+        let world = World { batch: 1, ranks: 1, tail: Tail::Keep };
+        let order = Strict::by_units(plan, world, key(seed), plan_units, block);
         let got: Vec<u32> = (0..order.len()).map(|p| order.entry(p)).collect();
         let mut all = got.clone();
         all.sort_unstable();

@@ -1,8 +1,8 @@
 //! `tests/golden/pack`, made by another program from `docs/FORMATS.md` alone.
 
-use super::super::{Keyer, Place};
 use super::pack_all;
 use crate::manifest::layout::layout_id;
+use crate::manifest::pack::{Keyer, Place};
 use crate::manifest::{Entry, EntryKind, LayoutKind, LayoutParams, PackParams, Sample};
 use crate::{Hash, Root};
 

@@ -1,8 +1,10 @@
 //! Order and cuts.
 
-use super::super::{BadItem, ChunkPlan, GroupKey, Item, Keyer, PackParams, Packer, Place, SORT_ROW_BYTES};
 use super::{Rng, key, pack_all};
 use crate::Hash;
+use crate::manifest::pack::{
+    BadItem, ChunkPlan, GroupKey, Item, Keyer, PackParams, Packer, Place, SORT_ROW_BYTES,
+};
 use crate::manifest::{CHUNK_BYTES_MAX, Entry, EntryKind, LayoutParams, Sample};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,9 +1,9 @@
 //! Parents: what stays, what is regrouped, and that nothing is ever misplaced.
 
-use super::super::{ChunkPlan, Fate, Item, KeepRule, Keeper, Packer, ParentPlace, Survey};
 use super::{Rng, key, pack_all};
 use crate::Hash;
 use crate::manifest::layout::layout_id;
+use crate::manifest::pack::{ChunkPlan, Fate, Item, KeepRule, Keeper, Packer, ParentPlace, Survey};
 use crate::manifest::{Entry, LayoutParams, PartCutter, Placed, SampleRule, Slice, root};
 use std::collections::{BTreeMap, BTreeSet};
 

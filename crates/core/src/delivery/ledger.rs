@@ -1,0 +1,410 @@
+//! The ledger of an epoch: the durable log of what was granted and acknowledged, over the
+//! records of [`crate::record`] (`docs/FORMATS.md`, "Ledger").
+//!
+//! The first record is the header; each further one an [`Event`]. Numbers are LEB128, texts a
+//! length and UTF-8; the entries of a grant are a first number and zigzag differences. Records
+//! of unknown kinds are skipped, and so is what a newer minor version adds to the header.
+
+use super::lease::{LeaseError, Leases, Request};
+use crate::plan::{PlanError, Tail, World, bits::Bits};
+use crate::varint::{get, get_list, get32, put, put_list, take};
+use crate::{
+    Hash, Kind, LayoutId, Root,
+    record::{self, BadLog},
+};
+
+/// The format's major version.
+pub const FORMAT_MAJOR: u32 = 1;
+/// No grant has more entries.
+pub const GRANT_ENTRIES_MAX: usize = 65_536;
+
+const HEADER: u8 = 1;
+const LOAD: u8 = 2;
+const GRANT: u8 = 3;
+const ACK: u8 = 4;
+const EXPIRE: u8 = 5;
+const COMMIT: u8 = 6;
+const ROLLBACK: u8 = 7;
+const WORLD: u8 = 8;
+const END: u8 = 9;
+const RESUME: u8 = 10;
+
+/// Bytes of a bitmap in one record: larger ones are several records.
+pub const RESUME_BYTES_MAX: usize = 8 << 20;
+/// No ledger has more records of this kind.
+pub const RESUMES_MAX: usize = 4096;
+
+/// Which epoch a ledger is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The job's name.
+    pub job: String,
+    /// Which epoch of it.
+    pub epoch: u64,
+    /// The version delivered.
+    pub root: Root,
+    /// The layout it is read from.
+    pub layout: LayoutId,
+    /// The plan's hash.
+    pub plan: Hash,
+    /// `strict`, `substitute`, `bucketed` or `replay`.
+    pub order: String,
+    /// The job's seed.
+    pub seed: u64,
+    /// The world at the start.
+    pub world: World,
+}
+
+/// Something that happened to an epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Units were loaded for it (to explain an order; nothing depends on it).
+    Load {
+        /// Which, in order.
+        units: Vec<u32>,
+    },
+    /// Entries were granted.
+    Grant {
+        /// The lease's number.
+        lease: u64,
+        /// Who asked.
+        request: Request,
+        /// What was granted, in the order of service.
+        entries: Vec<u32>,
+    },
+    /// The first `upto` entries of a lease were consumed.
+    Ack {
+        /// Which lease.
+        lease: u64,
+        /// How many of its entries, from the first.
+        upto: u32,
+    },
+    /// A lease ended with entries unacknowledged.
+    Expire {
+        /// Which lease.
+        lease: u64,
+    },
+    /// The model was saved.
+    Commit {
+        /// The checkpoint's number.
+        commit: u64,
+    },
+    /// The model went back.
+    Rollback {
+        /// To which checkpoint.
+        commit: u64,
+    },
+    /// The world changed.
+    World {
+        /// The new one.
+        world: World,
+    },
+    /// A piece of the bitmap of what was acknowledged before this ledger began.
+    Resume {
+        /// The piece's first byte in the bitmap.
+        byte: u64,
+        /// The piece.
+        bits: Vec<u8>,
+    },
+    /// The epoch ended.
+    End {
+        /// Entries delivered.
+        delivered: u64,
+        /// Of them, delivered again.
+        redelivered: u64,
+    },
+}
+
+/// Why a ledger cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadLedger {
+    /// The log itself is foreign, newer or damaged.
+    #[error(transparent)]
+    Log(#[from] BadLog),
+    /// It does not begin with a header.
+    #[error("not a ledger: it does not begin with a header")]
+    Header,
+    /// Written by a newer Fletch.
+    #[error("ledger format {0} is newer than this build reads (1); use a newer build")]
+    Major(u64),
+    /// Its world cannot be.
+    #[error("the ledger begins in a world that cannot be: {0}")]
+    World(#[from] PlanError),
+    /// A record that cannot be read, or one too many.
+    #[error("record {0} of the ledger is malformed")]
+    Record(usize),
+    /// A record contradicts those before it.
+    #[error("record {at} of the ledger: {why}")]
+    Contradiction {
+        /// Which record.
+        at: usize,
+        /// What is wrong with it.
+        why: LeaseError,
+    },
+    /// Its world changed, or was rolled back, more often than is replayed, or with more ranks or pads.
+    #[error("the worlds of the ledger are too many to replay: {ranks} in all, and {most} at most")]
+    Legs {
+        /// Worlds, or their ranks or pads together.
+        ranks: u64,
+        /// The bound.
+        most: u64,
+    },
+}
+
+impl BadLedger {
+    /// Who can act on it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        Kind::Corrupt
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    put(out, text.len() as u64);
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn get_text(at: &mut &[u8]) -> Option<String> {
+    let n = usize::try_from(get(at)?).ok()?;
+    String::from_utf8(take(at, n)?.to_vec()).ok()
+}
+
+fn get_hash(at: &mut &[u8]) -> Option<Hash> {
+    Hash::try_from(take(at, 32)?).ok()
+}
+
+fn put_world(out: &mut Vec<u8>, world: World) {
+    put(out, u64::from(world.ranks));
+    put(out, u64::from(world.batch));
+    out.push(match world.tail {
+        Tail::Keep => 0,
+        Tail::Drop => 1,
+        Tail::Pad => 2,
+    });
+}
+
+fn get_world(at: &mut &[u8]) -> Option<World> {
+    let (ranks, batch) = (get32(at)?, get32(at)?);
+    let tail = match get(at)? {
+        0 => Tail::Keep,
+        1 => Tail::Drop,
+        2 => Tail::Pad,
+        _ => return None,
+    };
+    Some(World { batch, ranks, tail })
+}
+
+impl Header {
+    fn write(&self) -> Vec<u8> {
+        let mut p = Vec::new();
+        put(&mut p, u64::from(FORMAT_MAJOR));
+        put_text(&mut p, &self.job);
+        put(&mut p, self.epoch);
+        for hash in [self.root.0, self.layout.0, self.plan] {
+            p.extend_from_slice(hash.as_bytes());
+        }
+        put_text(&mut p, &self.order);
+        put(&mut p, self.seed);
+        put_world(&mut p, self.world);
+        p
+    }
+
+    fn read(mut p: &[u8]) -> Result<Self, BadLedger> {
+        let at = &mut p;
+        match get(at) {
+            Some(major) if major == u64::from(FORMAT_MAJOR) => {}
+            Some(major) => return Err(BadLedger::Major(major)),
+            None => return Err(BadLedger::Record(0)),
+        }
+        let mut fields = || {
+            Some(Header {
+                job: get_text(at)?,
+                epoch: get(at)?,
+                root: Root(get_hash(at)?),
+                layout: LayoutId(get_hash(at)?),
+                plan: get_hash(at)?,
+                order: get_text(at)?,
+                seed: get(at)?,
+                world: get_world(at)?,
+            })
+        };
+        let header = fields().ok_or(BadLedger::Record(0))?;
+        header.world.check()?;
+        Ok(header)
+    }
+}
+
+impl Event {
+    /// Appends it to a log as a record.
+    pub fn append(&self, out: &mut Vec<u8>) {
+        let mut p = Vec::new();
+        let kind = match self {
+            Event::Load { units } => {
+                put_list(&mut p, units);
+                LOAD
+            }
+            Event::Grant { lease, request, entries } => {
+                put(&mut p, *lease);
+                put(&mut p, u64::from(request.rank));
+                put(&mut p, u64::from(request.worker));
+                put(&mut p, request.sequence);
+                put_list(&mut p, entries);
+                GRANT
+            }
+            Event::Ack { lease, upto } => {
+                put(&mut p, *lease);
+                put(&mut p, u64::from(*upto));
+                ACK
+            }
+            Event::Expire { lease } => {
+                put(&mut p, *lease);
+                EXPIRE
+            }
+            Event::Commit { commit } => {
+                put(&mut p, *commit);
+                COMMIT
+            }
+            Event::Rollback { commit } => {
+                put(&mut p, *commit);
+                ROLLBACK
+            }
+            Event::World { world } => {
+                put_world(&mut p, *world);
+                WORLD
+            }
+            Event::Resume { byte, bits } => {
+                put(&mut p, *byte);
+                p.extend_from_slice(bits);
+                RESUME
+            }
+            Event::End { delivered, redelivered } => {
+                put(&mut p, *delivered);
+                put(&mut p, *redelivered);
+                END
+            }
+        };
+        record::append(out, kind, &p);
+    }
+
+    /// Reads one; `Some(None)` for a kind that this build does not know.
+    fn read(kind: u8, mut p: &[u8]) -> Option<Option<Event>> {
+        let at = &mut p;
+        let event = match kind {
+            LOAD => Event::Load { units: get_list(at)? },
+            GRANT => Event::Grant {
+                lease: get(at)?,
+                request: Request { rank: get32(at)?, worker: get32(at)?, sequence: get(at)? },
+                entries: get_list(at)?,
+            },
+            ACK => Event::Ack { lease: get(at)?, upto: get32(at)? },
+            EXPIRE => Event::Expire { lease: get(at)? },
+            COMMIT => Event::Commit { commit: get(at)? },
+            ROLLBACK => Event::Rollback { commit: get(at)? },
+            WORLD => Event::World { world: get_world(at)? },
+            RESUME => {
+                let byte = get(at)?;
+                Event::Resume { byte, bits: std::mem::take(at).to_vec() }
+            }
+            END => Event::End { delivered: get(at)?, redelivered: get(at)? },
+            _ => return Some(None),
+        };
+        at.is_empty().then_some(Some(event))
+    }
+}
+
+/// The bytes of a state: a ledger of nothing but what was acknowledged.
+#[must_use]
+pub fn state(header: &Header, acked: &Bits) -> Vec<u8> {
+    let mut out = begin(header);
+    for event in resume(acked) {
+        event.append(&mut out);
+    }
+    out
+}
+
+/// The events that say what was acknowledged before. None for a bitmap without a bit.
+pub fn resume(acked: &Bits) -> impl Iterator<Item = Event> {
+    let bytes = if acked.count() == 0 { Vec::new() } else { acked.to_bytes() };
+    let pieces: Vec<Event> = (0u64..)
+        .zip(bytes.chunks(RESUME_BYTES_MAX))
+        .map(|(i, bits)| Event::Resume { byte: i * RESUME_BYTES_MAX as u64, bits: bits.to_vec() })
+        .collect();
+    pieces.into_iter()
+}
+
+/// The bytes of a new ledger: file header and header record.
+#[must_use]
+pub fn begin(header: &Header) -> Vec<u8> {
+    let mut out = record::file_header().to_vec();
+    record::append(&mut out, HEADER, &header.write());
+    out
+}
+
+/// A ledger as read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ledger {
+    /// Which epoch it is of.
+    pub header: Header,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+    /// Length of the valid prefix: a file that is longer has a torn last append.
+    pub len: usize,
+}
+
+impl Ledger {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// Any [`BadLedger`] but a contradiction.
+    pub fn read(file: &[u8]) -> Result<Self, BadLedger> {
+        let (records, len) = record::read(file)?;
+        let (first, rest) = match records.split_first() {
+            Some((first, rest)) if first.kind == HEADER => (first, rest),
+            _ => return Err(BadLedger::Header),
+        };
+        let header = Header::read(first.payload)?;
+        let many = rest.iter().enumerate().filter(|(_, r)| r.kind == RESUME).nth(RESUMES_MAX);
+        if let Some((i, _)) = many {
+            return Err(BadLedger::Record(i + 1));
+        }
+        let mut events = Vec::with_capacity(rest.len());
+        for (i, r) in rest.iter().enumerate() {
+            events.extend(Event::read(r.kind, r.payload).ok_or(BadLedger::Record(i + 1))?);
+        }
+        Ok(Ledger { header, events, len })
+    }
+
+    /// Applies everything to fresh leases of the same plan; what was leased then expires at
+    /// `expires_ms`.
+    ///
+    /// # Errors
+    /// [`BadLedger::Contradiction`].
+    pub fn replay(&self, leases: &mut Leases, expires_ms: u64) -> Result<(), BadLedger> {
+        (0..self.events.len()).try_for_each(|at| self.apply(at, leases, expires_ms))
+    }
+
+    /// Applies one event, after those before it.
+    pub(crate) fn apply(&self, at: usize, leases: &mut Leases, expires_ms: u64) -> Result<(), BadLedger> {
+        match (&self.events[at], self.events.get(at + 1)) {
+            // Shared out once, after the last piece.
+            (Event::Resume { byte, bits }, Some(Event::Resume { .. })) => leases.resume(*byte, bits),
+            (event, _) => leases.apply(event, expires_ms).map(drop),
+        }
+        .map_err(|why| BadLedger::Contradiction { at: at + 1, why })
+    }
+
+    /// The order in which entries were granted to a rank, those granted again included: what
+    /// `replay` delivers.
+    pub fn order_of(&self, rank: u32) -> impl Iterator<Item = u32> + '_ {
+        self.events
+            .iter()
+            .flat_map(move |e| match e {
+                Event::Grant { request, entries, .. } if request.rank == rank => entries.as_slice(),
+                _ => &[],
+            })
+            .copied()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -141,7 +141,7 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
         tokio::select! {
             () = stop.cancelled() => break,
             _ = expire.tick() => app.server.expire_jobs(),
-            _ = leases.tick() => app.server.epochs.tick(app.server.now_ns()),
+            _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);
                 // Not waited for: the file may lie on a disk that does not answer.
@@ -168,7 +168,7 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
         }
     }
     let server = Arc::clone(&app.server);
-    let traces = tokio::task::spawn_blocking(move || server.epochs.end_traces());
+    let traces = tokio::task::spawn_blocking(move || server.registry.end_traces());
     if tokio::time::timeout(ABORT_WAIT, traces).await.is_err() {
         tracing::warn!("the ends of some traces were not written");
     }

@@ -184,7 +184,7 @@ macro_rules! section {
 section!(Dir { dir: String });
 section!(Auth { tokens: String });
 section!(FileCache { dir: String, size: Amount, free_floor: Amount, policy: String });
-section!(Memory { max: ByteSize, ahead: Amount });
+section!(Memory { max: ByteSize, prefetch: Amount });
 section!(Tables { memory: ByteSize });
 section!(Io { timeout: Span });
 section!(Log { format: String });

@@ -16,7 +16,7 @@ pub struct Limits {
     /// Bytes of all chunk buffers alive, and of what is read ahead of being sent.
     pub memory_bytes: u64,
     /// Bytes of `memory_bytes` that may be fetched ahead of epochs whose order is known; 0 for none.
-    pub ahead_bytes: u64,
+    pub prefetch_bytes: u64,
     /// Bytes of version tables kept in memory.
     pub tables_bytes: u64,
     /// The longest a fetch takes; a call to an origin ends a little sooner.
@@ -112,7 +112,11 @@ impl Limits {
             "memory.max",
             "must be at least 64MiB (four of the largest chunks)",
         );
-        need(self.ahead_bytes <= self.memory_bytes / 2, "memory.ahead", "must be at most half of memory.max");
+        need(
+            self.prefetch_bytes <= self.memory_bytes / 2,
+            "memory.prefetch",
+            "must be at most half of memory.max",
+        );
         need(self.tables_bytes >= 16 << 20, "tables.memory", "must be at least 16MiB");
         need(self.io_timeout > zero, "io.timeout", "must be longer than 0s");
         need(

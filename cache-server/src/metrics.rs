@@ -265,7 +265,7 @@ fn process(page: &Page, server: &Server) -> Result<(), Failed> {
         &[(vec![], in_flight as u64)],
     )?;
     page.gauge("fletch_connections", "Connections open", &[], &[(vec![], server.connections.load(Relaxed))])?;
-    page.gauge("fletch_jobs", "Jobs known", &[], &[(vec![], server.jobs.len() as u64)])?;
+    page.gauge("fletch_jobs", "Jobs known", &[], &[(vec![], server.live_jobs.len() as u64)])?;
     page.gauge(
         "fletch_datasets",
         "Datasets registered",

@@ -1,15 +1,19 @@
 //! What every request sees: the parts of a running server.
 
 use crate::{
+    accounting::{Accounts, LiveJobs},
     auth::{Auth, TokensError},
     config::{Cache, Config},
-    jobs::{Accounts, Jobs, Means as JobMeans, Pool, Recorder, Registry},
+    epochs::JobContext,
+    jobs::Registry,
     limits::{CACHE_MIN, Limits},
     metrics::Requests,
+    prefetch::{PrefetchContext, PrefetchPool},
     read_ahead::ReadAhead,
     state::{Registrations, StateDir, StateError},
-    versions::{ATTEMPTS, Allowed, Versions},
-    warmups::{Means, Warmups},
+    sweep::{Recorder, SweepContext},
+    versions::{ATTEMPTS, Allowlist, Versions},
+    warmups::{WarmupContext, Warmups},
 };
 use fletch_api::{Cluster, Member};
 use fletch_core::Tenant;
@@ -101,11 +105,11 @@ pub struct Server {
     /// Datasets.
     pub registrations: Arc<Registrations>,
     /// Declared jobs and their epochs.
-    pub epochs: Registry,
+    pub registry: Registry,
     /// Turns for requests with long bodies.
     pub plans: Semaphore,
     /// Live jobs.
-    pub jobs: Jobs,
+    pub live_jobs: LiveJobs,
     /// Bytes delivered.
     pub accounts: Accounts,
     /// Requests, for metrics.
@@ -141,7 +145,7 @@ impl Server {
             ..OriginLimits::default()
         };
         let origins = Origins::new(config.origins.clone(), origin_limits).map_err(StartError::Origins)?;
-        let allowed = Allowed::new(origins, &config.local_dirs, config.auth_tokens.is_none());
+        let allowed = Allowlist::new(origins, &config.local_dirs, config.auth_tokens.is_none());
         let versions = Versions::new(
             allowed,
             Arc::clone(&registrations),
@@ -157,7 +161,7 @@ impl Server {
         let turns = Arc::new(Semaphore::new(limits.requests));
         let disk = (config.cache.size != Amount::Bytes(0)).then(|| Disk::new(limits.append_bytes()));
         let store = Store::new(store_limits, disk, tasks.clone());
-        let means = Means {
+        let warmup_context = WarmupContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
             turns: Arc::clone(&turns),
@@ -165,24 +169,39 @@ impl Server {
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
         };
         let shares = Arc::new(Shares::default());
-        let job_means = JobMeans {
+        let sweep = SweepContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
             shares: Arc::clone(&shares),
             tasks: tasks.clone(),
             memory_bytes: limits.memory_bytes / 2,
-            ahead: Pool::new(limits.ahead_bytes, limits.origin_requests - limits.origin_requests / 4),
-            loads_max: limits.origin_requests.div_ceil(2),
-            loads_bytes: limits.memory_bytes / 4,
+            fetches_max: limits.origin_requests.div_ceil(2),
+            fetch_bytes_max: limits.memory_bytes / 4,
+            recorder: config.trace_dir.clone().map(|dir| Recorder::new(dir, limits.trace_bytes)),
+            sweeps: AtomicUsize::new(0),
+            counts: Default::default(),
+        };
+        let prefetch = PrefetchContext {
+            store: Arc::clone(&store),
+            versions: Arc::clone(&versions),
+            tasks: tasks.clone(),
+            pool: PrefetchPool::new(
+                limits.prefetch_bytes,
+                limits.origin_requests - limits.origin_requests / 4,
+            ),
+            lease_ttl: limits.lease_ttl,
+        };
+        let job_context = JobContext {
+            sweep: Arc::new(sweep),
+            prefetch: Arc::new(prefetch),
+            tasks: tasks.clone(),
             lease_ttl: limits.lease_ttl,
             ledger_bytes: limits.ledger_bytes,
             job_ttl: limits.job_ttl,
-            recorder: config.trace_dir.clone().map(|dir| Recorder::new(dir, limits.trace_bytes)),
             since: Instant::now(),
-            wheels: AtomicUsize::new(0),
             counts: Default::default(),
         };
-        let epochs = Registry::open(state.path(), job_means).map_err(|error| StartError::Io {
+        let registry = Registry::open(state.path(), job_context).map_err(|error| StartError::Io {
             what: format!("jobs below {}", state.path().display()),
             error,
             hint: "check the permissions of --state-dir",
@@ -192,14 +211,14 @@ impl Server {
             auth,
             cache: config.cache.clone(),
             store,
-            warmups: Warmups::new(means, tasks.clone()),
+            warmups: Warmups::new(warmup_context, tasks.clone()),
             shares,
-            epochs,
+            registry,
             plans: Semaphore::new(PLANS_AT_ONCE),
             changes: watch::Sender::new(()),
             versions,
             registrations,
-            jobs: Jobs::new(limits.jobs, limits.job_ttl),
+            live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
             accounts: Accounts::default(),
             requests: Requests::new(),
             turns,
@@ -291,7 +310,7 @@ impl Server {
         let of = |tenant: &Tenant| {
             let ids = all.iter().filter(|r| r.tenant == *tenant);
             ids.flat_map(|r| {
-                let mut of = self.epochs.sweeps_of(&r.domain, &r.dataset.name);
+                let mut of = self.registry.sweeps_of(&r.domain, &r.dataset.name);
                 of.push(DatasetId::of(&r.domain, &r.dataset.name));
                 of
             })
@@ -312,7 +331,7 @@ impl Server {
 
     /// Forgets jobs that were idle too long and moves their accounts.
     pub fn expire_jobs(&self) {
-        self.jobs.expire(self.now_ns());
-        self.accounts.fold(|tenant, name| self.jobs.is_live(tenant, name));
+        self.live_jobs.expire(self.now_ns());
+        self.accounts.fold(|tenant, name| self.live_jobs.is_live(tenant, name));
     }
 }

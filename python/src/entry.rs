@@ -37,7 +37,7 @@ impl Entry {
             target: e.target.to_owned(),
             sample: match e.sample {
                 SampleRef::None => None,
-                SampleRef::Alone => Some(shown(e.path)),
+                SampleRef::Single => Some(shown(e.path)),
                 SampleRef::Keyed(key) => Some(key.to_owned()),
             },
         }

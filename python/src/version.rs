@@ -107,7 +107,7 @@ async fn samples(open: &Open) -> Result<Vec<Sample>, Failure> {
             let entry = part.entries.get(row);
             match entry.sample {
                 SampleRef::None => {}
-                SampleRef::Alone => {
+                SampleRef::Single => {
                     run = None;
                     out.push(Sample { key: shown(entry.path), alone: true, ordinals: vec![ordinal] });
                 }

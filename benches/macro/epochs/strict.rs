@@ -92,7 +92,7 @@ fn measure(bench: &Bench, row: &Row, pace: f64) -> Measured {
         total_bytes_per_s: Some((pace * SPARE) as u64),
         ..EmulatorConfig::default()
     });
-    let more = ["--memory", row.memory, "--memory-ahead", row.ahead, "--cache-size", "0"];
+    let more = ["--memory", row.memory, "--memory-prefetch", row.ahead, "--cache-size", "0"];
     let (server, socket, url) = bench.server(&origin, &more, row.packed);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let before = (origin.counts().bytes_sent, server.cpu());
@@ -102,7 +102,7 @@ fn measure(bench: &Bench, row: &Row, pace: f64) -> Measured {
         stalled,
         // With the tables, a few KB.
         origin: sent as f64 / delivered as f64,
-        vain: metric(&url, "fletch_ahead_vain_bytes_total"),
+        vain: metric(&url, "fletch_prefetch_unused_bytes_total"),
         seconds,
         cpu: (server.cpu() - before.1) / (delivered as f64 / 1e9),
     }

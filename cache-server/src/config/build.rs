@@ -57,7 +57,7 @@ impl Builder<'_> {
         let memory_bytes = self.bytes("memory.max");
         Limits {
             memory_bytes,
-            ahead_bytes: self.get("memory.ahead", Amount::Bytes(0)).of(memory_bytes),
+            prefetch_bytes: self.get("memory.prefetch", Amount::Bytes(0)).of(memory_bytes),
             tables_bytes: self.bytes("tables.memory"),
             io_timeout: self.span("io.timeout"),
             connections: self.get("limits.connections", 0),

@@ -144,11 +144,11 @@ pub(super) const SETTINGS: &[Setting] = &[
         memory
     ),
     setting!(
-        "memory.ahead",
-        "memory-ahead",
+        "memory.prefetch",
+        "memory-prefetch",
         "SIZE|PERCENT",
         "Bytes of memory.max, or a part of it, that epochs in a known order may fill ahead of need; at most half, 0 for none",
-        |f| text(&f.memory.ahead),
+        |f| text(&f.memory.prefetch),
         "25%"
     ),
     setting!(

@@ -2,8 +2,8 @@
 
 use super::problem::{Answer, Fault};
 use crate::{
+    accounting::{Component, Cost, LiveJob},
     auth::{Principal, Role},
-    jobs::{Component, Cost, Job},
     server::Server,
     versions::Sources,
 };
@@ -81,7 +81,7 @@ pub struct Admitted {
     /// Who asks.
     pub principal: Principal,
     /// For which job.
-    pub job: Arc<Job>,
+    pub job: Arc<LiveJob>,
     /// With what.
     pub component: Component,
     /// Its turn, to be held until the answer's body is dropped.
@@ -101,7 +101,7 @@ impl FromRequestParts<Arc<Server>> for Admitted {
         let principal = principal(parts)?;
         let name = text(h, headers::JOB)?.unwrap_or(headers::JOB_ANONYMOUS);
         let name = JobName::new(name).map_err(|e| {
-            Fault::new(Code::BadJob, e.to_string(), "send a valid Fletch-Job, or leave it out")
+            Fault::new(Code::BadJob, e.to_string(), "send a valid Fletch-LiveJob, or leave it out")
         })?;
         if let Some(view) = text(h, headers::VIEW)? {
             view.parse::<u64>().map_err(|_| Fault::bad(format!("Fletch-View {view:?} is not a number")))?;
@@ -111,7 +111,7 @@ impl FromRequestParts<Arc<Server>> for Admitted {
             let detail = format!("{} requests for bytes are under way", server.limits.requests);
             Fault::new(Code::Overloaded, detail, "wait and ask again, or raise limits.requests")
         })?;
-        let job = server.jobs.touch(&principal.tenant, &name, server.now_ns())?;
+        let job = server.live_jobs.touch(&principal.tenant, &name, server.now_ns())?;
         Ok(Admitted { principal, job, component, turn: Some(turn) })
     }
 }

@@ -4,17 +4,17 @@
 mod tar;
 
 use super::{
+    access::access,
     admit::Admitted,
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
     entry::{Span, spans},
     files::{content, piece, read_all, read_now},
-    grant::grant,
     json, parsed,
     problem::{Answer, Fault},
 };
 use crate::{
-    jobs::Cost,
+    accounting::Cost,
     read_ahead::{AHEAD_BYTES_MAX, Held, Room},
     server::Server,
     versions::{Source, Sources, VersionError},
@@ -80,7 +80,7 @@ pub async fn post(
     if ask.items.is_empty() || ask.items.len() > BATCH_ITEMS_MAX {
         return Err(Fault::bad(format!("{} items; a batch has 1 to {BATCH_ITEMS_MAX}", ask.items.len())));
     }
-    let sources = grant(&server, &admitted.principal, root).await?;
+    let sources = access(&server, &admitted.principal, root).await?;
     let charge = admitted.charges(&server, &sources, root);
     let count = u32::try_from(ask.items.len()).unwrap_or(u32::MAX);
     let reader = Reader {

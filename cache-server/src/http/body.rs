@@ -5,7 +5,7 @@
 //! what the client read. Completed answers count exactly their content. A body that nobody polls
 //! (HEAD) counts nothing. Buffers and turns are held until the body is dropped.
 
-use crate::jobs::{Component, Cost, Tally};
+use crate::accounting::{Component, Cost, Tally};
 use crate::server::Server;
 use axum::body::Body;
 use bytes::Bytes;

@@ -1,9 +1,9 @@
 //! `GET|HEAD /v1/versions/{root}/chunks/{hash}`.
 
 use super::{
+    access::access,
     admit::Admitted,
     body::{Piece, of_piece},
-    grant::grant,
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
@@ -53,7 +53,7 @@ pub async fn get(
 ) -> Answer {
     let Path((root, hash)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let (root, hash): (Root, Hash) = (parsed(&root)?, parsed(&hash)?);
-    let sources = grant(&server, &admitted.principal, root).await?;
+    let sources = access(&server, &admitted.principal, root).await?;
     let located = server.versions.locate(&sources, hash).await?;
     let (len, etag) = (u64::from(located.len), format!("\"{hash}\""));
     if let Some(same) = not_modified(&request, &etag) {

@@ -1,8 +1,8 @@
 //! Datasets: registering, listing, forgetting, and what their tags name.
 
 use super::{
+    access::within_quota,
     admit::Changer,
-    grant::within_quota,
     json, parsed,
     problem::{Answer, Fault},
 };
@@ -10,7 +10,7 @@ use crate::{
     auth::Principal,
     server::Server,
     state::{Entry, Registered},
-    versions::{NotAllowed, Source},
+    versions::{Source, UriNotAllowed},
 };
 use axum::{
     Json,
@@ -58,7 +58,7 @@ pub async fn register(State(server): State<Arc<Server>>, Changer(who): Changer, 
     let places = move || {
         let uri = versions.allowed().check(&domain, &uri)?;
         let tables = tables.map(|t| versions.allowed().check(&domain, &t)).transpose()?;
-        Ok::<_, NotAllowed>((tables.unwrap_or_else(|| uri.clone()), uri))
+        Ok::<_, UriNotAllowed>((tables.unwrap_or_else(|| uri.clone()), uri))
     };
     let (tables, uri) = blocking(places).await??;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

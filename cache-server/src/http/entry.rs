@@ -14,7 +14,7 @@ use super::{
 use crate::{
     read_ahead::AHEAD_BYTES_MAX,
     server::Server,
-    versions::{Proven, Source, Sources},
+    versions::{ProvenFiles, Source, Sources},
 };
 use bytes::Bytes;
 use fletch_api::Code;
@@ -49,7 +49,7 @@ pub struct Shared {
     /// Which bytes of the file.
     range: Range<usize>,
     /// Of the layout that says where it is.
-    proven: Arc<Proven>,
+    proven: Arc<ProvenFiles>,
 }
 
 /// Bytes of an entry, verified, and where they came from.

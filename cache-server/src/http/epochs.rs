@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     auth::Principal,
-    jobs::{Epoch, JobError, Opened},
+    epochs::{Epoch, JobError},
+    jobs::OpenJob,
     server::Server,
 };
 use axum::{
@@ -35,13 +36,13 @@ const STATE_BYTES_MAX: usize = (1 << 28) + (1 << 20);
 const LEDGER_READ_BYTES: u64 = 256 << 10;
 
 /// The job that a path names, and the number of its epoch.
-pub(super) async fn job_of(server: &Server, who: &Principal, path: TwoPaths) -> Answer<(Arc<Opened>, u64)> {
+pub(super) async fn job_of(server: &Server, who: &Principal, path: TwoPaths) -> Answer<(Arc<OpenJob>, u64)> {
     let Path((id, number)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     Ok((opened(server, who, &id).await?, number))
 }
 
 /// The job that a path names, and its epoch, which has begun.
-async fn epoch_of(server: &Server, who: &Principal, path: TwoPaths) -> Answer<(Arc<Opened>, Arc<Epoch>)> {
+async fn epoch_of(server: &Server, who: &Principal, path: TwoPaths) -> Answer<(Arc<OpenJob>, Arc<Epoch>)> {
     let (job, number) = job_of(server, who, path).await?;
     let epoch = job.epoch(number).await?;
     Ok((job, epoch))

@@ -1,17 +1,17 @@
 //! `GET|HEAD /v1/versions/{root}/files/{path}`: whole files for people with curl.
 
 use super::{
+    access::access,
     admit::Admitted,
     body::{Broken, Charge, Piece, of_stream},
     chunks::finish,
     entry::{Cut, Span, spans},
-    grant::grant,
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
     read::{cache_status, cost},
 };
-use crate::{jobs::Cost, server::Server, versions::Sources};
+use crate::{accounting::Cost, server::Server, versions::Sources};
 use axum::{
     body::Body,
     extract::{Path, State, rejection::PathRejection},
@@ -57,7 +57,7 @@ pub async fn get(
 ) -> Answer {
     let Path((root, path)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let root: Root = parsed(&root)?;
-    let sources = grant(&server, &admitted.principal, root).await?;
+    let sources = access(&server, &admitted.principal, root).await?;
     let found = sources.first.version.find(&path).await.map_err(crate::versions::VersionError::from)?;
     let found = found.ok_or_else(Fault::not_found)?;
     let entry = found.entry();

@@ -1,14 +1,15 @@
 //! Declared jobs.
 
 use super::{
+    access::access,
     datasets::{entry, source_of},
-    grant::grant,
     json, long, of_json,
     problem::{Answer, Fault},
 };
 use crate::{
     auth::Principal,
-    jobs::{JobError, Opened, is_long},
+    epochs::JobError,
+    jobs::{OpenJob, is_long},
     server::Server,
     versions::{Source, Sources},
 };
@@ -32,7 +33,7 @@ async fn ways(
     root: Root,
     layout: Option<LayoutId>,
 ) -> Answer<(Arc<Sources>, Arc<Source>)> {
-    let sources = grant(server, who, root).await?;
+    let sources = access(server, who, root).await?;
     let source = match layout {
         Some(layout) => server.versions.in_layout(&sources, layout).await?,
         None => Arc::clone(&sources.first),
@@ -41,8 +42,8 @@ async fn ways(
 }
 
 /// A declared job of the tenant, opened.
-pub async fn opened(server: &Server, who: &Principal, id: &str) -> Answer<Arc<Opened>> {
-    let (domain, tenant, all) = (&who.domain, &who.tenant, &server.epochs);
+pub async fn opened(server: &Server, who: &Principal, id: &str) -> Answer<Arc<OpenJob>> {
+    let (domain, tenant, all) = (&who.domain, &who.tenant, &server.registry);
     if let Some(open) = all.opened(domain, tenant, id)? {
         if open.sources.stand() {
             return Ok(open);
@@ -77,7 +78,7 @@ pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body
     if ask.dataset.is_some() == ask.root.is_some() {
         return Err(Fault::bad("a job names a dataset, or a root, and not both"));
     }
-    let (sources, source) = match server.epochs.declared(&who.domain, &who.tenant, ask.name.as_str()) {
+    let (sources, source) = match server.registry.declared(&who.domain, &who.tenant, ask.name.as_str()) {
         // What its names meant when it was declared.
         Some((root, layout)) => ways(&server, &who, root, Some(layout)).await?,
         None => {
@@ -94,7 +95,7 @@ pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body
             ways(&server, &who, root.0, root.1).await?
         }
     };
-    let (job, new) = server.epochs.declare(&who.domain, &who.tenant, ask, &sources, &source).await?;
+    let (job, new) = server.registry.declare(&who.domain, &who.tenant, ask, &sources, &source).await?;
     drop(turn);
     let job = job.view().await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -108,7 +109,7 @@ pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body
     responses((status = 200, description = "By name", body = JobList))
 )]
 pub async fn list(State(server): State<Arc<Server>>, who: Principal) -> Json<JobList> {
-    Json(JobList { jobs: server.epochs.list(&who.domain, &who.tenant) })
+    Json(JobList { jobs: server.registry.list(&who.domain, &who.tenant) })
 }
 
 /// One job, with its epochs.
@@ -160,7 +161,7 @@ pub async fn world(
 )]
 pub async fn delete(State(server): State<Arc<Server>>, who: Principal, path: OnePath) -> Answer<StatusCode> {
     let Path(id) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    server.epochs.delete(&who.domain, &who.tenant, &id).await?;
+    server.registry.delete(&who.domain, &who.tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -11,11 +11,13 @@ use super::{
     problem::{Answer, Fault},
 };
 use crate::{
+    accounting::{Component, Cost, Tally},
     auth::Principal,
-    jobs::{Ahead, Class, Component, Cost, Epoch, Granted, Opened, Tally},
+    epochs::{Delivery, Epoch, Granted},
+    jobs::OpenJob,
     read_ahead::{AHEAD_BYTES_MAX, Room},
     server::Server,
-    versions::Sources,
+    sweep::DeliveryClass,
 };
 use axum::{
     body::Body,
@@ -24,12 +26,12 @@ use axum::{
 };
 use bytes::Bytes;
 use fletch_api::{
-    ByteResult, Code, Grant, GrantStatus, LeaseRequest, Problem, RefPiece, SampleFile, SampleHead, SampleRef,
+    Code, Grant, GrantStatus, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
     epochs::WAIT_MS_MAX,
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
 };
-use fletch_core::{delivery::Request, manifest::locate::ranges, plan::Item as PlanItem};
+use fletch_core::{delivery::Request, plan::Item as PlanItem};
 use fletch_store::By;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
@@ -143,9 +145,9 @@ fn stream_of(
         .map(move |(index, entry, item, class, files, held)| {
             let reader = reader.clone();
             async move {
-                let now = reader.class_now(item, class);
+                let now = reader.delivery.class_now(item, class);
                 let (head, what) = reader.sample(index, entry, item, now, files, refs).await;
-                reader.served(item, class);
+                reader.delivery.was_read(item, class);
                 (head, what.map(|what| Item { index, name: String::new(), what, held }))
             }
         })
@@ -174,7 +176,7 @@ fn alive(
 
 /// Keeps a lease alive while its stream is read.
 struct Life {
-    job: Arc<Opened>,
+    job: Arc<OpenJob>,
     epoch: u64,
     lease: u64,
     request: Request,
@@ -183,9 +185,9 @@ struct Life {
 }
 
 impl Life {
-    fn new(job: &Arc<Opened>, epoch: u64, ask: &LeaseRequest, lease: u64) -> Self {
+    fn new(job: &Arc<OpenJob>, epoch: u64, ask: &LeaseRequest, lease: u64) -> Self {
         let request = Request { rank: ask.rank, worker: ask.worker, sequence: ask.sequence };
-        let often = (job.setup.means.lease_ttl / 8).clamp(Duration::from_millis(25), TOUCH);
+        let often = (job.setup.context.lease_ttl / 8).clamp(Duration::from_millis(25), TOUCH);
         Life { job: Arc::clone(job), epoch, lease, request, often, last: None }
     }
 
@@ -203,13 +205,12 @@ fn bytes_of(files: &[Found]) -> u64 {
     files.iter().map(|f| f.entry().size).sum()
 }
 
-/// Reads samples of a job for one request.
+/// Streams samples of a job for one request.
 #[derive(Clone)]
 struct Reader {
     server: Arc<Server>,
-    job: Arc<Opened>,
-    /// What is fetched ahead of this reader.
-    ahead: Option<Arc<Ahead>>,
+    job: Arc<OpenJob>,
+    delivery: Delivery,
     tally: Arc<Tally>,
     component: Component,
 }
@@ -218,65 +219,35 @@ impl Reader {
     fn new(
         server: &Arc<Server>,
         who: &Principal,
-        job: &Arc<Opened>,
+        job: &Arc<OpenJob>,
         epoch: &Epoch,
         component: Component,
     ) -> Answer<Self> {
         let name = job.name();
-        let live = server.jobs.touch(&who.tenant, &name, server.now_ns())?;
+        let live = server.live_jobs.touch(&who.tenant, &name, server.now_ns())?;
         let source = &job.source;
         let tally = server.accounts.tally(&who.domain, &live, source.version.root(), source.dataset());
-        if job.setup.wheel.is_none() {
+        if job.setup.sweep.is_none() {
             let number = job.sources.number();
             let (root, footprint) = (source.version.root(), source.footprint_max());
             server.shares.note(number, root, footprint, By::Order, server.now_ns());
         }
-        let ahead = epoch.ahead();
-        Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), ahead, tally, component })
+        let delivery = Delivery::new(&job.setup, source, epoch);
+        Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), delivery, tally, component })
     }
 
-    fn way(&self, class: Class) -> &Arc<Sources> {
-        match (&self.job.setup.wheel, class) {
-            (None, _) | (_, Class::Exact) => &self.job.exact,
-            (Some(wheel), Class::Alone) => &wheel.passing,
-            (Some(wheel), _) => &wheel.keeping,
-        }
-    }
-
-    /// A unit that has gone since its sample was granted is not brought again for it.
-    fn class_now(&self, item: PlanItem, granted: Class) -> Class {
-        match (&self.job.setup.wheel, granted) {
-            (Some(wheel), Class::Own | Class::Substituted) if !wheel.stays(item.sample) => Class::Alone,
-            _ => granted,
-        }
-    }
-
-    /// The sample was read, whatever came of it.
-    fn served(&self, item: PlanItem, granted: Class) {
-        if let (Some(wheel), Class::Own | Class::Substituted) = (&self.job.setup.wheel, granted) {
-            wheel.served(item.sample);
-        }
-    }
-
-    fn charge(&self, class: Class) -> impl Fn(Cost) -> Charge + Clone + Send + 'static {
+    fn charge(&self, class: DeliveryClass) -> impl Fn(Cost) -> Charge + Clone + Send + 'static {
         let (tally, component) = (Arc::clone(&self.tally), self.component);
-        move |(result, tier)| {
-            let result = match (class, result) {
-                (Class::Substituted, ByteResult::Hit) => ByteResult::Substituted,
-                (Class::Own, ByteResult::Hit) => ByteResult::Miss,
-                (_, result) => result,
-            };
-            Charge { tally: Arc::clone(&tally), component, cost: (result, tier) }
-        }
+        move |cost| Charge { tally: Arc::clone(&tally), component, cost: Delivery::cost(class, cost) }
     }
 
-    /// What comes before a sample's bytes, and the bytes; without bytes in a ref.
+    /// The frames before a sample's bytes, and the bytes; no bytes for a request of references.
     async fn sample(
         &self,
         index: u32,
         entry: u32,
         item: PlanItem,
-        class: Class,
+        class: DeliveryClass,
         files: Answer<Vec<Found>>,
         refs: bool,
     ) -> (Vec<Piece>, Option<What>) {
@@ -285,7 +256,7 @@ impl Reader {
             Ok(files) => files,
             Err(fault) => return failed(fault),
         };
-        let ordinal = self.job.setup.samples.ordinals(item.sample).0;
+        let ordinal = self.delivery.ordinal(item.sample);
         let mut head = SampleHead { entry, sample: item.sample, ordinal, copy: item.copy, files: Vec::new() };
         let mut len = 0;
         for found in &files {
@@ -296,23 +267,20 @@ impl Reader {
         }
         let mut pieces: Vec<Piece> = json_frame(FrameKind::Sample, index, &head).into();
         if refs {
-            return match self.place(&files, class).await {
-                Ok(place) => {
-                    pieces.extend(json_frame(FrameKind::Ref, index, &place));
+            return match self.reference(&files, class).await {
+                Ok(sample) => {
+                    pieces.extend(json_frame(FrameKind::Ref, index, &sample));
                     (pieces, None)
                 }
                 Err(fault) => failed(fault),
             };
         }
-        let class = match &self.ahead {
-            Some(ahead) if ahead.ready(entry).await => Class::Own,
-            _ => class,
-        };
+        let class = self.delivery.after_prefetch(entry, class).await;
         match self.bytes(&files, len, class).await {
             Ok(content) => {
-                // What is read later is needed until it is acknowledged.
-                if let (Some(ahead), Content::Ready(_)) = (&self.ahead, &content) {
-                    ahead.served(&[entry]);
+                // Bytes that are read later are needed until the entry is acknowledged.
+                if let Content::Ready(_) = &content {
+                    self.delivery.prefetched_was_read(entry);
                 }
                 (pieces, Some(Ok((len, content))))
             }
@@ -320,19 +288,18 @@ impl Reader {
         }
     }
 
-    /// The files of a sample.
     async fn files(&self, sample: u32) -> Answer<Vec<Found>> {
-        let files = self.job.setup.samples.files(&self.job.source, sample).await?;
+        let files = self.delivery.files(sample).await?;
         for found in &files {
             content(&found.entry())?;
         }
         Ok(files)
     }
 
-    async fn bytes(&self, files: &[Found], len: u64, class: Class) -> Answer<Content> {
-        let sources = self.way(class);
-        let spans: Vec<Span> =
-            files.iter().flat_map(|f| spans(&self.job.source, f, 0..f.entry().size)).collect();
+    async fn bytes(&self, files: &[Found], len: u64, class: DeliveryClass) -> Answer<Content> {
+        let sources = self.delivery.sources(class);
+        let source = self.delivery.source();
+        let spans: Vec<Span> = files.iter().flat_map(|f| spans(source, f, 0..f.entry().size)).collect();
         let charge = self.charge(class);
         if len > AHEAD_BYTES_MAX {
             let reads = read_all(Arc::clone(&self.server), Arc::clone(sources), spans);
@@ -345,22 +312,10 @@ impl Reader {
         }))
     }
 
-    /// Where a sample's bytes lie in chunks.
-    async fn place(&self, files: &[Found], class: Class) -> Answer<SampleRef> {
-        let owner = self.server.cluster().members.first().map(|m| m.url.clone()).unwrap_or_default();
-        let mut place = SampleRef { pieces: Vec::new(), owner };
-        for found in files {
-            for r in ranges(found.slices(), 0..found.entry().size) {
-                let located = self.server.versions.locate(self.way(class), r.slice.chunk).await?;
-                let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-                place.pieces.push(RefPiece {
-                    chunk: r.slice.chunk,
-                    chunk_len: located.len,
-                    offset: number(r.range.start),
-                    len: number(r.range.len()),
-                });
-            }
-        }
-        Ok(place)
+    /// The chunks in which a sample's bytes lie, and the server to ask for them.
+    async fn reference(&self, files: &[Found], class: DeliveryClass) -> Answer<SampleRef> {
+        let mut sample = self.delivery.locate(&self.server.versions, files, class).await?;
+        sample.owner = self.server.cluster().members.first().map(|m| m.url.clone()).unwrap_or_default();
+        Ok(sample)
     }
 }

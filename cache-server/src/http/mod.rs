@@ -1,6 +1,7 @@
 //! HTTP: adapters that parse, call one method and map one error. Chunks, tables, files and
 //! batches are tested through a real connection in `tests/`.
 
+mod access;
 mod admit;
 mod batch;
 mod body;
@@ -10,7 +11,6 @@ mod datasets;
 mod entry;
 mod epochs;
 mod files;
-mod grant;
 mod health;
 mod jobs;
 mod leases;
@@ -85,7 +85,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(tables::entries))
         .routes(documented!(tables::layout))
         .routes(documented!(tables::placement))
-        .routes(documented!(grant::get))
+        .routes(documented!(access::get))
         .routes(documented!(batch::post))
         .routes(documented!(datasets::list, datasets::register))
         .routes(documented!(datasets::get, datasets::unregister))

@@ -46,7 +46,7 @@ fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
         server.phase(),
         server.uptime().as_secs(),
         server.connections.load(std::sync::atomic::Ordering::Relaxed),
-        server.jobs.len(),
+        server.live_jobs.len(),
     )?;
     write!(out, "<h2>Datasets</h2><table><tr><th>name<th>objects<th>tables</tr>")?;
     let datasets = server.registrations.list(&who.domain);

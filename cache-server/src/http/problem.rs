@@ -1,10 +1,10 @@
 //! Errors as answers: the one place where an error of a boundary becomes a code and a status.
 
 use crate::{
+    accounting::TooManyJobs,
     auth::Refused,
-    jobs::TooManyJobs,
     state::RegisterError,
-    versions::{NotAllowed, VersionError},
+    versions::{UriNotAllowed, VersionError},
     warmups::TooManyWarmups,
 };
 use axum::{
@@ -126,8 +126,8 @@ impl From<RegisterError> for Fault {
     }
 }
 
-impl From<NotAllowed> for Fault {
-    fn from(e: NotAllowed) -> Self {
+impl From<UriNotAllowed> for Fault {
+    fn from(e: UriNotAllowed) -> Self {
         Fault::new(e.code(), e.to_string(), e.hint())
     }
 }

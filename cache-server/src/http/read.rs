@@ -2,9 +2,9 @@
 
 use super::problem::{Answer, Fault};
 use crate::{
-    jobs::Cost,
+    accounting::Cost,
     server::Server,
-    versions::{Filler, Located, Sources},
+    versions::{ChunkFetch, Located, Sources},
 };
 use fletch_api::{ByteResult, ByteTier};
 use fletch_core::{Hash, StoreKey};
@@ -75,7 +75,7 @@ pub async fn located_chunk(
         return Err(Fault::not_found());
     }
     let key = StoreKey { domain: sources.domain.clone(), hash };
-    let fetch = Filler::fetch(&server.versions, sources, hash, located);
+    let fetch = ChunkFetch::fetch(&server.versions, sources, hash, located);
     Ok(server.store.read(key, located.len, number, fetch).await?)
 }
 

@@ -1,10 +1,10 @@
 //! A version's tables, for clients that load them by range. Counted apart from content.
 
 use super::{
+    access::access,
     admit::Admitted,
     body::{Broken, Piece, of_stream},
     chunks::finish,
-    grant::grant,
     parsed,
     problem::{Answer, Fault},
     range::{not_modified, unsatisfiable, wanted},
@@ -126,7 +126,7 @@ pub async fn placement(
 async fn of_root(table: Table, path: OnePath, ask: Ask) -> Answer {
     let Path(root) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let root: Root = parsed(&root)?;
-    let sources = grant(&ask.server, &ask.admitted.principal, root).await?;
+    let sources = access(&ask.server, &ask.admitted.principal, root).await?;
     let source = Arc::clone(&sources.first);
     let layout = source.version.layout();
     send(table, root, layout, &source, ask).await
@@ -135,7 +135,7 @@ async fn of_root(table: Table, path: OnePath, ask: Ask) -> Answer {
 async fn of_layout(table: Table, path: TwoPaths, ask: Ask) -> Answer {
     let Path((root, layout)) = path.map_err(|e| Fault::bad(e.body_text()))?;
     let (root, layout): (Root, LayoutId) = (parsed(&root)?, parsed(&layout)?);
-    let sources = grant(&ask.server, &ask.admitted.principal, root).await?;
+    let sources = access(&ask.server, &ask.admitted.principal, root).await?;
     let source = ask.server.versions.in_layout(&sources, layout).await?;
     send(table, root, layout, &source, ask).await
 }

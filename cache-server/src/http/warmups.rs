@@ -1,9 +1,9 @@
 //! Warm-ups and evictions.
 
 use super::{
+    access::access,
     admit::Changer,
     datasets::{entry, source_of},
-    grant::grant,
     json,
     problem::{Answer, Fault},
 };
@@ -41,7 +41,7 @@ pub async fn start(State(server): State<Arc<Server>>, Changer(who): Changer, bod
     let dataset = entry(&server, &who.domain, Ok(Path(ask.dataset.to_string())))?;
     let (source, _) = source_of(&server, &dataset, ask.version.as_deref().unwrap_or("latest")).await?;
     let root = source.version.root();
-    let sources = grant(&server, &who, root).await?;
+    let sources = access(&server, &who, root).await?;
     // A layout beside the one that is read is as much again.
     let read = if source.is_same(&sources.first) { root } else { Root(source.version.layout().0) };
     let (footprint, now) = (source.footprint_max(), server.now_ns());

@@ -1,7 +1,10 @@
 //! From what was asked for to a plan, and to its buckets.
 
-use super::{JobError, Samples};
 use crate::versions::Source;
+use crate::{
+    epochs::{BucketedPlan, JobError},
+    versions::Samples,
+};
 use fletch_api::{BucketSpec, OrderKind, PlanBase, StartJob, WeightOf, epochs::WANT_MAX, jobs::PREFIXES_MAX};
 use fletch_core::{
     Root,
@@ -13,27 +16,6 @@ use fletch_core::{
 const ENTRY_BYTES: u64 = 5;
 /// See there.
 const LEASE_BYTES: u64 = 96;
-
-/// The buckets that a plan is cut into.
-pub struct Cut {
-    /// Of each sample.
-    pub buckets: Buckets,
-    /// Entries of the plan in each.
-    sizes: Vec<u64>,
-}
-
-impl Cut {
-    /// Steps of an epoch in this world.
-    #[must_use]
-    pub fn steps(&self, world: World) -> u64 {
-        self.sizes.iter().map(|&n| world.steps(n)).sum()
-    }
-
-    /// Entries of the plan, and the pads of its buckets.
-    fn entries(&self, world: World) -> u64 {
-        self.sizes.iter().map(|&n| n.max(world.delivered(n))).sum()
-    }
-}
 
 /// Weights of some samples as weights of all.
 fn spread(samples: u64, of: &[u64], given: impl ExactSizeIterator<Item = f64>) -> Result<Vec<f64>, JobError> {
@@ -53,12 +35,12 @@ fn spread(samples: u64, of: &[u64], given: impl ExactSizeIterator<Item = f64>) -
 }
 
 /// The buckets that were asked for, where the order needs them.
-pub(super) async fn cut_of(
+pub(super) async fn bucketed_of(
     ask: &StartJob,
     plan: &Plan,
     source: &Source,
     samples: &Samples,
-) -> Result<Option<Cut>, JobError> {
+) -> Result<Option<BucketedPlan>, JobError> {
     let spec = match (ask.order, &ask.buckets) {
         (OrderKind::Bucketed, Some(spec)) => spec,
         (OrderKind::Bucketed, None) => {
@@ -90,8 +72,7 @@ pub(super) async fn cut_of(
         let (buckets, samples) = (buckets.len(), plan.samples());
         return Err(BadBuckets::Samples { buckets, samples }.into());
     }
-    let sizes = buckets.sizes(plan);
-    Ok(Some(Cut { buckets, sizes }))
+    Ok(Some(BucketedPlan::new(buckets, plan)))
 }
 
 /// The plan that was asked for.
@@ -130,9 +111,14 @@ pub(super) async fn plan_of(
 
 /// Whether an epoch of this plan in this world can be kept: a ledger of `most` bytes has room for each of its entries once, in leases of a
 /// rank's part of a step (one that came to its bound would not end), and its pads are not more than that.
-pub(super) fn can_be_kept(plan: &Plan, cut: Option<&Cut>, world: World, most: u64) -> Result<(), JobError> {
+pub(super) fn can_be_kept(
+    plan: &Plan,
+    bucketed: Option<&BucketedPlan>,
+    world: World,
+    most: u64,
+) -> Result<(), JobError> {
     let n = plan.entries();
-    fits_a_ledger(cut.map_or_else(|| n.max(world.delivered(n)), |c| c.entries(world)), world, most)
+    fits_a_ledger(bucketed.map_or_else(|| n.max(world.delivered(n)), |c| c.entries(world)), world, most)
 }
 
 fn fits_a_ledger(entries: u64, world: World, most: u64) -> Result<(), JobError> {

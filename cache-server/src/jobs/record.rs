@@ -1,12 +1,9 @@
 //! What is written of a declared job: what was asked, and what it was resolved to; and what of that stays in memory.
 //!
 //! (I6) A plan, buckets or a ledger to replay may be as long as a request. They are in the file, which is read when the job is
-//! opened; [`Known`] has their hashes.
+//! opened; [`RecordSummary`] has their hashes.
 
-use super::{
-    JobError,
-    ledger::{Staged, stage, sync_beside, write_whole},
-};
+use crate::epochs::{JobError, Staged, stage, sync_beside, write_whole};
 use fletch_api::{PlanBase, PlanSpec, StartJob};
 use fletch_core::{DatasetName, Domain, Hash, LayoutId, Root, Tenant};
 use serde::{Deserialize, Serialize};
@@ -50,12 +47,12 @@ impl Record {
 
     /// What stays in memory.
     #[must_use]
-    pub fn known(mut self) -> Known {
+    pub fn known(mut self) -> RecordSummary {
         let (long, is_long) = (Long::of(&self.ask), is_long(&self.ask));
         self.ask.plan = PlanSpec::default();
         self.ask.buckets = None;
         self.ask.replay = None;
-        Known { record: self, long, is_long }
+        RecordSummary { record: self, long, is_long }
     }
 
     /// Reads the file of a job's directory. Blocking.
@@ -116,14 +113,14 @@ impl Long {
 
 /// A record without what may be long.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct RecordSummary {
     record: Record,
     long: Long,
     /// See [`is_long`].
     pub is_long: bool,
 }
 
-impl Deref for Known {
+impl Deref for RecordSummary {
     type Target = Record;
 
     fn deref(&self) -> &Record {
@@ -131,14 +128,14 @@ impl Deref for Known {
     }
 }
 
-impl Known {
+impl RecordSummary {
     /// The job goes on in another world.
     pub(super) fn set_world(&mut self, world: fletch_api::WorldSpec) {
         self.record.ask.world = world;
     }
 
     /// What of the settings is another than what is asked now, the world apart.
-    pub(super) fn differs(&self, asked: &Known) -> Option<&'static str> {
+    pub(super) fn differs(&self, asked: &RecordSummary) -> Option<&'static str> {
         let (a, ask, long) = (&self.record.ask, &asked.record.ask, &asked.long);
         let pairs = [
             ("dataset", a.dataset == ask.dataset),

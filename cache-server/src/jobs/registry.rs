@@ -9,12 +9,15 @@
 //!    opens it from its file and its ledgers.
 
 use super::{
-    JobError, Samples, Wheel,
-    declared::Opened,
-    record::{Known, Record, is_long},
-    wheel::Means,
+    open_job::OpenJob,
+    record::{Record, RecordSummary, is_long},
 };
 use crate::versions::{Source, Sources};
+use crate::{
+    epochs::{JobContext, JobError},
+    sweep::Sweep,
+    versions::Samples,
+};
 use fletch_api::{JobLine, OrderKind, StartJob};
 use fletch_core::{Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
 use fletch_store::{By, DatasetId};
@@ -40,9 +43,9 @@ const LONG_AT_ONCE: usize = 2;
 pub const DECLARED_MAX: usize = 10_000;
 
 /// A job that may be opened.
-struct Slot {
-    known: Known,
-    opened: OnceCell<Arc<Opened>>,
+struct RegisteredJob {
+    known: RecordSummary,
+    opened: OnceCell<Arc<OpenJob>>,
     /// Nanoseconds since the start: when it was asked for last, as far as housekeeping saw.
     seen_ns: AtomicU64,
     /// It was asked for since housekeeping looked.
@@ -51,9 +54,9 @@ struct Slot {
     closing: AtomicBool,
 }
 
-impl Slot {
-    fn new(known: Known, opened: OnceCell<Arc<Opened>>) -> Arc<Self> {
-        Arc::new(Slot {
+impl RegisteredJob {
+    fn new(known: RecordSummary, opened: OnceCell<Arc<OpenJob>>) -> Arc<Self> {
+        Arc::new(RegisteredJob {
             known,
             opened,
             seen_ns: AtomicU64::new(0),
@@ -72,30 +75,30 @@ impl Slot {
     }
 }
 
-type Slots = Mutex<BTreeMap<String, Arc<Slot>>>;
+type RegisteredJobs = Mutex<BTreeMap<String, Arc<RegisteredJob>>>;
 
-type Place = (Domain, Root, LayoutId);
+type VersionKey = (Domain, Root, LayoutId);
 
 /// What jobs of one place share.
 #[derive(Default)]
 struct Shared {
     samples: tokio::sync::Mutex<Weak<Samples>>,
-    wheel: tokio::sync::Mutex<Weak<Wheel>>,
+    sweep: tokio::sync::Mutex<Weak<Sweep>>,
 }
 
 /// See the module.
 pub struct Registry {
     dir: PathBuf,
     /// What jobs are served with.
-    pub means: Arc<Means>,
-    slots: Arc<Slots>,
+    pub context: Arc<JobContext>,
+    jobs: Arc<RegisteredJobs>,
     /// Of each job that is being declared or deleted: whose turn it is.
     changing: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
     /// Jobs that are being declared and have no slot yet.
     coming: Arc<AtomicUsize>,
-    /// StrictAssignment to open what is long.
+    /// Permits to open what is long.
     long: Arc<Semaphore>,
-    places: Mutex<HashMap<Place, Arc<Shared>>>,
+    places: Mutex<HashMap<VersionKey, Arc<Shared>>>,
 }
 
 /// Numbers for metrics.
@@ -108,7 +111,7 @@ pub struct RegistryStats {
     /// Epochs that go on, in memory.
     pub epochs_open: u64,
     /// Sweeps.
-    pub wheels: Vec<SweepProgress>,
+    pub sweeps: Vec<SweepProgress>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -133,13 +136,13 @@ impl Drop for Coming {
 }
 
 /// Closes an open job; the next request opens it anew.
-async fn close(slots: &Slots, id: &str, stale: &Arc<Opened>) {
+async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
     // Its files first: nobody opens them anew while this one writes.
     stale.close().await;
-    let mut slots = lock(slots);
-    let there = slots.get(id).and_then(|s| s.opened.get());
+    let mut jobs = lock(jobs);
+    let there = jobs.get(id).and_then(|s| s.opened.get());
     if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
-        slots.insert(id.to_owned(), Slot::new(stale.known(), OnceCell::new()));
+        jobs.insert(id.to_owned(), RegisteredJob::new(stale.known(), OnceCell::new()));
     }
 }
 
@@ -149,12 +152,12 @@ impl Registry {
     ///
     /// # Errors
     /// What the system said about the directory itself.
-    pub fn open(state: &Path, means: Means) -> std::io::Result<Self> {
+    pub fn open(state: &Path, context: JobContext) -> std::io::Result<Self> {
         let dir = state.join("jobs");
         std::fs::create_dir_all(&dir)?;
         // What is believed from here on survives the next crash, too.
         std::fs::File::open(&dir)?.sync_all()?;
-        let mut slots = BTreeMap::new();
+        let mut jobs = BTreeMap::new();
         for entry in std::fs::read_dir(&dir)? {
             let path = entry?.path();
             let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -167,7 +170,7 @@ impl Registry {
             }
             match Record::read(&path) {
                 Ok(record) if record.id() == name => {
-                    slots.insert(name, Slot::new(record.known(), OnceCell::new()));
+                    jobs.insert(name, RegisteredJob::new(record.known(), OnceCell::new()));
                 }
                 Ok(_) => {
                     tracing::error!(dir = %path.display(), "a job's directory has another job's file; it is left alone")
@@ -179,8 +182,8 @@ impl Registry {
         }
         Ok(Registry {
             dir,
-            means: Arc::new(means),
-            slots: Arc::new(Mutex::new(slots)),
+            context: Arc::new(context),
+            jobs: Arc::new(Mutex::new(jobs)),
             changing: Mutex::default(),
             coming: Arc::default(),
             long: Arc::new(Semaphore::new(LONG_AT_ONCE)),
@@ -188,10 +191,12 @@ impl Registry {
         })
     }
 
-    fn slot(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Arc<Slot>, JobError> {
-        let slot = lock(&self.slots).get(id).cloned();
-        let slot = slot.inspect(|s| s.asked.store(true, SeqCst));
-        slot.filter(|s| s.known.tenant == *tenant && s.known.domain == *domain).ok_or(JobError::NotFound)
+    fn registered(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Arc<RegisteredJob>, JobError> {
+        let registered = lock(&self.jobs).get(id).cloned();
+        let registered = registered.inspect(|s| s.asked.store(true, SeqCst));
+        registered
+            .filter(|s| s.known.tenant == *tenant && s.known.domain == *domain)
+            .ok_or(JobError::NotFound)
     }
 
     /// Where a declared job's bytes are to be looked for: its root and layout.
@@ -199,8 +204,8 @@ impl Registry {
     /// # Errors
     /// [`JobError::NotFound`].
     pub fn place(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(Root, LayoutId), JobError> {
-        let slot = self.slot(domain, tenant, id)?;
-        Ok((slot.known.root, slot.known.layout))
+        let registered = self.registered(domain, tenant, id)?;
+        Ok((registered.known.root, registered.known.layout))
     }
 
     /// Where the bytes of a job of that name are to be looked for, if one was declared.
@@ -212,8 +217,8 @@ impl Registry {
     /// A tenant's jobs, by name.
     #[must_use]
     pub fn list(&self, domain: &Domain, tenant: &Tenant) -> Vec<JobLine> {
-        let slots = lock(&self.slots);
-        let mine = slots.values().filter(|s| s.known.tenant == *tenant && s.known.domain == *domain);
+        let jobs = lock(&self.jobs);
+        let mine = jobs.values().filter(|s| s.known.tenant == *tenant && s.known.domain == *domain);
         let mut lines: Vec<JobLine> = mine
             .map(|s| JobLine {
                 id: s.known.id(),
@@ -237,13 +242,13 @@ impl Registry {
         id: &str,
         sources: &Arc<Sources>,
         source: &Arc<Source>,
-    ) -> Result<Arc<Opened>, JobError> {
-        let slot = self.slot(domain, tenant, id)?;
-        let opened = slot
+    ) -> Result<Arc<OpenJob>, JobError> {
+        let registered = self.registered(domain, tenant, id)?;
+        let opened = registered
             .opened
             .get_or_try_init(|| async {
-                let shared = self.shared(domain, slot.known.ask.order, sources, source).await?;
-                let long = self.long_turn(slot.known.is_long).await;
+                let shared = self.shared(domain, registered.known.ask.order, sources, source).await?;
+                let long = self.long_turn(registered.known.is_long).await;
                 let dir = self.dir.join(id);
                 let record =
                     spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::Lost)??;
@@ -252,7 +257,7 @@ impl Registry {
             })
             .await?;
         // It was deleted, or closed, while it was being opened.
-        if !lock(&self.slots).get(id).is_some_and(|there| Arc::ptr_eq(there, &slot)) {
+        if !lock(&self.jobs).get(id).is_some_and(|there| Arc::ptr_eq(there, &registered)) {
             opened.close().await;
             return Err(JobError::Reopening);
         }
@@ -268,13 +273,13 @@ impl Registry {
         domain: &Domain,
         tenant: &Tenant,
         id: &str,
-    ) -> Result<Option<Arc<Opened>>, JobError> {
-        Ok(self.slot(domain, tenant, id)?.opened.get().cloned())
+    ) -> Result<Option<Arc<OpenJob>>, JobError> {
+        Ok(self.registered(domain, tenant, id)?.opened.get().cloned())
     }
 
     /// Closes a job whose way to its bytes is gone; the next request opens it anew.
-    pub async fn close(&self, id: &str, stale: &Arc<Opened>) {
-        close(&self.slots, id, stale).await;
+    pub async fn close(&self, id: &str, stale: &Arc<OpenJob>) {
+        close(&self.jobs, id, stale).await;
     }
 
     /// What a job shares with others of its place: made, or found.
@@ -284,7 +289,7 @@ impl Registry {
         order: OrderKind,
         sources: &Arc<Sources>,
         source: &Arc<Source>,
-    ) -> Result<(Arc<Samples>, Option<Arc<Wheel>>), JobError> {
+    ) -> Result<(Arc<Samples>, Option<Arc<Sweep>>), JobError> {
         let (root, layout) = (source.version.root(), source.version.layout());
         let shared = Arc::clone(lock(&self.places).entry((domain.clone(), root, layout)).or_default());
         let samples = {
@@ -298,39 +303,40 @@ impl Registry {
                 }
             }
         };
-        let wheel = match order {
+        let sweep = match order {
             OrderKind::Strict | OrderKind::Bucketed | OrderKind::Replay => {
                 // Before its first read, so that what that brings may stay.
-                let now = u64::try_from(self.means.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                let now = u64::try_from(self.context.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 let footprint = source.footprint_max();
-                self.means.shares.note(sources.number(), root, footprint, By::Order, now);
+                self.context.sweep.shares.note(sources.number(), root, footprint, By::Order, now);
                 None
             }
             OrderKind::Substitute => {
-                let mut weak = shared.wheel.lock().await;
+                let mut weak = shared.sweep.lock().await;
                 match weak.upgrade() {
-                    Some(wheel) => Some(wheel),
+                    Some(sweep) => Some(sweep),
                     None => {
-                        let wheel = Wheel::start(&self.means, sources, source, Arc::clone(&samples)).await;
-                        *weak = Arc::downgrade(&wheel);
-                        Some(wheel)
+                        let sweep =
+                            Sweep::start(&self.context.sweep, sources, source, Arc::clone(&samples)).await;
+                        *weak = Arc::downgrade(&sweep);
+                        Some(sweep)
                     }
                 }
             }
         };
-        Ok((samples, wheel))
+        Ok((samples, sweep))
     }
 
     async fn open_record(
         &self,
         record: Record,
         turn: Option<OwnedSemaphorePermit>,
-        shared: (Arc<Samples>, Option<Arc<Wheel>>),
+        shared: (Arc<Samples>, Option<Arc<Sweep>>),
         sources: &Arc<Sources>,
         source: &Arc<Source>,
-    ) -> Result<(Opened, Option<OwnedSemaphorePermit>), JobError> {
+    ) -> Result<(OpenJob, Option<OwnedSemaphorePermit>), JobError> {
         let (dir, sources, source) = (self.dir.join(record.id()), Arc::clone(sources), Arc::clone(source));
-        Opened::open(record, turn, dir, &self.means, sources, source, shared).await
+        OpenJob::open(record, turn, dir, &self.context, sources, source, shared).await
     }
 
     /// The turn to open a job, if it is long. Whoever has one waits for nobody: it is the last thing that is waited for.
@@ -350,7 +356,7 @@ impl Registry {
         ask: StartJob,
         sources: &Arc<Sources>,
         source: &Arc<Source>,
-    ) -> Result<(Arc<Opened>, bool), JobError> {
+    ) -> Result<(Arc<OpenJob>, bool), JobError> {
         let id = Record::id_of(domain, tenant, ask.name.as_str());
         let record = Record {
             domain: domain.clone(),
@@ -361,7 +367,7 @@ impl Registry {
             layout: source.version.layout(),
         };
         let turn = self.turn(&id).await;
-        if lock(&self.slots).contains_key(&id) {
+        if lock(&self.jobs).contains_key(&id) {
             // What is long in it is hashed, and gone.
             let asked = record.known();
             let there = self.get(domain, tenant, &id, sources, source).await?;
@@ -372,13 +378,13 @@ impl Registry {
         let shared = self.shared(domain, record.ask.order, sources, source).await?;
         let long = self.long_turn(is_long(&record.ask)).await;
         let (opened, long) = self.open_record(record.clone(), long, shared, sources, source).await?;
-        let (dir, slots, opened) = (self.dir.join(&id), Arc::clone(&self.slots), Arc::new(opened));
+        let (dir, jobs, opened) = (self.dir.join(&id), Arc::clone(&self.jobs), Arc::new(opened));
         // To its end even when whoever asked goes away: what is written is known.
-        let task = self.means.tasks.spawn(async move {
+        let task = self.context.tasks.spawn(async move {
             let _held = (turn, place, long);
             let known = opened.known();
             spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::Lost)??;
-            lock(&slots).insert(id, Slot::new(known, OnceCell::new_with(Some(Arc::clone(&opened)))));
+            lock(&jobs).insert(id, RegisteredJob::new(known, OnceCell::new_with(Some(Arc::clone(&opened)))));
             Ok::<_, JobError>(opened)
         });
         Ok((task.await.map_err(|_| JobError::Lost)??, true))
@@ -400,9 +406,9 @@ impl Registry {
     }
 
     fn place_for_one(&self) -> Result<Coming, JobError> {
-        let slots = lock(&self.slots);
+        let jobs = lock(&self.jobs);
         // Counted under the slots' lock, so that no two take the last place.
-        if slots.len() + self.coming.load(SeqCst) >= DECLARED_MAX {
+        if jobs.len() + self.coming.load(SeqCst) >= DECLARED_MAX {
             return Err(JobError::Full(format!("{DECLARED_MAX} jobs are declared, which is the limit")));
         }
         self.coming.fetch_add(1, SeqCst);
@@ -415,16 +421,16 @@ impl Registry {
     /// [`JobError::NotFound`], [`JobError::Io`].
     pub async fn delete(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), JobError> {
         let turn = self.turn(id).await;
-        let slot = self.slot(domain, tenant, id)?;
+        let registered = self.registered(domain, tenant, id)?;
         let (from, to) = (self.dir.join(id), self.dir.join(format!("gone-{id}")));
-        let (slots, id) = (Arc::clone(&self.slots), id.to_owned());
+        let (jobs, id) = (Arc::clone(&self.jobs), id.to_owned());
         // To its end even when whoever asked goes away: a job that is closed and still there would refuse everything.
-        let task = self.means.tasks.spawn(async move {
+        let task = self.context.tasks.spawn(async move {
             let _turn = turn;
             // Nobody comes any more; what is being opened is opened first.
-            lock(&slots).remove(&id);
-            let none = || async { Err::<Arc<Opened>, _>(JobError::NotFound) };
-            if let Ok(opened) = slot.opened.get_or_try_init(none).await {
+            lock(&jobs).remove(&id);
+            let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
+            if let Ok(opened) = registered.opened.get_or_try_init(none).await {
                 opened.close().await;
             }
             let there = from.clone();
@@ -445,34 +451,34 @@ impl Registry {
             let gone = gone.await.map_err(|_| JobError::Lost)?;
             if gone.is_err() && there.exists() {
                 // It is still there, and whoever asks sees so: it is not declared anew over its old ledgers.
-                lock(&slots).insert(id, Slot::new(slot.known.clone(), OnceCell::new()));
+                lock(&jobs).insert(id, RegisteredJob::new(registered.known.clone(), OnceCell::new()));
             }
             gone
         });
         task.await.map_err(|_| JobError::Lost)?
     }
 
-    fn wheels(&self) -> Vec<Arc<Wheel>> {
+    fn sweeps(&self) -> Vec<Arc<Sweep>> {
         let places: Vec<_> = lock(&self.places).values().cloned().collect();
-        places.iter().filter_map(|p| p.wheel.try_lock().ok()?.upgrade()).collect()
+        places.iter().filter_map(|p| p.sweep.try_lock().ok()?.upgrade()).collect()
     }
 
-    fn all_opened(&self) -> Vec<Arc<Opened>> {
-        lock(&self.slots).values().filter_map(|s| s.opened.get().cloned()).collect()
+    fn all_opened(&self) -> Vec<Arc<OpenJob>> {
+        lock(&self.jobs).values().filter_map(|s| s.opened.get().cloned()).collect()
     }
 
     /// Closes jobs that nobody came for, at `now_ns`.
     fn rest(&self, now_ns: u64) {
-        let ttl_ns = u64::try_from(self.means.job_ttl.as_nanos()).unwrap_or(u64::MAX);
-        let idle: Vec<_> = lock(&self.slots)
+        let ttl_ns = u64::try_from(self.context.job_ttl.as_nanos()).unwrap_or(u64::MAX);
+        let idle: Vec<_> = lock(&self.jobs)
             .iter()
             .filter(|(_, s)| s.is_idle(now_ns, ttl_ns) && !s.closing.swap(true, SeqCst))
             .filter_map(|(id, s)| Some((id.clone(), Arc::clone(s.opened.get()?))))
             .collect();
         for (id, opened) in idle {
             tracing::info!(job = %opened.setup.job, "nobody came for a job; it is closed until somebody does");
-            let slots = Arc::clone(&self.slots);
-            self.means.tasks.spawn(async move { close(&slots, &id, &opened).await });
+            let jobs = Arc::clone(&self.jobs);
+            self.context.tasks.spawn(async move { close(&jobs, &id, &opened).await });
         }
     }
 
@@ -481,32 +487,32 @@ impl Registry {
     pub fn tick(&self, now_ns: u64) {
         self.rest(now_ns);
         self.all_opened().iter().for_each(|o| o.tick());
-        self.wheels().iter().for_each(|w| w.tick(now_ns));
+        self.sweeps().iter().for_each(|w| w.tick(now_ns));
         let unused = |p: &Shared| p.samples.try_lock().is_ok_and(|s| s.strong_count() == 0);
         lock(&self.places).retain(|_, p| Arc::strong_count(p) > 1 || !unused(p));
     }
 
     /// Writes what was recorded of sweeps and not written. Blocking.
     pub fn end_traces(&self) {
-        self.wheels().iter().for_each(|w| w.end_trace());
+        self.sweeps().iter().for_each(|w| w.end_trace());
     }
 
     /// The sweeps' numbers for the disk tier, of one dataset.
     #[must_use]
     pub fn sweeps_of(&self, domain: &Domain, dataset: &fletch_core::DatasetName) -> Vec<DatasetId> {
-        let of = |w: &Arc<Wheel>| w.keeping.domain == *domain && w.source.dataset() == dataset;
-        self.wheels().iter().filter(|w| of(w)).map(|w| w.keeping.number()).collect()
+        let of = |w: &Arc<Sweep>| w.keeping.domain == *domain && w.source.dataset() == dataset;
+        self.sweeps().iter().filter(|w| of(w)).map(|w| w.keeping.number()).collect()
     }
 
     /// Numbers.
     #[must_use]
     pub fn stats(&self) -> RegistryStats {
-        let declared = lock(&self.slots).len() as u64;
+        let declared = lock(&self.jobs).len() as u64;
         RegistryStats {
             declared,
             open: self.all_opened().len() as u64,
             epochs_open: self.all_opened().iter().map(|o| o.counts().1).sum(),
-            wheels: self.wheels().iter().map(|w| w.progress()).collect(),
+            sweeps: self.sweeps().iter().map(|w| w.progress()).collect(),
         }
     }
 }

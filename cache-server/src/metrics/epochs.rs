@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Their families.
 pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
-    let stats = server.epochs.stats();
-    let c = &server.epochs.means.counts;
+    let stats = server.registry.stats();
+    let (c, s) = (&server.registry.context.counts, &server.registry.context.sweep.counts);
     page.gauge("fletch_jobs_declared", "Jobs declared", &[], &[(vec![], stats.declared)])?;
     page.gauge(
         "fletch_jobs_open",
@@ -32,33 +32,33 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         &["shuffle"],
         &[(vec!["well"], c.well.load(Relaxed)), (vec!["poor"], c.poor.load(Relaxed))],
     )?;
-    let pool = &server.epochs.means.ahead;
+    let pool = &server.registry.context.prefetch.pool;
     page.gauge(
-        "fletch_ahead_bytes",
+        "fletch_prefetch_bytes",
         "Memory that holds what is fetched ahead of epochs in a known order, and what of it may be held",
         &["of"],
         &[(vec!["held"], server.store.stats().pinned_bytes), (vec!["max"], pool.total)],
     )?;
     page.gauge(
-        "fletch_ahead_epochs",
+        "fletch_prefetch_epochs",
         "Epochs that are fetched for ahead of need",
         &[],
         &[(vec![], pool.takers())],
     )?;
     page.counter(
-        "fletch_ahead_fetched_bytes_total",
+        "fletch_prefetch_fetched_bytes_total",
         "Bytes brought from origins ahead of need",
         &[],
         &[(vec![], pool.fetched_bytes.load(Relaxed))],
     )?;
     page.counter(
-        "fletch_ahead_vain_bytes_total",
+        "fletch_prefetch_unused_bytes_total",
         "Of those, bytes let go before anybody read them",
         &[],
         &[(vec![], pool.vain_bytes.load(Relaxed))],
     )?;
-    let sum = |of: fn(&fletch_core::order::sweep::SweepProgress) -> u64| stats.wheels.iter().map(of).sum();
-    page.gauge("fletch_sweeps", "Sweeps", &[], &[(vec![], stats.wheels.len() as u64)])?;
+    let sum = |of: fn(&fletch_core::order::sweep::SweepProgress) -> u64| stats.sweeps.iter().map(of).sum();
+    page.gauge("fletch_sweeps", "Sweeps", &[], &[(vec![], stats.sweeps.len() as u64)])?;
     page.gauge(
         "fletch_sweep_bytes",
         "What sweeps hold, and what they may hold, as it occupies the disk",
@@ -75,33 +75,33 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         "Samples that sweeps chose, by whether their bytes were here, or something else that was here was kept for later",
         &["unit"],
         &[
-            (vec!["here"], c.picked_here.load(Relaxed)),
-            (vec!["kept_back"], c.picked_over.load(Relaxed)),
-            (vec!["away"], c.picked_away.load(Relaxed)),
+            (vec!["resident"], s.picked_here.load(Relaxed)),
+            (vec!["held_back"], s.picked_over.load(Relaxed)),
+            (vec!["absent"], s.picked_away.load(Relaxed)),
         ],
     )?;
     page.counter(
         "fletch_sweep_loaded_bytes_total",
         "Bytes that sweeps brought, as they occupy the disk",
         &[],
-        &[(vec![], c.loaded_bytes.load(Relaxed))],
+        &[(vec![], s.loaded_bytes.load(Relaxed))],
     )?;
     page.counter(
-        "fletch_sweep_dropped_total",
+        "fletch_sweep_evicted_units_total",
         "Units that sweeps dropped",
         &[],
-        &[(vec![], c.dropped.load(Relaxed))],
+        &[(vec![], s.dropped.load(Relaxed))],
     )?;
     page.counter(
-        "fletch_sweep_failed_total",
+        "fletch_sweep_failed_units_total",
         "Units that did not come, or that the cache did not keep",
         &[],
-        &[(vec![], c.failed.load(Relaxed))],
+        &[(vec![], s.failed.load(Relaxed))],
     )?;
     page.counter(
-        "fletch_sweep_gave_way_total",
+        "fletch_sweep_displaced_units_total",
         "Times that the disk kept less than a sweep's share, and something else left for a unit",
         &[],
-        &[(vec![], c.gave_way.load(Relaxed))],
+        &[(vec![], s.gave_way.load(Relaxed))],
     )
 }

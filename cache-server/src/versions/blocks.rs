@@ -158,7 +158,7 @@ pub fn etag(meta: &ObjectMeta) -> String {
 
 /// The tables of one (root, layout) at one place.
 #[derive(Clone)]
-pub struct Place {
+pub struct TableLocation {
     /// The kept blocks.
     pub blocks: Blocks,
     /// Where `fletch/…` is.
@@ -170,7 +170,7 @@ pub struct Place {
 }
 
 #[async_trait]
-impl TableSource for Place {
+impl TableSource for TableLocation {
     async fn read(&self, table: Table, range: TableRange) -> Result<Bytes, SourceError> {
         let path = table.path(self.root, self.layout);
         let failed = |e: OriginError| SourceError { kind: e.kind(), message: e.to_string() };

@@ -1,6 +1,6 @@
 //! Why bytes of a version cannot be had.
 
-use super::NotAllowed;
+use super::UriNotAllowed;
 use fletch_api::Code;
 use fletch_core::Kind;
 use fletch_origin::OriginError;
@@ -29,7 +29,7 @@ pub enum VersionError {
     Corrupt(String),
     /// Its place is not allowed any more.
     #[error(transparent)]
-    NotAllowed(NotAllowed),
+    UriNotAllowed(UriNotAllowed),
     /// The origin failed.
     #[error(transparent)]
     Origin(OriginError),
@@ -51,7 +51,7 @@ impl VersionError {
             VersionError::Missing(_) => Code::OriginMissing,
             VersionError::Corrupt(_) => Code::OriginCorrupt,
             VersionError::Lost => Code::Internal,
-            VersionError::NotAllowed(e) => e.code(),
+            VersionError::UriNotAllowed(e) => e.code(),
             VersionError::Origin(e) => match e {
                 OriginError::Denied { .. } => Code::OriginDenied,
                 OriginError::NotFound { .. } => Code::OriginMissing,

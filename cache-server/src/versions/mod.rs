@@ -7,26 +7,28 @@
 //! 1. (I7) Everything begins with (domain, root): a foreign root, an absent one and one whose
 //!    dataset was unregistered take the same path to the same answer. What is kept in memory is
 //!    kept for each domain and place apart, so that not even time tells what others read.
-//! 2. Only registered URIs are read, and they are checked again when they are ([`Allowed`]). What
+//! 2. Only registered URIs are read, and they are checked again when they are ([`Allowlist`]). What
 //!    `layout.json` says of an origin is not believed.
 //! 3. What was granted through a registration is no longer granted once it is gone.
 
-mod allowed;
+mod allowlist;
 pub mod blocks;
-mod elsewhere;
 mod error;
-mod fill;
-mod proven;
+mod fetch;
+mod locate;
+mod prove;
+mod samples;
 mod source;
 
-pub use allowed::{Allowed, NotAllowed};
+pub use allowlist::{Allowlist, UriNotAllowed};
 pub use error::VersionError;
-pub use fill::{ATTEMPTS, Filler, Located};
-pub use proven::Proven;
+pub use fetch::{ATTEMPTS, ChunkFetch, Located};
+pub use prove::ProvenFiles;
+pub use samples::{Samples, SamplesError};
 pub use source::Source;
 
 use crate::state::{Entry, Registered, Registrations};
-use blocks::{Blocks, Place};
+use blocks::{Blocks, TableLocation};
 use fletch_core::manifest::LayoutKind;
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, Origins};
@@ -125,7 +127,7 @@ type Slot = Arc<OnceCell<Arc<Sources>>>;
 
 /// See the module.
 pub struct Versions {
-    allowed: Allowed,
+    allowed: Allowlist,
     registrations: Arc<Registrations>,
     blocks: Blocks,
     parts: PartCache,
@@ -141,7 +143,7 @@ impl Versions {
     /// Of `tables_bytes`, three quarters are for parts and a quarter for tables as they lie.
     #[must_use]
     pub fn new(
-        allowed: Allowed,
+        allowed: Allowlist,
         registrations: Arc<Registrations>,
         tables_bytes: u64,
         versions_max: u64,
@@ -168,7 +170,7 @@ impl Versions {
 
     /// What may be registered.
     #[must_use]
-    pub fn allowed(&self) -> &Allowed {
+    pub fn allowed(&self) -> &Allowlist {
         &self.allowed
     }
 
@@ -219,7 +221,7 @@ impl Versions {
             doc => doc?,
         };
         let (tables, blocks, parts) = self.tables_scoped(entry)?;
-        let place = Place { blocks, origin: tables, root: doc.root, layout: doc.layout };
+        let place = TableLocation { blocks, origin: tables, root: doc.root, layout: doc.layout };
         Ok(Version::open(Arc::new(place), doc.root, doc.layout, parts).await?.manifest().bytes)
     }
 
@@ -265,7 +267,7 @@ impl Versions {
         };
         self.hints.insert(key.clone(), (entry.dataset.name.clone(), layout));
         self.unknown.invalidate(&key);
-        // Opened by the hint; an open one of another dataset or layout stays as it is.
+        // OpenJob by the hint; an open one of another dataset or layout stays as it is.
         let sources = self.sources(&entry.domain, root).await?;
         if Arc::ptr_eq(&sources.first.registered, entry) && sources.first.version.layout() == layout {
             return Ok(Arc::clone(&sources.first));
@@ -423,7 +425,7 @@ impl Versions {
         layout: LayoutId,
     ) -> Result<Arc<Source>, VersionError> {
         let (tables, blocks, parts) = self.tables_scoped(entry)?;
-        let place = Place { blocks: blocks.clone(), origin: tables.clone(), root, layout };
+        let place = TableLocation { blocks: blocks.clone(), origin: tables.clone(), root, layout };
         let version = Version::open(Arc::new(place), root, layout, parts).await?;
         let data = self.allowed.open(&entry.domain, &entry.dataset.uri)?;
         Ok(Arc::new(Source::new(Arc::clone(entry), version, data, tables, blocks)))

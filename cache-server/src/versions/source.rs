@@ -1,6 +1,6 @@
 //! One way to a version's bytes: a dataset's objects, by one layout.
 
-use super::{VersionError, blocks::Blocks, proven::Proven};
+use super::{VersionError, blocks::Blocks, prove::ProvenFiles};
 use crate::state::Registered;
 use fletch_core::{DatasetName, Hash};
 use fletch_origin::{Origin, Pin};
@@ -22,7 +22,7 @@ pub struct Source {
     /// The tables as they lie.
     pub blocks: Blocks,
     /// Which entries were found where the layout says.
-    pub proven: Arc<Proven>,
+    pub proven: Arc<ProvenFiles>,
     index: OnceCell<ChunkIndex>,
 }
 
@@ -54,7 +54,7 @@ impl Source {
         tables: Origin,
         blocks: Blocks,
     ) -> Self {
-        let proven = Arc::new(Proven::new(version.manifest().entries));
+        let proven = Arc::new(ProvenFiles::new(version.manifest().entries));
         Source { registered, version, data, tables, blocks, proven, index: OnceCell::new() }
     }
 

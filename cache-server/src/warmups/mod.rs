@@ -33,7 +33,7 @@ const KNOWN_MAX: usize = 256;
 const LEASED_MAX: u64 = 1 << 20;
 
 /// What the work is done with.
-pub struct Means {
+pub struct WarmupContext {
     /// Where chunks stay.
     pub store: Arc<Store>,
     /// Where they come from.
@@ -46,7 +46,7 @@ pub struct Means {
     pub parallel: usize,
 }
 
-impl Means {
+impl WarmupContext {
     fn readers(&self) -> bool {
         self.turns.available_permits() < self.requests
     }
@@ -197,7 +197,7 @@ pub struct WarmupStats {
 
 /// See the module.
 pub struct Warmups {
-    means: Means,
+    context: WarmupContext,
     all: Mutex<VecDeque<Arc<One>>>,
     turns: Arc<Semaphore>,
     leased: Arc<AtomicU64>,
@@ -214,9 +214,9 @@ fn unix_ns() -> u64 {
 impl Warmups {
     /// None yet; their work runs on `tasks`.
     #[must_use]
-    pub fn new(means: Means, tasks: TaskTracker) -> Arc<Self> {
+    pub fn new(context: WarmupContext, tasks: TaskTracker) -> Arc<Self> {
         Arc::new(Warmups {
-            means,
+            context,
             all: Mutex::default(),
             turns: Arc::new(Semaphore::new(RUNNING_MAX)),
             leased: Arc::default(),
@@ -323,7 +323,7 @@ impl Warmups {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        Some(self.means.store.disk()?.evict_dataset(DatasetId::of(domain, dataset)))
+        Some(self.context.store.disk()?.evict_dataset(DatasetId::of(domain, dataset)))
     }
 
     /// Ends all: the server stops.
@@ -357,7 +357,7 @@ struct Leases {
 impl Leases {
     fn new(warmups: &Warmups, domain: &Domain) -> Self {
         Leases {
-            store: Arc::clone(&warmups.means.store),
+            store: Arc::clone(&warmups.context.store),
             all: Arc::clone(&warmups.leased),
             domain: domain.clone(),
             hashes: Vec::new(),

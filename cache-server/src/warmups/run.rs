@@ -9,7 +9,7 @@
 //! ```
 
 use super::{Leases, One, Order, Warmups, unix_ns};
-use crate::versions::{Filler, Located, VersionError};
+use crate::versions::{ChunkFetch, Located, VersionError};
 use fletch_api::{Amount, Code, WarmupState};
 use fletch_core::StoreKey;
 use fletch_store::{Found, ReadError, Warmed};
@@ -89,7 +89,7 @@ impl Warmups {
             self.share(order).await;
         }
         self.pass(one, order, leases).await?;
-        if let Some(disk) = self.means.store.disk().filter(|_| !one.check) {
+        if let Some(disk) = self.context.store.disk().filter(|_| !one.check) {
             disk.flushed(WRITTEN_WITHIN).await;
         }
         if !one.check {
@@ -108,7 +108,7 @@ impl Warmups {
 
     /// A dataset that nobody read lately has no share yet: it gets one by being noted as read.
     async fn share(&self, order: &Order) {
-        let Some(disk) = self.means.store.disk() else { return };
+        let Some(disk) = self.context.store.disk() else { return };
         let shared = async {
             while !disk.has_share(order.sources.number(), order.source.footprint_max()) {
                 sleep(Duration::from_millis(10)).await;
@@ -141,8 +141,8 @@ impl Warmups {
             for row in 0..rows.len() {
                 // Readers go first: while there are any, a quarter of the turns has to do.
                 let most = || {
-                    let all = self.means.parallel.max(1);
-                    if self.means.readers() { all.div_ceil(4) } else { all }
+                    let all = self.context.parallel.max(1);
+                    if self.context.readers() { all.div_ceil(4) } else { all }
                 };
                 while under_way.len() >= most() {
                     if let Some((row, went)) = under_way.next().await {
@@ -170,14 +170,14 @@ impl Warmups {
         let sources = &order.sources;
         let key = StoreKey { domain: one.domain.clone(), hash: row.chunk };
         if one.check {
-            let found = self.means.store.look_at(&key, row.len).await;
+            let found = self.context.store.look_at(&key, row.len).await;
             return (row, Went::Found(found));
         }
         let located = Located::at(&order.source, part, row.clone());
         let mut tries = 0;
         loop {
-            let fetch = Filler::fetch(&self.means.versions, sources, row.chunk, &located);
-            match self.means.store.warm(&key, row.len, sources.number(), fetch).await {
+            let fetch = ChunkFetch::fetch(&self.context.versions, sources, row.chunk, &located);
+            match self.context.store.warm(&key, row.len, sources.number(), fetch).await {
                 Ok(warmed) => return (row, Went::Warmed(warmed)),
                 Err(ReadError::Overloaded { .. }) if tries < TRIES_MAX => {
                     tries += 1;
@@ -241,7 +241,7 @@ impl Warmups {
             let rows = self.rows(one, order, part).await?;
             for row in rows.iter() {
                 let key = StoreKey { domain: one.domain.clone(), hash: row.chunk };
-                if !self.means.store.stays(&key, row.len) {
+                if !self.context.store.stays(&key, row.len) {
                     missing.chunks += 1;
                     missing.bytes += u64::from(row.len);
                 } else if !leased.contains(&row.chunk) {

@@ -37,7 +37,7 @@ async fn i6_strict_leases_of_a_pack_go_on_with_sixteen_chunks_of_memory() {
     let (_, objects) = tree.pack_to(to.path(), false);
     assert!(objects.len() > 25, "more than memory and disk hold: {}", objects.len());
     // What is read comes to stay, so that each sample that is not here costs its whole chunk.
-    let few = ["--memory=64MiB", "--memory-ahead=0", "--cache-size=24MiB", "--cache-free-floor=0"];
+    let few = ["--memory=64MiB", "--memory-prefetch=0", "--cache-size=24MiB", "--cache-free-floor=0"];
     let more = ["--cache-policy=lru", "--io-timeout=10s", "--limits-send-timeout=10m"];
     let node = Node::start(&[few.as_slice(), &more].concat()).await;
     node.register("d", &tree.uri(), Some(&to.path().display().to_string())).await;

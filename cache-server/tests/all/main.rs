@@ -3,7 +3,6 @@
 mod common;
 
 mod accounts;
-mod ahead;
 mod auth;
 mod buckets;
 mod bytes;
@@ -18,6 +17,7 @@ mod ledgers;
 mod lies;
 mod limits;
 mod packs;
+mod prefetches;
 mod process;
 mod refs;
 mod registry;

@@ -148,7 +148,7 @@ async fn jobs_of_one_dataset_share_a_sweep() {
     assert_eq!(its.iter().map(|a| a.bytes).sum::<u64>(), 8 * (256 << 10));
     // Each grant was one choice, and most of what was chosen was here.
     let picks = async |unit: &str| node.metric(&format!("fletch_sweep_picks_total{{unit=\"{unit}\"}}")).await;
-    let (here, kept_back, away) = (picks("here").await, picks("kept_back").await, picks("away").await);
+    let (here, kept_back, away) = (picks("resident").await, picks("held_back").await, picks("absent").await);
     assert_eq!(here + kept_back + away, node.metric("fletch_epoch_entries_total{event=\"granted\"}").await);
     assert!(here > kept_back + away, "{here} here, {kept_back} kept back, {away} away");
     node.running.shutdown().await;
@@ -219,11 +219,11 @@ async fn a_sweep_hears_of_what_left_and_what_is_damaged_is_brought_anew() {
     let whole_share = share().await;
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     assert!(share().await >= whole_share / 10 * 9, "{whole_share}, then {}", share().await);
-    let before = node.metric("fletch_sweep_failed_total").await;
+    let before = node.metric("fletch_sweep_failed_units_total").await;
     let file = node.get(&routes::file(job.info().root, "f0007")).send().await.expect("answer");
     assert!(body(file, StatusCode::OK).await == tree.files["f0007"]);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while node.metric("fletch_sweep_failed_total").await < before + 5 {
+    while node.metric("fletch_sweep_failed_units_total").await < before + 5 {
         assert!(std::time::Instant::now() < until, "the sweep believes in what is gone");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }

@@ -249,8 +249,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]; `not_found` when it is not granted, 401 when the token is not known.
-    pub async fn granted(&self, root: Root, wait: Duration) -> Result<(), ClientError> {
-        let path = routes::grant(root, u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+    pub async fn has_access(&self, root: Root, wait: Duration) -> Result<(), ClientError> {
+        let path = routes::access(root, u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
         let request = || self.request(Method::GET, &path);
         self.call(request, &[StatusCode::NO_CONTENT], Length::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())

@@ -24,7 +24,7 @@ enum Change {
     /// It is back, empty.
     Returns(usize),
     /// The others know how it is.
-    Known(usize),
+    Announced(usize),
 }
 
 impl Change {
@@ -34,7 +34,7 @@ impl Change {
         match self {
             Change::Returns(_) => 0,
             Change::Dies(_) => 1,
-            Change::Known(_) => 2,
+            Change::Announced(_) => 2,
         }
     }
 }
@@ -81,7 +81,7 @@ impl Servers {
         for (i, s) in case.servers.iter().enumerate() {
             for &(from, to) in &s.gone {
                 for (at, change) in [(from, Change::Dies(i)), (to, Change::Returns(i))] {
-                    changes.extend([(at, change), (at + case.news, Change::Known(i))]);
+                    changes.extend([(at, change), (at + case.news, Change::Announced(i))]);
                 }
             }
         }
@@ -143,7 +143,7 @@ impl Servers {
                     }
                 }
                 Change::Returns(s) => self.up[s] = true,
-                Change::Known(s) => {
+                Change::Announced(s) => {
                     self.believed[s] = self.up[s];
                     news.known = true;
                 }

@@ -71,7 +71,7 @@ pub(crate) fn entries(inner: &Inner, part: usize, group: &Group) -> Result<Part,
                 let key = samples.next().flatten();
                 let sample = match (sample_kinds[i].data(), &key) {
                     (b"none", None) => SampleRef::None,
-                    (b"alone", None) => SampleRef::Alone,
+                    (b"alone", None) => SampleRef::Single,
                     (b"keyed", Some(key)) => SampleRef::Keyed(text(key)?),
                     _ => return Err(bad("sample_kind and sample do not fit together")),
                 };

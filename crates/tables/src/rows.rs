@@ -240,7 +240,7 @@ fn write_entries(g: &mut Group<'_>, rows: &[Entry]) -> ParquetResult<()> {
 fn sample_word(sample: &Sample) -> &'static str {
     match sample {
         Sample::None => "none",
-        Sample::Alone => "alone",
+        Sample::Single => "alone",
         Sample::Keyed(_) => "keyed",
     }
 }

@@ -156,7 +156,7 @@ impl TablesWriter {
         }
         match &row.entry.sample {
             Sample::None => {}
-            Sample::Alone => {
+            Sample::Single => {
                 self.samples += 1;
                 self.open_sample = None;
             }

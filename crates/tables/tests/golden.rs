@@ -93,7 +93,7 @@ struct Outcome {
 fn describe(e: &Entry, slices: &[Slice]) -> DescribedEntry {
     let (sample_kind, sample) = match &e.sample {
         Sample::None => ("none", None),
-        Sample::Alone => ("alone", None),
+        Sample::Single => ("alone", None),
         Sample::Keyed(k) => ("keyed", Some(k.clone())),
     };
     DescribedEntry {
@@ -121,7 +121,7 @@ impl DescribedEntry {
             target: self.target.clone(),
             sample: match (self.sample_kind.as_str(), &self.sample) {
                 ("keyed", Some(k)) => Sample::Keyed(k.clone()),
-                ("alone", None) => Sample::Alone,
+                ("alone", None) => Sample::Single,
                 _ => Sample::None,
             },
         }

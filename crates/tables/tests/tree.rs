@@ -264,7 +264,7 @@ fn keyed_samples_are_counted_by_runs() {
         Sample::None,
         Sample::Keyed("a".into()),
         Sample::Keyed("b".into()),
-        Sample::Alone,
+        Sample::Single,
         Sample::Keyed("b".into()),
     ];
     for (i, sample) in samples.into_iter().enumerate() {

@@ -193,7 +193,7 @@ fn show_entry(ctx: &Ctx, opened: &Opened, path: &str) -> Result<(), Failure> {
     let e = found.entry();
     let sample = match e.sample {
         SampleRef::None => Sample { kind: "none", key: None },
-        SampleRef::Alone => Sample { kind: "alone", key: None },
+        SampleRef::Single => Sample { kind: "alone", key: None },
         SampleRef::Keyed(key) => Sample { kind: "keyed", key: Some(key) },
     };
     let row = Entry {

@@ -126,7 +126,7 @@ impl Against {
                 match e.sample {
                     SampleRef::None => continue,
                     SampleRef::Keyed(key) if open.as_deref() == Some(key) => {}
-                    SampleRef::Alone | SampleRef::Keyed(_) => {
+                    SampleRef::Single | SampleRef::Keyed(_) => {
                         at = part.entries.first_ordinal() + row as u64;
                         open = if let SampleRef::Keyed(k) = e.sample { Some(k.to_owned()) } else { None };
                     }

@@ -16,7 +16,7 @@ use crate::index::remote::{clean, next_object};
 use crate::index::walk::{Step, Walk, WalkOptions};
 use crate::progress::Total;
 use fletch_core::Hash;
-use fletch_core::manifest::pack::{Item, Keeper, Keyer, ParentPlace, Place};
+use fletch_core::manifest::pack::{Item, Keeper, Keyer, ParentLocation, Placing};
 use fletch_core::manifest::sample::SampleMatcher;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard, is_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, PartCutter};
@@ -177,14 +177,14 @@ impl<'a> Finder<'a> {
         self.compressed += u64::from(is_compressed_shard(&path));
         let mut known = found.as_ref().map(|(known, _)| known.content.clone());
         match self.keyer.next(entry.as_ref()) {
-            Place::Group(item) => self.group(&item, found.and_then(|(_, place)| place))?,
-            Place::Slices => self.sliced.push(self.rows.len()),
-            Place::Nothing => known = None,
+            Placing::Group(item) => self.group(&item, found.and_then(|(_, place)| place))?,
+            Placing::Slices => self.sliced.push(self.rows.len()),
+            Placing::Nothing => known = None,
         }
         self.push(&Row::File { path, pin, known })
     }
 
-    fn group(&mut self, item: &Item, place: Option<ParentPlace>) -> Result<(), Failure> {
+    fn group(&mut self, item: &Item, place: Option<ParentLocation>) -> Result<(), Failure> {
         let place = place.filter(|&p| self.keeper.as_mut().is_some_and(|k| k.found(p)));
         self.items.push(row_of(item, place)).map_err(|e| scratch_failed(&e))
     }
@@ -201,7 +201,7 @@ impl<'a> Finder<'a> {
         if !self.fits(&entry)? {
             return Ok(());
         }
-        if let Place::Group(item) = self.keyer.next(entry.as_ref()) {
+        if let Placing::Group(item) = self.keyer.next(entry.as_ref()) {
             self.group(&item, found.and_then(|(_, place)| place))?;
             self.total.files.fetch_add(1, Relaxed);
             self.total.bytes.fetch_add(size, Relaxed);

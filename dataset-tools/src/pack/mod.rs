@@ -35,7 +35,7 @@ use catalogue::{Catalogue, Fate, Fates, Row};
 use faults::Faults;
 use find::{Finder, Found};
 use fletch_core::Hash;
-use fletch_core::manifest::pack::{Item, Keeper, PackParams, ParentPlace};
+use fletch_core::manifest::pack::{Item, Keeper, PackParams, ParentLocation};
 use fletch_origin::{Origin, Origins};
 use fletch_tables::{Created, Fault, Written};
 use futures::stream::FuturesUnordered;
@@ -331,7 +331,7 @@ impl Run<'_> {
     /// Members that stay in chunks of the parent.
     fn stay(
         &self,
-        members: &[(Item, ParentPlace)],
+        members: &[(Item, ParentLocation)],
         lengths: &[(Hash, u32)],
         numbers: &mut [u32],
         catalogue: &Catalogue,

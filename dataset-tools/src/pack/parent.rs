@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::index::content::Content;
 use crate::index::known::{Known, trusted};
 use crate::place::Place;
-use fletch_core::manifest::pack::ParentPlace;
+use fletch_core::manifest::pack::ParentLocation;
 use fletch_core::manifest::{EntryKind, LayoutParams};
 use fletch_core::{Hash, LayoutId, Root};
 use fletch_tables::{ChunkRow, LoadedPart, ObjectRef, PinRow, Version, paths};
@@ -24,9 +24,9 @@ pub struct ParentChunks {
 }
 
 impl ParentChunks {
-    fn place(&self, chunk: Hash, offset: u32) -> Option<ParentPlace> {
+    fn place(&self, chunk: Hash, offset: u32) -> Option<ParentLocation> {
         let at = self.all.binary_search_by_key(&chunk, |c| c.0).ok()?;
-        self.there[at].then_some(ParentPlace { chunk: u32::try_from(at).ok()?, offset })
+        self.there[at].then_some(ParentLocation { chunk: u32::try_from(at).ok()?, offset })
     }
 
     /// Reads which chunks a pack has, and lists which of their objects are there.
@@ -82,7 +82,7 @@ pub struct Parent {
     local: bool,
     next_part: usize,
     open: Option<Open>,
-    head: Option<(String, Known, Option<ParentPlace>)>,
+    head: Option<(String, Known, Option<ParentLocation>)>,
     started: bool,
 }
 
@@ -158,7 +158,7 @@ impl Parent {
         Ok(true)
     }
 
-    fn next(&mut self) -> Result<Option<(String, Known, Option<ParentPlace>)>, Failure> {
+    fn next(&mut self) -> Result<Option<(String, Known, Option<ParentLocation>)>, Failure> {
         let at_ns = self.index.layout_doc().indexed_at_ns;
         loop {
             let Some(open) = &mut self.open else {
@@ -200,7 +200,7 @@ impl Parent {
     ///
     /// # Errors
     /// When the tables cannot be read.
-    pub fn find(&mut self, path: &str) -> Result<Option<(Known, Option<ParentPlace>)>, Failure> {
+    pub fn find(&mut self, path: &str) -> Result<Option<(Known, Option<ParentLocation>)>, Failure> {
         if !self.started {
             self.started = true;
             self.head = self.next()?;

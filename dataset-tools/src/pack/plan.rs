@@ -7,7 +7,7 @@ use super::sorter::{Merge, Sorted};
 use crate::failure::Failure;
 use fletch_core::manifest::LayoutParams;
 use fletch_core::manifest::pack::{
-    ChunkPlan, Fate, Item, KeepRule, Keeper, Packer, ParentPlace, SORT_ROW_BYTES,
+    ChunkPlan, Fate, Item, KeepRule, Keeper, Packer, ParentLocation, SORT_ROW_BYTES,
 };
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub const ROW_BYTES: usize = SORT_ROW_BYTES + 8;
 
 /// The row of an item.
 #[must_use]
-pub fn row_of(item: &Item, place: Option<ParentPlace>) -> [u8; ROW_BYTES] {
+pub fn row_of(item: &Item, place: Option<ParentLocation>) -> [u8; ROW_BYTES] {
     let mut row = [0xff; ROW_BYTES];
     row[..SORT_ROW_BYTES].copy_from_slice(&item.to_row());
     if let Some(p) = place {
@@ -26,23 +26,23 @@ pub fn row_of(item: &Item, place: Option<ParentPlace>) -> [u8; ROW_BYTES] {
     row
 }
 
-fn item_of(row: &[u8; ROW_BYTES]) -> (Item, Option<ParentPlace>) {
+fn item_of(row: &[u8; ROW_BYTES]) -> (Item, Option<ParentLocation>) {
     let (mut item, mut chunk, mut offset) = ([0; SORT_ROW_BYTES], [0; 4], [0; 4]);
     item.copy_from_slice(&row[..SORT_ROW_BYTES]);
     chunk.copy_from_slice(&row[SORT_ROW_BYTES..SORT_ROW_BYTES + 4]);
     offset.copy_from_slice(&row[SORT_ROW_BYTES + 4..]);
-    let place = ParentPlace { chunk: u32::from_be_bytes(chunk), offset: u32::from_be_bytes(offset) };
+    let place = ParentLocation { chunk: u32::from_be_bytes(chunk), offset: u32::from_be_bytes(offset) };
     (Item::from_row(&item), (place.chunk != u32::MAX).then_some(place))
 }
 
 /// A canonical group, and where the parent has each of its members.
-type Group = (ChunkPlan, Vec<Option<ParentPlace>>);
+type Group = (ChunkPlan, Vec<Option<ParentLocation>>);
 
 /// The canonical groups in order, each with its members' places in the parent.
 struct Groups<'a> {
     rows: Merge<'a, ROW_BYTES>,
     packer: Option<Packer>,
-    places: VecDeque<Option<ParentPlace>>,
+    places: VecDeque<Option<ParentLocation>>,
     ready: VecDeque<ChunkPlan>,
 }
 
@@ -86,7 +86,7 @@ pub enum Work {
     /// A chunk is made of these entries.
     Group(ChunkPlan),
     /// These entries stay where the parent has them.
-    Stay(Vec<(Item, ParentPlace)>),
+    Stay(Vec<(Item, ParentLocation)>),
 }
 
 /// The work of a run, in the order of the pack.

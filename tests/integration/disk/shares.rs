@@ -215,7 +215,7 @@ fn a_plain_reader_keeps_its_share_beside_a_sweep() {
     let alone = cost(false);
     assert!(alone < 1.0, "alone an epoch costs {alone} %");
     let (flag, epochs) = (AtomicBool::new(false), AtomicU64::new(0));
-    let dropped = || series(&site, "fletch_sweep_dropped_total");
+    let dropped = || series(&site, "fletch_sweep_evicted_units_total");
     thread::scope(|s| {
         let _over = Over(&flag);
         s.spawn(|| substitutes(&site.url, &flag, &epochs));

@@ -1,12 +1,10 @@
 //! A batch as a tar archive. Items that fail before their header is written are left out and
 //! listed in a last member, [`PROBLEMS`]; one that fails later cuts the connection.
 
-use super::{
-    super::{
-        body::{Broken, Piece},
-        problem::Fault,
-    },
-    Content, Item,
+use super::{Content, Item};
+use crate::http::{
+    body::{Broken, Piece},
+    problem::Fault,
 };
 use bytes::Bytes;
 use fletch_api::{Code, Problem};

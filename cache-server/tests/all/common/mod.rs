@@ -3,7 +3,7 @@
 pub mod epochs;
 
 use fletch_api::{Accounts, Code, Problem, ResolvedVersion};
-use fletch_core::manifest::pack::{Item, Keyer, Packer, Place};
+use fletch_core::manifest::pack::{Item, Keyer, Packer, Placing};
 use fletch_core::{
     Hash, Root,
     manifest::{Entry, LayoutParams, SampleRule, Slice},
@@ -127,7 +127,7 @@ impl Tree {
             let entry = Entry::file(path.as_str(), bytes.len() as u64, Hash::of(bytes));
             let place = keyer.next(entry.as_ref());
             rows.push(NewRow::indexed(entry, slices(bytes, params), &pin));
-            if let Place::Group(item) = place {
+            if let Placing::Group(item) = place {
                 items.push(item);
             }
         }

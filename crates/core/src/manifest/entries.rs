@@ -58,7 +58,7 @@ pub enum Sample {
     /// Not part of any sample.
     None,
     /// A sample by itself.
-    Alone,
+    Single,
     /// One of the neighbouring entries that share this key.
     Keyed(String),
 }
@@ -69,7 +69,7 @@ pub enum SampleRef<'a> {
     /// Not part of any sample.
     None,
     /// A sample by itself.
-    Alone,
+    Single,
     /// One of the neighbouring entries that share this key.
     Keyed(&'a str),
 }
@@ -152,7 +152,7 @@ impl Entry {
             size,
             hash: Some(hash),
             target: String::new(),
-            sample: Sample::Alone,
+            sample: Sample::Single,
         }
     }
 
@@ -196,7 +196,7 @@ impl Entry {
             target: &self.target,
             sample: match &self.sample {
                 Sample::None => SampleRef::None,
-                Sample::Alone => SampleRef::Alone,
+                Sample::Single => SampleRef::Single,
                 Sample::Keyed(k) => SampleRef::Keyed(k),
             },
         }
@@ -215,7 +215,7 @@ impl EntryRef<'_> {
             target: self.target.to_owned(),
             sample: match self.sample {
                 SampleRef::None => Sample::None,
-                SampleRef::Alone => Sample::Alone,
+                SampleRef::Single => Sample::Single,
                 SampleRef::Keyed(k) => Sample::Keyed(k.to_owned()),
             },
         }
@@ -267,7 +267,7 @@ impl EntryRef<'_> {
         }
         match self.sample {
             SampleRef::None => out.push(0),
-            SampleRef::Alone => out.push(1),
+            SampleRef::Single => out.push(1),
             SampleRef::Keyed(k) => {
                 out.push(2);
                 put_text(out, k);

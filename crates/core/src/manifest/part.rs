@@ -82,7 +82,7 @@ impl PartBuilder {
         p.hashes.push(e.hash);
         match e.sample {
             SampleRef::None => p.samples.push(0),
-            SampleRef::Alone => p.samples.push(1),
+            SampleRef::Single => p.samples.push(1),
             SampleRef::Keyed(k) => {
                 p.samples.push(2);
                 p.texts.push((row, k.into()));
@@ -156,7 +156,7 @@ impl Part {
             target: if kind == EntryKind::Symlink { text() } else { "" },
             sample: match self.samples[row] {
                 0 => SampleRef::None,
-                1 => SampleRef::Alone,
+                1 => SampleRef::Single,
                 _ => SampleRef::Keyed(text()),
             },
         }

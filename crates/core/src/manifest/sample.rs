@@ -97,7 +97,7 @@ impl SampleMatcher {
             return Sample::None;
         }
         match self.key {
-            KeyRule::File => Sample::Alone,
+            KeyRule::File => Sample::Single,
             KeyRule::Stem => stem(name).map_or(Sample::None, |k| Sample::Keyed(k.to_owned())),
         }
     }
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn globs_choose_samples() {
         let m = SampleRule::new(KeyRule::File, vec!["train/**/*.jpg".into()]).matcher().expect("glob");
-        assert_eq!(m.sample("train/a/1.jpg", EntryKind::File), Sample::Alone);
+        assert_eq!(m.sample("train/a/1.jpg", EntryKind::File), Sample::Single);
         assert_eq!(m.sample("train/a/1.txt", EntryKind::File), Sample::None);
         assert_eq!(m.sample("train/a/1.jpg", EntryKind::Symlink), Sample::None);
         assert!(SampleRule::new(KeyRule::File, vec!["a[".into()]).matcher().is_err());

@@ -46,7 +46,7 @@ pub struct Replay {
 
 /// One acknowledged entry: its leg, then lease and place in it (the order of service), and when.
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct Acknowledged {
     leg: usize,
     rank: u32,
     lease: u64,
@@ -117,7 +117,7 @@ impl Replay {
         let kept = returned_to(&ledger.events);
         let mut fits = vec![ledger.header.world];
         let mut live: BTreeMap<u64, (u32, Vec<u32>, usize)> = BTreeMap::new();
-        let mut told: Vec<Told> = Vec::new();
+        let mut told: Vec<Acknowledged> = Vec::new();
         let mut commits: BTreeMap<u64, usize> = BTreeMap::new();
         for (at, event) in (1..).zip(&ledger.events) {
             let bad = |why| BadLedger::Contradiction { at, why };
@@ -141,7 +141,7 @@ impl Replay {
                     }
                     let from = (*acked).min(upto);
                     let leg = fits.len() - 1;
-                    told.extend((from..upto).map(|place| Told {
+                    told.extend((from..upto).map(|place| Acknowledged {
                         leg,
                         rank: *rank,
                         lease: *lease,

@@ -1,7 +1,7 @@
 //! Fletch's own policy: `fletch_core::order::sweep`, unchanged, with this file as its
 //! store.
 
-use super::{Arm, Granted, Net, key, strict::Alone};
+use super::{Arm, Granted, Net, key, strict::DirectReads};
 use crate::{Case, books::Books, case::Reader, servers::Servers};
 use fletch_core::{
     order::{
@@ -27,7 +27,7 @@ struct Seated {
     queue: PickQueue,
     /// When the bytes of planned range reads arrive, and when they were asked.
     ranges: BTreeMap<u32, (f64, f64)>,
-    strict: Option<Alone>,
+    strict: Option<DirectReads>,
     epochs: u64,
 }
 
@@ -59,7 +59,7 @@ impl Fletch {
             subscriber: None,
             queue: PickQueue::default(),
             ranges: BTreeMap::new(),
-            strict: (spec.reader == Reader::Strict).then(|| Alone::new(case, j)),
+            strict: (spec.reader == Reader::Strict).then(|| DirectReads::new(case, j)),
             epochs: 0,
         };
         let make = if recorded { SweepPolicy::recorded } else { SweepPolicy::new };

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 /// One strict job.
 #[derive(Debug)]
-pub(super) struct Alone {
+pub(super) struct DirectReads {
     budget: u64,
     block: u32,
     sizes: Vec<u32>,
@@ -29,10 +29,10 @@ pub(super) struct Alone {
     actions: Vec<CacheAction>,
 }
 
-impl Alone {
+impl DirectReads {
     pub(super) fn new(case: &Case, j: usize) -> Self {
         let spec = &case.jobs[j];
-        Alone {
+        DirectReads {
             budget: spec.prefetch,
             block: spec.block,
             sizes: case.units.clone(),

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use fletch_core::manifest::pack::{Item, Keyer, Packer, Place};
+use fletch_core::manifest::pack::{Item, Keyer, Packer, Placing};
 use fletch_core::manifest::{CHUNK_BYTES_MAX, Entry, LayoutParams, SampleRule, Slice};
 use fletch_core::{Hash, Kind, LayoutId, Root};
 use fletch_tables::{Created, NewRow, PinRow, SourceError, Table, TableRange, TableSource, TablesWriter};
@@ -153,7 +153,7 @@ impl Dataset {
         let mut keyer = Keyer::new(&params);
         let mut items: Vec<Item> = Vec::new();
         for row in &index.rows {
-            if let Place::Group(item) = keyer.next(row.entry.as_ref()) {
+            if let Placing::Group(item) = keyer.next(row.entry.as_ref()) {
                 items.push(item);
             }
         }

@@ -31,7 +31,7 @@ impl KeepRule {
 
 /// Where an unchanged entry lies in the parent's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ParentPlace {
+pub struct ParentLocation {
     /// Which chunk of the parent, as numbered for [`Keeper::new`].
     pub chunk: u32,
     /// Where in it the entry begins.
@@ -59,7 +59,7 @@ pub enum Fate {
     /// The old chunks stay.
     Keep {
         /// Members that stay where the parent has them.
-        inside: Vec<(Item, ParentPlace)>,
+        inside: Vec<(Item, ParentLocation)>,
         /// Members that go to a [`super::Packer`] of what lies outside, in order.
         outside: Vec<Item>,
     },
@@ -76,13 +76,13 @@ pub struct Keeper {
     live: Vec<u32>,
 }
 
-type Row = (Member, Option<ParentPlace>);
+type Row = (Member, Option<ParentLocation>);
 
 fn samples(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
     rows.chunk_by(|a, b| a.0.item.key == b.0.item.key)
 }
 
-fn rows(plan: &ChunkPlan, places: &[Option<ParentPlace>]) -> Vec<Row> {
+fn rows(plan: &ChunkPlan, places: &[Option<ParentLocation>]) -> Vec<Row> {
     plan.members.iter().copied().zip(places.iter().copied().chain(std::iter::repeat(None))).collect()
 }
 
@@ -99,7 +99,7 @@ impl Keeper {
     /// each such entry, before the first survey. False when there is no such chunk: the entry
     /// then counts as new.
     #[must_use]
-    pub fn found(&mut self, place: ParentPlace) -> bool {
+    pub fn found(&mut self, place: ParentLocation) -> bool {
         match self.live.get_mut(place.chunk as usize) {
             Some(n) => {
                 *n += 1;
@@ -112,7 +112,7 @@ impl Keeper {
     /// Looks at one group. `places` are those of its members, in order: `None` for an entry that
     /// is new or has changed.
     #[must_use]
-    pub fn survey(&self, plan: &ChunkPlan, places: &[Option<ParentPlace>]) -> Survey {
+    pub fn survey(&self, plan: &ChunkPlan, places: &[Option<ParentLocation>]) -> Survey {
         let rows = rows(plan, places);
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let outside = if self.same(plan, &rows).is_some() {
@@ -150,7 +150,7 @@ impl Keeper {
 
     /// What becomes of one group, given the decision for it.
     #[must_use]
-    pub fn fate(&self, plan: &ChunkPlan, places: &[Option<ParentPlace>], write: bool) -> Fate {
+    pub fn fate(&self, plan: &ChunkPlan, places: &[Option<ParentLocation>], write: bool) -> Fate {
         let rows = rows(plan, places);
         if let Some(chunk) = self.same(plan, &rows) {
             return Fate::Same(chunk);
@@ -197,7 +197,7 @@ impl Keeper {
     fn same(&self, plan: &ChunkPlan, rows: &[Row]) -> Option<u32> {
         let chunk = rows.first()?.1?.chunk;
         let fits = self.len.get(chunk as usize) == Some(&plan.len)
-            && rows.iter().all(|(m, p)| *p == Some(ParentPlace { chunk, offset: m.offset }));
+            && rows.iter().all(|(m, p)| *p == Some(ParentLocation { chunk, offset: m.offset }));
         fits.then_some(chunk)
     }
 }

@@ -69,7 +69,7 @@ impl Item {
 
 /// How a pack places an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Placing {
     /// It has no bytes and no placement: links, empty directories, empty files.
     Nothing,
     /// It is grouped with others.
@@ -96,13 +96,13 @@ impl Keyer {
 
     /// The place of the next entry. Entries of one sample share the key of the first of them,
     /// whatever its size or kind of place.
-    pub fn next(&mut self, e: EntryRef<'_>) -> Place {
+    pub fn next(&mut self, e: EntryRef<'_>) -> Placing {
         let ordinal = self.ordinal;
         self.ordinal += 1;
         let key = match e.sample {
             // An entry of no sample may lie between those of one: `1.cls`, `1.d/notes`, `1.jpg`.
             SampleRef::None => GroupKey::of(e.path),
-            SampleRef::Alone => {
+            SampleRef::Single => {
                 self.run = None;
                 GroupKey::of(e.path)
             }
@@ -119,11 +119,11 @@ impl Keyer {
             }
         };
         if !e.kind.has_bytes() || e.size == 0 {
-            return Place::Nothing;
+            return Placing::Nothing;
         }
         match u32::try_from(e.size) {
-            Ok(len) if len <= self.slice_bytes => Place::Group(Item { key, ordinal, len }),
-            _ => Place::Slices,
+            Ok(len) if len <= self.slice_bytes => Placing::Group(Item { key, ordinal, len }),
+            _ => Placing::Slices,
         }
     }
 }

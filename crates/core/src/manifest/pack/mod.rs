@@ -27,8 +27,8 @@ mod key;
 mod tests;
 
 pub use group::{BadItem, ChunkPlan, Member, Packer};
-pub use keep::{Fate, KeepRule, Keeper, ParentPlace, Survey};
-pub use key::{GroupKey, Item, Keyer, Place, SORT_ROW_BYTES};
+pub use keep::{Fate, KeepRule, Keeper, ParentLocation, Survey};
+pub use key::{GroupKey, Item, Keyer, Placing, SORT_ROW_BYTES};
 
 use super::CHUNK_BYTES_MAX;
 use serde::{Deserialize, Serialize};

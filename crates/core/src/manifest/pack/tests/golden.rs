@@ -2,7 +2,7 @@
 
 use super::pack_all;
 use crate::manifest::layout::layout_id;
-use crate::manifest::pack::{Keyer, Place};
+use crate::manifest::pack::{Keyer, Placing};
 use crate::manifest::{Entry, EntryKind, LayoutKind, LayoutParams, PackParams, Sample};
 use crate::{Hash, Root};
 
@@ -13,7 +13,7 @@ const LAYOUT_IDS: &str = include_str!("../../../../../../tests/golden/pack/layou
 fn entry(line: &str) -> Entry {
     let f: Vec<&str> = line.split('\t').collect();
     let sample = match f[3] {
-        "alone" => Sample::Alone,
+        "alone" => Sample::Single,
         "none" => Sample::None,
         key => Sample::Keyed(key.into()),
     };
@@ -29,9 +29,9 @@ fn grouping_is_the_documented_one() {
     let mut sliced = 0;
     for line in ENTRIES.lines() {
         match keyer.next(entry(line).as_ref()) {
-            Place::Group(item) => items.push(item),
-            Place::Slices => sliced += 1,
-            Place::Nothing => {}
+            Placing::Group(item) => items.push(item),
+            Placing::Slices => sliced += 1,
+            Placing::Nothing => {}
         }
     }
     assert!(sliced > 5, "the golden tree has large files");

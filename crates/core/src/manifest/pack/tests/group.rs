@@ -3,7 +3,7 @@
 use super::{Rng, key, pack_all};
 use crate::Hash;
 use crate::manifest::pack::{
-    BadItem, ChunkPlan, GroupKey, Item, Keyer, PackParams, Packer, Place, SORT_ROW_BYTES,
+    BadItem, ChunkPlan, GroupKey, Item, Keyer, PackParams, Packer, Placing, SORT_ROW_BYTES,
 };
 use crate::manifest::{CHUNK_BYTES_MAX, Entry, EntryKind, LayoutParams, Sample};
 use proptest::prelude::*;
@@ -181,25 +181,25 @@ fn a_sample_shares_the_key_of_its_first_entry() {
         member("t.tar\0x/1.cls", "x/1"),
     ];
     let mut keyer = Keyer::new(&LayoutParams::PACK);
-    let got: Vec<Place> = entries.iter().map(|e| keyer.next(e.as_ref())).collect();
-    let group = |ordinal, first: &str, len| Place::Group(Item { key: GroupKey::of(first), ordinal, len });
+    let got: Vec<Placing> = entries.iter().map(|e| keyer.next(e.as_ref())).collect();
+    let group = |ordinal, first: &str, len| Placing::Group(Item { key: GroupKey::of(first), ordinal, len });
     let want = [
         group(0, "a/1.cls", 2),
         group(1, "a/1.d/notes", 7),
-        Place::Nothing,
+        Placing::Nothing,
         group(3, "a/1.cls", 9),
-        Place::Slices,
+        Placing::Slices,
         group(5, "a/1.cls", 4 << 20),
-        Place::Slices,
+        Placing::Slices,
         group(7, "a/2.mp4", 3),
         group(8, "a/README", 7),
         group(9, "b", 7),
-        Place::Nothing,
-        Place::Nothing,
-        Place::Slices,
+        Placing::Nothing,
+        Placing::Nothing,
+        Placing::Slices,
         group(13, "s.tar\0x/1.cls", 9),
         group(14, "s.tar\0x/1.cls", 9),
-        Place::Slices,
+        Placing::Slices,
         group(16, "t.tar\0x/1.cls", 9),
     ];
     assert_eq!(got, want);

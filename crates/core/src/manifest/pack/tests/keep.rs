@@ -3,7 +3,7 @@
 use super::{Rng, key, pack_all};
 use crate::Hash;
 use crate::manifest::layout::layout_id;
-use crate::manifest::pack::{ChunkPlan, Fate, Item, KeepRule, Keeper, Packer, ParentPlace, Survey};
+use crate::manifest::pack::{ChunkPlan, Fate, Item, KeepRule, Keeper, Packer, ParentLocation, Survey};
 use crate::manifest::{Entry, LayoutParams, PartCutter, Placed, SampleRule, Slice, root};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ type Chunk = Vec<(u32, u32, u64)>;
 struct Packed {
     chunks: Vec<Chunk>,
     /// Where each entry is.
-    places: BTreeMap<u64, ParentPlace>,
+    places: BTreeMap<u64, ParentLocation>,
     /// Bytes written that the parent did not have.
     written: u64,
     outside: usize,
@@ -39,7 +39,7 @@ fn pack(rule: KeepRule, tree: &Tree, parent: &Packed) -> Packed {
     let same = |i: u64| parent.tree.get(&i).is_some_and(|old| (old.1, old.2) == (tree[&i].1, tree[&i].2));
     let place = |i: &Item| parent.places.get(&i.ordinal).copied().filter(|_| same(i.ordinal));
     let places =
-        |p: &ChunkPlan| p.members.iter().map(|m| place(&m.item)).collect::<Vec<Option<ParentPlace>>>();
+        |p: &ChunkPlan| p.members.iter().map(|m| place(&m.item)).collect::<Vec<Option<ParentLocation>>>();
     for at in plans.iter().flat_map(&places).flatten() {
         assert!(keeper.found(at));
     }
@@ -65,7 +65,7 @@ fn pack(rule: KeepRule, tree: &Tree, parent: &Packed) -> Packed {
                 if new == next {
                     out.chunks.push(chunk.clone());
                 }
-                out.places.insert(item.ordinal, ParentPlace { chunk: new, offset: at.offset });
+                out.places.insert(item.ordinal, ParentLocation { chunk: new, offset: at.offset });
             }
             expect_outside += survey.outside as usize;
             for i in outside {
@@ -95,7 +95,7 @@ fn place_plan(out: &mut Packed, plan: &ChunkPlan, fate: &Fate, parent: &Packed, 
     }
     let number = out.chunks.len() as u32;
     for m in &plan.members {
-        let at = ParentPlace { chunk: number, offset: m.offset };
+        let at = ParentLocation { chunk: number, offset: m.offset };
         assert!(out.places.insert(m.item.ordinal, at).is_none(), "placed once");
     }
     out.chunks.push(chunk);
@@ -254,15 +254,15 @@ fn a_home_is_a_home_to_one_group() {
     let params = LayoutParams::PACK;
     let items: Vec<Item> = (0..20).map(|i| Item { key: key(i), ordinal: i, len: 512 }).collect();
     let plan = pack_all(&params, items).remove(0);
-    let places: Vec<Option<ParentPlace>> =
-        (0..20).map(|i| Some(ParentPlace { chunk: 0, offset: (20 - i) * 512 })).collect();
+    let places: Vec<Option<ParentLocation>> =
+        (0..20).map(|i| Some(ParentLocation { chunk: 0, offset: (20 - i) * 512 })).collect();
     let survey = |strangers: usize, parent_len: u32| {
         let mut keeper = Keeper::new(KeepRule::DEFAULT, &params, vec![parent_len]);
-        let stranger = Some(ParentPlace { chunk: 0, offset: 0 });
+        let stranger = Some(ParentLocation { chunk: 0, offset: 0 });
         for at in places.iter().chain(std::iter::repeat_n(&stranger, strangers)).flatten() {
             assert!(keeper.found(*at));
         }
-        assert!(!keeper.found(ParentPlace { chunk: 1, offset: 0 }), "no such chunk");
+        assert!(!keeper.found(ParentLocation { chunk: 1, offset: 0 }), "no such chunk");
         keeper.survey(&plan, &places)
     };
     assert_eq!(survey(0, 21 * 512).outside, 0, "the stranger is dead");
@@ -276,8 +276,8 @@ fn a_torn_sample_is_outside() {
     let params = LayoutParams::PACK;
     let items = (0..2).map(|ordinal| Item { key: key(1), ordinal, len: 512 }).collect();
     let plan = pack_all(&params, items).remove(0);
-    let places: Vec<Option<ParentPlace>> =
-        (0..2).map(|chunk| Some(ParentPlace { chunk, offset: 0 })).collect();
+    let places: Vec<Option<ParentLocation>> =
+        (0..2).map(|chunk| Some(ParentLocation { chunk, offset: 0 })).collect();
     let mut keeper = Keeper::new(KeepRule::DEFAULT, &params, vec![512; 2]);
     places.iter().flatten().for_each(|at| assert!(keeper.found(*at)));
     assert_eq!(keeper.survey(&plan, &places), Survey { samples: 1, outside: 1, bytes: 1024 });

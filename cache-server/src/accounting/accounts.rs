@@ -1,0 +1,247 @@
+//! I8: bytes counted once, where they are handed to a connection.
+//!
+//! Per (domain, tenant, job, root) one [`Tally`] of counters by component and tier; a request
+//! looks its tally up once and then only adds. When a job expires its sums move to the job
+//! [`EXPIRED`], so that sums over jobs stay exact and memory stays bounded.
+
+use super::LiveJob;
+use fletch_api::{Account, AccountKey, ByteResult, ByteTier};
+use fletch_core::{DatasetName, Domain, JobName, Root, Tenant};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// The job that expired jobs' sums are kept under.
+pub const EXPIRED: &str = "expired";
+
+/// What asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Component {
+    /// A FUSE mount.
+    Mount = 0,
+    /// A training loader.
+    Loader = 1,
+    /// A command of a person.
+    Cli = 2,
+    /// Another server.
+    Peer = 3,
+    /// Anything else.
+    Other = 4,
+}
+
+/// The words of [`Component`], by its number.
+pub const COMPONENTS: [&str; 5] = ["mount", "loader", "cli", "peer", "other"];
+
+impl Component {
+    /// What a `Fletch-Component` header means.
+    #[must_use]
+    pub fn from_word(word: &str) -> Self {
+        match word {
+            "mount" => Component::Mount,
+            "loader" => Component::Loader,
+            "cli" => Component::Cli,
+            "peer" => Component::Peer,
+            _ => Component::Other,
+        }
+    }
+}
+
+/// What delivering a byte meant for the origin, and where it came from.
+pub type Cost = (ByteResult, ByteTier);
+
+/// Every cost there is, by its place in a tally.
+pub const TIERS: [Cost; 11] = [
+    (ByteResult::Hit, ByteTier::Memory),
+    (ByteResult::Hit, ByteTier::Disk),
+    (ByteResult::Hit, ByteTier::Flight),
+    (ByteResult::Substituted, ByteTier::Memory),
+    (ByteResult::Substituted, ByteTier::Disk),
+    (ByteResult::Substituted, ByteTier::Flight),
+    (ByteResult::Miss, ByteTier::Memory),
+    (ByteResult::Miss, ByteTier::Disk),
+    (ByteResult::Miss, ByteTier::Flight),
+    (ByteResult::Miss, ByteTier::Origin),
+    (ByteResult::Bypass, ByteTier::Origin),
+];
+
+/// The counters of one (domain, tenant, job, root).
+#[derive(Debug)]
+pub struct Tally {
+    dataset: DatasetName,
+    label: Arc<str>,
+    bytes: [[AtomicU64; TIERS.len()]; COMPONENTS.len()],
+}
+
+impl Tally {
+    fn new(dataset: DatasetName, label: Arc<str>) -> Self {
+        Tally { dataset, label, bytes: Default::default() }
+    }
+
+    /// Counts `n` bytes handed to a connection.
+    pub fn add(&self, component: Component, cost: Cost, n: u64) {
+        let tier = TIERS.iter().position(|c| *c == cost).unwrap_or(0);
+        self.bytes[component as usize][tier].fetch_add(n, Relaxed);
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Of {
+    domain: Domain,
+    tenant: Tenant,
+    job: JobName,
+    root: Root,
+}
+
+/// Bytes by what metrics may show.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Row {
+    /// Who is charged.
+    pub tenant: Tenant,
+    /// The job's label.
+    pub job: Arc<str>,
+    /// Of which dataset.
+    pub dataset: DatasetName,
+    /// What asked.
+    pub component: &'static str,
+    /// At which cost.
+    pub result: ByteResult,
+    /// From where.
+    pub tier: ByteTier,
+}
+
+/// All accounts.
+#[derive(Debug, Default)]
+pub struct Accounts {
+    tallies: RwLock<HashMap<Of, Arc<Tally>>>,
+    table_bytes: AtomicU64,
+}
+
+impl Accounts {
+    /// The tally of a job's reads of a version; `dataset` is what metrics call the version.
+    pub fn tally(&self, domain: &Domain, job: &LiveJob, root: Root, dataset: &DatasetName) -> Arc<Tally> {
+        let of = Of { domain: domain.clone(), tenant: job.tenant.clone(), job: job.name.clone(), root };
+        if let Some(t) = self.tallies.read().unwrap_or_else(PoisonError::into_inner).get(&of) {
+            return Arc::clone(t);
+        }
+        let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Tally::new(dataset.clone(), Arc::clone(&job.label)));
+        Arc::clone(tallies.entry(of).or_insert_with(new))
+    }
+
+    /// Counts bytes of version tables.
+    pub fn add_table_bytes(&self, n: u64) {
+        self.table_bytes.fetch_add(n, Relaxed);
+    }
+
+    /// Bytes of version tables.
+    #[must_use]
+    pub fn table_bytes(&self) -> u64 {
+        self.table_bytes.load(Relaxed)
+    }
+
+    /// The accounts of some domains and tenants, in order, without empty ones.
+    #[must_use]
+    pub fn list(&self, wanted: impl Fn(&Domain, &Tenant) -> bool) -> Vec<Account> {
+        let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
+        let mut out = Vec::new();
+        for (of, tally) in tallies.iter().filter(|(of, _)| wanted(&of.domain, &of.tenant)) {
+            for (i, (result, tier)) in TIERS.into_iter().enumerate() {
+                let bytes = tally.bytes.iter().map(|c| c[i].load(Relaxed)).sum();
+                if bytes > 0 {
+                    let Of { domain, tenant, job, root } = of.clone();
+                    out.push(Account { key: AccountKey { domain, tenant, job, root, result, tier }, bytes });
+                }
+            }
+        }
+        out.sort_by(|a, b| a.key.cmp(&b.key));
+        out
+    }
+
+    /// Sums by what metrics may show, without empty ones.
+    #[must_use]
+    pub fn rows(&self) -> Vec<(Row, u64)> {
+        let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
+        let mut rows: HashMap<Row, u64> = HashMap::new();
+        for (of, tally) in tallies.iter() {
+            for (component, tiers) in COMPONENTS.into_iter().zip(&tally.bytes) {
+                for ((result, tier), n) in TIERS.into_iter().zip(tiers) {
+                    let n = n.load(Relaxed);
+                    if n > 0 {
+                        let row = Row {
+                            tenant: of.tenant.clone(),
+                            job: Arc::clone(&tally.label),
+                            dataset: tally.dataset.clone(),
+                            component,
+                            result,
+                            tier,
+                        };
+                        *rows.entry(row).or_default() += n;
+                    }
+                }
+            }
+        }
+        let mut rows: Vec<_> = rows.into_iter().collect();
+        rows.sort();
+        rows
+    }
+
+    /// Moves the sums of jobs that are no longer live to the job [`EXPIRED`].
+    pub fn fold(&self, is_live: impl Fn(&Tenant, &JobName) -> bool) {
+        let Ok(expired) = JobName::new(EXPIRED) else { return };
+        let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
+        let over = |of: &Of, tally: &Arc<Tally>| {
+            // A request that still holds it will add to it: it is folded another time.
+            of.job != expired && !is_live(&of.tenant, &of.job) && Arc::strong_count(tally) == 1
+        };
+        let folded: Vec<_> = tallies.extract_if(|of, tally| over(of, tally)).collect();
+        for (of, tally) in folded {
+            let to = Of { job: expired.clone(), ..of };
+            let new = || Arc::new(Tally::new(tally.dataset.clone(), EXPIRED.into()));
+            let into = tallies.entry(to).or_insert_with(new);
+            for (a, b) in into.bytes.iter().flatten().zip(tally.bytes.iter().flatten()) {
+                a.fetch_add(b.load(Relaxed), Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LiveJobs;
+    use super::*;
+    use fletch_core::Hash;
+    use std::time::Duration;
+
+    #[test]
+    fn i8_sums_stay_exact_when_jobs_expire() {
+        let (accounts, jobs) = (Accounts::default(), LiveJobs::new(10_000, Duration::from_nanos(1)));
+        let (domain, tenant) = (Domain::default_domain(), Tenant::default_tenant());
+        let (root, dataset) = (Root(Hash::of(b"r")), DatasetName::new("d").expect("name"));
+        for i in 0..1200u64 {
+            let name = JobName::new(&format!("j{i}")).expect("name");
+            let job = jobs.touch(&tenant, &name, 0).expect("job");
+            let tally = accounts.tally(&domain, &job, root, &dataset);
+            tally.add(Component::Mount, (ByteResult::Hit, ByteTier::Memory), i);
+            tally.add(Component::Other, (ByteResult::Miss, ByteTier::Origin), 1);
+        }
+        let sum = |rows: &[Account]| rows.iter().map(|a| a.bytes).sum::<u64>();
+        let want = 1199 * 1200 / 2 + 1200;
+        let mine = |d: &Domain, t: &Tenant| (d, t) == (&domain, &tenant);
+        let before = accounts.list(mine);
+        assert_eq!((before.len(), sum(&before)), (2399, want), "one row a job and tier but j0's empty one");
+        let rows = accounts.rows();
+        assert!(rows.len() <= 2 * (super::super::live_jobs::LABELS_MAX + 1));
+        assert_eq!(rows.iter().map(|(_, n)| n).sum::<u64>(), want);
+        assert_eq!(jobs.expire(5), 1200);
+        accounts.fold(|tenant, job| jobs.is_live(tenant, job));
+        let after = accounts.list(mine);
+        assert_eq!((after.len(), sum(&after)), (2, want));
+        assert!(after.iter().all(|a| a.key.job.as_str() == EXPIRED));
+        assert!(accounts.list(|d, _| *d != domain).is_empty(), "I7");
+    }
+}

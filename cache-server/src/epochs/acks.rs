@@ -1,0 +1,116 @@
+//! What was consumed, and what is still held.
+
+use super::{Epoch, Inner};
+use crate::epochs::JobError;
+use fletch_api::{
+    EpochState,
+    epochs::{ACKS_MAX, Ack, Acked, Acks},
+};
+use fletch_core::delivery::{Event, lease::LeaseError};
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Epoch {
+    /// Acks and renewals. All of it or nothing.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub async fn acks(&self, ask: &Acks) -> Result<Acked, JobError> {
+        let (mut answer, upto) = self.acks_now(ask)?;
+        self.ledger.durable(upto).await?;
+        answer.ttl_ms = self.setup.ttl_ms();
+        Ok(answer)
+    }
+
+    fn acks_now(&self, ask: &Acks) -> Result<(Acked, u64), JobError> {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        self.is_open(inner)?;
+        let mut events = self.expire_due(inner);
+        if let Err(e) = self.check(inner, ask.rank, &ask.acks, &ask.renew) {
+            self.ledger.append(&events);
+            return Err(e);
+        }
+        let entries = self.apply(inner, ask.rank, &ask.acks, &mut events)?;
+        let gone = self.renew(inner, ask.rank, &ask.renew);
+        let finished = inner.state == EpochState::Finished;
+        Ok((Acked { entries, gone, ttl_ms: 0, finished }, self.ledger.append(&events)))
+    }
+
+    /// Whether all acks could be applied.
+    pub(super) fn check(
+        &self,
+        inner: &Inner,
+        rank: u32,
+        acks: &[Ack],
+        renew: &[u64],
+    ) -> Result<(), JobError> {
+        let ranks = inner.leases.world().ranks;
+        if rank >= ranks {
+            return Err(LeaseError::Rank { rank, ranks }.into());
+        }
+        if acks.len() > ACKS_MAX || renew.len() > ACKS_MAX {
+            return Err(JobError::Request(format!("more than {ACKS_MAX} acks or renewals in one request")));
+        }
+        for a in acks {
+            let (owner, entries) = match (inner.leases.lease(a.lease), inner.settled.get(&a.lease)) {
+                (Some(l), _) => (l.request.rank, u32::try_from(l.entries.len()).unwrap_or(u32::MAX)),
+                (None, Some(&settled)) => settled,
+                (None, None) => return Err(LeaseError::Gone(a.lease).into()),
+            };
+            if owner != rank {
+                return Err(LeaseError::Foreign { lease: a.lease, owner, rank }.into());
+            }
+            if a.upto > entries {
+                return Err(LeaseError::Beyond { lease: a.lease, entries, upto: a.upto }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies acks that were checked; how many entries became acknowledged.
+    pub(super) fn apply(
+        &self,
+        inner: &mut Inner,
+        rank: u32,
+        acks: &[Ack],
+        events: &mut Vec<Event>,
+    ) -> Result<u64, JobError> {
+        let (mut entries, expires) = (0, self.expires_ms());
+        for a in acks {
+            let t = &mut inner.times;
+            for b in &a.batches {
+                t.batches += 1;
+                t.waited_ns = t.waited_ns.saturating_add(b.waited_ns);
+                t.prepared_ns = t.prepared_ns.saturating_add(b.prepared_ns);
+                t.stepped_ns = t.stepped_ns.saturating_add(b.stepped_ns);
+            }
+            let Some(l) = inner.leases.lease(a.lease) else { continue };
+            let len = u32::try_from(l.entries.len()).unwrap_or(u32::MAX);
+            let newly = l.entries.get(l.acked as usize..a.upto as usize).unwrap_or_default().to_vec();
+            let Some(event) = inner.leases.ack(rank, a.lease, a.upto)? else { continue };
+            entries += newly.len() as u64;
+            inner.note_acked(&newly);
+            events.push(event);
+            if inner.leases.lease(a.lease).is_none() {
+                inner.settle(a.lease, rank, len);
+            } else {
+                inner.leases.renew_one(rank, a.lease, expires);
+            }
+        }
+        if entries > 0 {
+            self.setup.context.counts.acked.fetch_add(entries, Relaxed);
+            self.changed.notify_waiters();
+            self.end_if_over(inner, events);
+        }
+        Ok(entries)
+    }
+
+    pub(super) fn renew(&self, inner: &mut Inner, rank: u32, renew: &[u64]) -> Vec<u64> {
+        let expires = self.expires_ms();
+        let gone = renew
+            .iter()
+            .copied()
+            .filter(|&l| !inner.leases.renew_one(rank, l, expires) && !inner.settled.contains_key(&l));
+        gone.collect()
+    }
+}

@@ -1,0 +1,43 @@
+//! What the server gives to jobs and their epochs, and what it counts of them.
+
+use crate::{prefetch::PrefetchContext, sweep::SweepContext};
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::{Duration, Instant},
+};
+use tokio_util::task::TaskTracker;
+
+/// What all jobs of a server share.
+pub struct JobContext {
+    /// What sweeps share.
+    pub sweep: Arc<SweepContext>,
+    /// What prefetchers share.
+    pub prefetch: Arc<PrefetchContext>,
+    /// Owns the jobs' tasks.
+    pub tasks: TaskTracker,
+    /// How long a lease lives without a sign of life.
+    pub lease_ttl: Duration,
+    /// Most bytes of one epoch's ledger.
+    pub ledger_bytes: u64,
+    /// How long a job stays open without a request.
+    pub job_ttl: Duration,
+    /// When the server started.
+    pub since: Instant,
+    /// Totals since the server started.
+    pub counts: EpochCounts,
+}
+
+/// Totals of all epochs since the server started.
+#[derive(Debug, Default)]
+pub struct EpochCounts {
+    /// Entries granted, entries granted again included.
+    pub granted: AtomicU64,
+    /// Entries acknowledged.
+    pub acked: AtomicU64,
+    /// Entries whose lease expired.
+    pub expired: AtomicU64,
+    /// Finished epochs that were shuffled well.
+    pub well: AtomicU64,
+    /// Finished epochs whose certificate says that they were shuffled poorly.
+    pub poor: AtomicU64,
+}

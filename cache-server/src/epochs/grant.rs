@@ -1,0 +1,192 @@
+//! Granting leases: which entries a rank gets for a request, durable before it is answered.
+
+use super::{Epoch, Inner, JobError};
+use crate::sweep::DeliveryClass;
+use fletch_api::{
+    LeaseRequest,
+    epochs::{Ack, GrantStatus, WANT_MAX},
+};
+use fletch_core::{
+    delivery::{Event, Request, Room},
+    plan::Item,
+};
+use std::{sync::atomic::Ordering::Relaxed, time::Instant};
+
+/// What a lease request came to.
+#[derive(Debug, Clone)]
+pub struct Granted {
+    /// What came of it.
+    pub status: GrantStatus,
+    /// The lease; 0 without one.
+    pub lease: u64,
+    /// Whether the same request had it before.
+    pub again: bool,
+    /// Its entries, and what each is.
+    pub entries: Vec<(u32, Item, DeliveryClass)>,
+    /// What the rank may still be granted.
+    pub left: u64,
+}
+
+/// A request that must wait for somebody's ack.
+enum Step {
+    Answer(Granted, u64),
+    Wait(Granted, u64),
+}
+
+impl Epoch {
+    /// The next entries of a worker. Held back until `until` while there is hope of an ack.
+    ///
+    /// # Errors
+    /// [`JobError`]; nothing was granted.
+    pub async fn lease(&self, ask: &LeaseRequest, until: Instant) -> Result<Granted, JobError> {
+        Self::can_want(ask)?;
+        let mut acks: &[Ack] = &ask.acks;
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let step = self.step(ask, acks)?;
+            acks = &[];
+            let (answer, upto) = match step {
+                Step::Wait(answer, upto) if Instant::now() < until => {
+                    self.ledger.durable(upto).await?;
+                    if tokio::time::timeout_at(until.into(), changed).await.is_ok() {
+                        continue;
+                    }
+                    (answer, upto)
+                }
+                Step::Wait(answer, upto) | Step::Answer(answer, upto) => (answer, upto),
+            };
+            self.ledger.durable(upto).await?;
+            return Ok(answer);
+        }
+    }
+
+    /// Whether a lease has as many entries as this wants.
+    ///
+    /// # Errors
+    /// [`JobError::Request`].
+    pub fn can_want(ask: &LeaseRequest) -> Result<(), JobError> {
+        if (1..=WANT_MAX).contains(&ask.want) {
+            return Ok(());
+        }
+        Err(JobError::Request(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)))
+    }
+
+    fn step(&self, ask: &LeaseRequest, acks: &[Ack]) -> Result<Step, JobError> {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        self.is_open(inner)?;
+        let mut events = self.expire_due(inner);
+        let request = Request { rank: ask.rank, worker: ask.worker, sequence: ask.sequence };
+        let checked = self
+            .check(inner, ask.rank, acks, &ask.renew)
+            .and_then(|()| Ok(inner.leases.room(request, ask.want, self.held_max())?));
+        if let Err(e) = checked {
+            self.ledger.append(&events);
+            return Err(e);
+        }
+        let step = self.answer(inner, ask, request, acks, &mut events);
+        // Whatever came of it: what was applied is written.
+        let upto = self.ledger.append(&events);
+        step.map(|s| match s {
+            Step::Answer(g, _) => Step::Answer(g, upto),
+            Step::Wait(g, _) => Step::Wait(g, upto),
+        })
+    }
+
+    fn answer(
+        &self,
+        inner: &mut Inner,
+        ask: &LeaseRequest,
+        request: Request,
+        acks: &[Ack],
+        events: &mut Vec<Event>,
+    ) -> Result<Step, JobError> {
+        self.apply(inner, ask.rank, acks, events)?;
+        self.renew(inner, ask.rank, &ask.renew);
+        if self.at_most_once() {
+            // Whoever asks for more has what it asked for before, or will not ask for it again.
+            let before =
+                |r: &Request| (r.rank, r.worker) == (ask.rank, ask.worker) && r.sequence < ask.sequence;
+            self.deliver(inner, |l| before(&l.request), events);
+        }
+        let room = inner.leases.room(request, ask.want, self.held_max())?;
+        let none = |inner: &Inner, status| Granted {
+            status,
+            lease: 0,
+            again: false,
+            entries: Vec::new(),
+            left: inner.leases.left(ask.rank),
+        };
+        Ok(match room {
+            Room::Again(lease) => Step::Answer(self.granted(inner, lease, true), 0),
+            Room::Done if inner.leases.held(ask.rank) > 0 => Step::Answer(none(inner, GrantStatus::Last), 0),
+            Room::Done => Step::Answer(none(inner, GrantStatus::Done), 0),
+            Room::Full => Step::Wait(none(inner, GrantStatus::Full), 0),
+            Room::Grant(n) => {
+                if self.is_full() {
+                    return Err(JobError::LedgerFull {
+                        epoch: self.number(),
+                        most: self.setup.context.ledger_bytes,
+                    });
+                }
+                let lease = self.grant(inner, request, n, events)?;
+                Step::Answer(self.granted(inner, lease, false), 0)
+            }
+        })
+    }
+
+    /// The order chooses, and the leases note it.
+    fn grant(
+        &self,
+        inner: &mut Inner,
+        request: Request,
+        n: u32,
+        events: &mut Vec<Event>,
+    ) -> Result<u64, JobError> {
+        self.start_prefetch(inner);
+        let (entries, mut classes, from) = inner.order.choose(self, &inner.leases, request.rank, n);
+        let event = inner.leases.grant(request, entries, n, self.expires_ms())?;
+        let lease = inner.leases.last_id();
+        inner.order.granted(lease, request.rank, from);
+        if let Event::Grant { entries, .. } = &event {
+            if let Some(ahead) = &inner.prefetcher {
+                ahead.granted(entries);
+            }
+            // Pads that filled up.
+            classes.resize(entries.len(), DeliveryClass::Exact);
+            for &e in entries {
+                let unit = self.setup.samples.unit(self.schedule.item(e).sample);
+                inner.shuffles[request.rank as usize].see(unit);
+            }
+        }
+        self.setup.context.counts.granted.fetch_add(classes.len() as u64, Relaxed);
+        inner.classes.insert(lease, classes);
+        events.push(event);
+        Ok(lease)
+    }
+
+    fn granted(&self, inner: &mut Inner, lease: u64, again: bool) -> Granted {
+        let Some(l) = inner.leases.lease(lease) else {
+            return Granted { status: GrantStatus::Full, lease: 0, again, entries: Vec::new(), left: 0 };
+        };
+        let (entries, rank) = (l.entries.clone(), l.request.rank);
+        let known = inner.classes.get(&lease);
+        let entries = entries
+            .into_iter()
+            .enumerate()
+            .map(|(i, e)| {
+                let item = self.schedule.item(e);
+                let class = known.and_then(|c| c.get(i).copied());
+                (e, item, class.unwrap_or_else(|| self.class_now(item)))
+            })
+            .collect();
+        inner.leases.renew_one(rank, lease, self.expires_ms());
+        Granted { status: GrantStatus::Granted, lease, again, entries, left: inner.leases.left(rank) }
+    }
+
+    fn class_now(&self, item: Item) -> DeliveryClass {
+        self.setup.sweep.as_ref().map_or(DeliveryClass::Exact, |w| w.class_of(item.sample, self.owner))
+    }
+}

@@ -1,0 +1,231 @@
+//! An epoch from its ledger: begun, replayed after a restart, or resumed from a state.
+
+use super::{
+    Epoch, Inner, Schedule, Setup,
+    sequence::{Sequence, SweepSubscription},
+};
+use crate::epochs::{
+    JobError,
+    ledger::{LedgerFile, write_whole},
+};
+use fletch_api::{EpochState, Times};
+use fletch_core::{
+    Hash,
+    delivery::{
+        Event, Leases,
+        ledger::{self, BadLedger, Header, Ledger},
+    },
+    plan::{Bits, World},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::{Arc, Mutex},
+    time::{SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::{Notify, OnceCell};
+
+impl Epoch {
+    /// The header of a new epoch's ledger.
+    #[must_use]
+    pub fn header(setup: &Setup, epoch: u64, world: World) -> Header {
+        Header {
+            job: setup.job.clone(),
+            epoch,
+            root: setup.root,
+            layout: setup.layout,
+            plan: setup.hash,
+            order: setup.order.as_str().to_owned(),
+            seed: setup.seed,
+            world,
+        }
+    }
+
+    /// What the ledger of an epoch begins with of which nothing was delivered.
+    #[must_use]
+    pub fn head(setup: &Setup, epoch: u64, world: World) -> Vec<u8> {
+        ledger::state(&Epoch::header(setup, epoch, world), &Bits::zeros(0))
+    }
+
+    /// Begins an epoch in a file of its own, durable when this returns: `header` says in which world it was planned, `acked`
+    /// what was delivered before. What the file held is replaced. Blocking.
+    ///
+    /// # Errors
+    /// [`JobError::Io`].
+    pub fn begin(path: &Path, header: &Header, acked: &Bits) -> Result<(), JobError> {
+        let failed = |error| JobError::Io { path: path.to_owned(), error };
+        write_whole(path, &ledger::state(header, acked)).map_err(failed)
+    }
+
+    /// Reads an epoch from its ledger and goes on with it in the world `fit`. Blocking.
+    ///
+    /// # Errors
+    /// [`JobError`]: the file cannot be read, is damaged, or of something else.
+    pub fn open(
+        setup: &Arc<Setup>,
+        path: &Path,
+        epoch: u64,
+        world: World,
+        over: bool,
+    ) -> Result<Arc<Self>, JobError> {
+        let failed = |error| JobError::Io { path: path.to_owned(), error };
+        let bad = |why| JobError::Damaged { path: path.to_owned(), why };
+        let bytes = std::fs::read(path).map_err(failed)?;
+        let read = Ledger::read(&bytes).map_err(bad)?;
+        read.header.world.check()?;
+        let expected = Epoch::header(setup, epoch, read.header.world);
+        if let Some((what, got, want)) = differs(&read.header, &expected, setup.block > 0) {
+            return Err(JobError::StateDiffers { what, got, want });
+        }
+        let schedule = Schedule::new(setup, epoch, read.header.world)?;
+        let leases = Leases::new(schedule.planned(), read.header.world)?;
+        let mut inner = Inner {
+            order: Sequence::Over,
+            leases,
+            state: EpochState::Open,
+            shuffles: Vec::new(),
+            padded: BTreeSet::new(),
+            times: Times::default(),
+            settled: BTreeMap::new(),
+            classes: BTreeMap::new(),
+            commits: BTreeMap::new(),
+            reopening: false,
+            prefetcher: None,
+        };
+        let expires = setup.now_ms().saturating_add(setup.ttl_ms());
+        let began = inner.replay(setup, &schedule, &read, expires).map_err(bad)?;
+        // What was granted before a state was put, or under a job of that name that was deleted, was granted earlier.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        inner.leases.number_after(u64::try_from(now.as_micros()).unwrap_or(0));
+        schedule.share(&mut inner.leases)?;
+        if inner.leases.finished() {
+            inner.state = EpochState::Finished;
+        }
+        let file = LedgerFile::open(path, read.len as u64).map_err(failed)?;
+        if over && inner.state == EpochState::Open {
+            inner.state = EpochState::Abandoned;
+        }
+        inner.order = match &setup.sweep {
+            Some(sweep) if inner.state == EpochState::Open => Sequence::Substitute(Box::new(
+                SweepSubscription::join(setup, sweep, &inner.leases, &read, &setup.key(epoch)),
+            )),
+            _ => Sequence::of(&schedule, &began)?,
+        };
+        let id = Hash::of(format!("{}\0{epoch}", path.display()).as_bytes());
+        let mut owner = [0; 8];
+        owner.copy_from_slice(&id.as_bytes()[..8]);
+        let this = Arc::new(Epoch {
+            setup: Arc::clone(setup),
+            header: read.header,
+            schedule,
+            owner: u64::from_le_bytes(owner),
+            ledger: file,
+            inner: Mutex::new(inner),
+            changed: Notify::new(),
+            receipt: OnceCell::new(),
+        });
+        {
+            let mut inner = this.lock();
+            if inner.state == EpochState::Open && inner.leases.world() != world {
+                let mut events = Vec::new();
+                let changed = this.change_world(&mut inner, world, &mut events);
+                if changed.is_ok() {
+                    this.end_if_over(&mut inner, &mut events);
+                }
+                this.ledger.append(&events);
+                match changed {
+                    // It stays in its world until that is asked for again.
+                    Err(e @ JobError::MidStep { .. }) => {
+                        tracing::warn!(job = %setup.job, epoch, error = %e, "an epoch goes on in the world of its ledger");
+                    }
+                    changed => changed?,
+                }
+            }
+        }
+        Ok(this)
+    }
+
+    /// What was delivered, as a state: a ledger of nothing else.
+    #[must_use]
+    pub fn state(&self) -> Vec<u8> {
+        let inner = self.lock();
+        let mut header = self.header.clone();
+        if matches!(self.schedule, Schedule::Buckets(_)) {
+            // Its batch and tail are those it began with; in the middle of a step it goes on with as many ranks.
+            header.world = inner.leases.world();
+        }
+        ledger::state(&header, &self.delivered(&inner))
+    }
+
+    /// Whether what was delivered is exactly this.
+    #[must_use]
+    pub fn is_at(&self, acked: &Bits) -> bool {
+        *self.delivered(&self.lock()) == *acked
+    }
+}
+
+/// The first field in which a ledger's header is another than it should be.
+pub fn differs(got: &Header, want: &Header, by_units: bool) -> Option<(&'static str, String, String)> {
+    let pairs = [
+        ("root", got.root.to_string(), want.root.to_string()),
+        ("plan", got.plan.to_string(), want.plan.to_string()),
+        ("order", got.order.clone(), want.order.clone()),
+        ("seed", got.seed.to_string(), want.seed.to_string()),
+        ("epoch", got.epoch.to_string(), want.epoch.to_string()),
+    ];
+    // An order by units is one of its layout.
+    let layout = by_units.then(|| ("layout", got.layout.to_string(), want.layout.to_string()));
+    pairs.into_iter().chain(layout).find(|(_, a, b)| a != b)
+}
+
+impl Inner {
+    /// Applies a ledger's events to fresh leases; the leases as they were when the last world began.
+    fn replay(
+        &mut self,
+        setup: &Setup,
+        schedule: &Schedule,
+        read: &Ledger,
+        expires: u64,
+    ) -> Result<Leases, BadLedger> {
+        self.widen();
+        let mut began = self.leases.clone();
+        for (i, event) in read.events.iter().enumerate() {
+            let acking = if let Event::Ack { lease, upto } = event {
+                self.leases.lease(*lease).map(|l| {
+                    let newly = l.entries.get(l.acked as usize..*upto as usize).unwrap_or_default().to_vec();
+                    (*lease, l.request.rank, u32::try_from(l.entries.len()).unwrap_or(u32::MAX), newly)
+                })
+            } else {
+                None
+            };
+            let wrong = |why| BadLedger::Contradiction { at: i + 1, why };
+            self.leases.apply(event, expires).map_err(wrong)?;
+            match event {
+                Event::Grant { request, entries, .. } => {
+                    for &e in entries {
+                        let unit = setup.samples.unit(schedule.item(e).sample);
+                        self.shuffles[request.rank as usize].see(unit);
+                    }
+                }
+                Event::Ack { .. } => {
+                    if let Some((lease, rank, len, newly)) = acking {
+                        self.note_acked(&newly);
+                        if self.leases.lease(lease).is_none() {
+                            self.settle(lease, rank, len);
+                        }
+                    }
+                }
+                Event::Commit { commit } => self.note_commit(*commit),
+                Event::World { .. } | Event::Resume { .. } | Event::Rollback { .. } => {
+                    if let Event::Rollback { commit } = event {
+                        self.note_rollback(*commit);
+                    }
+                    self.widen();
+                    began = self.leases.clone();
+                }
+                _ => {}
+            }
+        }
+        Ok(began)
+    }
+}

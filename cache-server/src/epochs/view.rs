@@ -1,0 +1,199 @@
+//! What an epoch looks like from outside, and its receipt.
+
+use super::{Epoch, Inner};
+use crate::epochs::JobError;
+use fletch_api::{Epoch as View, EpochReceipt, EpochState, OrderKind, WorldSpec, epochs::HELD_MAX};
+use fletch_core::{
+    Hash,
+    delivery::{
+        certificate::{Certificate, Shuffle, chance},
+        receipt::{Delivery, FORMAT_MAJOR, LtHash, Receipt},
+    },
+    plan::Bits,
+};
+use std::{
+    borrow::Cow,
+    future::Future,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+use tokio::task::spawn_blocking;
+
+impl Epoch {
+    /// How much a rank may hold. At most once nobody needs to acknowledge, so nobody waits for that.
+    pub(super) fn held_max(&self) -> u32 {
+        if self.at_most_once() { u32::MAX } else { HELD_MAX }
+    }
+
+    /// What counts as delivered now: what was acknowledged; at most once, what was granted.
+    pub(super) fn delivered<'a>(&self, inner: &'a Inner) -> Cow<'a, Bits> {
+        let mut bits = Cow::Borrowed(inner.leases.acked());
+        if self.at_most_once() {
+            let (granted, n) = (inner.leases.live().flat_map(|l| &l.entries), bits.len());
+            for e in granted.map(|&e| u64::from(e)).filter(|&e| e < n) {
+                bits.to_mut().set(e);
+            }
+        }
+        bits
+    }
+
+    /// As it is now.
+    #[must_use]
+    pub fn view(&self) -> View {
+        let inner = self.lock();
+        let (l, world) = (&inner.leases, inner.leases.world());
+        let planned = l.planned().count();
+        let acked = if self.at_most_once() { planned - l.free().count() } else { l.acked().count() };
+        View {
+            epoch: self.number(),
+            state: inner.state,
+            world: WorldSpec { ranks: world.ranks, batch: world.batch, tail: world.tail },
+            planned,
+            acked,
+            held: planned - acked - l.free().count(),
+            leases: l.live().count() as u64,
+            redelivered: l.redelivered(),
+            commits: l.commits().collect(),
+            padded: self.padded(&inner),
+            ledger_bytes: self.ledger.len(),
+            times: inner.times,
+        }
+    }
+
+    /// Whether a lease of it lives.
+    #[must_use]
+    pub fn has_leases(&self) -> bool {
+        let inner = self.lock();
+        inner.state == EpochState::Open && inner.leases.live().next().is_some()
+    }
+
+    /// Whether its ledger is at its bound, and nothing more is granted.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.ledger.len() > self.setup.context.ledger_bytes
+    }
+
+    /// Pads that were delivered: those that the leases made, and those that the order knew from its beginning.
+    fn padded(&self, inner: &Inner) -> u64 {
+        let acked = inner.leases.acked();
+        let known = acked.iter_in(self.setup.plan.entries().min(acked.len()), acked.len()).count();
+        inner.padded.len() as u64 + known as u64
+    }
+
+    /// Whether it goes on.
+    #[must_use]
+    pub fn state_now(&self) -> EpochState {
+        self.lock().state
+    }
+
+    /// What was said of it before this is durable when this returns.
+    ///
+    /// # Errors
+    /// [`JobError::Io`], [`JobError::Reopening`].
+    pub async fn durable(&self) -> Result<(), JobError> {
+        self.ledger.durable(self.ledger.len()).await
+    }
+
+    /// The receipt, once its end is durable. `contents` gives the content hash of every sample.
+    ///
+    /// # Errors
+    /// [`JobError::Open`], [`JobError::Closed`], those of `contents`, and [`JobError::Reopening`] when it went back meanwhile.
+    pub async fn receipt<F>(self: &Arc<Self>, contents: impl FnOnce() -> F) -> Result<EpochReceipt, JobError>
+    where
+        F: Future<Output = Result<Arc<Vec<Hash>>, JobError>>,
+    {
+        {
+            let inner = self.lock();
+            self.is_open(&inner)?;
+            if inner.state != EpochState::Finished {
+                let left = inner.leases.planned().count() - inner.leases.acked().count();
+                return Err(JobError::Open { epoch: self.number(), left });
+            }
+        }
+        self.durable().await?;
+        let made = self.receipt.get_or_try_init(|| async {
+            let contents = contents().await?;
+            let this = Arc::clone(self);
+            spawn_blocking(move || this.make_receipt(&contents)).await.map_err(|_| JobError::Lost)?
+        });
+        Ok(made.await?.clone())
+    }
+
+    fn make_receipt(&self, contents: &[Hash]) -> Result<EpochReceipt, JobError> {
+        let (acked, padded, pads, left_out, redelivered, certificate) = {
+            let inner = self.lock();
+            if inner.state != EpochState::Finished {
+                return Err(JobError::Reopening);
+            }
+            let left_out: Vec<u64> = inner.leases.left_out().collect();
+            (
+                inner.leases.acked().clone(),
+                inner.padded.clone(),
+                self.padded(&inner),
+                left_out,
+                inner.leases.redelivered(),
+                self.certificate(&inner),
+            )
+        };
+        let samples = &self.setup.samples;
+        let mut value = LtHash::default();
+        let number = |e: u64| u32::try_from(e).unwrap_or(u32::MAX);
+        for e in acked.iter_in(0, acked.len()).map(number).chain(padded.iter().copied()) {
+            let item = self.schedule.item(e);
+            let content = contents[item.sample as usize];
+            let ordinal = samples.ordinals(item.sample).0;
+            value.add(self.setup.root, &Delivery { ordinal, content, copy: item.copy });
+        }
+        let dropped = self.schedule.dropped().into_iter().chain(left_out.into_iter().map(number)).collect();
+        let receipt = Receipt {
+            format: "fletch.receipt".to_owned(),
+            major: FORMAT_MAJOR,
+            minor: 0,
+            root: self.setup.root,
+            plan: self.header.plan,
+            seed: self.setup.seed,
+            epoch: self.number(),
+            delivered: acked.count() + padded.len() as u64,
+            redelivered,
+            dropped,
+            padded: u32::try_from(pads).unwrap_or(u32::MAX),
+            value,
+            key_id: None,
+            signature: None,
+        };
+        Ok(EpochReceipt { receipt, certificate })
+    }
+
+    /// How well shuffled what was granted so far is.
+    fn certificate(&self, inner: &Inner) -> Certificate {
+        let mut shuffle = Shuffle::default();
+        inner.shuffles.iter().for_each(|s| shuffle.merge(s));
+        let plan_units = &self.setup.plan_units;
+        let per_unit = (0..plan_units.units()).map(|u| {
+            let slots = plan_units.of_unit(u);
+            u64::from(slots.end - slots.start)
+        });
+        shuffle.certificate(chance(per_unit))
+    }
+
+    /// Counts an epoch that has just ended by its certificate, and says when that is poor.
+    pub(super) fn judge(&self, inner: &Inner) {
+        let (counts, certificate) = (&self.setup.context.counts, self.certificate(inner));
+        if certificate.poor {
+            counts.poor.fetch_add(1, Relaxed);
+            let Certificate { mates, near10, .. } = certificate;
+            let why = match self.setup.order {
+                OrderKind::Substitute => {
+                    "too few units lay in the cache at once: give the dataset more of it, or pack it into more chunks"
+                }
+                OrderKind::Strict => "pack it into more chunks",
+                OrderKind::Bucketed | OrderKind::Replay => "that is what its buckets or its ledger say",
+            };
+            tracing::warn!(
+                job = %self.setup.job, epoch = self.number(), mates, near10, why,
+                "the epoch was shuffled poorly: many neighbours come from one unit"
+            );
+        } else {
+            counts.well.fetch_add(1, Relaxed);
+        }
+    }
+}

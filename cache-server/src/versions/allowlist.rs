@@ -1,0 +1,280 @@
+//! Which places a domain may register, and what of them is read.
+//!
+//! The server reads with its own rights, which are wider than those of whoever registers. So:
+//! 1. A store is read only under a configured `[[origin]]` that is for the domain; a directory only
+//!    under one of `local.dirs` or under such an `[[origin]]`, or anywhere where everybody who
+//!    can ask is on this machine and no directories are named.
+//! 2. A place is checked when it is registered and again whenever it is opened; and every file of a
+//!    directory is checked when it is open, by where it really is, so that no link leads out and
+//!    no directory can be swapped for one ([`Origin::confined`]).
+//! 3. Addresses that name the machine's own metadata are refused whatever is configured: what
+//!    answers there are credentials.
+//! 4. A place of another domain and one that nobody configured are refused with one answer, and so
+//!    are a directory outside and one that is not there.
+
+use super::VersionError;
+use fletch_api::Code;
+use fletch_core::Domain;
+use fletch_origin::{Origin, OriginError, OriginUri, Origins};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use url::{Host, Url};
+
+/// Hosts by which clouds call the machine's metadata.
+const METADATA_HOSTS: [&str; 4] =
+    ["metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"];
+/// And addresses outside the link-local ranges.
+const METADATA_V4: [Ipv4Addr; 2] = [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16)];
+const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+
+/// Why a place may not be registered, or is not read any more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UriNotAllowed {
+    /// The server has another working directory.
+    #[error("{0:?} is a relative path; give an absolute path or a URI")]
+    Relative(String),
+    /// It is no URI.
+    #[error(transparent)]
+    Invalid(OriginError),
+    /// Credentials answer there.
+    #[error("{0} is the address of a machine's metadata, where no dataset is")]
+    Metadata(String),
+    /// A store that this domain may not read.
+    #[error("{0} is under no [[origin]] that is configured for this domain")]
+    Store(OriginUri),
+    /// A directory that this domain may not read.
+    #[error("{0} is no directory under one of local.dirs")]
+    Directory(OriginUri),
+}
+
+impl UriNotAllowed {
+    /// The stable word for it.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            UriNotAllowed::Relative(_) | UriNotAllowed::Invalid(_) => Code::BadRequest,
+            UriNotAllowed::Metadata(_) | UriNotAllowed::Store(_) | UriNotAllowed::Directory(_) => {
+                Code::UriNotAllowed
+            }
+        }
+    }
+
+    /// What a person can do about it.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        match self {
+            UriNotAllowed::Relative(_) | UriNotAllowed::Invalid(_) => "see /v1/openapi.json".to_owned(),
+            UriNotAllowed::Metadata(_) => "name the store that has the dataset".to_owned(),
+            UriNotAllowed::Store(uri) => {
+                format!("add an [[origin]] with a prefix of {uri} to the server's settings")
+            }
+            UriNotAllowed::Directory(_) => "add it to local.dirs in the server's settings".to_owned(),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Allowlist {
+    origins: Origins,
+    dirs: Arc<[PathBuf]>,
+    anywhere: bool,
+}
+
+impl Allowlist {
+    /// `dirs` are `local.dirs`, real paths; `anywhere` says that everybody who can ask is on this
+    /// machine, which without `dirs` makes every directory allowed.
+    #[must_use]
+    pub fn new(origins: Origins, dirs: &[OriginUri], anywhere: bool) -> Self {
+        let dirs: Arc<[PathBuf]> = dirs.iter().filter_map(|d| d.as_local().map(Path::to_owned)).collect();
+        let anywhere = anywhere && dirs.is_empty();
+        Allowlist { origins, dirs, anywhere }
+    }
+
+    /// The origins.
+    #[must_use]
+    pub fn origins(&self) -> &Origins {
+        &self.origins
+    }
+
+    /// A place that `domain` wants to register, in the form to keep: a directory by its real path.
+    /// Blocking.
+    ///
+    /// # Errors
+    /// [`UriNotAllowed`].
+    pub fn check(&self, domain: &Domain, text: &str) -> Result<OriginUri, UriNotAllowed> {
+        if !text.contains("://") && !text.starts_with('/') {
+            return Err(UriNotAllowed::Relative(text.to_owned()));
+        }
+        // Before anything else: the reason must not depend on what this build can read.
+        if let Some(host) = Url::parse(text).ok().as_ref().and_then(Url::host).filter(is_metadata) {
+            return Err(UriNotAllowed::Metadata(host.to_string()));
+        }
+        let uri = OriginUri::parse(text).map_err(UriNotAllowed::Invalid)?;
+        let Some(dir) = uri.as_local() else { return self.place(domain, &uri).map(|()| uri) };
+        if self.anywhere {
+            return Ok(uri);
+        }
+        // Links are followed, or one of them would lead out.
+        let real = std::fs::canonicalize(dir).ok().filter(|real| real.is_dir());
+        let real = real.and_then(|real| OriginUri::local(&real).ok());
+        let inside = real.filter(|real| self.place(domain, real).is_ok());
+        inside.ok_or(UriNotAllowed::Directory(uri))
+    }
+
+    /// Opens a registered place of `domain`.
+    ///
+    /// # Errors
+    /// [`VersionError::UriNotAllowed`] when it is not allowed any more.
+    pub fn open(&self, domain: &Domain, uri: &str) -> Result<Origin, VersionError> {
+        let uri = OriginUri::parse(uri).map_err(VersionError::Origin)?;
+        self.place(domain, &uri).map_err(VersionError::UriNotAllowed)?;
+        let origin = self.origins.open(&uri).map_err(VersionError::Origin)?;
+        if self.anywhere || uri.as_local().is_none() {
+            return Ok(origin);
+        }
+        let (rules, domain) = (self.clone(), domain.clone());
+        let inside =
+            move |real: &Path| OriginUri::local(real).is_ok_and(|real| rules.place(&domain, &real).is_ok());
+        Ok(origin.confined(Arc::new(inside)))
+    }
+
+    /// Whether `domain` may read a place, by names alone.
+    fn place(&self, domain: &Domain, uri: &OriginUri) -> Result<(), UriNotAllowed> {
+        let domains = self.origins.domains(uri);
+        let listed = |all: &[String]| all.is_empty() || all.iter().any(|d| d == domain.as_str());
+        let Some(dir) = uri.as_local() else {
+            return if domains.is_some_and(listed) { Ok(()) } else { Err(UriNotAllowed::Store(uri.clone())) };
+        };
+        // The longest prefix decides, here too: `local.dirs` open nothing that an [[origin]] closes.
+        let within = match domains {
+            Some(domains) => listed(domains),
+            None => self.dirs.iter().any(|d| dir.starts_with(d)),
+        };
+        if within || self.anywhere { Ok(()) } else { Err(UriNotAllowed::Directory(uri.clone())) }
+    }
+}
+
+fn is_metadata(host: &Host<&str>) -> bool {
+    let ip = match host {
+        Host::Domain(name) => {
+            let name = name.trim_end_matches('.').to_ascii_lowercase();
+            if METADATA_HOSTS.contains(&name.as_str()) {
+                return true;
+            }
+            // Of schemes that are not the web's a host is not read as an address.
+            let Ok(ip) = name.parse::<IpAddr>() else { return false };
+            ip
+        }
+        Host::Ipv4(ip) => IpAddr::V4(*ip),
+        Host::Ipv6(ip) => IpAddr::V6(*ip),
+    };
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => ip.is_link_local() || METADATA_V4.contains(&ip),
+        IpAddr::V6(ip) => ip.is_unicast_link_local() || ip == METADATA_V6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fletch_origin::{OriginConfig, OriginLimits};
+
+    fn domain(name: &str) -> Domain {
+        Domain::new(name).expect("name")
+    }
+
+    fn origins(configs: Vec<OriginConfig>) -> Origins {
+        Origins::new(configs, OriginLimits::default()).expect("origins")
+    }
+
+    #[test]
+    fn metadata_is_refused_by_every_name_it_has() {
+        let allowed = Allowlist::new(origins(Vec::new()), &[], true);
+        for text in [
+            "http://169.254.169.254/latest/meta-data/iam/",
+            "https://169.254.169.254:443/x",
+            "http://2852039166/x",
+            "http://0xA9FEA9FE/x",
+            "http://169.254.170.2/v2/credentials",
+            "http://[fe80::1]/x",
+            "http://[fd00:ec2::254]/x",
+            "http://[::ffff:169.254.169.254]/x",
+            "http://metadata.google.internal/computeMetadata/v1/",
+            "http://METADATA.google.internal./x",
+            "http://100.100.100.200/latest/",
+            "s3://169.254.169.254/x",
+        ] {
+            let told = allowed.check(&domain("a"), text).expect_err(text);
+            assert!(matches!(told, UriNotAllowed::Metadata(_)), "{text}: {told}");
+            assert_eq!(told.code(), Code::UriNotAllowed);
+        }
+    }
+
+    #[test]
+    fn stores_are_for_the_domains_they_are_configured_for() {
+        let config = |prefix: &str, domains: &[&str]| OriginConfig {
+            prefix: prefix.to_owned(),
+            domains: domains.iter().map(|d| (*d).to_owned()).collect(),
+            ..OriginConfig::default()
+        };
+        let of = vec![config("s3://bucket", &[]), config("s3://bucket/secret", &["a"])];
+        let allowed = Allowlist::new(origins(of), &[], false);
+        let ok = |d: &str, uri: &str| allowed.check(&domain(d), uri);
+        assert!(ok("a", "s3://bucket/x").is_ok() && ok("b", "s3://bucket/x").is_ok());
+        assert!(ok("a", "s3://bucket/secret/x").is_ok());
+        let other = ok("b", "s3://bucket/secret/x").expect_err("another domain's");
+        let nobody = ok("b", "s3://bucket2/secret/x").expect_err("nobody's");
+        assert_eq!((other.code(), nobody.code()), (Code::UriNotAllowed, Code::UriNotAllowed));
+        assert_eq!(other.to_string().replace("bucket", "bucket2"), nobody.to_string(), "one answer");
+        for uri in ["s3://bucket/secret/x", "s3://other/x", "file:///etc"] {
+            assert!(matches!(allowed.open(&domain("b"), uri), Err(VersionError::UriNotAllowed(_))), "{uri}");
+        }
+        assert!(allowed.open(&domain("a"), "s3://bucket/secret/x").is_ok());
+    }
+
+    #[test]
+    fn directories_are_allowed_by_where_they_really_are() {
+        let top = tempfile::tempdir().expect("tempdir");
+        let real = std::fs::canonicalize(top.path()).expect("real");
+        for d in ["open/set", "own/set", "shut"] {
+            std::fs::create_dir_all(real.join(d)).expect("mkdir");
+        }
+        std::os::unix::fs::symlink(real.join("shut"), real.join("open/way-out")).expect("symlink");
+        std::os::unix::fs::symlink(real.join("open/set"), real.join("shut/way-in")).expect("symlink");
+        let at = |rel: &str| real.join(rel).display().to_string();
+        let dirs = [
+            OriginUri::local(&real.join("open")).expect("uri"),
+            OriginUri::local(&real.join("own")).expect("uri"),
+        ];
+        let own = OriginConfig { prefix: at("own"), domains: vec!["a".into()], ..OriginConfig::default() };
+        let allowed = Allowlist::new(origins(vec![own]), &dirs, true);
+        let ok = |d: &str, rel: &str| allowed.check(&domain(d), &at(rel)).is_ok();
+        assert!(ok("a", "open/set") && ok("b", "open/set") && ok("a", "own/set"));
+        assert!(ok("b", "shut/way-in"), "it is inside, whatever it is called");
+        let kept = allowed.check(&domain("b"), &at("shut/way-in")).expect("inside");
+        assert_eq!(kept.as_local(), Some(real.join("open/set").as_path()));
+        for (d, rel) in [
+            ("b", "own/set"),
+            ("a", "shut"),
+            ("a", "open/way-out"),
+            ("a", "open/none"),
+            ("a", "shut/../open"),
+        ] {
+            assert!(!ok(d, rel), "{d} {rel}");
+        }
+        for etc in ["file:///etc", "/etc", "file:///etc/passwd", "file://localhost/etc", "/"] {
+            assert!(allowed.check(&domain("a"), etc).is_err(), "{etc}");
+        }
+        let none = Allowlist::new(origins(Vec::new()), &[], false);
+        assert!(
+            none.check(&domain("a"), &at("open/set")).is_err(),
+            "with tokens no directory is everybody's"
+        );
+        let any = Allowlist::new(origins(Vec::new()), &[], true);
+        assert!(any.check(&domain("a"), "/no/such/dir").is_ok(), "before it is there");
+    }
+}

@@ -162,7 +162,7 @@ pub fn write_tree(dir: &Path, seed: u64, files: usize, bytes: usize) {
     }
 }
 
-/// The same tree of files that have a length and nothing else: `Backing::Sown` says what is in them.
+/// The same tree of files that have a length and nothing else: `Backing::Synthetic` says what is in them.
 pub fn sow_tree(dir: &Path, files: usize, bytes: usize) {
     for i in 0..files {
         let file = std::fs::File::create(place(dir, i)).expect("create");

@@ -97,7 +97,7 @@ impl Bench {
     /// The origin over the dataset, and the settings by which servers and tools reach it.
     pub fn emulator(&self, config: EmulatorConfig) -> OriginEmulator {
         let origin =
-            OriginEmulator::start(config, Backing::Sown(self.at("bucket"), std::process::id().into()));
+            OriginEmulator::start(config, Backing::Synthetic(self.at("bucket"), std::process::id().into()));
         let text = format!(
             "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
             origin.uri(),

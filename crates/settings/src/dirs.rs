@@ -1,16 +1,20 @@
-//! Where things are kept, by the XDG rules.
+//! The default directories, by the XDG Base Directory rules.
 
 use std::path::PathBuf;
 
-/// Fletch's state directory, for what must outlive a process: `/var/lib/fletch` for root, else
-/// `$XDG_STATE_HOME/fletch` or `~/.local/state/fletch`. `None` when neither variable holds an absolute path.
+/// Returns Fletch's state directory, which holds the data that must outlive a process.
+///
+/// It is `/var/lib/fletch` for root, else `$XDG_STATE_HOME/fletch` or `~/.local/state/fletch`. `None` if neither
+/// `XDG_STATE_HOME` nor `HOME` is an absolute path.
 #[must_use]
 pub fn state_dir(root: bool) -> Option<PathBuf> {
     dir(root, "/var/lib/fletch", "XDG_STATE_HOME", ".local/state")
 }
 
-/// Fletch's cache directory, for what may vanish: `/var/cache/fletch` for root, else `$XDG_CACHE_HOME/fletch`
-/// or `~/.cache/fletch`. `None` as for [`state_dir`].
+/// Returns Fletch's cache directory, whose files may be deleted at any time.
+///
+/// It is `/var/cache/fletch` for root, else `$XDG_CACHE_HOME/fletch` or `~/.cache/fletch`. `None` as for
+/// [`state_dir`].
 #[must_use]
 pub fn cache_dir(root: bool) -> Option<PathBuf> {
     dir(root, "/var/cache/fletch", "XDG_CACHE_HOME", ".cache")

@@ -1,11 +1,12 @@
-//! Settings files: TOML in, plain structs out, every fault named with its file and line.
+//! Settings files: reads TOML into plain structs, and names every fault with its file and line.
 //!
-//! Owns the units people write ([`ByteSize`], [`Span`]), the reading of a settings file ([`load`],
-//! [`parse`]) and the default [`state_dir`]. Knows nothing about what a setting means: relations between values are
-//! checked by whoever owns them.
+//! Owns: the units that people write ([`ByteSize`], [`Amount`], [`Span`]), the reading of a settings file ([`load`],
+//! [`parse`]), and the default directories ([`state_dir`], [`cache_dir`]).
+//! Must never: know what a setting means. The program that owns a setting checks its relation to other settings.
 //!
-//! 1. A key that nobody knows is an error that names the nearest known key, never ignored.
-//! 2. All faults are reported at once, in the order of the file.
+//! Invariants
+//! 1. An unknown key is an error that names the nearest known key. It is never ignored.
+//! 2. One error reports all faults, in the order of the file.
 
 mod dirs;
 mod load;

@@ -1,4 +1,4 @@
-//! Reading one settings file: syntax, unknown keys and types, every fault at once.
+//! Reads one settings file and reports every fault of its syntax, keys and types at once.
 
 use fletch_core::Kind;
 use serde::de::DeserializeOwned;
@@ -9,17 +9,17 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, Deserializer};
 
-/// The longest settings file that is read, in bytes.
+/// The longest settings file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// One thing wrong with a settings file.
+/// One fault of a settings file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// The file as the caller named it.
+    /// The file's name, as the caller gave it.
     pub file: String,
-    /// Its line, from 1; none where a fault has no place (a value that is missing).
+    /// The fault's line, from 1; `None` for a fault without a line, such as a missing value.
     pub line: Option<usize>,
-    /// What is wrong and, where known, what was meant.
+    /// The fault and, where it is known, the correction.
     pub message: String,
 }
 
@@ -32,26 +32,26 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Why settings could not be read.
+/// The settings could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
     /// The file cannot be read.
     #[error("{file}: {message}")]
     Read {
-        /// The file as the caller named it.
+        /// The file's name, as the caller gave it.
         file: String,
-        /// What the system said.
+        /// The system's error message.
         message: String,
-        /// Whether there is no such file.
+        /// Whether the file does not exist.
         missing: bool,
     },
-    /// The file was read and is wrong; every fault, in the order of the file.
+    /// The file has faults. They are in the order of the file.
     #[error("{}", .0.iter().map(Fault::to_string).collect::<Vec<_>>().join("\n"))]
     Faults(Vec<Fault>),
 }
 
 impl SettingsError {
-    /// Who can act on it.
+    /// Returns the kind of the error, which says who can act on it.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -64,14 +64,14 @@ impl SettingsError {
 /// Reads the TOML file at `path` into `T`. See [`parse`].
 ///
 /// # Errors
-/// [`SettingsError::Read`] when it cannot be read or is longer than 1 MiB, else as [`parse`].
+/// [`SettingsError::Read`] if the file cannot be read or is longer than 1 MiB, else as [`parse`].
 pub fn load<T: DeserializeOwned>(path: &Path, keys: &[&str]) -> Result<T, SettingsError> {
     let file = path.display().to_string();
     let read = || -> std::io::Result<String> {
         let mut text = String::new();
         std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
         if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(std::io::Error::other("longer than 1 MiB, which no settings file is"));
+            return Err(std::io::Error::other("the file is longer than 1 MiB, the limit of a settings file"));
         }
         Ok(text)
     };
@@ -83,15 +83,15 @@ pub fn load<T: DeserializeOwned>(path: &Path, keys: &[&str]) -> Result<T, Settin
     parse(&text, &file, keys)
 }
 
-/// Reads TOML `text`, called `name` in errors, into `T`.
+/// Parses TOML `text` into `T`. Errors call the text `name`.
 ///
-/// `keys` are all known keys, dotted; `*` stands for the elements of an array of tables or for
-/// the free names of a table (`"cache.size"`, `"origin.*.prefix"`). What lies below a known key
-/// that has no longer known key is not looked at.
+/// `keys` are all known keys, with dots (`"cache.size"`, `"origin.*.prefix"`). `*` stands for the elements of an array
+/// of tables, or for the free names of a table. The function does not check the keys below a known key if no known
+/// key is longer.
 ///
 /// # Errors
-/// [`SettingsError::Faults`] with every syntax error; or, where the syntax is right, with every
-/// unknown key and every value of the wrong type.
+/// [`SettingsError::Faults`] with every syntax error; or, if the syntax is right, with every unknown key and every
+/// value of a wrong type.
 pub fn parse<T: DeserializeOwned>(text: &str, name: &str, keys: &[&str]) -> Result<T, SettingsError> {
     let (mut table, syntax) = DeTable::parse_recoverable(text);
     let mut faults: Vec<(Option<usize>, String)> =
@@ -99,7 +99,7 @@ pub fn parse<T: DeserializeOwned>(text: &str, name: &str, keys: &[&str]) -> Resu
     if faults.is_empty() {
         let known = Keys::new(keys);
         known.check(table.get_mut(), &mut Vec::new(), &mut faults);
-        if let Some(value) = typed(table, &mut faults) {
+        if let Some(value) = deserialize(table, &mut faults) {
             return Ok(value);
         }
     }
@@ -113,9 +113,11 @@ pub fn parse<T: DeserializeOwned>(text: &str, name: &str, keys: &[&str]) -> Resu
     ))
 }
 
-/// Deserializes, taking each value that does not fit out of the table and trying again, so that
-/// one run finds them all. Each turn removes a value, so it ends. `None` when `faults` has any.
-fn typed<T: DeserializeOwned>(
+/// Deserializes the table. Returns `None` if `faults` is not empty at the end.
+///
+/// On an error it removes the faulty value and tries again, so that one run finds all faulty values. Each turn
+/// removes a value, so the loop ends.
+fn deserialize<T: DeserializeOwned>(
     mut table: Spanned<DeTable<'_>>,
     faults: &mut Vec<(Option<usize>, String)>,
 ) -> Option<T> {
@@ -127,20 +129,21 @@ fn typed<T: DeserializeOwned>(
         };
         let message = error.message().trim_end();
         let missing = message.starts_with("missing field");
-        let taken = error.span().and_then(|span| take(table.get_mut(), &span, missing, &mut Vec::new()));
-        // Taking a faulty value out may leave a required one missing: that is no second fault.
+        let path = error.span().and_then(|span| remove_at(table.get_mut(), &span, missing, &mut Vec::new()));
+        // A required value that this loop removed is not a second fault.
         if !removed.iter().any(|key| message == format!("missing field `{key}`")) {
             let at = error.span().map(|s| s.start);
-            let key = taken.as_ref().map(|path| format!("{:?}: ", path.join("."))).unwrap_or_default();
+            let key = path.as_ref().map(|path| format!("{:?}: ", path.join("."))).unwrap_or_default();
             faults.push((at, key + message));
         }
-        removed.push(taken?.pop()?);
+        removed.push(path?.pop()?);
     }
 }
 
-/// Removes the innermost value whose span holds `span`, or, with `whole`, the table whose span
-/// is `span` (in which something is missing); its dotted path.
-fn take(
+/// Removes the innermost value whose span holds `span`. Returns the value's path.
+///
+/// With `whole` it removes the table whose span is `span`, in which a value is missing.
+fn remove_at(
     table: &mut DeTable<'_>,
     span: &Range<usize>,
     whole: bool,
@@ -150,26 +153,26 @@ fn take(
     let mut hit = None;
     for (key, value) in table.iter_mut() {
         path.push(key.get_ref().to_string());
-        let place = value.span();
+        let value_span = value.span();
         match value.get_mut() {
-            // Tables are looked into whatever their own span: a header's span is not its body's.
+            // The span of a table is its header's, not its body's, so the search enters every table.
             DeValue::Table(inner) => {
-                if let Some(path) = take(inner, span, whole, path) {
+                if let Some(path) = remove_at(inner, span, whole, path) {
                     return Some(path);
                 }
-                if place == *span {
+                if value_span == *span {
                     hit = Some((key.clone(), path.clone()));
                 }
             }
             DeValue::Array(items) => {
                 let mut lacking = None;
                 for (i, item) in items.iter_mut().enumerate() {
-                    let place = item.span();
+                    let item_span = item.span();
                     if let DeValue::Table(inner) = item.get_mut() {
-                        if let Some(path) = take(inner, span, whole, path) {
+                        if let Some(path) = remove_at(inner, span, whole, path) {
                             return Some(path);
                         }
-                        if whole && place == *span {
+                        if whole && item_span == *span {
                             lacking = Some(i);
                         }
                     }
@@ -182,11 +185,13 @@ fn take(
                     *items = kept.map(|(_, item)| item).collect();
                     return Some(path.clone());
                 }
-                if !whole && holds(place) {
+                if !whole && holds(value_span) {
                     hit = Some((key.clone(), path.clone()));
                 }
             }
-            _ if !whole && (holds(place) || holds(key.span())) => hit = Some((key.clone(), path.clone())),
+            _ if !whole && (holds(value_span) || holds(key.span())) => {
+                hit = Some((key.clone(), path.clone()))
+            }
             _ => {}
         }
         path.pop();
@@ -196,7 +201,7 @@ fn take(
     Some(path)
 }
 
-/// The known keys, split.
+/// The known keys, split at their dots.
 struct Keys<'a>(Vec<Vec<&'a str>>);
 
 impl<'a> Keys<'a> {
@@ -204,7 +209,7 @@ impl<'a> Keys<'a> {
         Keys(keys.iter().map(|k| k.split('.').collect()).collect())
     }
 
-    /// Whether some known key begins with `path`, and whether one is longer.
+    /// Returns whether a known key begins with `path`, and whether a known key is longer than `path`.
     fn status(&self, path: &[String]) -> (bool, bool) {
         let begins = |key: &&Vec<&str>| {
             key.len() >= path.len() && key.iter().zip(path).all(|(k, p)| *k == "*" || k == p)
@@ -218,7 +223,7 @@ impl<'a> Keys<'a> {
         (known, longer)
     }
 
-    /// Removes and reports every unknown key at or below `path`.
+    /// Removes every unknown key at or below `path`, and adds a fault for each.
     fn check(
         &self,
         table: &mut DeTable<'_>,

@@ -1,40 +1,41 @@
-//! Sizes and durations as people write them: `200GiB`, `64MB`, `1048576`, `30s`, `2m`.
+//! Sizes and durations in the form that people write: `200GiB`, `64MB`, `1048576`, `30s`, `2m`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A text that is not a size or a duration.
+/// The text is not a size, an amount or a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    /// Not a number of bytes.
+    /// The text is not a number of bytes.
     #[error("{0:?} is not a size; write a number with a unit, such as 200GiB, 64MB or 1048576")]
     Size(String),
-    /// Neither a number of bytes nor a percentage.
-    #[error("{0:?} is neither a size nor a percentage; write such as 200GiB or 50%")]
+    /// The text is neither a number of bytes nor a percentage.
+    #[error("{0:?} is neither a size nor a percentage; write a value such as 200GiB or 50%")]
     Amount(String),
-    /// Not a length of time.
+    /// The text is not a duration.
     #[error("{0:?} is not a duration; write a number with a unit, such as 250ms, 30s or 2m")]
     Duration(String),
 }
 
-/// A number of bytes. Units: `KiB MiB GiB TiB` are powers of 1024, `kB MB GB TB` powers of 1000,
-/// a bare number is bytes.
+/// A number of bytes.
+///
+/// `KiB MiB GiB TiB` are powers of 1024, `kB MB GB TB` are powers of 1000, and a number without a unit is bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(pub u64);
 
-/// A number of bytes, or a part of something's bytes: `200GiB`, `50%`.
+/// A number of bytes, or a percentage of a whole: `200GiB`, `50%`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amount {
-    /// That many.
+    /// A number of bytes.
     Bytes(u64),
-    /// That many hundredths, at most 100.
+    /// A percentage, at most 100.
     Percent(u8),
 }
 
 impl Amount {
-    /// How many bytes it is of `whole`.
+    /// Returns the number of bytes, given the bytes of the whole.
     #[must_use]
     pub fn of(self, whole: u64) -> u64 {
         match self {
@@ -80,7 +81,7 @@ impl<'de> Deserialize<'de> for Amount {
     }
 }
 
-/// A length of time, written with a unit (`30s`, `2m`, `1h 30m`).
+/// A duration, written with a unit (`30s`, `2m`, `1h 30m`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Span(pub Duration);
 
@@ -89,7 +90,7 @@ impl FromStr for ByteSize {
 
     fn from_str(s: &str) -> Result<Self, UnitError> {
         let text = s.trim();
-        // A plain integer is parsed as one: the library goes through f64, which rounds above 2^53.
+        // The library parses through f64, which rounds above 2^53. So an integer is parsed here.
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
             return text.parse().map(ByteSize).map_err(|_| UnitError::Size(s.to_owned()));
         }
@@ -103,7 +104,7 @@ impl FromStr for ByteSize {
 }
 
 impl fmt::Display for ByteSize {
-    /// The shortest exact form: the largest power of 1024 that divides it.
+    /// Writes the shortest exact form, with the largest power of 1024 that divides the number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
         match units.iter().find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit)) {

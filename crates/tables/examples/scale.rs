@@ -10,7 +10,7 @@ use bytes::Bytes;
 use fletch_core::manifest::{Entry, LayoutParams, SampleRule, Slice};
 use fletch_core::{Hash, Kind, LayoutId, Root};
 use fletch_tables::{
-    Created, NewRow, PartCache, PinRow, SourceError, Table, TableRange, TableSource, TablesWriter, Version,
+    NewRow, PartCache, PinRow, Provenance, SourceError, Table, TableRange, TableSource, TablesWriter, Version,
 };
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ fn write(dir: &Path, n: u64) -> Result<(), Any> {
         };
         w.push(NewRow::indexed(entry, slices, &pin))?;
     }
-    let written = w.finish(Created {
+    let written = w.finish(Provenance {
         created_unix_ns: 1,
         indexed_at_ns: 1,
         tool: "scale".into(),

@@ -1,41 +1,27 @@
-//! What of versions is in memory: parts (and rows of `chunks.parquet`), bounded in bytes and
-//! shared by all versions of a process.
+//! Parts of versions, and their rows of `chunks.parquet`, in memory: bounded in bytes and shared by all versions
+//! of a process.
+//!
+//! Must never: let one tenant's reads show in another's. See [`PartCache::scoped`].
 //!
 //! Invariants
-//! 1. A hit takes no lock of ours and awaits nothing.
-//! 2. A part that is being loaded is loaded once, however many ask for it; when all of them go
-//!    away the load is dropped, and the next one to ask begins anew.
-//! 3. An error reaches all who waited and is not kept.
+//! 1. A hit takes no lock of this module and awaits nothing.
+//! 2. Concurrent requests for a part share one load. If every waiter goes away, the load is dropped and the next
+//!    request starts a new one.
+//! 3. Every waiter gets a load's error. The cache does not keep errors.
 
-use crate::TableError;
 use crate::chunks::ChunkRow;
-use fletch_core::manifest::{Part, Placed};
+use crate::{LoadedPart, TableError};
 use fletch_core::{Hash, LayoutId, Root};
 use futures::future::{BoxFuture, FutureExt, Shared, WeakShared};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One part of a version and its placement, both checked.
-#[derive(Debug, Clone)]
-pub struct LoadedPart {
-    /// The entries.
-    pub entries: Part,
-    /// Where their bytes are.
-    pub placed: Placed,
-}
-
-impl LoadedPart {
-    /// Approximate bytes of memory it holds.
-    #[must_use]
-    pub fn footprint(&self) -> usize {
-        self.entries.footprint() + self.placed.footprint()
-    }
-}
-
-/// What is kept: parts, and the origin rows of a part.
+/// The kind of a cached value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Shelf {
+pub(crate) enum CachedKind {
+    /// A part and its placement.
     Part,
+    /// A part's rows of `chunks.parquet`.
     Chunks,
 }
 
@@ -44,40 +30,41 @@ pub(crate) struct CacheKey {
     pub scope: Hash,
     pub root: Root,
     pub layout: LayoutId,
-    pub shelf: Shelf,
+    pub kind: CachedKind,
     pub part: usize,
 }
 
+/// A cached value; its kind is the one in its key.
 #[derive(Debug, Clone)]
-pub(crate) enum Kept {
+pub(crate) enum Cached {
     Part(Arc<LoadedPart>),
     Chunks(Arc<Vec<ChunkRow>>),
 }
 
-impl Kept {
+impl Cached {
     fn footprint(&self) -> usize {
         match self {
-            Kept::Part(p) => p.footprint(),
-            Kept::Chunks(rows) => rows.iter().map(ChunkRow::footprint).sum(),
+            Cached::Part(p) => p.footprint(),
+            Cached::Chunks(rows) => rows.iter().map(ChunkRow::footprint).sum(),
         }
     }
 }
 
-type Flight = BoxFuture<'static, Result<Kept, TableError>>;
+type Load = BoxFuture<'static, Result<Cached, TableError>>;
 
 struct Inner {
-    kept: moka::sync::Cache<CacheKey, Kept>,
-    /// Loads in progress; each removes itself when it ends or is dropped.
-    flights: Mutex<Flights>,
+    values: moka::sync::Cache<CacheKey, Cached>,
+    /// Loads in progress. Each removes itself when it ends or is dropped.
+    loads: Mutex<Loads>,
 }
 
 #[derive(Default)]
-struct Flights {
-    next: u64,
-    by_key: HashMap<CacheKey, (u64, WeakShared<Flight>)>,
+struct Loads {
+    next_id: u64,
+    by_key: HashMap<CacheKey, (u64, WeakShared<Load>)>,
 }
 
-/// Parts in memory, bounded in bytes. Cloning shares it.
+/// A cache of parts, bounded in bytes. Clones share one cache.
 #[derive(Clone)]
 pub struct PartCache {
     inner: Arc<Inner>,
@@ -86,27 +73,30 @@ pub struct PartCache {
 
 impl std::fmt::Debug for PartCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PartCache").field("bytes", &self.inner.kept.weighted_size()).finish()
+        f.debug_struct("PartCache").field("bytes", &self.inner.values.weighted_size()).finish()
     }
 }
 
 impl PartCache {
-    /// A cache of at most `bytes_max` bytes (by the parts' own estimate). Parts that are being
-    /// loaded or used are not counted.
+    /// Creates a cache of at most `bytes_max` bytes, by the parts' own estimate of their size.
+    ///
+    /// Parts that are being loaded, and parts that a caller holds, do not count.
     #[must_use]
     pub fn new(bytes_max: u64) -> Self {
-        let kept = moka::sync::Cache::builder()
+        let values = moka::sync::Cache::builder()
             .max_capacity(bytes_max)
-            // A walk uses a part a few times and never again. Moka's default keeps what was
-            // used more often before, and would load the part anew for each of those times.
+            // A walk uses a part a few times and never again. Moka's default policy prefers values that were used
+            // often, and would load the part again for each of these uses.
             .eviction_policy(moka::policy::EvictionPolicy::lru())
-            .weigher(|_: &CacheKey, kept: &Kept| u32::try_from(kept.footprint()).unwrap_or(u32::MAX))
+            .weigher(|_: &CacheKey, value: &Cached| u32::try_from(value.footprint()).unwrap_or(u32::MAX))
             .build();
-        PartCache { inner: Arc::new(Inner { kept, flights: Mutex::default() }), scope: Hash([0; 32]) }
+        PartCache { inner: Arc::new(Inner { values, loads: Mutex::default() }), scope: Hash([0; 32]) }
     }
 
-    /// The same room, for what is read in `scope` and seen nowhere else: rows of `chunks.parquet`
-    /// are a place's own word, and another reader's parts would tell what that reader reads.
+    /// Returns a view of the cache that shares its bytes, and whose values no other scope can see.
+    ///
+    /// Two reasons: the rows of `chunks.parquet` are unsigned, so a scope must not believe another scope's rows;
+    /// and a hit on another reader's part would reveal what that reader reads.
     #[must_use]
     pub fn scoped(&self, scope: &str) -> Self {
         PartCache { inner: Arc::clone(&self.inner), scope: Hash::of(scope.as_bytes()) }
@@ -116,75 +106,75 @@ impl PartCache {
         self.scope
     }
 
-    /// Bytes it holds now.
+    /// The number of bytes that the cache holds now.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.inner.kept.run_pending_tasks();
-        self.inner.kept.weighted_size()
+        self.inner.values.run_pending_tasks();
+        self.inner.values.weighted_size()
     }
 
-    pub(crate) fn get(&self, key: &CacheKey) -> Option<Kept> {
-        self.inner.kept.get(key)
+    pub(crate) fn get(&self, key: &CacheKey) -> Option<Cached> {
+        self.inner.values.get(key)
     }
 
-    /// What is kept under `key`, loaded by `load` if nobody is loading it already.
+    /// Returns the value of `key`. Calls `load` if the cache lacks it and no load of it is in progress.
     pub(crate) async fn get_or_load<F>(
         &self,
         key: CacheKey,
         load: impl FnOnce() -> F,
-    ) -> Result<Kept, TableError>
+    ) -> Result<Cached, TableError>
     where
-        F: Future<Output = Result<Kept, TableError>> + Send + 'static,
+        F: Future<Output = Result<Cached, TableError>> + Send + 'static,
     {
-        if let Some(kept) = self.get(&key) {
-            return Ok(kept);
+        if let Some(value) = self.get(&key) {
+            return Ok(value);
         }
-        let flight = self.flight(key, load);
-        flight.await
+        let load = self.shared_load(key, load);
+        load.await
     }
 
-    fn flight<F>(&self, key: CacheKey, load: impl FnOnce() -> F) -> Shared<Flight>
+    fn shared_load<F>(&self, key: CacheKey, load: impl FnOnce() -> F) -> Shared<Load>
     where
-        F: Future<Output = Result<Kept, TableError>> + Send + 'static,
+        F: Future<Output = Result<Cached, TableError>> + Send + 'static,
     {
-        let mut flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(flight) = flights.by_key.get(&key).and_then(|(_, weak)| weak.upgrade()) {
-            return flight;
+        let mut loads = self.inner.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = loads.by_key.get(&key).and_then(|(_, weak)| weak.upgrade()) {
+            return running;
         }
-        let id = flights.next;
-        flights.next += 1;
-        let landing = Landing { inner: Arc::clone(&self.inner), key, id };
+        let id = loads.next_id;
+        loads.next_id += 1;
+        let guard = LoadGuard { inner: Arc::clone(&self.inner), key, id };
         let load = load();
-        let flight = async move {
+        let shared = async move {
             let result = load.await;
-            if let Ok(kept) = &result {
-                landing.inner.kept.insert(landing.key, kept.clone());
-                landing.inner.kept.run_pending_tasks();
+            if let Ok(value) = &result {
+                guard.inner.values.insert(guard.key, value.clone());
+                guard.inner.values.run_pending_tasks();
             }
-            drop(landing);
+            drop(guard);
             result
         }
         .boxed()
         .shared();
-        if let Some(weak) = flight.downgrade() {
-            flights.by_key.insert(key, (id, weak));
+        if let Some(weak) = shared.downgrade() {
+            loads.by_key.insert(key, (id, weak));
         }
-        flight
+        shared
     }
 }
 
-/// Takes its flight out of the table, whether the load ended or was dropped.
-struct Landing {
+/// Removes its load from the table of loads when the load ends or is dropped.
+struct LoadGuard {
     inner: Arc<Inner>,
     key: CacheKey,
     id: u64,
 }
 
-impl Drop for Landing {
+impl Drop for LoadGuard {
     fn drop(&mut self) {
-        let mut flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        if flights.by_key.get(&self.key).is_some_and(|(id, _)| *id == self.id) {
-            flights.by_key.remove(&self.key);
+        let mut loads = self.inner.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        if loads.by_key.get(&self.key).is_some_and(|(id, _)| *id == self.id) {
+            loads.by_key.remove(&self.key);
         }
     }
 }

@@ -1,69 +1,102 @@
-//! Where chunks are at the origin: rows of `chunks.parquet`, and an index from a chunk's hash
-//! to its rows.
+//! Rows of `chunks.parquet` (where each chunk lies at the origin) and an index from a chunk's hash to its rows.
+//!
+//! Owns the limits of such a row, which the reader and the writer both check. No hash covers these rows, so a
+//! reader hashes every byte that it finds through them.
 
-use crate::cache::{Kept, Shelf};
-use crate::footer::{Footer, blocking};
-use crate::schema::{self, CHUNKS_SCHEMA, ROWS_PER_PART_MAX};
-use crate::version::Version;
-use crate::{Table, TableError, decode};
 use fletch_core::Hash;
-use futures::StreamExt;
+use fletch_core::manifest::{CHUNK_BYTES_MAX, PATH_BYTES_MAX};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+
+/// The longest entity tag, in bytes.
+pub(crate) const ETAG_BYTES_MAX: usize = 1024;
 
 /// The object that holds a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ObjectRef {
-    /// The object of an entry of the same part, by its row in the part; its path is the key.
+    /// The object of an entry of the same part. The entry's path is the object's key.
     Entry {
-        /// Row in the part.
+        /// The entry's row in the part.
         row: u32,
     },
-    /// An object by its own key, relative to the place of the tables: a chunk of a pack.
+    /// An object of a pack, by its key relative to the folder of the tables.
     Key(String),
 }
 
-/// What the object was when it was read: who reads it later compares.
+/// The state of an object when it was indexed. A later reader compares it to detect a changed object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinRow {
-    /// Its length in bytes.
+    /// The object's length in bytes.
     pub size: u64,
-    /// Its modification time, nanoseconds since 1970 UTC, where the origin tells.
+    /// The object's modification time in nanoseconds since 1970 UTC, if the origin reports one.
     pub mtime_ns: Option<i64>,
-    /// Its entity tag, where the origin has them.
+    /// The object's entity tag, if the origin has one.
     pub etag: Option<String>,
 }
 
-/// One place where a chunk is.
+/// One location of a chunk at the origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkRow {
-    /// Which chunk.
+    /// The chunk's hash.
     pub chunk: Hash,
-    /// Its length in bytes, 1 to 16 MiB.
+    /// The chunk's length in bytes, 1 to 16 MiB.
     pub len: u32,
-    /// The object it is in.
+    /// The object that holds the chunk.
     pub object: ObjectRef,
-    /// Where in the object it begins; with `len` it lies within `pin.size`.
+    /// The chunk's first byte in the object. `offset + len` is at most `pin.size`.
     pub offset: u64,
-    /// What the object was when it was read.
+    /// The state of the object when it was indexed.
     pub pin: PinRow,
 }
 
 impl ChunkRow {
+    /// Returns the row if it is within the limits of the format, else the rule that it breaks.
+    pub(crate) fn checked(self) -> Result<Self, &'static str> {
+        if self.len == 0 || self.len > CHUNK_BYTES_MAX {
+            return Err("a chunk is empty or too long");
+        }
+        match self.offset.checked_add(u64::from(self.len)) {
+            Some(end) if end <= self.pin.size => Ok(self),
+            _ => Err("a chunk lies outside its object"),
+        }
+    }
+
+    /// The approximate size of the row in memory, in bytes.
     pub(crate) fn footprint(&self) -> usize {
         let key = if let ObjectRef::Key(k) = &self.object { k.capacity() } else { 0 };
         size_of::<Self>() + key + self.pin.etag.as_ref().map_or(0, String::capacity)
     }
 }
 
-/// From a chunk's hash to the rows that may hold it: 16 bytes a row, sorted.
+/// Returns the key if it is a clean relative path of bounded length, else the rule that it breaks.
+///
+/// The key comes from a file that nobody signed. It must not lead out of the folder of the tables.
+pub(crate) fn object_key(key: &str) -> Result<&str, &'static str> {
+    let clean = key.split('/').all(|c| !c.is_empty() && c != "." && c != "..");
+    if clean && key.len() <= PATH_BYTES_MAX && !key.contains('\0') {
+        Ok(key)
+    } else {
+        Err("an object's key is not a clean relative path")
+    }
+}
+
+/// Returns the entity tag if it can be sent as a header, else the rule that it breaks.
+pub(crate) fn etag(tag: &str) -> Result<&str, &'static str> {
+    if tag.len() <= ETAG_BYTES_MAX && tag.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        Ok(tag)
+    } else {
+        Err("an entity tag is too long or has characters that are not printable ASCII")
+    }
+}
+
+/// An index from a chunk's hash to the rows that may describe it: 16 bytes a row, sorted.
 #[derive(Debug, Clone, Default)]
 pub struct ChunkIndex {
-    rows: Vec<Slot>,
+    rows: Vec<IndexRow>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Slot {
+struct IndexRow {
+    /// The first 8 bytes of the chunk's hash.
     key: [u8; 8],
     part: u32,
     row: u32,
@@ -76,127 +109,44 @@ fn key_of(hash: &Hash) -> [u8; 8] {
 }
 
 impl ChunkIndex {
-    /// Number of rows.
+    /// Adds the rows of a part, given the chunk hashes of the part in row order. Call [`Self::sorted`] at the end.
+    pub(crate) fn add_part(&mut self, part: usize, hashes: &[Hash]) {
+        let part = u32::try_from(part).unwrap_or(u32::MAX);
+        self.rows.reserve(hashes.len());
+        self.rows.extend((0u32..).zip(hashes).map(|(row, h)| IndexRow { key: key_of(h), part, row }));
+    }
+
+    /// Returns the index, ready to be searched.
+    pub(crate) fn sorted(mut self) -> Self {
+        self.rows.sort_unstable();
+        self.rows.shrink_to_fit();
+        self
+    }
+
+    /// The number of rows.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether it has no rows.
+    /// Whether the index has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Rows that may be of this chunk, as (part, row) in ascending order. The first 8 bytes of
-    /// the hash agree; the caller compares the whole hash with the row's.
+    /// Returns the rows that may describe this chunk, as (part, row) in ascending order.
+    ///
+    /// The index compares only the first 8 bytes of the hash. The caller compares the row's whole hash.
     pub fn find(&self, hash: Hash) -> impl Iterator<Item = (usize, usize)> + '_ {
         let key = key_of(&hash);
         let from = self.rows.partition_point(|s| s.key < key);
         self.rows[from..].iter().take_while(move |s| s.key == key).map(|s| (s.part as usize, s.row as usize))
     }
 
-    /// Approximate bytes of memory it holds.
+    /// The approximate size of the index in memory, in bytes.
     #[must_use]
     pub fn footprint(&self) -> usize {
-        self.rows.capacity() * size_of::<Slot>()
+        self.rows.capacity() * size_of::<IndexRow>()
     }
-}
-
-impl Version {
-    async fn chunks_footer(&self) -> Result<&Footer, TableError> {
-        let inner = &self.0;
-        inner
-            .chunks
-            .get_or_try_init(|| {
-                Footer::read(&*inner.source, &CHUNKS_SCHEMA, inner.manifest.parts.len(), ROWS_PER_PART_MAX)
-            })
-            .await
-    }
-
-    /// The origin rows of a part, if they are in memory.
-    #[must_use]
-    pub fn try_chunk_rows(&self, part: usize) -> Option<Arc<Vec<ChunkRow>>> {
-        match self.0.cache.get(&self.key(Shelf::Chunks, part)) {
-            Some(Kept::Chunks(rows)) => Some(rows),
-            _ => None,
-        }
-    }
-
-    /// The origin rows of a part, in the order of the slices that brought them. Not covered by
-    /// any hash: what is read by them is hashed before it is used.
-    ///
-    /// # Errors
-    /// [`TableError`] when they cannot be read or are outside the format's limits;
-    /// [`TableError::Internal`] when there is no such part.
-    pub async fn chunk_rows(&self, part: usize) -> Result<Arc<Vec<ChunkRow>>, TableError> {
-        if part >= self.0.manifest.parts.len() {
-            return Err(TableError::Internal(format!("there is no part {part}")));
-        }
-        let load = || {
-            let this = self.clone();
-            async move {
-                let footer = this.chunks_footer().await?;
-                let columns = 0..CHUNKS_SCHEMA.columns.num_columns();
-                let group = footer.fetch(&*this.0.source, part, columns).await?;
-                let this = this.clone();
-                let rows = blocking(move || {
-                    let footer = this.0.chunks.get().ok_or_else(lost_footer)?;
-                    decode::chunk_rows(&this.0, footer, part, &group)
-                });
-                Ok(Kept::Chunks(Arc::new(rows.await?)))
-            }
-        };
-        match self.0.cache.get_or_load(self.key(Shelf::Chunks, part), load).await? {
-            Kept::Chunks(rows) => Ok(rows),
-            Kept::Part(_) => Err(TableError::Internal("the cache mixed up its shelves".into())),
-        }
-    }
-
-    /// Reads the hashes of all chunks, part by part, and sorts them.
-    ///
-    /// # Errors
-    /// [`TableError`] when the table cannot be read, or has another number of rows than the
-    /// layout says.
-    pub async fn chunk_index(&self) -> Result<ChunkIndex, TableError> {
-        let footer = self.chunks_footer().await?;
-        let total: u64 = (0..footer.groups()).map(|g| u64::from(footer.rows(g))).sum();
-        if total != self.0.doc.chunks {
-            let why = format!("it has {total} rows, layout.json says {}", self.0.doc.chunks);
-            return Err(TableError::damaged(Table::Chunks, why));
-        }
-        let mut reads = futures::stream::iter(0..footer.groups())
-            .map(|part| async move {
-                let column = schema::chunks::CHUNK;
-                Ok::<_, TableError>((part, footer.fetch(&*self.0.source, part, column..column + 1).await?))
-            })
-            .buffered(INDEX_READS);
-        // Grown as rows come: a count alone takes no memory.
-        let mut rows: Vec<Slot> = Vec::new();
-        while let Some(group) = reads.next().await {
-            let (part, group) = group?;
-            let this = self.clone();
-            let hashes = blocking(move || {
-                let footer = this.0.chunks.get().ok_or_else(lost_footer)?;
-                group.first().map_or(Ok(Vec::new()), |column| decode::chunk_hashes(footer, part, column))
-            })
-            .await?;
-            let number = u32::try_from(part).unwrap_or(u32::MAX);
-            rows.reserve(hashes.len());
-            rows.extend((0u32..).zip(&hashes).map(|(row, h)| Slot { key: key_of(h), part: number, row }));
-        }
-        blocking(move || {
-            rows.sort_unstable();
-            rows.shrink_to_fit();
-            Ok(ChunkIndex { rows })
-        })
-        .await
-    }
-}
-
-/// How many row groups are read at once for the index.
-const INDEX_READS: usize = 8;
-
-fn lost_footer() -> TableError {
-    TableError::Internal("a footer that was read is gone".into())
 }

@@ -1,60 +1,43 @@
-//! Columns of one row group: decoding with every length checked before it is believed.
+//! Decodes one column of a row group, and checks every length before it takes memory for it.
 //!
-//! The parquet crate finds the pages and decodes plain values. It is told that nothing is
-//! compressed and never sees a page that [`Guard`] did not check: so it cannot be made to take
-//! memory that the bytes at hand do not account for.
+//! The parquet crate finds the pages and decodes plain values. This module tells it that nothing is compressed and
+//! gives it only pages that [`PageGuard`] has checked. So a crafted file cannot make the crate take more memory than
+//! the bytes at hand account for.
 
-use crate::footer::{Span, parquet_error};
+use crate::footer::Span;
 use crate::schema::{COLUMN_BYTES_MAX, Schema};
-use crate::{Table, TableError};
+use crate::untrusted::bad;
 use bytes::Bytes;
 use parquet::basic::{Compression, Encoding};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::DataType;
-use parquet::errors::{ParquetError, Result as ParquetResult};
+use parquet::errors::Result as ParquetResult;
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::serialized_reader::SerializedPageReader;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Rows decoded at a time.
+/// The number of rows decoded at a time.
 pub(crate) const BATCH: usize = 1024;
 
-/// Runs the parquet crate over foreign bytes. It means to answer garbage with errors, yet has
-/// indexings and assertions that garbage can reach; one bad table must not end a process that
-/// serves many. This is the only place where a panic is caught; everything `f` touches is
-/// dropped then.
-pub(crate) fn contained<T>(table: Table, f: impl FnOnce() -> ParquetResult<T>) -> Result<T, TableError> {
-    match catch_unwind(AssertUnwindSafe(f)) {
-        Ok(Ok(v)) => Ok(v),
-        Ok(Err(e)) => Err(parquet_error(table, &e)),
-        Err(_) => Err(TableError::damaged(table, "the parquet decoder gave up on it")),
-    }
-}
-
-pub(crate) fn bad(why: impl Into<String>) -> ParquetError {
-    ParquetError::General(why.into())
-}
-
-/// Checks and decompresses pages.
-struct Guard {
+/// Checks pages, and decompresses them.
+struct PageGuard {
     pages: SerializedPageReader<Bytes>,
     snappy: bool,
     rows_left: usize,
     bytes_left: usize,
 }
 
-impl Guard {
+impl PageGuard {
     fn unpack(&mut self, buf: Bytes) -> ParquetResult<Bytes> {
         let len = if self.snappy {
             snap::raw::decompress_len(&buf).map_err(|e| bad(e.to_string()))?
         } else {
             buf.len()
         };
-        // Snappy makes at most 64 bytes of 3: what claims more is lying.
+        // Three compressed bytes of Snappy hold at most 64 bytes.
         if len > self.bytes_left || len > 64 + 22 * buf.len() {
-            return Err(bad(format!("a page claims {len} bytes")));
+            return Err(bad(format!("a page claims {len} bytes, more than its column can have")));
         }
         self.bytes_left -= len;
         if !self.snappy {
@@ -64,7 +47,7 @@ impl Guard {
     }
 }
 
-impl Iterator for Guard {
+impl Iterator for PageGuard {
     type Item = ParquetResult<Page>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -72,7 +55,7 @@ impl Iterator for Guard {
     }
 }
 
-impl PageReader for Guard {
+impl PageReader for PageGuard {
     fn get_next_page(&mut self) -> ParquetResult<Option<Page>> {
         match self.pages.get_next_page()? {
             None => Ok(None),
@@ -86,7 +69,10 @@ impl PageReader for Guard {
             }) => {
                 let n = num_values as usize;
                 if n == 0 || n > self.rows_left {
-                    return Err(bad(format!("a page claims {n} values")));
+                    return Err(bad(format!(
+                        "a page claims {n} values, its row group has {} left",
+                        self.rows_left
+                    )));
                 }
                 self.rows_left -= n;
                 Ok(Some(Page::DataPage {
@@ -120,7 +106,7 @@ pub(crate) struct Column<T: DataType> {
 }
 
 impl<T: DataType> Column<T> {
-    /// The column at `index` of the schema, whose bytes are `bytes`, of `rows` rows.
+    /// Opens the column at `index` of the schema. It has `rows` rows and these bytes.
     pub fn new(
         schema: &Schema,
         index: usize,
@@ -135,7 +121,7 @@ impl<T: DataType> Column<T> {
             .set_total_compressed_size(bytes.len() as i64)
             .build()?;
         let pages = SerializedPageReader::new(Arc::new(bytes.clone()), &meta, rows as usize, None)?;
-        let guard = Guard {
+        let guard = PageGuard {
             pages,
             snappy: span.snappy,
             rows_left: rows as usize,
@@ -146,7 +132,7 @@ impl<T: DataType> Column<T> {
         Ok(Column { reader, optional, levels: Vec::new(), values: Vec::new() })
     }
 
-    /// The next `n` rows, exactly.
+    /// Returns the next `n` rows; fewer are an error.
     pub fn batch(&mut self, n: usize) -> ParquetResult<impl Iterator<Item = Option<T::T>> + '_> {
         self.levels.clear();
         self.values.clear();
@@ -154,14 +140,14 @@ impl<T: DataType> Column<T> {
         let (rows, values, _) = self.reader.read_records(n, levels, None, &mut self.values)?;
         let present = if self.optional { self.levels.iter().filter(|&&l| l == 1).count() } else { rows };
         if rows != n || values != present || self.values.len() != values {
-            return Err(bad(format!("{rows} rows came, {n} were to come")));
+            return Err(bad(format!("a column gave {rows} rows, expected {n}")));
         }
         let mut values = self.values.drain(..);
         let (optional, levels) = (self.optional, &self.levels);
         Ok((0..n).map(move |i| if optional && levels[i] == 0 { None } else { values.next() }))
     }
 
-    /// The next `n` rows of a column without nulls.
+    /// Returns the next `n` rows of a column without nulls.
     pub fn required(&mut self, n: usize) -> ParquetResult<Vec<T::T>> {
         let out: Vec<T::T> = self.batch(n)?.flatten().collect();
         if out.len() == n { Ok(out) } else { Err(bad("a value is missing")) }

@@ -1,21 +1,23 @@
-//! Row groups into parts, placements and chunk rows: decoded, then checked against the root,
-//! the layout, or (for chunk rows, which no hash covers) the limits of the format.
+//! Decodes row groups into parts, placements and chunk rows.
+//!
+//! Must never: return a row that was not checked. Entries are checked against the root, placements against the
+//! layout id, and chunk rows, which no hash covers, against the limits of the format.
 
-use crate::chunks::{ChunkRow, ObjectRef, PinRow};
-use crate::columns::{BATCH, Column, bad, contained};
+use crate::chunks::{ChunkRow, ObjectRef, PinRow, etag, object_key};
+use crate::columns::{BATCH, Column};
 use crate::footer::{Footer, Span};
 use crate::schema::{self, CHUNKS_SCHEMA, ENTRIES_SCHEMA, PLACEMENT_SCHEMA};
-use crate::version::Inner;
-use crate::{Table, TableError};
+use crate::untrusted::{bad, contained};
+use crate::{LayoutDoc, Table, TableError};
 use bytes::Bytes;
 use fletch_core::Hash;
+use fletch_core::manifest::locate::PartIndex;
 use fletch_core::manifest::part::BadPart;
-use fletch_core::manifest::{
-    CHUNK_BYTES_MAX, EntryKind, EntryRef, PATH_BYTES_MAX, Part, PartBuilder, Placed, SampleRef, Slice,
-};
+use fletch_core::manifest::{EntryKind, EntryRef, Part, PartBuilder, Placed, SampleRef, Slice};
 use parquet::data_type::{ByteArray, ByteArrayType, FixedLenByteArrayType, Int32Type, Int64Type};
 use parquet::errors::Result as ParquetResult;
 
+/// The columns of one row group, in the order of the schema.
 type Group = [(Span, Bytes)];
 
 fn text(v: &ByteArray) -> ParquetResult<&str> {
@@ -34,18 +36,23 @@ fn unsigned32(v: i32) -> ParquetResult<u32> {
     u32::try_from(v).map_err(|_| bad("a number is negative"))
 }
 
-/// Sizes of the batches that make up `rows`.
+/// The sizes of the batches that make up `rows`.
 fn batches(rows: u32) -> impl Iterator<Item = usize> {
     let rows = rows as usize;
     (0..rows.div_ceil(BATCH)).map(move |i| BATCH.min(rows - i * BATCH))
 }
 
-/// A part's entries, which are those that the root names.
-pub(crate) fn entries(inner: &Inner, part: usize, group: &Group) -> Result<Part, TableError> {
+/// Returns the entries of a part, checked against the part's hash in `index`.
+pub(crate) fn entries(
+    footer: &Footer,
+    index: &PartIndex,
+    part: usize,
+    group: &Group,
+) -> Result<Part, TableError> {
     use schema::entries::*;
-    let named = &inner.index.parts()[part];
-    let rows = inner.entries.rows(part);
-    let first = inner.index.first_ordinal(part);
+    let named = &index.parts()[part];
+    let rows = footer.rows(part);
+    let first = index.first_ordinal(part);
     let s = &*ENTRIES_SCHEMA;
     let wrong = |why: BadPart| TableError::Part { part, why: Box::new(why) };
     let built = contained(Table::Entries, || {
@@ -93,15 +100,16 @@ pub(crate) fn entries(inner: &Inner, part: usize, group: &Group) -> Result<Part,
     built.finish(named).map_err(wrong)
 }
 
-/// The placement of a part, which is the one that the layout names.
+/// Returns the placement of a part, checked against the part's placement hash in `layout`.
 pub(crate) fn placed(
-    inner: &Inner,
+    footer: &Footer,
+    layout: &LayoutDoc,
     part: usize,
     group: &Group,
     entries: &Part,
 ) -> Result<Placed, TableError> {
     use schema::placement::*;
-    let rows = inner.placement.rows(part);
+    let rows = footer.rows(part);
     let first = entries.first_ordinal();
     let s = &*PLACEMENT_SCHEMA;
     let placed = contained(Table::Placement, || {
@@ -138,22 +146,22 @@ pub(crate) fn placed(
         Ok(placed)
     })?;
     placed
-        .check(inner.doc.parts[part], entries, inner.doc.params.kind)
+        .check(layout.parts[part], entries, layout.params.kind)
         .map_err(|why| TableError::Placement { part, why: Box::new(why) })?;
     Ok(placed)
 }
 
-/// The origin rows of a part, within the limits of the format.
+/// Returns the chunk rows of a part, checked against the limits of the format.
 pub(crate) fn chunk_rows(
-    inner: &Inner,
     footer: &Footer,
+    index: &PartIndex,
     part: usize,
     group: &Group,
 ) -> Result<Vec<ChunkRow>, TableError> {
     use schema::chunks::*;
     let rows = footer.rows(part);
-    let first = inner.index.first_ordinal(part);
-    let entries = u64::from(inner.index.parts()[part].entries);
+    let first = index.first_ordinal(part);
+    let entries = u64::from(index.parts()[part].entries);
     let s = &*CHUNKS_SCHEMA;
     contained(Table::Chunks, || {
         let mut chunks = Column::<FixedLenByteArrayType>::new(s, CHUNK, &group[CHUNK], rows)?;
@@ -182,7 +190,7 @@ pub(crate) fn chunk_rows(
                         let row = row.and_then(|r| u32::try_from(r).ok());
                         ObjectRef::Entry { row: row.ok_or_else(|| bad("an ordinal is not of its part"))? }
                     }
-                    (None, Some(key)) => ObjectRef::Key(object_key(text(&key)?)?.to_owned()),
+                    (None, Some(key)) => ObjectRef::Key(object_key(text(&key)?).map_err(bad)?.to_owned()),
                     _ => return Err(bad("a chunk has no object, or two")),
                 };
                 let row = ChunkRow {
@@ -196,7 +204,7 @@ pub(crate) fn chunk_rows(
                         etag: etags
                             .next()
                             .flatten()
-                            .map(|t| etag(text(&t)?).map(str::to_owned))
+                            .map(|t| etag(text(&t)?).map(str::to_owned).map_err(bad))
                             .transpose()?,
                     },
                 };
@@ -207,7 +215,7 @@ pub(crate) fn chunk_rows(
     })
 }
 
-/// The chunks' hashes of a part.
+/// Returns the chunk hashes of a part, in row order.
 pub(crate) fn chunk_hashes(
     footer: &Footer,
     part: usize,
@@ -225,40 +233,4 @@ pub(crate) fn chunk_hashes(
         }
         Ok(out)
     })
-}
-
-/// An object's key: relative, clean, of bounded length. It comes from a file that nobody
-/// signed, and must not lead out of the tables' place.
-pub(crate) fn object_key(key: &str) -> ParquetResult<&str> {
-    let clean = key.split('/').all(|c| !c.is_empty() && c != "." && c != "..");
-    if clean && key.len() <= PATH_BYTES_MAX && !key.contains('\0') {
-        Ok(key)
-    } else {
-        Err(bad("an object's key is not a clean relative path"))
-    }
-}
-
-/// The longest entity tag, in bytes.
-pub(crate) const ETAG_BYTES_MAX: usize = 1024;
-
-/// An entity tag: short, visible characters only (it becomes a header).
-pub(crate) fn etag(tag: &str) -> ParquetResult<&str> {
-    if tag.len() <= ETAG_BYTES_MAX && tag.bytes().all(|b| (0x20..0x7f).contains(&b)) {
-        Ok(tag)
-    } else {
-        Err(bad("an entity tag is too long or has odd characters"))
-    }
-}
-
-impl ChunkRow {
-    /// The row if it is within the limits of the format.
-    pub(crate) fn checked(self) -> Result<Self, &'static str> {
-        if self.len == 0 || self.len > CHUNK_BYTES_MAX {
-            return Err("a chunk is empty or too long");
-        }
-        match self.offset.checked_add(u64::from(self.len)) {
-            Some(end) if end <= self.pin.size => Ok(self),
-            _ => Err("a chunk lies outside its object"),
-        }
-    }
 }

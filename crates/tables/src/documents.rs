@@ -1,6 +1,6 @@
 //! The JSON documents: manifest, layout, tag (`docs/FORMATS.md`, "Tables at rest" and "Tags").
 //!
-//! Readers refuse another `format` or `major`, and skip fields they do not know.
+//! A reader refuses another `format` or `major`, and skips fields that it does not know.
 
 use crate::{TableError, source::DOCUMENT_BYTES_MAX};
 use fletch_core::manifest::{
@@ -11,109 +11,106 @@ use fletch_core::{Hash, LayoutId, Root};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::time::{Duration, UNIX_EPOCH};
 
-/// `format` of a manifest.
+/// The value of `format` in a manifest.
 pub const MANIFEST: &str = "fletch.manifest";
-/// `format` of a layout.
+/// The value of `format` in a layout.
 pub const LAYOUT: &str = "fletch.layout";
-/// `format` of a tag.
+/// The value of `format` in a tag.
 pub const TAG: &str = "fletch.tag";
 
-/// Something that was left out of a version (`--skip-failed`).
+/// A file that was left out of a version by `--skip-failed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// Its path, as text; bytes that are no UTF-8 are escaped by who wrote it.
+    /// The file's path, as text. The writer escapes bytes that are not UTF-8.
     pub path: String,
-    /// Why it was left out.
+    /// The reason.
     pub why: String,
 }
 
-/// `manifest.json`: what a version is.
+/// `manifest.json`: the description of a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Always [`MANIFEST`].
     pub format: String,
-    /// Version of the format.
+    /// The major version of the format.
     pub major: u32,
-    /// Additions that a reader may ignore.
+    /// The minor version: additions that a reader may ignore.
     pub minor: u32,
     /// The version's identity.
     pub root: Root,
-    /// How entries form samples.
+    /// The rule by which entries form samples.
     pub sample_rule: SampleRule,
-    /// Number of entries.
+    /// The number of entries.
     pub entries: u64,
-    /// Number of samples.
+    /// The number of samples.
     pub samples: u64,
-    /// Sum of the sizes of files and members.
+    /// The sum of the sizes of files and members, in bytes.
     pub bytes: u64,
-    /// When the version was made, RFC 3339 in UTC with nanoseconds.
+    /// The time when the version was made, RFC 3339 in UTC with nanoseconds.
     pub created: String,
-    /// Program and version that made it.
+    /// The program that made the version, with its version number.
     pub tool: String,
-    /// What was left out, if it was asked for.
+    /// The files that were left out by `--skip-failed`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<Fault>,
     /// The parts, in order.
     pub parts: Vec<PartSummary>,
 }
 
-/// `layout.json`: how a version's bytes lie in chunks, and where those are.
+/// `layout.json`: how a version's bytes lie in chunks, and where the chunks are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayoutDoc {
     /// Always [`LAYOUT`].
     pub format: String,
-    /// Version of the format.
+    /// The major version of the format.
     pub major: u32,
-    /// Additions that a reader may ignore.
+    /// The minor version: additions that a reader may ignore.
     pub minor: u32,
     /// The layout's identity.
     pub layout: LayoutId,
-    /// Which version it lays out.
+    /// The version that it lays out.
     pub root: Root,
-    /// What its chunks depend on.
+    /// The parameters that decide the chunks.
     pub params: LayoutParams,
-    /// Where the objects are (a URI); absent for the place these tables are in.
+    /// The URI of the folder that holds the objects. Absent if it is the folder of these tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// When the run began that read the objects, nanoseconds since 1970 UTC. A file whose
-    /// mtime is less than 2 s before this is read again by a run with this as its parent.
+    /// The time when the run that read the objects began, in nanoseconds since 1970 UTC.
+    ///
+    /// A run with this layout as its parent reads a file again if its mtime is less than 2 s before this time.
     pub indexed_at_ns: u64,
-    /// Rows of `chunks.parquet`.
+    /// The number of rows of `chunks.parquet`.
     pub chunks: u64,
-    /// Sum of their lengths.
+    /// The sum of the chunks' lengths, in bytes.
     pub bytes: u64,
-    /// Hash of each part's placement, in order.
+    /// The hash of each part's placement, in order.
     pub parts: Vec<Hash>,
 }
 
-/// `fletch/tags/<tag>`: what a tag names.
+/// `fletch/tags/<tag>`: the version and layout that a tag names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TagDoc {
     /// Always [`TAG`].
     pub format: String,
-    /// Version of the format.
+    /// The major version of the format.
     pub major: u32,
-    /// Additions that a reader may ignore.
+    /// The minor version: additions that a reader may ignore.
     pub minor: u32,
-    /// The version.
+    /// The version that the tag names.
     pub root: Root,
-    /// The layout of it that is preferred.
+    /// The preferred layout of the version.
     pub layout: LayoutId,
-    /// When the tag was moved here, RFC 3339 in UTC with nanoseconds.
+    /// The time when the tag was moved to this version, RFC 3339 in UTC with nanoseconds.
     pub created: String,
 }
 
-fn tag_format() -> String {
-    TAG.to_owned()
-}
-
-/// A time as the documents write it.
+/// Returns a time as the documents write it.
 #[must_use]
 pub fn rfc3339(unix_ns: u64) -> String {
     humantime::format_rfc3339_nanos(UNIX_EPOCH + Duration::from_nanos(unix_ns)).to_string()
 }
 
-/// The time a document writes, in nanoseconds since 1970 UTC; `None` when it is none or earlier.
+/// Parses a document's time. Returns nanoseconds since 1970 UTC; `None` for an earlier time or other text.
 #[must_use]
 pub fn unix_ns(created: &str) -> Option<u64> {
     let t = humantime::parse_rfc3339(created).ok()?;
@@ -132,7 +129,7 @@ fn parse<T: DeserializeOwned>(table: &'static str, format: &str, bytes: &[u8]) -
     if len > DOCUMENT_BYTES_MAX {
         return Err(TableError::Limit { table, what: "bytes", got: len, limit: DOCUMENT_BYTES_MAX });
     }
-    // The head first, so that a newer document is called newer and not damaged.
+    // The head is parsed first, so that the error of a newer document says that it is newer.
     let head: Head = serde_json::from_slice(bytes).map_err(|e| damaged(e.to_string()))?;
     if head.format != format {
         let shown: String = head.format.chars().take(40).collect();
@@ -151,10 +148,10 @@ fn write<T: Serialize>(doc: &T) -> Result<Vec<u8>, TableError> {
 }
 
 impl Manifest {
-    /// Reads a manifest and checks that it is the one of `expected`.
+    /// Parses a manifest, and checks that it describes the root `expected`.
     ///
     /// # Errors
-    /// [`TableError`]: damaged, newer, or of another root.
+    /// [`TableError`]: the document is damaged, of a newer format, or of another root.
     pub fn parse(bytes: &[u8], expected: Root) -> Result<Self, TableError> {
         let m: Manifest = parse("manifest.json", MANIFEST, bytes)?;
         let damaged = |why: &str| Err(TableError::Damaged { table: "manifest.json", why: why.to_owned() });
@@ -167,18 +164,18 @@ impl Manifest {
             return damaged("a part has no entries or more than 65,536");
         }
         if m.parts.iter().map(|p| u64::from(p.entries)).sum::<u64>() != m.entries {
-            return damaged("its parts do not add up to its entries");
+            return damaged("the entries of its parts do not add up to its entries");
         }
         if m.parts.windows(2).any(|w| w[0].first.as_bytes() >= w[1].first.as_bytes()) {
             return damaged("its parts are not in path order");
         }
         if unix_ns(&m.created).is_none() {
-            return damaged("its time of creation cannot be read");
+            return damaged("its time of creation is not an RFC 3339 time");
         }
         Ok(m)
     }
 
-    /// The document as it is written.
+    /// Returns the document as JSON text.
     ///
     /// # Errors
     /// [`TableError::Internal`] only.
@@ -186,7 +183,7 @@ impl Manifest {
         write(self)
     }
 
-    /// When the version was made, nanoseconds since 1970 UTC.
+    /// Returns the time when the version was made, in nanoseconds since 1970 UTC.
     #[must_use]
     pub fn created_ns(&self) -> u64 {
         unix_ns(&self.created).unwrap_or(0)
@@ -194,10 +191,10 @@ impl Manifest {
 }
 
 impl LayoutDoc {
-    /// Reads a layout and checks that it is `expected`, of `of`, which has `parts` parts.
+    /// Parses a layout, and checks that it is the layout `expected` of the version `of` with `parts` parts.
     ///
     /// # Errors
-    /// [`TableError`]: damaged, newer, or another layout.
+    /// [`TableError`]: the document is damaged, of a newer format, or another layout.
     pub fn parse(bytes: &[u8], expected: LayoutId, of: Root, parts: usize) -> Result<Self, TableError> {
         let l = Self::parse_any(bytes)?;
         let got = layout_id(&l.params, of, &l.parts);
@@ -207,10 +204,10 @@ impl LayoutDoc {
         Ok(l)
     }
 
-    /// Reads a layout and checks only that it is consistent in itself (for listing layouts).
+    /// Parses a layout, and checks only that its content matches its own id. Listings use this.
     ///
     /// # Errors
-    /// [`TableError`]: damaged, newer, or not the layout it says it is.
+    /// [`TableError`]: the document is damaged, of a newer format, or does not match its own id.
     pub fn parse_any(bytes: &[u8]) -> Result<Self, TableError> {
         let l: LayoutDoc = parse("layout.json", LAYOUT, bytes)?;
         let got = layout_id(&l.params, l.root, &l.parts);
@@ -223,7 +220,7 @@ impl LayoutDoc {
         }
     }
 
-    /// The document as it is written.
+    /// Returns the document as JSON text.
     ///
     /// # Errors
     /// [`TableError::Internal`] only.
@@ -233,11 +230,11 @@ impl LayoutDoc {
 }
 
 impl TagDoc {
-    /// A tag moved at `created_ns`.
+    /// Returns a tag that was moved at `created_ns`, in nanoseconds since 1970 UTC.
     #[must_use]
     pub fn new(root: Root, layout: LayoutId, created_ns: u64) -> Self {
         TagDoc {
-            format: tag_format(),
+            format: TAG.to_owned(),
             major: FORMAT_MAJOR,
             minor: FORMAT_MINOR,
             root,
@@ -246,15 +243,15 @@ impl TagDoc {
         }
     }
 
-    /// Reads a tag.
+    /// Parses a tag.
     ///
     /// # Errors
-    /// [`TableError`]: damaged or newer.
+    /// [`TableError`]: the document is damaged or of a newer format.
     pub fn parse(bytes: &[u8]) -> Result<Self, TableError> {
         parse("tag", TAG, bytes)
     }
 
-    /// The document as it is written.
+    /// Returns the document as JSON text.
     ///
     /// # Errors
     /// [`TableError::Internal`] only.

@@ -1,4 +1,4 @@
-//! What can go wrong with tables.
+//! The errors of reading and writing tables.
 
 use crate::{SourceError, Table};
 use fletch_core::manifest::entries::BadEntry;
@@ -6,98 +6,101 @@ use fletch_core::manifest::layout::BadPlacement;
 use fletch_core::manifest::part::BadPart;
 use fletch_core::{Kind, LayoutId, Root};
 
-/// A table cannot be read, believed or written. Cheap to clone: one flight's error reaches all
-/// who waited for it.
+/// A table cannot be read, does not pass its checks, or cannot be written.
+///
+/// It is cheap to clone, because every waiter of a shared load gets the load's error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// Not one of our files, or damaged beyond reading.
+    /// The file is not of Fletch's format, or is damaged.
     #[error("{table} is damaged: {why}")]
     Damaged {
-        /// Which file.
+        /// The file's name.
         table: &'static str,
-        /// What is wrong with it.
+        /// What is wrong.
         why: String,
     },
-    /// Written by a newer Fletch.
-    #[error("{table} has format {major}, this build reads {known}; use a newer build")]
+    /// A newer Fletch wrote the file.
+    #[error(
+        "{table} has format version {major}, this build reads version {known}; use a newer build of Fletch"
+    )]
     Newer {
-        /// Which file.
+        /// The file's name.
         table: &'static str,
-        /// The major it names.
+        /// The major version that the file names.
         major: u32,
-        /// The major this build knows.
+        /// The major version that this build reads.
         known: u32,
     },
-    /// The manifest's parts do not fold into the root that was asked for.
-    #[error("manifest folds into root {got}, expected {expected}")]
+    /// The hash of the manifest's parts is not the root that the caller asked for.
+    #[error("manifest.json describes root {got}, expected {expected}")]
     Root {
-        /// What was asked for.
+        /// The root that the caller asked for.
         expected: Root,
-        /// What the manifest describes.
+        /// The root of the manifest's parts.
         got: Root,
     },
-    /// The layout's placements do not fold into the layout that was asked for.
-    #[error("layout.json folds into layout {got}, expected {expected}")]
+    /// The hash of the layout's placements is not the layout id that the caller asked for.
+    #[error("layout.json describes layout {got}, expected {expected}")]
     Layout {
-        /// What was asked for.
+        /// The layout id that the caller asked for.
         expected: LayoutId,
-        /// What the document describes.
+        /// The layout id of the document's placements.
         got: LayoutId,
     },
-    /// A part's rows are not the ones the root names.
+    /// The hash of a part's rows is not the one in the manifest.
     #[error("entries.parquet, part {part}: {why}")]
     Part {
-        /// Which part.
+        /// The part's number.
         part: usize,
-        /// What is wrong with it.
+        /// What is wrong.
         why: Box<BadPart>,
     },
-    /// A part's placement is not the one the layout names.
+    /// The hash of a part's placement is not the one in the layout.
     #[error("placement.parquet, part {part}: {why}")]
     Placement {
-        /// Which part.
+        /// The part's number.
         part: usize,
-        /// What is wrong with it.
+        /// What is wrong.
         why: Box<BadPlacement>,
     },
-    /// A row that cannot be written.
+    /// The writer refuses an entry.
     #[error(transparent)]
     Entry(#[from] BadEntry),
-    /// A row that cannot be written: its slices or chunks are outside the format's limits.
+    /// The writer refuses a row: its slices or chunks break the limits of the format.
     #[error("{path:?}: {why}")]
     Row {
-        /// Whose row.
+        /// The entry's path.
         path: String,
-        /// Which rule it breaks.
+        /// The rule that the row breaks.
         why: String,
     },
-    /// No layout can have these parameters.
-    #[error("layout parameters: {0}")]
+    /// The layout parameters are not valid.
+    #[error("the layout parameters are not valid: {0}")]
     Params(String),
-    /// A limit of the format or of this reader was reached.
-    #[error("{table}: {what} is {got}, the limit is {limit}")]
+    /// A quantity exceeds a limit of the format or of this reader.
+    #[error("{table} has {got} {what}, the limit is {limit}")]
     Limit {
-        /// Which file.
+        /// The file's name.
         table: &'static str,
-        /// Which quantity.
+        /// The quantity.
         what: &'static str,
-        /// How much it is.
+        /// Its value.
         got: u64,
-        /// How much it may be.
+        /// Its largest permitted value.
         limit: u64,
     },
-    /// A scratch file of the writer failed.
+    /// The writer could not create or write a scratch file.
     #[error("{path}: {message}")]
     Io {
-        /// Which file.
+        /// The file's name.
         path: String,
-        /// What the system said.
+        /// The system's error message.
         message: String,
     },
-    /// A defect of ours (a blocking task that vanished).
+    /// A defect of Fletch, such as a blocking task that did not return.
     #[error("internal: {0}")]
     Internal(String),
 }
@@ -107,7 +110,7 @@ impl TableError {
         TableError::Damaged { table: table.file_name(), why: why.to_string() }
     }
 
-    /// Who can act on it.
+    /// Returns the kind of the error, which says who can act on it.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {

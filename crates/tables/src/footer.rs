@@ -1,16 +1,15 @@
-//! Parquet footers, reduced to what a reader needs: where each column of each row group is.
+//! Parquet footers, reduced to the position of each column of each row group.
 
-use crate::columns::contained;
 use crate::schema::{COLUMN_BYTES_MAX, GROUP_BYTES_MAX, META_MAJOR, META_TABLE, Schema};
+use crate::untrusted::{blocking, contained};
 use crate::{SourceError, Table, TableError, TableRange, TableSource};
 use bytes::Bytes;
 use fletch_core::manifest::FORMAT_MAJOR;
 use parquet::basic::Compression;
-use parquet::errors::ParquetError;
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader};
 use std::ops::Range;
 
-/// Bytes of one column of one row group.
+/// The position in the file of one column of one row group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub offset: u64,
@@ -19,7 +18,7 @@ pub(crate) struct Span {
     pub snappy: bool,
 }
 
-/// A file's row groups: 16 bytes a column and group.
+/// The row groups of a file: 16 bytes for each column of a group.
 #[derive(Debug)]
 pub(crate) struct Footer {
     table: Table,
@@ -29,8 +28,7 @@ pub(crate) struct Footer {
 }
 
 impl Footer {
-    /// Reads the footer of `schema`'s table, which must have `groups` row groups of at most
-    /// `rows_max` rows.
+    /// Reads the footer of `schema`'s table. The table must have `groups` row groups of at most `rows_max` rows.
     pub async fn read(
         source: &dyn TableSource,
         schema: &'static Schema,
@@ -39,7 +37,7 @@ impl Footer {
     ) -> Result<Self, TableError> {
         let table = schema.table;
         let columns = schema.columns.num_columns();
-        // What our writer makes, so that one read does; and what we are ready to believe.
+        // The footer that our writer makes fits into `usual`, so one read is enough. A footer above `most` is refused.
         let usual = 4096 + (groups * columns * 128) as u64;
         let most = 65_536 + (groups * columns * 1024) as u64;
         let mut tail = read_tail(source, table, usual).await?;
@@ -64,28 +62,28 @@ impl Footer {
         blocking(move || {
             contained(table, || {
                 let meta = ParquetMetaDataReader::decode_metadata(&thrift)?;
-                Ok(reduce(schema, &meta, groups, rows_max))
+                Ok(from_metadata(schema, &meta, groups, rows_max))
             })?
         })
         .await
     }
 
-    /// Number of row groups.
+    /// The number of row groups.
     pub fn groups(&self) -> usize {
         self.rows.len()
     }
 
-    /// Rows of a group.
+    /// The number of rows of a group.
     pub fn rows(&self, group: usize) -> u32 {
         self.rows[group]
     }
 
-    /// The columns of a group, in the order of our schema.
+    /// The columns of a group, in the order of the schema.
     pub fn spans(&self, group: usize) -> &[Span] {
         &self.spans[group * self.columns..(group + 1) * self.columns]
     }
 
-    /// Reads some columns of a group with one read. Each column comes with its own bytes.
+    /// Reads some columns of a group in one request. Returns each column with its bytes.
     pub async fn fetch(
         &self,
         source: &dyn TableSource,
@@ -107,17 +105,10 @@ impl Footer {
     }
 }
 
-/// Runs decoding off the reactor.
-pub(crate) async fn blocking<T: Send + 'static>(
-    f: impl FnOnce() -> Result<T, TableError> + Send + 'static,
-) -> Result<T, TableError> {
-    tokio::task::spawn_blocking(f).await.map_err(|e| TableError::Internal(e.to_string()))?
-}
-
 fn short(table: Table, got: u64, want: u64) -> TableError {
     TableError::Source(SourceError {
         kind: fletch_core::Kind::Corrupt,
-        message: format!("{table}: {got} bytes came, {want} were asked for"),
+        message: format!("{table}: the source returned {got} bytes, the reader asked for {want}"),
     })
 }
 
@@ -129,15 +120,15 @@ async fn read_tail(source: &dyn TableSource, table: Table, len: u64) -> Result<B
     Ok(tail)
 }
 
-/// The footer's length, from the last 8 bytes of the file.
+/// Returns the footer's length, from the last 8 bytes of the file.
 fn footer_len(table: Table, tail: &[u8]) -> Result<u64, TableError> {
     match tail.last_chunk::<8>() {
         Some([a, b, c, d, b'P', b'A', b'R', b'1']) => Ok(u64::from(u32::from_le_bytes([*a, *b, *c, *d]))),
-        _ => Err(TableError::damaged(table, "it does not end like a parquet file")),
+        _ => Err(TableError::damaged(table, "it does not end with the mark of a parquet file, PAR1")),
     }
 }
 
-fn reduce(
+fn from_metadata(
     schema: &Schema,
     meta: &ParquetMetaData,
     groups: usize,
@@ -152,7 +143,7 @@ fn reduce(
     let file = meta.file_metadata().schema_descr();
     let mut at = Vec::with_capacity(schema.columns.num_columns());
     for want in schema.columns.columns() {
-        // By name: columns that a later minor version added are skipped.
+        // By name, so that columns of a later minor version are skipped.
         let i = file.columns().iter().position(|c| c.path() == want.path());
         let i = i.ok_or_else(|| damaged(format!("it has no column {:?}", want.name())))?;
         let got = file.column(i);
@@ -161,7 +152,10 @@ fn reduce(
             && got.max_rep_level() == 0
             && got.type_length() == want.type_length();
         if !same {
-            return Err(damaged(format!("its column {:?} has another type", want.name())));
+            return Err(damaged(format!(
+                "its column {:?} does not have the type of the format",
+                want.name()
+            )));
         }
         at.push(i);
     }
@@ -193,12 +187,12 @@ fn check_version(table: Table, meta: &ParquetMetaData) -> Result<(), TableError>
         all.iter().find(|kv| kv.key == key)?.value.as_deref()
     };
     if value(META_TABLE) != table.file_name().strip_suffix(".parquet") {
-        return Err(TableError::damaged(table, "it is another table"));
+        return Err(TableError::damaged(table, "its metadata names another table"));
     }
     match value(META_MAJOR).and_then(|v| v.parse::<u32>().ok()) {
         Some(FORMAT_MAJOR) => Ok(()),
         Some(major) => Err(TableError::Newer { table: table.file_name(), major, known: FORMAT_MAJOR }),
-        None => Err(TableError::damaged(table, "it names no version")),
+        None => Err(TableError::damaged(table, "its metadata has no format version")),
     }
 }
 
@@ -222,11 +216,6 @@ fn span(column: &ColumnChunkMetaData, rows: u32) -> Result<Span, String> {
     let len = u32::try_from(column.compressed_size()).ok().filter(|&n| u64::from(n) <= COLUMN_BYTES_MAX);
     match (offset, len) {
         (Some(offset), Some(len)) => Ok(Span { offset, len, snappy }),
-        _ => Err(format!("column {name:?} lies nowhere a file can be")),
+        _ => Err(format!("column {name:?} has an offset or a length that no column can have")),
     }
-}
-
-/// A parquet error as one of ours.
-pub(crate) fn parquet_error(table: Table, e: &ParquetError) -> TableError {
-    TableError::damaged(table, e)
 }

@@ -1,16 +1,17 @@
-//! Versions at rest: the tables that describe one version and one layout of it, read over
-//! byte ranges and written file by file (`docs/FORMATS.md`, "Tables at rest").
+//! The tables of a version at rest: reads them over byte ranges and writes them file by file.
 //!
-//! Owns: the names of the files, the JSON documents, the parquet tables, what of a version is
-//! in memory ([`PartCache`]) and how paths, ordinals and directories are found in it.
-//! Must never: read a socket or an origin by itself (a [`TableSource`] does), or hand out a row
-//! that was not checked against the root or the layout id.
+//! The format is in `docs/FORMATS.md`, "Tables at rest".
+//!
+//! Owns: the names of the files, the JSON documents, the parquet tables, the cache of parts in memory
+//! ([`PartCache`]), and the search for paths, ordinals and directories in a version.
+//! Must never: read a socket or an origin by itself (a [`TableSource`] does), or return a row of an entry or of a
+//! placement that was not checked against the root or the layout id.
 //!
 //! Invariants
-//! 1. A [`LoadedPart`] hashed to what the root names, and its placement to what the layout names.
-//! 2. The manifest's counts and first paths are hints until the part they describe was checked;
-//!    an answer that depends on them is given only after the parts at its edge were loaded.
-//! 3. Every count and length that comes from a file is bounded before memory is taken for it.
+//! 1. The entries of a [`LoadedPart`] hash to the part's hash in the root, and its placement to the one in the layout.
+//! 2. The manifest's counts and first paths are hints until the part that they describe is checked. An answer that
+//!    depends on them waits until the parts at its edge are loaded.
+//! 3. Every count and length that comes from a file is checked against a limit before memory is taken for it.
 
 pub mod cache;
 pub mod chunks;
@@ -20,18 +21,23 @@ pub mod documents;
 pub mod error;
 mod footer;
 mod listing;
+mod loaded_part;
+mod new_row;
 pub mod paths;
-mod rows;
 mod schema;
 pub mod source;
+mod table_files;
+mod untrusted;
 pub mod version;
 pub mod writer;
 
-pub use cache::{LoadedPart, PartCache};
+pub use cache::PartCache;
 pub use chunks::{ChunkIndex, ChunkRow, ObjectRef, PinRow};
 pub use documents::{Fault, LayoutDoc, Manifest, TagDoc};
 pub use error::TableError;
 pub use listing::{Child, ChildKind};
+pub use loaded_part::LoadedPart;
+pub use new_row::{NewChunk, NewRow};
 pub use source::{SourceError, Table, TableRange, TableSource};
 pub use version::{Found, Resolved, Version};
-pub use writer::{Created, NewChunk, NewRow, TablesWriter, Written};
+pub use writer::{Provenance, TablesWriter, WrittenVersion};

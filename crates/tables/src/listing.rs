@@ -1,12 +1,11 @@
 //! Directory listings, paged by ordinal.
 //!
-//! A directory's entries are neighbours, so a listing is a walk over ordinals that jumps over
-//! each subdirectory, and over each shard's members, by one search. Flat directories are read
-//! row by row: no search, no memory beyond one part.
+//! The entries of a directory have neighbouring ordinals. So a listing walks over ordinals, and jumps over each
+//! subdirectory and over the members of each shard with one search. It reads a flat directory row by row, with no
+//! search and no memory beyond one part.
 
-use crate::TableError;
-use crate::cache::LoadedPart;
-use crate::version::{Miss, Parts, Version, in_tree};
+use crate::version::{MissingPart, Parts, Version, in_tree};
+use crate::{LoadedPart, TableError};
 use fletch_core::manifest::EntryKind;
 use fletch_core::manifest::locate::{self, DirId};
 use std::sync::Arc;
@@ -14,25 +13,26 @@ use std::sync::Arc;
 /// One child of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Child {
-    /// Its name.
+    /// The child's name.
     pub name: String,
-    /// Ordinal of the entry, or of the first entry below the directory.
+    /// The ordinal of the entry, or of the first entry below the directory.
     pub ordinal: u64,
-    /// The cookie to go on with after this child: the next child begins at this ordinal or
-    /// later. Never 0, strictly ascending, valid for ever (a version never changes).
+    /// The cookie that continues the listing after this child: the next child is at this ordinal or later.
+    ///
+    /// Cookies are never 0, ascend strictly, and stay valid because a version never changes.
     pub next: u64,
-    /// What it is.
+    /// The child's kind.
     pub kind: ChildKind,
 }
 
-/// What a child is.
+/// The kind of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChildKind {
     /// A file or a symlink.
     Entry {
-        /// Which of the two.
+        /// File or symlink.
         kind: EntryKind,
-        /// Its size in bytes.
+        /// The entry's size in bytes.
         size: u64,
     },
     /// A directory, empty or not.
@@ -40,38 +40,40 @@ pub enum ChildKind {
 }
 
 impl Version {
-    /// At most `max` children of the directory at `dir` (without closing slash; "" is the root),
-    /// beginning with the one at `cookie` (0, or a [`Child::next`] of the same directory).
-    /// They come in the order of the entries, which is the byte order of names with a `/` added
-    /// to those of directories. An empty answer is the end, or no such directory.
+    /// Returns at most `max` children of the directory `dir`, from the one at `cookie` on.
+    ///
+    /// `dir` has no trailing slash; `""` is the root. `cookie` is 0 or a [`Child::next`] of the same directory.
+    /// Children come in the byte order of their names, where a directory's name ends with `/`. An empty list means
+    /// the end of the directory, or that there is no such directory.
     ///
     /// # Errors
     /// As [`Version::part`].
     pub async fn list(&self, dir: &str, cookie: u64, max: usize) -> Result<Vec<Child>, TableError> {
         let mut walk = Walk::new(dir, cookie);
-        // The walk keeps what it has when a part is missing, and goes on from there.
-        self.awaited(|parts| walk.go_on(parts, max)).await?;
+        // The walk keeps its children and its position while a part is loaded.
+        self.search(|parts| walk.advance(parts, max)).await?;
         Ok(walk.found)
     }
 
-    /// [`Version::list`], only from memory: as many children as are there now, at least one
-    /// unless it is the end; `None` means that the next child is not in memory.
+    /// [`Version::list`] over the parts in memory: returns the children before the first missing part.
+    ///
+    /// An empty list is the end of the directory; `None` means that the next child is not in memory.
     #[must_use]
     pub fn try_list(&self, dir: &str, cookie: u64, max: usize) -> Option<Vec<Child>> {
         let mut walk = Walk::new(dir, cookie);
-        let ended = self.now(|parts| walk.go_on(parts, max)).is_some();
+        let ended = self.search_memory(|parts| walk.advance(parts, max)).is_some();
         (ended || !walk.found.is_empty()).then_some(walk.found)
     }
 }
 
 struct Walk<'a> {
     dir: &'a str,
-    /// Components of the children's paths.
+    /// The number of components of the children's paths.
     depth: u16,
-    /// Where the next child begins; `None` before the directory was found.
-    at: Option<u64>,
-    /// The part that the walk is in: most steps stay in it.
-    near: Option<(usize, Arc<LoadedPart>)>,
+    /// The ordinal of the next child; `None` until the directory is found.
+    next: Option<u64>,
+    /// The part of the last step. Most steps stay in it.
+    current: Option<(usize, Arc<LoadedPart>)>,
     found: Vec<Child>,
 }
 
@@ -79,46 +81,50 @@ impl<'a> Walk<'a> {
     fn new(dir: &'a str, cookie: u64) -> Self {
         let components = if dir.is_empty() { 0 } else { dir.split('/').count() };
         let depth = u16::try_from(components + 1).unwrap_or(u16::MAX);
-        Walk { dir, depth, at: (cookie > 0).then_some(cookie), near: None, found: Vec::new() }
+        Walk { dir, depth, next: (cookie > 0).then_some(cookie), current: None, found: Vec::new() }
     }
 
-    fn go_on(&mut self, parts: &Parts<'_>, max: usize) -> Result<(), Miss> {
-        let mut at = match self.at {
+    fn advance(&mut self, parts: &Parts<'_>, max: usize) -> Result<(), MissingPart> {
+        let mut at = match self.next {
             Some(at) => at,
             None if self.dir.is_empty() => 0,
             None => parts.lower_bound(format!("{}/", self.dir).as_bytes())?,
         };
-        self.at = Some(at);
+        self.next = Some(at);
         while self.found.len() < max {
             let Some(next) = self.step(parts, at)? else { break };
             at = next;
-            self.at = Some(at);
+            self.next = Some(at);
         }
         Ok(())
     }
 
-    /// The part that holds `at`, and the row in it; `None` past the end.
-    fn here(&mut self, parts: &Parts<'_>, at: u64) -> Result<Option<(Arc<LoadedPart>, usize)>, Miss> {
+    /// Returns the part and the row of the entry at `at`; `None` past the end.
+    fn locate(
+        &mut self,
+        parts: &Parts<'_>,
+        at: u64,
+    ) -> Result<Option<(Arc<LoadedPart>, usize)>, MissingPart> {
         let Some((part, row)) = parts.index().find(at) else { return Ok(None) };
-        if let Some((near, loaded)) = &self.near
-            && *near == part
+        if let Some((current, loaded)) = &self.current
+            && *current == part
         {
             return Ok(Some((Arc::clone(loaded), row)));
         }
         let loaded = parts.get(part)?;
-        self.near = Some((part, Arc::clone(&loaded)));
+        self.current = Some((part, Arc::clone(&loaded)));
         Ok(Some((loaded, row)))
     }
 
-    /// Takes the child at `at`, if it is one that shows; says where the next one begins.
-    fn step(&mut self, parts: &Parts<'_>, at: u64) -> Result<Option<u64>, Miss> {
-        let Some((here, row)) = self.here(parts, at)? else { return Ok(None) };
-        let e = here.entries.get(row);
-        // The first entry not below `path`: usually in this part, so that no other is needed.
+    /// Adds the entry or directory at `at` if it shows in the listing. Returns the ordinal of the next one.
+    fn step(&mut self, parts: &Parts<'_>, at: u64) -> Result<Option<u64>, MissingPart> {
+        let Some((loaded, row)) = self.locate(parts, at)? else { return Ok(None) };
+        let e = loaded.entries.get(row);
+        // The ordinal of the first entry at or after `path`, which this part usually holds.
         let after = |path: String| {
-            let next = here.entries.lower_bound(path.as_bytes());
-            if next < here.entries.len() {
-                Ok(here.entries.first_ordinal() + next as u64)
+            let next = loaded.entries.lower_bound(path.as_bytes());
+            if next < loaded.entries.len() {
+                Ok(loaded.entries.first_ordinal() + next as u64)
             } else {
                 parts.lower_bound(path.as_bytes())
             }

@@ -64,7 +64,7 @@ const CHUNKS: &str = "message chunks {
     OPTIONAL BYTE_ARRAY etag (STRING);
 }";
 
-/// One table's columns.
+/// The columns of one table.
 pub(crate) struct Schema {
     pub table: Table,
     pub message: TypePtr,
@@ -85,14 +85,14 @@ pub(crate) static PLACEMENT_SCHEMA: LazyLock<Schema> =
     LazyLock::new(|| Schema::new(Table::Placement, PLACEMENT));
 pub(crate) static CHUNKS_SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::new(Table::Chunks, CHUNKS));
 
-/// Keys of the file's key-value metadata.
+/// The keys of a file's key-value metadata.
 pub(crate) const META_TABLE: &str = "fletch.table";
 pub(crate) const META_MAJOR: &str = "fletch.major";
 pub(crate) const META_MINOR: &str = "fletch.minor";
 
-/// No part has more rows in `placement.parquet`, or in `chunks.parquet`.
+/// The most rows that a part has in `placement.parquet`, and in `chunks.parquet`.
 pub(crate) const ROWS_PER_PART_MAX: u32 = 4 << 20;
-/// No column of a part holds more bytes, before or after compression.
+/// The most bytes of a column of a part, before and after compression.
 pub(crate) const COLUMN_BYTES_MAX: u64 = 192 << 20;
-/// No row group spans more bytes of a file.
+/// The most bytes of a file that a row group spans.
 pub(crate) const GROUP_BYTES_MAX: u64 = 512 << 20;

@@ -1,5 +1,4 @@
-//! How tables are reached: whoever has them (an origin, a server, a directory) implements
-//! [`TableSource`] for one root and layout.
+//! Where tables come from: an origin, a server or a directory implements [`TableSource`] for one root and layout.
 
 use crate::paths;
 use async_trait::async_trait;
@@ -7,7 +6,7 @@ use bytes::Bytes;
 use fletch_core::{Kind, LayoutId, Root};
 use std::ops::Range;
 
-/// Which file of a version and its layout.
+/// A file of a version or of its layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Table {
     /// `manifest.json`
@@ -23,11 +22,11 @@ pub enum Table {
 }
 
 impl Table {
-    /// All of them.
+    /// All tables.
     pub const ALL: [Table; 5] =
         [Table::Manifest, Table::Entries, Table::Layout, Table::Placement, Table::Chunks];
 
-    /// The file's name.
+    /// Returns the file's name.
     #[must_use]
     pub fn file_name(self) -> &'static str {
         match self {
@@ -39,7 +38,7 @@ impl Table {
         }
     }
 
-    /// Its path at rest (see [`paths`]).
+    /// Returns the file's path at rest. See [`paths`].
     #[must_use]
     pub fn path(self, root: Root, layout: LayoutId) -> String {
         match self {
@@ -58,36 +57,36 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// Which bytes of it.
+/// The bytes to read of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableRange {
-    /// The whole file; an implementer refuses more than [`DOCUMENT_BYTES_MAX`].
+    /// The whole file. An implementation refuses a file above [`DOCUMENT_BYTES_MAX`].
     All,
-    /// Exactly these bytes; fewer are an error.
+    /// Exactly these bytes. An implementation returns an error if the file has fewer.
     Range(Range<u64>),
-    /// The last n bytes, or the whole file when it is shorter.
+    /// The last n bytes, or the whole file if it is shorter.
     Suffix(u64),
 }
 
-/// No JSON document is longer.
+/// The longest JSON document, in bytes.
 pub const DOCUMENT_BYTES_MAX: u64 = 64 << 20;
 
 /// A read of a table failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct SourceError {
-    /// Who can act on it.
+    /// The kind of the error, which says who can act on it.
     pub kind: Kind,
-    /// What happened, for people; names the file.
+    /// What happened, for people. Names the file.
     pub message: String,
 }
 
-/// Reads of the tables of one (root, layout).
+/// Reads the tables of one root and layout.
 #[async_trait]
 pub trait TableSource: Send + Sync {
-    /// Reads bytes of a table. The caller believes nothing of them.
+    /// Reads bytes of a table. The caller checks them.
     ///
     /// # Errors
-    /// [`SourceError`], also when a [`TableRange::Range`] reaches past the end.
+    /// [`SourceError`], also if a [`TableRange::Range`] reaches past the end of the file.
     async fn read(&self, table: Table, range: TableRange) -> Result<Bytes, SourceError>;
 }

@@ -1,34 +1,40 @@
-//! One version in one layout: opened, its parts loaded when they are looked at.
+//! One version in one layout. Opening it reads no part; each part is loaded when a call first needs it.
 //!
-//! What finds things is synchronous and works on parts in memory; it says which part it lacks
-//! ([`Miss`]). The `try_` methods stop there; the others load that part and go on. So there is
-//! one algorithm for threads that must not wait and for tasks that may.
+//! Every search is a synchronous function over the parts in memory. It returns the part that it lacks as a
+//! [`MissingPart`]. A `try_` method stops there. The other methods load that part and search again. So one algorithm
+//! serves threads that must not wait and tasks that may.
 
-use crate::cache::{CacheKey, Kept, LoadedPart, PartCache, Shelf};
-use crate::footer::{Footer, blocking};
-use crate::schema::{ENTRIES_SCHEMA, PLACEMENT_SCHEMA, ROWS_PER_PART_MAX};
-use crate::{LayoutDoc, Manifest, Table, TableError, TableRange, TableSource, decode};
+use crate::cache::{CacheKey, Cached, CachedKind, PartCache};
+use crate::chunks::{ChunkIndex, ChunkRow};
+use crate::footer::Footer;
+use crate::schema::{self, CHUNKS_SCHEMA, ENTRIES_SCHEMA, PLACEMENT_SCHEMA, ROWS_PER_PART_MAX};
+use crate::untrusted::blocking;
+use crate::{LayoutDoc, LoadedPart, Manifest, Table, TableError, TableRange, TableSource, decode};
 use fletch_core::manifest::locate::{DirId, PartIndex, prefix};
 use fletch_core::manifest::{EntryKind, EntryRef, PART_ENTRIES_MAX, Slice};
 use fletch_core::{LayoutId, Root};
+use futures::StreamExt;
 use std::sync::Arc;
 
-/// One version in one layout. Cloning shares it.
-#[derive(Clone)]
-pub struct Version(pub(crate) Arc<Inner>);
+/// The number of row groups that [`Version::chunk_index`] reads at once.
+const INDEX_READS: usize = 8;
 
-pub(crate) struct Inner {
-    pub source: Arc<dyn TableSource>,
-    pub root: Root,
-    pub layout: LayoutId,
-    pub manifest: Manifest,
-    pub doc: LayoutDoc,
-    pub index: PartIndex,
-    pub cache: PartCache,
-    pub entries: Footer,
-    pub placement: Footer,
-    /// Read when first needed: a mount never needs it.
-    pub chunks: tokio::sync::OnceCell<Footer>,
+/// One version in one layout. Clones share it.
+#[derive(Clone)]
+pub struct Version(Arc<Inner>);
+
+struct Inner {
+    source: Arc<dyn TableSource>,
+    root: Root,
+    layout: LayoutId,
+    manifest: Manifest,
+    doc: LayoutDoc,
+    index: PartIndex,
+    cache: PartCache,
+    entries: Footer,
+    placement: Footer,
+    /// Read by the first call that needs it: a mount never does.
+    chunks: tokio::sync::OnceCell<Footer>,
 }
 
 impl std::fmt::Debug for Version {
@@ -37,14 +43,14 @@ impl std::fmt::Debug for Version {
     }
 }
 
-/// An entry that was found, with the part that holds it.
+/// An entry, with the part that holds it.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// Its position in the version.
+    /// The entry's position in the version.
     pub ordinal: u64,
-    /// The part that holds it.
+    /// The part that holds the entry.
     pub part: Arc<LoadedPart>,
-    /// Its row in the part.
+    /// The entry's row in the part.
     pub row: usize,
 }
 
@@ -55,14 +61,14 @@ impl Found {
         self.part.entries.get(self.row)
     }
 
-    /// Where its bytes are.
+    /// The slices of chunks that hold the entry's bytes, in order.
     #[must_use]
     pub fn slices(&self) -> &[Slice] {
         self.part.placed.slices(self.row)
     }
 }
 
-/// What a path names.
+/// The object that a path names in the tree.
 #[derive(Debug, Clone)]
 pub enum Resolved {
     /// A file or a symlink.
@@ -71,26 +77,27 @@ pub enum Resolved {
     Dir(DirId),
 }
 
-/// A part that is not in memory and without which there is no answer.
+/// A part that a search needs and that is not in memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Miss(pub usize);
+pub(crate) struct MissingPart(pub usize);
 
-/// Parts in memory: those a caller holds, and those in the cache.
+/// The parts in memory: those that a caller holds, and those in the cache.
 pub(crate) struct Parts<'a> {
     version: &'a Version,
     held: &'a [(usize, Arc<LoadedPart>)],
 }
 
-/// How many parts a caller holds while it looks for one thing. No step needs more at once, so
-/// that it ends even if the cache keeps nothing.
+/// The number of parts that a search holds. No step needs more at once, so a search ends even if the cache keeps
+/// nothing.
 const HELD_MAX: usize = 4;
 
 impl Version {
-    /// Reads manifest and layout, checks that they fold into `root` and `layout`, and reads the
-    /// footers of the tables (four reads in two rounds). No part is read.
+    /// Opens a version: reads its documents and the footers of two tables, in four reads and two round trips.
+    ///
+    /// It checks that the documents hash to `root` and `layout`. It reads no part.
     ///
     /// # Errors
-    /// [`TableError`]: the source failed, or the documents are damaged, newer, or others.
+    /// [`TableError`]: the source failed, or a document is damaged, of a newer format, or of another version.
     pub async fn open(
         source: Arc<dyn TableSource>,
         root: Root,
@@ -113,7 +120,10 @@ impl Version {
             Footer::read(&*source, &PLACEMENT_SCHEMA, parts, ROWS_PER_PART_MAX)
         )?;
         if manifest.parts.iter().enumerate().any(|(i, p)| p.entries != entries.rows(i)) {
-            return Err(TableError::damaged(Table::Entries, "its row groups are not the manifest's parts"));
+            return Err(TableError::damaged(
+                Table::Entries,
+                "its row groups differ from the manifest's parts",
+            ));
         }
         let index = PartIndex::new(manifest.parts.clone());
         let chunks = tokio::sync::OnceCell::new();
@@ -133,72 +143,81 @@ impl Version {
         self.0.layout
     }
 
-    /// The manifest.
+    /// The version's manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.0.manifest
     }
 
-    /// The layout's document.
+    /// The layout's document, `layout.json`.
     #[must_use]
     pub fn layout_doc(&self) -> &LayoutDoc {
         &self.0.doc
     }
 
-    /// The parts as an index over paths and ordinals.
+    /// The index of the parts by path and by ordinal.
     #[must_use]
     pub fn index(&self) -> &PartIndex {
         &self.0.index
     }
 
-    pub(crate) fn key(&self, shelf: Shelf, part: usize) -> CacheKey {
-        CacheKey { scope: self.0.cache.scope(), root: self.0.root, layout: self.0.layout, shelf, part }
+    fn key(&self, kind: CachedKind, part: usize) -> CacheKey {
+        CacheKey { scope: self.0.cache.scope(), root: self.0.root, layout: self.0.layout, kind, part }
     }
 
-    /// A part, if it is in memory.
+    fn check_part(&self, part: usize) -> Result<(), TableError> {
+        match self.0.manifest.parts.len() {
+            parts if part < parts => Ok(()),
+            parts => Err(TableError::Internal(format!("there is no part {part}, the version has {parts}"))),
+        }
+    }
+
+    /// Returns a part if it is in memory.
     #[must_use]
     pub fn try_part(&self, part: usize) -> Option<Arc<LoadedPart>> {
-        match self.0.cache.get(&self.key(Shelf::Part, part)) {
-            Some(Kept::Part(p)) => Some(p),
+        match self.0.cache.get(&self.key(CachedKind::Part, part)) {
+            Some(Cached::Part(p)) => Some(p),
             _ => None,
         }
     }
 
-    /// A part, loaded and checked if it is not in memory (one read of each of two tables).
+    /// Returns a part; loads and checks it if it is not in memory, with one read of each of two tables.
     ///
     /// # Errors
-    /// [`TableError`]: the source failed, or the part is not the one the root names;
-    /// [`TableError::Internal`] when there is no such part.
+    /// [`TableError`]: the source failed, or the part does not match the root;
+    /// [`TableError::Internal`] if the version has no such part.
     pub async fn part(&self, part: usize) -> Result<Arc<LoadedPart>, TableError> {
-        if part >= self.0.manifest.parts.len() {
-            return Err(TableError::Internal(format!("there is no part {part}")));
-        }
+        self.check_part(part)?;
         let load = || {
             let inner = Arc::clone(&self.0);
-            async move { load_part(inner, part).await.map(|p| Kept::Part(Arc::new(p))) }
+            async move { load_part(inner, part).await.map(|p| Cached::Part(Arc::new(p))) }
         };
-        match self.0.cache.get_or_load(self.key(Shelf::Part, part), load).await? {
-            Kept::Part(p) => Ok(p),
-            Kept::Chunks(_) => Err(TableError::Internal("the cache mixed up its shelves".into())),
+        match self.0.cache.get_or_load(self.key(CachedKind::Part, part), load).await? {
+            Cached::Part(p) => Ok(p),
+            Cached::Chunks(_) => Err(wrong_kind()),
         }
     }
 
-    /// Answers from memory, if it can.
-    pub(crate) fn now<T>(&self, f: impl FnOnce(&Parts<'_>) -> Result<T, Miss>) -> Option<T> {
-        f(&Parts { version: self, held: &[] }).ok()
+    /// Runs a search over the parts in memory. Returns `None` if it needs another part.
+    pub(crate) fn search_memory<T>(
+        &self,
+        search: impl FnOnce(&Parts<'_>) -> Result<T, MissingPart>,
+    ) -> Option<T> {
+        search(&Parts { version: self, held: &[] }).ok()
     }
 
-    /// Answers after loading what is missing, one part after the other. `f` begins anew each
-    /// time, or goes on where it was if it keeps its state.
-    pub(crate) async fn awaited<T>(
+    /// Runs a search, and loads each part that it misses. `search` is called again after each load.
+    ///
+    /// A search that keeps its position in its own state continues there.
+    pub(crate) async fn search<T>(
         &self,
-        mut f: impl FnMut(&Parts<'_>) -> Result<T, Miss>,
+        mut search: impl FnMut(&Parts<'_>) -> Result<T, MissingPart>,
     ) -> Result<T, TableError> {
         let mut held: Vec<(usize, Arc<LoadedPart>)> = Vec::new();
         loop {
-            let Miss(part) = match f(&Parts { version: self, held: &held }) {
+            let MissingPart(part) = match search(&Parts { version: self, held: &held }) {
                 Ok(answer) => return Ok(answer),
-                Err(miss) => miss,
+                Err(missing) => missing,
             };
             let loaded = self.part(part).await?;
             if held.len() == HELD_MAX {
@@ -208,66 +227,155 @@ impl Version {
         }
     }
 
-    /// The entry with exactly this path, if there is one.
+    /// Returns the entry with exactly this path, if there is one.
     ///
     /// # Errors
     /// As [`Version::part`].
     pub async fn find(&self, path: &str) -> Result<Option<Found>, TableError> {
-        self.awaited(|parts| parts.find(path)).await
+        self.search(|parts| parts.find(path)).await
     }
 
-    /// The entry at an ordinal; `None` past the end.
+    /// Returns the entry at an ordinal; `None` past the end.
     ///
     /// # Errors
     /// As [`Version::part`].
     pub async fn entry(&self, ordinal: u64) -> Result<Option<Found>, TableError> {
-        self.awaited(|parts| parts.entry(ordinal)).await
+        self.search(|parts| parts.entry(ordinal)).await
     }
 
-    /// [`Version::entry`], only from memory: the outer `None` means "not in memory".
+    /// [`Version::entry`] over the parts in memory. The outer `None` means "not in memory".
     #[must_use]
     pub fn try_entry(&self, ordinal: u64) -> Option<Option<Found>> {
-        self.now(|parts| parts.entry(ordinal))
+        self.search_memory(|parts| parts.entry(ordinal))
     }
 
-    /// The ordinal of the first entry whose path is not below `path`; the number of entries
-    /// when all are.
+    /// Returns the ordinal of the first entry whose path is at or after `path` in byte order; else the entry count.
     ///
     /// # Errors
     /// As [`Version::part`].
     pub async fn lower_bound(&self, path: &[u8]) -> Result<u64, TableError> {
-        self.awaited(|parts| parts.lower_bound(path)).await
+        self.search(|parts| parts.lower_bound(path)).await
     }
 
-    /// What a path (clean, without closing slash; "" is the root directory) names in the tree.
-    /// Members of shards are not part of the tree.
+    /// Returns the object that `path` names in the tree, if there is one. Members of shards are not in the tree.
+    ///
+    /// The path is clean and has no trailing slash; `""` is the root directory.
     ///
     /// # Errors
     /// As [`Version::part`].
     pub async fn resolve(&self, path: &str) -> Result<Option<Resolved>, TableError> {
-        self.awaited(|parts| parts.resolve(path)).await
+        self.search(|parts| parts.resolve(path)).await
     }
 
-    /// [`Version::resolve`], only from memory: the outer `None` means "not in memory", and an
-    /// await of `resolve` will load what is missing (or say what is wrong).
+    /// [`Version::resolve`] over the parts in memory. The outer `None` means "not in memory".
+    ///
+    /// A call of `resolve` then loads the missing parts, or returns the error.
     #[must_use]
     pub fn try_resolve(&self, path: &str) -> Option<Option<Resolved>> {
-        self.now(|parts| parts.resolve(path))
+        self.search_memory(|parts| parts.resolve(path))
     }
 
-    /// The path of a directory that this version handed out; `None` when it names none.
+    /// Returns the path of a directory that this version returned; `None` if `dir` names no directory.
     ///
     /// # Errors
     /// As [`Version::part`].
     pub async fn dir_path(&self, dir: DirId) -> Result<Option<String>, TableError> {
-        self.awaited(|parts| parts.dir_path(dir)).await
+        self.search(|parts| parts.dir_path(dir)).await
     }
 
-    /// [`Version::dir_path`], only from memory: the outer `None` means "not in memory".
+    /// [`Version::dir_path`] over the parts in memory. The outer `None` means "not in memory".
     #[must_use]
     pub fn try_dir_path(&self, dir: DirId) -> Option<Option<String>> {
-        self.now(|parts| parts.dir_path(dir))
+        self.search_memory(|parts| parts.dir_path(dir))
     }
+
+    async fn chunks_footer(&self) -> Result<&Footer, TableError> {
+        let inner = &self.0;
+        inner
+            .chunks
+            .get_or_try_init(|| {
+                Footer::read(&*inner.source, &CHUNKS_SCHEMA, inner.manifest.parts.len(), ROWS_PER_PART_MAX)
+            })
+            .await
+    }
+
+    /// Returns a part's rows of `chunks.parquet` if they are in memory.
+    #[must_use]
+    pub fn try_chunk_rows(&self, part: usize) -> Option<Arc<Vec<ChunkRow>>> {
+        match self.0.cache.get(&self.key(CachedKind::Chunks, part)) {
+            Some(Cached::Chunks(rows)) => Some(rows),
+            _ => None,
+        }
+    }
+
+    /// Returns a part's rows of `chunks.parquet`, in the order of the slices that refer to them.
+    ///
+    /// No hash covers these rows: a caller hashes the bytes that it reads through them.
+    ///
+    /// # Errors
+    /// [`TableError`] if the rows cannot be read or break the limits of the format;
+    /// [`TableError::Internal`] if the version has no such part.
+    pub async fn chunk_rows(&self, part: usize) -> Result<Arc<Vec<ChunkRow>>, TableError> {
+        self.check_part(part)?;
+        let load = || {
+            let this = self.clone();
+            async move {
+                let footer = this.chunks_footer().await?;
+                let columns = 0..CHUNKS_SCHEMA.columns.num_columns();
+                let group = footer.fetch(&*this.0.source, part, columns).await?;
+                let this = this.clone();
+                let rows = blocking(move || {
+                    let footer = this.0.chunks.get().ok_or_else(lost_footer)?;
+                    decode::chunk_rows(footer, &this.0.index, part, &group)
+                });
+                Ok(Cached::Chunks(Arc::new(rows.await?)))
+            }
+        };
+        match self.0.cache.get_or_load(self.key(CachedKind::Chunks, part), load).await? {
+            Cached::Chunks(rows) => Ok(rows),
+            Cached::Part(_) => Err(wrong_kind()),
+        }
+    }
+
+    /// Reads the hashes of all chunks, and returns an index of them.
+    ///
+    /// # Errors
+    /// [`TableError`] if the table cannot be read, or if its row count differs from the layout's.
+    pub async fn chunk_index(&self) -> Result<ChunkIndex, TableError> {
+        let footer = self.chunks_footer().await?;
+        let total: u64 = (0..footer.groups()).map(|g| u64::from(footer.rows(g))).sum();
+        if total != self.0.doc.chunks {
+            let why = format!("it has {total} rows, layout.json says {}", self.0.doc.chunks);
+            return Err(TableError::damaged(Table::Chunks, why));
+        }
+        let mut reads = futures::stream::iter(0..footer.groups())
+            .map(|part| async move {
+                let column = schema::chunks::CHUNK;
+                Ok::<_, TableError>((part, footer.fetch(&*self.0.source, part, column..column + 1).await?))
+            })
+            .buffered(INDEX_READS);
+        // It grows as rows are decoded: a count that only a footer claims takes no memory.
+        let mut index = ChunkIndex::default();
+        while let Some(group) = reads.next().await {
+            let (part, group) = group?;
+            let this = self.clone();
+            let hashes = blocking(move || {
+                let footer = this.0.chunks.get().ok_or_else(lost_footer)?;
+                group.first().map_or(Ok(Vec::new()), |column| decode::chunk_hashes(footer, part, column))
+            })
+            .await?;
+            index.add_part(part, &hashes);
+        }
+        blocking(move || Ok(index.sorted())).await
+    }
+}
+
+fn wrong_kind() -> TableError {
+    TableError::Internal("the cache returned a value of another kind than its key".into())
+}
+
+fn lost_footer() -> TableError {
+    TableError::Internal("the footer of chunks.parquet was read and is missing".into())
 }
 
 impl Parts<'_> {
@@ -275,34 +383,34 @@ impl Parts<'_> {
         &self.version.0.index
     }
 
-    pub fn get(&self, part: usize) -> Result<Arc<LoadedPart>, Miss> {
+    pub fn get(&self, part: usize) -> Result<Arc<LoadedPart>, MissingPart> {
         let held = self.held.iter().find(|(i, _)| *i == part).map(|(_, p)| Arc::clone(p));
-        held.or_else(|| self.version.try_part(part)).ok_or(Miss(part))
+        held.or_else(|| self.version.try_part(part)).ok_or(MissingPart(part))
     }
 
-    pub fn entry(&self, ordinal: u64) -> Result<Option<Found>, Miss> {
+    pub fn entry(&self, ordinal: u64) -> Result<Option<Found>, MissingPart> {
         match self.index().find(ordinal) {
             Some((part, row)) => Ok(Some(Found { ordinal, part: self.get(part)?, row })),
             None => Ok(None),
         }
     }
 
-    pub fn lower_bound(&self, path: &[u8]) -> Result<u64, Miss> {
+    pub fn lower_bound(&self, path: &[u8]) -> Result<u64, MissingPart> {
         let Some(at) = self.index().candidate(path) else { return Ok(0) };
         let row = self.get(at)?.entries.lower_bound(path) as u64;
         if row == u64::from(self.index().parts()[at].entries) && at + 1 < self.index().parts().len() {
-            // That the next part begins after `path` is the manifest's word until it is loaded.
+            // Only the manifest says that the next part begins after `path`; loading the part checks it.
             self.get(at + 1)?;
         }
         Ok(self.index().first_ordinal(at) + row)
     }
 
-    pub fn find(&self, path: &str) -> Result<Option<Found>, Miss> {
+    pub fn find(&self, path: &str) -> Result<Option<Found>, MissingPart> {
         let at = self.lower_bound(path.as_bytes())?;
         Ok(self.entry(at)?.filter(|f| f.entry().path == path))
     }
 
-    fn resolve(&self, path: &str) -> Result<Option<Resolved>, Miss> {
+    fn resolve(&self, path: &str) -> Result<Option<Resolved>, MissingPart> {
         if path.is_empty() {
             return Ok(Some(Resolved::Dir(DirId { first: 0, depth: 0 })));
         }
@@ -319,7 +427,7 @@ impl Parts<'_> {
         Ok(is_dir.then_some(Resolved::Dir(DirId { first, depth })))
     }
 
-    fn dir_path(&self, dir: DirId) -> Result<Option<String>, Miss> {
+    fn dir_path(&self, dir: DirId) -> Result<Option<String>, MissingPart> {
         if dir.depth == 0 {
             return Ok((dir.first == 0).then(String::new));
         }
@@ -334,14 +442,14 @@ async fn load_part(inner: Arc<Inner>, part: usize) -> Result<LoadedPart, TableEr
         inner.placement.fetch(&*inner.source, part, 0..PLACEMENT_SCHEMA.columns.num_columns())
     )?;
     blocking(move || {
-        let entries = decode::entries(&inner, part, &entries)?;
-        let placed = decode::placed(&inner, part, &placement, &entries)?;
+        let entries = decode::entries(&inner.entries, &inner.index, part, &entries)?;
+        let placed = decode::placed(&inner.placement, &inner.doc, part, &placement, &entries)?;
         Ok(LoadedPart { entries, placed })
     })
     .await
 }
 
-/// Whether a kind is part of the tree.
+/// Whether entries of this kind are in the tree.
 pub(crate) fn in_tree(kind: EntryKind) -> bool {
     matches!(kind, EntryKind::File | EntryKind::Symlink)
 }

@@ -13,7 +13,8 @@ use fletch_core::manifest::{
 };
 use fletch_core::{Hash, LayoutId, Root, record};
 use fletch_tables::{
-    Created, Fault, NewRow, ObjectRef, PartCache, PinRow, Table, TablesWriter, TagDoc, Version, Written,
+    Fault, NewRow, ObjectRef, PartCache, PinRow, Provenance, Table, TablesWriter, TagDoc, Version,
+    WrittenVersion,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::path::{Path, PathBuf};
@@ -279,8 +280,8 @@ fn frame_bytes() {
     compare_bytes("frames.bin", &hex::decode(frames).expect("hex"));
 }
 
-fn about() -> Created {
-    Created {
+fn about() -> Provenance {
+    Provenance {
         created_unix_ns: 1_767_225_600_123_456_789,
         indexed_at_ns: 1_767_225_599_000_000_000,
         tool: "fletch 0.1.0".into(),
@@ -297,7 +298,7 @@ fn pin(e: &Entry) -> PinRow {
     }
 }
 
-fn write(scratch: &Path, d: &Described) -> Written {
+fn write(scratch: &Path, d: &Described) -> WrittenVersion {
     let mut w = TablesWriter::create(scratch, d.sample_rule.clone(), d.params).expect("scratch");
     for d in &d.entries {
         let e = d.entry();

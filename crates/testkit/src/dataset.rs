@@ -1,5 +1,5 @@
-//! Seeded trees of files: unique, incompressible, of log-normal sizes, with the odd things that
-//! real trees hold.
+//! Trees of files made from a seed: unique, incompressible, of log-normal sizes, with the odd names and links of
+//! real trees.
 
 use crate::seeds;
 use rand::Rng as _;
@@ -8,7 +8,7 @@ use std::io::{self, BufWriter, Read as _};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// Names that software tends to get wrong. All are UTF-8.
+/// File names that software tends to handle wrongly. All are UTF-8.
 pub const ODD_NAMES: &[&str] = &[
     "x#1",
     "a b",
@@ -35,33 +35,33 @@ pub const ODD_NAMES: &[&str] = &[
     "new\nline",
 ];
 
-/// What a tree holds.
+/// The content of a tree.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spec {
-    /// Regular files with content, beside the odd ones.
+    /// The number of regular files with content, without [`Spec::odd_names`].
     pub files: usize,
-    /// Median of their sizes, bytes.
+    /// The median of their sizes, in bytes.
     pub median_bytes: u64,
-    /// Standard deviation of the logarithm of their sizes; 0 makes all sizes equal.
+    /// The standard deviation of the logarithm of their sizes; 0 makes all sizes equal.
     pub sigma: f64,
-    /// No file is larger, bytes.
+    /// The largest size of a file, in bytes.
     pub bytes_max: u64,
-    /// Directories that they are spread over.
+    /// The number of directories that hold the files.
     pub dirs: usize,
-    /// Levels of directories, at least 1.
+    /// The number of levels of directories, at least 1.
     pub depth: usize,
-    /// One small file for each of [`ODD_NAMES`].
+    /// Whether there is one small file for each of [`ODD_NAMES`].
     pub odd_names: bool,
-    /// Links: to files, to a directory, dangling, in turn.
+    /// The number of links: in turn to a file, to a directory, and dangling.
     pub symlinks: usize,
-    /// Directories with nothing in them.
+    /// The number of empty directories.
     pub empty_dirs: usize,
-    /// Files of zero bytes.
+    /// The number of files of zero bytes.
     pub empty_files: usize,
 }
 
 impl Default for Spec {
-    /// 200 files around 8 KiB with some of everything: 2 to 3 MB.
+    /// 200 files of about 8 KiB, with some of each kind: 2 to 3 MB.
     fn default() -> Self {
         Spec {
             files: 200,
@@ -78,20 +78,20 @@ impl Default for Spec {
     }
 }
 
-/// What was written. Paths are relative; each list is sorted by path bytes.
+/// A tree that was written. Paths are relative; each list is sorted by path bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tree {
-    /// Regular files, the empty ones too, with their sizes in bytes.
+    /// Regular files, including the empty ones, with their sizes in bytes.
     pub files: Vec<(String, u64)>,
     /// Links and their targets.
     pub symlinks: Vec<(String, String)>,
     /// Empty directories.
     pub empty_dirs: Vec<String>,
-    /// Sum of the files' sizes.
+    /// The sum of the files' sizes.
     pub bytes: u64,
 }
 
-/// The content of file `index` of the tree of `seed`: no two share a block.
+/// Returns the content of file `index` of the tree of `seed`. No two files share a block.
 #[must_use]
 pub fn content(seed: u64, index: u64, size: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(size).expect("a file that fits into memory")];
@@ -103,10 +103,10 @@ fn stream(seed: u64, index: u64) -> blake3::OutputReader {
     blake3::Hasher::new().update(&seed.to_le_bytes()).update(&index.to_le_bytes()).finalize_xof()
 }
 
-/// Writes the tree of (`seed`, `spec`) into `dir`, which it makes; the same tree every time.
+/// Creates `dir` and writes the tree of `seed` and `spec` into it. The same arguments give the same tree.
 ///
 /// # Errors
-/// What the file system says.
+/// The file system's error.
 pub fn write_tree(dir: &Path, seed: u64, spec: &Spec) -> io::Result<Tree> {
     let mut rng = seeds::rng(seed);
     let mut tree = Tree::default();
@@ -161,7 +161,7 @@ pub fn write_tree(dir: &Path, seed: u64, spec: &Spec) -> io::Result<Tree> {
     Ok(tree)
 }
 
-/// Directory `i`, `depth` levels deep; neighbours share ancestors.
+/// Returns the path of directory `i`, `depth` levels deep. Neighbours share ancestors.
 fn directory(i: usize, depth: usize) -> String {
     let mut parts: Vec<String> =
         (1..depth).map(|level| format!("d{level}-{}", i / 4_usize.pow(level as u32))).collect();

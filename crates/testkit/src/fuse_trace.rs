@@ -1,4 +1,4 @@
-//! FUSE requests of one mount, seen from the kernel's side by tracepoint.
+//! The FUSE requests of one mount, counted by the kernel's tracepoints.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -7,10 +7,10 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The kernel's tracing directory, mounted if need be.
+/// Returns the kernel's tracing directory, and mounts it if necessary.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason why there is no such directory.
 pub fn tracefs() -> Result<PathBuf, String> {
     let dir = PathBuf::from("/sys/kernel/tracing");
     let event = dir.join("events/fuse/fuse_request_send");
@@ -21,28 +21,27 @@ pub fn tracefs() -> Result<PathBuf, String> {
     if event.exists() { Ok(dir) } else { Err("this kernel has no fuse tracepoints".into()) }
 }
 
-/// The event of a page leaving the page cache.
+/// The kernel's event for a page that leaves the page cache.
 const DROPPED: &str = "events/filemap/mm_filemap_delete_from_page_cache";
 
 /// Counts the requests that the kernel sends to one FUSE connection, by opcode name.
-/// A tracing instance of its own, so that tests do not disturb each other.
 ///
-/// A kernel may drop clean pages at any time (memory pressure, proactive reclaim) and then must
-/// read them again. [`FuseTrace::take_again`] leaves such reads out: at most one for each page that
-/// was seen to leave.
+/// It uses its own tracing instance, so that tests do not disturb each other. A kernel may drop clean pages at any
+/// time, because of memory pressure or proactive reclaim, and must read them again. [`FuseTrace::take_again`] leaves
+/// such reads out: at most one for each page that was seen to leave.
 #[derive(Debug)]
 pub struct FuseTrace {
     instance: PathBuf,
     connection: u64,
-    /// Pages that left and whose reading again was not seen yet.
+    /// The number of pages that left and that were not seen to be read again.
     dropped: Cell<u64>,
 }
 
 impl FuseTrace {
-    /// Begins to count for the mount at `dir`.
+    /// Starts counting for the mount at `dir`.
     ///
     /// # Panics
-    /// When tracing cannot be set up; ask [`crate::require::have`] first.
+    /// If tracing cannot be set up. A test checks [`tracefs`] first.
     #[must_use]
     pub fn start(dir: &Path) -> Self {
         let dev = fs::metadata(dir).expect("the mount answers").dev();
@@ -65,10 +64,10 @@ impl FuseTrace {
         fs::write(self.instance.join(file), value).unwrap_or_else(|e| panic!("tracing {file}: {e}"));
     }
 
-    /// The requests since the last call, by opcode (`FUSE_READ`, …).
+    /// Returns the number of requests since the last call, by opcode (`FUSE_READ`, …).
     ///
     /// # Panics
-    /// When the kernel dropped events: a count that may be short is no count.
+    /// If the kernel dropped events, because the counts would be too low.
     #[must_use]
     pub fn take(&self) -> BTreeMap<String, u64> {
         let mut pipe = fs::OpenOptions::new()
@@ -98,19 +97,20 @@ impl FuseTrace {
             let op = event.split('(').nth(1).and_then(|s| s.split(')').next()).unwrap_or("?");
             *counts.entry(op.to_owned()).or_insert(0) += 1;
         }
-        // Forgets are sent whenever the kernel likes and are answered by nobody.
+        // The kernel sends forgets at any time, and they get no answer.
         counts.retain(|op, _| op != "FUSE_FORGET" && op != "FUSE_BATCH_FORGET");
         counts
     }
 
-    /// Pages that the kernel dropped by itself, and whose reading again was not left out yet.
+    /// Returns the number of pages that the kernel dropped, and whose next read was not left out yet.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.get()
     }
 
-    /// As [`FuseTrace::take`], for a time in which the kernel has everything already, but for the
-    /// pages that it dropped by itself: reading those again is not counted.
+    /// [`FuseTrace::take`] without the reads of pages that the kernel had and dropped by itself.
+    ///
+    /// Use it for a phase in which the kernel has every page already.
     ///
     /// # Panics
     /// As [`FuseTrace::take`].

@@ -1,9 +1,8 @@
-//! What tests need: seeds, datasets, an origin that can misbehave, a wire that lies, and a look at
-//! the kernel's requests to a mount.
+//! Tools for tests: seeds, datasets, an origin with faults, a proxy that corrupts responses, and a trace of the
+//! kernel's requests to a mount.
 //!
-//! Dev-only: no crate depends on this outside its tests. It depends on no other crate of the
-//! project, so that what it says is independent of what is tested. It panics with a reason where a
-//! test could not go on anyway.
+//! Must never: be a dependency outside tests and benchmarks, or depend on another crate of the project. So its
+//! results are independent of the code under test. It panics, with the reason, where a test could not continue.
 
 pub mod dataset;
 mod emulator;

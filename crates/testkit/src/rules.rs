@@ -1,14 +1,16 @@
-//! Faults that a test switches on and off while a server runs.
+//! Rules that a test adds and removes while a server runs: which requests a fault applies to, and how often.
 
 use std::sync::{Mutex, PoisonError};
 
 struct Rule<T> {
-    part: String,
-    what: T,
-    left: Option<u32>,
+    /// The text that a request must match.
+    pattern: String,
+    action: T,
+    /// The number of requests that the rule still applies to; `None` for all.
+    remaining: Option<u32>,
 }
 
-/// An ordered list of what to do to which requests.
+/// The active rules, in the order in which they were added.
 pub(crate) struct Rules<T>(Mutex<Vec<Rule<T>>>);
 
 impl<T: Clone> Rules<T> {
@@ -16,27 +18,28 @@ impl<T: Clone> Rules<T> {
         Rules(Mutex::new(Vec::new()))
     }
 
-    /// From now on, `times` times (for ever where `None`).
-    pub fn add(&self, part: &str, what: T, times: Option<u32>) {
+    /// Adds a rule for the next `times` requests that match; for all of them if `None`.
+    pub fn add(&self, pattern: &str, action: T, times: Option<u32>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Rule {
-            part: part.to_owned(),
-            what,
-            left: times,
+            pattern: pattern.to_owned(),
+            action,
+            remaining: times,
         });
     }
 
+    /// Removes all rules.
     pub fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Everything that holds for a request now; what was to happen n times is used up by one.
+    /// Returns the actions of the rules that match a request, and counts the request for each of these rules.
     pub fn take(&self, matches: impl Fn(&str, &T) -> bool) -> Vec<T> {
         let mut rules = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = Vec::new();
-        for rule in rules.iter_mut().filter(|r| r.left != Some(0)) {
-            if matches(&rule.part, &rule.what) {
-                rule.left = rule.left.map(|n| n - 1);
-                found.push(rule.what.clone());
+        for rule in rules.iter_mut().filter(|r| r.remaining != Some(0)) {
+            if matches(&rule.pattern, &rule.action) {
+                rule.remaining = rule.remaining.map(|n| n - 1);
+                found.push(rule.action.clone());
             }
         }
         found

@@ -1,13 +1,14 @@
-//! Seeds of randomised tests: new at each run, printed with a failure, repeatable.
+//! Seeds of randomised tests: a new one for each run, printed with a failure so that the run can be repeated.
 
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-/// The seed of this test: `FLETCH_TEST_SEED`, or a new one. It is printed, and the test runner
-/// shows what a failed test printed.
+/// Returns the seed of this test, `FLETCH_TEST_SEED` or a random one, and prints it.
+///
+/// The test runner shows the output of a failed test.
 ///
 /// # Panics
-/// When `FLETCH_TEST_SEED` is no number.
+/// If `FLETCH_TEST_SEED` is not a number below 2^64.
 #[must_use]
 pub fn seed() -> u64 {
     let seed = match std::env::var("FLETCH_TEST_SEED") {
@@ -18,13 +19,13 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// A generator that gives the same numbers for the same seed on every machine.
+/// Returns a generator that gives the same numbers for the same seed on every machine.
 #[must_use]
 pub fn rng(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }
 
-/// A standard normal number, from two uniform ones (Box and Muller, 1958).
+/// Returns a standard normal number, made from two uniform ones (Box and Muller, 1958).
 pub(crate) fn normal(rng: &mut ChaCha8Rng) -> f64 {
     use rand::Rng as _;
     let (u, v): (f64, f64) = (rng.random_range(f64::MIN_POSITIVE..1.0), rng.random());

@@ -1,5 +1,6 @@
-//! One HTTP/1.1 server on a loopback port, with a runtime of its own, so that synchronous tests
-//! can use it and a blocked test runtime does not stop it.
+//! An HTTP/1.1 server on a loopback port, with its own runtime.
+//!
+//! So a synchronous test can use it, and a test that blocks its own runtime does not stop it.
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -17,17 +18,18 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// A body whose error closes the connection in the middle of it.
+/// A response body. Its error closes the connection before the body is complete.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// The error of a body that ends before its time. It waits a little, because hyper drops what it
-/// has not yet written when a body fails, and what was to pass shall pass.
-pub(crate) async fn broken(why: &str) -> io::Error {
+/// Returns the error that ends a body early, after a short wait.
+///
+/// When a body fails, hyper drops the bytes that it has not written yet. The wait lets it write them.
+pub(crate) async fn cut_off(why: &str) -> io::Error {
     tokio::time::sleep(Duration::from_millis(20)).await;
     io::Error::other(why)
 }
 
-/// The server; dropping it closes the port and every connection.
+/// A running server. Dropping it closes the port and every connection.
 pub(crate) struct Server {
     pub address: SocketAddr,
     stop: CancellationToken,
@@ -35,7 +37,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves `connection` for each accepted stream.
+    /// Starts a server that calls `connection` for each accepted stream.
     pub fn start<F, Fut>(connection: F) -> Server
     where
         F: Fn(TcpStream) -> Fut + Send + 'static,
@@ -60,11 +62,11 @@ impl Server {
                     () = stopped.cancelled() => return,
                     accepted = listener.accept() => match accepted {
                         Ok((stream, _)) => stream,
-                        // Out of descriptors, or the peer left: the next one may do better.
+                        // No descriptor is free, or the peer left. The next connection may succeed.
                         Err(_) => continue,
                     },
                 };
-                // Without it every small answer waits 40 ms for the peer's delayed ack.
+                // Otherwise each small response waits 40 ms for the peer's delayed ack.
                 if stream.set_nodelay(true).is_err() {
                     continue;
                 }
@@ -83,13 +85,13 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(runtime) = self.runtime.take() {
-            // Not the plain drop, which must not happen inside another runtime.
+            // A plain drop panics inside another runtime.
             runtime.shutdown_background();
         }
     }
 }
 
-/// Answers the requests of one connection. `None` means: never answer.
+/// Answers the requests of one connection with `answer`. A request for which it returns `None` gets no answer.
 pub(crate) async fn requests<F, Fut>(stream: TcpStream, answer: Arc<F>)
 where
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
@@ -104,6 +106,6 @@ where
             }
         }
     });
-    // A connection that breaks is what tests of faults are about; the client sees it.
+    // Tests of faults break connections on purpose; the client sees the error.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }

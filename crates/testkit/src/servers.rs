@@ -1,9 +1,9 @@
-//! Real servers of other makers, each started by the test itself on a free loopback port and ended
-//! with it: S3 (moto), Azure Blob (Azurite), and plain file servers with and without ranges.
+//! Servers of other projects: S3 (moto), Azure Blob (Azurite), and plain file servers with and without ranges.
 //!
-//! `tests/install.sh` puts them below the target directory (`test-servers/`), or where
-//! `FLETCH_TEST_SERVERS` says. Where one is missing a test is skipped with a visible reason, and
-//! fails if `FLETCH_TEST_REQUIRE` (a comma-separated list) names it.
+//! A test starts each server that it needs on a free loopback port, and ends it. `tests/install.sh` installs the
+//! servers in `test-servers/` of the target directory, or in the folder that `FLETCH_TEST_SERVERS` names. If a server
+//! is missing, the test prints the reason and skips; it fails if `FLETCH_TEST_REQUIRE` (a comma-separated list) names
+//! the server.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,18 +12,18 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long a server may take to accept connections.
+/// The time within which a server must accept connections.
 const START: Duration = Duration::from_secs(60);
-/// Ports tried before giving up: another process may take a free one first.
+/// The number of ports to try: another process may take a free port first.
 const TRIES: u32 = 5;
-/// Creates a container with a request that is signed with the account's key.
+/// The Python program that creates a container, with a request signed by the account's key.
 const CONTAINER: &str = include_str!("servers/container.py");
 
-/// A server of another maker; dropping it ends it.
+/// A running server of another project. Dropping it ends the server.
 pub struct RealServer {
     child: Child,
     address: SocketAddr,
-    /// Its configuration and data, where it has any.
+    /// The folder of the server's configuration and data.
     _dir: TempDir,
 }
 
@@ -37,21 +37,21 @@ impl RealServer {
 
 impl Drop for RealServer {
     fn drop(&mut self) {
-        // It may have ended by itself; whoever talks to it sees that.
+        // It may have ended by itself; its client saw that.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The account that [`azure`] serves, and its key: made up, and good for nothing else.
+/// The account that [`azure`] serves. The account and its key exist only in tests.
 pub const AZURE_ACCOUNT: &str = "fletchtest";
-/// See [`AZURE_ACCOUNT`].
+/// The key of [`AZURE_ACCOUNT`].
 pub const AZURE_KEY: &str = "bm90IGEgc2VjcmV0LCBvbmx5IGEga2V5IGZvciB0ZXN0cw==";
 
-/// An S3 server with this bucket; `None` (said why) where it is not installed.
+/// Starts an S3 server with this bucket. Returns `None`, and prints why, if it is not installed.
 ///
 /// # Panics
-/// When it does not start, or is missing although required.
+/// If the server does not start, or if it is required and not installed.
 #[must_use]
 pub fn s3(bucket: &str) -> Option<RealServer> {
     let program = installed("s3", "s3/bin/moto_server")?;
@@ -61,12 +61,13 @@ pub fn s3(bucket: &str) -> Option<RealServer> {
         command
     });
     let answer = request(server.address, &format!("PUT /{bucket}"));
-    assert!(answer.starts_with("HTTP/1.1 200"), "the bucket was not made: {answer}");
+    assert!(answer.starts_with("HTTP/1.1 200"), "the S3 server did not create the bucket {bucket}: {answer}");
     Some(server)
 }
 
-/// An Azure Blob server with this container, for [`AZURE_ACCOUNT`]; its `endpoint` lacks the
-/// account's path. `None` (said why) where it is not installed.
+/// Starts an Azure Blob server with this container, for [`AZURE_ACCOUNT`].
+///
+/// Its `endpoint` lacks the account's path. Returns `None`, and prints why, if it is not installed.
 ///
 /// # Panics
 /// As [`s3`].
@@ -84,11 +85,15 @@ pub fn azure(container: &str) -> Option<RealServer> {
         .args(["-c", CONTAINER, &server.endpoint(), AZURE_ACCOUNT, AZURE_KEY, container])
         .output()
         .expect("python3 runs");
-    assert!(made.status.success(), "the container was not made: {}", String::from_utf8_lossy(&made.stderr));
+    assert!(
+        made.status.success(),
+        "the Azure server did not create the container: {}",
+        String::from_utf8_lossy(&made.stderr)
+    );
     Some(server)
 }
 
-/// A plain file server that knows ranges and etags (nginx) over `dir`.
+/// Starts a plain file server over `dir` that supports ranges and etags (nginx).
 ///
 /// # Panics
 /// As [`s3`].
@@ -98,7 +103,7 @@ pub fn files_with_ranges(dir: &Path) -> Option<RealServer> {
     let root = dir.display().to_string();
     Some(start(|port, own| {
         let own_dir = own.display();
-        // One process: it then needs no other user, who might not read `dir`.
+        // With one process nginx needs no second user, who might not be able to read `dir`.
         let text = format!(
             "daemon off; master_process off; worker_processes 1; pid {own_dir}/pid; error_log {own_dir}/error.log;\n\
              events {{ worker_connections 256; }}\n\
@@ -113,7 +118,7 @@ pub fn files_with_ranges(dir: &Path) -> Option<RealServer> {
     }))
 }
 
-/// A plain file server that answers a range with everything (Python's) over `dir`.
+/// Starts a plain file server over `dir` that answers a range with the whole file (Python's).
 ///
 /// # Panics
 /// As [`s3`].
@@ -135,7 +140,7 @@ fn skip<T>(word: &str, why: &str) -> Option<T> {
     None
 }
 
-/// The program at this place below the directory of servers.
+/// Returns the path of an installed server's program, if it exists.
 fn installed(word: &str, below: &str) -> Option<PathBuf> {
     let named = std::env::var_os("FLETCH_TEST_SERVERS").map(PathBuf::from);
     // A test runs at TARGET/PROFILE/deps/NAME.
@@ -150,7 +155,7 @@ fn installed(word: &str, below: &str) -> Option<PathBuf> {
 
 fn on_path(word: &str, program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian keeps servers where users do not look.
+    // Debian installs servers in sbin, which is not on a user's PATH.
     let dirs = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     let found = dirs.map(|dir| dir.join(program)).find(|path| path.is_file());
     if found.is_none() {
@@ -159,14 +164,14 @@ fn on_path(word: &str, program: &str) -> Option<PathBuf> {
     found
 }
 
-/// Starts what `command` (given a port and a directory) says and waits until it accepts.
+/// Starts the command that `command` returns for a port and a folder, and waits until it accepts connections.
 fn start(command: impl Fn(u16, &Path) -> Command) -> RealServer {
     for _ in 0..TRIES {
         let dir = tempfile::tempdir().expect("a directory for a server");
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|l| l.local_addr());
         let address = free.expect("a free loopback port");
         let mut command = command(address.port(), dir.path());
-        // A test that is killed takes its server with it.
+        // The kernel kills the server when the test is killed.
         if Path::new("/usr/bin/setpriv").exists() {
             let mut bound = Command::new("/usr/bin/setpriv");
             bound.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
@@ -193,12 +198,12 @@ fn start(command: impl Fn(u16, &Path) -> Command) -> RealServer {
             std::thread::sleep(Duration::from_millis(20));
         }
         let said = std::fs::read_to_string(server._dir.path().join("log")).unwrap_or_default();
-        eprintln!("a server did not start at {address}: {said}");
+        eprintln!("the server did not start at {address}; it printed: {said}");
     }
-    panic!("a server did not start, {TRIES} times over: see above");
+    panic!("the server did not start in {TRIES} tries; its output is above");
 }
 
-/// One request without a body; the answer as text.
+/// Sends a request without a body. Returns the response as text.
 fn request(address: SocketAddr, line: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a connection");
     let text =

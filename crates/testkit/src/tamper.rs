@@ -1,7 +1,7 @@
-//! A proxy between a client and an HTTP/1.1 server that changes what passes: the lying wire.
+//! A proxy between a client and an HTTP/1.1 server that changes, cuts off or stalls responses.
 
 use crate::rules::Rules;
-use crate::serve::{Body, Server, broken, requests};
+use crate::serve::{Body, Server, cut_off, requests};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use http::{Request, Response, StatusCode};
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Mutex;
 
-/// Where a [`TamperProxy`] sends what it receives.
+/// The server to which a [`TamperProxy`] sends requests.
 #[derive(Debug, Clone)]
 pub enum Upstream {
     /// A loopback port.
@@ -26,29 +26,29 @@ pub enum Upstream {
     Unix(PathBuf),
 }
 
-/// What is done to the body of a response. Offsets count its bytes from 0, headers not included.
+/// A change of a response's body. Offsets count the body's bytes from 0, without headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tamper {
-    /// Flips one bit of the byte at `byte`. A body that ends before it passes unchanged.
+    /// Flips one bit of the byte at `byte`. A shorter body passes unchanged.
     FlipBit {
-        /// Which byte.
+        /// The byte's offset.
         byte: u64,
-        /// Which bit, 0 to 7.
+        /// The bit, 0 to 7.
         bit: u8,
     },
-    /// Closes the connection after so many bytes.
+    /// Closes the connection after `after` bytes.
     Cut {
-        /// Bytes that still pass.
+        /// The number of bytes that pass.
         after: u64,
     },
-    /// Keeps the connection open after so many bytes and sends nothing more.
+    /// Sends nothing after `after` bytes, and keeps the connection open.
     Stall {
-        /// Bytes that still pass.
+        /// The number of bytes that pass.
         after: u64,
     },
 }
 
-/// The proxy, on a loopback port and with threads of its own. Dropping it stops it.
+/// A proxy on a loopback port, with its own threads. Dropping it stops it.
 pub struct TamperProxy {
     server: Server,
     shared: Arc<Shared>,
@@ -62,10 +62,10 @@ struct Shared {
 }
 
 impl TamperProxy {
-    /// A proxy that, until told otherwise, passes everything unchanged.
+    /// Starts a proxy that passes every response unchanged until [`Self::set`] is called.
     ///
     /// # Panics
-    /// When it gets no port or threads.
+    /// If it gets no port or no threads.
     #[must_use]
     pub fn start(upstream: Upstream) -> Self {
         let shared = Arc::new(Shared {
@@ -77,7 +77,7 @@ impl TamperProxy {
         let serving = Arc::clone(&shared);
         let server = Server::start(move |stream| {
             let shared = Arc::clone(&serving);
-            // One connection upstream for each of ours, made when the first request comes.
+            // Each client connection has its own upstream connection, which the first request opens.
             let upstream = Arc::new(Mutex::new(None));
             requests(
                 stream,
@@ -87,36 +87,35 @@ impl TamperProxy {
         TamperProxy { server, shared }
     }
 
-    /// Where clients connect.
+    /// Returns the address to which clients connect.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.server.address
     }
 
-    /// `http://127.0.0.1:PORT`.
+    /// Returns `http://127.0.0.1:PORT`.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.server.address)
     }
 
-    /// Tampers from now on with responses to requests whose path and query contain `part`,
-    /// `times` times (for ever where `None`).
+    /// Changes the responses to the next `times` requests whose path and query contain `part`; to all if `None`.
     pub fn set(&self, part: &str, tamper: Tamper, times: Option<u32>) {
         self.shared.rules.add(part, tamper, times);
     }
 
-    /// From now on everything passes unchanged.
+    /// Removes all changes: every response passes unchanged.
     pub fn clear(&self) {
         self.shared.rules.clear();
     }
 
-    /// Responses that were passed on, changed or not.
+    /// Returns the number of responses that passed, changed or unchanged.
     #[must_use]
     pub fn responses(&self) -> u64 {
         self.shared.responses.load(Relaxed)
     }
 
-    /// Responses that were really changed, cut or stalled.
+    /// Returns the number of responses that were changed, cut off or stalled.
     #[must_use]
     pub fn tampered(&self) -> u64 {
         self.shared.tampered.load(Relaxed)
@@ -171,7 +170,7 @@ async fn connect(upstream: &Upstream) -> io::Result<SendRequest<Incoming>> {
     {
         let (sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        // Ends with its socket, at the latest when this proxy's runtime does.
+        // It ends with its socket, or with the proxy's runtime.
         tokio::runtime::Handle::current().spawn(connection);
         Ok(sender)
     }
@@ -185,28 +184,28 @@ async fn connect(upstream: &Upstream) -> io::Result<SendRequest<Incoming>> {
     }
 }
 
-/// How a body ends before its time.
+/// The way in which a body ends early.
 #[derive(Clone, Copy)]
-enum End {
+enum EarlyEnd {
     Cut,
     Stall,
 }
 
-struct Passing {
+struct TamperedBody {
     body: BodyStream<Incoming>,
     tampers: Vec<Tamper>,
     shared: Arc<Shared>,
-    /// Bytes of the body so far.
+    /// The number of bytes of the body so far.
     at: u64,
-    /// What happens instead of the next frame.
-    end: Option<End>,
+    /// The end that comes in place of the next frame.
+    end: Option<EarlyEnd>,
 }
 
 fn tampered(body: Incoming, tampers: Vec<Tamper>, shared: Arc<Shared>) -> Body {
     if tampers.is_empty() {
         return body.map_err(io::Error::other).boxed_unsync();
     }
-    let passing = Passing { body: BodyStream::new(body), tampers, shared, at: 0, end: None };
+    let passing = TamperedBody { body: BodyStream::new(body), tampers, shared, at: 0, end: None };
     let frames = futures::stream::unfold(passing, |mut passing| async move {
         let frame = passing.next().await?;
         Some((frame, passing))
@@ -214,11 +213,11 @@ fn tampered(body: Incoming, tampers: Vec<Tamper>, shared: Arc<Shared>) -> Body {
     StreamBody::new(frames).boxed_unsync()
 }
 
-impl Passing {
+impl TamperedBody {
     async fn next(&mut self) -> Option<io::Result<Frame<Bytes>>> {
         match self.end {
-            Some(End::Cut) => return Some(Err(broken("cut").await)),
-            Some(End::Stall) => std::future::pending().await,
+            Some(EarlyEnd::Cut) => return Some(Err(cut_off("cut").await)),
+            Some(EarlyEnd::Stall) => std::future::pending().await,
             None => {}
         }
         let bytes = match self.body.next().await?.map(Frame::into_data) {
@@ -237,8 +236,8 @@ impl Passing {
                     }
                     continue;
                 }
-                Tamper::Cut { after } => (*after, End::Cut),
-                Tamper::Stall { after } => (*after, End::Stall),
+                Tamper::Cut { after } => (*after, EarlyEnd::Cut),
+                Tamper::Stall { after } => (*after, EarlyEnd::Stall),
             };
             if self.end.is_none() && self.at + out.len() as u64 > after {
                 out.truncate(after.saturating_sub(self.at) as usize);

@@ -28,7 +28,7 @@ use fletch_core::manifest::sample::SampleMatcher;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams};
 use fletch_origin::Origins;
-use fletch_tables::{Created, Fault, NewRow, TableError, TablesWriter, Written};
+use fletch_tables::{Provenance, Fault, NewRow, TableError, TablesWriter, WrittenVersion};
 use journal::JournalWriter;
 use known::{Known, Lookup};
 pub use options::{IndexFailure, IndexOptions, OnFault, Report};
@@ -365,7 +365,7 @@ fn locked(
             .hint("mend them, or leave them out with --skip-failed");
         return Err(IndexFailure { failure, faults });
     }
-    let written = writer.finish(Created {
+    let written = writer.finish(Provenance {
         created_unix_ns: started_ns,
         indexed_at_ns: started_ns,
         tool: format!("fletch {}", env!("CARGO_PKG_VERSION")),
@@ -385,7 +385,7 @@ fn locked(
 
 fn report(
     options: &IndexOptions,
-    written: &Written,
+    written: &WrittenVersion,
     counters: &Counters,
     skipped: Vec<Fault>,
     took: Duration,

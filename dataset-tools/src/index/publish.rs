@@ -11,7 +11,7 @@ use crate::place::Place;
 use bytes::Bytes;
 use fletch_core::{Root, TagName};
 use fletch_origin::{Origin, OriginError, PutMode};
-use fletch_tables::{Manifest, TagDoc, Written, paths};
+use fletch_tables::{Manifest, TagDoc, WrittenVersion, paths};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -66,7 +66,7 @@ fn same_manifest(theirs: &[u8], ours: &[u8], root: Root) -> bool {
 ///
 /// # Errors
 /// [`Failure`] when the place cannot be written, or `stop` was set.
-pub async fn publish(place: &Place, written: &Written, stop: &AtomicBool) -> Result<(), Failure> {
+pub async fn publish(place: &Place, written: &WrittenVersion, stop: &AtomicBool) -> Result<(), Failure> {
     let origin = place.origin();
     for (path, local) in &written.files {
         if stop.load(Relaxed) {
@@ -105,6 +105,6 @@ pub async fn publish(place: &Place, written: &Written, stop: &AtomicBool) -> Res
 ///
 /// # Errors
 /// [`Failure`] when the place cannot be written.
-pub async fn tag(place: &Place, tag: &TagName, written: &Written, now_ns: u64) -> Result<(), Failure> {
+pub async fn tag(place: &Place, tag: &TagName, written: &WrittenVersion, now_ns: u64) -> Result<(), Failure> {
     place.put_tag(tag, &TagDoc::new(written.root, written.layout, now_ns)).await
 }

@@ -37,7 +37,7 @@ use find::{Finder, Found};
 use fletch_core::Hash;
 use fletch_core::manifest::pack::{Item, Keeper, PackParams, ParentLocation};
 use fletch_origin::{Origin, Origins};
-use fletch_tables::{Created, Fault, Written};
+use fletch_tables::{Provenance, Fault, WrittenVersion};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use journal::Journal;
@@ -241,7 +241,7 @@ impl Run<'_> {
         drop(progress);
         let matcher = options.rule.matcher().map_err(|e| Failure::usage(e.to_string()))?;
         let packed = Packed { catalogue: &found.catalogue, fates: &made.fates, chunks: &made.chunks };
-        let about = Created {
+        let about = Provenance {
             created_unix_ns: started_ns,
             indexed_at_ns: started_ns,
             tool: format!("fletch {}", env!("CARGO_PKG_VERSION")),
@@ -366,7 +366,7 @@ impl Run<'_> {
         // both have is put in place once.
         let shared: BTreeSet<&String> = both.index.files.iter().map(|f| &f.0).collect();
         let own = both.pack.files.iter().filter(|f| !shared.contains(&f.0)).cloned().collect();
-        let pack = Written { files: own, ..both.pack.clone() };
+        let pack = WrittenVersion { files: own, ..both.pack.clone() };
         self.rt.block_on(async {
             publish::publish(self.place, &both.index, self.stop).await?;
             publish::publish(self.place, &pack, self.stop).await?;

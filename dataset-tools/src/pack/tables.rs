@@ -8,7 +8,7 @@ use crate::index::outcome::Counters;
 use fletch_core::Hash;
 use fletch_core::manifest::sample::SampleMatcher;
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, SampleRule, Slice};
-use fletch_tables::{Created, Fault, NewChunk, NewRow, PinRow, TableError, TablesWriter, Written, paths};
+use fletch_tables::{Provenance, Fault, NewChunk, NewRow, PinRow, TableError, TablesWriter, WrittenVersion, paths};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -25,9 +25,9 @@ pub struct Packed<'a> {
 /// The tables of both layouts.
 pub struct Both {
     /// The packed one.
-    pub pack: Written,
+    pub pack: WrittenVersion,
     /// The index beside it.
-    pub index: Written,
+    pub index: WrittenVersion,
 }
 
 struct Writers {
@@ -97,7 +97,7 @@ pub fn write(
     matcher: &SampleMatcher,
     params: &LayoutParams,
     scratch: &Path,
-    about: Created,
+    about: Provenance,
     counters: &Counters,
     faults: Faults,
 ) -> Result<(Both, Vec<Fault>), Failure> {
@@ -175,7 +175,7 @@ pub fn write(
         }
     }
     let faults = faults.finish();
-    let about = Created { faults: faults.clone(), ..about };
+    let about = Provenance { faults: faults.clone(), ..about };
     let both = Both { pack: writers.pack.finish(about.clone())?, index: writers.index.finish(about)? };
     Ok((both, faults))
 }

@@ -57,7 +57,7 @@ fn a_flipped_bit_a_truncation_and_a_swap() {
 #[test]
 fn bytes_that_differ_under_the_same_times_are_damage_of_the_storage() {
     use fletch_core::manifest::{Entry, LayoutParams, SampleRule};
-    use fletch_tables::{Created, NewRow, TablesWriter, TagDoc, paths};
+    use fletch_tables::{Provenance, NewRow, TablesWriter, TagDoc, paths};
     // A lying disk: the pin is that of the file, the hash that of what was once written to it.
     let w = World::new();
     w.write("f", "what is there now");
@@ -69,7 +69,7 @@ fn bytes_that_differ_under_the_same_times_are_damage_of_the_storage() {
     let content = fletch::index::content::Content::whole(hash, 17);
     writer.push(NewRow::indexed(Entry::file("f", 17, hash), content.slices, &pin)).expect("push");
     let written = writer
-        .finish(Created {
+        .finish(Provenance {
             created_unix_ns: 1,
             indexed_at_ns: 1,
             tool: "test".into(),

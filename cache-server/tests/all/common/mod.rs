@@ -13,7 +13,7 @@ use fletch_server::{
     app::{self, Running},
     config::{self, Environment, Task},
 };
-use fletch_tables::{Created, NewChunk, NewRow, PinRow, TablesWriter, TagDoc, Written, paths};
+use fletch_tables::{Provenance, NewChunk, NewRow, PinRow, TablesWriter, TagDoc, WrittenVersion, paths};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use std::{
     collections::BTreeMap,
@@ -187,7 +187,7 @@ fn write_rows(to: &Path, rows: Vec<NewRow>, params: LayoutParams) -> Indexed {
     for row in rows {
         writer.push(row).expect("a good row");
     }
-    let about = Created {
+    let about = Provenance {
         created_unix_ns: 1_700_000_000_000_000_007,
         indexed_at_ns: 1_700_000_000_000_000_000,
         tool: "tests".into(),
@@ -204,7 +204,7 @@ fn write_rows(to: &Path, rows: Vec<NewRow>, params: LayoutParams) -> Indexed {
     Indexed { written }
 }
 
-pub fn tag(to: &Path, name: &str, written: &Written) {
+pub fn tag(to: &Path, name: &str, written: &WrittenVersion) {
     let doc = TagDoc::new(written.root, written.layout, 7).to_bytes().expect("tag");
     let at = to.join(paths::tag(&name.parse().expect("tag name")));
     std::fs::create_dir_all(at.parent().expect("parent")).expect("mkdir");
@@ -212,7 +212,7 @@ pub fn tag(to: &Path, name: &str, written: &Written) {
 }
 
 pub struct Indexed {
-    pub written: Written,
+    pub written: WrittenVersion,
 }
 
 impl Indexed {

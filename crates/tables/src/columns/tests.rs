@@ -1,8 +1,10 @@
 //! What a hostile page can claim.
 
 use super::*;
+use crate::Table;
+use crate::untrusted::contained;
 
-fn guard(snappy: bool, bytes_left: usize) -> Guard {
+fn guard(snappy: bool, bytes_left: usize) -> PageGuard {
     let descr = crate::schema::PLACEMENT_SCHEMA.columns.column(0);
     let meta = ColumnChunkMetaData::builder(descr)
         .set_data_page_offset(0)
@@ -11,7 +13,7 @@ fn guard(snappy: bool, bytes_left: usize) -> Guard {
         .expect("metadata");
     let pages =
         SerializedPageReader::new(Arc::new(Bytes::from_static(b"none")), &meta, 1, None).expect("pages");
-    Guard { pages, snappy, rows_left: 1, bytes_left }
+    PageGuard { pages, snappy, rows_left: 1, bytes_left }
 }
 
 #[test]

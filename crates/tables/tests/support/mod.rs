@@ -6,8 +6,8 @@ use bytes::Bytes;
 use fletch_core::manifest::{Entry, LayoutParams, SampleRule, Slice};
 use fletch_core::{Hash, Kind};
 use fletch_tables::{
-    Created, NewRow, PartCache, PinRow, SourceError, Table, TableError, TableRange, TableSource,
-    TablesWriter, Version, Written,
+    NewRow, PartCache, PinRow, Provenance, SourceError, Table, TableError, TableRange, TableSource,
+    TablesWriter, Version, WrittenVersion,
 };
 use std::collections::HashMap;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub struct Files {
 }
 
 impl Files {
-    pub fn load(written: &Written) -> Self {
+    pub fn load(written: &WrittenVersion) -> Self {
         let files = Table::ALL.map(|t| {
             let rest = t.path(written.root, written.layout);
             let (_, at) = written.files.iter().find(|(p, _)| *p == rest).expect("every table was written");
@@ -68,8 +68,8 @@ impl TableSource for Files {
     }
 }
 
-pub fn about() -> Created {
-    Created {
+pub fn about() -> Provenance {
+    Provenance {
         created_unix_ns: 1_767_225_600_000_000_001,
         indexed_at_ns: 1_767_225_500_000_000_000,
         tool: "fletch-tables tests".into(),
@@ -98,7 +98,7 @@ pub fn row(e: &Entry, params: LayoutParams) -> NewRow {
     NewRow::indexed(e.clone(), slices(e, params), &pin)
 }
 
-pub fn write(scratch: &Path, entries: &[Entry]) -> Written {
+pub fn write(scratch: &Path, entries: &[Entry]) -> WrittenVersion {
     let mut w = TablesWriter::create(scratch, SampleRule::file(), LayoutParams::INDEX).expect("scratch");
     for e in entries {
         w.push(row(e, LayoutParams::INDEX)).expect("a good entry");
@@ -108,7 +108,7 @@ pub fn write(scratch: &Path, entries: &[Entry]) -> Written {
 
 /// A version in memory.
 pub struct Made {
-    pub written: Written,
+    pub written: WrittenVersion,
     pub files: Arc<Files>,
 }
 

@@ -1,8 +1,8 @@
-//! One request in, one answer out, or none at all.
+//! Answers one S3 request, or leaves it unanswered where a fault says so.
 
 use super::objects::Object;
 use super::{Fault, Shared, xml};
-use crate::serve::{Body, broken};
+use crate::serve::{Body, cut_off};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use http::header::{
@@ -19,12 +19,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::time::{Instant, sleep};
 
-/// The longest object that can be written, bytes.
+/// The longest object that can be written, in bytes.
 const PUT_BYTES_MAX: usize = 1 << 30;
 
 pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Option<Response<Body>> {
-    let call = Call::read(&request);
-    shared.tally(&call);
+    let call = S3Request::parse(&request);
+    shared.count_request(&call);
     let key = call.key.as_deref().unwrap_or_default();
     let about = if key.is_empty() { call.query("prefix") } else { key };
     let body_faults = call.method == Method::GET && !key.is_empty();
@@ -35,15 +35,15 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
             matches!(fault, Fault::LoseAnswer | Fault::IgnoreConditions) && call.method == Method::PUT;
         about.starts_with(prefix) && (any || etags || writes || body_faults)
     });
-    sleep(shared.shape.first_byte()).await;
+    sleep(shared.throttle.first_byte()).await;
     let response = if faults.contains(&Fault::Stall) {
         return None;
-    } else if !shared.shape.admit() {
+    } else if !shared.throttle.admit() {
         slow_down(&shared, Some(shared.config.retry_after_s))
-    } else if let Some(refused) = refuse(&shared, &faults) {
-        refused
+    } else if let Some(error) = fault_error(&shared, &faults) {
+        error
     } else if call.bucket != shared.config.bucket {
-        refusal(StatusCode::NOT_FOUND, "NoSuchBucket")
+        error(StatusCode::NOT_FOUND, "NoSuchBucket")
     } else if key.is_empty() {
         shared.list(&call)
     } else if call.method == Method::GET || call.method == Method::HEAD {
@@ -61,17 +61,17 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> O
     Some(response)
 }
 
-/// A request's method, place and query.
-struct Call {
+/// A request's method, bucket, key and query.
+struct S3Request {
     method: Method,
     bucket: String,
-    /// `None` where the path names the bucket only.
+    /// `None` if the path names only the bucket.
     key: Option<String>,
     query: HashMap<String, String>,
 }
 
-impl Call {
-    fn read(request: &Request<Incoming>) -> Self {
+impl S3Request {
+    fn parse(request: &Request<Incoming>) -> Self {
         let text = |s: &str| percent_decode_str(s).decode_utf8_lossy().into_owned();
         let path = request.uri().path().trim_start_matches('/');
         let (bucket, key) = match path.split_once('/') {
@@ -79,7 +79,7 @@ impl Call {
             None => (path, None),
         };
         let query = url::form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes());
-        Call {
+        S3Request {
             method: request.method().clone(),
             bucket: text(bucket),
             key,
@@ -87,14 +87,14 @@ impl Call {
         }
     }
 
-    /// The value of a query key, empty where there is none.
+    /// Returns the value of a query key; empty if there is none.
     fn query(&self, key: &str) -> &str {
         self.query.get(key).map(String::as_str).unwrap_or_default()
     }
 }
 
 impl Shared {
-    fn tally(&self, call: &Call) {
+    fn count_request(&self, call: &S3Request) {
         let early = self.is_early();
         let mut counts = self.count();
         counts.early += u64::from(early);
@@ -111,20 +111,20 @@ impl Shared {
         }
     }
 
-    fn list(&self, call: &Call) -> Response<Body> {
+    fn list(&self, call: &S3Request) -> Response<Body> {
         if call.method != Method::GET
             || call.query("list-type") != "2"
             || call.query.contains_key("delimiter")
         {
-            return refusal(StatusCode::NOT_IMPLEMENTED, "NotImplemented");
+            return error(StatusCode::NOT_IMPLEMENTED, "NotImplemented");
         }
         let max = call.query.get("max-keys").map_or(Some(1000), |n| n.parse().ok());
         let Some(max) = max.map(|n: usize| n.min(1000)) else {
-            return refusal(StatusCode::BAD_REQUEST, "InvalidArgument");
+            return error(StatusCode::BAD_REQUEST, "InvalidArgument");
         };
         let after = call.query.get("continuation-token").or_else(|| call.query.get("start-after"));
         let (page, more) = self.objects.list(call.query("prefix"), after.map(String::as_str), max);
-        // The token is the last key: what is written between two pages is listed once or not at all.
+        // The token is the last key, so an object that is written between two pages is listed at most once.
         let next = page.last().filter(|_| more).map(|last| last.key.as_str());
         let encode = call.query("encoding-type") == "url";
         xml_answer(xml::listing(&self.config.bucket, call.query("prefix"), max, &page, next, encode))
@@ -132,13 +132,13 @@ impl Shared {
 
     fn read(
         self: Arc<Self>,
-        call: &Call,
+        call: &S3Request,
         key: &str,
         faults: &[Fault],
         request: &Request<Incoming>,
     ) -> Response<Body> {
         let Some(mut object) = self.objects.find(key) else {
-            return refusal(StatusCode::NOT_FOUND, "NoSuchKey");
+            return error(StatusCode::NOT_FOUND, "NoSuchKey");
         };
         if faults.contains(&Fault::ChangeEtag) {
             object.etag = format!("\"changed-{}\"", object.etag.trim_matches('"'));
@@ -147,13 +147,13 @@ impl Shared {
         if header(IF_MATCH)
             .is_some_and(|tags| tags != "*" && tags.split(',').all(|t| t.trim() != object.etag))
         {
-            return refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed");
+            return error(StatusCode::PRECONDITION_FAILED, "PreconditionFailed");
         }
         let asked = header(RANGE).filter(|_| !faults.contains(&Fault::IgnoreRange));
         let range = match asked.and_then(|text| range(text, object.size)) {
             Some(Ok(range)) => Some(shifted(range, faults, object.size)),
             Some(Err(())) => {
-                let mut response = refusal(StatusCode::RANGE_NOT_SATISFIABLE, "InvalidRange");
+                let mut response = error(StatusCode::RANGE_NOT_SATISFIABLE, "InvalidRange");
                 if let Ok(value) = format!("bytes */{}", object.size).parse() {
                     response.headers_mut().insert(CONTENT_RANGE, value);
                 }
@@ -193,7 +193,7 @@ impl Shared {
 
     async fn write(
         &self,
-        call: &Call,
+        call: &S3Request,
         key: &str,
         faults: &[Fault],
         request: Request<Incoming>,
@@ -202,14 +202,14 @@ impl Shared {
             && !faults.contains(&Fault::IgnoreConditions);
         let upload = call.query("uploadId");
         let Ok(body) = Limited::new(request.into_body(), PUT_BYTES_MAX).collect().await else {
-            return refusal(StatusCode::BAD_REQUEST, "IncompleteBody");
+            return error(StatusCode::BAD_REQUEST, "IncompleteBody");
         };
         let bytes = body.to_bytes();
-        let no_upload = || refusal(StatusCode::NOT_FOUND, "NoSuchUpload");
+        let no_upload = || error(StatusCode::NOT_FOUND, "NoSuchUpload");
         match (call.method.as_str(), upload.is_empty()) {
             ("PUT", true) if create => match self.objects.create(key, bytes) {
                 Ok(Some(etag)) => tagged(&etag),
-                Ok(None) => refusal(StatusCode::PRECONDITION_FAILED, "PreconditionFailed"),
+                Ok(None) => error(StatusCode::PRECONDITION_FAILED, "PreconditionFailed"),
                 Err(error) => failed(&error),
             },
             ("PUT", true) => self.objects.put(key, bytes).map_or_else(|e| failed(&e), |etag| tagged(&etag)),
@@ -217,7 +217,7 @@ impl Shared {
                 Ok(number) => {
                     self.objects.put_part(upload, number, bytes).map_or_else(no_upload, |etag| tagged(&etag))
                 }
-                Err(_) => refusal(StatusCode::BAD_REQUEST, "InvalidArgument"),
+                Err(_) => error(StatusCode::BAD_REQUEST, "InvalidArgument"),
             },
             ("DELETE", true) => {
                 self.objects.delete(key);
@@ -226,24 +226,24 @@ impl Shared {
             ("DELETE", false) if self.objects.abort_upload(upload) => no_content(),
             ("DELETE", false) => no_upload(),
             ("POST", true) if call.query.contains_key("uploads") => {
-                xml_answer(xml::begun(&self.config.bucket, key, &self.objects.begin_upload()))
+                xml_answer(xml::upload_begun(&self.config.bucket, key, &self.objects.begin_upload()))
             }
             ("POST", false) => {
                 let Some(numbers) = std::str::from_utf8(&bytes).ok().and_then(xml::parts) else {
-                    return refusal(StatusCode::BAD_REQUEST, "MalformedXML");
+                    return error(StatusCode::BAD_REQUEST, "MalformedXML");
                 };
-                match self.objects.end_upload(upload, key, &numbers) {
-                    Some(Ok(etag)) => xml_answer(xml::ended(&self.config.bucket, key, &etag)),
+                match self.objects.complete_upload(upload, key, &numbers) {
+                    Some(Ok(etag)) => xml_answer(xml::upload_completed(&self.config.bucket, key, &etag)),
                     Some(Err(error)) => failed(&error),
                     None => no_upload(),
                 }
             }
-            _ => refusal(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
+            _ => error(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
         }
     }
 }
 
-/// A body on its way, piece by piece.
+/// A response body that is sent piece by piece.
 struct Sending {
     shared: Arc<Shared>,
     object: Object,
@@ -257,7 +257,7 @@ impl Sending {
     fn stream(self) -> Body {
         let frames = futures::stream::unfold(self, |mut sending| async move {
             let piece = sending.next().await?;
-            // After an error the connection is closed: there is no next time.
+            // An error closes the connection, so no piece follows it.
             Some((piece.map(Frame::data), sending))
         });
         StreamBody::new(frames.fuse()).boxed_unsync()
@@ -268,10 +268,10 @@ impl Sending {
             return None;
         }
         let sent = self.at - self.range.start;
-        let mut end = self.range.end.min(self.at + self.shared.shape.piece());
+        let mut end = self.range.end.min(self.at + self.shared.throttle.piece());
         for fault in &self.faults {
             match fault {
-                Fault::Truncate { after } if sent >= *after => return Some(Err(broken("truncated").await)),
+                Fault::Truncate { after } if sent >= *after => return Some(Err(cut_off("truncated").await)),
                 Fault::StallAfter(after) if sent >= *after => std::future::pending().await,
                 Fault::Truncate { after } | Fault::StallAfter(after) => {
                     end = end.min(self.range.start + after)
@@ -279,7 +279,7 @@ impl Sending {
                 _ => {}
             }
         }
-        self.shared.shape.wait(self.began, sent, end - self.at).await;
+        self.shared.throttle.wait(self.began, sent, end - self.at).await;
         let piece = self.object.read(self.at..end).map(|bytes| self.flipped(bytes));
         if let Ok(bytes) = &piece {
             self.shared.count().bytes_sent += bytes.len() as u64;
@@ -303,7 +303,7 @@ impl Sending {
     }
 }
 
-/// `bytes=a-b`, `bytes=a-`, `bytes=-n`; `None` is no single range, `Err` one past the end.
+/// Parses `bytes=a-b`, `bytes=a-` or `bytes=-n`. `None` is not a single range; `Err` is a range past the end.
 fn range(text: &str, size: u64) -> Option<Result<Range<u64>, ()>> {
     let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
     let range = match (first, last) {
@@ -320,10 +320,10 @@ fn shifted(range: Range<u64>, faults: &[Fault], size: u64) -> Range<u64> {
     range.start + by..range.end + by
 }
 
-fn refuse(shared: &Shared, faults: &[Fault]) -> Option<Response<Body>> {
+fn fault_error(shared: &Shared, faults: &[Fault]) -> Option<Response<Body>> {
     faults.iter().find_map(|fault| match fault {
         Fault::SlowDown { retry_after_s } => Some(slow_down(shared, *retry_after_s)),
-        Fault::Error { rate, status } if shared.shape.happens(*rate) => {
+        Fault::Error { rate, status } if shared.throttle.happens(*rate) => {
             let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             let code = match status.as_u16() {
                 401 | 403 => "AccessDenied",
@@ -332,7 +332,7 @@ fn refuse(shared: &Shared, faults: &[Fault]) -> Option<Response<Body>> {
                 503 => "SlowDown",
                 _ => "InternalError",
             };
-            Some(refusal(status, code))
+            Some(error(status, code))
         }
         _ => None,
     })
@@ -350,22 +350,22 @@ fn xml_answer(text: String) -> Response<Body> {
     finish(Response::builder().header(CONTENT_TYPE, "application/xml"), full(text))
 }
 
-fn refusal(status: StatusCode, code: &str) -> Response<Body> {
-    let text = xml::refusal(code, "the emulator refuses this");
+fn error(status: StatusCode, code: &str) -> Response<Body> {
+    let text = xml::error(code, "the emulator refuses this");
     finish(Response::builder().status(status).header(CONTENT_TYPE, "application/xml"), full(text))
 }
 
 fn slow_down(shared: &Shared, retry_after_s: Option<u64>) -> Response<Body> {
-    let mut response = refusal(StatusCode::SERVICE_UNAVAILABLE, "SlowDown");
+    let mut response = error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown");
     if let Some(seconds) = retry_after_s {
-        shared.ask_for_quiet(seconds);
+        shared.forbid_requests(seconds);
         response.headers_mut().insert(RETRY_AFTER, seconds.into());
     }
     response
 }
 
 fn failed(error: &io::Error) -> Response<Body> {
-    let text = xml::refusal("InternalError", &error.to_string());
+    let text = xml::error("InternalError", &error.to_string());
     finish(Response::builder().status(StatusCode::INTERNAL_SERVER_ERROR), full(text))
 }
 

@@ -1,27 +1,27 @@
-//! An S3-style origin on a loopback port: slow, limited and faulty as a test wishes, and counted.
+//! An S3-style origin on a loopback port. A test sets its latency, bandwidth and faults, and reads its counters.
 //!
-//! Path style, one bucket: `GET` (with `Range` and `If-Match`), `HEAD`, `PUT` (with
-//! `If-None-Match: *`), `DELETE`, ListObjectsV2 in byte order, multipart uploads. Signatures are
-//! not looked at. The time to first byte is log-normal around a median; bandwidth is limited for
-//! each response and for all together; requests above a rate get `503 SlowDown`.
+//! It serves one bucket in path style: `GET` (with `Range` and `If-Match`), `HEAD`, `PUT` (with `If-None-Match: *`),
+//! `DELETE`, ListObjectsV2 in byte order, and multipart uploads. It does not check signatures. The time to first byte
+//! is log-normal around a median. Bandwidth is limited for each response and for all together. Requests above a rate
+//! get `503 SlowDown`.
 
 mod answer;
 mod objects;
-mod shape;
+mod throttle;
 mod xml;
 
 use crate::rules::Rules;
 use crate::serve::{Server, requests};
 use bytes::Bytes;
 use objects::Objects;
-use shape::Shape;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use throttle::Throttle;
 
-/// Time to first byte: log-normal with these quantiles.
+/// The time to first byte: log-normal with these quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Latency {
     /// Half of the requests take less.
@@ -30,27 +30,27 @@ pub struct Latency {
     pub p99: Duration,
 }
 
-/// How the origin behaves when nothing is wrong.
+/// The origin's behaviour without faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmulatorConfig {
-    /// The only bucket there is.
+    /// The name of the only bucket.
     pub bucket: String,
-    /// Time before the first byte of each answer; none means at once.
+    /// The time before the first byte of each response; `None` for no delay.
     pub first_byte: Option<Latency>,
-    /// Most bytes a second of one response body.
+    /// The bandwidth of one response body, in bytes a second.
     pub stream_bytes_per_s: Option<u64>,
-    /// Most bytes a second of all response bodies together.
+    /// The bandwidth of all response bodies together, in bytes a second.
     pub total_bytes_per_s: Option<u64>,
-    /// Most requests a second, with a burst of a tenth of it; above come `503 SlowDown`.
+    /// The most requests a second, with a burst of a tenth of that; more get `503 SlowDown`.
     pub rps_cap: Option<u32>,
-    /// What `Retry-After` says on each `503`, seconds.
+    /// The `Retry-After` of each `503`, in seconds.
     pub retry_after_s: u64,
-    /// Seed of latencies and of faults that happen at a rate.
+    /// The seed of latencies and of faults with a probability.
     pub seed: u64,
 }
 
 impl Default for EmulatorConfig {
-    /// As fast as it can, bucket `bucket`.
+    /// No limits; the bucket's name is `bucket`.
     fn default() -> Self {
         EmulatorConfig {
             bucket: "bucket".to_owned(),
@@ -64,108 +64,109 @@ impl Default for EmulatorConfig {
     }
 }
 
-/// Where the objects are.
+/// The storage of the objects.
 #[derive(Debug, Clone)]
 pub enum Backing {
     /// The regular files below a directory; a key is a relative path.
     Directory(PathBuf),
-    /// The same, but a file that has a length and occupies nothing (as `set_len` makes it) holds bytes that follow from this seed
-    /// and its key: unique and incompressible, for datasets that are larger than the disk.
-    Sown(PathBuf, u64),
-    /// In memory, beginning with these.
+    /// A directory whose sparse files (made by `set_len`) hold bytes generated from this seed and their key.
+    ///
+    /// The bytes are unique and incompressible, for datasets that are larger than the disk.
+    Synthetic(PathBuf, u64),
+    /// Memory, with these objects at the start.
     Memory(BTreeMap<String, Bytes>),
 }
 
 impl Backing {
-    /// Nothing, in memory.
+    /// Returns an empty storage in memory.
     #[must_use]
     pub fn empty() -> Self {
         Backing::Memory(BTreeMap::new())
     }
 }
 
-/// What goes wrong. Faults of bodies concern `GET` of objects; the first four any
-/// request.
+/// A fault of the origin. The first three apply to any request; faults of bodies apply to `GET` of objects.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fault {
-    /// This status, with this probability.
+    /// The origin answers with this status, with this probability.
     Error {
-        /// 0.0 to 1.0.
+        /// The probability, 0.0 to 1.0.
         rate: f64,
-        /// The status.
+        /// The HTTP status.
         status: u16,
     },
-    /// `503 SlowDown` with this `Retry-After`, seconds.
+    /// The origin answers `503 SlowDown` with this `Retry-After`, in seconds.
     SlowDown {
-        /// None leaves the header out.
+        /// `None` leaves the header out.
         retry_after_s: Option<u64>,
     },
-    /// The request is read and never answered.
+    /// The origin reads the request and never answers it.
     Stall,
-    /// A `PUT` is done, but its answer is lost: the client waits for ever.
+    /// The origin performs a `PUT` and never answers it.
     LoseAnswer,
-    /// The body stops after so many bytes and the connection stays open.
+    /// The body stops after this number of bytes; the connection stays open.
     StallAfter(u64),
-    /// The connection is closed after so many bytes of the body.
+    /// The origin closes the connection after this number of bytes of the body.
     Truncate {
-        /// Bytes that are sent.
+        /// The number of bytes that are sent.
         after: u64,
     },
-    /// The body, and the length that is announced for it, is so many bytes too short.
+    /// The body and its `Content-Length` are too short.
     Short {
-        /// Bytes missing at the end.
+        /// The number of bytes missing at the end.
         by: u64,
     },
-    /// One bit of the object's byte `byte` (modulo its size) is wrong whenever it is sent.
+    /// The lowest bit of the object's byte `byte` (modulo its size) is flipped in every response.
     FlipBit {
-        /// Offset in the object.
+        /// The offset in the object.
         byte: u64,
     },
-    /// Etags are others than before, as if the object had been replaced by an equal one.
+    /// Etags change, as if an equal object had replaced the object.
     ChangeEtag,
-    /// `If-None-Match` is ignored, silently: whatever is there is replaced.
+    /// The origin ignores `If-None-Match`: a `PUT` replaces an existing object.
     IgnoreConditions,
-    /// A range is answered with `200` and the whole object.
+    /// The origin answers a range with `200` and the whole object.
     IgnoreRange,
-    /// A range is answered with one that begins so many bytes later, and says so.
+    /// The origin answers a range with a range that is this many bytes later, and says so in `Content-Range`.
     ShiftRange(u64),
 }
 
-/// What was asked and answered.
+/// Counters of requests and responses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// `GET` of objects.
+    /// `GET`s of objects.
     pub get: u64,
-    /// `HEAD`.
+    /// `HEAD`s.
     pub head: u64,
-    /// `PUT` of objects and of parts.
+    /// `PUT`s of objects and of parts.
     pub put: u64,
-    /// `DELETE` of objects and of uploads.
+    /// `DELETE`s of objects and of uploads.
     pub delete: u64,
     /// Pages of listings.
     pub list: u64,
-    /// `POST`: beginnings and ends of uploads.
+    /// `POST`s, which begin and complete uploads.
     pub post: u64,
-    /// Answers with a status of 400 and above.
+    /// Responses with a status of 400 or above.
     pub refused: u64,
-    /// Requests that came although a `Retry-After` was not over; those of the first quarter of a
-    /// second, which may have been under way when it was sent, are not counted.
+    /// Requests that arrived before a `Retry-After` was over.
+    ///
+    /// The first quarter of a second does not count: a request may have been on its way when the response was sent.
     pub early: u64,
-    /// Bytes of objects handed to connections.
+    /// Bytes of objects that were given to connections.
     pub bytes_sent: u64,
-    /// `GET`s of each key, also those that failed.
+    /// `GET`s of each key, including those that failed.
     pub gets: BTreeMap<String, u64>,
 }
 
 impl Counts {
-    /// All requests.
+    /// Returns the number of all requests.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.get + self.head + self.put + self.delete + self.list + self.post
     }
 }
 
-/// The origin, on a loopback port and with threads of its own. Dropping it stops it.
+/// A running origin on a loopback port, with its own threads. Dropping it stops it.
 pub struct OriginEmulator {
     server: Server,
     shared: Arc<Shared>,
@@ -174,44 +175,44 @@ pub struct OriginEmulator {
 struct Shared {
     config: EmulatorConfig,
     objects: Objects,
-    shape: Arc<Shape>,
+    throttle: Arc<Throttle>,
     faults: Rules<Fault>,
     counts: Mutex<Counts>,
-    /// From when until when nobody should ask.
+    /// The period in which a `Retry-After` forbids requests.
     quiet: Mutex<Option<(Instant, Instant)>>,
 }
 
-/// What may have been under way when a `Retry-After` was sent.
-const UNDER_WAY: Duration = Duration::from_millis(250);
+/// The time that a request may have been on its way when a `Retry-After` was sent.
+const IN_FLIGHT: Duration = Duration::from_millis(250);
 
 impl Shared {
     fn count(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request that comes now was asked not to.
+    /// Whether a `Retry-After` forbids a request now.
     fn is_early(&self) -> bool {
         let quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
         quiet.is_some_and(|(from, until)| (from..until).contains(&Instant::now()))
     }
 
-    fn ask_for_quiet(&self, seconds: u64) {
+    fn forbid_requests(&self, seconds: u64) {
         let mut quiet = self.quiet.lock().unwrap_or_else(PoisonError::into_inner);
         let (now, asked) = (Instant::now(), Duration::from_secs(seconds));
-        let from = quiet.filter(|(_, until)| now < *until).map_or(now + UNDER_WAY, |(from, _)| from);
+        let from = quiet.filter(|(_, until)| now < *until).map_or(now + IN_FLIGHT, |(from, _)| from);
         *quiet = Some((from, now + asked));
     }
 }
 
 impl OriginEmulator {
-    /// Starts one.
+    /// Starts an origin.
     ///
     /// # Panics
-    /// When it gets no port or threads.
+    /// If it gets no port or no threads.
     #[must_use]
     pub fn start(config: EmulatorConfig, backing: Backing) -> Self {
         let shared = Arc::new(Shared {
-            shape: Arc::new(Shape::new(&config)),
+            throttle: Arc::new(Throttle::new(&config)),
             objects: Objects::new(backing),
             faults: Rules::new(),
             counts: Mutex::default(),
@@ -226,55 +227,56 @@ impl OriginEmulator {
         OriginEmulator { server, shared }
     }
 
-    /// Where it listens.
+    /// Returns the address on which the origin listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.server.address
     }
 
-    /// `http://127.0.0.1:PORT`, for `endpoint` of an `[[origin]]` with `allow_http`.
+    /// Returns `http://127.0.0.1:PORT`, for `endpoint` of an `[[origin]]` with `allow_http`.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.server.address)
     }
 
-    /// `s3://BUCKET`.
+    /// Returns `s3://BUCKET`.
     #[must_use]
     pub fn uri(&self) -> String {
         format!("s3://{}", self.shared.config.bucket)
     }
 
-    /// From now on this happens to requests for keys (listings: prefixes) that begin with
-    /// `prefix`, `times` times or for ever.
+    /// Applies a fault to the next `times` requests whose key begins with `prefix`; to all of them if `None`.
+    ///
+    /// For a listing, its own prefix takes the place of the key.
     pub fn set_fault(&self, prefix: &str, fault: Fault, times: Option<u32>) {
         self.shared.faults.add(prefix, fault, times);
     }
 
-    /// From now on nothing goes wrong.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         self.shared.faults.clear();
     }
 
-    /// What was asked so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.shared.count().clone()
     }
 
-    /// Counts from zero again.
+    /// Sets all counters to zero.
     pub fn reset_counts(&self) {
         *self.shared.count() = Counts::default();
     }
 
-    /// Writes an object behind the clients' backs.
+    /// Writes an object without a request.
     ///
     /// # Panics
-    /// When the backing directory cannot be written.
+    /// If the backing directory cannot be written.
     pub fn insert(&self, key: &str, bytes: impl Into<Bytes>) {
         self.shared.objects.put(key, bytes.into()).expect("the emulator's directory can be written");
     }
 
-    /// The object, if there is one.
+    /// Returns the content of an object, if it exists.
     #[must_use]
     pub fn object(&self, key: &str) -> Option<Bytes> {
         let object = self.shared.objects.find(key)?;

@@ -1,12 +1,12 @@
-//! The XML that S3 speaks, as far as its clients read it.
+//! The XML of the S3 API, as far as its clients read it.
 
-use super::objects::Listed;
+use super::objects::ListedObject;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize)]
 #[serde(rename = "Error", rename_all = "PascalCase")]
-struct Refusal<'a> {
+struct ErrorBody<'a> {
     code: &'a str,
     message: &'a str,
 }
@@ -23,12 +23,12 @@ struct Listing<'a> {
     encoding_type: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     next_continuation_token: Option<&'a str>,
-    contents: Vec<Line>,
+    contents: Vec<Contents>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Line {
+struct Contents {
     key: String,
     last_modified: String,
     #[serde(rename = "ETag")]
@@ -39,7 +39,7 @@ struct Line {
 
 #[derive(Serialize)]
 #[serde(rename = "InitiateMultipartUploadResult", rename_all = "PascalCase")]
-struct Begun<'a> {
+struct UploadBegun<'a> {
     bucket: &'a str,
     key: &'a str,
     upload_id: &'a str,
@@ -47,7 +47,7 @@ struct Begun<'a> {
 
 #[derive(Serialize)]
 #[serde(rename = "CompleteMultipartUploadResult", rename_all = "PascalCase")]
-struct Ended<'a> {
+struct UploadCompleted<'a> {
     bucket: &'a str,
     key: &'a str,
     #[serde(rename = "ETag")]
@@ -72,16 +72,16 @@ fn write<T: Serialize>(value: &T) -> String {
     format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{body}")
 }
 
-pub(super) fn refusal(code: &str, message: &str) -> String {
-    write(&Refusal { code, message })
+pub(super) fn error(code: &str, message: &str) -> String {
+    write(&ErrorBody { code, message })
 }
 
-/// A page; `encode` is the client's `encoding-type=url`.
+/// Returns a page of a listing. `encode` is the client's `encoding-type=url`.
 pub(super) fn listing(
     bucket: &str,
     prefix: &str,
     max_keys: usize,
-    page: &[Listed],
+    page: &[ListedObject],
     next: Option<&str>,
     encode: bool,
 ) -> String {
@@ -89,7 +89,7 @@ pub(super) fn listing(
         true => utf8_percent_encode(s, NON_ALPHANUMERIC).to_string(),
         false => s.to_owned(),
     };
-    let contents = page.iter().map(|listed| Line {
+    let contents = page.iter().map(|listed| Contents {
         key: text(&listed.key),
         last_modified: humantime::format_rfc3339_millis(listed.modified).to_string(),
         etag: listed.etag.clone(),
@@ -108,15 +108,15 @@ pub(super) fn listing(
     })
 }
 
-pub(super) fn begun(bucket: &str, key: &str, upload_id: &str) -> String {
-    write(&Begun { bucket, key, upload_id })
+pub(super) fn upload_begun(bucket: &str, key: &str, upload_id: &str) -> String {
+    write(&UploadBegun { bucket, key, upload_id })
 }
 
-pub(super) fn ended(bucket: &str, key: &str, etag: &str) -> String {
-    write(&Ended { bucket, key, etag })
+pub(super) fn upload_completed(bucket: &str, key: &str, etag: &str) -> String {
+    write(&UploadCompleted { bucket, key, etag })
 }
 
-/// The numbers of the parts, in the order in which they are joined.
+/// Parses the numbers of an upload's parts, in the order in which they are joined.
 pub(super) fn parts(text: &str) -> Option<Vec<u32>> {
     let parts: Parts = quick_xml::de::from_str(text).ok()?;
     Some(parts.part.iter().map(|p| p.part_number).collect())

@@ -1,4 +1,7 @@
-"""Makes a container: ENDPOINT ACCOUNT KEY CONTAINER. Signed as "Authorize with Shared Key" says."""
+"""Creates an Azure Blob container. Arguments: ENDPOINT ACCOUNT KEY CONTAINER.
+
+The signature follows Azure's "Authorize with Shared Key".
+"""
 
 import base64
 import email.utils

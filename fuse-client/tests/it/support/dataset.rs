@@ -5,7 +5,7 @@ use bytes::Bytes;
 use fletch_core::manifest::pack::{Item, Keyer, Packer, Placing};
 use fletch_core::manifest::{CHUNK_BYTES_MAX, Entry, LayoutParams, SampleRule, Slice};
 use fletch_core::{Hash, Kind, LayoutId, Root};
-use fletch_tables::{Created, NewRow, PinRow, SourceError, Table, TableRange, TableSource, TablesWriter};
+use fletch_tables::{Provenance, NewRow, PinRow, SourceError, Table, TableRange, TableSource, TablesWriter};
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
@@ -197,7 +197,7 @@ fn write(rows: Vec<NewRow>, params: LayoutParams) -> (Root, LayoutId, HashMap<Ta
     for row in rows {
         writer.push(row).expect("valid row");
     }
-    let about = Created {
+    let about = Provenance {
         created_unix_ns: CREATED_NS,
         indexed_at_ns: CREATED_NS,
         tool: "test".into(),

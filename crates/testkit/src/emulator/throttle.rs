@@ -1,4 +1,4 @@
-//! Latency, bandwidth and request rate: when things may happen.
+//! The emulator's latency, bandwidth and request rate.
 
 use super::EmulatorConfig;
 use crate::seeds;
@@ -10,23 +10,23 @@ use tokio::time::{Instant, sleep_until};
 
 /// The 99th percentile of the standard normal distribution.
 const Z99: f64 = 2.326_348;
-/// What may be sent at once after a pause.
+/// The part of a rate that may be sent at once after a pause.
 const BURST: Duration = Duration::from_millis(5);
 
-/// Things that may happen at a rate: each reservation says when its turn is (GCRA).
-struct Rate {
+/// A rate limiter (GCRA, the generic cell rate algorithm): each reservation returns the time when it may proceed.
+struct RateLimiter {
     per_s: f64,
     burst: Duration,
     free: Mutex<Option<Instant>>,
 }
 
-impl Rate {
+impl RateLimiter {
     fn new(per_s: f64, burst: Duration) -> Self {
-        Rate { per_s, burst, free: Mutex::new(None) }
+        RateLimiter { per_s, burst, free: Mutex::new(None) }
     }
 
-    /// When `amount` may go; it is booked.
-    fn book(&self, amount: f64) -> Instant {
+    /// Reserves `amount`. Returns the time when it may be sent.
+    fn reserve(&self, amount: f64) -> Instant {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let earliest = now.checked_sub(self.burst).unwrap_or(now);
@@ -36,7 +36,7 @@ impl Rate {
         end
     }
 
-    /// Whether one may go now; booked only if so.
+    /// Whether one request may proceed now; reserves it only then.
     fn admit(&self) -> bool {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -50,59 +50,61 @@ impl Rate {
     }
 }
 
-pub(super) struct Shape {
+pub(super) struct Throttle {
     rng: Mutex<ChaCha8Rng>,
     latency: Option<(f64, f64)>,
     stream: Option<f64>,
-    total: Option<Rate>,
-    requests: Option<Rate>,
+    total: Option<RateLimiter>,
+    requests: Option<RateLimiter>,
 }
 
-impl Shape {
+impl Throttle {
     pub fn new(config: &EmulatorConfig) -> Self {
         let latency = config.first_byte.map(|l| {
             let median = l.median.as_secs_f64().max(1e-9);
             (median, (l.p99.as_secs_f64() / median).max(1.0).ln() / Z99)
         });
-        Shape {
+        Throttle {
             rng: Mutex::new(seeds::rng(config.seed)),
             latency,
             stream: config.stream_bytes_per_s.map(|n| n.max(1) as f64),
-            total: config.total_bytes_per_s.map(|n| Rate::new(n.max(1) as f64, BURST)),
-            requests: config.rps_cap.map(|n| Rate::new(f64::from(n.max(1)), Duration::from_millis(100))),
+            total: config.total_bytes_per_s.map(|n| RateLimiter::new(n.max(1) as f64, BURST)),
+            requests: config
+                .rps_cap
+                .map(|n| RateLimiter::new(f64::from(n.max(1)), Duration::from_millis(100))),
         }
     }
 
-    /// How long this answer takes to begin.
+    /// Returns a random time to first byte.
     pub fn first_byte(&self) -> Duration {
         let Some((median, sigma)) = self.latency else { return Duration::ZERO };
         let z = seeds::normal(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner));
         Duration::from_secs_f64(median * (sigma * z).exp())
     }
 
-    /// True with this probability.
+    /// Returns true with this probability.
     pub fn happens(&self, rate: f64) -> bool {
         rate >= 1.0 || self.rng.lock().unwrap_or_else(PoisonError::into_inner).random::<f64>() < rate
     }
 
-    /// Whether a request is below the cap.
+    /// Whether a request is within the request rate.
     pub fn admit(&self) -> bool {
-        self.requests.as_ref().is_none_or(Rate::admit)
+        self.requests.as_ref().is_none_or(RateLimiter::admit)
     }
 
-    /// Bytes of one piece of a body: about 10 ms of the slowest limit, 4 to 256 KiB.
+    /// Returns the length of a piece of a body: about 10 ms of the slowest limit, 4 to 256 KiB.
     pub fn piece(&self) -> u64 {
         let rate = self.stream.unwrap_or(f64::MAX).min(self.total.as_ref().map_or(f64::MAX, |t| t.per_s));
         ((rate / 100.0) as u64).clamp(4 << 10, 256 << 10)
     }
 
-    /// Waits until `bytes` more may go in a stream that began at `began` and has sent `sent`.
+    /// Waits until a stream that began at `began` and has sent `sent` bytes may send `bytes` more.
     pub async fn wait(&self, began: Instant, sent: u64, bytes: u64) {
         if let Some(rate) = self.stream {
             sleep_until(began + Duration::from_secs_f64((sent + bytes) as f64 / rate)).await;
         }
         if let Some(total) = &self.total {
-            sleep_until(total.book(bytes as f64)).await;
+            sleep_until(total.reserve(bytes as f64)).await;
         }
     }
 }
@@ -115,9 +117,12 @@ mod tests {
     #[test]
     fn latencies_have_the_quantiles_that_were_asked_for() {
         let latency = Latency { median: Duration::from_millis(25), p99: Duration::from_millis(120) };
-        let shape =
-            Shape::new(&EmulatorConfig { first_byte: Some(latency), seed: 3, ..EmulatorConfig::default() });
-        let mut seen: Vec<Duration> = (0..20_000).map(|_| shape.first_byte()).collect();
+        let throttle = Throttle::new(&EmulatorConfig {
+            first_byte: Some(latency),
+            seed: 3,
+            ..EmulatorConfig::default()
+        });
+        let mut seen: Vec<Duration> = (0..20_000).map(|_| throttle.first_byte()).collect();
         seen.sort();
         let (median, p99) = (seen[10_000].as_secs_f64(), seen[19_800].as_secs_f64());
         assert!((0.023..0.027).contains(&median), "median {median}");
@@ -132,11 +137,11 @@ mod tests {
             rps_cap: Some(100),
             ..EmulatorConfig::default()
         };
-        let shape = Shape::new(&config);
+        let throttle = Throttle::new(&config);
         let began = Instant::now();
         let one = async {
             for i in 0..100 {
-                shape.wait(began, i * 10_000, 10_000).await;
+                throttle.wait(began, i * 10_000, 10_000).await;
             }
         };
         one.await;
@@ -145,15 +150,15 @@ mod tests {
         let began = Instant::now();
         let stream = async || {
             for i in 0..100 {
-                shape.wait(began, i * 10_000, 10_000).await;
+                throttle.wait(began, i * 10_000, 10_000).await;
             }
         };
         tokio::join!(stream(), stream(), stream());
         assert!((1.95..2.05).contains(&began.elapsed().as_secs_f64()), "{:?}", began.elapsed());
 
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!((0..50).filter(|_| shape.admit()).count(), 11, "a burst of a tenth of a second");
+        assert_eq!((0..50).filter(|_| throttle.admit()).count(), 11, "a burst of a tenth of a second");
         tokio::time::advance(Duration::from_millis(50)).await;
-        assert_eq!((0..50).filter(|_| shape.admit()).count(), 5);
+        assert_eq!((0..50).filter(|_| throttle.admit()).count(), 5);
     }
 }

@@ -1,17 +1,15 @@
-//! The writer's side of the parquet tables: the rows of one part, as columns, and the three
-//! files that take them, one row group per part.
+//! The three parquet files that a writer fills, and the rows of the part that it collects: one row group per part.
 //!
-//! Everything is written plain, compressed by Snappy, in data pages of version 1, without
-//! dictionaries: the smallest subset that every parquet reader knows and that our own reader
-//! can check without trusting it. Only `path` and `ordinal` carry statistics, which let query
-//! engines skip row groups.
+//! Columns are written plain, without dictionaries, in data pages of version 1, compressed by Snappy. Every parquet
+//! reader knows this subset, and the reader of this crate can check it without trusting it. Only `path` and `ordinal`
+//! have statistics, with which query engines skip row groups.
 
 use crate::schema::{
     self, CHUNKS_SCHEMA, COLUMN_BYTES_MAX, ENTRIES_SCHEMA, META_MAJOR, META_MINOR, META_TABLE,
     PLACEMENT_SCHEMA, ROWS_PER_PART_MAX, Schema,
 };
-use crate::writer::{NewChunk, NewRow};
-use crate::{Table, TableError};
+use crate::untrusted::bad;
+use crate::{NewChunk, NewRow, Table, TableError};
 use fletch_core::Hash;
 use fletch_core::manifest::{Entry, FORMAT_MAJOR, FORMAT_MINOR, Placed, Sample};
 use parquet::basic::Compression;
@@ -28,17 +26,17 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The rows of the part that is being collected.
+/// The rows of the part that the writer collects.
 pub(crate) struct PartRows {
     first_ordinal: u64,
     entries: Vec<Entry>,
     pub placed: Placed,
     slices: u64,
-    /// With the row that brought each.
+    /// Each chunk with the row that added it.
     pub chunks: Vec<(u32, NewChunk)>,
-    /// Chunks of objects of their own that this part has already, since many entries share one.
+    /// The chunks with an object of their own that this part has: many entries share one.
     seen: HashSet<(Hash, String, u64)>,
-    /// Bytes of the longest column of each table, near enough.
+    /// The approximate bytes of the longest column of `entries.parquet`; `object_bytes`: of `chunks.parquet`.
     path_bytes: u64,
     object_bytes: u64,
 }
@@ -57,7 +55,7 @@ impl PartRows {
         }
     }
 
-    /// Refuses a row that would make the part one that no reader takes.
+    /// Refuses a row that would make the part larger than a reader accepts.
     pub fn check_room(&self, row: &NewRow) -> Result<(), TableError> {
         let limit = |table: Table, what, got, limit| {
             if got > limit {
@@ -67,7 +65,7 @@ impl PartRows {
             }
         };
         let rows = u64::from(ROWS_PER_PART_MAX);
-        // Half of what a reader takes leaves room for what compression adds at worst.
+        // Half of what a reader accepts leaves room for the bytes that compression can add.
         let bytes = COLUMN_BYTES_MAX / 2;
         limit(Table::Entries, "bytes of paths in a part", self.path_bytes + text_bytes(&row.entry), bytes)?;
         limit(Table::Placement, "slices of a part", self.slices + row.slices.len() as u64, rows)?;
@@ -105,7 +103,7 @@ fn object_bytes(c: &NewChunk) -> u64 {
 }
 
 /// The three open files.
-pub(crate) struct Tables {
+pub(crate) struct TableFiles {
     entries: TableFile,
     placement: TableFile,
     chunks: TableFile,
@@ -161,15 +159,14 @@ impl TableFile {
 
 type Group<'a> = SerializedRowGroupWriter<'a, File>;
 
-/// Writes the next column; `levels` is 1 for a value and 0 for a null, and `None` without nulls.
+/// Writes the next column. `levels` has 1 for a value and 0 for a null; it is `None` for a required column.
 fn column<T: DataType>(group: &mut Group<'_>, values: &[T::T], levels: Option<&[i16]>) -> ParquetResult<()> {
-    let mut column =
-        group.next_column()?.ok_or_else(|| crate::columns::bad("the schema has no more columns"))?;
+    let mut column = group.next_column()?.ok_or_else(|| bad("the schema has no more columns"))?;
     column.typed::<T>().write_batch(values, levels, None)?;
     column.close()
 }
 
-/// Writes the next column, of rows that may be null.
+/// Writes the next column, whose rows may be null.
 fn optional<T: DataType>(
     group: &mut Group<'_>,
     rows: impl Iterator<Item = Option<T::T>>,
@@ -190,7 +187,7 @@ fn fixed(hash: &Hash) -> FixedLenByteArray {
     ByteArray::from(hash.as_bytes().to_vec()).into()
 }
 
-/// Sizes, offsets and ordinals were checked to fit when they came.
+/// Converts a size, offset or ordinal. `new_row::check` refuses values that do not fit.
 fn int(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
@@ -199,9 +196,9 @@ fn int32(n: u32) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
-impl Tables {
+impl TableFiles {
     pub fn create(scratch: &Path) -> Result<Self, TableError> {
-        Ok(Tables {
+        Ok(TableFiles {
             entries: TableFile::create(scratch, &ENTRIES_SCHEMA)?,
             placement: TableFile::create(scratch, &PLACEMENT_SCHEMA)?,
             chunks: TableFile::create(scratch, &CHUNKS_SCHEMA)?,

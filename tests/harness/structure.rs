@@ -91,14 +91,14 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
 /// The folders of the core that have an order among themselves, each with the folders it may use.
 pub const CORE_FOLDERS: &[(&str, &[&str])] = &[
     ("plan", &[]),
+    ("residency", &["plan"]),
     ("delivery", &["plan"]),
-    ("order", &["plan", "delivery"]),
-    ("prefetch", &["plan", "order"]),
+    ("order", &["plan", "residency", "delivery"]),
+    ("prefetch", &["plan", "residency", "order"]),
 ];
 
 /// The rooms of the core that every room of the core may use. They use no folder of [`CORE_FOLDERS`].
-pub const CORE_BASE: &[&str] =
-    &["cluster", "error", "hash", "manifest", "names", "record", "residency", "verified"];
+pub const CORE_BASE: &[&str] = &["cluster", "error", "hash", "manifest", "names", "record", "verified"];
 
 /// What the pure core may not name: clocks, threads, IO, the environment, randomness of the system, and
 /// maps whose order differs between runs. A single name is banned as any part of a path.

@@ -94,6 +94,7 @@ pub fn unknown_targets(path: &str, text: &str, makefile: &str) -> Vec<String> {
 #[must_use]
 pub fn installed(install: &str, requirements: &str) -> BTreeSet<String> {
     let mut out = BTreeSet::new();
+    let install = &install.replace("\\\n", " ");
     for line in install.lines().map(str::trim).filter(|l| !l.starts_with('#')) {
         let line =
             line.split_once("need ").filter(|(before, _)| before.is_empty() || before.starts_with("PATH="));

@@ -24,7 +24,7 @@ pub fn long_lines(path: &str, text: &str) -> Vec<String> {
         return Vec::new();
     }
     let too_long = |line: &str| {
-        let content = comment_text(language, line).unwrap_or(line);
+        let content = comment_text(language, line).unwrap_or(line).trim_start();
         let table = is_table(content) && (language == Language::Markdown || content.len() < line.len());
         !table && without_links(line).chars().count() > LINE_CHARS_MAX
     };
@@ -39,8 +39,8 @@ pub fn long_paragraphs(path: &str, text: &str) -> Vec<String> {
     let language = language(path);
     let found = match language {
         Language::Other => Vec::new(),
-        Language::Markdown => paragraphs(text.lines().enumerate().map(|(i, l)| (i + 1, l))),
-        _ => comments(language, text).into_iter().flat_map(paragraphs).collect(),
+        Language::Markdown => paragraphs(language, text.lines().enumerate().map(|(i, l)| (i + 1, l))),
+        _ => comments(language, text).into_iter().flat_map(|c| paragraphs(language, c)).collect(),
     };
     let long = found.into_iter().filter(|p| p.lines.len() > PARAGRAPH_LINES_MAX);
     long.filter(|p| language == Language::Markdown || !p.item)
@@ -55,7 +55,7 @@ pub fn long_sentences(path: &str, text: &str) -> Vec<String> {
         return Vec::new();
     }
     let mut out = Vec::new();
-    for p in paragraphs(text.lines().enumerate().map(|(i, l)| (i + 1, l))) {
+    for p in paragraphs(Language::Markdown, text.lines().enumerate().map(|(i, l)| (i + 1, l))) {
         for (line, words) in sentences(&p) {
             if words.len() > SENTENCE_WORDS_MAX {
                 let start = words[..6].join(" ");
@@ -75,8 +75,12 @@ struct Paragraph<'a> {
     item: bool,
 }
 
-/// Splits numbered lines of Markdown into paragraphs, without tables and fenced code.
-fn paragraphs<'a>(lines: impl IntoIterator<Item = (usize, &'a str)>) -> Vec<Paragraph<'a>> {
+/// Splits numbered lines of a document or a comment into paragraphs, without tables and fenced code.
+fn paragraphs<'a>(
+    language: Language,
+    lines: impl IntoIterator<Item = (usize, &'a str)>,
+) -> Vec<Paragraph<'a>> {
+    let is_item = |content| is_item(content) || (language == Language::Python && is_field(content));
     let mut out: Vec<Paragraph<'a>> = Vec::new();
     let mut fenced = false;
     let mut open = false;
@@ -187,6 +191,13 @@ fn is_item(content: &str) -> bool {
     numbered && (invariant || rest.starts_with(". ") || rest.starts_with(") "))
 }
 
+/// Whether a line of a docstring begins a section (`Args:`) or one of its entries (`name, other: text`).
+fn is_field(content: &str) -> bool {
+    let Some((names, rest)) = content.split_once(':') else { return false };
+    let name = |n: &str| !n.is_empty() && n.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '*' | '`'));
+    names.split(", ").all(name) && (rest.is_empty() || rest.starts_with(' '))
+}
+
 /// Returns the text of a line that is a comment and nothing else.
 fn comment_text(language: Language, line: &str) -> Option<&str> {
     let line = line.trim();
@@ -202,18 +213,23 @@ fn comments(language: Language, text: &str) -> Vec<Vec<(usize, &str)>> {
     let mut out: Vec<Vec<(usize, &str)>> = Vec::new();
     let mut block: Vec<(usize, &str)> = Vec::new();
     let mut kind = "";
-    let mut docstring = false;
+    // Inside a string of several lines: whether it is a docstring.
+    let mut string: Option<bool> = None;
     for (i, written) in text.lines().enumerate() {
         let line = written.trim();
-        let opens = language == Language::Python && line.trim_start_matches('r').starts_with("\"\"\"");
-        if docstring || opens {
-            if opens && !docstring {
-                out.push(std::mem::take(&mut block));
+        let quotes = if language == Language::Python { line.matches("\"\"\"").count() } else { 0 };
+        let begins = line.trim_start_matches('r').starts_with("\"\"\"");
+        if string.is_some() || quotes > 0 {
+            if string.unwrap_or(begins) {
+                if string.is_none() {
+                    out.push(std::mem::take(&mut block));
+                }
+                block.push((i + 1, line.trim_start_matches("r\"").trim_matches('"')));
             }
-            let quotes = line.matches("\"\"\"").count();
-            block.push((i + 1, line.trim_start_matches('r').trim_matches('"')));
-            docstring ^= quotes % 2 == 1;
-            if !docstring {
+            if quotes % 2 == 1 {
+                string = if string.is_none() { Some(begins) } else { None };
+            }
+            if string.is_none() {
                 out.push(std::mem::take(&mut block));
             }
             continue;

@@ -3,6 +3,7 @@
 use fletch_tests::{
     bins::{repo, run},
     kit::{installed, phantoms, phony, targets, unknown_targets, untold},
+    require::{Need, have},
     tree::{Language, files, language},
 };
 use std::{collections::BTreeSet, process::Command};
@@ -46,6 +47,42 @@ fn hooks_call_make() {
         assert!(targets(&makefile).iter().any(|t| t.name == name), "no target {name}");
     }
     assert!(!hooks.contains("https://"), "a hook is fetched");
+}
+
+/// Runs `tests/audit/lost_tests.py` and returns its exit code and its output.
+fn lost_tests(before: &str, after: &str, renames: &str) -> (i32, String) {
+    let dir = tempfile::tempdir().expect("scratch");
+    let mut command = Command::new("python3");
+    command.arg(repo().join("tests/audit/lost_tests.py"));
+    for (name, text) in [("before", before), ("after", after), ("renames", renames)] {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("write");
+        command.arg(path);
+    }
+    let out = command.output().expect("python3");
+    (out.status.code().expect("exit code"), String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+#[test]
+fn a_lost_test_is_noticed() {
+    if !have(&[Need::Python]) {
+        return;
+    }
+    let before = "pkg m::one\npkg m::two\npkg::bin two\n";
+    assert_eq!(lost_tests(before, before, "").0, 0);
+    assert_eq!(lost_tests(before, "pkg::bin new::two\nother one\npkg two\n", "").0, 0);
+    assert_eq!(lost_tests(before, "pkg m::one\npkg m::two\npkg m::first\n", "# why\nx::two -> first\n").0, 0);
+    for (after, renames) in [
+        ("pkg m::one\npkg m::two\n", ""),
+        ("pkg m::one\npkg m::two\n", "two -> one\n"),
+        ("pkg m::one\npkg m::two\npkg m::first\n", ""),
+    ] {
+        let (code, printed) = lost_tests(before, after, renames);
+        assert_eq!(code, 1, "{after}{renames}{printed}");
+        assert!(printed.contains("lost: two"), "{printed}");
+    }
+    assert_eq!(lost_tests(before, before, "gone -> one\n").0, 2);
+    assert_eq!(lost_tests("", before, "").0, 1);
 }
 
 #[test]

@@ -97,6 +97,9 @@ fn a_long_paragraph_is_noticed() {
     assert_eq!(long_paragraphs("Makefile", &seven("#")).len(), 1);
     let docstring = format!("def f():\n    \"\"\"Does.\n\n{}    \"\"\"\n", seven("    a"));
     assert_eq!(long_paragraphs("a.py", &docstring), ["a.py:4: a paragraph of 7 lines"]);
+    let fields = format!("\"\"\"Does.\n\nArgs:\n  one: it\n{}\"\"\"\n", seven("    a"));
+    assert!(long_paragraphs("a.py", &fields).is_empty());
+    assert!(long_paragraphs("a.py", &format!("X = \"\"\"\n{}\"\"\"\n", seven("a"))).is_empty());
     assert!(long_paragraphs("a.rs", &format!("/// - item\n{}", seven("///"))).is_empty());
     assert!(long_paragraphs("a.rs", &format!("//! I1 is kept:\n{}", seven("//!"))).is_empty());
     assert!(long_paragraphs("a.rs", &format!("/// ```text\n{}/// ```\n", seven("///"))).is_empty());

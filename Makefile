@@ -1,4 +1,5 @@
-# `make help` lists the targets. `make demo` shows Fletch, `make check` is for every edit, `make test` for every change.
+# `make help` lists the targets. `make demo` shows Fletch; run `make check` after an edit, and `make test`
+# before a change lands.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -16,7 +17,8 @@ FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel install ready-and-linted demo check test lint formats soak bench deny clean \
+.PHONY: help build programs wheel install ready-and-linted demo check test lint formats soak bench deny \
+    clean \
     accept accept-check-time accept-code-size accept-comments accept-contributing accept-formats accept-help \
     accept-lines accept-lost-tests accept-old-names accept-outside accept-paragraphs accept-questions \
     accept-readme accept-sentences accept-structure accept-test-time
@@ -51,12 +53,13 @@ LIBRARIES := core api tables settings origin store client sim
 UNITS := $(LIBRARIES:%=-p fletch-%)
 CHECK_CASES ?= 32
 
-check: ## formatting, lints and unit tests of the libraries: for every edit, at most 2 minutes when warm
+check: ## formatting, lints, unit tests of the libraries: after every edit, at most 2 minutes
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release $(TESTED) --all-targets -j$(JOBS) -- -D warnings
-	PROPTEST_CASES=$(CHECK_CASES) $(CARGO) nextest run --release $(UNITS) --lib --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
+	PROPTEST_CASES=$(CHECK_CASES) $(CARGO) nextest run --release $(UNITS) --lib \
+	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 
-formats: install ## the second implementation of the formats against the golden files; the judge of the parity study
+formats: install ## the second implementation of the formats, and the judge of the parity study
 	tests/formats/run.sh
 	python3 -m unittest discover -q -s benches/parity
 
@@ -68,21 +71,22 @@ ready-and-linted: ## install and lint at the same time
 	wait $$installing || { cat "$(TARGET)/install.log" >&2; exit 1; }; \
 	cat "$(TARGET)/install.log"; exit $$linted
 
-# `make check`, and `make test` in CI, compile for a short time: each crate is optimised less (Cargo.toml lists the
-# exceptions), by itself, and in as many parts as there are cores.
+# `make check`, and `make test` in CI, compile for a short time: each crate is optimised less (Cargo.toml
+# lists the exceptions), by itself, and in as many parts as there are cores.
 QUICK := check $(if $(CI),test)
 $(QUICK): export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
 $(QUICK): export CARGO_PROFILE_RELEASE_LTO := off
 $(QUICK): export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
 
 test: ready-and-linted deny programs wheel formats ## everything that must hold before a change lands
-	$(CARGO) nextest run --release $(TESTED) --no-fail-fast --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
+	$(CARGO) nextest run --release $(TESTED) --no-fail-fast \
+	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 	$(CARGO) test --release $(TESTED) --doc -q
 
 SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) or test(capped_at_500) \
     or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python)))
 
-soak: install programs wheel ## the same promises for hours: kill -9, limits at 10 GiB, properties with many cases
+soak: install programs wheel ## the promises for hours: kill -9, 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release $(TESTED) --profile soak --no-fail-fast \
 	    --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
 
@@ -90,18 +94,22 @@ bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh
 
 deny: install ## licences, sources and bans of every dependency
-	PATH="$(abspath $(SERVERS))/tools/bin:$$PATH" $(CARGO) deny --locked --log-level error check licenses sources bans
+	PATH="$(abspath $(SERVERS))/tools/bin:$$PATH" \
+	    $(CARGO) deny --locked --log-level error check licenses sources bans
 
 clean: ## removes what was built
 	$(CARGO) clean
 
-# What an issue's table asks for is a target here: run it before the closing note. BASE is the revision before the work.
+# What an issue's table asks for is a target here: run it before the closing note. BASE is the revision
+# before the work.
 BASE ?= 93d5cb9
 CODE_LINES_MAX ?= 46000
 TREE := $(CARGO) nextest run --release -p fletch-tests --no-fail-fast
 
-accept: accept-formats accept-structure accept-lines accept-paragraphs accept-sentences accept-old-names accept-outside \
-    accept-questions accept-help accept-contributing accept-comments ## every accept target that takes seconds
+# Those that take seconds.
+ACCEPT := formats structure lines paragraphs sentences old-names outside questions help contributing comments
+
+accept: $(ACCEPT:%=accept-%) ## the accept targets that take seconds
 
 accept-structure: ## packages, rooms and folders depend in one direction
 	$(TREE) --test structure
@@ -140,7 +148,7 @@ accept-formats: formats ## golden files are those of BASE, and every implementat
 	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'
 	$(CARGO) nextest run --release $(UNITS) -E 'test(golden)'
 
-accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names files of `old -> new` lines
+accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names files of renames
 	@test -n "$(BEFORE)" || { echo 'give BEFORE=FILE, made at the revision before with'; \
 	    echo '  cargo nextest list --workspace --message-format oneline > FILE'; exit 2; }
 	$(CARGO) nextest list --release $(TESTED) --message-format oneline > "$(TARGET)/tests-after.txt"
@@ -155,6 +163,7 @@ accept-check-time: check ## make check, warm, takes at most 2 minutes
 	echo "make check after an edit of the core: $$took s"; test $$took -le 120
 
 accept-test-time: ## make test in a new clone and an empty target directory takes at most 25 minutes
-	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; git clone -q . "$$scratch/fletch"; start=$$(date +%s); \
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	git clone -q . "$$scratch/fletch"; start=$$(date +%s); \
 	env -u CARGO_TARGET_DIR CI=true $(MAKE) --no-print-directory -C "$$scratch/fletch" test; \
 	took=$$(( $$(date +%s) - start )); echo "make test from nothing: $$took s"; test $$took -le 1500

@@ -17,11 +17,10 @@ FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel install ready-and-linted demo check test lint formats soak bench deny \
-    clean \
-    accept accept-check-time accept-code-size accept-comments accept-contributing accept-formats accept-help \
-    accept-lines accept-lost-tests accept-old-names accept-outside accept-paragraphs accept-questions \
-    accept-readme accept-sentences accept-structure accept-test-time
+.PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
+    bench deny clean accept accept-check-time accept-code-size accept-comments accept-contributing \
+    accept-formats accept-help accept-lines accept-lost-tests accept-old-names accept-outside \
+    accept-paragraphs accept-questions accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -44,8 +43,10 @@ demo: programs ## your own folder behind a mount: make demo DATA=/some/folder
 install: ## what the tests need beside Rust (the table is in tests/README.md)
 	tests/install.sh
 
-lint: ## formatting and clippy, warnings are errors
+format-check: ## formatting alone
 	$(CARGO) fmt --all --check
+
+lint: format-check ## formatting and clippy, warnings are errors
 	$(CARGO) clippy --release --workspace --all-targets -j$(JOBS) -- -D warnings
 
 # The packages whose unit tests need no program, no mount and no network.
@@ -53,8 +54,7 @@ LIBRARIES := core api tables settings origin store client sim
 UNITS := $(LIBRARIES:%=-p fletch-%)
 CHECK_CASES ?= 32
 
-check: ## formatting, lints, unit tests of the libraries: after every edit, at most 2 minutes
-	$(CARGO) fmt --all --check
+check: format-check ## formatting, lints, unit tests of the libraries: after every edit, at most 2 minutes
 	$(CARGO) clippy --release $(TESTED) --all-targets -j$(JOBS) -- -D warnings
 	PROPTEST_CASES=$(CHECK_CASES) $(CARGO) nextest run --release $(UNITS) --lib \
 	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)

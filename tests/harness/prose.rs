@@ -194,7 +194,8 @@ fn is_item(content: &str) -> bool {
 /// Whether a line of a docstring begins a section (`Args:`) or one of its entries (`name, other: text`).
 fn is_field(content: &str) -> bool {
     let Some((names, rest)) = content.split_once(':') else { return false };
-    let name = |n: &str| !n.is_empty() && n.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '*' | '`'));
+    let name =
+        |n: &str| !n.is_empty() && n.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '*' | '`'));
     names.split(", ").all(name) && (rest.is_empty() || rest.starts_with(' '))
 }
 

@@ -1,4 +1,5 @@
-# `make demo` and `make test` are the two commands; `make help` lists the rest.
+# `make help` lists the targets. `make demo` shows Fletch; run `make check` after an edit, and `make test`
+# before a change lands.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -7,17 +8,22 @@ JOBS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 8 : n)))
 DATA ?= /usr/share
 SOAK_CASES ?= 20000
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# In CI a missing component is a failure; on a laptop the same tests skip with a visible reason.
-FLETCH_TEST_REQUIRE ?= $(if $(CI),fuse$(comma)trace$(comma)python$(comma)torch$(comma)images$(comma)strace$(comma)root$(comma)cgroup$(comma)s3$(comma)azure$(comma)http,)
+SERVERS := $(or $(FLETCH_TEST_SERVERS),$(TARGET)/test-servers)
 comma := ,
+# In CI a missing component is a failure; on a laptop the same tests skip and print the reason.
+IN_CI := fuse trace python torch images strace root cgroup s3 azure http
+FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 # Tests wait as much as they work.
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
-.PHONY: help build programs wheel install ready-and-linted demo test lint docs-check formats soak bench deny clean
+.PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
+    bench deny clean accept accept-check-time accept-code-size accept-comments accept-contributing \
+    accept-formats accept-help accept-lines accept-lost-tests accept-old-names accept-outside \
+    accept-paragraphs accept-questions accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t14
+	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
 
 build: ## the programs and the timed tables, release
 	$(CARGO) build --release --workspace --bins -j$(JOBS)
@@ -34,49 +40,130 @@ wheel: ## the Python package, release, as a wheel in the target directory's rele
 demo: programs ## your own folder behind a mount: make demo DATA=/some/folder
 	BIN="$(abspath $(TARGET))/release" DATA="$(DATA)" tests/demo/demo.sh
 
-install: ## what the tests need beside Rust
+install: ## what the tests need beside Rust (the table is in tests/README.md)
 	tests/install.sh
 
-lint: ## formatting and clippy, warnings are errors
+format-check: ## formatting alone
 	$(CARGO) fmt --all --check
+
+lint: format-check ## formatting and clippy, warnings are errors
 	$(CARGO) clippy --release --workspace --all-targets -j$(JOBS) -- -D warnings
 
-formats: install ## the second implementation of the formats against the golden files; the judge of the parity study
+# The packages whose unit tests need no program, no mount and no network.
+LIBRARIES := core api tables settings origin store client sim
+UNITS := $(LIBRARIES:%=-p fletch-%)
+CHECK_CASES ?= 32
+
+check: format-check ## formatting, lints, unit tests of the libraries: after every edit, at most 2 minutes
+	$(CARGO) clippy --release $(TESTED) --all-targets -j$(JOBS) -- -D warnings
+	PROPTEST_CASES=$(CHECK_CASES) $(CARGO) nextest run --release $(UNITS) --lib \
+	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
+
+formats: install ## the second implementation of the formats, and the judge of the parity study
 	tests/formats/run.sh
 	python3 -m unittest discover -q -s benches/parity
 
-# What is installed comes over the network: it comes while the linter compiles.
-ready-and-linted:
+# Packages come over the network: they come while the linter compiles.
+ready-and-linted: ## install and lint at the same time
 	@mkdir -p "$(TARGET)"
 	@tests/install.sh > "$(TARGET)/install.log" 2>&1 & installing=$$!; \
 	$(MAKE) --no-print-directory lint && linted=0 || linted=$$?; \
 	wait $$installing || { cat "$(TARGET)/install.log" >&2; exit 1; }; \
 	cat "$(TARGET)/install.log"; exit $$linted
 
-# Nothing is timed in CI: there a crate is optimised less (Cargo.toml names those that are not), in as many parts as there are
-# cores, and each by itself, to take less long.
-ifneq ($(CI),)
-test: export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
-test: export CARGO_PROFILE_RELEASE_LTO := off
-test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
-endif
+# `make check`, and `make test` in CI, compile for a short time: each crate is optimised less (Cargo.toml
+# lists the exceptions), by itself, and in as many parts as there are cores.
+QUICK := check $(if $(CI),test)
+$(QUICK): export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
+$(QUICK): export CARGO_PROFILE_RELEASE_LTO := off
+$(QUICK): export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
 
-test: ready-and-linted programs wheel formats ## everything that must hold before a change lands
-	$(CARGO) nextest run --release $(TESTED) --no-fail-fast --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
+test: ready-and-linted deny programs wheel formats ## everything that must hold before a change lands
+	$(CARGO) nextest run --release $(TESTED) --no-fail-fast \
+	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 	$(CARGO) test --release $(TESTED) --doc -q
 
 SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) or test(capped_at_500) \
     or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python)))
 
-soak: install programs wheel ## long counts: kill -9 of the disk tier and of epochs, limits at 10 GiB, every way to start workers, properties with many cases
+soak: install programs wheel ## the promises for hours: kill -9, 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release $(TESTED) --profile soak --no-fail-fast \
 	    --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh
 
-deny: ## licences, sources and bans (needs cargo-deny)
-	$(CARGO) deny check licenses sources bans
+deny: install ## licences, sources and bans of every dependency
+	PATH="$(abspath $(SERVERS))/tools/bin:$$PATH" \
+	    $(CARGO) deny --locked --log-level error check licenses sources bans
 
 clean: ## removes what was built
 	$(CARGO) clean
+
+# What an issue's table asks for is a target here: run it before the closing note. BASE is the revision
+# before the work.
+BASE ?= 93d5cb9
+CODE_LINES_MAX ?= 46000
+TREE := $(CARGO) nextest run --release -p fletch-tests --no-fail-fast
+
+# Those that take seconds.
+ACCEPT := formats structure lines paragraphs sentences old-names outside questions help contributing comments
+
+accept: $(ACCEPT:%=accept-%) ## the accept targets that take seconds
+
+accept-structure: ## packages, rooms and folders depend in one direction
+	$(TREE) --test structure
+
+accept-lines: ## no line has more than 110 characters
+	$(TREE) --test prose -E 'test(=lines_are_short)'
+
+accept-paragraphs: ## no paragraph of a document or a comment has more than 6 lines
+	$(TREE) --test prose -E 'test(=paragraphs_of_documents_and_comments_are_short)'
+
+accept-sentences: ## no sentence of a document has more than 40 words
+	$(TREE) --test prose -E 'test(=sentences_of_documents_are_short)'
+
+accept-old-names: ## no old type, function or file name is left
+	$(TREE) --test prose -E 'test(=old_names_are_gone)'
+
+accept-outside: ## no document outside the repository is cited
+	$(TREE) --test prose -E 'test(=nothing_cites_a_document_outside_the_repository)'
+
+accept-questions: ## CONTRIBUTING answers "in which file" with files that exist
+	$(TREE) --test prose -E 'test(=contributing_answers_ten_questions_with_files_that_exist)'
+
+accept-help: ## targets, .PHONY, help and documents agree
+	$(TREE) --test kit -E 'test(=every_target_is_phony_and_in_help) or test(=documents_call_targets_that_exist)'
+
+accept-contributing: ## the table of packages and the hooks agree with what runs
+	$(TREE) --test kit -E 'test(=what_is_installed_is_in_the_table) or test(=hooks_call_make)'
+
+accept-comments: ## comments have no fewer invariants and sources than at BASE
+	python3 tests/audit/sources.py --verbose $(BASE)
+
+accept-code-size: ## product code has at most CODE_LINES_MAX lines
+	python3 tests/audit/code_lines.py --most $(CODE_LINES_MAX)
+
+accept-formats: formats ## golden files are those of BASE, and every implementation reads them
+	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'
+	$(CARGO) nextest run --release $(UNITS) -E 'test(golden)'
+
+accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names files of renames
+	@test -n "$(BEFORE)" || { echo 'give BEFORE=FILE, made at the revision before with'; \
+	    echo '  cargo nextest list --workspace --message-format oneline > FILE'; exit 2; }
+	$(CARGO) nextest list --release $(TESTED) --message-format oneline > "$(TARGET)/tests-after.txt"
+	python3 tests/audit/lost_tests.py "$(BEFORE)" "$(TARGET)/tests-after.txt" $(RENAMES)
+
+accept-readme: programs wheel ## README's commands print what README says
+	$(TREE) --test documents -E 'test(=readme_commands_do_what_it_says)'
+
+accept-check-time: check ## make check, warm, takes at most 2 minutes
+	touch crates/core/src/lib.rs
+	@start=$$(date +%s); $(MAKE) --no-print-directory check; took=$$(( $$(date +%s) - start )); \
+	echo "make check after an edit of the core: $$took s"; test $$took -le 120
+
+accept-test-time: ## make test in a new clone and an empty target directory takes at most 25 minutes
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	git clone -q . "$$scratch/fletch"; start=$$(date +%s); \
+	env -u CARGO_TARGET_DIR CI=true $(MAKE) --no-print-directory -C "$$scratch/fletch" test; \
+	took=$$(( $$(date +%s) - start )); echo "make test from nothing: $$took s"; test $$took -le 1500

@@ -1,10 +1,23 @@
-//! The shape of the project as rules: which package may use which, which room of the server
-//! may name which, and what the pure core may never name. Each rule is a function over text,
-//! so that a test can show it fail.
+//! The rules of the tree's shape: which package may use which package, which room of a crate may use
+//! which room, and what the pure core may never name.
+//!
+//! A *room* is a top-level module of a crate. Sources are parsed with `syn`, so that a rule sees every
+//! form of a name: `use crate::{a, b}`, nested groups, `self` and `super`, paths inside expressions and
+//! types, and paths inside the arguments of a macro. Code below `#[cfg(test)]` is outside the rules.
+//!
+//! Every rule is a function over text, so that a test can plant a violation and see it reported.
 
-use std::path::{Path, PathBuf};
+use proc_macro2::{Span, TokenStream, TokenTree};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+use syn::{
+    Attribute, Ident, ImplItemFn, Item, ItemMod, ItemUse, Macro, UseTree, Visibility,
+    visit::{self, Visit},
+};
 
-/// Package → packages of this workspace it may depend on (not counting dev-dependencies).
+/// Each package, with the packages of this workspace that it may depend on (dev-dependencies apart).
 pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-core", &[]),
     ("fletch-api", &["fletch-core"]),
@@ -46,10 +59,10 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Packages outside the rule: they test and measure, and nothing depends on them.
+/// Packages that test and measure. They may depend on any package, and no package depends on them.
 pub const LEAVES: &[&str] = &["fletch-tests", "fletch-benches"];
 
-/// Crates that only one package may name.
+/// Third-party crates that only the named packages may use.
 pub const SOLE_USERS: &[(&str, &str)] = &[
     ("object_store", "fletch-origin"),
     ("sled", "fletch-store"),
@@ -59,27 +72,38 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
     ("prometheus", "fletch-server fletch-mount"),
 ];
 
-/// Rooms of the server → rooms they may name ([`SERVER_OPEN`] is open to all; `app` owns
-/// everything and nobody names it but `main`).
-pub const SERVER_ROOMS: &[(&str, &[&str])] = &[
-    ("http", &["server", "auth", "jobs", "state", "versions", "warmups"]),
-    ("server", &["auth", "jobs", "state", "versions", "warmups"]),
-    ("versions", &["state"]),
-    ("warmups", &["versions"]),
-    ("auth", &[]),
-    ("jobs", &["versions"]),
-    ("state", &[]),
+/// The rooms of the server, from the top down. A room may use the rooms of the lines below its own, and
+/// no room of its own line.
+pub const SERVER_LAYERS: &[&[&str]] = &[
+    &["app"],
+    &["http"],
+    &["metrics"],
+    &["server"],
+    &["jobs", "warmups"],
+    &["epochs"],
+    &["sweep", "prefetch"],
+    &["versions"],
+    &["config"],
+    &["accounting", "state", "auth"],
+    &["limits", "cgroup", "telemetry", "read_ahead"],
 ];
 
-/// Rooms of the server that any room may name.
-pub const SERVER_OPEN: &[&str] = &["config", "limits", "cgroup", "metrics", "telemetry"];
+/// The folders of the core that have an order among themselves, each with the folders it may use.
+pub const CORE_FOLDERS: &[(&str, &[&str])] = &[
+    ("plan", &[]),
+    ("residency", &["plan"]),
+    ("delivery", &["plan"]),
+    ("order", &["plan", "residency", "delivery"]),
+    ("prefetch", &["plan", "residency", "order"]),
+];
 
-/// What the pure core may not name: clock, threads, IO, environment, OS randomness.
+/// The rooms of the core that every room of the core may use. They use no folder of [`CORE_FOLDERS`].
+pub const CORE_BASE: &[&str] =
+    &["cluster", "error", "hash", "manifest", "names", "record", "varint", "verified"];
+
+/// What the pure core may not name: clocks, threads, IO, the environment, randomness of the system, and
+/// maps whose order differs between runs. A single name is banned as any part of a path.
 pub const CORE_BANS: &[&str] = &[
-    "std::time::Instant",
-    "std::time::SystemTime",
-    "Instant::now",
-    "SystemTime::now",
     "std::fs",
     "std::net",
     "std::thread",
@@ -87,17 +111,19 @@ pub const CORE_BANS: &[&str] = &[
     "std::process",
     "std::io",
     "tokio",
-    "rand::",
+    "rand",
     "getrandom",
+    "Instant",
+    "SystemTime",
     "RandomState",
     "HashMap",
     "HashSet",
 ];
 
-/// Dependencies between packages, from `cargo metadata --no-deps`: (package, dependency).
+/// Returns the dependencies that `cargo metadata --no-deps` reports, as (package, dependency).
 ///
 /// # Errors
-/// When the text is no such metadata.
+/// When a field of the metadata is missing.
 pub fn edges(metadata: &serde_json::Value) -> Result<Vec<(String, String)>, String> {
     let text = |v: &serde_json::Value| v.as_str().map(str::to_owned).ok_or("a name");
     let mut out = Vec::new();
@@ -111,7 +137,7 @@ pub fn edges(metadata: &serde_json::Value) -> Result<Vec<(String, String)>, Stri
     Ok(out)
 }
 
-/// Edges that break [`PACKAGES`] or [`SOLE_USERS`].
+/// Returns the dependencies that break [`PACKAGES`] or [`SOLE_USERS`].
 #[must_use]
 pub fn wrong_edges(edges: &[(String, String)]) -> Vec<String> {
     let mut out = Vec::new();
@@ -121,7 +147,7 @@ pub fn wrong_edges(edges: &[(String, String)]) -> Vec<String> {
             continue;
         }
         let Some((_, allowed)) = PACKAGES.iter().find(|(p, _)| p == from) else {
-            out.push(format!("{from} is in no rule: give it a room"));
+            out.push(format!("{from} is in no rule: add it to PACKAGES in tests/harness/structure.rs"));
             continue;
         };
         if ours(to) && !allowed.contains(&to.as_str()) {
@@ -136,53 +162,277 @@ pub fn wrong_edges(edges: &[(String, String)]) -> Vec<String> {
     out
 }
 
-/// Source lines without comments and without what follows `#[cfg(test)]`.
-fn code(source: &str) -> impl Iterator<Item = (usize, &str)> {
-    source
-        .lines()
-        .enumerate()
-        .take_while(|(_, l)| !l.contains("#[cfg(test)]"))
-        .map(|(i, l)| (i + 1, l.split("//").next().unwrap_or("")))
+/// A name in a source: the path from the crate's root (first segment `crate`) or as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    /// Line in the source, from 1.
+    pub line: usize,
+    /// Segments. A glob ends in `*`.
+    pub path: Vec<String>,
 }
 
-/// Names in a core source that core may not name.
+/// Returns the module path of a file of a crate: `jobs/epoch/mod.rs` is `["jobs", "epoch"]`.
 #[must_use]
-pub fn impurities(file: &str, source: &str) -> Vec<String> {
-    code(source)
-        .flat_map(|(n, l)| {
-            CORE_BANS
-                .iter()
-                .filter(|b| l.contains(*b))
-                .map(move |b| format!("{file}:{n}: core may not name {b}"))
-        })
-        .collect()
-}
-
-/// Names of other rooms in a server source that its room may not name.
-#[must_use]
-pub fn wrong_rooms(room: &str, file: &str, source: &str) -> Vec<String> {
-    if matches!(room, "app" | "main" | "lib") || SERVER_OPEN.contains(&room) {
-        return Vec::new();
+pub fn module_of(file: &str) -> Vec<String> {
+    let mut path: Vec<String> = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if path.last().is_some_and(|l| matches!(l.as_str(), "mod" | "lib" | "main")) {
+        path.pop();
     }
-    let allowed = SERVER_ROOMS.iter().find(|(r, _)| *r == room).map_or(&[][..], |(_, a)| *a);
+    path
+}
+
+/// Returns every name in a source outside its tests.
+///
+/// `file` is the path below `src`: relative names (`self`, `super`) depend on it.
+///
+/// # Errors
+/// When the source is not Rust.
+pub fn names(file: &str, source: &str) -> Result<Vec<Name>, String> {
+    let parsed = syn::parse_file(source).map_err(|e| format!("{file}: {e}"))?;
+    let mut found = Names { module: module_of(file), names: Vec::new() };
+    found.visit_file(&parsed);
+    Ok(found.names)
+}
+
+struct Names {
+    module: Vec<String>,
+    names: Vec<Name>,
+}
+
+impl Names {
+    /// Records a path. `self` and `super` become a path from the crate's root.
+    fn record(&mut self, span: Span, written: &[String]) {
+        let relative = written.iter().take_while(|s| matches!(s.as_str(), "self" | "super")).count();
+        let path = if relative == 0 {
+            written.to_vec()
+        } else {
+            let up = written[..relative].iter().filter(|s| *s == "super").count();
+            let base = &self.module[..self.module.len().saturating_sub(up)];
+            [&["crate".to_owned()][..], base, &written[relative..]].concat()
+        };
+        self.names.push(Name { line: span.start().line, path });
+    }
+
+    fn record_use(&mut self, tree: &UseTree, prefix: &[String]) {
+        let with = |i: &Ident| [prefix, &[i.to_string()]].concat();
+        match tree {
+            UseTree::Path(p) => self.record_use(&p.tree, &with(&p.ident)),
+            UseTree::Name(n) if n.ident == "self" => self.record(n.ident.span(), prefix),
+            UseTree::Name(n) => self.record(n.ident.span(), &with(&n.ident)),
+            UseTree::Rename(r) if r.ident == "self" => self.record(r.ident.span(), prefix),
+            UseTree::Rename(r) => self.record(r.ident.span(), &with(&r.ident)),
+            UseTree::Glob(g) => self.record(g.star_token.spans[0], &[prefix, &["*".to_owned()]].concat()),
+            UseTree::Group(g) => g.items.iter().for_each(|t| self.record_use(t, prefix)),
+        }
+    }
+
+    /// Records the paths among the tokens of a macro's arguments.
+    fn record_tokens(&mut self, tokens: TokenStream) {
+        let mut path: Option<(Span, Vec<String>)> = None;
+        let mut colons = 0;
+        for t in tokens {
+            match t {
+                TokenTree::Ident(i) => match &mut path {
+                    Some((_, p)) if colons == 2 => p.push(i.to_string()),
+                    _ => {
+                        if let Some((span, p)) = path.replace((i.span(), vec![i.to_string()])) {
+                            self.record(span, &p);
+                        }
+                    }
+                },
+                TokenTree::Punct(p) if p.as_char() == ':' => {
+                    colons += 1;
+                    continue;
+                }
+                TokenTree::Group(g) => self.record_tokens(g.stream()),
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {
+                    if let Some((span, p)) = path.take() {
+                        self.record(span, &p);
+                    }
+                }
+            }
+            colons = 0;
+        }
+        if let Some((span, p)) = path {
+            self.record(span, &p);
+        }
+    }
+}
+
+impl<'a> Visit<'a> for Names {
+    fn visit_item(&mut self, item: &'a Item) {
+        let attributes: &[Attribute] = match item {
+            Item::Const(i) => &i.attrs,
+            Item::Enum(i) => &i.attrs,
+            Item::Fn(i) => &i.attrs,
+            Item::Impl(i) => &i.attrs,
+            Item::Macro(i) => &i.attrs,
+            Item::Mod(i) => &i.attrs,
+            Item::Static(i) => &i.attrs,
+            Item::Struct(i) => &i.attrs,
+            Item::Trait(i) => &i.attrs,
+            Item::Type(i) => &i.attrs,
+            Item::Use(i) => &i.attrs,
+            _ => &[],
+        };
+        if !for_tests(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, f: &'a ImplItemFn) {
+        if !for_tests(&f.attrs) {
+            visit::visit_impl_item_fn(self, f);
+        }
+    }
+
+    fn visit_item_mod(&mut self, m: &'a ItemMod) {
+        self.module.push(m.ident.to_string());
+        visit::visit_item_mod(self, m);
+        self.module.pop();
+    }
+
+    fn visit_item_use(&mut self, u: &'a ItemUse) {
+        self.record_use(&u.tree, &[]);
+    }
+
+    fn visit_path(&mut self, p: &'a syn::Path) {
+        let written: Vec<String> = p.segments.iter().map(|s| s.ident.to_string()).collect();
+        if let Some(first) = p.segments.first() {
+            self.record(first.ident.span(), &written);
+        }
+        visit::visit_path(self, p);
+    }
+
+    fn visit_macro(&mut self, m: &'a Macro) {
+        self.visit_path(&m.path);
+        self.record_tokens(m.tokens.clone());
+    }
+
+    /// `pub(in crate::jobs)` uses nothing.
+    fn visit_visibility(&mut self, _: &'a Visibility) {}
+}
+
+fn for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|a| {
+        a.path().is_ident("cfg")
+            && a.parse_args::<syn::Path>().is_ok_and(|condition| condition.is_ident("test"))
+    })
+}
+
+/// Returns the names in a source of the core that [`CORE_BANS`] forbids.
+///
+/// # Errors
+/// When the source is not Rust.
+pub fn impurities(file: &str, source: &str) -> Result<Vec<String>, String> {
     let mut out = Vec::new();
-    for (n, l) in code(source) {
-        for at in l.match_indices("crate::").map(|(i, m)| i + m.len()) {
-            let named: String = l[at..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            let is_room = named.chars().next().is_some_and(char::is_lowercase);
-            if is_room
-                && named != room
-                && !allowed.contains(&named.as_str())
-                && !SERVER_OPEN.contains(&named.as_str())
-            {
-                out.push(format!("{file}:{n}: room {room} may not name room {named}"));
+    for name in names(file, source)? {
+        let path: Vec<&str> = name.path.iter().map(String::as_str).collect();
+        for ban in CORE_BANS {
+            let banned: Vec<&str> = ban.split("::").collect();
+            let whole = path.first() == Some(&"std") && (path.len() == 1 || path[1] == "*");
+            let type_name = ban.starts_with(char::is_uppercase) && path.contains(ban);
+            if type_name || path.starts_with(&banned) {
+                out.push(format!("{file}:{}: core may not name {ban}", name.line));
+            } else if whole && banned[0] == "std" {
+                out.push(format!("{file}:{}: core may not name all of std", name.line));
+                break;
             }
         }
     }
-    out
+    Ok(out)
 }
 
-/// All Rust sources below a directory, in order.
+/// The rooms of one crate, and the names that its root re-exports from them.
+#[derive(Debug, Clone, Default)]
+pub struct Rooms {
+    /// Rooms, as `lib.rs` declares them.
+    pub declared: BTreeSet<String>,
+    /// Name at the root, with the room it comes from.
+    reexported: BTreeMap<String, String>,
+}
+
+impl Rooms {
+    /// Reads a crate's `lib.rs`.
+    ///
+    /// # Errors
+    /// When the source is not Rust.
+    pub fn parse(lib: &str) -> Result<Self, String> {
+        let mut out = Rooms::default();
+        for item in syn::parse_file(lib).map_err(|e| format!("lib.rs: {e}"))?.items {
+            match item {
+                Item::Mod(m) if !for_tests(&m.attrs) => {
+                    out.declared.insert(m.ident.to_string());
+                }
+                Item::Use(u) => {
+                    let mut used = Names { module: Vec::new(), names: Vec::new() };
+                    used.record_use(&u.tree, &[]);
+                    for mut n in used.names {
+                        n.path.retain(|s| !matches!(s.as_str(), "crate" | "self"));
+                        if let (Some(room), Some(name)) = (n.path.first(), n.path.last()) {
+                            out.reexported.insert(name.clone(), room.clone());
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Each room with the rooms it may use.
+pub type Rules = BTreeMap<&'static str, BTreeSet<&'static str>>;
+
+/// Returns the rules of the server: [`SERVER_LAYERS`].
+#[must_use]
+pub fn server_rules() -> Rules {
+    let below = |i: usize| SERVER_LAYERS[i + 1..].iter().flat_map(|l| l.iter().copied()).collect();
+    let rows = SERVER_LAYERS.iter().enumerate();
+    rows.flat_map(|(i, layer)| layer.iter().map(move |room| (*room, below(i)))).collect()
+}
+
+/// Returns the rules of the core: [`CORE_FOLDERS`] over [`CORE_BASE`].
+#[must_use]
+pub fn core_rules() -> Rules {
+    let folders = CORE_FOLDERS.iter().map(|(f, uses)| (*f, uses.iter().chain(CORE_BASE).copied().collect()));
+    folders.chain(CORE_BASE.iter().map(|b| (*b, CORE_BASE.iter().copied().collect()))).collect()
+}
+
+/// Returns the rooms that a crate declares and no rule lists, and those that a rule lists and no crate has.
+#[must_use]
+pub fn unlisted(rules: &Rules, rooms: &Rooms) -> Vec<String> {
+    let declared = rooms.declared.iter().map(String::as_str);
+    let new = declared.filter(|r| !rules.contains_key(r)).map(|r| format!("room {r} is in no rule: list it"));
+    let gone = rules.keys().filter(|r| !rooms.declared.contains(**r));
+    new.chain(gone.map(|r| format!("room {r} is listed and does not exist"))).collect()
+}
+
+/// Returns the names in a source that its room may not use. `file` is the path below `src`.
+///
+/// # Errors
+/// When the source is not Rust.
+pub fn wrong_uses(rules: &Rules, rooms: &Rooms, file: &str, source: &str) -> Result<Vec<String>, String> {
+    let module = module_of(file);
+    let Some(room) = module.first() else { return Ok(Vec::new()) };
+    let Some(allowed) = rules.get(room.as_str()) else {
+        return Ok(vec![format!("{file}:1: room {room} is in no rule: list it")]);
+    };
+    let mut out = Vec::new();
+    for name in names(file, source)? {
+        let [root, used, ..] = &name.path[..] else { continue };
+        if root != "crate" {
+            continue;
+        }
+        let used = rooms.reexported.get(used).unwrap_or(used);
+        if used != room && !allowed.contains(used.as_str()) {
+            out.push(format!("{file}:{}: room {room} may not use {used}", name.line));
+        }
+    }
+    Ok(out)
+}
+
+/// Returns all Rust sources below a directory except those of tests (`tests.rs`, `tests/`), in order.
 ///
 /// # Panics
 /// When the directory cannot be read.
@@ -193,6 +443,9 @@ pub fn sources(dir: &Path) -> Vec<PathBuf> {
     while let Some(d) = todo.pop() {
         for e in std::fs::read_dir(&d).unwrap_or_else(|e| panic!("{}: {e}", d.display())) {
             let path = e.expect("entry").path();
+            if path.file_stem().is_some_and(|n| n == "tests") {
+                continue;
+            }
             if path.is_dir() {
                 todo.push(path);
             } else if path.extension().is_some_and(|x| x == "rs") {

@@ -42,9 +42,11 @@ fn readme_commands_do_what_it_says() {
     let steps = console::steps(&readme, "console");
     assert!(steps.len() >= 8, "README shows {} commands", steps.len());
     // The two commands that everything begins with are pinned here: one runs below as part of
-    // the steps, the other is what runs this test.
+    // the steps, the other is what runs this test. README's folder is below the reader's home,
+    // and this test has a home of its own.
     let first: Vec<&str> = steps.iter().take(1).map(|s| s.command.as_str()).collect();
-    assert_eq!(first, ["make demo DATA=/usr/share/doc"]);
+    assert_eq!(first, ["make demo DATA=$HOME/data"]);
+    assert!(!readme.contains("/usr/share"), "README's commands read a shared folder of the machine");
     assert_eq!(
         console::blocks(&readme, "sh"),
         [(console::blocks(&readme, "sh")[0].0, "make test\n".to_owned())]
@@ -55,6 +57,7 @@ fn readme_commands_do_what_it_says() {
     assert!(ci.lines().any(|l| l == "exec make test"), ".ci/run calls README's test command");
 
     let home = TempDir::with_prefix("fletch-readme-").expect("home");
+    readme_folder(&home.path().join("data"));
     let target = bin_dir().parent().expect("target").display().to_string();
     let env = [
         ("HOME", home.path().to_str().expect("utf-8")),
@@ -72,6 +75,25 @@ fn readme_commands_do_what_it_says() {
     if let Err(faults) = console::run(&steps, &repo(), &env) {
         panic!("README.md differs from what happens:\n{faults}");
     }
+}
+
+/// Makes the folder that README's commands read: many small files, equal files, a link, a large file.
+fn readme_folder(dir: &Path) {
+    let mut random = ChaCha8Rng::seed_from_u64(7);
+    let mut bytes = vec![0; 9 << 20];
+    random.fill_bytes(&mut bytes);
+    for package in 0..60 {
+        let folder = dir.join(format!("package-{package:02}"));
+        fs::create_dir_all(&folder).expect("mkdir");
+        fs::write(folder.join("copyright"), &bytes[..2000]).expect("write");
+        for file in 0..10 {
+            let begin = package * 90_000 + file * 9_000;
+            let content = &bytes[begin..begin + 500 + 37 * package * file % 8_000];
+            fs::write(folder.join(format!("file-{file}.txt")), content).expect("write");
+        }
+    }
+    symlink("package-00/copyright", dir.join("LICENCE")).expect("symlink");
+    fs::write(dir.join("large.bin"), &bytes).expect("write");
 }
 
 /// A tree that holds one of everything that SEMANTICS speaks of.

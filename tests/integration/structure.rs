@@ -1,8 +1,11 @@
-//! The shape of the project: dependency direction, purity of core, rooms of the server.
+//! The shape of the tree: the direction of dependencies, the purity of the core, the rooms of the server.
 
 use fletch_tests::bins::repo;
-use fletch_tests::structure::{edges, impurities, sources, wrong_edges, wrong_rooms};
-use std::process::Command;
+use fletch_tests::structure::{
+    CORE_BASE, CORE_FOLDERS, Rooms, Rules, SERVER_LAYERS, core_rules, edges, impurities, names, server_rules,
+    sources, unlisted, wrong_edges, wrong_uses,
+};
+use std::{collections::BTreeSet, fs, process::Command};
 
 fn metadata() -> serde_json::Value {
     let out = Command::new(env!("CARGO"))
@@ -32,45 +35,129 @@ fn a_wrong_edge_is_noticed() {
     assert_eq!(edge("fletch-server", "fletch-store"), 0);
 }
 
+/// Returns every violation of the rules in the sources below `src`.
+fn violations(src: &str, rules: &Rules) -> Vec<String> {
+    let src = repo().join(src);
+    let rooms = Rooms::parse(&fs::read_to_string(src.join("lib.rs")).expect("lib.rs")).expect("Rust");
+    let mut out = unlisted(rules, &rooms);
+    for f in sources(&src) {
+        let file = f.strip_prefix(&src).expect("below").display().to_string();
+        let text = fs::read_to_string(&f).expect("source");
+        out.extend(wrong_uses(rules, &rooms, &file, &text).unwrap_or_else(|e| vec![e]));
+    }
+    out
+}
+
+fn none(offences: &[String]) {
+    assert!(offences.is_empty(), "{} offences\n{}", offences.len(), offences.join("\n"));
+}
+
 #[test]
 fn core_is_pure() {
-    let mut files = sources(&repo().join("crates/core/src"));
-    files.retain(|f| !f.ends_with("tests.rs"));
+    let src = repo().join("crates/core/src");
+    let files = sources(&src);
     assert!(files.len() > 8);
-    let faults: Vec<String> = files
-        .iter()
-        .flat_map(|f| impurities(&f.display().to_string(), &std::fs::read_to_string(f).expect("source")))
-        .collect();
-    assert_eq!(faults, Vec::<String>::new());
+    let mut faults = Vec::new();
+    for f in files {
+        let file = f.strip_prefix(&src).expect("below").display().to_string();
+        let text = fs::read_to_string(&f).expect("source");
+        faults.extend(impurities(&file, &text).unwrap_or_else(|e| vec![e]));
+    }
+    none(&faults);
 }
 
 #[test]
 fn a_clock_in_core_is_noticed() {
-    assert_eq!(impurities("x.rs", "fn f() { let now = std::time::Instant::now(); }").len(), 2);
-    assert_eq!(impurities("x.rs", "// std::fs is not for us\nfn f() {}").len(), 0);
+    let found = |source: &str| impurities("x.rs", source).expect("Rust").len();
+    assert_eq!(found("fn f() { let now = std::time::Instant::now(); }"), 1);
+    assert_eq!(found("use std::{fmt, time::{Duration, Instant as Now}};"), 1);
+    assert_eq!(found("use std::{collections::{BTreeMap, HashMap}, io::{self, Read}};"), 3);
+    assert_eq!(found("use std as s;"), 1);
+    assert_eq!(found("use std::*;"), 1);
+    assert_eq!(found("fn f() { println!(\"{:?}\", std::env::args()) }"), 1);
+    assert_eq!(found("fn f(x: tokio::task::JoinHandle<()>) {}"), 1);
+    assert_eq!(found("use rand::Rng;"), 1);
+    assert_eq!(found("use rand_chacha::ChaCha8Rng;"), 0);
+    assert_eq!(found("// std::fs is not for us\nfn f() {}"), 0);
+    assert_eq!(found("#[cfg(test)]\nmod tests { use std::fs; }\nfn f() {}"), 0);
+}
+
+#[test]
+fn folders_of_core_look_one_way() {
+    none(&violations("crates/core/src", &core_rules()));
 }
 
 #[test]
 fn rooms_of_the_server_look_one_way() {
-    let src = repo().join("cache-server/src");
-    let mut faults = Vec::new();
-    for f in sources(&src) {
-        if f.ends_with("tests.rs") {
-            continue;
+    none(&violations("cache-server/src", &server_rules()));
+}
+
+/// Plants a use of every room in every room, in every form, and compares with `allowed`.
+fn plant(rules: &Rules, all: &[&str], allowed: impl Fn(&str, &str) -> bool) {
+    let lib: String =
+        all.iter().map(|r| format!("mod {r};\npub use {r}::{}Root;\n", r.to_uppercase())).collect();
+    let rooms = Rooms::parse(&lib).expect("Rust");
+    assert_eq!(unlisted(rules, &rooms), Vec::<String>::new());
+    for from in all {
+        let file = format!("{from}/a/b.rs");
+        for to in all {
+            let root = to.to_uppercase();
+            for source in [
+                format!("use crate::{to}::X;"),
+                format!("use crate::{{{from}::Y, {to}::{{X, y::{{self, Z}}}}}};")
+                    .replace("y::{self, Z}", "X2"),
+                format!("use super::super::super::{to} as other;"),
+                format!("use crate::{root}Root;"),
+                format!("fn f() -> u8 {{ crate::{to}::x() }}"),
+                format!("fn f() -> Vec<crate::{to}::X> {{ Vec::new() }}"),
+                format!("fn f() {{ assert!(true, \"{{}}\", crate::{to}::x()) }}"),
+                format!("mod inner {{ use super::super::super::super::{to}::X; }}"),
+                format!("impl crate::{to}::Trait for Y {{}}"),
+            ] {
+                let found = wrong_uses(rules, &rooms, &file, &source).expect("Rust");
+                assert_eq!(found.is_empty(), from == to || allowed(from, to), "{file}: {source}: {found:?}");
+            }
         }
-        let rel = f.strip_prefix(&src).expect("below").display().to_string();
-        let room = rel.split('/').next().expect("a name").trim_end_matches(".rs").to_owned();
-        faults.extend(wrong_rooms(&room, &rel, &std::fs::read_to_string(&f).expect("source")));
     }
-    assert_eq!(faults, Vec::<String>::new());
 }
 
 #[test]
 fn a_look_the_other_way_is_noticed() {
-    assert_eq!(wrong_rooms("state", "state/mod.rs", "use crate::jobs::Registry;").len(), 1);
-    assert_eq!(wrong_rooms("jobs", "jobs/mod.rs", "fn f() { crate::http::x() }").len(), 1);
-    assert_eq!(
-        wrong_rooms("http", "http/mod.rs", "use crate::jobs::Registry;\nuse crate::config::C;").len(),
-        0
-    );
+    let layer = |room: &str| SERVER_LAYERS.iter().position(|l| l.contains(&room)).expect("listed");
+    plant(&server_rules(), &SERVER_LAYERS.concat(), |from, to| layer(from) < layer(to));
+}
+
+#[test]
+fn a_folder_of_core_that_looks_the_other_way_is_noticed() {
+    let folders: Vec<&str> = CORE_FOLDERS.iter().map(|(f, _)| *f).collect();
+    plant(&core_rules(), &[&folders[..], CORE_BASE].concat(), |from, to| {
+        CORE_BASE.contains(&to) || CORE_FOLDERS.iter().any(|(f, uses)| *f == from && uses.contains(&to))
+    });
+}
+
+#[test]
+fn a_room_that_no_rule_lists_is_noticed() {
+    let listed: String = SERVER_LAYERS.concat().iter().map(|r| format!("mod {r};")).collect();
+    let with_new = Rooms::parse(&format!("{listed} mod fresh;")).expect("Rust");
+    assert_eq!(unlisted(&server_rules(), &with_new), ["room fresh is in no rule: list it"]);
+    let found = wrong_uses(&server_rules(), &with_new, "fresh/mod.rs", "fn f() {}").expect("Rust");
+    assert_eq!(found, ["fresh/mod.rs:1: room fresh is in no rule: list it"]);
+    let without = Rooms::parse(&listed.replace("mod sweep;", "")).expect("Rust");
+    assert_eq!(unlisted(&server_rules(), &without), ["room sweep is listed and does not exist"]);
+}
+
+#[test]
+fn a_room_is_listed_once() {
+    let listed = SERVER_LAYERS.concat();
+    assert_eq!(listed.iter().collect::<BTreeSet<_>>().len(), listed.len(), "{listed:?}");
+}
+
+#[test]
+fn names_are_found_with_their_line() {
+    let source =
+        "use super::{\n    a::B,\n    c,\n};\npub(in crate::x) fn f() {}\n#[cfg(test)]\nuse crate::t;\n";
+    let found = names("one/two.rs", source).expect("Rust");
+    let found: Vec<(usize, String)> = found.into_iter().map(|n| (n.line, n.path.join("::"))).collect();
+    assert_eq!(found, [(2, "crate::one::a::B".to_owned()), (3, "crate::one::c".to_owned())]);
+    assert!(names("x.rs", "fn {").is_err());
 }

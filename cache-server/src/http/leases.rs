@@ -33,7 +33,7 @@ use fletch_core::{
     manifest::locate::ranges,
     order::{Request, plan::Item as PlanItem},
 };
-use fletch_store::By;
+use fletch_store::ReaderKind;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use serde::Serialize;
@@ -232,7 +232,7 @@ impl Reader {
         if job.setup.wheel.is_none() {
             let number = job.sources.number();
             let (root, footprint) = (source.version.root(), source.footprint_max());
-            server.shares.note(number, root, footprint, By::Order, server.now_ns());
+            server.shares.note(number, root, footprint, ReaderKind::Ordered, server.now_ns());
         }
         let ahead = epoch.ahead();
         Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), ahead, tally, component })

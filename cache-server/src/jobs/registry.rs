@@ -17,7 +17,7 @@ use super::{
 use crate::versions::{Source, Sources};
 use fletch_api::{JobLine, OrderKind, StartJob};
 use fletch_core::{Domain, LayoutId, Root, Tenant, order::substitute::Standing};
-use fletch_store::{By, DatasetId};
+use fletch_store::{DatasetId, ReaderKind};
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
@@ -303,7 +303,7 @@ impl Registry {
                 // Before its first read, so that what that brings may stay.
                 let now = u64::try_from(self.means.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 let footprint = source.footprint_max();
-                self.means.shares.note(sources.number(), root, footprint, By::Order, now);
+                self.means.shares.note(sources.number(), root, footprint, ReaderKind::Ordered, now);
                 None
             }
             OrderKind::Substitute => {

@@ -13,7 +13,7 @@ use fletch_core::{
     manifest::{EntryRef, SampleRef},
     order::{Shape, receipt::content},
 };
-use fletch_store::disk::DiskTier;
+use fletch_store::disk::DiskEngine;
 use fletch_tables::{Found, Table, TableError};
 use std::{
     collections::{HashMap, HashSet},
@@ -188,7 +188,7 @@ impl Samples {
             .collect();
         let bytes = of_unit
             .iter()
-            .map(|cs| cs.iter().map(|&c| DiskTier::footprint(rows[c as usize].len)).sum())
+            .map(|cs| cs.iter().map(|&c| DiskEngine::footprint(rows[c as usize].len)).sum())
             .collect();
         let shape = Shape::new(&unit_of, bytes)?;
         let mut starts = vec![0u32];

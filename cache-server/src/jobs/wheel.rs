@@ -28,7 +28,7 @@ use fletch_core::{
     },
     residency::Residency,
 };
-use fletch_store::{By, DatasetId, disk::Policy};
+use fletch_store::{DatasetId, ReaderKind, disk::Policy};
 use loads::Loads;
 pub use means::Means;
 use owed::Owed;
@@ -123,7 +123,7 @@ impl Wheel {
         let version = &source.version;
         let number = DatasetId::sweep_of(&sources.domain, source.dataset(), version.root(), version.layout());
         let keeping = sources.beside(source, number);
-        let passing = sources.beside(source, DatasetId::PASSING);
+        let passing = sources.beside(source, DatasetId::UNCACHED);
         let units = samples.shape.units();
         let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
         let recording = recording::of(means.recorder.as_ref(), source).await;
@@ -179,13 +179,13 @@ impl Wheel {
     pub fn note(&self, now_ns: u64) {
         let footprint = self.samples.shape.total_bytes();
         let root = self.source.version.root();
-        let by = By::SweepOver(DatasetId::of(&self.keeping.domain, self.source.dataset()));
+        let by = ReaderKind::SweepOver(DatasetId::of(&self.keeping.domain, self.source.dataset()));
         self.means.shares.note(self.keeping.number(), root, footprint, by, now_ns);
     }
 
     fn awaits_share(&self) -> bool {
         let Some(disk) = self.means.store.disk() else { return false };
-        let fletch = disk.tier().is_some_and(|t| t.policy() == Policy::Fletch);
+        let fletch = disk.engine().is_some_and(|t| t.policy() == Policy::Fletch);
         fletch && disk.share_of(self.keeping.number()).is_none()
     }
 
@@ -194,7 +194,7 @@ impl Wheel {
         let Some(disk) = self.means.store.disk() else {
             return self.means.memory_bytes / self.means.wheels.load(Relaxed).max(1) as u64;
         };
-        let fletch = disk.tier().is_some_and(|t| t.policy() == Policy::Fletch);
+        let fletch = disk.engine().is_some_and(|t| t.policy() == Policy::Fletch);
         let share = if fletch { disk.share_of(self.keeping.number()).unwrap_or(0) } else { 0 };
         let all = self.samples.shape.total_bytes();
         // All of it fits: then nothing is ever on its way in the place of something else.
@@ -208,7 +208,7 @@ impl Wheel {
         if self.means.store.disk().is_some() {
             for unit in (0..units).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
                 let chunks = self.samples.chunks(unit);
-                if chunks.iter().all(|c| self.means.store.stays(&self.key(c.hash), c.len)) {
+                if chunks.iter().all(|c| self.means.store.is_kept(&self.key(c.hash), c.len)) {
                     bits.set(u64::from(unit));
                 }
             }

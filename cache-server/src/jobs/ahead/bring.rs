@@ -109,7 +109,7 @@ impl Ahead {
         let (entry, slices) = (found.entry(), found.slices());
         let located = self.locate(one.chunk).await?;
         let (key, number) = (self.key(one.chunk), self.sources.number());
-        let stays = self.means.store.keeps(&key, number, located.len, located.among());
+        let stays = self.means.store.would_keep(&key, number, located.len, located.among());
         let range = ranges(slices, 0..entry.size).next().map(|r| r.range);
         let part = range.filter(|_| !stays).and_then(|r| located.part(&r));
         Ok(match (entry.hash, part) {

@@ -20,7 +20,7 @@ use crate::{
     server::{Phase, Server},
 };
 use axum::Router;
-use fletch_store::house::{close, look_after};
+use fletch_store::maintenance::{self, close};
 use listen::Socket;
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
@@ -131,7 +131,7 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     let disk = app.server.store.disk().map(Arc::clone);
     if let Some(disk) = disk.clone() {
         let server = Arc::clone(&app.server);
-        keeper.spawn(look_after(server, disk, house.clone()));
+        keeper.spawn(maintenance::run(server, disk, house.clone()));
     }
     let mut expire = tokio::time::interval(EXPIRE_EVERY);
     let mut reload = tokio::time::interval(RELOAD_EVERY);

@@ -20,8 +20,8 @@ use fletch_core::Tenant;
 use fletch_origin::{OriginError, OriginLimits, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
-    Bound, DatasetId, Disk, Shares, Store, StoreLimits,
-    disk::{DiskConfig, DiskError, Room},
+    DatasetId, DiskTier, Shares, Store, StoreLimits, TenantQuota,
+    disk::{DiskConfig, DiskError, FsSpace},
 };
 use std::{
     collections::HashMap,
@@ -159,7 +159,7 @@ impl Server {
             attempts: ATTEMPTS,
         };
         let turns = Arc::new(Semaphore::new(limits.requests));
-        let disk = (config.cache.size != Amount::Bytes(0)).then(|| Disk::new(limits.append_bytes()));
+        let disk = (config.cache.size != Amount::Bytes(0)).then(|| DiskTier::new(limits.append_bytes()));
         let store = Store::new(store_limits, disk, tasks.clone());
         let warmup_context = WarmupContext {
             store: Arc::clone(&store),
@@ -238,7 +238,7 @@ impl Server {
     /// What is wrong with the directory's file system.
     pub fn disk_config(&self) -> Result<DiskConfig, String> {
         let Cache { dir, size, free_floor, policy } = &self.cache;
-        let room = Room::at(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        let room = FsSpace::at(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         let size_max = size.of(room.available.saturating_add(room.own));
         if size_max < CACHE_MIN {
             let spare = ByteSize(room.available);
@@ -297,13 +297,13 @@ impl Server {
 
     /// What tenants may have on disk, and what their datasets have there now.
     #[must_use]
-    pub fn resident_bounds(&self) -> Vec<(Tenant, Bound)> {
+    pub fn resident_bounds(&self) -> Vec<(Tenant, TenantQuota)> {
         let quotas: Vec<_> =
             self.auth.quotas().into_iter().filter_map(|(t, q)| Some((t, q.resident?))).collect();
         if quotas.is_empty() {
             return Vec::new();
         }
-        let tier = self.store.disk().and_then(|d| d.tier()).map(|t| t.stats());
+        let tier = self.store.disk().and_then(|d| d.engine()).map(|t| t.stats());
         let used: HashMap<_, _> =
             tier.iter().flat_map(|t| &t.datasets).map(|d| (d.dataset, d.bytes)).collect();
         let all = self.registrations.all();
@@ -324,7 +324,7 @@ impl Server {
     pub fn reload_tokens(&self) {
         if self.auth.reload() {
             // Quotas may be others.
-            self.shares.repeat();
+            self.shares.forget_applied();
             self.changes.send_replace(());
         }
     }

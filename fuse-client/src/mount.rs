@@ -22,7 +22,7 @@ use fletch_api::node::GuestVersion;
 use fletch_client::fallback::Fallback;
 use fletch_client::{Client, ClientError, Endpoint};
 use fletch_core::{Kind, Root};
-use fletch_store::{Disk, Store, StoreLimits, disk::DiskTier};
+use fletch_store::{DiskTier, Store, StoreLimits, disk::DiskEngine};
 use fletch_tables::{TableError, Version, documents};
 use std::{
     io,
@@ -175,7 +175,7 @@ impl Parts {
             deadline: settings.io_timeout,
             attempts: FETCH_ATTEMPTS + u32::from(cache.is_some()),
         };
-        let disk = cache.map(|_| Disk::new((settings.memory_bytes / 4).min(APPEND_BYTES_MAX)));
+        let disk = cache.map(|_| DiskTier::new((settings.memory_bytes / 4).min(APPEND_BYTES_MAX)));
         let store = Store::new(limits, disk, tasks.clone());
         let version = &opened.version;
         let tree = Tree::new(version.clone());
@@ -383,7 +383,7 @@ fn snapshots(
 fn footprint_max(version: &Version) -> u64 {
     let doc = version.layout_doc();
     let pieces = doc.chunks.max(version.manifest().entries);
-    DiskTier::footprint_max(doc.bytes, pieces)
+    DiskEngine::footprint_max(doc.bytes, pieces)
 }
 
 /// The directory to mount at, without symlinks. Asks the mount table first: touching a mount whose

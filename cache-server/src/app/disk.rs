@@ -2,9 +2,9 @@
 
 use crate::server::Server;
 use fletch_store::{
-    Disk, Household, bounded,
+    DiskOwner, DiskTier, apply_quotas,
     disk::{DiskConfig, DiskError},
-    house,
+    maintenance,
 };
 use futures::future::{BoxFuture, FutureExt as _};
 use std::sync::Arc;
@@ -18,26 +18,26 @@ pub(super) async fn open_first(server: &Arc<Server>) -> Result<(), DiskError> {
         tracing::info!("no cache on disk: cache.size is 0");
         return Ok(());
     };
-    house::open_first(Arc::clone(server) as Arc<dyn Household>, disk).await
+    maintenance::open_first(Arc::clone(server) as Arc<dyn DiskOwner>, disk).await
 }
 
-impl Household for Server {
+impl DiskOwner for Server {
     fn config(&self) -> Result<DiskConfig, String> {
         self.disk_config()
     }
 
-    fn opened(&self) {
+    fn on_open(&self) {
         // The shares of a tier that was not there yet.
-        self.shares.repeat();
+        self.shares.forget_applied();
     }
 
-    fn divide(&self, disk: &Disk) {
-        let Some(split) = self.shares.changed(disk, self.now_ns()) else { return };
+    fn divide(&self, disk: &DiskTier) {
+        let Some(split) = self.shares.next_split(disk, self.now_ns()) else { return };
         let bounds: Vec<_> = self.resident_bounds().into_iter().map(|(_, bound)| bound).collect();
-        self.shares.give(disk, &bounded(split, &bounds));
+        self.shares.apply(disk, &apply_quotas(split, &bounds));
     }
 
-    fn hurry(&self) -> BoxFuture<'_, ()> {
-        self.shares.appeared().boxed()
+    fn wake(&self) -> BoxFuture<'_, ()> {
+        self.shares.wait_for_change().boxed()
     }
 }

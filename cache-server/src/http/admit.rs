@@ -13,7 +13,7 @@ use axum::{
 };
 use fletch_api::{Code, headers, routes};
 use fletch_core::{JobName, Root};
-use fletch_store::By;
+use fletch_store::ReaderKind;
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -125,7 +125,7 @@ impl Admitted {
         root: Root,
     ) -> impl Fn(Cost) -> super::body::Charge + Clone + Send + 'static {
         let (dataset, footprint) = (sources.number(), sources.first.footprint_max());
-        server.shares.note(dataset, root, footprint, By::Anyone, server.now_ns());
+        server.shares.note(dataset, root, footprint, ReaderKind::Plain, server.now_ns());
         let tally = server.accounts.tally(&self.principal.domain, &self.job, root, sources.first.dataset());
         let component = self.component;
         move |cost| super::body::Charge { tally: Arc::clone(&tally), component, cost }

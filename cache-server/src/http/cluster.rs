@@ -13,7 +13,7 @@ use std::sync::Arc;
 fn disk(server: &Server) -> Option<InfoDisk> {
     let report = server.store.disk()?.report();
     let (state, detail) = disk_state(&report.state);
-    let tier = report.tier.as_ref();
+    let tier = report.engine.as_ref();
     Some(InfoDisk {
         state: state.to_owned(),
         detail,

@@ -185,7 +185,7 @@ impl Shared {
                 return Cut::of(server, &hit, &self.range);
             }
             let alone = server.store.has(&key(hash), size)
-                || !server.store.keeps(
+                || !server.store.would_keep(
                     &key(held.slice.chunk),
                     sources.number(),
                     located.len,

@@ -32,7 +32,7 @@ use fletch_api::{
     headers,
 };
 use fletch_core::{delivery::Request, plan::Item as PlanItem};
-use fletch_store::By;
+use fletch_store::ReaderKind;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use serde::Serialize;
@@ -230,7 +230,7 @@ impl Reader {
         if job.setup.sweep.is_none() {
             let number = job.sources.number();
             let (root, footprint) = (source.version.root(), source.footprint_max());
-            server.shares.note(number, root, footprint, By::Order, server.now_ns());
+            server.shares.note(number, root, footprint, ReaderKind::Ordered, server.now_ns());
         }
         let delivery = Delivery::new(&job.setup, source, epoch);
         Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), delivery, tally, component })

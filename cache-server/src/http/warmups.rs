@@ -17,7 +17,7 @@ use axum::{
 };
 use fletch_api::{Evicted, Problem, StartWarmup, Warmup, Warmups, routes, warmups::LEASE_S_MAX};
 use fletch_core::Root;
-use fletch_store::By;
+use fletch_store::ReaderKind;
 use std::{sync::Arc, time::Duration};
 
 type OnePath = Result<Path<String>, PathRejection>;
@@ -45,7 +45,7 @@ pub async fn start(State(server): State<Arc<Server>>, Changer(who): Changer, bod
     // A layout beside the one that is read is as much again.
     let read = if source.is_same(&sources.first) { root } else { Root(source.version.layout().0) };
     let (footprint, now) = (source.footprint_max(), server.now_ns());
-    server.shares.note(sources.number(), read, footprint, By::Anyone, now);
+    server.shares.note(sources.number(), read, footprint, ReaderKind::Plain, now);
     let order = Order { sources, source, root, check: ask.check, lease: Duration::from_secs(ask.lease_s) };
     let warmup = server.warmups.start(order)?;
     let at = [(header::LOCATION, routes::warmup(&warmup.id))];

@@ -20,7 +20,7 @@ use crate::{
 };
 use fletch_api::{JobLine, OrderKind, StartJob};
 use fletch_core::{Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
-use fletch_store::{By, DatasetId};
+use fletch_store::{DatasetId, ReaderKind};
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
@@ -308,7 +308,7 @@ impl Registry {
                 // Before its first read, so that what that brings may stay.
                 let now = u64::try_from(self.context.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 let footprint = source.footprint_max();
-                self.context.sweep.shares.note(sources.number(), root, footprint, By::Order, now);
+                self.context.sweep.shares.note(sources.number(), root, footprint, ReaderKind::Ordered, now);
                 None
             }
             OrderKind::Substitute => {

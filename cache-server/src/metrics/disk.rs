@@ -4,7 +4,7 @@ use super::{Failed, Page};
 use crate::server::Server;
 use fletch_store::{
     DiskState,
-    disk::{Health, Why},
+    disk::{Health, OffReason},
 };
 
 /// A word for the tier's state, and what it means unless it is `on`.
@@ -12,7 +12,7 @@ use fletch_store::{
 pub fn state(state: &DiskState) -> (&'static str, Option<String>) {
     match state {
         DiskState::Open(Health::On) => ("on", None),
-        DiskState::Open(Health::Off { why, .. }) => (why.word(), Some(why.to_string())),
+        DiskState::Open(Health::Off { why, .. }) => (why.as_str(), Some(why.to_string())),
         DiskState::Absent(why) => ("absent", Some(why.clone())),
     }
 }
@@ -21,14 +21,14 @@ pub fn state(state: &DiskState) -> (&'static str, Option<String>) {
 pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
     let report = server.store.disk().map(|d| d.report());
     let word = report.as_ref().map_or("none", |r| state(&r.state).0);
-    let words = ["none", "absent", "on"].into_iter().chain(Why::ALL.map(Why::word));
+    let words = ["none", "absent", "on"].into_iter().chain(OffReason::ALL.map(OffReason::as_str));
     page.gauge(
         "fletch_disk_state",
         "1 for the state that the cache on disk is in",
         &["state"],
         &words.map(|w| (vec![w], u64::from(w == word))).collect::<Vec<_>>(),
     )?;
-    let tier = report.as_ref().and_then(|r| r.tier.as_ref());
+    let tier = report.as_ref().and_then(|r| r.engine.as_ref());
     let c = tier.map(|t| t.counts).unwrap_or_default();
     let of = |f: fn(&fletch_store::disk::DiskStats) -> u64| tier.map_or(0, f);
     let gauges = [

@@ -106,7 +106,7 @@ impl Prefetcher {
         let (entry, slices) = (found.entry(), found.slices());
         let located = self.locate(one.chunk).await?;
         let (key, number) = (self.key(one.chunk), self.sources.number());
-        let stays = self.context.store.keeps(&key, number, located.len, located.among());
+        let stays = self.context.store.would_keep(&key, number, located.len, located.among());
         let range = ranges(slices, 0..entry.size).next().map(|r| r.range);
         let part = range.filter(|_| !stays).and_then(|r| located.part(&r));
         Ok(match (entry.hash, part) {

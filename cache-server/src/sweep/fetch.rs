@@ -83,8 +83,8 @@ impl Sweep {
     /// The disk keeps less than the sweep's share, so that something else leaves for a unit; whether it did.
     fn give_way(self: &Arc<Self>, unit: u32) -> bool {
         // A disk that keeps nothing at all is no reason to drop what is there.
-        let on = |t: &fletch_store::disk::DiskTier| t.health() == Health::On;
-        if !self.context.store.disk().and_then(|d| d.tier()).is_some_and(|t| on(&t)) {
+        let on = |t: &fletch_store::disk::DiskEngine| t.health() == Health::On;
+        if !self.context.store.disk().and_then(|d| d.engine()).is_some_and(|t| on(&t)) {
             return false;
         }
         let mut inner = self.lock();
@@ -102,7 +102,7 @@ impl Sweep {
     /// found to be damaged, is not there; unless the sweep hears of it, each of its samples is read alone.
     pub(super) fn look(self: &Arc<Self>) {
         let Some(disk) = self.context.store.disk() else { return };
-        let Some(tier) = disk.tier() else { return };
+        let Some(tier) = disk.engine() else { return };
         // Of a disk that is off nothing can be said.
         if tier.health() != Health::On {
             return;
@@ -118,7 +118,7 @@ impl Sweep {
         };
         let stays = |unit: u32| {
             let mut chunks = self.samples.chunks(unit).iter();
-            chunks.all(|c| disk.has_or_waits(&self.key(c.hash), c.len))
+            chunks.all(|c| disk.has_or_queued(&self.key(c.hash), c.len))
         };
         let gone: Vec<_> = expected.into_iter().filter(|&(unit, _)| !stays(unit)).collect();
         let counts = tier.stats().counts;

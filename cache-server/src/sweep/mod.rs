@@ -26,7 +26,7 @@ use fletch_core::{
     plan::{Bits, OrderKey, PlanUnits},
     residency::{CacheAction, Residency},
 };
-use fletch_store::{By, DatasetId, disk::Policy};
+use fletch_store::{DatasetId, ReaderKind, disk::Policy};
 use pending_reads::PendingReads;
 pub use recording::Recorder;
 use recording::Recording;
@@ -119,7 +119,7 @@ impl Sweep {
         let version = &source.version;
         let number = DatasetId::sweep_of(&sources.domain, source.dataset(), version.root(), version.layout());
         let keeping = sources.beside(source, number);
-        let passing = sources.beside(source, DatasetId::PASSING);
+        let passing = sources.beside(source, DatasetId::UNCACHED);
         let units = samples.unit_map.units();
         let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
         let recording = recording::of(context.recorder.as_ref(), source).await;
@@ -175,13 +175,13 @@ impl Sweep {
     pub fn note(&self, now_ns: u64) {
         let footprint = self.samples.unit_map.total_bytes();
         let root = self.source.version.root();
-        let by = By::SweepOver(DatasetId::of(&self.keeping.domain, self.source.dataset()));
+        let by = ReaderKind::SweepOver(DatasetId::of(&self.keeping.domain, self.source.dataset()));
         self.context.shares.note(self.keeping.number(), root, footprint, by, now_ns);
     }
 
     fn awaits_share(&self) -> bool {
         let Some(disk) = self.context.store.disk() else { return false };
-        let fletch = disk.tier().is_some_and(|t| t.policy() == Policy::Fletch);
+        let fletch = disk.engine().is_some_and(|t| t.policy() == Policy::Fletch);
         fletch && disk.share_of(self.keeping.number()).is_none()
     }
 
@@ -190,7 +190,7 @@ impl Sweep {
         let Some(disk) = self.context.store.disk() else {
             return self.context.memory_bytes / self.context.sweeps.load(Relaxed).max(1) as u64;
         };
-        let fletch = disk.tier().is_some_and(|t| t.policy() == Policy::Fletch);
+        let fletch = disk.engine().is_some_and(|t| t.policy() == Policy::Fletch);
         let share = if fletch { disk.share_of(self.keeping.number()).unwrap_or(0) } else { 0 };
         let all = self.samples.unit_map.total_bytes();
         // All of it fits: then nothing is ever on its way in the place of something else.
@@ -204,7 +204,7 @@ impl Sweep {
         if self.context.store.disk().is_some() {
             for unit in (0..units).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
                 let chunks = self.samples.chunks(unit);
-                if chunks.iter().all(|c| self.context.store.stays(&self.key(c.hash), c.len)) {
+                if chunks.iter().all(|c| self.context.store.is_kept(&self.key(c.hash), c.len)) {
                     bits.set(u64::from(unit));
                 }
             }

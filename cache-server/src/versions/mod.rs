@@ -113,7 +113,7 @@ impl Sources {
     #[must_use]
     pub fn number_alone(&self) -> DatasetId {
         let own = DatasetId::of(&self.domain, self.first.dataset());
-        if self.number == own { own } else { DatasetId::PASSING }
+        if self.number == own { own } else { DatasetId::UNCACHED }
     }
 
     /// Whether they are still granted.

@@ -13,7 +13,7 @@ use fletch_core::{
     manifest::{EntryRef, SampleRef},
     plan::{UnitMap, unit_map::BadUnitMap},
 };
-use fletch_store::disk::DiskTier;
+use fletch_store::disk::DiskEngine;
 use fletch_tables::{Found, Table, TableError};
 use std::{
     collections::{HashMap, HashSet},
@@ -205,7 +205,7 @@ impl Samples {
             .collect();
         let bytes = of_unit
             .iter()
-            .map(|cs| cs.iter().map(|&c| DiskTier::footprint(rows[c as usize].len)).sum())
+            .map(|cs| cs.iter().map(|&c| DiskEngine::footprint(rows[c as usize].len)).sum())
             .collect();
         let unit_map = UnitMap::new(&unit_of, bytes)?;
         let mut starts = vec![0u32];

@@ -4,7 +4,7 @@ use super::{VersionError, blocks::Blocks, prove::ProvenFiles};
 use crate::state::Registered;
 use fletch_core::{DatasetName, Hash};
 use fletch_origin::{Origin, Pin};
-use fletch_store::disk::DiskTier;
+use fletch_store::disk::DiskEngine;
 use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Version};
 use std::sync::Arc;
 use tokio::sync::OnceCell;
@@ -68,7 +68,7 @@ impl Source {
     #[must_use]
     pub fn footprint_max(&self) -> u64 {
         let doc = self.version.layout_doc();
-        DiskTier::footprint_max(doc.bytes, doc.chunks)
+        DiskEngine::footprint_max(doc.bytes, doc.chunks)
     }
 
     /// Whether both are the same way.

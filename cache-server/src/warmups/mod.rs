@@ -371,7 +371,7 @@ impl Leases {
     /// Protects a chunk; `false` when it is not on disk, or there is no more room for leases.
     fn take(&mut self, hash: fletch_core::Hash) -> bool {
         let Some(disk) = self.store.disk() else { return false };
-        if self.all.fetch_add(1, Relaxed) >= LEASED_MAX || !disk.lease(&[self.key(hash)])[0] {
+        if self.all.fetch_add(1, Relaxed) >= LEASED_MAX || !disk.pin(&[self.key(hash)])[0] {
             self.all.fetch_sub(1, Relaxed);
             return false;
         }
@@ -385,7 +385,7 @@ impl Drop for Leases {
         let Some(disk) = self.store.disk() else { return };
         for some in self.hashes.chunks(1024) {
             let keys: Vec<StoreKey> = some.iter().map(|h| self.key(*h)).collect();
-            disk.release(&keys);
+            disk.unpin(&keys);
         }
         self.all.fetch_sub(self.hashes.len() as u64, Relaxed);
     }

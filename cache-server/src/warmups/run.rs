@@ -12,7 +12,7 @@ use super::{Leases, One, Order, Warmups, unix_ns};
 use crate::versions::{ChunkFetch, Located, VersionError};
 use fletch_api::{Amount, Code, WarmupState};
 use fletch_core::StoreKey;
-use fletch_store::{Found, ReadError, Warmed};
+use fletch_store::{ChunkCheck, ReadError, Warmed};
 use fletch_tables::ChunkRow;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use std::{sync::Arc, time::Duration};
@@ -32,7 +32,7 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
 /// How one chunk went.
 enum Went {
     Warmed(Warmed),
-    Found(Found),
+    Checked(ChunkCheck),
     Failed(ReadError),
 }
 
@@ -90,7 +90,7 @@ impl Warmups {
         }
         self.pass(one, order, leases).await?;
         if let Some(disk) = self.context.store.disk().filter(|_| !one.check) {
-            disk.flushed(WRITTEN_WITHIN).await;
+            disk.wait_flushed(WRITTEN_WITHIN).await;
         }
         if !one.check {
             one.missing.set(self.count(one, order, leases).await?);
@@ -170,8 +170,8 @@ impl Warmups {
         let sources = &order.sources;
         let key = StoreKey { domain: one.domain.clone(), hash: row.chunk };
         if one.check {
-            let found = self.context.store.look_at(&key, row.len).await;
-            return (row, Went::Found(found));
+            let found = self.context.store.check_chunk(&key, row.len).await;
+            return (row, Went::Checked(found));
         }
         let located = Located::at(&order.source, part, row.clone());
         let mut tries = 0;
@@ -210,7 +210,7 @@ impl Warmups {
                 return if *failures >= FAILURES_MAX { Err(Early::Failed) } else { Ok(()) };
             }
             Went::Warmed(Warmed::Already) => one.present.add(bytes),
-            Went::Warmed(Warmed::Brought) => {
+            Went::Warmed(Warmed::Fetched) => {
                 one.brought.add(bytes);
                 brought.add(bytes);
             }
@@ -218,9 +218,9 @@ impl Warmups {
                 one.refused.add(bytes);
                 refused.add(bytes);
             }
-            Went::Found(Found::Whole) => one.present.add(bytes),
-            Went::Found(Found::Missing | Found::Unread) => one.missing.add(bytes),
-            Went::Found(Found::Damaged) => {
+            Went::Checked(ChunkCheck::Whole) => one.present.add(bytes),
+            Went::Checked(ChunkCheck::Missing | ChunkCheck::Unread) => one.missing.add(bytes),
+            Went::Checked(ChunkCheck::Damaged) => {
                 one.damaged.add(bytes);
                 one.missing.add(bytes);
             }
@@ -241,7 +241,7 @@ impl Warmups {
             let rows = self.rows(one, order, part).await?;
             for row in rows.iter() {
                 let key = StoreKey { domain: one.domain.clone(), hash: row.chunk };
-                if !self.context.store.stays(&key, row.len) {
+                if !self.context.store.is_kept(&key, row.len) {
                     missing.chunks += 1;
                     missing.bytes += u64::from(row.len);
                 } else if !leased.contains(&row.chunk) {

@@ -3,7 +3,7 @@
 use crate::common::{Node, Tree, body, content, index_bucket, problem};
 use fletch_api::{Amount, Code, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 use fletch_core::{DatasetName, Domain, Hash, StoreKey};
-use fletch_store::disk::{DiskConfig, DiskTier, Policy};
+use fletch_store::disk::{DiskConfig, DiskEngine, Policy};
 use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator};
 use reqwest::{Method, StatusCode};
 use std::{
@@ -191,7 +191,7 @@ async fn what_went_missing_is_told_by_check_and_exactly_that_is_fetched_again() 
                     seed: 1,
                     files_max: 8,
                 };
-                let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("open");
+                let (tier, _) = DiskEngine::open(config, SystemTime::now()).expect("open");
                 let key = StoreKey { domain: Domain::default_domain(), hash: Hash::of(&evicted) };
                 assert!(tier.evict(&key), "it was there");
                 tier.close().expect("closed");

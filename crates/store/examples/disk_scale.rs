@@ -5,7 +5,10 @@
 
 use bytes::Bytes;
 use fletch_core::{Domain, Hash, StoreKey, Verified};
-use fletch_store::disk::{DatasetId, DiskConfig, DiskTier, Policy, Stored};
+use fletch_store::{
+    DatasetId,
+    disk::{DiskConfig, DiskEngine, Policy, Stored},
+};
 use std::{
     error::Error,
     fs,
@@ -25,7 +28,7 @@ fn rss() -> u64 {
     line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-fn open(dir: &Path, size_max: u64, what: &str) -> Result<DiskTier, Box<dyn Error>> {
+fn open(dir: &Path, size_max: u64, what: &str) -> Result<DiskEngine, Box<dyn Error>> {
     let before = rss();
     let config = DiskConfig {
         dir: dir.into(),
@@ -36,7 +39,7 @@ fn open(dir: &Path, size_max: u64, what: &str) -> Result<DiskTier, Box<dyn Error
         seed: 1,
         files_max: 64,
     };
-    let (tier, found) = DiskTier::open(config, SystemTime::now())?;
+    let (tier, found) = DiskEngine::open(config, SystemTime::now())?;
     println!(
         "start {what}: {:.2} s for {} chunks in {} slabs ({} walked, {} dropped, {} removed, catalogue rebuilt: {}), {} MB of memory more",
         found.took.as_secs_f64(),
@@ -60,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if dir.exists() {
         return Err(format!("{} exists", dir.display()).into());
     }
-    let size = (chunks * DiskTier::footprint(len as u32)).max(64 << 20) * 5 / 4;
+    let size = (chunks * DiskEngine::footprint(len as u32)).max(64 << 20) * 5 / 4;
     let key = |hash: Hash| StoreKey { domain: Domain::default_domain(), hash };
 
     let tier = open(&dir, size, "empty")?;

@@ -19,7 +19,7 @@ pub const CHUNKS: u32 = 64 << 10;
 /// For a process whose long buffers are mostly tables and whole slices. Bytes.
 pub const TABLES: u32 = 1 << 20;
 
-/// Buffers of `bytes` and more are mappings of their own from now on. To be called first of all, before there is
+/// BufferPool of `bytes` and more are mappings of their own from now on. To be called first of all, before there is
 /// another thread. Whether the allocator takes it: if not, memory may exceed its limit.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[expect(unsafe_code, reason = "the only way to tell the C library's allocator")]

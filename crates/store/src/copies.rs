@@ -1,6 +1,6 @@
 //! Copies of parts of chunks, so that whoever keeps a little of a chunk for long does not keep all of it.
 
-use crate::buffers::{Buffers, Lent, class};
+use crate::buffer_pool::{BufferPool, PooledBuffer, size_class};
 use bytes::Bytes;
 use fletch_core::{Hash, Verified};
 use std::{convert::Infallible, sync::Arc};
@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 #[derive(Debug)]
 pub struct Copies {
     permits: Arc<Semaphore>,
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
     bytes: u64,
 }
 
@@ -21,22 +21,22 @@ impl Copies {
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         let permits = usize::try_from(bytes).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Copies { permits: Arc::new(Semaphore::new(permits)), buffers: Buffers::new(bytes / 2), bytes }
+        Copies { permits: Arc::new(Semaphore::new(permits)), buffers: BufferPool::new(bytes / 2), bytes }
     }
 
     /// A buffer of `len` bytes, if there is one now.
-    fn buffer(&self, len: usize) -> Option<Lent> {
+    fn buffer(&self, len: usize) -> Option<PooledBuffer> {
         let len = u32::try_from(len).ok()?;
-        let class = class(len, self.bytes);
+        let class = size_class(len, self.bytes);
         if let Some(lent) = self.buffers.take(class, len) {
             return Some(lent);
         }
         let permit = || Arc::clone(&self.permits).try_acquire_many_owned(class).ok();
         let permit = permit().or_else(|| {
-            self.buffers.relieve(class.into());
+            self.buffers.free_idle(class.into());
             permit()
         })?;
-        Some(self.buffers.fresh(permit, len))
+        Some(self.buffers.allocate(permit, len))
     }
 
     /// A copy of `bytes`; themselves where there is no room for one.

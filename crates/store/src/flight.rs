@@ -11,51 +11,54 @@ use tokio::sync::oneshot;
 
 pub(crate) type Outcome = Result<Hit, ReadError>;
 /// Resolves to the outcome for every clone; to an error when the flight's task was lost.
-pub(crate) type Arrival = Shared<oneshot::Receiver<Outcome>>;
+pub(crate) type SharedOutcome = Shared<oneshot::Receiver<Outcome>>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
-    running: Mutex<HashMap<StoreKey, Arrival>>,
+    running: Mutex<HashMap<StoreKey, SharedOutcome>>,
 }
 
 /// What a reader that missed memory does next.
-pub(crate) enum Boarding {
+pub(crate) enum FlightRole {
     /// It arrived in memory meanwhile.
-    Landed(Verified),
+    Cached(Verified),
     /// Somebody else fetches it: wait.
-    Join(Arrival),
+    Follower(SharedOutcome),
     /// Nobody does: the caller must start the fetch and give it this ticket.
-    Lead(Ticket, Arrival),
+    Leader(LeaderGuard, SharedOutcome),
 }
 
 /// The right and duty to fetch one key. However it ends, dropping it clears the way for a
 /// next fetch.
-pub(crate) struct Ticket {
+pub(crate) struct LeaderGuard {
     flights: Arc<Flights>,
     key: StoreKey,
-    tell: Option<oneshot::Sender<Outcome>>,
+    sender: Option<oneshot::Sender<Outcome>>,
 }
 
 impl Flights {
-    fn lock(&self) -> MutexGuard<'_, HashMap<StoreKey, Arrival>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<StoreKey, SharedOutcome>> {
         // The map is only inserted into and removed from: a panic leaves it whole.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `memory` is asked again under the lock: a flight lands in memory before it leaves the
     /// map, so whoever finds neither may lead, and no second fetch can slip between.
-    pub fn board(self: &Arc<Self>, key: &StoreKey, memory: impl Fn() -> Option<Verified>) -> Boarding {
+    pub fn join(self: &Arc<Self>, key: &StoreKey, memory: impl Fn() -> Option<Verified>) -> FlightRole {
         let mut running = self.lock();
-        if let Some(arrival) = running.get(key) {
-            return Boarding::Join(arrival.clone());
+        if let Some(outcome) = running.get(key) {
+            return FlightRole::Follower(outcome.clone());
         }
         if let Some(chunk) = memory() {
-            return Boarding::Landed(chunk);
+            return FlightRole::Cached(chunk);
         }
-        let (tell, hear) = oneshot::channel();
-        let arrival = hear.shared();
-        running.insert(key.clone(), arrival.clone());
-        Boarding::Lead(Ticket { flights: Arc::clone(self), key: key.clone(), tell: Some(tell) }, arrival)
+        let (sender, receiver) = oneshot::channel();
+        let outcome = receiver.shared();
+        running.insert(key.clone(), outcome.clone());
+        FlightRole::Leader(
+            LeaderGuard { flights: Arc::clone(self), key: key.clone(), sender: Some(sender) },
+            outcome,
+        )
     }
 
     /// Whether the chunk is on its way.
@@ -68,20 +71,20 @@ impl Flights {
     }
 }
 
-impl Ticket {
+impl LeaderGuard {
     /// Ends the flight. What was fetched must already be in memory.
-    pub fn land(mut self, outcome: Outcome) {
+    pub fn finish(mut self, outcome: Outcome) {
         self.flights.lock().remove(&self.key);
-        if let Some(tell) = self.tell.take() {
+        if let Some(sender) = self.sender.take() {
             // Nobody may be waiting any more; the chunk is in memory all the same.
-            drop(tell.send(outcome));
+            drop(sender.send(outcome));
         }
     }
 }
 
-impl Drop for Ticket {
+impl Drop for LeaderGuard {
     fn drop(&mut self) {
-        if self.tell.is_some() {
+        if self.sender.is_some() {
             self.flights.lock().remove(&self.key);
         }
     }

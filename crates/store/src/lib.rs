@@ -15,28 +15,28 @@
 //! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads pass it by.
 
 pub mod allocator;
-mod attached;
-mod buffers;
+mod buffer_pool;
 mod copies;
+mod dataset_id;
 pub mod disk;
+mod disk_tier;
 mod flight;
-pub mod house;
+pub mod maintenance;
 mod memory;
-mod part;
 mod pins;
 mod read;
 mod shares;
 mod stats;
 mod warm;
 
-pub use attached::{Disk, DiskReport, DiskState};
 pub use copies::Copies;
-pub use disk::DatasetId;
-pub use house::Household;
+pub use dataset_id::DatasetId;
+pub use disk_tier::{DiskReport, DiskState, DiskTier};
+pub use maintenance::DiskOwner;
 pub use pins::Pinned;
 pub use read::{Fetch, FetchError, Hit, ReadError, Store, StoreLimits, Tier};
-pub use shares::{Bound, By, Shares, Split, bounded};
+pub use shares::{ReaderKind, Shares, Split, TenantQuota, apply_quotas};
 pub use stats::StoreStats;
-pub use warm::{Found, Warmed};
+pub use warm::{ChunkCheck, Warmed};
 
 pub use fletch_core::{Kind, StoreKey, Verified};

@@ -6,7 +6,7 @@
 //! the eviction empties at once.
 
 use crate::{
-    buffers::{Buffers, Lent, class},
+    buffer_pool::{BufferPool, PooledBuffer, size_class},
     pins::{Pinned, Pins},
 };
 use bytes::Bytes;
@@ -22,31 +22,31 @@ use tokio::{
 };
 
 /// How often a starved fetch takes memory back from the cache.
-const RELIEF_EVERY: Duration = Duration::from_millis(20);
+const RECLAIM_EVERY: Duration = Duration::from_millis(20);
 
 /// One part in so many may be buffers that nobody uses now.
 const IDLE_PART: u64 = 16;
 
 #[derive(Debug)]
 pub(crate) struct Memory {
-    cache: Cache<StoreKey, Slot>,
+    cache: Cache<StoreKey, CachedChunk>,
     permits: Arc<Semaphore>,
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
     pins: Arc<Pins>,
     memory_bytes: u64,
 }
 
 /// A cached chunk until it is evicted.
 #[derive(Debug, Clone)]
-struct Slot {
+struct CachedChunk {
     len: u32,
     chunk: Arc<Mutex<Option<Verified>>>,
 }
 
-impl Slot {
+impl CachedChunk {
     fn new(chunk: Verified) -> Self {
         let len = u32::try_from(chunk.bytes().len()).unwrap_or(u32::MAX);
-        Slot { len, chunk: Arc::new(Mutex::new(Some(chunk))) }
+        CachedChunk { len, chunk: Arc::new(Mutex::new(Some(chunk))) }
     }
 
     fn get(&self) -> Option<Verified> {
@@ -59,20 +59,20 @@ impl Slot {
 }
 
 /// Bytes and the right to hold them, released together.
-struct Held {
+struct PermittedBytes {
     bytes: Bytes,
     _permit: OwnedSemaphorePermit,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for PermittedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
 /// Ties `bytes` to their permit: it is returned when the last clone of the result is dropped.
-pub(crate) fn hold(bytes: Bytes, permit: OwnedSemaphorePermit) -> Bytes {
-    Bytes::from_owner(Held { bytes, _permit: permit })
+pub(crate) fn bind_permit(bytes: Bytes, permit: OwnedSemaphorePermit) -> Bytes {
+    Bytes::from_owner(PermittedBytes { bytes, _permit: permit })
 }
 
 impl Memory {
@@ -81,14 +81,14 @@ impl Memory {
         let permits = usize::try_from(memory_bytes).unwrap_or(Semaphore::MAX_PERMITS);
         let cache = Cache::builder()
             .max_capacity(memory_bytes / 4 * 3)
-            .weigher(|_: &StoreKey, slot: &Slot| slot.len.max(1))
+            .weigher(|_: &StoreKey, slot: &CachedChunk| slot.len.max(1))
             .eviction_policy(EvictionPolicy::lru())
             .eviction_listener(|_, slot, _| slot.empty())
             .build();
         Memory {
             cache,
             permits: Arc::new(Semaphore::new(permits)),
-            buffers: Buffers::new(memory_bytes / IDLE_PART),
+            buffers: BufferPool::new(memory_bytes / IDLE_PART),
             pins: Arc::default(),
             memory_bytes,
         }
@@ -108,17 +108,17 @@ impl Memory {
     }
 
     pub fn insert(&self, key: StoreKey, chunk: Verified) {
-        self.cache.insert(key, Slot::new(chunk));
+        self.cache.insert(key, CachedChunk::new(chunk));
         // Without this the cache grows past its capacity until some later read happens to clean up.
         self.cache.run_pending_tasks();
     }
 
     /// A buffer to read `len` bytes into, used before if there is one; as [`Memory::permit`].
-    pub async fn buffer(&self, len: u32, until: Instant) -> Option<Lent> {
-        let class = class(len, self.memory_bytes);
+    pub async fn buffer(&self, len: u32, until: Instant) -> Option<PooledBuffer> {
+        let class = size_class(len, self.memory_bytes);
         match self.buffers.take(class, len) {
             Some(lent) => Some(lent),
-            None => Some(self.buffers.fresh(self.permit(class, until).await?, len)),
+            None => Some(self.buffers.allocate(self.permit(class, until).await?, len)),
         }
     }
 
@@ -132,12 +132,12 @@ impl Memory {
         if let Ok(p) = Arc::clone(&self.permits).try_acquire_many_owned(len) {
             return Some(p);
         }
-        let _wanted = self.buffers.wanted();
+        let _wanted = self.buffers.add_waiter();
         let waiting = Arc::clone(&self.permits).acquire_many_owned(len);
         tokio::pin!(waiting);
         loop {
-            self.relieve(u64::from(len));
-            let step = (Instant::now() + RELIEF_EVERY).min(until);
+            self.reclaim(u64::from(len));
+            let step = (Instant::now() + RECLAIM_EVERY).min(until);
             match timeout_at(step, &mut waiting).await {
                 Ok(p) => return p.ok(),
                 Err(_) if Instant::now() >= until => {
@@ -150,8 +150,8 @@ impl Memory {
     }
 
     /// Drops idle buffers, and cached chunks, of `bytes` in all. Frees nothing that a reader still holds.
-    fn relieve(&self, bytes: u64) {
-        let idle = self.buffers.relieve(bytes);
+    fn reclaim(&self, bytes: u64) {
+        let idle = self.buffers.free_idle(bytes);
         if idle >= bytes {
             return;
         }
@@ -165,7 +165,7 @@ impl Memory {
         }
         self.cache.run_pending_tasks();
         // What chunks were read into came back idle.
-        self.buffers.relieve(bytes.saturating_sub(idle));
+        self.buffers.free_idle(bytes.saturating_sub(idle));
     }
 
     pub fn cached(&self) -> (u64, u64) {

@@ -1,18 +1,18 @@
 //! THE read: memory, then the flight of this chunk: the disk, then its fetch; checked, kept, handed out.
 
 use crate::{
-    attached::Disk,
-    buffers::Lent,
-    disk::DatasetId,
-    flight::{Boarding, Flights, Ticket},
-    memory::{Memory, hold},
+    buffer_pool::PooledBuffer,
+    dataset_id::DatasetId,
+    disk_tier::DiskTier,
+    flight::{FlightRole, Flights, LeaderGuard},
+    memory::{Memory, bind_permit},
     pins::Pinned,
     stats::{Counters, StoreStats},
 };
 use bytes::Bytes;
-use fletch_core::{Kind, Mismatch, StoreKey, Verified};
+use fletch_core::{Hash, Kind, Mismatch, StoreKey, Verified};
 use futures::future::BoxFuture;
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, ops::Range, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
@@ -121,7 +121,7 @@ pub struct Hit {
 pub struct Store {
     limits: StoreLimits,
     pub(crate) memory: Memory,
-    disk: Option<Arc<Disk>>,
+    disk: Option<Arc<DiskTier>>,
     flights: Arc<Flights>,
     tasks: TaskTracker,
     pub(crate) counters: Counters,
@@ -130,7 +130,7 @@ pub struct Store {
 impl Store {
     /// An empty store whose fetches run on `tasks`, over a disk tier if there is to be one.
     #[must_use]
-    pub fn new(limits: StoreLimits, disk: Option<Arc<Disk>>, tasks: TaskTracker) -> Arc<Self> {
+    pub fn new(limits: StoreLimits, disk: Option<Arc<DiskTier>>, tasks: TaskTracker) -> Arc<Self> {
         Arc::new(Store {
             limits,
             memory: Memory::new(limits.memory_bytes),
@@ -144,7 +144,7 @@ impl Store {
     /// The chunk, if it is in memory, be it on its way to the disk. Never waits.
     #[must_use]
     pub fn cached(&self, key: &StoreKey) -> Option<Hit> {
-        let chunk = self.in_memory(key)?;
+        let chunk = self.memory_or_queued(key)?;
         Counters::add(&self.counters.hits_memory, 1);
         Some(Hit { chunk, tier: Tier::Memory })
     }
@@ -158,31 +158,31 @@ impl Store {
 
     /// The disk tier, if there is to be one.
     #[must_use]
-    pub fn disk(&self) -> Option<&Arc<Disk>> {
+    pub fn disk(&self) -> Option<&Arc<DiskTier>> {
         self.disk.as_ref()
     }
 
     /// Whether the chunk is in memory or on disk, `len` bytes long. Reads nothing.
     #[must_use]
     pub fn has(&self, key: &StoreKey, len: u32) -> bool {
-        self.disk.as_ref().is_some_and(|d| d.has(key, len)) || self.in_memory(key).is_some()
+        self.disk.as_ref().is_some_and(|d| d.has(key, len)) || self.memory_or_queued(key).is_some()
     }
 
     /// Whether the whole chunk is in memory: then a part of it that is handed out holds all of it. Counts nothing.
     #[must_use]
-    pub fn holds(&self, key: &StoreKey) -> bool {
-        self.in_memory(key).is_some()
+    pub fn holds_chunk(&self, key: &StoreKey) -> bool {
+        self.memory_or_queued(key).is_some()
     }
 
-    fn in_memory(&self, key: &StoreKey) -> Option<Verified> {
-        self.memory.get(key).or_else(|| self.disk.as_ref()?.queued(key))
+    fn memory_or_queued(&self, key: &StoreKey) -> Option<Verified> {
+        self.memory.get(key).or_else(|| self.disk.as_ref()?.queued_chunk(key))
     }
 
     /// Whether a read of the chunk finds it here or on its way, or brings it to stay: on disk, or in
     /// memory because all that it is read with, `of` bytes, fits there. What is only partly wanted
     /// and would not stay is better read by range, under a name of its own. Reads nothing.
     #[must_use]
-    pub fn keeps(&self, key: &StoreKey, dataset: DatasetId, len: u32, of: u64) -> bool {
+    pub fn would_keep(&self, key: &StoreKey, dataset: DatasetId, len: u32, of: u64) -> bool {
         of <= self.limits.memory_bytes / 2
             || self.has(key, len)
             || self.flights.has(key)
@@ -210,9 +210,9 @@ impl Store {
             return Ok(hit);
         }
         let until = Instant::now() + self.limits.deadline;
-        match self.board(&key, len, dataset, &fetch).await {
+        match self.join_or_lead(&key, len, dataset, &fetch).await {
             (Err(ReadError::Fetch(_) | ReadError::Corrupt(_)), true) if Instant::now() < until => {
-                let again = timeout_at(until, self.board(&key, len, dataset, &fetch)).await;
+                let again = timeout_at(until, self.join_or_lead(&key, len, dataset, &fetch)).await;
                 again.map_err(|_| ReadError::Deadline(self.limits.deadline))?.0
             }
             (outcome, _) => outcome,
@@ -220,29 +220,61 @@ impl Store {
     }
 
     /// Joins the flight of this chunk, or leads one: its outcome, and whether it was somebody else's.
-    async fn board(
+    async fn join_or_lead(
         self: &Arc<Self>,
         key: &StoreKey,
         len: u32,
         dataset: DatasetId,
         fetch: &Fetch,
     ) -> (Result<Hit, ReadError>, bool) {
-        match self.flights.board(key, || self.in_memory(key)) {
-            Boarding::Landed(chunk) => {
+        match self.flights.join(key, || self.memory_or_queued(key)) {
+            FlightRole::Cached(chunk) => {
                 Counters::add(&self.counters.hits_memory, 1);
                 (Ok(Hit { chunk, tier: Tier::Memory }), false)
             }
-            Boarding::Join(arrival) => {
+            FlightRole::Follower(arrival) => {
                 Counters::add(&self.counters.hits_flight, 1);
                 let outcome = arrival.await.unwrap_or(Err(ReadError::Lost));
                 (outcome.map(|hit| Hit { tier: Tier::Flight, ..hit }), true)
             }
-            Boarding::Lead(ticket, arrival) => {
+            FlightRole::Leader(guard, arrival) => {
                 let (store, key, fetch) = (Arc::clone(self), key.clone(), Arc::clone(fetch));
-                self.tasks.spawn(async move { store.fly(ticket, key, len, dataset, fetch).await });
+                self.tasks.spawn(async move { store.run_flight(guard, key, len, dataset, fetch).await });
                 (arrival.await.unwrap_or(Err(ReadError::Lost)), false)
             }
         }
+    }
+
+    /// Bytes `at` of the chunk, which is `len` bytes long, if they are in memory by themselves or on disk in the chunk,
+    /// and hash to `part` (I1). `None` says nothing about the chunk: it may be in memory, absent, or damaged, or `at`
+    /// may be wrong; whoever reads the whole chunk then learns which.
+    ///
+    /// # Errors
+    /// [`ReadError::Overloaded`] when no memory came free in time.
+    pub async fn part(
+        &self,
+        chunk: &StoreKey,
+        len: u32,
+        at: &Range<usize>,
+        part: Hash,
+    ) -> Result<Option<Hit>, ReadError> {
+        let key = StoreKey { domain: chunk.domain.clone(), hash: part };
+        if let Some(hit) = self.cached(&key) {
+            return Ok(Some(hit));
+        }
+        let Some(disk) = self.disk().filter(|d| d.has(chunk, len)) else { return Ok(None) };
+        let Some(size) = u32::try_from(at.len()).ok().filter(|&size| size <= len) else { return Ok(None) };
+        let (until, within) = (Instant::now() + self.deadline(), self.deadline());
+        let Some(buffer) = self.buffer(size, until).await else {
+            Counters::add(&self.counters.overloaded, 1);
+            return Err(ReadError::Overloaded { len: size, within });
+        };
+        let Some(verified) = disk.read_part(chunk, at.start, part, buffer, until).await else {
+            return Ok(None);
+        };
+        Counters::add(&self.counters.hits_disk, 1);
+        self.memory.insert(key, verified.clone());
+        Ok(Some(Hit { chunk: verified, tier: Tier::Disk }))
     }
 
     /// The longest a read that misses memory takes.
@@ -251,7 +283,7 @@ impl Store {
         self.limits.deadline
     }
 
-    pub(crate) async fn buffer(&self, len: u32, until: Instant) -> Option<Lent> {
+    pub(crate) async fn buffer(&self, len: u32, until: Instant) -> Option<PooledBuffer> {
         self.memory.buffer(len, until).await
     }
 
@@ -270,12 +302,19 @@ impl Store {
     }
 
     /// A whole flight, in its own task.
-    async fn fly(&self, ticket: Ticket, key: StoreKey, len: u32, dataset: DatasetId, fetch: Fetch) {
+    async fn run_flight(
+        &self,
+        guard: LeaderGuard,
+        key: StoreKey,
+        len: u32,
+        dataset: DatasetId,
+        fetch: Fetch,
+    ) {
         let until = Instant::now() + self.limits.deadline;
-        let outcome = match self.look_on_disk(&key, len, until).await {
-            Ok(None) => self.bring(&key, len, until, &fetch).await.map(|chunk| {
+        let outcome = match self.read_from_disk(&key, len, until).await {
+            Ok(None) => self.fetch_verified(&key, len, until, &fetch).await.map(|chunk| {
                 Counters::add(&self.counters.fetched_bytes, chunk.bytes().len() as u64);
-                let kept = self.disk.as_ref().is_none_or(|d| d.keep(&key, dataset, &chunk));
+                let kept = self.disk.as_ref().is_none_or(|d| d.enqueue(&key, dataset, &chunk));
                 Hit { chunk, tier: if kept { Tier::Origin } else { Tier::Bypass } }
             }),
             Ok(Some(chunk)) => Ok(Hit { chunk, tier: Tier::Disk }),
@@ -287,11 +326,11 @@ impl Store {
             Err(ReadError::Deadline(_)) => Counters::add(&self.counters.deadlines, 1),
             Err(e) => tracing::debug!(chunk = %key.hash, error = %e, "fetch failed"),
         }
-        ticket.land(outcome);
+        guard.finish(outcome);
     }
 
     /// One read and one hash of what is on disk; whatever goes wrong there is a miss.
-    async fn look_on_disk(
+    async fn read_from_disk(
         &self,
         key: &StoreKey,
         len: u32,
@@ -305,7 +344,7 @@ impl Store {
         Ok(found)
     }
 
-    async fn bring(
+    async fn fetch_verified(
         &self,
         key: &StoreKey,
         len: u32,
@@ -326,7 +365,7 @@ impl Store {
                 }
                 Err(_) => return Err(ReadError::Deadline(within)),
             };
-            match check(key, len, hold(bytes, permit)).await? {
+            match check(key, len, bind_permit(bytes, permit)).await? {
                 Ok(chunk) => return Ok(chunk),
                 Err(wrong) => {
                     Counters::add(&self.counters.corrupt, 1);

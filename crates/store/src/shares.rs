@@ -10,10 +10,7 @@
 //! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. One more gets no share of
 //! its own, only what the others leave.
 
-use crate::{
-    Disk,
-    disk::{DatasetId, equal_split},
-};
+use crate::{DatasetId, DiskTier, disk::equal_split};
 use fletch_core::Root;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -35,11 +32,11 @@ pub type Split = Vec<(DatasetId, Option<u64>)>;
 
 /// Who reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
+pub enum ReaderKind {
     /// Anybody, whatever they like.
-    Anyone,
+    Plain,
     /// Epochs in an order of their own: each sample once.
-    Order,
+    Ordered,
     /// A sweep over this dataset, which keeps what it reads as a dataset of its own.
     SweepOver(DatasetId),
 }
@@ -52,18 +49,18 @@ struct Reading {
     anyone: AtomicU64,
     /// The footprint of all its chunks, at most.
     footprint: u64,
-    by: By,
+    by: ReaderKind,
 }
 
 impl Reading {
-    fn new(footprint: u64, by: By) -> Self {
+    fn new(footprint: u64, by: ReaderKind) -> Self {
         Reading { last: AtomicU64::new(0), anyone: AtomicU64::new(0), footprint, by }
     }
 
     /// Notes a reader; whether that asks for another split.
-    fn note(&self, by: By, now_ns: u64) -> bool {
+    fn note(&self, by: ReaderKind, now_ns: u64) -> bool {
         self.last.fetch_max(now_ns, Relaxed);
-        by == By::Anyone && self.anyone.fetch_max(now_ns.saturating_add(1), Relaxed) == 0
+        by == ReaderKind::Plain && self.anyone.fetch_max(now_ns.saturating_add(1), Relaxed) == 0
     }
 
     fn within(at: u64, now_ns: u64) -> bool {
@@ -73,7 +70,7 @@ impl Reading {
     /// Whether somebody reads it who is not served as well by a sweep over the same dataset.
     fn needs_its_own(&self, now_ns: u64) -> bool {
         let anyone = self.anyone.load(Relaxed);
-        matches!(self.by, By::SweepOver(_)) || (anyone > 0 && Self::within(anyone, now_ns))
+        matches!(self.by, ReaderKind::SweepOver(_)) || (anyone > 0 && Self::within(anyone, now_ns))
     }
 }
 
@@ -82,19 +79,19 @@ impl Reading {
 pub struct Shares {
     read: RwLock<HashMap<(DatasetId, Root), Reading>>,
     /// The split that was last given out.
-    given: Mutex<Option<Split>>,
+    applied: Mutex<Option<Split>>,
     /// What the tier could hold then, in footprints.
     capacity: AtomicU64,
-    appeared: Notify,
+    changed: Notify,
 }
 
 /// What a tenant may have on disk, in bytes of its quota, and all its datasets with what each has there now.
-pub type Bound = (u64, Vec<(DatasetId, u64)>);
+pub type TenantQuota = (u64, Vec<(DatasetId, u64)>);
 
 /// The split with what tenants may have on disk: a tenant's datasets, idle ones too, divide its quota
 /// equally, and none may use more than its part of it. Pure.
 #[must_use]
-pub fn bounded(split: Split, bounds: &[Bound]) -> Split {
+pub fn apply_quotas(split: Split, bounds: &[TenantQuota]) -> Split {
     let mut of: BTreeMap<DatasetId, Option<u64>> = split.into_iter().collect();
     for (quota, datasets) in bounds {
         // An idle dataset wants what it has, and no more.
@@ -108,19 +105,19 @@ pub fn bounded(split: Split, bounds: &[Bound]) -> Split {
 }
 
 /// What a disk can hold, in footprints.
-fn capacity(disk: &Disk) -> u64 {
-    disk.tier().map_or(0, |t| t.capacity())
+fn capacity(disk: &DiskTier) -> u64 {
+    disk.engine().map_or(0, |t| t.capacity())
 }
 
 /// Whether a disk that was divided when it could hold `then` is to be divided again. It holds more or less with the
 /// length of what it keeps; a share that falls costs chunks, so that a little less is borne. Pure.
-fn moved(then: u64, now: u64) -> bool {
+fn capacity_changed(then: u64, now: u64) -> bool {
     now > then.saturating_add(then / 1000) || now < then.saturating_sub(then / 50)
 }
 
 impl Shares {
     /// A version of a dataset is being read, by whom; its chunks occupy at most `footprint` on disk.
-    pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, by: By, now_ns: u64) {
+    pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, by: ReaderKind, now_ns: u64) {
         let of = (dataset, root);
         let known =
             self.read.read().unwrap_or_else(PoisonError::into_inner).get(&of).map(|r| r.note(by, now_ns));
@@ -133,34 +130,34 @@ impl Shares {
             room
         });
         if other_split {
-            self.appeared.notify_one();
+            self.changed.notify_one();
         }
     }
 
     /// Waits until a version is read that was not remembered.
-    pub async fn appeared(&self) {
-        self.appeared.notified().await;
+    pub async fn wait_for_change(&self) {
+        self.changed.notified().await;
     }
 
     /// Forgets idle versions. The datasets that are left, if they are others than at the last call or `disk` can
     /// hold another amount than when it was divided: beyond the shares its room would be anybody's.
-    pub fn changed(&self, disk: &Disk, now_ns: u64) -> Option<Split> {
-        if moved(self.capacity.load(Relaxed), capacity(disk)) {
-            self.repeat();
+    pub fn next_split(&self, disk: &DiskTier, now_ns: u64) -> Option<Split> {
+        if capacity_changed(self.capacity.load(Relaxed), capacity(disk)) {
+            self.forget_applied();
         }
-        self.others(now_ns)
+        self.changed_split(now_ns)
     }
 
     /// Forgets idle versions. The datasets that are left, if they are others than at the last call.
-    fn others(&self, now_ns: u64) -> Option<Split> {
+    fn changed_split(&self, now_ns: u64) -> Option<Split> {
         let mut of: BTreeMap<DatasetId, u64> = BTreeMap::new();
         {
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
             read.retain(|_, r| Reading::within(r.last.load(Relaxed), now_ns));
             // Of another version a sweep keeps nothing.
             let over = |((_, root), r): (&(DatasetId, Root), &Reading)| match r.by {
-                By::SweepOver(dataset) => Some((dataset, *root)),
-                By::Anyone | By::Order => None,
+                ReaderKind::SweepOver(dataset) => Some((dataset, *root)),
+                ReaderKind::Plain | ReaderKind::Ordered => None,
             };
             let swept: HashSet<(DatasetId, Root)> = read.iter().filter_map(over).collect();
             for ((dataset, _), r) in
@@ -171,14 +168,14 @@ impl Shares {
             }
         }
         let split: Split = of.into_iter().map(|(d, n)| (d, Some(n))).collect();
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        (given.as_ref() != Some(&split)).then(|| given.insert(split).clone())
+        let mut applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
+        (applied.as_ref() != Some(&split)).then(|| applied.insert(split).clone())
     }
 
     /// Gives a split out; without a tier it is said again.
-    pub fn give(&self, disk: &Disk, split: &Split) {
+    pub fn apply(&self, disk: &DiskTier, split: &Split) {
         self.capacity.store(capacity(disk), Relaxed);
-        match disk.share(split) {
+        match disk.divide_equally(split) {
             Some(0) => tracing::info!(datasets = split.len(), "the disk is divided anew"),
             Some(chunks) => {
                 tracing::info!(
@@ -187,13 +184,13 @@ impl Shares {
                     "the disk is divided anew, chunks had to leave"
                 );
             }
-            None => self.repeat(),
+            None => self.forget_applied(),
         }
     }
 
     /// What was given out did not arrive: the next call of `changed` says it again.
-    pub fn repeat(&self) {
-        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    pub fn forget_applied(&self) {
+        *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -208,41 +205,49 @@ mod tests {
         let split = vec![(d(1), Some(100)), (d(2), None), (d(9), Some(500))];
         let bounds = [(90, vec![(d(1), 5), (d(2), 80), (d(3), 40)])];
         let want = vec![(d(1), Some(30)), (d(2), Some(30)), (d(3), Some(30)), (d(9), Some(500))];
-        assert_eq!(bounded(split.clone(), &bounds), want, "an idle dataset counts, too");
-        assert_eq!(bounded(split.clone(), &[(90, vec![(d(1), 5), (d(4), 0)])])[..1], [(d(1), Some(90))]);
-        assert_eq!(bounded(split.clone(), &[]), split);
+        assert_eq!(apply_quotas(split.clone(), &bounds), want, "an idle dataset counts, too");
+        assert_eq!(apply_quotas(split.clone(), &[(90, vec![(d(1), 5), (d(4), 0)])])[..1], [(d(1), Some(90))]);
+        assert_eq!(apply_quotas(split.clone(), &[]), split);
     }
 
     const HOUR: u64 = 3_600_000_000_000;
 
     #[test]
     fn a_disk_that_holds_more_is_divided_again_and_one_that_holds_a_little_less_is_not() {
-        assert!(moved(0, 1) && moved(1_000_000, 1_001_001) && moved(1_000_000, 979_999));
-        assert!(!moved(0, 0) && !moved(1_000_000, 1_001_000) && !moved(1_000_000, 980_000));
+        assert!(
+            capacity_changed(0, 1)
+                && capacity_changed(1_000_000, 1_001_001)
+                && capacity_changed(1_000_000, 979_999)
+        );
+        assert!(
+            !capacity_changed(0, 0)
+                && !capacity_changed(1_000_000, 1_001_000)
+                && !capacity_changed(1_000_000, 980_000)
+        );
         // There and back again, as with records whose mean length swings about a bound: once.
-        assert!(moved(980_000, 1_000_000) && !moved(1_000_000, 980_000));
+        assert!(capacity_changed(980_000, 1_000_000) && !capacity_changed(1_000_000, 980_000));
     }
 
     #[test]
     fn datasets_come_with_their_first_read_and_go_an_hour_after_their_last() {
         let s = Shares::default();
         let (a, b, root) = (DatasetId(1), DatasetId(2), |n: u8| Root(Hash::of(&[n])));
-        assert_eq!(s.others(0), Some(vec![]));
-        s.note(a, root(1), 100, By::Anyone, 5);
-        assert_eq!(s.others(6), Some(vec![(a, Some(100))]));
-        s.note(a, root(1), 100, By::Order, 7);
-        assert_eq!(s.others(8), None, "nothing new");
+        assert_eq!(s.changed_split(0), Some(vec![]));
+        s.note(a, root(1), 100, ReaderKind::Plain, 5);
+        assert_eq!(s.changed_split(6), Some(vec![(a, Some(100))]));
+        s.note(a, root(1), 100, ReaderKind::Ordered, 7);
+        assert_eq!(s.changed_split(8), None, "nothing new");
         // Another version of it, and another dataset.
-        s.note(a, root(2), 50, By::Anyone, 10);
-        s.note(b, root(3), 7, By::Order, HOUR);
-        assert_eq!(s.others(HOUR), Some(vec![(a, Some(150)), (b, Some(7))]));
-        assert_eq!(s.others(HOUR + 8), Some(vec![(a, Some(50)), (b, Some(7))]), "one version is idle");
-        assert_eq!(s.others(HOUR + 10), Some(vec![(b, Some(7))]));
+        s.note(a, root(2), 50, ReaderKind::Plain, 10);
+        s.note(b, root(3), 7, ReaderKind::Ordered, HOUR);
+        assert_eq!(s.changed_split(HOUR), Some(vec![(a, Some(150)), (b, Some(7))]));
+        assert_eq!(s.changed_split(HOUR + 8), Some(vec![(a, Some(50)), (b, Some(7))]), "one version is idle");
+        assert_eq!(s.changed_split(HOUR + 10), Some(vec![(b, Some(7))]));
         // A clock that steps back forgets nobody.
-        s.note(b, root(3), 7, By::Anyone, 3);
-        assert_eq!(s.others(1), None);
-        s.repeat();
-        assert_eq!(s.others(1), Some(vec![(b, Some(7))]));
+        s.note(b, root(3), 7, ReaderKind::Plain, 3);
+        assert_eq!(s.changed_split(1), None);
+        s.forget_applied();
+        assert_eq!(s.changed_split(1), Some(vec![(b, Some(7))]));
     }
 
     #[test]
@@ -250,26 +255,37 @@ mod tests {
         let s = Shares::default();
         let (set, sweep, other) = (DatasetId(1), DatasetId(2), DatasetId(3));
         let root = Root(Hash::of(b"r"));
-        s.note(set, root, 100, By::Order, 1);
-        s.note(other, root, 30, By::Order, 1);
-        assert_eq!(s.others(2), Some(vec![(set, Some(100)), (other, Some(30))]), "alone they have shares");
-        s.note(sweep, root, 100, By::SweepOver(set), 3);
-        assert_eq!(s.others(4), Some(vec![(sweep, Some(100)), (other, Some(30))]), "of another domain");
+        s.note(set, root, 100, ReaderKind::Ordered, 1);
+        s.note(other, root, 30, ReaderKind::Ordered, 1);
+        assert_eq!(
+            s.changed_split(2),
+            Some(vec![(set, Some(100)), (other, Some(30))]),
+            "alone they have shares"
+        );
+        s.note(sweep, root, 100, ReaderKind::SweepOver(set), 3);
+        assert_eq!(
+            s.changed_split(4),
+            Some(vec![(sweep, Some(100)), (other, Some(30))]),
+            "of another domain"
+        );
         // Somebody reads the mount: a floor for as long as that is not idle.
-        s.note(set, root, 100, By::Anyone, 5);
+        s.note(set, root, 100, ReaderKind::Plain, 5);
         let all = vec![(set, Some(100)), (sweep, Some(100)), (other, Some(30))];
-        assert_eq!(s.others(6), Some(all));
+        assert_eq!(s.changed_split(6), Some(all));
         for id in [set, sweep, other] {
-            let by = if id == sweep { By::SweepOver(set) } else { By::Order };
+            let by = if id == sweep { ReaderKind::SweepOver(set) } else { ReaderKind::Ordered };
             s.note(id, root, 100, by, HOUR);
         }
-        assert_eq!(s.others(HOUR + 6), Some(vec![(sweep, Some(100)), (other, Some(30))]));
+        assert_eq!(s.changed_split(HOUR + 6), Some(vec![(sweep, Some(100)), (other, Some(30))]));
         // Nor does a sweep stand for another version of the dataset.
         let newer = Root(Hash::of(b"s"));
-        s.note(set, newer, 40, By::Order, HOUR);
-        assert_eq!(s.others(HOUR + 7), Some(vec![(set, Some(40)), (sweep, Some(100)), (other, Some(30))]));
+        s.note(set, newer, 40, ReaderKind::Ordered, HOUR);
+        assert_eq!(
+            s.changed_split(HOUR + 7),
+            Some(vec![(set, Some(40)), (sweep, Some(100)), (other, Some(30))])
+        );
         // The sweep has ended.
-        s.note(set, root, 100, By::Order, 2 * HOUR);
-        assert_eq!(s.others(2 * HOUR + 1), Some(vec![(set, Some(100))]));
+        s.note(set, root, 100, ReaderKind::Ordered, 2 * HOUR);
+        assert_eq!(s.changed_split(2 * HOUR + 1), Some(vec![(set, Some(100))]));
     }
 }

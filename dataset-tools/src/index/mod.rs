@@ -28,7 +28,7 @@ use fletch_core::manifest::sample::SampleMatcher;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams};
 use fletch_origin::Origins;
-use fletch_tables::{Provenance, Fault, NewRow, TableError, TablesWriter, WrittenVersion};
+use fletch_tables::{Fault, NewRow, Provenance, TableError, TablesWriter, WrittenVersion};
 use journal::JournalWriter;
 use known::{Known, Lookup};
 pub use options::{IndexFailure, IndexOptions, OnFault, Report};

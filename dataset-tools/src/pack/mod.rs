@@ -37,7 +37,7 @@ use find::{Finder, Found};
 use fletch_core::Hash;
 use fletch_core::manifest::pack::{Item, Keeper, PackParams, ParentLocation};
 use fletch_origin::{Origin, Origins};
-use fletch_tables::{Provenance, Fault, WrittenVersion};
+use fletch_tables::{Fault, Provenance, WrittenVersion};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use journal::Journal;

@@ -8,7 +8,9 @@ use crate::index::outcome::Counters;
 use fletch_core::Hash;
 use fletch_core::manifest::sample::SampleMatcher;
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, SampleRule, Slice};
-use fletch_tables::{Provenance, Fault, NewChunk, NewRow, PinRow, TableError, TablesWriter, WrittenVersion, paths};
+use fletch_tables::{
+    Fault, NewChunk, NewRow, PinRow, Provenance, TableError, TablesWriter, WrittenVersion, paths,
+};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 

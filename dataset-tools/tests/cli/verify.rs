@@ -57,7 +57,7 @@ fn a_flipped_bit_a_truncation_and_a_swap() {
 #[test]
 fn bytes_that_differ_under_the_same_times_are_damage_of_the_storage() {
     use fletch_core::manifest::{Entry, LayoutParams, SampleRule};
-    use fletch_tables::{Provenance, NewRow, TablesWriter, TagDoc, paths};
+    use fletch_tables::{NewRow, Provenance, TablesWriter, TagDoc, paths};
     // A lying disk: the pin is that of the file, the hash that of what was once written to it.
     let w = World::new();
     w.write("f", "what is there now");

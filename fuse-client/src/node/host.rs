@@ -16,7 +16,7 @@ use bytes::Bytes;
 use fletch_api::node::{GuestVersion, NodeState};
 use fletch_client::{Client, ClientError};
 use fletch_core::{Domain, Hash, JobName, Kind, Root, StoreKey, manifest::CHUNK_BYTES_MAX};
-use fletch_store::{By, Fetch, FetchError, Hit, Shares, Store, Tier};
+use fletch_store::{Fetch, FetchError, Hit, ReaderKind, Shares, Store, Tier};
 use futures::future::FutureExt;
 use std::{
     collections::HashMap,
@@ -162,7 +162,7 @@ impl Host {
         let footprints = self.footprints.lock().unwrap_or_else(PoisonError::into_inner);
         let footprint = footprints.get(&root).copied().unwrap_or(u64::MAX);
         drop(footprints);
-        self.shares.note(dataset(root), root, footprint, By::Anyone, self.now_ns());
+        self.shares.note(dataset(root), root, footprint, ReaderKind::Plain, self.now_ns());
     }
 
     /// The bytes a guest wants.
@@ -283,7 +283,7 @@ impl Host {
     #[must_use]
     pub fn state(&self) -> NodeState {
         let report = self.store.disk().map(|d| d.report());
-        let tier = report.as_ref().and_then(|r| r.tier.as_ref());
+        let tier = report.as_ref().and_then(|r| r.engine.as_ref());
         NodeState {
             pid: std::process::id(),
             chunks: tier.map_or(0, |t| t.chunks),

@@ -29,7 +29,7 @@ use bytes::Bytes;
 use fletch_api::node::GuestVersion;
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
 use fletch_core::JobName;
-use fletch_store::{Disk, Store, disk::DiskError, house};
+use fletch_store::{DiskTier, Store, disk::DiskError, maintenance};
 use host::Host;
 use place::{Place, socket_path};
 use settings::CacheSettings;
@@ -137,7 +137,7 @@ pub struct Means {
 /// See the module.
 pub struct Node {
     means: Means,
-    disk: Arc<Disk>,
+    disk: Arc<DiskTier>,
     /// Where the store lies that this mount owns or reads from, or tried last.
     place: Mutex<Place>,
     role: watch::Sender<Role>,
@@ -223,7 +223,7 @@ impl Node {
     /// Waits until it is known what this mount is, but not for ever.
     pub async fn begin(&self) {
         let mut begun = self.begun.subscribe();
-        if timeout(house::OPEN_WITHIN, begun.wait_for(|b| *b)).await.is_err() {
+        if timeout(maintenance::OPEN_WITHIN, begun.wait_for(|b| *b)).await.is_err() {
             tracing::warn!("the cache on disk takes long to open; going on without it until it is");
         }
     }
@@ -295,7 +295,7 @@ impl Node {
         let now = self.place_now();
         *self.place.lock().unwrap_or_else(PoisonError::into_inner) = now;
         let node = Arc::clone(self);
-        let opened = spawn_blocking(move || house::open(&*node, &node.disk)).await;
+        let opened = spawn_blocking(move || maintenance::open(&*node, &node.disk)).await;
         let taken = match opened {
             Ok(Ok(Some(_))) => return Elected::Owner,
             Ok(Ok(None)) => false,

@@ -9,9 +9,9 @@
 use super::{Node, REST, Role, door::Socket, place::Place, settings};
 use fletch_settings::ByteSize;
 use fletch_store::{
-    Disk, DiskState, Household,
-    disk::{DiskConfig, Health, Policy, Room, Why},
-    house,
+    DiskOwner, DiskState, DiskTier,
+    disk::{DiskConfig, FsSpace, Health, OffReason, Policy},
+    maintenance,
 };
 use futures::future::{BoxFuture, FutureExt};
 use std::{
@@ -47,8 +47,8 @@ impl Node {
         let ended = stop.child_token();
         let serving = self.receive(&place, &ended);
         let keeping = {
-            let (house, disk) = (Arc::clone(self) as Arc<dyn Household>, Arc::clone(&self.disk));
-            house::look_after(house, disk, ended.clone())
+            let (house, disk) = (Arc::clone(self) as Arc<dyn DiskOwner>, Arc::clone(&self.disk));
+            maintenance::run(house, disk, ended.clone())
         };
         tokio::pin!(serving);
         tokio::select! {
@@ -59,13 +59,13 @@ impl Node {
         ended.cancel();
         drop(timeout(DRAIN, &mut serving).await);
         if stop.is_cancelled() {
-            house::close(Arc::clone(&self.disk)).await;
+            maintenance::close(Arc::clone(&self.disk)).await;
             return;
         }
         self.role.send_replace(Role::Alone);
         tracing::warn!(dir = %place.dir().display(), "the node's store is lost, and begun anew");
         let disk = Arc::clone(&self.disk);
-        let left = spawn_blocking(move || disk.leave("its directory is gone".to_owned())).await;
+        let left = spawn_blocking(move || disk.detach("its directory is gone".to_owned())).await;
         if let Err(error) = left {
             tracing::error!(%error, "leaving the node's store was lost");
         }
@@ -126,17 +126,17 @@ impl Node {
     /// Whether the tier has its directory.
     fn stands(&self) -> bool {
         let state = self.disk.state();
-        !matches!(state, DiskState::Absent(_) | DiskState::Open(Health::Off { why: Why::Vanished, .. }))
+        !matches!(state, DiskState::Absent(_) | DiskState::Open(Health::Off { why: OffReason::Vanished, .. }))
     }
 }
 
-impl Household for Node {
+impl DiskOwner for Node {
     fn config(&self) -> Result<DiskConfig, String> {
         let place = self.place();
         place.make()?;
         let (dir, s) = (place.dir(), &self.means.settings);
         let shown = dir.display();
-        let room = Room::at(dir).map_err(|e| format!("{shown}: {e}"))?;
+        let room = FsSpace::at(dir).map_err(|e| format!("{shown}: {e}"))?;
         let size_max = s.size.of(room.available.saturating_add(room.own));
         if size_max < settings::SIZE_MIN {
             let spare = ByteSize(room.available);
@@ -154,25 +154,25 @@ impl Household for Node {
         })
     }
 
-    fn opened(&self) {
-        self.host().shares().repeat();
+    fn on_open(&self) {
+        self.host().shares().forget_applied();
     }
 
-    fn divide(&self, disk: &Disk) {
+    fn divide(&self, disk: &DiskTier) {
         let reads = self.means.read.reads.load(Relaxed);
         if self.noted.swap(reads, Relaxed) != reads {
             self.host().note(self.means.version.root);
         }
-        if let Some(split) = self.host().shares().changed(disk, self.host().now_ns()) {
-            self.host().shares().give(disk, &split);
+        if let Some(split) = self.host().shares().next_split(disk, self.host().now_ns()) {
+            self.host().shares().apply(disk, &split);
         }
     }
 
-    fn hurry(&self) -> BoxFuture<'_, ()> {
-        self.host().shares().appeared().boxed()
+    fn wake(&self) -> BoxFuture<'_, ()> {
+        self.host().shares().wait_for_change().boxed()
     }
 
-    fn stays(&self, _: &Disk) -> bool {
+    fn still_owns(&self, _: &DiskTier) -> bool {
         let place = self.place();
         if let Err(why) = place.check() {
             tracing::warn!(%why, "the node's store is not this user's alone");

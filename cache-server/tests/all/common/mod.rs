@@ -13,7 +13,7 @@ use fletch_server::{
     app::{self, Running},
     config::{self, Environment, Task},
 };
-use fletch_tables::{Provenance, NewChunk, NewRow, PinRow, TablesWriter, TagDoc, WrittenVersion, paths};
+use fletch_tables::{NewChunk, NewRow, PinRow, Provenance, TablesWriter, TagDoc, WrittenVersion, paths};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use std::{
     collections::BTreeMap,

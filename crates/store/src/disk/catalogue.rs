@@ -31,7 +31,7 @@ const FORMAT: &[u8] = b"fletch catalogue 1";
 
 /// What is known about a sealed slab's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct DeadMarks {
     /// Which table: its first eight hash bytes.
     pub check: [u8; 8],
     /// How many records it has.
@@ -40,7 +40,7 @@ pub(crate) struct Marks {
     pub dead: Vec<u8>,
 }
 
-impl Marks {
+impl DeadMarks {
     pub fn is_dead(&self, row: usize) -> bool {
         self.dead.get(row / 8).is_some_and(|b| b & (1 << (row % 8)) != 0)
     }
@@ -56,25 +56,25 @@ impl Marks {
         let check = b.get(..8)?.try_into().ok()?;
         let rows = u32::from_le_bytes(b.get(8..12)?.try_into().ok()?);
         let dead = b.get(12..)?.to_vec();
-        (dead.len() <= (rows as usize).div_ceil(8)).then_some(Marks { check, rows, dead })
+        (dead.len() <= (rows as usize).div_ceil(8)).then_some(DeadMarks { check, rows, dead })
     }
 }
 
 /// A change to the catalogue: new marks of a slab, or its end.
-pub(crate) type Change = (u64, Option<Marks>);
+pub(crate) type Change = (u64, Option<DeadMarks>);
 
 /// Why the whole catalogue is to be rebuilt.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Doubt {
+pub(crate) enum CatalogueError {
     #[error("catalogue: {0}")]
     Damaged(String),
     #[error("the catalogue has grown to {0} bytes")]
     Grown(u64),
 }
 
-impl Doubt {
+impl CatalogueError {
     pub fn damaged(&self) -> bool {
-        matches!(self, Doubt::Damaged(_))
+        matches!(self, CatalogueError::Damaged(_))
     }
 }
 
@@ -87,8 +87,12 @@ pub(crate) struct Catalogue {
 }
 
 impl Catalogue {
-    /// Opens `dir/catalogue` and reads all of it. Doubt leads to an empty one.
-    pub fn open(dir: &Path, bytes_max: u64, aside_max: u64) -> (Self, HashMap<u64, Marks>, Option<Doubt>) {
+    /// Opens `dir/catalogue` and reads all of it. CatalogueError leads to an empty one.
+    pub fn open(
+        dir: &Path,
+        bytes_max: u64,
+        aside_max: u64,
+    ) -> (Self, HashMap<u64, DeadMarks>, Option<CatalogueError>) {
         let c = Catalogue { dir: dir.into(), bytes_max, aside_max, db: Mutex::new(None) };
         let read = c.connect().and_then(|db| {
             let rows = read_all(&db);
@@ -116,7 +120,7 @@ impl Catalogue {
         self.dir.join("catalogue")
     }
 
-    fn connect(&self) -> Result<sled::Db, Doubt> {
+    fn connect(&self) -> Result<sled::Db, CatalogueError> {
         // sled occupies about five segments however little is in it.
         let segment = if self.bytes_max < 8 << 20 { 64 << 10 } else { 512 << 10 };
         let open = || {
@@ -128,18 +132,20 @@ impl Catalogue {
                 .open()
         };
         for _ in 0..LOCK_TRIES {
-            match contained(open) {
+            match catch_sled(open) {
                 // The directory is ours, so its last owner is a child that was forked and has not
                 // closed its copies of our files yet.
-                Err(Doubt::Damaged(e)) if e.contains("acquire lock") => std::thread::sleep(LOCK_WAIT),
+                Err(CatalogueError::Damaged(e)) if e.contains("acquire lock") => {
+                    std::thread::sleep(LOCK_WAIT)
+                }
                 done => return done,
             }
         }
-        contained(open)
+        catch_sled(open)
     }
 
     /// Writes changes in order of their slabs and makes them durable. Does nothing while there is no catalogue.
-    pub fn write(&self, mut changes: Vec<Change>) -> Result<(), Doubt> {
+    pub fn write(&self, mut changes: Vec<Change>) -> Result<(), CatalogueError> {
         if changes.is_empty() {
             return Ok(());
         }
@@ -151,7 +157,7 @@ impl Catalogue {
             let mut batch = sled::Batch::default();
             let (mut rows, mut bytes) = (0, 0);
             for (id, marks) in rest.iter().take(BATCH) {
-                let row = marks.as_ref().map(Marks::encode);
+                let row = marks.as_ref().map(DeadMarks::encode);
                 bytes += row.as_ref().map_or(0, Vec::len) as u64;
                 // So that no batch takes it past its allowance.
                 if rows > 0 && bytes > self.bytes_max / 16 {
@@ -164,17 +170,17 @@ impl Catalogue {
                 rows += 1;
             }
             rest = &rest[rows..];
-            contained(|| db.apply_batch(batch).and_then(|()| db.flush()))?;
+            catch_sled(|| db.apply_batch(batch).and_then(|()| db.flush()))?;
             let bytes = du(&self.path());
             if bytes > self.bytes_max / 4 * 3 {
-                return Err(Doubt::Grown(bytes));
+                return Err(CatalogueError::Grown(bytes));
             }
         }
         Ok(())
     }
 
     /// Begins anew with `all`. The old one is set aside if it is `damaged`, else deleted.
-    pub fn rebuild(&self, all: Vec<Change>, damaged: bool) -> Result<(), Doubt> {
+    pub fn rebuild(&self, all: Vec<Change>, damaged: bool) -> Result<(), CatalogueError> {
         self.disconnect();
         if damaged {
             self.set_aside();
@@ -182,7 +188,7 @@ impl Catalogue {
             drop(fs::remove_dir_all(self.path()));
         }
         let db = self.connect()?;
-        contained(|| db.insert(FORMAT_KEY, FORMAT))?;
+        catch_sled(|| db.insert(FORMAT_KEY, FORMAT))?;
         *self.lock() = Some(db);
         let written = self.write(all);
         if written.is_err() {
@@ -196,7 +202,7 @@ impl Catalogue {
     /// Ends the connection; what was written is durable.
     pub fn disconnect(&self) {
         if let Some(db) = self.lock().take()
-            && contained(|| {
+            && catch_sled(|| {
                 drop(db);
                 Ok(())
             })
@@ -240,20 +246,20 @@ impl Catalogue {
 }
 
 /// Runs what may fail or panic in sled.
-fn contained<T>(f: impl FnOnce() -> sled::Result<T>) -> Result<T, Doubt> {
+fn catch_sled<T>(f: impl FnOnce() -> sled::Result<T>) -> Result<T, CatalogueError> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(t)) => Ok(t),
-        Ok(Err(e)) => Err(Doubt::Damaged(e.to_string())),
+        Ok(Err(e)) => Err(CatalogueError::Damaged(e.to_string())),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_string()));
-            Err(Doubt::Damaged(format!("panicked: {}", text.unwrap_or_default())))
+            Err(CatalogueError::Damaged(format!("panicked: {}", text.unwrap_or_default())))
         }
     }
 }
 
-fn read_all(db: &sled::Db) -> Result<HashMap<u64, Marks>, Doubt> {
-    contained(|| {
+fn read_all(db: &sled::Db) -> Result<HashMap<u64, DeadMarks>, CatalogueError> {
+    catch_sled(|| {
         let mut rows = HashMap::new();
         if db.is_empty() {
             db.insert(FORMAT_KEY, FORMAT)?;
@@ -267,14 +273,14 @@ fn read_all(db: &sled::Db) -> Result<HashMap<u64, Marks>, Doubt> {
             if &*k == FORMAT_KEY {
                 continue;
             }
-            match (k.as_ref().try_into().map(u64::from_be_bytes), Marks::decode(&v)) {
+            match (k.as_ref().try_into().map(u64::from_be_bytes), DeadMarks::decode(&v)) {
                 (Ok(id), Some(m)) => drop(rows.insert(id, m)),
                 _ => return Ok(None),
             }
         }
         Ok(Some(rows))
     })?
-    .ok_or_else(|| Doubt::Damaged("is of another format".into()))
+    .ok_or_else(|| CatalogueError::Damaged("is of another format".into()))
 }
 
 /// What a file or a directory with everything in it occupies. What vanishes meanwhile counts as nothing.
@@ -293,8 +299,8 @@ pub(crate) fn du(path: &Path) -> u64 {
 mod tests {
     use super::*;
 
-    fn marks(n: u64, bytes: usize) -> Marks {
-        Marks { check: n.to_le_bytes(), rows: bytes as u32 * 8, dead: vec![n as u8 | 1; bytes] }
+    fn marks(n: u64, bytes: usize) -> DeadMarks {
+        DeadMarks { check: n.to_le_bytes(), rows: bytes as u32 * 8, dead: vec![n as u8 | 1; bytes] }
     }
 
     #[test]
@@ -339,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_panic_stays_here() {
-        let doubt = contained::<()>(|| panic!("inside")).expect_err("contained");
+        let doubt = catch_sled::<()>(|| panic!("inside")).expect_err("contained");
         assert_eq!(doubt.to_string(), "catalogue: panicked: inside");
     }
 }

@@ -6,18 +6,18 @@
 //! Invariants (`check` states them, the tests call it):
 //! 1. a live record is in the table, in its slab's list at `row`, in its dataset's list at `pos`,
 //!    and, under LRU, in the chain once;
-//! 2. a dead one is in none of them, and its row in its slab is `NONE`;
+//! 2. a dead one is in none of them, and its row in its slab is `NO_RECORD`;
 //! 3. bytes of slabs, of datasets and of all are sums of footprints of live records; a dataset's
 //!    also counts what was charged for records on their way.
 
 use super::{
-    DatasetId,
-    catalogue::Marks,
-    layout::{Row, Table, footprint},
-    lru::Chain,
-    shares::Dataset,
+    catalogue::DeadMarks,
+    datasets::DatasetTable,
+    layout::{LINE, Row, Table, footprint},
+    lru::LruList,
     slab::Slab,
 };
+use crate::DatasetId;
 use fletch_core::{Domain, Hash, StoreKey};
 use hashbrown::HashTable;
 use std::{
@@ -25,11 +25,13 @@ use std::{
     sync::Arc,
 };
 
+/// Records from which their mean footprint is believed.
+pub(super) const MEAN_FROM: u64 = 32;
 /// No record, no slab.
-pub(crate) const NONE: u32 = u32::MAX;
+pub(crate) const NO_RECORD: u32 = u32::MAX;
 
 #[derive(Debug, Clone)]
-struct Rec {
+struct RecordEntry {
     hash: Hash,
     slab: u32,
     /// In lines of 64 bytes.
@@ -43,7 +45,7 @@ struct Rec {
 
 /// Where a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SlabLocation {
     pub slab: u32,
     /// Where its header begins, in bytes.
     pub at: u64,
@@ -51,7 +53,7 @@ pub(crate) struct Place {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum SlabState {
     /// Records are being added.
     Open,
     /// It has a table.
@@ -62,8 +64,8 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct SlabMeta {
     pub slab: Arc<Slab>,
-    pub state: State,
-    /// Record numbers by row, `NONE` for dead ones.
+    pub state: SlabState,
+    /// Record numbers by row, `NO_RECORD` for dead ones.
     pub records: Vec<u32>,
     pub live: u32,
     pub live_bytes: u64,
@@ -74,7 +76,7 @@ pub(crate) struct SlabMeta {
     /// Where the records of a sealed one end; 0 while nothing is known to.
     pub end: u64,
     pub check: [u8; 8],
-    /// Marks changed since the catalogue was told.
+    /// DeadMarks changed since the catalogue was told.
     pub dirty: bool,
     /// How many were alive when it was last punched.
     pub punched_at: u32,
@@ -83,22 +85,21 @@ pub(crate) struct SlabMeta {
 #[derive(Debug)]
 pub(crate) struct Index {
     table: HashTable<u32>,
-    recs: Vec<Rec>,
+    recs: Vec<RecordEntry>,
     free: Vec<u32>,
     /// By a number that is not used again soon, so that nobody takes one slab for another.
     slabs: BTreeMap<u32, SlabMeta>,
     next_slab: u32,
-    pub(super) datasets: Vec<Dataset>,
-    pub(super) dataset_slots: HashMap<u64, u32>,
+    pub datasets: DatasetTable,
     domains: Vec<Domain>,
     domain_slots: HashMap<Domain, u16>,
-    chain: Option<Chain>,
-    leases: HashMap<u32, u32>,
+    lru: Option<LruList>,
+    pins: HashMap<u32, u32>,
     key: u64,
     bytes: u64,
 }
 
-fn mix(key: u64, domain: u16, hash: &Hash) -> u64 {
+fn table_hash(key: u64, domain: u16, hash: &Hash) -> u64 {
     let mut first = [0; 8];
     first.copy_from_slice(&hash.0[..8]);
     // Chunks can be chosen so that their hashes begin alike; the key makes their places differ.
@@ -114,12 +115,11 @@ impl Index {
             free: Vec::new(),
             slabs: BTreeMap::new(),
             next_slab: 0,
-            datasets: Vec::new(),
-            dataset_slots: HashMap::new(),
+            datasets: DatasetTable::default(),
             domains: Vec::new(),
             domain_slots: HashMap::new(),
-            chain: lru.then(Chain::default),
-            leases: HashMap::new(),
+            lru: lru.then(LruList::default),
+            pins: HashMap::new(),
             key,
             bytes: 0,
         }
@@ -127,6 +127,23 @@ impl Index {
 
     pub fn len(&self) -> usize {
         self.table.len()
+    }
+
+    /// The order of last use, under `Policy::Lru`.
+    pub(super) fn lru(&self) -> Option<&LruList> {
+        self.lru.as_ref()
+    }
+
+    /// Returns the mean footprint of a record; 0 while there are too few records to tell.
+    pub fn mean_footprint(&self) -> u64 {
+        let records = self.len() as u64;
+        if records < MEAN_FROM { 0 } else { self.bytes / records }
+    }
+
+    /// Returns the dataset that a chunk was fetched for.
+    pub fn dataset_of(&self, key: &StoreKey) -> Option<DatasetId> {
+        let r = self.lookup(key)?;
+        Some(self.datasets.id(self.recs[r as usize].dataset))
     }
 
     /// Footprints of all live records.
@@ -137,13 +154,12 @@ impl Index {
     /// What the index itself holds, about.
     pub fn memory(&self) -> usize {
         let lists: usize = self.slabs().map(|(_, s)| s.records.capacity() * 4).sum();
-        let sets: usize = self.datasets.iter().map(|d| d.records.capacity() * 4).sum();
         self.table.allocation_size()
-            + self.recs.capacity() * size_of::<Rec>()
+            + self.recs.capacity() * size_of::<RecordEntry>()
             + self.free.capacity() * 4
             + lists
-            + sets
-            + self.chain.as_ref().map_or(0, Chain::memory)
+            + self.datasets.memory()
+            + self.lru.as_ref().map_or(0, LruList::memory)
     }
 
     /// The number of a domain, given anew if need be; `None` past 65,535 of them.
@@ -159,7 +175,7 @@ impl Index {
 
     // Slabs.
 
-    pub fn add_slab(&mut self, slab: Arc<Slab>, blocks: u64, state: State) -> u32 {
+    pub fn add_slab(&mut self, slab: Arc<Slab>, blocks: u64, state: SlabState) -> u32 {
         let meta = SlabMeta {
             slab,
             state,
@@ -171,9 +187,9 @@ impl Index {
             end: 0,
             check: [0; 8],
             dirty: false,
-            punched_at: NONE,
+            punched_at: NO_RECORD,
         };
-        while self.next_slab == NONE || self.slabs.contains_key(&self.next_slab) {
+        while self.next_slab == NO_RECORD || self.slabs.contains_key(&self.next_slab) {
             self.next_slab = self.next_slab.wrapping_add(1);
         }
         let n = self.next_slab;
@@ -196,17 +212,18 @@ impl Index {
 
     /// Forgets a slab and everything in it.
     pub fn drop_slab(&mut self, n: u32) -> Option<SlabMeta> {
-        let live: Vec<u32> = self.slab(n)?.records.iter().copied().filter(|&r| r != NONE).collect();
+        let live: Vec<u32> = self.slab(n)?.records.iter().copied().filter(|&r| r != NO_RECORD).collect();
         for r in live {
-            self.kill(r);
+            self.remove_record(r);
         }
         self.slabs.remove(&n)
     }
 
     /// The table of a slab: its live records in order of their place. Rows are numbered anew.
     pub fn table(&mut self, n: u32) -> Table {
-        let mut live: Vec<u32> =
-            self.slab(n).map_or(Vec::new(), |s| s.records.iter().copied().filter(|&r| r != NONE).collect());
+        let mut live: Vec<u32> = self
+            .slab(n)
+            .map_or(Vec::new(), |s| s.records.iter().copied().filter(|&r| r != NO_RECORD).collect());
         live.sort_by_key(|&r| self.recs[r as usize].at);
         let mut table = Table::default();
         let mut local = HashMap::new();
@@ -219,8 +236,8 @@ impl Index {
             });
             table.rows.push(Row {
                 hash: rec.hash,
-                dataset: self.datasets[rec.dataset as usize].id,
-                at: u64::from(rec.at) * super::layout::LINE,
+                dataset: self.datasets.id(rec.dataset).0,
+                at: u64::from(rec.at) * LINE,
                 len: rec.len,
                 domain,
             });
@@ -233,14 +250,14 @@ impl Index {
     }
 
     /// Dead rows of a sealed slab, for the catalogue.
-    pub fn marks(&self, n: u32) -> Option<(u64, Marks)> {
-        let s = self.slab(n).filter(|s| s.state == State::Sealed)?;
+    pub fn marks(&self, n: u32) -> Option<(u64, DeadMarks)> {
+        let s = self.slab(n).filter(|s| s.state == SlabState::Sealed)?;
         let mut dead = Vec::new();
-        for (row, _) in s.records.iter().enumerate().filter(|(_, r)| **r == NONE) {
+        for (row, _) in s.records.iter().enumerate().filter(|(_, r)| **r == NO_RECORD) {
             dead.resize((row / 8 + 1).max(dead.len()), 0);
             dead[row / 8] |= 1 << (row % 8);
         }
-        Some((s.slab.id, Marks { check: s.check, rows: s.records.len() as u32, dead }))
+        Some((s.slab.id, DeadMarks { check: s.check, rows: s.records.len() as u32, dead }))
     }
 
     // Records.
@@ -251,46 +268,46 @@ impl Index {
             let rec = &self.recs[r as usize];
             rec.hash == key.hash && rec.domain == domain
         };
-        self.table.find(mix(self.key, domain, &key.hash), is).copied()
+        self.table.find(table_hash(self.key, domain, &key.hash), is).copied()
     }
 
     pub fn contains(&self, key: &StoreKey) -> bool {
         self.lookup(key).is_some()
     }
 
-    pub fn find(&self, key: &StoreKey) -> Option<Place> {
-        self.lookup(key).map(|r| self.place(r))
+    pub fn find(&self, key: &StoreKey) -> Option<SlabLocation> {
+        self.lookup(key).map(|r| self.location(r))
     }
 
-    pub fn place(&self, r: u32) -> Place {
+    pub fn location(&self, r: u32) -> SlabLocation {
         let rec = &self.recs[r as usize];
-        Place { slab: rec.slab, at: u64::from(rec.at) * super::layout::LINE, len: rec.len }
+        SlabLocation { slab: rec.slab, at: u64::from(rec.at) * LINE, len: rec.len }
     }
 
     pub fn key_of(&self, r: u32) -> (StoreKey, DatasetId) {
         let rec = &self.recs[r as usize];
         let key = StoreKey { domain: self.domains[rec.domain as usize].clone(), hash: rec.hash };
-        (key, DatasetId(self.datasets[rec.dataset as usize].id))
+        (key, self.datasets.id(rec.dataset))
     }
 
     /// Adds a record that was written at `place`; its dataset must have been charged for it. `false` when the key is
     /// there already.
-    pub fn insert(&mut self, domain: u16, hash: Hash, dataset: u32, place: Place) -> bool {
-        let code = mix(self.key, domain, &hash);
-        let same = |recs: &[Rec], r: u32| recs[r as usize].hash == hash && recs[r as usize].domain == domain;
+    pub fn insert(&mut self, domain: u16, hash: Hash, dataset: u32, location: SlabLocation) -> bool {
+        let code = table_hash(self.key, domain, &hash);
+        let same =
+            |recs: &[RecordEntry], r: u32| recs[r as usize].hash == hash && recs[r as usize].domain == domain;
         if self.table.find(code, |&r| same(&self.recs, r)).is_some() {
             return false;
         }
-        let Some(slab) = self.slabs.get_mut(&place.slab) else { return false };
-        let set = &mut self.datasets[dataset as usize];
-        let rec = Rec {
+        let Some(slab) = self.slabs.get_mut(&location.slab) else { return false };
+        let rec = RecordEntry {
             hash,
-            slab: place.slab,
-            at: (place.at / super::layout::LINE) as u32,
-            len: place.len,
+            slab: location.slab,
+            at: (location.at / LINE) as u32,
+            len: location.len,
             row: slab.records.len() as u32,
             dataset,
-            pos: set.records.len() as u32,
+            pos: 0,
             domain,
         };
         let r = match self.free.pop() {
@@ -305,15 +322,15 @@ impl Index {
         };
         slab.records.push(r);
         slab.live += 1;
-        slab.live_bytes += footprint(place.len);
-        set.records.push(r);
-        self.bytes += footprint(place.len);
+        slab.live_bytes += footprint(location.len);
+        self.recs[r as usize].pos = self.datasets.add_record(dataset, r);
+        self.bytes += footprint(location.len);
         let (recs, key) = (&self.recs, self.key);
         self.table.insert_unique(code, r, |&r| {
             let rec = &recs[r as usize];
-            mix(key, rec.domain, &rec.hash)
+            table_hash(key, rec.domain, &rec.hash)
         });
-        if let Some(c) = &mut self.chain {
+        if let Some(c) = &mut self.lru {
             c.push_front(r);
         }
         true
@@ -322,67 +339,64 @@ impl Index {
     /// Adds a row of a table that is dead already.
     pub fn insert_dead(&mut self, slab: u32) {
         if let Some(s) = self.slab_mut(slab) {
-            s.records.push(NONE);
+            s.records.push(NO_RECORD);
         }
     }
 
     /// The record `r` now lies at `place`, with all that is known about it.
-    pub fn relocate(&mut self, key: &StoreKey, from: Place, place: Place) -> bool {
-        let Some(r) = self.lookup(key).filter(|&r| self.place(r) == from) else { return false };
-        if self.slab(place.slab).is_none() {
+    pub fn relocate(&mut self, key: &StoreKey, from: SlabLocation, location: SlabLocation) -> bool {
+        let Some(r) = self.lookup(key).filter(|&r| self.location(r) == from) else { return false };
+        if self.slab(location.slab).is_none() {
             return false;
         }
         let size = footprint(from.len);
         let row = self.recs[r as usize].row as usize;
         if let Some(old) = self.slab_mut(from.slab) {
-            old.records[row] = NONE;
+            old.records[row] = NO_RECORD;
             old.live -= 1;
             old.live_bytes -= size;
             old.dirty = true;
         }
-        if let Some(new) = self.slab_mut(place.slab) {
+        if let Some(new) = self.slab_mut(location.slab) {
             let row = new.records.len() as u32;
             new.records.push(r);
             new.live += 1;
             new.live_bytes += size;
             let rec = &mut self.recs[r as usize];
-            (rec.slab, rec.at, rec.row) = (place.slab, (place.at / super::layout::LINE) as u32, row);
+            (rec.slab, rec.at, rec.row) = (location.slab, (location.at / LINE) as u32, row);
         }
         true
     }
 
     /// Forgets a record; `None` when it is not there, else its footprint.
     pub fn remove(&mut self, key: &StoreKey) -> Option<u64> {
-        self.lookup(key).map(|r| self.kill(r))
+        self.lookup(key).map(|r| self.remove_record(r))
     }
 
     /// [`Index::remove`], only if the record still is where it was.
-    pub fn remove_at(&mut self, key: &StoreKey, place: Place) -> Option<u64> {
-        self.lookup(key).filter(|&r| self.place(r) == place).map(|r| self.kill(r))
+    pub fn remove_at(&mut self, key: &StoreKey, location: SlabLocation) -> Option<u64> {
+        self.lookup(key).filter(|&r| self.location(r) == location).map(|r| self.remove_record(r))
     }
 
-    pub(super) fn kill(&mut self, r: u32) -> u64 {
+    pub(super) fn remove_record(&mut self, r: u32) -> u64 {
         let rec = self.recs[r as usize].clone();
         let size = footprint(rec.len);
-        if let Ok(e) = self.table.find_entry(mix(self.key, rec.domain, &rec.hash), |&x| x == r) {
+        if let Ok(e) = self.table.find_entry(table_hash(self.key, rec.domain, &rec.hash), |&x| x == r) {
             e.remove();
         }
         if let Some(s) = self.slabs.get_mut(&rec.slab) {
-            s.records[rec.row as usize] = NONE;
+            s.records[rec.row as usize] = NO_RECORD;
             s.live -= 1;
             s.live_bytes -= size;
             s.dirty = true;
         }
-        let set = &mut self.datasets[rec.dataset as usize];
-        set.records.swap_remove(rec.pos as usize);
-        set.bytes -= size;
-        if let Some(&moved) = set.records.get(rec.pos as usize) {
+        if let Some(moved) = self.datasets.remove_record(rec.dataset, rec.pos, size) {
             self.recs[moved as usize].pos = rec.pos;
         }
-        if let Some(c) = &mut self.chain {
+        if let Some(c) = &mut self.lru {
             c.remove(r);
         }
-        self.leases.remove(&r);
+        self.pins.remove(&r);
         self.free.push(r);
         self.bytes -= size;
         size
@@ -393,7 +407,7 @@ impl Index {
     /// It was read now.
     pub fn touch(&mut self, key: &StoreKey) {
         if let Some(r) = self.lookup(key)
-            && let Some(c) = &mut self.chain
+            && let Some(c) = &mut self.lru
         {
             c.remove(r);
             c.push_front(r);
@@ -401,51 +415,42 @@ impl Index {
     }
 
     /// Protects a record from eviction once more; `false` when it is not there.
-    pub fn lease(&mut self, key: &StoreKey) -> bool {
+    pub fn pin(&mut self, key: &StoreKey) -> bool {
         let r = self.lookup(key);
-        r.map(|r| *self.leases.entry(r).or_insert(0) += 1).is_some()
+        r.map(|r| *self.pins.entry(r).or_insert(0) += 1).is_some()
     }
 
     /// Takes one protection back.
-    pub fn release(&mut self, key: &StoreKey) {
+    pub fn unpin(&mut self, key: &StoreKey) {
         if let Some(r) = self.lookup(key)
-            && let Some(n) = self.leases.get_mut(&r)
+            && let Some(n) = self.pins.get_mut(&r)
         {
             *n -= 1;
             if *n == 0 {
-                self.leases.remove(&r);
+                self.pins.remove(&r);
             }
         }
     }
 
     /// Whether somebody protects it.
-    pub fn leased(&self, key: &StoreKey) -> bool {
-        self.lookup(key).is_some_and(|r| self.is_leased(r))
+    pub fn is_pinned(&self, key: &StoreKey) -> bool {
+        self.lookup(key).is_some_and(|r| self.is_record_pinned(r))
     }
 
-    pub(super) fn is_leased(&self, r: u32) -> bool {
-        !self.leases.is_empty() && self.leases.contains_key(&r)
+    pub(super) fn is_record_pinned(&self, r: u32) -> bool {
+        !self.pins.is_empty() && self.pins.contains_key(&r)
     }
 
-    pub fn leases(&self) -> usize {
-        self.leases.len()
-    }
-
-    /// Evicts the least recently used record that nobody leased.
-    pub fn evict_oldest(&mut self) -> Option<u64> {
-        let mut r = self.chain.as_ref()?.oldest()?;
-        while self.is_leased(r) {
-            r = self.chain.as_ref()?.newer(r)?;
-        }
-        Some(self.kill(r))
+    pub fn pinned_records(&self) -> usize {
+        self.pins.len()
     }
 
     /// Whether the slab holds a leased record.
-    pub fn slab_leased(&self, n: u32) -> bool {
-        !self.leases.is_empty()
+    pub fn slab_has_pins(&self, n: u32) -> bool {
+        !self.pins.is_empty()
             && self
                 .slab(n)
-                .is_some_and(|s| s.records.iter().any(|r| *r != NONE && self.leases.contains_key(r)))
+                .is_some_and(|s| s.records.iter().any(|r| *r != NO_RECORD && self.pins.contains_key(r)))
     }
 
     /// Panics where an invariant is broken.
@@ -453,23 +458,21 @@ impl Index {
     pub fn check(&self) {
         let mut seen = 0;
         for (n, s) in self.slabs() {
-            let live: Vec<u32> = s.records.iter().copied().filter(|&r| r != NONE).collect();
+            let live: Vec<u32> = s.records.iter().copied().filter(|&r| r != NO_RECORD).collect();
             assert_eq!(live.len() as u32, s.live);
             assert_eq!(live.iter().map(|&r| footprint(self.recs[r as usize].len)).sum::<u64>(), s.live_bytes);
-            for (row, &r) in s.records.iter().enumerate().filter(|(_, r)| **r != NONE) {
+            for (row, &r) in s.records.iter().enumerate().filter(|(_, r)| **r != NO_RECORD) {
                 let rec = &self.recs[r as usize];
                 assert_eq!((rec.slab, rec.row as usize), (n, row));
-                assert_eq!(self.datasets[rec.dataset as usize].records[rec.pos as usize], r);
+                assert_eq!(self.datasets.records(rec.dataset)[rec.pos as usize], r);
                 assert_eq!(self.lookup(&self.key_of(r).0), Some(r));
                 seen += 1;
             }
         }
         assert_eq!(seen, self.len());
         assert_eq!(self.bytes, self.slabs().map(|(_, s)| s.live_bytes).sum::<u64>());
-        for d in &self.datasets {
-            assert!(d.bytes >= d.records.iter().map(|&r| footprint(self.recs[r as usize].len)).sum());
-        }
-        if let Some(c) = &self.chain {
+        self.datasets.check(|r| self.recs[r as usize].len);
+        if let Some(c) = &self.lru {
             assert_eq!(c.len(), self.len());
         }
     }

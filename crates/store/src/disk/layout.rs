@@ -92,9 +92,9 @@ pub(crate) enum BadSlab {
     #[error("check value does not fit")]
     Check,
     #[error("belongs to another slab")]
-    Foreign,
+    OtherSlab,
     #[error("contradicts itself")]
-    Nonsense,
+    Inconsistent,
 }
 
 /// `n` bytes rounded up to whole blocks.
@@ -166,7 +166,7 @@ pub(crate) fn check_slab_header(b: &Block, id: u64) -> Result<(), BadSlab> {
     }
     match (u32_at(b, 8), u64_at(b, 16)) {
         (Some(MAJOR), Some(i)) if i == id => Ok(()),
-        (Some(MAJOR), _) => Err(BadSlab::Foreign),
+        (Some(MAJOR), _) => Err(BadSlab::OtherSlab),
         (major, _) => Err(BadSlab::Major(major.unwrap_or(0))),
     }
 }
@@ -198,7 +198,7 @@ pub(crate) fn looks_like_record(b: &[u8]) -> bool {
 
 /// Reads the header of a record of slab `slab`.
 pub(crate) fn read_record(b: &[u8], slab: u64) -> Result<RecordHeader, BadSlab> {
-    let b = b.get(..HEAD as usize).ok_or(BadSlab::Nonsense)?;
+    let b = b.get(..HEAD as usize).ok_or(BadSlab::Inconsistent)?;
     if !looks_like_record(b) {
         return Err(BadSlab::Magic);
     }
@@ -209,7 +209,7 @@ pub(crate) fn read_record(b: &[u8], slab: u64) -> Result<RecordHeader, BadSlab> 
         return Err(BadSlab::Major(u32::from(b[4])));
     }
     if u64_at(b, 8) != Some(slab) {
-        return Err(BadSlab::Foreign);
+        return Err(BadSlab::OtherSlab);
     }
     let parse = || {
         let text = b.get(DOMAIN_AT..DOMAIN_AT + usize::from(b[6]).min(DOMAIN_MAX))?;
@@ -218,7 +218,7 @@ pub(crate) fn read_record(b: &[u8], slab: u64) -> Result<RecordHeader, BadSlab> 
         let len = u32_at(b, 24).filter(|&l| l <= CHUNK_BYTES_MAX)?;
         Some(RecordHeader { slab, key: StoreKey { domain, hash }, dataset: u64_at(b, 16)?, len })
     };
-    parse().ok_or(BadSlab::Nonsense)
+    parse().ok_or(BadSlab::Inconsistent)
 }
 
 /// The table and footer that seal slab `id`, whose records end at `table_at`, and the first
@@ -284,18 +284,18 @@ pub(crate) fn read_footer(b: &Block, id: u64, file_len: u64) -> Result<Footer, B
             Footer { slab, table_at, table_len: u64_at(b, 32)?, count: u32_at(b, 12)?, table_hash },
         ))
     };
-    let (major, f) = parse().ok_or(BadSlab::Nonsense)?;
+    let (major, f) = parse().ok_or(BadSlab::Inconsistent)?;
     if major != MAJOR {
         return Err(BadSlab::Major(major));
     }
     if f.slab != id {
-        return Err(BadSlab::Foreign);
+        return Err(BadSlab::OtherSlab);
     }
     let whole = f.table_len <= file_len
         && f.table_at >= BLOCK
         && f.table_at.is_multiple_of(LINE)
         && f.table_at.checked_add(padded(f.table_len)).and_then(|e| e.checked_add(BLOCK)) == Some(file_len);
-    if whole { Ok(f) } else { Err(BadSlab::Nonsense) }
+    if whole { Ok(f) } else { Err(BadSlab::Inconsistent) }
 }
 
 /// Reads the table that `footer` describes. Rows come back in order of their place, do not
@@ -304,7 +304,7 @@ pub(crate) fn read_table(bytes: &[u8], footer: &Footer) -> Result<Table, BadSlab
     if derive(CONTEXT_TABLE, bytes) != footer.table_hash {
         return Err(BadSlab::Check);
     }
-    parse_table(bytes, footer).ok_or(BadSlab::Nonsense)
+    parse_table(bytes, footer).ok_or(BadSlab::Inconsistent)
 }
 
 fn parse_table(b: &[u8], footer: &Footer) -> Option<Table> {

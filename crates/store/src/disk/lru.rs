@@ -1,15 +1,16 @@
 //! The order of last use: a doubly linked chain over record numbers, 8 bytes each.
 
-use super::index::NONE;
+/// No record.
+const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Default)]
-pub(crate) struct Chain {
+pub(crate) struct LruList {
     /// (newer, older) by record number.
     links: Vec<(u32, u32)>,
     ends: Option<(u32, u32)>,
 }
 
-impl Chain {
+impl LruList {
     pub fn memory(&self) -> usize {
         self.links.capacity() * 8
     }
@@ -63,7 +64,7 @@ mod tests {
 
     #[test]
     fn the_order_is_that_of_last_use() {
-        let mut c = Chain::default();
+        let mut c = LruList::default();
         for r in [3, 0, 7] {
             c.push_front(r);
         }

@@ -7,7 +7,7 @@
 //! open ─► tables of sealed slabs, dead marks from the catalogue ─► unsealed tail walked and hashed
 //! ```
 //!
-//! Everything here is synchronous and does IO: callers are on blocking threads (`crate::attached`). There are no
+//! Everything here is synchronous and does IO: callers are on blocking threads (`crate::disk_tier`). There are no
 //! tasks or threads of its own (sled has some); whoever owns the tier calls `reap`, `scrub_next` and `probe` now and then.
 //!
 //! Invariants:
@@ -24,6 +24,11 @@
 //! guard, or does IO, with the index locked.
 
 mod catalogue;
+mod datasets;
+mod directory_lock;
+mod error;
+mod eviction;
+mod fs_space;
 mod health;
 mod index;
 mod layout;
@@ -32,32 +37,32 @@ mod open;
 mod policy;
 mod reaper;
 mod recover;
-mod room;
 mod scrub;
-mod shares;
 mod slab;
 mod space;
 mod stats;
-mod write;
+mod writer;
 
-pub use health::{DiskError, Health, Why};
+pub use error::{DiskError, OffReason};
+pub use fs_space::FsSpace;
+pub use health::Health;
 pub use open::Recovery;
 pub use policy::{Admission, BadPolicy, Policy, Refusal, Stored, equal_split};
 pub use reaper::ReapReport;
-pub use room::Room;
 pub use scrub::ScrubReport;
-pub use stats::{Counts, DatasetUse, DiskStats, Usage};
+pub use stats::{Counts, DatasetUsage, DirectoryUsage, DiskStats};
 
+use crate::DatasetId;
 use bytes::Bytes;
 use catalogue::{Catalogue, Change};
 use fletch_core::StoreKey;
-use index::{Index, Place};
-use layout::{BLOCK, HEAD, LINE, footprint};
+use index::{Index, SlabLocation, SlabMeta, SlabState};
+use layout::{HEAD, LINE, footprint};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-pub use slab::Record;
+pub use slab::RecordReader;
 use slab::{Files, Slab};
-use space::{Full, Plan, Space};
+use space::{FullMark, Space, SpacePlan};
 use stats::{Counters, add};
 use std::{
     io,
@@ -67,11 +72,6 @@ use std::{
         atomic::{AtomicU8, AtomicU32, Ordering},
     },
 };
-
-/// Which dataset a chunk was brought for; only equality matters. Chunks that several
-/// datasets have are of the one that brought them first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DatasetId(pub u64);
 
 /// What a tier is given.
 #[derive(Debug, Clone)]
@@ -92,37 +92,26 @@ pub struct DiskConfig {
     pub files_max: usize,
 }
 
-/// After this many failed reads in a row the device is believed to fail.
-const READ_ERRORS_MAX: u32 = 3;
-/// Of so many records on the mean length is taken for that of the next.
-const MEAN_FROM: u64 = 32;
-
-/// A record's footprint on average; none while there are only a few, which say nothing about those to come.
-fn mean_of(index: &Index) -> u64 {
-    let records = index.len() as u64;
-    if records < MEAN_FROM { 0 } else { index.bytes() / records }
-}
-
 /// The disk tier. See the module's invariants.
 #[derive(Debug)]
-pub struct DiskTier {
+pub struct DiskEngine {
     config: DiskConfig,
-    plan: Plan,
+    plan: SpacePlan,
     files: Files,
     space: Space,
-    full: Full,
+    full: FullMark,
     catalogue: Catalogue,
     index: RwLock<Index>,
-    writer: Mutex<write::Writer>,
+    writer: Mutex<writer::Writer>,
     /// One reclaims at a time.
     maintenance: Mutex<reaper::Reaper>,
     scrub: Mutex<scrub::Cursor>,
     /// Slabs that went away since the catalogue was told.
-    gone: Mutex<Vec<Change>>,
+    removed_slabs: Mutex<Vec<Change>>,
     /// Held while changes are collected and written.
-    telling: Mutex<()>,
+    catalogue_sync: Mutex<()>,
     rng: Mutex<ChaCha8Rng>,
-    state: Mutex<open::Standing>,
+    state: Mutex<health::HealthState>,
     /// The health in `state`, for looking at without a lock.
     off: AtomicU8,
     /// Failed reads since one succeeded.
@@ -130,7 +119,7 @@ pub struct DiskTier {
     counters: Counters,
 }
 
-impl DiskTier {
+impl DiskEngine {
     fn read_index(&self) -> RwLockReadGuard<'_, Index> {
         self.index.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,7 +133,7 @@ impl DiskTier {
     }
 
     /// The bytes kept under `key`, as they are on disk: **the caller hashes them**, and calls
-    /// [`DiskTier::quarantine`] when they are wrong.
+    /// [`DiskEngine::quarantine`] when they are wrong.
     ///
     /// # Errors
     /// [`DiskError`] when the disk cannot be read; it is a miss all the same.
@@ -152,34 +141,34 @@ impl DiskTier {
         self.get_with(key, |record| record.whole().map(Bytes::from))
     }
 
-    /// Has `read` take the bytes kept under `key` where they lie; as [`DiskTier::get`]. It is called once at most, and
+    /// Has `read` take the bytes kept under `key` where they lie; as [`DiskEngine::get`]. It is called once at most, and
     /// nobody moves or punches the record meanwhile.
     ///
     /// # Errors
-    /// As [`DiskTier::get`].
+    /// As [`DiskEngine::get`].
     pub fn get_with<T>(
         &self,
         key: &StoreKey,
-        read: impl FnOnce(&Record<'_>) -> io::Result<T>,
+        read: impl FnOnce(&RecordReader<'_>) -> io::Result<T>,
     ) -> Result<Option<T>, DiskError> {
-        self.readable()?;
+        self.check_readable()?;
         // Whoever compacts may move it between the two looks, hardly twice.
         for _ in 0..4 {
-            let Some((place, slab)) = self.locate(key) else { break };
-            let guard = slab.reading();
+            let Some((location, slab)) = self.locate(key) else { break };
+            let guard = slab.lock_shared();
             let still = self.locate(key);
-            if !still.is_some_and(|(p, s)| p == place && Arc::ptr_eq(&s, &slab)) {
+            if !still.is_some_and(|(p, s)| p == location && Arc::ptr_eq(&s, &slab)) {
                 continue;
             }
             let mut bytes = 0;
             let got = self.files.file(&slab).and_then(|f| {
-                let record = Record::new(&f, place.at + HEAD, place.len);
+                let record = RecordReader::new(&f, location.at + HEAD, location.len);
                 let got = read(&record);
                 bytes = record.taken();
                 got
             });
             drop(guard);
-            let Some(got) = self.judge(key, place, &slab, got)? else { break };
+            let Some(got) = self.check_read(key, location, &slab, got)? else { break };
             if self.config.policy == Policy::Lru {
                 self.write_index().touch(key);
             }
@@ -191,71 +180,10 @@ impl DiskTier {
         Ok(None)
     }
 
-    fn locate(&self, key: &StoreKey) -> Option<(Place, Arc<Slab>)> {
+    fn locate(&self, key: &StoreKey) -> Option<(SlabLocation, Arc<Slab>)> {
         let index = self.read_index();
-        let place = index.find(key)?;
-        Some((place, Arc::clone(&index.slab(place.slab)?.slab)))
-    }
-
-    /// What a read says about its record, its slab and the disk.
-    fn judge<T>(
-        &self,
-        key: &StoreKey,
-        place: Place,
-        slab: &Arc<Slab>,
-        read: io::Result<T>,
-    ) -> Result<Option<T>, DiskError> {
-        match read {
-            Ok(got) => {
-                self.read_errors.store(0, Ordering::Relaxed);
-                Ok(Some(got))
-            }
-            // The file ends early.
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                self.condemn(key, place);
-                Ok(None)
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                if lock(&self.state).lost_ground(&self.config.dir) {
-                    self.turn_off(Why::Vanished);
-                    return Err(DiskError::Off(Why::Vanished));
-                }
-                self.lose_slab(slab);
-                Ok(None)
-            }
-            Err(e) => {
-                add(&self.counters.errors, 1);
-                match health::verdict(&e) {
-                    Some(Why::Io) => {
-                        self.condemn(key, place);
-                        if self.read_errors.fetch_add(1, Ordering::Relaxed) + 1 >= READ_ERRORS_MAX {
-                            self.turn_off(Why::Io);
-                        }
-                    }
-                    Some(why) => self.turn_off(why),
-                    None => {}
-                }
-                Err(DiskError::io("read", self.files.path(slab.id), e))
-            }
-        }
-    }
-
-    fn condemn(&self, key: &StoreKey, place: Place) {
-        if self.write_index().remove_at(key, place).is_some() {
-            add(&self.counters.quarantined, 1);
-        }
-    }
-
-    /// Forgets a slab whose file is gone.
-    fn lose_slab(&self, slab: &Arc<Slab>) {
-        let mut index = self.write_index();
-        let n = index.slabs().find(|(_, m)| Arc::ptr_eq(&m.slab, slab)).map(|(n, _)| n);
-        if let Some(meta) = n.and_then(|n| index.drop_slab(n)) {
-            drop(index);
-            tracing::warn!(slab = slab.id, records = meta.live, "a slab's file is gone");
-            add(&self.counters.slabs_lost, 1);
-            self.forget_file(&meta.slab, meta.blocks);
-        }
+        let location = index.find(key)?;
+        Some((location, Arc::clone(&index.slab(location.slab)?.slab)))
     }
 
     /// Whether `key` is there. Does no IO.
@@ -267,8 +195,8 @@ impl DiskTier {
     /// How long the chunk `key` is, if it is there. Does no IO.
     #[must_use]
     pub fn length(&self, key: &StoreKey) -> Option<u32> {
-        self.readable().ok()?;
-        self.read_index().find(key).map(|place| place.len)
+        self.check_readable().ok()?;
+        self.read_index().find(key).map(|location| location.len)
     }
 
     /// The caller hashed what `get` returned, and it is not the chunk: never served again.
@@ -279,88 +207,16 @@ impl DiskTier {
         }
     }
 
-    /// Removes a chunk; `false` when it is not there or leased.
-    pub fn evict(&self, key: &StoreKey) -> bool {
-        let mut index = self.write_index();
-        if index.leased(key) {
-            return false;
-        }
-        let size = index.remove(key);
-        drop(index);
-        self.count_evicted(size.is_some() as u64, size.unwrap_or(0));
-        size.is_some()
-    }
-
-    /// Removes a chunk if it was brought for `dataset`; `false` when it is not there, another's, or leased.
-    pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        let mut index = self.write_index();
-        if index.leased(key) || index.dataset_of(key) != Some(dataset) {
-            return false;
-        }
-        let size = index.remove(key);
-        drop(index);
-        self.count_evicted(size.is_some() as u64, size.unwrap_or(0));
-        size.is_some()
-    }
-
     /// What a dataset was given of the tier, in footprints.
     #[must_use]
     pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {
-        self.read_index().share_of(dataset)
-    }
-
-    /// Removes all chunks of a dataset that nobody leased; how many.
-    pub fn evict_dataset(&self, dataset: DatasetId) -> u64 {
-        self.shrink_dataset(dataset, 0)
-    }
-
-    fn count_evicted(&self, chunks: u64, bytes: u64) {
-        add(&self.counters.evicted, chunks);
-        add(&self.counters.evicted_bytes, bytes);
+        self.read_index().datasets.share(dataset)
     }
 
     /// Grows whenever a record dies.
     fn deaths(&self) -> u64 {
         let c = &self.counters;
         [&c.evicted, &c.quarantined, &c.slabs_lost].iter().map(|n| n.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Evicts random chunks of a dataset until it has at most `bytes`.
-    fn shrink_dataset(&self, dataset: DatasetId, bytes: u64) -> u64 {
-        let mut evicted = 0;
-        loop {
-            // In pieces, so that readers get their turn.
-            let picks: Vec<u64> = (0..256).map(|_| self.random()).collect();
-            let mut index = self.write_index();
-            let (mut chunks, mut freed) = (0, 0);
-            for pick in &picks {
-                if index.dataset_bytes(dataset) <= bytes {
-                    break;
-                }
-                let n = index.dataset(dataset);
-                let Some(size) = index.evict_random(n, *pick) else { break };
-                chunks += 1;
-                freed += size;
-            }
-            drop(index);
-            self.count_evicted(chunks, freed);
-            evicted += chunks;
-            if chunks < picks.len() as u64 {
-                return evicted;
-            }
-        }
-    }
-
-    /// Protects chunks from eviction until as many `release`s; how many of them are there.
-    pub fn lease(&self, keys: &[StoreKey]) -> usize {
-        let mut index = self.write_index();
-        keys.iter().filter(|k| index.lease(k)).count()
-    }
-
-    /// Takes one protection back from each chunk.
-    pub fn release(&self, keys: &[StoreKey]) {
-        let mut index = self.write_index();
-        keys.iter().for_each(|k| index.release(k));
     }
 
     /// What decides residency.
@@ -376,7 +232,7 @@ impl DiskTier {
     }
 
     pub(crate) fn capacity_of(&self, index: &Index) -> u64 {
-        self.plan.capacity(mean_of(index))
+        self.plan.capacity(index.mean_footprint())
     }
 
     /// What a chunk of `len` bytes counts against a share: its bytes in lines of 64, and 256 for its header.
@@ -391,29 +247,10 @@ impl DiskTier {
         bytes.saturating_add(chunks.saturating_mul(HEAD + LINE - 1))
     }
 
-    /// Sets the shares of all datasets, in footprints; one that is over its share (or is not named, and others
-    /// need the space) drops random chunks, so that what stays is an unbiased sample. Only `Policy::Fletch`
-    /// has shares. How many chunks were dropped.
-    pub fn set_shares(&self, shares: &[(DatasetId, u64)]) -> u64 {
-        if self.config.policy != Policy::Fletch {
-            return 0;
-        }
-        self.write_index().set_shares(shares);
-        let capacity = self.capacity();
-        let over: Vec<_> = {
-            let index = self.read_index();
-            let all = index.datasets().filter(|d| d.2 > 0);
-            all.map(|d| (d.0, d.1, index.allowance(d.0, capacity))).filter(|d| d.1 > d.2).collect()
-        };
-        let dropped = over.into_iter().map(|(id, _, allowance)| self.shrink_dataset(id, allowance)).sum();
-        self.sync_catalogue();
-        dropped
-    }
-
     /// Whether a chunk of `len` bytes would be kept now. Does no IO.
     #[must_use]
     pub fn admit(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> Admission {
-        if self.writable().is_err() || !self.plan.fits(len) {
+        if self.check_writable().is_err() || !self.plan.fits(len) {
             return Admission::No;
         }
         let need = footprint(len);
@@ -421,13 +258,13 @@ impl DiskTier {
         if index.contains(key) {
             return Admission::Yes;
         }
-        let room = !self.full.is(need, self.deaths());
+        let room = !self.full.excludes(need, self.deaths());
         let yes = match self.config.policy {
             Policy::Lru => true,
             Policy::Pin => room,
             Policy::Fletch => {
-                room && index.dataset_bytes(dataset).saturating_add(need)
-                    <= index.allowance(dataset, self.capacity_of(&index))
+                room && index.datasets.bytes(dataset).saturating_add(need)
+                    <= index.datasets.allowance(dataset, self.capacity_of(&index))
             }
         };
         if yes { Admission::Yes } else { Admission::No }
@@ -437,7 +274,6 @@ impl DiskTier {
     #[must_use]
     pub fn stats(&self) -> DiskStats {
         let index = self.read_index();
-        let datasets = index.datasets();
         DiskStats {
             counts: self.counters.snapshot(),
             chunks: index.len() as u64,
@@ -446,25 +282,61 @@ impl DiskTier {
             capacity: self.capacity_of(&index),
             slabs: index.slabs().count() as u64,
             slab_bytes: self.space.used(),
-            leases: index.leases() as u64,
+            pinned: index.pinned_records() as u64,
             index_bytes: index.memory() as u64,
-            datasets: datasets
-                .map(|(dataset, bytes, chunks, share)| DatasetUse { dataset, bytes, chunks, share })
-                .collect(),
+            datasets: index.datasets.usage(),
         }
     }
 
     /// What the directory occupies now. Looks at every file in it.
     #[must_use]
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> DirectoryUsage {
         let dir = &self.config.dir;
         let catalogues = std::fs::read_dir(dir).into_iter().flatten().flatten();
         let catalogues = catalogues.filter(|e| e.file_name().to_string_lossy().starts_with("catalogue"));
-        Usage {
+        DirectoryUsage {
             catalogue: catalogues.map(|e| catalogue::du(&e.path())).sum(),
             du: catalogue::du(dir),
-            nameless: self.files.nameless_bytes(),
+            unlinked: self.files.unlinked_bytes(),
             taken: self.space.used(),
+        }
+    }
+
+    /// Tells the catalogue what changed. Failing costs at most that evicted records come back
+    /// after a restart.
+    pub(crate) fn sync_catalogue(&self) {
+        // Whoever punches after this must find told what anybody collected.
+        let _one = lock(&self.catalogue_sync);
+        let mut changes: Vec<Change> = std::mem::take(&mut *lock(&self.removed_slabs));
+        {
+            let mut index = self.write_index();
+            let dirty = index.slabs().filter(|(_, m)| m.dirty && m.state == SlabState::Sealed);
+            let dirty: Vec<u32> = dirty.map(|(n, _)| n).collect();
+            for n in dirty {
+                changes.extend(index.marks(n).map(|(id, m)| (id, Some(m))));
+                if let Some(m) = index.slab_mut(n) {
+                    m.dirty = false;
+                }
+            }
+        }
+        if let Err(doubt) = self.catalogue.write(changes) {
+            tracing::warn!(%doubt, "the catalogue is begun anew");
+            self.rebuild_catalogue(doubt.damaged());
+        }
+    }
+
+    /// Begins the catalogue anew from the index.
+    pub(crate) fn rebuild_catalogue(&self, damaged: bool) {
+        add(&self.counters.catalogue_rebuilds, 1);
+        let all: Vec<Change> = {
+            let index = self.read_index();
+            let some_dead =
+                |m: &SlabMeta| m.state == SlabState::Sealed && (m.live as usize) < m.records.len();
+            let slabs = index.slabs().filter(|(_, m)| some_dead(m)).map(|(n, _)| n);
+            slabs.filter_map(|n| index.marks(n).map(|(id, m)| (id, Some(m)))).collect()
+        };
+        if let Err(doubt) = self.catalogue.rebuild(all, damaged) {
+            tracing::warn!(%doubt, "there is no catalogue for now");
         }
     }
 }

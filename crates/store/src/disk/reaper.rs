@@ -4,15 +4,14 @@
 //! Which records die is the policy's choice; this turns dead records into free blocks, cheapest first.
 
 use super::{
-    DiskError, DiskTier, Policy, Why,
-    catalogue::Change,
-    index::{NONE, Place, SlabMeta, State},
+    DiskEngine, DiskError, OffReason, Policy,
+    index::{NO_RECORD, SlabLocation, SlabMeta, SlabState},
     layout::{BLOCK, HEAD, ROW, footprint},
-    lock, mean_of,
-    slab::{self, Record, Slab},
-    space::FILE_SLACK,
+    lock,
+    slab::{self, RecordReader, Slab},
+    space::{FILE_SLACK, FS_BLOCK},
     stats::add,
-    write::For,
+    writer::Purpose,
 };
 use fletch_core::Verified;
 use std::{fs::File, ops::Range, sync::Arc};
@@ -26,11 +25,9 @@ const GAIN_MIN: u64 = 8 << 10;
 /// Dead runs shorter than this are not worth a hole.
 const HOLE_MIN: u64 = 16 << 10;
 /// While somebody waits, no more is copied for what is owed (and the rest of one slab); the background does the rest.
-const OWED_HURRY_BYTES: u64 = 64 << 20;
+const URGENT_COPY_BYTES: u64 = 64 << 20;
 /// Slabs' worth of free space that the background keeps ready.
 const READY_SLABS: u64 = 4;
-/// File systems give space back in blocks of this many bytes.
-pub(crate) const FS_BLOCK: u64 = 4096;
 
 /// State of the one who reclaims.
 #[derive(Debug, Default)]
@@ -56,18 +53,18 @@ enum Step {
     Compact(u32),
 }
 
-impl DiskTier {
+impl DiskEngine {
     /// Background work: gives the space of dead records back, holds the floor of the file system, and
     /// writes the catalogue. Copies at most `budget` bytes (and the rest of one slab).
     ///
     /// # Errors
     /// [`DiskError`] when the disk fails.
     pub fn reap(&self, budget: u64) -> Result<ReapReport, DiskError> {
-        self.readable()?;
+        self.check_readable()?;
         let before = self.space.used();
         let done = self.reap_within(budget);
         if let Err(e) = &done {
-            self.blame(e);
+            self.note_io_error(e);
         }
         if !self.catalogue.is_open() {
             self.rebuild_catalogue(true);
@@ -77,7 +74,7 @@ impl DiskTier {
         let freed = before.saturating_sub(self.space.used());
         // What was copied may be in a new slab that has room for more.
         if freed > 0 || copied > 0 {
-            self.full.forget();
+            self.full.clear();
         }
         Ok(ReapReport { freed, copied, evicted })
     }
@@ -92,40 +89,19 @@ impl DiskTier {
         self.reclaim(&mut reaper, want, self.plan.spare_bytes, GAIN_IDLE, budget, &mut copied)?;
         let want = self.plan.slab_bytes + FILE_SLACK;
         // Near the floor, and on a disk that takes nothing, there is no room to copy to.
-        if self.writable().is_ok() && self.floor_shortage(want)? == 0 {
-            self.honour(&mut reaper, want, false, budget, &mut copied)?;
+        if self.check_writable().is_ok() && self.floor_shortage(want)? == 0 {
+            self.compact_lossy_slabs(&mut reaper, want, false, budget, &mut copied)?;
         }
         let mut evicted = 0;
         // Whole slabs go, whose records are a mixture of what came at one time: cheap, and certain to help.
         while self.floor_shortage(0)? > 0 || self.space.excess() > 0 {
-            let Some(n) = self.some_slab() else { break };
-            evicted += self.empty_slab(n);
+            let Some(chunks) = self.evict_random_slab() else { break };
+            evicted += chunks;
             if !self.unlink_dead(&mut reaper)? {
                 break;
             }
         }
         Ok((copied, evicted))
-    }
-
-    /// A random sealed slab without leases.
-    fn some_slab(&self) -> Option<u32> {
-        let pick = self.random();
-        let index = self.read_index();
-        let free = |&(n, m): &(u32, &SlabMeta)| m.state == State::Sealed && !index.slab_leased(n);
-        let all: Vec<u32> = index.slabs().filter(free).map(|(n, _)| n).collect();
-        let n = usize::try_from(pick.checked_rem(all.len() as u64)?).ok()?;
-        all.get(n).copied()
-    }
-
-    fn empty_slab(&self, n: u32) -> u64 {
-        let mut index = self.write_index();
-        let live: Vec<u32> =
-            index.slab(n).map_or(Vec::new(), |s| s.records.iter().copied().filter(|&r| r != NONE).collect());
-        let keys: Vec<_> = live.iter().map(|&r| index.key_of(r).0).collect();
-        let freed: Vec<u64> = keys.iter().filter_map(|k| index.remove(k)).collect();
-        drop(index);
-        self.count_evicted(freed.len() as u64, freed.iter().sum());
-        freed.len() as u64
     }
 
     /// Room for `want` bytes, by what the policy allows. `false` when it allows no more.
@@ -135,60 +111,27 @@ impl DiskTier {
         let floor = self.floor_shortage(want)?;
         if floor > 0 && self.config.policy != Policy::Lru {
             // Only `reap` evicts for the floor here.
-            self.turn_off(Why::Full);
+            self.turn_off(OffReason::Full);
             return Ok(false);
         }
         let goal = if floor > 0 { want.max(self.space.free(keep) + floor) } else { want };
         let (mut copied, mut owed) = (0, 0);
         loop {
             if self.reclaim(&mut reaper, goal, keep, GAIN_URGENT, u64::MAX, &mut copied)?
-                || self.honour(&mut reaper, goal, true, OWED_HURRY_BYTES, &mut owed)?
+                || self.compact_lossy_slabs(&mut reaper, goal, true, URGENT_COPY_BYTES, &mut owed)?
             {
                 return Ok(true);
             }
             if owed > 0 {
-                self.full.forget();
+                self.full.clear();
             }
-            let evicted = match self.config.policy {
-                Policy::Pin => 0,
-                Policy::Lru => self.evict_lru(want),
-                Policy::Fletch => self.evict_over_share(want),
-            };
-            if evicted == 0 {
+            if self.evict_for_newcomer(want) == 0 {
                 if floor > 0 {
-                    self.turn_off(Why::Full);
+                    self.turn_off(OffReason::Full);
                 }
                 return Ok(false);
             }
         }
-    }
-
-    fn evict_lru(&self, bytes: u64) -> u64 {
-        let (mut chunks, mut freed) = (0, 0);
-        let mut index = self.write_index();
-        while freed < bytes {
-            let Some(size) = index.evict_oldest() else { break };
-            chunks += 1;
-            freed += size;
-        }
-        drop(index);
-        self.count_evicted(chunks, freed);
-        freed
-    }
-
-    /// A dataset without a share that kept more than what others leave it gives up random chunks.
-    fn evict_over_share(&self, bytes: u64) -> u64 {
-        let (mut chunks, mut freed) = (0, 0);
-        let capacity = self.capacity();
-        let Some((n, over)) = self.read_index().most_over(capacity) else { return 0 };
-        while freed < bytes.min(over) {
-            let pick = self.random();
-            let Some(size) = self.write_index().evict_random(n, pick) else { break };
-            chunks += 1;
-            freed += size;
-        }
-        self.count_evicted(chunks, freed);
-        freed
     }
 
     /// Reclaims until `want` bytes beside `keep` are free, or nothing is left that gains 1/`gain` of a slab.
@@ -233,11 +176,11 @@ impl DiskTier {
 
     /// Copies slabs together that lost more than is kept back for that, as long as less is free than is owed, and than `want`: what
     /// holes leave at their edges comes free in no other way. Ends: a slab is copied only for what died in it.
-    fn honour(
+    fn compact_lossy_slabs(
         &self,
         reaper: &mut Reaper,
         want: u64,
-        hurry: bool,
+        urgent: bool,
         budget: u64,
         copied: &mut u64,
     ) -> Result<bool, DiskError> {
@@ -247,10 +190,10 @@ impl DiskTier {
             if free >= want {
                 return Ok(true);
             }
-            if *copied >= budget || free >= self.owed() {
+            if *copied >= budget || free >= self.promised_free_bytes() {
                 return Ok(false);
             }
-            let Some(n) = self.loses_most(hurry) else { return Ok(false) };
+            let Some(n) = self.most_lossy_slab(urgent) else { return Ok(false) };
             let (bytes, whole) = self.compact(n)?;
             *copied += bytes;
             if !self.unlink_dead(reaper)? || !whole {
@@ -260,18 +203,18 @@ impl DiskTier {
     }
 
     /// What must be free for all that was promised to find room: what is not kept yet, and a slab for it.
-    fn owed(&self) -> u64 {
+    fn promised_free_bytes(&self) -> u64 {
         let index = self.read_index();
         match self.capacity_of(&index).saturating_sub(index.bytes()) {
             0 => 0,
             _ if self.config.policy != Policy::Fletch => 0,
-            owed => owed + self.plan.newest(mean_of(&index)) + 2 * FILE_SLACK,
+            owed => owed + self.plan.newcomer_bytes(index.mean_footprint()) + 2 * FILE_SLACK,
         }
     }
 
     /// The slab that lost most for what lives in it, if that is too much and what lives finds room elsewhere. In a hurry it is one
     /// with holes: of others all that lives is copied for the little that died.
-    fn loses_most(&self, hurry: bool) -> Option<u32> {
+    fn most_lossy_slab(&self, urgent: bool) -> Option<u32> {
         let (rest, room) = (self.rest_of_active(), self.space.free(0));
         let slab = self.plan.slab_bytes;
         // What lives goes to the rest of the open slab, or to a new one, which has a least length.
@@ -285,10 +228,10 @@ impl DiskTier {
             // What a new slab loses, too, is no reason.
             let died = m.end > BLOCK + m.live_bytes;
             let mean = m.live_bytes.checked_div(m.live.into()).unwrap_or(0);
-            m.state == State::Sealed
+            m.state == SlabState::Sealed
                 && died
                 && lost(m) >= GAIN_MIN
-                && (punchable(m) || !hurry)
+                && (punchable(m) || !urgent)
                 && fits(m.live_bytes + rows(m) + BLOCK)
                 && self.plan.loses_too_much(lost(m), m.live_bytes, mean)
         };
@@ -301,7 +244,7 @@ impl DiskTier {
     /// else is left: of a slab of few long records each is less than that.
     fn next_step(&self, gain: u64) -> Option<Step> {
         let index = self.read_index();
-        let sealed = || index.slabs().filter(|(_, m)| m.state == State::Sealed);
+        let sealed = || index.slabs().filter(|(_, m)| m.state == SlabState::Sealed);
         // What is left between records counts as waste too, except for what a file system rounds up.
         let waste = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + m.fixed + FS_BLOCK);
         let punchable = |m: &SlabMeta| punchable(m) && m.live < m.punched_at;
@@ -322,7 +265,7 @@ impl DiskTier {
     fn unlink_dead(&self, reaper: &mut Reaper) -> Result<bool, DiskError> {
         {
             let mut index = self.write_index();
-            let dead = index.slabs().filter(|(_, m)| m.state == State::Sealed && m.live == 0);
+            let dead = index.slabs().filter(|(_, m)| m.state == SlabState::Sealed && m.live == 0);
             let dead: Vec<u32> = dead.map(|(n, _)| n).collect();
             let metas = dead.into_iter().filter_map(|n| index.drop_slab(n));
             reaper.doomed.extend(metas.map(|m| (m.slab, m.blocks)));
@@ -333,7 +276,7 @@ impl DiskTier {
             Ok(true) => {
                 any = true;
                 add(&self.counters.slabs_unlinked, 1);
-                self.forget_file(slab, *blocks);
+                self.release_file(slab, *blocks);
                 false
             }
             Ok(false) => true,
@@ -346,9 +289,9 @@ impl DiskTier {
     }
 
     /// A slab's file is gone: its space is free, and the catalogue will hear of it.
-    pub(crate) fn forget_file(&self, slab: &Slab, blocks: u64) {
+    pub(crate) fn release_file(&self, slab: &Slab, blocks: u64) {
         self.space.give(blocks);
-        lock(&self.gone).push((slab.id, None));
+        lock(&self.removed_slabs).push((slab.id, None));
     }
 
     /// Gives the blocks of dead runs back, without moving anything.
@@ -369,8 +312,8 @@ impl DiskTier {
     fn dead_runs(&self, n: u32) -> Option<(Arc<Slab>, Vec<Range<u64>>)> {
         let mut index = self.write_index();
         let m = index.slab(n)?;
-        let live = m.records.iter().filter(|&&r| r != NONE).map(|&r| index.place(r));
-        let mut live: Vec<Place> = live.collect();
+        let live = m.records.iter().filter(|&&r| r != NO_RECORD).map(|&r| index.location(r));
+        let mut live: Vec<SlabLocation> = live.collect();
         live.sort_by_key(|p| p.at);
         let mut holes = Vec::new();
         let mut end = BLOCK;
@@ -391,15 +334,15 @@ impl DiskTier {
         let (slab, live) = {
             let index = self.read_index();
             let Some(m) = index.slab(n) else { return Ok((0, true)) };
-            let live = m.records.iter().copied().filter(|&r| r != NONE);
-            let live: Vec<_> = live.map(|r| (index.key_of(r), index.place(r))).collect();
+            let live = m.records.iter().copied().filter(|&r| r != NO_RECORD);
+            let live: Vec<_> = live.map(|r| (index.key_of(r), index.location(r))).collect();
             (Arc::clone(&m.slab), live)
         };
         let (mut copied, mut whole) = (0, true);
         let file: Arc<File> = match self.files.file(&slab) {
             Ok(f) => f,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                self.lose_slab(&slab);
+                self.drop_lost_slab(&slab);
                 return Ok((0, true));
             }
             Err(e) => return Err(DiskError::io("open", self.files.path(slab.id), e)),
@@ -408,12 +351,12 @@ impl DiskTier {
             if self.read_index().find(&key) != Some(from) {
                 continue;
             }
-            let read = Record::new(&file, from.at + HEAD, from.len).whole();
-            let bytes = match self.judge(&key, from, &slab, read) {
+            let read = RecordReader::new(&file, from.at + HEAD, from.len).whole();
+            let bytes = match self.check_read(&key, from, &slab, read) {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) => continue,
                 // A bad sector costs its record; a bad disk turns the tier off.
-                Err(e) => match self.writable() {
+                Err(e) => match self.check_writable() {
                     Ok(()) => continue,
                     Err(_) => return Err(e),
                 },
@@ -421,17 +364,17 @@ impl DiskTier {
             let chunk = match Verified::check(key.hash, bytes.into()) {
                 Ok(chunk) => chunk,
                 _ => {
-                    self.condemn(&key, from);
+                    self.quarantine_at(&key, from);
                     continue;
                 }
             };
             let Some(domain) = self.write_index().domain(&key.domain) else { continue };
-            let Some(to) = self.write_record(&key, dataset, domain, &chunk, For::Compaction)? else {
+            let Some(to) = self.write_record(&key, dataset, domain, &chunk, Purpose::Compaction)? else {
                 whole = false;
                 break;
             };
             self.write_index().relocate(&key, from, to);
-            self.finish(to.slab)?;
+            self.finish_record(to.slab)?;
             copied += footprint(from.len);
         }
         add(&self.counters.compacted_bytes, copied);
@@ -440,43 +383,6 @@ impl DiskTier {
             self.punch(n)?;
         }
         Ok((copied, whole))
-    }
-
-    /// Tells the catalogue what changed. Failing costs at most that evicted records come back
-    /// after a restart.
-    pub(crate) fn sync_catalogue(&self) {
-        // Whoever punches after this must find told what anybody collected.
-        let _one = lock(&self.telling);
-        let mut changes: Vec<Change> = std::mem::take(&mut *lock(&self.gone));
-        {
-            let mut index = self.write_index();
-            let dirty = index.slabs().filter(|(_, m)| m.dirty && m.state == State::Sealed);
-            let dirty: Vec<u32> = dirty.map(|(n, _)| n).collect();
-            for n in dirty {
-                changes.extend(index.marks(n).map(|(id, m)| (id, Some(m))));
-                if let Some(m) = index.slab_mut(n) {
-                    m.dirty = false;
-                }
-            }
-        }
-        if let Err(doubt) = self.catalogue.write(changes) {
-            tracing::warn!(%doubt, "the catalogue is begun anew");
-            self.rebuild_catalogue(doubt.damaged());
-        }
-    }
-
-    /// Begins the catalogue anew from the index.
-    pub(crate) fn rebuild_catalogue(&self, damaged: bool) {
-        add(&self.counters.catalogue_rebuilds, 1);
-        let all: Vec<Change> = {
-            let index = self.read_index();
-            let some_dead = |m: &SlabMeta| m.state == State::Sealed && (m.live as usize) < m.records.len();
-            let slabs = index.slabs().filter(|(_, m)| some_dead(m)).map(|(n, _)| n);
-            slabs.filter_map(|n| index.marks(n).map(|(id, m)| (id, Some(m)))).collect()
-        };
-        if let Err(doubt) = self.catalogue.rebuild(all, damaged) {
-            tracing::warn!(%doubt, "there is no catalogue for now");
-        }
     }
 }
 

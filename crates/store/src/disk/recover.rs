@@ -7,7 +7,7 @@
 //! 3. a record that reaches into a hole is dead, whatever a table says: it was punched.
 
 use super::{
-    catalogue::Marks,
+    catalogue::DeadMarks,
     layout::{self, BLOCK, BadSlab, Block, HEAD, LINE, Row, Table, footprint},
     slab,
 };
@@ -20,7 +20,7 @@ const WINDOW: u64 = 1 << 20;
 
 /// A slab as found.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct LoadedSlab {
     pub table: Table,
     /// By row; as long as the table.
     pub dead: Vec<bool>,
@@ -36,7 +36,11 @@ pub(crate) struct Found {
 }
 
 /// Reads slab `id`. The error is the disk's; damage is not an error.
-pub(crate) fn load(file: &File, id: u64, marks: Option<&Marks>) -> io::Result<Result<Found, BadSlab>> {
+pub(crate) fn load(
+    file: &File,
+    id: u64,
+    marks: Option<&DeadMarks>,
+) -> io::Result<Result<LoadedSlab, BadSlab>> {
     let len = file.metadata()?.len();
     if let Err(BadSlab::Major(m)) = block(file, 0, len)?.map_or(Ok(()), |b| layout::check_slab_header(&b, id))
     {
@@ -47,10 +51,18 @@ pub(crate) fn load(file: &File, id: u64, marks: Option<&Marks>) -> io::Result<Re
             let marks = marks.filter(|m| m.check == check && m.rows as usize == table.rows.len());
             let (dead, holes) = match marks {
                 Some(m) => ((0..table.rows.len()).map(|row| m.is_dead(row)).collect(), 0),
-                None => in_holes(&table, &holes(file, end)?),
+                None => rows_in_holes(&table, &holes(file, end)?),
             };
             let fixed = BLOCK + (len - end);
-            Found { table, dead, check: Some(check), end, fixed, blocks: slab::blocks(file)?, dropped: holes }
+            LoadedSlab {
+                table,
+                dead,
+                check: Some(check),
+                end,
+                fixed,
+                blocks: slab::blocks(file)?,
+                dropped: holes,
+            }
         }
         // Its header was damaged, and would have said so.
         Err(why @ BadSlab::Major(_)) => return Ok(Err(why)),
@@ -112,7 +124,7 @@ fn holes(file: &File, end: u64) -> io::Result<Vec<Range<u64>>> {
     Ok(out)
 }
 
-fn in_holes(table: &Table, holes: &[Range<u64>]) -> (Vec<bool>, u64) {
+fn rows_in_holes(table: &Table, holes: &[Range<u64>]) -> (Vec<bool>, u64) {
     let mut rest = holes;
     let dead: Vec<bool> = table
         .rows
@@ -129,7 +141,7 @@ fn in_holes(table: &Table, holes: &[Range<u64>]) -> (Vec<bool>, u64) {
 }
 
 /// Looks at every line of the file for records whose header and payload are right.
-fn walk(file: &File, id: u64, len: u64) -> io::Result<Found> {
+fn walk(file: &File, id: u64, len: u64) -> io::Result<LoadedSlab> {
     let mut w = Walk { table: Table::default(), end: BLOCK, dropped: 0 };
     let mut at = BLOCK;
     while at + HEAD <= len {
@@ -148,7 +160,7 @@ fn walk(file: &File, id: u64, len: u64) -> io::Result<Found> {
     }
     let dead = vec![false; w.table.rows.len()];
     let blocks = slab::blocks(file)?;
-    Ok(Found { table: w.table, dead, check: None, end: w.end, fixed: BLOCK, blocks, dropped: w.dropped })
+    Ok(LoadedSlab { table: w.table, dead, check: None, end: w.end, fixed: BLOCK, blocks, dropped: w.dropped })
 }
 
 struct Walk {

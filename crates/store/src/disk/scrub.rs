@@ -1,18 +1,18 @@
 //! Looking for silent damage: records are read and hashed in turn, a budget at a time.
 
 use super::{
-    DiskError, DiskTier,
-    index::{NONE, Place},
+    DiskEngine, DiskError,
+    index::{NO_RECORD, SlabLocation},
     layout::{HEAD, footprint},
     lock,
-    slab::{Record, Slab},
+    slab::{RecordReader, Slab},
     stats::add,
 };
 use fletch_core::{Hash, StoreKey};
 use std::sync::Arc;
 
 /// A record and where it is.
-type Named = (StoreKey, Place);
+type Named = (StoreKey, SlabLocation);
 
 /// Where scrubbing goes on.
 #[derive(Debug, Default)]
@@ -34,14 +34,14 @@ pub struct ScrubReport {
     pub wrapped: bool,
 }
 
-impl DiskTier {
+impl DiskEngine {
     /// Reads and hashes records of about `budget` bytes (at least one), where the last call ended.
     /// Wrong ones are quarantined.
     ///
     /// # Errors
     /// [`DiskError`] when the disk cannot be read.
     pub fn scrub_next(&self, budget: u64) -> Result<ScrubReport, DiskError> {
-        self.readable()?;
+        self.check_readable()?;
         let mut cursor = lock(&self.scrub);
         let mut report = ScrubReport::default();
         while report.bytes < budget || report.records == 0 {
@@ -50,12 +50,12 @@ impl DiskTier {
                 report.wrapped = true;
                 break;
             };
-            for (key, place) in records {
+            for (key, location) in records {
                 if report.bytes >= budget && report.records > 0 {
                     break;
                 }
-                *cursor = Cursor { slab_id: slab.id, at: place.at + 1 };
-                self.scrub_one(&slab, &key, place, &mut report)?;
+                *cursor = Cursor { slab_id: slab.id, at: location.at + 1 };
+                self.scrub_one(&slab, &key, location, &mut report)?;
             }
         }
         Ok(report)
@@ -67,9 +67,9 @@ impl DiskTier {
         let mut slabs: Vec<_> = index.slabs().filter(|(_, m)| m.slab.id >= c.slab_id && m.live > 0).collect();
         slabs.sort_unstable_by_key(|(_, m)| m.slab.id);
         slabs.into_iter().find_map(|(_, m)| {
-            let after = |p: &Place| m.slab.id > c.slab_id || p.at >= c.at;
-            let live = m.records.iter().filter(|&&r| r != NONE);
-            let mut live: Vec<_> = live.map(|&r| (r, index.place(r))).filter(|(_, p)| after(p)).collect();
+            let after = |p: &SlabLocation| m.slab.id > c.slab_id || p.at >= c.at;
+            let live = m.records.iter().filter(|&&r| r != NO_RECORD);
+            let mut live: Vec<_> = live.map(|&r| (r, index.location(r))).filter(|(_, p)| after(p)).collect();
             live.sort_unstable_by_key(|(_, p)| p.at);
             let live: Vec<_> = live.into_iter().map(|(r, p)| (index.key_of(r).0, p)).collect();
             (!live.is_empty()).then(|| (Arc::clone(&m.slab), live))
@@ -80,24 +80,27 @@ impl DiskTier {
         &self,
         slab: &Arc<Slab>,
         key: &StoreKey,
-        place: Place,
+        location: SlabLocation,
         report: &mut ScrubReport,
     ) -> Result<(), DiskError> {
-        let guard = slab.reading();
+        let guard = slab.lock_shared();
         // Evicted or moved meanwhile?
-        if self.read_index().find(key) != Some(place) {
+        if self.read_index().find(key) != Some(location) {
             return Ok(());
         }
-        let read = self.files.file(slab).and_then(|f| Record::new(&f, place.at + HEAD, place.len).whole());
+        let read = self
+            .files
+            .file(slab)
+            .and_then(|f| RecordReader::new(&f, location.at + HEAD, location.len).whole());
         drop(guard);
         report.records += 1;
-        report.bytes += footprint(place.len);
-        add(&self.counters.scrubbed_bytes, footprint(place.len));
-        match self.judge(key, place, slab, read)? {
+        report.bytes += footprint(location.len);
+        add(&self.counters.scrubbed_bytes, footprint(location.len));
+        match self.check_read(key, location, slab, read)? {
             Some(payload) if Hash::of(&payload) == key.hash => {}
             Some(_) => {
                 report.bad += 1;
-                self.condemn(key, place);
+                self.quarantine_at(key, location);
             }
             None => report.bad += 1,
         }

@@ -42,12 +42,12 @@ impl Slab {
     }
 
     /// Keeps the slab's records where they are until it is dropped.
-    pub fn reading(&self) -> RwLockReadGuard<'_, ()> {
+    pub fn lock_shared(&self) -> RwLockReadGuard<'_, ()> {
         self.guard.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for readers to leave; `None` when they do not.
-    fn alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+    fn lock_exclusive(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         let until = Instant::now() + READERS_WAIT;
         loop {
             match self.guard.try_write() {
@@ -147,7 +147,7 @@ impl Files {
     }
 
     /// What files occupy that are open here but have no name any more.
-    pub fn nameless_bytes(&self) -> u64 {
+    pub fn unlinked_bytes(&self) -> u64 {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let metas =
             open.iter().filter_map(Weak::upgrade).filter_map(|s| s.opened().as_ref()?.metadata().ok());
@@ -156,7 +156,7 @@ impl Files {
 
     /// Removes the slab's file once nobody reads it. `false` when somebody still does.
     pub fn remove(&self, slab: &Arc<Slab>) -> io::Result<bool> {
-        let Some(_alone) = slab.alone() else { return Ok(false) };
+        let Some(_exclusive) = slab.lock_exclusive() else { return Ok(false) };
         slab.opened().take();
         match std::fs::remove_file(self.path(slab.id)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -167,7 +167,7 @@ impl Files {
     /// Gives the space of `ranges` back. `false` when somebody reads the slab.
     pub fn punch(&self, slab: &Arc<Slab>, ranges: &[Range<u64>]) -> io::Result<bool> {
         let file = self.file(slab)?;
-        let Some(_alone) = slab.alone() else { return Ok(false) };
+        let Some(_exclusive) = slab.lock_exclusive() else { return Ok(false) };
         for r in ranges {
             fallocate(
                 &file,
@@ -205,16 +205,16 @@ pub(crate) fn append(file: &File, at: u64, header: &Head, payload: &[u8]) -> io:
 
 /// The bytes of one record, where they lie.
 #[derive(Debug)]
-pub struct Record<'a> {
+pub struct RecordReader<'a> {
     file: &'a File,
     at: u64,
     len: u32,
     taken: Cell<u64>,
 }
 
-impl<'a> Record<'a> {
+impl<'a> RecordReader<'a> {
     pub(crate) fn new(file: &'a File, at: u64, len: u32) -> Self {
-        Record { file, at, len, taken: Cell::new(0) }
+        RecordReader { file, at, len, taken: Cell::new(0) }
     }
 
     /// How many bytes it has.
@@ -237,7 +237,7 @@ impl<'a> Record<'a> {
     /// All of its bytes, as they are on disk. Blocks.
     ///
     /// # Errors
-    /// As [`Record::read_at`].
+    /// As [`RecordReader::read_at`].
     pub fn whole(&self) -> io::Result<Vec<u8>> {
         let mut out = vec![0; self.len()];
         self.read_at(0, &mut out)?;

@@ -68,7 +68,7 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 
 /// One dataset's part of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DatasetUse {
+pub struct DatasetUsage {
     /// Which dataset.
     pub dataset: super::DatasetId,
     /// Footprints of its chunks, and of those on their way to the disk.
@@ -97,22 +97,22 @@ pub struct DiskStats {
     /// What slab files have taken of the limit.
     pub slab_bytes: u64,
     /// Chunks protected from eviction.
-    pub leases: u64,
+    pub pinned: u64,
     /// What the index holds in memory.
     pub index_bytes: u64,
     /// Datasets that have chunks or a share.
-    pub datasets: Vec<DatasetUse>,
+    pub datasets: Vec<DatasetUsage>,
 }
 
 /// What the directory occupies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
+pub struct DirectoryUsage {
     /// Everything under the directory, as `du` counts it: slabs, catalogue, temporary files.
     pub du: u64,
     /// Of that, the catalogue and damaged ones that were set aside.
     pub catalogue: u64,
     /// Files that are open here but have no name any more.
-    pub nameless: u64,
+    pub unlinked: u64,
     /// What the tier has taken of the limit; never less than what slabs occupy.
     pub taken: u64,
 }

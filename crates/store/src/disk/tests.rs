@@ -24,8 +24,8 @@ fn config(dir: &Path, size_max: u64, policy: Policy) -> DiskConfig {
     DiskConfig { dir: dir.into(), size_max, free_floor: 0, slab_bytes: None, policy, seed: 7, files_max: 16 }
 }
 
-fn open(dir: &Path, size_max: u64, policy: Policy) -> (DiskTier, Recovery) {
-    DiskTier::open(config(dir, size_max, policy), SystemTime::now()).expect("the tier opens")
+fn open(dir: &Path, size_max: u64, policy: Policy) -> (DiskEngine, Recovery) {
+    DiskEngine::open(config(dir, size_max, policy), SystemTime::now()).expect("the tier opens")
 }
 
 /// Chunk `n`: bytes that no other has.
@@ -42,7 +42,7 @@ fn key(c: &Verified) -> StoreKey {
 }
 
 /// `get` as its callers use it: hash, and quarantine what is wrong. (hit, wrong)
-fn read(tier: &DiskTier, key: &StoreKey) -> (Option<Verified>, bool) {
+fn read(tier: &DiskEngine, key: &StoreKey) -> (Option<Verified>, bool) {
     let Ok(Some(bytes)) = tier.get(key) else { return (None, false) };
     match Verified::check(key.hash, bytes) {
         Ok(v) => (Some(v), false),
@@ -148,8 +148,8 @@ fn a_restart_is_warm_whether_closed_or_not() {
 fn a_second_owner_of_the_directory_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
-    let err =
-        DiskTier::open(config(dir.path(), 64 << 20, Policy::Fletch), SystemTime::now()).expect_err("locked");
+    let err = DiskEngine::open(config(dir.path(), 64 << 20, Policy::Fletch), SystemTime::now())
+        .expect_err("locked");
     assert!(matches!(err, DiskError::Locked { .. }));
     assert!(err.to_string().contains(&format!("pid {}", std::process::id())), "{err}");
     drop(tier);
@@ -160,19 +160,19 @@ fn a_second_owner_of_the_directory_is_refused() {
 fn leased_chunks_stay() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 16 << 20, Policy::Lru);
-    let leased: Vec<_> = (0..20).map(|n| chunk(n, 50_000)).collect();
-    let keys: Vec<_> = leased.iter().map(key).collect();
-    leased.iter().for_each(|c| assert_eq!(tier.put(&key(c), D1, c).expect("no error"), Stored::Yes));
+    let pinned: Vec<_> = (0..20).map(|n| chunk(n, 50_000)).collect();
+    let keys: Vec<_> = pinned.iter().map(key).collect();
+    pinned.iter().for_each(|c| assert_eq!(tier.put(&key(c), D1, c).expect("no error"), Stored::Yes));
     let absent = key(&chunk(999, 10));
-    assert_eq!(tier.lease(&[keys.clone(), vec![absent]].concat()), 20);
+    assert_eq!(tier.pin(&[keys.clone(), vec![absent]].concat()), 20);
     assert!(!tier.evict(&keys[0]));
     for n in 100..1000 {
         let c = chunk(n, 50_000);
         assert_eq!(tier.put(&key(&c), D1, &c).expect("no error"), Stored::Yes);
     }
-    leased.iter().for_each(|c| assert_eq!(read(&tier, &key(c)).0.as_ref(), Some(c)));
-    tier.release(&keys);
-    assert_eq!(tier.stats().leases, 0);
+    pinned.iter().for_each(|c| assert_eq!(read(&tier, &key(c)).0.as_ref(), Some(c)));
+    tier.unpin(&keys);
+    assert_eq!(tier.stats().pinned, 0);
     assert!(tier.evict(&keys[0]));
     tier.read_index().check();
 }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use fletch_core::manifest::pack::{Item, Keyer, Packer, Placing};
 use fletch_core::manifest::{CHUNK_BYTES_MAX, Entry, LayoutParams, SampleRule, Slice};
 use fletch_core::{Hash, Kind, LayoutId, Root};
-use fletch_tables::{Provenance, NewRow, PinRow, SourceError, Table, TableRange, TableSource, TablesWriter};
+use fletch_tables::{NewRow, PinRow, Provenance, SourceError, Table, TableRange, TableSource, TablesWriter};
 use std::{
     collections::{BTreeMap, HashMap},
     fs,

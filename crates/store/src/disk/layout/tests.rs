@@ -42,10 +42,10 @@ fn the_format_is_the_golden_file() {
 fn a_sealed_slab_reads_back() {
     let f = sealed();
     assert_eq!(check_slab_header(&block(&f[..512]), 7), Ok(()));
-    assert_eq!(check_slab_header(&block(&f[..512]), 8), Err(BadSlab::Foreign));
+    assert_eq!(check_slab_header(&block(&f[..512]), 8), Err(BadSlab::OtherSlab));
     let r = read_record(&f[512..], 7).expect("a record");
     assert_eq!(r, RecordHeader { slab: 7, key: key(), dataset: 42, len: 3 });
-    assert_eq!(read_record(&f[512..], 8), Err(BadSlab::Foreign));
+    assert_eq!(read_record(&f[512..], 8), Err(BadSlab::OtherSlab));
     let footer = read_footer(&block(&f[1344..]), 7, 1856).expect("a footer");
     let table = read_table(&f[832..832 + footer.table_len as usize], &footer).expect("a table");
     assert_eq!(table.domains, [key().domain]);

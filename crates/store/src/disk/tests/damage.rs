@@ -12,15 +12,15 @@ fn filled(dir: &Path, size: u64, n: u64, len: usize) -> Vec<Verified> {
 }
 
 /// (hits, wrong bytes that the caller noticed)
-fn read_all(tier: &DiskTier, chunks: &[Verified]) -> (usize, usize) {
+fn read_all(tier: &DiskEngine, chunks: &[Verified]) -> (usize, usize) {
     let all: Vec<_> = chunks.iter().map(|c| read(tier, &key(c))).collect();
     (all.iter().filter(|r| r.0.is_some()).count(), all.iter().filter(|r| r.1).count())
 }
 
 /// Where the payload of a chunk lies: (file, offset).
-fn place(tier: &DiskTier, c: &Verified) -> (std::path::PathBuf, u64) {
-    let (place, slab) = tier.locate(&key(c)).expect("it is there");
-    (tier.files.path(slab.id), place.at + HEAD)
+fn location(tier: &DiskEngine, c: &Verified) -> (std::path::PathBuf, u64) {
+    let (location, slab) = tier.locate(&key(c)).expect("it is there");
+    (tier.files.path(slab.id), location.at + HEAD)
 }
 
 fn flip(path: &Path, at: u64) {
@@ -37,7 +37,7 @@ fn i1_one_percent_flipped_is_found_by_readers_and_by_scrubbing() {
         let chunks = filled(dir.path(), 64 << 20, 1000, 20_000);
         let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
         for c in chunks.iter().step_by(100) {
-            let (path, at) = place(&tier, c);
+            let (path, at) = location(&tier, c);
             flip(&path, at + 12_345);
         }
         if scrub {
@@ -147,7 +147,7 @@ fn i5_a_slab_of_another_format_is_removed() {
 fn i5_a_walk_finds_every_record_however_it_lies_in_what_is_read_at_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let config = || DiskConfig { slab_bytes: Some(8 << 20), ..config(dir.path(), 64 << 20, Policy::Fletch) };
-    let (tier, _) = DiskTier::open(config(), SystemTime::now()).expect("the tier opens");
+    let (tier, _) = DiskEngine::open(config(), SystemTime::now()).expect("the tier opens");
     // Short ones, so that headers lie across the ends of windows.
     let chunks: Vec<_> = (0..20_000).map(|n| chunk(n, (n as usize * 37) % 600)).collect();
     chunks
@@ -155,7 +155,7 @@ fn i5_a_walk_finds_every_record_however_it_lies_in_what_is_read_at_once() {
         .for_each(|c| assert!(!matches!(tier.put(&key(c), D1, c).expect("no error"), Stored::Refused(_))));
     let different = tier.stats().chunks;
     drop(tier);
-    let (tier, found) = DiskTier::open(config(), SystemTime::now()).expect("the tier opens");
+    let (tier, found) = DiskEngine::open(config(), SystemTime::now()).expect("the tier opens");
     assert_eq!((found.records, found.walked, found.dropped), (different, 1, 0));
     assert_eq!(read_all(&tier, &chunks), (chunks.len(), 0));
 }
@@ -165,7 +165,7 @@ fn i5_a_deleted_slab_loses_its_records_only() {
     let dir = tempfile::tempdir().expect("a directory");
     let chunks = filled(dir.path(), 64 << 20, 1000, 20_000);
     // No open files: the tier sees the directory as it is.
-    let (tier, _) = DiskTier::open(
+    let (tier, _) = DiskEngine::open(
         DiskConfig { files_max: 1, ..config(dir.path(), 64 << 20, Policy::Fletch) },
         SystemTime::now(),
     )
@@ -202,8 +202,8 @@ fn i5_a_deleted_directory_turns_the_tier_off_and_a_probe_on_again() {
         }
     }
     assert!(wrote.is_err(), "writing into a directory that is gone");
-    assert!(matches!(tier.health(), Health::Off { why: Why::Vanished, .. }));
-    assert!(matches!(tier.get(&key(&chunks[0])), Err(DiskError::Off(Why::Vanished))));
+    assert!(matches!(tier.health(), Health::Off { why: OffReason::Vanished, .. }));
+    assert!(matches!(tier.get(&key(&chunks[0])), Err(DiskError::Off(OffReason::Vanished))));
     assert_eq!(tier.admit(&key(&chunks[0]), D1, 100), Admission::No);
     assert_eq!(tier.probe(now), Health::On);
     assert_eq!((tier.stats().chunks, tier.space.used()), (0, 0));
@@ -228,7 +228,7 @@ fn i5_another_directory_in_its_place_is_noticed() {
     let now = SystemTime::now();
     // Somebody else owns what is there now: stay off, however often and whatever the clock says.
     for at in [now, now + Duration::from_secs(10), now - Duration::from_secs(1000)] {
-        assert!(matches!(tier.probe(at), Health::Off { why: Why::Vanished, .. }));
+        assert!(matches!(tier.probe(at), Health::Off { why: OffReason::Vanished, .. }));
     }
     drop(second);
     assert_eq!(tier.probe(now + Duration::from_secs(20)), Health::On);
@@ -323,12 +323,12 @@ fn i5_a_full_disk_passes_by_and_comes_back() {
             kept.push(c);
         }
     }
-    assert!(matches!(tier.health(), Health::Off { why: Why::Full, .. }), "{:?}", tier.health());
+    assert!(matches!(tier.health(), Health::Off { why: OffReason::Full, .. }), "{:?}", tier.health());
     assert!(kept.len() > 150, "{}", kept.len());
     // Hits go on, nothing is written.
     assert_eq!(read_all(&tier, &kept), (kept.len(), 0));
     assert_eq!(tier.admit(&key(&chunk(1000, 10)), D1, 10), Admission::No);
-    assert!(matches!(tier.probe(now), Health::Off { why: Why::Full, .. }));
+    assert!(matches!(tier.probe(now), Health::Off { why: OffReason::Full, .. }));
     // Space comes back.
     kept.drain(..100).for_each(|c| assert!(tier.evict(&key(&c))));
     tier.set_shares(&[(D1, 5 << 20)]);
@@ -362,7 +362,7 @@ fn i5_permission_taken_away_turns_the_tier_off_until_it_is_back() {
     let refused = tier.put(&key(&c), D1, &c);
     assert!(tool("chattr", "-i", &slabs));
     assert!(refused.is_err_and(|e| e.kind() == fletch_core::Kind::Unavailable));
-    assert!(matches!(tier.health(), Health::Off { why: Why::Denied, .. }), "{:?}", tier.health());
+    assert!(matches!(tier.health(), Health::Off { why: OffReason::Denied, .. }), "{:?}", tier.health());
     assert!(tier.get(&key(&chunks[0])).is_err() && !tier.contains(&key(&chunks[0])));
     assert_eq!(tier.probe(now), Health::On);
     assert_eq!(tier.put(&key(&c), D1, &c).expect("no error"), Stored::Yes);
@@ -372,16 +372,23 @@ fn i5_permission_taken_away_turns_the_tier_off_until_it_is_back() {
 #[test]
 fn what_an_errno_says() {
     use rustix::io::Errno;
-    let says = |e: Errno| health::verdict(&e.into());
-    assert_eq!(says(Errno::NOSPC), Some(Why::Full));
-    assert_eq!(says(Errno::ROFS), Some(Why::ReadOnly));
-    assert_eq!(says(Errno::IO), Some(Why::Io));
-    assert_eq!(says(Errno::ACCESS), Some(Why::Denied));
-    assert_eq!(says(Errno::STALE), Some(Why::Vanished));
+    let says = |e: Errno| error::off_reason_for(&e.into());
+    assert_eq!(says(Errno::NOSPC), Some(OffReason::Full));
+    assert_eq!(says(Errno::ROFS), Some(OffReason::ReadOnly));
+    assert_eq!(says(Errno::IO), Some(OffReason::Io));
+    assert_eq!(says(Errno::ACCESS), Some(OffReason::Denied));
+    assert_eq!(says(Errno::STALE), Some(OffReason::Vanished));
     assert_eq!(says(Errno::MFILE), None);
-    assert_eq!(health::verdict(&io::ErrorKind::UnexpectedEof.into()), None);
-    for why in [Why::Full, Why::ReadOnly, Why::Io, Why::Denied, Why::Vanished, Why::Closed] {
-        assert_eq!(why.reads_on(), matches!(why, Why::Full | Why::ReadOnly));
+    assert_eq!(error::off_reason_for(&io::ErrorKind::UnexpectedEof.into()), None);
+    for why in [
+        OffReason::Full,
+        OffReason::ReadOnly,
+        OffReason::Io,
+        OffReason::Denied,
+        OffReason::Vanished,
+        OffReason::Closed,
+    ] {
+        assert_eq!(why.allows_reads(), matches!(why, OffReason::Full | OffReason::ReadOnly));
     }
 }
 
@@ -391,10 +398,10 @@ fn i5_a_read_only_disk_serves_what_it_has() {
     let chunks = filled(dir.path(), 64 << 20, 100, 20_000);
     let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
     // What the kernel says after it remounted a file system under us.
-    tier.blame(&DiskError::io("create", dir.path(), rustix::io::Errno::ROFS.into()));
-    assert!(matches!(tier.health(), Health::Off { why: Why::ReadOnly, .. }));
+    tier.note_io_error(&DiskError::io("create", dir.path(), rustix::io::Errno::ROFS.into()));
+    assert!(matches!(tier.health(), Health::Off { why: OffReason::ReadOnly, .. }));
     let c = chunk(1000, 100);
-    assert!(matches!(tier.put(&key(&c), D1, &c), Err(DiskError::Off(Why::ReadOnly))));
+    assert!(matches!(tier.put(&key(&c), D1, &c), Err(DiskError::Off(OffReason::ReadOnly))));
     assert_eq!(read_all(&tier, &chunks), (100, 0));
     assert_eq!(tier.probe(SystemTime::now()), Health::On);
     assert_eq!(tier.put(&key(&c), D1, &c).expect("no error"), Stored::Yes);

@@ -16,11 +16,11 @@ fn du(dir: &Path) -> u64 {
     }
     let dir = dir.canonicalize().unwrap_or(dir.into());
     let fds = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let nameless = fds.filter(|e| {
+    let unlinked = fds.filter(|e| {
         fs::read_link(e.path())
             .is_ok_and(|t| t.starts_with(&dir) && t.to_string_lossy().ends_with(" (deleted)"))
     });
-    of(&dir) + nameless.filter_map(|e| fs::metadata(e.path()).ok()).map(|m| m.blocks() * 512).sum::<u64>()
+    of(&dir) + unlinked.filter_map(|e| fs::metadata(e.path()).ok()).map(|m| m.blocks() * 512).sum::<u64>()
 }
 
 /// Writes `times` the limit from two threads while a third reads and a fourth samples.
@@ -83,7 +83,7 @@ fn overload(size: u64, times: u64, policy: Policy, lens: &[usize]) {
     let used: u64 = tier.read_index().slabs().map(|(_, m)| m.blocks).sum();
     assert_eq!(used, tier.space.used(), "space and slabs agree");
     let (usage, du) = (tier.usage(), du(dir.path()));
-    assert_eq!((usage.du, usage.nameless), (du, 0));
+    assert_eq!((usage.du, usage.unlinked), (du, 0));
     assert_eq!(tier.health(), Health::On);
 }
 
@@ -116,15 +116,15 @@ fn i1_readers_are_not_disturbed_by_the_reaper() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 32 << 20, Policy::Lru);
     let lens = [4096, 40_000, 110 << 10];
-    let leased: Vec<_> = (0..90).map(|n| chunk(n, lens[n as usize % 3])).collect();
-    let keys: Vec<_> = leased.iter().map(key).collect();
+    let pinned: Vec<_> = (0..90).map(|n| chunk(n, lens[n as usize % 3])).collect();
+    let keys: Vec<_> = pinned.iter().map(key).collect();
     // Scattered over slabs, so that all of those have to be punched and compacted.
     for n in 0..900u64 {
         let c =
-            if n % 10 == 0 { leased[n as usize / 10].clone() } else { chunk(n << 32, lens[n as usize % 3]) };
+            if n % 10 == 0 { pinned[n as usize / 10].clone() } else { chunk(n << 32, lens[n as usize % 3]) };
         assert_eq!(tier.put(&key(&c), D1, &c).expect("no error"), Stored::Yes);
         if n % 10 == 0 {
-            assert_eq!(tier.lease(&[key(&c)]), 1);
+            assert_eq!(tier.pin(&[key(&c)]), 1);
         }
     }
     let done = AtomicBool::new(false);
@@ -184,7 +184,7 @@ fn i6_the_floor_of_the_file_system_holds() {
     }
     drop(tier);
     let all = DiskConfig { free_floor: u64::MAX / 2, ..config(dir.path(), 64 << 20, Policy::Pin) };
-    let (tier, _) = DiskTier::open(all, SystemTime::now()).expect("the tier opens");
+    let (tier, _) = DiskEngine::open(all, SystemTime::now()).expect("the tier opens");
     let c = chunk(1000, 10);
     assert_eq!(tier.put(&key(&c), D1, &c).expect("no error"), Stored::Refused(Refusal::Full));
     // Below the floor everything goes.
@@ -199,7 +199,7 @@ fn i6_settings_that_cannot_be_are_refused() {
         config(dir.path(), 1 << 20, Policy::Pin),
         DiskConfig { slab_bytes: Some(1 << 40), ..config(dir.path(), 64 << 20, Policy::Pin) },
     ] {
-        assert!(matches!(DiskTier::open(bad, SystemTime::now()), Err(DiskError::Invalid(_))));
+        assert!(matches!(DiskEngine::open(bad, SystemTime::now()), Err(DiskError::Invalid(_))));
     }
 }
 
@@ -207,17 +207,17 @@ fn i6_settings_that_cannot_be_are_refused() {
 fn i6_the_index_is_compact() {
     let slab = Slab::new(1);
     let mut index = index::Index::new(9, false);
-    let n = index.add_slab(slab, 0, index::State::Open);
+    let n = index.add_slab(slab, 0, index::SlabState::Open);
     let domain = index.domain(&Domain::default_domain()).expect("a domain");
-    let set = index.dataset(D1);
+    let set = index.datasets.number(D1);
     let many = 1_000_000u64;
     for i in 0..many {
-        index.charge(set, footprint(4096));
+        index.datasets.charge(set, footprint(4096));
         assert!(index.insert(
             domain,
             Hash::of(&i.to_le_bytes()),
             set,
-            Place { slab: n, at: layout::LINE * (i + 8), len: 4096 }
+            SlabLocation { slab: n, at: layout::LINE * (i + 8), len: 4096 }
         ));
     }
     // Capacities are powers of two: what was allocated, touched or not.

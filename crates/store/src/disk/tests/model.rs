@@ -79,7 +79,7 @@ proptest! {
                 }
                 Do::Lease(n) => {
                     if let Some(c) = all.get(&n) {
-                        prop_assert_eq!(tier.lease(&[key(c)]) == 1, tier.contains(&key(c)));
+                        prop_assert_eq!(tier.pin(&[key(c)]) == 1, tier.contains(&key(c)));
                     }
                 }
                 Do::Share(s) => {

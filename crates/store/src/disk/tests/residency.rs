@@ -7,11 +7,11 @@ use std::time::SystemTime;
 const LEN: usize = 4096;
 
 fn names(from: u64, bytes: u64) -> Vec<Verified> {
-    (from..from + bytes / DiskTier::footprint(LEN as u32)).map(|n| chunk(n, LEN)).collect()
+    (from..from + bytes / DiskEngine::footprint(LEN as u32)).map(|n| chunk(n, LEN)).collect()
 }
 
 /// One pass over all chunks in random order; the share of hits.
-fn epoch(tier: &DiskTier, dataset: DatasetId, chunks: &[Verified], rng: &mut ChaCha8Rng) -> f64 {
+fn epoch(tier: &DiskEngine, dataset: DatasetId, chunks: &[Verified], rng: &mut ChaCha8Rng) -> f64 {
     let mut order: Vec<_> = chunks.iter().collect();
     order.shuffle(rng);
     let mut hits = 0;
@@ -63,7 +63,7 @@ fn a_second_dataset_gets_its_half_and_nothing_thrashes() {
         let (tier, _) = open(dir.path(), 64 << 20, Policy::Fletch);
         let cap = tier.capacity();
         let put = |from: u64, d: DatasetId| {
-            for n in from..from + 2 * cap / DiskTier::footprint(len as u32) {
+            for n in from..from + 2 * cap / DiskEngine::footprint(len as u32) {
                 let c = chunk(n, len);
                 if tier.admit(&key(&c), d, len as u32) == Admission::Yes {
                     tier.put(&key(&c), d, &c).expect("no error");
@@ -94,7 +94,7 @@ fn a_second_dataset_gets_its_half_and_nothing_thrashes() {
             );
         }
         // What stayed of the first is an unbiased sample: as much of its first half as of its second.
-        let n = cap / DiskTier::footprint(len as u32);
+        let n = cap / DiskEngine::footprint(len as u32);
         let kept =
             |r: std::ops::Range<u64>| r.filter(|&n| tier.contains(&key(&chunk(n, len)))).count() as f64;
         let (a, b) = (kept(0..n / 2), kept(n / 2..n));
@@ -149,16 +149,18 @@ fn what_fits_the_capacity_is_kept_whatever_left_before_it() {
         let dir = tempfile::tempdir().expect("a directory");
         let limit = 160 << 20;
         let config = DiskConfig { slab_bytes: Some(slab), ..config(dir.path(), limit, Policy::Fletch) };
-        let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("a tier");
+        let (tier, _) = DiskEngine::open(config, SystemTime::now()).expect("a tier");
         let mut rng = seeded(11);
         let mut here: Vec<Verified> = Vec::new();
         for n in 0..4 * limit / lens.start as u64 {
             let len = rng.random_range(lens.clone());
             let next = chunk(n, len);
-            let need = DiskTier::footprint(len as u32);
+            let need = DiskEngine::footprint(len as u32);
             // A unit is not as long as the one that leaves for it: room for one is left.
-            let room = DiskTier::footprint(lens.end as u32);
-            while tier.stats().bytes + need + room > tier.capacity() && here.len() >= MEAN_FROM as usize {
+            let room = DiskEngine::footprint(lens.end as u32);
+            while tier.stats().bytes + need + room > tier.capacity()
+                && here.len() >= index::MEAN_FROM as usize
+            {
                 let old = here.swap_remove(rng.random_range(0..here.len()));
                 assert!(tier.evict(&key(&old)));
             }
@@ -188,14 +190,14 @@ fn copying_for_what_was_promised_ends() {
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         let config = DiskConfig { slab_bytes: Some(slab), ..config(dir.path(), limit, Policy::Fletch) };
-        let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("a tier");
+        let (tier, _) = DiskEngine::open(config, SystemTime::now()).expect("a tier");
         let mut rng = seeded(23);
         let mut here: Vec<Verified> = Vec::new();
         for n in 0..3 * limit / ((lens.start + lens.end) as u64 / 2) {
             let len = rng.random_range(lens.clone());
             let next = chunk(n, len);
-            while tier.stats().bytes + DiskTier::footprint(len as u32) > tier.capacity()
-                && here.len() >= MEAN_FROM as usize
+            while tier.stats().bytes + DiskEngine::footprint(len as u32) > tier.capacity()
+                && here.len() >= index::MEAN_FROM as usize
             {
                 let old = here.swap_remove(rng.random_range(0..here.len()));
                 assert!(tier.evict(&key(&old)));
@@ -224,7 +226,7 @@ fn copying_for_what_was_promised_ends() {
 fn a_copy_that_is_cut_short_gives_back_what_it_copied() {
     let dir = tempfile::tempdir().expect("a directory");
     let config = DiskConfig { slab_bytes: Some(4 << 20), ..config(dir.path(), 64 << 20, Policy::Fletch) };
-    let (tier, _) = DiskTier::open(config, SystemTime::now()).expect("a tier");
+    let (tier, _) = DiskEngine::open(config, SystemTime::now()).expect("a tier");
     let here: Vec<Verified> = (0..55).map(|n| chunk(n, 100_000)).collect();
     for c in &here {
         assert_eq!(tier.put(&key(c), D1, c).expect("no error"), Stored::Yes);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     Fetch, Hit, Store, StoreLimits, Tier,
-    disk::{Policy, Refusal, Stored, Why},
+    disk::{OffReason, Policy, Refusal, Stored},
 };
 use bytes::Bytes;
 use fletch_core::Domain;
@@ -18,8 +18,8 @@ fn config(dir: &Path, policy: Policy) -> DiskConfig {
     DiskConfig { dir, size_max, free_floor: 0, slab_bytes: None, policy, seed: 7, files_max: 16 }
 }
 
-fn store(memory: u64, queue: u64) -> (Arc<Store>, Arc<Disk>) {
-    let disk = Disk::new(queue);
+fn store(memory: u64, queue: u64) -> (Arc<Store>, Arc<DiskTier>) {
+    let disk = DiskTier::new(queue);
     let limits = StoreLimits { memory_bytes: memory, deadline: Duration::from_secs(20), attempts: 2 };
     (Store::new(limits, Some(Arc::clone(&disk)), TaskTracker::new()), disk)
 }
@@ -58,7 +58,7 @@ async fn what_memory_has_no_room_for_is_read_from_disk_and_not_from_the_origin()
     for n in 0..200 {
         assert_eq!(read(&s, n, 100_000, &origin).await.tier, Tier::Origin);
     }
-    disk.flushed(Duration::from_secs(20)).await;
+    disk.wait_flushed(Duration::from_secs(20)).await;
     let mut tiers = [0, 0];
     for n in 0..200 {
         match read(&s, n, 100_000, &origin).await.tier {
@@ -87,7 +87,7 @@ async fn i3_many_readers_of_a_chunk_on_disk_are_one_read_of_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let (s, disk) = store(64 * MIB, 64 * MIB);
     disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
-    let tier = disk.tier().expect("open");
+    let tier = disk.engine().expect("open");
     let origin = Arc::new(AtomicU32::new(0));
     let chunk = Verified::of(content(1, 4 << 20));
     tier.put(&key_of(chunk.bytes()), D1, &chunk).expect("kept");
@@ -106,7 +106,7 @@ async fn i1_wrong_bytes_on_disk_are_quarantined_fetched_again_and_kept_again() {
     for n in 0..60 {
         read(&s, n, 50_000, &origin).await;
     }
-    disk.flushed(Duration::from_secs(20)).await;
+    disk.wait_flushed(Duration::from_secs(20)).await;
     // Every block of every payload gets a flipped bit; headers stay.
     for e in fs::read_dir(dir.path().join("slabs")).expect("slabs") {
         let path = e.expect("entry").path();
@@ -128,9 +128,9 @@ async fn i1_wrong_bytes_on_disk_are_quarantined_fetched_again_and_kept_again() {
     let report = disk.report();
     assert_eq!(report.corrupt + memory, 60, "{again:?}");
     assert_eq!(u64::from(origin.load(Relaxed)), 60 + report.corrupt);
-    assert_eq!(report.tier.map(|t| t.counts.quarantined), Some(report.corrupt));
-    disk.flushed(Duration::from_secs(20)).await;
-    assert_eq!(disk.report().tier.map(|t| t.chunks), Some(60), "what was fetched again is kept again");
+    assert_eq!(report.engine.map(|t| t.counts.quarantined), Some(report.corrupt));
+    disk.wait_flushed(Duration::from_secs(20)).await;
+    assert_eq!(disk.report().engine.map(|t| t.chunks), Some(60), "what was fetched again is kept again");
 }
 
 #[tokio::test]
@@ -149,11 +149,14 @@ async fn i5_without_a_tier_and_with_a_closed_one_reads_pass_by() {
     assert_eq!(read(&s, 2, 1000, &origin).await.tier, Tier::Bypass);
     disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
     assert_eq!(read(&s, 3, 1000, &origin).await.tier, Tier::Origin);
-    disk.flushed(Duration::from_secs(20)).await;
+    disk.wait_flushed(Duration::from_secs(20)).await;
     disk.close().expect("closed");
-    assert!(matches!(disk.probe(SystemTime::now()), DiskState::Open(Health::Off { why: Why::Closed, .. })));
+    assert!(matches!(
+        disk.probe(SystemTime::now()),
+        DiskState::Open(Health::Off { why: OffReason::Closed, .. })
+    ));
     assert_eq!(read(&s, 4, 1000, &origin).await.tier, Tier::Bypass);
-    assert!(!disk.has(&key_of(&content(3, 1000)), 1000) && disk.share(&[(D1, None)]) == Some(0));
+    assert!(!disk.has(&key_of(&content(3, 1000)), 1000) && disk.divide_equally(&[(D1, None)]) == Some(0));
 }
 
 #[tokio::test]
@@ -164,10 +167,10 @@ async fn i6_what_does_not_fit_the_queue_is_dropped_and_counted() {
     let origin = Arc::new(AtomicU32::new(0));
     assert_eq!(read(&s, 1, 1000, &origin).await.tier, Tier::Bypass);
     assert_eq!(read(&s, 2, 999, &origin).await.tier, Tier::Origin);
-    disk.flushed(Duration::from_secs(20)).await;
+    disk.wait_flushed(Duration::from_secs(20)).await;
     let report = disk.report();
     assert_eq!((report.append_drops, report.append_dropped_bytes), (1, 1000));
-    assert_eq!((report.queued_bytes, report.tier.map(|t| t.chunks)), (0, Some(1)));
+    assert_eq!((report.queued_bytes, report.engine.map(|t| t.chunks)), (0, Some(1)));
 }
 
 #[tokio::test]
@@ -176,13 +179,13 @@ async fn a_refused_chunk_is_bypassed_and_a_full_share_is_not_displaced() {
     let (s, disk) = store(MIB, 64 * MIB);
     disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
     let origin = Arc::new(AtomicU32::new(0));
-    let tier = disk.tier().expect("open");
-    let one = DiskTier::footprint(100_000);
+    let tier = disk.engine().expect("open");
+    let one = DiskEngine::footprint(100_000);
     tier.set_shares(&[(D1, 3 * one)]);
     let mut tiers = Vec::new();
     for n in 0..5 {
         tiers.push(read(&s, n, 100_000, &origin).await.tier);
-        disk.flushed(Duration::from_secs(20)).await;
+        disk.wait_flushed(Duration::from_secs(20)).await;
     }
     let (kept, not) = (Tier::Origin, Tier::Bypass);
     assert_eq!(tiers, [kept, kept, kept, not, not]);
@@ -200,7 +203,7 @@ async fn i5_a_clock_that_steps_back_stops_nothing() {
     disk.open(config(dir.path(), Policy::Fletch), now).expect("open");
     let origin = Arc::new(AtomicU32::new(0));
     read(&s, 1, 1000, &origin).await;
-    disk.flushed(Duration::from_secs(20)).await;
+    disk.wait_flushed(Duration::from_secs(20)).await;
     assert_eq!(disk.probe(back), DiskState::Open(Health::On));
     fs::remove_dir_all(dir.path()).expect("removed");
     // Noticed, and begun anew, although time goes backwards with every call.
@@ -209,7 +212,7 @@ async fn i5_a_clock_that_steps_back_stops_nothing() {
     }
     assert_eq!(disk.state(), DiskState::Open(Health::On));
     assert_eq!(read(&s, 2, 1000, &origin).await.tier, Tier::Origin);
-    disk.flushed(Duration::from_secs(20)).await;
+    disk.wait_flushed(Duration::from_secs(20)).await;
     assert!(disk.has(&key_of(&content(2, 1000)), 1000) && !disk.has(&key_of(&content(1, 1000)), 1000));
     assert!(disk.scrub(MIB).expect("scrubbed").records >= 1);
     disk.reap(MIB).expect("reaped");
@@ -231,8 +234,8 @@ async fn i1_a_part_is_read_and_hashed_alone_and_a_wrong_one_proves_nothing() {
     for n in 0..3 {
         read(&s, n, len, &origin).await;
     }
-    disk.flushed(Duration::from_secs(20)).await;
-    let before = disk.report().tier.expect("a tier").counts.hit_bytes;
+    disk.wait_flushed(Duration::from_secs(20)).await;
+    let before = disk.report().engine.expect("a tier").counts.hit_bytes;
     for at in [0..100_000, 300_001..300_002, 900_000..len, 5..5] {
         let part = chunk.slice(at.clone());
         let hit = part_of(&s, &chunk, at.clone(), Hash::of(&part)).await.expect("there");
@@ -241,7 +244,7 @@ async fn i1_a_part_is_read_and_hashed_alone_and_a_wrong_one_proves_nothing() {
         let again = part_of(&s, &chunk, at, Hash::of(&part)).await.expect("there");
         assert_eq!((again.chunk.bytes(), again.tier), (&part, Tier::Memory));
     }
-    let read_bytes = disk.report().tier.expect("a tier").counts.hit_bytes - before;
+    let read_bytes = disk.report().engine.expect("a tier").counts.hit_bytes - before;
     assert_eq!(read_bytes, 200_001, "nothing but the parts");
     // A placement that lies, or reaches past the end; a chunk that is not there.
     let part = Hash::of(&chunk[..100_000]);
@@ -272,7 +275,7 @@ async fn what_is_evicted_while_it_waits_to_be_written_never_is() {
         read(&s, n, 100_000, &origin).await;
         taken += u32::from(disk.evict_of(&key_of(&content(n, 100_000)), D1));
     }
-    disk.flushed(Duration::from_secs(20)).await;
+    disk.wait_flushed(Duration::from_secs(20)).await;
     let left: Vec<u64> = (0..60).filter(|&n| disk.has(&key_of(&content(n, 100_000)), 100_000)).collect();
     // At most those that were just being written stay until they are dropped again.
     assert_eq!(u64::from(taken) + left.len() as u64, 60, "{taken} were evicted, {left:?} stayed");
@@ -280,7 +283,7 @@ async fn what_is_evicted_while_it_waits_to_be_written_never_is() {
     for n in left {
         assert!(disk.evict_of(&key_of(&content(n, 100_000)), D1));
     }
-    assert_eq!(disk.tier().expect("a tier").stats().datasets.iter().map(|d| d.bytes).sum::<u64>(), 0);
+    assert_eq!(disk.engine().expect("a tier").stats().datasets.iter().map(|d| d.bytes).sum::<u64>(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -298,7 +301,7 @@ async fn what_waits_to_be_written_is_found_though_memory_forgot_it() {
         }
     }
     assert_eq!(origin.load(Relaxed), 400, "each was fetched once");
-    disk.flushed(Duration::from_secs(20)).await;
-    assert!(disk.queued(&key_of(&content(399, 50_000))).is_none(), "it is on disk now");
+    disk.wait_flushed(Duration::from_secs(20)).await;
+    assert!(disk.queued_chunk(&key_of(&content(399, 50_000))).is_none(), "it is on disk now");
     assert_eq!(disk.report().queued_bytes, 0);
 }

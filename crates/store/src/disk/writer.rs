@@ -7,23 +7,23 @@
 //! 3. a record is in the index only after all of it was written.
 
 use super::{
-    DatasetId, DiskError, DiskTier, Policy, Refusal, Stored, Why, health,
-    index::{Place, State},
+    DatasetId, DiskEngine, DiskError, Policy, Refusal, Stored,
+    index::{SlabLocation, SlabState},
     layout::{self, BLOCK, footprint, table_bytes},
     lock,
     slab::{self, Slab},
-    space::{FILE_SLACK, Plan},
+    space::{FILE_SLACK, SpacePlan},
     stats::add,
 };
 use fletch_core::{StoreKey, Verified};
-use std::{collections::HashMap, fs::File, io, sync::Arc};
+use std::{collections::HashMap, fs::File, sync::Arc};
 
 /// How often a newcomer may find that others took the room that was made for it.
 const ROUNDS: usize = 4;
 
 /// A slab that is being written.
 #[derive(Debug)]
-struct Open {
+struct OpenSlab {
     slab: Arc<Slab>,
     file: Arc<File>,
     /// Where the next record goes.
@@ -39,7 +39,7 @@ struct Open {
     full: bool,
 }
 
-impl Open {
+impl OpenSlab {
     fn fits(&self, need: u64, domain: u16, domain_bytes: u64) -> bool {
         let more = if self.domains.contains(&domain) { 0 } else { domain_bytes };
         self.at + need + table_bytes(self.count + 1, self.domain_bytes + more) <= self.bytes
@@ -61,38 +61,38 @@ impl Open {
 /// Which slabs are being written, and which of them takes records.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    open: HashMap<u32, Open>,
+    open: HashMap<u32, OpenSlab>,
     active: Option<u32>,
     pub next_id: u64,
 }
 
 /// A place to write to, until `finish`.
-struct Slot {
-    place: Place,
+struct Reservation {
+    location: SlabLocation,
     slab: u64,
     file: Arc<File>,
 }
 
 /// Who asks for space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum For {
+pub(crate) enum Purpose {
     Newcomer,
     /// May take the spare, and must not ask for room to be made.
     Compaction,
 }
 
-enum Got {
-    Slot(Slot),
+enum ReserveOutcome {
+    Reserved(Reservation),
     NoRoom(u64),
 }
 
-impl DiskTier {
+impl DiskEngine {
     /// Keeps a chunk, if the policy wants it and there is room.
     ///
     /// # Errors
     /// [`DiskError`] when the tier is off or the disk fails (which may turn it off): the chunk is not kept.
     pub fn put(&self, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> Result<Stored, DiskError> {
-        self.writable()?;
+        self.check_writable()?;
         debug_assert_eq!(key.hash, chunk.hash(), "I1: kept under another name");
         let stored = self.admit_and_write(key, dataset, chunk);
         match &stored {
@@ -103,7 +103,7 @@ impl DiskTier {
             Ok(Stored::Already) => {}
             Ok(Stored::Refused(Refusal::Share)) => add(&self.counters.refused_share, 1),
             Ok(Stored::Refused(_)) => add(&self.counters.refused_full, 1),
-            Err(e) => self.blame(e),
+            Err(e) => self.note_io_error(e),
         }
         stored
     }
@@ -129,34 +129,35 @@ impl DiskTier {
             }
             let fletch = self.config.policy == Policy::Fletch;
             if fletch
-                && index.dataset_bytes(dataset).saturating_add(need) > index.allowance(dataset, capacity)
+                && index.datasets.bytes(dataset).saturating_add(need)
+                    > index.datasets.allowance(dataset, capacity)
             {
                 return Ok(Stored::Refused(Refusal::Share));
             }
-            if self.config.policy != Policy::Lru && self.full.is(need, self.deaths()) {
+            if self.config.policy != Policy::Lru && self.full.excludes(need, self.deaths()) {
                 return Ok(Stored::Refused(Refusal::Full));
             }
             let Some(domain) = index.domain(&key.domain) else {
                 return Ok(Stored::Refused(Refusal::Domains));
             };
-            let set = index.dataset(dataset);
-            index.charge(set, need);
+            let set = index.datasets.number(dataset);
+            index.datasets.charge(set, need);
             (domain, set)
         };
         let deaths = self.deaths();
-        let written = self.write_record(key, dataset, domain, chunk, For::Newcomer);
+        let written = self.write_record(key, dataset, domain, chunk, Purpose::Newcomer);
         let inserted = match &written {
-            Ok(Some(place)) => self.write_index().insert(domain, key.hash, set, *place),
+            Ok(Some(location)) => self.write_index().insert(domain, key.hash, set, *location),
             _ => false,
         };
         if !inserted {
-            self.write_index().discharge(set, need);
+            self.write_index().datasets.discharge(set, need);
         }
-        let Some(place) = written? else {
+        let Some(location) = written? else {
             self.full.note(need, deaths);
             return Ok(Stored::Refused(Refusal::Full));
         };
-        self.finish(place.slab)?;
+        self.finish_record(location.slab)?;
         Ok(if inserted { Stored::Yes } else { Stored::Already })
     }
 
@@ -168,16 +169,16 @@ impl DiskTier {
         dataset: DatasetId,
         domain: u16,
         chunk: &Verified,
-        whom: For,
-    ) -> Result<Option<Place>, DiskError> {
+        purpose: Purpose,
+    ) -> Result<Option<SlabLocation>, DiskError> {
         let len = chunk.bytes().len() as u32;
         let (mut rounds, mut last) = (0, false);
         let slot = loop {
-            match self.slot(len, domain, layout::domain_bytes(&key.domain), whom)? {
-                Got::Slot(s) => break s,
-                Got::NoRoom(want) => {
+            match self.reserve(len, domain, layout::domain_bytes(&key.domain), purpose)? {
+                ReserveOutcome::Reserved(s) => break s,
+                ReserveOutcome::NoRoom(want) => {
                     rounds += 1;
-                    if whom == For::Compaction || rounds > ROUNDS || last {
+                    if purpose == Purpose::Compaction || rounds > ROUNDS || last {
                         return Ok(None);
                     }
                     // What did come free may do for a short slab.
@@ -186,26 +187,32 @@ impl DiskTier {
             }
         };
         let header = layout::record_header(slot.slab, key, dataset.0, len);
-        if let Err(e) = slab::append(&slot.file, slot.place.at, &header, chunk.bytes()) {
+        if let Err(e) = slab::append(&slot.file, slot.location.at, &header, chunk.bytes()) {
             // The place stays unused; the next reader of the slab steps over it.
-            drop(self.finish(slot.place.slab));
+            drop(self.finish_record(slot.location.slab));
             return Err(DiskError::io("write", self.files.path(slot.slab), e));
         }
-        Ok(Some(slot.place))
+        Ok(Some(slot.location))
     }
 
     /// A place for a record of `len` bytes, in the open slab or a new one.
-    fn slot(&self, len: u32, domain: u16, domain_bytes: u64, whom: For) -> Result<Got, DiskError> {
+    fn reserve(
+        &self,
+        len: u32,
+        domain: u16,
+        domain_bytes: u64,
+        purpose: Purpose,
+    ) -> Result<ReserveOutcome, DiskError> {
         let need = footprint(len);
         let mut full = None;
         let got = {
             let mut w = lock(&self.writer);
             // After `close` the directory may be somebody else's.
-            self.open_for_writing()?;
+            self.check_not_closed()?;
             // A record as large as a slab gets one of its own.
-            let single = Plan::single(need, domain_bytes);
-            let alone = single > self.plan.slab_bytes;
-            let active = w.active.filter(|_| !alone);
+            let single = SpacePlan::one_record_slab_bytes(need, domain_bytes);
+            let own_slab = single > self.plan.slab_bytes;
+            let active = w.active.filter(|_| !own_slab);
             let fits =
                 active.and_then(|n| w.open.get(&n)).is_some_and(|o| o.fits(need, domain, domain_bytes));
             if let (Some(n), false) = (active, fits) {
@@ -213,22 +220,28 @@ impl DiskTier {
             }
             match active.filter(|_| fits) {
                 Some(n) => Ok(Some(n)),
-                None => self.open_slab(&mut w, single, alone, whom),
+                None => self.open_slab(&mut w, single, own_slab, purpose),
             }
             .map(|n| match n.and_then(|n| Some((n, w.open.get_mut(&n)?))) {
                 Some((n, o)) => {
                     let at = o.take(need, domain, domain_bytes);
-                    let place = Place { slab: n, at, len };
-                    Got::Slot(Slot { place, slab: o.slab.id, file: Arc::clone(&o.file) })
+                    let location = SlabLocation { slab: n, at, len };
+                    ReserveOutcome::Reserved(Reservation {
+                        location,
+                        slab: o.slab.id,
+                        file: Arc::clone(&o.file),
+                    })
                 }
-                None => Got::NoRoom(if alone { single } else { self.plan.slab_bytes } + FILE_SLACK),
+                None => {
+                    ReserveOutcome::NoRoom(if own_slab { single } else { self.plan.slab_bytes } + FILE_SLACK)
+                }
             })
         };
         if let Some((n, open)) = full {
             // Sealing gives the unused end of the slab back, which may be what was missing.
             // Failing costs the next start a walk, not this record.
             if let Err(e) = self.seal(n, &open) {
-                self.blame(&e);
+                self.note_io_error(&e);
             }
         }
         got
@@ -239,13 +252,13 @@ impl DiskTier {
         &self,
         w: &mut Writer,
         single: u64,
-        alone: bool,
-        whom: For,
+        own_slab: bool,
+        purpose: Purpose,
     ) -> Result<Option<u32>, DiskError> {
-        let keep = if whom == For::Compaction { 0 } else { self.plan.spare_bytes };
+        let keep = if purpose == Purpose::Compaction { 0 } else { self.plan.spare_bytes };
         // The last slab before the limit may be a short one.
         let room = self.space.free(keep).saturating_sub(FILE_SLACK) / 4096 * 4096;
-        let bytes = match alone {
+        let bytes = match own_slab {
             true => single,
             false => self.plan.slab_bytes.min(room.max(single.max(self.plan.slab_bytes / 4))),
         };
@@ -258,8 +271,8 @@ impl DiskTier {
             self.space.give(bytes + FILE_SLACK);
             DiskError::io("create", self.files.path(id), e)
         })?;
-        let n = self.write_index().add_slab(Arc::clone(&slab), bytes + FILE_SLACK, State::Open);
-        let open = Open {
+        let n = self.write_index().add_slab(Arc::clone(&slab), bytes + FILE_SLACK, SlabState::Open);
+        let open = OpenSlab {
             slab,
             file,
             at: BLOCK,
@@ -268,10 +281,10 @@ impl DiskTier {
             domains: Vec::new(),
             domain_bytes: 0,
             pending: 0,
-            full: alone,
+            full: own_slab,
         };
         w.open.insert(n, open);
-        if !alone {
+        if !own_slab {
             w.active = Some(n);
         }
         Ok(Some(n))
@@ -285,7 +298,7 @@ impl DiskTier {
     }
 
     /// A record of slab `n` is no longer under way.
-    pub(crate) fn finish(&self, n: u32) -> Result<(), DiskError> {
+    pub(crate) fn finish_record(&self, n: u32) -> Result<(), DiskError> {
         let done = {
             let mut w = lock(&self.writer);
             // After the directory vanished there is nothing to finish.
@@ -313,9 +326,9 @@ impl DiskTier {
     }
 
     /// Writes the table of a slab that nobody adds to any more.
-    fn seal(&self, n: u32, open: &Open) -> Result<(), DiskError> {
+    fn seal(&self, n: u32, open: &OpenSlab) -> Result<(), DiskError> {
         // Neither punched nor unlinked meanwhile.
-        let _here = open.slab.reading();
+        let _here = open.slab.lock_shared();
         let bytes = {
             let mut index = self.write_index();
             if !index.slab(n).is_some_and(|s| Arc::ptr_eq(&s.slab, &open.slab)) {
@@ -324,7 +337,7 @@ impl DiskTier {
             let table = index.table(n);
             let (bytes, check) = layout::seal(open.slab.id, open.at, &table);
             let Some(meta) = index.slab_mut(n) else { return Ok(()) };
-            meta.state = State::Sealed;
+            meta.state = SlabState::Sealed;
             meta.check = check;
             meta.dirty = false;
             (meta.fixed, meta.end) = (BLOCK + bytes.len() as u64, open.at);
@@ -354,24 +367,10 @@ impl DiskTier {
         w.open.clear();
         w.active = None;
     }
-
-    /// What a failed write says about the disk.
-    pub(crate) fn blame(&self, e: &DiskError) {
-        let DiskError::Io { source, .. } = e else { return };
-        add(&self.counters.errors, 1);
-        match health::verdict(source) {
-            Some(Why::Vanished) if !lock(&self.state).lost_ground(&self.config.dir) => {
-                // Only one file of it: the reader of that slab finds out.
-            }
-            Some(why) => self.turn_off(why),
-            None if source.kind() == io::ErrorKind::WriteZero => self.turn_off(Why::Full),
-            None => {}
-        }
-    }
 }
 
 /// Takes slab `n` out of use; it is returned when it can be sealed now.
-fn retire(w: &mut Writer, n: u32) -> Option<(u32, Open)> {
+fn retire(w: &mut Writer, n: u32) -> Option<(u32, OpenSlab)> {
     w.active = w.active.filter(|&a| a != n);
     let open = w.open.get_mut(&n)?;
     open.full = true;

@@ -5,7 +5,7 @@ use std::{io, path::Path};
 
 /// Bytes of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct FsSpace {
     /// All there are.
     pub total: u64,
     /// Those that this process may still use.
@@ -14,7 +14,7 @@ pub struct Room {
     pub own: u64,
 }
 
-impl Room {
+impl FsSpace {
     /// The room of the file system that `dir` lies on, or would lie on.
     ///
     /// # Errors
@@ -30,7 +30,7 @@ impl Room {
             name == "slabs" || name.starts_with("catalogue")
         });
         let own = ours.map(|e| catalogue::du(&e.path())).sum();
-        Ok(Room { total: bytes(v.f_blocks), available: bytes(v.f_bavail), own })
+        Ok(FsSpace { total: bytes(v.f_blocks), available: bytes(v.f_bavail), own })
     }
 }
 
@@ -56,14 +56,14 @@ mod tests {
     #[test]
     fn a_directory_that_is_not_there_yet_has_the_room_of_its_parent() {
         let dir = tempfile::tempdir().expect("a directory");
-        let room = Room::at(&dir.path().join("a/b/c")).expect("room");
+        let room = FsSpace::at(&dir.path().join("a/b/c")).expect("room");
         assert!(room.total > 0 && room.available <= room.total && room.own == 0, "{room:?}");
         std::fs::create_dir(dir.path().join("slabs")).expect("mkdir");
         std::fs::write(dir.path().join("slabs/x"), vec![1; 100_000]).expect("write");
         std::fs::write(dir.path().join("other"), vec![1; 500_000]).expect("write");
-        let own = Room::at(dir.path()).expect("room").own;
+        let own = FsSpace::at(dir.path()).expect("room").own;
         assert!((100_000..300_000).contains(&own), "{own}");
         std::fs::write(dir.path().join("file"), b"x").expect("write");
-        assert!(Room::at(&dir.path().join("file/below")).is_err(), "below a file there is none");
+        assert!(FsSpace::at(&dir.path().join("file/below")).is_err(), "below a file there is none");
     }
 }

@@ -1,8 +1,8 @@
-//! Buffers that are used again: a fresh mapping costs a page fault, and charging, for each of its pages.
+//! BufferPool that are used again: a fresh mapping costs a page fault, and charging, for each of its pages.
 //!
 //! Invariants:
 //! 1. (I6) a buffer holds the permit for all of its bytes for as long as it exists, lent or idle: what is idle is
-//!    part of the store's memory, at most `idle_bytes`, and whoever needs that memory takes it ([`Buffers::relieve`]);
+//!    part of the store's memory, at most `idle_bytes`, and whoever needs that memory takes it ([`BufferPool::relieve`]);
 //! 2. a buffer is lent to one at a time, and comes back when the last clone of what was read into it is dropped.
 
 use std::{
@@ -17,14 +17,14 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Smaller buffers come from the allocator's heaps, whose pages stay.
 const POOLED_FROM: u32 = 64 << 10;
 
-/// Buffers that nobody uses now.
+/// BufferPool that nobody uses now.
 #[derive(Debug)]
-pub(crate) struct Buffers {
+pub(crate) struct BufferPool {
     idle: Mutex<Idle>,
     /// What may be idle, in bytes.
     idle_bytes: u64,
     /// How many wait for permits: while there are any, nothing becomes idle.
-    wanted: AtomicUsize,
+    waiters: AtomicUsize,
 }
 
 /// By class, the one used last at the end: its pages are the warmest.
@@ -53,11 +53,11 @@ impl Idle {
 
 /// Somebody waits for memory, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Wanted<'a>(&'a Buffers);
+pub(crate) struct Waiter<'a>(&'a BufferPool);
 
-impl Drop for Wanted<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.0.wanted.fetch_sub(1, Relaxed);
+        self.0.waiters.fetch_sub(1, Relaxed);
     }
 }
 
@@ -69,16 +69,16 @@ struct Buffer {
 
 /// A buffer of so many bytes, with arbitrary content, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct PooledBuffer {
     /// Taken when it is dropped.
     buffer: Option<Buffer>,
     len: usize,
-    home: Arc<Buffers>,
+    pool: Arc<BufferPool>,
 }
 
 /// How long the buffer is that `len` bytes are read into: lengths of a class, at most an eighth apart, share buffers.
 /// A buffer that would be more than `most` is exactly as long as what is read.
-pub(crate) fn class(len: u32, most: u64) -> u32 {
+pub(crate) fn size_class(len: u32, most: u64) -> u32 {
     if len < POOLED_FROM {
         return len;
     }
@@ -89,10 +89,10 @@ pub(crate) fn class(len: u32, most: u64) -> u32 {
     }
 }
 
-impl Buffers {
+impl BufferPool {
     /// None yet; at most `idle_bytes` will ever be idle.
     pub fn new(idle_bytes: u64) -> Arc<Self> {
-        Arc::new(Buffers { idle: Mutex::default(), idle_bytes, wanted: AtomicUsize::new(0) })
+        Arc::new(BufferPool { idle: Mutex::default(), idle_bytes, waiters: AtomicUsize::new(0) })
     }
 
     fn idle(&self) -> MutexGuard<'_, Idle> {
@@ -100,25 +100,25 @@ impl Buffers {
     }
 
     /// An idle buffer of exactly this class, to read `len` bytes into.
-    pub fn take(self: &Arc<Self>, class: u32, len: u32) -> Option<Lent> {
+    pub fn take(self: &Arc<Self>, class: u32, len: u32) -> Option<PooledBuffer> {
         let buffer = self.idle().pop(class as usize)?;
-        Some(Lent { buffer: Some(buffer), len: len as usize, home: Arc::clone(self) })
+        Some(PooledBuffer { buffer: Some(buffer), len: len as usize, pool: Arc::clone(self) })
     }
 
     /// A fresh buffer of as many bytes as `permit` covers, to read `len` bytes into.
-    pub fn fresh(self: &Arc<Self>, permit: OwnedSemaphorePermit, len: u32) -> Lent {
+    pub fn allocate(self: &Arc<Self>, permit: OwnedSemaphorePermit, len: u32) -> PooledBuffer {
         let bytes = vec![0; permit.num_permits()];
-        Lent { buffer: Some(Buffer { bytes, permit }), len: len as usize, home: Arc::clone(self) }
+        PooledBuffer { buffer: Some(Buffer { bytes, permit }), len: len as usize, pool: Arc::clone(self) }
     }
 
     /// Notes that somebody waits for memory.
-    pub fn wanted(&self) -> Wanted<'_> {
-        self.wanted.fetch_add(1, Relaxed);
-        Wanted(self)
+    pub fn add_waiter(&self) -> Waiter<'_> {
+        self.waiters.fetch_add(1, Relaxed);
+        Waiter(self)
     }
 
     /// Frees idle buffers of `bytes` in all, if there are as many; how many bytes it freed.
-    pub fn relieve(&self, bytes: u64) -> u64 {
+    pub fn free_idle(&self, bytes: u64) -> u64 {
         let mut freed = 0;
         while freed < bytes {
             // The largest class first; freed with the lock released.
@@ -132,13 +132,13 @@ impl Buffers {
     }
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         self.buffer.as_ref().map_or(&[], |b| &b.bytes[..self.len.min(b.bytes.len())])
     }
 }
 
-impl AsMut<[u8]> for Lent {
+impl AsMut<[u8]> for PooledBuffer {
     fn as_mut(&mut self) -> &mut [u8] {
         let len = self.len;
         self.buffer.as_mut().map_or(&mut [], |b| {
@@ -148,12 +148,13 @@ impl AsMut<[u8]> for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        let large = |b: &Buffer| b.bytes.len() >= POOLED_FROM as usize && self.home.wanted.load(Relaxed) == 0;
+        let large =
+            |b: &Buffer| b.bytes.len() >= POOLED_FROM as usize && self.pool.waiters.load(Relaxed) == 0;
         if let Some(buffer) = self.buffer.take().filter(large) {
-            let mut idle = self.home.idle();
-            if idle.bytes + buffer.bytes.len() as u64 <= self.home.idle_bytes {
+            let mut idle = self.pool.idle();
+            if idle.bytes + buffer.bytes.len() as u64 <= self.pool.idle_bytes {
                 idle.push(buffer);
             }
         }
@@ -169,45 +170,45 @@ mod tests {
     proptest! {
         #[test]
         fn a_class_holds_its_lengths_and_wastes_little(len in 0..=(16u32 << 20), most in 0..(1u64 << 25)) {
-            let c = class(len, most);
+            let c = size_class(len, most);
             prop_assert!(c >= len && (u64::from(c) <= most || c == len));
             prop_assert!(u64::from(c - len) * 8 <= u64::from(len), "{len} in {c}");
-            prop_assert_eq!(class(c, most), c, "a class is its own");
+            prop_assert_eq!(size_class(c, most), c, "a class is its own");
         }
     }
 
     #[test]
     fn i6_idle_or_lent_a_buffer_holds_its_permit() {
         let permits = Arc::new(Semaphore::new(1 << 20));
-        let home = Buffers::new(400_000);
+        let pool = BufferPool::new(400_000);
         let fresh = |len| {
-            let permit = Arc::clone(&permits).try_acquire_many_owned(class(len, 1 << 20)).expect("room");
-            home.fresh(permit, len)
+            let permit = Arc::clone(&permits).try_acquire_many_owned(size_class(len, 1 << 20)).expect("room");
+            pool.allocate(permit, len)
         };
         let (a, b) = (fresh(200_000), fresh(100_000));
         assert_eq!((a.as_ref().len(), b.as_ref().len()), (200_000, 100_000));
         let lent = (1 << 20) - permits.available_permits();
         drop((a, b));
         assert_eq!((1 << 20) - permits.available_permits(), lent, "idle");
-        assert!(home.take(class(150_000, 1 << 20), 150_000).is_none(), "another class");
-        let again = home.take(class(199_999, 1 << 20), 199_999).expect("the same class");
+        assert!(pool.take(size_class(150_000, 1 << 20), 150_000).is_none(), "another class");
+        let again = pool.take(size_class(199_999, 1 << 20), 199_999).expect("the same class");
         assert_eq!((again.as_ref().len(), (1 << 20) - permits.available_permits()), (199_999, lent));
-        assert!(home.relieve(u64::MAX) >= 100_000);
+        assert!(pool.free_idle(u64::MAX) >= 100_000);
         drop(again);
-        assert_eq!(home.relieve(1), u64::from(class(199_999, 1 << 20)), "whole buffers");
+        assert_eq!(pool.free_idle(1), u64::from(size_class(199_999, 1 << 20)), "whole buffers");
         assert_eq!(permits.available_permits(), 1 << 20);
         let many: Vec<_> = (0..4).map(|_| fresh(150_000)).collect();
         drop(many);
         assert_eq!(
-            home.relieve(u64::MAX),
-            2 * u64::from(class(150_000, 1 << 20)),
+            pool.free_idle(u64::MAX),
+            2 * u64::from(size_class(150_000, 1 << 20)),
             "no more than may be idle"
         );
-        let waiting = home.wanted();
+        let waiting = pool.add_waiter();
         drop(fresh(100_000));
         drop(waiting);
-        assert_eq!((home.relieve(1), permits.available_permits()), (0, 1 << 20), "who waits gets it");
+        assert_eq!((pool.free_idle(1), permits.available_permits()), (0, 1 << 20), "who waits gets it");
         drop(fresh(10));
-        assert_eq!((home.relieve(1), permits.available_permits()), (0, 1 << 20), "small ones do not stay");
+        assert_eq!((pool.free_idle(1), permits.available_permits()), (0, 1 << 20), "small ones do not stay");
     }
 }

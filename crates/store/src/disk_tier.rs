@@ -13,18 +13,19 @@
 //!    counted. At most [`READERS`] threads read at once, however long a dead disk holds them;
 //! 4. a reader never waits for an append.
 
-mod queue;
+mod append_queue;
 
 use crate::{
-    buffers::Lent,
+    DatasetId,
+    buffer_pool::PooledBuffer,
     disk::{
-        Admission, DatasetId, DiskConfig, DiskError, DiskStats, DiskTier, Health, ReapReport, Recovery,
+        Admission, DiskConfig, DiskEngine, DiskError, DiskStats, Health, Policy, ReapReport, Recovery,
         ScrubReport, equal_split,
     },
     stats::Counters,
 };
+use append_queue::{Append, Queue};
 use fletch_core::{Hash, StoreKey, Verified};
-use queue::{Append, Queue};
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
@@ -44,12 +45,12 @@ pub const READERS: usize = 32;
 const READ_WAIT: Duration = Duration::from_secs(5);
 
 /// How often who waits for room in the queue looks again.
-const ROOM_EVERY: Duration = Duration::from_millis(5);
+const QUEUE_POLL_EVERY: Duration = Duration::from_millis(5);
 
 /// A disk tier, or the place where one will be.
 #[derive(Debug)]
-pub struct Disk {
-    tier: RwLock<Option<Arc<DiskTier>>>,
+pub struct DiskTier {
+    engine: RwLock<Option<Arc<DiskEngine>>>,
     /// Why there is none.
     absent: Mutex<Option<String>>,
     readers: Arc<Semaphore>,
@@ -82,7 +83,7 @@ pub struct DiskReport {
     /// Whether it keeps chunks.
     pub state: DiskState,
     /// The tier's own numbers, while it is open.
-    pub tier: Option<DiskStats>,
+    pub engine: Option<DiskStats>,
     /// Reads whose bytes were not the chunk.
     pub corrupt: u64,
     /// Reads that were not waited for any longer.
@@ -99,7 +100,7 @@ impl DiskReport {
     /// Damaged chunks that readers and scrubbing found: never served, and fetched again when wanted.
     #[must_use]
     pub fn damaged(&self) -> u64 {
-        self.tier.as_ref().map_or(0, |t| t.counts.quarantined)
+        self.engine.as_ref().map_or(0, |t| t.counts.quarantined)
     }
 }
 
@@ -108,12 +109,12 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Disk {
+impl DiskTier {
     /// A place for a tier. `queue_bytes` bounds what waits to be appended; it is part of the store's memory.
     #[must_use]
     pub fn new(queue_bytes: u64) -> Arc<Self> {
-        Arc::new(Disk {
-            tier: RwLock::new(None),
+        Arc::new(DiskTier {
+            engine: RwLock::new(None),
             absent: Mutex::new(Some("it was not opened yet".to_owned())),
             readers: Arc::new(Semaphore::new(READERS)),
             queue_bytes,
@@ -125,21 +126,21 @@ impl Disk {
 
     /// The tier, while it is open (it may be off).
     #[must_use]
-    pub fn tier(&self) -> Option<Arc<DiskTier>> {
-        self.tier.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn engine(&self) -> Option<Arc<DiskEngine>> {
+        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Opens the tier. Blocks: reads tables, and walks a slab or two.
     ///
     /// # Errors
-    /// As [`DiskTier::open`]; the store works without it, and it can be tried again.
+    /// As [`DiskEngine::open`]; the store works without it, and it can be tried again.
     pub fn open(&self, config: DiskConfig, now: SystemTime) -> Result<Recovery, DiskError> {
         // Locked over the opening, so that two callers do not meet in the directory.
         let mut absent = lock(&self.absent);
-        let opened = DiskTier::open(config, now);
+        let opened = DiskEngine::open(config, now);
         match opened {
-            Ok((tier, found)) => {
-                *self.tier.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tier));
+            Ok((engine, found)) => {
+                *self.engine.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(engine));
                 *absent = None;
                 Ok(found)
             }
@@ -151,15 +152,15 @@ impl Disk {
     }
 
     /// Notes why it cannot even be tried to open the tier.
-    pub fn cannot_open(&self, why: String) {
+    pub fn set_absent_reason(&self, why: String) {
         *lock(&self.absent) = Some(why);
     }
 
     /// Whether the tier keeps chunks.
     #[must_use]
     pub fn state(&self) -> DiskState {
-        if let Some(tier) = self.tier() {
-            return DiskState::Open(tier.health());
+        if let Some(engine) = self.engine() {
+            return DiskState::Open(engine.health());
         }
         // Contended only while it is being opened.
         let why = self.absent.try_lock().ok().and_then(|w| w.clone());
@@ -172,7 +173,7 @@ impl Disk {
         let c = &self.counters;
         DiskReport {
             state: self.state(),
-            tier: self.tier().map(|t| t.stats()),
+            engine: self.engine().map(|t| t.stats()),
             corrupt: c.corrupt.load(Relaxed),
             late: c.late.load(Relaxed),
             append_drops: c.append_drops.load(Relaxed),
@@ -183,8 +184,8 @@ impl Disk {
 
     /// Looks whether the tier still works. Blocks.
     pub fn probe(&self, now: SystemTime) -> DiskState {
-        if let Some(tier) = self.tier() {
-            tier.probe(now);
+        if let Some(engine) = self.engine() {
+            engine.probe(now);
         }
         self.state()
     }
@@ -194,7 +195,7 @@ impl Disk {
     /// # Errors
     /// [`DiskError`]; what it means for the tier is in its state.
     pub fn reap(&self, budget: u64) -> Result<ReapReport, DiskError> {
-        self.tier().map_or(Ok(ReapReport::default()), |t| t.reap(budget))
+        self.engine().map_or(Ok(ReapReport::default()), |t| t.reap(budget))
     }
 
     /// Reads and hashes `budget` bytes of what is kept. Blocks.
@@ -202,18 +203,18 @@ impl Disk {
     /// # Errors
     /// [`DiskError`].
     pub fn scrub(&self, budget: u64) -> Result<ScrubReport, DiskError> {
-        self.tier().map_or(Ok(ScrubReport::default()), |t| t.scrub_next(budget))
+        self.engine().map_or(Ok(ScrubReport::default()), |t| t.scrub_next(budget))
     }
 
     /// Divides the tier equally among datasets, each with the footprint it can use at most, if that is
     /// known. Blocks. How many chunks had to leave; `None` without a tier.
-    pub fn share(&self, datasets: &[(DatasetId, Option<u64>)]) -> Option<u64> {
-        let tier = self.tier()?;
-        Some(tier.set_shares(&equal_split(tier.capacity(), datasets)))
+    pub fn divide_equally(&self, datasets: &[(DatasetId, Option<u64>)]) -> Option<u64> {
+        let engine = self.engine()?;
+        Some(engine.set_shares(&equal_split(engine.capacity(), datasets)))
     }
 
     /// Waits until what was admitted is written, but not longer than `within`.
-    pub async fn flushed(&self, within: Duration) {
+    pub async fn wait_flushed(&self, within: Duration) {
         let until = Instant::now() + within;
         loop {
             let emptied = self.emptied.notified();
@@ -226,22 +227,22 @@ impl Disk {
     }
 
     /// Waits until half of the queue is free for `len` more bytes, but not longer than `within`.
-    pub(crate) async fn room(&self, len: u32, within: Duration) {
+    pub(crate) async fn wait_for_queue_room(&self, len: u32, within: Duration) {
         let until = Instant::now() + within;
         let full = || lock(&self.queue).bytes() + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
         while full() && Instant::now() < until {
-            tokio::time::sleep(ROOM_EVERY).await;
+            tokio::time::sleep(QUEUE_POLL_EVERY).await;
         }
     }
 
     /// Takes what was to be appended of a chunk for `dataset` back, if nobody began to.
-    pub(crate) fn take_back(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        lock(&self.queue).take_back(key, dataset)
+    pub(crate) fn cancel_append(&self, key: &StoreKey, dataset: DatasetId) -> bool {
+        lock(&self.queue).cancel(key, dataset)
     }
 
     /// The chunk, if it waits to be appended: it is neither on disk nor, perhaps, in memory.
-    pub(crate) fn queued(&self, key: &StoreKey) -> Option<Verified> {
-        lock(&self.queue).find(key)
+    pub(crate) fn queued_chunk(&self, key: &StoreKey) -> Option<Verified> {
+        lock(&self.queue).get(key)
     }
 
     /// Closes the tier, so that the next start is quick. Blocks. What still waits is dropped.
@@ -249,46 +250,88 @@ impl Disk {
     /// # Errors
     /// [`DiskError`]; it is closed all the same.
     pub fn close(&self) -> Result<(), DiskError> {
-        self.tier().map_or(Ok(()), |t| t.close())
+        self.engine().map_or(Ok(()), |t| t.close())
     }
 
     /// Closes the tier and gives its place up, so that another can be opened, by this process or by another.
     /// Blocks.
-    pub fn leave(&self, why: String) {
+    pub fn detach(&self, why: String) {
         let mut absent = lock(&self.absent);
-        let tier = self.tier.write().unwrap_or_else(PoisonError::into_inner).take();
+        let engine = self.engine.write().unwrap_or_else(PoisonError::into_inner).take();
         *absent = Some(why);
-        if let Some(Err(e)) = tier.map(|t| t.close()) {
-            tracing::debug!(error = %e, "the disk tier was not closed well");
+        if let Some(Err(e)) = engine.map(|t| t.close()) {
+            tracing::debug!(error = %e, "the disk engine was not closed well");
         }
     }
 
     /// Whether the tier has the chunk, `len` bytes long. Does no IO.
     #[must_use]
     pub fn has(&self, key: &StoreKey, len: u32) -> bool {
-        self.tier().is_some_and(|t| t.length(key) == Some(len))
+        self.engine().is_some_and(|t| t.length(key) == Some(len))
     }
 
     /// Whether the tier has the chunk, or will once what waits was written. Does no IO.
     #[must_use]
-    pub fn has_or_waits(&self, key: &StoreKey, len: u32) -> bool {
+    pub fn has_or_queued(&self, key: &StoreKey, len: u32) -> bool {
         // In this order: what waits is in the index before it waits no longer.
-        lock(&self.queue).find(key).is_some() || self.has(key, len)
+        lock(&self.queue).get(key).is_some() || self.has(key, len)
+    }
+
+    /// Protects chunks from eviction until as many releases; which of them are there and are now.
+    #[must_use]
+    pub fn pin(&self, keys: &[StoreKey]) -> Vec<bool> {
+        let Some(tier) = self.engine() else { return vec![false; keys.len()] };
+        keys.iter().map(|k| tier.pin(std::slice::from_ref(k)) == 1).collect()
+    }
+
+    /// Takes one protection back from each chunk.
+    pub fn unpin(&self, keys: &[StoreKey]) {
+        if let Some(tier) = self.engine() {
+            tier.unpin(keys);
+        }
+    }
+
+    /// Evicts what a dataset has and nobody leased; how many chunks.
+    #[must_use]
+    pub fn evict_dataset(&self, dataset: DatasetId) -> u64 {
+        self.engine().map_or(0, |t| t.evict_dataset(dataset))
+    }
+
+    /// Evicts a chunk if it was brought for `dataset` and nobody leased it; one that waits to be written never is.
+    pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
+        let waited = self.cancel_append(key, dataset);
+        waited | self.engine().is_some_and(|t| t.evict_of(key, dataset))
+    }
+
+    /// What a dataset was given of the tier, in footprints.
+    #[must_use]
+    pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {
+        self.engine().and_then(|t| t.share_of(dataset))
+    }
+
+    /// Whether the dataset was given a share of so many bytes. True where none are given out.
+    #[must_use]
+    pub fn has_share(&self, dataset: DatasetId, bytes: u64) -> bool {
+        let enough = |share: Option<u64>| share.is_some_and(|s| s >= bytes);
+        self.engine().is_none_or(|t| {
+            t.policy() != Policy::Fletch
+                || t.stats().datasets.iter().any(|d| d.dataset == dataset && enough(d.share))
+        })
     }
 
     /// Whether the tier would keep the chunk if it came now. Does no IO.
     pub(crate) fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
-        self.tier().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
+        self.engine().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
     }
 
     /// The chunk as it is on disk, if it is right, in `buffer`, which is as long. What is wrong is never read again.
     pub(crate) async fn read(
         self: &Arc<Self>,
         key: &StoreKey,
-        buffer: Lent,
+        buffer: PooledBuffer,
         until: Instant,
     ) -> Option<Verified> {
-        self.fill(key, None, buffer, until).await
+        self.read_verified(key, None, buffer, until).await
     }
 
     /// As many bytes of the chunk as `buffer` is long, from `offset` on, if they hash to `part`. If not, the chunk may
@@ -298,31 +341,31 @@ impl Disk {
         key: &StoreKey,
         offset: usize,
         part: Hash,
-        buffer: Lent,
+        buffer: PooledBuffer,
         until: Instant,
     ) -> Option<Verified> {
-        self.fill(key, Some((offset, part)), buffer, until).await
+        self.read_verified(key, Some((offset, part)), buffer, until).await
     }
 
-    async fn fill(
+    async fn read_verified(
         self: &Arc<Self>,
         key: &StoreKey,
         part: Option<(usize, Hash)>,
-        buffer: Lent,
+        buffer: PooledBuffer,
         until: Instant,
     ) -> Option<Verified> {
-        let tier = self.tier()?;
+        let engine = self.engine()?;
         let now = Instant::now();
         let by = now + READ_WAIT.min(until.saturating_duration_since(now) / 4);
-        let turn = match timeout_at(by, Arc::clone(&self.readers).acquire_owned()).await {
-            Ok(turn) => turn.ok()?,
-            Err(_) => return self.too_late(key),
+        let permit = match timeout_at(by, Arc::clone(&self.readers).acquire_owned()).await {
+            Ok(permit) => permit.ok()?,
+            Err(_) => return self.give_up_read(key),
         };
         let (disk, of) = (Arc::clone(self), key.clone());
         let job = spawn_blocking(move || {
-            let _turn = turn;
+            let _permit = permit;
             // Its errors are counted, and blamed on the disk, by the tier.
-            let found = tier.get_with(&of, |record| {
+            let found = engine.get_with(&of, |record| {
                 let wanted = buffer.as_ref().len();
                 let fits = match part {
                     None => record.len() == wanted,
@@ -337,35 +380,37 @@ impl Disk {
             let found = found.ok().flatten()?;
             if found.is_none() && part.is_none() {
                 Counters::add(&disk.counters.corrupt, 1);
-                tier.quarantine(&of);
+                engine.quarantine(&of);
             }
             found
         });
         match timeout_at(by, job).await {
             Ok(done) => done.ok().flatten(),
-            Err(_) => self.too_late(key),
+            Err(_) => self.give_up_read(key),
         }
     }
 
-    fn too_late(&self, key: &StoreKey) -> Option<Verified> {
+    fn give_up_read(&self, key: &StoreKey) -> Option<Verified> {
         Counters::add(&self.counters.late, 1);
         tracing::warn!(chunk = %key.hash, "the disk takes too long and is passed by");
         None
     }
 
     /// Has the chunk appended in the background, if it is admitted and the queue has room; whether it will be.
-    pub(crate) fn keep(self: &Arc<Self>, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> bool {
-        if dataset == DatasetId::PASSING {
+    pub(crate) fn enqueue(self: &Arc<Self>, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> bool {
+        if dataset == DatasetId::UNCACHED {
             return false;
         }
-        let (Some(tier), Ok(len)) = (self.tier(), u32::try_from(chunk.bytes().len())) else { return false };
-        match tier.length(key) {
+        let (Some(engine), Ok(len)) = (self.engine(), u32::try_from(chunk.bytes().len())) else {
+            return false;
+        };
+        match engine.length(key) {
             Some(there) if there == len => return true,
             // These bytes were just hashed: what is there cannot be the chunk.
-            Some(_) => tier.quarantine(key),
+            Some(_) => engine.quarantine(key),
             None => {}
         }
-        if tier.admit(key, dataset, len) == Admission::No {
+        if engine.admit(key, dataset, len) == Admission::No {
             return false;
         }
         let mut queue = lock(&self.queue);
@@ -375,7 +420,7 @@ impl Disk {
             return false;
         }
         queue.push(Append { key: key.clone(), dataset, chunk: chunk.clone() });
-        if !std::mem::replace(&mut queue.drained, true) {
+        if !std::mem::replace(&mut queue.has_drainer, true) {
             let disk = Arc::clone(self);
             drop(spawn_blocking(move || disk.drain()));
         }
@@ -385,45 +430,45 @@ impl Disk {
     /// Appends until nothing waits.
     fn drain(&self) {
         /// Whoever comes after a panic begins anew.
-        struct Turn<'a>(&'a Disk);
-        impl Drop for Turn<'_> {
+        struct DrainerGuard<'a>(&'a DiskTier);
+        impl Drop for DrainerGuard<'_> {
             fn drop(&mut self) {
-                lock(&self.0.queue).drained = false;
+                lock(&self.0.queue).has_drainer = false;
             }
         }
         loop {
-            let turn = Turn(self);
+            let permit = DrainerGuard(self);
             while let Some(next) = self.next() {
                 let Append { key, dataset, chunk } = &next.append;
                 // An error turned the tier off, or concerned this chunk: it is counted there.
-                if let Some(Err(e)) = self.tier().map(|t| t.put(key, *dataset, chunk)) {
+                if let Some(Err(e)) = self.engine().map(|t| t.put(key, *dataset, chunk)) {
                     tracing::debug!(chunk = %key.hash, error = %e, "not appended");
                 }
             }
-            drop(turn);
+            drop(permit);
             self.emptied.notify_waiters();
             // Somebody may have come between the last look and the end of the turn.
             let mut queue = lock(&self.queue);
-            if queue.is_empty() || std::mem::replace(&mut queue.drained, true) {
+            if queue.is_empty() || std::mem::replace(&mut queue.has_drainer, true) {
                 return;
             }
         }
     }
 
-    fn next(&self) -> Option<Taken<'_>> {
-        lock(&self.queue).next().map(|append| Taken { disk: self, append })
+    fn next(&self) -> Option<AppendInProgress<'_>> {
+        lock(&self.queue).next().map(|append| AppendInProgress { disk: self, append })
     }
 }
 
 /// What is being appended: it counts until it is over, however that ends.
-struct Taken<'a> {
-    disk: &'a Disk,
+struct AppendInProgress<'a> {
+    disk: &'a DiskTier,
     append: Append,
 }
 
-impl Drop for Taken<'_> {
+impl Drop for AppendInProgress<'_> {
     fn drop(&mut self) {
-        lock(&self.disk.queue).over(&self.append);
+        lock(&self.disk.queue).finish(&self.append);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What waits to be appended to the disk, and is found here until it is there.
 
-use crate::disk::DatasetId;
+use crate::DatasetId;
 use fletch_core::{StoreKey, Verified};
 use std::collections::{HashMap, VecDeque};
 
@@ -21,7 +21,7 @@ pub(super) struct Queue {
     /// Of both.
     bytes: u64,
     /// Somebody appends.
-    pub drained: bool,
+    pub has_drainer: bool,
 }
 
 fn len(chunk: &Verified) -> u64 {
@@ -51,24 +51,24 @@ impl Queue {
     }
 
     /// It was written, or will not be.
-    pub fn over(&mut self, append: &Append) {
+    pub fn finish(&mut self, append: &Append) {
         self.bytes = self.bytes.saturating_sub(len(&append.chunk));
         self.chunks.remove(&append.key);
     }
 
     /// Takes back what nobody began to write of a chunk for a dataset; whether there was any.
-    pub fn take_back(&mut self, key: &StoreKey, dataset: DatasetId) -> bool {
+    pub fn cancel(&mut self, key: &StoreKey, dataset: DatasetId) -> bool {
         if !self.chunks.contains_key(key) {
             return false;
         }
         let at = self.waiting.iter().position(|w| w.dataset == dataset && w.key == *key);
         let Some(append) = at.and_then(|at| self.waiting.remove(at)) else { return false };
-        self.over(&append);
+        self.finish(&append);
         true
     }
 
     /// The chunk, if it waits or is being written.
-    pub fn find(&self, key: &StoreKey) -> Option<Verified> {
+    pub fn get(&self, key: &StoreKey) -> Option<Verified> {
         self.chunks.get(key).cloned()
     }
 }

@@ -62,7 +62,7 @@ pub struct Patience {
 /// Whether a version is granted. While it is, the answer is held back for as long as was asked:
 /// whoever keeps asking knows within a moment that a grant ended, for few requests.
 #[utoipa::path(
-    get, path = "/v1/versions/{root}/grant", tag = "bytes",
+    get, path = "/v1/versions/{root}/access", tag = "bytes",
     params(
         ("root" = String, Path, description = "Root of the version, 64 hex digits"),
         ("wait_ms" = Option<u64>, Query, description = "Milliseconds to hold the answer back while the version stays granted, at most 10,000"),

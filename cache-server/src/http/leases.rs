@@ -24,7 +24,7 @@ use axum::{
 };
 use bytes::Bytes;
 use fletch_api::{
-    ByteResult, Code, Grant, GrantStatus, LeaseRequest, Problem, RefPiece, SampleFile, SampleHead, SampleRef,
+    ByteResult, Code, LeaseGrant, GrantStatus, LeaseRequest, Problem, RefPiece, SampleFile, SampleHead, SampleRef,
     epochs::WAIT_MS_MAX,
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
@@ -105,7 +105,7 @@ fn stream_of(
 ) -> BoxStream<'static, Result<Piece, Broken>> {
     let Granted { status, lease, again, entries, left } = granted;
     let from = (ask.from as usize).min(entries.len());
-    let grant = Grant {
+    let grant = LeaseGrant {
         status,
         lease,
         again,

@@ -25,7 +25,7 @@ use super::{
 use crate::versions::{Source, Sources};
 use fletch_api::{
     Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, Times, Visitation, WorldSpec,
-    epochs::ACKS_MAX, jobs::seed_of,
+    epochs::ACKS_MAX, jobs::default_seed,
 };
 use fletch_core::{
     Hash, JobName,
@@ -102,7 +102,7 @@ impl Opened {
         let ask = &record.ask;
         let ledger = ledger_of(ask)?;
         let told_seed = ledger.as_ref().map(|l| l.header.seed);
-        let seed = ask.seed.or(told_seed).unwrap_or_else(|| seed_of(&ask.name));
+        let seed = ask.seed.or(told_seed).unwrap_or_else(|| default_seed(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
         world_of(&ask.world).check()?;
         let most = means.ledger_bytes;

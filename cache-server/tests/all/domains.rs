@@ -280,7 +280,7 @@ async fn whoever_waits_at_a_grant_is_told_when_it_ends_and_nobody_else() {
     }
     let ask = async |token: &str, wait_ms: u64| {
         let begun = Instant::now();
-        let r = two.ask(token, Method::GET, &routes::grant(root, wait_ms)).send().await.expect("answer");
+        let r = two.ask(token, Method::GET, &routes::access(root, wait_ms)).send().await.expect("answer");
         (r.status().as_u16(), begun.elapsed())
     };
     let (status, took) = ask("a", 300).await;
@@ -305,7 +305,7 @@ async fn whoever_waits_at_a_grant_is_told_when_it_ends_and_nobody_else() {
     let (of_b, ()) = tokio::join!(ask("b", 10_000), revoke);
     assert!(of_b.0 == 401 && of_b.1 < Duration::from_secs(5), "{of_b:?}");
     problem(
-        two.ask("c", Method::GET, &format!("/v1/versions/{root}/grant?wait_ms=x"))
+        two.ask("c", Method::GET, &format!("/v1/versions/{root}/access?wait_ms=x"))
             .send()
             .await
             .expect("answer"),

@@ -1,7 +1,7 @@
 //! Epochs: leases, acks, state and receipt (`docs/EPOCHS.md`).
 //!
 //! The answer to a lease request is a stream of [`crate::frames`]: one grant frame, whose payload is a
-//! [`Grant`]; of each granted entry a sample frame ([`SampleHead`]) and then its bytes in data frames,
+//! [`LeaseGrant`]; of each granted entry a sample frame ([`SampleHead`]) and then its bytes in data frames,
 //! or one ref frame ([`SampleRef`]), or an error frame; and an end frame. A frame's index is the
 //! entry's place in the lease.
 
@@ -143,7 +143,7 @@ pub enum GrantStatus {
 
 /// Payload of a grant frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Grant {
+pub struct LeaseGrant {
     /// What came of the request.
     pub status: GrantStatus,
     /// The lease; 0 without one.
@@ -293,7 +293,7 @@ mod tests {
         let r: LeaseRequest = serde_json::from_str(text).expect("documented form");
         assert_eq!((r.rank, r.worker, r.sequence, r.want, r.refs, r.from), (1, 0, 3, 64, false, 0));
         assert_eq!(r.acks[0].batches[0].stepped_ns, 5);
-        let grant: Grant =
+        let grant: LeaseGrant =
             serde_json::from_str(r#"{"status":"done","ttl_ms":30000,"left":0}"#).expect("form");
         assert_eq!((grant.status, grant.lease, grant.entries.len()), (GrantStatus::Done, 0, 0));
         assert!(serde_json::from_str::<LeaseRequest>(r#"{"rank":-1,"sequence":0,"want":1}"#).is_err());

@@ -42,7 +42,7 @@ pub enum FrameKind {
     Ref = 4,
     /// Nothing but a sign of life; readers skip it.
     Heartbeat = 5,
-    /// Of a lease: what was granted ([`crate::Grant`] in JSON), before every item.
+    /// Of a lease: what was granted ([`crate::LeaseGrant`] in JSON), before every item.
     Grant = 6,
     /// Of a lease: what the item's bytes are ([`crate::SampleHead`] in JSON), before them.
     Sample = 7,
@@ -111,7 +111,7 @@ pub enum Frame {
     },
     /// What was granted.
     Grant {
-        /// A [`crate::Grant`] in JSON.
+        /// A [`crate::LeaseGrant`] in JSON.
         grant: Bytes,
     },
     /// What the bytes of item `index` are.
@@ -126,7 +126,7 @@ pub enum Frame {
         /// Which item.
         index: u32,
         /// A [`crate::SampleRef`] in JSON.
-        place: Bytes,
+        location: Bytes,
     },
     /// Every item was answered.
     End {
@@ -259,7 +259,7 @@ impl Decoder {
             return Ok(Some(match head.kind {
                 DATA => Frame::Data { index, whole: status != MORE, bytes },
                 ERROR => Frame::Error { index, status, problem: bytes },
-                REF => Frame::Ref { index, place: bytes },
+                REF => Frame::Ref { index, location: bytes },
                 GRANT => Frame::Grant { grant: bytes },
                 SAMPLE => Frame::Sample { index, head: bytes },
                 _ => {

@@ -58,7 +58,7 @@ pub struct StartJob {
 /// The seed of a job that names none: the first eight bytes of the BLAKE3 of its name, as a
 /// little-endian number.
 #[must_use]
-pub fn seed_of(name: &JobName) -> u64 {
+pub fn default_seed(name: &JobName) -> u64 {
     let mut first = [0; 8];
     first.copy_from_slice(&Hash::of(name.as_str().as_bytes()).as_bytes()[..8]);
     u64::from_le_bytes(first)
@@ -335,6 +335,6 @@ mod tests {
     #[test]
     fn a_jobs_default_seed_never_changes() {
         let name = JobName::new("train-7").expect("name");
-        assert_eq!(seed_of(&name), 11_142_698_902_253_167_184);
+        assert_eq!(default_seed(&name), 11_142_698_902_253_167_184);
     }
 }

@@ -22,7 +22,7 @@ pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
 pub use epochs::{
-    Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, Grant, GrantStatus,
+    Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,
 };
 pub use jobs::{

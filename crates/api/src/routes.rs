@@ -19,7 +19,7 @@ pub const PLACEMENT: &str = "/v1/versions/{root}/layouts/{layout}/placement.parq
 /// A file of a version by its path: GET, HEAD.
 pub const FILE: &str = "/v1/versions/{root}/files/{*path}";
 /// Whether a version is granted to whoever asks, and until when: GET.
-pub const GRANT: &str = "/v1/versions/{root}/grant";
+pub const ACCESS: &str = "/v1/versions/{root}/access";
 /// Many pieces of a version in one stream: POST.
 pub const BATCH: &str = "/v1/versions/{root}/batch";
 /// All datasets: GET; registering one: POST.
@@ -112,8 +112,8 @@ pub(crate) fn escaped(path: &str) -> impl std::fmt::Display + '_ {
 
 /// Path of a grant; the answer is held back for `wait_ms` milliseconds while nothing changes.
 #[must_use]
-pub fn grant(root: Root, wait_ms: u64) -> String {
-    format!("/v1/versions/{root}/grant?wait_ms={wait_ms}")
+pub fn access(root: Root, wait_ms: u64) -> String {
+    format!("/v1/versions/{root}/access?wait_ms={wait_ms}")
 }
 
 /// Path of a batch.
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(layout(root, lay), fill(LAYOUT));
         assert_eq!(placement(root, lay), fill(PLACEMENT));
         assert_eq!(file(root, "a/b #1?%.é"), fill(FILE).replace("{*path}", "a/b%20%231%3F%25.%C3%A9"));
-        assert_eq!(grant(root, 7), fill(GRANT) + "?wait_ms=7");
+        assert_eq!(access(root, 7), fill(ACCESS) + "?wait_ms=7");
         assert_eq!(batch(root), fill(BATCH));
         assert_eq!(dataset(&name), fill(DATASET));
         assert_eq!(dataset_chunks(&name), fill(DATASET_CHUNKS));

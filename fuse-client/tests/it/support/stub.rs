@@ -112,7 +112,7 @@ impl Stub {
             .route(routes::ENTRIES, get(entries))
             .route(routes::LAYOUT, get(layout))
             .route(routes::PLACEMENT, get(placement))
-            .route(routes::GRANT, get(grant))
+            .route(routes::ACCESS, get(grant))
             .route(routes::CHUNK, get(chunk))
             .with_state(Arc::clone(&self.shared));
         let addr = self.addr;

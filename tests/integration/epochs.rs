@@ -67,7 +67,7 @@ fn notes_file(path: &Path, job: &JobHandle) -> File {
 
 /// Writes down what is consumed, durably, before it is acknowledged.
 fn note(file: &mut File, b: &LeaseBatch) {
-    file.write_all(b.notes().as_bytes()).expect("written");
+    file.write_all(b.log_records().as_bytes()).expect("written");
     file.sync_data().expect("durable");
 }
 

@@ -10,7 +10,7 @@ use axum::{
 use bytes::{BufMut, BytesMut};
 use fletch_api::{
     Acked, Acks, Code, GrantStatus, Job, LeaseGrant, LeaseRequest, OrderKind, Problem, SampleHead,
-    Visitation, World,
+    Visitation, WorldSpec,
     epochs::ACKS_MAX,
     frames::{FrameHeader, FrameKind, PREFACE, WHOLE},
     routes,

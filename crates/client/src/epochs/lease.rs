@@ -97,10 +97,11 @@ impl LeaseBatch {
     /// Write them durably before you acknowledge the batch. A log begins with the line
     /// [`head`](fletch_core::delivery::consumption_log::head).
     #[must_use]
-    pub fn notes(&self) -> String {
+    pub fn log_records(&self) -> String {
         let mut text = String::new();
         for (place, sample) in (0..).zip(&self.samples) {
-            let record = ConsumptionRecord { delivery: sample.delivery(), at: Some((self.token.lease, place)) };
+            let record =
+                ConsumptionRecord { delivery: sample.delivery(), at: Some((self.token.lease, place)) };
             // Writing to a text cannot fail.
             let _ = writeln!(text, "{record}");
         }

@@ -58,8 +58,12 @@ impl ReceivedSum {
 
     /// Returns the sum as the text of a whole consumption log.
     #[must_use]
-    pub fn notes(&self, epoch: u64) -> String {
-        format!("{}\n{}\n", consumption_log::head(self.root, epoch), consumption_log::sum(self.delivered, &self.value))
+    pub fn log(&self, epoch: u64) -> String {
+        format!(
+            "{}\n{}\n",
+            consumption_log::head(self.root, epoch),
+            consumption_log::sum(self.delivered, &self.value)
+        )
     }
 
     /// Returns whether the client received exactly what the receipt's plan says.

@@ -99,7 +99,7 @@ impl Served {
     ) -> f64 {
         let job = self.client.declare(&declaration(order, want, keys)).await.expect("a job");
         let (begin, mut bytes) = (Instant::now(), 0);
-        let mut reader = job.reader(epoch, 0, 0).ahead(ahead);
+        let mut reader = job.reader(epoch, 0, 0).prefetch(ahead);
         while let Next::Batch(batch) = reader.next(want).await.expect("a lease") {
             bytes += batch.samples.iter().map(|s| s.bytes.len()).sum::<usize>();
             job.ack(epoch, 0, &[batch.token.ack(BatchTimes::default())]).await.expect("an ack");

@@ -2,7 +2,7 @@
 
 use crate::failure::{Exit, Failure};
 use crate::target::Select;
-use fletch_client::fallback::PlaceTables;
+use fletch_client::fallback::OriginTables;
 use fletch_core::manifest::{LayoutKind, LayoutParams};
 use fletch_core::{Kind, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, OriginUri, Origins, PutMode};
@@ -205,7 +205,7 @@ impl Place {
         layout: LayoutId,
         bytes: u64,
     ) -> Result<Version, Failure> {
-        let source = Arc::new(PlaceTables::new(self.origin.clone(), root, layout));
+        let source = Arc::new(OriginTables::new(self.origin.clone(), root, layout));
         Ok(Version::open(source, root, layout, PartCache::new(bytes)).await?)
     }
 }

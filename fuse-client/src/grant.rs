@@ -142,7 +142,7 @@ pub async fn watch(
         let begun = Instant::now();
         let asked = tokio::select! {
             () = stop.cancelled() => return,
-            asked = client.has_access(root, hold) => asked,
+            asked = client.check_access(root, hold) => asked,
         };
         match asked.as_ref().err().map(refusal) {
             None => {

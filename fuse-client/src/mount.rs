@@ -18,7 +18,7 @@ use crate::push::{Pusher, WATCH_EVERY};
 use crate::unmount::{Unmounted, unmount};
 use crate::{daemon, mountinfo};
 use anyhow::{Context, Result, anyhow};
-use fletch_api::node::GuestVersion;
+use fletch_api::node::NodeClientVersion;
 use fletch_client::fallback::Fallback;
 use fletch_client::{Client, ClientError, Endpoint};
 use fletch_core::{Kind, Root};
@@ -194,7 +194,7 @@ impl Parts {
                 settings: cache.clone(),
                 store: Arc::clone(&store),
                 host,
-                version: GuestVersion { root: version.root(), footprint: footprint_max(version) },
+                version: NodeClientVersion { root: version.root(), footprint: footprint_max(version) },
                 read: Arc::clone(&read),
                 job: settings.job.clone(),
                 io_timeout: settings.io_timeout,

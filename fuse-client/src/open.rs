@@ -5,7 +5,7 @@ use crate::fs::read::ChunkSource;
 use crate::source::{FallbackChunks, ServerChunks};
 use anyhow::{Context, Result, anyhow};
 use fletch_api::ResolvedVersion;
-use fletch_client::fallback::{Fallback, Known, resolve};
+use fletch_client::fallback::{Fallback, RememberedVersion, resolve};
 use fletch_client::{Client, ClientConfig, ClientError};
 use fletch_core::{LayoutId, Root};
 use fletch_origin::{Origin, OriginLimits, OriginUri, Origins};
@@ -120,7 +120,7 @@ async fn learn(
 ) -> Result<Found> {
     let target = &settings.target;
     let dataset = client.dataset(&target.dataset).await?;
-    let known = Known {
+    let known = RememberedVersion {
         server: client.endpoint().to_string(),
         dataset: target.dataset.clone(),
         version: target.version.clone(),
@@ -129,7 +129,7 @@ async fn learn(
         uri: without.uri.clone().unwrap_or(dataset.uri),
         tables: without.tables.clone().unwrap_or(dataset.tables),
     };
-    let kept = known_dir(without).and_then(|dir| Ok(known.keep(dir, client.endpoint())?));
+    let kept = known_dir(without).and_then(|dir| Ok(known.save(dir, client.endpoint())?));
     if let Err(error) = kept {
         let error = format!("{error:#}");
         tracing::warn!(error, "a later mount cannot begin while the server is gone");
@@ -148,7 +148,7 @@ async fn given(settings: &Settings, without: &Without) -> Result<Found> {
         return Ok((root, layout, Some(places)));
     }
     let server = settings.server.as_ref().context("no server")?;
-    let known = Known::find(known_dir(without)?, server, &target.dataset, &target.version)?;
+    let known = RememberedVersion::load(known_dir(without)?, server, &target.dataset, &target.version)?;
     tracing::warn!(root = %known.root, "mounting what the server said last; a tag may have moved since");
     let uri = without.uri.clone().unwrap_or(known.uri);
     Ok((known.root, known.layout, Some(Places { uri, tables: known.tables })))

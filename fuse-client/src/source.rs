@@ -2,7 +2,7 @@
 
 use crate::fs::read::{ChunkSource, Wanted};
 use bytes::Bytes;
-use fletch_client::fallback::{Fallback, Spot};
+use fletch_client::fallback::{Fallback, OriginLocation};
 use fletch_client::{Client, ClientError};
 use fletch_core::Root;
 use fletch_store::FetchError;
@@ -17,7 +17,12 @@ pub struct ServerChunks {
 }
 
 impl ChunkSource for ServerChunks {
-    fn fetch(&self, wanted: Wanted, _: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+    fn fetch(
+        &self,
+        wanted: Wanted,
+        _: &OriginLocation,
+        _: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (client, root) = (self.client.clone(), self.root);
         async move { ask(client, root, &wanted).await.map_err(|e| FetchError::new(e.kind(), e)) }.boxed()
     }
@@ -40,7 +45,12 @@ pub struct FallbackChunks {
 }
 
 impl ChunkSource for FallbackChunks {
-    fn fetch(&self, wanted: Wanted, spot: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+    fn fetch(
+        &self,
+        wanted: Wanted,
+        spot: &OriginLocation,
+        _: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (fallback, root, spot) = (self.fallback.clone(), self.root, spot.clone());
         async move {
             let (_, len) = wanted.name();

@@ -14,7 +14,7 @@ use crate::sum::delivery;
 use bytes::Bytes;
 use fletch_api::{Ack, BatchTimes, StartJob, WorldSpec};
 use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeasedSample, Next};
-use fletch_client::select::{Columns, Selection};
+use fletch_client::selection::{Columns, Selection};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,7 +91,7 @@ impl Inner {
             return Ok(Some(live.handle));
         }
         let Some(job) = self.own().job.clone() else { return Ok(None) };
-        let handle = self.client.get().live(py)?.declared(job);
+        let handle = self.client.get().live(py)?.job_handle(job);
         self.renew(py, handle).map(Some)
     }
 
@@ -115,7 +115,7 @@ impl Inner {
     fn give_up(&self, py: Python<'_>, key: (u64, u32, u64)) {
         self.own().held.remove(&key);
         if let Some(live) = self.live.get(py) {
-            live.handle.held().drop_lease(key.0, key.1, key.2);
+            live.handle.held().release(key.0, key.1, key.2);
         }
     }
 }
@@ -190,7 +190,7 @@ impl Job {
     /// The job as it is now, with its epochs.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
-        let now = wait(py, async { job.now().await.map_err(Failure::from) })?;
+        let now = wait(py, async { job.current().await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
@@ -198,7 +198,7 @@ impl Job {
     fn world<'py>(&self, py: Python<'py>, world: &str) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
         let world: WorldSpec = serde_json::from_str(world).map_err(|e| Failure::Invalid(e.to_string()))?;
-        let now = wait(py, async { job.world(world).await.map_err(Failure::from) })?;
+        let now = wait(py, async { job.set_world(world).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
@@ -359,9 +359,9 @@ impl Reader {
         }
         let Who { epoch, rank, worker, ahead } = self.who;
         let mut reader =
-            self.job.get().0.live(py)?.reader(epoch, rank, worker).patient(PATIENCE).ahead(ahead);
+            self.job.get().0.live(py)?.reader(epoch, rank, worker).patience(PATIENCE).prefetch(ahead);
         if let last @ 1.. = self.last.load(Relaxed) {
-            reader = reader.after(last);
+            reader = reader.after_sequence(last);
         }
         let made = Arc::new(tokio::sync::Mutex::new(Some(reader)));
         self.live.set(py, Arc::clone(&made));
@@ -465,6 +465,6 @@ impl Reader {
 
 /// What is wrong with a server that is silent, if anything is.
 async fn gone(client: &fletch_client::Client) -> Option<String> {
-    let client = client.within(Duration::from_secs(1)).impatient();
+    let client = client.within(Duration::from_secs(1)).fail_fast();
     client.info().await.err().map(|e| e.to_string())
 }

@@ -2,7 +2,7 @@
 
 use fletch_api::{Code, Problem};
 use fletch_client::ClientError;
-use fletch_client::select::SelectError;
+use fletch_client::selection::SelectionError;
 use fletch_core::{Kind, Mismatch};
 use fletch_tables::TableError;
 use pyo3::prelude::*;
@@ -49,7 +49,7 @@ pub enum Failure {
     Absent(String),
     /// The file is no selection.
     #[error(transparent)]
-    Select(#[from] SelectError),
+    Select(#[from] SelectionError),
     /// It cannot be asked for.
     #[error("{0}")]
     Invalid(String),

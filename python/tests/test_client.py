@@ -245,7 +245,7 @@ def test_what_was_not_answered_is_no_empty_file(server: Server, tmp_path: Path) 
     frame = struct.pack("<BBHIQ", 1, 1, 200, 0, 12)
     liar = Liar(server.url, frame, 1, bytes([7]) + frame[1:])
     version = fletch.Client(liar.url).resolve("unanswered")
-    with pytest.raises(fletch.Corrupt, match="0 items came"):
+    with pytest.raises(fletch.Corrupt, match="the batch has 0 items"):
         version.read("x")
     assert liar.lies == 0
     liar.listener.close()

@@ -67,7 +67,7 @@ fn notes_file(path: &Path, job: &JobHandle) -> File {
 
 /// Writes down what is consumed, durably, before it is acknowledged.
 fn note(file: &mut File, b: &LeaseBatch) {
-    file.write_all(b.notes().as_bytes()).expect("written");
+    file.write_all(b.log_records().as_bytes()).expect("written");
     file.sync_data().expect("durable");
 }
 
@@ -88,7 +88,8 @@ async fn acknowledge(job: &JobHandle, b: &LeaseBatch) -> bool {
 async fn consume(job: JobHandle, rank: u32, life: u32, path: &Path) {
     let mut file = notes_file(path, &job);
     // Every other one receives ahead of what it consumes.
-    let mut reader = job.reader(0, rank, life).ahead(life.is_multiple_of(2)).patient(Duration::from_secs(60));
+    let mut reader =
+        job.reader(0, rank, life).prefetch(life.is_multiple_of(2)).patience(Duration::from_secs(60));
     let mut pass = true;
     loop {
         if pass {
@@ -103,7 +104,7 @@ async fn consume(job: JobHandle, rank: u32, life: u32, path: &Path) {
                 if !acknowledge(&job, &b).await {
                     writeln!(file, "# late {}", b.token.lease).expect("written");
                 }
-                job.held().drop_lease(0, rank, b.token.lease);
+                job.held().release(0, rank, b.token.lease);
             }
             Next::Full | Next::Last => {
                 pass = false;
@@ -269,14 +270,15 @@ impl Trial<'_> {
 
     /// The same request again, after the restart: the same lease, consumed now.
     async fn ask_again(&self, rank: u32, (lease, worker, entries): &(u64, u32, Vec<u32>)) {
-        let mut reader = self.job.reader(0, rank, *worker).after(0).patient(Duration::from_secs(60));
+        let mut reader =
+            self.job.reader(0, rank, *worker).after_sequence(0).patience(Duration::from_secs(60));
         let Next::Batch(b) = reader.next(WANT).await.expect("the lease") else { panic!("the lease") };
         assert_eq!(b.token.lease, *lease, "the grant survived");
         assert_eq!(b.samples.iter().map(|s| s.entry).collect::<Vec<_>>(), *entries);
         let mut file = notes_file(&self.file(*worker), &self.job);
         note(&mut file, &b);
         assert!(acknowledge(&self.job, &b).await, "it lived on for a whole ttl");
-        self.job.held().drop_lease(0, rank, b.token.lease);
+        self.job.held().release(0, rank, b.token.lease);
     }
 
     /// What each life wrote down; nothing of one that was killed before it began to.

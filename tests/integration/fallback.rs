@@ -139,7 +139,7 @@ fn a_mount_begins_without_its_server_by_what_it_said_last() {
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(4), "{said}");
     assert!(
-        said.contains("does not answer") && said.contains("nothing is known here of other@latest"),
+        said.contains("does not answer") && said.contains("this account has no record of other@latest"),
         "{said}"
     );
 }

@@ -4,7 +4,7 @@
 use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
-    epochs::{JobHandle, LeaseBatch, Next, Received},
+    epochs::{JobHandle, LeaseBatch, Next, ReceivedSum},
 };
 use fletch_core::{Hash, plan::Tail};
 use fletch_tests::{
@@ -52,7 +52,12 @@ async fn take(job: &JobHandle, rank: u32) -> LeaseBatch {
 }
 
 /// So many steps of every rank: what they got, in order, by rank and step.
-async fn steps(job: &JobHandle, n: u32, files: &BTreeMap<String, Hash>, sum: &mut Received) -> Vec<Vec<u32>> {
+async fn steps(
+    job: &JobHandle,
+    n: u32,
+    files: &BTreeMap<String, Hash>,
+    sum: &mut ReceivedSum,
+) -> Vec<Vec<u32>> {
     let mut all = Vec::new();
     for _ in 0..n {
         for rank in 0..job.info().world.ranks {
@@ -63,7 +68,7 @@ async fn steps(job: &JobHandle, n: u32, files: &BTreeMap<String, Hash>, sum: &mu
                 sum.add(s);
             }
             job.ack(0, rank, &[b.token.ack(BatchTimes::default())]).await.expect("acknowledged");
-            job.held().drop_lease(0, rank, b.token.lease);
+            job.held().release(0, rank, b.token.lease);
             all.push(b.samples.iter().map(|s| s.entry).collect());
         }
     }
@@ -103,7 +108,7 @@ async fn i2_after_the_loss_of_everything_the_rest_of_the_plan_is_delivered_to_an
         ] {
             let name = format!("{}-{before}-{after}", order.as_str());
             let job = client(&site).declare(&ask(dataset, &name, order, before)).await.expect("declared");
-            let mut sum = Received::new(job.info().root);
+            let mut sum = ReceivedSum::new(job.info().root);
             let mut first = steps(&job, BEFORE, &files, &mut sum).await;
             if ahead {
                 let b = take(&job, 0).await;
@@ -119,7 +124,7 @@ async fn i2_after_the_loss_of_everything_the_rest_of_the_plan_is_delivered_to_an
             let whole = {
                 let job =
                     client(&site).declare(&ask(dataset, "whole", order, after)).await.expect("declared");
-                let mut sum = Received::new(job.info().root);
+                let mut sum = ReceivedSum::new(job.info().root);
                 let all = steps(&job, SAMPLES / BATCH, &files, &mut sum).await;
                 client(&site).delete_job(&job.info().id).await.expect("deleted");
                 all

@@ -3,7 +3,7 @@
 use fletch_api::{BatchTimes, StartJob};
 use fletch_client::{
     Client, ClientError,
-    epochs::{JobHandle, LeaseBatch, Next, Token},
+    epochs::{AckToken, JobHandle, LeaseBatch, Next},
 };
 use fletch_sim::JobSpec;
 use std::{
@@ -117,7 +117,7 @@ impl Consumer {
         let (to, mut from) = tokio::sync::mpsc::channel::<LeaseBatch>(2);
         let (asker, want) = (job.clone(), self.spec.lease);
         let asking = tasks.spawn(async move {
-            let mut reader = asker.reader(epoch, 0, 0).patient(Duration::from_secs(60));
+            let mut reader = asker.reader(epoch, 0, 0).patience(Duration::from_secs(60));
             loop {
                 match reader.next(want).await? {
                     Next::Batch(batch) => {
@@ -193,9 +193,9 @@ pub async fn next(from: &mut Receiver<LeaseBatch>, due: &mut Instant) -> Option<
 }
 
 /// Acknowledges a batch, while the next step computes.
-pub async fn acknowledge(job: JobHandle, epoch: u64, token: Token) {
+pub async fn acknowledge(job: JobHandle, epoch: u64, token: AckToken) {
     job.ack(epoch, 0, &[token.ack(BatchTimes::default())]).await.expect("an ack");
-    job.held().drop_lease(epoch, 0, token.lease);
+    job.held().release(epoch, 0, token.lease);
 }
 
 struct Reading {

@@ -133,7 +133,7 @@ async fn epoch(bench: &Bench, socket: &Path, pace: f64) -> (f64, u64, f64) {
     let asking = job.clone();
     let tasks = TaskTracker::new();
     let task = tasks.spawn(async move {
-        let mut reader = asking.reader(0, 0, 0).patient(Duration::from_secs(60));
+        let mut reader = asking.reader(0, 0, 0).patience(Duration::from_secs(60));
         loop {
             match reader.next(LEASE).await.expect("a lease") {
                 Next::Batch(batch) => to.send(batch).await.expect("a consumer"),

@@ -26,7 +26,7 @@ use axum::{
 };
 use bytes::Bytes;
 use fletch_api::{
-    Code, Grant, GrantStatus, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
+    Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
     epochs::WAIT_MS_MAX,
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
@@ -107,7 +107,7 @@ fn stream_of(
 ) -> BoxStream<'static, Result<Piece, Broken>> {
     let Granted { status, lease, again, entries, left } = granted;
     let from = (ask.from as usize).min(entries.len());
-    let grant = Grant {
+    let grant = LeaseGrant {
         status,
         lease,
         again,

@@ -28,7 +28,7 @@ use crate::{
 };
 use fletch_api::{
     Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, Times, Visitation, WorldSpec,
-    epochs::ACKS_MAX, jobs::seed_of,
+    epochs::ACKS_MAX, jobs::default_seed,
 };
 use fletch_core::{
     Hash, JobName,
@@ -103,7 +103,7 @@ impl OpenJob {
         let ask = &record.ask;
         let ledger = ledger_of(ask)?;
         let told_seed = ledger.as_ref().map(|l| l.header.seed);
-        let seed = ask.seed.or(told_seed).unwrap_or_else(|| seed_of(&ask.name));
+        let seed = ask.seed.or(told_seed).unwrap_or_else(|| default_seed(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
         world_of(&ask.world).check()?;
         let most = context.ledger_bytes;

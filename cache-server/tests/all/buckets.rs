@@ -5,7 +5,7 @@ use fletch_api::{
     BucketSpec, Code, EchoSpec, EpochReceipt, EpochState, OrderKind, PlanBase, StartJob, Visitation,
     WorldSpec,
 };
-use fletch_client::epochs::{JobHandle, LeaseBatch, Next, Received};
+use fletch_client::epochs::{JobHandle, LeaseBatch, Next, ReceivedSum};
 use fletch_core::{delivery::ledger::Ledger, plan::Tail};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,20 +60,20 @@ fn bucket(tree: &Tree, b: &LeaseBatch) -> usize {
 /// What one rank consumed: (entry, language) in order, and its sum.
 struct Got {
     order: Vec<(u32, usize)>,
-    received: Received,
+    received: ReceivedSum,
     dropped: u64,
 }
 
 /// A rank's epoch from here on. Of the first leases each `dies`th is never acknowledged: whoever had it is gone.
 async fn rank(job: &JobHandle, tree: &Tree, rank: u32, want: u32, dies: u64, stop: u64) -> Got {
-    let mut got = Got { order: Vec::new(), received: Received::new(job.info().root), dropped: 0 };
+    let mut got = Got { order: Vec::new(), received: ReceivedSum::new(job.info().root), dropped: 0 };
     let mut reader = job.reader(0, rank, 0);
     for i in 1..=stop {
         tokio::time::sleep(Duration::from_millis(u64::from(rank) * 4)).await;
         match reader.next(want).await.expect("a lease") {
             Next::Batch(b) if i < 12 && i % dies == 0 => {
                 bucket(tree, &b);
-                job.held().drop_lease(0, rank, b.token.lease);
+                job.held().release(0, rank, b.token.lease);
                 got.dropped += 1;
                 // Another worker goes on.
                 reader = job.reader(0, rank, u32::try_from(i).expect("few"));
@@ -81,7 +81,7 @@ async fn rank(job: &JobHandle, tree: &Tree, rank: u32, want: u32, dies: u64, sto
             Next::Batch(b) => {
                 let of = bucket(tree, &b);
                 ack(job, &b).await;
-                job.held().drop_lease(0, rank, b.token.lease);
+                job.held().release(0, rank, b.token.lease);
                 b.samples.iter().for_each(|s| got.received.add(s));
                 got.order.extend(b.samples.iter().map(|s| (s.entry, of)));
             }
@@ -178,7 +178,7 @@ async fn deaths_a_restart_and_a_loss_mix_nothing() {
     let second = futures::future::join_all(some).await;
     // What the dead held is free again.
     let expired = async {
-        while job.now().await.expect("job").epochs[0].leases > 0 {
+        while job.current().await.expect("job").epochs[0].leases > 0 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
@@ -234,14 +234,14 @@ async fn the_number_of_ranks_changes_between_steps_only() {
     got.push(rank(&job, &tree, 1, 2, 99, 1).await);
     let ahead = job.state(0).await.expect("state");
     for other in [at(2), world(3, 24, Tail::Drop)] {
-        let refused = job.world(other).await.expect_err("in the middle of a step");
+        let refused = job.set_world(other).await.expect_err("in the middle of a step");
         assert_eq!(refused.code(), Some(Code::MidStep));
     }
-    assert_eq!(job.now().await.expect("job").world, at(3), "nothing has changed");
+    assert_eq!(job.current().await.expect("job").world, at(3), "nothing has changed");
     got.push(rank(&job, &tree, 1, 2, 99, 1).await);
     got.push(rank(&job, &tree, 0, 4, 99, 1).await);
     got.push(rank(&job, &tree, 2, 9, 99, 1).await);
-    assert_eq!(job.world(at(2)).await.expect("at a boundary").epochs[0].world, at(2));
+    assert_eq!(job.set_world(at(2)).await.expect("at a boundary").epochs[0].world, at(2));
     let there = client.job(&job.info().id).await.expect("job");
     assert_eq!((there.info().world, there.info().steps), (at(2), 7));
     for r in 0..2 {
@@ -255,12 +255,12 @@ async fn the_number_of_ranks_changes_between_steps_only() {
     let job = client.declare(&bucketed("j", &spec, at(2))).await.expect("declared");
     let refused = job.put_state(0, ahead.clone(), false).await.expect_err("in the middle of a step");
     assert_eq!(refused.code(), Some(Code::MidStep));
-    assert!(job.now().await.expect("job").epochs.is_empty(), "nothing was written");
+    assert!(job.current().await.expect("job").epochs.is_empty(), "nothing was written");
     assert_eq!(job.put_state(0, boundary, false).await.expect("resumed").acked, 24);
     for r in 0..2 {
         assert_eq!(rank(&job, &tree, r, 6, 99, 99).await.order, whole[r as usize].order[12..]);
     }
-    assert_eq!(job.now().await.expect("job").epochs[0].state, EpochState::Finished);
+    assert_eq!(job.current().await.expect("job").epochs[0].state, EpochState::Finished);
     node.running.shutdown().await;
 }
 
@@ -277,22 +277,22 @@ async fn a_rollback_into_the_middle_of_a_step_brings_its_ranks_back() {
     rank(&job, &tree, 0, 6, 99, 1).await;
     job.checkpoint(0, 2).await.expect("in the middle of a step");
     rank(&job, &tree, 1, 6, 99, 1).await;
-    job.world(at(3)).await.expect("at a boundary");
+    job.set_world(at(3)).await.expect("at a boundary");
     assert_eq!(
         job.rollback(0, Some(1)).await.expect("a boundary").world,
         at(3),
         "which any ranks go on from"
     );
-    job.world(at(2)).await.expect("at a boundary");
+    job.set_world(at(2)).await.expect("at a boundary");
     rank(&job, &tree, 0, 6, 99, 1).await;
     job.checkpoint(0, 3).await.expect("in the middle of a step");
     rank(&job, &tree, 1, 6, 99, 1).await;
-    job.world(at(3)).await.expect("at a boundary");
+    job.set_world(at(3)).await.expect("at a boundary");
     rank(&job, &tree, 2, 4, 99, 1).await;
     let back = job.rollback(0, Some(3)).await.expect("from the middle of a step of three");
     assert_eq!((back.acked, back.world), (6, at(2)), "the step that two had begun");
-    assert_eq!(job.world(at(3)).await.expect_err("not yet").code(), Some(Code::MidStep));
-    job.world(at(2)).await.expect("it is so");
+    assert_eq!(job.set_world(at(3)).await.expect_err("not yet").code(), Some(Code::MidStep));
+    job.set_world(at(2)).await.expect("it is so");
     // Over a restart, too; and both ranks end with as many steps.
     let id = job.info().id.clone();
     node.running.shutdown().await;
@@ -300,7 +300,7 @@ async fn a_rollback_into_the_middle_of_a_step_brings_its_ranks_back() {
     let job = crate::common::epochs::client(&node).job(&id).await.expect("remembered");
     let rest = [rank(&job, &tree, 0, 6, 99, 99).await, rank(&job, &tree, 1, 6, 99, 99).await];
     assert_eq!(rest[0].order.len() + 6, rest[1].order.len());
-    let ended = job.now().await.expect("job").epochs[0].state;
+    let ended = job.current().await.expect("job").epochs[0].state;
     assert_eq!(ended, EpochState::Finished);
     node.running.shutdown().await;
 }
@@ -353,8 +353,8 @@ async fn pads_have_a_bound() {
     let refused = client(&node).declare(&what(1 << 20)).await.expect_err("316 million pads");
     assert_eq!(refused.code(), Some(Code::BadPlan), "{refused}");
     let job = client(&node).declare(&what(8)).await.expect("few pads");
-    let refused = job.world(world(1, 1 << 20, Tail::Pad)).await.expect_err("nor later");
+    let refused = job.set_world(world(1, 1 << 20, Tail::Pad)).await.expect_err("nor later");
     assert_eq!(refused.code(), Some(Code::BadPlan), "{refused}");
-    assert_eq!(job.now().await.expect("job").world, world(1, 8, Tail::Pad));
+    assert_eq!(job.current().await.expect("job").world, world(1, 8, Tail::Pad));
     node.running.shutdown().await;
 }

@@ -4,7 +4,7 @@ use crate::common::{Node, Tree, epochs::*, problem};
 use fletch_api::{BatchTimes, Code, EpochState, OrderKind, Visitation, routes};
 use fletch_client::{
     ClientError,
-    epochs::{JobHandle, LeaseBatch, Next, Received},
+    epochs::{JobHandle, LeaseBatch, Next, ReceivedSum},
 };
 use fletch_core::{
     delivery::{Event, ledger::Ledger},
@@ -38,13 +38,13 @@ fn entries(b: &LeaseBatch) -> impl Iterator<Item = u32> + '_ {
 struct Trained {
     /// How often each entry.
     times: BTreeMap<u32, u32>,
-    sum: Option<Received>,
+    sum: Option<ReceivedSum>,
 }
 
 impl Trained {
     async fn step(&mut self, job: &JobHandle, tree: &Tree, b: &LeaseBatch) {
         ack(job, b).await;
-        let sum = self.sum.get_or_insert_with(|| Received::new(job.info().root));
+        let sum = self.sum.get_or_insert_with(|| ReceivedSum::new(job.info().root));
         for s in &b.samples {
             right(tree, s);
             sum.add(s);
@@ -88,7 +88,7 @@ async fn script(tree: &Tree, order: OrderKind, visitation: Visitation) {
     for rank in 0..RANKS {
         let b = batch(&job, 0, rank, WANT).await.expect("a batch");
         dying.extend(entries(&b));
-        job.held().drop_lease(0, rank, b.token.lease);
+        job.held().release(0, rank, b.token.lease);
     }
     let node = Node::start_in(ended(node).await, &["--limits-lease-ttl=4s"]).await;
     let job = client(&node).declare(&spec).await.expect("the same");
@@ -206,7 +206,7 @@ async fn a_model_goes_back_over_the_end_of_an_epoch() {
         for commit in [1, 2] {
             assert_eq!(job.checkpoint(0, commit).await.expect("committed").acked, 8);
         }
-        let kept = Received::clone(saved.sum.as_ref().expect("a sum"));
+        let kept = ReceivedSum::clone(saved.sum.as_ref().expect("a sum"));
         steps(&job, &tree, &mut saved, 1).await;
         let same = job.checkpoint(0, 2).await.expect("known");
         assert_eq!((same.commits, same.acked), (vec![1, 2], 16));
@@ -221,10 +221,10 @@ async fn a_model_goes_back_over_the_end_of_an_epoch() {
         assert_eq!((first_time.delivered, first_time.padded), (24, 3));
         batch(&job, 1, 0, WANT).await.expect("a batch of the next epoch");
         assert_eq!(code(job.rollback(0, Some(7)).await), Some(Code::NoCommit));
-        assert_eq!(job.now().await.expect("job").epochs.len(), 2, "nothing changed");
+        assert_eq!(job.current().await.expect("job").epochs.len(), 2, "nothing changed");
         let back = job.rollback(0, Some(2)).await.expect("back");
         assert_eq!((back.state, back.acked, back.padded, back.commits), (EpochState::Open, 8, 0, vec![1, 2]));
-        assert_eq!(job.now().await.expect("job").epochs.len(), 1, "the next has not begun");
+        assert_eq!(job.current().await.expect("job").epochs.len(), 1, "the next has not begun");
         assert_eq!(job.receipt(0).await.expect_err("open").code(), Some(Code::EpochOpen));
         let gone = job.ack(0, 1, &[last.token.ack(BatchTimes::default())]).await.expect_err("rolled back");
         assert_eq!(gone.code(), Some(Code::LeaseGone));
@@ -240,7 +240,7 @@ async fn a_model_goes_back_over_the_end_of_an_epoch() {
         for commit in 3..9 {
             job.checkpoint(0, commit).await.expect("committed");
         }
-        assert_eq!(job.now().await.expect("job").epochs[0].commits, [5, 6, 7, 8]);
+        assert_eq!(job.current().await.expect("job").epochs[0].commits, [5, 6, 7, 8]);
         let path = routes::epoch(&job.info().id, 0, "checkpoint");
         problem(node.post(&path, "{}").send().await.expect("answer"), Code::BadRequest).await;
     }

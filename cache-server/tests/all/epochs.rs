@@ -4,7 +4,7 @@ use crate::common::{Node, Tree, content, epochs::*, index_bucket, problem};
 use fletch_api::{Ack, Acks, BatchTimes, Code, EpochState, OrderKind, PlanBase, Visitation, routes};
 use fletch_client::{
     ClientError,
-    epochs::{LeaseBatch, Next, Received},
+    epochs::{LeaseBatch, Next, ReceivedSum},
 };
 use fletch_core::{
     Hash, Root,
@@ -39,7 +39,7 @@ async fn i2_every_rank_gets_its_share_once_and_the_receipt_proves_it() {
         for epoch in 0..2 {
             let ranks = (0..4).map(|r| consumed(&job, &tree, epoch, r, 2));
             let got = futures::future::join_all(ranks).await;
-            let mut all = Received::new(job.info().root);
+            let mut all = ReceivedSum::new(job.info().root);
             let mut seen: BTreeMap<u32, u32> = BTreeMap::new();
             let per_rank = if tail == Tail::Drop { 14 } else { 16 };
             for (entries, received, n) in &got {
@@ -66,7 +66,7 @@ async fn i2_every_rank_gets_its_share_once_and_the_receipt_proves_it() {
             }
         }
         assert_ne!(orders[0], orders[1], "every epoch has its order");
-        let now = job.now().await.expect("job");
+        let now = job.current().await.expect("job");
         let states: Vec<_> = now.epochs.iter().map(|e| (e.epoch, e.state)).collect();
         assert_eq!(states, [(0, EpochState::Finished), (1, EpochState::Finished)]);
         assert!(now.epochs[0].times.batches >= 28 && now.epochs[0].times.stepped_ns >= 7 * 28);
@@ -85,7 +85,7 @@ async fn i2_every_rank_gets_its_share_once_and_the_receipt_proves_it() {
     bytes += of_a.2 + of_b.2;
     assert_eq!(client.jobs().await.expect("jobs").len(), 6);
     client.delete_job(&b.info().id).await.expect("deleted");
-    assert_eq!(b.now().await.expect_err("gone").code(), Some(Code::NotFound));
+    assert_eq!(b.current().await.expect_err("gone").code(), Some(Code::NotFound));
     assert_eq!(client.jobs().await.expect("jobs").len(), 5);
     i8(&node, bytes).await;
     node.running.shutdown().await;
@@ -112,9 +112,9 @@ async fn leases_are_idempotent_expire_and_come_again() {
     for order in [OrderKind::Strict, OrderKind::Substitute] {
         let name = format!("j-{}", order.as_str());
         let job = client.declare(&ask(&name, order, world(2, 4, Tail::Drop))).await.expect("declared");
-        let mut reader = job.reader(0, 0, 3).after(10);
+        let mut reader = job.reader(0, 0, 3).after_sequence(10);
         let Next::Batch(first) = reader.next(2).await.expect("lease") else { panic!("a batch") };
-        let Next::Batch(again) = job.reader(0, 0, 3).after(10).next(2).await.expect("lease") else {
+        let Next::Batch(again) = job.reader(0, 0, 3).after_sequence(10).next(2).await.expect("lease") else {
             panic!("a batch")
         };
         assert_eq!((again.token, &again.samples), (first.token, &first.samples), "the same lease");
@@ -124,10 +124,10 @@ async fn leases_are_idempotent_expire_and_come_again() {
             async move { job.keep_alive().await }
         });
         tokio::time::sleep(Duration::from_secs(6)).await;
-        assert_eq!(job.now().await.expect("job").epochs[0].leases, 1, "the heartbeat renews it");
+        assert_eq!(job.current().await.expect("job").epochs[0].leases, 1, "the heartbeat renews it");
         alive.abort();
         let expired = async {
-            while job.now().await.expect("job").epochs[0].leases > 0 {
+            while job.current().await.expect("job").epochs[0].leases > 0 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
@@ -148,7 +148,7 @@ async fn leases_are_idempotent_expire_and_come_again() {
         assert_eq!(code(send(1, vec![part(1)]).await), Some(Code::LeaseForeign));
         assert_eq!(code(send(0, vec![part(1), part(3)]).await), Some(Code::BadAck));
         assert_eq!(code(send(9, vec![part(1)]).await), Some(Code::BadRank));
-        assert_eq!(job.now().await.expect("job").epochs[0].acked, 0, "all or nothing");
+        assert_eq!(job.current().await.expect("job").epochs[0].acked, 0, "all or nothing");
         assert_eq!(send(0, vec![part(1)]).await.expect("acked").entries, 1);
         assert_eq!(send(0, vec![part(1)]).await.expect("acked").entries, 0);
         assert_eq!(send(0, vec![part(2)]).await.expect("acked").entries, 1);
@@ -169,14 +169,14 @@ async fn leases_are_idempotent_expire_and_come_again() {
         let job = client.declare(&once).await.expect("declared");
         let first = batch(&job, 0, 0, 2).await.expect("a batch");
         let ended = async {
-            while job.now().await.expect("job").epochs[0].leases > 0 {
+            while job.current().await.expect("job").epochs[0].leases > 0 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
         tokio::time::timeout(Duration::from_secs(20), ended).await.expect("its time is over");
         let next = batch(&job, 0, 0, 2).await.expect("a batch");
         assert!(entries(&next).iter().all(|e| !entries(&first).contains(e)));
-        let epoch = &job.now().await.expect("job").epochs[0];
+        let epoch = &job.current().await.expect("job").epochs[0];
         assert_eq!((epoch.acked, epoch.held, epoch.redelivered), (4, 0, 0));
     }
     node.running.shutdown().await;
@@ -270,7 +270,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!((subset.info().entries, subset.info().steps), (9, 2));
     let differs = |r: Result<_, ClientError>| r.map(|_: fletch_api::Epoch| ()).expect_err("refused").code();
     assert_eq!(differs(subset.put_state(0, state.clone(), true).await), Some(Code::StateDiffers));
-    assert!(subset.now().await.expect("job").epochs.is_empty(), "nothing has begun");
+    assert!(subset.current().await.expect("job").epochs.is_empty(), "nothing has begun");
     assert_eq!(differs(job.put_state(1, state.clone(), false).await), Some(Code::StateDiffers));
     let ledger = job.ledger(0).await.expect("ledger");
     assert_eq!(differs(job.put_state(0, ledger, false).await), Some(Code::BadState));
@@ -307,7 +307,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let wide = node.ask(Method::PUT, &routes::job_world(&id));
     let wide = wide.body(r#"{"ranks":1,"batch":4294967295,"tail":"pad"}"#);
     problem(wide.send().await.expect("answer"), Code::BadPlan).await;
-    assert_eq!(job.now().await.expect("job").world, world(2, 4, Tail::Drop), "nothing changed");
+    assert_eq!(job.current().await.expect("job").world, world(2, 4, Tail::Drop), "nothing changed");
     let r = node.get(&format!("/v1/jobs/{id}/epochs/x/state")).send().await.expect("answer");
     problem(r, Code::BadRequest).await;
     // Epochs that the job left behind.
@@ -342,7 +342,7 @@ async fn plans_echo_weights_worlds_and_refs() {
         let job = client.declare(&weighted).await.expect("declared");
         assert_eq!(job.info().entries, 40);
         // One rank takes half an epoch, then there are four: by refs only.
-        let mut all = Received::new(job.info().root);
+        let mut all = ReceivedSum::new(job.info().root);
         let mut entries = Vec::new();
         for rank in 0..2 {
             for _ in 0..2 {
@@ -354,7 +354,7 @@ async fn plans_echo_weights_worlds_and_refs() {
                 });
             }
         }
-        job.world(world(4, 8, Tail::Drop)).await.expect("world");
+        job.set_world(world(4, 8, Tail::Drop)).await.expect("world");
         for rank in 0..4 {
             let mut reader = job.reader(0, rank, 0).by_refs(true);
             while let Next::Batch(b) = reader.next(2).await.expect("lease") {
@@ -395,13 +395,13 @@ async fn at_most_once_a_retry_costs_nothing_and_nothing_comes_twice() {
         once.visitation = Visitation::AtMostOnce;
         let job = client.declare(&once).await.expect("declared");
         let mut seen = Vec::new();
-        let mut reader = job.reader(0, 0, 0).after(10);
+        let mut reader = job.reader(0, 0, 0).after_sequence(10);
         let Next::Batch(first) = reader.next(2).await.expect("lease") else { panic!("a batch") };
-        let Next::Batch(again) = job.reader(0, 0, 0).after(10).next(2).await.expect("lease") else {
+        let Next::Batch(again) = job.reader(0, 0, 0).after_sequence(10).next(2).await.expect("lease") else {
             panic!("a batch")
         };
         assert_eq!((again.token, &again.samples), (first.token, &first.samples), "the same lease");
-        let epoch = job.now().await.expect("job").epochs[0].clone();
+        let epoch = job.current().await.expect("job").epochs[0].clone();
         assert_eq!(
             (epoch.acked, epoch.held, epoch.leases),
             (2, 0, 1),
@@ -411,14 +411,14 @@ async fn at_most_once_a_retry_costs_nothing_and_nothing_comes_twice() {
         let same = job.put_state(0, state, false).await.expect("what was granted is in the state");
         assert_eq!((same.acked, same.leases), (2, 1));
         let Next::Batch(second) = reader.next(2).await.expect("lease") else { panic!("a batch") };
-        assert_eq!(job.now().await.expect("job").epochs[0].leases, 1, "the first is over");
+        assert_eq!(job.current().await.expect("job").epochs[0].leases, 1, "the first is over");
         assert_eq!(job.ack(0, 0, &[first.token.ack(BatchTimes::default())]).await.expect("known").entries, 0);
         for b in [first, second] {
             seen.extend(b.samples.iter().map(|s| s.entry));
         }
         // Another world takes nothing back.
-        job.world(world(1, 4, Tail::Drop)).await.expect("world");
-        assert_eq!(job.now().await.expect("job").epochs[0].leases, 0);
+        job.set_world(world(1, 4, Tail::Drop)).await.expect("world");
+        assert_eq!(job.current().await.expect("job").epochs[0].leases, 0);
         while let Some(b) = batch(&job, 0, 0, 5).await {
             seen.extend(b.samples.iter().map(|s| s.entry));
         }
@@ -456,7 +456,7 @@ async fn a_stream_that_lives_renews_its_lease() {
     let job = job.expect("declared");
     let b = batch(&job, 0, 0, 2).await.expect("a batch");
     assert!(ack(&job, &b).await, "it was held to the end");
-    let epoch = &job.now().await.expect("job").epochs[0];
+    let epoch = &job.current().await.expect("job").epochs[0];
     assert_eq!((epoch.acked, epoch.redelivered), (2, 0));
     let ledger = Ledger::read(&job.ledger(0).await.expect("ledger")).expect("a ledger");
     let grants = ledger.events.iter().filter(|e| matches!(e, Event::Grant { .. })).count();

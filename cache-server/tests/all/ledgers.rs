@@ -2,7 +2,7 @@
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{Code, LedgerBytes, OrderKind, ReplaySpec, StartJob};
-use fletch_client::epochs::{Next, Received};
+use fletch_client::epochs::{Next, ReceivedSum};
 use fletch_core::{
     delivery::ledger::{self, Ledger},
     plan::Tail,
@@ -22,12 +22,12 @@ async fn a_full_ledger_says_so_and_its_state_begins_a_short_one() {
     // In batches of 64 it would have room, and somebody asks for samples one by one.
     let wide = ask("wide", OrderKind::Strict, world(1, 64, Tail::Keep));
     let job = client.declare(&wide).await.expect("declared");
-    let (mut received, mut order, mut full) = (Received::new(job.info().root), Vec::new(), 0);
+    let (mut received, mut order, mut full) = (ReceivedSum::new(job.info().root), Vec::new(), 0);
     loop {
         match job.reader(0, 0, 0).next(1).await {
             Ok(Next::Batch(b)) => {
                 ack(&job, &b).await;
-                job.held().drop_lease(0, 0, b.token.lease);
+                job.held().release(0, 0, b.token.lease);
                 b.samples.iter().for_each(|s| {
                     right(&tree, s);
                     received.add(s);
@@ -39,12 +39,12 @@ async fn a_full_ledger_says_so_and_its_state_begins_a_short_one() {
             Err(e) => {
                 assert_eq!(e.code(), Some(Code::LedgerFull), "{e}");
                 full += 1;
-                let long = job.now().await.expect("job").epochs[0].ledger_bytes;
+                let long = job.current().await.expect("job").epochs[0].ledger_bytes;
                 assert!((BYTES..BYTES + 200).contains(&long), "{long} bytes");
                 let state = job.state(0).await.expect("state");
                 // As a wish it changes nothing; as a demand it begins the ledger anew, though nobody holds anything.
                 job.put_state(0, state.clone(), false).await.expect("it is there");
-                assert_eq!(job.now().await.expect("job").epochs[0].ledger_bytes, long);
+                assert_eq!(job.current().await.expect("job").epochs[0].ledger_bytes, long);
                 let there = job.put_state(0, state, true).await.expect("anew");
                 assert!(there.ledger_bytes < BYTES / 2, "{} bytes", there.ledger_bytes);
                 assert_eq!(there.acked, order.len() as u64);

@@ -237,7 +237,7 @@ async fn what_ends_in_the_middle_leaves_nothing_behind() {
     ack(&job, &b).await;
     until("it is fetched ahead", under_way).await;
     let before = node.metric(VAIN).await;
-    job.world(world(2, 8, Tail::Drop)).await.expect("two ranks");
+    job.set_world(world(2, 8, Tail::Drop)).await.expect("two ranks");
     let (a, b) = tokio::join!(consume(&job, &bucket.tree, 0, 0, 4), consume(&job, &bucket.tree, 0, 1, 4));
     assert_eq!((a.0.len(), b.0.len()), (196, 196));
     assert_eq!(node.metric(VAIN).await, before);
@@ -272,7 +272,7 @@ async fn jobs_share_the_budget_and_failures_are_their_readers_own() {
     assert!(node.metric(HELD).await <= 6 << 20);
     assert!(first + second > 0, "what the origin lacks is said, the rest is delivered");
     bucket.origin.clear_faults();
-    let leases = |job: JobHandle| async move { job.now().await.expect("job").epochs[0].leases };
+    let leases = |job: JobHandle| async move { job.current().await.expect("job").epochs[0].leases };
     until("the leases expire", || async { leases(a.clone()).await + leases(b.clone()).await == 0 }).await;
     let (a, b) = tokio::join!(consume(&a, &bucket.tree, 0, 0, 16), consume(&b, &bucket.tree, 0, 0, 16));
     assert_eq!((a.0.len(), b.0.len()), (300, 300));

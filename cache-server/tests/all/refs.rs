@@ -3,12 +3,12 @@
 use crate::common::{Node, Tree, body, epochs::*};
 use bytes::Bytes;
 use fletch_api::{
-    BatchTimes, Grant, GrantStatus, LeaseRequest, OrderKind, SampleHead, SampleRef,
+    BatchTimes, GrantStatus, LeaseGrant, LeaseRequest, OrderKind, SampleHead, SampleRef,
     epochs::Ack,
     frames::{Decoder, Frame},
     routes,
 };
-use fletch_client::epochs::{JobHandle, Next, Received};
+use fletch_client::epochs::{JobHandle, Next, ReceivedSum};
 use fletch_core::{
     Hash,
     delivery::receipt::{Delivery, content},
@@ -39,8 +39,15 @@ async fn read(node: &Node, job: &JobHandle, place: &SampleRef) -> Vec<u8> {
 }
 
 /// A rank's epoch from the wire up: every frame of it is looked at.
-async fn by_refs(node: &Node, tree: &Tree, job: &JobHandle, rank: u32, want: u32, saw: &mut Saw) -> Received {
-    let mut received = Received::new(job.info().root);
+async fn by_refs(
+    node: &Node,
+    tree: &Tree,
+    job: &JobHandle,
+    rank: u32,
+    want: u32,
+    saw: &mut Saw,
+) -> ReceivedSum {
+    let mut received = ReceivedSum::new(job.info().root);
     let path = routes::epoch(&job.info().id, 0, "leases");
     for sequence in 1.. {
         let ask = LeaseRequest { rank, sequence, want, refs: true, ..LeaseRequest::default() };
@@ -48,12 +55,12 @@ async fn by_refs(node: &Node, tree: &Tree, job: &JobHandle, rank: u32, want: u32
             node.post(&path, serde_json::to_string(&ask).expect("json")).send().await.expect("answer");
         let mut frames = Decoder::new(1 << 20);
         frames.feed(Bytes::from(body(answer, StatusCode::OK).await));
-        let (mut grant, mut head) = (None::<Grant>, None::<SampleHead>);
+        let (mut grant, mut head) = (None::<LeaseGrant>, None::<SampleHead>);
         while let Some(frame) = frames.next_frame().expect("a frame") {
             match frame {
                 Frame::Grant { grant: g } => grant = Some(serde_json::from_slice(&g).expect("a grant")),
                 Frame::Sample { head: h, .. } => head = Some(serde_json::from_slice(&h).expect("a head")),
-                Frame::Ref { place, .. } => {
+                Frame::Ref { location: place, .. } => {
                     let head = head.take().expect("a sample before its ref");
                     let place: SampleRef = serde_json::from_slice(&place).expect("a ref");
                     saw.refs += 1;
@@ -106,7 +113,7 @@ async fn a_whole_epoch_runs_with_ref_frames_only() {
             let spec = ask(&name("wire"), order, world(2, 8, Tail::Pad));
             let job = client.declare(&spec).await.expect("declared");
             let mut saw = Saw::default();
-            let mut all = Received::new(job.info().root);
+            let mut all = ReceivedSum::new(job.info().root);
             for rank in 0..2 {
                 all.merge(&by_refs(&node, &tree, &job, rank, 4, &mut saw).await);
             }
@@ -125,7 +132,7 @@ async fn a_whole_epoch_runs_with_ref_frames_only() {
             // The client does the same by itself.
             let spec = ask(&name("client"), order, world(1, 4, Tail::Keep));
             let job = client.declare(&spec).await.expect("declared");
-            let mut all = Received::new(job.info().root);
+            let mut all = ReceivedSum::new(job.info().root);
             let mut reader = job.reader(0, 0, 0).by_refs(true);
             while let Next::Batch(b) = reader.next(4).await.expect("a lease") {
                 job.ack(0, 0, &[b.token.ack(BatchTimes::default())]).await.expect("acknowledged");

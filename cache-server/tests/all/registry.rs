@@ -108,7 +108,7 @@ async fn an_idle_job_is_closed_and_goes_on_when_somebody_comes() {
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(open().await, 1, "a lease of it lives");
         ack(&job, &first).await;
-        job.held().drop_lease(0, 0, first.token.lease);
+        job.held().release(0, 0, first.token.lease);
         beat.abort();
         until("it is closed", || async { open().await == 0 }).await;
         assert_eq!(node.metric("fletch_jobs_declared").await, if order == OrderKind::Strict { 2 } else { 4 });

@@ -2,7 +2,7 @@
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{BucketSpec, Code, LedgerBytes, OrderKind, ReplaySpec, StartJob, WorldSpec};
-use fletch_client::epochs::{JobHandle, Next, Received};
+use fletch_client::epochs::{JobHandle, Next, ReceivedSum};
 use fletch_core::{
     Hash,
     delivery::{
@@ -23,16 +23,23 @@ fn replaying(name: &str, ledger: &[u8], world: WorldSpec) -> StartJob {
 type Said = Vec<(u32, u32, Hash)>;
 
 /// A rank's epoch from here on, `most` leases of it; of the first ten each `dies`th is lost with its worker.
-async fn rank(job: &JobHandle, epoch: u64, rank: u32, want: u32, dies: u64, most: u64) -> (Said, Received) {
-    let (mut said, mut received) = (Vec::new(), Received::new(job.info().root));
+async fn rank(
+    job: &JobHandle,
+    epoch: u64,
+    rank: u32,
+    want: u32,
+    dies: u64,
+    most: u64,
+) -> (Said, ReceivedSum) {
+    let (mut said, mut received) = (Vec::new(), ReceivedSum::new(job.info().root));
     let mut reader = job.reader(epoch, rank, 0);
     for i in 1..=most {
         tokio::time::sleep(Duration::from_millis(u64::from(rank) * 5)).await;
         match reader.next(want).await.expect("a lease") {
-            Next::Batch(b) if i < 10 && i % dies == 0 => job.held().drop_lease(epoch, rank, b.token.lease),
+            Next::Batch(b) if i < 10 && i % dies == 0 => job.held().release(epoch, rank, b.token.lease),
             Next::Batch(b) => {
                 ack(job, &b).await;
-                job.held().drop_lease(epoch, rank, b.token.lease);
+                job.held().release(epoch, rank, b.token.lease);
                 for s in &b.samples {
                     received.add(s);
                     said.push((s.entry, s.copy, Hash::of(&s.bytes)));
@@ -46,10 +53,10 @@ async fn rank(job: &JobHandle, epoch: u64, rank: u32, want: u32, dies: u64, most
 }
 
 /// All ranks' epochs, at the same time.
-async fn ranks(job: &JobHandle, epoch: u64, wants: [u32; 3], dies: u64) -> (Vec<Said>, Received) {
+async fn ranks(job: &JobHandle, epoch: u64, wants: [u32; 3], dies: u64) -> (Vec<Said>, ReceivedSum) {
     let all = (0..3).map(|r| rank(job, epoch, r, wants[r as usize], dies, u64::MAX));
     let got = futures::future::join_all(all).await;
-    let mut sum = Received::new(job.info().root);
+    let mut sum = ReceivedSum::new(job.info().root);
     got.iter().for_each(|g| sum.merge(&g.1));
     (got.into_iter().map(|g| g.0).collect(), sum)
 }
@@ -65,7 +72,7 @@ async fn a_substituted_epoch_is_replayed_exactly() {
     let (order, sum) = ranks(&first, 4, [4, 4, 2], 7).await;
     assert!(sum.agrees(&first.receipt(4).await.expect("finished")));
     let ledger = first.ledger(4).await.expect("ledger");
-    let redelivered = first.now().await.expect("job").epochs[0].redelivered;
+    let redelivered = first.current().await.expect("job").epochs[0].redelivered;
     let tells = |bytes: &[u8]| Replay::new(&Ledger::read(bytes).expect("a ledger")).expect("tells").by_rank();
     // A lease that was granted again was acknowledged later than it was first granted: ranks wrote down the same.
     let entries: Vec<Vec<u32>> = order.iter().map(|o| o.iter().map(|s| s.0).collect()).collect();
@@ -99,8 +106,8 @@ async fn a_substituted_epoch_is_replayed_exactly() {
         order.iter().map(Vec::len).sum::<usize>()
     );
     // The next epoch is the same again, in other steps, with workers that die: each lease once more, in its place.
-    again.world(crate::common::epochs::world(3, 24, Tail::Pad)).await.expect("another batch");
-    assert_eq!(again.now().await.expect("job").steps, 4);
+    again.set_world(crate::common::epochs::world(3, 24, Tail::Pad)).await.expect("another batch");
+    assert_eq!(again.current().await.expect("job").steps, 4);
     let (mut next, _) = ranks(&again, 1, [8, 8, 8], 3).await;
     for (rank, told) in next.iter_mut().enumerate() {
         told.sort_unstable();
@@ -120,7 +127,7 @@ async fn a_substituted_epoch_is_replayed_exactly() {
     let refused = |e: Result<JobHandle, fletch_client::ClientError>| e.expect_err("refused").code();
     let client = client(&node);
     assert_eq!(
-        anew.world(crate::common::epochs::world(2, 12, Tail::Pad)).await.expect_err("ranks").code(),
+        anew.set_world(crate::common::epochs::world(2, 12, Tail::Pad)).await.expect_err("ranks").code(),
         Some(Code::BadPlan)
     );
     let two = replaying("two", &ledger, crate::common::epochs::world(2, 12, Tail::Pad));

@@ -2,7 +2,7 @@
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{Code, OrderKind, PlanBase, StartJob, WeightOf, Weights};
-use fletch_client::select::{Columns, Selection};
+use fletch_client::selection::{Columns, Selection};
 use fletch_core::plan::Tail;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,7 @@ async fn a_selection_of_a_tenth_is_delivered_exactly() {
     assert_eq!((job.info().samples, job.info().entries), (200, 20));
     for epoch in 0..2 {
         let mut got = BTreeSet::new();
-        let mut all = fletch_client::epochs::Received::new(job.info().root);
+        let mut all = fletch_client::epochs::ReceivedSum::new(job.info().root);
         while let Some(b) = batch(&job, epoch, 0, 4).await {
             ack(&job, &b).await;
             for s in &b.samples {

@@ -23,7 +23,7 @@ async fn an_epoch_ends_when_a_new_world_leaves_out_its_rest_and_none_begins_in_t
         }
     }
     // 16 samples: 4 are not acknowledged, and are no step of 8 ranks.
-    job.world(world(8, 8, Tail::Drop)).await.expect("another world");
+    job.set_world(world(8, 8, Tail::Drop)).await.expect("another world");
     let receipt = job.receipt(3).await.expect("finished by that");
     assert_eq!((receipt.certificate.delivered, receipt.receipt.dropped.len()), (12, 4));
     let closed = |e: ClientError| e.code();
@@ -34,7 +34,7 @@ async fn an_epoch_ends_when_a_new_world_leaves_out_its_rest_and_none_begins_in_t
 }
 
 async fn begun(job: &JobHandle) -> Vec<(u64, EpochState)> {
-    job.now().await.expect("the job").epochs.iter().map(|e| (e.epoch, e.state)).collect()
+    job.current().await.expect("the job").epochs.iter().map(|e| (e.epoch, e.state)).collect()
 }
 
 async fn acked(job: &JobHandle, epoch: u64) -> LeaseBatch {
@@ -148,7 +148,7 @@ async fn a_damaged_epoch_refuses_no_world() {
         }
         let node = Node::start_in(node.state, &[]).await;
         let job = client(&node).declare(&what).await.expect("the same");
-        let moved = job.world(world(2, 4, Tail::Drop)).await.expect("another world");
+        let moved = job.set_world(world(2, 4, Tail::Drop)).await.expect("another world");
         let epochs: Vec<_> = moved.epochs.iter().map(|e| (e.epoch, e.state)).collect();
         assert_eq!((moved.world.ranks, epochs), (2, vec![(0, EpochState::Damaged)]));
         batch(&job, 1, 1, 2).await.expect("it goes on");
@@ -311,7 +311,7 @@ async fn a_deletion_that_fails_deletes_nothing() {
     std::fs::write(&in_the_way, b"").expect("written");
     let refused = client.delete_job(id).await.expect_err("no room for what is deleted");
     assert_eq!(refused.code(), Some(Code::Internal), "{refused}");
-    assert_eq!(job.now().await.expect("still there").epochs[0].acked, 4);
+    assert_eq!(job.current().await.expect("still there").epochs[0].acked, 4);
     assert_eq!(client.jobs().await.expect("jobs").len(), 1);
     std::fs::remove_file(&in_the_way).expect("removed");
     // What an earlier deletion could not remove is no reason.
@@ -319,7 +319,7 @@ async fn a_deletion_that_fails_deletes_nothing() {
     client.delete_job(id).await.expect("deleted");
     assert!(!in_the_way.exists() && !jobs.join(id).exists());
     let anew = client.declare(&what).await.expect("declared anew");
-    assert!(anew.now().await.expect("job").epochs.is_empty());
+    assert!(anew.current().await.expect("job").epochs.is_empty());
     node.running.shutdown().await;
 }
 
@@ -337,7 +337,7 @@ async fn weights_survive_their_file() {
     let declared = client(&node).declare(&what).await.expect("declared");
     for ranks in [1, 2, 1] {
         let job = client(&node).job(&declared.info().id).await.expect("job");
-        job.world(world(ranks, 2, Tail::Drop)).await.expect("another world");
+        job.set_world(world(ranks, 2, Tail::Drop)).await.expect("another world");
         node.running.shutdown().await;
         node = Node::start_in(node.state, &[]).await;
     }
@@ -370,7 +370,7 @@ async fn a_long_plan_is_compared_by_its_hash() {
     }
     // Its world changes in its file, and the plan stays there.
     let job = client(&node).job(&declared.info().id).await.expect("job");
-    job.world(world(1, 4, Tail::Keep)).await.expect("another world");
+    job.set_world(world(1, 4, Tail::Keep)).await.expect("another world");
     node.running.shutdown().await;
     let node = Node::start_in(node.state, &[]).await;
     let job = client(&node).job(&declared.info().id).await.expect("remembered");

@@ -2,7 +2,7 @@
 
 use crate::common::{Node, Tree, body, content, epochs::*};
 use fletch_api::{OrderKind, StartJob, routes};
-use fletch_client::epochs::{JobHandle, Next, Received};
+use fletch_client::epochs::{JobHandle, Next, ReceivedSum};
 use fletch_core::{JobName, plan::Tail};
 use reqwest::StatusCode;
 use std::os::unix::fs::FileExt as _;
@@ -16,7 +16,7 @@ async fn a_restart_replays_and_a_state_goes_on_in_an_empty_server_with_another_w
         let node = Node::serving(&tree, &[]).await;
         let job = client(&node).declare(&ask(world(2, 8, Tail::Drop))).await.expect("declared");
         let mut got = Vec::new();
-        let mut all = Received::new(job.info().root);
+        let mut all = ReceivedSum::new(job.info().root);
         for _ in 0..2 {
             for rank in 0..2 {
                 let b = batch(&job, 0, rank, 4).await.expect("a batch");
@@ -26,7 +26,7 @@ async fn a_restart_replays_and_a_state_goes_on_in_an_empty_server_with_another_w
             }
         }
         // A lease that lives over a restart, its bytes never read.
-        let reader = |job: &JobHandle| job.reader(0, 1, 0).after(1 << 60);
+        let reader = |job: &JobHandle| job.reader(0, 1, 0).after_sequence(1 << 60);
         let Next::Batch(held) = reader(&job).next(4).await.expect("lease") else { panic!("a batch") };
         let id = job.info().id.clone();
         node.running.shutdown().await;

@@ -1,39 +1,39 @@
-//! I8: bytes delivered, by who got them, of what, and what delivering them cost.
+//! Accounts of delivered bytes (I8), by who received them, the version they belong to, and their source.
 
 use fletch_core::{Domain, JobName, Root, Tenant};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What delivering a byte meant for the origin.
+/// Whether delivering a byte needed a read from the origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ByteResult {
-    /// No origin read was made for this reader.
+    /// The byte was in the cache. This reader caused no read from the origin.
     Hit,
-    /// No origin read was made for this reader, because an epoch chose the sample that was here.
+    /// The byte was in the cache, and the epoch chose its sample because it was there.
     Substituted,
-    /// This reader's request made the origin read; of an epoch: its unit was fetched for it, perhaps earlier.
+    /// The byte was fetched from the origin for this reader. For an epoch, the fetch may have happened earlier.
     Miss,
-    /// Read from the origin for this reader and not kept.
+    /// The byte was fetched from the origin for this reader and not kept.
     Bypass,
 }
 
-/// Where a byte came from.
+/// The source of a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ByteTier {
-    /// Memory of this server.
+    /// The memory of this server.
     Memory,
     /// The disk of this server.
     Disk,
-    /// A read or fetch that somebody else had begun.
+    /// A read or a fetch that another request had started.
     Flight,
     /// The origin.
     Origin,
 }
 
 impl ByteResult {
-    /// The word used in JSON and as a metric label.
+    /// Returns the word that JSON and metric labels use.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl ByteResult {
 }
 
 impl ByteTier {
-    /// The word used in JSON and as a metric label.
+    /// Returns the word that JSON and metric labels use.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -58,42 +58,42 @@ impl ByteTier {
     }
 }
 
-/// What one account is of.
+/// The key of an account.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct AccountKey {
-    /// Whose cached bytes.
+    /// The domain that the cached bytes belong to.
     #[schema(value_type = String)]
     pub domain: Domain,
-    /// Who is charged.
+    /// The tenant that is charged.
     #[schema(value_type = String)]
     pub tenant: Tenant,
-    /// For which job.
+    /// The job that received the bytes.
     #[schema(value_type = String)]
     pub job: JobName,
-    /// Of which version.
+    /// The root of the version.
     #[schema(value_type = String)]
     pub root: Root,
-    /// At which cost for the origin.
+    /// Whether the bytes needed a read from the origin.
     pub result: ByteResult,
-    /// From where.
+    /// The source of the bytes.
     pub tier: ByteTier,
 }
 
-/// One account. All numbers only grow until the server restarts.
+/// One account. Its numbers only grow until the server restarts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Account {
-    /// What it is of.
+    /// The key of the account.
     #[serde(flatten)]
     pub key: AccountKey,
-    /// Content bytes handed to connections (headers, frames and tar padding not counted).
+    /// Content bytes that were sent. Headers, frames and tar padding are not counted.
     pub bytes: u64,
 }
 
-/// The asking principal's tenant's accounts; every tenant's for an admin.
+/// The accounts of the caller's tenant. An administrator gets the accounts of all tenants.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Accounts {
-    /// Accounts in order of their keys; accounts without bytes are left out.
+    /// Accounts in the order of their keys. Accounts without bytes are left out.
     pub accounts: Vec<Account>,
-    /// Bytes of version tables handed to connections, not part of any account; 0 unless asked by an admin.
+    /// Bytes of version tables that were sent. They belong to no account. 0 unless the caller is an administrator.
     pub table_bytes: u64,
 }

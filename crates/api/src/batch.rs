@@ -1,46 +1,46 @@
-//! A batch: many pieces of one version in one request, each with its own outcome.
+//! Batches: many pieces of one version in one request, each with its own outcome.
 //!
-//! The answer is a stream of [`crate::frames`], or a tar archive when the client says
-//! `Accept: application/x-tar`. Items come in the request's order.
+//! The answer is a stream of [`crate::frames`], or a tar archive if the request has `Accept: application/x-tar`. Items
+//! come in the order of the request.
 
 use fletch_core::Hash;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// No batch asks for more pieces.
+/// The most pieces in a batch.
 pub const BATCH_ITEMS_MAX: usize = 4096;
 
 /// Body of `POST /v1/versions/{root}/batch`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchRequest {
-    /// 1 to [`BATCH_ITEMS_MAX`] pieces.
+    /// The pieces to return: 1 to 4,096.
     pub items: Vec<BatchItem>,
 }
 
-/// One piece: `{"path": "train/a.jpg"}`, `{"ordinal": 17}` or `{"chunk": {"hash": "…"}}`.
+/// One piece of a version: `{"path": "train/a.jpg"}`, `{"ordinal": 17}` or `{"chunk": {"hash": "…"}}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BatchItem {
-    /// A whole file, by its path.
+    /// A whole file, by its path in the version.
     Path(String),
-    /// A whole file, by its entry's ordinal.
+    /// A whole file, by the ordinal of its entry.
     Ordinal(u64),
     /// A range of a chunk.
     Chunk(ChunkSpan),
 }
 
-/// Bytes `offset .. offset + length` of a chunk; the whole chunk without them.
+/// The bytes `offset .. offset + length` of a chunk. Without both fields, the whole chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkSpan {
-    /// Which chunk.
+    /// The BLAKE3 hash of the chunk.
     #[schema(value_type = String)]
     pub hash: Hash,
-    /// First byte.
+    /// The offset of the first byte.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offset: u64,
-    /// Number of bytes; to the chunk's end when absent. A span past the end is an error.
+    /// The number of bytes. Without it, all bytes up to the end of the chunk. A span past the end is an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
 }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_read_as_documented() {
+    fn items_parse_as_documented() {
         let h = Hash::of(b"");
         let text = format!(
             r#"{{"items":[{{"path":"a/b"}},{{"ordinal":17}},{{"chunk":{{"hash":"{h}"}}}},{{"chunk":{{"hash":"{h}","offset":3,"length":4}}}}]}}"#

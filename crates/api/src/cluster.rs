@@ -1,82 +1,82 @@
-//! Who serves, and what this server speaks.
+//! The members of the cluster, and what a server supports.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The member view. Clients place chunks by it and send its number as `Fletch-View`.
+/// The member view of the cluster. Clients choose servers by it and send its number as `Fletch-View`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cluster {
-    /// Grows with every change of members.
+    /// The number of the view. It grows with every change of members.
     pub view: u64,
-    /// The members; a single server is its own one member.
+    /// The members. A single server is the only member.
     pub members: Vec<Member>,
 }
 
-/// One server.
+/// One server of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Member {
-    /// Its name, unique in the view.
+    /// The name of the server, unique in the view.
     pub id: String,
-    /// Where it listens, `http://host:port`.
+    /// The URL of the server, `http://host:port`.
     pub url: String,
-    /// Its share of the chunks relative to the others'.
+    /// The server's share of the chunks, relative to the weights of the other members.
     pub weight: u32,
 }
 
-/// What this server is and speaks.
+/// The server's name, version, formats, limits and disk cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Info {
-    /// `fletch-server`.
+    /// The name of the program: `fletch-server`.
     pub name: String,
-    /// Version of the program.
+    /// The version of the program.
     pub version: String,
-    /// Majors of every format it reads. A client that needs another one says so and stops.
+    /// The major versions of each format that the server supports. A client that needs another version stops.
     pub formats: Formats,
-    /// What it accepts.
+    /// The limits of requests.
     pub limits: InfoLimits,
-    /// Its cache on disk; absent where there is to be none.
+    /// The cache on disk. Absent if no disk cache is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<InfoDisk>,
 }
 
-/// A server's cache on disk. While its state is not `on`, reads pass it by or only read it.
+/// The cache on disk of a server. While its state is not `on`, reads skip it or only read from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InfoDisk {
-    /// `on`; `full` or `read_only` (what is there is still read); `io`, `denied`, `vanished`, `closed`; or
-    /// `absent`, when it could not be opened.
+    /// The state: `on`; `full` or `read_only` (the server still reads cached chunks); `io`, `denied`, `vanished` or
+    /// `closed`; or `absent` if the cache could not be opened.
     pub state: String,
-    /// What that means, in words; absent while it is `on`.
+    /// The meaning of the state, as a text. Absent while the state is `on`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// `fletch`, `lru` or `pin`.
+    /// The eviction policy: `fletch`, `lru` or `pin`.
     pub policy: String,
-    /// Bytes that it may occupy; absent until it was opened.
+    /// The most bytes that the cache may occupy. Absent until the cache is open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// Bytes that its chunks occupy.
+    /// The bytes that cached chunks occupy.
     pub chunk_bytes: u64,
-    /// How many those are.
+    /// The number of cached chunks.
     pub chunks: u64,
 }
 
-/// Majors by format.
+/// The supported major versions of each format.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Formats {
-    /// Of this HTTP contract.
+    /// Versions of this API.
     pub api: Vec<u32>,
-    /// Of manifests, tables and layouts.
+    /// Versions of manifests, tables and layouts.
     pub versions: Vec<u32>,
-    /// Of batch frames.
+    /// Versions of stream frames.
     pub frames: Vec<u32>,
 }
 
-/// Limits a client should keep to.
+/// The limits that a request must keep.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InfoLimits {
-    /// Items of one batch.
+    /// The most items in a batch.
     pub batch_items: u64,
-    /// Content bytes of one batch.
+    /// The most content bytes in a batch.
     pub batch_bytes: u64,
-    /// Bytes of the largest chunk.
+    /// The longest chunk, in bytes.
     pub chunk_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! Datasets, and what their tags name.
+//! Datasets, and the versions that their tags name.
 
 use fletch_core::{DatasetName, LayoutId, Root, TagName};
 use serde::{Deserialize, Serialize};
@@ -7,58 +7,58 @@ use utoipa::ToSchema;
 /// A registered dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Dataset {
-    /// Its name, unique in its domain.
+    /// The name of the dataset, unique in its domain.
     #[schema(value_type = String)]
     pub name: DatasetName,
-    /// Where its objects are.
+    /// The URI of the dataset's objects.
     pub uri: String,
-    /// Where its version tables are (`fletch/…` below this URI).
+    /// The URI of the version tables. They are below `fletch/` at this URI.
     pub tables: String,
-    /// When it was registered, nanoseconds since 1970.
+    /// The time of registration, in nanoseconds since 1970.
     pub registered_ns: u64,
 }
 
-/// All datasets of the asking principal's domain, by name.
+/// The datasets of the caller's domain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Datasets {
-    /// The datasets.
+    /// The datasets, in the order of their names.
     pub datasets: Vec<Dataset>,
 }
 
-/// Body of `POST /v1/datasets`. Registering the same again changes nothing.
+/// Body of `POST /v1/datasets`. Registering the same dataset again changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegisterDataset {
-    /// The name to give it.
+    /// The name of the dataset.
     #[schema(value_type = String)]
     pub name: DatasetName,
-    /// Where its objects are.
+    /// The URI of the dataset's objects.
     pub uri: String,
-    /// Where its version tables are; `uri` when absent.
+    /// The URI of the version tables. The default is `uri`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tables: Option<String>,
 }
 
-/// What a tag, or a root, of a dataset is at the moment of asking.
+/// The version that a tag or a root of a dataset names now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ResolvedVersion {
-    /// Of which dataset.
+    /// The dataset.
     #[schema(value_type = String)]
     pub dataset: DatasetName,
-    /// The version.
+    /// The root of the version.
     #[schema(value_type = String)]
     pub root: Root,
-    /// The layout to read it by.
+    /// The layout to read the version by.
     #[schema(value_type = String)]
     pub layout: LayoutId,
-    /// The tag that was asked for; absent when a root was.
+    /// The tag that was asked for. Absent if a root was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tag: Option<TagName>,
-    /// Entries of the version.
+    /// The number of entries of the version.
     pub entries: u64,
-    /// Content bytes of the version.
+    /// The content bytes of the version.
     pub bytes: u64,
-    /// When the version was made, nanoseconds since 1970.
+    /// The time when the version was created, in nanoseconds since 1970.
     pub created_ns: u64,
 }

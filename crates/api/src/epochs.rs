@@ -1,11 +1,15 @@
 //! Epochs: leases, acks, state and receipt (`docs/EPOCHS.md`).
 //!
-//! The answer to a lease request is a stream of [`crate::frames`]: one grant frame, whose payload is a
-//! [`Grant`]; of each granted entry a sample frame ([`SampleHead`]) and then its bytes in data frames,
-//! or one ref frame ([`SampleRef`]), or an error frame; and an end frame. A frame's index is the
-//! entry's place in the lease.
+//! The answer to a lease request is a stream of [`crate::frames`]:
+//!
+//! 1. a grant frame, whose payload is a [`LeaseGrant`];
+//! 2. for each granted entry a sample frame ([`SampleHead`]), followed by its bytes in data frames, or by a ref frame
+//!    ([`SampleRef`]), or by an error frame;
+//! 3. an end frame.
+//!
+//! The index of a frame is the position of its entry in the lease.
 
-use crate::jobs::WorldSpec;
+use crate::world::WorldSpec;
 use fletch_core::{
     Hash,
     delivery::{certificate::Certificate, receipt::Receipt},
@@ -13,272 +17,277 @@ use fletch_core::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// No request wants more entries at once.
+/// The most entries that one lease request may want.
 pub const WANT_MAX: u32 = 4096;
-/// No rank holds more entries that it has not acknowledged: three leases of 2,700 for each of 32 workers.
+/// The most entries that a rank may hold without acknowledging them.
+///
+/// Enough for three leases of 2,700 entries for each of 32 workers.
 pub const HELD_MAX: u32 = 1 << 18;
-/// The longest an answer is held back while a rank holds as much as it may, in milliseconds.
+/// The longest time for which an answer waits while a rank may hold no more entries, in milliseconds.
 pub const WAIT_MS_MAX: u64 = 10_000;
-/// Acks of one request, and leases it renews.
+/// The most acks in a request, and the most leases that it renews.
 pub const ACKS_MAX: usize = 4096;
 
-/// Body of `POST /v1/jobs/{id}/epochs/{n}/leases`. Asking again with the same rank, worker and sequence while
-/// the lease lives gives the same lease, and its bytes again from entry `from`.
+/// Body of `POST /v1/jobs/{id}/epochs/{n}/leases`.
+///
+/// A request with the same rank, worker and sequence returns the same lease while that lease lives, and sends its bytes
+/// again from entry `from`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseRequest {
-    /// The consumer, from 0.
+    /// The rank, from 0.
     pub rank: u32,
-    /// Which of its workers.
+    /// The worker of the rank.
     #[serde(default)]
     pub worker: u32,
-    /// Counts up per worker of a rank, from 1.
+    /// The sequence number. It starts at 1 or higher and grows with each request of a worker of a rank.
     pub sequence: u64,
-    /// So many entries at most, up to 4,096; usually a rank's part of a step.
+    /// The most entries to grant, 1 to 4,096. Usually a rank's share of a step.
     pub want: u32,
-    /// Send where the bytes are instead of the bytes.
+    /// Whether to send the locations of the bytes instead of the bytes.
     #[serde(default)]
     pub refs: bool,
-    /// The first entry of the lease to send; what comes before it was received already.
+    /// The position of the first entry of the lease to send. The client has received the entries before it.
     #[serde(default)]
     pub from: u32,
-    /// How long the answer may be held back while the rank must acknowledge first, in milliseconds.
+    /// How long the server may delay the answer while the rank must acknowledge entries first, in milliseconds.
     #[serde(default)]
     pub wait_ms: u64,
-    /// Acks that ride along; applied before anything is granted.
+    /// Acks to apply before entries are granted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub acks: Vec<Ack>,
-    /// Leases that are still held and live on.
+    /// Ids of held leases to renew.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub renew: Vec<u64>,
 }
 
-/// Consumed: the first `upto` entries of a lease.
+/// Acknowledges the first `upto` entries of a lease as consumed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ack {
-    /// Which lease.
+    /// The id of the lease.
     pub lease: u64,
-    /// How many of its entries, from the first. Fewer than before changes nothing.
+    /// The number of consumed entries, counted from the first. A smaller number than before changes nothing.
     pub upto: u32,
-    /// How the batches in it went.
+    /// The times of the batches that were made of these entries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub batches: Vec<BatchTimes>,
 }
 
-/// How one batch went, on the consumer's clock.
+/// The times of one batch, by the consumer's clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchTimes {
-    /// Entries in it.
+    /// The number of entries in the batch.
     pub entries: u32,
-    /// Nanoseconds that the step's process waited for it.
+    /// The time that the training process waited for the batch, in nanoseconds.
     #[serde(default)]
     pub waited_ns: u64,
-    /// Nanoseconds of preparing it (decoding, collating).
+    /// The time to prepare the batch (decoding, collating), in nanoseconds.
     #[serde(default)]
     pub prepared_ns: u64,
-    /// Nanoseconds of the step.
+    /// The time of the training step, in nanoseconds.
     #[serde(default)]
     pub stepped_ns: u64,
 }
 
-/// Body of `POST /v1/jobs/{id}/epochs/{n}/acks`: acks, and leases that live on. All of it or nothing.
+/// Body of `POST /v1/jobs/{id}/epochs/{n}/acks`. The server applies all acks and renewals, or none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Acks {
-    /// Who speaks.
+    /// The rank that sends the request.
     pub rank: u32,
-    /// What was consumed.
+    /// The consumed entries, by lease.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub acks: Vec<Ack>,
-    /// Leases that are still held and live on: a heartbeat.
+    /// Ids of held leases to renew.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub renew: Vec<u64>,
 }
 
-/// The answer to acks. What is said here is durable.
+/// The answer to acks. The acknowledged entries are durable.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Acked {
-    /// Entries that became acknowledged by this request.
+    /// The number of entries that this request acknowledged.
     pub entries: u64,
-    /// Leases of `renew` that are gone: what they held is granted again.
+    /// The leases of `renew` that are gone. The server grants their entries again.
     pub gone: Vec<u64>,
-    /// How long a lease lives without a sign of life, in milliseconds.
+    /// How long a lease lives without a renewal, in milliseconds.
     pub ttl_ms: u64,
-    /// Whether the epoch is over: every rank had its share and acknowledged it.
+    /// Whether the epoch is finished: every rank has acknowledged its whole share.
     pub finished: bool,
 }
 
-/// Body of `POST /v1/jobs/{id}/epochs/{n}/checkpoint`: the model was saved.
+/// Body of `POST /v1/jobs/{id}/epochs/{n}/checkpoint`. Send it after the model was saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
-    /// The caller's number for it, a step for example. One that is remembered already changes nothing.
+    /// The caller's number for the checkpoint, such as the step. A number that the server remembers changes nothing.
     pub commit: u64,
 }
 
-/// Body of `POST /v1/jobs/{id}/epochs/{n}/rollback`: the model went back.
+/// Body of `POST /v1/jobs/{id}/epochs/{n}/rollback`. Send it after the model was restored from a checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rollback {
-    /// To which checkpoint of this epoch; the latest that is remembered when absent.
+    /// The checkpoint of this epoch to roll back to. The default is the latest one that the server remembers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<u64>,
 }
 
-/// What came of a lease request.
+/// The result of a lease request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantStatus {
     /// Entries were granted.
     Granted,
-    /// None now: the rank holds as much as it may; ack first.
+    /// No entries now: the rank holds as many as it may. Acknowledge some first.
     Full,
-    /// None any more, unless a lease that the rank still holds expires.
+    /// No more entries, unless a lease that the rank still holds expires.
     Last,
-    /// None any more: the rank had its share and acknowledged it.
+    /// No more entries: the rank has acknowledged its whole share.
     Done,
 }
 
-/// Payload of a grant frame.
+/// The payload of a grant frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Grant {
-    /// What came of the request.
+pub struct LeaseGrant {
+    /// The result of the request.
     pub status: GrantStatus,
-    /// The lease; 0 without one.
+    /// The id of the lease. 0 if no entries were granted.
     #[serde(default)]
     pub lease: u64,
-    /// Whether it was granted before, to the same request.
+    /// Whether the lease was granted before, to the same request.
     #[serde(default)]
     pub again: bool,
-    /// All its entries, in the order of service.
+    /// All entries of the lease, in the order of delivery.
     #[serde(default)]
     pub entries: Vec<u32>,
-    /// The first of them that follows in this stream.
+    /// The position of the first entry that this stream contains.
     #[serde(default)]
     pub from: u32,
-    /// How long the lease lives without a sign of life, in milliseconds.
+    /// How long the lease lives without a renewal, in milliseconds.
     pub ttl_ms: u64,
-    /// Entries that the rank may still be granted.
+    /// The number of entries that the rank may still be granted in this epoch.
     pub left: u64,
 }
 
-/// Payload of a sample frame: what the bytes that follow are.
+/// The payload of a sample frame: the description of the bytes that follow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SampleHead {
-    /// The plan's entry.
+    /// The plan entry that delivers this sample.
     pub entry: u32,
-    /// The sample's number in the version.
+    /// The number of the sample in the version.
     pub sample: u32,
-    /// The ordinal of its first entry in the version: with the root its id.
+    /// The ordinal of the sample's first entry in the version. Root and ordinal identify the sample.
     pub ordinal: u64,
-    /// Which copy of it; from 2^31 on it only fills up a last step.
+    /// Which copy of the sample this is. Copies from 2^31 on only pad the last step.
     pub copy: u32,
-    /// Its files. Their bytes follow one after the other.
+    /// The files of the sample. Their bytes follow one after the other.
     pub files: Vec<SampleFile>,
 }
 
 /// One file of a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SampleFile {
-    /// Its path in the version; of a member of a shard, shard and member with a slash between.
+    /// The path of the file in the version. For a member of a shard, `SHARD/MEMBER`.
     pub path: String,
-    /// Its length in bytes.
+    /// The length of the file, in bytes.
     pub size: u64,
-    /// BLAKE3 of its bytes.
+    /// The BLAKE3 hash of the file's bytes.
     #[schema(value_type = String)]
     pub hash: Hash,
 }
 
-/// Payload of a ref frame: where the bytes of a sample are, piece by piece.
+/// The payload of a ref frame: the location of a sample's bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SampleRef {
-    /// In this order they are the sample's bytes.
+    /// The pieces. In this order they make up the sample's bytes.
     pub pieces: Vec<RefPiece>,
-    /// The server to ask for them.
+    /// The URL of the server that has the chunks.
     pub owner: String,
 }
 
-/// Bytes of a chunk.
+/// A range of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RefPiece {
-    /// Which chunk.
+    /// The BLAKE3 hash of the chunk.
     #[schema(value_type = String)]
     pub chunk: Hash,
-    /// How long the whole chunk is; 0 when that is not known here.
+    /// The length of the whole chunk, in bytes. 0 if the server does not know it.
     pub chunk_len: u32,
-    /// The first byte meant.
+    /// The offset of the first byte.
     pub offset: u32,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: u32,
 }
 
-/// How far an epoch is.
+/// The state of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EpochState {
-    /// It goes on.
+    /// The epoch takes lease requests and acks.
     Open,
-    /// Every rank had its share and acknowledged it.
+    /// Every rank has acknowledged its whole share.
     Finished,
-    /// The job went on to later epochs without finishing it.
+    /// The job went on to later epochs without finishing this one.
     Abandoned,
-    /// Its ledger cannot be believed. Nothing is known of it; a state that is put replaces it.
+    /// The ledger is damaged, so the progress is unknown. Put a state to replace it.
     Damaged,
 }
 
-/// An epoch as it is now.
+/// The progress of an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Epoch {
-    /// Which.
+    /// The number of the epoch.
     pub epoch: u64,
-    /// How far.
+    /// The state of the epoch.
     pub state: EpochState,
-    /// Who shares a step of it.
+    /// The world of the epoch.
     pub world: WorldSpec,
-    /// Entries it delivers, those that fill up a last step not counted.
+    /// The number of entries that the epoch delivers, without the padding of the last step.
     pub planned: u64,
-    /// Of them, acknowledged.
+    /// The number of these entries that were acknowledged.
     pub acked: u64,
-    /// Of them, in a lease and not acknowledged.
+    /// The number of these entries that are in a lease and not acknowledged.
     pub held: u64,
-    /// Leases that live.
+    /// The number of live leases.
     pub leases: u64,
-    /// Entries granted again: their lease expired, the world changed, or the model went back.
+    /// The number of entries that were granted again, after an expired lease, a changed world or a rollback.
     pub redelivered: u64,
-    /// Entries that filled up last steps and were acknowledged.
+    /// The number of acknowledged entries that only pad the last step.
     pub padded: u64,
-    /// Checkpoints that can be rolled back to, the latest last.
+    /// The checkpoints that the job can roll back to, the latest last.
     #[serde(default)]
     pub commits: Vec<u64>,
-    /// Bytes of its ledger.
+    /// The length of the ledger, in bytes.
     pub ledger_bytes: u64,
-    /// What its acks said of batches, added up since the server started.
+    /// The sums of the batch times in the acks, since the server started.
     pub times: Times,
 }
 
 /// Sums of [`BatchTimes`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Times {
-    /// Batches.
+    /// The number of batches.
     pub batches: u64,
-    /// Nanoseconds waited.
+    /// The time that training processes waited for batches, in nanoseconds.
     pub waited_ns: u64,
-    /// Nanoseconds preparing.
+    /// The time to prepare batches, in nanoseconds.
     pub prepared_ns: u64,
-    /// Nanoseconds stepping.
+    /// The time of training steps, in nanoseconds.
     pub stepped_ns: u64,
 }
 
-/// Answer to `GET …/receipt` of a finished epoch.
+/// The answer to `GET …/receipt` of a finished epoch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EpochReceipt {
-    /// The server's receipt: its value is what the plan says, from the manifest's hashes. It is proof when a
-    /// value added up from received bytes agrees with it.
+    /// The receipt. Its value is computed from the plan and the manifest's hashes.
+    ///
+    /// It proves the delivery if a value that a client computed from received bytes is equal.
     #[schema(value_type = Object)]
     pub receipt: Receipt,
-    /// How well shuffled what was delivered is.
+    /// The shuffle certificate: how well the delivered order was shuffled.
     #[schema(value_type = Object)]
     pub certificate: Certificate,
 }
@@ -288,12 +297,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_and_grants_read_as_documented() {
+    fn requests_and_grants_parse_as_documented() {
         let text = r#"{"rank":1,"sequence":3,"want":64,"acks":[{"lease":9,"upto":32,"batches":[{"entries":32,"stepped_ns":5}]}],"renew":[10]}"#;
         let r: LeaseRequest = serde_json::from_str(text).expect("documented form");
         assert_eq!((r.rank, r.worker, r.sequence, r.want, r.refs, r.from), (1, 0, 3, 64, false, 0));
         assert_eq!(r.acks[0].batches[0].stepped_ns, 5);
-        let grant: Grant =
+        let grant: LeaseGrant =
             serde_json::from_str(r#"{"status":"done","ttl_ms":30000,"left":0}"#).expect("form");
         assert_eq!((grant.status, grant.lease, grant.entries.len()), (GrantStatus::Done, 0, 0));
         assert!(serde_json::from_str::<LeaseRequest>(r#"{"rank":-1,"sequence":0,"want":1}"#).is_err());

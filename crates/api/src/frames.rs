@@ -1,33 +1,31 @@
-//! Frames: the answer to a batch or a lease request, as a stream of self-describing pieces (`docs/FORMATS.md`,
-//! "Frames").
+//! Frames: the stream format of the answers to batches and lease requests (`docs/FORMATS.md`, "Frames").
 //!
-//! A stream is the [`PREFACE`] and then frames: a header of 16 bytes, little-endian,
+//! A stream is the [`PREFACE`] and then frames. A frame is a header of 16 bytes, little-endian,
 //! `kind u8 · version u8 · status u16 · index u32 · len u64`, and `len` bytes of payload.
 //!
-//! 1. An item's frames are neighbours and items come in the request's order.
-//! 2. An item is data frames with status [`MORE`], closed by a data frame with status [`WHOLE`];
-//!    or it is closed at any point by one error frame whose status is the HTTP status and whose
-//!    payload is a [`crate::Problem`] in JSON. What came before an error frame is void.
-//! 3. The end frame has the number of items as its index and no payload; a stream without
-//!    it was cut off.
-//! 4. Unknown kinds are skipped by their length. An unknown major in the preface is an error.
+//! 1. The frames of an item are adjacent, and items come in the order of the request.
+//! 2. An item is any number of data frames with status [`MORE`] and one with status [`WHOLE`], which closes it. Or one
+//!    error frame closes it at any point. The error frame has the HTTP status as its status and a [`crate::Problem`] in
+//!    JSON as its payload. It makes the item's earlier frames void.
+//! 3. The end frame has the number of items as its index and no payload. A stream without it was cut off.
+//! 4. A reader skips an unknown kind by its length. An unknown major version in the preface is an error.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// First bytes of every stream: six of magic, then the major version as u16.
+/// The first bytes of every stream: six bytes of magic, then the major version as u16.
 pub const PREFACE: [u8; 8] = *b"FLTFRM\x01\x00";
-/// The major version this build speaks.
+/// The major version that this build supports.
 pub const FRAMES_MAJOR: u16 = 1;
-/// Bytes of a frame header.
+/// The length of a frame header, in bytes.
 pub const HEADER_BYTES: usize = 16;
-/// The version byte of frames of major 1; informational, readers accept any.
+/// The version byte of frames of major version 1. Readers ignore it.
 pub const FRAME_VERSION: u8 = 1;
-/// Status of a data frame that closes its item.
+/// The status of a data frame that closes its item.
 pub const WHOLE: u16 = 200;
-/// Status of a data frame after which the item goes on.
+/// The status of a data frame that more data frames of its item follow.
 pub const MORE: u16 = 206;
 
-/// What a frame is. The numbers are part of format 1.
+/// The kind of a frame. The numbers are part of format 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
@@ -37,38 +35,37 @@ pub enum FrameKind {
     Error = 2,
     /// All items were answered.
     End = 3,
-    /// Of a lease: where the bytes of an item are, instead of the bytes ([`crate::SampleRef`] in JSON).
-    /// It closes the item.
+    /// In a lease: the location of an item's bytes, a [`crate::SampleRef`] in JSON. It closes the item.
     Ref = 4,
-    /// Nothing but a sign of life; readers skip it.
+    /// A heartbeat without content. Readers skip it.
     Heartbeat = 5,
-    /// Of a lease: what was granted ([`crate::Grant`] in JSON), before every item.
+    /// In a lease: the grant, a [`crate::LeaseGrant`] in JSON. It comes before every item.
     Grant = 6,
-    /// Of a lease: what the item's bytes are ([`crate::SampleHead`] in JSON), before them.
+    /// In a lease: the description of an item, a [`crate::SampleHead`] in JSON. It comes before the item's bytes.
     Sample = 7,
 }
 
-/// A frame's header.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What it is, as on the wire; see [`FrameKind`].
+    /// The kind of the frame, a number of [`FrameKind`].
     pub kind: u8,
     /// [`WHOLE`], [`MORE`], or an HTTP error status.
     pub status: u16,
-    /// Which item of the request.
+    /// The position of the item in the request.
     pub index: u32,
-    /// Bytes of payload.
+    /// The length of the payload, in bytes.
     pub len: u64,
 }
 
 impl FrameHeader {
-    /// A header of a known kind.
+    /// Returns a header of a known kind.
     #[must_use]
     pub fn new(kind: FrameKind, status: u16, index: u32, len: u64) -> Self {
         FrameHeader { kind: kind as u8, status, index, len }
     }
 
-    /// The 16 bytes on the wire.
+    /// Returns the 16 bytes of the header.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
@@ -88,80 +85,80 @@ impl FrameHeader {
     }
 }
 
-/// One frame as read.
+/// A frame that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// Bytes of item `index`; `whole` when they close it.
+    /// Bytes of an item.
     Data {
-        /// Which item.
+        /// The position of the item in the request.
         index: u32,
         /// Whether this frame closes the item.
         whole: bool,
         /// The bytes.
         bytes: Bytes,
     },
-    /// Item `index` failed.
+    /// The item failed.
     Error {
-        /// Which item.
+        /// The position of the item in the request.
         index: u32,
-        /// The HTTP status it would have had alone.
+        /// The HTTP status of a request for this item alone.
         status: u16,
         /// A [`crate::Problem`] in JSON.
         problem: Bytes,
     },
-    /// What was granted.
+    /// The grant of a lease.
     Grant {
-        /// A [`crate::Grant`] in JSON.
+        /// A [`crate::LeaseGrant`] in JSON.
         grant: Bytes,
     },
-    /// What the bytes of item `index` are.
+    /// The description of an item.
     Sample {
-        /// Which item.
+        /// The position of the item in the request.
         index: u32,
         /// A [`crate::SampleHead`] in JSON.
         head: Bytes,
     },
-    /// Where the bytes of item `index` are.
+    /// The location of an item's bytes.
     Ref {
-        /// Which item.
+        /// The position of the item in the request.
         index: u32,
         /// A [`crate::SampleRef`] in JSON.
-        place: Bytes,
+        location: Bytes,
     },
     /// Every item was answered.
     End {
-        /// How many items.
+        /// The number of items.
         items: u32,
     },
 }
 
-/// Why a stream cannot be read on.
+/// Why a stream cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrames {
-    /// Not a stream of frames.
-    #[error("not a stream of Fletch frames")]
+    /// The stream does not begin with the preface.
+    #[error("the answer is not a stream of Fletch frames")]
     Magic,
-    /// A newer major version.
-    #[error("frames of major {0}, this build reads 1; use a newer build")]
+    /// The stream has another major version.
+    #[error("the stream has frames of major version {0}, this build supports 1; use a newer build")]
     Major(u16),
     /// A payload is longer than the reader allows.
-    #[error("frame of {len} bytes, at most {max} are allowed")]
+    #[error("a frame has {len} bytes, at most {max} are allowed")]
     TooLong {
-        /// What the header says.
+        /// The length of the payload, in bytes.
         len: u64,
-        /// What the reader allows.
+        /// The longest payload that the reader allows, in bytes.
         max: u64,
     },
-    /// Bytes after the end frame.
-    #[error("bytes after the end of the stream")]
+    /// Bytes follow the end frame.
+    #[error("bytes follow the end of the stream")]
     AfterEnd,
-    /// The stream stopped before its end frame.
-    #[error("the stream was cut off")]
+    /// The stream ended before its end frame.
+    #[error("the stream was cut off before its end frame")]
     Cut,
 }
 
 impl BadFrames {
-    /// Who can act on it.
+    /// Returns who can act on the error.
     #[must_use]
     pub fn kind(&self) -> fletch_core::Kind {
         match self {
@@ -171,8 +168,9 @@ impl BadFrames {
     }
 }
 
-/// Reads a stream piece by piece, however it was cut in transit. Holds at most one frame and
-/// what was fed beside it; a payload that lies inside one fed piece is not copied.
+/// Decodes a stream from pieces of any length.
+///
+/// Holds at most one frame and the rest of the last piece. Does not copy a payload that lies in one piece.
 #[derive(Debug)]
 pub struct Decoder {
     pieces: std::collections::VecDeque<Bytes>,
@@ -180,13 +178,13 @@ pub struct Decoder {
     payload_max: u64,
     begun: bool,
     ended: bool,
-    /// Bytes of a frame of unknown kind still to be dropped.
+    /// The bytes of a frame of unknown kind that are still to be skipped.
     skip: u64,
     head: Option<FrameHeader>,
 }
 
 impl Decoder {
-    /// A decoder that refuses payloads over `payload_max` bytes.
+    /// Returns a decoder that rejects payloads longer than `payload_max` bytes.
     #[must_use]
     pub fn new(payload_max: u64) -> Self {
         Decoder {
@@ -200,7 +198,7 @@ impl Decoder {
         }
     }
 
-    /// Adds what came next.
+    /// Adds the next piece of the stream.
     pub fn feed(&mut self, piece: Bytes) {
         if !piece.is_empty() {
             self.held += piece.len() as u64;
@@ -208,10 +206,10 @@ impl Decoder {
         }
     }
 
-    /// The next frame; `None` when more must be fed first (or the stream is over).
+    /// Returns the next frame, or `None` if the decoder needs more pieces or the stream has ended.
     ///
     /// # Errors
-    /// [`BadFrames`]; the decoder is of no more use then.
+    /// [`BadFrames`]. The decoder cannot be used after an error.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, BadFrames> {
         loop {
             if self.ended {
@@ -228,7 +226,7 @@ impl Decoder {
                 }
                 self.begun = true;
             }
-            self.drop_skipped();
+            self.skip_unknown();
             if self.skip > 0 {
                 return Ok(None);
             }
@@ -259,7 +257,7 @@ impl Decoder {
             return Ok(Some(match head.kind {
                 DATA => Frame::Data { index, whole: status != MORE, bytes },
                 ERROR => Frame::Error { index, status, problem: bytes },
-                REF => Frame::Ref { index, place: bytes },
+                REF => Frame::Ref { index, location: bytes },
                 GRANT => Frame::Grant { grant: bytes },
                 SAMPLE => Frame::Sample { index, head: bytes },
                 _ => {
@@ -270,21 +268,21 @@ impl Decoder {
         }
     }
 
-    /// Whether the end frame was read.
+    /// Returns whether the end frame was read.
     #[must_use]
     pub fn ended(&self) -> bool {
         self.ended
     }
 
-    /// To be called when the transport says that nothing more comes.
+    /// Checks that the stream is complete. Call it when the transport reports the end of the answer.
     ///
     /// # Errors
-    /// [`BadFrames::Cut`] when the end frame was not read.
+    /// [`BadFrames::Cut`] if the end frame was not read.
     pub fn finish(&self) -> Result<(), BadFrames> {
         if self.ended && self.held == 0 { Ok(()) } else { Err(BadFrames::Cut) }
     }
 
-    fn drop_skipped(&mut self) {
+    fn skip_unknown(&mut self) {
         while self.skip > 0 {
             let Some(front) = self.pieces.front_mut() else { return };
             let n = usize::try_from(self.skip).map_or(front.len(), |s| s.min(front.len()));
@@ -297,7 +295,7 @@ impl Decoder {
         }
     }
 
-    /// Exactly `n` bytes, if that many are held.
+    /// Returns exactly `n` bytes, if the decoder holds that many.
     fn take(&mut self, n: u64) -> Option<Bytes> {
         if self.held < n {
             return None;

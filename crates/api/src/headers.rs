@@ -1,24 +1,24 @@
-//! Names of headers and media types that only Fletch uses, in the lower case HTTP libraries want.
+//! The names of Fletch's headers and media types. Header names are in lower case, as HTTP libraries expect.
 
-/// Which job the bytes are for (a [`fletch_core::JobName`]); absent means the job [`JOB_ANONYMOUS`].
+/// The job that the bytes are accounted to, a [`fletch_core::JobName`]. The default is [`JOB_ANONYMOUS`].
 pub const JOB: &str = "fletch-job";
-/// The number of the cluster view that the client placed this request by.
+/// The number of the member view by which the client chose the server.
 pub const VIEW: &str = "fletch-view";
-/// Which component asks: `mount`, `loader`, `cli` or `peer`; anything else counts as `other`.
+/// The component that sends the request: `mount`, `loader`, `cli` or `peer`. Other values count as `other`.
 pub const COMPONENT: &str = "fletch-component";
-/// How the answer was made (RFC 9211).
+/// How the cache handled the request (RFC 9211).
 pub const CACHE_STATUS: &str = "cache-status";
-/// The root of the version that a tag named when the answer was made.
+/// The root of the version that a tag named at the time of the answer.
 pub const ROOT: &str = "fletch-root";
 
-/// The job of requests without a [`JOB`] header.
+/// The job of requests without the header [`JOB`].
 pub const JOB_ANONYMOUS: &str = "anonymous";
 
-/// Media type of a stream of [`crate::frames`].
+/// The media type of a stream of [`crate::frames`].
 pub const FRAMES: &str = "application/vnd.fletch.frames";
-/// Media type of an epoch's ledger, and of its state.
+/// The media type of an epoch's ledger and of its state.
 pub const LEDGER: &str = "application/vnd.fletch.ledger";
-/// Media type of a tar archive.
+/// The media type of a tar archive.
 pub const TAR: &str = "application/x-tar";
-/// Media type of [`crate::Problem`].
+/// The media type of a [`crate::Problem`].
 pub const PROBLEM: &str = "application/problem+json";

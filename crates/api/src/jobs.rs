@@ -1,86 +1,90 @@
-//! Declared jobs: what is delivered, to whom, and in which order (`docs/EPOCHS.md`).
+//! Jobs: what an epoch delivers, to which ranks, and in which order (`docs/EPOCHS.md`).
 
 use crate::epochs::Epoch;
+use crate::world::WorldSpec;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, plan::Tail};
+use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root};
 use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc};
 use utoipa::ToSchema;
 
-/// No body of `POST /v1/jobs` is longer, in bytes: a plan may be a list.
+/// The longest body of `POST /v1/jobs`, in bytes. Large, because a plan may be a list of samples.
 pub const JOB_BODY_BYTES_MAX: usize = 64 << 20;
 
-/// Body of `POST /v1/jobs`. The same name with the same settings is the same job; with others it is refused.
+/// Body of `POST /v1/jobs`.
+///
+/// Declaring the same name with the same settings returns the same job. Other settings are rejected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartJob {
-    /// Its name, unique in its tenant.
+    /// The name of the job, unique in its tenant.
     #[schema(value_type = String)]
     pub name: JobName,
-    /// The dataset to read; absent when `root` says which version.
+    /// The dataset to read. Absent if `root` names the version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub dataset: Option<DatasetName>,
-    /// A tag or a root of the dataset, resolved once when the job begins; `latest` when absent.
+    /// A tag or a root of the dataset, resolved once when the job is declared. The default is `latest`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The version, where no dataset is named.
+    /// The root of the version, if no dataset is named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub root: Option<Root>,
-    /// The layout to read it by; the one that readers are given when absent.
+    /// The layout to read the version by. The default is the layout that the server gives to readers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub layout: Option<LayoutId>,
-    /// Where every random choice begins; when absent, the first eight bytes of the name's BLAKE3, little-endian, or that of the ledger that is
-    /// replayed.
+    /// The seed of every random choice.
+    ///
+    /// The default is the seed of the replayed ledger or, without a replay, the first eight bytes of the BLAKE3 hash of
+    /// the name, as a little-endian number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
-    /// Who decides the order.
+    /// The order in which samples are delivered.
     #[serde(default)]
     pub order: OrderKind,
-    /// What an epoch delivers.
+    /// The samples that an epoch delivers.
     #[serde(default)]
     pub plan: PlanSpec,
-    /// What makes the buckets of an order `bucketed`, and of a `replay` of such a ledger; absent otherwise.
+    /// The buckets of the order `bucketed`, or of a `replay` of such an epoch. Absent with other orders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buckets: Option<BucketSpec>,
-    /// What an order `replay` replays; absent with other orders.
+    /// The epoch that the order `replay` repeats. Absent with other orders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<ReplaySpec>,
-    /// Who shares a step.
+    /// The ranks that share each step.
     pub world: WorldSpec,
-    /// What counts as delivered.
+    /// When a sample counts as delivered.
     #[serde(default)]
     pub visitation: Visitation,
 }
 
-/// The seed of a job that names none: the first eight bytes of the BLAKE3 of its name, as a
-/// little-endian number.
+/// Returns the default seed of a job: the first eight bytes of the BLAKE3 hash of its name, little-endian.
 #[must_use]
-pub fn seed_of(name: &JobName) -> u64 {
+pub fn default_seed(name: &JobName) -> u64 {
     let mut first = [0; 8];
     first.copy_from_slice(&Hash::of(name.as_str().as_bytes()).as_bytes()[..8]);
     u64::from_le_bytes(first)
 }
 
-/// Who decides which sample comes next.
+/// The order in which samples are delivered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OrderKind {
-    /// The cache: any sample that was not delivered yet will do.
+    /// The cache chooses among the samples that were not delivered yet, and prefers cached ones.
     #[default]
     Substitute,
-    /// A keyed permutation, known in advance.
+    /// A keyed permutation that is fixed in advance.
     Strict,
-    /// A keyed permutation in which all entries of a step, of all ranks together, are of one bucket.
+    /// A keyed permutation in which all entries of a step, over all ranks, belong to one bucket.
     Bucketed,
-    /// A ledger: each rank gets again what it acknowledged then, in that order.
+    /// The order of a ledger: each rank gets the samples that it acknowledged then, in the same order.
     Replay,
 }
 
 impl OrderKind {
-    /// The word in JSON and in ledgers.
+    /// Returns the word that JSON and ledgers use.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -96,13 +100,14 @@ impl OrderKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Visitation {
-    /// When it was acknowledged; what was granted and not acknowledged is delivered again.
+    /// When it is acknowledged. A sample that was granted and not acknowledged is delivered again.
     #[default]
     ExactlyOnce,
-    /// When it was granted; whatever becomes of it, it is not delivered again.
+    /// When it is granted. It is never delivered again.
     AtMostOnce,
-    /// When it was acknowledged, and for good when a checkpoint of the model has it: going back to one delivers what came
-    /// after it again.
+    /// When it is acknowledged, and for good when a checkpoint of the model commits it.
+    ///
+    /// Rolling back to a checkpoint delivers again the samples that were acknowledged after it.
     Checkpoint,
 }
 
@@ -110,91 +115,102 @@ pub enum Visitation {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanSpec {
-    /// Which samples.
+    /// The samples.
     #[serde(default)]
     pub base: PlanBase,
-    /// How often each, and how far apart.
+    /// How often each sample is repeated, and how far apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub echo: Option<EchoSpec>,
 }
 
-/// Which samples: `"all"`, `{"samples": [0, 5]}`, `{"keys": ["n01/7"]}` or `{"weights": {…}}`.
+/// The samples of a plan: `"all"`, `{"samples": [0, 5]}`, `{"keys": ["n01/7"]}` or `{"weights": {…}}`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PlanBase {
     /// Every sample once.
     #[default]
     All,
-    /// These, by number, once each however often they are named.
+    /// These samples, by number. Each is delivered once, even if it is named more often.
     Samples(Vec<u64>),
-    /// These, by key (the path of a sample that is one file), once each.
+    /// These samples, by key, each once. The key of a sample that is one file is its path.
     Keys(Vec<String>),
-    /// As many as `draws`, in proportion to weights.
+    /// `draws` samples, in proportion to their weights.
     Weights(Weights),
 }
 
-/// Weights of samples.
+/// The weights of samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
-    /// One weight for each sample of the version, or for each of `of`; finite and at least 0. JSON has no NaN: `null` stands for one, and is refused.
+    /// One weight for each sample of the version, or for each sample of `of`. Finite and at least 0.
+    ///
+    /// `null` stands for NaN, which JSON cannot express, and is rejected.
     pub weights: Vec<Option<f64>>,
-    /// Entries of one pass.
+    /// The number of entries that an epoch delivers.
     pub draws: u64,
-    /// Whose weights these are, each once; all others weigh nothing. All samples of the version when absent.
+    /// The samples that the weights belong to, each named once. All other samples have the weight 0.
+    ///
+    /// The default is all samples of the version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<WeightOf>,
 }
 
-/// Whose weights: `{"samples": [0, 5]}` or `{"keys": ["n01/7"]}`.
+/// The samples that weights belong to: `{"samples": [0, 5]}` or `{"keys": ["n01/7"]}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightOf {
-    /// By number.
+    /// Samples by number.
     Samples(Vec<u64>),
-    /// By key.
+    /// Samples by key.
     Keys(Vec<String>),
 }
 
-/// Data echoing.
+/// Data echoing: repeats each sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EchoSpec {
-    /// How often each entry is delivered.
+    /// How often each sample is delivered.
     pub copies: u32,
-    /// The next copy of an entry comes at least this many positions after it, also over restarts. A state does not say in which
-    /// order its entries were delivered: over one that is loaded in the last steps of an epoch a copy may be nearer.
+    /// The least number of positions between two copies of a sample, also across restarts.
+    ///
+    /// A state does not record the order of its entries. After a state was loaded in the last steps of an epoch, copies
+    /// may be closer.
     #[serde(default)]
     pub apart: u32,
 }
 
-/// No more prefixes make buckets.
+/// The most prefixes of a [`BucketSpec`].
 pub const PREFIXES_MAX: usize = 1024;
 
-/// What makes buckets: `{"lengths": [1000, 4000]}`, `{"prefixes": ["de/", "fr/"]}` or `{"groups": [0, 2, 0]}`. A
-/// bucket's number is below 65,536.
+/// How samples are sorted into buckets.
+///
+/// One of `{"lengths": [1000, 4000]}`, `{"prefixes": ["de/", "fr/"]}` and `{"groups": [0, 2, 0]}`. The number of a bucket
+/// is below 65,536.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BucketSpec {
-    /// Ascending bounds in bytes: a sample, all its files together, is in bucket i when i bounds are at most its length.
+    /// Bounds in bytes, ascending. A sample is in bucket i if i of the bounds are at most its length.
+    ///
+    /// The length of a sample is the sum over its files.
     Lengths(Vec<u64>),
-    /// A sample is in the bucket of the first prefix that its key (the path of a sample that is one file) begins
-    /// with; those without one are in a further bucket. At most 1,024.
+    /// Key prefixes, at most 1,024. A sample is in the bucket of the first prefix that its key begins with.
+    ///
+    /// The key of a sample that is one file is its path. Samples without a matching prefix share one more bucket.
     Prefixes(Vec<String>),
-    /// The bucket of each sample of the version, by number.
+    /// The bucket of each sample of the version, in the order of the sample numbers.
     Groups(Vec<u32>),
 }
 
-/// An epoch to deliver again.
+/// The epoch that a replay repeats.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaySpec {
-    /// The ledger, as `GET …/ledger` gave it; base64 in JSON.
+    /// The ledger, as `GET …/ledger` returned it. Base64 in JSON.
     #[schema(value_type = String)]
     pub ledger: LedgerBytes,
 }
 
-/// The bytes of a ledger, cheap to clone; in JSON base64, of the standard alphabet and padded.
+/// The bytes of a ledger. Cheap to clone. In JSON, base64 with the standard alphabet and padding.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LedgerBytes(pub Arc<[u8]>);
 
@@ -213,81 +229,72 @@ impl Serialize for LedgerBytes {
 impl<'de> Deserialize<'de> for LedgerBytes {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let text = String::deserialize(d)?;
-        let bytes = STANDARD.decode(text).map_err(|e| serde::de::Error::custom(format!("no base64: {e}")))?;
+        let bytes = STANDARD
+            .decode(text)
+            .map_err(|e| serde::de::Error::custom(format!("the ledger is not valid base64: {e}")))?;
         Ok(LedgerBytes(bytes.into()))
     }
 }
 
-/// Who shares a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct WorldSpec {
-    /// Data-parallel consumers.
-    pub ranks: u32,
-    /// Entries a step of all ranks together; a multiple of `ranks`.
-    pub batch: u32,
-    /// What becomes of a last step that is not whole: `keep` (one rank only), `drop` or `pad`.
-    #[schema(value_type = String)]
-    pub tail: Tail,
-}
-
-/// A job as it is now.
+/// A job with its settings and its epochs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// What its routes call it.
+    /// The id of the job, as in its routes.
     pub id: String,
-    /// Its name.
+    /// The name of the job.
     #[schema(value_type = String)]
     pub name: JobName,
-    /// The dataset it reads through.
+    /// The dataset that the job reads.
     #[schema(value_type = String)]
     pub dataset: DatasetName,
-    /// The version.
+    /// The root of the version.
     #[schema(value_type = String)]
     pub root: Root,
-    /// The layout.
+    /// The layout of the version.
     #[schema(value_type = String)]
     pub layout: LayoutId,
-    /// Where every random choice begins.
+    /// The seed of every random choice.
     pub seed: u64,
-    /// Who decides the order.
+    /// The order in which samples are delivered.
     pub order: OrderKind,
     /// When a sample counts as delivered.
     pub visitation: Visitation,
-    /// Who shares a step now.
+    /// The ranks that share each step now.
     pub world: WorldSpec,
-    /// The plan's hash, with its buckets if it has any. A weighted plan is drawn from the seed, the same in every epoch.
+    /// The hash of the plan and its buckets.
+    ///
+    /// A weighted plan is drawn once, from the seed, so it is the same in every epoch.
     #[schema(value_type = String)]
     pub plan: Hash,
-    /// Samples of the version.
+    /// The number of samples of the version.
     pub samples: u64,
-    /// Entries of the plan.
+    /// The number of entries of the plan.
     pub entries: u64,
-    /// Steps of an epoch in this world.
+    /// The number of steps of an epoch in this world.
     pub steps: u64,
-    /// Its epochs that are remembered, in order.
+    /// The epochs that the server remembers, in order.
     pub epochs: Vec<Epoch>,
 }
 
-/// Jobs of the asking principal's tenant, by name.
+/// The jobs of the caller's tenant.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobList {
-    /// The jobs, each without its epochs.
+    /// The jobs in the order of their names, without their epochs.
     pub jobs: Vec<JobLine>,
 }
 
 /// A job in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobLine {
-    /// What its routes call it.
+    /// The id of the job, as in its routes.
     pub id: String,
-    /// Its name.
+    /// The name of the job.
     #[schema(value_type = String)]
     pub name: JobName,
-    /// The dataset it reads through.
+    /// The dataset that the job reads.
     #[schema(value_type = String)]
     pub dataset: DatasetName,
-    /// The version.
+    /// The root of the version.
     #[schema(value_type = String)]
     pub root: Root,
 }
@@ -295,9 +302,10 @@ pub struct JobLine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fletch_core::plan::Tail;
 
     #[test]
-    fn jobs_read_as_documented() {
+    fn jobs_parse_as_documented() {
         let text = r#"{"name":"train-7","dataset":"images","plan":{"base":{"keys":["a/1"]},"echo":{"copies":2}},"world":{"ranks":2,"batch":8,"tail":"drop"}}"#;
         let job: StartJob = serde_json::from_str(text).expect("documented form");
         assert_eq!((job.order, job.visitation), (OrderKind::Substitute, Visitation::ExactlyOnce));
@@ -335,6 +343,6 @@ mod tests {
     #[test]
     fn a_jobs_default_seed_never_changes() {
         let name = JobName::new("train-7").expect("name");
-        assert_eq!(seed_of(&name), 11_142_698_902_253_167_184);
+        assert_eq!(default_seed(&name), 11_142_698_902_253_167_184);
     }
 }

@@ -1,8 +1,7 @@
-//! The HTTP contract of Fletch: routes, header names, request and response types, the frames of
-//! a batch, and the one mapping from an error's [`fletch_core::Kind`] to an HTTP status.
+//! The HTTP API of Fletch: routes, headers, request and answer types, stream frames, and problem codes.
 //!
-//! No server and no client code lives here; both sides compile against these words, and
-//! `docs/openapi.json` is written from them.
+//! Server and client compile against these types, and `docs/openapi.json` is generated from them. Contains no server or
+//! client code. Only this crate maps the [`fletch_core::Kind`] of an error to an HTTP status.
 
 pub mod accounts;
 pub mod batch;
@@ -16,21 +15,23 @@ pub mod node;
 pub mod problem;
 pub mod routes;
 pub mod warmups;
+pub mod world;
 
 pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
 pub use epochs::{
-    Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, Grant, GrantStatus,
+    Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,
 };
 pub use jobs::{
     BucketSpec, EchoSpec, Job, JobLine, JobList, LedgerBytes, OrderKind, PlanBase, PlanSpec, ReplaySpec,
-    StartJob, Visitation, WeightOf, Weights, WorldSpec,
+    StartJob, Visitation, WeightOf, Weights,
 };
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
+pub use world::WorldSpec;
 
-/// The version of the HTTP contract, as in `/v1`.
+/// The major version of the API, as in `/v1`.
 pub const API_MAJOR: u32 = 1;

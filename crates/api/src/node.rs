@@ -1,59 +1,59 @@
-//! What the mounts of one node say to each other: the owner of the node's store answers on a unix socket,
-//! and the others, its guests, ask there before they ask the server.
+//! The protocol between the mounts of one node: the owner of the node's store serves the other mounts, its clients.
 //!
-//! The owner answers 200 with the bytes, or 404 with a problem for whatever reason it has not to: then the
-//! guest asks the server itself. It never says anything that a guest would have to believe.
+//! A client asks the owner on a unix socket before it asks the server. The owner answers 200 with the bytes, or 404 with
+//! a problem for every reason. After 404 the client asks the server itself. The client verifies every byte, so it never
+//! has to trust the owner.
 
 use fletch_core::{Hash, Root};
 use serde::{Deserialize, Serialize};
 
-/// A chunk by root, hash and length: GET.
+/// GET: a chunk, by root, hash and length.
 pub const CHUNK: &str = "/node/v1/versions/{root}/chunks/{hash}/{len}";
-/// A file that lies in a chunk with others, by root, hash, length and path: GET.
+/// GET: a file that shares a chunk with other files, by root, hash, length and path.
 pub const FILE: &str = "/node/v1/versions/{root}/files/{hash}/{len}/{*path}";
-/// How the store is ([`NodeState`]): GET. A guest says in the query which version it reads.
+/// GET: the state of the store ([`NodeState`]). The query says which version the client reads.
 pub const STATE: &str = "/node/v1/state";
 
-/// Path of a chunk.
+/// Returns the path of a chunk.
 #[must_use]
 pub fn chunk(root: Root, hash: Hash, len: u32) -> String {
     format!("/node/v1/versions/{root}/chunks/{hash}/{len}")
 }
 
-/// Path of a file.
+/// Returns the path of a file.
 #[must_use]
 pub fn file(root: Root, hash: Hash, len: u32, path: &str) -> String {
     format!("/node/v1/versions/{root}/files/{hash}/{len}/{}", crate::routes::escaped(path))
 }
 
-/// Path of the state, asked by a guest that reads this version.
+/// Returns the path of the state, for a client that reads this version.
 #[must_use]
-pub fn state(of: GuestVersion) -> String {
-    format!("{STATE}?root={}&footprint={}", of.root, of.footprint)
+pub fn state(version: NodeClientVersion) -> String {
+    format!("{STATE}?root={}&footprint={}", version.root, version.footprint)
 }
 
-/// A version that a guest reads.
+/// The version that a client of the node's store reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestVersion {
-    /// Which.
+pub struct NodeClientVersion {
+    /// The root of the version.
     pub root: Root,
-    /// What its chunks occupy on disk together, at most, in bytes.
+    /// The most bytes that the version's chunks occupy on disk.
     pub footprint: u64,
 }
 
-/// The store of a node.
+/// The state of a node's store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeState {
-    /// The process that owns it.
+    /// The id of the process that owns the store.
     pub pid: u32,
-    /// Chunks on disk.
+    /// The number of chunks on disk.
     pub chunks: u64,
-    /// Bytes that slab files have taken of the limit.
+    /// The bytes that slab files occupy.
     pub slab_bytes: u64,
-    /// What the directory may occupy, in bytes.
+    /// The most bytes that the store's directory may occupy.
     pub limit_bytes: u64,
-    /// Bytes of chunks that wait to be appended.
+    /// The bytes of chunks that wait to be written to a slab.
     pub queued_bytes: u64,
-    /// Damaged chunks found so far; none of them was served.
+    /// The number of damaged chunks that were found. None of them was served.
     pub quarantined: u64,
 }

@@ -1,5 +1,6 @@
-//! Errors on the wire (RFC 9457), with a stable code, a hint a person can act on, and whether
-//! asking again may help. The only place where a [`Kind`] becomes an HTTP status.
+//! Problems: the error answers of the API (RFC 9457), with a stable code, a hint, and whether a retry may help.
+//!
+//! Only this module maps a [`Kind`] to an HTTP status.
 
 use fletch_core::Kind;
 use serde::{Deserialize, Serialize};
@@ -8,20 +9,20 @@ use utoipa::ToSchema;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $word:literal, $kind:ident, $status:expr, $title:literal;)*) => {
-        /// What went wrong, by a stable word.
+        /// The stable code of a problem.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
         pub enum Code {
             $($(#[$doc])* #[serde(rename = $word)] $name,)*
-            /// A code of a newer server.
+            /// A code that this build does not know, from a newer server.
             #[serde(other, rename = "unknown")]
             Unknown,
         }
 
         impl Code {
-            /// Every code this build knows.
+            /// Every code that this build knows.
             pub const ALL: &[Code] = &[$(Code::$name),*];
 
-            /// The word on the wire.
+            /// Returns the word that JSON uses.
             #[must_use]
             pub fn as_str(self) -> &'static str {
                 match self {
@@ -30,7 +31,7 @@ macro_rules! codes {
                 }
             }
 
-            /// Who can act on it.
+            /// Returns who can act on the problem.
             #[must_use]
             pub fn kind(self) -> Kind {
                 match self {
@@ -39,16 +40,16 @@ macro_rules! codes {
                 }
             }
 
-            /// One line for people.
+            /// Returns the title of the problem.
             #[must_use]
             pub fn title(self) -> &'static str {
                 match self {
                     $(Code::$name => $title,)*
-                    Code::Unknown => "an error this client does not know",
+                    Code::Unknown => "an error that this client does not know",
                 }
             }
 
-            /// A status that says more than the kind's own, where HTTP has one.
+            /// Returns the HTTP status, if it differs from that of the kind.
             fn own_status(self) -> Option<u16> {
                 match self {
                     $(Code::$name => $status,)*
@@ -60,90 +61,90 @@ macro_rules! codes {
 }
 
 codes! {
-    /// It does not exist, or not for this principal.
+    /// The object does not exist, or the caller may not see it.
     NotFound = "not_found", NotFound, None, "not found";
-    /// The request cannot be understood.
+    /// The request cannot be parsed or has an invalid value.
     BadRequest = "bad_request", Invalid, None, "the request is not valid";
-    /// No token, or none that this server knows.
-    Unauthorized = "unauthorized", Invalid, Some(401), "a token is needed";
-    /// The token's role does not allow it.
-    Forbidden = "forbidden", Invalid, Some(403), "this token may not do that";
-    /// It would go over the tenant's quota.
+    /// The request has no token, or a token that the server does not know.
+    Unauthorized = "unauthorized", Invalid, Some(401), "a valid token is required";
+    /// The role of the token does not allow the request.
+    Forbidden = "forbidden", Invalid, Some(403), "the token does not allow this request";
+    /// The request would exceed the tenant's quota.
     QuotaExceeded = "quota_exceeded", Invalid, Some(403), "the tenant's quota is exceeded";
-    /// `Fletch-Job` is no job name.
+    /// The header `Fletch-Job` is not a valid job name.
     BadJob = "bad_job", Invalid, None, "the job name is not valid";
-    /// The plan, the order or the world of a job cannot be.
-    BadPlan = "bad_plan", Invalid, None, "the plan cannot be";
-    /// The ledger is damaged, or of something else: it cannot be replayed.
+    /// The plan, the order or the world of the job is not valid.
+    BadPlan = "bad_plan", Invalid, None, "the plan is not valid";
+    /// The ledger is damaged or belongs to another dataset, so it cannot be replayed.
     BadLedger = "bad_ledger", Invalid, None, "the ledger cannot be replayed";
-    /// A job of that name has other settings.
-    JobDiffers = "job_differs", Invalid, Some(409), "a job of that name has other settings";
-    /// The world has no such rank.
+    /// A job with this name exists and has other settings.
+    JobDiffers = "job_differs", Invalid, Some(409), "a job with this name has other settings";
+    /// The world of the job has no such rank.
     BadRank = "bad_rank", Invalid, None, "the world has no such rank";
-    /// The worker asked with a later sequence number already.
-    StaleSequence = "stale_sequence", Invalid, Some(409), "the sequence number is behind";
-    /// The lease has expired, or never was: its entries may be someone else's.
+    /// The worker has already used a higher sequence number.
+    StaleSequence = "stale_sequence", Invalid, Some(409), "the sequence number is too low";
+    /// The lease has expired or never existed. Its entries may be in another lease.
     LeaseGone = "lease_gone", Invalid, Some(410), "the lease is gone";
-    /// The lease is another rank's.
-    LeaseForeign = "lease_foreign", Invalid, Some(409), "the lease is another rank's";
-    /// More entries than the lease holds.
+    /// The lease belongs to another rank.
+    LeaseForeign = "lease_foreign", Invalid, Some(409), "the lease belongs to another rank";
+    /// The ack names more entries than the lease has.
     BadAck = "bad_ack", Invalid, None, "the ack does not fit its lease";
-    /// The epoch takes no leases or acks any more.
+    /// The epoch is finished or abandoned and takes no leases or acks.
     EpochClosed = "epoch_closed", Invalid, Some(409), "the epoch is closed";
-    /// The epoch's ledger is at its bound: nothing more is granted.
+    /// The ledger of the epoch has reached its limit. The server grants no more entries.
     LedgerFull = "ledger_full", Invalid, Some(409), "the epoch's ledger is full";
-    /// The epoch is not finished, so there is no receipt.
+    /// The epoch is not finished, so it has no receipt.
     EpochOpen = "epoch_open", Invalid, Some(409), "the epoch is not finished";
     /// The number of ranks cannot change in the middle of a step.
     MidStep = "mid_step", Invalid, Some(409), "the epoch is in the middle of a step";
-    /// The state is of another root, plan, order, seed or epoch.
-    StateDiffers = "state_differs", Invalid, Some(409), "the state is of something else";
-    /// The epoch went on already.
+    /// The state belongs to another root, plan, order, seed or epoch.
+    StateDiffers = "state_differs", Invalid, Some(409), "the state does not fit the epoch";
+    /// The epoch has progressed beyond the state.
     StateBehind = "state_behind", Invalid, Some(409), "the epoch is further than the state";
-    /// The state is no state.
-    BadState = "bad_state", Invalid, None, "the state cannot be read";
-    /// There is no such commit to roll back to, or the job's visitation knows none.
-    NoCommit = "no_commit", Invalid, Some(409), "no such commit";
-    /// The route exists, the method does not.
+    /// The state cannot be parsed.
+    BadState = "bad_state", Invalid, None, "the state is not valid";
+    /// The checkpoint is not known, or the job's visitation is not `checkpoint`.
+    NoCommit = "no_commit", Invalid, Some(409), "no such checkpoint";
+    /// The route does not support the HTTP method.
     MethodNotAllowed = "method_not_allowed", Invalid, Some(405), "method not allowed";
-    /// A name is taken by something else.
+    /// The name is taken by something else.
     Conflict = "conflict", Invalid, Some(409), "the name is taken";
-    /// This server may not read that place.
-    UriNotAllowed = "uri_not_allowed", Invalid, Some(403), "this server may not read that URI";
-    /// The body is longer than the limit.
+    /// The server may not read the URI.
+    UriNotAllowed = "uri_not_allowed", Invalid, Some(403), "the server may not read this URI";
+    /// The request body is longer than the limit.
     BodyTooLarge = "body_too_large", Invalid, Some(413), "the request body is too large";
-    /// No byte of the range exists.
+    /// The range begins after the last byte.
     RangeNotSatisfiable = "range_not_satisfiable", Invalid, Some(416), "the range is past the end";
-    /// The header is longer than the limit.
+    /// The request header is longer than the limit.
     HeaderTooLarge = "header_too_large", Invalid, Some(431), "the request header is too large";
-    /// The entry has no bytes (a link or a directory).
+    /// The entry is a link or a directory, which has no bytes.
     NotAFile = "not_a_file", Invalid, None, "the entry is not a file";
-    /// An object is not the one that was indexed.
+    /// An object at the origin differs from the one that was indexed.
     OriginChanged = "origin_changed", Corrupt, None, "an object changed after it was indexed";
-    /// An object that seems unchanged has other bytes.
-    OriginCorrupt = "origin_corrupt", Corrupt, None, "the origin returned bytes that do not hash to their name";
-    /// An indexed object is gone.
-    OriginMissing = "origin_missing", Corrupt, None, "an indexed object is gone";
-    /// The origin refuses this server.
+    /// An object at the origin seems unchanged but has other bytes.
+    OriginCorrupt = "origin_corrupt", Corrupt, None, "the origin returned bytes with a wrong hash";
+    /// An indexed object no longer exists at the origin.
+    OriginMissing = "origin_missing", Corrupt, None, "an indexed object is missing at the origin";
+    /// The origin rejected the server's credentials.
     OriginDenied = "origin_denied", Corrupt, None, "the origin denied access";
-    /// A version's tables contradict themselves or their root.
+    /// The tables of the version contradict each other or the root.
     TablesCorrupt = "tables_corrupt", Corrupt, None, "the version's tables are damaged";
-    /// The tables are of a newer format.
-    UnsupportedFormat = "unsupported_format", Corrupt, None, "the version is of a newer format";
+    /// The version's tables have a format that this server does not support.
+    UnsupportedFormat = "unsupported_format", Corrupt, None, "the version's format is not supported";
     /// The origin did not answer in time.
     OriginUnavailable = "origin_unavailable", Unavailable, None, "the origin is not available";
     /// The request took longer than its deadline.
     Deadline = "deadline", Unavailable, Some(504), "the request took too long";
     /// The server is starting or stopping.
     NotReady = "not_ready", Unavailable, None, "the server is not ready";
-    /// A limit was reached; wait and ask again.
+    /// The server has reached a limit. Wait, then retry.
     Overloaded = "overloaded", Overloaded, None, "the server is at its limit";
-    /// A defect of the server.
+    /// The server has a defect.
     Internal = "internal", Internal, None, "internal error";
 }
 
 impl Code {
-    /// The HTTP status.
+    /// Returns the HTTP status.
     #[must_use]
     pub fn status(self) -> u16 {
         self.own_status().unwrap_or(match self.kind() {
@@ -156,7 +157,7 @@ impl Code {
         })
     }
 
-    /// Whether the same request may succeed later without anyone changing anything.
+    /// Returns whether the same request may succeed later without any change.
     #[must_use]
     pub fn retryable(self) -> bool {
         self.kind().retryable()
@@ -169,29 +170,29 @@ impl fmt::Display for Code {
     }
 }
 
-/// The body of every error answer, and of every error frame.
+/// The body of every error answer and of every error frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// `urn:fletch:problem:<code>`.
+    /// The type of the problem: `urn:fletch:problem:<code>`.
     #[serde(rename = "type")]
     pub type_uri: String,
-    /// One line, the same for every occurrence.
+    /// The title: the same for every problem with this code.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What happened this time.
+    /// What happened in this request.
     pub detail: String,
-    /// The stable word.
+    /// The stable code.
     pub code: Code,
-    /// What a person can do about it; may be empty.
+    /// What a person can do about the problem. May be empty.
     #[serde(default)]
     pub hint: String,
-    /// Whether asking again may help.
+    /// Whether a retry may succeed.
     pub retryable: bool,
 }
 
 impl Problem {
-    /// A problem with its code's own title, status and retryability.
+    /// Returns a problem with the title, status and retryability of its code.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>, hint: impl Into<Cow<'static, str>>) -> Self {
         Problem {

@@ -1,164 +1,164 @@
-//! Every route, once as the template a router takes and once as a function a client calls.
+//! The routes of the API: each as a template for the router, and as a function that returns a client's path.
 
 use fletch_core::{DatasetName, Hash, LayoutId, Root};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// What of an entry's path is written as it is.
+/// The characters of an entry's path that are percent-encoded.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// A chunk of a version: GET, HEAD.
+/// GET, HEAD: a chunk of a version.
 pub const CHUNK: &str = "/v1/versions/{root}/chunks/{hash}";
-/// A version's manifest: GET, HEAD.
+/// GET, HEAD: the manifest of a version.
 pub const MANIFEST: &str = "/v1/versions/{root}/manifest.json";
-/// A version's entries: GET, HEAD.
+/// GET, HEAD: the entries table of a version.
 pub const ENTRIES: &str = "/v1/versions/{root}/entries.parquet";
-/// A layout's description: GET, HEAD.
+/// GET, HEAD: the description of a layout.
 pub const LAYOUT: &str = "/v1/versions/{root}/layouts/{layout}/layout.json";
-/// A layout's placement: GET, HEAD.
+/// GET, HEAD: the placement table of a layout.
 pub const PLACEMENT: &str = "/v1/versions/{root}/layouts/{layout}/placement.parquet";
-/// A file of a version by its path: GET, HEAD.
+/// GET, HEAD: a file of a version, by its path.
 pub const FILE: &str = "/v1/versions/{root}/files/{*path}";
-/// Whether a version is granted to whoever asks, and until when: GET.
+/// GET: whether the caller has access to a version. The answer can wait for a change.
 pub const ACCESS: &str = "/v1/versions/{root}/access";
-/// Many pieces of a version in one stream: POST.
+/// POST: many pieces of a version in one stream.
 pub const BATCH: &str = "/v1/versions/{root}/batch";
-/// All datasets: GET; registering one: POST.
+/// GET: all datasets. POST: registers a dataset.
 pub const DATASETS: &str = "/v1/datasets";
-/// One dataset: GET, DELETE.
+/// GET: a dataset. DELETE: deletes its registration.
 pub const DATASET: &str = "/v1/datasets/{name}";
-/// What a tag or root of a dataset is now: GET.
+/// GET: the version that a tag or root of a dataset names.
 pub const DATASET_VERSION: &str = "/v1/datasets/{name}/versions/{version}";
-/// A dataset's chunks on disk: DELETE.
+/// DELETE: evicts a dataset's chunks from disk.
 pub const DATASET_CHUNKS: &str = "/v1/datasets/{name}/chunks";
-/// Warm-ups: GET; beginning one: POST.
+/// GET: all warm-ups. POST: starts a warm-up.
 pub const WARMUPS: &str = "/v1/warmups";
-/// A warm-up: GET; cancelling it: DELETE.
+/// GET: a warm-up. DELETE: cancels it.
 pub const WARMUP: &str = "/v1/warmups/{id}";
-/// Jobs: GET; declaring one: POST.
+/// GET: all jobs. POST: declares a job.
 pub const JOBS: &str = "/v1/jobs";
-/// A job: GET; forgetting it: DELETE.
+/// GET: a job. DELETE: deletes it with its ledgers.
 pub const JOB: &str = "/v1/jobs/{id}";
-/// Who shares a job's steps: PUT.
+/// PUT: changes the world of a job.
 pub const JOB_WORLD: &str = "/v1/jobs/{id}/world";
-/// The next samples of an epoch: POST.
+/// POST: leases the next samples of an epoch.
 pub const LEASES: &str = "/v1/jobs/{id}/epochs/{epoch}/leases";
-/// What was consumed, and what is still held: POST.
+/// POST: acknowledges samples and renews leases.
 pub const ACKS: &str = "/v1/jobs/{id}/epochs/{epoch}/acks";
-/// An epoch's self-contained state: GET, PUT.
+/// GET: the state of an epoch. PUT: continues an epoch from a state.
 pub const STATE: &str = "/v1/jobs/{id}/epochs/{epoch}/state";
-/// The model was saved: POST.
+/// POST: commits the acknowledged samples with a checkpoint of the model.
 pub const CHECKPOINT: &str = "/v1/jobs/{id}/epochs/{epoch}/checkpoint";
-/// The model went back to a checkpoint: POST.
+/// POST: rolls the job back to a checkpoint.
 pub const ROLLBACK: &str = "/v1/jobs/{id}/epochs/{epoch}/rollback";
-/// The receipt of a finished epoch: GET.
+/// GET: the receipt of a finished epoch.
 pub const RECEIPT: &str = "/v1/jobs/{id}/epochs/{epoch}/receipt";
-/// An epoch's ledger: GET.
+/// GET: the ledger of an epoch.
 pub const LEDGER: &str = "/v1/jobs/{id}/epochs/{epoch}/ledger";
-/// The member view: GET.
+/// GET: the member view of the cluster.
 pub const CLUSTER: &str = "/v1/cluster";
-/// What this server speaks: GET.
+/// GET: the server's version, formats and limits.
 pub const INFO: &str = "/v1/info";
-/// Bytes delivered: GET.
+/// GET: the accounts of delivered bytes.
 pub const ACCOUNTS: &str = "/v1/accounts";
-/// The description of this API: GET.
+/// GET: the OpenAPI description of this API.
 pub const OPENAPI: &str = "/v1/openapi.json";
-/// Whether the process runs: GET.
+/// GET: whether the process runs.
 pub const LIVEZ: &str = "/livez";
-/// Whether it wants requests: GET.
+/// GET: whether the server accepts requests.
 pub const READYZ: &str = "/readyz";
-/// Prometheus metrics: GET.
+/// GET: metrics in Prometheus format.
 pub const METRICS: &str = "/metrics";
 
-/// Path of a chunk.
+/// Returns the path of a chunk.
 #[must_use]
 pub fn chunk(root: Root, hash: Hash) -> String {
     format!("/v1/versions/{root}/chunks/{hash}")
 }
 
-/// Path of a manifest.
+/// Returns the path of a manifest.
 #[must_use]
 pub fn manifest(root: Root) -> String {
     format!("/v1/versions/{root}/manifest.json")
 }
 
-/// Path of the entries table.
+/// Returns the path of the entries table.
 #[must_use]
 pub fn entries(root: Root) -> String {
     format!("/v1/versions/{root}/entries.parquet")
 }
 
-/// Path of a layout's description.
+/// Returns the path of a layout's description.
 #[must_use]
 pub fn layout(root: Root, layout: LayoutId) -> String {
     format!("/v1/versions/{root}/layouts/{layout}/layout.json")
 }
 
-/// Path of a layout's placement table.
+/// Returns the path of a layout's placement table.
 #[must_use]
 pub fn placement(root: Root, layout: LayoutId) -> String {
     format!("/v1/versions/{root}/layouts/{layout}/placement.parquet")
 }
 
-/// Path of a file; `path` is an entry's path.
+/// Returns the path of a file. `path` is the path of an entry.
 #[must_use]
 pub fn file(root: Root, path: &str) -> String {
     format!("/v1/versions/{root}/files/{}", escaped(path))
 }
 
-/// An entry's path as it stands in a URL.
+/// Returns an entry's path, percent-encoded for a URL.
 pub(crate) fn escaped(path: &str) -> impl std::fmt::Display + '_ {
     utf8_percent_encode(path, PATH)
 }
 
-/// Path of a grant; the answer is held back for `wait_ms` milliseconds while nothing changes.
+/// Returns the path of the access check. The server delays the answer up to `wait_ms` milliseconds while access lasts.
 #[must_use]
 pub fn access(root: Root, wait_ms: u64) -> String {
     format!("/v1/versions/{root}/access?wait_ms={wait_ms}")
 }
 
-/// Path of a batch.
+/// Returns the path of a batch.
 #[must_use]
 pub fn batch(root: Root) -> String {
     format!("/v1/versions/{root}/batch")
 }
 
-/// Path of a dataset.
+/// Returns the path of a dataset.
 #[must_use]
 pub fn dataset(name: &DatasetName) -> String {
     format!("/v1/datasets/{name}")
 }
 
-/// Path of a dataset's chunks on disk.
+/// Returns the path of a dataset's chunks on disk.
 #[must_use]
 pub fn dataset_chunks(name: &DatasetName) -> String {
     format!("/v1/datasets/{name}/chunks")
 }
 
-/// Path of a warm-up.
+/// Returns the path of a warm-up.
 #[must_use]
 pub fn warmup(id: &str) -> String {
     format!("/v1/warmups/{id}")
 }
 
-/// Path of a job.
+/// Returns the path of a job.
 #[must_use]
 pub fn job(id: &str) -> String {
     format!("/v1/jobs/{id}")
 }
 
-/// Path of a job's world.
+/// Returns the path of a job's world.
 #[must_use]
 pub fn job_world(id: &str) -> String {
     format!("/v1/jobs/{id}/world")
 }
 
-/// Path of something of an epoch: `leases`, `acks`, `state`, `checkpoint`, `rollback`, `receipt` or `ledger`.
+/// Returns a path of an epoch. `what` is `leases`, `acks`, `state`, `checkpoint`, `rollback`, `receipt` or `ledger`.
 #[must_use]
 pub fn epoch(id: &str, epoch: u64, what: &str) -> String {
     format!("/v1/jobs/{id}/epochs/{epoch}/{what}")
 }
 
-/// Path of a version of a dataset; `version` is a tag or a root, both safe in a URL.
+/// Returns the path of a version of a dataset. `version` is a tag or a root; both need no encoding.
 #[must_use]
 pub fn dataset_version(name: &DatasetName, version: &str) -> String {
     format!("/v1/datasets/{name}/versions/{version}")

@@ -1,29 +1,29 @@
-//! Warm-ups: bringing a version's chunks before somebody reads them, and looking whether they are there.
+//! Warm-ups: fetch the chunks of a version before they are read, or check the chunks that are cached.
 
 use crate::Problem;
 use fletch_core::{DatasetName, LayoutId, Root};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How long chunks are protected from eviction unless something else is asked for, in seconds.
+/// The default time for which the chunks of a warm-up are protected from eviction, in seconds.
 pub const LEASE_S_DEFAULT: u64 = 3600;
-/// And the longest, in seconds.
+/// The longest time for which the chunks of a warm-up are protected from eviction, in seconds.
 pub const LEASE_S_MAX: u64 = 7 * 86_400;
 
 /// Body of `POST /v1/warmups`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartWarmup {
-    /// Of which dataset.
+    /// The dataset.
     #[schema(value_type = String)]
     pub dataset: DatasetName,
-    /// Which version: a tag or a root; `latest` when absent.
+    /// A tag or a root of the dataset. The default is `latest`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Read and hash what is there instead of bringing what is not. Nothing is fetched.
+    /// Whether to read and hash the cached chunks instead of fetching the missing ones.
     #[serde(default)]
     pub check: bool,
-    /// How long the chunks are protected from eviction afterwards, in seconds, at most a week.
+    /// How long the chunks are protected from eviction afterwards, in seconds. At most a week.
     #[serde(default = "lease_default")]
     pub lease_s: u64,
 }
@@ -32,32 +32,32 @@ fn lease_default() -> u64 {
     LEASE_S_DEFAULT
 }
 
-/// How far a warm-up is.
+/// The state of a warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WarmupState {
-    /// It waits for its turn.
+    /// The warm-up waits for other warm-ups.
     Queued,
-    /// It works.
+    /// The warm-up fetches or checks chunks.
     Running,
-    /// Every chunk is where it stays; of a check: was read and is right.
+    /// Every chunk is cached. For a check: every chunk was read and is correct.
     Done,
-    /// It ended, and not every chunk is: `missing` says how many.
+    /// The warm-up ended, and some chunks are not cached or not correct: `missing` counts them.
     Partial,
-    /// It ended early; `error` says why. What it brought is kept.
+    /// The warm-up ended early, for the reason in `error`. The fetched chunks stay cached.
     Failed,
-    /// Somebody cancelled it. What it brought is kept.
+    /// The warm-up was cancelled. The fetched chunks stay cached.
     Cancelled,
 }
 
 impl WarmupState {
-    /// Whether nothing will change any more.
+    /// Returns whether the warm-up has ended.
     #[must_use]
     pub fn is_over(self) -> bool {
         !matches!(self, WarmupState::Queued | WarmupState::Running)
     }
 
-    /// The word in JSON.
+    /// Returns the word that JSON uses.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -71,77 +71,79 @@ impl WarmupState {
     }
 }
 
-/// A number of chunks and their bytes. A chunk that several files have counts for each of them.
+/// A number of chunks and their bytes. A chunk that several files share counts once for each file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Amount {
-    /// Chunks.
+    /// The number of chunks.
     pub chunks: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
-/// A warm-up as it is now. The server forgets it when it restarts (what was brought is kept).
+/// The progress of a warm-up. The server forgets it at a restart; the fetched chunks stay cached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Warmup {
-    /// Its name.
+    /// The id of the warm-up.
     pub id: String,
-    /// Of which dataset.
+    /// The dataset.
     #[schema(value_type = String)]
     pub dataset: DatasetName,
-    /// Of which version.
+    /// The root of the version.
     #[schema(value_type = String)]
     pub root: Root,
-    /// In which layout.
+    /// The layout of the version.
     #[schema(value_type = String)]
     pub layout: LayoutId,
-    /// Whether it only looks.
+    /// Whether the warm-up only checks cached chunks.
     pub check: bool,
-    /// How far it is.
+    /// The state of the warm-up.
     pub state: WarmupState,
-    /// All there is to do.
+    /// All chunks of the version.
     pub total: Amount,
-    /// What was looked at so far.
+    /// The chunks that were processed so far.
     pub looked_at: Amount,
-    /// Of that, what was there already; of a check: was read and is right.
+    /// The processed chunks that were cached already. For a check: that were read and are correct.
     pub present: Amount,
-    /// What was brought from the origin, or from memory to disk.
+    /// The chunks that were fetched from the origin, or written from memory to disk.
     pub brought: Amount,
-    /// What the cache refused: the dataset's share, or the disk, is full.
+    /// The chunks that the cache rejected, because the dataset's share or the disk is full.
     pub refused: Amount,
-    /// What could not be brought.
+    /// The chunks that could not be fetched.
     pub failed: Amount,
-    /// Of a check: what had other bytes than its name says. It is never served and was given up.
+    /// For a check: the chunks whose bytes do not match their hash. The server never served them and has removed them.
     pub damaged: Amount,
-    /// When it ended: what of the total is not there, counted once more. Of a check: not there, damaged or not readable.
+    /// After the end: the chunks that are not cached, from a second count. For a check: the chunks that are not cached,
+    /// damaged or not readable.
     pub missing: Amount,
-    /// Bytes a second since it began to work.
+    /// The average rate since the warm-up began to run, in bytes a second.
     pub bytes_per_s: u64,
-    /// Seconds that are left at this rate, while it runs.
+    /// The remaining time at this rate, in seconds. Present while the warm-up runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_s: Option<u64>,
-    /// When it was asked for, nanoseconds since 1970.
+    /// The time of the request, in nanoseconds since 1970.
     pub started_ns: u64,
-    /// When it ended, nanoseconds since 1970.
+    /// The time of the end, in nanoseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_ns: Option<u64>,
-    /// Until when its chunks are protected from eviction, nanoseconds since 1970; absent when they are not.
+    /// The time until which the chunks are protected from eviction, in nanoseconds since 1970. Absent if they are not
+    /// protected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leased_until_ns: Option<u64>,
-    /// Why it ended early, or the first thing that went wrong.
+    /// The reason for an early end, or the first problem with a chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Problem>,
 }
 
-/// Warm-ups of the asking principal's domain, the last first.
+/// The warm-ups of the caller's domain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Warmups {
-    /// The warm-ups.
+    /// The warm-ups, the latest first.
     pub warmups: Vec<Warmup>,
 }
 
-/// What an eviction did.
+/// The result of an eviction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Evicted {
-    /// Chunks that left the disk.
+    /// The number of chunks that were evicted from disk.
     pub chunks: u64,
 }

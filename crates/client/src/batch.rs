@@ -1,23 +1,23 @@
-//! The answer to a batch, piece by piece.
+//! Decodes the answer to a batch request, item by item.
 
 use crate::ClientError;
-use crate::body::From;
+use crate::body::Responder;
 use bytes::{Bytes, BytesMut};
 use fletch_api::Problem;
 use fletch_api::frames::{Decoder, Frame};
 use reqwest::Response;
 use tokio::time::{Instant, timeout_at};
 
-/// One item's outcome.
+/// The outcome of one item.
 #[derive(Debug)]
 pub struct BatchPiece {
-    /// Which item of the request.
+    /// The position of the item in the request.
     pub index: usize,
-    /// Its bytes, which **nobody checked**, or why there are none.
+    /// The item's bytes, **not verified**, or the problem that the server reported for it.
     pub outcome: Result<Bytes, Box<Problem>>,
 }
 
-/// A batch that is being answered; holds at most one item.
+/// The answer to a batch while it arrives. Holds at most one item in memory.
 #[derive(Debug)]
 pub struct Batch {
     endpoint: String,
@@ -25,7 +25,7 @@ pub struct Batch {
     decoder: Decoder,
     open: Option<BytesMut>,
     items: usize,
-    /// Items whose outcome was handed out.
+    /// Number of items whose outcome was returned.
     answered: usize,
     item_bytes_max: u64,
     until: Instant,
@@ -43,32 +43,32 @@ impl Batch {
         Batch { endpoint, response, decoder, open: None, items, answered: 0, item_bytes_max, until }
     }
 
-    /// The next item's outcome, in the request's order; `None` when all were answered.
+    /// Returns the outcome of the next item, in the request's order, or `None` after the last.
     ///
     /// # Errors
-    /// [`ClientError`]: the stream was cut off, is late, or breaks the format. Items not seen until
-    /// then have no outcome.
+    /// [`ClientError`]: the stream was cut off, missed its deadline, or breaks the format. The remaining items then
+    /// have no outcome.
     pub async fn next(&mut self) -> Result<Option<BatchPiece>, ClientError> {
         let until = self.until;
-        let piece = timeout_at(until, self.advance())
-            .await
-            .unwrap_or_else(|_| Err(From(&self.endpoint).gone("the batch did not end in time")))?;
+        let piece = timeout_at(until, self.advance()).await.unwrap_or_else(|_| {
+            Err(Responder(&self.endpoint).unreachable("the batch did not end before its deadline"))
+        })?;
         self.answered += usize::from(piece.is_some());
         if piece.is_none() && self.answered != self.items {
-            let why = format!("{} items came, {} were asked", self.answered, self.items);
-            return Err(From(&self.endpoint).protocol(why));
+            let why = format!("the batch has {} items, {} were requested", self.answered, self.items);
+            return Err(Responder(&self.endpoint).protocol(why));
         }
         Ok(piece)
     }
 
     async fn advance(&mut self) -> Result<Option<BatchPiece>, ClientError> {
-        let from = From(&self.endpoint);
+        let server = Responder(&self.endpoint);
         loop {
-            match self.decoder.next_frame().map_err(|e| from.protocol(e.to_string()))? {
+            match self.decoder.next_frame().map_err(|e| server.protocol(e.to_string()))? {
                 Some(Frame::Data { index, whole, bytes }) => {
                     let have = self.open.as_ref().map_or(0, BytesMut::len) as u64;
                     if have + bytes.len() as u64 > self.item_bytes_max {
-                        return Err(from
+                        return Err(server
                             .protocol(format!("item {index} is longer than {} bytes", self.item_bytes_max)));
                     }
                     match (self.open.take(), whole) {
@@ -86,20 +86,23 @@ impl Batch {
                 Some(Frame::Error { index, problem, .. }) => {
                     self.open = None;
                     let problem = serde_json::from_slice(&problem)
-                        .map_err(|e| from.protocol(format!("unreadable problem: {e}")))?;
+                        .map_err(|e| server.protocol(format!("a problem document cannot be read: {e}")))?;
                     return Ok(Some(piece(index, Err(Box::new(problem)))));
                 }
-                // Of leases; a batch has none.
+                // Frames of leases.
                 Some(Frame::Grant { .. } | Frame::Sample { .. } | Frame::Ref { .. }) => {}
                 Some(Frame::End { items }) if items as usize == self.items => return Ok(None),
                 Some(Frame::End { items }) => {
-                    return Err(from.protocol(format!("{items} items answered, {} asked", self.items)));
+                    return Err(server.protocol(format!(
+                        "the batch says it has {items} items, {} were requested",
+                        self.items
+                    )));
                 }
                 None if self.decoder.ended() => return Ok(None),
-                None => match self.response.chunk().await.map_err(|e| from.unreachable(&e))? {
+                None => match self.response.chunk().await.map_err(|e| server.transport(&e))? {
                     Some(more) => self.decoder.feed(more),
                     None => {
-                        self.decoder.finish().map_err(|e| from.gone(e.to_string()))?;
+                        self.decoder.finish().map_err(|e| server.unreachable(e.to_string()))?;
                     }
                 },
             }

@@ -1,4 +1,4 @@
-//! Answers into bytes, with a bound; statuses into errors.
+//! Reads the body of an answer, up to a limit, and turns statuses into errors.
 
 use crate::ClientError;
 use bytes::{Bytes, BytesMut};
@@ -7,31 +7,32 @@ use http::{StatusCode, header::RETRY_AFTER};
 use reqwest::Response;
 use std::time::Duration;
 
-/// No problem document is longer.
+/// The longest problem document that is read, in bytes.
 const PROBLEM_BYTES_MAX: u64 = 64 << 10;
 
-/// How long a body may be.
+/// The length that a body must have.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Length {
+pub(crate) enum BodyLength {
     /// Exactly this many bytes.
     Exactly(u64),
-    /// At most this many.
+    /// At most this many bytes.
     AtMost(u64),
 }
 
-impl Length {
+impl BodyLength {
     fn max(self) -> u64 {
         match self {
-            Length::Exactly(n) | Length::AtMost(n) => n,
+            BodyLength::Exactly(n) | BodyLength::AtMost(n) => n,
         }
     }
 }
 
-/// Who answers, for messages.
-pub(crate) struct From<'a>(pub &'a str);
+/// The server that answers, by its endpoint. Makes the errors that name it.
+pub(crate) struct Responder<'a>(pub &'a str);
 
-impl From<'_> {
-    pub fn unreachable(&self, e: &reqwest::Error) -> ClientError {
+impl Responder<'_> {
+    /// The error for a request that failed on the way.
+    pub fn transport(&self, e: &reqwest::Error) -> ClientError {
         // reqwest says "error sending request for url"; the cause is what helps.
         let mut why = e.to_string();
         let mut source = std::error::Error::source(e);
@@ -39,32 +40,34 @@ impl From<'_> {
             why = s.to_string();
             source = s.source();
         }
-        self.gone(why)
+        self.unreachable(why)
     }
 
-    pub fn gone(&self, why: impl Into<String>) -> ClientError {
+    /// The error for an answer that did not come or did not end. Asking again may help.
+    pub fn unreachable(&self, why: impl Into<String>) -> ClientError {
         ClientError::Unreachable { endpoint: self.0.to_owned(), why: why.into() }
     }
 
+    /// The error for an answer that breaks the API's contract.
     pub fn protocol(&self, why: impl Into<String>) -> ClientError {
         ClientError::Protocol { endpoint: self.0.to_owned(), why: why.into() }
     }
 
-    /// The whole body. A body that stops early is [`ClientError::Unreachable`]: asking again helps.
-    pub async fn body(&self, mut response: Response, length: Length) -> Result<Bytes, ClientError> {
-        let told = response.content_length();
-        if let Some(n) = told
-            && (n > length.max() || matches!(length, Length::Exactly(want) if n != want))
+    /// Returns the whole body. A body that ends early is [`ClientError::Unreachable`]: asking again helps.
+    pub async fn body(&self, mut response: Response, length: BodyLength) -> Result<Bytes, ClientError> {
+        let announced = response.content_length();
+        if let Some(n) = announced
+            && (n > length.max() || matches!(length, BodyLength::Exactly(want) if n != want))
         {
-            return Err(self.protocol(format!("a body of {n} bytes, expected {length:?}")));
+            return Err(self.protocol(format!("the body has {n} bytes, expected {length:?}")));
         }
-        let reserve = told.unwrap_or(0).max(if let Length::Exactly(n) = length { n } else { 0 });
+        let reserve = announced.unwrap_or(0).max(if let BodyLength::Exactly(n) = length { n } else { 0 });
         let mut out: Option<BytesMut> = None;
         let mut first = Bytes::new();
-        while let Some(piece) = response.chunk().await.map_err(|e| self.unreachable(&e))? {
+        while let Some(piece) = response.chunk().await.map_err(|e| self.transport(&e))? {
             let have = out.as_ref().map_or(first.len(), BytesMut::len);
             if (have + piece.len()) as u64 > length.max() {
-                return Err(self.protocol(format!("a body longer than {length:?}")));
+                return Err(self.protocol(format!("the body is longer than expected, {length:?}")));
             }
             match &mut out {
                 Some(buf) => buf.extend_from_slice(&piece),
@@ -80,14 +83,15 @@ impl From<'_> {
         }
         let bytes = out.map_or(first, BytesMut::freeze);
         match length {
-            Length::Exactly(n) if (bytes.len() as u64) < n => {
-                Err(self.gone(format!("the answer stopped after {} of {n} bytes", bytes.len())))
+            BodyLength::Exactly(n) if (bytes.len() as u64) < n => {
+                let why = format!("the answer ended after {} of {n} bytes", bytes.len());
+                Err(self.unreachable(why))
             }
             _ => Ok(bytes),
         }
     }
 
-    /// The answer itself when its status is one of `want`, else its problem.
+    /// Returns the answer if its status is one of `want`, and its problem as an error otherwise.
     pub async fn accept(&self, response: Response, want: &[StatusCode]) -> Result<Response, ClientError> {
         let status = response.status();
         if want.contains(&status) {
@@ -101,22 +105,23 @@ impl From<'_> {
         if status.is_success() || status.is_redirection() {
             return Err(self.protocol(format!("status {status}, expected {want:?}")));
         }
-        let body = self.body(response, Length::AtMost(PROBLEM_BYTES_MAX)).await.unwrap_or_default();
-        let problem = serde_json::from_slice(&body).unwrap_or_else(|_| foreign(status));
+        let body = self.body(response, BodyLength::AtMost(PROBLEM_BYTES_MAX)).await.unwrap_or_default();
+        let problem = serde_json::from_slice(&body).unwrap_or_else(|_| without_document(status));
         Err(ClientError::Problem { problem: Box::new(problem), retry_after })
     }
 }
 
-/// A problem for an answer that carries none (a proxy's, say, whose server is not there).
-fn foreign(status: StatusCode) -> Problem {
+/// The problem for an error answer without a problem document, such as a proxy's.
+fn without_document(status: StatusCode) -> Problem {
     let retryable = matches!(status.as_u16(), 429 | 502..=504);
     Problem {
         type_uri: "about:blank".into(),
         title: format!("status {status}"),
         status: status.as_u16(),
-        detail: "the answer carries no problem document".into(),
+        detail: "the error answer has no problem document, so another program sent it".into(),
         code: Code::Unknown,
-        hint: "is something between this client and fletch-server?".into(),
+        hint: "check the server's URL, and whether a proxy stands between this client and fletch-server"
+            .into(),
         retryable,
     }
 }

@@ -1,17 +1,17 @@
-//! The calls.
+//! The client and its calls: one pooled connection set, deadlines, retries, and the reads of versions.
 
-use crate::body::{From, Length};
-use crate::retry::Backoff;
-use crate::tables::HttpTables;
+use crate::backoff::Backoff;
+use crate::body::{BodyLength, Responder};
 use crate::token::Bearer;
 use crate::{Batch, ClientError, Endpoint, TokenSource};
 use bytes::Bytes;
 use fletch_api::{
-    API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Info, ResolvedVersion, headers, routes,
+    API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Info, ResolvedVersion, headers,
+    node::{self, NodeClientVersion, NodeState},
+    routes,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
-use fletch_core::{DatasetName, Hash, JobName, LayoutId, Root, Verified};
-use fletch_tables::TableSource;
+use fletch_core::{DatasetName, Hash, JobName, Root, Verified};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use reqwest::{RequestBuilder, Response};
 use serde::{Serialize, de::DeserializeOwned};
@@ -23,34 +23,34 @@ use std::{
 };
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// No JSON answer is longer.
+/// The longest JSON answer that is read, in bytes.
 pub(crate) const JSON_BYTES_MAX: u64 = 16 << 20;
-/// Above this many bytes a chunk is hashed on a blocking thread.
+/// A longer chunk is hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
 
-/// A connection refused or reset within this time may be a restart or a stale connection: even an
-/// impatient client asks once more.
-const SILENCE_SHORT: Duration = Duration::from_secs(1);
+/// A connection that fails within this time may be stale, or the server may be restarting: even a client that fails
+/// fast asks once more.
+const FAIL_FAST_RETRY_WITHIN: Duration = Duration::from_secs(1);
 
-/// Whom to ask, as whom, and for how long.
+/// The settings of a [`Client`].
 #[derive(Clone)]
 pub struct ClientConfig {
-    /// Where the server is.
+    /// The address of the server.
     pub endpoint: Endpoint,
-    /// The bearer token, if the server wants one.
+    /// The bearer token, if the server asks for one.
     pub token: Option<TokenSource>,
-    /// Which job the bytes are for.
+    /// The job that the bytes are accounted to.
     pub job: Option<JobName>,
-    /// Who asks: `mount`, `loader`, `cli` or `peer`.
+    /// The component that sends the requests: `mount`, `loader`, `cli` or `peer`.
     pub component: &'static str,
-    /// Every call ends within this time, all its attempts together.
+    /// The longest time for a call, all its attempts together.
     pub io_timeout: Duration,
-    /// Idle connections kept.
+    /// The most idle connections that are kept open.
     pub connections_idle_max: usize,
 }
 
 impl ClientConfig {
-    /// Asks `endpoint` without token or job, within 30 s.
+    /// Returns the defaults for `endpoint`: no token, no job, and a deadline of 30 s.
     #[must_use]
     pub fn new(endpoint: Endpoint, component: &'static str) -> Self {
         ClientConfig {
@@ -76,14 +76,14 @@ impl fmt::Debug for ClientConfig {
     }
 }
 
-/// What a client counted; totals since it was made, shared by its clones.
+/// Counters of a client and its clones, since the client was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientStats {
-    /// Requests sent, repeated ones included.
+    /// Requests sent, including retries.
     pub requests: u64,
-    /// Requests that were sent again.
+    /// Retries.
     pub retries: u64,
-    /// Bytes of bodies received, errors and tables included.
+    /// Bytes of answer bodies received whole, including tables.
     pub bytes: u64,
     /// Calls that ended in an error.
     pub errors: u64,
@@ -97,7 +97,7 @@ struct Counters {
     errors: AtomicU64,
 }
 
-/// A server, asked over pooled connections. Cloning shares them.
+/// A client of one server. Clones share its connections and counters.
 #[derive(Clone)]
 pub struct Client {
     http: reqwest::Client,
@@ -105,19 +105,19 @@ pub struct Client {
     base: Arc<str>,
     shown: Arc<str>,
     io_timeout: Duration,
-    /// Whether silence is waited out until the deadline.
-    patient: bool,
-    /// Which job the bytes are for.
+    /// Whether a server that does not answer is asked at most once more.
+    fail_fast: bool,
+    /// The value of the job header.
     job: Option<HeaderValue>,
     counters: Arc<Counters>,
     bearer: Arc<Bearer>,
 }
 
 impl Client {
-    /// Makes a client; asks nothing yet.
+    /// Makes a client. Sends no request yet.
     ///
     /// # Errors
-    /// [`ClientError::Config`]: the token cannot be sent, or TLS cannot be set up.
+    /// [`ClientError::Config`]: the token cannot be read or sent, or TLS cannot be set up.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
         let mut always = HeaderMap::new();
         always
@@ -132,7 +132,7 @@ impl Client {
             .pool_max_idle_per_host(config.connections_idle_max)
             .pool_idle_timeout(Duration::from_secs(60))
             .connect_timeout((config.io_timeout / 2).min(Duration::from_secs(5)))
-            // A peer that vanished without a word is given up in time for another attempt.
+            // Half the deadline: a connection that went silent leaves time for another attempt.
             .read_timeout(config.io_timeout / 2);
         if let Endpoint::Unix(path) = &config.endpoint {
             http = http.unix_socket(path.clone());
@@ -143,54 +143,57 @@ impl Client {
             shown: config.endpoint.to_string().into(),
             endpoint: Arc::new(config.endpoint),
             io_timeout: config.io_timeout,
-            patient: true,
+            fail_fast: false,
             job: config.job.as_ref().map(job_header).transpose()?,
             counters: Arc::default(),
             bearer: Arc::new(Bearer::new(config.token.as_ref())?),
         })
     }
 
-    /// The same client with another deadline for its calls.
+    /// Returns the same client with another deadline for its calls.
     #[must_use]
     pub fn within(&self, io_timeout: Duration) -> Self {
         Client { io_timeout, ..self.clone() }
     }
 
-    /// The deadline of its calls.
+    /// Returns the deadline of this client's calls.
     #[must_use]
     pub fn io_timeout(&self) -> Duration {
         self.io_timeout
     }
 
-    /// The same client for someone who can go elsewhere: a server that does not answer is asked
-    /// once more at most, and only if its silence was short. Answers are waited for as ever.
+    /// Returns the same client for a caller that has another source: it does not wait for a server that is down.
+    ///
+    /// It asks a server that does not answer at most once more, and only if the first failure came within a second.
+    /// It treats answers, such as 429, as every client does.
     #[must_use]
-    pub fn impatient(&self) -> Self {
-        Client { patient: false, ..self.clone() }
+    pub fn fail_fast(&self) -> Self {
+        Client { fail_fast: true, ..self.clone() }
     }
 
-    /// The same client asking for another job, whose accounts its bytes go to.
+    /// Returns the same client for another job, to which its bytes are accounted.
     ///
     /// # Errors
-    /// [`ClientError::Config`]: the name cannot be sent.
+    /// [`ClientError::Config`]: the name does not fit in a header.
     pub fn for_job(&self, job: &JobName) -> Result<Self, ClientError> {
         Ok(Client { job: Some(job_header(job)?), ..self.clone() })
     }
 
-    /// A name for the principal that the token in use speaks for, as [`TokenSource::name_of`]: another one
-    /// after a rotation.
+    /// Returns the name of the principal, as [`TokenSource::name_of`], for the token in use.
+    ///
+    /// The name changes when the token is rotated.
     #[must_use]
-    pub fn principal(&self, what: &str) -> Hash {
-        self.bearer.name(what)
+    pub fn principal(&self, purpose: &str) -> Hash {
+        self.bearer.name(purpose)
     }
 
-    /// Whom it asks.
+    /// Returns the address of the server.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// What was counted.
+    /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
         let c = &self.counters;
@@ -202,10 +205,10 @@ impl Client {
         }
     }
 
-    /// What the server is; refuses one that speaks no version of ours.
+    /// Returns what the server is and which formats it supports.
     ///
     /// # Errors
-    /// [`ClientError`].
+    /// [`ClientError`]; [`ClientError::Version`] if the server and this build have no version in common.
     pub async fn info(&self) -> Result<Info, ClientError> {
         let info: Info = self.get_json(routes::INFO).await?;
         let check = |what, theirs: &Vec<u32>, ours| {
@@ -220,7 +223,7 @@ impl Client {
         Ok(info)
     }
 
-    /// The member view.
+    /// Returns the member view of the cluster.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -228,7 +231,7 @@ impl Client {
         self.get_json(routes::CLUSTER).await
     }
 
-    /// What a tag or root of a dataset is now.
+    /// Resolves a tag or a root of a dataset to a version and its layout.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -236,7 +239,7 @@ impl Client {
         self.get_json(&routes::dataset_version(name, version)).await
     }
 
-    /// Bytes delivered to the asking principal's domain.
+    /// Returns the accounts of delivered bytes that the caller may see.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -244,65 +247,67 @@ impl Client {
         self.get_json(routes::ACCOUNTS).await
     }
 
-    /// Whether a version is granted: returns after `wait` at the latest if it is, and at once when
-    /// it is not or the grant ends.
+    /// Checks that the caller has access to a version, and watches the access for `wait`.
+    ///
+    /// Returns after `wait` while access lasts. Returns an error at once if the caller has no access or loses it.
     ///
     /// # Errors
-    /// [`ClientError`]; `not_found` when it is not granted, 401 when the token is not known.
-    pub async fn has_access(&self, root: Root, wait: Duration) -> Result<(), ClientError> {
+    /// [`ClientError`]; `not_found` without access, `unauthorized` if the server does not know the token.
+    pub async fn check_access(&self, root: Root, wait: Duration) -> Result<(), ClientError> {
         let path = routes::access(root, u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
         let request = || self.request(Method::GET, &path);
-        self.call(request, &[StatusCode::NO_CONTENT], Length::AtMost(JSON_BYTES_MAX)).await?;
+        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 
-    /// A whole chunk of `len` bytes, checked.
+    /// Returns a whole chunk of `len` bytes, verified against its hash.
     ///
     /// # Errors
-    /// [`ClientError`]; [`ClientError::Corrupt`] when the bytes are others.
+    /// [`ClientError`]; [`ClientError::Corrupt`] if the bytes have another hash.
     pub async fn chunk(&self, root: Root, hash: Hash, len: u32) -> Result<Verified, ClientError> {
         let bytes = self.chunk_unchecked(root, hash, len).await?;
         let check = move || Verified::check(hash, bytes);
         let checked = if len as usize <= INLINE_HASH_BYTES {
             check()
         } else {
-            let lost = |_| ClientError::Config("the runtime is going down".into());
+            let lost = |_| ClientError::Config("the runtime stopped while a chunk was hashed".into());
             tokio::task::spawn_blocking(check).await.map_err(lost)?
         };
         let endpoint = || self.shown.to_string();
         checked.map_err(|mismatch| ClientError::Corrupt { endpoint: endpoint(), mismatch })
     }
 
-    /// A whole chunk of `len` bytes that **nobody checked**: for a store that hashes whatever it
-    /// is brought. Everyone else wants [`Client::chunk`].
+    /// Returns a whole chunk of `len` bytes, **not verified**.
+    ///
+    /// For a store that hashes the bytes itself. All other callers use [`Client::chunk`].
     ///
     /// # Errors
     /// [`ClientError`].
     pub async fn chunk_unchecked(&self, root: Root, hash: Hash, len: u32) -> Result<Bytes, ClientError> {
-        if len == 0 || len > CHUNK_BYTES_MAX {
-            return Err(ClientError::Config(format!("a chunk of {len} bytes cannot be")));
-        }
+        check_chunk_len(len)?;
         let path = routes::chunk(root, hash);
         let request = || self.request(Method::GET, &path);
-        self.call(request, &[StatusCode::OK], Length::Exactly(u64::from(len))).await
+        self.call(request, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
     }
 
-    /// A whole file of `len` bytes, by its path in the version, that **nobody checked**: for a
-    /// store that hashes it. So are files read that lie in a chunk with others.
+    /// Returns a whole file of `len` bytes by its path in the version, **not verified**.
+    ///
+    /// For a store that hashes the file itself, and reads files that share a chunk with other files.
     ///
     /// # Errors
     /// [`ClientError`].
     pub async fn file_unchecked(&self, root: Root, path: &str, len: u32) -> Result<Bytes, ClientError> {
         let path = routes::file(root, path);
         let request = || self.request(Method::GET, &path);
-        self.call(request, &[StatusCode::OK], Length::Exactly(u64::from(len))).await
+        self.call(request, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
     }
 
-    /// Many pieces of one version in one stream. An item longer than `item_bytes_max` ends the
-    /// stream with an error. The deadline runs until the stream's last piece.
+    /// Requests many pieces of one version in one stream.
+    ///
+    /// An item longer than `item_bytes_max` bytes ends the stream with an error. The deadline covers the whole stream.
     ///
     /// # Errors
-    /// [`ClientError`] when the stream does not begin.
+    /// [`ClientError`] if the stream does not begin.
     pub async fn batch(
         &self,
         root: Root,
@@ -311,29 +316,62 @@ impl Client {
     ) -> Result<Batch, ClientError> {
         let until = Instant::now() + self.io_timeout;
         let count = items.len();
-        let body =
-            serde_json::to_vec(&BatchRequest { items }).map_err(|e| ClientError::Config(e.to_string()))?;
+        let body = to_json(&BatchRequest { items })?;
         let path = routes::batch(root);
         let request =
             || self.json_request(Method::POST, &path, body.clone()).header(header::ACCEPT, headers::FRAMES);
         let Answer::Open(response) = self.ask(&request, &[StatusCode::OK], None, until).await? else {
-            return Err(self.from().protocol("no stream"));
+            return Err(self.server().protocol("the answer has no stream"));
         };
         Ok(Batch::new(self.shown.to_string(), response, count, item_bytes_max, until))
     }
 
-    /// The tables of one version in one layout, read over this client.
-    #[must_use]
-    pub fn tables(&self, root: Root, layout: LayoutId) -> Arc<dyn TableSource> {
-        Arc::new(HttpTables { client: self.clone(), root, layout })
+    /// Returns the state of the node's store, and tells its owner which version the caller reads.
+    ///
+    /// The client's endpoint must be the socket of the node's store.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn node_state(&self, version: NodeClientVersion) -> Result<NodeState, ClientError> {
+        self.get_json(&node::state(version)).await
     }
 
-    /// GET of a table; a range must be answered with exactly its bytes.
+    /// Returns a chunk from the node's store, **not verified**. The owner may fetch it from the server.
+    ///
+    /// After an error the caller asks the server itself.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` for every reason why the owner sends no bytes.
+    pub async fn node_chunk_unchecked(&self, root: Root, hash: Hash, len: u32) -> Result<Bytes, ClientError> {
+        self.node_bytes(&node::chunk(root, hash, len), len).await
+    }
+
+    /// Returns a file that shares a chunk with other files, as [`Client::node_chunk_unchecked`].
+    ///
+    /// # Errors
+    /// As [`Client::node_chunk_unchecked`].
+    pub async fn node_file_unchecked(
+        &self,
+        root: Root,
+        hash: Hash,
+        len: u32,
+        path: &str,
+    ) -> Result<Bytes, ClientError> {
+        self.node_bytes(&node::file(root, hash, len, path), len).await
+    }
+
+    async fn node_bytes(&self, path: &str, len: u32) -> Result<Bytes, ClientError> {
+        check_chunk_len(len)?;
+        let request = || self.request(Method::GET, path);
+        self.call(request, &[StatusCode::OK], BodyLength::Exactly(u64::from(len))).await
+    }
+
+    /// Returns a table or a range of it. A range must be answered with exactly its bytes.
     pub(crate) async fn table(
         &self,
         path: &str,
         range: Option<String>,
-        length: Length,
+        length: BodyLength,
     ) -> Result<Bytes, ClientError> {
         let request = || {
             let r = self.request(Method::GET, path);
@@ -344,15 +382,15 @@ impl Client {
         };
         let want = match (&range, length) {
             (None, _) => vec![StatusCode::OK],
-            (Some(_), Length::Exactly(_)) => vec![StatusCode::PARTIAL_CONTENT],
+            (Some(_), BodyLength::Exactly(_)) => vec![StatusCode::PARTIAL_CONTENT],
             // A suffix longer than the file may be answered with the whole file.
-            (Some(_), Length::AtMost(_)) => vec![StatusCode::PARTIAL_CONTENT, StatusCode::OK],
+            (Some(_), BodyLength::AtMost(_)) => vec![StatusCode::PARTIAL_CONTENT, StatusCode::OK],
         };
         self.call(request, &want, length).await
     }
 
-    fn from(&self) -> From<'_> {
-        From(&self.shown)
+    fn server(&self) -> Responder<'_> {
+        Responder(&self.shown)
     }
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -369,50 +407,65 @@ impl Client {
 
     pub(crate) async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let request = || self.request(Method::GET, path);
-        let bytes = self.call(request, &[StatusCode::OK], Length::AtMost(JSON_BYTES_MAX)).await?;
+        let bytes = self.call(request, &[StatusCode::OK], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         self.parse(&bytes)
     }
 
     pub(crate) fn parse<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
-        serde_json::from_slice(bytes).map_err(|e| self.from().protocol(format!("unreadable JSON: {e}")))
+        serde_json::from_slice(bytes)
+            .map_err(|e| self.server().protocol(format!("the JSON cannot be read: {e}")))
     }
 
-    /// An answer whose body is still to be read.
-    pub(crate) async fn open_json(&self, path: &str, what: &impl Serialize) -> Result<Response, ClientError> {
+    /// Sends `body` as JSON and parses the JSON of the answer.
+    pub(crate) async fn send_json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        want: &[StatusCode],
+    ) -> Result<T, ClientError> {
+        let body = to_json(body)?;
+        let request = || self.json_request(method.clone(), path, body.clone());
+        let bytes = self.call(request, want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        self.parse(&bytes)
+    }
+
+    /// Posts `body` as JSON and returns the answer with its body still unread.
+    pub(crate) async fn open_json(&self, path: &str, body: &impl Serialize) -> Result<Response, ClientError> {
         let until = Instant::now() + self.io_timeout;
-        let body = serde_json::to_vec(what).map_err(|e| ClientError::Config(e.to_string()))?;
+        let body = to_json(body)?;
         let request = || self.json_request(Method::POST, path, body.clone());
         match self.ask(&request, &[StatusCode::OK], None, until).await? {
             Answer::Open(response) => Ok(response),
-            Answer::Whole(_) => Err(self.from().protocol("no stream")),
+            Answer::Whole(_) => Err(self.server().protocol("the answer has no stream")),
         }
     }
 
-    /// The whole body of an answer.
+    /// Sends a request and returns the whole body of the answer.
     pub(crate) async fn call(
         &self,
         request: impl Fn() -> RequestBuilder + Send + Sync,
         want: &[StatusCode],
-        length: Length,
+        length: BodyLength,
     ) -> Result<Bytes, ClientError> {
         let until = Instant::now() + self.io_timeout;
         match self.ask(&request, want, Some(length), until).await? {
             Answer::Whole(bytes) => Ok(bytes),
-            Answer::Open(_) => Err(self.from().protocol("no body")),
+            Answer::Open(_) => Err(self.server().protocol("the answer has no body")),
         }
     }
 
-    /// Tries until it works, cannot work, or the deadline passed.
+    /// Sends a request until it succeeds, fails for good, or would pass the deadline.
     async fn ask(
         &self,
         request: &(dyn Fn() -> RequestBuilder + Send + Sync),
         want: &[StatusCode],
-        length: Option<Length>,
+        length: Option<BodyLength>,
         until: Instant,
     ) -> Result<Answer, ClientError> {
         let mut backoff = Backoff::new();
         let (mut last, mut renewed) = (None, false);
-        let (begun, mut silences) = (Instant::now(), 0);
+        let (begun, mut unanswered) = (Instant::now(), 0);
         let error = loop {
             let token = self.bearer.header();
             let asked = match &token {
@@ -428,19 +481,23 @@ impl Client {
                 Ok(Err(e)) if e.retryable() => e,
                 Ok(Err(e)) => break e,
                 Err(_) => {
-                    let late = || self.from().gone(format!("no answer within {:?}", self.io_timeout));
+                    let late =
+                        || self.server().unreachable(format!("no answer within {:?}", self.io_timeout));
                     break last.unwrap_or_else(late);
                 }
             };
-            silences += u32::from(error.is_unreachable());
-            if !self.patient && silences > 0 && (silences > 1 || begun.elapsed() > SILENCE_SHORT) {
+            unanswered += u32::from(error.is_unreachable());
+            if self.fail_fast
+                && unanswered > 0
+                && (unanswered > 1 || begun.elapsed() > FAIL_FAST_RETRY_WITHIN)
+            {
                 break error;
             }
             let wait = backoff.wait(error.retry_after());
             if Instant::now() + wait >= until {
                 break error;
             }
-            tracing::debug!(%error, ?wait, "asking again");
+            tracing::debug!(%error, ?wait, "retrying a request");
             self.counters.retries.fetch_add(1, Relaxed);
             sleep(wait).await;
             last = Some(error);
@@ -458,28 +515,40 @@ impl Client {
         &self,
         request: RequestBuilder,
         want: &[StatusCode],
-        length: Option<Length>,
+        length: Option<BodyLength>,
     ) -> Result<Answer, ClientError> {
         self.counters.requests.fetch_add(1, Relaxed);
-        let response = request.send().await.map_err(|e| self.from().unreachable(&e))?;
-        let response = self.from().accept(response, want).await?;
+        let response = request.send().await.map_err(|e| self.server().transport(&e))?;
+        let response = self.server().accept(response, want).await?;
         let Some(length) = length else { return Ok(Answer::Open(response)) };
-        let bytes = self.from().body(response, length).await?;
+        let bytes = self.server().body(response, length).await?;
         self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
         Ok(Answer::Whole(bytes))
     }
 }
 
-fn job_header(job: &JobName) -> Result<HeaderValue, ClientError> {
-    HeaderValue::try_from(job.as_str())
-        .map_err(|_| ClientError::Config("the job cannot be sent in a header".into()))
+fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
+    serde_json::to_vec(value).map_err(|e| ClientError::Config(e.to_string()))
 }
 
-/// An answer with one of the wanted statuses.
+fn check_chunk_len(len: u32) -> Result<(), ClientError> {
+    if len == 0 || len > CHUNK_BYTES_MAX {
+        return Err(ClientError::Config(format!("a chunk has 1 to {CHUNK_BYTES_MAX} bytes, not {len}")));
+    }
+    Ok(())
+}
+
+fn job_header(job: &JobName) -> Result<HeaderValue, ClientError> {
+    HeaderValue::try_from(job.as_str()).map_err(|_| {
+        ClientError::Config("the job name contains bytes that an HTTP header cannot carry".into())
+    })
+}
+
+/// An answer with an expected status.
 enum Answer {
-    /// Its body was read.
+    /// The whole body.
     Whole(Bytes),
-    /// Its body is still to be read.
+    /// An answer whose body is not read yet.
     Open(reqwest::Response),
 }
 

@@ -1,4 +1,4 @@
-//! Where a server is: `http://host:port` or `unix:PATH`.
+//! The address of a server: `http://host:port` or `unix:PATH`.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 use url::Url;
@@ -6,33 +6,33 @@ use url::Url;
 /// The longest path of a unix socket (`sun_path` less its closing NUL), in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// Over TCP.
+    /// A URL, reached over TCP.
     Http(Url),
-    /// Over a unix socket of this machine.
+    /// The path of a unix socket on this machine.
     Unix(PathBuf),
 }
 
-/// A text that names no server.
+/// The error for a text that is not the address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("server {text:?}: {why}")]
 pub struct BadEndpoint {
-    /// What was given.
+    /// The text.
     pub text: String,
-    /// What is wrong with it.
+    /// Why it is not an address.
     pub why: String,
 }
 
 impl Endpoint {
-    /// Whether it is on this machine for certain, behind a socket file.
+    /// Returns whether the address is a unix socket, and therefore on this machine.
     #[must_use]
     pub fn is_unix(&self) -> bool {
         matches!(self, Endpoint::Unix(_))
     }
 
-    /// What the paths of routes are appended to.
+    /// Returns the URL to which the paths of routes are appended.
     pub(crate) fn base(&self) -> String {
         match self {
             Endpoint::Http(url) => url.as_str().trim_end_matches('/').to_owned(),
@@ -49,10 +49,10 @@ impl FromStr for Endpoint {
         if let Some(path) = s.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if path.is_empty() {
-                return Err(bad("unix: needs the path of a socket"));
+                return Err(bad("unix: must be followed by the path of a socket"));
             }
             if path.len() > SOCKET_PATH_BYTES_MAX {
-                return Err(bad("the path of a unix socket cannot be longer than 107 bytes"));
+                return Err(bad("the path of a unix socket must not be longer than 107 bytes"));
             }
             return Ok(Endpoint::Unix(path.into()));
         }
@@ -61,10 +61,10 @@ impl FromStr for Endpoint {
             return Err(bad("expected http://host:port or unix:PATH"));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(bad("a URL must not carry a user or password; use a token"));
+            return Err(bad("the URL must not contain a user or password; use a token"));
         }
         if url.query().is_some() || url.fragment().is_some() {
-            return Err(bad("a server's URL has no query and no fragment"));
+            return Err(bad("the URL must not contain a query or a fragment"));
         }
         Ok(Endpoint::Http(url))
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_names_a_server() {
+    fn addresses_are_parsed_and_bad_ones_rejected() {
         let ok = [
             ("http://127.0.0.1:7380", "http://127.0.0.1:7380"),
             ("https://fletch.example/base/", "https://fletch.example/base"),

@@ -1,79 +1,79 @@
-//! What can go wrong when a server is asked.
+//! The errors of calls to a server.
 
 use fletch_api::{Code, Problem};
 use fletch_core::{Kind, Mismatch};
 use std::time::Duration;
 
-/// A call failed. Cheap to clone is not promised; wrap it in an `Arc` to share it.
+/// The reason why a call failed. Wrap it in an `Arc` to share it: a clone copies its texts.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ClientError {
-    /// No answer: refused, reset, cut off, or past the deadline.
+    /// The server did not answer: the connection was refused, reset or cut off, or the deadline passed.
     #[error("{endpoint} does not answer: {why}; check that fletch-server runs there")]
     Unreachable {
-        /// Who was asked.
+        /// The server that was asked.
         endpoint: String,
-        /// What happened on the way.
+        /// How the request failed.
         why: String,
     },
     /// The server answered with a problem.
     #[error("{problem}")]
     Problem {
-        /// The problem as it came, `code` and `hint` included.
+        /// The server's problem document, unchanged.
         problem: Box<Problem>,
-        /// How long the server asked to wait.
+        /// How long the server asked the client to wait.
         retry_after: Option<Duration>,
     },
-    /// The server's answer breaks the contract (another program, or a defect).
-    #[error("{endpoint} answered something else than asked: {why}")]
+    /// The answer breaks the API's contract: another program answered, or the server has a defect.
+    #[error("{endpoint} sent an answer that does not fit the request: {why}")]
     Protocol {
-        /// Who was asked.
+        /// The server that was asked.
         endpoint: String,
-        /// What is wrong with the answer.
+        /// How the answer breaks the contract.
         why: String,
     },
-    /// The server does not speak a version this build speaks.
-    #[error("{endpoint} speaks {what} {theirs:?}, this build speaks {ours}; use builds of one release")]
+    /// The server supports no version that this build supports.
+    #[error("{endpoint} supports {what} {theirs:?}, this build supports {ours}; use builds of one release")]
     Version {
-        /// Who was asked.
+        /// The server that was asked.
         endpoint: String,
-        /// Which contract.
+        /// The contract or format whose versions differ.
         what: &'static str,
-        /// The majors it speaks.
+        /// The major versions that the server supports.
         theirs: Vec<u32>,
-        /// The major this build speaks.
+        /// The major version that this build supports.
         ours: u32,
     },
-    /// The bytes of a chunk are not the ones asked for.
+    /// The bytes of a chunk do not have the hash that was asked for.
     #[error("wrong bytes from {endpoint}: {mismatch}")]
     Corrupt {
-        /// Who sent them.
+        /// The server that sent them.
         endpoint: String,
-        /// What they are.
+        /// The expected hash and the hash of the bytes.
         mismatch: Mismatch,
     },
-    /// The server is gone, and the origin that was read instead failed, too.
+    /// The server does not answer, and the read from the origin failed too.
     #[error("{server}: {why}")]
     Origin {
-        /// What is with the server.
+        /// The state of the server, as a text.
         server: String,
-        /// Who can act on the origin's failure.
+        /// Who can act on the failure of the origin.
         kind: Kind,
-        /// What the origin said.
+        /// The error of the origin.
         why: String,
     },
-    /// A client cannot be made of this configuration.
+    /// The configuration or an argument is not valid.
     #[error("{0}")]
     Config(String),
 }
 
 impl ClientError {
-    /// Who can act on it.
+    /// Returns who can act on the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
             ClientError::Unreachable { .. } => Kind::Unavailable,
             ClientError::Problem { problem, .. } => match problem.code {
-                // A newer server's code: the status says as much as this build can know.
+                // The code of a newer server: only the status is known to this build.
                 Code::Unknown => kind_of_status(problem),
                 code => code.kind(),
             },
@@ -83,13 +83,13 @@ impl ClientError {
         }
     }
 
-    /// Whether the server could not be reached at all.
+    /// Returns whether the server did not answer.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(self, ClientError::Unreachable { .. })
     }
 
-    /// Whether the server refused who asks.
+    /// Returns whether the server rejected the caller's token or role.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         matches!(self, ClientError::Problem { problem, .. } if matches!(problem.status, 401 | 403))
@@ -99,7 +99,7 @@ impl ClientError {
         matches!(self, ClientError::Problem { problem, .. } if problem.status == 401)
     }
 
-    /// The server's code, if it sent one.
+    /// Returns the code of the server's problem, if it sent one.
     #[must_use]
     pub fn code(&self) -> Option<Code> {
         match self {
@@ -108,7 +108,7 @@ impl ClientError {
         }
     }
 
-    /// What a person can do about it, if the server said so.
+    /// Returns the server's hint, if it sent one.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         match self {
@@ -137,7 +137,7 @@ fn kind_of_status(problem: &Problem) -> Kind {
         404 | 410 => Kind::NotFound,
         429 => Kind::Overloaded,
         400..=499 => Kind::Invalid,
-        // That of a proxy whose server is away may pass.
+        // A proxy whose server is away answers 502, which may pass.
         502 if !problem.retryable => Kind::Corrupt,
         502..=504 => Kind::Unavailable,
         _ => Kind::Internal,

@@ -1,16 +1,18 @@
-//! The client of a Fletch server: one place that knows how to ask, wait, ask again and believe.
+//! The HTTP client of a Fletch server: sends requests, waits, retries, and checks the answers.
 //!
-//! Owns connections (HTTP/1.1 keep-alive over TCP or a unix socket), deadlines, retries and the
-//! translation of answers into [`ClientError`]. Knows no FUSE, and reads an origin only
-//! where the feature `fallback` is on and the server is gone.
+//! Owns connections (HTTP/1.1 keep-alive over TCP or a unix socket), deadlines, retries, and the translation of
+//! answers into [`ClientError`]. Knows no FUSE. Reads an origin only with the feature `fallback`, and only while the
+//! server does not answer.
 //!
 //! Invariants
 //! 1. A call ends within its deadline, whatever the server does.
-//! 2. 429 means wait (as long as `Retry-After` says), never ask elsewhere.
-//! 3. No body is read past the length the caller can hold: every body has a bound before it begins.
-//! 4. A token that a file holds is read again after a 401, once a call; no token is ever logged.
+//! 2. After 429 the client waits, as long as `Retry-After` says, and never goes to another source.
+//! 3. Every body has a length limit before its first byte is read.
+//! 4. A token file is read again after a 401, at most once a call. No token is ever logged.
 //! 5. The server's `code` and `hint` reach the caller unchanged.
 
+mod admin;
+mod backoff;
 mod batch;
 mod body;
 mod client;
@@ -19,11 +21,8 @@ pub mod epochs;
 mod error;
 #[cfg(feature = "fallback")]
 pub mod fallback;
-mod manage;
-mod node;
-mod retry;
-#[cfg(feature = "select")]
-pub mod select;
+#[cfg(feature = "selection")]
+pub mod selection;
 mod tables;
 mod token;
 

@@ -1,18 +1,27 @@
-//! The tables of a version over HTTP.
+//! Reads the tables of a version from a server.
 
 use crate::Client;
-use crate::body::Length;
+use crate::body::BodyLength;
 use async_trait::async_trait;
 use bytes::Bytes;
 use fletch_api::routes;
 use fletch_core::{Kind, LayoutId, Root};
 use fletch_tables::source::DOCUMENT_BYTES_MAX;
 use fletch_tables::{SourceError, Table, TableRange, TableSource};
+use std::sync::Arc;
 
-pub(crate) struct HttpTables {
-    pub client: Client,
-    pub root: Root,
-    pub layout: LayoutId,
+struct HttpTables {
+    client: Client,
+    root: Root,
+    layout: LayoutId,
+}
+
+impl Client {
+    /// Returns the tables of a version in one layout, read through this client.
+    #[must_use]
+    pub fn tables(&self, root: Root, layout: LayoutId) -> Arc<dyn TableSource> {
+        Arc::new(HttpTables { client: self.clone(), root, layout })
+    }
 }
 
 #[async_trait]
@@ -24,18 +33,18 @@ impl TableSource for HttpTables {
             Table::Layout => routes::layout(self.root, self.layout),
             Table::Placement => routes::placement(self.root, self.layout),
             Table::Chunks => {
-                let message = "chunks.parquet is not served over HTTP".to_owned();
+                let message = "the server does not serve chunks.parquet".to_owned();
                 return Err(SourceError { kind: Kind::Invalid, message });
             }
         };
         let (range, length) = match range {
-            TableRange::All => (None, Length::AtMost(DOCUMENT_BYTES_MAX)),
+            TableRange::All => (None, BodyLength::AtMost(DOCUMENT_BYTES_MAX)),
             TableRange::Range(r) if r.start >= r.end => return Ok(Bytes::new()),
             TableRange::Range(r) => {
-                (Some(format!("bytes={}-{}", r.start, r.end - 1)), Length::Exactly(r.end - r.start))
+                (Some(format!("bytes={}-{}", r.start, r.end - 1)), BodyLength::Exactly(r.end - r.start))
             }
             TableRange::Suffix(0) => return Ok(Bytes::new()),
-            TableRange::Suffix(n) => (Some(format!("bytes=-{n}")), Length::AtMost(n)),
+            TableRange::Suffix(n) => (Some(format!("bytes=-{n}")), BodyLength::AtMost(n)),
         };
         self.client
             .table(&path, range, length)

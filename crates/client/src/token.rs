@@ -1,7 +1,7 @@
-//! The bearer token: where it comes from, and taking over a rotated one.
+//! The bearer token: where it comes from, and how a rotated one takes effect.
 //!
 //! 1. No token is logged or shown.
-//! 2. A file is read again only after a 401, and a call repeats itself only with another token.
+//! 2. The token file is read again only after a 401, and a call is repeated only with another token.
 
 use crate::ClientError;
 use fletch_core::Hash;
@@ -12,15 +12,15 @@ use std::{
     sync::{PoisonError, RwLock},
 };
 
-/// No token is longer, in bytes: a server reads 32 KiB of header.
+/// The longest token, in bytes. A server reads at most 32 KiB of headers.
 const TOKEN_BYTES_MAX: u64 = 8 << 10;
 
 /// Where a bearer token comes from.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenSource {
-    /// It is this text.
+    /// The token itself.
     Text(String),
-    /// It is in this file, which may be replaced while the client lives.
+    /// A file with the token. It may be replaced while the client lives.
     File(PathBuf),
 }
 
@@ -34,30 +34,31 @@ impl fmt::Debug for TokenSource {
 }
 
 impl TokenSource {
-    /// Whichever of the two was given.
+    /// Returns the source for a token or a token file, or `None` for neither.
     ///
     /// # Errors
-    /// [`ClientError::Config`] when both were.
+    /// [`ClientError::Config`] if both are given.
     pub fn of(text: Option<String>, file: Option<PathBuf>) -> Result<Option<Self>, ClientError> {
         match (text, file) {
             (Some(_), Some(_)) => Err(ClientError::Config(
-                "both a token and a token file are given (as flags, FLETCH_TOKEN or FLETCH_TOKEN_FILE); give one".into(),
+                "a token and a token file are both set (by flag, FLETCH_TOKEN or FLETCH_TOKEN_FILE); set only one".into(),
             )),
             (text, file) => Ok(text.map(TokenSource::Text).or_else(|| file.map(TokenSource::File))),
         }
     }
 
-    /// A name for the principal that the token speaks for: a hash, of which the token cannot be guessed
-    /// unless it could be guessed anyway. `what` keeps names for different purposes apart.
+    /// Returns a name for the principal of the token: a hash of the token and of `purpose`.
+    ///
+    /// The hash does not reveal a token that cannot be guessed. Names for different purposes differ.
     ///
     /// # Errors
-    /// [`ClientError::Config`] when the token cannot be read.
-    pub fn name_of(source: Option<&Self>, what: &str) -> Result<Hash, ClientError> {
-        Ok(Bearer::new(source)?.name(what))
+    /// [`ClientError::Config`] if the token cannot be read.
+    pub fn name_of(source: Option<&Self>, purpose: &str) -> Result<Hash, ClientError> {
+        Ok(Bearer::new(source)?.name(purpose))
     }
 }
 
-/// The header in use.
+/// The `Authorization` header in use.
 pub(crate) struct Bearer {
     file: Option<PathBuf>,
     header: RwLock<Option<HeaderValue>>,
@@ -67,7 +68,7 @@ impl Bearer {
     /// Reads the token.
     ///
     /// # Errors
-    /// [`ClientError::Config`] when it cannot be read or sent.
+    /// [`ClientError::Config`] if the token cannot be read or does not fit in a header.
     pub fn new(source: Option<&TokenSource>) -> Result<Self, ClientError> {
         let (header, file) = match source {
             None => (None, None),
@@ -77,21 +78,22 @@ impl Bearer {
         Ok(Bearer { file, header: RwLock::new(header) })
     }
 
-    /// The header to send.
+    /// Returns the header to send.
     pub fn header(&self) -> Option<HeaderValue> {
         self.header.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// As [`TokenSource::name_of`], of the token in use.
-    pub fn name(&self, what: &str) -> Hash {
+    /// Returns the name of the principal, as [`TokenSource::name_of`], for the token in use.
+    pub fn name(&self, purpose: &str) -> Hash {
         let token = self.header();
         let token = token.as_ref().map_or(&b""[..], HeaderValue::as_bytes);
-        // No header and no purpose has a zero byte.
-        Hash::of(&[b"fletch principal 1\0", what.as_bytes(), b"\0", token].concat())
+        // Neither a header nor a purpose contains a zero byte.
+        Hash::of(&[b"fletch principal 1\0", purpose.as_bytes(), b"\0", token].concat())
     }
 
-    /// Whether there is another token than the one that was `refused`: because somebody else
-    /// took it over already, or because the file was rotated. Blocking, for one small file.
+    /// Returns whether another token than `refused` is in use now. Blocking: reads the token file.
+    ///
+    /// Another caller may have read the new token already, or the file was rotated since.
     pub fn renewed(&self, refused: Option<&HeaderValue>) -> bool {
         if self.header().as_ref() != refused {
             return true;
@@ -100,12 +102,12 @@ impl Bearer {
         match read(path) {
             Ok(new) if Some(&new) != refused => {
                 *self.header.write().unwrap_or_else(PoisonError::into_inner) = Some(new);
-                tracing::info!(file = %path.display(), "the token was rotated: going on with the new one");
+                tracing::info!(file = %path.display(), "read a new token from the token file");
                 true
             }
             Ok(_) => false,
             Err(error) => {
-                tracing::warn!(%error, "the token was refused, and no other can be read");
+                tracing::warn!(%error, "the server rejected the token, and the token file cannot be read");
                 false
             }
         }
@@ -115,7 +117,7 @@ impl Bearer {
 fn read(path: &Path) -> Result<HeaderValue, ClientError> {
     let text = || -> io::Result<String> {
         if std::fs::metadata(path)?.len() > TOKEN_BYTES_MAX {
-            return Err(io::Error::other("longer than 8 KiB, which no token is"));
+            return Err(io::Error::other("the file is longer than 8 KiB, the longest token"));
         }
         std::fs::read_to_string(path)
     };
@@ -128,8 +130,9 @@ fn header(token: &str, what: &str) -> Result<HeaderValue, ClientError> {
     if token.is_empty() {
         return Err(ClientError::Config(format!("{what} is empty")));
     }
-    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-        .map_err(|_| ClientError::Config(format!("{what} cannot be sent in a header")))?;
+    let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
+        ClientError::Config(format!("{what} contains bytes that an HTTP header cannot carry"))
+    })?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -146,17 +149,17 @@ mod tests {
         let bearer = Bearer::new(Some(&TokenSource::File(path.clone()))).expect("read");
         let one = bearer.header();
         assert_eq!(one.as_ref().map(HeaderValue::as_bytes), Some(&b"Bearer one"[..]));
-        assert!(!bearer.renewed(one.as_ref()), "the same token again helps nobody");
+        assert!(!bearer.renewed(one.as_ref()), "the same token is not a renewal");
         std::fs::write(&path, "").expect("write");
         assert!(!bearer.renewed(one.as_ref()), "a file that is being written");
         let name = bearer.name("x");
         std::fs::write(&path, "two").expect("write");
-        assert_eq!(bearer.name("x"), name, "what is in use has the name");
+        assert_eq!(bearer.name("x"), name, "the name is that of the token in use");
         assert!(bearer.renewed(one.as_ref()));
         let now = TokenSource::name_of(Some(&TokenSource::File(path.clone())), "x").expect("readable");
         assert!(bearer.name("x") == now && now != name);
         let two = bearer.header();
-        assert!(two != one && bearer.renewed(one.as_ref()), "somebody else took it over");
+        assert!(two != one && bearer.renewed(one.as_ref()), "another caller has renewed the token");
         assert!(!bearer.renewed(two.as_ref()));
         let fixed = Bearer::new(Some(&TokenSource::Text("x".into()))).expect("fixed");
         assert!(!fixed.renewed(fixed.header().as_ref()));

@@ -9,8 +9,8 @@ use axum::{
 };
 use bytes::{BufMut, BytesMut};
 use fletch_api::{
-    Acked, Acks, Code, Grant, GrantStatus, Job, LeaseRequest, OrderKind, Problem, SampleHead, Visitation,
-    WorldSpec,
+    Acked, Acks, Code, GrantStatus, Job, LeaseGrant, LeaseRequest, OrderKind, Problem, SampleHead,
+    Visitation, WorldSpec,
     epochs::ACKS_MAX,
     frames::{FrameHeader, FrameKind, PREFACE, WHOLE},
     routes,
@@ -112,7 +112,7 @@ async fn leases(State(seen): Served, Json(ask): Json<LeaseRequest>) -> Response 
         Stream::Never(lease) => (lease, 0),
         Stream::Whole(lease) => (lease, 2),
     };
-    let grant = Grant {
+    let grant = LeaseGrant {
         status: GrantStatus::Granted,
         lease,
         again: false,
@@ -165,15 +165,15 @@ async fn until(what: impl Fn() -> bool) {
 
 /// A lease whose batch was not handed out is nobody's: renewed for ever it would never come again.
 #[tokio::test]
-async fn what_was_not_handed_out_is_not_held() {
+async fn a_lease_that_was_not_handed_out_is_not_held() {
     let (job, _) = serve(&[Stream::Never(3)]).await;
     job.reader(2, 0, 0).next(2).await.expect_err("of no use to ask again");
     assert!(job.held().is_empty());
     let (job, seen) = serve(&[Stream::Short(3, 1)]).await;
-    job.reader(2, 0, 0).patient(Duration::from_millis(400)).next(2).await.expect_err("out of patience");
+    job.reader(2, 0, 0).patience(Duration::from_millis(400)).next(2).await.expect_err("out of patience");
     assert!(job.held().is_empty());
     assert!(seen.asked.lock().expect("lock").len() > 1, "it was asked again");
-    let mut reader = job.reader(2, 0, 0).patient(Duration::from_secs(60));
+    let mut reader = job.reader(2, 0, 0).patience(Duration::from_secs(60));
     tokio::select! {
         got = reader.next(2) => panic!("{got:?}"),
         () = until(|| job.held().len() == 1) => {}
@@ -186,12 +186,12 @@ async fn what_was_not_handed_out_is_not_held() {
 
 /// With `ahead` the next lease comes while the last one is consumed, and is held by nobody once its reader is gone.
 #[tokio::test]
-async fn the_next_lease_is_received_ahead() {
+async fn the_next_lease_is_prefetched() {
     let leases = [3, 4].map(Stream::Whole);
     let later = [5, 5, 6, 7, 8].map(Stream::Whole);
     let (job, seen) = serve(&[&leases[..], &[Stream::Short(5, 1)], &later].concat()).await;
     let asked = || seen.asked.lock().expect("lock").iter().map(|a| (a.sequence, a.from)).collect::<Vec<_>>();
-    let mut reader = job.reader(2, 0, 0).after(10).ahead(true);
+    let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(true);
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, reader.sequence()), (3, 11));
     until(|| job.held().len() == 2 && asked().len() == 2).await;
@@ -204,13 +204,13 @@ async fn the_next_lease_is_received_ahead() {
     // A reader that goes on where one ended asks with the number of what that had received ahead.
     let last = reader.sequence();
     drop(reader);
-    let mut reader = job.reader(2, 0, 0).after(last).ahead(true);
+    let mut reader = job.reader(2, 0, 0).after_sequence(last).prefetch(true);
     until(|| job.held().len() == 2).await;
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, b.samples.len(), asked()[4]), (5, 2, (13, 0)));
     // A lease that is known to be gone is not handed out.
     until(|| job.held().len() == 4).await;
-    job.held().drop_lease(2, 0, 6);
+    job.held().release(2, 0, 6);
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, reader.sequence()), (7, 14));
     until(|| job.held().len() == 5).await;
@@ -221,15 +221,15 @@ async fn the_next_lease_is_received_ahead() {
 
 /// What failed ahead is asked for again when it is wanted, with the same number, and then it is told.
 #[tokio::test]
-async fn what_failed_ahead_is_told_when_it_is_wanted() {
+async fn a_failed_prefetch_is_reported_when_its_lease_is_wanted() {
     let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4), Stream::Whole(4)]).await;
-    let mut reader = job.reader(2, 0, 0).after(10).ahead(true);
+    let mut reader = job.reader(2, 0, 0).after_sequence(10).prefetch(true);
     let Next::Batch(_) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     until(|| seen.asked.lock().expect("lock").len() == 2 && job.held().len() == 1).await;
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, seen.asked.lock().expect("lock")[2].sequence), (4, 12));
     let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4)]).await;
-    let mut reader = job.reader(2, 0, 0).ahead(true);
+    let mut reader = job.reader(2, 0, 0).prefetch(true);
     let Next::Batch(_) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     until(|| seen.asked.lock().expect("lock").len() == 2).await;
     reader.next(2).await.expect_err("it failed again");
@@ -238,7 +238,7 @@ async fn what_failed_ahead_is_told_when_it_is_wanted() {
 /// The lease that comes instead of one of which nothing was received is taken as it comes; of which something was
 /// received, that is dropped.
 #[tokio::test]
-async fn a_new_lease_is_taken_where_nothing_of_the_old_is_kept() {
+async fn a_new_lease_replaces_a_partly_received_one() {
     let entries =
         |b: &fletch_client::epochs::LeaseBatch| b.samples.iter().map(|s| s.entry).collect::<Vec<_>>();
     let (job, seen) = serve(&[Stream::Short(3, 0), Stream::Whole(4)]).await;
@@ -255,7 +255,7 @@ async fn a_new_lease_is_taken_where_nothing_of_the_old_is_kept() {
 /// What is gone is held no more and ends nothing else; many leases are renewed in several requests; the first
 /// lease in time.
 #[tokio::test]
-async fn heartbeats_go_on_for_what_lives() {
+async fn renewals_go_on_for_live_epochs() {
     let (job, seen) = serve(&[Stream::Whole(1)]).await;
     let beat = TaskTracker::new().spawn({
         let job = job.clone();

@@ -3,7 +3,7 @@
 use axum::{Json, Router, http::StatusCode, http::header, response::IntoResponse, routing::get};
 use bytes::Bytes;
 use fletch_api::{API_MAJOR, Code, Problem, routes};
-use fletch_client::fallback::{Fallback, PlaceTables, Spot, resolve};
+use fletch_client::fallback::{Fallback, OriginLocation, OriginTables, resolve};
 use fletch_client::{Client, ClientConfig, ClientError};
 use fletch_core::manifest::FORMAT_MAJOR;
 use fletch_core::{Hash, Kind, LayoutId, Root};
@@ -30,13 +30,13 @@ fn fallback(url: &str, io_timeout: Duration) -> (TempDir, Fallback) {
     (dir, Fallback::new(Some(client), origins, data.clone(), data))
 }
 
-async fn read(fallback: &Fallback, spot: &Spot) -> Result<Bytes, ClientError> {
+async fn read(fallback: &Fallback, location: &OriginLocation) -> Result<Bytes, ClientError> {
     let ask = async |client: Client| client.chunk_unchecked(root(), Hash::of(b"x"), 4).await;
-    fallback.bytes_unchecked(spot, 4, ask).await
+    fallback.bytes_unchecked(location, 4, ask).await
 }
 
-fn spot(offset: u64) -> Spot {
-    Spot::Data { path: "object".into(), offset }
+fn location(offset: u64) -> OriginLocation {
+    OriginLocation::DatasetObject { path: "object".into(), offset }
 }
 
 /// A server that gives one answer to everything and counts.
@@ -68,7 +68,7 @@ async fn every_answer_of_the_server_is_an_answer() {
     ] {
         let (url, asked) = serve(code, retry_after).await;
         let (_dir, fallback) = fallback(&url, Duration::from_millis(400));
-        let got = read(&fallback, &spot(0)).await;
+        let got = read(&fallback, &location(0)).await;
         assert!(matches!(&got, Err(ClientError::Problem { problem, .. }) if problem.code == code), "{got:?}");
         let tables = fallback.tables(root(), LayoutId(Hash::of(b"l")));
         assert!(tables.read(Table::Manifest, TableRange::All).await.is_err());
@@ -78,23 +78,23 @@ async fn every_answer_of_the_server_is_an_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_connection_is_silence_and_nobody_waits_for_it_twice() {
+async fn a_refused_connection_reads_the_origin_and_later_reads_do_not_wait() {
     // Bound and dropped: nobody listens there.
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind").local_addr().expect("addr");
     let (_dir, fallback) = fallback(&format!("http://{free}"), Duration::from_secs(30));
     let begun = Instant::now();
-    let got = read(&fallback, &spot(3)).await.expect("from the origin");
+    let got = read(&fallback, &location(3)).await.expect("from the origin");
     assert_eq!(&got[..], b"3456");
     assert!(begun.elapsed() < Duration::from_secs(10), "it did not wait for its deadline");
     assert!(fallback.is_away());
-    read(&fallback, &spot(0)).await.expect("from the origin");
+    read(&fallback, &location(0)).await.expect("from the origin");
     assert_eq!((fallback.losses(), fallback.origin_stats().bytes_read), (1, 8));
     // What the origin lacks, too, is told as such and names both.
-    let gone = Spot::Beside { key: "fletch/chunks/aa/aa".into(), offset: 0 };
+    let gone = OriginLocation::TablesObject { key: "fletch/chunks/aa/aa".into(), offset: 0 };
     let e = read(&fallback, &gone).await.expect_err("nobody has it");
     assert_eq!(e.kind(), Kind::NotFound);
     assert!(e.to_string().contains("does not answer") && e.to_string().contains("not found"), "{e}");
-    let past = read(&fallback, &spot(8)).await;
+    let past = read(&fallback, &location(8)).await;
     assert!(past.is_err(), "a short object brings no short chunk");
 }
 
@@ -104,7 +104,7 @@ async fn a_server_that_comes_back_is_asked_again() {
     let addr = listener.local_addr().expect("addr");
     drop(listener);
     let (_dir, fallback) = fallback(&format!("http://{addr}"), Duration::from_secs(5));
-    let _ = read(&fallback, &spot(0)).await.expect("from the origin");
+    let _ = read(&fallback, &location(0)).await.expect("from the origin");
     let watching = {
         let f = fallback.clone();
         async move { f.watch().await }
@@ -134,21 +134,21 @@ async fn a_server_that_comes_back_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_place_says_what_a_tag_is() {
+async fn an_origin_says_what_a_tag_is() {
     let (dir, _) = fallback("http://127.0.0.1:9", Duration::from_secs(1));
     let origins = Origins::new(Vec::new(), OriginLimits::default()).expect("limits");
-    let place =
+    let origin =
         origins.open(&OriginUri::parse(dir.path().to_str().expect("utf-8")).expect("uri")).expect("open");
     for (version, kind) in
         [("latest", Kind::NotFound), (&root().to_string(), Kind::NotFound), ("..", Kind::Invalid)]
     {
-        assert_eq!(resolve(&place, version).await.expect_err("nothing there").kind(), kind, "{version}");
+        assert_eq!(resolve(&origin, version).await.expect_err("nothing there").kind(), kind, "{version}");
     }
     let tags = dir.path().join("fletch/tags");
     std::fs::create_dir_all(&tags).expect("mkdir");
     std::fs::write(tags.join("latest"), vec![b' '; 70_000]).expect("write");
-    assert_eq!(resolve(&place, "latest").await.expect_err("too long").kind(), Kind::Corrupt);
-    let tables = PlaceTables::new(place, root(), LayoutId(Hash::of(b"l")));
+    assert_eq!(resolve(&origin, "latest").await.expect_err("too long").kind(), Kind::Corrupt);
+    let tables = OriginTables::new(origin, root(), LayoutId(Hash::of(b"l")));
     let e = tables.read(Table::Entries, TableRange::Suffix(8)).await.expect_err("no table");
     assert_eq!(e.kind, Kind::NotFound);
 }

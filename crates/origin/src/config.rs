@@ -1,4 +1,4 @@
-//! One `[[origin]]` table, and the limits that hold for all of them.
+//! The `[[origin]]` table of the configuration, and the limits that all origins share.
 
 use crate::uri::Scheme;
 use crate::{OriginError, OriginUri};
@@ -25,42 +25,48 @@ pub const KEYS: &[&str] = &[
 /// One `[[origin]]` table: how to reach everything under `prefix`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct OriginConfig {
-    /// The URI under which it holds (`s3://bucket/sets`, `az://container`, `https://host/data`,
-    /// `/data`). The longest prefix wins.
+    /// The URI prefix that the table applies to: `s3://bucket/sets`, `az://container`, `https://host/data`, `/data`.
+    ///
+    /// The table with the longest matching prefix wins.
     pub prefix: String,
-    /// Base URL of a server that speaks the scheme's protocol; none means the cloud's own. For
-    /// Azure with the account in its path where the server wants that.
+    /// The base URL of a server that speaks the scheme's protocol. The default is the cloud's own server.
+    ///
+    /// For Azure, the URL ends with the account name if the server expects the account in the path.
     pub endpoint: Option<String>,
-    /// The region of the bucket (S3).
+    /// The region of the bucket. S3 only.
     pub region: Option<String>,
-    /// The storage account (Azure); none means `AZURE_STORAGE_ACCOUNT_NAME`, or what the
-    /// credentials file says.
+    /// The storage account. Azure only.
+    ///
+    /// The default is `AZURE_STORAGE_ACCOUNT_NAME` or the account in the credentials file.
     pub account: Option<String>,
-    /// Where the credentials come from; none means `env`.
+    /// The source of the credentials. The default is `env`.
     pub credentials: Option<Credentials>,
-    /// For which domains of a server it is; for all when empty.
+    /// The domains of the server that may use this origin. Empty means all domains.
     #[serde(default)]
     pub domains: Vec<String>,
-    /// Whether `endpoint`, or the prefix itself, may be plain `http://`.
+    /// Whether the endpoint or the prefix may be plain `http://`.
     #[serde(default)]
     pub allow_http: bool,
-    /// Calls under way at once below this prefix; none means the process's limit.
+    /// The most calls in flight below this prefix. The default is the limit of the process.
     pub concurrency: Option<u32>,
-    /// Most requests a second, together, of this process; none means as many as are answered.
+    /// The most requests a second from this process. The default is no limit.
     pub requests_per_second: Option<u32>,
-    /// Most bytes a second, together, of this process (`"200MiB"`, or a number).
+    /// The most bytes a second for this process (`"200MiB"`, or a number). The default is no limit.
     #[serde(default, deserialize_with = "bytes")]
     pub bytes_per_second: Option<u64>,
 }
 
 impl OriginConfig {
-    /// The prefix, if the table can be.
+    /// Validates the table and returns its prefix.
     pub(crate) fn check(&self) -> Result<OriginUri, OriginError> {
         let prefix = OriginUri::parse(&self.prefix)?;
         let what = format!("[[origin]] {prefix}");
         if [self.concurrency, self.requests_per_second].contains(&Some(0)) || self.bytes_per_second == Some(0)
         {
-            return Err(OriginError::invalid(what, "concurrency and rates are at least 1"));
+            return Err(OriginError::invalid(
+                what,
+                "concurrency, requests_per_second and bytes_per_second must be at least 1",
+            ));
         }
         let Some(scheme) = prefix.scheme() else {
             let plain = self.endpoint.is_none()
@@ -70,26 +76,26 @@ impl OriginConfig {
             if !plain {
                 return Err(OriginError::invalid(
                     what,
-                    "a directory has no endpoint, region, account or credentials",
+                    "a local directory takes no endpoint, region, account or credentials; remove these keys",
                 ));
             }
             return Ok(prefix);
         };
-        let cannot =
-            |key: &str| Err(OriginError::invalid(&what, format!("{}:// has no {key}", scheme.as_str())));
+        let unknown =
+            |key: &str| Err(OriginError::invalid(&what, format!("{}:// takes no {key}", scheme.as_str())));
         if self.account.is_some() && scheme != Scheme::Azure {
-            return cannot("account");
+            return unknown("account");
         }
         if self.region.is_some() && scheme != Scheme::S3 {
-            return cannot("region");
+            return unknown("region");
         }
         if self.endpoint.is_some() && scheme.is_plain() {
-            return cannot("endpoint: the prefix names the server");
+            return unknown("endpoint: the prefix already names the server");
         }
         if scheme == Scheme::Http && !self.allow_http {
             return Err(OriginError::invalid(
                 what,
-                "http:// sends data in the clear; set allow_http = true or use https://",
+                "http:// sends data unencrypted; set allow_http = true or use https://",
             ));
         }
         if let Some(endpoint) = &self.endpoint {
@@ -98,11 +104,14 @@ impl OriginConfig {
             if !url.username().is_empty() || url.password().is_some() {
                 return Err(OriginError::invalid(
                     what,
-                    "endpoint holds no user or password; use credentials",
+                    "the endpoint must not contain a user or password; use credentials",
                 ));
             }
             if url.query().is_some() || url.fragment().is_some() {
-                return Err(OriginError::invalid(what, "endpoint has no query and no fragment"));
+                return Err(OriginError::invalid(
+                    what,
+                    "the endpoint must not contain a query or a fragment",
+                ));
             }
             match url.scheme() {
                 "https" => {}
@@ -110,17 +119,22 @@ impl OriginConfig {
                 "http" => {
                     return Err(OriginError::invalid(
                         what,
-                        "endpoint is http://, which sends data in the clear; set allow_http = true or use https://",
+                        "the endpoint is http://, which sends data unencrypted; set allow_http = true or use https://",
                     ));
                 }
-                _ => return Err(OriginError::invalid(what, "endpoint is an http:// or https:// URL")),
+                _ => {
+                    return Err(OriginError::invalid(
+                        what,
+                        "the endpoint must be an http:// or https:// URL",
+                    ));
+                }
             }
         }
         Ok(prefix)
     }
 }
 
-/// A number of bytes, or a text with a unit.
+/// Parses a number of bytes, or a text with a unit.
 fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -139,25 +153,26 @@ fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     }
 }
 
-/// Where credentials come from. Never the credentials themselves.
+/// The source of credentials. Never holds the credentials themselves.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Credentials {
-    /// The environment and what the cloud provides there (`AWS_*`, `AZURE_*`, `GOOGLE_*`, web or
-    /// workload identity, instance role). A plain server has none.
+    /// The environment (`AWS_*`, `AZURE_*`, `GOOGLE_*`) and the machine's identity: web or workload identity, instance
+    /// role. Requests to a plain server then carry no credentials.
     Env,
-    /// A file, read again when it changes: for S3 in the format of `~/.aws/credentials`, for Azure
-    /// `azure_storage_… = …` lines, for GCS a service account's JSON, for a plain server `token`
-    /// or `user` and `password` lines.
+    /// A file, read again when it changes.
+    ///
+    /// Its format: for S3 that of `~/.aws/credentials`, for Azure lines `azure_storage_… = …`, for GCS the JSON of a
+    /// service account, for a plain server a line `token` or lines `user` and `password`.
     File(PathBuf),
-    /// Variables, else the shared file of the cloud's own tools, else what the machine provides.
+    /// The environment variables, else the shared file of the cloud's own tools, else the machine's identity.
     Chain,
-    /// None: requests are not signed.
+    /// No credentials: requests are not signed.
     Anonymous,
 }
 
 impl fmt::Debug for Credentials {
-    /// Says which source, and not even its path.
+    /// Shows the kind of source, without the path of a file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Credentials::Env => "Env",
@@ -168,16 +183,16 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Bounds on what all origins of a process may use together.
+/// Limits that all origins of a process share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OriginLimits {
-    /// Calls under way at once, remote and local counted apart.
+    /// The most calls in flight. Remote and local calls are counted separately.
     pub requests_max: usize,
-    /// The longest any call takes, waiting for its turn and retries included.
+    /// The longest time for a call, including the wait for a permit and all retries.
     pub io_timeout: Duration,
-    /// The longest answer that is held in memory, in bytes.
+    /// The most bytes that one read may return.
     pub get_bytes_max: u64,
-    /// Attempts of one call, the first included.
+    /// The most attempts of one call, including the first.
     pub attempts_max: u32,
 }
 

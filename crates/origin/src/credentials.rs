@@ -1,5 +1,6 @@
-//! Where credentials come from, and whether the file that holds them has changed since. Their
-//! values never leave this crate, and no `Debug` of it shows one.
+//! Finds credentials, reads them, and notices when their file changes.
+//!
+//! The values never leave this crate, and no `Debug` output shows one.
 
 use crate::uri::Scheme;
 use crate::{Credentials, OriginError};
@@ -8,24 +9,23 @@ use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// The longest credentials file that is read, in bytes.
+/// The longest credentials file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What was found when a store was opened or its file had changed.
+/// The source of credentials, as it was when a client was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Variables and what the machine provides; the library refreshes these by itself.
+    /// Environment variables and the machine's identity. `object_store` refreshes them by itself.
     Env,
-    /// A file, and for the format of `~/.aws/credentials` the profile.
+    /// A file and, in the format of `~/.aws/credentials`, the profile in it.
     File { path: PathBuf, profile: String },
-    /// Requests are not signed.
+    /// No credentials: requests are not signed.
     Anonymous,
 }
 
-/// Which state of a file was read. A rotation that keeps size and time (a swapped link) changes
-/// the inode.
+/// The state of a file when it was read. A rotation that keeps size and time changes the inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -33,10 +33,10 @@ pub(crate) struct Stamp {
     ctime: (i64, i64),
 }
 
-impl Stamp {
-    pub fn of(path: &Path) -> Option<Stamp> {
+impl FileStamp {
+    pub fn of(path: &Path) -> Option<FileStamp> {
         let meta = std::fs::metadata(path).ok()?;
-        Some(Stamp {
+        Some(FileStamp {
             device: meta.dev(),
             inode: meta.ino(),
             size: meta.size(),
@@ -46,7 +46,7 @@ impl Stamp {
     }
 }
 
-/// The source that `configured` means now.
+/// Returns the source that the configuration selects now.
 pub(crate) fn source(configured: Option<&Credentials>, scheme: Scheme) -> Source {
     source_by(configured, scheme, |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
 }
@@ -79,7 +79,7 @@ fn source_by(
     }
 }
 
-/// The `key = value` lines of one profile, keys in lower case.
+/// The `key = value` lines of one profile. Keys are in lower case.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Profile {
     values: BTreeMap<String, String>,
@@ -92,12 +92,12 @@ impl fmt::Debug for Profile {
 }
 
 impl Profile {
-    /// Reads `[name]` (or, for `default`, the lines before any profile) of the file at `path`.
+    /// Reads the profile `[name]` of a file. The lines before any profile belong to `default`.
     pub fn load(path: &Path, name: &str) -> Result<Profile, OriginError> {
         Ok(Profile { values: parse(&text(path)?, name) })
     }
 
-    /// The value of the first of these keys that is there.
+    /// Returns the value of the first of these keys that the profile has.
     pub fn value(&self, keys: &[&str]) -> Option<&str> {
         keys.iter().find_map(|key| self.values.get(*key)).map(String::as_str)
     }
@@ -107,13 +107,16 @@ impl Profile {
     }
 }
 
-/// A credentials file, bounded. Errors name the file and never what is in it.
+/// Reads a credentials file. Errors name the file and never its content.
 pub(crate) fn text(path: &Path) -> Result<String, OriginError> {
     let cannot =
-        |why: String| OriginError::invalid(path.display(), format!("cannot read credentials: {why}"));
+        |why: String| OriginError::invalid(path.display(), format!("the credentials cannot be read: {why}"));
     let (file, meta) = crate::local::open_regular(path).map_err(|e| cannot(e.to_string()))?;
     if meta.len() > FILE_BYTES_MAX {
-        return Err(cannot(format!("{} bytes are more than credentials have", meta.len())));
+        return Err(cannot(format!(
+            "the file has {} bytes, at most {FILE_BYTES_MAX} are allowed",
+            meta.len()
+        )));
     }
     std::io::read_to_string(file).map_err(|e| cannot(e.to_string()))
 }
@@ -177,11 +180,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
         std::fs::write(&a, "1").expect("write");
-        let before = Stamp::of(&a);
-        assert!(before.is_some() && before == Stamp::of(&a));
+        let before = FileStamp::of(&a);
+        assert!(before.is_some() && before == FileStamp::of(&a));
         std::fs::write(&b, "2").expect("write");
         std::fs::rename(&b, &a).expect("rename");
-        assert_ne!(Stamp::of(&a), before);
-        assert_eq!(Stamp::of(&b), None);
+        assert_ne!(FileStamp::of(&a), before);
+        assert_eq!(FileStamp::of(&b), None);
     }
 }

@@ -1,78 +1,82 @@
-//! The one error of this crate.
+//! The error of this crate.
 
 use fletch_core::Kind;
 use std::time::Duration;
 
-/// Why an origin did not do what was asked. `what` is the object's URI.
+/// Why a call to an origin failed. `what` is the URI of the object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OriginError {
-    /// There is no such object.
+    /// The object does not exist.
     #[error("{what}: not found")]
     NotFound {
         /// The object.
         what: String,
     },
-    /// It is there already, and was to be created.
-    #[error("{what}: exists already")]
+    /// The object exists already, and the call was to create it.
+    #[error("{what}: the object exists already")]
     AlreadyExists {
         /// The object.
         what: String,
     },
-    /// The object is not the one that was pinned. Its old bytes are gone; asking again is no use.
-    #[error("{what}: changed since it was indexed: {why}")]
+    /// The object differs from its pin. Its old bytes are gone, so retrying does not help.
+    #[error("{what}: the object changed after it was indexed ({why}); index the dataset again")]
     Changed {
         /// The object.
         what: String,
-        /// How it differs.
+        /// How the object differs from its pin.
         why: String,
     },
-    /// The origin refuses our credentials or permissions.
+    /// The origin rejected the credentials or permissions.
     #[error(
         "{what}: access denied: {why}; check the credentials of its [[origin]] or the file's permissions"
     )]
     Denied {
         /// The object.
         what: String,
-        /// What it said.
+        /// The origin's reason.
         why: String,
     },
-    /// The request, URI, path or configuration cannot be.
+    /// The request, URI, path or configuration is not valid.
     #[error("{what}: {why}")]
     Invalid {
-        /// What is invalid.
+        /// The URI, path or table that is not valid.
         what: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The origin asks us to slow down.
-    #[error("{what}: the origin asks to slow down")]
+    /// The origin asks clients to slow down.
+    #[error(
+        "{what}: the origin asks clients to slow down; retry later, or set requests_per_second of its [[origin]]"
+    )]
     Throttled {
         /// The object.
         what: String,
-        /// How long it asked us to wait.
+        /// How long the origin asked clients to wait.
         retry_after: Option<Duration>,
     },
     /// The origin cannot be reached, failed, or did not answer in time.
-    #[error("{what}: origin unavailable: {why}")]
+    #[error("{what}: the origin is unavailable: {why}")]
     Unavailable {
         /// The object.
         what: String,
-        /// What happened.
+        /// How the call failed.
         why: String,
     },
-    /// The origin answered with other bytes than were asked for (short, or of another range).
-    #[error("{what}: wrong answer from the origin: {why}")]
+    /// The origin sent other bytes than were requested: too few, or another range.
+    #[error("{what}: the origin sent a wrong answer: {why}")]
     Corrupt {
         /// The object.
         what: String,
-        /// What was wrong with it.
+        /// How the answer differs from the request.
         why: String,
     },
 }
 
 impl OriginError {
-    /// Who can act on it. `Changed` is `Corrupt` (the pinned bytes can never be had again);
-    /// `Denied` is `Unavailable` (the operator can act, the reader cannot).
+    /// Returns who can act on the error.
+    ///
+    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied` is `Unavailable`: the operator can act,
+    /// the reader cannot.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -84,7 +88,7 @@ impl OriginError {
         }
     }
 
-    /// Whether the same call may succeed a moment later.
+    /// Returns whether the same call may succeed a moment later.
     #[must_use]
     pub fn transient(&self) -> bool {
         matches!(self, OriginError::Throttled { .. } | OriginError::Unavailable { .. })
@@ -94,7 +98,7 @@ impl OriginError {
         OriginError::Invalid { what: what.to_string(), why: why.to_string() }
     }
 
-    /// The error of an operation of the local file system.
+    /// Returns the error for a failed operation of the local file system.
     pub(crate) fn io(what: &str, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as E;
         let what = what.to_owned();

@@ -1,14 +1,14 @@
-//! Where the truth lives: directories and blob stores behind one small interface.
+//! Reads and writes origins: directories, blob stores and plain HTTP servers, behind one small interface.
 //!
-//! Owns every byte that is read from or written to an origin, with retries, deadlines, limits
-//! on what is in flight and pins of what was indexed. The only user of `object_store`; local
-//! trees go through `std::fs` (see `docs/adr/0002-local-origin-by-std-fs.md`). It hashes
-//! nothing: what it returns is a claim until `fletch_core::Verified` has seen it.
+//! Owns every byte that is read from or written to an origin: retries, deadlines, concurrency limits, and the pins of
+//! indexed objects. The only user of `object_store`; local trees go through `std::fs`
+//! (`docs/adr/0002-local-origin-by-std-fs.md`). Hashes nothing: the caller verifies the bytes with
+//! `fletch_core::Verified`.
 //!
-//! 1. A read gives exactly the bytes that were asked for, or an error.
-//! 2. Every call ends within `io_timeout`, retries included; every buffer is at most
-//!    `get_bytes_max`; at most `requests_max` calls are under way.
-//! 3. A write is whole and durable when it returns, or did not happen.
+//! 1. A read returns exactly the requested bytes, or an error.
+//! 2. Every call ends within `io_timeout`, retries included. Every buffer has at most `get_bytes_max` bytes. At most
+//!    `requests_max` calls are in flight.
+//! 3. A write that succeeds is whole and durable. A write that fails leaves a whole object or none.
 //! 4. No secret is in a URI, an error, a log line or a `Debug` output.
 
 mod config;
@@ -20,12 +20,12 @@ mod pace;
 mod remote;
 mod retry;
 mod stats;
+mod transport;
 mod uri;
-mod wire;
 
 pub use config::{Credentials, KEYS, OriginConfig, OriginLimits};
 pub use error::OriginError;
-pub use origin::{Got, ObjectMeta, Origin, Origins, Pin, PutMode};
+pub use origin::{ObjectBytes, ObjectMeta, Origin, Origins, Pin, PutMode};
 pub use retry::backoff;
 pub use stats::OriginStats;
 pub use uri::OriginUri;

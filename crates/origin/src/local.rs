@@ -1,15 +1,14 @@
-//! Directories of this machine, by `std::fs` (blocking: called on blocking threads).
+//! Reads and writes directories of this machine through `std::fs`. Every function here blocks.
 //!
-//! 1. Nothing here waits for another process: files are opened without blocking, and what is
-//!    not a regular file is refused, so that a FIFO or device in a hostile tree cannot hang us.
-//! 2. A link in the tree is followed: whoever reads hashes the bytes. `..` never gets here.
-//! 3. Where files are confined, a file is checked once it is open, by where it really is: no link
-//!    can be moved between the check and the use.
-//! 4. A write is made under a temporary name, synced, then given its name, then the directory is
-//!    synced.
+//! 1. No call waits for another process. Files are opened without blocking, and everything but a regular file is
+//!    rejected, so that a FIFO or device in a hostile tree cannot hang a thread.
+//! 2. A read follows symbolic links, because the caller hashes the bytes. A path with `..` never reaches this module.
+//! 3. A confined origin checks the real path of a file after it is open, so that no link can change between check and
+//!    use.
+//! 4. A write goes to a temporary file, syncs it, renames it, and syncs the directory.
 
 use crate::OriginError;
-use crate::origin::{Got, ObjectMeta, Pin, PutMode};
+use crate::origin::{ObjectBytes, ObjectMeta, Pin, PutMode};
 use bytes::Bytes;
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read, Seek as _, SeekFrom};
@@ -17,17 +16,18 @@ use std::ops::Range;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
-mod walk;
-mod within;
-pub(crate) use walk::list;
-pub use within::MayRead;
-pub(crate) use within::Within;
+mod confinement;
+mod listing;
+pub(crate) use confinement::Confinement;
+pub use confinement::PathFilter;
+pub(crate) use listing::list;
 
-/// Temporary files of writes begin with this; listings leave them out.
+/// The prefix of the temporary files of writes. Listings leave these files out.
 pub const TEMPORARY: &str = ".fletch-tmp-";
 
-/// The pin of a local file in this state: size, modification time, and as etag
-/// `"{inode:x}-{change time in ns:x}"`, which no ordinary program can set back.
+/// Returns the pin of a local file: its size, modification time and etag.
+///
+/// The etag is `"{inode:x}-{change time in ns:x}"`. No ordinary program can set a change time back.
 #[must_use]
 pub fn pin_of(meta: &Metadata) -> Pin {
     let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
@@ -38,11 +38,11 @@ pub fn pin_of(meta: &Metadata) -> Pin {
     }
 }
 
-/// Opens a regular file for reading and says what it is. Never waits, whatever `path` is.
+/// Opens a regular file for reading and returns its metadata. Never waits, whatever `path` is.
 ///
 /// # Errors
-/// What the system says; `NotFound` for a directory (as at a store, it is no object) and
-/// `InvalidInput` for anything else that is no regular file.
+/// The error of the system; `NotFound` for a directory, which is no object in a store either; `InvalidInput` for
+/// everything else that is not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
     // O_NOCTTY: opening a terminal must not make it ours.
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
@@ -70,31 +70,34 @@ fn meta_of(path: &str, meta: &Metadata) -> ObjectMeta {
 }
 
 pub(crate) fn get(
-    within: &Within,
+    confinement: &Confinement,
     dir: &Path,
     what: &str,
     path: &str,
     range: Option<Range<u64>>,
     pin: Option<&Pin>,
     bytes_max: u64,
-) -> Result<Got, OriginError> {
+) -> Result<ObjectBytes, OriginError> {
     let io = |e: io::Error| OriginError::io(what, &e);
     let changed = |why: String| OriginError::Changed { what: what.to_owned(), why };
     let (mut file, before) = open_regular(&dir.join(path)).map_err(io)?;
-    within.check(&file, what)?;
+    confinement.check(&file, what)?;
     let size = before.len();
     if let Some(pin) = pin.filter(|p| p.size != size) {
-        return Err(changed(format!("{} bytes then, {size} now", pin.size)));
+        return Err(changed(format!("{} bytes when it was indexed, {size} now", pin.size)));
     }
     let range = range.unwrap_or(0..size);
     if range.end > size {
-        return Err(OriginError::invalid(what, format!("range {range:?} of {size} bytes")));
+        return Err(OriginError::invalid(
+            what,
+            format!("the range {range:?} ends after the object's {size} bytes"),
+        ));
     }
     let length = range.end - range.start;
     if length > bytes_max {
         return Err(OriginError::invalid(
             what,
-            format!("{length} bytes in one read; at most {bytes_max} are held, read by range"),
+            format!("one read of {length} bytes, at most {bytes_max} are allowed; read by range"),
         ));
     }
     let capacity = usize::try_from(length).map_err(|e| OriginError::invalid(what, e))?;
@@ -103,15 +106,20 @@ pub(crate) fn get(
     }
     let mut bytes = Vec::with_capacity(capacity);
     file.by_ref().take(length).read_to_end(&mut bytes).map_err(io)?;
-    // Seen after the bytes, so that a write while they were read is in what the caller compares.
+    // Taken after the bytes, so that the caller sees a write that happened during the read.
     let after = file.metadata().map_err(io)?;
     if bytes.len() as u64 != length || after.len() != size {
-        return Err(changed(format!("{size} bytes before it was read, {} after", after.len())));
+        return Err(changed(format!("{size} bytes before the read, {} after it", after.len())));
     }
-    Ok(Got { bytes: Bytes::from(bytes), meta: meta_of(path, &after) })
+    Ok(ObjectBytes { bytes: Bytes::from(bytes), meta: meta_of(path, &after) })
 }
 
-pub(crate) fn head(within: &Within, dir: &Path, what: &str, path: &str) -> Result<ObjectMeta, OriginError> {
+pub(crate) fn head(
+    confinement: &Confinement,
+    dir: &Path,
+    what: &str,
+    path: &str,
+) -> Result<ObjectMeta, OriginError> {
     let meta = std::fs::metadata(dir.join(path)).map_err(|e| OriginError::io(what, &e))?;
     if meta.is_dir() {
         // As at a store: a directory is no object.
@@ -120,12 +128,12 @@ pub(crate) fn head(within: &Within, dir: &Path, what: &str, path: &str) -> Resul
     if !meta.is_file() {
         return Err(OriginError::io(what, &not_regular()));
     }
-    if within.is_everywhere() {
+    if confinement.is_everywhere() {
         return Ok(meta_of(path, &meta));
     }
-    // What a name leads to is only known for certain of what is open.
+    // Only the path of an open file cannot change between check and use.
     let (file, meta) = open_regular(&dir.join(path)).map_err(|e| OriginError::io(what, &e))?;
-    within.check(&file, what)?;
+    confinement.check(&file, what)?;
     Ok(meta_of(path, &meta))
 }
 
@@ -155,7 +163,7 @@ pub(crate) fn put(
 fn write(target: &Path, from: &mut impl Read, mode: PutMode) -> io::Result<()> {
     let parent = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
     create_durably(parent)?;
-    // 0666 less the umask, as any program that creates a file.
+    // 0666 less the umask, as other programs create files.
     let mut file = tempfile::Builder::new()
         .prefix(TEMPORARY)
         .permissions(Permissions::from_mode(0o666))
@@ -169,7 +177,7 @@ fn write(target: &Path, from: &mut impl Read, mode: PutMode) -> io::Result<()> {
     sync(parent)
 }
 
-/// Makes `dir` and its missing ancestors, each durable in its parent.
+/// Creates `dir` and its missing ancestors, each durable in its parent.
 fn create_durably(dir: &Path) -> io::Result<()> {
     match std::fs::metadata(dir) {
         Ok(meta) if meta.is_dir() => return Ok(()),

@@ -1,29 +1,30 @@
-//! How fast one origin is asked: the configured rates, and what its `503` and `429` teach.
+//! Paces the requests to one origin: by the configured rates, and by its `503` and `429` answers.
 //!
 //! ```text
-//!          refused, nothing known                 refused: capacity is estimated
-//!  OPEN ───────────────────────────▶ PAUSE, SEEK ─────────────────────────────────▶ PAUSE, HOLD
-//!   ▲ │    refused after a second or more of traffic: what was answered in it              │ ▲
-//!   │ └──────────────────────────────────────────────────────────────────────────▶ PAUSE, HOLD
-//!   └── nobody had to wait for a minute ◀──────────────────────────────────────────────────┘ │
-//!                                            refused again: a little less ───────────────────┘
+//!       refusal, rate unknown                refusal: capacity is estimated
+//!  OPEN ─────────────────────▶ PAUSE, SEEK ─────────────────────────────────▶ PAUSE, HOLD
+//!   ▲ │  refusal after a second or more of traffic: its answers give the rate       │ ▲
+//!   │ └─────────────────────────────────────────────────────────────────────▶ PAUSE, HOLD
+//!   └── no caller waited for a minute ◀─────────────────────────────────────────────┘ │
+//!                                        refusal: a slightly lower rate ──────────────┘
 //! ```
 //!
-//! - OPEN: as fast as callers ask (or as is configured).
-//! - PAUSE: nothing is sent to this origin before `Retry-After` is over, whoever asks; without the
-//!   header 50 to 150 ms, doubled with each refusal that follows at once. What was under way when
-//!   the first refusal came belongs to the same event and only prolongs the pause.
-//! - SEEK: the rate grows e-fold each quarter of a second until it is refused. A server that counts
-//!   with a bucket of tokens lets a burst pass; how large that is the first refusal has told (what
-//!   it let pass at once), so the rate at which the bucket was refilled can be solved for.
-//! - HOLD: 2 % below that. It grows slowly (0.05 % a second where a pause costs a second, faster
-//!   where it costs less, doubling every 20 s up to 5 %), and by 1.5 % a second while it lies well
-//!   below the rate that was refused last. Each refusal gives a new estimate, and takes 2 % to a
-//!   half. In the long run some 3 % of the capacity go into pauses and as much is left unused.
+//! A refusal is a `503` or `429`.
 //!
-//! Invariants: 1. No request begins in a pause. 2. A slot is booked only if it lies before the
-//! caller's deadline, so that callers who give up push nobody back. 3. Slots are at least 1/rate
-//! apart, after a burst of 10 ms.
+//! - OPEN: as fast as callers ask, or as configured.
+//! - PAUSE: no caller sends a request before `Retry-After` is over. Without the header the pause is 50 to 150 ms, doubled
+//!   with each refusal that closely follows another. Refusals of requests that were in flight at the first refusal
+//!   belong to the same event. They only prolong the pause.
+//! - SEEK: the rate grows e-fold each quarter of a second until a refusal. A server with a token bucket lets a burst
+//!   pass. The first refusal shows the size of that burst, so the refill rate of the bucket can be computed.
+//! - HOLD: 2 % below that rate. It grows slowly: by 0.05 % a second where a pause costs a second, faster where it costs
+//!   less, doubling every 20 s up to 5 %. It grows by 1.5 % a second while it is well below the rate that was refused
+//!   last. Each refusal gives a new estimate and lowers the rate by 2 % to a half.
+//!
+//! In the long run about 3 % of the capacity is lost in pauses, and about as much stays unused.
+//!
+//! Invariants: 1. No request begins in a pause. 2. A slot is booked only if it is before the caller's deadline, so that
+//! a caller that gives up delays no other. 3. Slots are at least 1/rate apart, after a burst of 10 ms.
 
 use crate::OriginError;
 use std::collections::VecDeque;
@@ -31,25 +32,25 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// What may be sent at once after a rest.
+/// The burst that is allowed after a rest, as a time at the current rate.
 const BURST: Duration = Duration::from_millis(10);
-/// Length of a bucket of the history, and of the history.
+/// The length of one tick of the history, and of the whole history.
 const TICK: Duration = Duration::from_millis(20);
 const HISTORY: Duration = Duration::from_secs(60);
-/// Traffic of this length tells a rate by itself.
-const TELLING: Duration = Duration::from_secs(1);
-/// SEEK grows e-fold in this time.
+/// Traffic of this length is enough to measure a rate.
+const MEASURABLE: Duration = Duration::from_secs(1);
+/// The time in seconds in which the rate of SEEK grows e-fold.
 const SEEK: f64 = 0.25;
-/// Refusals closer than this follow each other.
+/// Refusals closer together than this count as consecutive.
 const CLOSE: Duration = Duration::from_secs(5);
-/// The first pause where the origin names none; doubled up to `PAUSE_MAX`.
+/// The first pause without `Retry-After`. Doubled up to `PAUSE_MAX`.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// HOLD and SEEK end when nobody had to wait for so long.
+/// HOLD and SEEK end when no caller had to wait for this long.
 const FORGET: Duration = Duration::from_secs(60);
-/// No rate is below this, per second.
+/// The lowest rate, in requests a second.
 const RATE_MIN: f64 = 1.0;
-/// SEEK begins at this rate at least: a refusal after a few requests must not slow the next.
+/// The lowest rate at which SEEK begins, so that a refusal after a few requests does not slow the next ones.
 const SEEK_MIN: f64 = 10.0;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,33 +69,37 @@ enum Phase {
 #[derive(Debug)]
 struct State {
     phase: Phase,
-    /// When the phase began to send; the rate of HOLD is that of `stepped`.
+    /// When the phase began to send.
     since: Instant,
+    /// When the rate of HOLD was computed last.
     stepped: Instant,
-    /// Nothing begins before.
+    /// No request begins before this time.
     paused_until: Option<Instant>,
-    /// Counts events; the slots that are booked are void when `voided` moves.
+    /// The number of refusal events so far.
     event: u64,
+    /// Booked slots are void when this number changes.
     voided: u64,
-    /// How many refusals followed each other closely, and when the last event was.
+    /// The number of consecutive refusals.
     close: u32,
     last_event: Option<Instant>,
     last_pause: Duration,
-    /// The next free slot, of requests and of bytes.
+    /// The next free slot by the request rate.
     next: Instant,
+    /// The next free slot by the byte rate.
     next_bytes: Instant,
-    /// When somebody last had to wait for a slot.
+    /// When a caller last had to wait for a slot.
     waited: Instant,
-    /// Requests answered, by tick.
+    /// The number of answered requests in each tick.
     answered: VecDeque<(Instant, u32)>,
-    /// What the origin seems to let pass at once.
+    /// The estimated size of the origin's token bucket, in requests.
     burst: f64,
-    /// From the first answer of that burst to the last, and when the first came.
+    /// The time from the first answer of that burst to the last.
     burst_span: Duration,
+    /// When the first answer of that burst came.
     burst_began: Instant,
 }
 
-/// The pace of one origin.
+/// The pace of the requests to one origin.
 #[derive(Debug)]
 pub(crate) struct Pace {
     requests_per_s: Option<f64>,
@@ -102,7 +107,7 @@ pub(crate) struct Pace {
     state: Mutex<State>,
 }
 
-/// The right to send one request, given before a certain pause.
+/// The permission to send one request. Remembers after which refusal event it was given.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ticket {
     event: u64,
@@ -139,10 +144,10 @@ impl Pace {
         f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner), Instant::now())
     }
 
-    /// Waits for the turn of a request that is expected to bring so many bytes.
+    /// Waits for the slot of a request whose answer is expected to have `bytes` bytes.
     ///
     /// # Errors
-    /// `Throttled` at once where the turn would come after `deadline`.
+    /// `Throttled`, at once, if the slot would come after `deadline`.
     pub async fn admit(&self, what: &str, bytes: u64, deadline: Instant) -> Result<Ticket, OriginError> {
         loop {
             let (at, event, voided) = self.with(|s, now| {
@@ -152,7 +157,7 @@ impl Pace {
                     let paused = s.paused_until.and_then(|until| until.checked_duration_since(now));
                     return Err(OriginError::Throttled { what: what.to_owned(), retry_after: paused });
                 }
-                // That of the slot's own time: what is booked in a pause is for after it.
+                // The rate at the time of the slot: a slot that is booked in a pause comes after it.
                 let rate = s.rate(at).min(self.requests_per_s.unwrap_or(f64::INFINITY));
                 if paced {
                     s.next = at + Duration::from_secs_f64(1.0 / rate);
@@ -166,35 +171,35 @@ impl Pace {
                 Ok((at, s.event, s.voided))
             })?;
             sleep_until(at).await;
-            // A pause that came meanwhile holds for those who were waiting too.
+            // A pause that began meanwhile applies to waiting callers too.
             if self.with(|s, _| s.voided == voided) {
                 return Ok(Ticket { event });
             }
         }
     }
 
-    /// A request was answered, with whatever but a refusal.
+    /// Records an answer that is not a refusal.
     pub fn answered(&self, ticket: Ticket) {
         self.with(|s, now| {
             if ticket.event == s.event {
                 s.count(now);
             } else if ticket.event + 1 == s.event && matches!(s.phase, Phase::Seek { .. }) {
-                // Let pass together with what was refused first.
+                // The origin let this request pass together with the first one that it refused.
                 s.burst += 1.0;
                 s.burst_span = now.saturating_duration_since(s.burst_began);
             }
         });
     }
 
-    /// More bytes came than were expected.
-    pub fn brought(&self, more: u64) {
+    /// Charges `more` bytes to the byte rate: the answer was longer than expected.
+    pub fn charge_more(&self, more: u64) {
         let Some(per_s) = self.bytes_per_s.filter(|_| more > 0) else { return };
         self.with(|s, now| {
             s.next_bytes = now.max(s.next_bytes) + Duration::from_secs_f64(more as f64 / per_s)
         });
     }
 
-    /// A request was answered with 503 or 429. `jitter` is in 0..1. True if it began a pause.
+    /// Records a refusal (503 or 429). `jitter` is in 0..1. Returns whether the refusal began a pause.
     pub fn refused(&self, ticket: Ticket, retry_after: Option<Duration>, jitter: f64) -> bool {
         self.with(|s, now| s.refused(ticket, retry_after, jitter, now))
     }
@@ -208,7 +213,7 @@ impl State {
         self.phase
     }
 
-    /// Requests a second, then.
+    /// Returns the request rate at `now`, in requests a second.
     fn rate(&mut self, now: Instant) -> f64 {
         let seconds = |since| now.saturating_duration_since(since).as_secs_f64();
         match &mut self.phase {
@@ -228,7 +233,7 @@ impl State {
         }
     }
 
-    /// The next free slot, not booked.
+    /// Returns the next free slot without booking it.
     fn slot(&self, now: Instant, paced: bool, bytes: bool) -> Instant {
         let rested = now.checked_sub(BURST).unwrap_or(now);
         let mut at = if paced { self.next.max(rested) } else { rested };
@@ -254,7 +259,7 @@ impl State {
             doubled.mul_f64(0.5 + jitter.clamp(0.0, 1.0))
         });
         let until = now + pause;
-        // Callers of one origin, and other clients of it, should not come back in one instant.
+        // Spreads the callers of one origin, and its other clients, after the pause.
         let spread = (pause / 10).min(Duration::from_millis(100)).mul_f64(jitter.clamp(0.0, 1.0));
         let same = ticket.event != self.event;
         if same {
@@ -270,11 +275,12 @@ impl State {
             Phase::Open => {
                 let total: u32 = self.answered.iter().map(|(_, n)| n).sum();
                 let span = self.answered.front().map_or(Duration::ZERO, |(t, _)| now.duration_since(*t));
-                if span >= TELLING {
-                    // What it answered in the last second, a burst included.
-                    let new = |(tick, _): &&(Instant, u32)| now.saturating_duration_since(*tick) <= TELLING;
+                if span >= MEASURABLE {
+                    // The answers of the last second, including a burst.
+                    let new =
+                        |(tick, _): &&(Instant, u32)| now.saturating_duration_since(*tick) <= MEASURABLE;
                     let recent: u32 = self.answered.iter().filter(new).map(|(_, n)| n).sum();
-                    let rate = f64::from(recent) / TELLING.as_secs_f64();
+                    let rate = f64::from(recent) / MEASURABLE.as_secs_f64();
                     Phase::Hold { rate: (0.9 * rate).max(RATE_MIN), refused: rate.max(RATE_MIN) }
                 } else {
                     self.burst = f64::from(total);
@@ -284,7 +290,7 @@ impl State {
                 }
             }
             Phase::Seek { .. } => self.hold(before, 0.0, now),
-            // However wrong the estimate is, one refusal takes 2 % to a half.
+            // One refusal lowers the rate by 2 % to a half, however wrong the estimate is.
             Phase::Hold { rate, .. } => self.hold(rate, 0.5, now),
         };
         self.event += 1;
@@ -295,7 +301,7 @@ impl State {
         true
     }
 
-    /// Nothing begins before `until`; what is booked is booked again.
+    /// Begins a pause until `until`. Callers with a booked slot book again.
     fn pause(&mut self, until: Instant, spread: Duration) {
         self.voided += 1;
         self.paused_until = Some(until);
@@ -305,10 +311,10 @@ impl State {
         self.waited = until;
     }
 
-    /// HOLD, after `refused` requests a second were; at least `least` of that.
+    /// Returns the HOLD phase after a refusal at the rate `refused`. The new rate is at least `least * refused`.
     fn hold(&self, refused: f64, least: f64, now: Instant) -> Phase {
-        // On a busy machine answers come in clumps and the estimate may be far too low; what was
-        // answered on the average of this phase is little more than the capacity.
+        // On a busy machine answers arrive in clumps, and the estimate may be far too low. The average rate of answers
+        // in this phase is little more than the capacity.
         let seconds = now.saturating_duration_since(self.since).as_secs_f64().max(0.05);
         let total: u32 = self.answered.iter().map(|(_, n)| n).sum();
         let share = if seconds > 2.0 { 0.9 } else { 0.7 };
@@ -317,11 +323,12 @@ impl State {
         Phase::Hold { rate: rate.max(RATE_MIN), refused: refused.min(1.1 * capacity).max(RATE_MIN) }
     }
 
-    /// The rate at which a bucket of `burst` tokens, filled in the pause before this phase (in a
-    /// second, say), was empty just now, given what it let pass.
+    /// Returns the refill rate at which a bucket of `burst` tokens, given the answers of this phase, is empty now.
+    ///
+    /// Assumes that the pause before this phase filled the bucket, in at most a second.
     fn capacity(&self, now: Instant) -> f64 {
         let left = |per_s: f64| {
-            // What was refilled while the first burst passed was none of it.
+            // The burst includes tokens that were refilled while it passed.
             let burst = (self.burst - per_s * self.burst_span.as_secs_f64()).max(0.0);
             let filled = self.last_pause.as_secs_f64().min(1.0);
             let (mut level, mut at) = (filled * burst, self.since);

@@ -1,17 +1,17 @@
-//! Blob stores and plain servers, through `object_store`. Translates calls and errors; decides
-//! whether an answer is the one that was asked for, and when credentials are read again.
+//! Reads and writes blob stores and plain servers through `object_store`.
 //!
-//! Credentials: a file is looked at once a second while it is used, and at once after a 401 or 403,
-//! which is then tried again once if the file had changed. Whatever cannot be read leaves what was
-//! read before in use.
+//! Checks that each answer is the one that was requested, and decides when credentials are read again.
+//!
+//! A credentials file is checked once a second while its origin is used, and at once after a 401 or 403. If it changed,
+//! the call is retried once with the new credentials. If it cannot be read, the old credentials stay in use.
 
-use crate::credentials::{self, Source, Stamp};
-use crate::origin::{Got, ObjectMeta, Pin};
+use crate::credentials::{self, FileStamp, Source};
+use crate::origin::{ObjectBytes, ObjectMeta, Pin};
 use crate::pace::Pace;
 use crate::retry::retrying;
 use crate::stats::Counters;
+use crate::transport::BadAnswer;
 use crate::uri::Scheme;
-use crate::wire::Answer;
 use crate::{OriginConfig, OriginError, OriginLimits};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -29,63 +29,64 @@ use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use translate::{cause, changed, corrupt, translate, unavailable};
 
-mod create;
-mod large;
-mod pages;
+mod listing;
+mod multipart;
 mod store;
 mod translate;
 mod write;
 
-/// How often a credentials file is looked at.
-const WATCH: Duration = Duration::from_secs(1);
+/// How often a credentials file is checked for changes.
+const CREDENTIALS_CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// The longest object that is read whole for a part of it, where a server knows no ranges.
+/// The longest object that is read whole to return a part of it, at a server without ranges.
 const WHOLE_BYTES_MAX: u64 = 16 << 20;
 
-/// One bucket, container or server and how to reach it.
+/// One bucket, container or server, with its client, its limits and its pace.
 pub(crate) struct Remote {
     config: OriginConfig,
     scheme: Scheme,
     host: String,
     limits: OriginLimits,
     counters: Arc<Counters>,
-    /// Of the whole process, for each request; and of this origin, for each call.
-    turns: Arc<Semaphore>,
-    own_turns: Semaphore,
+    /// Permits of the whole process, one for each request.
+    permits: Arc<Semaphore>,
+    /// Permits of this origin, one for each call.
+    own_permits: Semaphore,
     pace: Pace,
-    /// Whether it keeps `PutMode::Create`, once that is known.
-    creates: OnceCell<bool>,
-    watched: Mutex<Watched>,
-    /// A plain server that has answered a range with everything.
+    /// Whether the store honours the condition of `PutMode::Create`, once that is known.
+    conditional_create: OnceCell<bool>,
+    state: Mutex<ClientState>,
+    /// Whether a plain server answered a range request with the whole object.
     whole_only: AtomicBool,
 }
 
-/// The client in use.
+/// The client in use, with the number of times that credentials were replaced.
 pub(super) struct Current {
     store: Store,
     generation: u64,
 }
 
-struct Watched {
+/// The client in use, and the state of its credentials file.
+struct ClientState {
     current: Arc<Current>,
     file: Option<PathBuf>,
-    /// The state of the file that was read last, also if it was of no use.
-    stamp: Option<Stamp>,
-    looked: Instant,
+    /// The state of the file when it was read last, even if its credentials were not valid.
+    stamp: Option<FileStamp>,
+    checked: Instant,
 }
 
 impl fmt::Debug for Remote {
-    /// Not derived: a client shows the id of its key.
+    /// Not derived, because a client's `Debug` shows the id of its key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Remote(..)")
     }
 }
 
-/// A prefix of a bucket.
+/// A prefix at a [`Remote`].
 #[derive(Debug, Clone)]
-pub(crate) struct Reach {
+pub(crate) struct RemotePrefix {
     pub remote: Arc<Remote>,
-    /// Empty, or a clean path.
+    /// Empty, or a clean relative path.
     pub prefix: String,
 }
 
@@ -96,15 +97,15 @@ impl Remote {
         host: &str,
         limits: OriginLimits,
         counters: &Arc<Counters>,
-        turns: &Arc<Semaphore>,
+        permits: &Arc<Semaphore>,
     ) -> Result<Self, OriginError> {
         let source = credentials::source(config.credentials.as_ref(), scheme);
         let file = match &source {
             Source::File { path, .. } => Some(path.clone()),
             _ => None,
         };
-        // Before it is read: a change in between is seen as one.
-        let stamp = file.as_deref().and_then(Stamp::of);
+        // Taken before the read, so that a change during the read is noticed later.
+        let stamp = file.as_deref().and_then(FileStamp::of);
         let own = config.concurrency.map_or(limits.requests_max, |n| n as usize);
         let recipe = Recipe {
             config,
@@ -121,40 +122,40 @@ impl Remote {
             host: host.to_owned(),
             limits,
             counters: Arc::clone(counters),
-            turns: Arc::clone(turns),
-            own_turns: Semaphore::new(own),
+            permits: Arc::clone(permits),
+            own_permits: Semaphore::new(own),
             pace: Pace::new(config.requests_per_second, config.bytes_per_second, Instant::now()),
-            creates: OnceCell::new(),
-            watched: Mutex::new(Watched { current, file, stamp, looked: Instant::now() }),
+            conditional_create: OnceCell::new(),
+            state: Mutex::new(ClientState { current, file, stamp, checked: Instant::now() }),
             whole_only: AtomicBool::new(false),
         })
     }
 
-    /// The client to use now, made anew if its credentials have changed.
+    /// Returns the client to use now. Makes a new one if the credentials file changed.
     fn current(&self) -> Arc<Current> {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        if watched.file.is_some() && watched.looked.elapsed() >= WATCH {
-            self.look(&mut watched);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.file.is_some() && state.checked.elapsed() >= CREDENTIALS_CHECK_EVERY {
+            self.reread_credentials(&mut state);
         }
-        Arc::clone(&watched.current)
+        Arc::clone(&state.current)
     }
 
-    /// After a refusal: whether there are other credentials than those of generation `used`.
-    fn renewed(&self, used: u64) -> bool {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        if watched.current.generation == used {
-            self.look(&mut watched);
+    /// Returns whether the credentials in use are newer than those of generation `used`. Called after a 401 or 403.
+    fn has_newer_credentials(&self, used: u64) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.current.generation == used {
+            self.reread_credentials(&mut state);
         }
-        watched.current.generation != used
+        state.current.generation != used
     }
 
-    fn look(&self, watched: &mut Watched) {
-        watched.looked = Instant::now();
-        let Some(stamp) = watched.file.as_deref().and_then(Stamp::of) else { return };
-        if watched.stamp == Some(stamp) {
+    fn reread_credentials(&self, state: &mut ClientState) {
+        state.checked = Instant::now();
+        let Some(stamp) = state.file.as_deref().and_then(FileStamp::of) else { return };
+        if state.stamp == Some(stamp) {
             return;
         }
-        watched.stamp = Some(stamp);
+        state.stamp = Some(stamp);
         let source = credentials::source(self.config.credentials.as_ref(), self.scheme);
         let recipe = Recipe {
             config: &self.config,
@@ -166,62 +167,65 @@ impl Remote {
         };
         match Store::make(&recipe) {
             Ok(store) => {
-                let generation = watched.current.generation + 1;
-                watched.current = Arc::new(Current { store, generation });
+                let generation = state.current.generation + 1;
+                state.current = Arc::new(Current { store, generation });
                 self.counters.credentials_read.fetch_add(1, Relaxed);
-                tracing::info!(origin = %self.config.prefix, "its credentials changed and were read again");
+                tracing::info!(origin = %self.config.prefix, "read the changed credentials of an origin");
             }
-            Err(error) => tracing::warn!(%error, "changed credentials are of no use; the old ones stay"),
+            Err(error) => {
+                tracing::warn!(%error, "the changed credentials are not valid; the old ones stay in use")
+            }
         }
     }
 
-    /// The longest wait for one answer or one more piece of it: a stalled connection leaves time
-    /// for another within the call's deadline.
+    /// Returns the longest wait for an answer or the next piece of it.
+    ///
+    /// A third of the call's deadline: a stalled connection leaves time for another one.
     fn patience(&self) -> Duration {
         self.limits.io_timeout / 3
     }
 
-    async fn patiently<T>(
+    async fn with_patience<T>(
         &self,
         what: &str,
         answer: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, OriginError> {
         match timeout(self.patience(), answer).await {
             Ok(result) => result.map_err(|e| translate(what, &e)),
-            Err(_) => Err(unavailable(what, "no answer in a third of io_timeout")),
+            Err(_) => Err(unavailable(what, "no answer within a third of io_timeout")),
         }
     }
 
-    async fn turn<'a>(
+    async fn permit<'a>(
         &self,
         what: &str,
-        turns: &'a Semaphore,
+        permits: &'a Semaphore,
         deadline: Instant,
     ) -> Result<SemaphorePermit<'a>, OriginError> {
-        let waited = || {
-            unavailable(what, "as many calls as are allowed are under way and none ended within io_timeout")
-        };
-        timeout_at(deadline, turns.acquire()).await.map_err(|_| waited())?.map_err(|_| waited())
+        let waited =
+            || unavailable(what, "all permitted calls are in flight and none ended within io_timeout");
+        timeout_at(deadline, permits.acquire()).await.map_err(|_| waited())?.map_err(|_| waited())
     }
 
-    /// One call that is expected to move so many bytes: its turn, its pace, its attempts, and one
-    /// more where credentials were replaced meanwhile. Everything that is sent goes through here.
-    async fn tried<T, F: Future<Output = Result<T, OriginError>>>(
+    /// Runs one call: waits for permits and for the pace, retries, and repeats once after new credentials.
+    ///
+    /// `bytes` is the expected length of the answer. Every request goes through this function.
+    async fn retried<T, F: Future<Output = Result<T, OriginError>>>(
         &self,
         what: &str,
         bytes: u64,
         once: impl Fn(u32, Arc<Current>) -> F,
     ) -> Result<T, OriginError> {
         let deadline = Instant::now() + self.limits.io_timeout;
-        let _own = self.turn(what, &self.own_turns, deadline).await?;
+        let _own = self.permit(what, &self.own_permits, deadline).await?;
         let once = &once;
         retrying(what, deadline, self.limits.attempts_max, &self.counters, |attempt| async move {
             let ticket = self.pace.admit(what, bytes, deadline).await?;
-            let _turn = self.turn(what, &self.turns, deadline).await?;
+            let _permit = self.permit(what, &self.permits, deadline).await?;
             let current = self.current();
             let used = current.generation;
             let result = match once(attempt, current).await {
-                Err(OriginError::Denied { .. }) if self.renewed(used) => {
+                Err(OriginError::Denied { .. }) if self.has_newer_credentials(used) => {
                     self.counters.retries.fetch_add(1, Relaxed);
                     once(attempt, self.current()).await
                 }
@@ -231,10 +235,10 @@ impl Remote {
                 Err(OriginError::Throttled { retry_after, .. }) => {
                     if self.pace.refused(ticket, *retry_after, rand::random()) {
                         self.counters.pauses.fetch_add(1, Relaxed);
-                        tracing::debug!(origin = %self.config.prefix, ?retry_after, "the origin asks to slow down");
+                        tracing::debug!(origin = %self.config.prefix, ?retry_after, "the origin asks clients to slow down");
                     }
                 }
-                // Nobody answered: that says nothing about how fast it may be asked.
+                // No answer: it says nothing about the rate that the origin accepts.
                 Err(OriginError::Unavailable { .. }) => {}
                 _ => self.pace.answered(ticket),
             }
@@ -246,14 +250,14 @@ impl Remote {
     fn meta_of(&self, path: &str, meta: &object_store::ObjectMeta) -> ObjectMeta {
         let mtime_ns = meta.last_modified.timestamp_nanos_opt();
         let etag = meta.e_tag.clone().map(|etag| match self.scheme {
-            // Azure's listings leave the quotes out, its headers do not.
+            // Azure quotes etags in headers but not in listings.
             Scheme::Azure if !etag.starts_with('"') => format!("\"{etag}\""),
             _ => etag,
         });
         ObjectMeta {
             path: path.to_owned(),
             size: meta.size,
-            // A plain server may say nothing, which the library tells as the epoch.
+            // `object_store` returns 1970 if a plain server sends no time.
             mtime_ns: mtime_ns.filter(|t| *t != 0 || !self.scheme.is_plain()),
             etag,
         }
@@ -264,10 +268,10 @@ fn connect_timeout(limits: OriginLimits) -> Duration {
     limits.io_timeout.min(Duration::from_secs(5))
 }
 
-impl Reach {
+impl RemotePrefix {
     fn key(&self, what: &str, path: &str) -> Result<Key, OriginError> {
         let full = if self.prefix.is_empty() { path.to_owned() } else { format!("{}/{path}", self.prefix) };
-        // Not `Key::from`, which would encode the name instead of keeping it.
+        // Not `Key::from`, which would encode the name.
         Key::parse(full).map_err(|e| OriginError::invalid(what, e))
     }
 
@@ -277,16 +281,16 @@ impl Reach {
         path: &str,
         range: Option<Range<u64>>,
         pin: Option<&Pin>,
-    ) -> Result<Got, OriginError> {
+    ) -> Result<ObjectBytes, OriginError> {
         let key = &self.key(what, path)?;
         let range = &range;
         let expected = range.as_ref().map_or(pin.map_or(0, |p| p.size), |r| r.end - r.start);
         self.remote
-            .tried(what, expected, |_, at| async move {
+            .retried(what, expected, |_, at| async move {
                 self.get_once(&at, what, path, key, range.clone(), pin).await
             })
             .await
-            .inspect(|got| self.remote.pace.brought((got.bytes.len() as u64).saturating_sub(expected)))
+            .inspect(|got| self.remote.pace.charge_more((got.bytes.len() as u64).saturating_sub(expected)))
     }
 
     async fn ask(
@@ -298,7 +302,7 @@ impl Reach {
     ) -> Result<object_store::Result<GetResult>, OriginError> {
         timeout(self.remote.patience(), at.store.objects().get_opts(key, options))
             .await
-            .map_err(|_| unavailable(what, "no answer in a third of io_timeout"))
+            .map_err(|_| unavailable(what, "no answer within a third of io_timeout"))
     }
 
     async fn get_once(
@@ -309,12 +313,12 @@ impl Reach {
         key: &Key,
         range: Option<Range<u64>>,
         pin: Option<&Pin>,
-    ) -> Result<Got, OriginError> {
+    ) -> Result<ObjectBytes, OriginError> {
         let remote = &self.remote;
         let plain = remote.scheme.is_plain();
-        // There is no request for zero bytes, but the object has to be there.
+        // HTTP has no range of zero bytes, but the object must exist.
         let head = range.as_ref().is_some_and(Range::is_empty);
-        // A weak tag matches nothing; it is compared with that of the answer.
+        // `If-Match` never matches a weak etag, so `check_pin` compares it with that of the answer.
         let if_match = pin.and_then(|p| p.etag.clone()).filter(|tag| !tag.starts_with("W/"));
         let options = |range: Option<Range<u64>>| GetOptions {
             if_match: if_match.clone(),
@@ -326,10 +330,10 @@ impl Reach {
         let mut sent =
             range.clone().filter(|r| !head && !(plain && (all(r) || remote.whole_only.load(Relaxed))));
         let mut answer = self.ask(at, what, key, options(sent.clone())).await?;
-        if plain && matches!(&answer, Err(e) if cause(e) == Some(&Answer::RangeIgnored)) {
-            // It may: ranges are optional in HTTP. From now on it is asked for whole objects.
+        if plain && matches!(&answer, Err(e) if cause(e) == Some(&BadAnswer::RangeIgnored)) {
+            // Ranges are optional in HTTP. From now on, request whole objects.
             if !remote.whole_only.swap(true, Relaxed) {
-                tracing::warn!(origin = %remote.config.prefix, "the server knows no ranges: objects over 16 MiB cannot be read from it");
+                tracing::warn!(origin = %remote.config.prefix, "the server does not support ranges; objects over 16 MiB cannot be read from it");
             }
             sent = None;
             answer = self.ask(at, what, key, options(None)).await?;
@@ -338,49 +342,55 @@ impl Reach {
             Ok(result) => result,
             Err(error) => {
                 let fitted = pin.is_some_and(|p| range.as_ref().is_some_and(|r| r.end <= p.size));
-                if fitted && cause(&error) == Some(&Answer::PastEnd) {
-                    return Err(changed(what, "the range lies past its end now"));
+                if fitted && cause(&error) == Some(&BadAnswer::PastEnd) {
+                    return Err(changed(what, "the range now begins after its end"));
                 }
-                let told = translate(what, &error);
-                if remote.scheme == Scheme::Azure && matches!(told, OriginError::Changed { .. }) {
-                    // A condition on a blob that is gone fails too, and gone is not changed.
-                    remote.patiently(what, at.store.objects().head(key)).await?;
+                let error = translate(what, &error);
+                if remote.scheme == Scheme::Azure && matches!(error, OriginError::Changed { .. }) {
+                    // Azure answers a condition on a deleted blob like one on a changed blob.
+                    remote.with_patience(what, at.store.objects().head(key)).await?;
                 }
-                return Err(told);
+                return Err(error);
             }
         };
         let meta = remote.meta_of(path, &result.meta);
         check_pin(what, pin, &meta)?;
         let asked = range.unwrap_or(0..meta.size);
         if asked.end > meta.size {
-            return Err(OriginError::invalid(what, format!("range {asked:?} of {} bytes", meta.size)));
+            return Err(OriginError::invalid(
+                what,
+                format!("the range {asked:?} ends after the object's {} bytes", meta.size),
+            ));
         }
         if head {
-            return Ok(Got { bytes: Bytes::new(), meta });
+            return Ok(ObjectBytes { bytes: Bytes::new(), meta });
         }
-        let coming = sent.unwrap_or(0..meta.size);
-        if result.range != coming {
-            return Err(corrupt(what, format!("bytes {:?} for bytes {coming:?}", result.range)));
+        let expected = sent.unwrap_or(0..meta.size);
+        if result.range != expected {
+            return Err(corrupt(
+                what,
+                format!("the server sent bytes {:?} instead of {expected:?}", result.range),
+            ));
         }
-        let part = coming != asked;
+        let part = expected != asked;
         if part && meta.size > WHOLE_BYTES_MAX {
             return Err(OriginError::invalid(
                 what,
                 format!(
-                    "the server knows no ranges and this has {} bytes; up to 16 MiB are read whole for a \
-                     part: serve it by a server with ranges, such as nginx",
+                    "the server does not support ranges and the object has {} bytes, at most 16 MiB can be read without \
+                     them; use a server with ranges, such as nginx",
                     meta.size
                 ),
             ));
         }
-        let bytes = self.collect(what, result, coming.end - coming.start).await?;
+        let bytes = self.collect(what, result, expected.end - expected.start).await?;
         if part {
             let at = |n: u64| usize::try_from(n).map_err(|e| OriginError::invalid(what, e));
-            // Copied, so that a part does not keep the whole in memory.
+            // A copy, so that the part does not keep the whole object in memory.
             let bytes = Bytes::copy_from_slice(&bytes[at(asked.start)?..at(asked.end)?]);
-            return Ok(Got { bytes, meta });
+            return Ok(ObjectBytes { bytes, meta });
         }
-        Ok(Got { bytes, meta })
+        Ok(ObjectBytes { bytes, meta })
     }
 
     async fn collect(&self, what: &str, result: GetResult, length: u64) -> Result<Bytes, OriginError> {
@@ -388,7 +398,7 @@ impl Reach {
         if length > max {
             return Err(OriginError::invalid(
                 what,
-                format!("{length} bytes in one read; at most {max} are held, read by range"),
+                format!("one read of {length} bytes, at most {max} are allowed; read by range"),
             ));
         }
         let length = usize::try_from(length).map_err(|e| OriginError::invalid(what, e))?;
@@ -399,18 +409,21 @@ impl Reach {
                 Ok(None) => break,
                 Ok(Some(piece)) => piece.map_err(|e| translate(what, &e))?,
                 Err(_) => {
-                    let why = format!("stalled after {} of {length} bytes", bytes.len());
+                    let why = format!("the answer stalled after {} of {length} bytes", bytes.len());
                     return Err(unavailable(what, &why));
                 }
             };
             self.remote.counters.read(piece.len() as u64);
             if piece.len() > length - bytes.len() {
-                return Err(corrupt(what, format!("more than the {length} bytes that were asked for")));
+                return Err(corrupt(what, format!("the answer has more than the requested {length} bytes")));
             }
             bytes.extend_from_slice(&piece);
         }
         if bytes.len() < length {
-            return Err(corrupt(what, format!("{} bytes of {length}", bytes.len())));
+            return Err(corrupt(
+                what,
+                format!("the answer has {} of the requested {length} bytes", bytes.len()),
+            ));
         }
         Ok(bytes.freeze())
     }
@@ -419,25 +432,27 @@ impl Reach {
         let key = &self.key(what, path)?;
         let remote = &self.remote;
         remote
-            .tried(what, 0, |_, at| async move {
-                let meta = remote.patiently(what, at.store.objects().head(key)).await?;
+            .retried(what, 0, |_, at| async move {
+                let meta = remote.with_patience(what, at.store.objects().head(key)).await?;
                 Ok(remote.meta_of(path, &meta))
             })
             .await
     }
 }
 
-/// A store may ignore `If-Match`, and an object may have been pinned without an etag.
+/// Compares an object with its pin. A store may ignore `If-Match`, and a pin may have no etag.
 fn check_pin(what: &str, pin: Option<&Pin>, meta: &ObjectMeta) -> Result<(), OriginError> {
     let Some(pin) = pin else { return Ok(()) };
     if pin.size != meta.size {
-        return Err(changed(what, &format!("{} bytes then, {} now", pin.size, meta.size)));
+        return Err(changed(what, &format!("{} bytes when it was indexed, {} now", pin.size, meta.size)));
     }
     match (&pin.etag, &meta.etag) {
-        (Some(then), Some(now)) if then != now => Err(changed(what, &format!("etag {then} then, {now} now"))),
-        (Some(then), None) => Err(changed(what, &format!("etag {then} then, none now"))),
+        (Some(then), Some(now)) if then != now => {
+            Err(changed(what, &format!("etag {then} when it was indexed, {now} now")))
+        }
+        (Some(then), None) => Err(changed(what, &format!("etag {then} when it was indexed, none now"))),
         (None, _) if pin.mtime_ns.is_some() && pin.mtime_ns != meta.mtime_ns => {
-            Err(changed(what, "modified at another time"))
+            Err(changed(what, "its modification time differs"))
         }
         _ => Ok(()),
     }

@@ -1,6 +1,6 @@
-//! When to ask again: the only place that decides it.
+//! Decides when a call to an origin is retried. No other code retries one.
 //!
-//! Full jitter (a uniform wait below an exponentially growing ceiling) after M. Brooker,
+//! Full jitter: a uniform wait below an exponentially growing ceiling, after M. Brooker,
 //! "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
 
 use crate::OriginError;
@@ -13,8 +13,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 const FIRST: Duration = Duration::from_millis(50);
 const CEILING: Duration = Duration::from_secs(5);
 
-/// How long to wait before attempt `attempt` (the first retry is 1), given `jitter` in 0..1 and
-/// what the origin asked for. Never less than it asked for; never more than 5 s beyond that.
+/// Returns the wait before retry `attempt` (the first retry is 1), with `jitter` in 0..1.
+///
+/// At least `retry_after`, the time that the origin asked for, and at most 5 s more.
 #[must_use]
 pub fn backoff(attempt: u32, jitter: f64, retry_after: Option<Duration>) -> Duration {
     let doublings = attempt.saturating_sub(1).min(16);
@@ -22,8 +23,9 @@ pub fn backoff(attempt: u32, jitter: f64, retry_after: Option<Duration>) -> Dura
     retry_after.unwrap_or_default().saturating_add(ceiling.mul_f64(jitter.clamp(0.0, 1.0)))
 }
 
-/// Calls `once` until it succeeds, fails for good, has been tried `attempts_max` times, or the
-/// deadline is near: a wait that would pass it is not begun.
+/// Calls `once` until it succeeds, fails for good, was tried `attempts_max` times, or the deadline is near.
+///
+/// Does not begin a wait that would pass the deadline.
 pub(crate) async fn retrying<T, F: Future<Output = Result<T, OriginError>>>(
     what: &str,
     deadline: Instant,
@@ -38,10 +40,10 @@ pub(crate) async fn retrying<T, F: Future<Output = Result<T, OriginError>>>(
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => error,
             Err(_) => {
-                let before = last.map(|e| format!(" (before that: {e})")).unwrap_or_default();
+                let before = last.map(|e| format!("; the attempt before it failed: {e}")).unwrap_or_default();
                 return Err(OriginError::Unavailable {
                     what: what.to_owned(),
-                    why: format!("no answer within io_timeout, attempt {attempt}{before}"),
+                    why: format!("no answer within io_timeout in attempt {attempt}{before}"),
                 });
             }
         };
@@ -56,7 +58,7 @@ pub(crate) async fn retrying<T, F: Future<Output = Result<T, OriginError>>>(
         if wake >= deadline {
             return Err(error);
         }
-        tracing::debug!(%error, attempt, "asking the origin again");
+        tracing::debug!(%error, attempt, "retrying a call to the origin");
         sleep(wake - Instant::now()).await;
         counters.retries.fetch_add(1, Relaxed);
         attempt += 1;
@@ -82,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_origins_wish_is_honoured() {
+    fn retry_after_is_honoured() {
         let asked = Duration::from_secs(7);
         assert_eq!(backoff(1, 0.0, Some(asked)), asked);
         assert!(backoff(9, 1.0, Some(asked)) <= asked + CEILING);
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_what_may_pass_is_tried_again() {
+    async fn only_transient_errors_are_retried() {
         let counters = Counters::default();
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut calls = 0;

@@ -1,38 +1,38 @@
-//! Counters of everything asked of origins.
+//! Counters of the calls to all origins.
 
 use crate::OriginError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What was asked of origins since the start of the process.
+/// Counters of the calls to all origins, since the start of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OriginStats {
-    /// Requests sent to stores and operations on local files; each attempt and page counts.
+    /// Requests sent to stores, and operations on local files. Each attempt and each page of a listing counts.
     pub requests: u64,
     /// Attempts after the first.
     pub retries: u64,
-    /// Times that an origin asked to slow down and was left alone for a while.
+    /// Pauses after an origin asked clients to slow down.
     pub pauses: u64,
-    /// Times that changed credentials were read again.
+    /// Times that changed credentials were read.
     pub credentials_read: u64,
-    /// Bytes of objects received, also of answers that were then refused.
+    /// Bytes of objects received, including answers that were then rejected.
     pub bytes_read: u64,
     /// Bytes of objects written.
     pub bytes_written: u64,
-    /// Calls that ended with each error.
+    /// Calls that failed with [`OriginError::NotFound`].
     pub not_found: u64,
-    /// See [`OriginError::AlreadyExists`].
+    /// Calls that failed with [`OriginError::AlreadyExists`].
     pub already_exists: u64,
-    /// See [`OriginError::Changed`].
+    /// Calls that failed with [`OriginError::Changed`].
     pub changed: u64,
-    /// See [`OriginError::Denied`].
+    /// Calls that failed with [`OriginError::Denied`].
     pub denied: u64,
-    /// See [`OriginError::Invalid`].
+    /// Calls that failed with [`OriginError::Invalid`].
     pub invalid: u64,
-    /// See [`OriginError::Throttled`].
+    /// Calls that failed with [`OriginError::Throttled`].
     pub throttled: u64,
-    /// See [`OriginError::Unavailable`].
+    /// Calls that failed with [`OriginError::Unavailable`].
     pub unavailable: u64,
-    /// See [`OriginError::Corrupt`].
+    /// Calls that failed with [`OriginError::Corrupt`].
     pub corrupt: u64,
 }
 

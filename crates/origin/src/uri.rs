@@ -1,4 +1,4 @@
-//! Names of places at origins, in one normal form.
+//! The URIs of origins: parses them into one normal form.
 
 use crate::OriginError;
 use percent_encoding::percent_decode_str;
@@ -8,28 +8,28 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use url::Url;
 
-const ACCEPTED: &str = "accepted are a path, file://, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix and http(s)://host/prefix";
+const ACCEPTED: &str = "use a path, file://, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix or http(s)://host/prefix";
 const PATH_BYTES_MAX: usize = 4096;
 
-/// A directory, a prefix of a bucket or container, or a path of a plain HTTP server.
+/// The URI of a directory, of a prefix of a bucket or container, or of a path at a plain HTTP server.
 ///
-/// Normal form (`Display`): `file:///…` and `http(s)://…` percent-encoded, `s3://bucket/prefix`,
-/// `az://container/prefix` and `gs://bucket/prefix` with the key as it is (as the cloud's own
-/// tools do); no trailing slash, no `.`, `..` or empty component, never a user, password, query
-/// or fragment.
+/// `Display` gives the normal form. `file:///…` and `http(s)://…` are percent-encoded. `s3://bucket/prefix`,
+/// `az://container/prefix` and `gs://bucket/prefix` have the key unencoded, as the cloud's own tools do. There is no
+/// trailing slash, no `.`, `..` or empty component, and never a user, password, query or fragment.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct OriginUri(Place);
+pub struct OriginUri(Address);
 
+/// The parts of an [`OriginUri`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Place {
-    /// Absolute.
+pub(crate) enum Address {
+    /// An absolute path.
     Local(PathBuf),
-    /// `host` is a bucket, a container or a server (`host`, `host:port`); `path` is empty or clean.
+    /// `host` is a bucket, a container or a server (`host`, `host:port`). `path` is empty or a clean relative path.
     Store { scheme: Scheme, host: String, path: String },
 }
 
-/// How a store is spoken to.
+/// The protocol of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Scheme {
     S3,
@@ -50,13 +50,13 @@ impl Scheme {
         }
     }
 
-    /// Whether it is a plain server: read-only, without a listing.
+    /// Returns whether it is a plain server: read-only and without a listing.
     pub fn is_plain(self) -> bool {
         matches!(self, Scheme::Http | Scheme::Https)
     }
 }
 
-/// Words that only signed URLs have.
+/// Texts that occur only in signed URLs.
 const SIGNED: &[&str] = &[
     "X-Amz-Signature",
     "X-Amz-Credential",
@@ -68,17 +68,16 @@ const SIGNED: &[&str] = &[
 ];
 
 impl OriginUri {
-    /// Reads a path (made absolute by the working directory, links not resolved) or a URI of one
-    /// of the schemes.
+    /// Parses a path or a URI. A relative path is taken from the working directory; links are not resolved.
     ///
     /// # Errors
-    /// [`OriginError::Invalid`] for another scheme (the message names those accepted), `..`, a user
-    /// or password, a signed URL, or a text that is none of these. Secrets are not repeated in it.
+    /// [`OriginError::Invalid`] for an unknown scheme, `..`, a user or password, or a signed URL. The error never repeats
+    /// a secret.
     pub fn parse(text: &str) -> Result<Self, OriginError> {
         if SIGNED.iter().any(|s| text.contains(s)) {
             return Err(OriginError::invalid(
                 "a signed URL",
-                "an origin URI holds no secrets; name the object plainly and configure [[origin]] credentials",
+                "an origin URI must not contain a signature; use the plain URI and set credentials in [[origin]]",
             ));
         }
         let Some((scheme, rest)) = split_scheme(text) else {
@@ -88,7 +87,7 @@ impl OriginUri {
         if host.contains('@') {
             return Err(OriginError::invalid(
                 format!("{scheme}://…"),
-                "a URI holds no user or password; use credentials of [[origin]]",
+                "the URI must not contain a user or password; set credentials in [[origin]]",
             ));
         }
         match scheme.to_ascii_lowercase().as_str() {
@@ -98,19 +97,18 @@ impl OriginUri {
             "gs" => store(Scheme::Gcs, text, host, path),
             "http" => plain(Scheme::Http, text),
             "https" => plain(Scheme::Https, text),
-            // The rest is not repeated: such a URL may carry a token.
+            // Without the rest of the URL, which may contain a token.
             other => Err(OriginError::invalid(
                 format!("{other}://…"),
-                format!("is no origin of this build; {ACCEPTED}"),
+                format!("the scheme is not supported; {ACCEPTED}"),
             )),
         }
     }
 
-    /// As [`OriginUri::parse`], for what a person types at a shell: `..` in a plain path is
-    /// resolved through the file system.
+    /// Parses a command line argument: as [`OriginUri::parse`], but resolves `..` of a path in the file system.
     ///
     /// # Errors
-    /// As `parse`; also when such a path does not exist.
+    /// As `parse`, and if a path with `..` does not exist.
     pub fn from_arg(text: &str) -> Result<Self, OriginError> {
         let path = Path::new(text);
         if split_scheme(text).is_none() && path.components().any(|c| c == Component::ParentDir) {
@@ -120,63 +118,68 @@ impl OriginUri {
         Self::parse(text)
     }
 
-    /// A directory of this machine.
+    /// Returns the URI of a directory of this machine.
     ///
     /// # Errors
     /// [`OriginError::Invalid`] for an empty path, `..` or NUL, or without a working directory.
     pub fn local(path: &Path) -> Result<Self, OriginError> {
         let shown = path.display();
         if path.as_os_str().is_empty() {
-            return Err(OriginError::invalid("an empty path", format!("names no origin; {ACCEPTED}")));
+            return Err(OriginError::invalid(
+                "an empty path",
+                format!("an origin needs a path or a URI; {ACCEPTED}"),
+            ));
         }
         if path.as_os_str().as_encoded_bytes().contains(&0) {
-            return Err(OriginError::invalid(shown, "a path holds no NUL"));
+            return Err(OriginError::invalid(shown, "the path must not contain a NUL byte"));
         }
         if path.components().any(|c| c == Component::ParentDir) {
-            return Err(OriginError::invalid(shown, "a path to an origin holds no `..`"));
+            return Err(OriginError::invalid(shown, "the path of an origin must not contain `..`"));
         }
         let path = std::path::absolute(path).map_err(|e| OriginError::invalid(shown, e))?;
-        // Collecting components drops `.`, doubled and trailing slashes.
-        Ok(OriginUri(Place::Local(path.components().collect())))
+        // Collecting the components removes `.`, repeated and trailing slashes.
+        Ok(OriginUri(Address::Local(path.components().collect())))
     }
 
-    /// The place `rel` below this one.
+    /// Returns the URI of the path `rel` below this URI.
     ///
     /// # Errors
     /// [`OriginError::Invalid`] unless `rel` is a clean relative path.
     pub fn join(&self, rel: &str) -> Result<Self, OriginError> {
         check_path(rel)?;
         Ok(OriginUri(match &self.0 {
-            Place::Local(dir) => Place::Local(dir.join(rel)),
-            Place::Store { scheme, host, path } => {
+            Address::Local(dir) => Address::Local(dir.join(rel)),
+            Address::Store { scheme, host, path } => {
                 let path = if path.is_empty() { rel.to_owned() } else { format!("{path}/{rel}") };
-                Place::Store { scheme: *scheme, host: host.clone(), path }
+                Address::Store { scheme: *scheme, host: host.clone(), path }
             }
         }))
     }
 
-    /// The directory, where it is one of this machine.
+    /// Returns the directory, if the URI is a local one.
     #[must_use]
     pub fn as_local(&self) -> Option<&Path> {
         match &self.0 {
-            Place::Local(path) => Some(path),
-            Place::Store { .. } => None,
+            Address::Local(path) => Some(path),
+            Address::Store { .. } => None,
         }
     }
 
-    /// Whether it is a plain HTTP server: read-only, and without a listing, so that a list of names
-    /// must be given to index it.
+    /// Returns whether the URI is at a plain HTTP server: read-only, and indexed only with a list of names.
     #[must_use]
     pub fn is_plain_http(&self) -> bool {
-        matches!(&self.0, Place::Store { scheme, .. } if scheme.is_plain())
+        matches!(&self.0, Address::Store { scheme, .. } if scheme.is_plain())
     }
 
-    /// Whether `other` is this place or lies below it. By names alone: links are not resolved.
+    /// Returns whether `other` is this URI or lies below it. Does not resolve links.
     #[must_use]
     pub fn contains(&self, other: &OriginUri) -> bool {
         match (&self.0, &other.0) {
-            (Place::Local(a), Place::Local(b)) => b.starts_with(a),
-            (Place::Store { scheme: s, host: a, path: p }, Place::Store { scheme: t, host: b, path: q }) => {
+            (Address::Local(a), Address::Local(b)) => b.starts_with(a),
+            (
+                Address::Store { scheme: s, host: a, path: p },
+                Address::Store { scheme: t, host: b, path: q },
+            ) => {
                 (s, a) == (t, b)
                     && (p.is_empty()
                         || q.strip_prefix(p.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/')))
@@ -185,16 +188,17 @@ impl OriginUri {
         }
     }
 
-    /// The path of this place below `base` (empty for `base` itself), if it lies there. By names
-    /// alone; none where a local name is not UTF-8.
+    /// Returns the path of this URI below `base`, empty for `base` itself. Does not resolve links.
+    ///
+    /// Returns `None` if the URI does not lie below `base`, or if a local name is not UTF-8.
     #[must_use]
     pub fn below(&self, base: &OriginUri) -> Option<String> {
         if !base.contains(self) {
             return None;
         }
         match (&base.0, &self.0) {
-            (Place::Local(a), Place::Local(b)) => b.strip_prefix(a).ok()?.to_str().map(str::to_owned),
-            (Place::Store { path: a, .. }, Place::Store { path: b, .. }) => {
+            (Address::Local(a), Address::Local(b)) => b.strip_prefix(a).ok()?.to_str().map(str::to_owned),
+            (Address::Store { path: a, .. }, Address::Store { path: b, .. }) => {
                 Some(b[a.len()..].trim_start_matches('/').to_owned())
             }
             _ => None,
@@ -203,25 +207,25 @@ impl OriginUri {
 
     pub(crate) fn scheme(&self) -> Option<Scheme> {
         match &self.0 {
-            Place::Local(_) => None,
-            Place::Store { scheme, .. } => Some(*scheme),
+            Address::Local(_) => None,
+            Address::Store { scheme, .. } => Some(*scheme),
         }
     }
 
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn address(&self) -> &Address {
         &self.0
     }
 
-    /// Its length, to compare prefixes of one place with.
+    /// Returns a length by which prefixes of one URI can be compared.
     pub(crate) fn length(&self) -> usize {
         match &self.0 {
-            Place::Local(path) => path.as_os_str().len(),
-            Place::Store { host, path, .. } => host.len() + path.len(),
+            Address::Local(path) => path.as_os_str().len(),
+            Address::Store { host, path, .. } => host.len() + path.len(),
         }
     }
 }
 
-/// `scheme://rest`, where the text begins with a scheme.
+/// Splits `scheme://rest`, if the text begins with a scheme.
 fn split_scheme(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once("://")?;
     let fits = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -231,17 +235,20 @@ fn split_scheme(text: &str) -> Option<(&str, &str)> {
 
 fn file(text: &str, host: &str, path: &str) -> Result<OriginUri, OriginError> {
     if !host.is_empty() && host != "localhost" {
-        return Err(OriginError::invalid(text, "a file:// URI names no host; write file:///absolute/path"));
+        return Err(OriginError::invalid(
+            text,
+            "a file:// URI must not name a host; write file:///absolute/path",
+        ));
     }
-    // The URL parser resolves dots silently, encoded ones too, so they are looked for before.
+    // Checked here because the URL parser resolves dots silently, encoded ones too.
     if path.split('/').any(|c| matches!(c.to_ascii_lowercase().replace("%2e", ".").as_str(), "." | "..")) {
-        return Err(OriginError::invalid(text, "a path to an origin holds no `.` or `..`"));
+        return Err(OriginError::invalid(text, "the path of an origin must not contain `.` or `..`"));
     }
     let url = Url::parse(text).map_err(|e| OriginError::invalid(text, e))?;
     if url.query().is_some() || url.fragment().is_some() {
         return Err(OriginError::invalid(text, "write `?` and `#` in a file:// URI as %3F and %23"));
     }
-    let path = url.to_file_path().map_err(|()| OriginError::invalid(text, "this is no absolute path"))?;
+    let path = url.to_file_path().map_err(|()| OriginError::invalid(text, "the path is not absolute"))?;
     OriginUri::local(&path)
 }
 
@@ -250,12 +257,12 @@ fn store(scheme: Scheme, text: &str, host: &str, path: &str) -> Result<OriginUri
         Scheme::Azure => (
             3..=63,
             b"-$".as_slice(),
-            "az:// is followed by the name of a container: 3-63 lower-case letters, digits, dashes",
+            "the name of a container has 3-63 characters: lower-case letters, digits and dashes",
         ),
         _ => (
             3..=255,
             b".-_".as_slice(),
-            "a scheme is followed by the name of a bucket: 3-255 letters, digits, dots, dashes",
+            "the name of a bucket has 3-255 characters: letters, digits, dots and dashes",
         ),
     };
     let upper = scheme != Scheme::Azure;
@@ -273,38 +280,38 @@ fn store(scheme: Scheme, text: &str, host: &str, path: &str) -> Result<OriginUri
     if !path.is_empty() {
         check_path(path)?;
     }
-    Ok(OriginUri(Place::Store { scheme, host: host.to_owned(), path: path.to_owned() }))
+    Ok(OriginUri(Address::Store { scheme, host: host.to_owned(), path: path.to_owned() }))
 }
 
 fn plain(scheme: Scheme, text: &str) -> Result<OriginUri, OriginError> {
-    // Not repeated before it is known to hold no secret.
+    // The URL is not shown before it is known to contain no secret.
     let hidden = || format!("{}://…", scheme.as_str());
     let rest = text.split_once("://").map_or("", |(_, rest)| rest);
     if rest.contains(['?', '#']) {
         return Err(OriginError::invalid(
             hidden(),
-            "an origin URL has no query and no fragment; write `?` and `#` in a name as %3F and %23",
+            "an origin URL must not contain a query or a fragment; write `?` and `#` in a name as %3F and %23",
         ));
     }
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     if authority.is_empty() {
-        return Err(OriginError::invalid(text, "a URL names a host"));
+        return Err(OriginError::invalid(text, "the URL has no host"));
     }
     let url = Url::parse(&format!("{}://{authority}", scheme.as_str()))
-        .map_err(|e| OriginError::invalid(text, format!("its host: {e}")))?;
-    // The parser has made the host lower-case and dropped the scheme's own port.
+        .map_err(|e| OriginError::invalid(text, format!("the host is not valid: {e}")))?;
+    // The parser made the host lower-case and removed the scheme's default port.
     let host = match (url.host_str(), url.port()) {
         (Some(host), Some(port)) => format!("{host}:{port}"),
         (Some(host), None) => host.to_owned(),
-        (None, _) => return Err(OriginError::invalid(text, "a URL names a host")),
+        (None, _) => return Err(OriginError::invalid(text, "the URL has no host")),
     };
     let mut names = Vec::new();
     for name in path.trim_end_matches('/').split('/') {
         let name = percent_decode_str(name)
             .decode_utf8()
-            .map_err(|_| OriginError::invalid(text, "a name in it is not UTF-8"))?;
+            .map_err(|_| OriginError::invalid(text, "a name in the path is not UTF-8"))?;
         if name.contains('/') {
-            return Err(OriginError::invalid(text, "%2F: a name holds no slash"));
+            return Err(OriginError::invalid(text, "a name must not contain a slash (%2F)"));
         }
         names.push(name);
     }
@@ -312,26 +319,26 @@ fn plain(scheme: Scheme, text: &str) -> Result<OriginUri, OriginError> {
     if !path.is_empty() {
         check_path(&path)?;
     }
-    Ok(OriginUri(Place::Store { scheme, host, path }))
+    Ok(OriginUri(Address::Store { scheme, host, path }))
 }
 
-/// A place of a plain server as a URL, names encoded.
+/// Returns the URL of a path at a plain server, with the names encoded.
 fn encoded(scheme: Scheme, host: &str, path: &str) -> Option<String> {
     let mut url = Url::parse(&format!("{}://{host}", scheme.as_str())).ok()?;
     url.path_segments_mut().ok()?.clear().extend(path.split('/'));
     Some(url.as_str().trim_end_matches('/').to_owned())
 }
 
-/// Checks a path below an origin: relative, no empty, `.` or `..` component, no NUL, bounded.
+/// Checks a path below an origin: relative, without empty, `.` or `..` components or NUL, at most 4096 bytes.
 pub(crate) fn check_path(path: &str) -> Result<(), OriginError> {
     let why = if path.is_empty() {
-        "an empty path names no object"
+        "the path is empty"
     } else if path.len() > PATH_BYTES_MAX {
         "the path is longer than 4096 bytes"
     } else if path.contains('\0') {
-        "a path holds no NUL"
+        "the path must not contain a NUL byte"
     } else if path.starts_with('/') {
-        "the path is not relative"
+        "the path must be relative"
     } else if path.split('/').any(|c| matches!(c, "" | "." | "..")) {
         "the path has an empty, `.` or `..` component"
     } else {
@@ -343,13 +350,13 @@ pub(crate) fn check_path(path: &str) -> Result<(), OriginError> {
 impl fmt::Display for OriginUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Place::Local(path) => match Url::from_file_path(path) {
+            Address::Local(path) => match Url::from_file_path(path) {
                 Ok(url) if path.as_os_str() == "/" => f.write_str(url.as_str()),
                 Ok(url) => f.write_str(url.as_str().trim_end_matches('/')),
-                // Cannot happen: the path is absolute.
+                // Unreachable: the path is absolute.
                 Err(()) => write!(f, "file://{}", path.display()),
             },
-            Place::Store { scheme, host, path } => {
+            Address::Store { scheme, host, path } => {
                 let word = scheme.as_str();
                 match encoded(*scheme, host, path).filter(|_| scheme.is_plain()) {
                     Some(url) => f.write_str(&url),

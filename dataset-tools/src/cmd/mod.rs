@@ -18,7 +18,7 @@ use crate::out::{Out, broken};
 use crate::place::Place;
 use crate::target::{Select, Target};
 use clap::CommandFactory;
-use fletch_client::fallback::{Known, KnownError};
+use fletch_client::fallback::{RememberedVersion, RememberedVersionError};
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint, TokenSource};
 use fletch_core::DatasetName;
 use fletch_origin::{OriginConfig, OriginLimits, OriginUri, Origins};
@@ -72,8 +72,8 @@ impl From<ClientError> for Failure {
     }
 }
 
-impl From<KnownError> for Failure {
-    fn from(e: KnownError) -> Self {
+impl From<RememberedVersionError> for Failure {
+    fn from(e: RememberedVersionError) -> Self {
         Failure::new(e.to_string())
     }
 }
@@ -212,7 +212,7 @@ impl Ctx {
         let resolved = client.resolve(&name, &select.to_string()).await?;
         if self.global.origin_fallback {
             let dataset = client.dataset(&name).await?;
-            let known = Known {
+            let known = RememberedVersion {
                 server: client.endpoint().to_string(),
                 dataset: name.clone(),
                 version: select.to_string(),
@@ -221,7 +221,7 @@ impl Ctx {
                 uri: dataset.uri,
                 tables: dataset.tables,
             };
-            if let Err(e) = known_dir().and_then(|dir| Ok(known.keep(&dir, client.endpoint())?)) {
+            if let Err(e) = known_dir().and_then(|dir| Ok(known.save(&dir, client.endpoint())?)) {
                 self.out.warn(format!("this will not be known when the server is gone: {e}"));
             }
         }
@@ -234,7 +234,7 @@ impl Ctx {
     /// The server is gone: what it said last, from the place of its tables.
     async fn open_known(&self, name: DatasetName, select: &Select, gone: Failure) -> Result<Opened, Failure> {
         let server = self.endpoint()?;
-        let known = Known::find(&known_dir()?, &server, &name, &select.to_string());
+        let known = RememberedVersion::load(&known_dir()?, &server, &name, &select.to_string());
         let known = known.map_err(|e| Failure { what: format!("{}; {e}", gone.what), ..gone })?;
         self.out.warn(format!("{server} does not answer: this is {}, what it said last", known.root));
         let place = self.place(&known.tables)?;

@@ -10,7 +10,7 @@ use super::error::FsError;
 use super::sequence::Sequence;
 use super::tree::Tree;
 use bytes::{Bytes, BytesMut};
-use fletch_client::fallback::Spot;
+use fletch_client::fallback::OriginLocation;
 use fletch_core::manifest::locate::{ChunkRange, ranges};
 use fletch_core::manifest::{LayoutKind, Slice};
 use fletch_core::{Domain, Hash, Root, StoreKey};
@@ -88,7 +88,7 @@ pub trait ChunkSource: Send + Sync {
     fn fetch(
         &self,
         wanted: Wanted,
-        spot: &Spot,
+        spot: &OriginLocation,
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>>;
 }
@@ -261,16 +261,17 @@ impl Reader {
 
     /// Where an origin has a slice: a small file of a pack in the object of its chunk, everything
     /// else in its own object.
-    fn spot(&self, found: &Found, of: &ChunkRange) -> Spot {
+    fn spot(&self, found: &Found, of: &ChunkRange) -> OriginLocation {
         let params = &self.tree.version().layout_doc().params;
         match (params.kind, found.slices()) {
-            (LayoutKind::Pack, [one]) if one.len <= params.slice_bytes => {
-                Spot::Beside { key: paths::chunk(one.chunk), offset: u64::from(one.chunk_offset) }
-            }
+            (LayoutKind::Pack, [one]) if one.len <= params.slice_bytes => OriginLocation::TablesObject {
+                key: paths::chunk(one.chunk),
+                offset: u64::from(one.chunk_offset),
+            },
             _ => {
                 // The chunk is a run of its file, from the chunk's first byte.
                 let offset = of.begin.saturating_sub(u64::from(of.slice.chunk_offset));
-                Spot::Data { path: found.entry().path.to_owned(), offset }
+                OriginLocation::DatasetObject { path: found.entry().path.to_owned(), offset }
             }
         }
     }

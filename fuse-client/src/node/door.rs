@@ -23,7 +23,7 @@ use axum::{
 use bytes::Bytes;
 use fletch_api::{
     Code, Problem, headers,
-    node::{CHUNK, FILE, GuestVersion, NodeState, STATE},
+    node::{CHUNK, FILE, NodeClientVersion, NodeState, STATE},
 };
 use fletch_core::{Hash, JobName, Root};
 use futures::stream;
@@ -247,7 +247,7 @@ async fn file(
 
 async fn state(
     State(host): State<Arc<Host>>,
-    of: Result<Query<GuestVersion>, QueryRejection>,
+    of: Result<Query<NodeClientVersion>, QueryRejection>,
 ) -> Json<NodeState> {
     // A person who asks reads no version.
     if let Ok(Query(of)) = of {

@@ -119,7 +119,7 @@ impl Guests {
 
 impl Watched {
     async fn ask(&self, client: &Client, root: Root, hold: Duration) {
-        match client.has_access(root, hold).await {
+        match client.check_access(root, hold).await {
             Ok(()) => self.refused.store(false, Relaxed),
             Err(e) if grant::refusal(&e).is_some() => {
                 if !self.refused.swap(true, Relaxed) {

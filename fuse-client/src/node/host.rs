@@ -13,7 +13,7 @@ use super::{door::PLACES, guests::Guests};
 use crate::fs::read::{Wanted, dataset};
 use crate::source::ask;
 use bytes::Bytes;
-use fletch_api::node::{GuestVersion, NodeState};
+use fletch_api::node::{NodeClientVersion, NodeState};
 use fletch_client::{Client, ClientError};
 use fletch_core::{Domain, Hash, JobName, Kind, Root, StoreKey, manifest::CHUNK_BYTES_MAX};
 use fletch_store::{Fetch, FetchError, Hit, ReaderKind, Shares, Store, Tier};
@@ -150,7 +150,7 @@ impl Host {
     }
 
     /// A guest will read this version.
-    pub fn expect(&self, of: GuestVersion) {
+    pub fn expect(&self, of: NodeClientVersion) {
         let mut all = self.footprints.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < VERSIONS_MAX {
             all.insert(of.root, of.footprint);
@@ -233,7 +233,7 @@ impl Host {
         if *self.silent.borrow() {
             return Err(FetchError::new(Kind::Unavailable, "the server does not answer"));
         }
-        let got = ask(client.impatient(), root, wanted).await;
+        let got = ask(client.fail_fast(), root, wanted).await;
         match &got {
             Ok(_) => self.heard(),
             Err(e) if e.is_unreachable() => drop(self.silent.send_replace(true)),
@@ -249,7 +249,7 @@ impl Host {
     /// Asks a silent server whether it is back, for as long as it is polled.
     pub async fn watch_server(&self) {
         let Some(client) = &self.client else { return std::future::pending().await };
-        let client = client.within(PROBE.1).impatient();
+        let client = client.within(PROBE.1).fail_fast();
         let mut silent = self.silent.subscribe();
         // The sender is ours, so it does not end.
         while silent.wait_for(|s| *s).await.is_ok() {

@@ -26,7 +26,7 @@ pub mod source;
 use crate::fs::read::{ReadCounters, Wanted};
 use crate::metrics::NodeSnapshot;
 use bytes::Bytes;
-use fletch_api::node::GuestVersion;
+use fletch_api::node::NodeClientVersion;
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
 use fletch_core::JobName;
 use fletch_store::{DiskTier, Store, disk::DiskError, maintenance};
@@ -125,7 +125,7 @@ pub struct Means {
     /// What the owner does for guests.
     pub host: Arc<Host>,
     /// What this mount reads.
-    pub version: GuestVersion,
+    pub version: NodeClientVersion,
     /// What it read.
     pub read: Arc<ReadCounters>,
     /// For which job.
@@ -329,8 +329,8 @@ impl Node {
             connections_idle_max,
             ..ClientConfig::new(Endpoint::Unix(socket_path(&dir)), "mount")
         };
-        let client = Client::new(config(IDLE_MAX))?.impatient();
-        let look = Client::new(config(1))?.impatient().within(self.look_within());
+        let client = Client::new(config(IDLE_MAX))?.fail_fast();
+        let look = Client::new(config(1))?.fail_fast().within(self.look_within());
         look.node_state(self.means.version).await?;
         let (turns, doubt, gone) = (Semaphore::new(READS_MAX), Notify::new(), CancellationToken::new());
         Ok(Arc::new(Link { client, look, turns, _dir: dir, doubt, gone }))

@@ -3,7 +3,7 @@
 use super::Node;
 use crate::fs::read::{ChunkSource, Wanted};
 use bytes::Bytes;
-use fletch_client::fallback::Spot;
+use fletch_client::fallback::OriginLocation;
 use fletch_store::FetchError;
 use futures::future::{BoxFuture, FutureExt};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ impl ChunkSource for NodeChunks {
     fn fetch(
         &self,
         wanted: Wanted,
-        spot: &Spot,
+        spot: &OriginLocation,
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (node, beyond, spot) = (Arc::clone(&self.node), Arc::clone(&self.beyond), spot.clone());

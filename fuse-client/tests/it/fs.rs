@@ -2,7 +2,7 @@
 
 use crate::support::dataset::{Dataset, InMemory, Node, many};
 use bytes::Bytes;
-use fletch_client::fallback::Spot;
+use fletch_client::fallback::OriginLocation;
 use fletch_core::Hash;
 use fletch_core::Kind;
 use fletch_mount::fs::attr::NodeKind;
@@ -195,7 +195,12 @@ struct Chunks {
 }
 
 impl ChunkSource for Chunks {
-    fn fetch(&self, wanted: Wanted, _: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+    fn fetch(
+        &self,
+        wanted: Wanted,
+        _: &OriginLocation,
+        _: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (hash, len) = wanted.name();
         self.fetched.fetch_add(1, Relaxed);
         self.log.lock().expect("log").push(hash);
@@ -353,7 +358,12 @@ async fn sequential_readers_find_the_next_slice_there() {
 async fn a_source_that_fails_is_an_errno_with_a_name() {
     struct Fails(Kind);
     impl ChunkSource for Fails {
-        fn fetch(&self, _: Wanted, _: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        fn fetch(
+            &self,
+            _: Wanted,
+            _: &OriginLocation,
+            _: u32,
+        ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
             let e = FetchError::new(self.0, "as told");
             async move { Err(e) }.boxed()
         }

@@ -4,7 +4,7 @@ use super::{Node, Tree, content};
 use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
-    epochs::{JobHandle, LeaseBatch, LeasedSample, Next, Received},
+    epochs::{JobHandle, LeaseBatch, LeasedSample, Next, ReceivedSum},
 };
 use fletch_core::{JobName, plan::Tail};
 
@@ -67,7 +67,13 @@ pub async fn ack(job: &JobHandle, b: &LeaseBatch) -> bool {
 }
 
 /// A rank's whole epoch: the entries it got, in order, and their sum.
-pub async fn consume(job: &JobHandle, tree: &Tree, epoch: u64, rank: u32, want: u32) -> (Vec<u32>, Received) {
+pub async fn consume(
+    job: &JobHandle,
+    tree: &Tree,
+    epoch: u64,
+    rank: u32,
+    want: u32,
+) -> (Vec<u32>, ReceivedSum) {
     let (order, received, _) = consumed(job, tree, epoch, rank, want).await;
     (order, received)
 }
@@ -78,9 +84,9 @@ pub async fn consumed(
     epoch: u64,
     rank: u32,
     want: u32,
-) -> (Vec<u32>, Received, u64) {
+) -> (Vec<u32>, ReceivedSum, u64) {
     let mut bytes = 0;
-    let mut received = Received::new(job.info().root);
+    let mut received = ReceivedSum::new(job.info().root);
     let mut order = Vec::new();
     let mut reader = job.reader(epoch, rank, 0);
     loop {

@@ -121,7 +121,7 @@ fn a_leases_frames_and_signs_of_life() {
         Frame::Sample { index: 0, head: b(b"{s}") },
         Frame::Data { index: 0, whole: true, bytes: b(b"abc") },
         Frame::Sample { index: 1, head: b(b"{t}") },
-        Frame::Ref { index: 1, place: b(b"{r}") },
+        Frame::Ref { index: 1, location: b(b"{r}") },
         Frame::End { items: 2 },
     ];
     assert_eq!(decode([Bytes::from(s)].into_iter()), Ok(want));

@@ -1,15 +1,16 @@
-//! One worker's stream of leases.
+//! Asks for the leases of one worker, one request at a time, and prefetches the next lease if asked to.
 
 use super::{
     JobHandle,
-    held::Hold,
-    stream::{Stream, checked},
+    held::LeaseHold,
+    lease::{AckToken, LeaseBatch, LeasedSample, Next},
+    stream::{Stream, StreamError, checked},
 };
-use crate::{ClientError, body::From as Answerer, retry::Backoff};
+use crate::{ClientError, backoff::Backoff, body::Responder};
 use bytes::{Bytes, BytesMut};
 use fletch_api::{
-    Ack, BatchItem, BatchTimes, ChunkSpan, Code, Grant, GrantStatus, LeaseRequest, Problem, SampleFile,
-    SampleHead, SampleRef, frames::Frame, routes,
+    BatchItem, ChunkSpan, Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleHead, SampleRef,
+    frames::Frame, routes,
 };
 use std::{
     collections::VecDeque,
@@ -19,101 +20,25 @@ use std::{
 use tokio::time::{Instant, sleep};
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-/// How long an answer may be held back, in milliseconds.
+/// How long the server may hold an answer back while the rank must acknowledge first, in milliseconds.
 const WAIT_MS: u64 = 5_000;
 
-/// How far a sequence leaps that was behind: an hour of microseconds.
+/// How far a sequence number moves forward after `stale_sequence`: an hour of microseconds.
 const SEQUENCE_LEAP: u64 = 3_600_000_000;
 
-/// A sample that was leased and received.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeasedSample {
-    /// The plan's entry.
-    pub entry: u32,
-    /// The sample's number in the version.
-    pub sample: u32,
-    /// The ordinal of its first entry in the version.
-    pub ordinal: u64,
-    /// Which copy of it; from 2^31 on it only fills up a last step.
-    pub copy: u32,
-    /// What its files are.
-    pub heads: Vec<SampleFile>,
-    /// Their bytes, one after the other.
-    pub bytes: Bytes,
-}
-
-impl LeasedSample {
-    /// Its files, and the bytes of each (which share the sample's buffer).
-    pub fn files(&self) -> impl Iterator<Item = (&SampleFile, Bytes)> {
-        let mut at = 0;
-        self.heads.iter().map(move |f| {
-            let end = at + usize::try_from(f.size).unwrap_or(usize::MAX);
-            let bytes = self.bytes.get(at..end).map(|b| self.bytes.slice_ref(b)).unwrap_or_default();
-            at = end;
-            (f, bytes)
-        })
-    }
-}
-
-/// What acknowledging a batch takes: small, and may travel to the process that steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Token {
-    /// Of which epoch.
-    pub epoch: u64,
-    /// Of which rank.
-    pub rank: u32,
-    /// The lease.
-    pub lease: u64,
-    /// Its entries.
-    pub entries: u32,
-    /// How long it lives without a sign of life, in milliseconds.
-    pub ttl_ms: u64,
-}
-
-impl Token {
-    /// The ack of the whole batch.
-    #[must_use]
-    pub fn ack(&self, times: BatchTimes) -> Ack {
-        let times = BatchTimes { entries: self.entries, ..times };
-        Ack { lease: self.lease, upto: self.entries, batches: vec![times] }
-    }
-}
-
-/// One lease, received whole.
-#[derive(Debug, Clone)]
-pub struct LeaseBatch {
-    /// What acknowledging it takes.
-    pub token: Token,
-    /// Its samples, in the order of the epoch.
-    pub samples: Vec<LeasedSample>,
-}
-
-/// What came of asking for more.
-#[derive(Debug, Clone)]
-pub enum Next {
-    /// Samples.
-    Batch(LeaseBatch),
-    /// The rank holds as much as it may: acknowledge first.
-    Full,
-    /// Nothing more, unless a lease that the rank still holds expires.
-    Last,
-    /// Nothing more: the rank had its share and acknowledged it.
-    Done,
-}
-
-/// See [`JobHandle::reader`]. One request at a time.
+/// Receives the leases of one worker. Made by [`JobHandle::reader`]. Sends one request at a time.
 #[derive(Debug)]
 pub struct EpochReader {
-    asking: Asking,
-    ahead: bool,
+    requester: Requester,
+    prefetch: bool,
     tasks: TaskTracker,
-    /// The request after the one that `asking` remembers, under way.
-    begun: Option<AbortOnDropHandle<(Asking, Result<Asked, ClientError>)>>,
+    /// The next request, under way, with the requester as it is afterwards.
+    prefetching: Option<AbortOnDropHandle<(Requester, Result<Answer, ClientError>)>>,
 }
 
-/// Who asks, and what was asked last.
+/// Sends lease requests and remembers the last sequence number.
 #[derive(Debug, Clone)]
-struct Asking {
+struct Requester {
     job: JobHandle,
     epoch: u64,
     rank: u32,
@@ -123,112 +48,122 @@ struct Asking {
     patience: Duration,
 }
 
-/// An answer. Its lease is held for as long as this lives, and on if it is handed out.
+/// The answer to a lease request. Its lease is held while this value lives, and longer if it is handed out.
 #[derive(Debug)]
-struct Asked {
+struct Answer {
     next: Next,
-    hold: Option<Hold>,
+    hold: Option<LeaseHold>,
 }
 
-/// Why a stream brought less than a lease.
-pub(super) enum Short {
-    /// Ask again, after what was received.
-    Again(ClientError),
-    /// It is of no use to ask again.
-    Failed(ClientError),
-}
-
-/// What was received of one lease. It is held for as long as it is being received.
-struct Part {
-    grant: Grant,
+/// The part of a lease that was received so far. The lease is held while this value lives.
+struct PartialLease {
+    grant: LeaseGrant,
     samples: Vec<LeasedSample>,
-    hold: Hold,
+    hold: LeaseHold,
+}
+
+impl JobHandle {
+    /// Returns the reader of one worker of a rank. Sends no request yet.
+    #[must_use]
+    pub fn reader(&self, epoch: u64, rank: u32, worker: u32) -> EpochReader {
+        EpochReader::new(self.clone(), epoch, rank, worker)
+    }
 }
 
 impl EpochReader {
-    pub(super) fn new(job: JobHandle, epoch: u64, rank: u32, worker: u32) -> Self {
+    fn new(job: JobHandle, epoch: u64, rank: u32, worker: u32) -> Self {
         let patience = job.client.io_timeout();
-        // After whatever a predecessor of this worker asked with.
+        // Higher than any number of a predecessor of this worker, unless the clock was set back.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let sequence = u64::try_from(now.as_micros()).unwrap_or(0);
-        let asking = Asking { job, epoch, rank, worker, sequence, refs: false, patience };
-        EpochReader { asking, ahead: false, tasks: TaskTracker::new(), begun: None }
+        let requester = Requester { job, epoch, rank, worker, sequence, refs: false, patience };
+        EpochReader { requester, prefetch: false, tasks: TaskTracker::new(), prefetching: None }
     }
 
-    /// Whether only places come with the leases, and the bytes are read from there.
+    /// Sets whether leases come as references to chunks, whose bytes the reader then fetches. Off by default.
     #[must_use]
     pub fn by_refs(mut self, refs: bool) -> Self {
-        self.asking.refs = refs;
+        self.requester.refs = refs;
         self
     }
 
-    /// How long a server that is gone, or an origin that does not answer, is waited for. By default the client's deadline.
+    /// Sets how long the reader retries while the server or the origin does not answer.
+    ///
+    /// The default is the client's `io_timeout`.
     #[must_use]
-    pub fn patient(mut self, patience: Duration) -> Self {
-        self.asking.patience = patience;
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.requester.patience = patience;
         self
     }
 
-    /// Sequence numbers go on after this. By default they begin with the time in microseconds, so that they are higher than those
-    /// of a predecessor that died.
+    /// Sets the last sequence number that was used: the next request carries the number after it.
+    ///
+    /// The default is the time in microseconds, which is higher than the numbers of a predecessor that died.
     #[must_use]
-    pub fn after(mut self, sequence: u64) -> Self {
-        self.asking.sequence = sequence;
+    pub fn after_sequence(mut self, sequence: u64) -> Self {
+        self.requester.sequence = sequence;
         self
     }
 
-    /// Whether the next lease is asked for and received while the last one that was handed out is being consumed. Its samples
-    /// are in memory beside that one's, and its lease is held as long as this reader lives. Then another `want` counts from the
-    /// lease after the next. By default not. [`JobHandle::keep_alive`] is to run beside: a lease of which that heard that it is gone is
-    /// not handed out. A reader that is dropped holds nothing; what it had received ahead a reader of the same worker, begun
-    /// [`after`](Self::after) this one's [`sequence`](Self::sequence), asks for with the same number.
+    /// Sets whether the reader receives the next lease while the caller consumes the last one. Off by default.
+    ///
+    /// Both leases are then in memory. The prefetched lease is held while this reader lives, so run
+    /// [`JobHandle::keep_alive`] beside it. The reader does not hand out a prefetched lease that a renewal reported
+    /// gone. A new `want` takes effect with the lease after the prefetched one.
+    ///
+    /// A dropped reader holds no prefetched lease. A reader of the same worker that starts
+    /// [`after_sequence`](Self::after_sequence) this reader's [`sequence`](Self::sequence) asks for it again, with
+    /// the same number.
     #[must_use]
-    pub fn ahead(mut self, ahead: bool) -> Self {
-        self.ahead = ahead;
+    pub fn prefetch(mut self, prefetch: bool) -> Self {
+        self.prefetch = prefetch;
         self
     }
 
-    /// The number of the last request whose answer was handed out.
+    /// Returns the sequence number of the last request whose answer was handed out.
     #[must_use]
     pub fn sequence(&self) -> u64 {
-        self.asking.sequence
+        self.requester.sequence
     }
 
-    /// The next samples, at most `want`. Waits up to some seconds where the rank must acknowledge first.
+    /// Returns the next samples, at most `want`.
+    ///
+    /// Waits up to 5 seconds if the rank must acknowledge samples first.
     ///
     /// # Errors
-    /// [`ClientError`]: the server says no, or was not there for as long as there is patience.
+    /// [`ClientError`]: the server rejected the request, or did not answer within the reader's patience.
     pub async fn next(&mut self, want: u32) -> Result<Next, ClientError> {
-        let Asked { next, hold } = match self.received().await {
-            Some(asked) => asked,
-            None => self.asking.next(want).await?,
+        let Answer { next, hold } = match self.take_prefetched().await {
+            Some(answer) => answer,
+            None => self.requester.next(want).await?,
         };
         if let Some(hold) = hold {
-            hold.keep();
-            if self.ahead {
-                let mut asking = self.asking.clone();
-                self.begun = Some(AbortOnDropHandle::new(self.tasks.spawn(async move {
-                    let asked = asking.next(want).await;
-                    (asking, asked)
+            hold.hand_out();
+            if self.prefetch {
+                let mut requester = self.requester.clone();
+                self.prefetching = Some(AbortOnDropHandle::new(self.tasks.spawn(async move {
+                    let answer = requester.next(want).await;
+                    (requester, answer)
                 })));
             }
         }
         Ok(next)
     }
 
-    /// The lease that was asked for ahead, if there is one. Anything else that was answered was answered before the last
-    /// acks. What failed, was lost with its runtime, or expired unseen is asked for again with the same number: if it was
-    /// granted and lives it is the same lease.
-    async fn received(&mut self) -> Option<Asked> {
-        let ended = self.begun.as_mut()?.await;
-        self.begun = None;
+    /// Returns the prefetched lease, if the prefetch brought one and it is still held.
+    ///
+    /// In every other case the caller asks again. An answer without a lease is older than the last acks. A failed or
+    /// lost request keeps its sequence number, so the server grants the same lease if it still lives.
+    async fn take_prefetched(&mut self) -> Option<Answer> {
+        let ended = self.prefetching.as_mut()?.await;
+        self.prefetching = None;
         match ended {
-            Ok((asking, Ok(asked))) => match &asked.hold {
-                Some(hold) if !hold.lives() => None,
+            Ok((requester, Ok(answer))) => match &answer.hold {
+                Some(hold) if !hold.is_held() => None,
                 hold => {
                     let granted = hold.is_some();
-                    self.asking = asking;
-                    Some(asked).filter(|_| granted)
+                    self.requester = requester;
+                    Some(answer).filter(|_| granted)
                 }
             },
             Ok((_, Err(_))) => None,
@@ -238,35 +173,37 @@ impl EpochReader {
     }
 }
 
-impl Asking {
-    async fn next(&mut self, want: u32) -> Result<Asked, ClientError> {
+impl Requester {
+    /// Requests the next lease under a new sequence number, and retries until it is whole or patience ends.
+    async fn next(&mut self, want: u32) -> Result<Answer, ClientError> {
         self.sequence += 1;
         let until = Instant::now() + self.patience;
         let mut backoff = Backoff::new();
-        let mut part: Option<Part> = None;
+        let mut partial: Option<PartialLease> = None;
         loop {
-            let again = match self.receive(want, &mut part).await {
+            let error = match self.receive(want, &mut partial).await {
                 Ok(next) => return Ok(next),
-                Err(Short::Failed(e)) => return Err(e),
-                Err(Short::Again(e)) => e,
+                Err(StreamError::Fatal(e)) => return Err(e),
+                Err(StreamError::Retry(e)) => e,
             };
-            if again.code() == Some(Code::StaleSequence) {
-                // A predecessor of this worker was further: the clock was set back.
+            if error.code() == Some(Code::StaleSequence) {
+                // A predecessor of this worker used higher numbers: the clock was set back.
                 self.sequence += SEQUENCE_LEAP;
                 continue;
             }
-            let wait = backoff.wait(again.retry_after());
+            let wait = backoff.wait(error.retry_after());
             if Instant::now() + wait >= until {
-                return Err(again);
+                return Err(error);
             }
-            tracing::debug!(error = %again, ?wait, "asking for the lease again");
+            tracing::debug!(%error, ?wait, "retrying the lease request");
             sleep(wait).await;
         }
     }
 
-    async fn receive(&self, want: u32, part: &mut Option<Part>) -> Result<Asked, Short> {
-        let received = part.as_ref().map_or(0, |p| u32::try_from(p.samples.len()).unwrap_or(u32::MAX));
-        let ask = LeaseRequest {
+    /// Sends one request and receives the rest of the lease into `partial`.
+    async fn receive(&self, want: u32, partial: &mut Option<PartialLease>) -> Result<Answer, StreamError> {
+        let received = partial.as_ref().map_or(0, |p| u32::try_from(p.samples.len()).unwrap_or(u32::MAX));
+        let request = LeaseRequest {
             rank: self.rank,
             worker: self.worker,
             sequence: self.sequence,
@@ -278,19 +215,19 @@ impl Asking {
         };
         let client = &self.job.client;
         let path = routes::epoch(&self.job.job.id, self.epoch, "leases");
-        let response = client.open_json(&path, &ask).await.map_err(|e| {
+        let response = client.open_json(&path, &request).await.map_err(|e| {
             if e.retryable() || e.code() == Some(Code::StaleSequence) {
-                Short::Again(e)
+                StreamError::Retry(e)
             } else {
-                Short::Failed(e)
+                StreamError::Fatal(e)
             }
         })?;
         let endpoint = client.endpoint().to_string();
-        let mut stream = Stream::new(Answerer(&endpoint), response, client.io_timeout());
-        let Some(Frame::Grant { grant }) = stream.frame().await.map_err(Short::Again)? else {
-            return Err(Short::Failed(stream.from.protocol("a lease does not begin with its grant")));
+        let mut stream = Stream::new(Responder(&endpoint), response, client.io_timeout());
+        let Some(Frame::Grant { grant }) = stream.frame().await.map_err(StreamError::Retry)? else {
+            return Err(stream.broken("a lease stream does not begin with a grant frame"));
         };
-        let grant: Grant = stream.json(&grant).map_err(Short::Failed)?;
+        let grant: LeaseGrant = stream.json(&grant).map_err(StreamError::Fatal)?;
         let none = match grant.status {
             GrantStatus::Full => Some(Next::Full),
             GrantStatus::Last => Some(Next::Last),
@@ -298,72 +235,74 @@ impl Asking {
             GrantStatus::Granted => None,
         };
         if let Some(next) = none {
-            return Ok(Asked { next, hold: None });
+            return Ok(Answer { next, hold: None });
         }
-        let got = match part {
+        let lease = match partial {
             Some(p) if p.grant.lease == grant.lease => p,
-            // The lease of what was received is gone, and so is that.
+            // Another lease than the one that was being received: that one is gone, and so are its samples.
             _ => {
-                *part = None;
-                let hold = Hold::new(&self.job.held, self.epoch, self.rank, grant.lease, grant.ttl_ms);
-                let new = Part { grant: grant.clone(), samples: Vec::new(), hold };
-                let new = part.insert(new);
-                // Where nothing was received nothing is skipped: all of the new one comes.
+                *partial = None;
+                let hold = LeaseHold::new(&self.job.held, self.epoch, self.rank, grant.lease, grant.ttl_ms);
+                let new = PartialLease { grant: grant.clone(), samples: Vec::new(), hold };
+                let new = partial.insert(new);
+                // This stream skips as many samples as were received of the old lease.
                 if received > 0 {
-                    return Err(Short::Again(stream.from.gone("the lease expired on the way")));
+                    let why = "the lease expired while it was received";
+                    return Err(StreamError::Retry(stream.server.unreachable(why)));
                 }
                 new
             }
         };
-        let mut places = Vec::new();
-        let ended = stream.samples(&mut got.samples, &mut places).await;
-        if !places.is_empty() {
-            self.fetch(&mut got.samples, places, &stream.from).await?;
+        let mut refs = Vec::new();
+        let ended = stream.samples(&mut lease.samples, &mut refs).await;
+        if !refs.is_empty() {
+            self.fetch(&mut lease.samples, refs, &stream.server).await?;
         }
         ended?;
-        if got.samples.len() != got.grant.entries.len() {
-            return Err(Short::Failed(stream.from.protocol("a lease ended before its entries did")));
+        if lease.samples.len() != lease.grant.entries.len() {
+            return Err(stream.broken("a lease stream ended before the lease's last sample"));
         }
-        let Some(Part { grant, samples, hold }) = part.take() else {
-            return Err(Short::Failed(stream.from.protocol("no lease")));
+        let Some(PartialLease { grant, samples, hold }) = partial.take() else {
+            return Err(stream.broken("no lease"));
         };
-        let token = Token {
+        let token = AckToken {
             epoch: self.epoch,
             rank: self.rank,
             lease: grant.lease,
             entries: u32::try_from(samples.len()).unwrap_or(u32::MAX),
             ttl_ms: grant.ttl_ms,
         };
-        Ok(Asked { next: Next::Batch(LeaseBatch { token, samples }), hold: Some(hold) })
+        Ok(Answer { next: Next::Batch(LeaseBatch { token, samples }), hold: Some(hold) })
     }
 
-    /// Reads what refs say, in one batch, and hands the samples over in order; at the first that fails it ends.
+    /// Fetches the bytes that `refs` locate and appends the samples in order, up to the first that fails.
     async fn fetch(
         &self,
         samples: &mut Vec<LeasedSample>,
-        places: Vec<(SampleHead, SampleRef)>,
-        from: &Answerer<'_>,
-    ) -> Result<(), Short> {
+        refs: Vec<(SampleHead, SampleRef)>,
+        server: &Responder<'_>,
+    ) -> Result<(), StreamError> {
         let span = |p: &fletch_api::RefPiece| {
             BatchItem::Chunk(ChunkSpan { hash: p.chunk, offset: p.offset.into(), length: Some(p.len.into()) })
         };
-        let items: Vec<BatchItem> = places.iter().flat_map(|(_, r)| r.pieces.iter().map(span)).collect();
+        let items: Vec<BatchItem> = refs.iter().flat_map(|(_, r)| r.pieces.iter().map(span)).collect();
         let mut pieces: VecDeque<Bytes> = VecDeque::new();
         for some in items.chunks(fletch_api::BATCH_ITEMS_MAX) {
             let batch = self.job.client.batch(self.job.job.root, some.to_vec(), u64::from(u32::MAX)).await;
-            let mut batch = batch.map_err(Short::Again)?;
-            while let Some(piece) = batch.next().await.map_err(Short::Again)? {
-                let problem =
-                    |problem: Box<Problem>| Short::Again(ClientError::Problem { problem, retry_after: None });
+            let mut batch = batch.map_err(StreamError::Retry)?;
+            while let Some(piece) = batch.next().await.map_err(StreamError::Retry)? {
+                let problem = |problem: Box<Problem>| {
+                    StreamError::Retry(ClientError::Problem { problem, retry_after: None })
+                };
                 pieces.push_back(piece.outcome.map_err(problem)?);
             }
         }
-        for (head, place) in places {
+        for (head, sample_ref) in refs {
             let mut bytes = BytesMut::new();
-            for _ in &place.pieces {
+            for _ in &sample_ref.pieces {
                 bytes.extend_from_slice(&pieces.pop_front().unwrap_or_default());
             }
-            samples.push(checked(head, bytes.freeze(), from).map_err(Short::Again)?);
+            samples.push(checked(head, bytes.freeze(), server).map_err(StreamError::Retry)?);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! The frames of one lease's answer, as samples that were checked.
+//! Decodes the answer to one lease request into samples, and compares every file with its hash.
 
-use super::reader::{LeasedSample, Short};
-use crate::{ClientError, body::From as Answerer};
+use super::lease::LeasedSample;
+use crate::{ClientError, body::Responder};
 use bytes::{Bytes, BytesMut};
 use fletch_api::{
     Problem, SampleHead, SampleRef,
@@ -11,100 +11,125 @@ use fletch_core::Hash;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// The largest sample that is received.
+/// The longest sample that is received, in bytes.
 const SAMPLE_BYTES_MAX: u64 = 4 << 30;
-/// No frame is longer: data frames have the length of a read, others are small.
+/// The longest frame that is received, in bytes. A data frame is as long as one read; other frames are small.
 const FRAME_BYTES_MAX: u64 = 64 << 20;
 
-/// A sample whose bytes are what its head says.
+/// Why a stream did not bring a whole lease.
+pub(super) enum StreamError {
+    /// Asking again, from the first sample that is missing, may succeed.
+    Retry(ClientError),
+    /// Asking again is of no use.
+    Fatal(ClientError),
+}
+
+/// Builds a sample from its head and its bytes. Fails if a length or a hash differs from the head.
 pub(super) fn checked(
     head: SampleHead,
     bytes: Bytes,
-    from: &Answerer<'_>,
+    server: &Responder<'_>,
 ) -> Result<LeasedSample, ClientError> {
     let SampleHead { entry, sample, ordinal, copy, files } = head;
     let sample = LeasedSample { entry, sample, ordinal, copy, heads: files, bytes };
     let total: u64 = sample.heads.iter().map(|f| f.size).sum();
     let right = total == sample.bytes.len() as u64 && sample.files().all(|(f, b)| Hash::of(&b) == f.hash);
-    if right { Ok(sample) } else { Err(from.gone(format!("the bytes of entry {entry} came damaged"))) }
+    if right {
+        return Ok(sample);
+    }
+    Err(server.unreachable(format!("the bytes of plan entry {entry} do not match their hash or length")))
 }
 
 /// The frames of one answer.
 pub(super) struct Stream<'a> {
-    /// Who answers.
-    pub from: Answerer<'a>,
+    pub server: Responder<'a>,
     response: reqwest::Response,
     decoder: Decoder,
+    /// The longest wait for the next piece of the answer.
     patience: Duration,
 }
 
 impl<'a> Stream<'a> {
-    pub(super) fn new(from: Answerer<'a>, response: reqwest::Response, patience: Duration) -> Self {
-        Stream { from, response, decoder: Decoder::new(FRAME_BYTES_MAX), patience }
+    pub(super) fn new(server: Responder<'a>, response: reqwest::Response, patience: Duration) -> Self {
+        Stream { server, response, decoder: Decoder::new(FRAME_BYTES_MAX), patience }
     }
 
     pub(super) fn json<T: serde::de::DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, ClientError> {
-        serde_json::from_slice(bytes).map_err(|e| self.from.protocol(format!("unreadable JSON: {e}")))
+        serde_json::from_slice(bytes).map_err(|e| self.server.protocol(format!("unreadable JSON: {e}")))
     }
 
-    /// The next frame; `None` at the end. Signs of life are waited through.
+    /// Returns the next frame, or `None` after the end frame. Skips heartbeats.
     pub(super) async fn frame(&mut self) -> Result<Option<Frame>, ClientError> {
         loop {
-            if let Some(frame) = self.decoder.next_frame().map_err(|e| self.from.protocol(e.to_string()))? {
+            if let Some(frame) = self.decoder.next_frame().map_err(|e| self.server.protocol(e.to_string()))? {
                 return Ok(Some(frame));
             }
             if self.decoder.ended() {
                 return Ok(None);
             }
             match timeout(self.patience, self.response.chunk()).await {
-                Err(_) => return Err(self.from.gone("the lease's stream is silent")),
-                Ok(Err(e)) => return Err(self.from.unreachable(&e)),
+                Err(_) => {
+                    let why = format!("the lease stream sent nothing for {:?}", self.patience);
+                    return Err(self.server.unreachable(why));
+                }
+                Ok(Err(e)) => return Err(self.server.transport(&e)),
                 Ok(Ok(Some(more))) => self.decoder.feed(more),
-                Ok(Ok(None)) => self.decoder.finish().map_err(|e| self.from.gone(e.to_string()))?,
+                Ok(Ok(None)) => self.decoder.finish().map_err(|e| self.server.unreachable(e.to_string()))?,
             }
         }
     }
 
-    /// Samples, in order, until the end or the first that failed.
+    /// Receives samples in order, until the end of the stream or the first failure.
+    ///
+    /// Appends samples that came with bytes to `samples`, and samples that came as references to `refs`.
     pub(super) async fn samples(
         &mut self,
         samples: &mut Vec<LeasedSample>,
-        places: &mut Vec<(SampleHead, SampleRef)>,
-    ) -> Result<(), Short> {
+        refs: &mut Vec<(SampleHead, SampleRef)>,
+    ) -> Result<(), StreamError> {
         let mut open: Option<(SampleHead, Vec<Bytes>, u64)> = None;
         loop {
-            match self.frame().await.map_err(Short::Again)? {
+            match self.frame().await.map_err(StreamError::Retry)? {
                 None | Some(Frame::End { .. }) => return Ok(()),
                 Some(Frame::Sample { head, .. }) => {
-                    open = Some((self.json(&head).map_err(Short::Failed)?, Vec::new(), 0));
+                    open = Some((self.json(&head).map_err(StreamError::Fatal)?, Vec::new(), 0));
                 }
                 Some(Frame::Data { whole, bytes, .. }) => {
                     let Some((_, pieces, len)) = &mut open else {
-                        return Err(Short::Failed(self.from.protocol("bytes of no sample")));
+                        return Err(self.broken("a data frame came before any sample frame"));
                     };
                     *len += bytes.len() as u64;
                     if *len > SAMPLE_BYTES_MAX {
-                        return Err(Short::Failed(self.from.protocol("a sample is longer than 4 GiB")));
+                        return Err(self.broken("a sample is longer than 4 GiB"));
                     }
                     pieces.push(bytes);
                     if whole && let Some((head, pieces, len)) = open.take() {
-                        samples.push(checked(head, joined(pieces, len), &self.from).map_err(Short::Again)?);
+                        let sample = checked(head, joined(pieces, len), &self.server);
+                        samples.push(sample.map_err(StreamError::Retry)?);
                     }
                 }
-                Some(Frame::Ref { place, .. }) => match open.take() {
-                    Some((head, _, _)) => places.push((head, self.json(&place).map_err(Short::Failed)?)),
-                    None => return Err(Short::Failed(self.from.protocol("the place of no sample"))),
+                Some(Frame::Ref { location, .. }) => match open.take() {
+                    Some((head, _, _)) => {
+                        refs.push((head, self.json(&location).map_err(StreamError::Fatal)?));
+                    }
+                    None => return Err(self.broken("a ref frame came before any sample frame")),
                 },
                 Some(Frame::Error { problem, .. }) => {
-                    let problem: Problem = self.json(&problem).map_err(Short::Failed)?;
+                    let problem: Problem = self.json(&problem).map_err(StreamError::Fatal)?;
                     let error = ClientError::Problem { problem: Box::new(problem), retry_after: None };
-                    return Err(if error.retryable() { Short::Again(error) } else { Short::Failed(error) });
+                    return Err(if error.retryable() {
+                        StreamError::Retry(error)
+                    } else {
+                        StreamError::Fatal(error)
+                    });
                 }
-                Some(Frame::Grant { .. }) => {
-                    return Err(Short::Failed(self.from.protocol("a second grant in one stream")));
-                }
+                Some(Frame::Grant { .. }) => return Err(self.broken("a second grant frame in one stream")),
             }
         }
+    }
+
+    pub(super) fn broken(&self, why: &str) -> StreamError {
+        StreamError::Fatal(self.server.protocol(why))
     }
 }
 

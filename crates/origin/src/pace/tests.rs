@@ -124,7 +124,7 @@ async fn configured_rates_are_kept() {
     for _ in 0..50 {
         let ticket = pace.admit("x", 100 << 10, far).await.expect("in time");
         pace.answered(ticket);
-        pace.brought(4 << 10);
+        pace.charge_more(4 << 10);
     }
     let seconds = (50.0 * 104.0) / 1024.0;
     assert!((began.elapsed().as_secs_f64() - seconds).abs() < 0.2, "{:?}", began.elapsed());

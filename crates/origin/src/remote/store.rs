@@ -1,10 +1,9 @@
-//! The clients of `object_store`, one kind for each scheme, made from an `[[origin]]` table and the
-//! credentials as they are now.
+//! Makes the `object_store` client of an origin, from its `[[origin]]` table and its current credentials.
 
 use crate::credentials::{self, Profile, Source};
 use crate::stats::Counters;
+use crate::transport::Connector;
 use crate::uri::Scheme;
-use crate::wire::Connector;
 use crate::{OriginConfig, OriginError};
 use http::header::{AUTHORIZATION, HeaderValue};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
@@ -18,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One bucket, container or server.
+/// The `object_store` client of one bucket, container or server.
 pub(super) enum Store {
     S3(AmazonS3),
     Azure(MicrosoftAzure),
@@ -26,7 +25,7 @@ pub(super) enum Store {
     Plain(HttpStore),
 }
 
-/// What a store is made of.
+/// The inputs to a [`Store`].
 pub(super) struct Recipe<'a> {
     pub config: &'a OriginConfig,
     pub scheme: Scheme,
@@ -37,8 +36,10 @@ pub(super) struct Recipe<'a> {
 }
 
 impl Store {
+    /// Makes the client.
+    ///
     /// # Errors
-    /// `Invalid`, without the library's words where these could repeat a secret.
+    /// `Invalid`, without the text of `object_store` where it could repeat a secret.
     pub fn make(recipe: &Recipe<'_>) -> Result<Store, OriginError> {
         match recipe.scheme {
             Scheme::S3 => recipe.s3().map(Store::S3),
@@ -57,7 +58,7 @@ impl Store {
         }
     }
 
-    /// None for a plain server, which cannot be written to.
+    /// Returns the interface for writes in parts. `None` for a plain server, which is read-only.
     pub fn uploads(&self) -> Option<&dyn MultipartStore> {
         match self {
             Store::S3(s) => Some(s),
@@ -67,7 +68,7 @@ impl Store {
         }
     }
 
-    /// None for a plain server, which has no listing.
+    /// Returns the interface for listings. `None` for a plain server, which has none.
     pub fn pages(&self) -> Option<&dyn PaginatedListStore> {
         match self {
             Store::S3(s) => Some(s),
@@ -84,10 +85,10 @@ impl Recipe<'_> {
     }
 
     fn failed(&self, error: &object_store::Error) -> OriginError {
-        // A file's content can be in the words of a parser; a builder's words name keys only.
+        // The text of a parser may repeat the file's content. The text of a builder names keys only.
         let why = match self.source {
             Source::File { path, .. } => {
-                format!("no client can be made with the credentials in {}", path.display())
+                format!("the credentials in {} are not valid for this origin", path.display())
             }
             _ => error.to_string(),
         };
@@ -99,11 +100,11 @@ impl Recipe<'_> {
             .with_allow_http(self.config.allow_http)
             .with_http1_only()
             .with_connect_timeout(self.connect_timeout)
-            // Deadlines are ours: one for a call, and one for each wait inside it.
+            // This crate sets the deadlines: one for a call, and one for each wait in it.
             .with_timeout_disabled()
     }
 
-    /// Retries happen in one place, and that is not the library.
+    /// Turns the library's retries off: `retry` decides on retries.
     fn no_retry() -> RetryConfig {
         RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() }
     }
@@ -117,7 +118,7 @@ impl Recipe<'_> {
     }
 
     fn lacks(&self, path: &Path, what: &str) -> OriginError {
-        OriginError::invalid(path.display(), format!("has no {what}"))
+        OriginError::invalid(path.display(), format!("the credentials file has no {what}"))
     }
 
     fn s3(&self) -> Result<AmazonS3, OriginError> {
@@ -162,7 +163,7 @@ impl Recipe<'_> {
                 let mut builder = MicrosoftAzureBuilder::new();
                 let mut any = false;
                 for (key, value) in Profile::load(path, profile)?.iter() {
-                    // Credentials only: where the store is, the configuration says.
+                    // Credentials only: the configuration says where the store is.
                     if let Ok(
                         known @ (AzureConfigKey::AccountName
                         | AzureConfigKey::AccessKey
@@ -190,7 +191,7 @@ impl Recipe<'_> {
         };
         builder = builder
             .with_container_name(self.host)
-            // The emulator mode takes its address from a variable; a configured endpoint wins.
+            // Off, because the emulator mode takes its address from a variable.
             .with_use_emulator(false)
             .with_client_options(self.options())
             .with_retry(Self::no_retry())
@@ -209,7 +210,7 @@ impl Recipe<'_> {
             Source::Env => GoogleCloudStorageBuilder::from_env(),
             Source::Anonymous => GoogleCloudStorageBuilder::new().with_skip_signature(true),
             Source::File { path, .. } => {
-                // Read here, so that a file that cannot be read is told from one that is wrong.
+                // Read here, to tell a file that cannot be read from one that is not valid.
                 GoogleCloudStorageBuilder::new().with_service_account_key(credentials::text(path)?)
             }
         };
@@ -236,7 +237,7 @@ impl Recipe<'_> {
                     _ => return Err(self.lacks(path, "token, or user and password")),
                 };
                 let mut value = HeaderValue::from_str(&text)
-                    .map_err(|_| self.lacks(path, "value that fits in a header"))?;
+                    .map_err(|_| self.lacks(path, "value that an HTTP header can carry"))?;
                 value.set_sensitive(true);
                 Some((AUTHORIZATION, value))
             }
@@ -255,7 +256,7 @@ impl Recipe<'_> {
     }
 }
 
-/// The value of a Basic authorization header (RFC 7617).
+/// Returns the value of a Basic authorization header (RFC 7617).
 fn basic(user: &str, password: &str) -> String {
     use base64::Engine as _;
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}")))

@@ -1,8 +1,7 @@
-//! The one place where the library's errors become ours. Texts that may repeat parts of a signed
-//! request are left out.
+//! Translates the errors of `object_store` into [`OriginError`]. Leaves out texts that may repeat a signed request.
 
 use crate::OriginError;
-use crate::wire::Answer;
+use crate::transport::BadAnswer;
 use object_store::Error;
 use object_store::client::HttpError;
 
@@ -24,40 +23,40 @@ pub(super) fn translate(what: &str, error: &Error) -> OriginError {
         Error::NotFound { .. } => return OriginError::NotFound { what: owned },
         Error::AlreadyExists { .. } => return OriginError::AlreadyExists { what: owned },
         Error::Precondition { .. } | Error::NotModified { .. } => {
-            return changed(what, "its etag is another");
+            return changed(what, "its etag differs");
         }
         Error::InvalidPath { source } => return OriginError::invalid(what, source),
         Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::UnknownConfigurationKey { .. } => {
-            return OriginError::invalid(what, "the store cannot do this");
+            return OriginError::invalid(what, "the store does not support this operation");
         }
         _ => {}
     }
-    if let Some(answer) = cause::<Answer>(error) {
+    if let Some(answer) = cause::<BadAnswer>(error) {
         let why = answer.to_string();
         return match answer {
-            Answer::SlowDown { retry_after } => {
+            BadAnswer::SlowDown { retry_after } => {
                 OriginError::Throttled { what: owned, retry_after: *retry_after }
             }
-            Answer::Failed { .. } => OriginError::Unavailable { what: owned, why },
-            Answer::Denied { .. } => OriginError::Denied { what: owned, why },
-            Answer::Refused { .. } | Answer::PastEnd | Answer::Elsewhere => {
+            BadAnswer::Failed { .. } => OriginError::Unavailable { what: owned, why },
+            BadAnswer::Denied { .. } => OriginError::Denied { what: owned, why },
+            BadAnswer::Refused { .. } | BadAnswer::PastEnd | BadAnswer::Redirected => {
                 OriginError::Invalid { what: owned, why }
             }
-            Answer::RangeIgnored | Answer::TooLong => OriginError::Corrupt { what: owned, why },
+            BadAnswer::RangeIgnored | BadAnswer::TooLong => OriginError::Corrupt { what: owned, why },
         };
     }
     let transport = cause::<HttpError>(error);
     match (transport, error) {
         (Some(error), _) => unavailable(what, &deepest(error)),
         (None, Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) => {
-            OriginError::Denied { what: owned, why: "the store said so".to_owned() }
+            OriginError::Denied { what: owned, why: "the store rejected the credentials".to_owned() }
         }
         (None, Error::Generic { .. }) => corrupt(what, deepest(error)),
         (None, _) => unavailable(what, &deepest(error)),
     }
 }
 
-/// The first cause that is a `T`.
+/// Returns the first cause that is a `T`.
 pub(super) fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T> {
     let mut source = std::error::Error::source(error);
     while let Some(next) = source {
@@ -69,7 +68,7 @@ pub(super) fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T>
     None
 }
 
-/// The innermost cause: "connection refused" rather than a chain of wrappers.
+/// Returns the innermost cause, such as "connection refused".
 fn deepest(error: &dyn std::error::Error) -> String {
     let mut last: &dyn std::error::Error = error;
     while let Some(next) = last.source() {

@@ -27,7 +27,7 @@ fn texts_have_one_normal_form_that_reads_back() {
 }
 
 #[test]
-fn what_is_no_origin_is_refused_with_a_reason() {
+fn invalid_uris_are_rejected_with_a_reason() {
     for (text, why) in [
         ("", "empty"),
         ("/data/../etc", ".."),
@@ -60,7 +60,7 @@ fn what_is_no_origin_is_refused_with_a_reason() {
 }
 
 #[test]
-fn secrets_are_refused_and_not_repeated() {
+fn secrets_are_rejected_and_not_repeated() {
     for text in [
         "s3://key:hunter2@bucket/x",
         "https://u:hunter2@h/x",
@@ -98,7 +98,7 @@ fn join_and_contains_go_by_components() {
 }
 
 #[test]
-fn dots_typed_by_a_person_are_resolved() {
+fn dots_in_an_argument_are_resolved() {
     let dir = tempfile::tempdir().expect("tempdir");
     std::fs::create_dir(dir.path().join("a")).expect("mkdir");
     let text = format!("{}/a/..", dir.path().display());

@@ -69,7 +69,8 @@ async fn what_cannot_be_listed_is_an_error_in_its_place() {
         })
         .collect()
         .await;
-    assert_eq!(seen, ["a", "the name is not UTF-8", "c", "the name is not UTF-8"]);
+    let rejected = "the file name is not UTF-8; rename the file";
+    assert_eq!(seen, ["a", rejected, "c", rejected]);
     assert_eq!(origins.stats().invalid, 2);
 }
 

@@ -1,10 +1,10 @@
-//! A selection: which samples an epoch delivers, from a table that somebody made.
+//! Reads a selection: a table of the samples that an epoch delivers, as Parquet or as CSV with a header line.
 //!
-//! A file is Parquet or CSV (with a line of names), whatever it is called: Parquet begins with its magic. One of its
-//! columns names samples, by key or by number; another may weigh them. What else it has is not read.
+//! A file that begins with the Parquet magic is Parquet, every other file is CSV. One column names the samples, by key
+//! or by number. Another column may weight them. Other columns are ignored.
 //!
-//! 1. A row is a sample: one that is named twice is refused, and so is a row that names none. Nothing is guessed.
-//! 2. Whether the version has these samples is for the server to say, when the job is declared.
+//! 1. Each row names one sample. A file that names a sample twice, or has a row that names none, is rejected.
+//! 2. The server checks that the version has these samples, when the job is declared.
 
 use fletch_api::{PlanBase, WeightOf, Weights};
 use fletch_core::Kind;
@@ -22,109 +22,109 @@ use std::{
     sync::Arc,
 };
 
-/// No selection has more rows: as many as a plan has entries.
+/// The most rows of a selection: as many as a plan has entries.
 pub const ROWS_MAX: usize = 1 << 31;
-/// How many of what is wrong an error names.
-const NAMED: usize = 5;
-/// What a column of keys, and one of numbers, is called when nobody says.
-const USUAL: [&str; 2] = ["key", "number"];
+/// The most samples that one error lists.
+const LISTED_MAX: usize = 5;
+/// The default names of the column of keys and of the column of numbers.
+const DEFAULT_COLUMNS: [&str; 2] = ["key", "number"];
 
-/// Which columns say what.
+/// The names of the columns to read.
 #[derive(Debug, Clone, Default)]
 pub struct Columns {
-    /// The column of keys. Without this and `numbers`: the column `key`, or else `number`.
+    /// The column of sample keys. Without `keys` and `numbers`, the column `key` is read, or else `number`.
     pub keys: Option<String>,
-    /// The column of sample numbers, in place of keys.
+    /// The column of sample numbers, instead of keys.
     pub numbers: Option<String>,
-    /// The column of weights, each finite and at least 0.
+    /// The column of weights. Each weight is finite and at least 0.
     pub weights: Option<String>,
 }
 
-/// What was read.
+/// The samples that a file names, and their weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Selection {
     /// The samples, in the order of the rows.
     pub of: WeightOf,
-    /// The weight of each.
+    /// The weight of each sample, if a column of weights was named.
     pub weights: Option<Vec<f64>>,
 }
 
-/// Why a file is no selection.
+/// Why a file is not a valid selection.
 #[derive(Debug, thiserror::Error)]
-pub enum SelectError {
-    /// The system said so.
+pub enum SelectionError {
+    /// The file cannot be opened or read.
     #[error("{path}: {error}")]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The error of the system.
         error: io::Error,
     },
-    /// It is neither Parquet nor CSV that can be read.
+    /// The file is not readable Parquet or CSV.
     #[error("{path}: {why}")]
     Format {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// A column is not there.
-    #[error("{path} has no column {column}; it has {}", there.join(", "))]
+    /// A column is missing.
+    #[error("{path} has no column {column}; it has {}", columns.join(", "))]
     Column {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The missing column.
         column: String,
-        /// What there is.
-        there: Vec<String>,
+        /// The columns of the file.
+        columns: Vec<String>,
     },
-    /// Both keys and numbers were asked for.
-    #[error("a selection is of keys or of numbers, not of both")]
+    /// Both a column of keys and a column of numbers were named.
+    #[error("name a column of keys or a column of numbers, not both")]
     Both,
-    /// A value is none.
-    #[error("{path}, row {row}: {value} in column {column} is no {what}")]
+    /// A value is not valid in its column.
+    #[error("{path}, row {row}: {value} in column {column} is not a {what}")]
     Value {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which row, from 1, the line of names not counted.
+        /// The row, from 1. The header line is not counted.
         row: usize,
-        /// Which column.
+        /// The column.
         column: String,
-        /// What stands there.
+        /// The value.
         value: String,
-        /// What should.
+        /// The kind of value that the column needs.
         what: &'static str,
     },
-    /// Samples that are named twice.
+    /// Some samples are named more than once.
     #[error("{path} names {many} samples more than once, among them {}", first.join(", "))]
     Twice {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// How many.
+        /// The number of these samples.
         many: usize,
-        /// The first few, in the order of the rows.
+        /// The first few of them, in the order of the rows.
         first: Vec<String>,
     },
-    /// It has no rows.
+    /// The file has no rows.
     #[error("{0} has no rows")]
     Empty(PathBuf),
-    /// It has too many.
+    /// The file has too many rows.
     #[error("{0} has more than {ROWS_MAX} rows")]
     Long(PathBuf),
 }
 
-impl SelectError {
-    /// Who can act on it.
+impl SelectionError {
+    /// Returns who can act on the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
-            SelectError::Io { error, .. } if error.kind() == io::ErrorKind::NotFound => Kind::NotFound,
+            SelectionError::Io { error, .. } if error.kind() == io::ErrorKind::NotFound => Kind::NotFound,
             _ => Kind::Invalid,
         }
     }
 }
 
-/// What stands in a cell.
+/// The value of one cell.
 enum Cell {
     Text(String),
     Whole(i128),
@@ -152,7 +152,7 @@ impl Cell {
     fn weight(self) -> Result<f64, Cell> {
         let weight = match &self {
             Cell::Text(text) => text.trim().parse().ok(),
-            // Weights are relative: what a whole number loses beyond 2^53 is nothing.
+            // Weights are relative: the rounding beyond 2^53 does not matter.
             Cell::Whole(n) => Some(*n as f64),
             Cell::Real(x) => Some(*x),
             Cell::Nothing | Cell::Other(_) => None,
@@ -160,6 +160,7 @@ impl Cell {
         weight.filter(|w| w.is_finite() && *w >= 0.0).ok_or(self)
     }
 
+    /// Returns the value as an error message shows it.
     fn shown(&self) -> String {
         match self {
             Cell::Text(text) => format!("{text:?}"),
@@ -195,92 +196,92 @@ impl From<&Field> for Cell {
     }
 }
 
-/// The columns that are read: of samples (keys if true), and of weights.
-struct Chosen {
+/// The columns that are read: of samples (with `true` for keys), and of weights.
+struct ColumnChoice {
     samples: (String, bool),
     weights: Option<String>,
 }
 
-impl Chosen {
-    fn of(path: &Path, columns: &Columns, there: &[String]) -> Result<Self, SelectError> {
-        let has = |name: &str| there.iter().any(|t| t == name);
+impl ColumnChoice {
+    fn new(path: &Path, columns: &Columns, found: &[String]) -> Result<Self, SelectionError> {
+        let has = |name: &str| found.iter().any(|f| f == name);
         let samples = match (&columns.keys, &columns.numbers) {
-            (Some(_), Some(_)) => return Err(SelectError::Both),
+            (Some(_), Some(_)) => return Err(SelectionError::Both),
             (Some(name), None) => (name.clone(), true),
             (None, Some(name)) => (name.clone(), false),
-            (None, None) if has(USUAL[0]) => (USUAL[0].to_owned(), true),
-            (None, None) if has(USUAL[1]) => (USUAL[1].to_owned(), false),
-            (None, None) => (USUAL.join(" or "), true),
+            (None, None) if has(DEFAULT_COLUMNS[0]) => (DEFAULT_COLUMNS[0].to_owned(), true),
+            (None, None) if has(DEFAULT_COLUMNS[1]) => (DEFAULT_COLUMNS[1].to_owned(), false),
+            (None, None) => (DEFAULT_COLUMNS.join(" or "), true),
         };
         for name in std::iter::once(&samples.0).chain(&columns.weights) {
             if !has(name) {
-                let (path, column, there) = (path.to_owned(), name.clone(), there.to_vec());
-                return Err(SelectError::Column { path, column, there });
+                let (path, column, columns) = (path.to_owned(), name.clone(), found.to_vec());
+                return Err(SelectionError::Column { path, column, columns });
             }
         }
-        Ok(Chosen { samples, weights: columns.weights.clone() })
+        Ok(ColumnChoice { samples, weights: columns.weights.clone() })
     }
 }
 
-/// Grows row by row.
-struct Build<'a> {
+/// Collects the rows of a file.
+struct SelectionBuilder<'a> {
     path: &'a Path,
-    chosen: Chosen,
+    chosen: ColumnChoice,
     of: WeightOf,
     weights: Vec<f64>,
     rows: usize,
 }
 
-impl<'a> Build<'a> {
-    fn new(path: &'a Path, chosen: Chosen) -> Self {
+impl<'a> SelectionBuilder<'a> {
+    fn new(path: &'a Path, chosen: ColumnChoice) -> Self {
         let of = if chosen.samples.1 { WeightOf::Keys(Vec::new()) } else { WeightOf::Samples(Vec::new()) };
-        Build { path, chosen, of, weights: Vec::new(), rows: 0 }
+        SelectionBuilder { path, chosen, of, weights: Vec::new(), rows: 0 }
     }
 
-    fn row(&mut self, sample: Cell, weight: Option<Cell>) -> Result<(), SelectError> {
+    fn row(&mut self, sample: Cell, weight: Option<Cell>) -> Result<(), SelectionError> {
         self.rows += 1;
         if self.rows > ROWS_MAX {
-            return Err(SelectError::Long(self.path.to_owned()));
+            return Err(SelectionError::Long(self.path.to_owned()));
         }
         let (path, row) = (self.path, self.rows);
-        let no = |column: &str, what| {
+        let invalid = |column: &str, what| {
             let (path, column) = (path.to_owned(), column.to_owned());
-            move |cell: Cell| SelectError::Value { path, row, column, value: cell.shown(), what }
+            move |cell: Cell| SelectionError::Value { path, row, column, value: cell.shown(), what }
         };
         let column = &self.chosen.samples.0;
         match &mut self.of {
-            WeightOf::Keys(keys) => keys.push(sample.key().map_err(no(column, "key"))?),
+            WeightOf::Keys(keys) => keys.push(sample.key().map_err(invalid(column, "key"))?),
             WeightOf::Samples(numbers) => {
-                numbers.push(sample.number().map_err(no(column, "sample number"))?);
+                numbers.push(sample.number().map_err(invalid(column, "sample number"))?);
             }
         }
         if let (Some(cell), Some(column)) = (weight, &self.chosen.weights) {
-            self.weights.push(cell.weight().map_err(no(column, "weight (finite, at least 0)"))?);
+            self.weights.push(cell.weight().map_err(invalid(column, "weight (finite, at least 0)"))?);
         }
         Ok(())
     }
 
-    fn done(self) -> Result<Selection, SelectError> {
+    fn finish(self) -> Result<Selection, SelectionError> {
         if self.rows == 0 {
-            return Err(SelectError::Empty(self.path.to_owned()));
+            return Err(SelectionError::Empty(self.path.to_owned()));
         }
-        let twice = match &self.of {
-            WeightOf::Keys(keys) => twice(keys.iter().map(|k| format!("{k:?}"))),
-            WeightOf::Samples(numbers) => twice(numbers.iter().map(u64::to_string)),
+        let repeated = match &self.of {
+            WeightOf::Keys(keys) => repeated(keys.iter().map(|k| format!("{k:?}"))),
+            WeightOf::Samples(numbers) => repeated(numbers.iter().map(u64::to_string)),
         };
-        if let Some((many, first)) = twice {
-            return Err(SelectError::Twice { path: self.path.to_owned(), many, first });
+        if let Some((many, first)) = repeated {
+            return Err(SelectionError::Twice { path: self.path.to_owned(), many, first });
         }
         let weights = self.chosen.weights.is_some().then_some(self.weights);
         Ok(Selection { of: self.of, weights })
     }
 }
 
-/// How many names come more than once, and the first few of them.
-fn twice(names: impl Iterator<Item = String>) -> Option<(usize, Vec<String>)> {
+/// Returns how many names occur more than once, and the first few of them.
+fn repeated(names: impl Iterator<Item = String>) -> Option<(usize, Vec<String>)> {
     let (mut seen, mut again, mut first) = (HashSet::new(), HashSet::new(), Vec::new());
     for name in names {
-        if !seen.insert(name.clone()) && again.insert(name.clone()) && first.len() < NAMED {
+        if !seen.insert(name.clone()) && again.insert(name.clone()) && first.len() < LISTED_MAX {
             first.push(name);
         }
     }
@@ -288,34 +289,38 @@ fn twice(names: impl Iterator<Item = String>) -> Option<(usize, Vec<String>)> {
 }
 
 impl Selection {
-    /// Reads a file. Blocking.
+    /// Reads a selection from a file. Blocking.
     ///
     /// # Errors
-    /// [`SelectError`].
-    pub fn read(path: &Path, columns: &Columns) -> Result<Self, SelectError> {
-        let io = |error| SelectError::Io { path: path.to_owned(), error };
+    /// [`SelectionError`].
+    pub fn read(path: &Path, columns: &Columns) -> Result<Self, SelectionError> {
+        let io = |error| SelectionError::Io { path: path.to_owned(), error };
         let mut file = File::open(path).map_err(io)?;
         let mut magic = Vec::new();
         (&mut file).take(4).read_to_end(&mut magic).map_err(io)?;
         file.rewind().map_err(io)?;
         if magic == b"PAR1" {
-            // The crate means to answer garbage with errors, yet has assertions that garbage can reach.
+            // The parquet crate has assertions that a damaged file can reach.
             let read = catch_unwind(AssertUnwindSafe(|| Selection::read_parquet(path, columns, file)));
-            let why = || "the parquet decoder gave up on it".to_owned();
-            return read.unwrap_or_else(|_| Err(SelectError::Format { path: path.to_owned(), why: why() }));
+            let why =
+                || "the parquet decoder panicked on the file; write it again, or write it as CSV".to_owned();
+            return read
+                .unwrap_or_else(|_| Err(SelectionError::Format { path: path.to_owned(), why: why() }));
         }
         Selection::read_csv(path, columns, file)
     }
 
-    fn read_parquet(path: &Path, columns: &Columns, file: File) -> Result<Self, SelectError> {
-        let bad = |e: parquet::errors::ParquetError| SelectError::Format {
+    fn read_parquet(path: &Path, columns: &Columns, file: File) -> Result<Self, SelectionError> {
+        let bad = |e: parquet::errors::ParquetError| SelectionError::Format {
             path: path.to_owned(),
-            why: format!("it cannot be read ({e}); write it with snappy or without compression, or as CSV"),
+            why: format!(
+                "it cannot be read as Parquet ({e}); write it with snappy or no compression, or as CSV"
+            ),
         };
         let reader = SerializedFileReader::new(file).map_err(bad)?;
         let schema = reader.metadata().file_metadata().schema();
-        let there: Vec<String> = schema.get_fields().iter().map(|f| f.name().to_owned()).collect();
-        let mut build = Build::new(path, Chosen::of(path, columns, &there)?);
+        let found: Vec<String> = schema.get_fields().iter().map(|f| f.name().to_owned()).collect();
+        let mut build = SelectionBuilder::new(path, ColumnChoice::new(path, columns, &found)?);
         let names = std::iter::once(&build.chosen.samples.0).chain(&build.chosen.weights);
         let names: Vec<String> = names.cloned().collect();
         let fields = schema.get_fields().iter().filter(|f| names.iter().any(|n| n == f.name()));
@@ -328,25 +333,25 @@ impl Selection {
             };
             build.row(cell(&names[0]), names.get(1).map(|n| cell(n)))?;
         }
-        build.done()
+        build.finish()
     }
 
-    fn read_csv(path: &Path, columns: &Columns, file: File) -> Result<Self, SelectError> {
-        let bad = |e: csv::Error| SelectError::Format { path: path.to_owned(), why: e.to_string() };
+    fn read_csv(path: &Path, columns: &Columns, file: File) -> Result<Self, SelectionError> {
+        let bad = |e: csv::Error| SelectionError::Format { path: path.to_owned(), why: e.to_string() };
         let mut reader = csv::Reader::from_reader(file);
-        let there: Vec<String> = reader.headers().map_err(bad)?.iter().map(str::to_owned).collect();
-        let mut build = Build::new(path, Chosen::of(path, columns, &there)?);
-        let at = |name: &String| there.iter().position(|t| t == name).unwrap_or(usize::MAX);
+        let found: Vec<String> = reader.headers().map_err(bad)?.iter().map(str::to_owned).collect();
+        let mut build = SelectionBuilder::new(path, ColumnChoice::new(path, columns, &found)?);
+        let at = |name: &String| found.iter().position(|f| f == name).unwrap_or(usize::MAX);
         let (sample, weight) = (at(&build.chosen.samples.0), build.chosen.weights.as_ref().map(at));
         let mut record = csv::StringRecord::new();
         while reader.read_record(&mut record).map_err(bad)? {
             let cell = |i: usize| record.get(i).map_or(Cell::Nothing, |text| Cell::Text(text.to_owned()));
             build.row(cell(sample), weight.map(cell))?;
         }
-        build.done()
+        build.finish()
     }
 
-    /// How many samples.
+    /// Returns the number of samples.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.of {
@@ -355,13 +360,15 @@ impl Selection {
         }
     }
 
-    /// Whether it has none, which no file's has.
+    /// Returns whether there are no samples. A selection that was read has at least one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The plan: each sample once; with weights `draws` of them, as many as there are rows when that is not said.
+    /// Returns the plan of the selection: each sample once or, with weights, `draws` samples in their proportion.
+    ///
+    /// `draws` defaults to the number of rows.
     #[must_use]
     pub fn base(self, draws: Option<u64>) -> PlanBase {
         let draws = draws.unwrap_or(self.len() as u64);

@@ -1,6 +1,6 @@
-//! Between `object_store` and the socket: counts requests, bounds error bodies, and turns
-//! statuses into values, because `object_store` drops the `Retry-After` header and takes some
-//! wrong answers for right ones.
+//! The HTTP layer below `object_store`: counts requests, limits error bodies, and turns statuses into errors.
+//!
+//! `object_store` drops the `Retry-After` header and accepts some wrong answers, so this layer checks each answer first.
 
 use crate::stats::Counters;
 use http::header::{CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
@@ -14,44 +14,46 @@ use object_store::client::{
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// The most that is read of an error's body, in bytes.
+/// The most bytes of an error body that are read.
 const ERROR_BYTES_MAX: usize = 16 << 10;
 
-/// The most that is read of a page of a listing, in bytes: 1,000 keys of S3 need less than
-/// 2 MiB, 5,000 of Azure less than 10.
+/// The most bytes of a listing page that are read. 1,000 keys of S3 need less than 2 MiB, 5,000 of Azure less than
+/// 10 MiB.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
-/// An answer that is not what was asked for. Travels as the source of an `HttpError`.
+/// An answer that does not fit the request. Travels as the source of an `HttpError`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Answer {
-    #[error("slow down")]
+pub(crate) enum BadAnswer {
+    #[error("the origin asks clients to slow down")]
     SlowDown { retry_after: Option<Duration> },
     #[error("status {status} {code}")]
     Failed { status: u16, code: String },
     #[error("status {status} {code}")]
     Denied { status: u16, code: String },
-    #[error("the request was refused with status {status} {code}")]
+    #[error("the server rejected the request with status {status} {code}")]
     Refused { status: u16, code: String },
-    #[error("the range lies past the object's end")]
+    #[error("the range begins after the end of the object")]
     PastEnd,
-    #[error("the whole object was sent for a range")]
+    #[error("the server sent the whole object for a range")]
     RangeIgnored,
-    #[error("it redirects to another place, which is not followed; configure and name that place")]
-    Elsewhere,
+    #[error(
+        "the server redirects to another URL, and redirects are not followed; use the other URL as origin"
+    )]
+    Redirected,
     #[error("a page of a listing is longer than 16 MiB")]
     TooLong,
 }
 
-/// Makes clients that count and judge.
+/// Makes HTTP clients that count requests and check answers.
 #[derive(Debug)]
 pub(crate) struct Connector {
     pub counters: Arc<Counters>,
-    /// For a plain server: the longest wait for a connection, and headers of every request.
+    /// For a plain server: the connect timeout, and the headers of every request.
     pub plain: Option<(Duration, HeaderMap)>,
 }
 
 #[derive(Debug)]
-struct Wire {
+struct CheckedService {
     client: HttpClient,
     counters: Arc<Counters>,
     plain: bool,
@@ -62,8 +64,8 @@ impl HttpConnector for Connector {
         let client = match &self.plain {
             None => ReqwestConnector::default().connect(options)?,
             Some((connect_timeout, headers)) => {
-                // A plain server may not send us elsewhere: not to another host, which was not
-                // configured, nor from a file to the page of a directory.
+                // No redirects: neither to a host that is not configured, nor from a file to the page of a
+                // directory.
                 let client = reqwest::Client::builder()
                     .redirect(reqwest::redirect::Policy::none())
                     .connect_timeout(*connect_timeout)
@@ -75,7 +77,7 @@ impl HttpConnector for Connector {
                 HttpClient::new(client)
             }
         };
-        Ok(HttpClient::new(Wire {
+        Ok(HttpClient::new(CheckedService {
             client,
             counters: Arc::clone(&self.counters),
             plain: self.plain.is_some(),
@@ -84,7 +86,7 @@ impl HttpConnector for Connector {
 }
 
 #[async_trait::async_trait]
-impl HttpService for Wire {
+impl HttpService for CheckedService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         self.counters.request();
         let range = request.headers().get(RANGE).cloned();
@@ -95,38 +97,38 @@ impl HttpService for Wire {
         let response = self.client.execute(request).await?;
         let status = response.status();
         let answer = match status {
-            StatusCode::OK if ranged => Answer::RangeIgnored,
-            StatusCode::RANGE_NOT_SATISFIABLE => Answer::PastEnd,
-            // Some servers answer a range from the very end with nothing instead of refusing it.
-            StatusCode::PARTIAL_CONTENT if past_end(range.as_ref(), response.headers()) => Answer::PastEnd,
+            StatusCode::OK if ranged => BadAnswer::RangeIgnored,
+            StatusCode::RANGE_NOT_SATISFIABLE => BadAnswer::PastEnd,
+            // Some servers send an empty body for a range that begins at the end, instead of 416.
+            StatusCode::PARTIAL_CONTENT if past_end(range.as_ref(), response.headers()) => BadAnswer::PastEnd,
             s if s.is_redirection() && self.plain && s != StatusCode::NOT_MODIFIED => {
                 let to = response.headers().get(LOCATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
                 if to.strip_suffix('/').is_some_and(|to| to.ends_with(&path)) {
-                    // To the page of a directory, which as at a store is no object.
+                    // The page of a directory is no object, as in a store.
                     let (mut parts, _) = response.into_parts();
                     parts.status = StatusCode::NOT_FOUND;
                     return Ok(HttpResponse::from_parts(parts, Vec::new().into()));
                 }
-                Answer::Elsewhere
+                BadAnswer::Redirected
             }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 let asked = response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok());
-                Answer::SlowDown { retry_after: asked.and_then(|v| retry_after(v, SystemTime::now())) }
+                BadAnswer::SlowDown { retry_after: asked.and_then(|v| retry_after(v, SystemTime::now())) }
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                Answer::Denied { status: status.as_u16(), code: code(response).await }
+                BadAnswer::Denied { status: status.as_u16(), code: code(response).await }
             }
-            StatusCode::REQUEST_TIMEOUT => Answer::Failed { status: 408, code: code(response).await },
+            StatusCode::REQUEST_TIMEOUT => BadAnswer::Failed { status: 408, code: code(response).await },
             // `object_store` has a variant for each of these; only the body is bounded.
             StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
                 let (parts, body) = response.into_parts();
                 let body = bounded(body).await;
                 return Ok(HttpResponse::from_parts(parts, body.into()));
             }
-            // Asked again it will know no more.
-            StatusCode::NOT_IMPLEMENTED => Answer::Refused { status: 501, code: code(response).await },
-            s if s.is_server_error() => Answer::Failed { status: s.as_u16(), code: code(response).await },
-            s if s.is_client_error() => Answer::Refused { status: s.as_u16(), code: code(response).await },
+            // A retry would not help: the server does not know the method.
+            StatusCode::NOT_IMPLEMENTED => BadAnswer::Refused { status: 501, code: code(response).await },
+            s if s.is_server_error() => BadAnswer::Failed { status: s.as_u16(), code: code(response).await },
+            s if s.is_client_error() => BadAnswer::Refused { status: s.as_u16(), code: code(response).await },
             _ if listing => return page(response).await,
             _ => return Ok(response),
         };
@@ -135,25 +137,26 @@ impl HttpService for Wire {
     }
 }
 
-/// A page, read here because `object_store` would read it to any length.
+/// Reads a listing page here, because `object_store` would read a page of any length.
 async fn page(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (parts, body) = response.into_parts();
     match Limited::new(body, PAGE_BYTES_MAX).collect().await {
         Ok(body) => Ok(HttpResponse::from_parts(parts, body.to_bytes().into())),
         Err(error) if error.is::<LengthLimitError>() => {
-            Err(HttpError::new(HttpErrorKind::Unknown, Answer::TooLong))
+            Err(HttpError::new(HttpErrorKind::Unknown, BadAnswer::TooLong))
         }
         Err(error) => Err(HttpError::new_boxed(HttpErrorKind::Unknown, error)),
     }
 }
 
 async fn bounded(body: object_store::client::HttpResponseBody) -> Vec<u8> {
-    // An error while reading the text of an error takes nothing away from the error.
+    // A body that cannot be read does not hide the error that it belongs to.
     Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|b| b.to_bytes().to_vec()).unwrap_or_default()
 }
 
-/// The text of `<Code>` of an error of S3, Azure or GCS: a word, or nothing. Nothing else of the body is kept,
-/// because some servers put keys and signed strings into it.
+/// Returns the word in `<Code>` of an error of S3, Azure or GCS, or an empty text.
+///
+/// Keeps nothing else of the body, because some servers put keys and signed strings into it.
 async fn code(response: HttpResponse) -> String {
     let body = bounded(response.into_body()).await;
     let text = String::from_utf8_lossy(&body);
@@ -164,7 +167,7 @@ async fn code(response: HttpResponse) -> String {
         .to_owned()
 }
 
-/// Whether the range asked for begins where the object, as the answer says, has ended.
+/// Returns whether the requested range begins at or after the end of the object that the answer describes.
 fn past_end(asked: Option<&HeaderValue>, answer: &HeaderMap) -> bool {
     let number = |text: Option<&str>| text.and_then(|t| t.parse::<u64>().ok());
     let start = asked.and_then(|v| v.to_str().ok()?.strip_prefix("bytes=")?.split_once('-'));
@@ -175,7 +178,7 @@ fn past_end(asked: Option<&HeaderValue>, answer: &HeaderMap) -> bool {
     }
 }
 
-/// Seconds, or an HTTP date.
+/// Parses the value of `Retry-After`: seconds, or an HTTP date.
 fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     match text.trim().parse() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),

@@ -1,6 +1,6 @@
-//! A sorted walk of a tree's regular files.
+//! Lists the regular files of a tree in the byte order of their paths.
 
-use super::{TEMPORARY, Within, meta_of};
+use super::{Confinement, TEMPORARY, meta_of};
 use crate::OriginError;
 use crate::origin::ObjectMeta;
 use futures::StreamExt as _;
@@ -11,27 +11,28 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Items between the thread that walks and the stream; a thread ahead of its reader waits.
-const AHEAD: usize = 256;
+/// The most items that wait between the walking thread and the stream.
+const QUEUE_ITEMS_MAX: usize = 256;
 
 type Item = Result<ObjectMeta, OriginError>;
 
-/// Walks on a blocking thread that ends when the stream is dropped. Holds the names of one
-/// directory per level.
+/// Lists the files below `prefix`, on a blocking thread that ends when the stream is dropped.
+///
+/// Holds the names of one directory per level in memory.
 pub(crate) fn list(
-    within: Within,
+    confinement: Confinement,
     dir: PathBuf,
     what: String,
     prefix: String,
     io_timeout: Duration,
 ) -> BoxStream<'static, Item> {
-    let (send, receive) = mpsc::channel(AHEAD);
-    // Begun when the stream is first polled, not when it is made.
+    let (send, receive) = mpsc::channel(QUEUE_ITEMS_MAX);
+    // The walk begins when the stream is first polled.
     let start = futures::stream::once(async move {
         let named = what.clone();
         tokio::task::spawn_blocking(move || {
-            // Nobody listens any more: nothing is left to do.
-            let _ = match within.check_path(&dir.join(&prefix), &named) {
+            // The receiver is gone: there is nothing left to do.
+            let _ = match confinement.check_path(&dir.join(&prefix), &named) {
                 Ok(()) => walk(&dir, &named, &prefix, &send),
                 Err(e) => send.blocking_send(Err(e)).map_err(|_| Closed),
             };
@@ -55,13 +56,13 @@ struct Closed;
 fn walk(dir: &Path, what: &str, prefix: &str, send: &mpsc::Sender<Item>) -> Result<(), Closed> {
     let at = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
     match children(&dir.join(prefix)) {
-        // As at a store: a directory that is not there has nothing below it.
+        // A missing directory has no files, as in a store.
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(()),
         read => below(what, &at, read, send),
     }
 }
 
-/// One name of a directory: sorts as its path does, a directory as `name/`.
+/// One name of a directory. The key sorts like the path; a directory's key is `name/`.
 struct Child {
     key: Vec<u8>,
     entry: std::fs::DirEntry,
@@ -108,7 +109,7 @@ fn below(
         };
         let Ok(name) = child.entry.file_name().into_string() else {
             let shown = format!("{what}: {at}{}", child.entry.file_name().to_string_lossy());
-            give(Err(OriginError::invalid(shown, "the name is not UTF-8")))?;
+            give(Err(OriginError::invalid(shown, "the file name is not UTF-8; rename the file")))?;
             continue;
         };
         let path = format!("{at}{name}");
@@ -118,7 +119,7 @@ fn below(
         } else if !name.starts_with(TEMPORARY) {
             match child.entry.metadata() {
                 Ok(meta) if meta.is_file() => give(Ok(meta_of(&path, &meta)))?,
-                // Replaced or removed since the directory was read: it is no file any more.
+                // The file was replaced or removed after the directory was read.
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => give(fault(&e))?,

@@ -1,4 +1,4 @@
-//! Where files may really be, all links followed.
+//! Confines an origin to files whose real path, all links followed, is allowed.
 
 use crate::OriginError;
 use std::{
@@ -10,50 +10,54 @@ use std::{
     sync::Arc,
 };
 
-/// Says whether the file that really is at a path may be read.
-pub type MayRead = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
+/// Returns whether the file at a real path may be read.
+pub type PathFilter = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
 
-/// Allows files by their real path; everything unless made by [`Within::only`].
+/// Allows files by their real path. The default allows every file.
 #[derive(Clone, Default)]
-pub(crate) struct Within(Option<MayRead>);
+pub(crate) struct Confinement(Option<PathFilter>);
 
-impl fmt::Debug for Within {
+impl fmt::Debug for Confinement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_everywhere() { "Within(everywhere)" } else { "Within(…)" })
+        f.write_str(if self.is_everywhere() { "Confinement(everywhere)" } else { "Confinement(…)" })
     }
 }
 
-impl Within {
-    pub fn only(may: MayRead) -> Self {
-        Within(Some(may))
+impl Confinement {
+    pub fn only(may: PathFilter) -> Self {
+        Confinement(Some(may))
     }
 
     pub fn is_everywhere(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Refuses an open file that is elsewhere.
+    /// Rejects an open file whose real path is not allowed.
     pub fn check(&self, file: &File, what: &str) -> Result<(), OriginError> {
         let link = || -> PathBuf { format!("/proc/self/fd/{}", file.as_raw_fd()).into() };
-        self.judge(what, || std::fs::read_link(link()))
+        self.check_real_path(what, || std::fs::read_link(link()))
     }
 
-    /// Refuses a name that leads elsewhere now; what is not there leads nowhere.
+    /// Rejects a name whose real path is not allowed now. Accepts a name that does not exist.
     pub fn check_path(&self, path: &Path, what: &str) -> Result<(), OriginError> {
         match std::fs::canonicalize(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            real => self.judge(what, || real),
+            real => self.check_real_path(what, || real),
         }
     }
 
-    fn judge(&self, what: &str, real: impl FnOnce() -> io::Result<PathBuf>) -> Result<(), OriginError> {
+    fn check_real_path(
+        &self,
+        what: &str,
+        real: impl FnOnce() -> io::Result<PathBuf>,
+    ) -> Result<(), OriginError> {
         let Some(may) = &self.0 else { return Ok(()) };
         let real = real().map_err(|e| OriginError::io(what, &e))?;
         if may(&real) {
             return Ok(());
         }
-        // Not where it leads: whoever made the link would learn what is there.
-        let why = "it leads out of the directories that may be read (local.dirs)".to_owned();
+        // Without the real path: the owner of the link must not learn what exists there.
+        let why = "a symbolic link leads out of the directories that may be read (local.dirs)".to_owned();
         Err(OriginError::Denied { what: what.to_owned(), why })
     }
 }

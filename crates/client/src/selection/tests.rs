@@ -10,7 +10,7 @@ fn columns(keys: Option<&str>, numbers: Option<&str>, weights: Option<&str>) -> 
     Columns { keys: own(keys), numbers: own(numbers), weights: own(weights) }
 }
 
-fn usual() -> Columns {
+fn defaults() -> Columns {
     Columns::default()
 }
 
@@ -53,7 +53,7 @@ fn parquet_of(rows: &[(&str, i64, f64)]) -> tempfile::NamedTempFile {
     file
 }
 
-fn refused(file: &Path, columns: &Columns) -> String {
+fn rejection(file: &Path, columns: &Columns) -> String {
     let e = Selection::read(file, columns).expect_err("no selection");
     assert!(matches!(e.kind(), Kind::Invalid | Kind::NotFound));
     e.to_string()
@@ -67,7 +67,7 @@ fn parquet_and_csv_say_the_same() {
     for file in [table.path(), text.path()] {
         let read = |c: Columns| Selection::read(file, &c).expect("a selection");
         let keys = || rows.iter().map(|r| r.0.to_owned()).collect::<Vec<_>>();
-        assert_eq!(read(usual()).base(None), PlanBase::Keys(keys()), "key before number");
+        assert_eq!(read(defaults()).base(None), PlanBase::Keys(keys()), "key before number");
         assert_eq!(read(columns(None, Some("number"), None)).base(None), PlanBase::Samples(vec![5, 3, 0]));
         let weighted = read(columns(Some("key"), None, Some("w")));
         assert_eq!((weighted.len(), weighted.is_empty()), (3, false));
@@ -79,45 +79,47 @@ fn parquet_and_csv_say_the_same() {
         assert_eq!(weighted.clone().base(None), PlanBase::Weights(weights.clone()));
         assert_eq!(weighted.base(Some(10)), PlanBase::Weights(Weights { draws: 10, ..weights }));
         // A column that is not there: those that are.
-        let why = refused(file, &columns(Some("path"), None, None));
+        let why = rejection(file, &columns(Some("path"), None, None));
         assert!(why.contains("has no column path; it has "), "{why}");
         for there in ["key", "number", "w", "other"] {
             assert!(why.contains(there), "{why}");
         }
-        assert!(refused(file, &columns(None, None, Some("weight"))).contains("has no column weight"));
-        assert!(refused(file, &columns(Some("key"), Some("number"), None)).contains("not of both"));
+        assert!(rejection(file, &columns(None, None, Some("weight"))).contains("has no column weight"));
+        assert!(rejection(file, &columns(Some("key"), Some("number"), None)).contains("not both"));
     }
 }
 
 #[test]
-fn what_is_no_selection_is_refused_with_the_row() {
-    let why = |text: &str, c: Columns| refused(csv_of(text).path(), &c);
+fn an_invalid_file_is_rejected_with_the_row() {
+    let why = |text: &str, c: Columns| rejection(csv_of(text).path(), &c);
     let numbers = || columns(None, Some("number"), None);
-    assert!(why("key\na\n\"\"\n", usual()).contains("row 2: \"\" in column key is no key"));
-    assert!(why("number\n1\n-2\n", numbers()).contains("row 2: \"-2\" in column number is no sample number"));
-    assert!(why("number\n1.5\n", usual()).contains("row 1: \"1.5\""));
+    assert!(why("key\na\n\"\"\n", defaults()).contains("row 2: \"\" in column key is not a key"));
+    assert!(
+        why("number\n1\n-2\n", numbers()).contains("row 2: \"-2\" in column number is not a sample number")
+    );
+    assert!(why("number\n1.5\n", defaults()).contains("row 1: \"1.5\""));
     for weight in ["-1", "NaN", "inf", "x", ""] {
         let text = format!("key,w\na,1\nb,{weight}\n");
         let why = why(&text, columns(None, None, Some("w")));
-        assert!(why.contains("row 2: ") && why.contains("no weight"), "{why}");
+        assert!(why.contains("row 2: ") && why.contains("is not a weight"), "{why}");
     }
-    assert!(why("key\n", usual()).contains("has no rows"));
-    assert!(why("key,w\na\n", usual()).contains("record 1"), "rows of unequal length");
-    assert!(why("path\na\n", usual()).contains("no column key or number; it has path"));
+    assert!(why("key\n", defaults()).contains("has no rows"));
+    assert!(why("key,w\na\n", defaults()).contains("record 1"), "rows of unequal length");
+    assert!(why("path\na\n", defaults()).contains("no column key or number; it has path"));
     let twice = "key\na\nb\na\nc\nb\na\nd\nd\ne\ne\nf\nf\ng\ng\n";
-    let said = why(twice, usual());
+    let said = why(twice, defaults());
     assert!(
         said.ends_with(r#"names 6 samples more than once, among them "a", "b", "d", "e", "f""#),
         "{said}"
     );
     let table = parquet_of(&[("a", 1, 1.0), ("b", -1, f64::NAN), ("c", 1, 1.0)]);
-    let said = |c: Columns| refused(table.path(), &c);
+    let said = |c: Columns| rejection(table.path(), &c);
     assert!(said(numbers()).contains("row 2: -1 in column number"));
     assert!(said(columns(None, None, Some("w"))).contains("row 2: nothing in column w"));
     let table = parquet_of(&[("a", 1, 1.0), ("b", 2, 1.0), ("c", 1, 1.0)]);
-    assert!(refused(table.path(), &numbers()).contains("names 1 samples more than once, among them 1"));
+    assert!(rejection(table.path(), &numbers()).contains("names 1 samples more than once, among them 1"));
     let cut = std::fs::read(table.path()).expect("bytes");
     std::fs::write(table.path(), &cut[..cut.len() - 9]).expect("write");
-    assert!(refused(table.path(), &usual()).contains("cannot be read"));
-    assert!(refused(Path::new("/nowhere/at/all.csv"), &usual()).contains("/nowhere/at/all.csv"));
+    assert!(rejection(table.path(), &defaults()).contains("cannot be read as Parquet"));
+    assert!(rejection(Path::new("/nowhere/at/all.csv"), &defaults()).contains("/nowhere/at/all.csv"));
 }

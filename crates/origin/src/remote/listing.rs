@@ -1,6 +1,6 @@
-//! Listing a store page by page, each page a call with a deadline and retries of its own.
+//! Lists a store page by page. Each page is a call with its own deadline and retries.
 
-use super::Reach;
+use super::RemotePrefix;
 use super::translate::{corrupt, translate, unavailable};
 use crate::OriginError;
 use crate::origin::ObjectMeta;
@@ -9,26 +9,26 @@ use futures::stream::BoxStream;
 use object_store::list::PaginatedListOptions;
 use tokio::time::timeout;
 
-/// Keys of one page; Azure would give 5,000.
+/// The number of keys in a page. Azure's default is 5,000.
 const PAGE_KEYS: usize = 1000;
 
 struct Pages {
-    reach: Reach,
+    location: RemotePrefix,
     what: String,
-    /// Of the keys, ends in `/` or is empty.
+    /// The prefix of the keys: empty, or ending in `/`.
     prefix: String,
-    /// The next page; `None` when there is none.
+    /// The token of the next page. `None` after the last page.
     next: Option<Option<String>>,
-    /// The last path given: the next is greater.
+    /// The last path that was listed. The next path must be greater.
     last: String,
 }
 
-impl Reach {
+impl RemotePrefix {
     pub fn list(&self, what: String, prefix: String) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
         let parts: Vec<&str> =
             [self.prefix.as_str(), prefix.as_str()].into_iter().filter(|p| !p.is_empty()).collect();
         let prefix = if parts.is_empty() { String::new() } else { format!("{}/", parts.join("/")) };
-        let pages = Pages { reach: self.clone(), what, prefix, next: Some(None), last: String::new() };
+        let pages = Pages { location: self.clone(), what, prefix, next: Some(None), last: String::new() };
         let pages = futures::stream::unfold(pages, |mut pages| async move {
             let token = pages.next.take()?;
             let page = pages.page(token).await;
@@ -44,18 +44,18 @@ impl Reach {
 }
 
 impl Pages {
-    /// One page, which ends the listing if it fails.
+    /// Reads one page. An error ends the listing.
     async fn page(&mut self, token: Option<String>) -> Result<Vec<ObjectMeta>, OriginError> {
-        let remote = &self.reach.remote;
+        let remote = &self.location.remote;
         let what = self.what.as_str();
         let prefix = Some(self.prefix.as_str()).filter(|p| !p.is_empty());
         let token = &token;
         let page = remote
-            .tried(what, 0, |_, at| async move {
+            .retried(what, 0, |_, at| async move {
                 let store = at.store.pages().ok_or_else(|| {
                     OriginError::invalid(
                         what,
-                        "a plain HTTP server has no listing; give the names (--list FILE)",
+                        "a plain HTTP server has no listing; give the object names with --list FILE",
                     )
                 })?;
                 let options = PaginatedListOptions {
@@ -64,23 +64,26 @@ impl Pages {
                     ..Default::default()
                 };
                 let page = timeout(remote.patience(), store.list_paginated(prefix, options)).await;
-                page.map_err(|_| unavailable(what, "no page in a third of io_timeout"))?
+                page.map_err(|_| unavailable(what, "no listing page within a third of io_timeout"))?
                     .map_err(|e| translate(what, &e))
             })
             .await?;
-        let below = if self.reach.prefix.is_empty() { 0 } else { self.reach.prefix.len() + 1 };
+        let below = if self.location.prefix.is_empty() { 0 } else { self.location.prefix.len() + 1 };
         let mut items = Vec::with_capacity(page.result.objects.len());
         for object in &page.result.objects {
             let key = object.location.as_ref();
-            // The key of a "folder" that a console made is the prefix itself: nothing below it.
+            // A cloud console makes a "folder" as an object whose key is the prefix itself.
             if key.len() + 1 == self.prefix.len() {
                 continue;
             }
             let path = key.get(below..).filter(|_| key.starts_with(&self.prefix));
-            let path =
-                path.ok_or_else(|| corrupt(what, format!("{key:?} in a listing of {:?}", self.prefix)))?;
+            let path = path
+                .ok_or_else(|| corrupt(what, format!("the listing of {:?} contains {key:?}", self.prefix)))?;
             if path <= self.last.as_str() {
-                return Err(corrupt(what, format!("{path:?} listed after {:?}", self.last)));
+                return Err(corrupt(
+                    what,
+                    format!("the listing is not sorted: {path:?} comes after {:?}", self.last),
+                ));
             }
             path.clone_into(&mut self.last);
             items.push(remote.meta_of(path, object));

@@ -1,6 +1,6 @@
-//! The calls that change what a server does: registrations, warm-ups, evictions.
+//! The calls that change what a server keeps: registrations, warm-ups and evictions.
 
-use crate::body::Length;
+use crate::body::BodyLength;
 use crate::client::JSON_BYTES_MAX;
 use crate::{Client, ClientError};
 use fletch_api::{Dataset, Datasets, Evicted, RegisterDataset, StartWarmup, Warmup, routes};
@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
 impl Client {
-    /// All datasets of the asking principal's domain.
+    /// Returns all datasets of the caller's domain.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -17,27 +17,24 @@ impl Client {
         Ok(self.get_json::<Datasets>(routes::DATASETS).await?.datasets)
     }
 
-    /// One dataset.
+    /// Returns one dataset.
     ///
     /// # Errors
-    /// [`ClientError`]; `not_found` when it is not registered, or not for this principal.
+    /// [`ClientError`]; `not_found` if the dataset is not registered or the caller may not see it.
     pub async fn dataset(&self, name: &DatasetName) -> Result<Dataset, ClientError> {
         self.get_json(&routes::dataset(name)).await
     }
 
-    /// Registers a dataset; the same again changes nothing.
+    /// Registers a dataset. Registering the same dataset again changes nothing.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn register(&self, what: &RegisterDataset) -> Result<Dataset, ClientError> {
-        let body = serde_json::to_vec(what).map_err(|e| ClientError::Config(e.to_string()))?;
+    pub async fn register(&self, dataset: &RegisterDataset) -> Result<Dataset, ClientError> {
         let want = [StatusCode::OK, StatusCode::CREATED];
-        let request = || self.json_request(Method::POST, routes::DATASETS, body.clone());
-        let bytes = self.call(request, &want, Length::AtMost(JSON_BYTES_MAX)).await?;
-        self.parse(&bytes)
+        self.send_json(Method::POST, routes::DATASETS, dataset, &want).await
     }
 
-    /// Forgets a dataset.
+    /// Deletes the registration of a dataset. The dataset's objects and tables stay at the origin.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -45,25 +42,22 @@ impl Client {
         let path = routes::dataset(name);
         let want = [StatusCode::OK, StatusCode::NO_CONTENT];
         let request = || self.request(Method::DELETE, &path);
-        self.call(request, &want, Length::AtMost(JSON_BYTES_MAX)).await?;
+        self.call(request, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
     }
 
-    /// Begins a warm-up.
+    /// Starts a warm-up.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn warm_up(&self, what: &StartWarmup) -> Result<Warmup, ClientError> {
-        let body = serde_json::to_vec(what).map_err(|e| ClientError::Config(e.to_string()))?;
-        let request = || self.json_request(Method::POST, routes::WARMUPS, body.clone());
-        let bytes = self.call(request, &[StatusCode::ACCEPTED], Length::AtMost(JSON_BYTES_MAX)).await?;
-        self.parse(&bytes)
+    pub async fn warm_up(&self, warmup: &StartWarmup) -> Result<Warmup, ClientError> {
+        self.send_json(Method::POST, routes::WARMUPS, warmup, &[StatusCode::ACCEPTED]).await
     }
 
-    /// A warm-up as it is now.
+    /// Returns a warm-up as it is now.
     ///
     /// # Errors
-    /// [`ClientError`]; `not_found` when the server has forgotten it.
+    /// [`ClientError`]; `not_found` if the server no longer remembers the warm-up.
     pub async fn warmup(&self, id: &str) -> Result<Warmup, ClientError> {
         self.get_json(&routes::warmup(id)).await
     }
@@ -86,7 +80,7 @@ impl Client {
 
     async fn delete<T: DeserializeOwned>(&self, path: &str, want: StatusCode) -> Result<T, ClientError> {
         let request = || self.request(Method::DELETE, path);
-        let bytes = self.call(request, &[want], Length::AtMost(JSON_BYTES_MAX)).await?;
+        let bytes = self.call(request, &[want], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         self.parse(&bytes)
     }
 }

@@ -1,4 +1,4 @@
-//! Tables at their place, and tables from whoever answers.
+//! Reads version tables at an origin, and from the server or the origin, whichever answers.
 
 use super::Fallback;
 use crate::ClientError;
@@ -15,12 +15,13 @@ use tokio::sync::OnceCell;
 /// The longest tag document, in bytes.
 const TAG_BYTES_MAX: u64 = 64 << 10;
 
-/// What `version`, a tag or a root, is at a place of tables; of several layouts of a root the
-/// first by name that is whole.
+/// Resolves `version`, a tag or a root, by the tables at an origin.
+///
+/// For a root with several layouts, returns the first layout in the order of their names.
 ///
 /// # Errors
-/// [`ClientError::Origin`] when there is none or it cannot be read, [`ClientError::Config`] for a
-/// text that is neither a tag nor a root.
+/// [`ClientError::Origin`] if the version does not exist or cannot be read. [`ClientError::Config`] for a text that is
+/// neither a tag nor a root.
 pub async fn resolve(tables: &Origin, version: &str) -> Result<(Root, LayoutId), ClientError> {
     let failed =
         |kind, why: String| ClientError::Origin { server: format!("tables at {}", tables.uri()), kind, why };
@@ -30,7 +31,10 @@ pub async fn resolve(tables: &Origin, version: &str) -> Result<(Root, LayoutId),
         let path = paths::tag(&tag);
         let got = tables.get(&path, None, None).await.map_err(|e| origin(&e))?;
         if got.bytes.len() as u64 > TAG_BYTES_MAX {
-            return Err(failed(Kind::Corrupt, format!("{path} has {} bytes", got.bytes.len())));
+            return Err(failed(
+                Kind::Corrupt,
+                format!("{path} has {} bytes, at most {TAG_BYTES_MAX} are allowed", got.bytes.len()),
+            ));
         }
         let doc = TagDoc::parse(&got.bytes).map_err(|e| failed(e.kind(), e.to_string()))?;
         return Ok((doc.root, doc.layout));
@@ -44,22 +48,22 @@ pub async fn resolve(tables: &Origin, version: &str) -> Result<(Root, LayoutId),
         let doc = LayoutDoc::parse_any(&got.bytes).map_err(|e| failed(e.kind(), e.to_string()))?;
         return Ok((root, doc.layout));
     }
-    Err(failed(Kind::NotFound, format!("there is no version {root}")))
+    Err(failed(Kind::NotFound, format!("no version {root} is published here")))
 }
 
-/// The tables of one version and layout, read from their place at an origin.
-pub struct PlaceTables {
+/// The tables of one version in one layout, read from an origin.
+pub struct OriginTables {
     origin: Origin,
     root: Root,
     layout: LayoutId,
     sizes: [OnceCell<u64>; Table::ALL.len()],
 }
 
-impl PlaceTables {
-    /// Binds a place to a version and a layout. Reads nothing yet.
+impl OriginTables {
+    /// Returns the tables of a version in a layout. Reads nothing yet.
     #[must_use]
     pub fn new(origin: Origin, root: Root, layout: LayoutId) -> Self {
-        PlaceTables { origin, root, layout, sizes: Default::default() }
+        OriginTables { origin, root, layout, sizes: Default::default() }
     }
 
     async fn size(&self, table: Table) -> Result<u64, SourceError> {
@@ -69,14 +73,13 @@ impl PlaceTables {
     }
 }
 
-// By value for `map_err`.
 #[expect(clippy::needless_pass_by_value, reason = "the shape of map_err")]
 fn source_error(e: OriginError) -> SourceError {
     SourceError { kind: e.kind(), message: e.to_string() }
 }
 
 #[async_trait]
-impl TableSource for PlaceTables {
+impl TableSource for OriginTables {
     async fn read(&self, table: Table, range: TableRange) -> Result<Bytes, SourceError> {
         let path = table.path(self.root, self.layout);
         let range = match range {
@@ -88,7 +91,7 @@ impl TableSource for PlaceTables {
             TableRange::All => {
                 let size = self.size(table).await?;
                 if size > DOCUMENT_BYTES_MAX {
-                    let message = format!("{path}: {size} bytes, the limit is {DOCUMENT_BYTES_MAX}");
+                    let message = format!("{path}: {size} bytes, at most {DOCUMENT_BYTES_MAX} are allowed");
                     return Err(SourceError { kind: Kind::Corrupt, message });
                 }
                 None
@@ -98,26 +101,40 @@ impl TableSource for PlaceTables {
     }
 }
 
-/// The server's tables, or the place's while it does not answer. Both are the same bytes or are
-/// refused: parts fold into the root, placements into the layout.
-pub(super) struct Either {
-    pub fallback: Fallback,
-    pub server: Option<Arc<dyn TableSource>>,
-    pub place: PlaceTables,
+/// The tables of a version, from the server or, while it does not answer, from the origin.
+///
+/// Both sources give the same bytes, or the reader rejects them: the parts hash to the root, the placement to the
+/// layout.
+struct FallbackTables {
+    fallback: Fallback,
+    server: Option<Arc<dyn TableSource>>,
+    origin: OriginTables,
+}
+
+impl Fallback {
+    /// Returns the tables of a version, read from the server or, while it does not answer, from the origin.
+    #[must_use]
+    pub fn tables(&self, root: Root, layout: LayoutId) -> Arc<dyn TableSource> {
+        Arc::new(FallbackTables {
+            fallback: self.clone(),
+            server: self.0.client.as_ref().map(|c| c.tables(root, layout)),
+            origin: OriginTables::new(self.0.tables.clone(), root, layout),
+        })
+    }
 }
 
 #[async_trait]
-impl TableSource for Either {
+impl TableSource for FallbackTables {
     async fn read(&self, table: Table, range: TableRange) -> Result<Bytes, SourceError> {
         if let Some(server) = self.server.as_ref().filter(|_| !self.fallback.is_away()) {
             match server.read(table, range.clone()).await {
-                Err(e) if e.kind == Kind::Unavailable && self.fallback.is_silent().await => {
-                    tracing::debug!(error = %e, "tables come from the origin");
+                Err(e) if e.kind == Kind::Unavailable && self.fallback.is_unreachable().await => {
+                    tracing::debug!(error = %e, "reading tables from the origin");
                 }
                 answer => return answer,
             }
         }
         self.fallback.spread().await;
-        self.place.read(table, range).await
+        self.origin.read(table, range).await
     }
 }

@@ -1,12 +1,13 @@
-//! Waiting between attempts: exponential with full jitter, so that a thousand mounts that lost
-//! their server at once do not come back at once.
+//! The wait between attempts: exponential, with jitter.
+//!
+//! The jitter spreads the retries of many clients that lost their server at the same moment.
 
 use rand::Rng;
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(2);
-/// A server that asks for more is asked again after this; the deadline ends it anyway.
+/// The longest `Retry-After` that is honoured. The deadline of a call is usually shorter.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
 pub(crate) struct Backoff {
@@ -18,7 +19,7 @@ impl Backoff {
         Backoff { step: FIRST }
     }
 
-    /// How long to wait now: at least what the server asked for.
+    /// Returns the next wait: at least `asked`, the time the server asked for, up to 30 s.
     pub fn wait(&mut self, asked: Option<Duration>) -> Duration {
         let jitter = rand::rng().random_range(0.5..1.0);
         let own = self.step.mul_f64(jitter);
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_to_a_bound_and_keep_to_what_is_asked() {
+    fn waits_grow_to_a_limit_and_honour_retry_after() {
         let mut b = Backoff::new();
         let waits: Vec<Duration> = (0..12).map(|_| b.wait(None)).collect();
         assert!(waits[0] >= FIRST / 2 && waits[0] <= FIRST);

@@ -1,7 +1,7 @@
-//! Writes of any size, in parts, in bounded memory.
+//! Writes local files of any size, in parts and in bounded memory.
 
 use super::translate::{translate, unavailable};
-use super::{Current, Reach};
+use super::{Current, RemotePrefix};
 use crate::OriginError;
 use crate::origin::PutMode;
 use bytes::Bytes;
@@ -12,15 +12,15 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of one request of a large write. Grows so that 9,000 parts are enough for any file.
+/// The length of a part, in bytes. Longer parts are used for files that would need more than [`PARTS_MAX`].
 const PART_BYTES: u64 = 16 << 20;
 const PARTS_MAX: u64 = 9_000;
 
 fn uploads<'a>(at: &'a Current, what: &str) -> Result<&'a dyn MultipartStore, OriginError> {
-    at.store.uploads().ok_or_else(|| OriginError::invalid(what, "the store takes no writes in parts"))
+    at.store.uploads().ok_or_else(|| OriginError::invalid(what, "the store does not support writes in parts"))
 }
 
-impl Reach {
+impl RemotePrefix {
     pub async fn put_file(
         &self,
         what: &str,
@@ -47,7 +47,7 @@ impl Reach {
         let key = &self.key(what, path)?;
         let id = self
             .remote
-            .tried(what, 0, |_, at| async move {
+            .retried(what, 0, |_, at| async move {
                 uploads(&at, what)?.create_multipart(key).await.map_err(|e| translate(what, &e))
             })
             .await?;
@@ -56,12 +56,12 @@ impl Reach {
         if sent.is_err() {
             let remote = &self.remote;
             let aborted = remote
-                .tried(what, 0, |_, at| async move {
-                    remote.patiently(what, uploads(&at, what)?.abort_multipart(key, id)).await
+                .retried(what, 0, |_, at| async move {
+                    remote.with_patience(what, uploads(&at, what)?.abort_multipart(key, id)).await
                 })
                 .await;
             if let Err(error) = aborted {
-                tracing::warn!(%error, "an unfinished upload stays at the store until its lifecycle rule removes it");
+                tracing::warn!(%error, "could not abort an upload; its parts stay at the store until a lifecycle rule deletes them");
             }
         }
         sent.map(|()| length)
@@ -84,25 +84,25 @@ impl Reach {
                 let put = uploads(&at, what)?.put_part(key, id, index, bytes.clone().into()).await;
                 put.map_err(|e| translate(what, &e))
             };
-            ids.push(self.remote.tried(what, bytes.len() as u64, put).await?);
+            ids.push(self.remote.retried(what, bytes.len() as u64, put).await?);
         }
         let ids = &ids;
         let complete = |_, at: Arc<Current>| async move {
             let done = uploads(&at, what)?.complete_multipart(key, id, ids.clone()).await;
             done.map(|_| ()).map_err(|e| translate(what, &e))
         };
-        self.remote.tried(what, 0, complete).await
+        self.remote.retried(what, 0, complete).await
     }
 }
 
-/// The next `length` bytes of `file`.
+/// Reads the next `length` bytes of `file`.
 async fn part(shown: &str, file: &Arc<File>, length: u64) -> Result<Bytes, OriginError> {
     let file = Arc::clone(file);
     let read = tokio::task::spawn_blocking(move || {
         let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
         (&*file).take(length).read_to_end(&mut bytes)?;
         if (bytes.len() as u64) < length {
-            return Err(std::io::Error::other("the file shrank while it was written to the origin"));
+            return Err(std::io::Error::other("the file became shorter while it was written to the origin"));
         }
         Ok(Bytes::from(bytes))
     });

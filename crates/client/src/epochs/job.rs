@@ -1,0 +1,236 @@
+//! The calls about a job and its epochs: declare, acknowledge, renew, checkpoint, roll back, state and receipt.
+
+use super::held::HeldLeases;
+use crate::{Client, ClientError, body::BodyLength, client::JSON_BYTES_MAX};
+use bytes::Bytes;
+use fletch_api::{
+    Ack, Acked, Acks, Checkpoint, Code, Epoch, EpochReceipt, Job, JobLine, JobList, Rollback, StartJob,
+    WorldSpec, epochs::ACKS_MAX, headers, routes,
+};
+use http::{Method, StatusCode, header};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// The longest ledger or state that is received, in bytes.
+const LEDGER_BYTES_MAX: u64 = (1 << 30) + (64 << 20);
+
+/// A declared job and the leases that are held through it. Clones share both.
+#[derive(Debug, Clone)]
+pub struct JobHandle {
+    pub(super) client: Client,
+    pub(super) job: Arc<Job>,
+    pub(super) held: Arc<HeldLeases>,
+}
+
+impl Client {
+    /// Declares a job. Returns the existing job if one with the same name and settings exists.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `job_differs` if a job of that name has other settings.
+    pub async fn declare(&self, job: &StartJob) -> Result<JobHandle, ClientError> {
+        let want = [StatusCode::OK, StatusCode::CREATED];
+        Ok(self.job_handle(self.send_json(Method::POST, routes::JOBS, job, &want).await?))
+    }
+
+    /// Returns the handle of an existing job.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` if no job has that id.
+    pub async fn job(&self, id: &str) -> Result<JobHandle, ClientError> {
+        Ok(self.job_handle(self.get_json(&routes::job(id)).await?))
+    }
+
+    /// Returns a new handle of a job that the caller has already read. Sends no request; holds no lease yet.
+    #[must_use]
+    pub fn job_handle(&self, job: Job) -> JobHandle {
+        JobHandle { client: self.clone(), job: Arc::new(job), held: Arc::default() }
+    }
+
+    /// Returns the jobs of the caller's tenant.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn jobs(&self) -> Result<Vec<JobLine>, ClientError> {
+        Ok(self.get_json::<JobList>(routes::JOBS).await?.jobs)
+    }
+
+    /// Deletes a job and its ledgers.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn delete_job(&self, id: &str) -> Result<(), ClientError> {
+        let path = routes::job(id);
+        let request = || self.request(Method::DELETE, &path);
+        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        Ok(())
+    }
+}
+
+impl JobHandle {
+    /// Returns the job as it was when this handle was made.
+    #[must_use]
+    pub fn info(&self) -> &Job {
+        &self.job
+    }
+
+    /// Returns the leases that are held through this handle and its clones.
+    #[must_use]
+    pub fn held(&self) -> &Arc<HeldLeases> {
+        &self.held
+    }
+
+    /// Returns the job as it is now, with its epochs.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn current(&self) -> Result<Job, ClientError> {
+        self.client.get_json(&routes::job(&self.job.id)).await
+    }
+
+    /// Changes the job's world. Setting the same world again changes nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn set_world(&self, world: WorldSpec) -> Result<Job, ClientError> {
+        let path = routes::job_world(&self.job.id);
+        self.client.send_json(Method::PUT, &path, &world, &[StatusCode::OK]).await
+    }
+
+    /// Acknowledges the consumed entries of some leases. They are durable when this returns.
+    ///
+    /// The server applies all acks or none. After `lease_gone`, acknowledge each lease alone to learn which is gone.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn ack(&self, epoch: u64, rank: u32, acks: &[Ack]) -> Result<Acked, ClientError> {
+        self.send_acks(epoch, &Acks { rank, acks: acks.to_vec(), renew: Vec::new() }).await
+    }
+
+    /// Sends acks and renewals of one rank in one request.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn send_acks(&self, epoch: u64, acks: &Acks) -> Result<Acked, ClientError> {
+        self.post_epoch(epoch, "acks", acks).await
+    }
+
+    /// Renews every held lease for as long as this future is polled. Run it beside whatever holds leases.
+    ///
+    /// Renews the leases that are held already at once, because their age is not known. Releases a lease when its
+    /// epoch or rank is gone. Retries after every other error. Returns only when the job is gone.
+    ///
+    /// # Errors
+    /// [`ClientError`] with the code `not_found`.
+    pub async fn keep_alive(&self) -> ClientError {
+        let mut due = !self.held.is_empty();
+        loop {
+            if !std::mem::replace(&mut due, false) {
+                self.held.due().await;
+            }
+            for (epoch, rank, renew) in self.held.renewals(ACKS_MAX) {
+                let renewals = Acks { rank, acks: Vec::new(), renew };
+                match self.send_acks(epoch, &renewals).await {
+                    Ok(answer) => {
+                        for lease in answer.gone {
+                            tracing::warn!(
+                                job = %self.job.name, epoch, rank, lease,
+                                "a held lease expired; the server delivers its samples again"
+                            );
+                            self.held.release(epoch, rank, lease);
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!(job = %self.job.name, epoch, rank, %error, "could not renew leases");
+                        let code = error.code();
+                        if matches!(code, Some(Code::NotFound | Code::EpochClosed | Code::BadRank)) {
+                            renewals.renew.iter().for_each(|&l| self.held.release(epoch, rank, l));
+                        }
+                        // The epoch is gone; is the job gone too?
+                        if code == Some(Code::NotFound)
+                            && let Err(e) = self.current().await
+                            && e.code() == Some(Code::NotFound)
+                        {
+                            return e;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the state of an epoch: everything that is needed to continue it on another server.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn state(&self, epoch: u64) -> Result<Bytes, ClientError> {
+        self.get_log(epoch, "state").await
+    }
+
+    /// Returns the durable part of an epoch's ledger.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn ledger(&self, epoch: u64) -> Result<Bytes, ClientError> {
+        self.get_log(epoch, "ledger").await
+    }
+
+    async fn get_log(&self, epoch: u64, what: &str) -> Result<Bytes, ClientError> {
+        let path = routes::epoch(&self.job.id, epoch, what);
+        let request = || self.client.request(Method::GET, &path);
+        self.client.call(request, &[StatusCode::OK], BodyLength::AtMost(LEDGER_BYTES_MAX)).await
+    }
+
+    /// Continues an epoch from a state. With `replace`, discards what the server has recorded since that state.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `state_differs`, `state_behind`.
+    pub async fn put_state(&self, epoch: u64, state: Bytes, replace: bool) -> Result<Epoch, ClientError> {
+        let path = format!("{}?replace={replace}", routes::epoch(&self.job.id, epoch, "state"));
+        let request = || {
+            self.client
+                .request(Method::PUT, &path)
+                .header(header::CONTENT_TYPE, headers::LEDGER)
+                .body(state.clone())
+        };
+        let bytes = self.client.call(request, &[StatusCode::OK], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        self.client.parse(&bytes)
+    }
+
+    /// Commits everything that is acknowledged now, under the number of a saved model checkpoint.
+    ///
+    /// A number that the server remembers changes nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `no_commit` if the job's visitation is not `checkpoint`.
+    pub async fn checkpoint(&self, epoch: u64, commit: u64) -> Result<Epoch, ClientError> {
+        self.post_epoch(epoch, "checkpoint", &Checkpoint { commit }).await
+    }
+
+    /// Rolls the job back to a commit of this epoch, or to its latest commit if `commit` is `None`.
+    ///
+    /// The server delivers again what was acknowledged after the commit, and deletes every later epoch.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `no_commit`.
+    pub async fn rollback(&self, epoch: u64, commit: Option<u64>) -> Result<Epoch, ClientError> {
+        self.post_epoch(epoch, "rollback", &Rollback { commit }).await
+    }
+
+    async fn post_epoch<T: serde::de::DeserializeOwned>(
+        &self,
+        epoch: u64,
+        what: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let path = routes::epoch(&self.job.id, epoch, what);
+        self.client.send_json(Method::POST, &path, body, &[StatusCode::OK]).await
+    }
+
+    /// Returns the receipt of a finished epoch. [`super::ReceivedSum::agrees`] compares it with what was received.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `epoch_open` before the epoch is finished.
+    pub async fn receipt(&self, epoch: u64) -> Result<EpochReceipt, ClientError> {
+        self.client.get_json(&routes::epoch(&self.job.id, epoch, "receipt")).await
+    }
+}

@@ -1,0 +1,123 @@
+//! The values that an [`super::EpochReader`] hands out: leases, their samples, and the tokens that acknowledge them.
+
+use bytes::Bytes;
+use fletch_api::{Ack, BatchTimes, SampleFile};
+use fletch_core::{
+    Hash,
+    delivery::{
+        consumption_log::ConsumptionRecord,
+        receipt::{Delivery, content},
+    },
+};
+use std::fmt::Write as _;
+
+/// A sample of a lease, with its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeasedSample {
+    /// The plan entry that delivers this sample.
+    pub entry: u32,
+    /// The number of the sample in the version.
+    pub sample: u32,
+    /// The ordinal of the sample's first entry in the version.
+    pub ordinal: u64,
+    /// Which copy of the sample this is. Copies from 2^31 on only pad the last step.
+    pub copy: u32,
+    /// Path, size and hash of each file of the sample.
+    pub heads: Vec<SampleFile>,
+    /// The bytes of all files, one after the other.
+    pub bytes: Bytes,
+}
+
+impl LeasedSample {
+    /// Returns each file with its bytes. The bytes share the sample's buffer.
+    pub fn files(&self) -> impl Iterator<Item = (&SampleFile, Bytes)> {
+        let mut at = 0;
+        self.heads.iter().map(move |f| {
+            let end = at + usize::try_from(f.size).unwrap_or(usize::MAX);
+            let bytes = self.bytes.get(at..end).map(|b| self.bytes.slice_ref(b)).unwrap_or_default();
+            at = end;
+            (f, bytes)
+        })
+    }
+
+    /// Returns what the sample adds to a receipt. Hashes the bytes as they are now.
+    #[must_use]
+    pub fn delivery(&self) -> Delivery {
+        let hashes: Vec<Hash> = self.files().map(|(_, bytes)| Hash::of(&bytes)).collect();
+        Delivery { ordinal: self.ordinal, content: content(&hashes), copy: self.copy }
+    }
+
+    /// Returns what the sample adds to a receipt, from the hashes in `heads`. Does not hash the bytes again.
+    ///
+    /// Right only for a sample whose bytes nobody changed: the reader compared them with these hashes before it
+    /// handed the sample out.
+    #[must_use]
+    pub fn delivery_as_received(&self) -> Delivery {
+        let hashes: Vec<Hash> = self.heads.iter().map(|f| f.hash).collect();
+        Delivery { ordinal: self.ordinal, content: content(&hashes), copy: self.copy }
+    }
+}
+
+/// Everything that is needed to acknowledge a batch. Small, so that it can travel to the process that runs the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct AckToken {
+    /// The epoch of the lease.
+    pub epoch: u64,
+    /// The rank that holds the lease.
+    pub rank: u32,
+    /// The id of the lease.
+    pub lease: u64,
+    /// The number of entries in the lease.
+    pub entries: u32,
+    /// How long the lease lives without a renewal, in milliseconds.
+    pub ttl_ms: u64,
+}
+
+impl AckToken {
+    /// Returns the ack of the whole batch.
+    #[must_use]
+    pub fn ack(&self, times: BatchTimes) -> Ack {
+        let times = BatchTimes { entries: self.entries, ..times };
+        Ack { lease: self.lease, upto: self.entries, batches: vec![times] }
+    }
+}
+
+/// One whole lease.
+#[derive(Debug, Clone)]
+pub struct LeaseBatch {
+    /// The token that acknowledges the lease.
+    pub token: AckToken,
+    /// The samples, in the order of the epoch.
+    pub samples: Vec<LeasedSample>,
+}
+
+impl LeaseBatch {
+    /// Returns the lines of a consumption log (`docs/FORMATS-epochs.md`), one for each sample.
+    ///
+    /// Write them durably before you acknowledge the batch. A log begins with the line
+    /// [`head`](fletch_core::delivery::consumption_log::head).
+    #[must_use]
+    pub fn log_records(&self) -> String {
+        let mut text = String::new();
+        for (place, sample) in (0..).zip(&self.samples) {
+            let record =
+                ConsumptionRecord { delivery: sample.delivery(), at: Some((self.token.lease, place)) };
+            // Writing to a text cannot fail.
+            let _ = writeln!(text, "{record}");
+        }
+        text
+    }
+}
+
+/// The answer to a request for more samples.
+#[derive(Debug, Clone)]
+pub enum Next {
+    /// A lease with samples.
+    Batch(LeaseBatch),
+    /// No samples now: the rank holds as many as it may. Acknowledge some first.
+    Full,
+    /// No more samples, unless a lease that the rank still holds expires.
+    Last,
+    /// No more samples: the rank has acknowledged its whole share.
+    Done,
+}

@@ -210,7 +210,7 @@ impl FromStr for Target {
 
 /// How to go on without a server.
 #[derive(Debug, Clone, Default)]
-pub struct Without {
+pub struct FallbackSettings {
     /// Where the objects are, if it was given.
     pub uri: Option<String>,
     /// Where the tables are, if it was given.
@@ -218,7 +218,7 @@ pub struct Without {
     /// How origins are reached.
     pub origins: Vec<OriginConfig>,
     /// Where what a server said last is kept.
-    pub known: Option<PathBuf>,
+    pub known_versions_dir: Option<PathBuf>,
 }
 
 /// Everything decided, nothing checked against the world yet.
@@ -231,7 +231,7 @@ pub struct Settings {
     /// The server; none only when tables were given.
     pub server: Option<Endpoint>,
     /// How to go on without it; none means to wait for it.
-    pub without: Option<Without>,
+    pub fallback: Option<FallbackSettings>,
     /// For which job.
     pub job: JobName,
     /// The token, if any.
@@ -266,7 +266,7 @@ impl Cli {
     ///
     /// # Errors
     /// What is wrong with them, all of it usage.
-    pub fn settle(self) -> Result<Settings> {
+    pub fn into_settings(self) -> Result<Settings> {
         let file: File = match &self.config {
             Some(path) => fletch_settings::load(path, &[KEYS, fletch_origin::KEYS].concat())?,
             None => File::default(),
@@ -291,12 +291,18 @@ impl Cli {
         if !fallback && (tables.is_some() || uri.is_some()) {
             bail!("--tables and --uri say how to go on without the server: give --origin-fallback, too");
         }
-        let known = || self.state_dir.clone().or_else(default_state_dir).map(|d| d.join("known"));
-        let without = fallback.then(|| Without { uri, tables, origins: file.origin, known: known() });
+        let known_versions_dir =
+            || self.state_dir.clone().or_else(default_state_dir).map(|d| d.join("known"));
+        let fallback = fallback.then(|| FallbackSettings {
+            uri,
+            tables,
+            origins: file.origin,
+            known_versions_dir: known_versions_dir(),
+        });
         // Absolute: a daemon has another working directory.
         let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;
         let token = TokenSource::of(std::env::var("FLETCH_TOKEN").ok(), token_file)?;
-        let cache = self.cache.settle(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
+        let cache = self.cache.into_settings(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
         let memory_default =
             if server.as_ref().is_some_and(Endpoint::is_unix) { 64 << 20 } else { 256 << 20 };
         let memory_bytes = self.memory.or(file.memory.max).map_or(memory_default, |b| b.0);
@@ -327,8 +333,8 @@ impl Cli {
             target: self.dataset.parse()?,
             dir: absolute(self.dir)?,
             server,
-            without,
-            job: self.job.or(file.job).map_or_else(own_job, Ok)?,
+            fallback,
+            job: self.job.or(file.job).map_or_else(default_job, Ok)?,
             token,
             allow_other: self.allow_other.or(file.allow_other).unwrap_or(false),
             memory_bytes,
@@ -351,7 +357,7 @@ pub fn default_state_dir() -> Option<PathBuf> {
 }
 
 /// The mount's own id: unique enough to tell mounts apart in the server's accounts.
-fn own_job() -> Result<JobName> {
+fn default_job() -> Result<JobName> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".into());
     let host: String =
         host.trim().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(64).collect();
@@ -362,15 +368,15 @@ fn own_job() -> Result<JobName> {
 mod tests {
     use super::*;
 
-    fn settle(args: &[&str]) -> Result<Settings> {
-        Cli::try_parse_from([&["fletch-mount"], args].concat())?.settle()
+    fn into_settings(args: &[&str]) -> Result<Settings> {
+        Cli::try_parse_from([&["fletch-mount"], args].concat())?.into_settings()
     }
 
     #[test]
     fn the_command_is_well_formed_and_has_its_defaults() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
-        let s = settle(&["photos@v1", "m", "--server", "http://127.0.0.1:7380"]).expect("usable");
+        let s = into_settings(&["photos@v1", "m", "--server", "http://127.0.0.1:7380"]).expect("usable");
         assert_eq!(
             s.target,
             Target { dataset: DatasetName::new("photos").expect("name"), version: "v1".into() }
@@ -378,19 +384,19 @@ mod tests {
         assert_eq!((s.memory_bytes, s.tables_bytes), (256 << 20, 64 << 20));
         assert!(s.push && !s.allow_other && s.dir.is_absolute());
         assert!((2..=4).contains(&s.threads));
-        let s = settle(&["photos", "m", "--server", "unix:/x"]).expect("usable");
+        let s = into_settings(&["photos", "m", "--server", "unix:/x"]).expect("usable");
         assert_eq!((s.target.version.as_str(), s.memory_bytes), ("latest", 64 << 20));
         assert!(s.job.as_str().starts_with("mount-"));
     }
 
     #[test]
     fn a_mount_without_a_server_is_asked_for_by_its_tables() {
-        let s = settle(&["d", "m", "--tables", "/"]).expect("usable");
-        let without = s.without.expect("goes on without");
+        let s = into_settings(&["d", "m", "--tables", "/"]).expect("usable");
+        let without = s.fallback.expect("goes on without");
         assert!(s.server.is_none() && without.uri.is_none() && without.tables.is_some());
-        assert!(settle(&["d", "m", "--server", "unix:/x"]).expect("usable").without.is_none());
-        let s = settle(&["d", "m", "--server", "unix:/x", "--origin-fallback"]).expect("usable");
-        assert!(s.without.is_some_and(|w| w.tables.is_none()));
+        assert!(into_settings(&["d", "m", "--server", "unix:/x"]).expect("usable").fallback.is_none());
+        let s = into_settings(&["d", "m", "--server", "unix:/x", "--origin-fallback"]).expect("usable");
+        assert!(s.fallback.is_some_and(|w| w.tables.is_none()));
     }
 
     #[test]
@@ -408,7 +414,7 @@ mod tests {
             (&["d", "m", "--server", "unix:/x", "--io-timeout", "1ms"], "100ms"),
         ];
         for (args, says) in cases {
-            let e = settle(args).expect_err("refused");
+            let e = into_settings(args).expect_err("refused");
             assert!(format!("{e:#}").contains(says), "{args:?}: {e:#}");
         }
     }
@@ -420,15 +426,15 @@ mod tests {
         let text = "server = \"unix:/file\"\n[memory]\nmax = \"64MiB\"\n[io]\ntimeout = \"2s\"\n[fuse]\npush = \"off\"\n";
         std::fs::write(&path, text).expect("write");
         let path = path.to_str().expect("utf-8");
-        let s = settle(&["d", "m", "--config", path]).expect("usable");
+        let s = into_settings(&["d", "m", "--config", path]).expect("usable");
         let server = |s: &Settings| s.server.as_ref().map(ToString::to_string).unwrap_or_default();
         assert_eq!((server(&s).as_str(), s.memory_bytes), ("unix:/file", 64 << 20));
         assert_eq!((s.io_timeout, s.push), (Duration::from_secs(2), false));
-        let s =
-            settle(&["d", "m", "--config", path, "--server", "unix:/flag", "--push", "on"]).expect("usable");
+        let s = into_settings(&["d", "m", "--config", path, "--server", "unix:/flag", "--push", "on"])
+            .expect("usable");
         assert_eq!((server(&s).as_str(), s.push), ("unix:/flag", true));
         std::fs::write(path, "memory.mx = \"1GiB\"\n").expect("write");
-        let e = settle(&["d", "m", "--config", path]).expect_err("unknown key");
+        let e = into_settings(&["d", "m", "--config", path]).expect_err("unknown key");
         assert!(format!("{e:#}").contains("memory.max"), "{e:#}");
     }
 }

@@ -25,7 +25,7 @@ pub fn is_child() -> bool {
 ///
 /// # Errors
 /// What the system says.
-pub fn settle_in() -> Result<()> {
+pub fn detach() -> Result<()> {
     nix::unistd::setsid().context("setsid")?;
     std::env::set_current_dir("/").context("chdir /")?;
     Ok(())
@@ -35,19 +35,19 @@ pub fn settle_in() -> Result<()> {
 ///
 /// # Errors
 /// When the parent is gone.
-pub fn tell_ready(text: &str) -> Result<()> {
-    tell(&format!("ready {text}"))
+pub fn report_ready(text: &str) -> Result<()> {
+    send_line(&format!("ready {text}"))
 }
 
 /// In the child: tells the parent why it ends. `code` is the exit code.
 ///
 /// # Errors
 /// When the parent is gone.
-pub fn tell_failed(code: u8, text: &str) -> Result<()> {
-    tell(&format!("failed {code} {}", text.replace('\n', " ")))
+pub fn report_failed(code: u8, text: &str) -> Result<()> {
+    send_line(&format!("failed {code} {}", text.replace('\n', " ")))
 }
 
-fn tell(line: &str) -> Result<()> {
+fn send_line(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()?;

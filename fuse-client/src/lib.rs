@@ -10,18 +10,18 @@
 //!                                                          └─ node: the store's owner on this node, or its guest
 //! ```
 
+pub mod access;
+pub mod chunk_sources;
 pub mod cli;
 pub mod daemon;
-pub mod echo;
+pub mod error_cache;
 pub mod faults;
 pub mod fs;
 pub mod fuse;
-pub mod grant;
 pub mod metrics;
 pub mod mount;
 pub mod mountinfo;
 pub mod node;
-pub mod open;
+pub mod open_version;
 pub mod push;
-pub mod source;
 pub mod unmount;

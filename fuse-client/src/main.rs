@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     let background = cli.daemon;
-    let settings = match cli.clone().settle() {
+    let settings = match cli.clone().into_settings() {
         Ok(s) => s,
         Err(e) => {
             eprintln!("fletch-mount: {e:#}");
@@ -39,13 +39,13 @@ fn main() -> ExitCode {
         };
     }
     start_log(settings.log_format);
-    let outcome = if background { daemon::settle_in() } else { Ok(()) };
+    let outcome = if background { daemon::detach() } else { Ok(()) };
     match outcome.and_then(|()| mount::run(&settings)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             let code = mount::exit_code(&e);
             eprintln!("fletch-mount: {e:#}");
-            if background && daemon::tell_failed(code, &format!("{e:#}")).is_err() {
+            if background && daemon::report_failed(code, &format!("{e:#}")).is_err() {
                 tracing::debug!("whoever started this mount is gone");
             }
             ExitCode::from(code)

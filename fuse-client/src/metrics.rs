@@ -77,9 +77,9 @@ impl Op {
 
 /// Requests by kind.
 #[derive(Debug, Default)]
-pub struct Ops([AtomicU64; Op::ALL.len()]);
+pub struct RequestCounts([AtomicU64; Op::ALL.len()]);
 
-impl Ops {
+impl RequestCounts {
     /// Counts one.
     pub fn count(&self, op: Op) {
         self.0[op as usize].fetch_add(1, Relaxed);
@@ -125,7 +125,7 @@ pub struct Snapshot {
     /// Times that the version was refused after it was mounted.
     pub refusals: u64,
     /// Slices fetched ahead of sequential readers.
-    pub ahead_slices: u64,
+    pub prefetch_slices: u64,
     /// Chunks fetched from the server, repeated ones included.
     pub fetches: u64,
     /// Bytes of them.
@@ -155,7 +155,7 @@ pub struct Snapshot {
 /// A mount's part in its node's store.
 #[derive(Debug, Clone, Serialize)]
 pub struct NodeSnapshot {
-    /// `alone`, `owner` or `guest`.
+    /// `owner`, `client` or `direct`.
     pub role: &'static str,
     /// Reads of this guest that the owner answered.
     pub reads: u64,
@@ -213,7 +213,7 @@ impl Snapshot {
             ("pushed_bytes_total", "Bytes put into the page cache beside answers.", self.pushed_bytes),
             ("pushes_skipped_total", "Pushes left out.", self.pushes_skipped),
             ("refusals_total", "Times that the version was refused after it was mounted.", self.refusals),
-            ("ahead_slices_total", "Slices fetched ahead of sequential readers.", self.ahead_slices),
+            ("prefetch_slices_total", "Slices fetched ahead of sequential readers.", self.prefetch_slices),
             ("fetches_total", "Chunks fetched, repeated ones included.", self.fetches),
             ("fetched_bytes_total", "Bytes of chunks fetched and found right.", self.fetched_bytes),
             ("corrupt_chunks_total", "Fetched chunks whose bytes were refused.", self.corrupt),
@@ -248,7 +248,7 @@ impl Snapshot {
                 let o = opts("node_sent_bytes_total", "Bytes sent to guests, by where they were.");
                 counter(o.const_label("tier", *tier), *n)?;
             }
-            for role in ["alone", "owner", "guest"] {
+            for role in ["direct", "owner", "client"] {
                 let o = opts("node_role", "1 for what this mount is to the node's store.");
                 gauge(o.const_label("role", role), u64::from(node.role == role))?;
             }
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn text_names_every_count_once() {
-        let ops = Ops::default();
+        let ops = RequestCounts::default();
         ops.count(Op::Read);
         ops.count(Op::Read);
         let snapshot = Snapshot {
@@ -325,7 +325,7 @@ mod tests {
             pushed_bytes: 0,
             pushes_skipped: 0,
             refusals: 0,
-            ahead_slices: 0,
+            prefetch_slices: 0,
             fetches: 1,
             fetched_bytes: 10,
             corrupt: 0,
@@ -338,7 +338,7 @@ mod tests {
             origin_requests: 0,
             origin_bytes: 0,
             node: Some(NodeSnapshot {
-                role: "guest",
+                role: "client",
                 reads: 1,
                 bytes: 6,
                 left: 0,

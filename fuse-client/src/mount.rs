@@ -3,22 +3,23 @@
 //! Order of the end: signal, unmount (wait, then detach), answer what is in flight, stop metrics,
 //! write the report, exit. All of it within [`END_WITHIN`].
 
+use crate::access::{self, Access, KernelCache};
+use crate::chunk_sources::NodeChunks;
 use crate::cli::Settings;
-use crate::echo::Echo;
+use crate::error_cache::ErrorCache;
 use crate::faults::Faults;
-use crate::fs::attr::Owner;
+use crate::fs::attr::CommonAttr;
 use crate::fs::read::{ChunkSource, ReadCounters, Reader};
 use crate::fs::tree::Tree;
-use crate::fuse::{self, Mounted, Mounting, Options};
-use crate::grant::{self, Grant, KernelMemory};
-use crate::metrics::{self, Ops, Snapshot};
-use crate::node::{Means, Node, guests::Guests, host::Host, source::NodeChunks};
-use crate::open::{Opened, open};
+use crate::fuse::{self, FuseSession, MountOptions, RequestContext};
+use crate::metrics::{self, RequestCounts, Snapshot};
+use crate::node::{Node, NodeContext, clients::NodeClients, node_store::NodeStore};
+use crate::open_version::{OpenVersion, open};
 use crate::push::{Pusher, WATCH_EVERY};
 use crate::unmount::{Unmounted, unmount};
 use crate::{daemon, mountinfo};
 use anyhow::{Context, Result, anyhow};
-use fletch_api::node::GuestVersion;
+use fletch_api::node::MountedVersion;
 use fletch_client::fallback::Fallback;
 use fletch_client::{Client, ClientError, Endpoint};
 use fletch_core::{Kind, Root};
@@ -45,13 +46,13 @@ const END_WITHIN: Duration = Duration::from_secs(9);
 /// How long requests in flight are waited for after the mount is gone.
 const DRAIN_WITHIN: Duration = Duration::from_secs(2);
 /// How much the kernel reads ahead of a sequential reader, KiB, where this process may say so.
-const KERNEL_AHEAD_KIB: u32 = 1024;
+const KERNEL_READ_AHEAD_KIB: u32 = 1024;
 /// How often a chunk is fetched when its bytes were wrong; of the owner of the node's store once more.
 const FETCH_ATTEMPTS: u32 = 2;
 /// The most bytes of chunks that wait to be appended to the disk; part of the memory.
 const APPEND_BYTES_MAX: u64 = 256 << 20;
 /// How long leaving the node's store may take.
-const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+const CLOSE_STORE_WITHIN: Duration = Duration::from_secs(2);
 
 /// The exit code of a failure.
 #[must_use]
@@ -96,22 +97,22 @@ pub fn run(settings: &Settings) -> Result<()> {
         }
         None => None,
     };
-    let parts = Parts::new(settings, &opened, &runtime)?;
+    let running = RunningMount::new(settings, &opened, &runtime)?;
 
-    if let Some(node) = &parts.node {
+    if let Some(node) = &running.node {
         // What the node has is not asked of the server.
-        runtime.block_on(node.begin());
+        runtime.block_on(node.wait_for_role());
     }
-    // Before there is a mount to leave behind.
-    let ends = runtime.block_on(async { Ends::listen() })?;
+    // Before there is a mount to stop_node behind.
+    let signals = runtime.block_on(async { EndSignals::listen() })?;
     let name = format!("fletch:{}", settings.target.dataset);
-    let options = Options { allow_other: settings.allow_other, threads: settings.threads };
-    let mounting = fuse::mount(Arc::clone(&parts.mounted), &dir, &name, options, runtime.handle().clone())
+    let options = MountOptions { allow_other: settings.allow_other, threads: settings.threads };
+    let session = fuse::mount(Arc::clone(&running.mounted), &dir, &name, options, runtime.handle().clone())
         .map_err(|e| explain_mount(e, &dir))?;
     let entry = mountinfo::at(&dir)?.context("the mount vanished at once")?;
     if settings.push {
-        let pusher = Pusher::start(mounting.page_cache()).context("starting the push thread")?;
-        drop(parts.mounted.pusher.set(pusher));
+        let pusher = Pusher::start(session.page_cache()).context("starting the push thread")?;
+        drop(running.mounted.pusher.set(pusher));
     }
     raise_read_ahead(&entry.device);
 
@@ -124,9 +125,9 @@ pub fn run(settings: &Settings) -> Result<()> {
         dir.display()
     );
     if let Some(client) = opened.client.clone() {
-        parts.watch_grant(&runtime, client, version.root(), mounting.memory());
+        running.watch_access(&runtime, client, version.root(), session.kernel_cache());
     }
-    let outcome = runtime.block_on(serve(&parts, mounting, metrics, ends, &ready));
+    let outcome = runtime.block_on(serve(&running, session, metrics, signals, &ready));
     // From here on nothing may hold the process.
     std::thread::spawn(|| {
         std::thread::sleep(END_WITHIN);
@@ -134,9 +135,9 @@ pub fn run(settings: &Settings) -> Result<()> {
         std::process::exit(1);
     });
     let gone = unmount(&dir, &entry.device);
-    runtime.block_on(parts.end(matches!(gone, Ok(Unmounted::Clean))));
+    runtime.block_on(running.end(matches!(gone, Ok(Unmounted::Clean))));
     if let Some(path) = &settings.report {
-        write_report(path, &parts.snapshot())?;
+        write_report(path, &running.snapshot())?;
     }
     runtime.shutdown_background();
     gone?;
@@ -144,25 +145,25 @@ pub fn run(settings: &Settings) -> Result<()> {
 }
 
 /// Everything that lives as long as the mount.
-struct Parts {
-    mounted: Arc<Mounted>,
+struct RunningMount {
+    mounted: Arc<RequestContext>,
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
     /// Requests that wait, and fetches.
     tasks: TaskTracker,
     /// Metrics and watches, stopped by `stop`.
-    helpers: TaskTracker,
+    background: TaskTracker,
     /// The store of this node, if there is to be one.
     node: Option<Arc<Node>>,
-    /// What runs it, stopped by `leave`, which `stop` stops, too.
-    keepers: TaskTracker,
-    leave: CancellationToken,
+    /// What runs it, stopped by `stop_node`, which `stop` stops, too.
+    node_tasks: TaskTracker,
+    stop_node: CancellationToken,
     stop: CancellationToken,
 }
 
-impl Parts {
-    fn new(settings: &Settings, opened: &Opened, runtime: &Runtime) -> Result<Self> {
+impl RunningMount {
+    fn new(settings: &Settings, opened: &OpenVersion, runtime: &Runtime) -> Result<Self> {
         let _context = runtime.enter();
-        let (tasks, helpers, stop) = (TaskTracker::new(), TaskTracker::new(), CancellationToken::new());
+        let (tasks, background, stop) = (TaskTracker::new(), TaskTracker::new(), CancellationToken::new());
         let cache = settings.cache.as_ref().filter(|_| {
             let served = settings.server.as_ref().is_some_and(Endpoint::is_unix);
             if served {
@@ -179,22 +180,22 @@ impl Parts {
         let store = Store::new(limits, disk, tasks.clone());
         let version = &opened.version;
         let tree = Tree::new(version.clone());
-        let (grant, read) = (Arc::<Grant>::default(), Arc::<ReadCounters>::default());
+        let (access, read) = (Arc::<Access>::default(), Arc::<ReadCounters>::default());
         let node = cache.and_then(|cache| {
-            let own = (version.root(), Arc::clone(&grant));
-            let guests = Guests::new(opened.client.clone(), own, helpers.clone(), stop.clone());
-            let host = Host::new(
+            let own = (version.root(), Arc::clone(&access));
+            let clients = NodeClients::new(opened.client.clone(), own, background.clone(), stop.clone());
+            let node_store = NodeStore::new(
                 Arc::clone(&store),
-                guests.into(),
+                clients.into(),
                 opened.client.clone(),
                 settings.memory_bytes,
                 settings.io_timeout,
             );
-            Node::new(Means {
+            Node::new(NodeContext {
                 settings: cache.clone(),
                 store: Arc::clone(&store),
-                host,
-                version: GuestVersion { root: version.root(), footprint: footprint_max(version) },
+                node_store,
+                version: MountedVersion { root: version.root(), footprint: footprint_max(version) },
                 read: Arc::clone(&read),
                 job: settings.job.clone(),
                 io_timeout: settings.io_timeout,
@@ -204,21 +205,21 @@ impl Parts {
             Some(node) => Arc::new(NodeChunks { node: Arc::clone(node), beyond: opened.chunks() }),
             None => opened.chunks(),
         };
-        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone()).counting(read);
+        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone()).with_counters(read);
         let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
-        let owner = Owner {
+        let common = CommonAttr {
             uid: nix::unistd::getuid().as_raw(),
             gid: nix::unistd::getgid().as_raw(),
             created: UNIX_EPOCH + Duration::from_nanos(created),
         };
-        let mounted = Arc::new(Mounted {
+        let mounted = Arc::new(RequestContext {
             tree,
             reader,
-            owner,
-            ops: Ops::default(),
+            common,
+            ops: RequestCounts::default(),
             faults: Faults::default(),
-            grant,
-            echo: Echo::default(),
+            access,
+            error_cache: ErrorCache::default(),
             pusher: OnceLock::new(),
             io_timeout: settings.io_timeout,
             tasks: tasks.clone(),
@@ -226,18 +227,19 @@ impl Parts {
         let snapshot = snapshots(settings, opened, Arc::clone(&mounted), store, node.clone());
         if let Some(fallback) = opened.fallback.clone() {
             let stop = stop.clone();
-            helpers.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
+            background.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
         }
-        let (keepers, leave) = (TaskTracker::new(), stop.child_token());
+        let (node_tasks, stop_node) = (TaskTracker::new(), stop.child_token());
         if let Some(node) = &node {
-            keepers.spawn(Arc::clone(node).run(leave.clone()));
+            node_tasks.spawn(Arc::clone(node).run(stop_node.clone()));
         }
-        Ok(Parts { mounted, snapshot, tasks, helpers, node, keepers, leave, stop })
+        Ok(RunningMount { mounted, snapshot, tasks, background, node, node_tasks, stop_node, stop })
     }
 
-    fn watch_grant(&self, runtime: &Runtime, client: Client, root: Root, memory: Arc<dyn KernelMemory>) {
-        let grant = Arc::clone(&self.mounted.grant);
-        self.helpers.spawn_on(grant::watch(grant, client, root, memory, self.stop.clone()), runtime.handle());
+    fn watch_access(&self, runtime: &Runtime, client: Client, root: Root, cache: Arc<dyn KernelCache>) {
+        let access = Arc::clone(&self.mounted.access);
+        self.background
+            .spawn_on(access::watch(access, client, root, cache, self.stop.clone()), runtime.handle());
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -245,17 +247,17 @@ impl Parts {
     }
 
     async fn end(&self, clean: bool) {
-        // Guests that read would keep it busy for as long as they are let.
-        self.leave.cancel();
+        // NodeClients that read would keep it busy for as long as they are let.
+        self.stop_node.cancel();
         self.tasks.close();
         if timeout(DRAIN_WITHIN, self.tasks.wait()).await.is_err() {
             tracing::warn!(left = self.tasks.len(), "requests in flight were not answered in time");
         }
         self.stop.cancel();
-        self.helpers.close();
-        self.keepers.close();
-        drop(timeout(Duration::from_millis(500), self.helpers.wait()).await);
-        if timeout(LEAVE_WITHIN, self.keepers.wait()).await.is_err() {
+        self.background.close();
+        self.node_tasks.close();
+        drop(timeout(Duration::from_millis(500), self.background.wait()).await);
+        if timeout(CLOSE_STORE_WITHIN, self.node_tasks.wait()).await.is_err() {
             tracing::warn!("the node's store takes long to close and is left as it is");
         }
         tracing::info!(clean, "unmounted");
@@ -263,57 +265,57 @@ impl Parts {
 }
 
 /// Signals that end a mount.
-struct Ends {
+struct EndSignals {
     term: Signal,
     int: Signal,
 }
 
-impl Ends {
+impl EndSignals {
     fn listen() -> Result<Self> {
         let listen = |kind| signal(kind).context("listening for signals");
-        Ok(Ends { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
+        Ok(EndSignals { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
     }
 }
 
 /// Serves until a signal comes or the mount is taken away from outside.
 async fn serve(
-    parts: &Parts,
-    mounting: Mounting,
+    running: &RunningMount,
+    session: FuseSession,
     metrics: Option<TcpListener>,
-    mut ends: Ends,
+    mut signals: EndSignals,
     ready: &str,
 ) -> Result<()> {
     if let Some(listener) = metrics {
-        let page = metrics::serve(listener, Arc::clone(&parts.snapshot), parts.stop.clone());
-        parts.helpers.spawn(async move {
+        let page = metrics::serve(listener, Arc::clone(&running.snapshot), running.stop.clone());
+        running.background.spawn(async move {
             if let Err(error) = page.await {
                 tracing::error!(%error, "metrics are not served any more");
             }
         });
     }
-    let (watched, stop) = (Arc::clone(&parts.mounted), parts.stop.clone());
-    parts.helpers.spawn(async move {
+    let (watched, stop) = (Arc::clone(&running.mounted), running.stop.clone());
+    running.background.spawn(async move {
         while timeout(WATCH_EVERY, stop.cancelled()).await.is_err() {
             if let Some(p) = watched.pusher.get() {
-                p.watch();
+                p.answer_late();
             }
         }
     });
     let (ended, mut end) = oneshot::channel();
     std::thread::Builder::new().name("fletch-fuse".into()).spawn(move || {
         // Nobody listens when a signal came first.
-        drop(ended.send(mounting.serve()));
+        drop(ended.send(session.serve()));
     })?;
     // The first lookup, by the path it will take but not through the kernel.
-    let first = parts.mounted.tree.list(1, 0, |line| line.offset > 2);
+    let first = running.mounted.tree.list(1, 0, |line| line.offset > 2);
     if let Err(e) = first.await {
-        parts.mounted.faults.note(&e);
+        running.mounted.faults.record(&e);
         return Err(anyhow!("the root directory cannot be read: {e}"));
     }
     announce(ready)?;
     let signal = tokio::select! {
-        _ = ends.term.recv() => "SIGTERM",
-        _ = ends.int.recv() => "SIGINT",
+        _ = signals.term.recv() => "SIGTERM",
+        _ = signals.int.recv() => "SIGINT",
         outcome = &mut end => {
             tracing::info!("unmounted from outside");
             return outcome.context("the FUSE threads ended")?.context("the FUSE session failed");
@@ -326,7 +328,7 @@ async fn serve(
 fn announce(ready: &str) -> Result<()> {
     if daemon::is_child() {
         tracing::info!("{ready}");
-        return daemon::tell_ready(ready);
+        return daemon::report_ready(ready);
     }
     eprintln!("{ready}");
     Ok(())
@@ -334,8 +336,8 @@ fn announce(ready: &str) -> Result<()> {
 
 fn snapshots(
     settings: &Settings,
-    opened: &Opened,
-    mounted: Arc<Mounted>,
+    opened: &OpenVersion,
+    mounted: Arc<RequestContext>,
     store: Arc<Store>,
     node: Option<Arc<Node>>,
 ) -> Arc<dyn Fn() -> Snapshot + Send + Sync> {
@@ -346,7 +348,7 @@ fn snapshots(
         let (read, store) = (mounted.reader.counters(), store.stats());
         let client = client.as_ref().map(Client::stats).unwrap_or_default();
         let origin = fallback.as_ref().map(Fallback::origin_stats).unwrap_or_default();
-        let (pushed_bytes, pushes_skipped) = mounted.pusher.get().map_or((0, 0), Pusher::counted);
+        let (pushed_bytes, pushes_skipped) = mounted.pusher.get().map_or((0, 0), Pusher::counts);
         Snapshot {
             dataset: dataset.clone(),
             root: root.clone(),
@@ -361,8 +363,8 @@ fn snapshots(
             read_fetched_bytes: read.bytes_fetched.load(Relaxed),
             pushed_bytes,
             pushes_skipped,
-            refusals: mounted.grant.refusals(),
-            ahead_slices: read.ahead.load(Relaxed),
+            refusals: mounted.access.refusals(),
+            prefetch_slices: read.prefetched.load(Relaxed),
             fetches: store.fetches,
             fetched_bytes: store.fetched_bytes,
             corrupt: store.corrupt,
@@ -428,8 +430,8 @@ fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {
 /// The kernel's read-ahead starts small whatever the session asks for; only root can raise it.
 fn raise_read_ahead(device: &str) {
     let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
-    match std::fs::write(&path, KERNEL_AHEAD_KIB.to_string()) {
-        Ok(()) => tracing::debug!(path, kib = KERNEL_AHEAD_KIB, "kernel read-ahead raised"),
+    match std::fs::write(&path, KERNEL_READ_AHEAD_KIB.to_string()) {
+        Ok(()) => tracing::debug!(path, kib = KERNEL_READ_AHEAD_KIB, "kernel read-ahead raised"),
         Err(error) => tracing::debug!(path, %error, "kernel read-ahead stays as it is"),
     }
 }

@@ -6,10 +6,10 @@
 //!    holds no lock while the kernel stores: every other READ can be answered meanwhile;
 //! 2. only READs at offset 0 are held back by a push. Their first page is locked by the kernel,
 //!    so at most one is under way per file, and no READ that a push may wait for waits for one;
-//! 3. should that reasoning fail on some kernel, [`PATIENCE`] answers whoever waits, and pushing
+//! 3. should that reasoning fail on some kernel, [`PUSH_WAIT_MAX`] answers whoever waits, and pushing
 //!    stops for this mount with a log line.
 
-use crate::fs::read::Push;
+use crate::fs::read::PagePush;
 use std::{
     collections::HashMap,
     io,
@@ -22,7 +22,7 @@ use std::{
 /// READs that wait for a push at most; one more is answered without.
 const WAITING_MAX: usize = 64;
 /// How long a READ waits for its push.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+pub const PUSH_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How often impatience is looked for.
 pub const WATCH_EVERY: Duration = Duration::from_millis(250);
 
@@ -36,29 +36,29 @@ pub trait PageCache: Send + 'static {
 }
 
 /// Answers the READ that waits.
-pub type Done = Box<dyn FnOnce() + Send>;
+pub type SendReply = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Shared {
     /// READs that wait, by their number; whoever removes one answers it.
-    waiting: Mutex<HashMap<u64, (Instant, Done)>>,
+    waiting: Mutex<HashMap<u64, (Instant, SendReply)>>,
     off: AtomicBool,
     next: AtomicU64,
     pushed_bytes: AtomicU64,
     skipped: AtomicU64,
 }
 
-struct Job {
+struct QueuedPush {
     number: u64,
     ino: u64,
-    push: Push,
+    push: PagePush,
 }
 
 /// Hands pushes to their thread.
 #[derive(Clone)]
 pub struct Pusher {
     shared: Arc<Shared>,
-    jobs: Option<SyncSender<Job>>,
+    jobs: Option<SyncSender<QueuedPush>>,
 }
 
 impl Pusher {
@@ -81,25 +81,25 @@ impl Pusher {
     }
 
     /// Pushes, then calls `done`; or calls it at once when pushing is off or behind.
-    pub fn push_then(&self, ino: u64, push: Push, done: Done) {
+    pub fn push_then(&self, ino: u64, push: PagePush, done: SendReply) {
         let Some(jobs) = self.jobs.as_ref().filter(|_| !self.shared.off.load(Relaxed)) else {
             return done();
         };
         let number = self.shared.next.fetch_add(1, Relaxed);
         self.shared.lock().insert(number, (Instant::now(), done));
-        if jobs.try_send(Job { number, ino, push }).is_err() {
+        if jobs.try_send(QueuedPush { number, ino, push }).is_err() {
             self.shared.skipped.fetch_add(1, Relaxed);
             self.shared.answer(number);
         }
     }
 
-    /// Answers whoever waited longer than [`PATIENCE`]; to be called every [`WATCH_EVERY`].
-    pub fn watch(&self) {
-        let late: Vec<Done> = {
+    /// Answers whoever waited longer than [`PUSH_WAIT_MAX`]; to be called every [`WATCH_EVERY`].
+    pub fn answer_late(&self) {
+        let late: Vec<SendReply> = {
             let mut waiting = self.shared.lock();
             let numbers: Vec<u64> = waiting
                 .iter()
-                .filter(|(_, (since, _))| since.elapsed() > PATIENCE)
+                .filter(|(_, (since, _))| since.elapsed() > PUSH_WAIT_MAX)
                 .map(|(n, _)| *n)
                 .collect();
             numbers.iter().filter_map(|n| waiting.remove(n)).map(|(_, done)| done).collect()
@@ -109,7 +109,7 @@ impl Pusher {
         }
         if !self.shared.off.swap(true, Relaxed) {
             tracing::warn!(
-                waited = ?PATIENCE,
+                waited = ?PUSH_WAIT_MAX,
                 "the kernel did not take pushed pages in time; pushing is off for this mount \
                  (reads go on as before; --push off makes it so from the start)"
             );
@@ -121,13 +121,13 @@ impl Pusher {
 
     /// Bytes the kernel took, and pushes left out.
     #[must_use]
-    pub fn counted(&self) -> (u64, u64) {
+    pub fn counts(&self) -> (u64, u64) {
         (self.shared.pushed_bytes.load(Relaxed), self.shared.skipped.load(Relaxed))
     }
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, (Instant, Done)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, (Instant, SendReply)>> {
         // Only inserted into and removed from: a panic leaves the map whole.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,8 +140,8 @@ impl Shared {
     }
 }
 
-fn work(shared: &Shared, cache: &impl PageCache, todo: &Receiver<Job>) {
-    while let Ok(Job { number, ino, push }) = todo.recv() {
+fn work(shared: &Shared, cache: &impl PageCache, todo: &Receiver<QueuedPush>) {
+    while let Ok(QueuedPush { number, ino, push }) = todo.recv() {
         if !shared.off.load(Relaxed) {
             match cache.store(ino, push.offset, &push.bytes) {
                 Ok(()) => {
@@ -178,8 +178,8 @@ mod tests {
         }
     }
 
-    fn push() -> Push {
-        Push { offset: 4096, bytes: Bytes::from_static(&[1; 100]) }
+    fn push() -> PagePush {
+        PagePush { offset: 4096, bytes: Bytes::from_static(&[1; 100]) }
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
         open.send(()).expect("gate");
         done.recv_timeout(Duration::from_secs(5)).expect("answered");
         assert_eq!(seen.try_recv(), Ok((9, 4096, 100)));
-        assert_eq!(pusher.counted(), (100, 0));
+        assert_eq!(pusher.counts(), (100, 0));
     }
 
     #[test]
@@ -207,8 +207,8 @@ mod tests {
         }
         let at_once = done.try_iter().count();
         assert!((8..=10).contains(&at_once), "those past the bound do not wait: {at_once}");
-        std::thread::sleep(PATIENCE + Duration::from_millis(50));
-        pusher.watch();
+        std::thread::sleep(PUSH_WAIT_MAX + Duration::from_millis(50));
+        pusher.answer_late();
         assert_eq!(at_once + done.try_iter().count(), many, "everybody was answered exactly once");
         pusher.push_then(1, push(), Box::new(move || tell.send(()).expect("test listens")));
         assert_eq!(done.try_iter().count(), 1, "pushing is off");

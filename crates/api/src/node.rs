@@ -28,13 +28,13 @@ pub fn file(root: Root, hash: Hash, len: u32, path: &str) -> String {
 
 /// Path of the state, asked by a guest that reads this version.
 #[must_use]
-pub fn state(of: GuestVersion) -> String {
+pub fn state(of: MountedVersion) -> String {
     format!("{STATE}?root={}&footprint={}", of.root, of.footprint)
 }
 
-/// A version that a guest reads.
+/// The version that a mount reads, as it tells the owner of the node store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestVersion {
+pub struct MountedVersion {
     /// Which.
     pub root: Root,
     /// What its chunks occupy on disk together, at most, in bytes.

@@ -4,7 +4,7 @@
 use crate::body::Length;
 use crate::{Client, ClientError};
 use bytes::Bytes;
-use fletch_api::node::{self, GuestVersion, NodeState};
+use fletch_api::node::{self, MountedVersion, NodeState};
 use fletch_core::manifest::CHUNK_BYTES_MAX;
 use fletch_core::{Hash, Root};
 use http::{Method, StatusCode};
@@ -14,7 +14,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn node_state(&self, of: GuestVersion) -> Result<NodeState, ClientError> {
+    pub async fn node_state(&self, of: MountedVersion) -> Result<NodeState, ClientError> {
         self.get_json(&node::state(of)).await
     }
 

@@ -12,7 +12,7 @@ const DIR_BYTES: u64 = 4096;
 
 /// Kinds that a tree can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum NodeKind {
+pub enum InodeKind {
     /// A directory, empty or not.
     Directory,
     /// A regular file.
@@ -21,14 +21,14 @@ pub enum NodeKind {
     Symlink,
 }
 
-impl NodeKind {
+impl InodeKind {
     /// The kind shown for an entry; `None` for what the tree hides.
     #[must_use]
     pub fn of(kind: EntryKind) -> Option<Self> {
         match kind {
-            EntryKind::File => Some(NodeKind::File),
-            EntryKind::Symlink => Some(NodeKind::Symlink),
-            EntryKind::EmptyDir => Some(NodeKind::Directory),
+            EntryKind::File => Some(InodeKind::File),
+            EntryKind::Symlink => Some(InodeKind::Symlink),
+            EntryKind::EmptyDir => Some(InodeKind::Directory),
             EntryKind::Member => None,
         }
     }
@@ -37,9 +37,9 @@ impl NodeKind {
     #[must_use]
     pub fn mode(self) -> u16 {
         match self {
-            NodeKind::Directory => 0o555,
-            NodeKind::File => 0o444,
-            NodeKind::Symlink => 0o777,
+            InodeKind::Directory => 0o555,
+            InodeKind::File => 0o444,
+            InodeKind::Symlink => 0o777,
         }
     }
 }
@@ -50,7 +50,7 @@ pub struct Attr {
     /// Its inode number.
     pub ino: u64,
     /// Its kind.
-    pub kind: NodeKind,
+    pub kind: InodeKind,
     /// Bytes of content, or of a link's target.
     pub size: u64,
 }
@@ -59,7 +59,7 @@ impl Attr {
     /// Of a directory.
     #[must_use]
     pub fn dir(ino: u64) -> Self {
-        Attr { ino, kind: NodeKind::Directory, size: DIR_BYTES }
+        Attr { ino, kind: InodeKind::Directory, size: DIR_BYTES }
     }
 
     /// Of an entry; `None` for what the tree hides.
@@ -71,14 +71,14 @@ impl Attr {
     /// Of a file or symlink.
     #[must_use]
     pub fn new(ordinal: u64, kind: EntryKind, size: u64) -> Option<Self> {
-        Some(Attr { ino: Ino::Entry(ordinal).number()?, kind: NodeKind::of(kind)?, size })
+        Some(Attr { ino: Ino::Entry(ordinal).number()?, kind: InodeKind::of(kind)?, size })
     }
 
     /// 512-byte blocks, as `du` counts them. Links live in their inode.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         match self.kind {
-            NodeKind::Symlink => 0,
+            InodeKind::Symlink => 0,
             _ => self.size.div_ceil(512),
         }
     }
@@ -86,7 +86,7 @@ impl Attr {
 
 /// What all nodes of a mount share.
 #[derive(Debug, Clone, Copy)]
-pub struct Owner {
+pub struct CommonAttr {
     /// Who mounted.
     pub uid: u32,
     /// The group of who mounted.

@@ -97,7 +97,7 @@ impl Fault {
                 "check that fletch-server runs and reaches its origin; reads work again when it does \
                  (with --origin-fallback they go to the origin meanwhile)"
             }
-            Fault::Denied => "check the token of this mount and its grant on the server",
+            Fault::Denied => "check the token of this mount and its access on the server",
             Fault::Gone => {
                 "the dataset is not registered any more, or its tables are not there: register it again, or unmount"
             }
@@ -131,7 +131,7 @@ impl Fault {
             e if e.is_denied() => Fault::Denied,
             // The server checked its tables and its origin, so this is its word about the origin.
             ClientError::Problem { .. } if e.kind() == Kind::Corrupt => Fault::Origin,
-            // Read from here: an object that is gone or another is no revoked grant.
+            // Read from here: an object that is gone or another is no revoked access.
             ClientError::Origin { kind: Kind::Corrupt | Kind::NotFound, .. } => Fault::Origin,
             e => Fault::of_kind(e.kind()),
         }

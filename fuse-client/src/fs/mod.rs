@@ -3,8 +3,7 @@
 pub mod attr;
 pub mod error;
 pub mod inode;
-pub mod known;
+pub mod kernel_state;
 pub mod read;
-pub mod sequence;
+pub mod sequential;
 pub mod tree;
-pub mod xattr;

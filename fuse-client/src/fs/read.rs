@@ -7,7 +7,7 @@
 //! 3. Read-ahead never makes a reader wait: it takes a permit or is left out.
 
 use super::error::FsError;
-use super::sequence::Sequence;
+use super::sequential::SequentialReads;
 use super::tree::Tree;
 use bytes::{Bytes, BytesMut};
 use fletch_client::fallback::Spot;
@@ -39,19 +39,19 @@ const PAGE_BYTES_MAX: u64 = 64 << 10;
 /// The smallest page. A request that does not end at one reads around the page cache.
 const PAGE_BYTES_MIN: u64 = 4 << 10;
 /// Slices brought ahead of a sequential reader.
-const AHEAD_SLICES: usize = 2;
+const PREFETCH_SLICES: usize = 2;
 /// Slices on their way ahead of all readers together.
-const AHEAD_IN_FLIGHT: usize = 4;
+const PREFETCH_IN_FLIGHT_MAX: usize = 4;
 /// What a version's chunks count for on disk: versions that are read divide a node's store among them.
 #[must_use]
-pub fn dataset(root: Root) -> DatasetId {
+pub fn dataset_id(root: Root) -> DatasetId {
     let (first, _) = root.0.0.split_at(8);
     DatasetId(first.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
 }
 
 /// Bytes with a name: what the store keeps and checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum FetchRequest {
     /// A chunk.
     Chunk {
         /// Its name.
@@ -71,12 +71,12 @@ pub enum Wanted {
     },
 }
 
-impl Wanted {
+impl FetchRequest {
     /// What its bytes hash to, and how many there are.
     #[must_use]
-    pub fn name(&self) -> (Hash, u32) {
+    pub fn hash_and_len(&self) -> (Hash, u32) {
         match self {
-            Wanted::Chunk { hash, len } | Wanted::File { hash, len, .. } => (*hash, *len),
+            FetchRequest::Chunk { hash, len } | FetchRequest::File { hash, len, .. } => (*hash, *len),
         }
     }
 }
@@ -87,7 +87,7 @@ pub trait ChunkSource: Send + Sync {
     /// `attempt` > 0 says that what was brought before was wrong.
     fn fetch(
         &self,
-        wanted: Wanted,
+        wanted: FetchRequest,
         spot: &Spot,
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>>;
@@ -95,7 +95,7 @@ pub trait ChunkSource: Send + Sync {
 
 /// Bytes for the page cache beside those that were asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Push {
+pub struct PagePush {
     /// Where in the file they begin; a page boundary past the end of the request.
     pub offset: u64,
     /// The bytes; they end at a page boundary or at the file's end.
@@ -104,11 +104,11 @@ pub struct Push {
 
 /// An answer to a READ.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct ReadReply {
     /// What was asked for.
     pub bytes: Bytes,
     /// What may be put into the page cache first.
-    pub push: Option<Push>,
+    pub push: Option<PagePush>,
 }
 
 /// What was counted; totals.
@@ -127,7 +127,7 @@ pub struct ReadCounters {
     /// From a fetch of their own. (I8) The four are all of them.
     pub bytes_fetched: AtomicU64,
     /// Slices brought ahead of a reader.
-    pub ahead: AtomicU64,
+    pub prefetched: AtomicU64,
 }
 
 impl ReadCounters {
@@ -149,8 +149,8 @@ pub struct Reader {
     source: Arc<dyn ChunkSource>,
     domain: Domain,
     dataset: DatasetId,
-    sequence: Sequence,
-    ahead: Arc<Semaphore>,
+    sequential: SequentialReads,
+    prefetch_permits: Arc<Semaphore>,
     tasks: TaskTracker,
     counters: Arc<ReadCounters>,
 }
@@ -160,21 +160,21 @@ impl Reader {
     #[must_use]
     pub fn new(tree: Tree, store: Arc<Store>, source: Arc<dyn ChunkSource>, tasks: TaskTracker) -> Self {
         Reader {
-            dataset: dataset(tree.version().root()),
+            dataset: dataset_id(tree.version().root()),
             tree,
             store,
             source,
             domain: Domain::default_domain(),
-            sequence: Sequence::default(),
-            ahead: Arc::new(Semaphore::new(AHEAD_IN_FLIGHT)),
+            sequential: SequentialReads::default(),
+            prefetch_permits: Arc::new(Semaphore::new(PREFETCH_IN_FLIGHT_MAX)),
             tasks,
             counters: Arc::default(),
         }
     }
 
-    /// The same reader, counting there.
+    /// The same reader, with_counters there.
     #[must_use]
-    pub fn counting(self, counters: Arc<ReadCounters>) -> Self {
+    pub fn with_counters(self, counters: Arc<ReadCounters>) -> Self {
         Reader { counters, ..self }
     }
 
@@ -188,19 +188,19 @@ impl Reader {
     ///
     /// # Errors
     /// [`FsError`].
-    pub async fn read(&self, ino: u64, offset: u64, size: u32) -> Result<Answer, FsError> {
+    pub async fn read(&self, ino: u64, offset: u64, size: u32) -> Result<ReadReply, FsError> {
         let found = self.tree.file(ino).await?;
         let len = found.entry().size;
         let end = offset.saturating_add(u64::from(size)).min(len);
         self.counters.reads.fetch_add(1, Relaxed);
         if offset >= end {
-            return Ok(Answer { bytes: Bytes::new(), push: None });
+            return Ok(ReadReply { bytes: Bytes::new(), push: None });
         }
         if found.slices().len() > 1 {
-            self.look_ahead(ino, &found, offset, end);
+            self.prefetch_slices(ino, &found, offset, end);
         }
         let named = |error| FsError::Read { path: found.entry().path.to_owned(), error };
-        let (slices, shared) = alone(&found);
+        let (slices, shared) = slices_to_read(&found);
         let mut wanted = ranges(&slices, offset..end);
         let (first, second) = (wanted.next(), wanted.next());
         let (bytes, hit) = match (first, second) {
@@ -226,7 +226,7 @@ impl Reader {
             (0, Some(hit), [first, ..]) if end < len => push(&hit, *first, end, len),
             _ => None,
         };
-        Ok(Answer { bytes, push })
+        Ok(ReadReply { bytes, push })
     }
 
     async fn bytes(
@@ -235,7 +235,7 @@ impl Reader {
         of: &ChunkRange,
         shared: Option<Arc<str>>,
     ) -> Result<Hit, ReadError> {
-        let (key, len, fetch) = self.order(found, of, shared);
+        let (key, len, fetch) = self.store_request(found, of, shared);
         self.store.read(key, len, self.dataset, fetch).await
     }
 
@@ -247,12 +247,17 @@ impl Reader {
 
     /// How the store comes by a slice: a chunk that ends where the slice ends, or, if the path
     /// of its file is given, that file alone.
-    fn order(&self, found: &Found, of: &ChunkRange, shared: Option<Arc<str>>) -> (StoreKey, u32, Fetch) {
+    fn store_request(
+        &self,
+        found: &Found,
+        of: &ChunkRange,
+        shared: Option<Arc<str>>,
+    ) -> (StoreKey, u32, Fetch) {
         let (hash, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
-        let spot = self.spot(found, of);
+        let spot = self.origin_location(found, of);
         let wanted = match shared {
-            Some(path) => Wanted::File { path, hash, len },
-            None => Wanted::Chunk { hash, len },
+            Some(path) => FetchRequest::File { path, hash, len },
+            None => FetchRequest::Chunk { hash, len },
         };
         let source = Arc::clone(&self.source);
         let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), &spot, attempt));
@@ -261,7 +266,7 @@ impl Reader {
 
     /// Where an origin has a slice: a small file of a pack in the object of its chunk, everything
     /// else in its own object.
-    fn spot(&self, found: &Found, of: &ChunkRange) -> Spot {
+    fn origin_location(&self, found: &Found, of: &ChunkRange) -> Spot {
         let params = &self.tree.version().layout_doc().params;
         match (params.kind, found.slices()) {
             (LayoutKind::Pack, [one]) if one.len <= params.slice_bytes => {
@@ -276,20 +281,20 @@ impl Reader {
     }
 
     /// Brings the slices after `end` when the file is being read from front to back.
-    fn look_ahead(&self, ino: u64, found: &Found, offset: u64, end: u64) {
+    fn prefetch_slices(&self, ino: u64, found: &Found, offset: u64, end: u64) {
         let slice_bytes = u64::from(self.tree.version().layout_doc().params.slice_bytes.max(1));
-        if !self.sequence.enters(ino, offset, end, (end - 1) / slice_bytes) {
+        if !self.sequential.enters_slice(ino, offset, end, (end - 1) / slice_bytes) {
             return;
         }
         let len = found.entry().size;
-        for next in ranges(found.slices(), end - 1..len).skip(1).take(AHEAD_SLICES) {
-            let (key, len, fetch) = self.order(found, &next, None);
+        for next in ranges(found.slices(), end - 1..len).skip(1).take(PREFETCH_SLICES) {
+            let (key, len, fetch) = self.store_request(found, &next, None);
             if self.store.cached(&key).is_some() {
                 continue;
             }
-            let Ok(permit) = Arc::clone(&self.ahead).try_acquire_owned() else { return };
+            let Ok(permit) = Arc::clone(&self.prefetch_permits).try_acquire_owned() else { return };
             let (store, dataset) = (Arc::clone(&self.store), self.dataset);
-            self.counters.ahead.fetch_add(1, Relaxed);
+            self.counters.prefetched.fetch_add(1, Relaxed);
             self.tasks.spawn(async move {
                 if let Err(error) = store.read(key, len, dataset, fetch).await {
                     // The reader will meet the same error itself, and its errno tells it.
@@ -304,7 +309,7 @@ impl Reader {
 /// The slices to read an entry by. One that lies in a chunk with others stands for itself, under
 /// its content's hash, and its path says whom to ask for: neither the length of such a chunk nor
 /// its other bytes are needed to know that these are right.
-fn alone(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
+fn slices_to_read(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
     let entry = found.entry();
     if let ([one], Some(hash)) = (found.slices(), entry.hash)
         && one.chunk != hash
@@ -316,7 +321,7 @@ fn alone(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
 }
 
 /// What to push after a READ of the first `end` bytes of a file of `len` bytes.
-fn push(hit: &Hit, first: Slice, end: u64, len: u64) -> Option<Push> {
+fn push(hit: &Hit, first: Slice, end: u64, len: u64) -> Option<PagePush> {
     if end >= READ_BYTES_FULL {
         return None;
     }
@@ -332,5 +337,5 @@ fn push(hit: &Hit, first: Slice, end: u64, len: u64) -> Option<Push> {
     let base = u64::from(first.chunk_offset);
     let at = |x: u64| usize::try_from(base + x).ok();
     let bytes = hit.chunk.slice(at(offset)?..at(until)?)?;
-    Some(Push { offset, bytes })
+    Some(PagePush { offset, bytes })
 }

@@ -1,7 +1,7 @@
 //! Names, directories and attributes of a version. No state but the version's own parts: every
 //! answer is worked out from an inode number.
 
-use super::attr::{Attr, NodeKind};
+use super::attr::{Attr, InodeKind};
 use super::error::FsError;
 use super::inode::Ino;
 use fletch_core::manifest::locate::DirId;
@@ -12,10 +12,14 @@ use fletch_tables::{ChildKind, Version};
 const PAGE: usize = 128;
 /// Directory offsets: 1 is after `.`, 2 after `..`; a child's is its cookie and this.
 const OFFSET_BASE: u64 = 2;
+/// The version's root, on every node.
+pub const XATTR_ROOT: &str = "user.fletch.root";
+/// The BLAKE3 of the content (as `b3sum` prints it), on files.
+pub const XATTR_BLAKE3: &str = "user.fletch.blake3";
 
 /// One line of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct DirEntry {
     /// The name.
     pub name: String,
     /// Where to go on after it.
@@ -100,8 +104,8 @@ impl Tree {
             Ino::Dir(_) => Err(FsError::IsDirectory),
             Ino::Entry(ordinal) => {
                 let found = self.entry(ordinal).await?;
-                match NodeKind::of(found.entry().kind) {
-                    Some(NodeKind::File) => Ok(found),
+                match InodeKind::of(found.entry().kind) {
+                    Some(InodeKind::File) => Ok(found),
                     Some(_) => Err(FsError::Invalid),
                     None => Err(FsError::NotFound),
                 }
@@ -117,8 +121,8 @@ impl Tree {
         let Ino::Entry(ordinal) = decode(ino)? else { return Err(FsError::Invalid) };
         let found = self.entry(ordinal).await?;
         let entry = found.entry();
-        match NodeKind::of(entry.kind) {
-            Some(NodeKind::Symlink) => Ok(entry.target.to_owned()),
+        match InodeKind::of(entry.kind) {
+            Some(InodeKind::Symlink) => Ok(entry.target.to_owned()),
             _ => Err(FsError::Invalid),
         }
     }
@@ -132,11 +136,11 @@ impl Tree {
         &self,
         ino: u64,
         offset: u64,
-        mut add: impl FnMut(Line) -> bool + Send,
+        mut add: impl FnMut(DirEntry) -> bool + Send,
     ) -> Result<(), FsError> {
         let Ino::Dir(id) = decode(ino)? else { return Err(FsError::NotDirectory) };
         let dir = self.dir_path(ino).await?;
-        let dot = |name: &str, offset, ino| Line { name: name.into(), offset, attr: Attr::dir(ino) };
+        let dot = |name: &str, offset, ino| DirEntry { name: name.into(), offset, attr: Attr::dir(ino) };
         if offset < 1 && add(dot(".", 1, ino)) {
             return Ok(());
         }
@@ -163,12 +167,47 @@ impl Tree {
                 cookie = child.next;
                 let Some(attr) = attr else { continue };
                 let offset = child.next + OFFSET_BASE;
-                if add(Line { name: child.name, offset, attr }) {
+                if add(DirEntry { name: child.name, offset, attr }) {
                     return Ok(());
                 }
                 any = true;
             }
         }
+    }
+
+    /// The value of an attribute.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`] for a name it does not have.
+    pub async fn xattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        if name == XATTR_ROOT.as_bytes() {
+            return Ok(self.version().root().to_string().into_bytes());
+        }
+        if name != XATTR_BLAKE3.as_bytes() || !matches!(Ino::decode(ino), Some(Ino::Entry(_))) {
+            return Err(FsError::NoAttribute);
+        }
+        match self.file(ino).await {
+            Ok(found) => Ok(found.entry().hash.ok_or(FsError::NoAttribute)?.to_string().into_bytes()),
+            Err(FsError::Invalid) => Err(FsError::NoAttribute),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The names of its attributes, each closed by a NUL.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub async fn xattr_names(&self, ino: u64) -> Result<Vec<u8>, FsError> {
+        let mut names = format!("{XATTR_ROOT}\0");
+        match self.xattr(ino, XATTR_BLAKE3.as_bytes()).await {
+            Ok(_) => {
+                names.push_str(XATTR_BLAKE3);
+                names.push('\0');
+            }
+            Err(FsError::NoAttribute) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(names.into_bytes())
     }
 
     async fn entry(&self, ordinal: u64) -> Result<Found, FsError> {

@@ -6,7 +6,7 @@
 //! (I7) The store is left when its directory is not, or not surely, of this user alone any more, and when the token
 //! became another principal's name.
 
-use super::{Node, REST, Role, door::Socket, place::Place, settings};
+use super::{Node, RETRY_PAUSE, Role, directory::StoreDirectory, listener::Socket, settings};
 use fletch_settings::ByteSize;
 use fletch_store::{
     Disk, DiskState, Household,
@@ -28,24 +28,24 @@ use tokio_util::sync::CancellationToken;
 /// Slab files that are kept open for reading.
 const SLABS_OPEN: usize = 256;
 /// How often an owner looks whether its socket is where guests look for it.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const SOCKET_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// How often a socket is tried that cannot be bound, or cannot be listened at.
-const BIND_EVERY: Duration = Duration::from_secs(5);
+const BIND_RETRY_EVERY: Duration = Duration::from_secs(5);
 /// How long answers to guests are waited for when the mount ends.
 const DRAIN: Duration = Duration::from_millis(300);
 
 impl Node {
     /// Keeps the store until `stop`, or until it is lost.
-    pub(super) async fn own(self: &Arc<Self>, stop: &CancellationToken) {
-        let place = self.place();
-        tracing::info!(dir = %place.dir().display(), "this mount owns the node's store");
-        let idle = place.clone();
+    pub(super) async fn run_as_owner(self: &Arc<Self>, stop: &CancellationToken) {
+        let directory = self.directory();
+        tracing::info!(dir = %directory.dir().display(), "this mount owns the node's store");
+        let idle = directory.clone();
         // Beside the point of what is waited for here.
         drop(spawn_blocking(move || idle.remove_idle()));
-        // Until it is noted again by reads.
-        self.host().note(self.means.version.root);
+        // Until it is recorded_reads again by reads.
+        self.node_store().record_read(self.context.version.root);
         let ended = stop.child_token();
-        let serving = self.receive(&place, &ended);
+        let serving = self.serve_clients(&directory, &ended);
         let keeping = {
             let (house, disk) = (Arc::clone(self) as Arc<dyn Household>, Arc::clone(&self.disk));
             house::look_after(house, disk, ended.clone())
@@ -54,7 +54,7 @@ impl Node {
         tokio::select! {
             () = keeping => {}
             () = &mut serving => {}
-            () = self.means.host.watch_server() => {}
+            () = self.context.node_store.watch_server() => {}
         }
         ended.cancel();
         drop(timeout(DRAIN, &mut serving).await);
@@ -62,8 +62,8 @@ impl Node {
             house::close(Arc::clone(&self.disk)).await;
             return;
         }
-        self.role.send_replace(Role::Alone);
-        tracing::warn!(dir = %place.dir().display(), "the node's store is lost, and begun anew");
+        self.role.send_replace(Role::Direct);
+        tracing::warn!(dir = %directory.dir().display(), "the node's store is lost, and begun anew");
         let disk = Arc::clone(&self.disk);
         let left = spawn_blocking(move || disk.leave("its directory is gone".to_owned())).await;
         if let Err(error) = left {
@@ -72,26 +72,26 @@ impl Node {
     }
 
     /// Serves guests until `ended`, at a socket that is bound again whenever it is lost.
-    async fn receive(&self, place: &Place, ended: &CancellationToken) {
-        let mut told = false;
+    async fn serve_clients(&self, directory: &StoreDirectory, ended: &CancellationToken) {
+        let mut warned = false;
         while !ended.is_cancelled() {
-            let at = place.clone();
+            let at = directory.clone();
             let bound = spawn_blocking(move || Socket::bind(&at)).await;
-            self.becomes(Role::Owner);
+            self.set_role(Role::Owner);
             let served = match bound.unwrap_or_else(|lost| Err(io::Error::other(lost))) {
-                Ok(socket) => self.serve(Arc::new(socket), place, ended).await,
+                Ok(socket) => self.serve(Arc::new(socket), directory, ended).await,
                 Err(e) => Err(e),
             };
             let rest = match served {
                 Ok(()) => {
-                    told = false;
-                    REST.0
+                    warned = false;
+                    RETRY_PAUSE.0
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut told, true) {
+                    if !std::mem::replace(&mut warned, true) {
                         tracing::warn!(%error, "other mounts cannot reach this node's store for now");
                     }
-                    BIND_EVERY
+                    BIND_RETRY_EVERY
                 }
             };
             ended.run_until_cancelled(sleep(rest)).await;
@@ -99,14 +99,19 @@ impl Node {
     }
 
     /// Serves guests until `ended`, or until they do not find the socket any more.
-    async fn serve(&self, socket: Arc<Socket>, place: &Place, ended: &CancellationToken) -> io::Result<()> {
+    async fn serve(
+        &self,
+        socket: Arc<Socket>,
+        directory: &StoreDirectory,
+        ended: &CancellationToken,
+    ) -> io::Result<()> {
         let lost = ended.child_token();
-        let serving = socket.serve(Arc::clone(&self.means.host), lost.clone());
+        let serving = socket.serve(Arc::clone(&self.context.node_store), lost.clone());
         let watching = async {
             loop {
-                sleep(LOOK_EVERY).await;
-                let (socket, place) = (Arc::clone(&socket), place.clone());
-                match spawn_blocking(move || socket.is_there(&place)).await {
+                sleep(SOCKET_CHECK_EVERY).await;
+                let (socket, directory) = (Arc::clone(&socket), directory.clone());
+                match spawn_blocking(move || socket.is_in_place(&directory)).await {
                     Ok(true) => {}
                     Ok(false) => return,
                     Err(error) => tracing::error!(%error, "a look at the node's socket was lost"),
@@ -124,7 +129,7 @@ impl Node {
     }
 
     /// Whether the tier has its directory.
-    fn stands(&self) -> bool {
+    fn has_directory(&self) -> bool {
         let state = self.disk.state();
         !matches!(state, DiskState::Absent(_) | DiskState::Open(Health::Off { why: Why::Vanished, .. }))
     }
@@ -132,13 +137,13 @@ impl Node {
 
 impl Household for Node {
     fn config(&self) -> Result<DiskConfig, String> {
-        let place = self.place();
-        place.make()?;
-        let (dir, s) = (place.dir(), &self.means.settings);
+        let directory = self.directory();
+        directory.make()?;
+        let (dir, s) = (directory.dir(), &self.context.settings);
         let shown = dir.display();
         let room = Room::at(dir).map_err(|e| format!("{shown}: {e}"))?;
         let size_max = s.size.of(room.available.saturating_add(room.own));
-        if size_max < settings::SIZE_MIN {
+        if size_max < settings::CACHE_BYTES_MIN {
             let spare = ByteSize(room.available);
             return Err(format!("{} of the {spare} that are free at {shown} is too little", s.size));
         }
@@ -155,29 +160,29 @@ impl Household for Node {
     }
 
     fn opened(&self) {
-        self.host().shares().repeat();
+        self.node_store().shares().repeat();
     }
 
     fn divide(&self, disk: &Disk) {
-        let reads = self.means.read.reads.load(Relaxed);
-        if self.noted.swap(reads, Relaxed) != reads {
-            self.host().note(self.means.version.root);
+        let reads = self.context.read.reads.load(Relaxed);
+        if self.recorded_reads.swap(reads, Relaxed) != reads {
+            self.node_store().record_read(self.context.version.root);
         }
-        if let Some(split) = self.host().shares().changed(disk, self.host().now_ns()) {
-            self.host().shares().give(disk, &split);
+        if let Some(split) = self.node_store().shares().changed(disk, self.node_store().now_ns()) {
+            self.node_store().shares().give(disk, &split);
         }
     }
 
     fn hurry(&self) -> BoxFuture<'_, ()> {
-        self.host().shares().appeared().boxed()
+        self.node_store().shares().appeared().boxed()
     }
 
     fn stays(&self, _: &Disk) -> bool {
-        let place = self.place();
-        if let Err(why) = place.check() {
+        let directory = self.directory();
+        if let Err(why) = directory.check() {
             tracing::warn!(%why, "the node's store is not this user's alone");
             return false;
         }
-        self.stands() && place == self.place_now()
+        self.has_directory() && directory == self.current_directory()
     }
 }

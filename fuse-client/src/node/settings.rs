@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// Names of the settings file.
 pub const KEYS: &[&str] = &["cache.dir", "cache.size", "cache.free_floor"];
 /// The smallest store.
-pub const SIZE_MIN: u64 = 16 << 20;
+pub const CACHE_BYTES_MIN: u64 = 16 << 20;
 /// What stays free on the file system unless somebody says otherwise.
 const FREE_FLOOR: Amount = Amount::Percent(5);
 
@@ -50,7 +50,7 @@ pub struct CacheSettings {
     /// Whose it is: the server's and the principal's name. I7: who has another shares nothing.
     pub name: Hash,
     /// What the name was made for: with another token there is another.
-    pub whose: String,
+    pub scope: String,
 }
 
 impl CacheFlags {
@@ -58,7 +58,7 @@ impl CacheFlags {
     ///
     /// # Errors
     /// What is wrong, all of it usage.
-    pub fn settle(
+    pub fn into_settings(
         self,
         file: CacheFile,
         server: Option<&Endpoint>,
@@ -68,7 +68,7 @@ impl CacheFlags {
         let size = self.cache_size.or(file.size).unwrap_or(Amount::Bytes(0));
         match size {
             Amount::Bytes(0) | Amount::Percent(0) => return Ok(None),
-            Amount::Bytes(n) if n < SIZE_MIN => {
+            Amount::Bytes(n) if n < CACHE_BYTES_MIN => {
                 bail!("--cache-size {size} is too little: at least 16MiB, or 0 for no cache on disk")
             }
             _ => {}
@@ -77,13 +77,13 @@ impl CacheFlags {
         let dir = self.cache_dir.or(file.dir).or_else(default);
         let dir = dir.context("neither XDG_CACHE_HOME nor HOME is set: give --cache-dir")?;
         let dir = std::path::absolute(&dir).with_context(|| format!("path {}", dir.display()))?;
-        let whose = match (server, from) {
+        let scope = match (server, from) {
             (Some(server), _) => format!("server {server}"),
             (None, from) => format!("tables {}", from.unwrap_or_default()),
         };
-        let name = TokenSource::name_of(token, &whose)?;
+        let name = TokenSource::name_of(token, &scope)?;
         let free_floor = self.cache_free_floor.or(file.free_floor).unwrap_or(FREE_FLOOR);
-        Ok(Some(CacheSettings { dir, size, free_floor, name, whose }))
+        Ok(Some(CacheSettings { dir, size, free_floor, name, scope }))
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
         let flags = CacheFlags { cache_dir: Some("/c".into()), ..flags };
         let token = token.map(|t| TokenSource::Text(t.to_owned()));
         let server: Endpoint = server.parse().expect("endpoint");
-        let settled = flags.settle(CacheFile::default(), Some(&server), None, token.as_ref());
+        let settled = flags.into_settings(CacheFile::default(), Some(&server), None, token.as_ref());
         settled.expect("usable").expect("a store").name
     }
 
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn there_is_none_unless_it_is_asked_for() {
-        let none = |flags: CacheFlags| flags.settle(CacheFile::default(), None, None, None);
+        let none = |flags: CacheFlags| flags.into_settings(CacheFile::default(), None, None, None);
         assert_eq!(none(CacheFlags::default()).expect("usable"), None);
         let little = CacheFlags { cache_size: Some(Amount::Bytes(1 << 20)), ..CacheFlags::default() };
         assert!(none(little).expect_err("too little").to_string().contains("16MiB"));

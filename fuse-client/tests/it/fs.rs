@@ -5,11 +5,10 @@ use bytes::Bytes;
 use fletch_client::fallback::Spot;
 use fletch_core::Hash;
 use fletch_core::Kind;
-use fletch_mount::fs::attr::NodeKind;
+use fletch_mount::fs::attr::InodeKind;
 use fletch_mount::fs::error::FsError;
-use fletch_mount::fs::read::{ChunkSource, Reader, Wanted};
-use fletch_mount::fs::tree::{Line, Tree};
-use fletch_mount::fs::xattr;
+use fletch_mount::fs::read::{ChunkSource, FetchRequest, Reader};
+use fletch_mount::fs::tree::{self, DirEntry, Tree};
 use fletch_store::{FetchError, Store, StoreLimits};
 use fletch_tables::{PartCache, Version};
 use futures::future::{BoxFuture, FutureExt};
@@ -28,8 +27,8 @@ async fn tree(dataset: &Arc<Dataset>) -> Tree {
 }
 
 /// All lines of a directory, asked for `page` at a time.
-async fn lines(tree: &Tree, ino: u64, page: usize) -> Vec<Line> {
-    let mut all: Vec<Line> = Vec::new();
+async fn lines(tree: &Tree, ino: u64, page: usize) -> Vec<DirEntry> {
+    let mut all: Vec<DirEntry> = Vec::new();
     loop {
         let (mut got, mut full) = (Vec::new(), 0);
         let offset = all.last().map_or(0, |l| l.offset);
@@ -50,10 +49,10 @@ async fn lines(tree: &Tree, ino: u64, page: usize) -> Vec<Line> {
     }
 }
 
-async fn walk(tree: &Tree, ino: u64, prefix: &str, out: &mut BTreeMap<String, Line>) {
+async fn walk(tree: &Tree, ino: u64, prefix: &str, out: &mut BTreeMap<String, DirEntry>) {
     for line in lines(tree, ino, 3).await.into_iter().skip(2) {
         let path = format!("{prefix}{}", line.name);
-        if line.attr.kind == NodeKind::Directory {
+        if line.attr.kind == InodeKind::Directory {
             Box::pin(walk(tree, line.attr.ino, &format!("{path}/"), out)).await;
         }
         assert_eq!(out.insert(path.clone(), line), None, "{path} twice");
@@ -76,15 +75,15 @@ async fn the_tree_is_the_source_tree() {
     let tree = tree(&dataset).await;
     let mut seen = BTreeMap::new();
     walk(&tree, 1, "", &mut seen).await;
-    let mut expected: BTreeMap<String, (NodeKind, Option<u64>)> = BTreeMap::new();
+    let mut expected: BTreeMap<String, (InodeKind, Option<u64>)> = BTreeMap::new();
     for (path, node) in &dataset.nodes {
         for (i, _) in path.match_indices('/') {
-            expected.insert(path[..i].to_owned(), (NodeKind::Directory, None));
+            expected.insert(path[..i].to_owned(), (InodeKind::Directory, None));
         }
         let what = match node {
-            Node::File(b) => (NodeKind::File, Some(b.len() as u64)),
-            Node::Symlink(t) => (NodeKind::Symlink, Some(t.len() as u64)),
-            Node::EmptyDir => (NodeKind::Directory, None),
+            Node::File(b) => (InodeKind::File, Some(b.len() as u64)),
+            Node::Symlink(t) => (InodeKind::Symlink, Some(t.len() as u64)),
+            Node::EmptyDir => (InodeKind::Directory, None),
         };
         expected.insert(path.clone(), what);
     }
@@ -160,12 +159,12 @@ async fn attributes_and_targets_tell_the_version() {
     let root = dataset.root.to_string().into_bytes();
     let file = lookup(&tree, "photos/110k.jpg").await.expect("file").ino;
     let Node::File(bytes) = &dataset.nodes["photos/110k.jpg"] else { panic!("a file") };
-    assert_eq!(tree.xattr(file, xattr::ROOT.as_bytes()).await.expect("root"), root);
+    assert_eq!(tree.xattr(file, tree::XATTR_ROOT.as_bytes()).await.expect("root"), root);
     let hash = Hash::of(bytes).to_string().into_bytes();
-    assert_eq!(tree.xattr(file, xattr::BLAKE3.as_bytes()).await.expect("hash"), hash);
+    assert_eq!(tree.xattr(file, tree::XATTR_BLAKE3.as_bytes()).await.expect("hash"), hash);
     assert_eq!(tree.xattr_names(file).await.expect("names"), b"user.fletch.root\0user.fletch.blake3\0");
     assert_eq!(tree.xattr_names(1).await.expect("names"), b"user.fletch.root\0");
-    assert!(matches!(tree.xattr(1, xattr::BLAKE3.as_bytes()).await, Err(FsError::NoAttribute)));
+    assert!(matches!(tree.xattr(1, tree::XATTR_BLAKE3.as_bytes()).await, Err(FsError::NoAttribute)));
     assert!(matches!(tree.xattr(file, b"security.selinux").await, Err(FsError::NoAttribute)));
     let link = lookup(&tree, "links/dangling").await.expect("link").ino;
     assert_eq!(tree.target(link).await.expect("target"), "/nowhere/at all");
@@ -195,13 +194,13 @@ struct Chunks {
 }
 
 impl ChunkSource for Chunks {
-    fn fetch(&self, wanted: Wanted, _: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
-        let (hash, len) = wanted.name();
+    fn fetch(&self, wanted: FetchRequest, _: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        let (hash, len) = wanted.hash_and_len();
         self.fetched.fetch_add(1, Relaxed);
         self.log.lock().expect("log").push(hash);
         let mut bytes = match &wanted {
-            Wanted::Chunk { hash, .. } => self.dataset.chunks[hash].clone(),
-            Wanted::File { path, .. } => match &self.dataset.nodes[&**path] {
+            FetchRequest::Chunk { hash, .. } => self.dataset.chunks[hash].clone(),
+            FetchRequest::File { path, .. } => match &self.dataset.nodes[&**path] {
                 Node::File(bytes) => bytes.clone(),
                 other => panic!("{path} is {other:?}"),
             },
@@ -339,7 +338,7 @@ async fn sequential_readers_find_the_next_slice_there() {
     tasks.close();
     tasks.wait().await;
     assert_eq!(source.fetched.load(Relaxed), 3, "both slices ahead");
-    assert_eq!(reader.counters().ahead.load(Relaxed), 2);
+    assert_eq!(reader.counters().prefetched.load(Relaxed), 2);
     let (_, random, source, tasks) = self::reader(&dataset).await;
     for at in [5u64 << 20, 100 << 10, 9 << 20] {
         random.read(ino, at, 4096).await.expect("read");
@@ -353,7 +352,7 @@ async fn sequential_readers_find_the_next_slice_there() {
 async fn a_source_that_fails_is_an_errno_with_a_name() {
     struct Fails(Kind);
     impl ChunkSource for Fails {
-        fn fetch(&self, _: Wanted, _: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        fn fetch(&self, _: FetchRequest, _: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {
             let e = FetchError::new(self.0, "as told");
             async move { Err(e) }.boxed()
         }

@@ -1,8 +1,8 @@
 //! The mount, first without and then with a kernel.
 
+mod access;
 mod fs;
-mod grant;
 mod kernel;
-mod life;
+mod lifecycle;
 mod semantics;
 mod support;

@@ -62,7 +62,7 @@ struct Shared {
     mood: AtomicUsize,
     asked: Mutex<HashMap<Hash, u64>>,
     chunks: AtomicU64,
-    /// What is said of the grant; granted when `None`.
+    /// What is said of the access check; allowed when `None`.
     refusal: tokio::sync::watch::Sender<Option<Code>>,
 }
 
@@ -112,7 +112,7 @@ impl Stub {
             .route(routes::ENTRIES, get(entries))
             .route(routes::LAYOUT, get(layout))
             .route(routes::PLACEMENT, get(placement))
-            .route(routes::ACCESS, get(grant))
+            .route(routes::ACCESS, get(access))
             .route(routes::CHUNK, get(chunk))
             .with_state(Arc::clone(&self.shared));
         let addr = self.addr;
@@ -172,7 +172,7 @@ fn problem(code: Code, detail: &str) -> Response {
 }
 
 /// Holds its answer back for a second while nothing changes.
-async fn grant(State(s): Served) -> Response {
+async fn access(State(s): Served) -> Response {
     let mut refusal = s.refusal.subscribe();
     loop {
         if let Some(code) = *refusal.borrow_and_update() {

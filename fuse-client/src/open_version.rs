@@ -1,8 +1,8 @@
 //! What is to be mounted: asked of the server or, without it, known from before or given.
 
-use crate::cli::{Settings, Without};
+use crate::chunk_sources::{FallbackChunks, ServerChunks};
+use crate::cli::{FallbackSettings, Settings};
 use crate::fs::read::ChunkSource;
-use crate::source::{FallbackChunks, ServerChunks};
 use anyhow::{Context, Result, anyhow};
 use fletch_api::ResolvedVersion;
 use fletch_client::fallback::{Fallback, Known, resolve};
@@ -18,7 +18,7 @@ const REACH_WITHIN: Duration = Duration::from_secs(5);
 const ORIGIN_READS_MAX: usize = 16;
 
 /// A version, and how its bytes are had.
-pub struct Opened {
+pub struct OpenVersion {
     /// The server, if there is one.
     pub client: Option<Client>,
     /// The origin behind it, where that may be read.
@@ -28,7 +28,7 @@ pub struct Opened {
     chunks: Arc<dyn ChunkSource>,
 }
 
-impl Opened {
+impl OpenVersion {
     /// Where chunks come from.
     #[must_use]
     pub fn chunks(&self) -> Arc<dyn ChunkSource> {
@@ -37,7 +37,7 @@ impl Opened {
 }
 
 /// Where a dataset is: (its objects, its tables).
-struct Places {
+struct DatasetUris {
     uri: String,
     tables: String,
 }
@@ -46,20 +46,20 @@ struct Places {
 ///
 /// # Errors
 /// What went wrong, with what to do about it.
-pub async fn open(settings: &Settings) -> Result<Opened> {
+pub async fn open(settings: &Settings) -> Result<OpenVersion> {
     let client = settings.server.as_ref().map(|server| client(settings, server)).transpose()?;
-    let (root, layout, places) = match (&client, &settings.without) {
+    let (root, layout, uris) = match (&client, &settings.fallback) {
         (None, None) => return Err(anyhow!("neither a server nor tables were given")),
         (Some(client), None) => {
-            let resolved = ask(settings, client).await?;
+            let resolved = resolve_at_server(settings, client).await?;
             (resolved.root, resolved.layout, None)
         }
-        (None, Some(without)) => given(settings, without).await?,
-        (Some(client), Some(without)) => match ask(settings, client).await {
-            Ok(resolved) => learn(settings, client, without, &resolved).await?,
-            Err(e) if is_silent(&e) => {
+        (None, Some(fallback_settings)) => resolve_without_server(settings, fallback_settings).await?,
+        (Some(client), Some(fallback_settings)) => match resolve_at_server(settings, client).await {
+            Ok(resolved) => resolve_and_remember(settings, client, fallback_settings, &resolved).await?,
+            Err(e) if is_unreachable(&e) => {
                 tracing::warn!(error = format!("{e:#}"), "the server is gone: mounting without it");
-                match given(settings, without).await {
+                match resolve_without_server(settings, fallback_settings).await {
                     Ok(found) => found,
                     // The silence is the failure; what else was tried explains it.
                     Err(more) => return Err(e.context(format!("{more:#}"))),
@@ -68,8 +68,10 @@ pub async fn open(settings: &Settings) -> Result<Opened> {
             Err(e) => return Err(e),
         },
     };
-    let fallback = match (&settings.without, places) {
-        (Some(without), Some(places)) => Some(fallback(settings, without, client.clone(), &places)?),
+    let fallback = match (&settings.fallback, uris) {
+        (Some(fallback_settings), Some(uris)) => {
+            Some(fallback(settings, fallback_settings, client.clone(), &uris)?)
+        }
         _ => None,
     };
     let (tables, chunks): (_, Arc<dyn ChunkSource>) = match (&fallback, &client) {
@@ -83,7 +85,7 @@ pub async fn open(settings: &Settings) -> Result<Opened> {
     };
     let version = Version::open(tables, root, layout, PartCache::new(settings.tables_bytes));
     let version = version.await.with_context(|| format!("opening version {root}"))?;
-    Ok(Opened { client, fallback, version, chunks })
+    Ok(OpenVersion { client, fallback, version, chunks })
 }
 
 fn client(settings: &Settings, server: &fletch_client::Endpoint) -> Result<Client> {
@@ -97,11 +99,11 @@ fn client(settings: &Settings, server: &fletch_client::Endpoint) -> Result<Clien
     })?)
 }
 
-fn is_silent(e: &anyhow::Error) -> bool {
+fn is_unreachable(e: &anyhow::Error) -> bool {
     e.chain().any(|c| c.downcast_ref::<ClientError>().is_some_and(ClientError::is_unreachable))
 }
 
-async fn ask(settings: &Settings, client: &Client) -> Result<ResolvedVersion> {
+async fn resolve_at_server(settings: &Settings, client: &Client) -> Result<ResolvedVersion> {
     let first = client.within(REACH_WITHIN.min(settings.io_timeout));
     first.info().await?;
     let target = &settings.target;
@@ -109,15 +111,15 @@ async fn ask(settings: &Settings, client: &Client) -> Result<ResolvedVersion> {
     resolved.with_context(|| format!("resolving {}@{}", target.dataset, target.version))
 }
 
-type Found = (Root, LayoutId, Option<Places>);
+type Resolution = (Root, LayoutId, Option<DatasetUris>);
 
 /// The server answers: what it says is kept for a time when it does not.
-async fn learn(
+async fn resolve_and_remember(
     settings: &Settings,
     client: &Client,
-    without: &Without,
+    fallback_settings: &FallbackSettings,
     resolved: &ResolvedVersion,
-) -> Result<Found> {
+) -> Result<Resolution> {
     let target = &settings.target;
     let dataset = client.dataset(&target.dataset).await?;
     let known = Known {
@@ -126,61 +128,70 @@ async fn learn(
         version: target.version.clone(),
         root: resolved.root,
         layout: resolved.layout,
-        uri: without.uri.clone().unwrap_or(dataset.uri),
-        tables: without.tables.clone().unwrap_or(dataset.tables),
+        uri: fallback_settings.uri.clone().unwrap_or(dataset.uri),
+        tables: fallback_settings.tables.clone().unwrap_or(dataset.tables),
     };
-    let kept = known_dir(without).and_then(|dir| Ok(known.keep(dir, client.endpoint())?));
+    let kept = known_versions_dir(fallback_settings).and_then(|dir| Ok(known.keep(dir, client.endpoint())?));
     if let Err(error) = kept {
         let error = format!("{error:#}");
         tracing::warn!(error, "a later mount cannot begin while the server is gone");
     }
-    Ok((known.root, known.layout, Some(Places { uri: known.uri, tables: known.tables })))
+    Ok((known.root, known.layout, Some(DatasetUris { uri: known.uri, tables: known.tables })))
 }
 
 /// The server is silent, or there is none: by the tables that were given, or what it said before.
-async fn given(settings: &Settings, without: &Without) -> Result<Found> {
+async fn resolve_without_server(
+    settings: &Settings,
+    fallback_settings: &FallbackSettings,
+) -> Result<Resolution> {
     let target = &settings.target;
-    if let Some(tables) = &without.tables {
-        let places =
-            Places { uri: without.uri.clone().unwrap_or_else(|| tables.clone()), tables: tables.clone() };
-        let (_, place) = at(&origins(settings, without)?, &places)?;
+    if let Some(tables) = &fallback_settings.tables {
+        let uris = DatasetUris {
+            uri: fallback_settings.uri.clone().unwrap_or_else(|| tables.clone()),
+            tables: tables.clone(),
+        };
+        let (_, place) = open_origins(&origins(settings, fallback_settings)?, &uris)?;
         let (root, layout) = resolve(&place, &target.version).await?;
-        return Ok((root, layout, Some(places)));
+        return Ok((root, layout, Some(uris)));
     }
     let server = settings.server.as_ref().context("no server")?;
-    let known = Known::find(known_dir(without)?, server, &target.dataset, &target.version)?;
+    let known =
+        Known::find(known_versions_dir(fallback_settings)?, server, &target.dataset, &target.version)?;
     tracing::warn!(root = %known.root, "mounting what the server said last; a tag may have moved since");
-    let uri = without.uri.clone().unwrap_or(known.uri);
-    Ok((known.root, known.layout, Some(Places { uri, tables: known.tables })))
+    let uri = fallback_settings.uri.clone().unwrap_or(known.uri);
+    Ok((known.root, known.layout, Some(DatasetUris { uri, tables: known.tables })))
 }
 
-fn known_dir(without: &Without) -> Result<&Path> {
-    without.known.as_deref().context("no state directory: neither XDG_STATE_HOME nor HOME is set")
+fn known_versions_dir(fallback_settings: &FallbackSettings) -> Result<&Path> {
+    fallback_settings
+        .known_versions_dir
+        .as_deref()
+        .context("no state directory: neither XDG_STATE_HOME nor HOME is set")
 }
 
-fn origins(settings: &Settings, without: &Without) -> Result<Origins> {
+fn origins(settings: &Settings, fallback_settings: &FallbackSettings) -> Result<Origins> {
     let limits = OriginLimits {
         requests_max: ORIGIN_READS_MAX,
         // A server that hangs is given half of the time.
         io_timeout: settings.io_timeout / 2,
         ..OriginLimits::default()
     };
-    Ok(Origins::new(without.origins.clone(), limits)?)
+    Ok(Origins::new(fallback_settings.origins.clone(), limits)?)
 }
 
-fn at(origins: &Origins, places: &Places) -> Result<(Origin, Origin)> {
+fn open_origins(origins: &Origins, uris: &DatasetUris) -> Result<(Origin, Origin)> {
     let open = |text: &str| -> Result<Origin> { Ok(origins.open(&OriginUri::parse(text)?)?) };
-    Ok((open(&places.uri)?, open(&places.tables)?))
+    Ok((open(&uris.uri)?, open(&uris.tables)?))
 }
 
 fn fallback(
     settings: &Settings,
-    without: &Without,
+    fallback_settings: &FallbackSettings,
     client: Option<Client>,
-    places: &Places,
+    uris: &DatasetUris,
 ) -> Result<Fallback> {
-    let origins = origins(settings, without)?;
-    let (data, tables) = at(&origins, places).context(
+    let origins = origins(settings, fallback_settings)?;
+    let (data, tables) = open_origins(&origins, uris).context(
         "--origin-fallback needs access of its own to the dataset: an [[origin]] table in --config",
     )?;
     Ok(Fallback::new(client, origins, data, tables))

@@ -1,13 +1,14 @@
 //! The owner's socket, and what comes in by it: HTTP with bounds on everything.
 //!
-//! I6: at most [`PLACES`] connections are open; more are closed at once, so that no guest waits for another to go. A
-//! guest that takes no bytes for [`TAKE_WITHIN`] (a quarter of any read's time, if that is less), or sends none for
+//! I6: at most [`CONNECTIONS_MAX`] connections are open; more are closed at once, so that no guest waits for another to go. A
+//! guest that takes no bytes for [`WRITE_TIMEOUT_MAX`] (a quarter of any read's time, if that is less), or sends none for
 //! longer than any answer takes, is dropped. A request has no body, and its head
 //! is bounded by the HTTP library.
 
-use super::host::{Guest, Host, NotHere};
-use super::place::{Place, socket_path};
-use crate::fs::read::Wanted;
+use super::clients::NodeClient;
+use super::directory::{StoreDirectory, socket_path};
+use super::node_store::{Declined, NodeStore};
+use crate::fs::read::FetchRequest;
 use axum::{
     Json, Router,
     body::Body,
@@ -23,7 +24,7 @@ use axum::{
 use bytes::Bytes;
 use fletch_api::{
     Code, Problem, headers,
-    node::{CHUNK, FILE, GuestVersion, NodeState, STATE},
+    node::{CHUNK, FILE, MountedVersion, NodeState, STATE},
 };
 use fletch_core::{Hash, JobName, Root};
 use futures::stream;
@@ -51,13 +52,13 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 
 /// Connections of guests at once.
-pub const PLACES: usize = 256;
+pub const CONNECTIONS_MAX: usize = 256;
 /// How long a guest may take no bytes of an answer.
-const TAKE_WITHIN: Duration = Duration::from_secs(30);
+const WRITE_TIMEOUT_MAX: Duration = Duration::from_secs(30);
 /// How much longer than an answer takes a connection may be silent: guests give theirs up before.
 const IDLE_SLACK: Duration = Duration::from_secs(120);
 /// How long accepting rests when the system has no more descriptors.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// The most bytes handed to a connection at once, and counted then.
 const SLICE_BYTES: usize = 256 << 10;
 
@@ -74,8 +75,8 @@ impl Socket {
     ///
     /// # Errors
     /// What the system says.
-    pub fn bind(place: &Place) -> io::Result<Self> {
-        let dir = place.open()?;
+    pub fn bind(directory: &StoreDirectory) -> io::Result<Self> {
+        let dir = directory.open()?;
         let path = socket_path(&dir);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -84,13 +85,13 @@ impl Socket {
         let listener = StdListener::bind(&path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        Ok(Socket { id: place.socket_id()?, dir, listener })
+        Ok(Socket { id: directory.socket_id()?, dir, listener })
     }
 
-    /// Whether it lies where guests look for it. A place that cannot be looked at now may be again.
+    /// Whether it lies where guests look for it. A directory that cannot be looked at now may be again.
     #[must_use]
-    pub fn is_there(&self, place: &Place) -> bool {
-        match place.socket_id() {
+    pub fn is_in_place(&self, directory: &StoreDirectory) -> bool {
+        match directory.socket_id() {
             Ok(id) => id == self.id,
             Err(e) => !matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
         }
@@ -100,14 +101,14 @@ impl Socket {
     ///
     /// # Errors
     /// What the system says.
-    pub async fn serve(&self, host: Arc<Host>, stop: CancellationToken) -> io::Result<()> {
-        let door = Door {
+    pub async fn serve(&self, node_store: Arc<NodeStore>, stop: CancellationToken) -> io::Result<()> {
+        let listener = NodeListener {
             listener: UnixListener::from_std(self.listener.try_clone()?)?,
-            places: host.places(),
-            silent_max: host.deadline() + IDLE_SLACK,
-            take_within: TAKE_WITHIN.min(host.deadline() / 4),
+            connections: node_store.connections(),
+            read_timeout: node_store.deadline() + IDLE_SLACK,
+            write_timeout: WRITE_TIMEOUT_MAX.min(node_store.deadline() / 4),
         };
-        axum::serve(door, router(host)).with_graceful_shutdown(stop.cancelled_owned()).await
+        axum::serve(listener, router(node_store)).with_graceful_shutdown(stop.cancelled_owned()).await
     }
 }
 
@@ -124,35 +125,35 @@ impl Drop for Socket {
     }
 }
 
-struct Door {
+struct NodeListener {
     listener: UnixListener,
-    places: Arc<Semaphore>,
-    silent_max: Duration,
-    take_within: Duration,
+    connections: Arc<Semaphore>,
+    read_timeout: Duration,
+    write_timeout: Duration,
 }
 
-impl Listener for Door {
-    type Io = Caller;
+impl Listener for NodeListener {
+    type Io = ClientConnection;
     type Addr = ();
 
-    async fn accept(&mut self) -> (Caller, ()) {
+    async fn accept(&mut self) -> (ClientConnection, ()) {
         loop {
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a guest failed");
-                    sleep(ACCEPT_REST).await;
+                    sleep(ACCEPT_RETRY_PAUSE).await;
                     continue;
                 }
             };
-            let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            let Ok(permit) = Arc::clone(&self.connections).try_acquire_owned() else {
                 tracing::debug!("too many connections: a guest is sent to the server");
                 continue;
             };
             let mut stream = TimeoutStream::new(stream);
-            stream.set_read_timeout(Some(self.silent_max));
-            stream.set_write_timeout(Some(self.take_within));
-            return (Caller { stream: Box::pin(stream), _place: place }, ());
+            stream.set_read_timeout(Some(self.read_timeout));
+            stream.set_write_timeout(Some(self.write_timeout));
+            return (ClientConnection { stream: Box::pin(stream), _permit: permit }, ());
         }
     }
 
@@ -161,13 +162,13 @@ impl Listener for Door {
     }
 }
 
-/// A guest's connection and its place.
-struct Caller {
+/// A guest's connection and its directory.
+struct ClientConnection {
     stream: Pin<Box<TimeoutStream<UnixStream>>>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl AsyncRead for Caller {
+impl AsyncRead for ClientConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -177,7 +178,7 @@ impl AsyncRead for Caller {
     }
 }
 
-impl AsyncWrite for Caller {
+impl AsyncWrite for ClientConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.stream.as_mut().poll_write(cx, buf)
     }
@@ -203,11 +204,15 @@ impl AsyncWrite for Caller {
     }
 }
 
-fn router(host: Arc<Host>) -> Router {
-    Router::new().route(CHUNK, get(chunk)).route(FILE, get(file)).route(STATE, get(state)).with_state(host)
+fn router(node_store: Arc<NodeStore>) -> Router {
+    Router::new()
+        .route(CHUNK, get(chunk))
+        .route(FILE, get(file))
+        .route(STATE, get(state))
+        .with_state(node_store)
 }
 
-impl IntoResponse for NotHere {
+impl IntoResponse for Declined {
     fn into_response(self) -> Response {
         let problem = Problem::new(Code::NotFound, self.0, "ask the server");
         let head = [(header::CONTENT_TYPE, headers::PROBLEM)];
@@ -215,62 +220,67 @@ impl IntoResponse for NotHere {
     }
 }
 
-type Parts<T> = Result<Path<T>, PathRejection>;
+type PathParts<T> = Result<Path<T>, PathRejection>;
 
-fn parsed<T: FromStr>(text: &str) -> Result<T, NotHere> {
-    text.parse().map_err(|_| NotHere("the request cannot be understood"))
+fn parsed<T: FromStr>(text: &str) -> Result<T, Declined> {
+    text.parse().map_err(|_| Declined("the request cannot be understood"))
 }
 
-fn parts<T>(path: Parts<T>) -> Result<T, NotHere> {
-    path.map(|p| p.0).map_err(|_| NotHere("the request cannot be understood"))
+fn path_parts<T>(path: PathParts<T>) -> Result<T, Declined> {
+    path.map(|p| p.0).map_err(|_| Declined("the request cannot be understood"))
 }
 
 async fn chunk(
-    State(host): State<Arc<Host>>,
-    path: Parts<(String, String, String)>,
+    State(node_store): State<Arc<NodeStore>>,
+    path: PathParts<(String, String, String)>,
     head: HeaderMap,
-) -> Result<Response, NotHere> {
-    let (root, hash, len) = parts(path)?;
-    let wanted = Wanted::Chunk { hash: parsed::<Hash>(&hash)?, len: parsed(&len)? };
-    answer(&host, &root, wanted, &head).await
+) -> Result<Response, Declined> {
+    let (root, hash, len) = path_parts(path)?;
+    let request = FetchRequest::Chunk { hash: parsed::<Hash>(&hash)?, len: parsed(&len)? };
+    serve_bytes(&node_store, &root, request, &head).await
 }
 
 async fn file(
-    State(host): State<Arc<Host>>,
-    path: Parts<(String, String, String, String)>,
+    State(node_store): State<Arc<NodeStore>>,
+    path: PathParts<(String, String, String, String)>,
     head: HeaderMap,
-) -> Result<Response, NotHere> {
-    let (root, hash, len, path) = parts(path)?;
-    let wanted = Wanted::File { path: path.into(), hash: parsed::<Hash>(&hash)?, len: parsed(&len)? };
-    answer(&host, &root, wanted, &head).await
+) -> Result<Response, Declined> {
+    let (root, hash, len, path) = path_parts(path)?;
+    let request = FetchRequest::File { path: path.into(), hash: parsed::<Hash>(&hash)?, len: parsed(&len)? };
+    serve_bytes(&node_store, &root, request, &head).await
 }
 
 async fn state(
-    State(host): State<Arc<Host>>,
-    of: Result<Query<GuestVersion>, QueryRejection>,
+    State(node_store): State<Arc<NodeStore>>,
+    of: Result<Query<MountedVersion>, QueryRejection>,
 ) -> Json<NodeState> {
     // A person who asks reads no version.
     if let Ok(Query(of)) = of {
-        host.expect(of);
+        node_store.register_version(of);
     }
-    Json(host.state())
+    Json(node_store.state())
 }
 
-async fn answer(host: &Arc<Host>, root: &str, wanted: Wanted, head: &HeaderMap) -> Result<Response, NotHere> {
+async fn serve_bytes(
+    node_store: &Arc<NodeStore>,
+    root: &str,
+    request: FetchRequest,
+    head: &HeaderMap,
+) -> Result<Response, Declined> {
     let job = head.get(headers::JOB).and_then(|v| v.to_str().ok()).and_then(|v| JobName::new(v).ok());
-    let job = job.ok_or(NotHere("a guest says for which job it reads"))?;
-    let served = host.bytes(Guest { root: parsed::<Root>(root)?, job }, wanted).await?;
+    let job = job.ok_or(Declined("a guest says for which job it reads"))?;
+    let served = node_store.serve(NodeClient { root: parsed::<Root>(root)?, job }, request).await?;
     let len = served.hit.chunk.bytes().len();
     let tier = served.hit.tier;
-    let (mut rest, host) = (served.hit.chunk.bytes().clone(), Arc::clone(host));
+    let (mut rest, node_store) = (served.hit.chunk.bytes().clone(), Arc::clone(node_store));
     let slices = std::iter::from_fn(move || {
         // It ends with the body.
-        let _right = &served.right;
+        let _permits = &served.permits;
         let slice: Bytes = rest.split_to(rest.len().min(SLICE_BYTES));
         if slice.is_empty() {
             return None;
         }
-        host.sent(tier, slice.len() as u64);
+        node_store.count_sent(tier, slice.len() as u64);
         Some(Ok::<_, Infallible>(slice))
     });
     let head = [
@@ -285,48 +295,48 @@ mod tests {
     use super::*;
     use tokio::io::AsyncReadExt;
 
-    fn place(cache: &std::path::Path) -> Place {
-        let place = Place::new(cache, Hash::of(b"x"));
-        place.make().expect("the directory");
-        place
+    fn directory(cache: &std::path::Path) -> StoreDirectory {
+        let directory = StoreDirectory::new(cache, Hash::of(b"x"));
+        directory.make().expect("the directory");
+        directory
     }
 
     #[tokio::test]
     async fn i6_a_guest_without_a_place_is_sent_away_at_once() {
         let cache = tempfile::tempdir().expect("tempdir");
-        let place = place(cache.path());
-        let socket = Socket::bind(&place).expect("bind");
+        let directory = directory(cache.path());
+        let socket = Socket::bind(&directory).expect("bind");
         let path = socket_path(&socket.dir);
-        let mut door = Door {
+        let mut listener = NodeListener {
             listener: UnixListener::from_std(socket.listener.try_clone().expect("clone")).expect("listen"),
-            places: Arc::new(Semaphore::new(1)),
-            silent_max: Duration::from_secs(60),
-            take_within: Duration::from_secs(60),
+            connections: Arc::new(Semaphore::new(1)),
+            read_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
         };
         let _one = UnixStream::connect(&path).await.expect("connect");
-        let (first, ()) = door.accept().await;
+        let (first, ()) = listener.accept().await;
         let mut two = UnixStream::connect(&path).await.expect("connect");
         let mut answer = Vec::new();
         let end = tokio::select! {
-            _ = door.accept() => panic!("there is no place"),
+            _ = listener.accept() => panic!("there is no directory"),
             end = two.read_to_end(&mut answer) => end,
         };
         assert_eq!((end.expect("closed"), answer.len()), (0, 0));
         drop(first);
         let _three = UnixStream::connect(&path).await.expect("connect");
-        door.accept().await;
+        listener.accept().await;
     }
 
     #[test]
     fn an_owner_that_goes_leaves_its_successors_socket() {
         let cache = tempfile::tempdir().expect("tempdir");
-        let place = place(cache.path());
-        let old = Socket::bind(&place).expect("bind");
-        let new = Socket::bind(&place).expect("bind");
-        assert!(!old.is_there(&place) && new.is_there(&place));
+        let directory = directory(cache.path());
+        let old = Socket::bind(&directory).expect("bind");
+        let new = Socket::bind(&directory).expect("bind");
+        assert!(!old.is_in_place(&directory) && new.is_in_place(&directory));
         drop(old);
-        assert!(new.is_there(&place), "it is not the old one's");
+        assert!(new.is_in_place(&directory), "it is not the old one's");
         drop(new);
-        assert!(place.socket_id().is_err(), "its own");
+        assert!(directory.socket_id().is_err(), "its own");
     }
 }

@@ -1,17 +1,17 @@
 //! Whether this mount's version is still granted, and making the kernel forget it when it is not.
 //!
 //! Owns the answer that every request gets while the version is refused, and what is known of the
-//! kernel's memory ([`Known`]). A mount asks its server all the time (a request that the server holds
+//! kernel's cache ([`KernelState`]). A mount asks its server all the time (a request that the server holds
 //! back); a server that does not answer refuses nothing.
 //!
 //! 1. From the moment of a refusal every request is answered with its errno, and no page, name or
-//!    attribute is given to the kernel: what was being answered is waited for, then the kernel is told to
+//!    attribute is given to the kernel: what was being answered is waited for, then the kernel is counts to
 //!    forget what it has.
 //! 2. Notifications run on a thread of their own that holds no lock: invalidating pages waits for
 //!    page locks, and a locked page may wait for one of our answers.
 //! 3. A refusal is not for ever: when the version is granted again, it is read again.
 
-use crate::fs::known::Known;
+use crate::fs::kernel_state::KernelState;
 use fletch_client::{Client, ClientError};
 use fletch_core::{Kind, Root};
 use std::{
@@ -29,58 +29,58 @@ use tokio_util::sync::CancellationToken;
 /// noticed it stays below the 5 s that are promised.
 pub(crate) const HOLD: Duration = Duration::from_secs(3);
 /// How much longer an answer may take.
-pub(crate) const LATE: Duration = Duration::from_secs(1);
+pub(crate) const HOLD_SLACK: Duration = Duration::from_secs(1);
 /// Between two requests at least.
 pub(crate) const PERIOD_MIN: Duration = Duration::from_millis(500);
-/// How long answers under way are waited for before the kernel is told to forget.
+/// How long answers under way are waited for before the kernel is counts to forget.
 const DRAIN: Duration = Duration::from_millis(500);
 /// And once more after, for those that took longer.
-const DRAIN_LAST: Duration = Duration::from_secs(2);
+const DRAIN_AGAIN: Duration = Duration::from_secs(2);
 /// Between two looks at what is under way.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const DRAIN_CHECK_EVERY: Duration = Duration::from_millis(5);
 
-/// The kernel's memory of a mount, as this module needs it.
-pub trait KernelMemory: Send + Sync + 'static {
+/// The kernel's cache of a mount, as this module needs it.
+pub trait KernelCache: Send + Sync + 'static {
     /// Forgets attributes and pages of an inode. May wait for page locks.
     ///
     /// # Errors
     /// What the kernel says; `NotFound` when it knows no such inode.
-    fn forget_inode(&self, ino: u64) -> io::Result<()>;
+    fn invalidate_inode(&self, ino: u64) -> io::Result<()>;
 
     /// Forgets a name, and all names below it.
     ///
     /// # Errors
-    /// As [`KernelMemory::forget_inode`].
-    fn forget_name(&self, parent: u64, name: &[u8]) -> io::Result<()>;
+    /// As [`KernelCache::invalidate_inode`].
+    fn invalidate_name(&self, parent: u64, name: &[u8]) -> io::Result<()>;
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Grant {
+pub struct Access {
     /// 0 while the version is granted, else the errno of every answer.
     errno: AtomicI32,
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
     refusals: AtomicU64,
     /// What the kernel may know.
-    pub known: Known,
+    pub kernel: KernelState,
 }
 
 /// A request under way; ends when it is dropped, after its answer was sent.
 #[derive(Debug)]
-pub struct UnderWay(Arc<Grant>);
+pub struct RequestGuard(Arc<Access>);
 
-impl Drop for UnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Release);
+        self.0.in_flight.fetch_sub(1, Ordering::Release);
     }
 }
 
-impl Grant {
+impl Access {
     /// Counts a request until the value is dropped.
     #[must_use]
-    pub fn enter(self: &Arc<Self>) -> UnderWay {
-        self.under_way.fetch_add(1, Ordering::AcqRel);
-        UnderWay(Arc::clone(self))
+    pub fn enter(self: &Arc<Self>) -> RequestGuard {
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        RequestGuard(Arc::clone(self))
     }
 
     /// The errno that every request is answered with, if the version is refused.
@@ -99,7 +99,7 @@ impl Grant {
     }
 
     /// Begins or ends a refusal; whether one began.
-    fn set(&self, errno: i32) -> bool {
+    fn set_errno(&self, errno: i32) -> bool {
         let before = self.errno.swap(errno, Ordering::AcqRel);
         let began = errno != 0 && before == 0;
         if began {
@@ -110,15 +110,15 @@ impl Grant {
 
     async fn drained(&self, within: Duration) -> bool {
         let none = async {
-            while self.under_way.load(Ordering::Acquire) > 0 {
-                sleep(LOOK_EVERY).await;
+            while self.in_flight.load(Ordering::Acquire) > 0 {
+                sleep(DRAIN_CHECK_EVERY).await;
             }
         };
         timeout(within, none).await.is_ok()
     }
 }
 
-/// The errno for an answer of the server; `None` when it says nothing about the grant.
+/// The errno for an answer of the server; `None` when it says nothing about the access.
 pub(crate) fn refusal(e: &ClientError) -> Option<i32> {
     match e {
         e if e.is_denied() => Some(libc::EACCES),
@@ -129,15 +129,15 @@ pub(crate) fn refusal(e: &ClientError) -> Option<i32> {
 
 /// Asks until `stop`.
 pub async fn watch(
-    grant: Arc<Grant>,
+    access: Arc<Access>,
     client: Client,
     root: Root,
-    memory: Arc<dyn KernelMemory>,
+    cache: Arc<dyn KernelCache>,
     stop: CancellationToken,
 ) {
     // Below half of the client's own patience with a connection, which is a share of its deadline.
     let hold = HOLD.min(client.io_timeout() / 4);
-    let client = client.within(hold + LATE);
+    let client = client.within(hold + HOLD_SLACK);
     while !stop.is_cancelled() {
         let begun = Instant::now();
         let asked = tokio::select! {
@@ -146,19 +146,19 @@ pub async fn watch(
         };
         match asked.as_ref().err().map(refusal) {
             None => {
-                if grant.refused().is_some() {
-                    grant.set(0);
+                if access.refused().is_some() {
+                    access.set_errno(0);
                     tracing::info!(%root, "the version is granted again");
                 }
             }
             Some(Some(errno)) => {
-                if grant.set(errno) {
+                if access.set_errno(errno) {
                     let why = asked.err().map(|e| e.to_string()).unwrap_or_default();
                     tracing::error!(
                         %root, %why,
                         "the version is refused: the kernel is made to forget it, and reads fail until it is granted again"
                     );
-                    forget(&grant, &memory, &stop).await;
+                    invalidate(&access, &cache, &stop).await;
                 }
             }
             // A server that is away refuses nothing; reads say that it is away.
@@ -173,42 +173,42 @@ pub async fn watch(
     }
 }
 
-async fn forget(grant: &Arc<Grant>, memory: &Arc<dyn KernelMemory>, stop: &CancellationToken) {
-    let whole = grant.drained(DRAIN).await;
-    forget_once(grant, memory, stop).await;
+async fn invalidate(access: &Arc<Access>, cache: &Arc<dyn KernelCache>, stop: &CancellationToken) {
+    let whole = access.drained(DRAIN).await;
+    invalidate_all(access, cache, stop).await;
     if !whole {
         // What was being answered meanwhile may have brought pages back.
-        if !grant.drained(DRAIN_LAST).await {
+        if !access.drained(DRAIN_AGAIN).await {
             tracing::warn!("requests that began before the refusal are still under way");
         }
-        forget_once(grant, memory, stop).await;
+        invalidate_all(access, cache, stop).await;
     }
 }
 
-async fn forget_once(grant: &Arc<Grant>, memory: &Arc<dyn KernelMemory>, stop: &CancellationToken) {
-    let (grant, memory, stop) = (Arc::clone(grant), Arc::clone(memory), stop.clone());
+async fn invalidate_all(access: &Arc<Access>, cache: &Arc<dyn KernelCache>, stop: &CancellationToken) {
+    let (access, cache, stop) = (Arc::clone(access), Arc::clone(cache), stop.clone());
     let work = move || {
-        let mut told = (0u64, 0u64);
-        let mut tell = |outcome: io::Result<()>| match outcome {
-            Ok(()) => told.0 += 1,
+        let mut counts = (0u64, 0u64);
+        let mut count = |outcome: io::Result<()>| match outcome {
+            Ok(()) => counts.0 += 1,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(_) => told.1 += 1,
+            Err(_) => counts.1 += 1,
         };
         // Inodes first: dropping a name may make the kernel drop its inode, pages and all, but only
         // where nobody has it open.
-        for ino in grant.known.inodes() {
+        for ino in access.kernel.inodes() {
             if stop.is_cancelled() {
-                return told;
+                return counts;
             }
-            tell(memory.forget_inode(ino));
+            count(cache.invalidate_inode(ino));
         }
-        for (parent, name) in grant.known.names() {
+        for (parent, name) in access.kernel.names() {
             if stop.is_cancelled() {
-                return told;
+                return counts;
             }
-            tell(memory.forget_name(parent, &name));
+            count(cache.invalidate_name(parent, &name));
         }
-        told
+        counts
     };
     match tokio::task::spawn_blocking(work).await {
         Ok((done, 0)) => tracing::info!(forgotten = done, "the kernel forgot the version"),
@@ -244,14 +244,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_waits_for_answers_under_way() {
-        let grant = Arc::<Grant>::default();
-        assert!(grant.drained(Duration::ZERO).await);
-        let one = grant.enter();
-        assert!(!grant.drained(Duration::from_millis(50)).await);
+        let access = Arc::<Access>::default();
+        assert!(access.drained(Duration::ZERO).await);
+        let one = access.enter();
+        assert!(!access.drained(Duration::from_millis(50)).await);
         drop(one);
-        assert!(grant.drained(Duration::ZERO).await);
-        assert!(grant.set(libc::ESTALE) && !grant.set(libc::EACCES), "a refusal begins once");
-        assert_eq!((grant.refused(), grant.refusals()), (Some(libc::EACCES), 1));
-        assert!(!grant.set(0) && grant.refused().is_none());
+        assert!(access.drained(Duration::ZERO).await);
+        assert!(access.set_errno(libc::ESTALE) && !access.set_errno(libc::EACCES), "a refusal begins once");
+        assert_eq!((access.refused(), access.refusals()), (Some(libc::EACCES), 1));
+        assert!(!access.set_errno(0) && access.refused().is_none());
     }
 }

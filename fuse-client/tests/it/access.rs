@@ -1,4 +1,4 @@
-//! A version that is refused after it was mounted: what the kernel has goes with the grant.
+//! A version that is refused after it was mounted: what the kernel has goes with the access.
 
 use crate::support::{
     dataset::Dataset,

@@ -15,21 +15,21 @@ use std::{
 const BLOCK_ENTRIES: u64 = 1 << 16;
 /// Names of the root directory that are kept. Beyond it a name stays until its time is up; its inode is
 /// forgotten all the same.
-const NAMES_MAX: usize = 1 << 16;
+const ROOT_NAMES_MAX: usize = 1 << 16;
 
 type Block = Box<[AtomicU64]>;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct KernelState {
     files: RwLock<Vec<OnceLock<Block>>>,
     dirs: Mutex<BTreeSet<u64>>,
     names: Mutex<BTreeSet<Box<[u8]>>>,
 }
 
-impl Known {
+impl KernelState {
     /// The kernel is told of an inode.
-    pub fn note(&self, ino: u64) {
+    pub fn record_inode(&self, ino: u64) {
         let Some(Ino::Entry(ordinal)) = Ino::decode(ino) else {
             self.dirs.lock().unwrap_or_else(PoisonError::into_inner).insert(ino);
             return;
@@ -56,12 +56,12 @@ impl Known {
     }
 
     /// The kernel is told of a name in a directory.
-    pub fn note_name(&self, parent: u64, name: &[u8]) {
+    pub fn record_name(&self, parent: u64, name: &[u8]) {
         if Ino::decode(parent) != Some(Ino::ROOT) || matches!(name, b"." | b"..") {
             return;
         }
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        if names.len() < NAMES_MAX && !names.contains(name) {
+        if names.len() < ROOT_NAMES_MAX && !names.contains(name) {
             names.insert(name.into());
         }
     }
@@ -104,17 +104,17 @@ mod tests {
             ordinals in proptest::collection::btree_set(0u64..300_000, 0..50),
             dirs in proptest::collection::btree_set((0u64..1000, 1u16..5), 0..10),
         ) {
-            let known = Known::default();
+            let state = KernelState::default();
             let mut want: BTreeSet<u64> = [1].into();
             let all = ordinals.iter().map(|o| Ino::Entry(*o));
             let all = all.chain(dirs.iter().map(|(first, depth)| Ino::Dir(DirId { first: *first, depth: *depth })));
             for ino in all {
                 let number = ino.number().expect("in range");
-                known.note(number);
-                known.note(number);
+                state.record_inode(number);
+                state.record_inode(number);
                 want.insert(number);
             }
-            let got: Vec<u64> = known.inodes().collect();
+            let got: Vec<u64> = state.inodes().collect();
             prop_assert_eq!(got.len(), want.len());
             prop_assert_eq!(got.into_iter().collect::<BTreeSet<u64>>(), want);
         }
@@ -122,14 +122,14 @@ mod tests {
 
     #[test]
     fn names_of_the_root_are_kept_and_bounded() {
-        let known = Known::default();
-        known.note_name(1, b"a");
-        known.note_name(1, b"a");
-        known.note_name(2, b"not of the root");
-        assert_eq!(known.names(), [(1, Box::from(*b"a"))]);
-        for i in 0..NAMES_MAX + 10 {
-            known.note_name(1, i.to_string().as_bytes());
+        let state = KernelState::default();
+        state.record_name(1, b"a");
+        state.record_name(1, b"a");
+        state.record_name(2, b"not of the root");
+        assert_eq!(state.names(), [(1, Box::from(*b"a"))]);
+        for i in 0..ROOT_NAMES_MAX + 10 {
+            state.record_name(1, i.to_string().as_bytes());
         }
-        assert_eq!(known.names().len(), NAMES_MAX);
+        assert_eq!(state.names().len(), ROOT_NAMES_MAX);
     }
 }

@@ -27,18 +27,18 @@ const IDLE_AFTER: Duration = Duration::from_secs(7 * 86_400);
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct StoreDirectory {
     all: PathBuf,
     dir: PathBuf,
 }
 
-impl Place {
+impl StoreDirectory {
     /// The place of the store `name` below a cache directory. Makes nothing.
     #[must_use]
     pub fn new(cache_dir: &Path, name: Hash) -> Self {
         let all = cache_dir.join(format!("mounts-{}", geteuid()));
         let dir = all.join(&name.to_string()[..32]);
-        Place { all, dir }
+        StoreDirectory { all, dir }
     }
 
     /// The store's directory.
@@ -175,49 +175,49 @@ mod tests {
     #[test]
     fn a_directory_that_others_can_look_into_is_refused() {
         let cache = tempfile::tempdir().expect("tempdir");
-        let place = Place::new(cache.path(), Hash::of(b"x"));
-        place.check().expect("nothing is there yet");
-        place.make().expect("both levels");
-        place.make().expect("they are there");
-        make(place.dir());
-        place.check().expect("ours");
-        place.open().expect("opens");
-        fs::set_permissions(place.dir(), fs::Permissions::from_mode(0o750)).expect("chmod");
-        assert!(place.check().expect_err("refused").contains("0700"));
-        assert!(place.open().is_err());
-        fs::remove_dir_all(place.dir()).expect("remove");
-        std::os::unix::fs::symlink("/tmp", place.dir()).expect("symlink");
-        assert!(place.check().is_err() && place.open().is_err(), "a link leads elsewhere");
-        assert!(place.make().is_err(), "nor is anything made there");
+        let store = StoreDirectory::new(cache.path(), Hash::of(b"x"));
+        store.check().expect("nothing is there yet");
+        store.make().expect("both levels");
+        store.make().expect("they are there");
+        make(store.dir());
+        store.check().expect("ours");
+        store.open().expect("opens");
+        fs::set_permissions(store.dir(), fs::Permissions::from_mode(0o750)).expect("chmod");
+        assert!(store.check().expect_err("refused").contains("0700"));
+        assert!(store.open().is_err());
+        fs::remove_dir_all(store.dir()).expect("remove");
+        std::os::unix::fs::symlink("/tmp", store.dir()).expect("symlink");
+        assert!(store.check().is_err() && store.open().is_err(), "a link leads elsewhere");
+        assert!(store.make().is_err(), "nor is anything made there");
     }
 
     #[test]
     fn nothing_is_made_where_others_can_write() {
         let cache = tempfile::tempdir().expect("tempdir");
-        let place = Place::new(&cache.path().join("deep/cache"), Hash::of(b"x"));
-        place.make().expect("all levels");
+        let store = StoreDirectory::new(&cache.path().join("deep/cache"), Hash::of(b"x"));
+        store.make().expect("all levels");
         let mode = |p: &Path| fs::metadata(p).expect("metadata").mode() & 0o777;
-        assert_eq!((mode(&place.all), mode(place.dir())), (0o700, 0o700));
-        fs::remove_dir(place.dir()).expect("remove");
-        fs::set_permissions(&place.all, fs::Permissions::from_mode(0o777)).expect("chmod");
-        assert!(place.make().expect_err("refused").contains("0700"));
-        assert!(!place.dir().exists());
+        assert_eq!((mode(&store.all), mode(store.dir())), (0o700, 0o700));
+        fs::remove_dir(store.dir()).expect("remove");
+        fs::set_permissions(&store.all, fs::Permissions::from_mode(0o777)).expect("chmod");
+        assert!(store.make().expect_err("refused").contains("0700"));
+        assert!(!store.dir().exists());
     }
 
     #[test]
     fn only_what_nobody_has_or_used_is_removed() {
         let cache = tempfile::tempdir().expect("tempdir");
-        let at = |n: &[u8]| Place::new(cache.path(), Hash::of(n));
+        let at = |n: &[u8]| StoreDirectory::new(cache.path(), Hash::of(n));
         let [own, fresh, idle, held, half] = [&b"own"[..], b"fresh", b"idle", b"held", b"half"].map(at);
-        for place in [&own, &fresh, &idle, &held, &half] {
-            make(place.dir());
-            fs::write(place.dir().join("slabs/1"), "x").expect("a slab");
+        for store in [&own, &fresh, &idle, &held, &half] {
+            make(store.dir());
+            fs::write(store.dir().join("slabs/1"), "x").expect("a slab");
         }
         // Somebody began to remove it, and died.
         fs::remove_file(half.dir().join("lock")).expect("remove");
         let old = SystemTime::now() - IDLE_AFTER - Duration::from_secs(60);
-        for place in [&own, &idle, &held, &half] {
-            for p in [place.dir().join("lock"), place.dir().join("slabs"), place.dir().to_owned()] {
+        for store in [&own, &idle, &held, &half] {
+            for p in [store.dir().join("lock"), store.dir().join("slabs"), store.dir().to_owned()] {
                 if p.exists() {
                     File::open(p).expect("open").set_modified(old).expect("times");
                 }

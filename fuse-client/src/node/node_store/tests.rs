@@ -1,31 +1,31 @@
-//! What guests may hold, and for how long.
+//! What clients may hold, and for how long.
 
 use super::*;
-use crate::grant::Grant;
+use crate::access::Access;
 use fletch_client::{ClientConfig, Endpoint};
-use fletch_core::Hash;
+use fletch_core::{Hash, JobName};
 use fletch_store::StoreLimits;
 use std::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 const MIB: u32 = 1 << 20;
 
-fn host(memory: u32, client: Option<Client>) -> (Arc<Host>, Guest) {
+fn node_store(memory: u32, client: Option<Client>) -> (Arc<NodeStore>, NodeClient) {
     let limits = StoreLimits { memory_bytes: memory.into(), deadline: Duration::from_secs(20), attempts: 1 };
     let store = Store::new(limits, None, TaskTracker::new());
     let root = Root(Hash::of(b"a version"));
-    let own = (root, Arc::<Grant>::default());
-    let guests = Guests::new(client.clone(), own, TaskTracker::new(), CancellationToken::new());
-    let host = Host::new(store, guests.into(), client, memory.into(), limits.deadline);
-    (host, Guest { root, job: JobName::new("guest").expect("a name") })
+    let own = (root, Arc::<Access>::default());
+    let clients = NodeClients::new(client.clone(), own, TaskTracker::new(), CancellationToken::new());
+    let node_store = NodeStore::new(store, clients.into(), client, memory.into(), limits.deadline);
+    (node_store, NodeClient { root, job: JobName::new("guest").expect("a name") })
 }
 
 fn chunk(seed: u8) -> Bytes {
     vec![seed; MIB as usize].into()
 }
 
-fn wanted(bytes: &Bytes) -> Wanted {
-    Wanted::Chunk { hash: Hash::of(bytes), len: MIB }
+fn request(bytes: &Bytes) -> FetchRequest {
+    FetchRequest::Chunk { hash: Hash::of(bytes), len: MIB }
 }
 
 fn key(bytes: &Bytes) -> StoreKey {
@@ -52,22 +52,22 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn i6_guests_hold_half_of_the_owners_memory_and_no_more() {
-    let (host, guest) = host(8 * MIB, None);
+    let (node_store, guest) = node_store(8 * MIB, None);
     let bytes = chunk(1);
-    let set = dataset(guest.root);
-    host.store.read(key(&bytes), MIB, set, brings(&bytes)).await.expect("the owner's own read");
+    let set = dataset_id(guest.root);
+    node_store.store.read(key(&bytes), MIB, set, brings(&bytes)).await.expect("the owner's own read");
     let mut held = Vec::new();
     for _ in 0..4 {
-        held.push(host.bytes(guest.clone(), wanted(&bytes)).await.expect("its part"));
+        held.push(node_store.serve(guest.clone(), request(&bytes)).await.expect("its part"));
     }
-    assert!(host.bytes(guest.clone(), wanted(&bytes)).await.is_err(), "the fifth MiB of eight");
+    assert!(node_store.serve(guest.clone(), request(&bytes)).await.is_err(), "the fifth MiB of eight");
     // The owner's own reads have the other half.
     let own = [chunk(2), chunk(3), chunk(4), chunk(5)];
-    let own = own.iter().map(|b| host.store.read(key(b), MIB, set, brings(b)));
+    let own = own.iter().map(|b| node_store.store.read(key(b), MIB, set, brings(b)));
     let own = futures::future::try_join_all(own).await.expect("room for the owner");
     assert_eq!(own.len(), 4);
     held.pop();
-    host.bytes(guest, wanted(&bytes)).await.expect("what was sent is free again");
+    node_store.serve(guest, request(&bytes)).await.expect("what was sent is free again");
 }
 
 #[tokio::test]
@@ -77,26 +77,26 @@ async fn i6_a_guest_that_goes_frees_nothing_that_its_fetch_holds() {
     let endpoint = format!("http://{}", server.local_addr().expect("address"));
     let endpoint: Endpoint = endpoint.parse().expect("endpoint");
     let client = Client::new(ClientConfig::new(endpoint, "mount")).expect("client");
-    let (host, guest) = host(8 * MIB, Some(client));
-    let before = host.memory.available_permits();
+    let (node_store, guest) = node_store(8 * MIB, Some(client));
+    let before = node_store.memory.available_permits();
     let bytes = chunk(1);
     let reading = {
-        let (host, bytes) = (Arc::clone(&host), bytes.clone());
-        TaskTracker::new().spawn(async move { host.bytes(guest, wanted(&bytes)).await.is_ok() })
+        let (node_store, bytes) = (Arc::clone(&node_store), bytes.clone());
+        TaskTracker::new().spawn(async move { node_store.serve(guest, request(&bytes)).await.is_ok() })
     };
-    until("its fetch is under way", || host.store.stats().fetches == 1).await;
+    until("its fetch is under way", || node_store.store.stats().fetches == 1).await;
     reading.abort();
     assert!(reading.await.expect_err("it went").is_cancelled());
-    assert_eq!(before - host.memory.available_permits(), MIB as usize);
+    assert_eq!(before - node_store.memory.available_permits(), MIB as usize);
     // The owner's own reader joins, and does not inherit what becomes of it.
     let root = Root(Hash::of(b"a version"));
-    let own = host.store.read(key(&bytes), MIB, dataset(root), brings(&bytes));
+    let own = node_store.store.read(key(&bytes), MIB, dataset_id(root), brings(&bytes));
     let joins = async {
-        until("it joined", || host.store.stats().hits_flight == 1).await;
+        until("it joined", || node_store.store.stats().hits_flight == 1).await;
         drop(server);
     };
     let (own, ()) = tokio::join!(own, joins);
     assert_eq!(own.expect("by its own fetch").tier, Tier::Origin);
-    until("the guest's part is free", || host.memory.available_permits() == before).await;
-    assert!(*host.silent.borrow(), "and no guest waits for that server");
+    until("the guest's part is free", || node_store.memory.available_permits() == before).await;
+    assert!(*node_store.server_silent.borrow(), "and no guest waits for that server");
 }

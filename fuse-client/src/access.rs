@@ -1,15 +1,16 @@
-//! Whether this mount's version is still granted, and making the kernel forget it when it is not.
+//! The access check: whether the server still lets this mount read its version.
 //!
-//! Owns the answer that every request gets while the version is refused, and what is known of the
-//! kernel's cache ([`KernelState`]). A mount asks its server all the time (a request that the server holds
-//! back); a server that does not answer refuses nothing.
+//! When the server refuses the version, this module makes the kernel forget it. It owns the errno that every
+//! request gets while the version is refused, and the record of what the kernel caches ([`KernelState`]). The
+//! mount always has one access request at the server, which holds its answer back until access changes. A
+//! server that does not answer refuses nothing.
 //!
-//! 1. From the moment of a refusal every request is answered with its errno, and no page, name or
-//!    attribute is given to the kernel: what was being answered is waited for, then the kernel is counts to
-//!    forget what it has.
-//! 2. Notifications run on a thread of their own that holds no lock: invalidating pages waits for
-//!    page locks, and a locked page may wait for one of our answers.
-//! 3. A refusal is not for ever: when the version is granted again, it is read again.
+//! 1. From the moment of a refusal the mount answers every request with the errno, and gives the kernel no
+//!    page, name or attribute. It waits for the replies in flight, then makes the kernel forget what it
+//!    caches.
+//! 2. Invalidations run on a thread of their own that holds no lock: to invalidate pages, the kernel waits
+//!    for page locks, and a locked page may wait for a reply of this mount.
+//! 3. A refusal can end: when the server allows the version again, the mount reads it again.
 
 use crate::fs::kernel_state::KernelState;
 use fletch_client::{Client, ClientError};
@@ -25,47 +26,47 @@ use std::{
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long the server is asked to hold its answer back. With the time a lost request takes to be
-/// noticed it stays below the 5 s that are promised.
+/// How long the server may hold its answer back. Together with the time to notice a lost request, this stays
+/// below the 5 s that SEMANTICS S21 promises.
 pub(crate) const HOLD: Duration = Duration::from_secs(3);
-/// How much longer an answer may take.
+/// How much longer than the hold an answer may take.
 pub(crate) const HOLD_SLACK: Duration = Duration::from_secs(1);
-/// Between two requests at least.
+/// The shortest time between the starts of two access requests.
 pub(crate) const PERIOD_MIN: Duration = Duration::from_millis(500);
-/// How long answers under way are waited for before the kernel is counts to forget.
+/// How long the mount waits for replies in flight before it makes the kernel forget.
 const DRAIN: Duration = Duration::from_millis(500);
-/// And once more after, for those that took longer.
+/// How long it then waits for the replies that took longer, before it makes the kernel forget once more.
 const DRAIN_AGAIN: Duration = Duration::from_secs(2);
-/// Between two looks at what is under way.
+/// The pause between two checks for replies in flight.
 const DRAIN_CHECK_EVERY: Duration = Duration::from_millis(5);
 
-/// The kernel's cache of a mount, as this module needs it.
+/// The kernel's caches for one mount, as far as this module invalidates them.
 pub trait KernelCache: Send + Sync + 'static {
-    /// Forgets attributes and pages of an inode. May wait for page locks.
+    /// Makes the kernel forget the attributes and pages of an inode. May wait for page locks.
     ///
     /// # Errors
-    /// What the kernel says; `NotFound` when it knows no such inode.
+    /// The error of the kernel; `NotFound` if the kernel caches no such inode.
     fn invalidate_inode(&self, ino: u64) -> io::Result<()>;
 
-    /// Forgets a name, and all names below it.
+    /// Makes the kernel forget a name, and all names below it.
     ///
     /// # Errors
     /// As [`KernelCache::invalidate_inode`].
     fn invalidate_name(&self, parent: u64, name: &[u8]) -> io::Result<()>;
 }
 
-/// See the module.
+/// The state of the access check of one mount.
 #[derive(Debug, Default)]
 pub struct Access {
-    /// 0 while the version is granted, else the errno of every answer.
+    /// 0 while the version may be read, else the errno of every reply.
     errno: AtomicI32,
     in_flight: AtomicUsize,
     refusals: AtomicU64,
-    /// What the kernel may know.
+    /// The inodes and names that the kernel may cache.
     pub kernel: KernelState,
 }
 
-/// A request under way; ends when it is dropped, after its answer was sent.
+/// Counts one request as in flight until it is dropped, after the reply was sent.
 #[derive(Debug)]
 pub struct RequestGuard(Arc<Access>);
 
@@ -76,14 +77,14 @@ impl Drop for RequestGuard {
 }
 
 impl Access {
-    /// Counts a request until the value is dropped.
+    /// Counts a request as in flight until the guard is dropped.
     #[must_use]
     pub fn enter(self: &Arc<Self>) -> RequestGuard {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         RequestGuard(Arc::clone(self))
     }
 
-    /// The errno that every request is answered with, if the version is refused.
+    /// Returns the errno for every request while the version is refused.
     #[must_use]
     pub fn refused(&self) -> Option<i32> {
         match self.errno.load(Ordering::Acquire) {
@@ -92,13 +93,13 @@ impl Access {
         }
     }
 
-    /// Times that the version was refused.
+    /// Returns how often the server refused the version.
     #[must_use]
     pub fn refusals(&self) -> u64 {
         self.refusals.load(Ordering::Relaxed)
     }
 
-    /// Begins or ends a refusal; whether one began.
+    /// Starts or ends (0) a refusal. Returns whether a refusal started.
     fn set_errno(&self, errno: i32) -> bool {
         let before = self.errno.swap(errno, Ordering::AcqRel);
         let began = errno != 0 && before == 0;
@@ -118,7 +119,7 @@ impl Access {
     }
 }
 
-/// The errno for an answer of the server; `None` when it says nothing about the access.
+/// Returns the errno for an error of the server; `None` if the error does not refuse access.
 pub(crate) fn refusal(e: &ClientError) -> Option<i32> {
     match e {
         e if e.is_denied() => Some(libc::EACCES),
@@ -127,7 +128,7 @@ pub(crate) fn refusal(e: &ClientError) -> Option<i32> {
     }
 }
 
-/// Asks until `stop`.
+/// Asks the server about access until `stop`, and makes the kernel forget the version when access is refused.
 pub async fn watch(
     access: Arc<Access>,
     client: Client,
@@ -135,7 +136,8 @@ pub async fn watch(
     cache: Arc<dyn KernelCache>,
     stop: CancellationToken,
 ) {
-    // Below half of the client's own patience with a connection, which is a share of its deadline.
+    // The client gives up a silent connection after a share of its deadline. Hold for less than half of that
+    // share.
     let hold = HOLD.min(client.io_timeout() / 4);
     let client = client.within(hold + HOLD_SLACK);
     while !stop.is_cancelled() {
@@ -148,7 +150,7 @@ pub async fn watch(
             None => {
                 if access.refused().is_some() {
                     access.set_errno(0);
-                    tracing::info!(%root, "the version is granted again");
+                    tracing::info!(%root, "the server allows the version again");
                 }
             }
             Some(Some(errno)) => {
@@ -156,14 +158,15 @@ pub async fn watch(
                     let why = asked.err().map(|e| e.to_string()).unwrap_or_default();
                     tracing::error!(
                         %root, %why,
-                        "the version is refused: the kernel is made to forget it, and reads fail until it is granted again"
+                        "the server refuses the version: the kernel forgets it, and reads fail until \
+                         the server allows it again"
                     );
                     invalidate(&access, &cache, &stop).await;
                 }
             }
-            // A server that is away refuses nothing; reads say that it is away.
+            // A server that does not answer refuses nothing. The errors of reads report its silence.
             Some(None) => {
-                tracing::debug!(error = ?asked.err(), "whether the version is granted is not known")
+                tracing::debug!(error = ?asked.err(), "the server did not say whether access is allowed")
             }
         }
         tokio::select! {
@@ -177,9 +180,9 @@ async fn invalidate(access: &Arc<Access>, cache: &Arc<dyn KernelCache>, stop: &C
     let whole = access.drained(DRAIN).await;
     invalidate_all(access, cache, stop).await;
     if !whole {
-        // What was being answered meanwhile may have brought pages back.
+        // Replies sent meanwhile may have put pages back.
         if !access.drained(DRAIN_AGAIN).await {
-            tracing::warn!("requests that began before the refusal are still under way");
+            tracing::warn!("requests that started before the refusal are still in flight");
         }
         invalidate_all(access, cache, stop).await;
     }
@@ -194,8 +197,8 @@ async fn invalidate_all(access: &Arc<Access>, cache: &Arc<dyn KernelCache>, stop
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(_) => counts.1 += 1,
         };
-        // Inodes first: dropping a name may make the kernel drop its inode, pages and all, but only
-        // where nobody has it open.
+        // Inodes first: when a name goes, the kernel drops the inode and its pages only if no program has it
+        // open.
         for ino in access.kernel.inodes() {
             if stop.is_cancelled() {
                 return counts;
@@ -213,9 +216,12 @@ async fn invalidate_all(access: &Arc<Access>, cache: &Arc<dyn KernelCache>, stop
     match tokio::task::spawn_blocking(work).await {
         Ok((done, 0)) => tracing::info!(forgotten = done, "the kernel forgot the version"),
         Ok((done, failed)) => {
-            tracing::error!(forgotten = done, failed, "the kernel did not forget all of the version: unmount")
+            let text = "the kernel still caches a part of the refused version: unmount to remove it";
+            tracing::error!(forgotten = done, failed, "{text}");
         }
-        Err(error) => tracing::error!(%error, "the kernel was not made to forget the version: unmount"),
+        Err(error) => {
+            tracing::error!(%error, "the kernel still caches the refused version: unmount to remove it")
+        }
     }
 }
 
@@ -225,7 +231,7 @@ mod tests {
     use fletch_api::{Code, Problem};
 
     #[test]
-    fn only_a_word_of_the_server_is_a_refusal() {
+    fn only_an_answer_of_the_server_is_a_refusal() {
         let problem = |code| ClientError::Problem {
             problem: Box::new(Problem::new(code, "d", "h")),
             retry_after: None,
@@ -243,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_waits_for_answers_under_way() {
+    async fn a_refusal_waits_for_replies_in_flight() {
         let access = Arc::<Access>::default();
         assert!(access.drained(Duration::ZERO).await);
         let one = access.enter();

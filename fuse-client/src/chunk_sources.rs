@@ -1,4 +1,5 @@
-//! Chunks from a server, or from the origin while that is gone.
+//! The chunk sources of a mount: the server, the origin while the server is gone, and the node store before
+//! both.
 
 use crate::fs::read::{ChunkSource, FetchRequest};
 use crate::node::Node;
@@ -10,11 +11,11 @@ use fletch_store::FetchError;
 use futures::future::{BoxFuture, FutureExt};
 use std::sync::Arc;
 
-/// Chunks of one version, from the server that `client` asks.
+/// Fetches the chunks of one version from the server.
 pub struct ServerChunks {
-    /// Who is asked.
+    /// The client of the server.
     pub client: Client,
-    /// Of which version.
+    /// The version.
     pub root: Root,
 }
 
@@ -26,11 +27,15 @@ impl ChunkSource for ServerChunks {
         _: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (client, root) = (self.client.clone(), self.root);
-        async move { fetch_from_server(client, root, &request).await.map_err(|e| FetchError::new(e.kind(), e)) }.boxed()
+        async move {
+            let fetched = fetch_from_server(client, root, &request).await;
+            fetched.map_err(|e| FetchError::new(e.kind(), e))
+        }
+        .boxed()
     }
 }
 
-/// Unchecked: the store hashes whatever it is brought, once.
+/// Fetches bytes from the server, unchecked: the store hashes them, once.
 pub(crate) async fn fetch_from_server(
     client: Client,
     root: Root,
@@ -42,11 +47,11 @@ pub(crate) async fn fetch_from_server(
     }
 }
 
-/// Chunks of one version, from a server or from the origin behind it.
+/// Fetches the chunks of one version from the server, or from the origin while the server is gone.
 pub struct FallbackChunks {
-    /// Who decides.
+    /// Decides between server and origin.
     pub fallback: Fallback,
-    /// Of which version.
+    /// The version.
     pub root: Root,
 }
 
@@ -69,11 +74,11 @@ impl ChunkSource for FallbackChunks {
     }
 }
 
-/// What a mount with a store on its node reads from.
+/// Fetches chunks from the owner of the node store, and otherwise from the source beyond it.
 pub struct NodeChunks {
-    /// The node's store.
+    /// This mount's part in the node store.
     pub node: Arc<Node>,
-    /// Whom to ask when this mount owns it, or its owner has not what is request.
+    /// The source if this mount is not a client, or the owner sent no bytes.
     pub beyond: Arc<dyn ChunkSource>,
 }
 
@@ -86,7 +91,7 @@ impl ChunkSource for NodeChunks {
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
         let (node, beyond, spot) = (Arc::clone(&self.node), Arc::clone(&self.beyond), spot.clone());
         async move {
-            // What an owner brought and was wrong is not asked of it again.
+            // After wrong bytes from the owner, the retry goes to the source beyond.
             if attempt == 0
                 && let Some(bytes) = node.fetch_from_owner(&request).await
             {

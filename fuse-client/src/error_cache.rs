@@ -1,7 +1,9 @@
-//! The kernel asks twice. When a READ of its read-ahead fails, it sends another one for the page a
-//! program waits for, and only that one's error reaches the program. After a failure that took the
-//! whole of `--io-timeout` the second READ would wait as long again; so for a moment it is told the
-//! same. Programs that try again later are not: errors are not kept.
+//! The error cache: answers the kernel's second READ after a slow failure.
+//!
+//! When a READ of the kernel's read-ahead fails, the kernel sends another READ for the page that the program
+//! waits for. Only the error of the second READ reaches the program. If the first READ failed after the whole
+//! `--io-timeout`, the second READ would wait as long again. So for half a second this cache gives the second
+//! READ the error of the first. It keeps no error longer, so a program that retries later reads again.
 
 use moka::sync::Cache;
 use std::{
@@ -9,18 +11,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Failures that came faster than this are simply met again.
+/// A READ that failed faster than this is not cached: to fail again costs little.
 const SLOW_MIN: Duration = Duration::from_millis(300);
-/// How long a failure is told again.
+/// How long the cache keeps an error.
 const KEPT_FOR: Duration = Duration::from_millis(500);
-/// Files remembered at once; one that is forgotten costs its reader one more wait.
+/// The most files in the cache. The reader of a file that was evicted waits a second time.
 const FILES_MAX: u64 = 4096;
 
-/// Failures of a moment ago.
+/// The errors of recent slow READs, by inode.
 #[derive(Debug)]
 pub struct ErrorCache {
     started: Instant,
-    /// Milliseconds after `started` until which there may be any: reads that work pay one load.
+    /// Milliseconds after `started` when the newest error expires, so that a successful READ costs one atomic
+    /// load.
     until_ms: AtomicU64,
     /// Inode → errno.
     failed: Cache<u64, i32>,
@@ -34,7 +37,7 @@ impl Default for ErrorCache {
 }
 
 impl ErrorCache {
-    /// What a READ of this inode ended in a moment ago, if that took long.
+    /// Returns the errno of a slow READ of this inode that failed less than half a second ago.
     #[must_use]
     pub fn recent(&self, ino: u64) -> Option<i32> {
         let until = self.until_ms.load(Relaxed);
@@ -44,7 +47,7 @@ impl ErrorCache {
         self.failed.get(&ino)
     }
 
-    /// Notes that a READ that began at `since` ended in `errno`.
+    /// Records that a READ that started at `since` failed with `errno`. Ignores a READ that failed fast.
     pub fn record(&self, ino: u64, since: Instant, errno: i32) {
         if since.elapsed() < SLOW_MIN {
             return;
@@ -64,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_failures_are_told_again_for_a_moment_and_short_ones_not_at_all() {
+    fn slow_failures_are_cached_briefly_and_fast_ones_not_at_all() {
         let cache = ErrorCache::default();
         cache.record(1, Instant::now(), libc::EIO);
         assert_eq!(cache.recent(1), None, "it cost nothing");

@@ -1,5 +1,5 @@
-//! Failures, counted one by one and last_line at a bounded rate: a reader that retries in a loop must
-//! not fill the disk.
+//! The fault counters and their log lines. It counts every failure, but bounds the log lines: a reader that
+//! retries in a loop must not fill the disk.
 
 use crate::fs::error::{Fault, FsError};
 use std::{
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// At most one line per fault in this time.
+/// The shortest time between two log lines for one fault.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ struct LogState {
     suppressed: u64,
 }
 
-/// What failed so far.
+/// The failures so far, by fault.
 #[derive(Debug, Default)]
 pub struct Faults {
     counts: [AtomicU64; Fault::ALL.len()],
@@ -25,7 +25,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Counts a failure and logs it, unless it is a plain answer such as "no such name".
+    /// Counts a failure and logs it, unless it is an ordinary answer such as "no such name".
     pub fn record(&self, error: &FsError) {
         let Some(fault) = error.fault() else { return };
         self.counts[fault as usize].fetch_add(1, Relaxed);
@@ -39,13 +39,13 @@ impl Faults {
         );
     }
 
-    /// How often each fault happened.
+    /// Returns how often each fault happened.
     #[must_use]
     pub fn counts(&self) -> [(Fault, u64); Fault::ALL.len()] {
         Fault::ALL.map(|f| (f, self.counts[f as usize].load(Relaxed)))
     }
 
-    /// Whether this one gets a line, and how many since the last line got none.
+    /// Returns `Some` if a log line is due, with the number of failures that got no line since the last one.
     fn log_line_due(&self, fault: Fault, now: Instant) -> Option<u64> {
         let mut log_states = self.log_states.lock().unwrap_or_else(PoisonError::into_inner);
         let s = &mut log_states[fault as usize];
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_rare_and_counts_exact() {
+    fn log_lines_are_bounded_and_counts_exact() {
         let faults = Faults::default();
         let late = FsError::Late(Duration::from_secs(1));
         for _ in 0..1000 {

@@ -1,8 +1,8 @@
-//! The only file that knows the request loop: requests of the kernel in, one call into
-//! [`crate::fs`], one reply out. Nothing is decided here but who waits where.
+//! The FUSE adapter, and the only file that knows the request loop. For each request of the kernel it makes
+//! one call into [`crate::fs`] and sends one reply. It decides only which thread a request waits on.
 //!
-//! A request is polled once on the FUSE thread: what is in memory is answered there. What has to
-//! wait moves to the runtime and is answered from it, so a slow server never holds a FUSE thread.
+//! The adapter polls a request once on the FUSE thread, which replies if the data is in memory. A request
+//! that has to wait moves to the runtime, which sends the reply. So a slow server never holds a FUSE thread.
 
 use crate::access::{Access, KernelCache};
 use crate::error_cache::ErrorCache;
@@ -34,44 +34,44 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-/// How long the kernel may believe an answer. A version never changes.
+/// How long the kernel may cache names and attributes. A version never changes.
 const TTL: Duration = Duration::from_secs(24 * 3600);
-/// READs of the kernel's read-ahead that it sends without waiting for answers.
+/// The READs of its read-ahead that the kernel may have in flight.
 const BACKGROUND_MAX: u16 = 128;
-/// The longest request body (a READ's answer may be as long).
+/// The longest message body, which also bounds the reply to a READ.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
-/// Room for the store's own deadline to speak first.
+/// Added to the timeout of a request, so that the store's own deadline ends first and says why.
 const STORE_DEADLINE_SLACK: Duration = Duration::from_millis(500);
 const GENERATION: Generation = Generation(0);
 
-/// Everything a request needs.
+/// What the adapter needs to answer a request.
 pub struct RequestContext {
     /// Names and attributes.
     pub tree: Tree,
     /// Bytes.
     pub reader: Reader,
-    /// Whose everything is.
+    /// The attributes that all inodes share.
     pub common: CommonAttr,
     /// Requests by kind.
     pub ops: RequestCounts,
-    /// Failures.
+    /// The fault counters.
     pub faults: Faults,
-    /// Whether the version is still granted, and what the kernel knows of it.
+    /// The access check, and the record of what the kernel caches.
     pub access: Arc<Access>,
-    /// Failures of a moment ago, for the kernel's second READ.
+    /// The errors of recent slow READs, for the kernel's second READ.
     pub error_cache: ErrorCache,
-    /// FusePageCache beside answers; set when the kernel can be told.
+    /// Pushes pages; set once the session exists.
     pub pusher: OnceLock<Pusher>,
-    /// Every request is answered about within this.
+    /// The time within which every request ends, apart from a little slack.
     pub io_timeout: Duration,
-    /// Where waiting requests wait.
+    /// The tasks of requests that wait.
     pub tasks: TaskTracker,
 }
 
-/// How to mount.
+/// The options of the FUSE session.
 #[derive(Debug, Clone, Copy)]
 pub struct MountOptions {
-    /// Whether other users may look.
+    /// Whether other users may read.
     pub allow_other: bool,
     /// FUSE threads, each with its own descriptor.
     pub threads: usize,
@@ -82,7 +82,7 @@ impl RequestContext {
         self.check_access()?;
         let late = self.io_timeout + STORE_DEADLINE_SLACK;
         let outcome = timeout(late, work).await.unwrap_or(Err(FsError::Late(self.io_timeout)));
-        // Again: it may have ended while this was read.
+        // Access may have ended while the work ran.
         self.check_access()?;
         outcome.map_err(|e| {
             self.faults.record(&e);
@@ -94,7 +94,7 @@ impl RequestContext {
         self.access.refused().map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
     }
 
-    /// The kernel will know this name and inode.
+    /// Records that the kernel may cache this name and inode.
     fn record_lookup(&self, parent: u64, name: &[u8], ino: u64) {
         self.access.kernel.record_inode(ino);
         self.access.kernel.record_name(parent, name);
@@ -112,7 +112,7 @@ impl RequestContext {
             crtime: at,
             kind: file_type(a.kind),
             perm: a.kind.mode(),
-            // 1 for directories too: find then counts no subdirectories from it.
+            // 1 for directories too: `find` then infers no number of subdirectories from it.
             nlink: 1,
             uid: self.common.uid,
             gid: self.common.gid,
@@ -122,7 +122,7 @@ impl RequestContext {
         }
     }
 
-    /// The kernel keeps "no such name" as long as it keeps names.
+    /// Returns the negative entry: the kernel caches "no such name" for as long as it caches names.
     fn negative(&self) -> FileAttr {
         self.file_attr(&Attr { ino: 0, kind: InodeKind::File, size: 0 })
     }
@@ -136,17 +136,17 @@ fn file_type(kind: InodeKind) -> FileType {
     }
 }
 
-/// A mounted session, not yet serving.
+/// A mounted session that does not serve requests yet.
 pub struct FuseSession {
     session: Session<Adapter>,
     notifier: Notifier,
     access: Arc<Access>,
 }
 
-/// Mounts at `dir` and shakes hands with the kernel.
+/// Mounts at `dir` and negotiates the FUSE protocol with the kernel.
 ///
 /// # Errors
-/// What the kernel, or `fusermount3`, says.
+/// The error of the kernel or of `fusermount3`.
 pub fn mount(
     fs: Arc<RequestContext>,
     dir: &Path,
@@ -162,7 +162,7 @@ pub fn mount(
         MountOption::NoDev,
         MountOption::DefaultPermissions,
         MountOption::FSName(name.to_owned()),
-        // As text: the crate gives `Subtype` to fusermount3 only, the kernel takes it as well.
+        // As a custom option: the crate passes `Subtype` to fusermount3 only, but the kernel takes it too.
         MountOption::CUSTOM("subtype=fletch".to_owned()),
     ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
@@ -177,22 +177,22 @@ pub fn mount(
 }
 
 impl FuseSession {
-    /// The kernel's page cache, for pushing.
+    /// Returns the kernel's page cache, for pushing.
     #[must_use]
     pub fn page_cache(&self) -> impl PageCache + use<> {
         FusePageCache(self.notifier.clone(), Arc::clone(&self.access))
     }
 
-    /// What the kernel remembers, for making it forget.
+    /// Returns the kernel's caches, for invalidation.
     #[must_use]
     pub fn kernel_cache(&self) -> Arc<dyn KernelCache> {
         Arc::new(KernelNotifier(self.notifier.clone()))
     }
 
-    /// Serves until the mount is gone. Blocking.
+    /// Serves requests until the mount is gone. Blocks.
     ///
     /// # Errors
-    /// What ended it, if that was not the unmount.
+    /// The error that ended the session, if it was not the unmount.
     pub fn serve(self) -> io::Result<()> {
         self.session.run()
     }
@@ -260,16 +260,18 @@ impl Filesystem for Adapter {
         ];
         for flag in wanted {
             if config.add_capabilities(flag).is_err() {
-                tracing::debug!(?flag, "this kernel cannot");
+                tracing::debug!(?flag, "the kernel does not support this FUSE feature");
             }
         }
         let no_open = config.add_capabilities(InitFlags::FUSE_NO_OPEN_SUPPORT).is_ok();
         let no_opendir = config.add_capabilities(InitFlags::FUSE_NO_OPENDIR_SUPPORT).is_ok();
         self.no_open.store(no_open, Relaxed);
         self.no_opendir.store(no_opendir, Relaxed);
-        let bound = |e| io::Error::other(format!("the kernel's limit is {e}"));
+        let bound = |e| io::Error::other(format!("the kernel allows at most {e} requests in the background"));
         config.set_max_background(BACKGROUND_MAX).map_err(bound)?;
-        config.set_max_write(MESSAGE_BYTES_MAX).map_err(|e| io::Error::other(format!("limit {e}")))?;
+        config
+            .set_max_write(MESSAGE_BYTES_MAX)
+            .map_err(|e| io::Error::other(format!("the kernel allows messages of at most {e} bytes")))?;
         Ok(())
     }
 
@@ -309,7 +311,7 @@ impl Filesystem for Adapter {
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         self.fs.ops.count(Op::Open);
-        // ENOSYS once: from then on the kernel opens without asking and keeps the pages.
+        // After one ENOSYS the kernel opens files without a request and keeps their pages.
         if self.no_open.load(Relaxed) {
             reply.error(Errno::ENOSYS);
         } else {
@@ -328,7 +330,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        // A direct READ holds no page locks, so it must not wait for those that do (push.rs, invariant 2).
+        // A direct READ holds no page lock, so it must not wait for READs that hold one (push.rs, 2).
         let direct = flags.0 & libc::O_DIRECT != 0;
         self.dispatch(Op::Read, |fs| async move {
             if let Some(errno) = fs.error_cache.recent(ino.0) {
@@ -419,8 +421,8 @@ impl Filesystem for Adapter {
         });
     }
 
-    // The rest is answered once with "not here", after which the kernel does not ask again and
-    // does by itself what can be done.
+    // After one ENOSYS to any of these requests the kernel sends it no more, and handles it itself where it
+    // can.
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         self.fs.ops.count(Op::Other);

@@ -1,4 +1,4 @@
-//! `fletch-mount`: flags in, exit code out.
+//! The program `fletch-mount`: parses the flags, mounts, and returns the exit code.
 
 use clap::Parser;
 use fletch_mount::cli::{Cli, LogFormat};
@@ -7,15 +7,13 @@ use fletch_store::allocator;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// What is logged unless `FLETCH_LOG` says otherwise. The FUSE crate reports every reader that was
-/// killed as an error; what matters of it comes back as a value.
+/// The default of `FLETCH_LOG`. The FUSE crate logs an error for every killed reader, so its log is off; its
+/// relevant errors arrive as values.
 const LOG_DEFAULT: &str = "info,fuser=off";
 
 fn main() -> ExitCode {
     if !allocator::map_from(allocator::TABLES) {
-        eprintln!(
-            "fletch-mount: the allocator keeps its own threshold; memory may exceed what is configured"
-        );
+        eprintln!("fletch-mount: cannot configure the allocator: memory use may exceed --memory");
     }
     let cli = Cli::parse();
     let background = cli.daemon;
@@ -46,7 +44,7 @@ fn main() -> ExitCode {
             let code = mount::exit_code(&e);
             eprintln!("fletch-mount: {e:#}");
             if background && daemon::report_failed(code, &format!("{e:#}")).is_err() {
-                tracing::debug!("whoever started this mount is gone");
+                tracing::debug!("the process that started this mount is gone");
             }
             ExitCode::from(code)
         }

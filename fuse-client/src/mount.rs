@@ -1,7 +1,7 @@
-//! One mount from beginning to end. Owns every task and thread of the process.
+//! The life of one mount, from start to exit. This module owns every task and thread of the process.
 //!
-//! Order of the end: signal, unmount (wait, then detach), answer what is in flight, stop metrics,
-//! write the report, exit. All of it within [`END_WITHIN`].
+//! A mount ends in this order: signal, unmount (wait, then detach), reply to the requests in flight, stop
+//! metrics, write the report, exit. All of it takes at most [`END_WITHIN`].
 
 use crate::access::{self, Access, KernelCache};
 use crate::chunk_sources::NodeChunks;
@@ -41,20 +41,21 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// From the signal to the exit.
+/// The longest time from the signal to the exit.
 const END_WITHIN: Duration = Duration::from_secs(9);
-/// How long requests in flight are waited for after the mount is gone.
+/// How long the process waits for requests in flight after the unmount.
 const DRAIN_WITHIN: Duration = Duration::from_secs(2);
-/// How much the kernel reads ahead of a sequential reader, KiB, where this process may say so.
+/// The kernel's read-ahead in KiB, if this process may set it.
 const KERNEL_READ_AHEAD_KIB: u32 = 1024;
-/// How often a chunk is fetched when its bytes were wrong; of the owner of the node's store once more.
+/// How often the store fetches a chunk whose bytes were wrong. With a node store it tries the owner in
+/// addition.
 const FETCH_ATTEMPTS: u32 = 2;
-/// The most bytes of chunks that wait to be appended to the disk; part of the memory.
+/// The most bytes of chunks that wait for their append to disk. They count as part of `--memory`.
 const APPEND_BYTES_MAX: u64 = 256 << 20;
-/// How long leaving the node's store may take.
+/// How long the process waits for the node store to close.
 const CLOSE_STORE_WITHIN: Duration = Duration::from_secs(2);
 
-/// The exit code of a failure.
+/// Returns the exit code for an error.
 #[must_use]
 pub fn exit_code(e: &anyhow::Error) -> u8 {
     for cause in e.chain() {
@@ -75,15 +76,15 @@ pub fn exit_code(e: &anyhow::Error) -> u8 {
     1
 }
 
-/// Mounts, serves until a signal or an unmount from outside, and cleans up.
+/// Mounts, serves until a signal or an unmount by another program, and cleans up.
 ///
 /// # Errors
-/// What went wrong; nothing is mounted then.
+/// What failed, and what to do. Nothing stays mounted then.
 pub fn run(settings: &Settings) -> Result<()> {
     let dir = check_dir(&settings.dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        // A disk that hangs holds as many threads as may read it, and hashing needs some, too.
+        // A disk that hangs blocks every thread that reads it, and hashing needs threads too.
         .max_blocking_threads(if settings.cache.is_some() { 64 } else { 16 })
         .thread_name("fletch-io")
         .enable_all()
@@ -93,23 +94,23 @@ pub fn run(settings: &Settings) -> Result<()> {
     let metrics = match settings.metrics {
         Some(addr) => {
             let bound = runtime.block_on(TcpListener::bind(addr));
-            Some(bound.with_context(|| format!("metrics at {addr}"))?)
+            Some(bound.with_context(|| format!("cannot serve metrics at {addr}"))?)
         }
         None => None,
     };
     let running = RunningMount::new(settings, &opened, &runtime)?;
 
     if let Some(node) = &running.node {
-        // What the node has is not asked of the server.
+        // With a role, the first reads find the node's chunks and do not go to the server.
         runtime.block_on(node.wait_for_role());
     }
-    // Before there is a mount to stop_node behind.
+    // Before the mount exists, so that a signal leaves no mount behind.
     let signals = runtime.block_on(async { EndSignals::listen() })?;
     let name = format!("fletch:{}", settings.target.dataset);
     let options = MountOptions { allow_other: settings.allow_other, threads: settings.threads };
     let session = fuse::mount(Arc::clone(&running.mounted), &dir, &name, options, runtime.handle().clone())
         .map_err(|e| explain_mount(e, &dir))?;
-    let entry = mountinfo::at(&dir)?.context("the mount vanished at once")?;
+    let entry = mountinfo::at(&dir)?.context("another program removed the mount at once: mount again")?;
     if settings.push {
         let pusher = Pusher::start(session.page_cache()).context("starting the push thread")?;
         drop(running.mounted.pusher.set(pusher));
@@ -128,10 +129,10 @@ pub fn run(settings: &Settings) -> Result<()> {
         running.watch_access(&runtime, client, version.root(), session.kernel_cache());
     }
     let outcome = runtime.block_on(serve(&running, session, metrics, signals, &ready));
-    // From here on nothing may hold the process.
+    // Bounds the rest of this function.
     std::thread::spawn(|| {
         std::thread::sleep(END_WITHIN);
-        tracing::error!("did not end in time; exiting as it is");
+        tracing::error!(within = ?END_WITHIN, "the mount did not end in time: the process exits now");
         std::process::exit(1);
     });
     let gone = unmount(&dir, &entry.device);
@@ -144,17 +145,17 @@ pub fn run(settings: &Settings) -> Result<()> {
     outcome
 }
 
-/// Everything that lives as long as the mount.
+/// The parts of a running mount, and its tasks.
 struct RunningMount {
     mounted: Arc<RequestContext>,
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
-    /// Requests that wait, and fetches.
+    /// Waiting requests, and fetches.
     tasks: TaskTracker,
-    /// Metrics and watches, stopped by `stop`.
+    /// Metrics and watches, which `stop` ends.
     background: TaskTracker,
-    /// The store of this node, if there is to be one.
+    /// This mount's part in the node store, if the settings ask for one.
     node: Option<Arc<Node>>,
-    /// What runs it, stopped by `stop_node`, which `stop` stops, too.
+    /// The tasks of the node store. `stop_node` ends them, and so does `stop`.
     node_tasks: TaskTracker,
     stop_node: CancellationToken,
     stop: CancellationToken,
@@ -167,7 +168,7 @@ impl RunningMount {
         let cache = settings.cache.as_ref().filter(|_| {
             let served = settings.server.as_ref().is_some_and(Endpoint::is_unix);
             if served {
-                tracing::info!("the server on this node keeps its chunks: cache.size is not used");
+                tracing::info!("the server runs on this node and keeps the chunks: cache.size is not used");
             }
             !served
         });
@@ -247,24 +248,24 @@ impl RunningMount {
     }
 
     async fn end(&self, clean: bool) {
-        // NodeClients that read would keep it busy for as long as they are let.
+        // First: clients of the node store that read on would keep this process busy.
         self.stop_node.cancel();
         self.tasks.close();
         if timeout(DRAIN_WITHIN, self.tasks.wait()).await.is_err() {
-            tracing::warn!(left = self.tasks.len(), "requests in flight were not answered in time");
+            tracing::warn!(left = self.tasks.len(), "requests in flight got no reply before the exit");
         }
         self.stop.cancel();
         self.background.close();
         self.node_tasks.close();
         drop(timeout(Duration::from_millis(500), self.background.wait()).await);
         if timeout(CLOSE_STORE_WITHIN, self.node_tasks.wait()).await.is_err() {
-            tracing::warn!("the node's store takes long to close and is left as it is");
+            tracing::warn!("the node store is slow to close: the process exits without waiting for it");
         }
         tracing::info!(clean, "unmounted");
     }
 }
 
-/// Signals that end a mount.
+/// The signals that end a mount.
 struct EndSignals {
     term: Signal,
     int: Signal,
@@ -277,7 +278,7 @@ impl EndSignals {
     }
 }
 
-/// Serves until a signal comes or the mount is taken away from outside.
+/// Serves until a signal arrives or another program unmounts.
 async fn serve(
     running: &RunningMount,
     session: FuseSession,
@@ -289,7 +290,7 @@ async fn serve(
         let page = metrics::serve(listener, Arc::clone(&running.snapshot), running.stop.clone());
         running.background.spawn(async move {
             if let Err(error) = page.await {
-                tracing::error!(%error, "metrics are not served any more");
+                tracing::error!(%error, "metrics are no longer served: mount again to restore them");
             }
         });
     }
@@ -303,21 +304,21 @@ async fn serve(
     });
     let (ended, mut end) = oneshot::channel();
     std::thread::Builder::new().name("fletch-fuse".into()).spawn(move || {
-        // Nobody listens when a signal came first.
+        // The receiver is gone if a signal came first.
         drop(ended.send(session.serve()));
     })?;
-    // The first lookup, by the path it will take but not through the kernel.
+    // The first lookup, without the kernel: the process must never touch its own mount.
     let first = running.mounted.tree.list(1, 0, |line| line.offset > 2);
     if let Err(e) = first.await {
         running.mounted.faults.record(&e);
-        return Err(anyhow!("the root directory cannot be read: {e}"));
+        return Err(anyhow!("cannot read the root directory of the version: {e}"));
     }
     announce(ready)?;
     let signal = tokio::select! {
         _ = signals.term.recv() => "SIGTERM",
         _ = signals.int.recv() => "SIGINT",
         outcome = &mut end => {
-            tracing::info!("unmounted from outside");
+            tracing::info!("another program unmounted this mount");
             return outcome.context("the FUSE threads ended")?.context("the FUSE session failed");
         }
     };
@@ -381,28 +382,28 @@ fn snapshots(
     })
 }
 
-/// What a version's chunks occupy on disk together, at most: chunks, or the files of packed ones.
+/// Returns the most bytes that a version's chunks, or the files of its packed chunks, can take on disk.
 fn footprint_max(version: &Version) -> u64 {
     let doc = version.layout_doc();
     let pieces = doc.chunks.max(version.manifest().entries);
     DiskTier::footprint_max(doc.bytes, pieces)
 }
 
-/// The directory to mount at, without symlinks. Asks the mount table first: touching a mount whose
+/// Returns the directory to mount at, without symlinks. Checks the mount table first: to touch a mount whose
 /// daemon is gone fails or hangs.
 fn check_dir(dir: &Path) -> Result<PathBuf> {
     let shown = dir.display();
     let ours = |dir: &Path| -> Result<bool> {
         Ok(mountinfo::at(dir)?.is_some_and(|m| m.fs_type == mountinfo::FS_TYPE))
     };
-    let taken = || anyhow!("{shown} is a fletch mount already; take it away first: fusermount3 -u {shown}");
+    let taken = || anyhow!("{shown} is a fletch mount already; unmount it first: fusermount3 -u {shown}");
     if ours(dir)? {
         return Err(taken());
     }
     let real = std::fs::canonicalize(dir).map_err(|e| match e.raw_os_error() {
         Some(libc::ENOENT) => anyhow!("{shown} does not exist; create it first: mkdir -p {shown}"),
         Some(libc::ENOTCONN) => {
-            anyhow!("{shown} is a dead mount; take it away first: fusermount3 -u {shown}")
+            anyhow!("{shown} is the mount of a dead process; unmount it first: fusermount3 -u {shown}")
         }
         _ => anyhow::Error::new(e).context(format!("{shown}")),
     })?;
@@ -417,29 +418,29 @@ fn check_dir(dir: &Path) -> Result<PathBuf> {
 
 fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {
     let what = match e.kind() {
-        io::ErrorKind::NotFound => "mounting needs /dev/fuse: load the fuse module (modprobe fuse)",
+        io::ErrorKind::NotFound => "cannot mount without /dev/fuse: load the fuse module (modprobe fuse)",
         io::ErrorKind::PermissionDenied => {
-            "mounting was refused: /dev/fuse must be readable and writable for you, and --allow-other \
+            "not allowed to mount: your user needs read and write access to /dev/fuse, and --allow-other \
              needs user_allow_other in /etc/fuse.conf unless you are root"
         }
-        _ => "mounting failed",
+        _ => "cannot mount",
     };
     anyhow::Error::new(e).context(format!("{}: {what}", dir.display()))
 }
 
-/// The kernel's read-ahead starts small whatever the session asks for; only root can raise it.
+/// Raises the kernel's read-ahead, which starts small whatever the session asks for. Only root can raise it.
 fn raise_read_ahead(device: &str) {
     let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
     match std::fs::write(&path, KERNEL_READ_AHEAD_KIB.to_string()) {
-        Ok(()) => tracing::debug!(path, kib = KERNEL_READ_AHEAD_KIB, "kernel read-ahead raised"),
-        Err(error) => tracing::debug!(path, %error, "kernel read-ahead stays as it is"),
+        Ok(()) => tracing::debug!(path, kib = KERNEL_READ_AHEAD_KIB, "raised the kernel's read-ahead"),
+        Err(error) => tracing::debug!(path, %error, "cannot raise the kernel's read-ahead"),
     }
 }
 
 fn write_report(path: &Path, snapshot: &Snapshot) -> Result<()> {
-    let text = serde_json::to_vec_pretty(snapshot).context("report")?;
+    let text = serde_json::to_vec_pretty(snapshot).context("cannot encode the report")?;
     let part = path.with_extension("part");
     std::fs::write(&part, text)
         .and_then(|()| std::fs::rename(&part, path))
-        .with_context(|| format!("report {}", path.display()))
+        .with_context(|| format!("cannot write the report {}", path.display()))
 }

@@ -1,4 +1,5 @@
-//! What is to be mounted: asked of the server or, without it, known from before or given.
+//! Opens the version to mount: resolves it at the server or, without the server, by `--tables` or by the
+//! server's last answer.
 
 use crate::chunk_sources::{FallbackChunks, ServerChunks};
 use crate::cli::{FallbackSettings, Settings};
@@ -12,44 +13,46 @@ use fletch_origin::{Origin, OriginLimits, OriginUri, Origins};
 use fletch_tables::{PartCache, Version};
 use std::{path::Path, sync::Arc, time::Duration};
 
-/// How long a mount that begins waits for its server.
+/// How long a starting mount waits for its server.
 const REACH_WITHIN: Duration = Duration::from_secs(5);
-/// Reads of the origin under way at once while the server is gone.
+/// The most reads of the origin at once while the server is gone.
 const ORIGIN_READS_MAX: usize = 16;
 
-/// A version, and how its bytes are had.
+/// An open version, with the source of its chunks.
 pub struct OpenVersion {
-    /// The server, if there is one.
+    /// The client of the server, if the mount has a server.
     pub client: Option<Client>,
-    /// The origin behind it, where that may be read.
+    /// The way to the origin, if the mount may read it.
     pub fallback: Option<Fallback>,
-    /// What is mounted.
+    /// The version.
     pub version: Version,
     chunks: Arc<dyn ChunkSource>,
 }
 
 impl OpenVersion {
-    /// Where chunks come from.
+    /// Returns the source of the version's chunks.
     #[must_use]
     pub fn chunks(&self) -> Arc<dyn ChunkSource> {
         Arc::clone(&self.chunks)
     }
 }
 
-/// Where a dataset is: (its objects, its tables).
+/// The URIs of a dataset.
 struct DatasetUris {
-    uri: String,
+    objects: String,
     tables: String,
 }
 
-/// Opens what the settings name.
+/// Opens the version that the settings name.
 ///
 /// # Errors
-/// What went wrong, with what to do about it.
+/// What failed, and what to do.
 pub async fn open(settings: &Settings) -> Result<OpenVersion> {
     let client = settings.server.as_ref().map(|server| client(settings, server)).transpose()?;
     let (root, layout, uris) = match (&client, &settings.fallback) {
-        (None, None) => return Err(anyhow!("neither a server nor tables were given")),
+        (None, None) => {
+            return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
+        }
         (Some(client), None) => {
             let resolved = resolve_at_server(settings, client).await?;
             (resolved.root, resolved.layout, None)
@@ -58,10 +61,10 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
         (Some(client), Some(fallback_settings)) => match resolve_at_server(settings, client).await {
             Ok(resolved) => resolve_and_remember(settings, client, fallback_settings, &resolved).await?,
             Err(e) if is_unreachable(&e) => {
-                tracing::warn!(error = format!("{e:#}"), "the server is gone: mounting without it");
+                tracing::warn!(error = format!("{e:#}"), "the server does not answer: mounting without it");
                 match resolve_without_server(settings, fallback_settings).await {
                     Ok(found) => found,
-                    // The silence is the failure; what else was tried explains it.
+                    // The silence of the server is the failure; the second error is its context.
                     Err(more) => return Err(e.context(format!("{more:#}"))),
                 }
             }
@@ -81,7 +84,9 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
         (None, Some(client)) => {
             (client.tables(root, layout), Arc::new(ServerChunks { client: client.clone(), root }))
         }
-        (None, None) => return Err(anyhow!("neither a server nor tables were given")),
+        (None, None) => {
+            return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
+        }
     };
     let version = Version::open(tables, root, layout, PartCache::new(settings.tables_bytes));
     let version = version.await.with_context(|| format!("opening version {root}"))?;
@@ -93,7 +98,7 @@ fn client(settings: &Settings, server: &fletch_client::Endpoint) -> Result<Clien
     Ok(Client::new(ClientConfig {
         token: settings.token.clone(),
         job: Some(settings.job.clone()),
-        // A little less than the store's own deadline, so that the reason is known when it ends.
+        // A little less than the store's own deadline, so that the client reports its reason first.
         io_timeout: io_timeout - (io_timeout / 20).min(Duration::from_millis(500)),
         ..ClientConfig::new(server.clone(), "mount")
     })?)
@@ -108,12 +113,13 @@ async fn resolve_at_server(settings: &Settings, client: &Client) -> Result<Resol
     first.info().await?;
     let target = &settings.target;
     let resolved = first.resolve(&target.dataset, &target.version).await;
-    resolved.with_context(|| format!("resolving {}@{}", target.dataset, target.version))
+    resolved.with_context(|| format!("cannot resolve {}@{}", target.dataset, target.version))
 }
 
 type Resolution = (Root, LayoutId, Option<DatasetUris>);
 
-/// The server answers: what it says is kept for a time when it does not.
+/// Resolves where the dataset is at the server, and saves the answer for a mount that starts without the
+/// server.
 async fn resolve_and_remember(
     settings: &Settings,
     client: &Client,
@@ -134,12 +140,15 @@ async fn resolve_and_remember(
     let kept = known_versions_dir(fallback_settings).and_then(|dir| Ok(known.keep(dir, client.endpoint())?));
     if let Err(error) = kept {
         let error = format!("{error:#}");
-        tracing::warn!(error, "a later mount cannot begin while the server is gone");
+        tracing::warn!(
+            error,
+            "cannot save the server's answer: a later mount cannot start without the server"
+        );
     }
-    Ok((known.root, known.layout, Some(DatasetUris { uri: known.uri, tables: known.tables })))
+    Ok((known.root, known.layout, Some(DatasetUris { objects: known.uri, tables: known.tables })))
 }
 
-/// The server is silent, or there is none: by the tables that were given, or what it said before.
+/// Resolves the version without the server: by `--tables` if given, else by the server's last answer.
 async fn resolve_without_server(
     settings: &Settings,
     fallback_settings: &FallbackSettings,
@@ -147,32 +156,38 @@ async fn resolve_without_server(
     let target = &settings.target;
     if let Some(tables) = &fallback_settings.tables {
         let uris = DatasetUris {
-            uri: fallback_settings.uri.clone().unwrap_or_else(|| tables.clone()),
+            objects: fallback_settings.uri.clone().unwrap_or_else(|| tables.clone()),
             tables: tables.clone(),
         };
-        let (_, place) = open_origins(&origins(settings, fallback_settings)?, &uris)?;
-        let (root, layout) = resolve(&place, &target.version).await?;
+        let (_, tables) = open_origins(&origins(settings, fallback_settings)?, &uris)?;
+        let (root, layout) = resolve(&tables, &target.version).await?;
         return Ok((root, layout, Some(uris)));
     }
-    let server = settings.server.as_ref().context("no server")?;
+    let server = settings
+        .server
+        .as_ref()
+        .context("neither a server nor tables were given: give --server or --tables")?;
     let known =
         Known::find(known_versions_dir(fallback_settings)?, server, &target.dataset, &target.version)?;
-    tracing::warn!(root = %known.root, "mounting what the server said last; a tag may have moved since");
-    let uri = fallback_settings.uri.clone().unwrap_or(known.uri);
-    Ok((known.root, known.layout, Some(DatasetUris { uri, tables: known.tables })))
+    tracing::warn!(
+        root = %known.root,
+        "mounting the version that the server named last; its tag may have moved since"
+    );
+    let objects = fallback_settings.uri.clone().unwrap_or(known.uri);
+    Ok((known.root, known.layout, Some(DatasetUris { objects, tables: known.tables })))
 }
 
 fn known_versions_dir(fallback_settings: &FallbackSettings) -> Result<&Path> {
     fallback_settings
         .known_versions_dir
         .as_deref()
-        .context("no state directory: neither XDG_STATE_HOME nor HOME is set")
+        .context("no state directory: XDG_STATE_HOME and HOME are not set; give --state-dir")
 }
 
 fn origins(settings: &Settings, fallback_settings: &FallbackSettings) -> Result<Origins> {
     let limits = OriginLimits {
         requests_max: ORIGIN_READS_MAX,
-        // A server that hangs is given half of the time.
+        // The other half of the time goes to a server that hangs.
         io_timeout: settings.io_timeout / 2,
         ..OriginLimits::default()
     };
@@ -181,7 +196,7 @@ fn origins(settings: &Settings, fallback_settings: &FallbackSettings) -> Result<
 
 fn open_origins(origins: &Origins, uris: &DatasetUris) -> Result<(Origin, Origin)> {
     let open = |text: &str| -> Result<Origin> { Ok(origins.open(&OriginUri::parse(text)?)?) };
-    Ok((open(&uris.uri)?, open(&uris.tables)?))
+    Ok((open(&uris.objects)?, open(&uris.tables)?))
 }
 
 fn fallback(
@@ -192,7 +207,7 @@ fn fallback(
 ) -> Result<Fallback> {
     let origins = origins(settings, fallback_settings)?;
     let (data, tables) = open_origins(&origins, uris).context(
-        "--origin-fallback needs access of its own to the dataset: an [[origin]] table in --config",
+        "--origin-fallback needs its own access to the dataset: give an [[origin]] table in --config",
     )?;
     Ok(Fallback::new(client, origins, data, tables))
 }

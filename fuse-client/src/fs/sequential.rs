@@ -1,24 +1,24 @@
-//! Who reads a large file from front to back: a small, bounded memory of where readers are.
+//! Detects programs that read a large file from front to back, with a small, bounded table of read positions.
 
 use moka::sync::Cache;
 
-/// Files watched at once; forgetting one costs one slice of read-ahead.
+/// The most files in the table. To forget a file costs its reader one slice of prefetch.
 const FILES_MAX: u64 = 1024;
-/// How far from the expected position a READ may begin: the kernel's own read-ahead sends several
-/// at once, and they may overtake one another.
+/// How far from the expected position a READ may start: the kernel's read-ahead sends several READs at once,
+/// and they may arrive out of order.
 const REORDER_BYTES_MAX: u64 = 2 << 20;
-/// READs in a row after which a reader counts as sequential.
+/// The READs in a row after which a reader counts as sequential.
 const RUN_READS_MIN: u32 = 2;
 
 #[derive(Debug, Clone, Copy)]
 struct ReadPosition {
     end: u64,
     run: u32,
-    /// The last slice that was entered in this run.
+    /// The last slice that this run entered.
     slice: Option<u64>,
 }
 
-/// Where readers of large files are.
+/// The read positions in large files, by inode.
 #[derive(Debug)]
 pub struct SequentialReads {
     positions: Cache<u64, ReadPosition>,
@@ -31,7 +31,7 @@ impl Default for SequentialReads {
 }
 
 impl SequentialReads {
-    /// Notes a READ of `offset..end` that ends in slice `slice`; whether a run of READs has just
+    /// Records a READ of `offset..end` that ends in slice `slice`. Returns whether a run of READs has just
     /// entered that slice.
     pub fn enters_slice(&self, ino: u64, offset: u64, end: u64, slice: u64) -> bool {
         let mut position = match self.positions.get(&ino) {

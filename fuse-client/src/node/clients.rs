@@ -1,8 +1,10 @@
-//! Whether what guests read is granted: the owner asks the server itself, and believes no guest.
+//! The clients of the node store, and the access check for the versions that they read.
 //!
-//! NodeClients have the owner's user, server and token, so what is granted to the owner is granted to them. A version
-//! is asked for before its first byte is served, and watched for as long as it is read; the server's refusal is the
-//! owner's. A server that does not answer refuses nothing. I6: at most [`VERSIONS_MAX`] versions are watched.
+//! The owner asks the server itself and trusts no client. Clients have the owner's user, server and token, so
+//! they may read what the owner may read. The owner checks a version before it serves the first byte of it,
+//! and watches the version for as long as clients read it. When the server refuses a version, so does the
+//! owner. A server that does not answer refuses nothing. I6: the owner watches at most [`VERSIONS_MAX`]
+//! versions.
 
 use crate::access::{self, Access};
 use fletch_client::Client;
@@ -21,27 +23,27 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Versions of guests at once; of more, guests ask the server.
+/// The most versions watched for clients. Clients of further versions ask the server.
 const VERSIONS_MAX: usize = 64;
-/// A version that nobody reads is not watched for longer.
+/// How long the owner watches a version after the last read.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
-/// How long the first question may take.
+/// How long the first check of a version may take.
 const FIRST_WITHIN: Duration = Duration::from_secs(2);
 
-/// Who asks.
+/// A mount that reads through the owner.
 #[derive(Debug, Clone)]
 pub struct NodeClient {
-    /// Of which version.
+    /// The version that the client reads.
     pub root: Root,
-    /// For which job.
+    /// The job that the client reads for.
     pub job: JobName,
 }
 
-/// See the module.
+/// The versions that clients read, each with the server's last answer about access.
 pub struct NodeClients {
-    /// None where there is no server: nobody can refuse.
+    /// `None` if this mount has no server. Then every version may be read.
     client: Option<Client>,
-    /// The version that is mounted here is watched anyway.
+    /// The version of this mount, which [`access::watch`] watches already.
     own_version: (Root, Arc<Access>),
     versions: Mutex<HashMap<Root, Arc<WatchedVersion>>>,
     tasks: TaskTracker,
@@ -59,7 +61,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl NodeClients {
-    /// Asks `client`; watches on `tasks` until `stop`.
+    /// Returns a check that asks the server through `client`. Watches run on `tasks` until `stop`.
     #[must_use]
     pub fn new(
         client: Option<Client>,
@@ -70,7 +72,7 @@ impl NodeClients {
         NodeClients { client, own_version, versions: Mutex::default(), tasks, stop }
     }
 
-    /// Whether a version may be served now.
+    /// Returns whether the owner may serve a version now.
     pub async fn may_read(self: &Arc<Self>, root: Root) -> bool {
         if root == self.own_version.0 {
             return self.own_version.1.refused().is_none();
@@ -114,7 +116,7 @@ impl NodeClients {
             let begun = Instant::now();
             watched.ask(&client, root, hold).await;
             {
-                // Under both locks: who reads it now keeps it, or watches it anew.
+                // Under both locks: a client that reads now either keeps this watch or starts a new one.
                 let mut versions = lock(&self.versions);
                 if lock(&watched.read).elapsed() > IDLE_AFTER {
                     versions.remove(&root);
@@ -132,10 +134,12 @@ impl WatchedVersion {
             Ok(()) => self.refused.store(false, Relaxed),
             Err(e) if access::refusal(&e).is_some() => {
                 if !self.refused.swap(true, Relaxed) {
-                    tracing::info!(%root, error = %e, "a version that guests read is refused");
+                    tracing::info!(%root, error = %e, "the server refuses a version that node clients read");
                 }
             }
-            Err(e) => tracing::debug!(%root, error = %e, "whether guests may read is not known"),
+            Err(e) => {
+                tracing::debug!(%root, error = %e, "the server did not say whether node clients may read")
+            }
         }
     }
 }

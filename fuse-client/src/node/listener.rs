@@ -1,9 +1,9 @@
-//! The owner's socket, and what comes in by it: HTTP with bounds on everything.
+//! The listener of the owner: the unix socket of the node store, and HTTP over it with a bound on everything.
 //!
-//! I6: at most [`CONNECTIONS_MAX`] connections are open; more are closed at once, so that no guest waits for another to go. A
-//! guest that takes no bytes for [`WRITE_TIMEOUT_MAX`] (a quarter of any read's time, if that is less), or sends none for
-//! longer than any answer takes, is dropped. A request has no body, and its head
-//! is bounded by the HTTP library.
+//! I6: at most [`CONNECTIONS_MAX`] connections are open. The owner closes further connections at once, so no
+//! client waits until another leaves. The owner drops a client that reads no bytes for [`WRITE_TIMEOUT_MAX`]
+//! (or for a quarter of the read deadline, if that is less), and a client that sends nothing for longer than
+//! any answer takes. A request has no body, and the HTTP library bounds its head.
 
 use super::clients::NodeClient;
 use super::directory::{StoreDirectory, socket_path};
@@ -51,18 +51,19 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 
-/// Connections of guests at once.
+/// The most open connections of clients.
 pub const CONNECTIONS_MAX: usize = 256;
-/// How long a guest may take no bytes of an answer.
+/// How long a client may leave an answer unread.
 const WRITE_TIMEOUT_MAX: Duration = Duration::from_secs(30);
-/// How much longer than an answer takes a connection may be silent: guests give theirs up before.
+/// How much longer than the longest answer a connection may be idle. Clients close idle connections sooner.
 const IDLE_SLACK: Duration = Duration::from_secs(120);
-/// How long accepting rests when the system has no more descriptors.
+/// The pause after a failed accept, for example when the process has no descriptors left.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// The most bytes handed to a connection at once, and counted then.
+/// The most bytes handed to a connection at once. They are counted at that moment.
 const SLICE_BYTES: usize = 256 << 10;
 
-/// A bound socket, removed when dropped. Only who has the store's lock may bind it.
+/// The bound socket of the owner. Removes its file when dropped. Only the holder of the store's lock may bind
+/// it.
 #[derive(Debug)]
 pub struct Socket {
     dir: File,
@@ -71,10 +72,10 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Binds it, over whatever a former owner left.
+    /// Binds the socket, and replaces the file that a former owner left.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn bind(directory: &StoreDirectory) -> io::Result<Self> {
         let dir = directory.open()?;
         let path = socket_path(&dir);
@@ -88,7 +89,7 @@ impl Socket {
         Ok(Socket { id: directory.socket_id()?, dir, listener })
     }
 
-    /// Whether it lies where guests look for it. A directory that cannot be looked at now may be again.
+    /// Returns whether clients still find this socket. True if the path cannot be inspected right now.
     #[must_use]
     pub fn is_in_place(&self, directory: &StoreDirectory) -> bool {
         match directory.socket_id() {
@@ -97,10 +98,10 @@ impl Socket {
         }
     }
 
-    /// Serves guests until `stop`.
+    /// Serves clients until `stop`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub async fn serve(&self, node_store: Arc<NodeStore>, stop: CancellationToken) -> io::Result<()> {
         let listener = NodeListener {
             listener: UnixListener::from_std(self.listener.try_clone()?)?,
@@ -115,12 +116,12 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         let path = socket_path(&self.dir);
-        // While ours is open, no other socket has its number.
+        // While this socket is open, no other file has its inode.
         let ours = fs::symlink_metadata(&path).is_ok_and(|m| (m.dev(), m.ino()) == self.id);
         if !ours {
-            tracing::debug!("the node's socket was gone already");
+            tracing::debug!("the socket of the node store was gone already");
         } else if let Err(error) = fs::remove_file(&path) {
-            tracing::debug!(%error, "the node's socket cannot be removed");
+            tracing::debug!(%error, "cannot remove the socket of the node store");
         }
     }
 }
@@ -141,13 +142,13 @@ impl Listener for NodeListener {
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    tracing::warn!(%error, "accepting a guest failed");
+                    tracing::warn!(%error, "cannot accept a node client: it asks the server");
                     sleep(ACCEPT_RETRY_PAUSE).await;
                     continue;
                 }
             };
             let Ok(permit) = Arc::clone(&self.connections).try_acquire_owned() else {
-                tracing::debug!("too many connections: a guest is sent to the server");
+                tracing::debug!("all connections are taken: a node client asks the server");
                 continue;
             };
             let mut stream = TimeoutStream::new(stream);
@@ -162,7 +163,7 @@ impl Listener for NodeListener {
     }
 }
 
-/// A guest's connection and its directory.
+/// A client's connection, with its permit.
 struct ClientConnection {
     stream: Pin<Box<TimeoutStream<UnixStream>>>,
     _permit: OwnedSemaphorePermit,
@@ -223,11 +224,11 @@ impl IntoResponse for Declined {
 type PathParts<T> = Result<Path<T>, PathRejection>;
 
 fn parsed<T: FromStr>(text: &str) -> Result<T, Declined> {
-    text.parse().map_err(|_| Declined("the request cannot be understood"))
+    text.parse().map_err(|_| Declined("the path of the request is malformed"))
 }
 
 fn path_parts<T>(path: PathParts<T>) -> Result<T, Declined> {
-    path.map(|p| p.0).map_err(|_| Declined("the request cannot be understood"))
+    path.map(|p| p.0).map_err(|_| Declined("the path of the request is malformed"))
 }
 
 async fn chunk(
@@ -254,7 +255,7 @@ async fn state(
     State(node_store): State<Arc<NodeStore>>,
     of: Result<Query<MountedVersion>, QueryRejection>,
 ) -> Json<NodeState> {
-    // A person who asks reads no version.
+    // A person who asks with curl names no version.
     if let Ok(Query(of)) = of {
         node_store.register_version(of);
     }
@@ -268,13 +269,13 @@ async fn serve_bytes(
     head: &HeaderMap,
 ) -> Result<Response, Declined> {
     let job = head.get(headers::JOB).and_then(|v| v.to_str().ok()).and_then(|v| JobName::new(v).ok());
-    let job = job.ok_or(Declined("a guest says for which job it reads"))?;
+    let job = job.ok_or(Declined("the request has no Fletch-Job header"))?;
     let served = node_store.serve(NodeClient { root: parsed::<Root>(root)?, job }, request).await?;
     let len = served.hit.chunk.bytes().len();
     let tier = served.hit.tier;
     let (mut rest, node_store) = (served.hit.chunk.bytes().clone(), Arc::clone(node_store));
     let slices = std::iter::from_fn(move || {
-        // It ends with the body.
+        // The permits live as long as the body.
         let _permits = &served.permits;
         let slice: Bytes = rest.split_to(rest.len().min(SLICE_BYTES));
         if slice.is_empty() {
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn i6_a_guest_without_a_place_is_sent_away_at_once() {
+    async fn i6_a_connection_over_the_bound_is_closed_at_once() {
         let cache = tempfile::tempdir().expect("tempdir");
         let directory = directory(cache.path());
         let socket = Socket::bind(&directory).expect("bind");
@@ -318,7 +319,7 @@ mod tests {
         let mut two = UnixStream::connect(&path).await.expect("connect");
         let mut answer = Vec::new();
         let end = tokio::select! {
-            _ = listener.accept() => panic!("there is no directory"),
+            _ = listener.accept() => panic!("accepted a connection over the bound"),
             end = two.read_to_end(&mut answer) => end,
         };
         assert_eq!((end.expect("closed"), answer.len()), (0, 0));
@@ -328,14 +329,14 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_goes_leaves_its_successors_socket() {
+    fn a_dropped_socket_leaves_the_socket_of_the_next_owner() {
         let cache = tempfile::tempdir().expect("tempdir");
         let directory = directory(cache.path());
         let old = Socket::bind(&directory).expect("bind");
         let new = Socket::bind(&directory).expect("bind");
         assert!(!old.is_in_place(&directory) && new.is_in_place(&directory));
         drop(old);
-        assert!(new.is_in_place(&directory), "it is not the old one's");
+        assert!(new.is_in_place(&directory), "the file belongs to the new socket");
         drop(new);
         assert!(directory.socket_id().is_err(), "its own");
     }

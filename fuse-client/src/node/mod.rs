@@ -1,19 +1,21 @@
-//! The store of a node without a server: on disk, owned by one mount, which serves the node's others.
+//! The node store: a cache on disk for a node that runs no server, shared by the mounts of that node.
+//!
+//! One mount, the owner, keeps the store and serves the other mounts, its clients, through a unix socket.
 //!
 //! ```text
-//!             the lock is free                      the socket answers
-//!   owner ◀──────────────────── alone ────────────────────────────────▶ guest
+//!             the lock is free                       the socket answers
+//!   owner ◀──────────────────── direct ───────────────────────────────▶ client
 //!     │ the directory is gone     ▲ ▲              the owner is gone      │
 //!     └───────────────────────────┘ └─────────────────────────────────────┘
 //! ```
-//! Owns which of the three this mount is, the disk tier while it is the owner, and the socket. Adding nothing to
-//! what a mount can do without it, it must never be in the way of a read:
+//! This module owns the role of this mount, the disk tier while the mount is the owner, and the socket. A
+//! mount works without the node store too, so the node store must never delay or fail a read:
 //!
-//! 1. (I5) a guest scope owner is silent, slow or has nothing asks the server itself, at once;
-//! 2. (I1) what comes over the socket is hashed again by the guest's own store;
-//! 3. (I7) one store for each server, principal and user ([`directory`], [`settings`]);
-//! 4. (I6) the disk's limits are those of `fletch_store::disk`; the socket's are in [`door`] and [`node_store`];
-//! 5. the directory's lock says who owns it, and nothing else does. A crash releases it.
+//! 1. (I5) A client asks the server itself, at once, when the owner is silent, slow or has no bytes.
+//! 2. (I1) A client's own store hashes again every byte that came over the socket.
+//! 3. (I7) Each combination of server, principal and user has its own store ([`directory`], [`settings`]).
+//! 4. (I6) `fletch_store::disk` limits the disk; [`listener`] and [`node_store`] limit the socket.
+//! 5. The mount that holds the lock of the directory is the owner. A crash releases the lock.
 
 pub mod clients;
 pub mod directory;
@@ -47,34 +49,34 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// How often a guest looks whether its owner lives.
+/// How often a client checks that its owner answers.
 const OWNER_CHECK_EVERY: Duration = Duration::from_secs(1);
-/// How long an owner may be silent then: it is not waited for longer, whatever it waits for itself.
+/// The longest a client waits for the answer to that check, even if the owner itself waits for the server.
 const OWNER_CHECK_WITHIN: Duration = Duration::from_secs(5);
-/// How long a mount that begins waits for the socket of an owner that begins, too.
+/// How long a starting mount waits for the socket of an owner that is starting too.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
-/// Between two attempts to become something, at first and then.
+/// The pause between two elections: while retries are fast, and afterwards.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// For how long attempts follow fast.
+/// How long retries stay fast after this mount lost a role.
 const FAST_RETRIES_FOR: Duration = Duration::from_secs(5);
-/// Reads of one guest at its owner at once; more go to the server.
+/// The most reads that one client has at its owner at once. Further reads go to the server.
 const READS_MAX: usize = 16;
-/// Idle connections that a guest keeps for them.
+/// The idle connections that a client keeps for these reads.
 const IDLE_MAX: usize = 4;
 
-/// What a mount is to its node's store.
+/// The role of a mount in the node store.
 #[derive(Debug, Clone)]
 pub enum Role {
-    /// Neither: it reads past the store.
+    /// Neither owner nor client: the mount reads from the server, past the node store.
     Direct,
-    /// It has the directory's lock.
+    /// The mount holds the lock of the store directory.
     Owner,
-    /// Another has, and answers.
+    /// Another mount holds the lock and answers at its socket.
     Client(Arc<OwnerLink>),
 }
 
 impl Role {
-    /// The word in metrics and reports.
+    /// Returns the word for the role in metrics and reports.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -85,63 +87,63 @@ impl Role {
     }
 }
 
-/// A guest's way to its owner.
+/// A client's connection to the owner.
 #[derive(Debug)]
 pub struct OwnerLink {
-    /// For reads.
+    /// Sends reads.
     client: Client,
-    /// For looking after it: by a connection of its own, behind no read.
+    /// Checks the owner, over a connection of its own, so that a check never queues behind a read.
     health: Client,
-    /// For each read.
+    /// One permit for each read under way.
     permits: Semaphore,
-    /// The socket's path leads through it.
+    /// Open for as long as the link lives: the path of the socket leads through this descriptor.
     _dir: File,
-    /// A read had no answer.
+    /// Notified when a read had no answer: check the owner now.
     check_now: Notify,
-    /// No more reads are waited for here.
+    /// Cancelled when the owner is gone: ends every read that still waits for it.
     gone: CancellationToken,
 }
 
-/// What a guest counters, totals.
+/// What this mount received from owners; totals.
 #[derive(Debug, Default)]
 pub struct ClientCounters {
     /// Reads that the owner answered.
     pub reads: AtomicU64,
-    /// Bytes of them, not yet checked.
+    /// Bytes of those answers, before they are hashed.
     pub bytes: AtomicU64,
-    /// Reads that it left to the server.
+    /// Reads that the owner did not answer and this mount took to the server.
     pub left: AtomicU64,
-    /// How often an owner was lost.
+    /// How often this mount lost its owner.
     pub losses: AtomicU64,
 }
 
-/// What a node's store needs to know of its mount.
+/// What the node store needs from its mount.
 pub struct NodeContext {
-    /// What was said about it.
+    /// The settings of the node store.
     pub settings: CacheSettings,
-    /// The mount's store, with a directory for a disk tier.
+    /// The mount's own store, which has room for a disk tier.
     pub store: Arc<Store>,
-    /// What the owner does for guests.
+    /// Serves clients while this mount is the owner.
     pub node_store: Arc<NodeStore>,
-    /// What this mount reads.
+    /// The version that this mount reads.
     pub version: MountedVersion,
-    /// What it read.
+    /// Counts the reads of this mount.
     pub read: Arc<ReadCounters>,
-    /// For which job.
+    /// The job that this mount reads for.
     pub job: JobName,
-    /// Every read ends within this.
+    /// The time within which every read ends.
     pub io_timeout: Duration,
 }
 
-/// See the module.
+/// This mount's part in the node store: its role, its disk tier, and its link to the owner.
 pub struct Node {
     context: NodeContext,
     disk: Arc<Disk>,
-    /// Where the store lies that this mount owns or reads from, or tried last.
+    /// The directory of the store that this mount owns, reads from, or tried last.
     directory: Mutex<StoreDirectory>,
     role: watch::Sender<Role>,
     role_known: watch::Sender<bool>,
-    /// Reads of this mount when its dataset was last recorded_reads.
+    /// The read count at which this mount last renewed its dataset's share of the disk.
     recorded_reads: AtomicU64,
     counters: ClientCounters,
 }
@@ -149,14 +151,14 @@ pub struct Node {
 enum Election {
     Owner,
     Client(Arc<OwnerLink>),
-    /// Whether somebody else has the lock.
-    Nothing {
-        taken: bool,
+    /// Neither; `locked` says whether another process holds the lock.
+    Undecided {
+        locked: bool,
     },
 }
 
 impl Node {
-    /// A store on this node; nobody's yet. `None` without a directory for a disk tier.
+    /// Returns a node without a role yet. `None` if the mount's store has no room for a disk tier.
     #[must_use]
     pub fn new(context: NodeContext) -> Option<Arc<Self>> {
         let disk = Arc::clone(context.store.disk()?);
@@ -176,25 +178,25 @@ impl Node {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where the store lies of the principal that the token speaks for now: its file may have been rotated.
+    /// Returns the store directory for the token in use now, which differs after the token file was rotated.
     fn current_directory(&self) -> StoreDirectory {
         let s = &self.context.settings;
         StoreDirectory::new(&s.dir, self.node_store().principal(&s.scope).unwrap_or(s.name))
     }
 
-    /// What this mount is now.
+    /// Returns the current role of this mount.
     #[must_use]
     pub fn role(&self) -> Role {
         self.role.borrow().clone()
     }
 
-    /// What it counters from owners.
+    /// Returns what this mount received from owners.
     #[must_use]
     pub fn counters(&self) -> &ClientCounters {
         &self.counters
     }
 
-    /// What is to be seen of it.
+    /// Returns the numbers for metrics and the report.
     #[must_use]
     pub fn snapshot(&self) -> NodeSnapshot {
         let (counters, state) = (&self.counters, self.node_store().state());
@@ -213,21 +215,21 @@ impl Node {
         }
     }
 
-    /// What it does for guests.
+    /// Returns the part that serves clients.
     #[must_use]
     pub fn node_store(&self) -> &NodeStore {
         &self.context.node_store
     }
 
-    /// Waits until it is known what this mount is, but not for ever.
+    /// Waits until this mount has its first role, for a bounded time.
     pub async fn wait_for_role(&self) {
         let mut role_known = self.role_known.subscribe();
         if timeout(house::OPEN_WITHIN, role_known.wait_for(|known| *known)).await.is_err() {
-            tracing::warn!("the cache on disk takes long to open; going on without it until it is");
+            tracing::warn!("the cache on disk is slow to open; the mount reads without it until it is open");
         }
     }
 
-    /// What the owner has or can get; `None` when there is no owner, or it brought nothing.
+    /// Fetches bytes from the owner. `None` if this mount has no owner, or the owner sent no bytes.
     pub async fn fetch_from_owner(&self, request: &FetchRequest) -> Option<Bytes> {
         let Role::Client(link) = self.role() else { return None };
         let Ok(_permit) = link.permits.try_acquire() else {
@@ -260,30 +262,30 @@ impl Node {
                 if error.is_unreachable() {
                     link.check_now.notify_one();
                 }
-                tracing::debug!(%error, "the owner of the node's store leaves a read to the server");
+                tracing::debug!(%error, "the owner sent no bytes: this read goes to the server");
                 None
             }
         }
     }
 
-    /// Owns the store, or is a guest of who does, until `stop`.
+    /// Takes part in the node store, as owner or client, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let (begun, mut hasty_until) = (Instant::now(), Instant::now() + CONNECT_WITHIN);
+        let (started, mut fast_until) = (Instant::now(), Instant::now() + CONNECT_WITHIN);
         while !stop.is_cancelled() {
             match self.elect().await {
                 Election::Owner => self.run_as_owner(&stop).await,
                 Election::Client(link) => self.run_as_client(&link, &stop).await,
-                Election::Nothing { taken } => {
-                    // Whoever has the lock may be about to listen.
-                    if begun.elapsed() > CONNECT_WITHIN || !taken {
+                Election::Undecided { locked } => {
+                    // The process that holds the lock may be about to listen at its socket.
+                    if started.elapsed() > CONNECT_WITHIN || !locked {
                         self.role_known.send_replace(true);
                     }
-                    let rest = if Instant::now() < hasty_until { RETRY_PAUSE.0 } else { RETRY_PAUSE.1 };
-                    stop.run_until_cancelled(sleep(rest)).await;
+                    let pause = if Instant::now() < fast_until { RETRY_PAUSE.0 } else { RETRY_PAUSE.1 };
+                    stop.run_until_cancelled(sleep(pause)).await;
                     continue;
                 }
             }
-            hasty_until = Instant::now() + FAST_RETRIES_FOR;
+            fast_until = Instant::now() + FAST_RETRIES_FOR;
         }
     }
 
@@ -297,20 +299,20 @@ impl Node {
         *self.directory.lock().unwrap_or_else(PoisonError::into_inner) = now;
         let node = Arc::clone(self);
         let opened = spawn_blocking(move || house::open(&*node, &node.disk)).await;
-        let taken = match opened {
+        let locked = match opened {
             Ok(Ok(Some(_))) => return Election::Owner,
             Ok(Ok(None)) => false,
             Ok(Err(e)) => matches!(e, DiskError::Locked { .. }),
             Err(error) => {
-                tracing::error!(%error, "opening the node's store was lost");
+                tracing::error!(%error, "the task that opens the node store failed; please report this line");
                 false
             }
         };
         match self.connect_to_owner().await {
             Ok(link) => Election::Client(link),
             Err(error) => {
-                tracing::debug!(%error, "no owner of the node's store answers");
-                Election::Nothing { taken }
+                tracing::debug!(%error, "no owner of the node store answers");
+                Election::Undecided { locked }
             }
         }
     }
@@ -325,7 +327,7 @@ impl Node {
         let dir = directory.open().map_err(closed)?;
         let config = |connections_idle_max| ClientConfig {
             job: Some(self.context.job.clone()),
-            // The other half is for the server.
+            // The server gets the other half.
             io_timeout: self.context.io_timeout / 2,
             connections_idle_max,
             ..ClientConfig::new(Endpoint::Unix(socket_path(&dir)), "mount")
@@ -339,7 +341,8 @@ impl Node {
 
     async fn run_as_client(&self, link: &Arc<OwnerLink>, stop: &CancellationToken) {
         let directory = self.directory();
-        tracing::info!(dir = %directory.dir().display(), "another mount owns this node's store: reading by way of it");
+        let dir = directory.dir().display();
+        tracing::info!(%dir, "another mount owns this node's store: this mount reads through it");
         self.set_role(Role::Client(Arc::clone(link)));
         loop {
             tokio::select! {
@@ -347,11 +350,11 @@ impl Node {
                 () = link.check_now.notified() => {}
                 () = sleep(OWNER_CHECK_EVERY) => {}
             }
-            let seen = link.health.node_state(self.context.version).await;
-            let error = match seen {
+            let state = link.health.node_state(self.context.version).await;
+            let error = match state {
                 Err(e) => e,
                 Ok(_) if self.current_directory() != directory => {
-                    ClientError::Config("the token is another".to_owned())
+                    ClientError::Config("the token was rotated".to_owned())
                 }
                 Ok(_) => continue,
             };

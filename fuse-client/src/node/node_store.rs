@@ -1,13 +1,14 @@
-//! What the owner of a node's store does for clients: a read of its own store, for the guest's job.
+//! The node store as its owner serves it: reads the owner's own store on behalf of a client's job.
 //!
-//! 1. (I1) what it sends is [`fletch_store::Verified`]; the guest hashes it again.
-//! 2. (I7) nothing is sent of a version that the server does not access ([`NodeClients`]).
-//! 3. (I8) the server is asked in the name of the guest's job, so its accounts say who read; what comes from here
-//!    is counted here, when it is handed to the connection, and nowhere else.
-//! 4. (I3) a chunk that is on its way is waited for, whoever asked for it first.
-//! 5. No guest waits here for a server that is server_silent: it can go to the server, or its origin, itself. Nor does the
-//!    owner: what a guest's fetch could not bring, it asks for itself (`fletch_store::Store::read`).
-//! 6. (I6) what guests hold of the owner's memory, sent slowly or on its way, is half of it at most ([`ServedBytes`]).
+//! 1. (I1) The owner sends only [`fletch_store::Verified`] bytes, and the client hashes them again.
+//! 2. (I7) The owner sends no byte of a version that the server does not let it read ([`NodeClients`]).
+//! 3. (I8) The owner asks the server in the name of the client's job, so the server's accounts name the
+//!    reader. Bytes from this store are counted here only, when they are handed to the connection.
+//! 4. (I3) A client waits for a chunk that is already being fetched, whichever reader asked first.
+//! 5. No client waits here for a silent server: the client can ask the server, or its origin, itself. The
+//!    owner does not wait either: when a client's fetch fails, the owner's own reader fetches again
+//!    (`fletch_store::Store::read`).
+//! 6. (I6) Clients hold at most half of the owner's memory, in fetches and in answers ([`ServedBytes`]).
 
 use super::clients::{NodeClient, NodeClients};
 use super::listener::CONNECTIONS_MAX;
@@ -32,33 +33,34 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Requests for bytes at once; of more, guests ask the server.
+/// The most requests for bytes under way at once. Beyond that, clients ask the server.
 const REQUESTS_MAX: usize = 512;
-/// Versions scope footprint is remembered.
+/// The most versions with a remembered footprint.
 const VERSIONS_MAX: usize = 1024;
-/// How often a silent server is asked whether it is back, and how long it may take to say so.
+/// The pause between two probes of a silent server, and the time a probe may take.
 const SERVER_PROBE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(2));
 
-/// Why a guest gets no bytes here.
+/// Why the owner sends a client no bytes; the client then asks the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Declined(pub &'static str);
 
-/// Bytes for a guest, and the right to hold them, to be kept until they are sent.
+/// Bytes for a client, with the permits to keep until they are sent.
 pub struct ServedBytes {
     /// The bytes.
     pub hit: Hit,
-    /// Its permit, and its memory of the memory.
+    /// The permits: one for the request, and one for its memory.
     pub permits: ServePermits,
 }
 
-/// A permit of a request.
+/// The permit of one request.
 type RequestPermit = OwnedSemaphorePermit;
-/// So many bytes of the guests' memory of the memory. The fetch holds them, too: it outlives a guest that goes.
+/// The permit for the bytes of one request. The fetch shares it, because a fetch outlives a client that
+/// leaves.
 type MemoryPermit = Arc<OwnedSemaphorePermit>;
-/// Both.
+/// The permits of a request and of its bytes.
 pub type ServePermits = (RequestPermit, MemoryPermit);
 
-/// Bytes sent to clients, by where they came from.
+/// Bytes sent to clients, by the tier they came from.
 #[derive(Debug, Default)]
 struct Sent {
     memory: AtomicU64,
@@ -67,16 +69,16 @@ struct Sent {
     server: AtomicU64,
 }
 
-/// See the module.
+/// Serves the clients of the node store.
 pub struct NodeStore {
     store: Arc<Store>,
     clients: Arc<NodeClients>,
     client: Option<Client>,
     deadline: Duration,
-    /// Whether the server does not answer.
+    /// True while the server does not answer.
     server_silent: watch::Sender<bool>,
     request_permits: Arc<Semaphore>,
-    /// Bytes that guests may hold.
+    /// One permit for each byte that clients may hold.
     memory: Arc<Semaphore>,
     connections: Arc<Semaphore>,
     footprints: Mutex<HashMap<Root, u64>>,
@@ -86,7 +88,7 @@ pub struct NodeStore {
 }
 
 impl NodeStore {
-    /// Serves from `store`, scope memory is `memory_bytes`, and from the server that `client` asks.
+    /// Returns a node store over `store`, which has `memory_bytes` of memory, and the server behind `client`.
     #[must_use]
     pub fn new(
         store: Arc<Store>,
@@ -112,36 +114,37 @@ impl NodeStore {
         })
     }
 
-    /// The longest an answer takes.
+    /// Returns the longest time that an answer takes.
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// The name of whom the token speaks for now, among those of `scope`; none where there is no server.
+    /// Returns the hash that names the principal of the current token within `scope`. `None` without a
+    /// server.
     #[must_use]
     pub fn principal(&self, scope: &str) -> Option<Hash> {
         self.client.as_ref().map(|c| c.principal(scope))
     }
 
-    /// One for each connection.
+    /// Returns the semaphore with one permit for each connection.
     pub(super) fn connections(&self) -> Arc<Semaphore> {
         Arc::clone(&self.connections)
     }
 
-    /// Which datasets have a share of the disk.
+    /// Returns the shares of the disk by dataset.
     #[must_use]
     pub fn shares(&self) -> &Shares {
         &self.shares
     }
 
-    /// Nanoseconds since the start.
+    /// Returns the nanoseconds since this value was made.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// A guest will read this version.
+    /// Remembers the footprint of a version that a mount will read.
     pub fn register_version(&self, of: MountedVersion) {
         let mut all = self.footprints.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < VERSIONS_MAX {
@@ -149,7 +152,7 @@ impl NodeStore {
         }
     }
 
-    /// Somebody reads this version: it has a share of the disk for the next hour.
+    /// Records a read of this version, which gives its dataset a share of the disk for the next hour.
     pub fn record_read(&self, root: Root) {
         let footprints = self.footprints.lock().unwrap_or_else(PoisonError::into_inner);
         let footprint = footprints.get(&root).copied().unwrap_or(u64::MAX);
@@ -157,75 +160,79 @@ impl NodeStore {
         self.shares.note(dataset_id(root), root, footprint, By::Anyone, self.now_ns());
     }
 
-    /// The bytes a guest wants.
+    /// Returns the bytes that a client asks for.
     ///
     /// # Errors
-    /// Why it has to ask the server itself.
+    /// The reason why the client has to ask the server itself.
     pub async fn serve(
         self: &Arc<Self>,
-        guest: NodeClient,
+        reader: NodeClient,
         request: FetchRequest,
     ) -> Result<ServedBytes, Declined> {
         let (hash, len) = request.hash_and_len();
         if len == 0 || len > CHUNK_BYTES_MAX {
-            return Err(Declined("no chunk has such a length"));
+            return Err(Declined("a chunk has 1 byte to 16 MiB"));
         }
         let permit = Arc::clone(&self.request_permits).try_acquire_owned();
-        let permit = permit.map_err(|_| Declined("too many requests are under way"))?;
+        let permit = permit.map_err(|_| Declined("the owner serves as many requests as it may"))?;
         let memory = Arc::clone(&self.memory).try_acquire_many_owned(len);
         let memory: MemoryPermit =
-            memory.map_err(|_| Declined("guests hold all the memory they may"))?.into();
-        if !self.clients.may_read(guest.root).await {
-            return Err(Declined("the version is not granted, or not watched here"));
+            memory.map_err(|_| Declined("node clients hold all the memory that they may"))?.into();
+        if !self.clients.may_read(reader.root).await {
+            return Err(Declined("the server refuses the version, or the owner watches too many versions"));
         }
-        self.record_read(guest.root);
+        self.record_read(reader.root);
         let key = StoreKey { domain: Domain::default_domain(), hash };
         if self.store.has(&key, len) {
-            let hit = self.read(&guest, key, len, request, &memory).await?;
+            let hit = self.read(&reader, key, len, request, &memory).await?;
             return Ok(ServedBytes { hit, permits: (permit, memory) });
         }
         let mut server_silent = self.server_silent.subscribe();
         tokio::select! {
             biased;
-            _ = server_silent.wait_for(|s| *s) => Err(Declined("it is not here, and the server does not answer")),
-            hit = self.read(&guest, key, len, request, &memory) => Ok(ServedBytes { hit: hit?, permits: (permit, memory) }),
+            _ = server_silent.wait_for(|s| *s) => {
+                Err(Declined("the chunk is not on this node, and the server does not answer"))
+            }
+            hit = self.read(&reader, key, len, request, &memory) => {
+                Ok(ServedBytes { hit: hit?, permits: (permit, memory) })
+            }
         }
     }
 
     async fn read(
         self: &Arc<Self>,
-        guest: &NodeClient,
+        reader: &NodeClient,
         key: StoreKey,
         len: u32,
         request: FetchRequest,
         memory: &MemoryPermit,
     ) -> Result<Hit, Declined> {
-        let fetch = self.fetch(guest, request, memory);
-        self.store.read(key, len, dataset_id(guest.root), fetch).await.map_err(|error| {
-            tracing::debug!(%error, "a guest is sent to the server");
-            Declined("it could not be had")
+        let fetch = self.fetch(reader, request, memory);
+        self.store.read(key, len, dataset_id(reader.root), fetch).await.map_err(|error| {
+            tracing::debug!(%error, "a read for a node client failed: the client asks the server");
+            Declined("the owner could not read the chunk")
         })
     }
 
-    /// Asks the server for a guest, and holds its memory of the memory for as long as that takes, or anybody waits
-    /// for what it brings.
-    fn fetch(self: &Arc<Self>, guest: &NodeClient, request: FetchRequest, memory: &MemoryPermit) -> Fetch {
-        let (host, root, memory) = (Arc::clone(self), guest.root, Arc::clone(memory));
-        let client = self.client.as_ref().map(|c| c.for_job(&guest.job));
+    /// Returns the fetch from the server for a client. It holds the memory permit while the fetch runs, and
+    /// while any reader waits for its bytes.
+    fn fetch(self: &Arc<Self>, reader: &NodeClient, request: FetchRequest, memory: &MemoryPermit) -> Fetch {
+        let (node_store, root, memory) = (Arc::clone(self), reader.root, Arc::clone(memory));
+        let client = self.client.as_ref().map(|c| c.for_job(&reader.job));
         Arc::new(move |_| {
-            let (host, client, request) = (Arc::clone(&host), client.clone(), request.clone());
+            let (node_store, client, request) = (Arc::clone(&node_store), client.clone(), request.clone());
             let memory = Arc::clone(&memory);
             async move {
-                let _part = memory;
-                let none = || Err(ClientError::Config("there is no server".into()));
+                let _memory = memory;
+                let none = || Err(ClientError::Config("this mount has no server".into()));
                 let client = client.unwrap_or_else(none).map_err(|e| FetchError::new(e.kind(), e))?;
-                host.ask_server(client, root, &request).await
+                node_store.ask_server(client, root, &request).await
             }
             .boxed()
         })
     }
 
-    /// Nobody waits for a server that is silent in a guest's name.
+    /// Asks the server on behalf of a client, and fails at once while the server is silent.
     async fn ask_server(
         &self,
         client: Client,
@@ -248,12 +255,12 @@ impl NodeStore {
         self.server_silent.send_if_modified(|s| std::mem::replace(s, false));
     }
 
-    /// Asks a silent server whether it is back, for as long as it is polled.
+    /// Probes a silent server until it answers. Never ends; drop the future to stop.
     pub async fn watch_server(&self) {
         let Some(client) = &self.client else { return std::future::pending().await };
         let client = client.within(SERVER_PROBE.1).impatient();
         let mut server_silent = self.server_silent.subscribe();
-        // The sender is ours, so it does not end.
+        // `self` holds the sender, so this wait cannot fail.
         while server_silent.wait_for(|s| *s).await.is_ok() {
             if client.info().await.is_ok() {
                 self.server_answered();
@@ -262,7 +269,7 @@ impl NodeStore {
         }
     }
 
-    /// Bytes were handed to a guest's connection.
+    /// Counts bytes that were handed to a client's connection.
     pub(super) fn count_sent(&self, tier: Tier, bytes: u64) {
         let counter = match tier {
             Tier::Memory => &self.sent.memory,
@@ -273,7 +280,7 @@ impl NodeStore {
         counter.fetch_add(bytes, Relaxed);
     }
 
-    /// Bytes sent to clients, by where they came from.
+    /// Returns the bytes sent to clients, by the tier they came from.
     #[must_use]
     pub fn sent_bytes(&self) -> [(&'static str, u64); 4] {
         let s = &self.sent;
@@ -281,7 +288,7 @@ impl NodeStore {
             .map(|(tier, n)| (tier, n.load(Relaxed)))
     }
 
-    /// How the store is.
+    /// Returns the state of the store, as the owner reports it.
     #[must_use]
     pub fn state(&self) -> NodeState {
         let report = self.store.disk().map(|d| d.report());

@@ -1,10 +1,10 @@
-//! What the owner of a node's store does all the time: housekeeping of the tier, and a socket that guests find.
+//! The duties of the owner: maintenance of the disk tier, and a socket that clients can reach.
 //!
-//! The two are apart: without a socket the store serves its owner, and a socket that cannot be bound is tried again,
-//! in its own time, while housekeeping goes on.
+//! The two are independent. Without a socket the store still serves its owner. When the socket cannot be
+//! bound, the owner retries on a timer of its own while maintenance goes on.
 //!
-//! (I7) The store is left when its directory is not, or not surely, of this user alone any more, and when the token
-//! became another principal's name.
+//! (I7) The owner leaves the store when it is no longer certain that the directory belongs to this user
+//! alone, and when the token now speaks for another principal.
 
 use super::{Node, RETRY_PAUSE, Role, directory::StoreDirectory, listener::Socket, settings};
 use fletch_settings::ByteSize;
@@ -25,24 +25,24 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Slab files that are kept open for reading.
+/// The most slab files kept open for reading.
 const SLABS_OPEN: usize = 256;
-/// How often an owner looks whether its socket is where guests look for it.
+/// How often the owner checks that its socket is still at the path where clients look for it.
 const SOCKET_CHECK_EVERY: Duration = Duration::from_secs(1);
-/// How often a socket is tried that cannot be bound, or cannot be listened at.
+/// The pause before the owner retries after it could not bind the socket or listen at it.
 const BIND_RETRY_EVERY: Duration = Duration::from_secs(5);
-/// How long answers to guests are waited for when the mount ends.
+/// How long a mount that ends waits for its answers to clients.
 const DRAIN: Duration = Duration::from_millis(300);
 
 impl Node {
-    /// Keeps the store until `stop`, or until it is lost.
+    /// Runs the store as its owner until `stop`, or until the store is lost.
     pub(super) async fn run_as_owner(self: &Arc<Self>, stop: &CancellationToken) {
         let directory = self.directory();
         tracing::info!(dir = %directory.dir().display(), "this mount owns the node's store");
         let idle = directory.clone();
-        // Beside the point of what is waited for here.
+        // Nothing here depends on the removal, so nothing waits for it.
         drop(spawn_blocking(move || idle.remove_idle()));
-        // Until it is recorded_reads again by reads.
+        // Gives the dataset a share of the disk until a read renews it.
         self.node_store().record_read(self.context.version.root);
         let ended = stop.child_token();
         let serving = self.serve_clients(&directory, &ended);
@@ -63,15 +63,16 @@ impl Node {
             return;
         }
         self.role.send_replace(Role::Direct);
-        tracing::warn!(dir = %directory.dir().display(), "the node's store is lost, and begun anew");
+        let dir = directory.dir().display();
+        tracing::warn!(%dir, "the node store was lost: this mount opens it again");
         let disk = Arc::clone(&self.disk);
         let left = spawn_blocking(move || disk.leave("its directory is gone".to_owned())).await;
         if let Err(error) = left {
-            tracing::error!(%error, "leaving the node's store was lost");
+            tracing::error!(%error, "the task that leaves the node store failed; please report this line");
         }
     }
 
-    /// Serves guests until `ended`, at a socket that is bound again whenever it is lost.
+    /// Serves clients until `ended`. Binds the socket again whenever it is lost.
     async fn serve_clients(&self, directory: &StoreDirectory, ended: &CancellationToken) {
         let mut warned = false;
         while !ended.is_cancelled() {
@@ -89,7 +90,10 @@ impl Node {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut warned, true) {
-                        tracing::warn!(%error, "other mounts cannot reach this node's store for now");
+                        tracing::warn!(
+                            %error,
+                            "other mounts cannot reach this node store and read from the server; retrying"
+                        );
                     }
                     BIND_RETRY_EVERY
                 }
@@ -98,7 +102,7 @@ impl Node {
         }
     }
 
-    /// Serves guests until `ended`, or until they do not find the socket any more.
+    /// Serves clients until `ended`, or until the socket is no longer where clients look for it.
     async fn serve(
         &self,
         socket: Arc<Socket>,
@@ -114,7 +118,9 @@ impl Node {
                 match spawn_blocking(move || socket.is_in_place(&directory)).await {
                     Ok(true) => {}
                     Ok(false) => return,
-                    Err(error) => tracing::error!(%error, "a look at the node's socket was lost"),
+                    Err(error) => {
+                        tracing::error!(%error, "the check of the socket failed; please report this line")
+                    }
                 }
             }
         };
@@ -128,7 +134,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the tier has its directory.
+    /// Returns whether the disk tier has its directory.
     fn has_directory(&self) -> bool {
         let state = self.disk.state();
         !matches!(state, DiskState::Absent(_) | DiskState::Open(Health::Off { why: Why::Vanished, .. }))
@@ -145,7 +151,12 @@ impl Household for Node {
         let size_max = s.size.of(room.available.saturating_add(room.own));
         if size_max < settings::CACHE_BYTES_MIN {
             let spare = ByteSize(room.available);
-            return Err(format!("{} of the {spare} that are free at {shown} is too little", s.size));
+            let min = ByteSize(settings::CACHE_BYTES_MIN);
+            return Err(format!(
+                "--cache-size {} of the {spare} free at {shown} is less than {min}: \
+                 give more space or another --cache-dir",
+                s.size
+            ));
         }
         Ok(DiskConfig {
             dir: dir.to_owned(),
@@ -153,7 +164,7 @@ impl Household for Node {
             free_floor: s.free_floor.of(room.total),
             slab_bytes: None,
             policy: Policy::Fletch,
-            // Only so that two stores do not choose alike.
+            // Any value will do that differs between two stores.
             seed: u64::from(std::process::id()),
             files_max: SLABS_OPEN,
         })
@@ -180,7 +191,7 @@ impl Household for Node {
     fn stays(&self, _: &Disk) -> bool {
         let directory = self.directory();
         if let Err(why) = directory.check() {
-            tracing::warn!(%why, "the node's store is not this user's alone");
+            tracing::warn!(%why, "this mount leaves the node store: it may not belong to this user alone");
             return false;
         }
         self.has_directory() && directory == self.current_directory()

@@ -1,4 +1,4 @@
-//! A version that is refused after it was mounted: what the kernel has goes with the access.
+//! A version that the server refuses after it was mounted: the kernel forgets what it caches of it.
 
 use crate::support::{
     dataset::Dataset,
@@ -137,7 +137,7 @@ fn a_refusal_and_reads_under_way_do_not_wait_for_each_other() {
             stub.refuse(Some(Code::NotFound));
             mount.wait_for("the kernel forgot the version");
             stub.refuse(None);
-            mount.wait_for("granted again");
+            mount.wait_for("allows the version again");
         }
         for r in readers {
             let (longest, [read, refused]) = r.join().expect("reader");

@@ -178,7 +178,7 @@ fn i1_no_wrong_byte_reaches_a_reader() {
     mount.wait_for("wrong bytes were refused");
     stub.set(Mood::FlipOnce);
     // Every chunk was asked for before, so now the stub is honest, and errors were not kept (but for
-    // the half second of src/error_cache.rs, on a busy machine).
+    // the half second of the error cache, on a busy machine).
     std::thread::sleep(Duration::from_millis(600));
     read_all(mount.path(), &dataset.nodes);
 }
@@ -208,7 +208,7 @@ fn errors_have_their_errno_and_a_line_that_helps() {
         let said = mount.wait_for(line);
         assert!(said.contains("d0000/"), "the line names the file: {said}");
         stub.set(Mood::Honest);
-        // A failure that took long is told again for half a second (src/error_cache.rs).
+        // A failure that took long is told again for half a second (the error cache).
         std::thread::sleep(Duration::from_millis(600));
         fs::read(&path).expect("works again");
     }

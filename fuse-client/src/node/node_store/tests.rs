@@ -17,7 +17,7 @@ fn node_store(memory: u32, client: Option<Client>) -> (Arc<NodeStore>, NodeClien
     let own = (root, Arc::<Access>::default());
     let clients = NodeClients::new(client.clone(), own, TaskTracker::new(), CancellationToken::new());
     let node_store = NodeStore::new(store, clients.into(), client, memory.into(), limits.deadline);
-    (node_store, NodeClient { root, job: JobName::new("guest").expect("a name") })
+    (node_store, NodeClient { root, job: JobName::new("client-job").expect("a name") })
 }
 
 fn chunk(seed: u8) -> Bytes {
@@ -51,38 +51,38 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn i6_guests_hold_half_of_the_owners_memory_and_no_more() {
-    let (node_store, guest) = node_store(8 * MIB, None);
+async fn i6_clients_hold_at_most_half_of_the_owners_memory() {
+    let (node_store, reader) = node_store(8 * MIB, None);
     let bytes = chunk(1);
-    let set = dataset_id(guest.root);
+    let set = dataset_id(reader.root);
     node_store.store.read(key(&bytes), MIB, set, brings(&bytes)).await.expect("the owner's own read");
     let mut held = Vec::new();
     for _ in 0..4 {
-        held.push(node_store.serve(guest.clone(), request(&bytes)).await.expect("its part"));
+        held.push(node_store.serve(reader.clone(), request(&bytes)).await.expect("its part"));
     }
-    assert!(node_store.serve(guest.clone(), request(&bytes)).await.is_err(), "the fifth MiB of eight");
+    assert!(node_store.serve(reader.clone(), request(&bytes)).await.is_err(), "the fifth MiB of eight");
     // The owner's own reads have the other half.
     let own = [chunk(2), chunk(3), chunk(4), chunk(5)];
     let own = own.iter().map(|b| node_store.store.read(key(b), MIB, set, brings(b)));
     let own = futures::future::try_join_all(own).await.expect("room for the owner");
     assert_eq!(own.len(), 4);
     held.pop();
-    node_store.serve(guest, request(&bytes)).await.expect("what was sent is free again");
+    node_store.serve(reader, request(&bytes)).await.expect("what was sent is free again");
 }
 
 #[tokio::test]
-async fn i6_a_guest_that_goes_frees_nothing_that_its_fetch_holds() {
+async fn i6_a_client_that_leaves_frees_no_memory_of_its_fetch() {
     // It takes connections and never answers.
     let server = TcpListener::bind("127.0.0.1:0").expect("bind");
     let endpoint = format!("http://{}", server.local_addr().expect("address"));
     let endpoint: Endpoint = endpoint.parse().expect("endpoint");
     let client = Client::new(ClientConfig::new(endpoint, "mount")).expect("client");
-    let (node_store, guest) = node_store(8 * MIB, Some(client));
+    let (node_store, reader) = node_store(8 * MIB, Some(client));
     let before = node_store.memory.available_permits();
     let bytes = chunk(1);
     let reading = {
         let (node_store, bytes) = (Arc::clone(&node_store), bytes.clone());
-        TaskTracker::new().spawn(async move { node_store.serve(guest, request(&bytes)).await.is_ok() })
+        TaskTracker::new().spawn(async move { node_store.serve(reader, request(&bytes)).await.is_ok() })
     };
     until("its fetch is under way", || node_store.store.stats().fetches == 1).await;
     reading.abort();
@@ -97,6 +97,6 @@ async fn i6_a_guest_that_goes_frees_nothing_that_its_fetch_holds() {
     };
     let (own, ()) = tokio::join!(own, joins);
     assert_eq!(own.expect("by its own fetch").tier, Tier::Origin);
-    until("the guest's part is free", || node_store.memory.available_permits() == before).await;
-    assert!(*node_store.server_silent.borrow(), "and no guest waits for that server");
+    until("the client's memory is free", || node_store.memory.available_permits() == before).await;
+    assert!(*node_store.server_silent.borrow(), "and no client waits for that server");
 }

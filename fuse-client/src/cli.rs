@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_without_a_server_is_asked_for_by_its_tables() {
+    fn tables_allow_a_mount_without_a_server() {
         let s = into_settings(&["d", "m", "--tables", "/"]).expect("usable");
         let without = s.fallback.expect("goes on without");
         assert!(s.server.is_none() && without.uri.is_none() && without.tables.is_some());

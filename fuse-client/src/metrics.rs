@@ -372,7 +372,7 @@ mod tests {
             "fletch_mount_requests_total{op=\"read\"} 2",
             "fletch_mount_faults_total{fault=\"gone\"} 3",
             "fletch_mount_read_bytes_total 10",
-            "fletch_mount_node_role{role=\"guest\"} 1",
+            "fletch_mount_node_role{role=\"client\"} 1",
             "fletch_mount_node_sent_bytes_total{tier=\"disk\"} 7",
             "fletch_mount_info{dataset=\"d\",root=\"r\",train_job=\"j\"} 1",
         ] {

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is promised.
+/// The bound of SEMANTICS S21.
 const WITHIN: Duration = Duration::from_secs(5);
 
 fn until(what: &str, within: Duration, done: impl Fn() -> bool) {
@@ -43,7 +43,7 @@ fn everything(dir: &Path, found: &mut Vec<u8>) -> io::Result<()> {
 }
 
 #[test]
-fn what_the_kernel_has_goes_with_the_grant_and_comes_back_with_it() {
+fn the_kernel_forgets_a_refused_version_until_it_is_allowed_again() {
     if !can_mount() {
         return;
     }
@@ -105,7 +105,7 @@ fn a_server_that_is_away_refuses_nothing() {
 }
 
 #[test]
-fn a_refusal_and_reads_under_way_do_not_wait_for_each_other() {
+fn a_refusal_and_reads_in_flight_do_not_wait_for_each_other() {
     if !can_mount() {
         return;
     }

@@ -26,7 +26,7 @@ async fn tree(dataset: &Arc<Dataset>) -> Tree {
     Tree::new(version.expect("opens"))
 }
 
-/// All lines of a directory, asked for `page` at a time.
+/// Returns all entries of a directory, listed `page` at a time.
 async fn lines(tree: &Tree, ino: u64, page: usize) -> Vec<DirEntry> {
     let mut all: Vec<DirEntry> = Vec::new();
     loop {
@@ -120,7 +120,7 @@ async fn listings_page_anywhere_and_dots_are_right() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_said_so() {
+async fn missing_names_are_not_found() {
     let dataset = Arc::new(Dataset::odd());
     let tree = tree(&dataset).await;
     for path in ["b", "a/b", "a/b.txt2", "a/c/deep/er/x/y", "photos/300k.jp", "zzz", "empty/x"] {
@@ -153,7 +153,7 @@ async fn what_is_not_there_is_said_so() {
 }
 
 #[tokio::test]
-async fn attributes_and_targets_tell_the_version() {
+async fn xattrs_and_link_targets_are_those_of_the_version() {
     let dataset = Arc::new(Dataset::odd());
     let tree = tree(&dataset).await;
     let root = dataset.root.to_string().into_bytes();
@@ -172,7 +172,7 @@ async fn attributes_and_targets_tell_the_version() {
 }
 
 #[tokio::test]
-async fn nothing_is_loaded_before_it_is_looked_at() {
+async fn tables_are_loaded_on_demand() {
     let dataset = Arc::new(Dataset::in_memory(many(60_000, 1)));
     let tree = tree(&dataset).await;
     let opened = dataset.table_reads.load(Relaxed);
@@ -185,7 +185,7 @@ async fn nothing_is_loaded_before_it_is_looked_at() {
     assert_eq!(dataset.table_reads.load(Relaxed) - opened, touched);
 }
 
-/// Chunks from memory that counts, and can lie or fail.
+/// A chunk source over memory that counts fetches and can return wrong bytes.
 struct Chunks {
     dataset: Arc<Dataset>,
     fetched: AtomicU64,
@@ -236,18 +236,18 @@ async fn reader(dataset: &Arc<Dataset>) -> (Tree, Reader, Arc<Chunks>, TaskTrack
 }
 
 #[tokio::test]
-async fn every_range_of_every_file_is_its_bytes() {
+async fn every_range_of_every_file_has_the_right_bytes() {
     ranges_are_bytes(Arc::new(Dataset::odd())).await;
 }
 
 #[tokio::test]
-async fn every_range_of_every_file_of_a_pack_is_its_bytes() {
+async fn every_range_of_every_file_of_a_pack_has_the_right_bytes() {
     ranges_are_bytes(Arc::new(Dataset::packed(Dataset::odd().nodes))).await;
 }
 
-/// A file in a chunk with others is fetched by itself, once, and checked by its own hash.
+/// A file that shares a chunk with others is fetched alone, once, and checked by its own hash.
 #[tokio::test]
-async fn a_file_of_a_pack_is_fetched_alone_and_checked() {
+async fn a_file_of_a_pack_is_fetched_and_checked_alone() {
     let dataset = Arc::new(Dataset::packed(many(300, 30_000)));
     assert!(dataset.chunks.len() < 10, "{} chunks", dataset.chunks.len());
     let (tree, reader, source, _) = reader(&dataset).await;
@@ -328,7 +328,7 @@ async fn i1_wrong_bytes_never_leave() {
 }
 
 #[tokio::test]
-async fn sequential_readers_find_the_next_slice_there() {
+async fn slices_are_prefetched_for_sequential_readers() {
     let dataset = Arc::new(Dataset::odd());
     let (tree, reader, source, tasks) = reader(&dataset).await;
     let ino = lookup(&tree, "shards/9m.tar").await.expect("file").ino;
@@ -349,7 +349,7 @@ async fn sequential_readers_find_the_next_slice_there() {
 }
 
 #[tokio::test]
-async fn a_source_that_fails_is_an_errno_with_a_name() {
+async fn a_failed_fetch_is_an_errno() {
     struct Fails(Kind);
     impl ChunkSource for Fails {
         fn fetch(&self, _: FetchRequest, _: &Spot, _: u32) -> BoxFuture<'static, Result<Bytes, FetchError>> {

@@ -1,4 +1,4 @@
-//! The mount, first without and then with a kernel.
+//! Tests of the mount: of its file system without a kernel, and of real mounts.
 
 mod access;
 mod fs;

@@ -141,7 +141,7 @@ pub async fn watch(
     let hold = HOLD.min(client.io_timeout() / 4);
     let client = client.within(hold + HOLD_SLACK);
     while !stop.is_cancelled() {
-        let begun = Instant::now();
+        let started = Instant::now();
         let asked = tokio::select! {
             () = stop.cancelled() => return,
             asked = client.has_access(root, hold) => asked,
@@ -171,7 +171,7 @@ pub async fn watch(
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(PERIOD_MIN.saturating_sub(begun.elapsed())) => {}
+            () = sleep(PERIOD_MIN.saturating_sub(started.elapsed())) => {}
         }
     }
 }

@@ -53,7 +53,7 @@ pub struct RequestContext {
     /// The attributes that all inodes share.
     pub common: CommonAttr,
     /// Requests by kind.
-    pub ops: RequestCounts,
+    pub requests: RequestCounts,
     /// The fault counters.
     pub faults: Faults,
     /// The access check, and the record of what the kernel caches.
@@ -78,6 +78,7 @@ pub struct MountOptions {
 }
 
 impl RequestContext {
+    /// Runs the work of one request: checks access before and after, bounds its time, records its failure.
     async fn run<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, Errno> {
         self.check_access()?;
         let late = self.io_timeout + STORE_DEADLINE_SLACK;
@@ -214,7 +215,7 @@ struct FusePageCache(Notifier, Arc<Access>);
 
 impl PageCache for FusePageCache {
     fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let _under_way = self.1.enter();
+        let _in_flight = self.1.enter();
         if let Some(errno) = self.1.refused() {
             return Err(io::Error::from_raw_os_error(errno));
         }
@@ -230,11 +231,12 @@ struct Adapter {
 }
 
 impl Adapter {
+    /// Polls the work of one request once on this FUSE thread, and moves it to the runtime if it has to wait.
     fn dispatch<F>(&self, op: Op, work: impl FnOnce(Arc<RequestContext>) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.fs.ops.count(op);
+        self.fs.requests.count(op);
         let in_flight = self.fs.access.enter();
         let work = work(Arc::clone(&self.fs));
         let mut work = Box::pin(async move {
@@ -310,7 +312,7 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.fs.ops.count(Op::Open);
+        self.fs.requests.count(Op::Open);
         // After one ENOSYS the kernel opens files without a request and keeps their pages.
         if self.no_open.load(Relaxed) {
             reply.error(Errno::ENOSYS);
@@ -336,24 +338,24 @@ impl Filesystem for Adapter {
             if let Some(errno) = fs.error_cache.recent(ino.0) {
                 return reply.error(Errno::from_i32(errno));
             }
-            let begun = Instant::now();
+            let started = Instant::now();
             match fs.run(fs.reader.read(ino.0, offset, size)).await {
                 Ok(ReadReply { bytes, push }) => match (push.filter(|_| !direct), fs.pusher.get()) {
                     (Some(push), Some(p)) => {
                         let (in_flight, fs) = (fs.access.enter(), Arc::clone(&fs));
-                        let answer = move || {
+                        let send_reply = move || {
                             match fs.check_access() {
                                 Ok(()) => reply.data(&bytes),
                                 Err(e) => reply.error(e),
                             }
                             drop(in_flight);
                         };
-                        p.push_then(ino.0, push, Box::new(answer));
+                        p.push_then(ino.0, push, Box::new(send_reply));
                     }
                     _ => reply.data(&bytes),
                 },
                 Err(e) => {
-                    fs.error_cache.record(ino.0, begun, e.code());
+                    fs.error_cache.record(ino.0, started, e.code());
                     reply.error(e);
                 }
             }
@@ -361,7 +363,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.fs.ops.count(Op::Opendir);
+        self.fs.requests.count(Op::Opendir);
         if self.no_opendir.load(Relaxed) {
             reply.error(Errno::ENOSYS);
         } else {
@@ -401,7 +403,7 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        self.fs.ops.count(Op::Statfs);
+        self.fs.requests.count(Op::Statfs);
         let t = self.fs.tree.totals();
         reply.statfs(t.bytes.div_ceil(512), 0, 0, t.entries, 0, crate::fs::attr::IO_BYTES, 255, 512);
     }
@@ -425,27 +427,27 @@ impl Filesystem for Adapter {
     // can.
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn access(&self, _: &Request, _: INodeNo, _: fuser::AccessFlags, reply: ReplyEmpty) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 }

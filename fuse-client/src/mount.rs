@@ -108,12 +108,12 @@ pub fn run(settings: &Settings) -> Result<()> {
     let signals = runtime.block_on(async { EndSignals::listen() })?;
     let name = format!("fletch:{}", settings.target.dataset);
     let options = MountOptions { allow_other: settings.allow_other, threads: settings.threads };
-    let session = fuse::mount(Arc::clone(&running.mounted), &dir, &name, options, runtime.handle().clone())
+    let session = fuse::mount(Arc::clone(&running.context), &dir, &name, options, runtime.handle().clone())
         .map_err(|e| explain_mount(e, &dir))?;
     let entry = mountinfo::at(&dir)?.context("another program removed the mount at once: mount again")?;
     if settings.push {
         let pusher = Pusher::start(session.page_cache()).context("starting the push thread")?;
-        drop(running.mounted.pusher.set(pusher));
+        drop(running.context.pusher.set(pusher));
     }
     raise_read_ahead(&entry.device);
 
@@ -147,7 +147,7 @@ pub fn run(settings: &Settings) -> Result<()> {
 
 /// The parts of a running mount, and its tasks.
 struct RunningMount {
-    mounted: Arc<RequestContext>,
+    context: Arc<RequestContext>,
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
     /// Waiting requests, and fetches.
     tasks: TaskTracker,
@@ -213,11 +213,11 @@ impl RunningMount {
             gid: nix::unistd::getgid().as_raw(),
             created: UNIX_EPOCH + Duration::from_nanos(created),
         };
-        let mounted = Arc::new(RequestContext {
+        let context = Arc::new(RequestContext {
             tree,
             reader,
             common,
-            ops: RequestCounts::default(),
+            requests: RequestCounts::default(),
             faults: Faults::default(),
             access,
             error_cache: ErrorCache::default(),
@@ -225,7 +225,7 @@ impl RunningMount {
             io_timeout: settings.io_timeout,
             tasks: tasks.clone(),
         });
-        let snapshot = snapshots(settings, opened, Arc::clone(&mounted), store, node.clone());
+        let snapshot = snapshot_source(settings, opened, Arc::clone(&context), store, node.clone());
         if let Some(fallback) = opened.fallback.clone() {
             let stop = stop.clone();
             background.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
@@ -234,11 +234,11 @@ impl RunningMount {
         if let Some(node) = &node {
             node_tasks.spawn(Arc::clone(node).run(stop_node.clone()));
         }
-        Ok(RunningMount { mounted, snapshot, tasks, background, node, node_tasks, stop_node, stop })
+        Ok(RunningMount { context, snapshot, tasks, background, node, node_tasks, stop_node, stop })
     }
 
     fn watch_access(&self, runtime: &Runtime, client: Client, root: Root, cache: Arc<dyn KernelCache>) {
-        let access = Arc::clone(&self.mounted.access);
+        let access = Arc::clone(&self.context.access);
         self.background
             .spawn_on(access::watch(access, client, root, cache, self.stop.clone()), runtime.handle());
     }
@@ -294,7 +294,7 @@ async fn serve(
             }
         });
     }
-    let (watched, stop) = (Arc::clone(&running.mounted), running.stop.clone());
+    let (watched, stop) = (Arc::clone(&running.context), running.stop.clone());
     running.background.spawn(async move {
         while timeout(WATCH_EVERY, stop.cancelled()).await.is_err() {
             if let Some(p) = watched.pusher.get() {
@@ -308,9 +308,9 @@ async fn serve(
         drop(ended.send(session.serve()));
     })?;
     // The first lookup, without the kernel: the process must never touch its own mount.
-    let first = running.mounted.tree.list(1, 0, |line| line.offset > 2);
+    let first = running.context.tree.list(1, 0, |entry| entry.offset > 2);
     if let Err(e) = first.await {
-        running.mounted.faults.record(&e);
+        running.context.faults.record(&e);
         return Err(anyhow!("cannot read the root directory of the version: {e}"));
     }
     announce(ready)?;
@@ -335,27 +335,27 @@ fn announce(ready: &str) -> Result<()> {
     Ok(())
 }
 
-fn snapshots(
+fn snapshot_source(
     settings: &Settings,
     opened: &OpenVersion,
-    mounted: Arc<RequestContext>,
+    context: Arc<RequestContext>,
     store: Arc<Store>,
     node: Option<Arc<Node>>,
 ) -> Arc<dyn Fn() -> Snapshot + Send + Sync> {
     let (dataset, job) = (settings.target.dataset.to_string(), settings.job.to_string());
-    let root = mounted.tree.version().root().to_string();
+    let root = context.tree.version().root().to_string();
     let (client, fallback) = (opened.client.clone(), opened.fallback.clone());
     Arc::new(move || {
-        let (read, store) = (mounted.reader.counters(), store.stats());
+        let (read, store) = (context.reader.counters(), store.stats());
         let client = client.as_ref().map(Client::stats).unwrap_or_default();
         let origin = fallback.as_ref().map(Fallback::origin_stats).unwrap_or_default();
-        let (pushed_bytes, pushes_skipped) = mounted.pusher.get().map_or((0, 0), Pusher::counts);
+        let (pushed_bytes, pushes_skipped) = context.pusher.get().map_or((0, 0), Pusher::counts);
         Snapshot {
             dataset: dataset.clone(),
             root: root.clone(),
             job: job.clone(),
-            requests: mounted.ops.counts(),
-            faults: metrics::faults(mounted.faults.counts()),
+            requests: context.requests.counts(),
+            faults: metrics::faults(context.faults.counts()),
             reads: read.reads.load(Relaxed),
             read_bytes: read.bytes.load(Relaxed),
             read_memory_bytes: read.bytes_memory.load(Relaxed),
@@ -364,7 +364,7 @@ fn snapshots(
             read_fetched_bytes: read.bytes_fetched.load(Relaxed),
             pushed_bytes,
             pushes_skipped,
-            refusals: mounted.access.refusals(),
+            refusals: context.access.refusals(),
             prefetch_slices: read.prefetched.load(Relaxed),
             fetches: store.fetches,
             fetched_bytes: store.fetched_bytes,

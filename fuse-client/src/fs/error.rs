@@ -103,8 +103,9 @@ impl Fault {
                  register it again, or unmount"
             }
             Fault::Origin => {
-                "an object at the origin differs from the indexed one, or cannot be read: follow the server's \
-                 hint; if the new content is right, index the dataset again and mount the new version"
+                "an object at the origin differs from the indexed one, or cannot be read: follow \
+                 the server's hint; if the new content is right, index the dataset again and \
+                 mount the new version"
             }
             Fault::Corrupt => {
                 "wrong bytes were refused: check the network and the server's disks; \

@@ -1,4 +1,4 @@
-//! The file system without a kernel: names in, bytes and attributes out.
+//! The file system of a mount, without the kernel: takes names and inodes, returns attributes and bytes.
 
 pub mod attr;
 pub mod error;

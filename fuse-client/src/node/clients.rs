@@ -113,7 +113,7 @@ impl NodeClients {
         let hold = access::HOLD.min(client.io_timeout() / 4);
         let client = client.within(hold + access::HOLD_SLACK);
         loop {
-            let begun = Instant::now();
+            let started = Instant::now();
             watched.ask(&client, root, hold).await;
             {
                 // Under both locks: a client that reads now either keeps this watch or starts a new one.
@@ -123,7 +123,7 @@ impl NodeClients {
                     return;
                 }
             }
-            sleep(access::PERIOD_MIN.saturating_sub(begun.elapsed())).await;
+            sleep(access::PERIOD_MIN.saturating_sub(started.elapsed())).await;
         }
     }
 }

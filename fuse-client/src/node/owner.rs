@@ -46,13 +46,13 @@ impl Node {
         self.node_store().record_read(self.context.version.root);
         let ended = stop.child_token();
         let serving = self.serve_clients(&directory, &ended);
-        let keeping = {
+        let maintaining = {
             let (house, disk) = (Arc::clone(self) as Arc<dyn Household>, Arc::clone(&self.disk));
             house::look_after(house, disk, ended.clone())
         };
         tokio::pin!(serving);
         tokio::select! {
-            () = keeping => {}
+            () = maintaining => {}
             () = &mut serving => {}
             () = self.context.node_store.watch_server() => {}
         }
@@ -83,7 +83,7 @@ impl Node {
                 Ok(socket) => self.serve(Arc::new(socket), directory, ended).await,
                 Err(e) => Err(e),
             };
-            let rest = match served {
+            let pause = match served {
                 Ok(()) => {
                     warned = false;
                     RETRY_PAUSE.0
@@ -98,7 +98,7 @@ impl Node {
                     BIND_RETRY_EVERY
                 }
             };
-            ended.run_until_cancelled(sleep(rest)).await;
+            ended.run_until_cancelled(sleep(pause)).await;
         }
     }
 

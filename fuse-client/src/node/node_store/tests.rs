@@ -32,7 +32,7 @@ fn key(bytes: &Bytes) -> StoreKey {
     StoreKey { domain: Domain::default_domain(), hash: Hash::of(bytes) }
 }
 
-fn brings(bytes: &Bytes) -> Fetch {
+fn fetching(bytes: &Bytes) -> Fetch {
     let bytes = bytes.clone();
     Arc::new(move |_| {
         let bytes = bytes.clone();
@@ -55,7 +55,7 @@ async fn i6_clients_hold_at_most_half_of_the_owners_memory() {
     let (node_store, reader) = node_store(8 * MIB, None);
     let bytes = chunk(1);
     let set = dataset_id(reader.root);
-    node_store.store.read(key(&bytes), MIB, set, brings(&bytes)).await.expect("the owner's own read");
+    node_store.store.read(key(&bytes), MIB, set, fetching(&bytes)).await.expect("the owner's own read");
     let mut held = Vec::new();
     for _ in 0..4 {
         held.push(node_store.serve(reader.clone(), request(&bytes)).await.expect("its part"));
@@ -63,7 +63,7 @@ async fn i6_clients_hold_at_most_half_of_the_owners_memory() {
     assert!(node_store.serve(reader.clone(), request(&bytes)).await.is_err(), "the fifth MiB of eight");
     // The owner's own reads have the other half.
     let own = [chunk(2), chunk(3), chunk(4), chunk(5)];
-    let own = own.iter().map(|b| node_store.store.read(key(b), MIB, set, brings(b)));
+    let own = own.iter().map(|b| node_store.store.read(key(b), MIB, set, fetching(b)));
     let own = futures::future::try_join_all(own).await.expect("room for the owner");
     assert_eq!(own.len(), 4);
     held.pop();
@@ -90,7 +90,7 @@ async fn i6_a_client_that_leaves_frees_no_memory_of_its_fetch() {
     assert_eq!(before - node_store.memory.available_permits(), MIB as usize);
     // The owner's own reader joins, and does not inherit what becomes of it.
     let root = Root(Hash::of(b"a version"));
-    let own = node_store.store.read(key(&bytes), MIB, dataset_id(root), brings(&bytes));
+    let own = node_store.store.read(key(&bytes), MIB, dataset_id(root), fetching(&bytes));
     let joins = async {
         until("it joined", || node_store.store.stats().hits_flight == 1).await;
         drop(server);

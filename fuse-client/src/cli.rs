@@ -1,4 +1,5 @@
-//! Flags, environment and settings file: one schema, flag over environment over file over default.
+//! The settings of a mount, from flags, environment variables and the settings file. They share one schema: a
+//! flag wins over a variable, a variable over the file, and the file over the default.
 
 use crate::node::settings::{CacheFile, CacheFlags, CacheSettings};
 use anyhow::{Context, Result, bail};
@@ -10,7 +11,7 @@ use fletch_settings::{ByteSize, Span};
 use serde::Deserialize;
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
-/// Names of the settings file.
+/// The keys of the settings file.
 pub const KEYS: &[&str] = &[
     "server",
     "job",
@@ -35,7 +36,7 @@ const EXAMPLES: &str = "\
 Examples:
   fletch-mount photos /mnt/photos --server http://cache.example:7380
   fletch-mount photos@v2 /mnt/photos --server http://cache.example:7380 --cache-size 200GiB --daemon
-      (the first such mount of a node owns its cache on disk, and serves the others through a socket)
+      (the first such mount of a node owns the cache on disk and serves the other mounts of the node)
   fletch-mount photos /mnt/photos --tables s3://bucket/photos --config fletch.toml";
 
 /// Shows one version of a dataset as a read-only directory.
@@ -44,73 +45,75 @@ Examples:
 #[derive(Debug, Clone, Parser)]
 #[command(name = "fletch-mount", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
-    /// Which dataset: NAME, NAME@TAG or NAME@ROOT (a tag is resolved once, now)
+    /// Dataset to mount: NAME, NAME@TAG or NAME@ROOT (a tag is resolved once, when the mount starts)
     pub dataset: String,
-    /// Where to mount it: an existing directory
+    /// Directory to mount at, which must exist
     pub dir: PathBuf,
-    /// Where the server is: http://host:port or unix:PATH
+    /// Address of the server: http://host:port or unix:PATH
     #[arg(long, env = "FLETCH_SERVER")]
     pub server: Option<Endpoint>,
-    /// While the server is gone, read from the origin itself; stores need [[origin]] in --config
+    /// Read the origin while the server is gone; a blob store needs an [[origin]] table in --config
     #[arg(long, env = "FLETCH_ORIGIN_FALLBACK", num_args = 0..=1, default_missing_value = "true")]
     pub origin_fallback: Option<bool>,
-    /// Take the version's tables from here: a mount without a server, or one that begins while it
-    /// is gone (with --origin-fallback it begins with what the server said last, too)
+    /// Read the version's tables from this URI: for a mount without a server, or one that starts while the
+    /// server is gone (without --tables, --origin-fallback starts with the version that the server named
+    /// last)
     #[arg(long, env = "FLETCH_TABLES", value_name = "URI")]
     pub tables: Option<String>,
-    /// Where the objects are, if not where the server says, or not with --tables
+    /// URI of the objects, if the server names another one, or if they are not beside --tables
     #[arg(long, env = "FLETCH_URI", value_name = "URI")]
     pub uri: Option<String>,
-    /// Where what the server said last is kept, and the log of --daemon [default: /var/lib/fletch as
+    /// Directory for the last answers of the server and the log of --daemon [default: /var/lib/fletch as
     /// root, else ~/.local/state/fletch]
     #[arg(long, env = "FLETCH_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// For which job the bytes are read [default: an id of this mount]
+    /// Job to read for; the server accounts the bytes to it [default: an id of this mount]
     #[arg(long, env = "FLETCH_JOB")]
     pub job: Option<JobName>,
-    /// A file with the bearer token, read again when it is refused (or put the token itself into FLETCH_TOKEN)
+    /// File with the bearer token; the mount reads it again when the server refuses the token (FLETCH_TOKEN
+    /// gives the token itself)
     #[arg(long, env = "FLETCH_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
-    /// Let other users read, too
+    /// Let other users read the mount
     #[arg(long, env = "FLETCH_ALLOW_OTHER", num_args = 0..=1, default_missing_value = "true")]
     pub allow_other: Option<bool>,
-    /// Go to the background; return when the mount is usable
+    /// Run in the background; return when the mount is usable
     #[arg(long)]
     pub daemon: bool,
     /// Stay in the foreground (the default)
     #[arg(long, conflicts_with = "daemon")]
     pub foreground: bool,
-    /// Memory for chunks: cached, on their way and being read [default: 256MiB, 64MiB over unix:]
+    /// Memory for chunks: cached, being fetched and being read [default: 256MiB, 64MiB over unix:]
     #[arg(long, env = "FLETCH_MEMORY")]
     pub memory: Option<ByteSize>,
-    /// Memory for the tree's tables [default: 64MiB]
+    /// Memory for the tables of the version [default: 64MiB]
     #[arg(long, env = "FLETCH_TABLES_MEMORY")]
     pub tables_memory: Option<ByteSize>,
-    /// What of it is kept on this node.
+    /// The flags of the node store.
     #[command(flatten)]
     pub cache: CacheFlags,
-    /// FUSE threads, each with its own descriptor, 1 to 16 [default: 2 to 4, by cores]
+    /// Number of FUSE threads, 1 to 16, each with its own descriptor [default: 2 to 4, by cores]
     #[arg(long, env = "FLETCH_THREADS")]
     pub threads: Option<usize>,
-    /// Every read ends within this time [default: 30s]
+    /// Time within which every read ends, 100ms to 1h [default: 30s]
     #[arg(long, env = "FLETCH_IO_TIMEOUT")]
     pub io_timeout: Option<Span>,
     /// Put the rest of a small file into the page cache when its first block is read [default: on]
     #[arg(long, env = "FLETCH_PUSH")]
     pub push: Option<Switch>,
-    /// A settings file (TOML)
+    /// Settings file (TOML)
     #[arg(long, env = "FLETCH_CONFIG")]
     pub config: Option<PathBuf>,
-    /// How to log [default: text]
+    /// Format of log lines [default: text]
     #[arg(long, env = "FLETCH_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// Where to log with --daemon [default: fletch-mount.log in the state directory]
+    /// Log file of --daemon [default: fletch-mount.log in the state directory]
     #[arg(long, env = "FLETCH_LOG_FILE")]
     pub log_file: Option<PathBuf>,
-    /// Serve Prometheus metrics here (a loopback address)
+    /// Serve Prometheus metrics at this loopback address
     #[arg(long, env = "FLETCH_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Write what was counted here, as JSON, when the mount ends
+    /// Write the counters to this file, as JSON, when the mount ends
     #[arg(long)]
     pub report: Option<PathBuf>,
 }
@@ -119,19 +122,19 @@ pub struct Cli {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
-    /// Do it.
+    /// Enabled.
     On,
-    /// Leave it.
+    /// Disabled.
     Off,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     Text,
-    /// One JSON object a line.
+    /// One JSON object for each line.
     Json,
 }
 
@@ -187,12 +190,12 @@ struct LogFile {
     format: Option<LogFormat>,
 }
 
-/// What to mount: a dataset and which version of it.
+/// The version to mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// The dataset.
     pub dataset: DatasetName,
-    /// A tag or a root, as text.
+    /// The tag or root, as text.
     pub version: String,
 }
 
@@ -208,72 +211,72 @@ impl FromStr for Target {
     }
 }
 
-/// How to go on without a server.
+/// How the mount reads the origin while the server is gone.
 #[derive(Debug, Clone, Default)]
-pub struct Without {
-    /// Where the objects are, if it was given.
+pub struct FallbackSettings {
+    /// The URI of the objects, from `--uri`.
     pub uri: Option<String>,
-    /// Where the tables are, if it was given.
+    /// The URI of the tables, from `--tables`.
     pub tables: Option<String>,
-    /// How origins are reached.
+    /// The `[[origin]]` tables.
     pub origins: Vec<OriginConfig>,
-    /// Where what a server said last is kept.
-    pub known: Option<PathBuf>,
+    /// The directory with the last answers of servers.
+    pub known_versions_dir: Option<PathBuf>,
 }
 
-/// Everything decided, nothing checked against the world yet.
+/// The settings of a mount. Each value is valid by itself; nothing was opened or connected yet.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// What to mount.
+    /// The version to mount.
     pub target: Target,
-    /// Where, absolute.
+    /// The directory to mount at, absolute.
     pub dir: PathBuf,
-    /// The server; none only when tables were given.
+    /// The server; `None` only with `--tables`.
     pub server: Option<Endpoint>,
-    /// How to go on without it; none means to wait for it.
-    pub without: Option<Without>,
-    /// For which job.
+    /// How to read the origin while the server is gone; `None` means to wait for the server.
+    pub fallback: Option<FallbackSettings>,
+    /// The job to read for.
     pub job: JobName,
-    /// The token, if any.
+    /// The token.
     pub token: Option<TokenSource>,
     /// Whether other users may read.
     pub allow_other: bool,
-    /// Bytes for chunks.
+    /// The memory for chunks, in bytes.
     pub memory_bytes: u64,
-    /// Bytes for tables.
+    /// The memory for tables, in bytes.
     pub tables_bytes: u64,
-    /// The store on this node's disk, if there is to be one.
+    /// The node store, if the mount takes part in one.
     pub cache: Option<CacheSettings>,
-    /// FUSE threads.
+    /// The number of FUSE threads.
     pub threads: usize,
-    /// Every read ends within this.
+    /// The time within which every read ends.
     pub io_timeout: Duration,
     /// Whether to push pages.
     pub push: bool,
-    /// How to log.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// Where metrics are served.
+    /// The address of the metrics page.
     pub metrics: Option<SocketAddr>,
-    /// Where the report goes, absolute.
+    /// The path of the report, absolute.
     pub report: Option<PathBuf>,
 }
 
-/// The least memory a mount can work with: two of the largest chunks and some slack.
+/// The least memory that a mount works with: two of the largest chunks.
 const MEMORY_BYTES_MIN: u64 = 32 << 20;
 
 impl Cli {
-    /// Decides every setting; reads the settings file and the token.
+    /// Returns the settings. Reads the settings file and the token.
     ///
     /// # Errors
-    /// What is wrong with them, all of it usage.
-    pub fn settle(self) -> Result<Settings> {
+    /// A usage error: which setting is wrong, and what to give instead.
+    pub fn into_settings(self) -> Result<Settings> {
         let file: File = match &self.config {
             Some(path) => fletch_settings::load(path, &[KEYS, fletch_origin::KEYS].concat())?,
             None => File::default(),
         };
         let absolute = |p: PathBuf| std::path::absolute(&p).with_context(|| format!("path {}", p.display()));
         let plain = |text: Option<String>| {
-            // As a person types it, from where they are.
+            // A relative path counts from the working directory.
             text.map(|t| fletch_origin::OriginUri::from_arg(&t).map(|u| u.to_string())).transpose()
         };
         let (tables, uri) = (plain(self.tables.or(file.tables))?, plain(self.uri.or(file.uri))?);
@@ -289,20 +292,26 @@ impl Cli {
         let from = tables.clone();
         let fallback = self.origin_fallback.or(file.origin_fallback).unwrap_or(server.is_none());
         if !fallback && (tables.is_some() || uri.is_some()) {
-            bail!("--tables and --uri say how to go on without the server: give --origin-fallback, too");
+            bail!("--tables and --uri apply only while the server is gone: add --origin-fallback");
         }
-        let known = || self.state_dir.clone().or_else(default_state_dir).map(|d| d.join("known"));
-        let without = fallback.then(|| Without { uri, tables, origins: file.origin, known: known() });
+        let known_versions_dir =
+            || self.state_dir.clone().or_else(default_state_dir).map(|d| d.join("known"));
+        let fallback = fallback.then(|| FallbackSettings {
+            uri,
+            tables,
+            origins: file.origin,
+            known_versions_dir: known_versions_dir(),
+        });
         // Absolute: a daemon has another working directory.
         let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;
         let token = TokenSource::of(std::env::var("FLETCH_TOKEN").ok(), token_file)?;
-        let cache = self.cache.settle(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
+        let cache = self.cache.into_settings(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
         let memory_default =
             if server.as_ref().is_some_and(Endpoint::is_unix) { 64 << 20 } else { 256 << 20 };
         let memory_bytes = self.memory.or(file.memory.max).map_or(memory_default, |b| b.0);
         if memory_bytes < MEMORY_BYTES_MIN {
             bail!(
-                "--memory {} is too little: at least {}",
+                "--memory {} is too small: give at least {}",
                 ByteSize(memory_bytes),
                 ByteSize(MEMORY_BYTES_MIN)
             );
@@ -311,24 +320,24 @@ impl Cli {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let threads = self.threads.or(file.fuse.threads).unwrap_or(cores.clamp(2, 4));
         if !(1..=16).contains(&threads) {
-            bail!("--threads {threads}: 1 to 16");
+            bail!("--threads {threads} is out of range: give 1 to 16");
         }
         let io_timeout = self.io_timeout.or(file.io.timeout).map_or(Duration::from_secs(30), |s| s.0);
         if io_timeout < Duration::from_millis(100) || io_timeout > Duration::from_secs(3600) {
-            bail!("--io-timeout {}: 100ms to 1h", Span(io_timeout));
+            bail!("--io-timeout {} is out of range: give 100ms to 1h", Span(io_timeout));
         }
         let metrics = self.metrics.or(file.metrics.listen);
         if let Some(addr) = metrics
             && !addr.ip().is_loopback()
         {
-            bail!("--metrics {addr}: only a loopback address, the page asks for no token");
+            bail!("--metrics {addr} is no loopback address: the page needs no token, so give 127.0.0.1:PORT");
         }
         Ok(Settings {
             target: self.dataset.parse()?,
             dir: absolute(self.dir)?,
             server,
-            without,
-            job: self.job.or(file.job).map_or_else(own_job, Ok)?,
+            fallback,
+            job: self.job.or(file.job).map_or_else(default_job, Ok)?,
             token,
             allow_other: self.allow_other.or(file.allow_other).unwrap_or(false),
             memory_bytes,
@@ -344,14 +353,14 @@ impl Cli {
     }
 }
 
-/// Where this account's mounts keep what outlives them.
+/// Returns the default state directory of this user.
 #[must_use]
 pub fn default_state_dir() -> Option<PathBuf> {
     fletch_settings::state_dir(nix::unistd::geteuid().is_root())
 }
 
-/// The mount's own id: unique enough to tell mounts apart in the server's accounts.
-fn own_job() -> Result<JobName> {
+/// Returns the default job name: host and process id, which tell mounts apart in the server's accounts.
+fn default_job() -> Result<JobName> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".into());
     let host: String =
         host.trim().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(64).collect();
@@ -362,15 +371,15 @@ fn own_job() -> Result<JobName> {
 mod tests {
     use super::*;
 
-    fn settle(args: &[&str]) -> Result<Settings> {
-        Cli::try_parse_from([&["fletch-mount"], args].concat())?.settle()
+    fn into_settings(args: &[&str]) -> Result<Settings> {
+        Cli::try_parse_from([&["fletch-mount"], args].concat())?.into_settings()
     }
 
     #[test]
     fn the_command_is_well_formed_and_has_its_defaults() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
-        let s = settle(&["photos@v1", "m", "--server", "http://127.0.0.1:7380"]).expect("usable");
+        let s = into_settings(&["photos@v1", "m", "--server", "http://127.0.0.1:7380"]).expect("usable");
         assert_eq!(
             s.target,
             Target { dataset: DatasetName::new("photos").expect("name"), version: "v1".into() }
@@ -378,19 +387,19 @@ mod tests {
         assert_eq!((s.memory_bytes, s.tables_bytes), (256 << 20, 64 << 20));
         assert!(s.push && !s.allow_other && s.dir.is_absolute());
         assert!((2..=4).contains(&s.threads));
-        let s = settle(&["photos", "m", "--server", "unix:/x"]).expect("usable");
+        let s = into_settings(&["photos", "m", "--server", "unix:/x"]).expect("usable");
         assert_eq!((s.target.version.as_str(), s.memory_bytes), ("latest", 64 << 20));
         assert!(s.job.as_str().starts_with("mount-"));
     }
 
     #[test]
-    fn a_mount_without_a_server_is_asked_for_by_its_tables() {
-        let s = settle(&["d", "m", "--tables", "/"]).expect("usable");
-        let without = s.without.expect("goes on without");
+    fn tables_allow_a_mount_without_a_server() {
+        let s = into_settings(&["d", "m", "--tables", "/"]).expect("usable");
+        let without = s.fallback.expect("goes on without");
         assert!(s.server.is_none() && without.uri.is_none() && without.tables.is_some());
-        assert!(settle(&["d", "m", "--server", "unix:/x"]).expect("usable").without.is_none());
-        let s = settle(&["d", "m", "--server", "unix:/x", "--origin-fallback"]).expect("usable");
-        assert!(s.without.is_some_and(|w| w.tables.is_none()));
+        assert!(into_settings(&["d", "m", "--server", "unix:/x"]).expect("usable").fallback.is_none());
+        let s = into_settings(&["d", "m", "--server", "unix:/x", "--origin-fallback"]).expect("usable");
+        assert!(s.fallback.is_some_and(|w| w.tables.is_none()));
     }
 
     #[test]
@@ -408,7 +417,7 @@ mod tests {
             (&["d", "m", "--server", "unix:/x", "--io-timeout", "1ms"], "100ms"),
         ];
         for (args, says) in cases {
-            let e = settle(args).expect_err("refused");
+            let e = into_settings(args).expect_err("refused");
             assert!(format!("{e:#}").contains(says), "{args:?}: {e:#}");
         }
     }
@@ -417,18 +426,19 @@ mod tests {
     fn flags_win_over_the_file() {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("mount.toml");
-        let text = "server = \"unix:/file\"\n[memory]\nmax = \"64MiB\"\n[io]\ntimeout = \"2s\"\n[fuse]\npush = \"off\"\n";
+        let text = "server = \"unix:/file\"\n[memory]\nmax = \"64MiB\"\n\
+                    [io]\ntimeout = \"2s\"\n[fuse]\npush = \"off\"\n";
         std::fs::write(&path, text).expect("write");
         let path = path.to_str().expect("utf-8");
-        let s = settle(&["d", "m", "--config", path]).expect("usable");
+        let s = into_settings(&["d", "m", "--config", path]).expect("usable");
         let server = |s: &Settings| s.server.as_ref().map(ToString::to_string).unwrap_or_default();
         assert_eq!((server(&s).as_str(), s.memory_bytes), ("unix:/file", 64 << 20));
         assert_eq!((s.io_timeout, s.push), (Duration::from_secs(2), false));
-        let s =
-            settle(&["d", "m", "--config", path, "--server", "unix:/flag", "--push", "on"]).expect("usable");
+        let s = into_settings(&["d", "m", "--config", path, "--server", "unix:/flag", "--push", "on"])
+            .expect("usable");
         assert_eq!((server(&s).as_str(), s.push), ("unix:/flag", true));
         std::fs::write(path, "memory.mx = \"1GiB\"\n").expect("write");
-        let e = settle(&["d", "m", "--config", path]).expect_err("unknown key");
+        let e = into_settings(&["d", "m", "--config", path]).expect_err("unknown key");
         assert!(format!("{e:#}").contains("memory.max"), "{e:#}");
     }
 }

@@ -1,7 +1,7 @@
-//! `--daemon`: the program starts itself again in a session of its own and returns when that one
-//! is usable, or says why it is not.
+//! `--daemon`: starts this program again as a child in a session of its own. The parent returns when the
+//! mount of the child is usable, or prints why it failed.
 //!
-//! Between the two is one pipe, the child's stdout: a line `ready TEXT`, or `failed CODE TEXT`.
+//! The child writes one line to its stdout, a pipe to the parent: `ready TEXT`, or `failed CODE TEXT`.
 
 use crate::cli::{Cli, default_state_dir};
 use anyhow::{Context, Result};
@@ -12,59 +12,60 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Set for the child alone.
+/// The environment variable that marks the child.
 const CHILD_ENV: &str = "FLETCH_MOUNT_CHILD";
 
-/// Whether this process is the one in the background.
+/// Returns whether this process is the child in the background.
 #[must_use]
 pub fn is_child() -> bool {
     std::env::var_os(CHILD_ENV).is_some()
 }
 
-/// In the child: leaves the terminal's session and its directory.
+/// Leaves the terminal's session and working directory. Called in the child.
 ///
 /// # Errors
-/// What the system says.
-pub fn settle_in() -> Result<()> {
+/// The error of the system.
+pub fn detach() -> Result<()> {
     nix::unistd::setsid().context("setsid")?;
     std::env::set_current_dir("/").context("chdir /")?;
     Ok(())
 }
 
-/// In the child: tells the parent that it is usable.
+/// Tells the parent that the mount is usable. Called in the child.
 ///
 /// # Errors
-/// When the parent is gone.
-pub fn tell_ready(text: &str) -> Result<()> {
-    tell(&format!("ready {text}"))
+/// The parent is gone.
+pub fn report_ready(text: &str) -> Result<()> {
+    send_line(&format!("ready {text}"))
 }
 
-/// In the child: tells the parent why it ends. `code` is the exit code.
+/// Tells the parent why the mount failed, with the exit code. Called in the child.
 ///
 /// # Errors
-/// When the parent is gone.
-pub fn tell_failed(code: u8, text: &str) -> Result<()> {
-    tell(&format!("failed {code} {}", text.replace('\n', " ")))
+/// The parent is gone.
+pub fn report_failed(code: u8, text: &str) -> Result<()> {
+    send_line(&format!("failed {code} {}", text.replace('\n', " ")))
 }
 
-fn tell(line: &str) -> Result<()> {
+fn send_line(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()?;
     Ok(())
 }
 
-/// In the parent: starts the child and waits for its word. Returns what to print and the exit code.
+/// Starts the child and waits for its line. Returns the text to print and the exit code. Called in the
+/// parent.
 ///
 /// # Errors
-/// When the child cannot be started.
+/// The log file cannot be opened, or the child cannot be started.
 pub fn launch(cli: &Cli) -> Result<(String, u8)> {
     let log = match &cli.log_file {
         Some(path) => path.clone(),
         None => default_log(cli)?,
     };
     let stderr = open_log(&log)?;
-    let program = std::env::current_exe().context("the path of this program")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let mut child = Command::new(program)
         .args(std::env::args_os().skip(1))
         .env(CHILD_ENV, "1")
@@ -72,16 +73,16 @@ pub fn launch(cli: &Cli) -> Result<(String, u8)> {
         .stdout(Stdio::piped())
         .stderr(stderr)
         .spawn()
-        .context("starting the mount in the background")?;
+        .context("cannot start the mount in the background")?;
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
-        BufReader::new(out).read_line(&mut line).context("waiting for the mount")?;
+        BufReader::new(out).read_line(&mut line).context("cannot read from the mount in the background")?;
     }
     let words = line.trim_end();
     if let Some(text) = words.strip_prefix("ready ") {
         return Ok((format!("{text}; log: {}", log.display()), 0));
     }
-    let status = child.wait().context("waiting for the mount")?;
+    let status = child.wait().context("cannot wait for the mount in the background")?;
     let failed = words.strip_prefix("failed ").and_then(|rest| {
         let (code, text) = rest.split_once(' ')?;
         Some((text.to_owned(), code.parse().ok()?))
@@ -91,8 +92,9 @@ pub fn launch(cli: &Cli) -> Result<(String, u8)> {
 
 fn default_log(cli: &Cli) -> Result<PathBuf> {
     let dir = cli.state_dir.clone().or_else(default_state_dir);
-    let dir = dir.context("neither XDG_STATE_HOME nor HOME is set: give --log-file")?;
-    std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+    let dir =
+        dir.context("no directory for the log: XDG_STATE_HOME and HOME are not set; give --log-file")?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     Ok(dir.join("fletch-mount.log"))
 }
 
@@ -101,5 +103,5 @@ fn open_log(path: &Path) -> Result<File> {
         .create(true)
         .append(true)
         .open(path)
-        .with_context(|| format!("log file {}", path.display()))
+        .with_context(|| format!("cannot open the log file {}", path.display()))
 }

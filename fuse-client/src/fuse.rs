@@ -1,17 +1,17 @@
-//! The only file that knows the request loop: requests of the kernel in, one call into
-//! [`crate::fs`], one reply out. Nothing is decided here but who waits where.
+//! The FUSE adapter, and the only file that knows the request loop. For each request of the kernel it makes
+//! one call into [`crate::fs`] and sends one reply. It decides only which thread a request waits on.
 //!
-//! A request is polled once on the FUSE thread: what is in memory is answered there. What has to
-//! wait moves to the runtime and is answered from it, so a slow server never holds a FUSE thread.
+//! The adapter polls a request once on the FUSE thread, which replies if the data is in memory. A request
+//! that has to wait moves to the runtime, which sends the reply. So a slow server never holds a FUSE thread.
 
-use crate::echo::Echo;
+use crate::access::{Access, KernelCache};
+use crate::error_cache::ErrorCache;
 use crate::faults::Faults;
-use crate::fs::attr::{Attr, NodeKind, Owner};
+use crate::fs::attr::{Attr, CommonAttr, InodeKind};
 use crate::fs::error::FsError;
-use crate::fs::read::{Answer, Reader};
-use crate::fs::tree::{Line, Tree};
-use crate::grant::{Grant, KernelMemory};
-use crate::metrics::{Op, Ops};
+use crate::fs::read::{ReadReply, Reader};
+use crate::fs::tree::{DirEntry, Tree};
+use crate::metrics::{Op, RequestCounts};
 use crate::push::{PageCache, Pusher};
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -34,74 +34,75 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-/// How long the kernel may believe an answer. A version never changes.
+/// How long the kernel may cache names and attributes. A version never changes.
 const TTL: Duration = Duration::from_secs(24 * 3600);
-/// READs of the kernel's read-ahead that it sends without waiting for answers.
+/// The READs of its read-ahead that the kernel may have in flight.
 const BACKGROUND_MAX: u16 = 128;
-/// The longest request body (a READ's answer may be as long).
+/// The longest message body, which also bounds the reply to a READ.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
-/// Room for the store's own deadline to speak first.
-const LATE_AFTER: Duration = Duration::from_millis(500);
+/// Added to the timeout of a request, so that the store's own deadline ends first and says why.
+const STORE_DEADLINE_SLACK: Duration = Duration::from_millis(500);
 const GENERATION: Generation = Generation(0);
 
-/// Everything a request needs.
-pub struct Mounted {
+/// What the adapter needs to answer a request.
+pub struct RequestContext {
     /// Names and attributes.
     pub tree: Tree,
     /// Bytes.
     pub reader: Reader,
-    /// Whose everything is.
-    pub owner: Owner,
+    /// The attributes that all inodes share.
+    pub common: CommonAttr,
     /// Requests by kind.
-    pub ops: Ops,
-    /// Failures.
+    pub requests: RequestCounts,
+    /// The fault counters.
     pub faults: Faults,
-    /// Whether the version is still granted, and what the kernel knows of it.
-    pub grant: Arc<Grant>,
-    /// Failures of a moment ago, for the kernel's second READ.
-    pub echo: Echo,
-    /// Pages beside answers; set when the kernel can be told.
+    /// The access check, and the record of what the kernel caches.
+    pub access: Arc<Access>,
+    /// The errors of recent slow READs, for the kernel's second READ.
+    pub error_cache: ErrorCache,
+    /// Pushes pages; set once the session exists.
     pub pusher: OnceLock<Pusher>,
-    /// Every request is answered about within this.
+    /// The time within which every request ends, apart from a little slack.
     pub io_timeout: Duration,
-    /// Where waiting requests wait.
+    /// The tasks of requests that wait.
     pub tasks: TaskTracker,
 }
 
-/// How to mount.
+/// The options of the FUSE session.
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
-    /// Whether other users may look.
+pub struct MountOptions {
+    /// Whether other users may read.
     pub allow_other: bool,
     /// FUSE threads, each with its own descriptor.
     pub threads: usize,
 }
 
-impl Mounted {
-    async fn timed<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, Errno> {
-        self.granted()?;
-        let late = self.io_timeout + LATE_AFTER;
+impl RequestContext {
+    /// Runs the work of one request: checks access before and after, bounds its time, records its failure.
+    async fn run<T>(&self, work: impl Future<Output = Result<T, FsError>>) -> Result<T, Errno> {
+        self.check_access()?;
+        let late = self.io_timeout + STORE_DEADLINE_SLACK;
         let outcome = timeout(late, work).await.unwrap_or(Err(FsError::Late(self.io_timeout)));
-        // Again: it may have ended while this was read.
-        self.granted()?;
+        // Access may have ended while the work ran.
+        self.check_access()?;
         outcome.map_err(|e| {
-            self.faults.note(&e);
+            self.faults.record(&e);
             Errno::from_i32(e.errno())
         })
     }
 
-    fn granted(&self) -> Result<(), Errno> {
-        self.grant.refused().map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
+    fn check_access(&self) -> Result<(), Errno> {
+        self.access.refused().map_or(Ok(()), |errno| Err(Errno::from_i32(errno)))
     }
 
-    /// The kernel will know this name and inode.
-    fn told(&self, parent: u64, name: &[u8], ino: u64) {
-        self.grant.known.note(ino);
-        self.grant.known.note_name(parent, name);
+    /// Records that the kernel may cache this name and inode.
+    fn record_lookup(&self, parent: u64, name: &[u8], ino: u64) {
+        self.access.kernel.record_inode(ino);
+        self.access.kernel.record_name(parent, name);
     }
 
     fn file_attr(&self, a: &Attr) -> FileAttr {
-        let at = self.owner.created;
+        let at = self.common.created;
         FileAttr {
             ino: INodeNo(a.ino),
             size: a.size,
@@ -112,48 +113,48 @@ impl Mounted {
             crtime: at,
             kind: file_type(a.kind),
             perm: a.kind.mode(),
-            // 1 for directories too: find then counts no subdirectories from it.
+            // 1 for directories too: `find` then infers no number of subdirectories from it.
             nlink: 1,
-            uid: self.owner.uid,
-            gid: self.owner.gid,
+            uid: self.common.uid,
+            gid: self.common.gid,
             rdev: 0,
             blksize: crate::fs::attr::IO_BYTES,
             flags: 0,
         }
     }
 
-    /// The kernel keeps "no such name" as long as it keeps names.
+    /// Returns the negative entry: the kernel caches "no such name" for as long as it caches names.
     fn negative(&self) -> FileAttr {
-        self.file_attr(&Attr { ino: 0, kind: NodeKind::File, size: 0 })
+        self.file_attr(&Attr { ino: 0, kind: InodeKind::File, size: 0 })
     }
 }
 
-fn file_type(kind: NodeKind) -> FileType {
+fn file_type(kind: InodeKind) -> FileType {
     match kind {
-        NodeKind::Directory => FileType::Directory,
-        NodeKind::File => FileType::RegularFile,
-        NodeKind::Symlink => FileType::Symlink,
+        InodeKind::Directory => FileType::Directory,
+        InodeKind::File => FileType::RegularFile,
+        InodeKind::Symlink => FileType::Symlink,
     }
 }
 
-/// A mounted session, not yet serving.
-pub struct Mounting {
+/// A mounted session that does not serve requests yet.
+pub struct FuseSession {
     session: Session<Adapter>,
     notifier: Notifier,
-    grant: Arc<Grant>,
+    access: Arc<Access>,
 }
 
-/// Mounts at `dir` and shakes hands with the kernel.
+/// Mounts at `dir` and negotiates the FUSE protocol with the kernel.
 ///
 /// # Errors
-/// What the kernel, or `fusermount3`, says.
+/// The error of the kernel or of `fusermount3`.
 pub fn mount(
-    fs: Arc<Mounted>,
+    fs: Arc<RequestContext>,
     dir: &Path,
     name: &str,
-    options: Options,
+    options: MountOptions,
     runtime: Handle,
-) -> io::Result<Mounting> {
+) -> io::Result<FuseSession> {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::RO,
@@ -162,59 +163,59 @@ pub fn mount(
         MountOption::NoDev,
         MountOption::DefaultPermissions,
         MountOption::FSName(name.to_owned()),
-        // As text: the crate gives `Subtype` to fusermount3 only, the kernel takes it as well.
+        // As a custom option: the crate passes `Subtype` to fusermount3 only, but the kernel takes it too.
         MountOption::CUSTOM("subtype=fletch".to_owned()),
     ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(options.threads);
     config.clone_fd = options.threads > 1;
-    let grant = Arc::clone(&fs.grant);
+    let access = Arc::clone(&fs.access);
     let adapter =
         Adapter { fs, runtime, no_open: AtomicBool::new(false), no_opendir: AtomicBool::new(false) };
     let session = Session::new(adapter, dir, &config)?;
     let notifier = session.notifier();
-    Ok(Mounting { session, notifier, grant })
+    Ok(FuseSession { session, notifier, access })
 }
 
-impl Mounting {
-    /// The kernel's page cache, for pushing.
+impl FuseSession {
+    /// Returns the kernel's page cache, for pushing.
     #[must_use]
     pub fn page_cache(&self) -> impl PageCache + use<> {
-        Pages(self.notifier.clone(), Arc::clone(&self.grant))
+        FusePageCache(self.notifier.clone(), Arc::clone(&self.access))
     }
 
-    /// What the kernel remembers, for making it forget.
+    /// Returns the kernel's caches, for invalidation.
     #[must_use]
-    pub fn memory(&self) -> Arc<dyn KernelMemory> {
-        Arc::new(Memory(self.notifier.clone()))
+    pub fn kernel_cache(&self) -> Arc<dyn KernelCache> {
+        Arc::new(KernelNotifier(self.notifier.clone()))
     }
 
-    /// Serves until the mount is gone. Blocking.
+    /// Serves requests until the mount is gone. Blocks.
     ///
     /// # Errors
-    /// What ended it, if that was not the unmount.
+    /// The error that ended the session, if it was not the unmount.
     pub fn serve(self) -> io::Result<()> {
         self.session.run()
     }
 }
 
-struct Memory(Notifier);
+struct KernelNotifier(Notifier);
 
-impl KernelMemory for Memory {
-    fn forget_inode(&self, ino: u64) -> io::Result<()> {
+impl KernelCache for KernelNotifier {
+    fn invalidate_inode(&self, ino: u64) -> io::Result<()> {
         self.0.inval_inode(INodeNo(ino), 0, 0)
     }
 
-    fn forget_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
+    fn invalidate_name(&self, parent: u64, name: &[u8]) -> io::Result<()> {
         self.0.inval_entry(INodeNo(parent), OsStr::from_bytes(name))
     }
 }
 
-struct Pages(Notifier, Arc<Grant>);
+struct FusePageCache(Notifier, Arc<Access>);
 
-impl PageCache for Pages {
+impl PageCache for FusePageCache {
     fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let _under_way = self.1.enter();
+        let _in_flight = self.1.enter();
         if let Some(errno) = self.1.refused() {
             return Err(io::Error::from_raw_os_error(errno));
         }
@@ -223,23 +224,24 @@ impl PageCache for Pages {
 }
 
 struct Adapter {
-    fs: Arc<Mounted>,
+    fs: Arc<RequestContext>,
     runtime: Handle,
     no_open: AtomicBool,
     no_opendir: AtomicBool,
 }
 
 impl Adapter {
-    fn go<F>(&self, op: Op, work: impl FnOnce(Arc<Mounted>) -> F)
+    /// Polls the work of one request once on this FUSE thread, and moves it to the runtime if it has to wait.
+    fn dispatch<F>(&self, op: Op, work: impl FnOnce(Arc<RequestContext>) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.fs.ops.count(op);
-        let under_way = self.fs.grant.enter();
+        self.fs.requests.count(op);
+        let in_flight = self.fs.access.enter();
         let work = work(Arc::clone(&self.fs));
         let mut work = Box::pin(async move {
             work.await;
-            drop(under_way);
+            drop(in_flight);
         });
         let _context = self.runtime.enter();
         if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -260,25 +262,27 @@ impl Filesystem for Adapter {
         ];
         for flag in wanted {
             if config.add_capabilities(flag).is_err() {
-                tracing::debug!(?flag, "this kernel cannot");
+                tracing::debug!(?flag, "the kernel does not support this FUSE feature");
             }
         }
         let no_open = config.add_capabilities(InitFlags::FUSE_NO_OPEN_SUPPORT).is_ok();
         let no_opendir = config.add_capabilities(InitFlags::FUSE_NO_OPENDIR_SUPPORT).is_ok();
         self.no_open.store(no_open, Relaxed);
         self.no_opendir.store(no_opendir, Relaxed);
-        let bound = |e| io::Error::other(format!("the kernel's limit is {e}"));
+        let bound = |e| io::Error::other(format!("the kernel allows at most {e} requests in the background"));
         config.set_max_background(BACKGROUND_MAX).map_err(bound)?;
-        config.set_max_write(MESSAGE_BYTES_MAX).map_err(|e| io::Error::other(format!("limit {e}")))?;
+        config
+            .set_max_write(MESSAGE_BYTES_MAX)
+            .map_err(|e| io::Error::other(format!("the kernel allows messages of at most {e} bytes")))?;
         Ok(())
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let name = name.as_bytes().to_vec();
-        self.go(Op::Lookup, |fs| async move {
-            match fs.timed(fs.tree.lookup(parent.0, &name)).await {
+        self.dispatch(Op::Lookup, |fs| async move {
+            match fs.run(fs.tree.lookup(parent.0, &name)).await {
                 Ok(Some(attr)) => {
-                    fs.told(parent.0, &name, attr.ino);
+                    fs.record_lookup(parent.0, &name, attr.ino);
                     reply.entry(&TTL, &fs.file_attr(&attr), GENERATION);
                 }
                 Ok(None) => reply.entry(&TTL, &fs.negative(), GENERATION),
@@ -290,8 +294,8 @@ impl Filesystem for Adapter {
     fn forget(&self, _: &Request, _: INodeNo, _: u64) {}
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.go(Op::Getattr, |fs| async move {
-            match fs.timed(fs.tree.attr(ino.0)).await {
+        self.dispatch(Op::Getattr, |fs| async move {
+            match fs.run(fs.tree.attr(ino.0)).await {
                 Ok(attr) => reply.attr(&TTL, &fs.file_attr(&attr)),
                 Err(e) => reply.error(e),
             }
@@ -299,8 +303,8 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        self.go(Op::Readlink, |fs| async move {
-            match fs.timed(fs.tree.target(ino.0)).await {
+        self.dispatch(Op::Readlink, |fs| async move {
+            match fs.run(fs.tree.target(ino.0)).await {
                 Ok(target) => reply.data(target.as_bytes()),
                 Err(e) => reply.error(e),
             }
@@ -308,8 +312,8 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.fs.ops.count(Op::Open);
-        // ENOSYS once: from then on the kernel opens without asking and keeps the pages.
+        self.fs.requests.count(Op::Open);
+        // After one ENOSYS the kernel opens files without a request and keeps their pages.
         if self.no_open.load(Relaxed) {
             reply.error(Errno::ENOSYS);
         } else {
@@ -328,30 +332,30 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        // A direct READ holds no page locks, so it must not wait for those that do (push.rs, 2).
+        // A direct READ holds no page lock, so it must not wait for READs that hold one (push.rs, 2).
         let direct = flags.0 & libc::O_DIRECT != 0;
-        self.go(Op::Read, |fs| async move {
-            if let Some(errno) = fs.echo.of(ino.0) {
+        self.dispatch(Op::Read, |fs| async move {
+            if let Some(errno) = fs.error_cache.recent(ino.0) {
                 return reply.error(Errno::from_i32(errno));
             }
-            let begun = Instant::now();
-            match fs.timed(fs.reader.read(ino.0, offset, size)).await {
-                Ok(Answer { bytes, push }) => match (push.filter(|_| !direct), fs.pusher.get()) {
+            let started = Instant::now();
+            match fs.run(fs.reader.read(ino.0, offset, size)).await {
+                Ok(ReadReply { bytes, push }) => match (push.filter(|_| !direct), fs.pusher.get()) {
                     (Some(push), Some(p)) => {
-                        let (under_way, fs) = (fs.grant.enter(), Arc::clone(&fs));
-                        let answer = move || {
-                            match fs.granted() {
+                        let (in_flight, fs) = (fs.access.enter(), Arc::clone(&fs));
+                        let send_reply = move || {
+                            match fs.check_access() {
                                 Ok(()) => reply.data(&bytes),
                                 Err(e) => reply.error(e),
                             }
-                            drop(under_way);
+                            drop(in_flight);
                         };
-                        p.push_then(ino.0, push, Box::new(answer));
+                        p.push_then(ino.0, push, Box::new(send_reply));
                     }
                     _ => reply.data(&bytes),
                 },
                 Err(e) => {
-                    fs.echo.note(ino.0, begun, e.code());
+                    fs.error_cache.record(ino.0, started, e.code());
                     reply.error(e);
                 }
             }
@@ -359,7 +363,7 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.fs.ops.count(Op::Opendir);
+        self.fs.requests.count(Op::Opendir);
         if self.no_opendir.load(Relaxed) {
             reply.error(Errno::ENOSYS);
         } else {
@@ -368,9 +372,9 @@ impl Filesystem for Adapter {
     }
 
     fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        self.go(Op::Readdir, |fs| async move {
-            let add = |l: Line| reply.add(INodeNo(l.attr.ino), l.offset, file_type(l.attr.kind), l.name);
-            match fs.timed(fs.tree.list(ino.0, offset, add)).await {
+        self.dispatch(Op::Readdir, |fs| async move {
+            let add = |l: DirEntry| reply.add(INodeNo(l.attr.ino), l.offset, file_type(l.attr.kind), l.name);
+            match fs.run(fs.tree.list(ino.0, offset, add)).await {
                 Ok(()) => reply.ok(),
                 Err(e) => reply.error(e),
             }
@@ -385,13 +389,13 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        self.go(Op::Readdirplus, |fs| async move {
-            let add = |l: Line| {
+        self.dispatch(Op::Readdirplus, |fs| async move {
+            let add = |l: DirEntry| {
                 let attr = fs.file_attr(&l.attr);
-                fs.told(ino.0, l.name.as_bytes(), l.attr.ino);
+                fs.record_lookup(ino.0, l.name.as_bytes(), l.attr.ino);
                 reply.add(attr.ino, l.offset, l.name, &TTL, &attr, GENERATION)
             };
-            match fs.timed(fs.tree.list(ino.0, offset, add)).await {
+            match fs.run(fs.tree.list(ino.0, offset, add)).await {
                 Ok(()) => reply.ok(),
                 Err(e) => reply.error(e),
             }
@@ -399,51 +403,51 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        self.fs.ops.count(Op::Statfs);
+        self.fs.requests.count(Op::Statfs);
         let t = self.fs.tree.totals();
         reply.statfs(t.bytes.div_ceil(512), 0, 0, t.entries, 0, crate::fs::attr::IO_BYTES, 255, 512);
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let name = name.as_bytes().to_vec();
-        self.go(Op::Xattr, |fs| async move {
-            let value = fs.timed(fs.tree.xattr(ino.0, &name)).await;
+        self.dispatch(Op::Xattr, |fs| async move {
+            let value = fs.run(fs.tree.xattr(ino.0, &name)).await;
             send_xattr(value, size, reply);
         });
     }
 
     fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.go(Op::Xattr, |fs| async move {
-            let value = fs.timed(fs.tree.xattr_names(ino.0)).await;
+        self.dispatch(Op::Xattr, |fs| async move {
+            let value = fs.run(fs.tree.xattr_names(ino.0)).await;
             send_xattr(value, size, reply);
         });
     }
 
-    // The rest is answered once with "not here", after which the kernel does not ask again and
-    // does by itself what can be done.
+    // After one ENOSYS to any of these requests the kernel sends it no more, and handles it itself where it
+    // can.
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn access(&self, _: &Request, _: INodeNo, _: fuser::AccessFlags, reply: ReplyEmpty) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 
     fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        self.fs.ops.count(Op::Other);
+        self.fs.requests.count(Op::Other);
         reply.error(Errno::ENOSYS);
     }
 }

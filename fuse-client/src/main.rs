@@ -1,4 +1,4 @@
-//! `fletch-mount`: flags in, exit code out.
+//! The program `fletch-mount`: parses the flags, mounts, and returns the exit code.
 
 use clap::Parser;
 use fletch_mount::cli::{Cli, LogFormat};
@@ -7,19 +7,17 @@ use fletch_store::allocator;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// What is logged unless `FLETCH_LOG` says otherwise. The FUSE crate reports every reader that was
-/// killed as an error; what matters of it comes back as a value.
+/// The default of `FLETCH_LOG`. The FUSE crate logs an error for every killed reader, so its log is off; its
+/// relevant errors arrive as values.
 const LOG_DEFAULT: &str = "info,fuser=off";
 
 fn main() -> ExitCode {
     if !allocator::map_from(allocator::TABLES) {
-        eprintln!(
-            "fletch-mount: the allocator keeps its own threshold; memory may exceed what is configured"
-        );
+        eprintln!("fletch-mount: cannot configure the allocator: memory use may exceed --memory");
     }
     let cli = Cli::parse();
     let background = cli.daemon;
-    let settings = match cli.clone().settle() {
+    let settings = match cli.clone().into_settings() {
         Ok(s) => s,
         Err(e) => {
             eprintln!("fletch-mount: {e:#}");
@@ -39,14 +37,14 @@ fn main() -> ExitCode {
         };
     }
     start_log(settings.log_format);
-    let outcome = if background { daemon::settle_in() } else { Ok(()) };
+    let outcome = if background { daemon::detach() } else { Ok(()) };
     match outcome.and_then(|()| mount::run(&settings)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             let code = mount::exit_code(&e);
             eprintln!("fletch-mount: {e:#}");
-            if background && daemon::tell_failed(code, &format!("{e:#}")).is_err() {
-                tracing::debug!("whoever started this mount is gone");
+            if background && daemon::report_failed(code, &format!("{e:#}")).is_err() {
+                tracing::debug!("the process that started this mount is gone");
             }
             ExitCode::from(code)
         }

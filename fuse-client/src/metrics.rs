@@ -1,4 +1,4 @@
-//! What a mount counted: as Prometheus text while it runs, as JSON when it ends.
+//! The counters of a mount: as Prometheus text while it runs, as a JSON report when it ends.
 
 use crate::fs::error::Fault;
 use axum::{Router, http::header, response::IntoResponse, routing::get};
@@ -12,7 +12,7 @@ use std::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Requests of the kernel, told apart.
+/// The kinds of requests of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Op {
@@ -36,12 +36,12 @@ pub enum Op {
     Statfs,
     /// GETXATTR and LISTXATTR
     Xattr,
-    /// Everything else
+    /// All other requests
     Other,
 }
 
 impl Op {
-    /// All of them, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Op; 11] = [
         Op::Lookup,
         Op::Getattr,
@@ -56,7 +56,7 @@ impl Op {
         Op::Other,
     ];
 
-    /// The word in metrics and reports.
+    /// Returns the word for the kind in metrics and reports.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -75,115 +75,115 @@ impl Op {
     }
 }
 
-/// Requests by kind.
+/// The requests of the kernel, by kind.
 #[derive(Debug, Default)]
-pub struct Ops([AtomicU64; Op::ALL.len()]);
+pub struct RequestCounts([AtomicU64; Op::ALL.len()]);
 
-impl Ops {
-    /// Counts one.
+impl RequestCounts {
+    /// Counts one request.
     pub fn count(&self, op: Op) {
         self.0[op as usize].fetch_add(1, Relaxed);
     }
 
-    /// How many of each.
+    /// Returns the number of requests of each kind.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         Op::ALL.iter().map(|op| (op.word(), self.0[*op as usize].load(Relaxed))).collect()
     }
 }
 
-/// Everything a mount counted until now. Byte counts are bytes handed to the kernel, which
-/// serves pages again without asking; those are not claimed.
+/// All counters of a mount at one moment. Byte counts are bytes sent to the kernel. The kernel serves cached
+/// pages without a request, and no counter includes those.
 #[derive(Debug, Clone, Serialize)]
 pub struct Snapshot {
-    /// Dataset that is mounted.
+    /// The mounted dataset.
     pub dataset: String,
-    /// Its version.
+    /// The root of the mounted version.
     pub root: String,
-    /// For which job.
+    /// The job that the mount reads for.
     pub job: String,
     /// Requests of the kernel by kind.
     pub requests: BTreeMap<&'static str, u64>,
     /// Failures by kind.
     pub faults: BTreeMap<&'static str, u64>,
-    /// READs answered.
+    /// READs of files.
     pub reads: u64,
-    /// Bytes of answers to READs.
+    /// Bytes of replies to READs.
     pub read_bytes: u64,
-    /// Bytes of them that were in this mount's memory.
+    /// Bytes of those replies that came from this mount's memory.
     pub read_memory_bytes: u64,
-    /// Bytes of them that were on its disk.
+    /// Bytes of those replies that came from this mount's disk.
     pub read_disk_bytes: u64,
-    /// Bytes of them that a fetch brought which somebody else had begun.
+    /// Bytes of those replies that came from a fetch which another read had started.
     pub read_joined_bytes: u64,
-    /// Bytes of them that a fetch of their own brought. The four are `read_bytes`.
+    /// Bytes of those replies that came from the read's own fetch. The four tiers add up to `read_bytes`.
     pub read_fetched_bytes: u64,
-    /// Bytes put into the page cache beside the answers.
+    /// Bytes put into the page cache in addition to replies.
     pub pushed_bytes: u64,
-    /// Pushes left out.
+    /// Pushes that the mount skipped.
     pub pushes_skipped: u64,
-    /// Times that the version was refused after it was mounted.
+    /// How often the server refused the version after it was mounted.
     pub refusals: u64,
-    /// Slices fetched ahead of sequential readers.
-    pub ahead_slices: u64,
-    /// Chunks fetched from the server, repeated ones included.
+    /// Slices prefetched for sequential readers.
+    pub prefetch_slices: u64,
+    /// Fetches of chunks, including repeated ones.
     pub fetches: u64,
-    /// Bytes of them.
+    /// Bytes of the fetched chunks.
     pub fetched_bytes: u64,
-    /// Fetched chunks whose bytes were wrong and were refused.
+    /// Fetched chunks that the mount refused because their bytes were wrong.
     pub corrupt: u64,
-    /// Bytes of chunks alive in memory now.
+    /// Bytes of chunks in memory now.
     pub memory_live_bytes: u64,
-    /// Requests sent to the server, tables included.
+    /// Requests sent to the server, including those for tables.
     pub server_requests: u64,
-    /// Of them, sent again.
+    /// Requests sent to the server again.
     pub server_retries: u64,
-    /// Bytes received from the server, tables included.
+    /// Bytes received from the server, including tables.
     pub server_bytes: u64,
-    /// How often the server was lost.
+    /// How often the mount lost the server.
     pub server_losses: u64,
-    /// Whether the origin is read instead of it now.
+    /// Whether the mount reads the origin instead of the server now.
     pub server_away: bool,
-    /// Requests sent to the origin while the server was gone, tables included.
+    /// Requests sent to the origin while the server was gone, including those for tables.
     pub origin_requests: u64,
-    /// Bytes received from it.
+    /// Bytes received from the origin.
     pub origin_bytes: u64,
-    /// The store of this node, where there is one.
+    /// The node store, if the mount takes part in one.
     pub node: Option<NodeSnapshot>,
 }
 
-/// A mount's part in its node's store.
+/// The counters of a mount's part in the node store.
 #[derive(Debug, Clone, Serialize)]
 pub struct NodeSnapshot {
-    /// `alone`, `owner` or `guest`.
+    /// `owner`, `client` or `direct`.
     pub role: &'static str,
-    /// Reads of this guest that the owner answered.
+    /// Reads that the owner answered for this client.
     pub reads: u64,
-    /// Bytes received from it.
+    /// Bytes received from the owner.
     pub bytes: u64,
-    /// Reads that it left to the server.
+    /// Reads that the owner did not answer and this client took to the server.
     pub left: u64,
-    /// How often an owner was lost.
+    /// How often this client lost its owner.
     pub losses: u64,
-    /// Bytes sent to guests, by where this owner had them from.
+    /// Bytes that this owner sent to its clients, by the tier they came from.
     pub sent: BTreeMap<&'static str, u64>,
     /// Chunks on disk, while this is the owner.
     pub chunks: u64,
-    /// Bytes that slab files have taken of the limit.
+    /// Bytes of slab files, which count against the limit.
     pub slab_bytes: u64,
-    /// What the store may occupy.
+    /// The most bytes that the store may take on disk.
     pub limit_bytes: u64,
-    /// Bytes of chunks that wait to be appended.
+    /// Bytes of chunks that wait for their append to disk.
     pub queued_bytes: u64,
-    /// Damaged chunks found, and never served.
+    /// Damaged chunks that were found; none of them was served.
     pub quarantined: u64,
 }
 
 impl Snapshot {
-    /// Prometheus text.
+    /// Returns the Prometheus text.
     ///
     /// # Errors
-    /// When a name or label is malformed (a defect).
+    /// A name or label is malformed, which is a defect.
     pub fn prometheus(&self) -> Result<Vec<u8>, prometheus::Error> {
         let registry = Registry::new();
         let counter = |opts: Opts, n: u64| -> Result<(), prometheus::Error> {
@@ -197,30 +197,42 @@ impl Snapshot {
             counter(o, *n)?;
         }
         for (fault, n) in &self.faults {
-            let o = opts("faults_total", "Failed requests that somebody can act on.");
+            let o = opts("faults_total", "Failed requests that an operator can act on.");
             counter(o.const_label("fault", *fault), *n)?;
         }
         for (name, help, n) in [
-            ("read_bytes_total", "Bytes of answers to READs.", self.read_bytes),
-            ("read_memory_bytes_total", "Bytes of them from this mount's memory.", self.read_memory_bytes),
-            ("read_disk_bytes_total", "Bytes of them from its disk.", self.read_disk_bytes),
+            ("read_bytes_total", "Bytes of replies to READs.", self.read_bytes),
+            ("read_memory_bytes_total", "Bytes of replies from this mount's memory.", self.read_memory_bytes),
+            ("read_disk_bytes_total", "Bytes of replies from this mount's disk.", self.read_disk_bytes),
             (
                 "read_joined_bytes_total",
-                "Bytes of them from a fetch of another read.",
+                "Bytes of replies from a fetch that another read had started.",
                 self.read_joined_bytes,
             ),
-            ("read_fetched_bytes_total", "Bytes of them from a fetch of their own.", self.read_fetched_bytes),
-            ("pushed_bytes_total", "Bytes put into the page cache beside answers.", self.pushed_bytes),
-            ("pushes_skipped_total", "Pushes left out.", self.pushes_skipped),
-            ("refusals_total", "Times that the version was refused after it was mounted.", self.refusals),
-            ("ahead_slices_total", "Slices fetched ahead of sequential readers.", self.ahead_slices),
-            ("fetches_total", "Chunks fetched, repeated ones included.", self.fetches),
-            ("fetched_bytes_total", "Bytes of chunks fetched and found right.", self.fetched_bytes),
-            ("corrupt_chunks_total", "Fetched chunks whose bytes were refused.", self.corrupt),
+            (
+                "read_fetched_bytes_total",
+                "Bytes of replies from the read's own fetch.",
+                self.read_fetched_bytes,
+            ),
+            (
+                "pushed_bytes_total",
+                "Bytes put into the page cache in addition to replies.",
+                self.pushed_bytes,
+            ),
+            ("pushes_skipped_total", "Pushes that the mount skipped.", self.pushes_skipped),
+            ("refusals_total", "How often the server refused the mounted version.", self.refusals),
+            ("prefetch_slices_total", "Slices prefetched for sequential readers.", self.prefetch_slices),
+            ("fetches_total", "Fetches of chunks, including repeated ones.", self.fetches),
+            (
+                "fetched_bytes_total",
+                "Bytes of fetched chunks that passed the hash check.",
+                self.fetched_bytes,
+            ),
+            ("corrupt_chunks_total", "Fetched chunks refused for wrong bytes.", self.corrupt),
             ("server_requests_total", "Requests sent to the server.", self.server_requests),
-            ("server_retries_total", "Requests sent again.", self.server_retries),
+            ("server_retries_total", "Requests sent to the server again.", self.server_retries),
             ("server_bytes_total", "Bytes received from the server.", self.server_bytes),
-            ("server_losses_total", "How often the server was lost.", self.server_losses),
+            ("server_losses_total", "How often the mount lost the server.", self.server_losses),
             ("origin_requests_total", "Requests to the origin, without the server.", self.origin_requests),
             ("origin_bytes_total", "Bytes received from the origin.", self.origin_bytes),
         ] {
@@ -231,37 +243,41 @@ impl Snapshot {
             g.set(i64::try_from(n).unwrap_or(i64::MAX));
             registry.register(Box::new(g))
         };
-        gauge(opts("memory_live_bytes", "Bytes of chunks alive in memory."), self.memory_live_bytes)?;
-        let away = opts("server_away", "1 while the origin is read instead of the server.");
+        gauge(opts("memory_live_bytes", "Bytes of chunks in memory."), self.memory_live_bytes)?;
+        let away = opts("server_away", "1 while the mount reads the origin instead of the server.");
         gauge(away, u64::from(self.server_away))?;
         if let Some(node) = &self.node {
             for (name, help, n) in [
-                ("node_reads_total", "Reads that the owner of the node's store answered.", node.reads),
-                ("node_bytes_total", "Bytes received from it.", node.bytes),
-                ("node_left_total", "Reads that it left to the server.", node.left),
-                ("node_losses_total", "How often an owner was lost.", node.losses),
+                ("node_reads_total", "Reads that the owner of the node store answered.", node.reads),
+                ("node_bytes_total", "Bytes received from the owner of the node store.", node.bytes),
+                ("node_left_total", "Reads that the owner did not answer.", node.left),
+                ("node_losses_total", "How often the mount lost its owner.", node.losses),
                 ("disk_quarantined_total", "Damaged chunks found on disk.", node.quarantined),
             ] {
                 counter(opts(name, help), n)?;
             }
             for (tier, n) in &node.sent {
-                let o = opts("node_sent_bytes_total", "Bytes sent to guests, by where they were.");
+                let o = opts("node_sent_bytes_total", "Bytes sent to node clients, by tier.");
                 counter(o.const_label("tier", *tier), *n)?;
             }
-            for role in ["alone", "owner", "guest"] {
-                let o = opts("node_role", "1 for what this mount is to the node's store.");
+            for role in ["direct", "owner", "client"] {
+                let o = opts("node_role", "1 for this mount's role in the node store.");
                 gauge(o.const_label("role", role), u64::from(node.role == role))?;
             }
             for (name, help, n) in [
                 ("disk_chunks", "Chunks on disk.", node.chunks),
-                ("disk_slab_bytes", "Bytes that slab files have taken of the limit.", node.slab_bytes),
-                ("disk_limit_bytes", "What the store may occupy.", node.limit_bytes),
-                ("disk_append_queue_bytes", "Bytes of chunks that wait to be appended.", node.queued_bytes),
+                ("disk_slab_bytes", "Bytes of slab files, which count against the limit.", node.slab_bytes),
+                ("disk_limit_bytes", "The most bytes that the store may take on disk.", node.limit_bytes),
+                (
+                    "disk_append_queue_bytes",
+                    "Bytes of chunks that wait for their append to disk.",
+                    node.queued_bytes,
+                ),
             ] {
                 gauge(opts(name, help), n)?;
             }
         }
-        let info = opts("info", "What is mounted; always 1.")
+        let info = opts("info", "The mounted version; always 1.")
             .const_label("dataset", &self.dataset)
             .const_label("train_job", &self.job)
             .const_label("root", &self.root);
@@ -272,7 +288,7 @@ impl Snapshot {
     }
 }
 
-/// Faults as a map.
+/// Returns the counts of faults by their word.
 #[must_use]
 pub fn faults(counts: [(Fault, u64); Fault::ALL.len()]) -> BTreeMap<&'static str, u64> {
     counts.iter().map(|(f, n)| (f.word(), *n)).collect()
@@ -281,7 +297,7 @@ pub fn faults(counts: [(Fault, u64); Fault::ALL.len()]) -> BTreeMap<&'static str
 /// Serves `GET /metrics` until `stop`.
 ///
 /// # Errors
-/// When the listener fails.
+/// The listener failed.
 pub async fn serve(
     listener: TcpListener,
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
@@ -307,7 +323,7 @@ mod tests {
 
     #[test]
     fn text_names_every_count_once() {
-        let ops = Ops::default();
+        let ops = RequestCounts::default();
         ops.count(Op::Read);
         ops.count(Op::Read);
         let snapshot = Snapshot {
@@ -325,7 +341,7 @@ mod tests {
             pushed_bytes: 0,
             pushes_skipped: 0,
             refusals: 0,
-            ahead_slices: 0,
+            prefetch_slices: 0,
             fetches: 1,
             fetched_bytes: 10,
             corrupt: 0,
@@ -338,7 +354,7 @@ mod tests {
             origin_requests: 0,
             origin_bytes: 0,
             node: Some(NodeSnapshot {
-                role: "guest",
+                role: "client",
                 reads: 1,
                 bytes: 6,
                 left: 0,
@@ -356,7 +372,7 @@ mod tests {
             "fletch_mount_requests_total{op=\"read\"} 2",
             "fletch_mount_faults_total{fault=\"gone\"} 3",
             "fletch_mount_read_bytes_total 10",
-            "fletch_mount_node_role{role=\"guest\"} 1",
+            "fletch_mount_node_role{role=\"client\"} 1",
             "fletch_mount_node_sent_bytes_total{tier=\"disk\"} 7",
             "fletch_mount_info{dataset=\"d\",root=\"r\",train_job=\"j\"} 1",
         ] {

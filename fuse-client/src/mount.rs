@@ -1,24 +1,25 @@
-//! One mount from beginning to end. Owns every task and thread of the process.
+//! The life of one mount, from start to exit. This module owns every task and thread of the process.
 //!
-//! Order of the end: signal, unmount (wait, then detach), answer what is in flight, stop metrics,
-//! write the report, exit. All of it within [`END_WITHIN`].
+//! A mount ends in this order: signal, unmount (wait, then detach), reply to the requests in flight, stop
+//! metrics, write the report, exit. All of it takes at most [`END_WITHIN`].
 
+use crate::access::{self, Access, KernelCache};
+use crate::chunk_sources::NodeChunks;
 use crate::cli::Settings;
-use crate::echo::Echo;
+use crate::error_cache::ErrorCache;
 use crate::faults::Faults;
-use crate::fs::attr::Owner;
+use crate::fs::attr::CommonAttr;
 use crate::fs::read::{ChunkSource, ReadCounters, Reader};
 use crate::fs::tree::Tree;
-use crate::fuse::{self, Mounted, Mounting, Options};
-use crate::grant::{self, Grant, KernelMemory};
-use crate::metrics::{self, Ops, Snapshot};
-use crate::node::{Means, Node, guests::Guests, host::Host, source::NodeChunks};
-use crate::open::{Opened, open};
+use crate::fuse::{self, FuseSession, MountOptions, RequestContext};
+use crate::metrics::{self, RequestCounts, Snapshot};
+use crate::node::{Node, NodeContext, clients::NodeClients, node_store::NodeStore};
+use crate::open_version::{OpenVersion, open};
 use crate::push::{Pusher, WATCH_EVERY};
 use crate::unmount::{Unmounted, unmount};
 use crate::{daemon, mountinfo};
 use anyhow::{Context, Result, anyhow};
-use fletch_api::node::NodeClientVersion;
+use fletch_api::node::MountedVersion;
 use fletch_client::fallback::Fallback;
 use fletch_client::{Client, ClientError, Endpoint};
 use fletch_core::{Kind, Root};
@@ -40,20 +41,21 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// From the signal to the exit.
+/// The longest time from the signal to the exit.
 const END_WITHIN: Duration = Duration::from_secs(9);
-/// How long requests in flight are waited for after the mount is gone.
+/// How long the process waits for requests in flight after the unmount.
 const DRAIN_WITHIN: Duration = Duration::from_secs(2);
-/// How much the kernel reads ahead of a sequential reader, KiB, where this process may say so.
-const KERNEL_AHEAD_KIB: u32 = 1024;
-/// How often a chunk is fetched when its bytes were wrong; of the owner of the node's store once more.
+/// The kernel's read-ahead in KiB, if this process may set it.
+const KERNEL_READ_AHEAD_KIB: u32 = 1024;
+/// How often the store fetches a chunk whose bytes were wrong. With a node store it tries the owner in
+/// addition.
 const FETCH_ATTEMPTS: u32 = 2;
-/// The most bytes of chunks that wait to be appended to the disk; part of the memory.
+/// The most bytes of chunks that wait for their append to disk. They count as part of `--memory`.
 const APPEND_BYTES_MAX: u64 = 256 << 20;
-/// How long leaving the node's store may take.
-const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+/// How long the process waits for the node store to close.
+const CLOSE_STORE_WITHIN: Duration = Duration::from_secs(2);
 
-/// The exit code of a failure.
+/// Returns the exit code for an error.
 #[must_use]
 pub fn exit_code(e: &anyhow::Error) -> u8 {
     for cause in e.chain() {
@@ -74,15 +76,15 @@ pub fn exit_code(e: &anyhow::Error) -> u8 {
     1
 }
 
-/// Mounts, serves until a signal or an unmount from outside, and cleans up.
+/// Mounts, serves until a signal or an unmount by another program, and cleans up.
 ///
 /// # Errors
-/// What went wrong; nothing is mounted then.
+/// What failed, and what to do. Nothing stays mounted then.
 pub fn run(settings: &Settings) -> Result<()> {
     let dir = check_dir(&settings.dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        // A disk that hangs holds as many threads as may read it, and hashing needs some, too.
+        // A disk that hangs blocks every thread that reads it, and hashing needs threads too.
         .max_blocking_threads(if settings.cache.is_some() { 64 } else { 16 })
         .thread_name("fletch-io")
         .enable_all()
@@ -92,26 +94,26 @@ pub fn run(settings: &Settings) -> Result<()> {
     let metrics = match settings.metrics {
         Some(addr) => {
             let bound = runtime.block_on(TcpListener::bind(addr));
-            Some(bound.with_context(|| format!("metrics at {addr}"))?)
+            Some(bound.with_context(|| format!("cannot serve metrics at {addr}"))?)
         }
         None => None,
     };
-    let parts = Parts::new(settings, &opened, &runtime)?;
+    let running = RunningMount::new(settings, &opened, &runtime)?;
 
-    if let Some(node) = &parts.node {
-        // What the node has is not asked of the server.
-        runtime.block_on(node.begin());
+    if let Some(node) = &running.node {
+        // With a role, the first reads find the node's chunks and do not go to the server.
+        runtime.block_on(node.wait_for_role());
     }
-    // Before there is a mount to leave behind.
-    let ends = runtime.block_on(async { Ends::listen() })?;
+    // Before the mount exists, so that a signal leaves no mount behind.
+    let signals = runtime.block_on(async { EndSignals::listen() })?;
     let name = format!("fletch:{}", settings.target.dataset);
-    let options = Options { allow_other: settings.allow_other, threads: settings.threads };
-    let mounting = fuse::mount(Arc::clone(&parts.mounted), &dir, &name, options, runtime.handle().clone())
+    let options = MountOptions { allow_other: settings.allow_other, threads: settings.threads };
+    let session = fuse::mount(Arc::clone(&running.context), &dir, &name, options, runtime.handle().clone())
         .map_err(|e| explain_mount(e, &dir))?;
-    let entry = mountinfo::at(&dir)?.context("the mount vanished at once")?;
+    let entry = mountinfo::at(&dir)?.context("another program removed the mount at once: mount again")?;
     if settings.push {
-        let pusher = Pusher::start(mounting.page_cache()).context("starting the push thread")?;
-        drop(parts.mounted.pusher.set(pusher));
+        let pusher = Pusher::start(session.page_cache()).context("starting the push thread")?;
+        drop(running.context.pusher.set(pusher));
     }
     raise_read_ahead(&entry.device);
 
@@ -124,49 +126,49 @@ pub fn run(settings: &Settings) -> Result<()> {
         dir.display()
     );
     if let Some(client) = opened.client.clone() {
-        parts.watch_grant(&runtime, client, version.root(), mounting.memory());
+        running.watch_access(&runtime, client, version.root(), session.kernel_cache());
     }
-    let outcome = runtime.block_on(serve(&parts, mounting, metrics, ends, &ready));
-    // From here on nothing may hold the process.
+    let outcome = runtime.block_on(serve(&running, session, metrics, signals, &ready));
+    // Bounds the rest of this function.
     std::thread::spawn(|| {
         std::thread::sleep(END_WITHIN);
-        tracing::error!("did not end in time; exiting as it is");
+        tracing::error!(within = ?END_WITHIN, "the mount did not end in time: the process exits now");
         std::process::exit(1);
     });
     let gone = unmount(&dir, &entry.device);
-    runtime.block_on(parts.end(matches!(gone, Ok(Unmounted::Clean))));
+    runtime.block_on(running.end(matches!(gone, Ok(Unmounted::Clean))));
     if let Some(path) = &settings.report {
-        write_report(path, &parts.snapshot())?;
+        write_report(path, &running.snapshot())?;
     }
     runtime.shutdown_background();
     gone?;
     outcome
 }
 
-/// Everything that lives as long as the mount.
-struct Parts {
-    mounted: Arc<Mounted>,
+/// The parts of a running mount, and its tasks.
+struct RunningMount {
+    context: Arc<RequestContext>,
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
-    /// Requests that wait, and fetches.
+    /// Waiting requests, and fetches.
     tasks: TaskTracker,
-    /// Metrics and watches, stopped by `stop`.
-    helpers: TaskTracker,
-    /// The store of this node, if there is to be one.
+    /// Metrics and watches, which `stop` ends.
+    background: TaskTracker,
+    /// This mount's part in the node store, if the settings ask for one.
     node: Option<Arc<Node>>,
-    /// What runs it, stopped by `leave`, which `stop` stops, too.
-    keepers: TaskTracker,
-    leave: CancellationToken,
+    /// The tasks of the node store. `stop_node` ends them, and so does `stop`.
+    node_tasks: TaskTracker,
+    stop_node: CancellationToken,
     stop: CancellationToken,
 }
 
-impl Parts {
-    fn new(settings: &Settings, opened: &Opened, runtime: &Runtime) -> Result<Self> {
+impl RunningMount {
+    fn new(settings: &Settings, opened: &OpenVersion, runtime: &Runtime) -> Result<Self> {
         let _context = runtime.enter();
-        let (tasks, helpers, stop) = (TaskTracker::new(), TaskTracker::new(), CancellationToken::new());
+        let (tasks, background, stop) = (TaskTracker::new(), TaskTracker::new(), CancellationToken::new());
         let cache = settings.cache.as_ref().filter(|_| {
             let served = settings.server.as_ref().is_some_and(Endpoint::is_unix);
             if served {
-                tracing::info!("the server on this node keeps its chunks: cache.size is not used");
+                tracing::info!("the server runs on this node and keeps the chunks: cache.size is not used");
             }
             !served
         });
@@ -179,22 +181,22 @@ impl Parts {
         let store = Store::new(limits, disk, tasks.clone());
         let version = &opened.version;
         let tree = Tree::new(version.clone());
-        let (grant, read) = (Arc::<Grant>::default(), Arc::<ReadCounters>::default());
+        let (access, read) = (Arc::<Access>::default(), Arc::<ReadCounters>::default());
         let node = cache.and_then(|cache| {
-            let own = (version.root(), Arc::clone(&grant));
-            let guests = Guests::new(opened.client.clone(), own, helpers.clone(), stop.clone());
-            let host = Host::new(
+            let own = (version.root(), Arc::clone(&access));
+            let clients = NodeClients::new(opened.client.clone(), own, background.clone(), stop.clone());
+            let node_store = NodeStore::new(
                 Arc::clone(&store),
-                guests.into(),
+                clients.into(),
                 opened.client.clone(),
                 settings.memory_bytes,
                 settings.io_timeout,
             );
-            Node::new(Means {
+            Node::new(NodeContext {
                 settings: cache.clone(),
                 store: Arc::clone(&store),
-                host,
-                version: NodeClientVersion { root: version.root(), footprint: footprint_max(version) },
+                node_store,
+                version: MountedVersion { root: version.root(), footprint: footprint_max(version) },
                 read: Arc::clone(&read),
                 job: settings.job.clone(),
                 io_timeout: settings.io_timeout,
@@ -204,40 +206,41 @@ impl Parts {
             Some(node) => Arc::new(NodeChunks { node: Arc::clone(node), beyond: opened.chunks() }),
             None => opened.chunks(),
         };
-        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone()).counting(read);
+        let reader = Reader::new(tree.clone(), Arc::clone(&store), source, tasks.clone()).with_counters(read);
         let created = documents::unix_ns(&version.manifest().created).unwrap_or(0);
-        let owner = Owner {
+        let common = CommonAttr {
             uid: nix::unistd::getuid().as_raw(),
             gid: nix::unistd::getgid().as_raw(),
             created: UNIX_EPOCH + Duration::from_nanos(created),
         };
-        let mounted = Arc::new(Mounted {
+        let context = Arc::new(RequestContext {
             tree,
             reader,
-            owner,
-            ops: Ops::default(),
+            common,
+            requests: RequestCounts::default(),
             faults: Faults::default(),
-            grant,
-            echo: Echo::default(),
+            access,
+            error_cache: ErrorCache::default(),
             pusher: OnceLock::new(),
             io_timeout: settings.io_timeout,
             tasks: tasks.clone(),
         });
-        let snapshot = snapshots(settings, opened, Arc::clone(&mounted), store, node.clone());
+        let snapshot = snapshot_source(settings, opened, Arc::clone(&context), store, node.clone());
         if let Some(fallback) = opened.fallback.clone() {
             let stop = stop.clone();
-            helpers.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
+            background.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
         }
-        let (keepers, leave) = (TaskTracker::new(), stop.child_token());
+        let (node_tasks, stop_node) = (TaskTracker::new(), stop.child_token());
         if let Some(node) = &node {
-            keepers.spawn(Arc::clone(node).run(leave.clone()));
+            node_tasks.spawn(Arc::clone(node).run(stop_node.clone()));
         }
-        Ok(Parts { mounted, snapshot, tasks, helpers, node, keepers, leave, stop })
+        Ok(RunningMount { context, snapshot, tasks, background, node, node_tasks, stop_node, stop })
     }
 
-    fn watch_grant(&self, runtime: &Runtime, client: Client, root: Root, memory: Arc<dyn KernelMemory>) {
-        let grant = Arc::clone(&self.mounted.grant);
-        self.helpers.spawn_on(grant::watch(grant, client, root, memory, self.stop.clone()), runtime.handle());
+    fn watch_access(&self, runtime: &Runtime, client: Client, root: Root, cache: Arc<dyn KernelCache>) {
+        let access = Arc::clone(&self.context.access);
+        self.background
+            .spawn_on(access::watch(access, client, root, cache, self.stop.clone()), runtime.handle());
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -245,77 +248,77 @@ impl Parts {
     }
 
     async fn end(&self, clean: bool) {
-        // Guests that read would keep it busy for as long as they are let.
-        self.leave.cancel();
+        // First: clients of the node store that read on would keep this process busy.
+        self.stop_node.cancel();
         self.tasks.close();
         if timeout(DRAIN_WITHIN, self.tasks.wait()).await.is_err() {
-            tracing::warn!(left = self.tasks.len(), "requests in flight were not answered in time");
+            tracing::warn!(left = self.tasks.len(), "requests in flight got no reply before the exit");
         }
         self.stop.cancel();
-        self.helpers.close();
-        self.keepers.close();
-        drop(timeout(Duration::from_millis(500), self.helpers.wait()).await);
-        if timeout(LEAVE_WITHIN, self.keepers.wait()).await.is_err() {
-            tracing::warn!("the node's store takes long to close and is left as it is");
+        self.background.close();
+        self.node_tasks.close();
+        drop(timeout(Duration::from_millis(500), self.background.wait()).await);
+        if timeout(CLOSE_STORE_WITHIN, self.node_tasks.wait()).await.is_err() {
+            tracing::warn!("the node store is slow to close: the process exits without waiting for it");
         }
         tracing::info!(clean, "unmounted");
     }
 }
 
-/// Signals that end a mount.
-struct Ends {
+/// The signals that end a mount.
+struct EndSignals {
     term: Signal,
     int: Signal,
 }
 
-impl Ends {
+impl EndSignals {
     fn listen() -> Result<Self> {
         let listen = |kind| signal(kind).context("listening for signals");
-        Ok(Ends { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
+        Ok(EndSignals { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
     }
 }
 
-/// Serves until a signal comes or the mount is taken away from outside.
+/// Serves until a signal arrives or another program unmounts.
 async fn serve(
-    parts: &Parts,
-    mounting: Mounting,
+    running: &RunningMount,
+    session: FuseSession,
     metrics: Option<TcpListener>,
-    mut ends: Ends,
+    mut signals: EndSignals,
     ready: &str,
 ) -> Result<()> {
     if let Some(listener) = metrics {
-        let page = metrics::serve(listener, Arc::clone(&parts.snapshot), parts.stop.clone());
-        parts.helpers.spawn(async move {
+        let page = metrics::serve(listener, Arc::clone(&running.snapshot), running.stop.clone());
+        running.background.spawn(async move {
             if let Err(error) = page.await {
-                tracing::error!(%error, "metrics are not served any more");
+                tracing::error!(%error, "metrics are no longer served: mount again to restore them");
             }
         });
     }
-    let (watched, stop) = (Arc::clone(&parts.mounted), parts.stop.clone());
-    parts.helpers.spawn(async move {
+    let (watched, stop) = (Arc::clone(&running.context), running.stop.clone());
+    running.background.spawn(async move {
         while timeout(WATCH_EVERY, stop.cancelled()).await.is_err() {
             if let Some(p) = watched.pusher.get() {
-                p.watch();
+                p.answer_late();
             }
         }
     });
     let (ended, mut end) = oneshot::channel();
     std::thread::Builder::new().name("fletch-fuse".into()).spawn(move || {
-        // Nobody listens when a signal came first.
-        drop(ended.send(mounting.serve()));
+        // The receiver is gone if a signal came first.
+        drop(ended.send(session.serve()));
     })?;
-    // The first lookup, by the path it will take but not through the kernel.
-    let first = parts.mounted.tree.list(1, 0, |line| line.offset > 2);
+    // The first lookup, without the kernel: the process must never touch its own mount.
+    let first = running.context.tree.list(1, 0, |entry| entry.offset > 2);
     if let Err(e) = first.await {
-        parts.mounted.faults.note(&e);
-        return Err(anyhow!("the root directory cannot be read: {e}"));
+        running.context.faults.record(&e);
+        return Err(anyhow!("cannot read the root directory of the version: {e}"));
     }
     announce(ready)?;
     let signal = tokio::select! {
-        _ = ends.term.recv() => "SIGTERM",
-        _ = ends.int.recv() => "SIGINT",
+        _ = signals.term.recv() => "SIGTERM",
+        _ = signals.int.recv() => "SIGINT",
         outcome = &mut end => {
-            tracing::info!("unmounted from outside");
+            tracing::info!("another program unmounted this mount");
             return outcome.context("the FUSE threads ended")?.context("the FUSE session failed");
         }
     };
@@ -326,33 +329,33 @@ async fn serve(
 fn announce(ready: &str) -> Result<()> {
     if daemon::is_child() {
         tracing::info!("{ready}");
-        return daemon::tell_ready(ready);
+        return daemon::report_ready(ready);
     }
     eprintln!("{ready}");
     Ok(())
 }
 
-fn snapshots(
+fn snapshot_source(
     settings: &Settings,
-    opened: &Opened,
-    mounted: Arc<Mounted>,
+    opened: &OpenVersion,
+    context: Arc<RequestContext>,
     store: Arc<Store>,
     node: Option<Arc<Node>>,
 ) -> Arc<dyn Fn() -> Snapshot + Send + Sync> {
     let (dataset, job) = (settings.target.dataset.to_string(), settings.job.to_string());
-    let root = mounted.tree.version().root().to_string();
+    let root = context.tree.version().root().to_string();
     let (client, fallback) = (opened.client.clone(), opened.fallback.clone());
     Arc::new(move || {
-        let (read, store) = (mounted.reader.counters(), store.stats());
+        let (read, store) = (context.reader.counters(), store.stats());
         let client = client.as_ref().map(Client::stats).unwrap_or_default();
         let origin = fallback.as_ref().map(Fallback::origin_stats).unwrap_or_default();
-        let (pushed_bytes, pushes_skipped) = mounted.pusher.get().map_or((0, 0), Pusher::counted);
+        let (pushed_bytes, pushes_skipped) = context.pusher.get().map_or((0, 0), Pusher::counts);
         Snapshot {
             dataset: dataset.clone(),
             root: root.clone(),
             job: job.clone(),
-            requests: mounted.ops.counts(),
-            faults: metrics::faults(mounted.faults.counts()),
+            requests: context.requests.counts(),
+            faults: metrics::faults(context.faults.counts()),
             reads: read.reads.load(Relaxed),
             read_bytes: read.bytes.load(Relaxed),
             read_memory_bytes: read.bytes_memory.load(Relaxed),
@@ -361,8 +364,8 @@ fn snapshots(
             read_fetched_bytes: read.bytes_fetched.load(Relaxed),
             pushed_bytes,
             pushes_skipped,
-            refusals: mounted.grant.refusals(),
-            ahead_slices: read.ahead.load(Relaxed),
+            refusals: context.access.refusals(),
+            prefetch_slices: read.prefetched.load(Relaxed),
             fetches: store.fetches,
             fetched_bytes: store.fetched_bytes,
             corrupt: store.corrupt,
@@ -379,28 +382,28 @@ fn snapshots(
     })
 }
 
-/// What a version's chunks occupy on disk together, at most: chunks, or the files of packed ones.
+/// Returns the most bytes that a version's chunks, or the files of its packed chunks, can take on disk.
 fn footprint_max(version: &Version) -> u64 {
     let doc = version.layout_doc();
     let pieces = doc.chunks.max(version.manifest().entries);
     DiskEngine::footprint_max(doc.bytes, pieces)
 }
 
-/// The directory to mount at, without symlinks. Asks the mount table first: touching a mount whose
+/// Returns the directory to mount at, without symlinks. Checks the mount table first: to touch a mount whose
 /// daemon is gone fails or hangs.
 fn check_dir(dir: &Path) -> Result<PathBuf> {
     let shown = dir.display();
     let ours = |dir: &Path| -> Result<bool> {
         Ok(mountinfo::at(dir)?.is_some_and(|m| m.fs_type == mountinfo::FS_TYPE))
     };
-    let taken = || anyhow!("{shown} is a fletch mount already; take it away first: fusermount3 -u {shown}");
+    let taken = || anyhow!("{shown} is a fletch mount already; unmount it first: fusermount3 -u {shown}");
     if ours(dir)? {
         return Err(taken());
     }
     let real = std::fs::canonicalize(dir).map_err(|e| match e.raw_os_error() {
         Some(libc::ENOENT) => anyhow!("{shown} does not exist; create it first: mkdir -p {shown}"),
         Some(libc::ENOTCONN) => {
-            anyhow!("{shown} is a dead mount; take it away first: fusermount3 -u {shown}")
+            anyhow!("{shown} is the mount of a dead process; unmount it first: fusermount3 -u {shown}")
         }
         _ => anyhow::Error::new(e).context(format!("{shown}")),
     })?;
@@ -415,29 +418,29 @@ fn check_dir(dir: &Path) -> Result<PathBuf> {
 
 fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {
     let what = match e.kind() {
-        io::ErrorKind::NotFound => "mounting needs /dev/fuse: load the fuse module (modprobe fuse)",
+        io::ErrorKind::NotFound => "cannot mount without /dev/fuse: load the fuse module (modprobe fuse)",
         io::ErrorKind::PermissionDenied => {
-            "mounting was refused: /dev/fuse must be readable and writable for you, and --allow-other \
+            "not allowed to mount: your user needs read and write access to /dev/fuse, and --allow-other \
              needs user_allow_other in /etc/fuse.conf unless you are root"
         }
-        _ => "mounting failed",
+        _ => "cannot mount",
     };
     anyhow::Error::new(e).context(format!("{}: {what}", dir.display()))
 }
 
-/// The kernel's read-ahead starts small whatever the session asks for; only root can raise it.
+/// Raises the kernel's read-ahead, which starts small whatever the session asks for. Only root can raise it.
 fn raise_read_ahead(device: &str) {
     let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
-    match std::fs::write(&path, KERNEL_AHEAD_KIB.to_string()) {
-        Ok(()) => tracing::debug!(path, kib = KERNEL_AHEAD_KIB, "kernel read-ahead raised"),
-        Err(error) => tracing::debug!(path, %error, "kernel read-ahead stays as it is"),
+    match std::fs::write(&path, KERNEL_READ_AHEAD_KIB.to_string()) {
+        Ok(()) => tracing::debug!(path, kib = KERNEL_READ_AHEAD_KIB, "raised the kernel's read-ahead"),
+        Err(error) => tracing::debug!(path, %error, "cannot raise the kernel's read-ahead"),
     }
 }
 
 fn write_report(path: &Path, snapshot: &Snapshot) -> Result<()> {
-    let text = serde_json::to_vec_pretty(snapshot).context("report")?;
+    let text = serde_json::to_vec_pretty(snapshot).context("cannot encode the report")?;
     let part = path.with_extension("part");
     std::fs::write(&part, text)
         .and_then(|()| std::fs::rename(&part, path))
-        .with_context(|| format!("report {}", path.display()))
+        .with_context(|| format!("cannot write the report {}", path.display()))
 }

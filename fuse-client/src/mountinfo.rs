@@ -1,34 +1,34 @@
-//! `/proc/self/mountinfo`: what is mounted where, asked without touching any mount.
+//! Reads the mount table, `/proc/self/mountinfo`, without touching any mount.
 
 use std::{ffi::OsString, io, os::unix::ffi::OsStringExt, path::Path, path::PathBuf};
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
-    /// `major:minor` of its device.
+    /// The device, as `major:minor`.
     pub device: String,
-    /// Where it is.
+    /// The directory.
     pub dir: PathBuf,
-    /// Its type, `fuse.fletch` for ours.
+    /// The file system type: `fuse.fletch` for a mount of Fletch.
     pub fs_type: String,
 }
 
-/// The type our mounts have.
+/// The file system type of a mount of Fletch.
 pub const FS_TYPE: &str = "fuse.fletch";
 
-/// The topmost mount at exactly `dir`.
+/// Returns the topmost mount at exactly `dir`.
 ///
 /// # Errors
-/// When the table cannot be read.
+/// The table cannot be read.
 pub fn at(dir: &Path) -> io::Result<Option<MountEntry>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(parse(&table).into_iter().rfind(|m| m.dir == dir))
 }
 
-/// The mount of a device, if it is still there.
+/// Returns the mount of a device, if it still exists.
 ///
 /// # Errors
-/// When the table cannot be read.
+/// The table cannot be read.
 pub fn of_device(device: &str) -> io::Result<Option<MountEntry>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(parse(&table).into_iter().find(|m| m.device == device))
@@ -42,7 +42,7 @@ fn line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|b| *b == b' ');
     let device = text(fields.nth(2)?);
     let dir = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
-    // Optional fields end at a lone dash; the type follows.
+    // A lone dash ends the optional fields, and the type follows.
     let fs_type = text(fields.skip_while(|f| *f != b"-").nth(1)?);
     Some(MountEntry { device, dir, fs_type })
 }
@@ -51,7 +51,7 @@ fn text(field: &[u8]) -> String {
     String::from_utf8_lossy(field).into_owned()
 }
 
-/// The kernel writes space, tab, newline and backslash as three octal digits.
+/// Decodes the octal escapes that the kernel writes for space, tab, newline and backslash.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_as_the_kernel_writes_them() {
+    fn parses_lines_as_the_kernel_writes_them() {
         let table = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n\
             60 1 0:52 / /data/a\\040b\\134c ro,nosuid shared:3 master:2 - fuse.fletch fletch:x ro\n\
             garbage\n";

@@ -1,15 +1,15 @@
-//! Pushing pages into the kernel's page cache before a READ is answered, so that a program that
-//! reads a small file in small blocks costs one request and not one per read-ahead window.
+//! Pushes pages into the kernel's page cache before the reply to a READ. A program that reads a small file in
+//! small blocks then costs one request, not one for each read-ahead window.
 //!
-//! Storing pages *waits for page locks*, and a locked page may belong to another READ. So:
-//! 1. a push runs on this module's own thread, never on a FUSE thread or a runtime worker, and
-//!    holds no lock while the kernel stores: every other READ can be answered meanwhile;
-//! 2. only READs at offset 0 are held back by a push. Their first page is locked by the kernel,
-//!    so at most one is under way per file, and no READ that a push may wait for waits for one;
-//! 3. should that reasoning fail on some kernel, [`PATIENCE`] answers whoever waits, and pushing
-//!    stops for this mount with a log line.
+//! To store pages, the kernel *waits for page locks*, and a locked page may belong to another READ. So:
+//! 1. A push runs on this module's own thread, never on a FUSE thread or a runtime worker, and holds no lock
+//!    while the kernel stores. The mount can reply to every other READ meanwhile.
+//! 2. A push delays the reply to a READ at offset 0 only. The kernel locks the first page of that READ, so a
+//!    file has at most one such READ. A push may wait for other READs, but none of those waits for a push.
+//! 3. If this reasoning fails on some kernel, the mount replies to the waiting READs after [`PUSH_WAIT_MAX`],
+//!    logs a line, and stops pushing.
 
-use crate::fs::read::Push;
+use crate::fs::read::PagePush;
 use std::{
     collections::HashMap,
     io,
@@ -19,87 +19,81 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// READs that wait for a push at most; one more is answered without.
+/// The most READs that wait for a push. A further READ gets its reply without a push.
 const WAITING_MAX: usize = 64;
-/// How long a READ waits for its push.
-pub const PATIENCE: Duration = Duration::from_secs(1);
-/// How often impatience is looked for.
+/// The longest a READ waits for its push.
+pub const PUSH_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How often to call [`Pusher::answer_late`].
 pub const WATCH_EVERY: Duration = Duration::from_millis(250);
 
-/// The kernel's page cache, as this module needs it.
+/// The kernel's page cache, as far as this module writes to it.
 pub trait PageCache: Send + 'static {
-    /// Puts whole pages of an inode into it. May wait for page locks.
+    /// Stores whole pages of an inode. May wait for page locks.
     ///
     /// # Errors
-    /// What the kernel says; the pages may or may not be there then.
+    /// The error of the kernel, which may have stored some of the pages.
     fn store(&self, ino: u64, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// Answers the READ that waits.
-pub type Done = Box<dyn FnOnce() + Send>;
+/// Sends the reply to the waiting READ.
+pub type SendReply = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Shared {
-    /// READs that wait, by their number; whoever removes one answers it.
-    waiting: Mutex<HashMap<u64, (Instant, Done)>>,
+    /// The waiting READs, by number. The thread that removes a READ sends its reply.
+    waiting: Mutex<HashMap<u64, (Instant, SendReply)>>,
     off: AtomicBool,
     next: AtomicU64,
     pushed_bytes: AtomicU64,
     skipped: AtomicU64,
 }
 
-struct Job {
+struct QueuedPush {
     number: u64,
     ino: u64,
-    push: Push,
+    push: PagePush,
 }
 
-/// Hands pushes to their thread.
+/// Hands pushes to the push thread.
 #[derive(Clone)]
 pub struct Pusher {
     shared: Arc<Shared>,
-    jobs: Option<SyncSender<Job>>,
+    jobs: SyncSender<QueuedPush>,
 }
 
 impl Pusher {
-    /// Pushes nothing, ever.
-    #[must_use]
-    pub fn off() -> Self {
-        Pusher { shared: Arc::default(), jobs: None }
-    }
-
-    /// Starts the thread. It ends when the last clone of the pusher is dropped.
+    /// Starts the push thread. It ends when the last clone of the pusher is dropped.
     ///
     /// # Errors
-    /// When the thread cannot be started.
+    /// The system cannot start the thread.
     pub fn start(cache: impl PageCache) -> io::Result<Self> {
         let (jobs, todo) = sync_channel(WAITING_MAX);
         let shared = Arc::<Shared>::default();
         let worker = Arc::clone(&shared);
         std::thread::Builder::new().name("fletch-push".into()).spawn(move || work(&worker, &cache, &todo))?;
-        Ok(Pusher { shared, jobs: Some(jobs) })
+        Ok(Pusher { shared, jobs })
     }
 
-    /// Pushes, then calls `done`; or calls it at once when pushing is off or behind.
-    pub fn push_then(&self, ino: u64, push: Push, done: Done) {
-        let Some(jobs) = self.jobs.as_ref().filter(|_| !self.shared.off.load(Relaxed)) else {
+    /// Pushes, then calls `done`. Calls `done` at once if pushing is off or the queue is full.
+    pub fn push_then(&self, ino: u64, push: PagePush, done: SendReply) {
+        if self.shared.off.load(Relaxed) {
             return done();
-        };
+        }
         let number = self.shared.next.fetch_add(1, Relaxed);
         self.shared.lock().insert(number, (Instant::now(), done));
-        if jobs.try_send(Job { number, ino, push }).is_err() {
+        if self.jobs.try_send(QueuedPush { number, ino, push }).is_err() {
             self.shared.skipped.fetch_add(1, Relaxed);
             self.shared.answer(number);
         }
     }
 
-    /// Answers whoever waited longer than [`PATIENCE`]; to be called every [`WATCH_EVERY`].
-    pub fn watch(&self) {
-        let late: Vec<Done> = {
+    /// Replies to the READs that waited longer than [`PUSH_WAIT_MAX`]. Call it every [`WATCH_EVERY`].
+    pub fn answer_late(&self) {
+        let late: Vec<SendReply> = {
             let mut waiting = self.shared.lock();
             let numbers: Vec<u64> = waiting
                 .iter()
-                .filter(|(_, (since, _))| since.elapsed() > PATIENCE)
+                .filter(|(_, (since, _))| since.elapsed() > PUSH_WAIT_MAX)
                 .map(|(n, _)| *n)
                 .collect();
             numbers.iter().filter_map(|n| waiting.remove(n)).map(|(_, done)| done).collect()
@@ -109,9 +103,9 @@ impl Pusher {
         }
         if !self.shared.off.swap(true, Relaxed) {
             tracing::warn!(
-                waited = ?PATIENCE,
-                "the kernel did not take pushed pages in time; pushing is off for this mount \
-                 (reads go on as before; --push off makes it so from the start)"
+                waited = ?PUSH_WAIT_MAX,
+                "the kernel did not take pushed pages in time: this mount stops pushing and reads on \
+                 without; --push off turns pushing off from the start"
             );
         }
         for done in late {
@@ -119,16 +113,16 @@ impl Pusher {
         }
     }
 
-    /// Bytes the kernel took, and pushes left out.
+    /// Returns the bytes that the kernel took, and the number of skipped pushes.
     #[must_use]
-    pub fn counted(&self) -> (u64, u64) {
+    pub fn counts(&self) -> (u64, u64) {
         (self.shared.pushed_bytes.load(Relaxed), self.shared.skipped.load(Relaxed))
     }
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, (Instant, Done)>> {
-        // Only inserted into and removed from: a panic leaves the map whole.
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, (Instant, SendReply)>> {
+        // Users only insert and remove, so a panic leaves the map consistent.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -140,17 +134,17 @@ impl Shared {
     }
 }
 
-fn work(shared: &Shared, cache: &impl PageCache, todo: &Receiver<Job>) {
-    while let Ok(Job { number, ino, push }) = todo.recv() {
+fn work(shared: &Shared, cache: &impl PageCache, todo: &Receiver<QueuedPush>) {
+    while let Ok(QueuedPush { number, ino, push }) = todo.recv() {
         if !shared.off.load(Relaxed) {
             match cache.store(ino, push.offset, &push.bytes) {
                 Ok(()) => {
                     shared.pushed_bytes.fetch_add(push.bytes.len() as u64, Relaxed);
                 }
                 Err(error) => {
-                    // The pages are read on demand then; a mount that goes away says ENODEV here.
+                    // The kernel reads these pages on demand. ENODEV here means that the mount is going away.
                     shared.skipped.fetch_add(1, Relaxed);
-                    tracing::debug!(%error, ino, "pages not pushed");
+                    tracing::debug!(%error, ino, "the kernel did not take pushed pages");
                 }
             }
         }
@@ -178,12 +172,12 @@ mod tests {
         }
     }
 
-    fn push() -> Push {
-        Push { offset: 4096, bytes: Bytes::from_static(&[1; 100]) }
+    fn push() -> PagePush {
+        PagePush { offset: 4096, bytes: Bytes::from_static(&[1; 100]) }
     }
 
     #[test]
-    fn pages_are_stored_before_the_answer() {
+    fn pages_are_stored_before_the_reply() {
         let ((stored, seen), (open, gate)) = (channel(), channel());
         let pusher = Pusher::start(Fake { stored, gate }).expect("thread");
         let (tell, done) = channel();
@@ -192,11 +186,11 @@ mod tests {
         open.send(()).expect("gate");
         done.recv_timeout(Duration::from_secs(5)).expect("answered");
         assert_eq!(seen.try_recv(), Ok((9, 4096, 100)));
-        assert_eq!(pusher.counted(), (100, 0));
+        assert_eq!(pusher.counts(), (100, 0));
     }
 
     #[test]
-    fn a_stuck_store_holds_nobody_longer_than_patience_and_ends_pushing() {
+    fn a_stuck_store_delays_no_reply_beyond_the_bound_and_ends_pushing() {
         let ((stored, _seen), (open, gate)) = (channel(), channel::<()>());
         let pusher = Pusher::start(Fake { stored, gate }).expect("thread");
         let (tell, done) = channel();
@@ -207,8 +201,8 @@ mod tests {
         }
         let at_once = done.try_iter().count();
         assert!((8..=10).contains(&at_once), "those past the bound do not wait: {at_once}");
-        std::thread::sleep(PATIENCE + Duration::from_millis(50));
-        pusher.watch();
+        std::thread::sleep(PUSH_WAIT_MAX + Duration::from_millis(50));
+        pusher.answer_late();
         assert_eq!(at_once + done.try_iter().count(), many, "everybody was answered exactly once");
         pusher.push_then(1, push(), Box::new(move || tell.send(()).expect("test listens")));
         assert_eq!(done.try_iter().count(), 1, "pushing is off");

@@ -1,4 +1,4 @@
-//! Taking the mount away, within a bound, whoever still uses it.
+//! Unmounts within a bound, even if programs still use the mount.
 
 use crate::mountinfo;
 use nix::{
@@ -11,26 +11,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long programs that still use the mount are waited for.
+/// How long the unmount waits for programs that still use the mount.
 const GRACE: Duration = Duration::from_secs(3);
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
-/// How the mount went away.
+/// How the unmount ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmounted {
-    /// Nobody used it.
+    /// No program used the mount.
     Clean,
-    /// Somebody still does: it is out of the tree, and ends for them when this process ends.
+    /// Programs still use the mount. It is out of the tree, and its open files fail when this process ends.
     Detached,
 }
 
-/// Unmounts `dir` if `device` is still mounted there. Blocking, at most [`GRACE`] and a little.
+/// Unmounts `dir` if `device` is still mounted there. Detaches it after [`GRACE`] if it is in use. Blocks.
 ///
 /// # Errors
-/// When not even detaching works.
+/// The mount cannot even be detached.
 pub fn unmount(dir: &Path, device: &str) -> anyhow::Result<Unmounted> {
     let until = Instant::now() + GRACE;
-    let mut told = false;
+    let mut logged = false;
     loop {
         if mountinfo::of_device(device)?.is_none() {
             return Ok(Unmounted::Clean);
@@ -38,13 +38,14 @@ pub fn unmount(dir: &Path, device: &str) -> anyhow::Result<Unmounted> {
         match attempt(dir, false) {
             Ok(()) => return Ok(Unmounted::Clean),
             Err(why) if Instant::now() >= until => {
-                tracing::debug!(why, "detaching");
+                tracing::debug!(why, "the mount is still in use: detaching it");
                 break;
             }
             Err(why) => {
-                if !told {
-                    tracing::info!(dir = %dir.display(), grace = ?GRACE, "in use ({why}); waiting");
-                    told = true;
+                if !logged {
+                    let dir = dir.display();
+                    tracing::info!(%dir, grace = ?GRACE, "the mount is in use ({why}): waiting");
+                    logged = true;
                 }
                 std::thread::sleep(RETRY_EVERY);
             }
@@ -53,7 +54,7 @@ pub fn unmount(dir: &Path, device: &str) -> anyhow::Result<Unmounted> {
     attempt(dir, true).map_err(|why| anyhow::anyhow!("cannot unmount {}: {why}", dir.display()))?;
     tracing::warn!(
         dir = %dir.display(),
-        "still in use: detached; programs that have files open there will get errors"
+        "the mount is still in use and was detached: programs with open files there get errors"
     );
     Ok(Unmounted::Detached)
 }

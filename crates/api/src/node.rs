@@ -28,13 +28,13 @@ pub fn file(root: Root, hash: Hash, len: u32, path: &str) -> String {
 
 /// Returns the path of the state, for a client that reads this version.
 #[must_use]
-pub fn state(version: NodeClientVersion) -> String {
+pub fn state(version: MountedVersion) -> String {
     format!("{STATE}?root={}&footprint={}", version.root, version.footprint)
 }
 
-/// The version that a client of the node's store reads.
+/// The version that a mount reads, as the mount tells the owner of the node store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeClientVersion {
+pub struct MountedVersion {
     /// The root of the version.
     pub root: Root,
     /// The most bytes that the version's chunks occupy on disk.

@@ -7,7 +7,7 @@ use crate::{Batch, ClientError, Endpoint, TokenSource};
 use bytes::Bytes;
 use fletch_api::{
     API_MAJOR, Accounts, BatchItem, BatchRequest, Cluster, Info, ResolvedVersion, headers,
-    node::{self, NodeClientVersion, NodeState},
+    node::{self, MountedVersion, NodeState},
     routes,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
@@ -332,7 +332,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn node_state(&self, version: NodeClientVersion) -> Result<NodeState, ClientError> {
+    pub async fn node_state(&self, version: MountedVersion) -> Result<NodeState, ClientError> {
         self.get_json(&node::state(version)).await
     }
 

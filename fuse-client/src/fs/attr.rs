@@ -1,18 +1,18 @@
-//! Attributes: what `stat` says. Nothing but kind and size differs between entries.
+//! Attributes, as `stat` shows them. Entries differ in inode number, kind and size only.
 
 use super::inode::Ino;
 use fletch_core::manifest::{EntryKind, EntryRef};
 use std::time::SystemTime;
 
-/// What tools are told to read at once: a program that takes `st_blksize` as its buffer reads a
-/// sample in one request.
+/// The value of `st_blksize`: a program that uses it as its buffer size reads a typical sample in one
+/// request.
 pub const IO_BYTES: u32 = 128 << 10;
-/// The size shown for a directory.
+/// The `st_size` of a directory.
 const DIR_BYTES: u64 = 4096;
 
-/// Kinds that a tree can show.
+/// The kinds of inodes in a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum NodeKind {
+pub enum InodeKind {
     /// A directory, empty or not.
     Directory,
     /// A regular file.
@@ -21,76 +21,76 @@ pub enum NodeKind {
     Symlink,
 }
 
-impl NodeKind {
-    /// The kind shown for an entry; `None` for what the tree hides.
+impl InodeKind {
+    /// Returns the kind of an entry's inode; `None` for a tar member, which the tree hides.
     #[must_use]
     pub fn of(kind: EntryKind) -> Option<Self> {
         match kind {
-            EntryKind::File => Some(NodeKind::File),
-            EntryKind::Symlink => Some(NodeKind::Symlink),
-            EntryKind::EmptyDir => Some(NodeKind::Directory),
+            EntryKind::File => Some(InodeKind::File),
+            EntryKind::Symlink => Some(InodeKind::Symlink),
+            EntryKind::EmptyDir => Some(InodeKind::Directory),
             EntryKind::Member => None,
         }
     }
 
-    /// Permission bits: nobody writes, nothing is executed.
+    /// Returns the permission bits: no inode can be written, no file executed.
     #[must_use]
     pub fn mode(self) -> u16 {
         match self {
-            NodeKind::Directory => 0o555,
-            NodeKind::File => 0o444,
-            NodeKind::Symlink => 0o777,
+            InodeKind::Directory => 0o555,
+            InodeKind::File => 0o444,
+            InodeKind::Symlink => 0o777,
         }
     }
 }
 
-/// What a node is.
+/// The attributes of one inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
-    /// Its inode number.
+    /// The inode number.
     pub ino: u64,
-    /// Its kind.
-    pub kind: NodeKind,
-    /// Bytes of content, or of a link's target.
+    /// The kind.
+    pub kind: InodeKind,
+    /// The size in bytes: of the content, or of a symlink's target.
     pub size: u64,
 }
 
 impl Attr {
-    /// Of a directory.
+    /// Returns the attributes of a directory.
     #[must_use]
     pub fn dir(ino: u64) -> Self {
-        Attr { ino, kind: NodeKind::Directory, size: DIR_BYTES }
+        Attr { ino, kind: InodeKind::Directory, size: DIR_BYTES }
     }
 
-    /// Of an entry; `None` for what the tree hides.
+    /// Returns the attributes of an entry; `None` for a tar member, which the tree hides.
     #[must_use]
     pub fn entry(ordinal: u64, entry: &EntryRef<'_>) -> Option<Self> {
         Attr::new(ordinal, entry.kind, entry.size)
     }
 
-    /// Of a file or symlink.
+    /// Returns the attributes of the entry with this ordinal, kind and size; `None` for a tar member.
     #[must_use]
     pub fn new(ordinal: u64, kind: EntryKind, size: u64) -> Option<Self> {
-        Some(Attr { ino: Ino::Entry(ordinal).number()?, kind: NodeKind::of(kind)?, size })
+        Some(Attr { ino: Ino::Entry(ordinal).number()?, kind: InodeKind::of(kind)?, size })
     }
 
-    /// 512-byte blocks, as `du` counts them. Links live in their inode.
+    /// Returns the number of 512-byte blocks, as `du` counts them. A symlink takes none.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         match self.kind {
-            NodeKind::Symlink => 0,
+            InodeKind::Symlink => 0,
             _ => self.size.div_ceil(512),
         }
     }
 }
 
-/// What all nodes of a mount share.
+/// The attributes that all inodes of a mount share.
 #[derive(Debug, Clone, Copy)]
-pub struct Owner {
-    /// Who mounted.
+pub struct CommonAttr {
+    /// The user who mounted.
     pub uid: u32,
-    /// The group of who mounted.
+    /// The group of that user.
     pub gid: u32,
-    /// When the version was made.
+    /// The creation time of the version.
     pub created: SystemTime,
 }

@@ -1,4 +1,4 @@
-//! What a request can end in, as an errno and as a line that says what to do.
+//! The errors of a request: each as an errno for the program, and as a log line with advice for the operator.
 
 use fletch_client::ClientError;
 use fletch_core::Kind;
@@ -6,65 +6,65 @@ use fletch_store::ReadError;
 use fletch_tables::TableError;
 use std::time::Duration;
 
-/// A request failed.
+/// Why a request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FsError {
-    /// No such name, or an inode that no entry has.
+    /// The tree has no such name or inode.
     #[error("no such entry")]
     NotFound,
-    /// A directory operation on something else.
+    /// A directory operation on an inode that is no directory.
     #[error("not a directory")]
     NotDirectory,
     /// A file operation on a directory.
     #[error("is a directory")]
     IsDirectory,
-    /// An operation that this kind of entry does not have.
-    #[error("not possible on this entry")]
+    /// An operation that this kind of inode does not support.
+    #[error("this kind of entry does not support the operation")]
     Invalid,
-    /// No such extended attribute.
+    /// The inode has no such extended attribute.
     #[error("no such attribute")]
     NoAttribute,
     /// The caller's buffer is too small.
     #[error("buffer too small")]
     Range,
-    /// The tree's tables could not be read or believed.
-    #[error("tables of the version: {0}")]
+    /// The tables of the version could not be read, or failed their check.
+    #[error("the tables of the version cannot be used: {0}")]
     Table(#[from] TableError),
-    /// A file's bytes could not be had.
+    /// The bytes of a file could not be read.
     #[error("{path:?}: {error}")]
     Read {
-        /// Which file.
+        /// The path of the file.
         path: String,
-        /// Why.
+        /// The error of the store.
         error: ReadError,
     },
-    /// The request as a whole took too long.
+    /// The whole request took longer than `--io-timeout`.
     #[error("no answer within {0:?}")]
     Late(Duration),
 }
 
-/// Failures that an operator can do something about, told apart for the log and the counters.
+/// The kinds of failures that an operator can act on, for the log and the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Fault {
     /// The server does not answer, or its origin does not.
     Unavailable,
-    /// The server refuses this mount.
+    /// The server refuses the token of this mount.
     Denied,
-    /// The dataset or version is not served any more.
+    /// The dataset or version is no longer registered.
     Gone,
     /// An object was changed, damaged or removed after it was indexed.
     Origin,
     /// Bytes did not hash to their name.
     Corrupt,
-    /// A limit was reached and stayed reached.
+    /// The server or this mount stayed at a limit.
     Overloaded,
-    /// A defect of ours.
+    /// A defect of Fletch.
     Internal,
 }
 
 impl Fault {
-    /// All of them, in the order of their numbers.
+    /// All faults, in the order of their numbers.
     pub const ALL: [Fault; 7] = [
         Fault::Unavailable,
         Fault::Denied,
@@ -75,7 +75,7 @@ impl Fault {
         Fault::Internal,
     ];
 
-    /// The word in metrics and reports.
+    /// Returns the word for the fault in metrics and reports.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -89,29 +89,33 @@ impl Fault {
         }
     }
 
-    /// What a person can do about it.
+    /// Returns what an operator can do about the fault.
     #[must_use]
     pub fn advice(self) -> &'static str {
         match self {
             Fault::Unavailable => {
-                "check that fletch-server runs and reaches its origin; reads work again when it does \
-                 (with --origin-fallback they go to the origin meanwhile)"
+                "check that fletch-server runs and reaches its origin; reads then work again by themselves \
+                 (with --origin-fallback the mount reads the origin meanwhile)"
             }
-            Fault::Denied => "check the token of this mount and its grant on the server",
+            Fault::Denied => "check the token of this mount, and which datasets the server lets it read",
             Fault::Gone => {
-                "the dataset is not registered any more, or its tables are not there: register it again, or unmount"
+                "the dataset is no longer registered, or its tables are missing: \
+                 register it again, or unmount"
             }
             Fault::Origin => {
-                "an object is not what was indexed, or may not be read: do what the server says of it; index the dataset again \
-                 and mount the new version only where the new content is right"
+                "an object at the origin differs from the indexed one, or cannot be read: follow \
+                 the server's hint; if the new content is right, index the dataset again and \
+                 mount the new version"
             }
             Fault::Corrupt => {
-                "wrong bytes were refused: check the network and the server's disks; see fletch verify"
+                "wrong bytes were refused: check the network and the server's disks; \
+                 `fletch verify` checks the origin"
             }
             Fault::Overloaded => {
-                "the server or this mount's --memory is at its limit: fewer readers or more memory"
+                "the server, or --memory of this mount, is at its limit: \
+                 run fewer readers or give more memory"
             }
-            Fault::Internal => "this is a defect: please report it with this line",
+            Fault::Internal => "this is a defect of Fletch: please report it with this line",
         }
     }
 
@@ -129,9 +133,9 @@ impl Fault {
     fn of_client(e: &ClientError) -> Self {
         match e {
             e if e.is_denied() => Fault::Denied,
-            // The server checked its tables and its origin, so this is its word about the origin.
+            // The server checked its tables and its origin, so the problem is at the origin.
             ClientError::Problem { .. } if e.kind() == Kind::Corrupt => Fault::Origin,
-            // Read from here: an object that is gone or another is no revoked grant.
+            // This mount read the origin itself: a missing or changed object does not mean revoked access.
             ClientError::Origin { kind: Kind::Corrupt | Kind::NotFound, .. } => Fault::Origin,
             e => Fault::of_kind(e.kind()),
         }
@@ -139,7 +143,7 @@ impl Fault {
 }
 
 impl FsError {
-    /// The fault behind it; `None` for plain answers such as "no such name".
+    /// Returns the fault; `None` for an ordinary answer such as "no such name".
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
         Some(match self {
@@ -158,7 +162,7 @@ impl FsError {
         })
     }
 
-    /// The errno, as documented in `docs/SEMANTICS.md`.
+    /// Returns the errno that `docs/SEMANTICS.md` documents.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {

@@ -1,4 +1,4 @@
-//! Inode numbers without a table: a number says by itself what it is.
+//! Inode numbers without a table: the number itself encodes what it names.
 //!
 //! ```text
 //! 1                                   the root directory
@@ -6,7 +6,7 @@
 //! 1<<63 | depth<<48 | first ordinal   a directory: the first `depth` components of the path
 //!                                     of its first entry
 //! ```
-//! A version never changes, so a number means the same for ever, in every mount of the version.
+//! A version never changes, so a number never changes its meaning, in any mount of the version.
 
 use fletch_core::manifest::locate::DirId;
 
@@ -29,7 +29,7 @@ impl Ino {
     /// The root directory.
     pub const ROOT: Ino = Ino::Dir(DirId { first: 0, depth: 0 });
 
-    /// What a number names; `None` for one that was never handed out.
+    /// Decodes a number; `None` for a number that no inode has.
     #[must_use]
     pub fn decode(number: u64) -> Option<Self> {
         if number == ROOT {
@@ -38,12 +38,12 @@ impl Ino {
         if number & DIR_BIT == 0 {
             return number.checked_sub(ENTRY_BASE).map(Ino::Entry);
         }
-        // 15 bits are left for the depth; a path has at most 2,048 components.
+        // The depth has 15 bits; a path has at most 2,048 components.
         let depth = u16::try_from((number & !DIR_BIT) >> DEPTH_SHIFT).ok()?;
         (depth > 0).then_some(Ino::Dir(DirId { first: number & FIRST_MASK, depth }))
     }
 
-    /// Its number; `None` when the version has more entries than numbers (2^48).
+    /// Encodes the number; `None` if an ordinal or depth does not fit (2^48 entries, 2^15 levels).
     #[must_use]
     pub fn number(self) -> Option<u64> {
         match self {
@@ -61,7 +61,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn fixed_points() {
+    fn known_numbers_have_their_encoding() {
         assert_eq!(Ino::ROOT.number(), Some(1));
         assert_eq!(Ino::Entry(0).number(), Some(2));
         assert_eq!(Ino::Dir(DirId { first: 5, depth: 3 }).number(), Some(1 << 63 | 3 << 48 | 5));

@@ -1,10 +1,9 @@
-//! The file system without a kernel: names in, bytes and attributes out.
+//! The file system of a mount, without the kernel: takes names and inodes, returns attributes and bytes.
 
 pub mod attr;
 pub mod error;
 pub mod inode;
-pub mod known;
+pub mod kernel_state;
 pub mod read;
-pub mod sequence;
+pub mod sequential;
 pub mod tree;
-pub mod xattr;

@@ -1,13 +1,14 @@
-//! Bytes of files: which chunks, from the store, in one reply; and what is brought before it is
-//! asked for.
+//! The read path: maps a READ to chunks, reads them from the store, and builds one reply. Also prefetches the
+//! next slices of a file that a program reads from front to back.
 //!
 //! Invariants
-//! 1. (I1) every byte that leaves lies in a [`fletch_store::Verified`] chunk or whole file.
-//! 2. A reply is as long as asked unless the file ends: the kernel would fill up with zeroes.
-//! 3. Read-ahead never makes a reader wait: it takes a permit or is left out.
+//! 1. (I1) Every byte of a reply lies in a [`fletch_store::Verified`] chunk or whole file.
+//! 2. A reply is as long as the request unless the file ends: the kernel would fill a shorter one with
+//!    zeroes.
+//! 3. Prefetch never makes a reader wait: a slice that gets no permit at once is not prefetched.
 
 use super::error::FsError;
-use super::sequence::Sequence;
+use super::sequential::SequentialReads;
 use super::tree::Tree;
 use bytes::{Bytes, BytesMut};
 use fletch_client::fallback::OriginLocation;
@@ -26,41 +27,42 @@ use std::sync::{
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-/// A READ shorter than this at the start of a longer file comes from a program that reads in
-/// small blocks: the kernel's read-ahead would ask three times for what fits in one answer.
+/// A shorter READ at the start of a longer file comes from a program that reads in small blocks. The kernel's
+/// read-ahead would send three READs for bytes that fit in one reply.
 const READ_BYTES_FULL: u64 = 128 << 10;
-/// Files up to this size are pushed whole.
+/// The mount pushes files up to this size whole.
 const PUSH_BYTES_WHOLE: u64 = 1 << 20;
-/// Of longer files this much is pushed; by then the kernel's read-ahead has grown.
+/// The mount pushes this much of a longer file. By then the kernel's read-ahead has grown.
 const PUSH_BYTES_HEAD: u64 = 512 << 10;
-/// What is pushed ends at a multiple of this, or at the file's end: no page is pushed in part,
-/// whatever its size is on this machine.
+/// The largest page size. A push ends at a multiple of it, or at the end of the file, so that no page is
+/// pushed in part on any machine.
 const PAGE_BYTES_MAX: u64 = 64 << 10;
-/// The smallest page. A request that does not end at one reads around the page cache.
+/// The smallest page size. A request that does not end at a multiple of it bypasses the page cache.
 const PAGE_BYTES_MIN: u64 = 4 << 10;
-/// Slices brought ahead of a sequential reader.
-const AHEAD_SLICES: usize = 2;
-/// Slices on their way ahead of all readers together.
-const AHEAD_IN_FLIGHT: usize = 4;
-/// What a version's chunks count for on disk: versions that are read divide a node's store among them.
+/// The slices prefetched for one sequential reader.
+const PREFETCH_SLICES: usize = 2;
+/// The most slices being prefetched at once, for all readers together.
+const PREFETCH_IN_FLIGHT_MAX: usize = 4;
+
+/// Returns the dataset id of a version. In a node store each version that is read has a share of the disk of
+/// its own.
 #[must_use]
-pub fn dataset(root: Root) -> DatasetId {
+pub fn dataset_id(root: Root) -> DatasetId {
     let (first, _) = root.0.0.split_at(8);
     DatasetId(first.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
 }
 
-/// Bytes with a name: what the store keeps and checks.
+/// The bytes to fetch, named by their hash: a chunk or a whole file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum FetchRequest {
     /// A chunk.
     Chunk {
-        /// Its name.
+        /// BLAKE3 of its bytes.
         hash: Hash,
         /// Its length in bytes.
         len: u32,
     },
-    /// A file that lies in a chunk with others. By itself it is hashed as a whole, so that
-    /// nobody has to fetch its neighbours.
+    /// A file that shares a chunk with other files. It is fetched and hashed alone, without its neighbours.
     File {
         /// Its path in the version.
         path: Arc<str>,
@@ -71,63 +73,63 @@ pub enum Wanted {
     },
 }
 
-impl Wanted {
-    /// What its bytes hash to, and how many there are.
+impl FetchRequest {
+    /// Returns the hash of the bytes, and their length.
     #[must_use]
-    pub fn name(&self) -> (Hash, u32) {
+    pub fn hash_and_len(&self) -> (Hash, u32) {
         match self {
-            Wanted::Chunk { hash, len } | Wanted::File { hash, len, .. } => (*hash, *len),
+            FetchRequest::Chunk { hash, len } | FetchRequest::File { hash, len, .. } => (*hash, *len),
         }
     }
 }
 
-/// Where bytes come from: a server, or a test.
+/// A source of bytes for the store: the server, the origin, the node store, or a test.
 pub trait ChunkSource: Send + Sync {
-    /// Brings the bytes, which the store then checks. `spot` is where an origin has them.
-    /// `attempt` > 0 says that what was brought before was wrong.
+    /// Fetches the bytes, which the store then hashes. `spot` says where the origin has them. `attempt` is
+    /// above 0 if an earlier fetch brought wrong bytes.
     fn fetch(
         &self,
-        wanted: Wanted,
+        wanted: FetchRequest,
         spot: &OriginLocation,
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>>;
 }
 
-/// Bytes for the page cache beside those that were asked for.
+/// Bytes to put into the page cache in addition to the reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Push {
-    /// Where in the file they begin; a page boundary past the end of the request.
+pub struct PagePush {
+    /// The offset in the file: a page boundary at the end of the request.
     pub offset: u64,
-    /// The bytes; they end at a page boundary or at the file's end.
+    /// The bytes, up to a page boundary or the end of the file.
     pub bytes: Bytes,
 }
 
-/// An answer to a READ.
+/// The reply to a READ.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
-    /// What was asked for.
+pub struct ReadReply {
+    /// The requested bytes.
     pub bytes: Bytes,
-    /// What may be put into the page cache first.
-    pub push: Option<Push>,
+    /// The bytes to put into the page cache before the reply.
+    pub push: Option<PagePush>,
 }
 
-/// What was counted; totals.
+/// Counters of reads; totals.
 #[derive(Debug, Default)]
 pub struct ReadCounters {
-    /// READs answered.
+    /// READs of files.
     pub reads: AtomicU64,
-    /// Bytes of answers.
+    /// Bytes of replies.
     pub bytes: AtomicU64,
-    /// Of them, from the store's memory.
+    /// Bytes of replies from the store's memory.
     pub bytes_memory: AtomicU64,
-    /// From its disk.
+    /// Bytes of replies from the store's disk.
     pub bytes_disk: AtomicU64,
-    /// From a fetch that somebody else had begun.
+    /// Bytes of replies from a fetch that another read had started.
     pub bytes_joined: AtomicU64,
-    /// From a fetch of their own. (I8) The four are all of them.
+    /// Bytes of replies from the read's own fetch. (I8) The four tiers add up to `bytes`.
     pub bytes_fetched: AtomicU64,
-    /// Slices brought ahead of a reader.
-    pub ahead: AtomicU64,
+    /// Slices prefetched for sequential readers.
+    pub prefetched: AtomicU64,
 }
 
 impl ReadCounters {
@@ -149,58 +151,58 @@ pub struct Reader {
     source: Arc<dyn ChunkSource>,
     domain: Domain,
     dataset: DatasetId,
-    sequence: Sequence,
-    ahead: Arc<Semaphore>,
+    sequential: SequentialReads,
+    prefetch_permits: Arc<Semaphore>,
     tasks: TaskTracker,
     counters: Arc<ReadCounters>,
 }
 
 impl Reader {
-    /// Reads `tree`'s files through `store`. Read-ahead runs on `tasks`.
+    /// Returns a reader of the files of `tree` through `store`. Prefetch runs on `tasks`.
     #[must_use]
     pub fn new(tree: Tree, store: Arc<Store>, source: Arc<dyn ChunkSource>, tasks: TaskTracker) -> Self {
         Reader {
-            dataset: dataset(tree.version().root()),
+            dataset: dataset_id(tree.version().root()),
             tree,
             store,
             source,
             domain: Domain::default_domain(),
-            sequence: Sequence::default(),
-            ahead: Arc::new(Semaphore::new(AHEAD_IN_FLIGHT)),
+            sequential: SequentialReads::default(),
+            prefetch_permits: Arc::new(Semaphore::new(PREFETCH_IN_FLIGHT_MAX)),
             tasks,
             counters: Arc::default(),
         }
     }
 
-    /// The same reader, counting there.
+    /// Returns the same reader with other counters.
     #[must_use]
-    pub fn counting(self, counters: Arc<ReadCounters>) -> Self {
+    pub fn with_counters(self, counters: Arc<ReadCounters>) -> Self {
         Reader { counters, ..self }
     }
 
-    /// What was counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> &Arc<ReadCounters> {
         &self.counters
     }
 
-    /// Bytes `offset .. offset + size` of a file, fewer only at its end.
+    /// Reads bytes `offset .. offset + size` of a file, fewer only at its end.
     ///
     /// # Errors
     /// [`FsError`].
-    pub async fn read(&self, ino: u64, offset: u64, size: u32) -> Result<Answer, FsError> {
+    pub async fn read(&self, ino: u64, offset: u64, size: u32) -> Result<ReadReply, FsError> {
         let found = self.tree.file(ino).await?;
         let len = found.entry().size;
         let end = offset.saturating_add(u64::from(size)).min(len);
         self.counters.reads.fetch_add(1, Relaxed);
         if offset >= end {
-            return Ok(Answer { bytes: Bytes::new(), push: None });
+            return Ok(ReadReply { bytes: Bytes::new(), push: None });
         }
         if found.slices().len() > 1 {
-            self.look_ahead(ino, &found, offset, end);
+            self.prefetch_slices(ino, &found, offset, end);
         }
         let named = |error| FsError::Read { path: found.entry().path.to_owned(), error };
-        let (slices, shared) = alone(&found);
+        let (slices, shared) = slices_to_read(&found);
         let mut wanted = ranges(&slices, offset..end);
         let (first, second) = (wanted.next(), wanted.next());
         let (bytes, hit) = match (first, second) {
@@ -218,7 +220,7 @@ impl Reader {
                 }
                 (whole.freeze(), None)
             }
-            // The placement was checked to cover the size, so this is a defect and not damage.
+            // The tables were checked: slices cover the size. So this is a defect, not damage.
             (None, _) => return Err(named(ReadError::Lost)),
         };
         self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
@@ -226,7 +228,7 @@ impl Reader {
             (0, Some(hit), [first, ..]) if end < len => push(&hit, *first, end, len),
             _ => None,
         };
-        Ok(Answer { bytes, push })
+        Ok(ReadReply { bytes, push })
     }
 
     async fn bytes(
@@ -235,7 +237,7 @@ impl Reader {
         of: &ChunkRange,
         shared: Option<Arc<str>>,
     ) -> Result<Hit, ReadError> {
-        let (key, len, fetch) = self.order(found, of, shared);
+        let (key, len, fetch) = self.store_request(found, of, shared);
         self.store.read(key, len, self.dataset, fetch).await
     }
 
@@ -245,23 +247,28 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// How the store comes by a slice: a chunk that ends where the slice ends, or, if the path
-    /// of its file is given, that file alone.
-    fn order(&self, found: &Found, of: &ChunkRange, shared: Option<Arc<str>>) -> (StoreKey, u32, Fetch) {
+    /// Returns key, length and fetch for a slice: a chunk that ends where the slice ends, or, if the path of
+    /// its file is given, that file alone.
+    fn store_request(
+        &self,
+        found: &Found,
+        of: &ChunkRange,
+        shared: Option<Arc<str>>,
+    ) -> (StoreKey, u32, Fetch) {
         let (hash, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
-        let spot = self.spot(found, of);
+        let spot = self.origin_location(found, of);
         let wanted = match shared {
-            Some(path) => Wanted::File { path, hash, len },
-            None => Wanted::Chunk { hash, len },
+            Some(path) => FetchRequest::File { path, hash, len },
+            None => FetchRequest::Chunk { hash, len },
         };
         let source = Arc::clone(&self.source);
         let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), &spot, attempt));
         (StoreKey { domain: self.domain.clone(), hash }, len, fetch)
     }
 
-    /// Where an origin has a slice: a small file of a pack in the object of its chunk, everything
-    /// else in its own object.
-    fn spot(&self, found: &Found, of: &ChunkRange) -> OriginLocation {
+    /// Returns where the origin has a slice: the object of the chunk for a small file of a pack, else the
+    /// file's own object.
+    fn origin_location(&self, found: &Found, of: &ChunkRange) -> OriginLocation {
         let params = &self.tree.version().layout_doc().params;
         match (params.kind, found.slices()) {
             (LayoutKind::Pack, [one]) if one.len <= params.slice_bytes => OriginLocation::TablesObject {
@@ -269,32 +276,32 @@ impl Reader {
                 offset: u64::from(one.chunk_offset),
             },
             _ => {
-                // The chunk is a run of its file, from the chunk's first byte.
+                // The chunk is a contiguous part of its file, from the chunk's first byte.
                 let offset = of.begin.saturating_sub(u64::from(of.slice.chunk_offset));
                 OriginLocation::DatasetObject { path: found.entry().path.to_owned(), offset }
             }
         }
     }
 
-    /// Brings the slices after `end` when the file is being read from front to back.
-    fn look_ahead(&self, ino: u64, found: &Found, offset: u64, end: u64) {
+    /// Prefetches the slices after `end` if a program reads the file from front to back.
+    fn prefetch_slices(&self, ino: u64, found: &Found, offset: u64, end: u64) {
         let slice_bytes = u64::from(self.tree.version().layout_doc().params.slice_bytes.max(1));
-        if !self.sequence.enters(ino, offset, end, (end - 1) / slice_bytes) {
+        if !self.sequential.enters_slice(ino, offset, end, (end - 1) / slice_bytes) {
             return;
         }
         let len = found.entry().size;
-        for next in ranges(found.slices(), end - 1..len).skip(1).take(AHEAD_SLICES) {
-            let (key, len, fetch) = self.order(found, &next, None);
+        for next in ranges(found.slices(), end - 1..len).skip(1).take(PREFETCH_SLICES) {
+            let (key, len, fetch) = self.store_request(found, &next, None);
             if self.store.cached(&key).is_some() {
                 continue;
             }
-            let Ok(permit) = Arc::clone(&self.ahead).try_acquire_owned() else { return };
+            let Ok(permit) = Arc::clone(&self.prefetch_permits).try_acquire_owned() else { return };
             let (store, dataset) = (Arc::clone(&self.store), self.dataset);
-            self.counters.ahead.fetch_add(1, Relaxed);
+            self.counters.prefetched.fetch_add(1, Relaxed);
             self.tasks.spawn(async move {
                 if let Err(error) = store.read(key, len, dataset, fetch).await {
-                    // The reader will meet the same error itself, and its errno tells it.
-                    tracing::debug!(%error, "read-ahead failed");
+                    // The reader meets the same error itself and reports it.
+                    tracing::debug!(%error, "prefetch failed");
                 }
                 drop(permit);
             });
@@ -302,10 +309,10 @@ impl Reader {
     }
 }
 
-/// The slices to read an entry by. One that lies in a chunk with others stands for itself, under
-/// its content's hash, and its path says whom to ask for: neither the length of such a chunk nor
-/// its other bytes are needed to know that these are right.
-fn alone(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
+/// Returns the slices to read for an entry. A file that shares a chunk with others becomes one slice named by
+/// the hash of its content, and is fetched by its path. To check its bytes, the mount then needs neither the
+/// length of the chunk nor the other files in it.
+fn slices_to_read(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
     let entry = found.entry();
     if let ([one], Some(hash)) = (found.slices(), entry.hash)
         && one.chunk != hash
@@ -316,8 +323,8 @@ fn alone(found: &Found) -> (Cow<'_, [Slice]>, Option<Arc<str>>) {
     (Cow::Borrowed(found.slices()), None)
 }
 
-/// What to push after a READ of the first `end` bytes of a file of `len` bytes.
-fn push(hit: &Hit, first: Slice, end: u64, len: u64) -> Option<Push> {
+/// Returns what to push after a READ of the first `end` bytes of a file of `len` bytes.
+fn push(hit: &Hit, first: Slice, end: u64, len: u64) -> Option<PagePush> {
     if end >= READ_BYTES_FULL {
         return None;
     }
@@ -333,5 +340,5 @@ fn push(hit: &Hit, first: Slice, end: u64, len: u64) -> Option<Push> {
     let base = u64::from(first.chunk_offset);
     let at = |x: u64| usize::try_from(base + x).ok();
     let bytes = hit.chunk.slice(at(offset)?..at(until)?)?;
-    Some(Push { offset, bytes })
+    Some(PagePush { offset, bytes })
 }

@@ -1,30 +1,36 @@
-//! Names, directories and attributes of a version. No state but the version's own parts: every
-//! answer is worked out from an inode number.
+//! The tree of a version: names, directories, attributes and extended attributes.
+//!
+//! It has no state beyond the version's own parts: it computes every answer from an inode number. The kernel
+//! shows `user.*` attributes of files and directories only, never of symlinks.
 
-use super::attr::{Attr, NodeKind};
+use super::attr::{Attr, InodeKind};
 use super::error::FsError;
 use super::inode::Ino;
 use fletch_core::manifest::locate::DirId;
 use fletch_tables::version::{Found, Resolved};
 use fletch_tables::{ChildKind, Version};
 
-/// Children asked of the tables at once.
+/// The most children read from the tables at once.
 const PAGE: usize = 128;
-/// Directory offsets: 1 is after `.`, 2 after `..`; a child's is its cookie and this.
+/// Added to a child's cookie to make its directory offset. Offset 1 is after `.`, and 2 after `..`.
 const OFFSET_BASE: u64 = 2;
+/// The extended attribute with the version's root, on every inode.
+pub const XATTR_ROOT: &str = "user.fletch.root";
+/// The extended attribute with the BLAKE3 of the content, as `b3sum` prints it, on files.
+pub const XATTR_BLAKE3: &str = "user.fletch.blake3";
 
-/// One line of a directory.
+/// One entry of a directory listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct DirEntry {
     /// The name.
     pub name: String,
-    /// Where to go on after it.
+    /// The offset at which a listing continues after this entry.
     pub offset: u64,
-    /// What it is.
+    /// The attributes of the inode.
     pub attr: Attr,
 }
 
-/// Numbers of the whole version, for `statfs`.
+/// The totals of a version, for `statfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Totals {
     /// Content bytes.
@@ -40,26 +46,26 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Shows `version`.
+    /// Returns the tree of `version`.
     #[must_use]
     pub fn new(version: Version) -> Self {
         Tree { version }
     }
 
-    /// The version it shows.
+    /// Returns the version.
     #[must_use]
     pub fn version(&self) -> &Version {
         &self.version
     }
 
-    /// Numbers of the whole version.
+    /// Returns the totals of the version.
     #[must_use]
     pub fn totals(&self) -> Totals {
         let m = self.version.manifest();
         Totals { bytes: m.bytes, entries: m.entries }
     }
 
-    /// What `name` in directory `parent` is; `None` when there is no such name.
+    /// Looks up `name` in directory `parent`; `None` if the directory has no such name.
     ///
     /// # Errors
     /// [`FsError`].
@@ -77,7 +83,7 @@ impl Tree {
         })
     }
 
-    /// Attributes of an inode. Directories cost nothing.
+    /// Returns the attributes of an inode. Reads no table for a directory.
     ///
     /// # Errors
     /// [`FsError`].
@@ -91,17 +97,17 @@ impl Tree {
         }
     }
 
-    /// The file behind an inode.
+    /// Returns the file with an inode number.
     ///
     /// # Errors
-    /// [`FsError`]; [`FsError::IsDirectory`] or [`FsError::Invalid`] when it is no file.
+    /// [`FsError`]; [`FsError::IsDirectory`] or [`FsError::Invalid`] if the inode is no file.
     pub async fn file(&self, ino: u64) -> Result<Found, FsError> {
         match decode(ino)? {
             Ino::Dir(_) => Err(FsError::IsDirectory),
             Ino::Entry(ordinal) => {
                 let found = self.entry(ordinal).await?;
-                match NodeKind::of(found.entry().kind) {
-                    Some(NodeKind::File) => Ok(found),
+                match InodeKind::of(found.entry().kind) {
+                    Some(InodeKind::File) => Ok(found),
                     Some(_) => Err(FsError::Invalid),
                     None => Err(FsError::NotFound),
                 }
@@ -109,34 +115,34 @@ impl Tree {
         }
     }
 
-    /// The target of a symlink, verbatim.
+    /// Returns the target of a symlink, verbatim.
     ///
     /// # Errors
-    /// [`FsError`]; [`FsError::Invalid`] when it is none.
+    /// [`FsError`]; [`FsError::Invalid`] if the inode is no symlink.
     pub async fn target(&self, ino: u64) -> Result<String, FsError> {
         let Ino::Entry(ordinal) = decode(ino)? else { return Err(FsError::Invalid) };
         let found = self.entry(ordinal).await?;
         let entry = found.entry();
-        match NodeKind::of(entry.kind) {
-            Some(NodeKind::Symlink) => Ok(entry.target.to_owned()),
+        match InodeKind::of(entry.kind) {
+            Some(InodeKind::Symlink) => Ok(entry.target.to_owned()),
             _ => Err(FsError::Invalid),
         }
     }
 
-    /// Lines of directory `ino` from `offset` on, handed to `add` until it says that it is full
-    /// or the directory ends. Offsets are valid for ever.
+    /// Lists directory `ino` from `offset` on. Calls `add` for each entry until it returns true (the reply is
+    /// full) or the directory ends. An offset never changes its meaning.
     ///
     /// # Errors
-    /// [`FsError`], only when not even one line could be had.
+    /// [`FsError`], if the listing fails before its first entry.
     pub async fn list(
         &self,
         ino: u64,
         offset: u64,
-        mut add: impl FnMut(Line) -> bool + Send,
+        mut add: impl FnMut(DirEntry) -> bool + Send,
     ) -> Result<(), FsError> {
         let Ino::Dir(id) = decode(ino)? else { return Err(FsError::NotDirectory) };
         let dir = self.dir_path(ino).await?;
-        let dot = |name: &str, offset, ino| Line { name: name.into(), offset, attr: Attr::dir(ino) };
+        let dot = |name: &str, offset, ino| DirEntry { name: name.into(), offset, attr: Attr::dir(ino) };
         if offset < 1 && add(dot(".", 1, ino)) {
             return Ok(());
         }
@@ -148,7 +154,7 @@ impl Tree {
         loop {
             let page = match self.version.list(&dir, cookie, PAGE).await {
                 Ok(page) => page,
-                // What was handed over is right; the next call meets the error again.
+                // The entries so far are right, and the next call meets the error again.
                 Err(_) if any => return Ok(()),
                 Err(e) => return Err(e.into()),
             };
@@ -163,7 +169,7 @@ impl Tree {
                 cookie = child.next;
                 let Some(attr) = attr else { continue };
                 let offset = child.next + OFFSET_BASE;
-                if add(Line { name: child.name, offset, attr }) {
+                if add(DirEntry { name: child.name, offset, attr }) {
                     return Ok(());
                 }
                 any = true;
@@ -171,11 +177,46 @@ impl Tree {
         }
     }
 
+    /// Returns the value of an extended attribute.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`] if the inode has no such attribute.
+    pub async fn xattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        if name == XATTR_ROOT.as_bytes() {
+            return Ok(self.version().root().to_string().into_bytes());
+        }
+        if name != XATTR_BLAKE3.as_bytes() || !matches!(Ino::decode(ino), Some(Ino::Entry(_))) {
+            return Err(FsError::NoAttribute);
+        }
+        match self.file(ino).await {
+            Ok(found) => Ok(found.entry().hash.ok_or(FsError::NoAttribute)?.to_string().into_bytes()),
+            Err(FsError::Invalid) => Err(FsError::NoAttribute),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Returns the names of the extended attributes, each ended by a NUL.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    pub async fn xattr_names(&self, ino: u64) -> Result<Vec<u8>, FsError> {
+        let mut names = format!("{XATTR_ROOT}\0");
+        match self.xattr(ino, XATTR_BLAKE3.as_bytes()).await {
+            Ok(_) => {
+                names.push_str(XATTR_BLAKE3);
+                names.push('\0');
+            }
+            Err(FsError::NoAttribute) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(names.into_bytes())
+    }
+
     async fn entry(&self, ordinal: u64) -> Result<Found, FsError> {
         self.version.entry(ordinal).await?.ok_or(FsError::NotFound)
     }
 
-    /// The path of a directory, "" for the root.
+    /// Returns the path of a directory, "" for the root.
     async fn dir_path(&self, ino: u64) -> Result<String, FsError> {
         let Ino::Dir(id) = decode(ino)? else { return Err(FsError::NotDirectory) };
         if id.depth == 0 {

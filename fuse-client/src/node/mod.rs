@@ -1,37 +1,38 @@
-//! The store of a node without a server: on disk, owned by one mount, which serves the node's others.
+//! The node store: a cache on disk for a node that runs no server, shared by the mounts of that node.
+//!
+//! One mount, the owner, keeps the store and serves the other mounts, its clients, through a unix socket.
 //!
 //! ```text
-//!             the lock is free                      the socket answers
-//!   owner ◀──────────────────── alone ────────────────────────────────▶ guest
+//!             the lock is free                       the socket answers
+//!   owner ◀──────────────────── direct ───────────────────────────────▶ client
 //!     │ the directory is gone     ▲ ▲              the owner is gone      │
 //!     └───────────────────────────┘ └─────────────────────────────────────┘
 //! ```
-//! Owns which of the three this mount is, the disk tier while it is the owner, and the socket. Adding nothing to
-//! what a mount can do without it, it must never be in the way of a read:
+//! This module owns the role of this mount, the disk tier while the mount is the owner, and the socket. A
+//! mount works without the node store too, so the node store must never delay or fail a read:
 //!
-//! 1. (I5) a guest whose owner is silent, slow or has nothing asks the server itself, at once;
-//! 2. (I1) what comes over the socket is hashed again by the guest's own store;
-//! 3. (I7) one store for each server, principal and user ([`place`], [`settings`]);
-//! 4. (I6) the disk's limits are those of `fletch_store::disk`; the socket's are in [`door`] and [`host`];
-//! 5. the directory's lock says who owns it, and nothing else does. A crash releases it.
+//! 1. (I5) A client asks the server itself, at once, when the owner is silent, slow or has no bytes.
+//! 2. (I1) A client's own store hashes again every byte that came over the socket.
+//! 3. (I7) Each combination of server, principal and user has its own store ([`directory`], [`settings`]).
+//! 4. (I6) `fletch_store::disk` limits the disk; [`listener`] and [`node_store`] limit the socket.
+//! 5. The mount that holds the lock of the directory is the owner. A crash releases the lock.
 
-pub mod door;
-pub mod guests;
-pub mod host;
+pub mod clients;
+pub mod directory;
+pub mod listener;
+pub mod node_store;
 mod owner;
-pub mod place;
 pub mod settings;
-pub mod source;
 
-use crate::fs::read::{ReadCounters, Wanted};
+use crate::fs::read::{FetchRequest, ReadCounters};
 use crate::metrics::NodeSnapshot;
 use bytes::Bytes;
-use fletch_api::node::NodeClientVersion;
+use directory::{StoreDirectory, socket_path};
+use fletch_api::node::MountedVersion;
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
 use fletch_core::JobName;
 use fletch_store::{DiskTier, Store, disk::DiskError, maintenance};
-use host::Host;
-use place::{Place, socket_path};
+use node_store::NodeStore;
 use settings::CacheSettings;
 use std::{
     fs::File,
@@ -48,164 +49,164 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// How often a guest looks whether its owner lives.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long an owner may be silent then: it is not waited for longer, whatever it waits for itself.
-const LOOK_WITHIN: Duration = Duration::from_secs(5);
-/// How long a mount that begins waits for the socket of an owner that begins, too.
-const ATTACH_WITHIN: Duration = Duration::from_secs(2);
-/// Between two attempts to become something, at first and then.
-const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// For how long attempts follow fast.
-const HASTE: Duration = Duration::from_secs(5);
-/// Reads of one guest at its owner at once; more go to the server.
+/// How often a client checks that its owner answers.
+const OWNER_CHECK_EVERY: Duration = Duration::from_secs(1);
+/// The longest a client waits for the answer to that check, even if the owner itself waits for the server.
+const OWNER_CHECK_WITHIN: Duration = Duration::from_secs(5);
+/// How long a starting mount waits for the socket of an owner that is starting too.
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// The pause between two elections: while retries are fast, and afterwards.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// How long retries stay fast after this mount lost a role.
+const FAST_RETRIES_FOR: Duration = Duration::from_secs(5);
+/// The most reads that one client has at its owner at once. Further reads go to the server.
 const READS_MAX: usize = 16;
-/// Idle connections that a guest keeps for them.
+/// The idle connections that a client keeps for these reads.
 const IDLE_MAX: usize = 4;
 
-/// What a mount is to its node's store.
+/// The role of a mount in the node store.
 #[derive(Debug, Clone)]
 pub enum Role {
-    /// Neither: it reads past the store.
-    Alone,
-    /// It has the directory's lock.
+    /// Neither owner nor client: the mount reads from the server, past the node store.
+    Direct,
+    /// The mount holds the lock of the store directory.
     Owner,
-    /// Another has, and answers.
-    Guest(Arc<Link>),
+    /// Another mount holds the lock and answers at its socket.
+    Client(Arc<OwnerLink>),
 }
 
 impl Role {
-    /// The word in metrics and reports.
+    /// Returns the word for the role in metrics and reports.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
-            Role::Alone => "alone",
+            Role::Direct => "direct",
             Role::Owner => "owner",
-            Role::Guest(_) => "guest",
+            Role::Client(_) => "client",
         }
     }
 }
 
-/// A guest's way to its owner.
+/// A client's connection to the owner.
 #[derive(Debug)]
-pub struct Link {
-    /// For reads.
+pub struct OwnerLink {
+    /// Sends reads.
     client: Client,
-    /// For looking after it: by a connection of its own, behind no read.
-    look: Client,
-    /// For each read.
-    turns: Semaphore,
-    /// The socket's path leads through it.
+    /// Checks the owner, over a connection of its own, so that a check never queues behind a read.
+    health: Client,
+    /// One permit for each read under way.
+    permits: Semaphore,
+    /// Open for as long as the link lives: the path of the socket leads through this descriptor.
     _dir: File,
-    /// A read had no answer.
-    doubt: Notify,
-    /// No more reads are waited for here.
+    /// Notified when a read had no answer: check the owner now.
+    check_now: Notify,
+    /// Cancelled when the owner is gone: ends every read that still waits for it.
     gone: CancellationToken,
 }
 
-/// What a guest got, totals.
+/// What this mount received from owners; totals.
 #[derive(Debug, Default)]
-pub struct Got {
+pub struct ClientCounters {
     /// Reads that the owner answered.
     pub reads: AtomicU64,
-    /// Bytes of them, not yet checked.
+    /// Bytes of those answers, before they are hashed.
     pub bytes: AtomicU64,
-    /// Reads that it left to the server.
+    /// Reads that the owner did not answer and this mount took to the server.
     pub left: AtomicU64,
-    /// How often an owner was lost.
+    /// How often this mount lost its owner.
     pub losses: AtomicU64,
 }
 
-/// What a node's store needs to know of its mount.
-pub struct Means {
-    /// What was said about it.
+/// What the node store needs from its mount.
+pub struct NodeContext {
+    /// The settings of the node store.
     pub settings: CacheSettings,
-    /// The mount's store, with a place for a disk tier.
+    /// The mount's own store, which has room for a disk tier.
     pub store: Arc<Store>,
-    /// What the owner does for guests.
-    pub host: Arc<Host>,
-    /// What this mount reads.
-    pub version: NodeClientVersion,
-    /// What it read.
+    /// Serves clients while this mount is the owner.
+    pub node_store: Arc<NodeStore>,
+    /// The version that this mount reads.
+    pub version: MountedVersion,
+    /// Counts the reads of this mount.
     pub read: Arc<ReadCounters>,
-    /// For which job.
+    /// The job that this mount reads for.
     pub job: JobName,
-    /// Every read ends within this.
+    /// The time within which every read ends.
     pub io_timeout: Duration,
 }
 
-/// See the module.
+/// This mount's part in the node store: its role, its disk tier, and its link to the owner.
 pub struct Node {
-    means: Means,
+    context: NodeContext,
     disk: Arc<DiskTier>,
-    /// Where the store lies that this mount owns or reads from, or tried last.
-    place: Mutex<Place>,
+    /// The directory of the store that this mount owns, reads from, or tried last.
+    directory: Mutex<StoreDirectory>,
     role: watch::Sender<Role>,
-    begun: watch::Sender<bool>,
-    /// Reads of this mount when its dataset was last noted.
-    noted: AtomicU64,
-    got: Got,
+    role_known: watch::Sender<bool>,
+    /// The read count at which this mount last renewed its dataset's share of the disk.
+    recorded_reads: AtomicU64,
+    counters: ClientCounters,
 }
 
-enum Elected {
+enum Election {
     Owner,
-    Guest(Arc<Link>),
-    /// Whether somebody else has the lock.
-    Nothing {
-        taken: bool,
+    Client(Arc<OwnerLink>),
+    /// Neither; `locked` says whether another process holds the lock.
+    Undecided {
+        locked: bool,
     },
 }
 
 impl Node {
-    /// A store on this node; nobody's yet. `None` without a place for a disk tier.
+    /// Returns a node without a role yet. `None` if the mount's store has no room for a disk tier.
     #[must_use]
-    pub fn new(means: Means) -> Option<Arc<Self>> {
-        let disk = Arc::clone(means.store.disk()?);
-        means.host.expect(means.version);
+    pub fn new(context: NodeContext) -> Option<Arc<Self>> {
+        let disk = Arc::clone(context.store.disk()?);
+        context.node_store.register_version(context.version);
         Some(Arc::new(Node {
-            place: Mutex::new(Place::new(&means.settings.dir, means.settings.name)),
+            directory: Mutex::new(StoreDirectory::new(&context.settings.dir, context.settings.name)),
             disk,
-            means,
-            role: watch::Sender::new(Role::Alone),
-            begun: watch::Sender::new(false),
-            noted: AtomicU64::new(u64::MAX),
-            got: Got::default(),
+            context,
+            role: watch::Sender::new(Role::Direct),
+            role_known: watch::Sender::new(false),
+            recorded_reads: AtomicU64::new(u64::MAX),
+            counters: ClientCounters::default(),
         }))
     }
 
-    fn place(&self) -> Place {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn directory(&self) -> StoreDirectory {
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where the store lies of the principal that the token speaks for now: its file may have been rotated.
-    fn place_now(&self) -> Place {
-        let s = &self.means.settings;
-        Place::new(&s.dir, self.host().principal(&s.whose).unwrap_or(s.name))
+    /// Returns the store directory for the token in use now, which differs after the token file was rotated.
+    fn current_directory(&self) -> StoreDirectory {
+        let s = &self.context.settings;
+        StoreDirectory::new(&s.dir, self.node_store().principal(&s.scope).unwrap_or(s.name))
     }
 
-    /// What this mount is now.
+    /// Returns the current role of this mount.
     #[must_use]
     pub fn role(&self) -> Role {
         self.role.borrow().clone()
     }
 
-    /// What it got from owners.
+    /// Returns what this mount received from owners.
     #[must_use]
-    pub fn got(&self) -> &Got {
-        &self.got
+    pub fn counters(&self) -> &ClientCounters {
+        &self.counters
     }
 
-    /// What is to be seen of it.
+    /// Returns the numbers for metrics and the report.
     #[must_use]
     pub fn snapshot(&self) -> NodeSnapshot {
-        let (got, state) = (&self.got, self.host().state());
+        let (counters, state) = (&self.counters, self.node_store().state());
         NodeSnapshot {
             role: self.role().word(),
-            reads: got.reads.load(Relaxed),
-            bytes: got.bytes.load(Relaxed),
-            left: got.left.load(Relaxed),
-            losses: got.losses.load(Relaxed),
-            sent: self.host().sent_bytes().into_iter().collect(),
+            reads: counters.reads.load(Relaxed),
+            bytes: counters.bytes.load(Relaxed),
+            left: counters.left.load(Relaxed),
+            losses: counters.losses.load(Relaxed),
+            sent: self.node_store().sent_bytes().into_iter().collect(),
             chunks: state.chunks,
             slab_bytes: state.slab_bytes,
             limit_bytes: state.limit_bytes,
@@ -214,32 +215,34 @@ impl Node {
         }
     }
 
-    /// What it does for guests.
+    /// Returns the part that serves clients.
     #[must_use]
-    pub fn host(&self) -> &Host {
-        &self.means.host
+    pub fn node_store(&self) -> &NodeStore {
+        &self.context.node_store
     }
 
-    /// Waits until it is known what this mount is, but not for ever.
-    pub async fn begin(&self) {
-        let mut begun = self.begun.subscribe();
-        if timeout(maintenance::OPEN_WITHIN, begun.wait_for(|b| *b)).await.is_err() {
-            tracing::warn!("the cache on disk takes long to open; going on without it until it is");
+    /// Waits until this mount has its first role, for a bounded time.
+    pub async fn wait_for_role(&self) {
+        let mut role_known = self.role_known.subscribe();
+        if timeout(maintenance::OPEN_WITHIN, role_known.wait_for(|known| *known)).await.is_err() {
+            tracing::warn!("the cache on disk is slow to open; the mount reads without it until it is open");
         }
     }
 
-    /// What the owner has or can get; `None` when there is no owner, or it brought nothing.
-    pub async fn ask_owner(&self, wanted: &Wanted) -> Option<Bytes> {
-        let Role::Guest(link) = self.role() else { return None };
-        let Ok(_turn) = link.turns.try_acquire() else {
-            self.got.left.fetch_add(1, Relaxed);
+    /// Fetches bytes from the owner. `None` if this mount has no owner, or the owner sent no bytes.
+    pub async fn fetch_from_owner(&self, request: &FetchRequest) -> Option<Bytes> {
+        let Role::Client(link) = self.role() else { return None };
+        let Ok(_permit) = link.permits.try_acquire() else {
+            self.counters.left.fetch_add(1, Relaxed);
             return None;
         };
-        let root = self.means.version.root;
+        let root = self.context.version.root;
         let asked = async {
-            match wanted {
-                Wanted::Chunk { hash, len } => link.client.node_chunk_unchecked(root, *hash, *len).await,
-                Wanted::File { path, hash, len } => {
+            match request {
+                FetchRequest::Chunk { hash, len } => {
+                    link.client.node_chunk_unchecked(root, *hash, *len).await
+                }
+                FetchRequest::File { path, hash, len } => {
                     link.client.node_file_unchecked(root, *hash, *len, path).await
                 }
             }
@@ -250,111 +253,114 @@ impl Node {
         };
         match answer {
             Ok(bytes) => {
-                self.got.reads.fetch_add(1, Relaxed);
-                self.got.bytes.fetch_add(bytes.len() as u64, Relaxed);
+                self.counters.reads.fetch_add(1, Relaxed);
+                self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
                 Some(bytes)
             }
             Err(error) => {
-                self.got.left.fetch_add(1, Relaxed);
+                self.counters.left.fetch_add(1, Relaxed);
                 if error.is_unreachable() {
-                    link.doubt.notify_one();
+                    link.check_now.notify_one();
                 }
-                tracing::debug!(%error, "the owner of the node's store leaves a read to the server");
+                tracing::debug!(%error, "the owner sent no bytes: this read goes to the server");
                 None
             }
         }
     }
 
-    /// Owns the store, or is a guest of who does, until `stop`.
+    /// Takes part in the node store, as owner or client, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let (begun, mut hasty_until) = (Instant::now(), Instant::now() + ATTACH_WITHIN);
+        let (started, mut fast_until) = (Instant::now(), Instant::now() + CONNECT_WITHIN);
         while !stop.is_cancelled() {
             match self.elect().await {
-                Elected::Owner => self.own(&stop).await,
-                Elected::Guest(link) => self.visit(&link, &stop).await,
-                Elected::Nothing { taken } => {
-                    // Whoever has the lock may be about to listen.
-                    if begun.elapsed() > ATTACH_WITHIN || !taken {
-                        self.begun.send_replace(true);
+                Election::Owner => self.run_as_owner(&stop).await,
+                Election::Client(link) => self.run_as_client(&link, &stop).await,
+                Election::Undecided { locked } => {
+                    // The process that holds the lock may be about to listen at its socket.
+                    if started.elapsed() > CONNECT_WITHIN || !locked {
+                        self.role_known.send_replace(true);
                     }
-                    let rest = if Instant::now() < hasty_until { REST.0 } else { REST.1 };
-                    stop.run_until_cancelled(sleep(rest)).await;
+                    let pause = if Instant::now() < fast_until { RETRY_PAUSE.0 } else { RETRY_PAUSE.1 };
+                    stop.run_until_cancelled(sleep(pause)).await;
                     continue;
                 }
             }
-            hasty_until = Instant::now() + HASTE;
+            fast_until = Instant::now() + FAST_RETRIES_FOR;
         }
     }
 
-    fn becomes(&self, role: Role) {
+    fn set_role(&self, role: Role) {
         self.role.send_replace(role);
-        self.begun.send_replace(true);
+        self.role_known.send_replace(true);
     }
 
-    async fn elect(self: &Arc<Self>) -> Elected {
-        let now = self.place_now();
-        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    async fn elect(self: &Arc<Self>) -> Election {
+        let now = self.current_directory();
+        *self.directory.lock().unwrap_or_else(PoisonError::into_inner) = now;
         let node = Arc::clone(self);
         let opened = spawn_blocking(move || maintenance::open(&*node, &node.disk)).await;
-        let taken = match opened {
-            Ok(Ok(Some(_))) => return Elected::Owner,
+        let locked = match opened {
+            Ok(Ok(Some(_))) => return Election::Owner,
             Ok(Ok(None)) => false,
             Ok(Err(e)) => matches!(e, DiskError::Locked { .. }),
             Err(error) => {
-                tracing::error!(%error, "opening the node's store was lost");
+                tracing::error!(%error, "the task that opens the node store failed; please report this line");
                 false
             }
         };
-        match self.attach().await {
-            Ok(link) => Elected::Guest(link),
+        match self.connect_to_owner().await {
+            Ok(link) => Election::Client(link),
             Err(error) => {
-                tracing::debug!(%error, "no owner of the node's store answers");
-                Elected::Nothing { taken }
+                tracing::debug!(%error, "no owner of the node store answers");
+                Election::Undecided { locked }
             }
         }
     }
 
-    fn look_within(&self) -> Duration {
-        LOOK_WITHIN.min(self.means.io_timeout / 4)
+    fn owner_check_within(&self) -> Duration {
+        OWNER_CHECK_WITHIN.min(self.context.io_timeout / 4)
     }
 
-    async fn attach(&self) -> Result<Arc<Link>, ClientError> {
-        let place = self.place();
-        let closed = |e: std::io::Error| ClientError::Config(format!("{}: {e}", place.dir().display()));
-        let dir = place.open().map_err(closed)?;
+    async fn connect_to_owner(&self) -> Result<Arc<OwnerLink>, ClientError> {
+        let directory = self.directory();
+        let closed = |e: std::io::Error| ClientError::Config(format!("{}: {e}", directory.dir().display()));
+        let dir = directory.open().map_err(closed)?;
         let config = |connections_idle_max| ClientConfig {
-            job: Some(self.means.job.clone()),
-            // The other half is for the server.
-            io_timeout: self.means.io_timeout / 2,
+            job: Some(self.context.job.clone()),
+            // The server gets the other half.
+            io_timeout: self.context.io_timeout / 2,
             connections_idle_max,
             ..ClientConfig::new(Endpoint::Unix(socket_path(&dir)), "mount")
         };
         let client = Client::new(config(IDLE_MAX))?.fail_fast();
-        let look = Client::new(config(1))?.fail_fast().within(self.look_within());
-        look.node_state(self.means.version).await?;
-        let (turns, doubt, gone) = (Semaphore::new(READS_MAX), Notify::new(), CancellationToken::new());
-        Ok(Arc::new(Link { client, look, turns, _dir: dir, doubt, gone }))
+        let health = Client::new(config(1))?.fail_fast().within(self.owner_check_within());
+        health.node_state(self.context.version).await?;
+        let (permits, check_now, gone) = (Semaphore::new(READS_MAX), Notify::new(), CancellationToken::new());
+        Ok(Arc::new(OwnerLink { client, health, permits, _dir: dir, check_now, gone }))
     }
 
-    async fn visit(&self, link: &Arc<Link>, stop: &CancellationToken) {
-        let place = self.place();
-        tracing::info!(dir = %place.dir().display(), "another mount owns this node's store: reading by way of it");
-        self.becomes(Role::Guest(Arc::clone(link)));
+    async fn run_as_client(&self, link: &Arc<OwnerLink>, stop: &CancellationToken) {
+        let directory = self.directory();
+        let dir = directory.dir().display();
+        tracing::info!(%dir, "another mount owns this node's store: this mount reads through it");
+        self.set_role(Role::Client(Arc::clone(link)));
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = link.doubt.notified() => {}
-                () = sleep(LOOK_EVERY) => {}
+                () = link.check_now.notified() => {}
+                () = sleep(OWNER_CHECK_EVERY) => {}
             }
-            let seen = link.look.node_state(self.means.version).await;
-            let error = match seen {
+            let state = link.health.node_state(self.context.version).await;
+            let error = match state {
                 Err(e) => e,
-                Ok(_) if self.place_now() != place => ClientError::Config("the token is another".to_owned()),
+                Ok(_) if self.current_directory() != directory => {
+                    ClientError::Config("the token was rotated".to_owned())
+                }
                 Ok(_) => continue,
             };
-            self.role.send_replace(Role::Alone);
+            self.role.send_replace(Role::Direct);
             link.gone.cancel();
-            self.got.losses.fetch_add(1, Relaxed);
+            self.counters.losses.fetch_add(1, Relaxed);
             tracing::info!(%error, "the owner of this node's store is gone: reading from the server");
             return;
         }

@@ -1,12 +1,12 @@
-//! What the owner of a node's store does all the time: housekeeping of the tier, and a socket that guests find.
+//! The duties of the owner: maintenance of the disk tier, and a socket that clients can reach.
 //!
-//! The two are apart: without a socket the store serves its owner, and a socket that cannot be bound is tried again,
-//! in its own time, while housekeeping goes on.
+//! The two are independent. Without a socket the store still serves its owner. When the socket cannot be
+//! bound, the owner retries on a timer of its own while maintenance goes on.
 //!
-//! (I7) The store is left when its directory is not, or not surely, of this user alone any more, and when the token
-//! became another principal's name.
+//! (I7) The owner leaves the store when it is no longer certain that the directory belongs to this user
+//! alone, and when the token now speaks for another principal.
 
-use super::{Node, REST, Role, door::Socket, place::Place, settings};
+use super::{Node, RETRY_PAUSE, Role, directory::StoreDirectory, listener::Socket, settings};
 use fletch_settings::ByteSize;
 use fletch_store::{
     DiskOwner, DiskState, DiskTier,
@@ -25,36 +25,36 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Slab files that are kept open for reading.
+/// The most slab files kept open for reading.
 const SLABS_OPEN: usize = 256;
-/// How often an owner looks whether its socket is where guests look for it.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often a socket is tried that cannot be bound, or cannot be listened at.
-const BIND_EVERY: Duration = Duration::from_secs(5);
-/// How long answers to guests are waited for when the mount ends.
+/// How often the owner checks that its socket is still at the path where clients look for it.
+const SOCKET_CHECK_EVERY: Duration = Duration::from_secs(1);
+/// The pause before the owner retries after it could not bind the socket or listen at it.
+const BIND_RETRY_EVERY: Duration = Duration::from_secs(5);
+/// How long a mount that ends waits for its answers to clients.
 const DRAIN: Duration = Duration::from_millis(300);
 
 impl Node {
-    /// Keeps the store until `stop`, or until it is lost.
-    pub(super) async fn own(self: &Arc<Self>, stop: &CancellationToken) {
-        let place = self.place();
-        tracing::info!(dir = %place.dir().display(), "this mount owns the node's store");
-        let idle = place.clone();
-        // Beside the point of what is waited for here.
+    /// Runs the store as its owner until `stop`, or until the store is lost.
+    pub(super) async fn run_as_owner(self: &Arc<Self>, stop: &CancellationToken) {
+        let directory = self.directory();
+        tracing::info!(dir = %directory.dir().display(), "this mount owns the node's store");
+        let idle = directory.clone();
+        // Nothing here depends on the removal, so nothing waits for it.
         drop(spawn_blocking(move || idle.remove_idle()));
-        // Until it is noted again by reads.
-        self.host().note(self.means.version.root);
+        // Gives the dataset a share of the disk until a read renews it.
+        self.node_store().record_read(self.context.version.root);
         let ended = stop.child_token();
-        let serving = self.receive(&place, &ended);
-        let keeping = {
+        let serving = self.serve_clients(&directory, &ended);
+        let maintaining = {
             let (house, disk) = (Arc::clone(self) as Arc<dyn DiskOwner>, Arc::clone(&self.disk));
             maintenance::run(house, disk, ended.clone())
         };
         tokio::pin!(serving);
         tokio::select! {
-            () = keeping => {}
+            () = maintaining => {}
             () = &mut serving => {}
-            () = self.means.host.watch_server() => {}
+            () = self.context.node_store.watch_server() => {}
         }
         ended.cancel();
         drop(timeout(DRAIN, &mut serving).await);
@@ -62,54 +62,65 @@ impl Node {
             maintenance::close(Arc::clone(&self.disk)).await;
             return;
         }
-        self.role.send_replace(Role::Alone);
-        tracing::warn!(dir = %place.dir().display(), "the node's store is lost, and begun anew");
+        self.role.send_replace(Role::Direct);
+        let dir = directory.dir().display();
+        tracing::warn!(%dir, "the node store was lost: this mount opens it again");
         let disk = Arc::clone(&self.disk);
         let left = spawn_blocking(move || disk.detach("its directory is gone".to_owned())).await;
         if let Err(error) = left {
-            tracing::error!(%error, "leaving the node's store was lost");
+            tracing::error!(%error, "the task that leaves the node store failed; please report this line");
         }
     }
 
-    /// Serves guests until `ended`, at a socket that is bound again whenever it is lost.
-    async fn receive(&self, place: &Place, ended: &CancellationToken) {
-        let mut told = false;
+    /// Serves clients until `ended`. Binds the socket again whenever it is lost.
+    async fn serve_clients(&self, directory: &StoreDirectory, ended: &CancellationToken) {
+        let mut warned = false;
         while !ended.is_cancelled() {
-            let at = place.clone();
+            let at = directory.clone();
             let bound = spawn_blocking(move || Socket::bind(&at)).await;
-            self.becomes(Role::Owner);
+            self.set_role(Role::Owner);
             let served = match bound.unwrap_or_else(|lost| Err(io::Error::other(lost))) {
-                Ok(socket) => self.serve(Arc::new(socket), place, ended).await,
+                Ok(socket) => self.serve(Arc::new(socket), directory, ended).await,
                 Err(e) => Err(e),
             };
-            let rest = match served {
+            let pause = match served {
                 Ok(()) => {
-                    told = false;
-                    REST.0
+                    warned = false;
+                    RETRY_PAUSE.0
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut told, true) {
-                        tracing::warn!(%error, "other mounts cannot reach this node's store for now");
+                    if !std::mem::replace(&mut warned, true) {
+                        tracing::warn!(
+                            %error,
+                            "other mounts cannot reach this node store and read from the server; retrying"
+                        );
                     }
-                    BIND_EVERY
+                    BIND_RETRY_EVERY
                 }
             };
-            ended.run_until_cancelled(sleep(rest)).await;
+            ended.run_until_cancelled(sleep(pause)).await;
         }
     }
 
-    /// Serves guests until `ended`, or until they do not find the socket any more.
-    async fn serve(&self, socket: Arc<Socket>, place: &Place, ended: &CancellationToken) -> io::Result<()> {
+    /// Serves clients until `ended`, or until the socket is no longer where clients look for it.
+    async fn serve(
+        &self,
+        socket: Arc<Socket>,
+        directory: &StoreDirectory,
+        ended: &CancellationToken,
+    ) -> io::Result<()> {
         let lost = ended.child_token();
-        let serving = socket.serve(Arc::clone(&self.means.host), lost.clone());
+        let serving = socket.serve(Arc::clone(&self.context.node_store), lost.clone());
         let watching = async {
             loop {
-                sleep(LOOK_EVERY).await;
-                let (socket, place) = (Arc::clone(&socket), place.clone());
-                match spawn_blocking(move || socket.is_there(&place)).await {
+                sleep(SOCKET_CHECK_EVERY).await;
+                let (socket, directory) = (Arc::clone(&socket), directory.clone());
+                match spawn_blocking(move || socket.is_in_place(&directory)).await {
                     Ok(true) => {}
                     Ok(false) => return,
-                    Err(error) => tracing::error!(%error, "a look at the node's socket was lost"),
+                    Err(error) => {
+                        tracing::error!(%error, "the check of the socket failed; please report this line")
+                    }
                 }
             }
         };
@@ -123,8 +134,8 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the tier has its directory.
-    fn stands(&self) -> bool {
+    /// Returns whether the disk tier has its directory.
+    fn has_directory(&self) -> bool {
         let state = self.disk.state();
         !matches!(state, DiskState::Absent(_) | DiskState::Open(Health::Off { why: OffReason::Vanished, .. }))
     }
@@ -132,15 +143,20 @@ impl Node {
 
 impl DiskOwner for Node {
     fn config(&self) -> Result<DiskConfig, String> {
-        let place = self.place();
-        place.make()?;
-        let (dir, s) = (place.dir(), &self.means.settings);
+        let directory = self.directory();
+        directory.make()?;
+        let (dir, s) = (directory.dir(), &self.context.settings);
         let shown = dir.display();
         let room = FsSpace::at(dir).map_err(|e| format!("{shown}: {e}"))?;
         let size_max = s.size.of(room.available.saturating_add(room.own));
-        if size_max < settings::SIZE_MIN {
+        if size_max < settings::CACHE_BYTES_MIN {
             let spare = ByteSize(room.available);
-            return Err(format!("{} of the {spare} that are free at {shown} is too little", s.size));
+            let min = ByteSize(settings::CACHE_BYTES_MIN);
+            return Err(format!(
+                "--cache-size {} of the {spare} free at {shown} is less than {min}: \
+                 give more space or another --cache-dir",
+                s.size
+            ));
         }
         Ok(DiskConfig {
             dir: dir.to_owned(),
@@ -148,36 +164,36 @@ impl DiskOwner for Node {
             free_floor: s.free_floor.of(room.total),
             slab_bytes: None,
             policy: Policy::Fletch,
-            // Only so that two stores do not choose alike.
+            // Any value will do that differs between two stores.
             seed: u64::from(std::process::id()),
             files_max: SLABS_OPEN,
         })
     }
 
     fn on_open(&self) {
-        self.host().shares().forget_applied();
+        self.node_store().shares().forget_applied();
     }
 
     fn divide(&self, disk: &DiskTier) {
-        let reads = self.means.read.reads.load(Relaxed);
-        if self.noted.swap(reads, Relaxed) != reads {
-            self.host().note(self.means.version.root);
+        let reads = self.context.read.reads.load(Relaxed);
+        if self.recorded_reads.swap(reads, Relaxed) != reads {
+            self.node_store().record_read(self.context.version.root);
         }
-        if let Some(split) = self.host().shares().next_split(disk, self.host().now_ns()) {
-            self.host().shares().apply(disk, &split);
+        if let Some(split) = self.node_store().shares().next_split(disk, self.node_store().now_ns()) {
+            self.node_store().shares().apply(disk, &split);
         }
     }
 
     fn wake(&self) -> BoxFuture<'_, ()> {
-        self.host().shares().wait_for_change().boxed()
+        self.node_store().shares().wait_for_change().boxed()
     }
 
     fn still_owns(&self, _: &DiskTier) -> bool {
-        let place = self.place();
-        if let Err(why) = place.check() {
-            tracing::warn!(%why, "the node's store is not this user's alone");
+        let directory = self.directory();
+        if let Err(why) = directory.check() {
+            tracing::warn!(%why, "this mount leaves the node store: it may not belong to this user alone");
             return false;
         }
-        self.stands() && place == self.place_now()
+        self.has_directory() && directory == self.current_directory()
     }
 }

@@ -1,4 +1,4 @@
-//! What is said about the node's store: flags, environment, file.
+//! The settings of the node store: flags, environment variables and the settings file.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -8,29 +8,30 @@ use fletch_settings::Amount;
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// Names of the settings file.
+/// The keys of the settings file that belong to the node store.
 pub const KEYS: &[&str] = &["cache.dir", "cache.size", "cache.free_floor"];
-/// The smallest store.
-pub const SIZE_MIN: u64 = 16 << 20;
-/// What stays free on the file system unless somebody says otherwise.
+/// The smallest size of a node store, in bytes.
+pub const CACHE_BYTES_MIN: u64 = 16 << 20;
+/// The default space that stays free on the file system.
 const FREE_FLOOR: Amount = Amount::Percent(5);
 
-/// The flags.
+/// The flags of the node store.
 #[derive(Debug, Clone, Default, Args)]
 pub struct CacheFlags {
-    /// Keep chunks on disk: so many bytes at most, or a part of what the file system has to spare. Shared by all
-    /// mounts of this node with the same server, token and user [default: 0, none]
+    /// Keep chunks on this node's disk, up to this size or this part of the free space. All mounts of this
+    /// node with the same server, token and user share the chunks [default: 0, none]
     #[arg(long, env = "FLETCH_CACHE_SIZE", value_name = "SIZE|PERCENT")]
     pub cache_size: Option<Amount>,
-    /// Where chunks are kept; may vanish at any moment [default: /var/cache/fletch as root, else ~/.cache/fletch]
+    /// Directory for these chunks; you may delete it at any time [default: /var/cache/fletch as root, else
+    /// ~/.cache/fletch]
     #[arg(long, env = "FLETCH_CACHE_DIR", value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// What always stays free on that file system [default: 5%]
+    /// Space that the cache leaves free on that file system [default: 5%]
     #[arg(long, env = "FLETCH_CACHE_FREE_FLOOR", value_name = "SIZE|PERCENT")]
     pub cache_free_floor: Option<Amount>,
 }
 
-/// The file's section.
+/// The `[cache]` table of the settings file.
 #[derive(Debug, Default, Deserialize)]
 pub struct CacheFile {
     dir: Option<PathBuf>,
@@ -38,27 +39,28 @@ pub struct CacheFile {
     free_floor: Option<Amount>,
 }
 
-/// A store that is to be kept on this node.
+/// The settings of a node store that this mount takes part in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheSettings {
-    /// The directory of all stores, absolute.
+    /// The cache directory, which holds all stores; absolute.
     pub dir: PathBuf,
-    /// What this store may occupy, or a part of what its file system has to spare.
+    /// The most space of this store: bytes, or a part of the free space of its file system.
     pub size: Amount,
-    /// What stays free on the file system, or a part of all of it.
+    /// The space that stays free on the file system: bytes, or a part of its total space.
     pub free_floor: Amount,
-    /// Whose it is: the server's and the principal's name. I7: who has another shares nothing.
+    /// The name of the store: a hash of server and principal. I7: stores with different names share nothing.
     pub name: Hash,
-    /// What the name was made for: with another token there is another.
-    pub whose: String,
+    /// The server or tables that the name was made for. A rotated token gives another name in the same scope.
+    pub scope: String,
 }
 
 impl CacheFlags {
-    /// Decides. `from` says where chunks come from where there is no server.
+    /// Returns the settings, or `None` if no size is given. `from` is the URI of the tables of a mount
+    /// without server.
     ///
     /// # Errors
-    /// What is wrong, all of it usage.
-    pub fn settle(
+    /// A usage error: which setting is wrong, and what to give instead.
+    pub fn into_settings(
         self,
         file: CacheFile,
         server: Option<&Endpoint>,
@@ -68,22 +70,22 @@ impl CacheFlags {
         let size = self.cache_size.or(file.size).unwrap_or(Amount::Bytes(0));
         match size {
             Amount::Bytes(0) | Amount::Percent(0) => return Ok(None),
-            Amount::Bytes(n) if n < SIZE_MIN => {
-                bail!("--cache-size {size} is too little: at least 16MiB, or 0 for no cache on disk")
+            Amount::Bytes(n) if n < CACHE_BYTES_MIN => {
+                bail!("--cache-size {size} is too small: give at least 16MiB, or 0 for no cache on disk")
             }
             _ => {}
         }
         let default = || fletch_settings::cache_dir(nix::unistd::geteuid().is_root());
         let dir = self.cache_dir.or(file.dir).or_else(default);
-        let dir = dir.context("neither XDG_CACHE_HOME nor HOME is set: give --cache-dir")?;
+        let dir = dir.context("no cache directory: XDG_CACHE_HOME and HOME are not set; give --cache-dir")?;
         let dir = std::path::absolute(&dir).with_context(|| format!("path {}", dir.display()))?;
-        let whose = match (server, from) {
+        let scope = match (server, from) {
             (Some(server), _) => format!("server {server}"),
             (None, from) => format!("tables {}", from.unwrap_or_default()),
         };
-        let name = TokenSource::name_of(token, &whose)?;
+        let name = TokenSource::name_of(token, &scope)?;
         let free_floor = self.cache_free_floor.or(file.free_floor).unwrap_or(FREE_FLOOR);
-        Ok(Some(CacheSettings { dir, size, free_floor, name, whose }))
+        Ok(Some(CacheSettings { dir, size, free_floor, name, scope }))
     }
 }
 
@@ -96,7 +98,7 @@ mod tests {
         let flags = CacheFlags { cache_dir: Some("/c".into()), ..flags };
         let token = token.map(|t| TokenSource::Text(t.to_owned()));
         let server: Endpoint = server.parse().expect("endpoint");
-        let settled = flags.settle(CacheFile::default(), Some(&server), None, token.as_ref());
+        let settled = flags.into_settings(CacheFile::default(), Some(&server), None, token.as_ref());
         settled.expect("usable").expect("a store").name
     }
 
@@ -115,8 +117,8 @@ mod tests {
     }
 
     #[test]
-    fn there_is_none_unless_it_is_asked_for() {
-        let none = |flags: CacheFlags| flags.settle(CacheFile::default(), None, None, None);
+    fn no_size_means_no_store() {
+        let none = |flags: CacheFlags| flags.into_settings(CacheFile::default(), None, None, None);
         assert_eq!(none(CacheFlags::default()).expect("usable"), None);
         let little = CacheFlags { cache_size: Some(Amount::Bytes(1 << 20)), ..CacheFlags::default() };
         assert!(none(little).expect_err("too little").to_string().contains("16MiB"));

@@ -5,11 +5,10 @@ use bytes::Bytes;
 use fletch_client::fallback::OriginLocation;
 use fletch_core::Hash;
 use fletch_core::Kind;
-use fletch_mount::fs::attr::NodeKind;
+use fletch_mount::fs::attr::InodeKind;
 use fletch_mount::fs::error::FsError;
-use fletch_mount::fs::read::{ChunkSource, Reader, Wanted};
-use fletch_mount::fs::tree::{Line, Tree};
-use fletch_mount::fs::xattr;
+use fletch_mount::fs::read::{ChunkSource, FetchRequest, Reader};
+use fletch_mount::fs::tree::{self, DirEntry, Tree};
 use fletch_store::{FetchError, Store, StoreLimits};
 use fletch_tables::{PartCache, Version};
 use futures::future::{BoxFuture, FutureExt};
@@ -27,9 +26,9 @@ async fn tree(dataset: &Arc<Dataset>) -> Tree {
     Tree::new(version.expect("opens"))
 }
 
-/// All lines of a directory, asked for `page` at a time.
-async fn lines(tree: &Tree, ino: u64, page: usize) -> Vec<Line> {
-    let mut all: Vec<Line> = Vec::new();
+/// Returns all entries of a directory, listed `page` at a time.
+async fn lines(tree: &Tree, ino: u64, page: usize) -> Vec<DirEntry> {
+    let mut all: Vec<DirEntry> = Vec::new();
     loop {
         let (mut got, mut full) = (Vec::new(), 0);
         let offset = all.last().map_or(0, |l| l.offset);
@@ -50,10 +49,10 @@ async fn lines(tree: &Tree, ino: u64, page: usize) -> Vec<Line> {
     }
 }
 
-async fn walk(tree: &Tree, ino: u64, prefix: &str, out: &mut BTreeMap<String, Line>) {
+async fn walk(tree: &Tree, ino: u64, prefix: &str, out: &mut BTreeMap<String, DirEntry>) {
     for line in lines(tree, ino, 3).await.into_iter().skip(2) {
         let path = format!("{prefix}{}", line.name);
-        if line.attr.kind == NodeKind::Directory {
+        if line.attr.kind == InodeKind::Directory {
             Box::pin(walk(tree, line.attr.ino, &format!("{path}/"), out)).await;
         }
         assert_eq!(out.insert(path.clone(), line), None, "{path} twice");
@@ -76,15 +75,15 @@ async fn the_tree_is_the_source_tree() {
     let tree = tree(&dataset).await;
     let mut seen = BTreeMap::new();
     walk(&tree, 1, "", &mut seen).await;
-    let mut expected: BTreeMap<String, (NodeKind, Option<u64>)> = BTreeMap::new();
+    let mut expected: BTreeMap<String, (InodeKind, Option<u64>)> = BTreeMap::new();
     for (path, node) in &dataset.nodes {
         for (i, _) in path.match_indices('/') {
-            expected.insert(path[..i].to_owned(), (NodeKind::Directory, None));
+            expected.insert(path[..i].to_owned(), (InodeKind::Directory, None));
         }
         let what = match node {
-            Node::File(b) => (NodeKind::File, Some(b.len() as u64)),
-            Node::Symlink(t) => (NodeKind::Symlink, Some(t.len() as u64)),
-            Node::EmptyDir => (NodeKind::Directory, None),
+            Node::File(b) => (InodeKind::File, Some(b.len() as u64)),
+            Node::Symlink(t) => (InodeKind::Symlink, Some(t.len() as u64)),
+            Node::EmptyDir => (InodeKind::Directory, None),
         };
         expected.insert(path.clone(), what);
     }
@@ -121,7 +120,7 @@ async fn listings_page_anywhere_and_dots_are_right() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_said_so() {
+async fn missing_names_are_not_found() {
     let dataset = Arc::new(Dataset::odd());
     let tree = tree(&dataset).await;
     for path in ["b", "a/b", "a/b.txt2", "a/c/deep/er/x/y", "photos/300k.jp", "zzz", "empty/x"] {
@@ -154,18 +153,18 @@ async fn what_is_not_there_is_said_so() {
 }
 
 #[tokio::test]
-async fn attributes_and_targets_tell_the_version() {
+async fn xattrs_and_link_targets_are_those_of_the_version() {
     let dataset = Arc::new(Dataset::odd());
     let tree = tree(&dataset).await;
     let root = dataset.root.to_string().into_bytes();
     let file = lookup(&tree, "photos/110k.jpg").await.expect("file").ino;
     let Node::File(bytes) = &dataset.nodes["photos/110k.jpg"] else { panic!("a file") };
-    assert_eq!(tree.xattr(file, xattr::ROOT.as_bytes()).await.expect("root"), root);
+    assert_eq!(tree.xattr(file, tree::XATTR_ROOT.as_bytes()).await.expect("root"), root);
     let hash = Hash::of(bytes).to_string().into_bytes();
-    assert_eq!(tree.xattr(file, xattr::BLAKE3.as_bytes()).await.expect("hash"), hash);
+    assert_eq!(tree.xattr(file, tree::XATTR_BLAKE3.as_bytes()).await.expect("hash"), hash);
     assert_eq!(tree.xattr_names(file).await.expect("names"), b"user.fletch.root\0user.fletch.blake3\0");
     assert_eq!(tree.xattr_names(1).await.expect("names"), b"user.fletch.root\0");
-    assert!(matches!(tree.xattr(1, xattr::BLAKE3.as_bytes()).await, Err(FsError::NoAttribute)));
+    assert!(matches!(tree.xattr(1, tree::XATTR_BLAKE3.as_bytes()).await, Err(FsError::NoAttribute)));
     assert!(matches!(tree.xattr(file, b"security.selinux").await, Err(FsError::NoAttribute)));
     let link = lookup(&tree, "links/dangling").await.expect("link").ino;
     assert_eq!(tree.target(link).await.expect("target"), "/nowhere/at all");
@@ -173,7 +172,7 @@ async fn attributes_and_targets_tell_the_version() {
 }
 
 #[tokio::test]
-async fn nothing_is_loaded_before_it_is_looked_at() {
+async fn tables_are_loaded_on_demand() {
     let dataset = Arc::new(Dataset::in_memory(many(60_000, 1)));
     let tree = tree(&dataset).await;
     let opened = dataset.table_reads.load(Relaxed);
@@ -186,7 +185,7 @@ async fn nothing_is_loaded_before_it_is_looked_at() {
     assert_eq!(dataset.table_reads.load(Relaxed) - opened, touched);
 }
 
-/// Chunks from memory that counts, and can lie or fail.
+/// A chunk source over memory that counts fetches and can return wrong bytes.
 struct Chunks {
     dataset: Arc<Dataset>,
     fetched: AtomicU64,
@@ -197,16 +196,16 @@ struct Chunks {
 impl ChunkSource for Chunks {
     fn fetch(
         &self,
-        wanted: Wanted,
+        wanted: FetchRequest,
         _: &OriginLocation,
         _: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
-        let (hash, len) = wanted.name();
+        let (hash, len) = wanted.hash_and_len();
         self.fetched.fetch_add(1, Relaxed);
         self.log.lock().expect("log").push(hash);
         let mut bytes = match &wanted {
-            Wanted::Chunk { hash, .. } => self.dataset.chunks[hash].clone(),
-            Wanted::File { path, .. } => match &self.dataset.nodes[&**path] {
+            FetchRequest::Chunk { hash, .. } => self.dataset.chunks[hash].clone(),
+            FetchRequest::File { path, .. } => match &self.dataset.nodes[&**path] {
                 Node::File(bytes) => bytes.clone(),
                 other => panic!("{path} is {other:?}"),
             },
@@ -242,18 +241,18 @@ async fn reader(dataset: &Arc<Dataset>) -> (Tree, Reader, Arc<Chunks>, TaskTrack
 }
 
 #[tokio::test]
-async fn every_range_of_every_file_is_its_bytes() {
+async fn every_range_of_every_file_has_the_right_bytes() {
     ranges_are_bytes(Arc::new(Dataset::odd())).await;
 }
 
 #[tokio::test]
-async fn every_range_of_every_file_of_a_pack_is_its_bytes() {
+async fn every_range_of_every_file_of_a_pack_has_the_right_bytes() {
     ranges_are_bytes(Arc::new(Dataset::packed(Dataset::odd().nodes))).await;
 }
 
-/// A file in a chunk with others is fetched by itself, once, and checked by its own hash.
+/// A file that shares a chunk with others is fetched alone, once, and checked by its own hash.
 #[tokio::test]
-async fn a_file_of_a_pack_is_fetched_alone_and_checked() {
+async fn a_file_of_a_pack_is_fetched_and_checked_alone() {
     let dataset = Arc::new(Dataset::packed(many(300, 30_000)));
     assert!(dataset.chunks.len() < 10, "{} chunks", dataset.chunks.len());
     let (tree, reader, source, _) = reader(&dataset).await;
@@ -334,7 +333,7 @@ async fn i1_wrong_bytes_never_leave() {
 }
 
 #[tokio::test]
-async fn sequential_readers_find_the_next_slice_there() {
+async fn slices_are_prefetched_for_sequential_readers() {
     let dataset = Arc::new(Dataset::odd());
     let (tree, reader, source, tasks) = reader(&dataset).await;
     let ino = lookup(&tree, "shards/9m.tar").await.expect("file").ino;
@@ -344,7 +343,7 @@ async fn sequential_readers_find_the_next_slice_there() {
     tasks.close();
     tasks.wait().await;
     assert_eq!(source.fetched.load(Relaxed), 3, "both slices ahead");
-    assert_eq!(reader.counters().ahead.load(Relaxed), 2);
+    assert_eq!(reader.counters().prefetched.load(Relaxed), 2);
     let (_, random, source, tasks) = self::reader(&dataset).await;
     for at in [5u64 << 20, 100 << 10, 9 << 20] {
         random.read(ino, at, 4096).await.expect("read");
@@ -355,12 +354,12 @@ async fn sequential_readers_find_the_next_slice_there() {
 }
 
 #[tokio::test]
-async fn a_source_that_fails_is_an_errno_with_a_name() {
+async fn a_failed_fetch_is_an_errno() {
     struct Fails(Kind);
     impl ChunkSource for Fails {
         fn fetch(
             &self,
-            _: Wanted,
+            _: FetchRequest,
             _: &OriginLocation,
             _: u32,
         ) -> BoxFuture<'static, Result<Bytes, FetchError>> {

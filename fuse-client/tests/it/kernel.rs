@@ -1,8 +1,8 @@
-//! Real mounts over a stub server: what programs see, and how often the kernel has to ask.
+//! Real mounts over a stub server: what programs see, and how many requests the kernel sends.
 
 use crate::support::dataset::{Dataset, Node, walk};
 use crate::support::kernel::{Mount, can_mount, can_trace};
-use crate::support::stub::{Mood, Stub};
+use crate::support::stub::{ChunkReply, Stub};
 use fletch_testkit::fuse_trace::FuseTrace;
 use std::{
     collections::BTreeMap,
@@ -15,8 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Files in a fixed disorder, each read whole as Python's `read()` would: one call for the size
-/// and a byte.
+/// Reads all files in a fixed random order, each whole, as Python's `read()` does: one call for the size and
+/// a byte.
 fn read_all(dir: &Path, nodes: &BTreeMap<String, Node>) {
     let mut paths: Vec<&String> = nodes.keys().collect();
     paths.sort_by_key(|p| fletch_core::Hash::of(p.as_bytes()));
@@ -62,7 +62,7 @@ fn everything_reads_as_the_source() {
 }
 
 #[test]
-fn the_second_epoch_asks_nothing() {
+fn the_second_epoch_sends_no_requests() {
     if !can_mount() || !can_trace() {
         return;
     }
@@ -170,21 +170,21 @@ fn i1_no_wrong_byte_reaches_a_reader() {
     let dataset = Arc::new(Dataset::many(20, 200_000));
     let stub = Stub::start(Arc::clone(&dataset));
     let mut mount = Mount::start(&stub.url(), &["--io-timeout", "3s"]);
-    stub.set(Mood::Flip);
+    stub.set(ChunkReply::Flip);
     for path in dataset.nodes.keys() {
         let e = fs::read(mount.path().join(path)).expect_err("no bytes rather than wrong ones");
         assert_eq!(e.raw_os_error(), Some(libc::EIO), "{path}");
     }
     mount.wait_for("wrong bytes were refused");
-    stub.set(Mood::FlipOnce);
+    stub.set(ChunkReply::FlipOnce);
     // Every chunk was asked for before, so now the stub is honest, and errors were not kept (but for
-    // the half second of src/echo.rs, on a busy machine).
+    // the half second of the error cache, on a busy machine).
     std::thread::sleep(Duration::from_millis(600));
     read_all(mount.path(), &dataset.nodes);
 }
 
 #[test]
-fn errors_have_their_errno_and_a_line_that_helps() {
+fn errors_have_their_errno_and_a_log_line_with_advice() {
     if !can_mount() {
         return;
     }
@@ -193,32 +193,32 @@ fn errors_have_their_errno_and_a_line_that_helps() {
     let mut mount = Mount::start(&stub.url(), &["--io-timeout", "2s"]);
     let mut paths = dataset.nodes.keys();
     let cases = [
-        (Mood::Gone, libc::ESTALE, "register it again"),
-        (Mood::Denied, libc::EACCES, "check the token"),
-        (Mood::Changed, libc::EIO, "index the dataset again"),
-        (Mood::Hang, libc::EIO, "check that fletch-server runs"),
+        (ChunkReply::Gone, libc::ESTALE, "register it again"),
+        (ChunkReply::Denied, libc::EACCES, "check the token"),
+        (ChunkReply::Changed, libc::EIO, "index the dataset again"),
+        (ChunkReply::Hang, libc::EIO, "check that fletch-server runs"),
     ];
-    for (mood, errno, line) in cases {
-        stub.set(mood);
+    for (chunk_reply, errno, line) in cases {
+        stub.set(chunk_reply);
         let path = mount.path().join(paths.next().expect("enough files"));
         let begun = Instant::now();
         let e = fs::read(&path).expect_err("fails");
-        assert_eq!(e.raw_os_error(), Some(errno), "{mood:?}");
-        assert!(begun.elapsed() < Duration::from_millis(3500), "{mood:?} took {:?}", begun.elapsed());
+        assert_eq!(e.raw_os_error(), Some(errno), "{chunk_reply:?}");
+        assert!(begun.elapsed() < Duration::from_millis(3500), "{chunk_reply:?} took {:?}", begun.elapsed());
         let said = mount.wait_for(line);
         assert!(said.contains("d0000/"), "the line names the file: {said}");
-        stub.set(Mood::Honest);
-        // A failure that took long is told again for half a second (src/echo.rs).
+        stub.set(ChunkReply::Honest);
+        // A failure that took long is told again for half a second (the error cache).
         std::thread::sleep(Duration::from_millis(600));
         fs::read(&path).expect("works again");
     }
-    for mood in [Mood::Busy, Mood::Cut] {
+    for chunk_reply in [ChunkReply::Busy, ChunkReply::Cut] {
         let path = mount.path().join(paths.next().expect("enough files"));
-        stub.set(mood);
-        if mood == Mood::Cut {
+        stub.set(chunk_reply);
+        if chunk_reply == ChunkReply::Cut {
             let e = fs::read(&path).expect_err("cut every time");
             assert_eq!(e.raw_os_error(), Some(libc::EIO));
-            stub.set(Mood::Honest);
+            stub.set(ChunkReply::Honest);
             std::thread::sleep(Duration::from_millis(600));
         }
         fs::read(&path).expect("waited for, or asked again");
@@ -243,7 +243,7 @@ fn a_server_that_restarts_is_waited_for() {
         .for_each(|e| drop(e.expect("entry").metadata()));
 
     // Killed in the middle of a read: an error within the bound, not a hang.
-    stub.set(Mood::Hang);
+    stub.set(ChunkReply::Hang);
     let path = next();
     let reader =
         std::thread::spawn(move || (Instant::now(), fs::read(path).map(|b| b.len()), Instant::now()));
@@ -255,7 +255,7 @@ fn a_server_that_restarts_is_waited_for() {
     fs::read(&cached).expect("what the kernel has stays readable");
 
     // Back within the timeout: the read waits and succeeds.
-    stub.set(Mood::Honest);
+    stub.set(ChunkReply::Honest);
     let path = next();
     let reader = std::thread::spawn(move || fs::read(path).map(|b| b.len()));
     std::thread::sleep(Duration::from_secs(1));

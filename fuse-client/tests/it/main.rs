@@ -1,8 +1,8 @@
-//! The mount, first without and then with a kernel.
+//! Tests of the mount: of its file system without a kernel, and of real mounts.
 
+mod access;
 mod fs;
-mod grant;
 mod kernel;
-mod life;
+mod lifecycle;
 mod semantics;
 mod support;

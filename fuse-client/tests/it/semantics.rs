@@ -22,7 +22,7 @@ fn blocks(text: &str) -> Vec<(usize, String)> {
     out
 }
 
-/// One of everything that the page speaks of.
+/// Returns a tree with one example of everything that the page describes.
 fn known_tree() -> Dataset {
     let text = |s: &str| Node::File(s.to_owned().into());
     let link = |s: &str| Node::Symlink(s.to_owned());

@@ -16,10 +16,10 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// When every version of these tests was made: 2024-01-02 03:04:05 UTC.
+/// The creation time of every version in these tests: 2024-01-02 03:04:05 UTC.
 pub const CREATED_NS: u64 = 1_704_164_645_000_000_006;
 
-/// One thing in a tree.
+/// One file, symlink or empty directory of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
     File(Bytes),
@@ -36,12 +36,12 @@ pub struct Dataset {
     pub layout: LayoutId,
     pub tables: HashMap<Table, Bytes>,
     pub chunks: HashMap<Hash, Bytes>,
-    /// Reads of tables so far.
+    /// The number of reads of tables so far.
     pub table_reads: AtomicU64,
     rows: Vec<NewRow>,
 }
 
-/// Bytes that repeat nowhere: a cheap generator seeded by `seed`.
+/// Returns bytes that repeat nowhere, from a cheap generator seeded by `seed`.
 pub fn noise(seed: u64, len: usize) -> Bytes {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = Vec::with_capacity(len + 8);
@@ -62,7 +62,8 @@ pub fn many(count: usize, len: usize) -> BTreeMap<String, Node> {
 }
 
 impl Dataset {
-    /// Names that sort around `/`, empty things, links, and files around every boundary.
+    /// Returns a tree with names that sort around `/`, empty files and directories, links, and files around
+    /// every size boundary.
     pub fn odd() -> Self {
         let mut n = BTreeMap::new();
         for (i, (path, len)) in [
@@ -112,7 +113,7 @@ impl Dataset {
         dataset
     }
 
-    /// Without the tree on disk, which takes long when it is large.
+    /// As [`Dataset::build`], but without the tree on disk, which is slow to write when it is large.
     pub fn in_memory(nodes: BTreeMap<String, Node>) -> Self {
         let src = tempfile::tempdir().expect("tempdir");
         let mut rows: Vec<NewRow> = Vec::new();
@@ -213,7 +214,7 @@ fn write(rows: Vec<NewRow>, params: LayoutParams) -> (Root, LayoutId, HashMap<Ta
     (written.root, written.layout, Table::ALL.into_iter().map(read).collect())
 }
 
-/// Reads of a dataset's tables, straight from memory.
+/// A source of a dataset's tables from memory.
 pub struct InMemory(pub Arc<Dataset>);
 
 #[async_trait]
@@ -236,7 +237,7 @@ impl TableSource for InMemory {
     }
 }
 
-/// Every path below `dir` with what is there, read through the file system.
+/// Returns every path below `dir` with its content, read through the file system.
 pub fn walk(dir: &Path) -> BTreeMap<String, Node> {
     let mut out = BTreeMap::new();
     walk_into(dir, "", &mut out);

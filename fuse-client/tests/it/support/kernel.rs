@@ -1,4 +1,4 @@
-//! A real mount by the built program.
+//! A real mount, made by the built program.
 
 use fletch_mount::mountinfo;
 use nix::{
@@ -16,10 +16,10 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// Whether tests that need a kernel mount can run here; says why not.
+/// Returns whether tests that need a kernel mount can run here. Prints why not.
 ///
 /// # Panics
-/// When `FLETCH_TEST_REQUIRE` names `fuse` and they cannot.
+/// `FLETCH_TEST_REQUIRE` names `fuse` and the tests cannot run.
 pub fn can_mount() -> bool {
     can("fuse", || {
         let open = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
@@ -31,10 +31,10 @@ pub fn can_mount() -> bool {
     })
 }
 
-/// Whether the kernel's FUSE tracepoints can be read; says why not.
+/// Returns whether the kernel's FUSE tracepoints can be read. Prints why not.
 ///
 /// # Panics
-/// When `FLETCH_TEST_REQUIRE` names `trace` and they cannot.
+/// `FLETCH_TEST_REQUIRE` names `trace` and the tracepoints cannot be read.
 pub fn can_trace() -> bool {
     can("trace", || fletch_testkit::fuse_trace::tracefs().map(drop))
 }
@@ -47,7 +47,7 @@ fn can(what: &str, check: impl FnOnce() -> Result<(), String>) -> bool {
     false
 }
 
-/// A mount by the built program; unmounted and gone when dropped.
+/// A mount made by the built program. Dropping it unmounts and ends the program.
 pub struct Mount {
     pub child: Child,
     pub lines: Receiver<String>,
@@ -89,7 +89,7 @@ impl Mount {
         self.dir.path()
     }
 
-    /// Waits for a line of its log.
+    /// Waits for a log line that contains `text`.
     pub fn wait_for(&mut self, text: &str) -> String {
         let until = Instant::now() + Duration::from_secs(15);
         loop {
@@ -108,7 +108,7 @@ impl Mount {
         kill(Pid::from_raw(pid), signal).expect("it runs");
     }
 
-    /// Waits for its end, which must come in time.
+    /// Waits for the program to end, for at most `within`.
     pub fn ended(&mut self, within: Duration) -> ExitStatus {
         let until = Instant::now() + within;
         loop {
@@ -120,7 +120,7 @@ impl Mount {
         }
     }
 
-    /// What is mounted there now.
+    /// Returns the entry of the mount table for this directory.
     pub fn entry(&self) -> Option<mountinfo::MountEntry> {
         mountinfo::at(&fs::canonicalize(self.dir.path()).unwrap_or_else(|_| self.dir.path().into()))
             .expect("mountinfo")

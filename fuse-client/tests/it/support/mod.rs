@@ -1,5 +1,5 @@
-//! What the tests of the mount share: a known tree with its version in memory, a stub server
-//! that can misbehave, a real mount, and a count of the kernel's requests from outside.
+//! Shared parts of the mount's tests: a known tree with its version in memory, a stub server that can
+//! misbehave, and a real mount.
 
 pub mod dataset;
 pub mod kernel;

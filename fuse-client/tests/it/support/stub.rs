@@ -1,4 +1,4 @@
-//! A server that says what a test wants: the routes a mount uses, over a [`Dataset`].
+//! A stub server that serves the routes of a mount over a [`Dataset`], and misbehaves as a test demands.
 
 use super::dataset::Dataset;
 use axum::{
@@ -21,13 +21,13 @@ use std::{
     time::Duration,
 };
 
-/// What becomes of a request for a chunk.
+/// How the stub replies to a request for a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Mood {
+pub enum ChunkReply {
     /// The chunk.
     Honest,
-    /// Nothing, ever.
+    /// No reply, ever.
     Hang,
     /// The chunk with one bit flipped, every time.
     Flip,
@@ -35,7 +35,7 @@ pub enum Mood {
     FlipOnce,
     /// Half of the chunk, then the connection ends.
     Cut,
-    /// 404, as for a dataset that is not registered any more.
+    /// 404, as for a dataset that is no longer registered.
     Gone,
     /// `origin_changed`.
     Changed,
@@ -45,32 +45,33 @@ pub enum Mood {
     Busy,
 }
 
-const MOODS: [Mood; 9] = [
-    Mood::Honest,
-    Mood::Hang,
-    Mood::Flip,
-    Mood::FlipOnce,
-    Mood::Cut,
-    Mood::Gone,
-    Mood::Changed,
-    Mood::Denied,
-    Mood::Busy,
+const CHUNK_REPLIES: [ChunkReply; 9] = [
+    ChunkReply::Honest,
+    ChunkReply::Hang,
+    ChunkReply::Flip,
+    ChunkReply::FlipOnce,
+    ChunkReply::Cut,
+    ChunkReply::Gone,
+    ChunkReply::Changed,
+    ChunkReply::Denied,
+    ChunkReply::Busy,
 ];
 
 struct Shared {
     dataset: Arc<Dataset>,
-    mood: AtomicUsize,
+    reply: AtomicUsize,
     asked: Mutex<HashMap<Hash, u64>>,
     chunks: AtomicU64,
-    /// What is said of the grant; granted when `None`.
+    /// The answer to the access check: the code of the refusal, or `None` to allow access.
     refusal: tokio::sync::watch::Sender<Option<Code>>,
 }
 
-/// The stub, serving on a runtime of its own until it is stopped or dropped.
+/// The stub server, on a runtime of its own until it is killed or dropped.
 pub struct Stub {
     shared: Arc<Shared>,
     addr: SocketAddr,
-    /// Bound to that address and never listening: nobody else gets the port while the stub is killed.
+    /// Bound to the address but never listening, so that no other process gets the port while the stub is
+    /// killed.
     _port: tokio::net::TcpSocket,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -86,7 +87,7 @@ impl Stub {
     pub fn start(dataset: Arc<Dataset>) -> Self {
         let shared = Arc::new(Shared {
             dataset,
-            mood: AtomicUsize::new(0),
+            reply: AtomicUsize::new(0),
             asked: Mutex::default(),
             chunks: AtomicU64::new(0),
             refusal: tokio::sync::watch::Sender::new(None),
@@ -98,7 +99,7 @@ impl Stub {
         stub
     }
 
-    /// Serves (again) at the same address.
+    /// Starts serving, at the same address as before.
     pub fn restart(&mut self) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -112,7 +113,7 @@ impl Stub {
             .route(routes::ENTRIES, get(entries))
             .route(routes::LAYOUT, get(layout))
             .route(routes::PLACEMENT, get(placement))
-            .route(routes::ACCESS, get(grant))
+            .route(routes::ACCESS, get(access))
             .route(routes::CHUNK, get(chunk))
             .with_state(Arc::clone(&self.shared));
         let addr = self.addr;
@@ -121,7 +122,7 @@ impl Stub {
         self.runtime = Some(runtime);
     }
 
-    /// As a kill: every connection ends where it is, nobody listens.
+    /// Stops as a killed server does: cuts every connection and stops listening.
     pub fn kill(&mut self) {
         if let Some(r) = self.runtime.take() {
             r.shutdown_timeout(Duration::from_secs(2));
@@ -132,16 +133,16 @@ impl Stub {
         format!("http://{}", self.addr)
     }
 
-    pub fn set(&self, mood: Mood) {
-        self.shared.mood.store(mood as usize, Relaxed);
+    pub fn set(&self, reply: ChunkReply) {
+        self.shared.reply.store(reply as usize, Relaxed);
     }
 
-    /// Grants the version or refuses it, for chunks too.
+    /// Refuses access to the version with this code, or allows it.
     pub fn refuse(&self, with: Option<Code>) {
         self.shared.refusal.send_replace(with);
     }
 
-    /// Requests for chunks so far.
+    /// Returns the number of requests for chunks so far.
     pub fn chunks(&self) -> u64 {
         self.shared.chunks.load(Relaxed)
     }
@@ -171,12 +172,12 @@ fn problem(code: Code, detail: &str) -> Response {
     (status, [(header::CONTENT_TYPE, "application/problem+json")], Json(p)).into_response()
 }
 
-/// Holds its answer back for a second while nothing changes.
-async fn grant(State(s): Served) -> Response {
+/// Answers the access check. Holds the answer back for a second while nothing changes.
+async fn access(State(s): Served) -> Response {
     let mut refusal = s.refusal.subscribe();
     loop {
         if let Some(code) = *refusal.borrow_and_update() {
-            return problem(code, "not granted");
+            return problem(code, "access refused");
         }
         if tokio::time::timeout(Duration::from_secs(1), refusal.changed()).await.is_err() {
             return StatusCode::NO_CONTENT.into_response();
@@ -242,26 +243,26 @@ async fn chunk(State(s): Served, Path((_, hash)): Path<(String, String)>) -> Res
         *n
     };
     let bytes = s.dataset.chunks[&hash].clone();
-    match MOODS[s.mood.load(Relaxed)] {
-        Mood::Honest => bytes.into_response(),
-        Mood::Hang => std::future::pending().await,
-        Mood::FlipOnce if times > 1 => bytes.into_response(),
-        Mood::Flip | Mood::FlipOnce => {
+    match CHUNK_REPLIES[s.reply.load(Relaxed)] {
+        ChunkReply::Honest => bytes.into_response(),
+        ChunkReply::Hang => std::future::pending().await,
+        ChunkReply::FlipOnce if times > 1 => bytes.into_response(),
+        ChunkReply::Flip | ChunkReply::FlipOnce => {
             let mut wrong = bytes.to_vec();
             let at = wrong.len() / 2;
             wrong[at] ^= 1;
             Bytes::from(wrong).into_response()
         }
-        Mood::Cut => {
+        ChunkReply::Cut => {
             let half = bytes.slice(..bytes.len() / 2);
             let broken = futures::stream::iter([Ok(half), Err(std::io::Error::other("cut"))]);
             ([(header::CONTENT_LENGTH, bytes.len())], Body::from_stream(broken)).into_response()
         }
-        Mood::Gone => problem(Code::NotFound, "no such version"),
-        Mood::Changed => problem(Code::OriginChanged, "x.jpg has another size"),
-        Mood::Denied => problem(Code::UriNotAllowed, "not for you"),
-        Mood::Busy if times > 2 => bytes.into_response(),
-        Mood::Busy => {
+        ChunkReply::Gone => problem(Code::NotFound, "no such version"),
+        ChunkReply::Changed => problem(Code::OriginChanged, "x.jpg has another size"),
+        ChunkReply::Denied => problem(Code::UriNotAllowed, "not for you"),
+        ChunkReply::Busy if times > 2 => bytes.into_response(),
+        ChunkReply::Busy => {
             let mut r = problem(Code::Overloaded, "busy");
             r.headers_mut().insert(header::RETRY_AFTER, 0.into());
             r

@@ -1,8 +1,8 @@
-//! A mount's life: how it begins, what it refuses, how it ends.
+//! The lifecycle of a mount: how it starts, which starts it refuses, and how it ends.
 
 use crate::support::dataset::Dataset;
 use crate::support::kernel::{Mount, can_mount, command};
-use crate::support::stub::{Mood, Stub};
+use crate::support::stub::{ChunkReply, Stub};
 use nix::sys::signal::Signal;
 use std::{
     fs,
@@ -18,7 +18,7 @@ fn fails(args: &[&str]) -> (i32, String) {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_said_with_its_exit_code() {
+fn a_failed_mount_has_a_message_and_an_exit_code() {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().to_str().expect("utf-8");
     let file = dir.path().join("file");
@@ -48,7 +48,7 @@ fn what_cannot_be_mounted_is_said_with_its_exit_code() {
 }
 
 #[test]
-fn a_second_mount_on_the_same_place_is_refused() {
+fn a_second_mount_at_the_same_directory_is_refused() {
     if !can_mount() {
         return;
     }
@@ -97,7 +97,7 @@ fn a_busy_mount_is_detached_and_the_process_ends_in_time() {
     let mut byte = [0];
     held.read_exact(&mut byte).expect("reads");
     // And a reader that waits for a server that says nothing.
-    stub.set(Mood::Hang);
+    stub.set(ChunkReply::Hang);
     let path = paths[1].clone();
     let reader = std::thread::spawn(move || fs::read(path).map(|b| b.len()));
     std::thread::sleep(Duration::from_millis(300));
@@ -121,7 +121,7 @@ fn an_unmount_from_outside_ends_the_process() {
 }
 
 #[test]
-fn a_dead_mount_is_named_as_one() {
+fn a_dead_mount_is_reported_with_the_command_to_unmount_it() {
     if !can_mount() {
         return;
     }

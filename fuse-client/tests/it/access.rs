@@ -1,4 +1,4 @@
-//! A version that is refused after it was mounted: what the kernel has goes with the grant.
+//! A version that the server refuses after it was mounted: the kernel forgets what it caches of it.
 
 use crate::support::{
     dataset::Dataset,
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is promised.
+/// The bound of SEMANTICS S21.
 const WITHIN: Duration = Duration::from_secs(5);
 
 fn until(what: &str, within: Duration, done: impl Fn() -> bool) {
@@ -43,7 +43,7 @@ fn everything(dir: &Path, found: &mut Vec<u8>) -> io::Result<()> {
 }
 
 #[test]
-fn what_the_kernel_has_goes_with_the_grant_and_comes_back_with_it() {
+fn the_kernel_forgets_a_refused_version_until_it_is_allowed_again() {
     if !can_mount() {
         return;
     }
@@ -105,7 +105,7 @@ fn a_server_that_is_away_refuses_nothing() {
 }
 
 #[test]
-fn a_refusal_and_reads_under_way_do_not_wait_for_each_other() {
+fn a_refusal_and_reads_in_flight_do_not_wait_for_each_other() {
     if !can_mount() {
         return;
     }
@@ -137,7 +137,7 @@ fn a_refusal_and_reads_under_way_do_not_wait_for_each_other() {
             stub.refuse(Some(Code::NotFound));
             mount.wait_for("the kernel forgot the version");
             stub.refuse(None);
-            mount.wait_for("granted again");
+            mount.wait_for("allows the version again");
         }
         for r in readers {
             let (longest, [read, refused]) = r.join().expect("reader");

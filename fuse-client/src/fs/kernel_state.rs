@@ -1,6 +1,8 @@
-//! What the kernel may know of a mount: the inodes it was told of, and the names of the root
-//! directory that it looked at. A note costs one bit for an entry; notes are only ever added, since
-//! the kernel forgets without saying what (batches of FORGET are not followed).
+//! The record of what the kernel may cache of a mount: inodes, and the names in the root directory.
+//!
+//! It takes the place of FUSE lookup counts, so that the mount can make the kernel forget a refused version.
+//! A record costs one bit for a file or symlink. Records are only added: the mount does not follow FORGET
+//! requests.
 
 use super::inode::Ino;
 use std::{
@@ -11,30 +13,30 @@ use std::{
     },
 };
 
-/// Entries that a block of bits stands for: 8 KiB of memory.
+/// The entries in one block of bits, which takes 8 KiB of memory.
 const BLOCK_ENTRIES: u64 = 1 << 16;
-/// Names of the root directory that are kept. Beyond it a name stays until its time is up; its inode is
-/// forgotten all the same.
-const NAMES_MAX: usize = 1 << 16;
+/// The most recorded names of the root directory. The kernel keeps a further name until its TTL ends, but its
+/// inode is recorded and so forgotten.
+const ROOT_NAMES_MAX: usize = 1 << 16;
 
 type Block = Box<[AtomicU64]>;
 
-/// See the module.
+/// The inodes and names that the mount told the kernel.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct KernelState {
     files: RwLock<Vec<OnceLock<Block>>>,
     dirs: Mutex<BTreeSet<u64>>,
     names: Mutex<BTreeSet<Box<[u8]>>>,
 }
 
-impl Known {
-    /// The kernel is told of an inode.
-    pub fn note(&self, ino: u64) {
+impl KernelState {
+    /// Records an inode that the mount tells the kernel.
+    pub fn record_inode(&self, ino: u64) {
         let Some(Ino::Entry(ordinal)) = Ino::decode(ino) else {
             self.dirs.lock().unwrap_or_else(PoisonError::into_inner).insert(ino);
             return;
         };
-        // A version has at most 2^48 entries, and blocks are made as they are met.
+        // A version has at most 2^48 entries, and a block is allocated at its first record.
         let Ok(block) = usize::try_from(ordinal / BLOCK_ENTRIES) else { return };
         let within = ordinal % BLOCK_ENTRIES;
         let set = |files: &[OnceLock<Block>]| {
@@ -55,18 +57,18 @@ impl Known {
         }
     }
 
-    /// The kernel is told of a name in a directory.
-    pub fn note_name(&self, parent: u64, name: &[u8]) {
+    /// Records a name that the mount tells the kernel. Keeps the names of the root directory only.
+    pub fn record_name(&self, parent: u64, name: &[u8]) {
         if Ino::decode(parent) != Some(Ino::ROOT) || matches!(name, b"." | b"..") {
             return;
         }
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        if names.len() < NAMES_MAX && !names.contains(name) {
+        if names.len() < ROOT_NAMES_MAX && !names.contains(name) {
             names.insert(name.into());
         }
     }
 
-    /// Every inode noted, directories and the root too. Holds no lock between two.
+    /// Returns every recorded inode, and the root directory. Holds no lock between two inodes.
     pub fn inodes(&self) -> impl Iterator<Item = u64> + '_ {
         let dirs: Vec<u64> =
             self.dirs.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
@@ -83,7 +85,7 @@ impl Known {
         bits.filter_map(|i| Ino::Entry(base + i).number()).collect()
     }
 
-    /// Every name noted, with its directory.
+    /// Returns every recorded name, with the inode of its directory.
     #[must_use]
     pub fn names(&self) -> Vec<(u64, Box<[u8]>)> {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,21 +102,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_noted_is_there_once_and_nothing_else(
+        fn recorded_inodes_are_returned_once_and_nothing_else_is(
             ordinals in proptest::collection::btree_set(0u64..300_000, 0..50),
             dirs in proptest::collection::btree_set((0u64..1000, 1u16..5), 0..10),
         ) {
-            let known = Known::default();
+            let state = KernelState::default();
             let mut want: BTreeSet<u64> = [1].into();
             let all = ordinals.iter().map(|o| Ino::Entry(*o));
-            let all = all.chain(dirs.iter().map(|(first, depth)| Ino::Dir(DirId { first: *first, depth: *depth })));
+            let dir = |(first, depth): &(u64, u16)| Ino::Dir(DirId { first: *first, depth: *depth });
+            let all = all.chain(dirs.iter().map(dir));
             for ino in all {
                 let number = ino.number().expect("in range");
-                known.note(number);
-                known.note(number);
+                state.record_inode(number);
+                state.record_inode(number);
                 want.insert(number);
             }
-            let got: Vec<u64> = known.inodes().collect();
+            let got: Vec<u64> = state.inodes().collect();
             prop_assert_eq!(got.len(), want.len());
             prop_assert_eq!(got.into_iter().collect::<BTreeSet<u64>>(), want);
         }
@@ -122,14 +125,14 @@ mod tests {
 
     #[test]
     fn names_of_the_root_are_kept_and_bounded() {
-        let known = Known::default();
-        known.note_name(1, b"a");
-        known.note_name(1, b"a");
-        known.note_name(2, b"not of the root");
-        assert_eq!(known.names(), [(1, Box::from(*b"a"))]);
-        for i in 0..NAMES_MAX + 10 {
-            known.note_name(1, i.to_string().as_bytes());
+        let state = KernelState::default();
+        state.record_name(1, b"a");
+        state.record_name(1, b"a");
+        state.record_name(2, b"not of the root");
+        assert_eq!(state.names(), [(1, Box::from(*b"a"))]);
+        for i in 0..ROOT_NAMES_MAX + 10 {
+            state.record_name(1, i.to_string().as_bytes());
         }
-        assert_eq!(known.names().len(), NAMES_MAX);
+        assert_eq!(state.names().len(), ROOT_NAMES_MAX);
     }
 }

@@ -1,10 +1,10 @@
-//! Where the store of a node lies: a directory for each server and principal, of one user alone.
+//! The directory of the node store: one for each server and principal, owned by one user alone.
 //!
 //! ```text
 //! <cache dir>/mounts-<uid>/<name>/   0700: lock, slabs/, catalogue (crates/store), node.sock (its owner)
 //! ```
-//! The socket is reached through an open descriptor of its directory: the path of a unix socket has room for 107
-//! bytes, and that of a cache directory has no bound.
+//! Mounts reach the socket through an open descriptor of its directory: the path of a unix socket may have
+//! 107 bytes, and the path of a cache directory may be longer.
 
 use fletch_core::Hash;
 use nix::fcntl::{Flock, FlockArg};
@@ -20,44 +20,45 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// The socket's name.
+/// The file name of the socket.
 const SOCKET: &str = "node.sock";
-/// A store that nobody has used for so long is removed by who opens another: tokens are rotated, servers move.
+/// The next owner removes a store that no mount used for this long, because tokens rotate and servers move.
 const IDLE_AFTER: Duration = Duration::from_secs(7 * 86_400);
 
-/// See the module.
+/// The directory of one node store, which may not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    all: PathBuf,
+pub struct StoreDirectory {
+    /// `<cache dir>/mounts-<uid>`
+    user_dir: PathBuf,
     dir: PathBuf,
 }
 
-impl Place {
-    /// The place of the store `name` below a cache directory. Makes nothing.
+impl StoreDirectory {
+    /// Returns the directory of the store `name` below a cache directory. Does not touch the disk.
     #[must_use]
     pub fn new(cache_dir: &Path, name: Hash) -> Self {
-        let all = cache_dir.join(format!("mounts-{}", geteuid()));
-        let dir = all.join(&name.to_string()[..32]);
-        Place { all, dir }
+        let user_dir = cache_dir.join(format!("mounts-{}", geteuid()));
+        let dir = user_dir.join(&name.to_string()[..32]);
+        StoreDirectory { user_dir, dir }
     }
 
-    /// The store's directory.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Makes the directory, for this user alone, and refuses it if somebody else made it otherwise.
+    /// Creates the directory, mode 0700, unless it exists. Then checks it as [`StoreDirectory::check`].
     ///
     /// # Errors
-    /// What is wrong with it, and what to do.
+    /// A text that says what is wrong with the directory, and what to do.
     pub fn make(&self) -> Result<(), String> {
         let fail = |dir: &Path, e: io::Error| format!("{}: {e}", dir.display());
-        if let Some(cache) = self.all.parent() {
+        if let Some(cache) = self.user_dir.parent() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(cache);
             made.map_err(|e| fail(cache, e))?;
         }
-        for dir in [&self.all, &self.dir] {
+        for dir in [&self.user_dir, &self.dir] {
             match DirBuilder::new().mode(0o700).create(dir) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(fail(dir, e)),
                 _ => check(dir)?,
@@ -66,35 +67,34 @@ impl Place {
         Ok(())
     }
 
-    /// Refuses a directory that others can look into or have made: what is read is theirs to see then. One that is
-    /// not there is nobody's.
+    /// Refuses a directory that another user made or can look into. Accepts a directory that does not exist.
     ///
     /// # Errors
-    /// What is wrong with it, and what to do.
+    /// A text that says what is wrong with the directory, and what to do.
     pub fn check(&self) -> Result<(), String> {
-        [&self.all, &self.dir].into_iter().try_for_each(|dir| check(dir))
+        [&self.user_dir, &self.dir].into_iter().try_for_each(|dir| check(dir))
     }
 
-    /// The directory, opened, so that its socket can be reached.
+    /// Opens the directory, to reach its socket.
     ///
     /// # Errors
-    /// What the system says.
+    /// The failed check, or the error of the system.
     pub fn open(&self) -> io::Result<File> {
         self.check().map_err(io::Error::other)?;
         OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&self.dir)
     }
 
-    /// Device and inode of the socket that lies there now.
+    /// Returns the device and inode of the socket in this directory.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn socket_id(&self) -> io::Result<(u64, u64)> {
         fs::metadata(self.dir.join(SOCKET)).map(|m| (m.dev(), m.ino()))
     }
 
-    /// Removes stores beside this one that nobody has and nobody used for a week. Blocks.
+    /// Removes the stores beside this one that no mount owns and no mount used for a week. Blocks.
     pub fn remove_idle(&self) {
-        for other in fs::read_dir(&self.all).into_iter().flatten().flatten().map(|e| e.path()) {
+        for other in fs::read_dir(&self.user_dir).into_iter().flatten().flatten().map(|e| e.path()) {
             if other != self.dir && is_idle(&other, SystemTime::now()) {
                 self.remove(&other);
             }
@@ -104,18 +104,21 @@ impl Place {
     fn remove(&self, other: &Path) {
         let shown = other.display();
         match remove(other) {
-            Ok(true) => tracing::info!(dir = %shown, "a store that nobody used for a week is removed"),
+            Ok(true) => tracing::info!(dir = %shown, "removed a node store that no mount used for a week"),
             Ok(false) => {}
-            Err(error) => tracing::warn!(dir = %shown, %error, "a store that nobody uses cannot be removed"),
+            Err(error) => tracing::warn!(
+                dir = %shown, %error, "cannot remove a node store that no mount uses: remove it yourself"
+            ),
         }
     }
 }
 
-/// Removes a store, if nobody has its lock; its lock last, so that what is begun is done or done another time. Whoever
-/// takes the lock meanwhile finds that it lies there no more, and begins anew.
+/// Removes a store unless a mount holds its lock. Returns whether it did. Removes the lock file last, so that
+/// a later owner finishes a removal that was cut short. A mount that takes the lock meanwhile finds the file
+/// gone and starts again.
 fn remove(store: &Path) -> io::Result<bool> {
     let path = store.join("lock");
-    // Made anew where it is all that somebody removed.
+    // Creates the lock file if an earlier removal took that alone.
     let mut open = OpenOptions::new();
     open.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let Ok(held) = Flock::lock(open.open(&path)?, FlockArg::LockExclusiveNonblock) else { return Ok(false) };
@@ -143,12 +146,13 @@ fn check(dir: &Path) -> Result<(), String> {
         Err(e) => Err(format!("{shown}: {e}")),
         Ok(m) if m.is_dir() && m.uid() == geteuid().as_raw() && m.mode() & 0o077 == 0 => Ok(()),
         Ok(_) => Err(format!(
-            "{shown} is not a directory of this user alone (mode 0700): remove it, or give another --cache-dir"
+            "{shown} is not a directory of this user alone (mode 0700): \
+             remove it, or give another --cache-dir"
         )),
     }
 }
 
-/// The socket's path by way of its open directory.
+/// Returns the path of the socket, through its open directory.
 #[must_use]
 pub fn socket_path(dir: &File) -> PathBuf {
     format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd()).into()
@@ -156,7 +160,7 @@ pub fn socket_path(dir: &File) -> PathBuf {
 
 fn is_idle(store: &Path, now: SystemTime) -> bool {
     let at = |p: PathBuf| fs::metadata(p).and_then(|m| m.modified()).ok();
-    // The directory changes with the socket, the lock with each owner, the slabs with what is kept.
+    // A new socket changes the directory, a new owner the lock, and a new chunk the slabs.
     let last = [at(store.to_owned()), at(store.join("lock")), at(store.join("slabs"))];
     let last = last.into_iter().flatten().max();
     last.is_some_and(|t| now.duration_since(t).is_ok_and(|d| d > IDLE_AFTER))
@@ -173,51 +177,51 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_look_into_is_refused() {
+    fn check_refuses_a_directory_that_others_can_look_into() {
         let cache = tempfile::tempdir().expect("tempdir");
-        let place = Place::new(cache.path(), Hash::of(b"x"));
-        place.check().expect("nothing is there yet");
-        place.make().expect("both levels");
-        place.make().expect("they are there");
-        make(place.dir());
-        place.check().expect("ours");
-        place.open().expect("opens");
-        fs::set_permissions(place.dir(), fs::Permissions::from_mode(0o750)).expect("chmod");
-        assert!(place.check().expect_err("refused").contains("0700"));
-        assert!(place.open().is_err());
-        fs::remove_dir_all(place.dir()).expect("remove");
-        std::os::unix::fs::symlink("/tmp", place.dir()).expect("symlink");
-        assert!(place.check().is_err() && place.open().is_err(), "a link leads elsewhere");
-        assert!(place.make().is_err(), "nor is anything made there");
+        let store = StoreDirectory::new(cache.path(), Hash::of(b"x"));
+        store.check().expect("nothing is there yet");
+        store.make().expect("both levels");
+        store.make().expect("they are there");
+        make(store.dir());
+        store.check().expect("ours");
+        store.open().expect("opens");
+        fs::set_permissions(store.dir(), fs::Permissions::from_mode(0o750)).expect("chmod");
+        assert!(store.check().expect_err("refused").contains("0700"));
+        assert!(store.open().is_err());
+        fs::remove_dir_all(store.dir()).expect("remove");
+        std::os::unix::fs::symlink("/tmp", store.dir()).expect("symlink");
+        assert!(store.check().is_err() && store.open().is_err(), "a link leads elsewhere");
+        assert!(store.make().is_err(), "nor is anything made there");
     }
 
     #[test]
-    fn nothing_is_made_where_others_can_write() {
+    fn make_creates_nothing_where_others_can_write() {
         let cache = tempfile::tempdir().expect("tempdir");
-        let place = Place::new(&cache.path().join("deep/cache"), Hash::of(b"x"));
-        place.make().expect("all levels");
+        let store = StoreDirectory::new(&cache.path().join("deep/cache"), Hash::of(b"x"));
+        store.make().expect("all levels");
         let mode = |p: &Path| fs::metadata(p).expect("metadata").mode() & 0o777;
-        assert_eq!((mode(&place.all), mode(place.dir())), (0o700, 0o700));
-        fs::remove_dir(place.dir()).expect("remove");
-        fs::set_permissions(&place.all, fs::Permissions::from_mode(0o777)).expect("chmod");
-        assert!(place.make().expect_err("refused").contains("0700"));
-        assert!(!place.dir().exists());
+        assert_eq!((mode(&store.user_dir), mode(store.dir())), (0o700, 0o700));
+        fs::remove_dir(store.dir()).expect("remove");
+        fs::set_permissions(&store.user_dir, fs::Permissions::from_mode(0o777)).expect("chmod");
+        assert!(store.make().expect_err("refused").contains("0700"));
+        assert!(!store.dir().exists());
     }
 
     #[test]
-    fn only_what_nobody_has_or_used_is_removed() {
+    fn remove_idle_removes_only_unlocked_unused_stores() {
         let cache = tempfile::tempdir().expect("tempdir");
-        let at = |n: &[u8]| Place::new(cache.path(), Hash::of(n));
+        let at = |n: &[u8]| StoreDirectory::new(cache.path(), Hash::of(n));
         let [own, fresh, idle, held, half] = [&b"own"[..], b"fresh", b"idle", b"held", b"half"].map(at);
-        for place in [&own, &fresh, &idle, &held, &half] {
-            make(place.dir());
-            fs::write(place.dir().join("slabs/1"), "x").expect("a slab");
+        for store in [&own, &fresh, &idle, &held, &half] {
+            make(store.dir());
+            fs::write(store.dir().join("slabs/1"), "x").expect("a slab");
         }
-        // Somebody began to remove it, and died.
+        // As a removal leaves the store when its process dies.
         fs::remove_file(half.dir().join("lock")).expect("remove");
         let old = SystemTime::now() - IDLE_AFTER - Duration::from_secs(60);
-        for place in [&own, &idle, &held, &half] {
-            for p in [place.dir().join("lock"), place.dir().join("slabs"), place.dir().to_owned()] {
+        for store in [&own, &idle, &held, &half] {
+            for p in [store.dir().join("lock"), store.dir().join("slabs"), store.dir().to_owned()] {
                 if p.exists() {
                     File::open(p).expect("open").set_modified(old).expect("times");
                 }

@@ -1,0 +1,104 @@
+//! The chunk sources of a mount: the server, the origin while the server is gone, and the node store before
+//! both.
+
+use crate::fs::read::{ChunkSource, FetchRequest};
+use crate::node::Node;
+use bytes::Bytes;
+use fletch_client::fallback::{Fallback, OriginLocation};
+use fletch_client::{Client, ClientError};
+use fletch_core::Root;
+use fletch_store::FetchError;
+use futures::future::{BoxFuture, FutureExt};
+use std::sync::Arc;
+
+/// Fetches the chunks of one version from the server.
+pub struct ServerChunks {
+    /// The client of the server.
+    pub client: Client,
+    /// The version.
+    pub root: Root,
+}
+
+impl ChunkSource for ServerChunks {
+    fn fetch(
+        &self,
+        request: FetchRequest,
+        _: &OriginLocation,
+        _: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        let (client, root) = (self.client.clone(), self.root);
+        async move {
+            let fetched = fetch_from_server(client, root, &request).await;
+            fetched.map_err(|e| FetchError::new(e.kind(), e))
+        }
+        .boxed()
+    }
+}
+
+/// Fetches bytes from the server, unchecked: the store hashes them, once.
+pub(crate) async fn fetch_from_server(
+    client: Client,
+    root: Root,
+    request: &FetchRequest,
+) -> Result<Bytes, ClientError> {
+    match request {
+        FetchRequest::Chunk { hash, len } => client.chunk_unchecked(root, *hash, *len).await,
+        FetchRequest::File { path, len, .. } => client.file_unchecked(root, path, *len).await,
+    }
+}
+
+/// Fetches the chunks of one version from the server, or from the origin while the server is gone.
+pub struct FallbackChunks {
+    /// Decides between server and origin.
+    pub fallback: Fallback,
+    /// The version.
+    pub root: Root,
+}
+
+impl ChunkSource for FallbackChunks {
+    fn fetch(
+        &self,
+        request: FetchRequest,
+        spot: &OriginLocation,
+        _: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        let (fallback, root, spot) = (self.fallback.clone(), self.root, spot.clone());
+        async move {
+            let (_, len) = request.hash_and_len();
+            let got = fallback
+                .bytes_unchecked(&spot, len, |client| fetch_from_server(client, root, &request))
+                .await;
+            got.map_err(|e| FetchError::new(e.kind(), e))
+        }
+        .boxed()
+    }
+}
+
+/// Fetches chunks from the owner of the node store, and otherwise from the source beyond it.
+pub struct NodeChunks {
+    /// This mount's part in the node store.
+    pub node: Arc<Node>,
+    /// The source if this mount is not a client, or the owner sent no bytes.
+    pub beyond: Arc<dyn ChunkSource>,
+}
+
+impl ChunkSource for NodeChunks {
+    fn fetch(
+        &self,
+        request: FetchRequest,
+        spot: &OriginLocation,
+        attempt: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        let (node, beyond, spot) = (Arc::clone(&self.node), Arc::clone(&self.beyond), spot.clone());
+        async move {
+            // After wrong bytes from the owner, the retry goes to the source beyond.
+            if attempt == 0
+                && let Some(bytes) = node.fetch_from_owner(&request).await
+            {
+                return Ok(bytes);
+            }
+            beyond.fetch(request, &spot, attempt).await
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,82 @@
+//! Detects programs that read a large file from front to back, with a small, bounded table of read positions.
+
+use moka::sync::Cache;
+
+/// The most files in the table. To forget a file costs its reader one slice of prefetch.
+const FILES_MAX: u64 = 1024;
+/// How far from the expected position a READ may start: the kernel's read-ahead sends several READs at once,
+/// and they may arrive out of order.
+const REORDER_BYTES_MAX: u64 = 2 << 20;
+/// The READs in a row after which a reader counts as sequential.
+const RUN_READS_MIN: u32 = 2;
+
+#[derive(Debug, Clone, Copy)]
+struct ReadPosition {
+    end: u64,
+    run: u32,
+    /// The last slice that this run entered.
+    slice: Option<u64>,
+}
+
+/// The read positions in large files, by inode.
+#[derive(Debug)]
+pub struct SequentialReads {
+    positions: Cache<u64, ReadPosition>,
+}
+
+impl Default for SequentialReads {
+    fn default() -> Self {
+        SequentialReads { positions: Cache::new(FILES_MAX) }
+    }
+}
+
+impl SequentialReads {
+    /// Records a READ of `offset..end` that ends in slice `slice`. Returns whether a run of READs has just
+    /// entered that slice.
+    pub fn enters_slice(&self, ino: u64, offset: u64, end: u64, slice: u64) -> bool {
+        let mut position = match self.positions.get(&ino) {
+            Some(p) if offset + REORDER_BYTES_MAX >= p.end && offset <= p.end + REORDER_BYTES_MAX => {
+                ReadPosition { end: p.end.max(end), run: p.run.saturating_add(1), slice: p.slice }
+            }
+            _ => ReadPosition { end, run: u32::from(offset == 0), slice: None },
+        };
+        let enters_slice = position.run >= RUN_READS_MIN && position.slice.is_none_or(|s| slice > s);
+        if enters_slice {
+            position.slice = Some(slice);
+        }
+        self.positions.insert(ino, position);
+        enters_slice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: u64 = 1 << 20;
+
+    #[test]
+    fn a_run_enters_each_slice_once_and_a_jump_ends_it() {
+        let s = SequentialReads::default();
+        let read = |ino, at| s.enters_slice(ino, at * M, (at + 1) * M, at / 4);
+        assert!(!read(7, 0), "one READ is no run");
+        assert!(read(7, 1));
+        // Two READs of one read-ahead window, the second first.
+        assert!(!read(7, 3));
+        assert!(!read(7, 2));
+        assert!(read(7, 4), "the next slice");
+        assert!(!read(7, 40));
+        assert!(!read(7, 9));
+        assert!(!read(8, 100), "another file has its own position");
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let s = SequentialReads::default();
+        for ino in 0..10 * FILES_MAX {
+            s.enters_slice(ino, 0, 1, 0);
+        }
+        s.positions.run_pending_tasks();
+        assert!(s.positions.entry_count() <= FILES_MAX);
+    }
+}

@@ -1,0 +1,217 @@
+//! Opens the version to mount: resolves it at the server or, without the server, by `--tables` or by the
+//! server's last answer.
+
+use crate::chunk_sources::{FallbackChunks, ServerChunks};
+use crate::cli::{FallbackSettings, Settings};
+use crate::fs::read::ChunkSource;
+use anyhow::{Context, Result, anyhow};
+use fletch_api::ResolvedVersion;
+use fletch_client::fallback::{Fallback, RememberedVersion, resolve};
+use fletch_client::{Client, ClientConfig, ClientError};
+use fletch_core::{LayoutId, Root};
+use fletch_origin::{Origin, OriginLimits, OriginUri, Origins};
+use fletch_tables::{PartCache, Version};
+use std::{path::Path, sync::Arc, time::Duration};
+
+/// How long a starting mount waits for its server.
+const REACH_WITHIN: Duration = Duration::from_secs(5);
+/// The most reads of the origin at once while the server is gone.
+const ORIGIN_READS_MAX: usize = 16;
+
+/// An open version, with the source of its chunks.
+pub struct OpenVersion {
+    /// The client of the server, if the mount has a server.
+    pub client: Option<Client>,
+    /// The way to the origin, if the mount may read it.
+    pub fallback: Option<Fallback>,
+    /// The version.
+    pub version: Version,
+    chunks: Arc<dyn ChunkSource>,
+}
+
+impl OpenVersion {
+    /// Returns the source of the version's chunks.
+    #[must_use]
+    pub fn chunks(&self) -> Arc<dyn ChunkSource> {
+        Arc::clone(&self.chunks)
+    }
+}
+
+/// The URIs of a dataset.
+struct DatasetUris {
+    objects: String,
+    tables: String,
+}
+
+/// Opens the version that the settings name.
+///
+/// # Errors
+/// What failed, and what to do.
+pub async fn open(settings: &Settings) -> Result<OpenVersion> {
+    let client = settings.server.as_ref().map(|server| client(settings, server)).transpose()?;
+    let (root, layout, uris) = match (&client, &settings.fallback) {
+        (None, None) => {
+            return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
+        }
+        (Some(client), None) => {
+            let resolved = resolve_at_server(settings, client).await?;
+            (resolved.root, resolved.layout, None)
+        }
+        (None, Some(fallback_settings)) => resolve_without_server(settings, fallback_settings).await?,
+        (Some(client), Some(fallback_settings)) => match resolve_at_server(settings, client).await {
+            Ok(resolved) => resolve_and_remember(settings, client, fallback_settings, &resolved).await?,
+            Err(e) if is_unreachable(&e) => {
+                tracing::warn!(error = format!("{e:#}"), "the server does not answer: mounting without it");
+                match resolve_without_server(settings, fallback_settings).await {
+                    Ok(found) => found,
+                    // The silence of the server is the failure; the second error is its context.
+                    Err(more) => return Err(e.context(format!("{more:#}"))),
+                }
+            }
+            Err(e) => return Err(e),
+        },
+    };
+    let fallback = match (&settings.fallback, uris) {
+        (Some(fallback_settings), Some(uris)) => {
+            Some(fallback(settings, fallback_settings, client.clone(), &uris)?)
+        }
+        _ => None,
+    };
+    let (tables, chunks): (_, Arc<dyn ChunkSource>) = match (&fallback, &client) {
+        (Some(fallback), _) => {
+            (fallback.tables(root, layout), Arc::new(FallbackChunks { fallback: fallback.clone(), root }))
+        }
+        (None, Some(client)) => {
+            (client.tables(root, layout), Arc::new(ServerChunks { client: client.clone(), root }))
+        }
+        (None, None) => {
+            return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
+        }
+    };
+    let version = Version::open(tables, root, layout, PartCache::new(settings.tables_bytes));
+    let version = version.await.with_context(|| format!("opening version {root}"))?;
+    Ok(OpenVersion { client, fallback, version, chunks })
+}
+
+fn client(settings: &Settings, server: &fletch_client::Endpoint) -> Result<Client> {
+    let io_timeout = settings.io_timeout;
+    Ok(Client::new(ClientConfig {
+        token: settings.token.clone(),
+        job: Some(settings.job.clone()),
+        // A little less than the store's own deadline, so that the client reports its reason first.
+        io_timeout: io_timeout - (io_timeout / 20).min(Duration::from_millis(500)),
+        ..ClientConfig::new(server.clone(), "mount")
+    })?)
+}
+
+fn is_unreachable(e: &anyhow::Error) -> bool {
+    e.chain().any(|c| c.downcast_ref::<ClientError>().is_some_and(ClientError::is_unreachable))
+}
+
+async fn resolve_at_server(settings: &Settings, client: &Client) -> Result<ResolvedVersion> {
+    let first = client.within(REACH_WITHIN.min(settings.io_timeout));
+    first.info().await?;
+    let target = &settings.target;
+    let resolved = first.resolve(&target.dataset, &target.version).await;
+    resolved.with_context(|| format!("cannot resolve {}@{}", target.dataset, target.version))
+}
+
+type Resolution = (Root, LayoutId, Option<DatasetUris>);
+
+/// Resolves where the dataset is at the server, and saves the answer for a mount that starts without the
+/// server.
+async fn resolve_and_remember(
+    settings: &Settings,
+    client: &Client,
+    fallback_settings: &FallbackSettings,
+    resolved: &ResolvedVersion,
+) -> Result<Resolution> {
+    let target = &settings.target;
+    let dataset = client.dataset(&target.dataset).await?;
+    let known = RememberedVersion {
+        server: client.endpoint().to_string(),
+        dataset: target.dataset.clone(),
+        version: target.version.clone(),
+        root: resolved.root,
+        layout: resolved.layout,
+        uri: fallback_settings.uri.clone().unwrap_or(dataset.uri),
+        tables: fallback_settings.tables.clone().unwrap_or(dataset.tables),
+    };
+    let kept = known_versions_dir(fallback_settings).and_then(|dir| Ok(known.save(dir, client.endpoint())?));
+    if let Err(error) = kept {
+        let error = format!("{error:#}");
+        tracing::warn!(
+            error,
+            "cannot save the server's answer: a later mount cannot start without the server"
+        );
+    }
+    Ok((known.root, known.layout, Some(DatasetUris { objects: known.uri, tables: known.tables })))
+}
+
+/// Resolves the version without the server: by `--tables` if given, else by the server's last answer.
+async fn resolve_without_server(
+    settings: &Settings,
+    fallback_settings: &FallbackSettings,
+) -> Result<Resolution> {
+    let target = &settings.target;
+    if let Some(tables) = &fallback_settings.tables {
+        let uris = DatasetUris {
+            objects: fallback_settings.uri.clone().unwrap_or_else(|| tables.clone()),
+            tables: tables.clone(),
+        };
+        let (_, tables) = open_origins(&origins(settings, fallback_settings)?, &uris)?;
+        let (root, layout) = resolve(&tables, &target.version).await?;
+        return Ok((root, layout, Some(uris)));
+    }
+    let server = settings
+        .server
+        .as_ref()
+        .context("neither a server nor tables were given: give --server or --tables")?;
+    let known = RememberedVersion::load(
+        known_versions_dir(fallback_settings)?,
+        server,
+        &target.dataset,
+        &target.version,
+    )?;
+    tracing::warn!(
+        root = %known.root,
+        "mounting the version that the server named last; its tag may have moved since"
+    );
+    let objects = fallback_settings.uri.clone().unwrap_or(known.uri);
+    Ok((known.root, known.layout, Some(DatasetUris { objects, tables: known.tables })))
+}
+
+fn known_versions_dir(fallback_settings: &FallbackSettings) -> Result<&Path> {
+    fallback_settings
+        .known_versions_dir
+        .as_deref()
+        .context("no state directory: XDG_STATE_HOME and HOME are not set; give --state-dir")
+}
+
+fn origins(settings: &Settings, fallback_settings: &FallbackSettings) -> Result<Origins> {
+    let limits = OriginLimits {
+        requests_max: ORIGIN_READS_MAX,
+        // The other half of the time goes to a server that hangs.
+        io_timeout: settings.io_timeout / 2,
+        ..OriginLimits::default()
+    };
+    Ok(Origins::new(fallback_settings.origins.clone(), limits)?)
+}
+
+fn open_origins(origins: &Origins, uris: &DatasetUris) -> Result<(Origin, Origin)> {
+    let open = |text: &str| -> Result<Origin> { Ok(origins.open(&OriginUri::parse(text)?)?) };
+    Ok((open(&uris.objects)?, open(&uris.tables)?))
+}
+
+fn fallback(
+    settings: &Settings,
+    fallback_settings: &FallbackSettings,
+    client: Option<Client>,
+    uris: &DatasetUris,
+) -> Result<Fallback> {
+    let origins = origins(settings, fallback_settings)?;
+    let (data, tables) = open_origins(&origins, uris).context(
+        "--origin-fallback needs its own access to the dataset: give an [[origin]] table in --config",
+    )?;
+    Ok(Fallback::new(client, origins, data, tables))
+}

@@ -1,13 +1,12 @@
-"""Fletch: datasets by content hash, read from a server near you.
+"""Fletch: reads datasets from a Fletch server, and checks every byte by its hash.
 
 >>> client = fletch.Client("unix:/run/fletch/server.sock", job="resnet")
 >>> version = client.resolve("photos@v3")
 >>> len(version), version.nbytes
->>> view = version.read("train/cat/1.jpg")          # a read-only memoryview, checked by its hash
+>>> view = version.read("train/cat/1.jpg")          # a read-only memoryview
 
-Every byte handed out was hashed after it came. Calls release the GIL, end within the client's
-timeout, and can be interrupted by Ctrl-C. Clients and versions may be used in forked processes and
-pickled to others: each process makes connections of its own.
+Calls release the GIL, end within the client's timeout, and can be interrupted by Ctrl-C. Clients and versions
+can be used in forked processes and pickled to others: each process makes its own connections.
 
 Loaders for PyTorch are in :mod:`fletch.torch`.
 """
@@ -15,7 +14,7 @@ Loaders for PyTorch are in :mod:`fletch.torch`.
 import os as _os
 
 from . import _native
-from ._native import Client, Entry, Reading, Sample, Version, __version__
+from ._native import Client, Entry, PendingRead, Sample, Version, __version__
 from .errors import Corrupt, FletchError, Internal, Invalid, NotFound, Overloaded, Unavailable
 
 _os.register_at_fork(
@@ -33,7 +32,7 @@ __all__ = [
     "Invalid",
     "NotFound",
     "Overloaded",
-    "Reading",
+    "PendingRead",
     "Sample",
     "Unavailable",
     "Version",

@@ -5,31 +5,33 @@ from typing import Any, Callable, Sequence, TypeAlias, final
 
 __version__: str
 
-#: Samples of a lease, at most.
+#: The most samples of a lease.
 LEASE_MAX: int
+#: The most samples that a rank may hold.
 HELD_MAX: int
 
 @final
 class Buffer:
-    """Immutable bytes that were received; what the views of `Version.read` are of."""
+    """Immutable received bytes, to which the views of `Version.read` refer."""
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Client:
-    """A server, asked over connections that this process makes when it first needs them.
+    """A client of a server. A process makes its connections when it first needs them.
 
     Args:
-        server: ``http://host:port``, ``https://host`` or ``unix:PATH`` (a server of this node: two to five
-            times as fast).
-        token: the bearer token, where the server wants one.
-        token_file: a file that holds it and may be replaced while the client lives. Give one of the two.
-        job: the job that bytes are counted for; without one it is ``anonymous``.
-        timeout: seconds within which every call ends, all its attempts together; above 0, at most 86400.
+        server: ``http://host:port``, ``https://host``, or ``unix:PATH`` for a server on this node, which is
+            two to five times as fast.
+        token: the bearer token, if the server requires one.
+        token_file: a file that holds the token. It may be replaced while the client lives. Give one of the
+            two.
+        job: the job to which the server counts the bytes; ``anonymous`` without it.
+        timeout: the seconds within which every call ends, all its attempts together; above 0, at most 86400.
 
     Raises:
-        Invalid: a setting cannot be. Nothing is asked yet.
+        Invalid: a setting is not valid. The constructor sends no request.
     """
 
     def __init__(
@@ -43,33 +45,36 @@ class Client:
     ) -> None: ...
     @property
     def server(self) -> str:
-        """Where the server is, as it was given."""
+        """The server's address, as it was given."""
     @property
     def job(self) -> str | None:
-        """The job that bytes are counted for."""
+        """The job to which the server counts the bytes."""
     @property
     def timeout(self) -> float:
-        """Seconds within which every call ends."""
+        """The seconds within which every call ends."""
     def info(self) -> dict[str, Any]:
-        """What the server is, speaks and allows, as ``GET /v1/info`` answers.
+        """The server's version, formats and limits, as ``GET /v1/info`` returns them.
 
         Raises:
-            Invalid: it speaks no version that this build speaks.
-            Unavailable: it does not answer.
+            Invalid: the server speaks no version of the API that this build speaks.
+            Unavailable: the server does not answer.
         """
     def datasets(self) -> list[dict[str, Any]]:
-        """The datasets of this principal's domain, by name: ``name``, ``uri``, ``tables``, ``registered_ns``."""
+        """The datasets of this principal's domain, by name.
+
+        Each has ``name``, ``uri``, ``tables`` and ``registered_ns``.
+        """
     def resolve(self, name: str) -> Version:
-        """What ``NAME``, ``NAME@TAG`` or ``NAME@ROOT`` is now; ``latest`` without a tag.
+        """The version that ``NAME``, ``NAME@TAG`` or ``NAME@ROOT`` names now. The default tag is ``latest``.
 
         Raises:
-            NotFound: there is no such dataset or tag, or not for this principal.
+            NotFound: the dataset or tag does not exist, or this principal may not see it.
         """
     def stats(self) -> dict[str, int]:
-        """What this process's connections counted since they were made.
+        """Counters of this process's connections since they were made.
 
-        ``requests`` sent, ``retries`` among them, ``bytes`` of whole answers (streams are not
-        counted), ``errors`` of calls.
+        ``requests`` sent, ``retries`` among them, ``bytes`` of complete responses (without streams), and
+        ``errors`` of calls.
         """
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -79,53 +84,56 @@ class Entry:
 
     @property
     def ordinal(self) -> int:
-        """Its position in the version, from 0."""
+        """The entry's position in the version, from 0."""
     @property
     def path(self) -> str:
-        """Relative path; a member's is its shard's path, ``/``, and the member's name."""
+        """The relative path. A member's path is its shard's path, ``/``, and the member's name."""
     @property
     def kind(self) -> str:
         """``"file"``, ``"symlink"``, ``"empty-dir"`` or ``"member"``."""
     @property
     def size(self) -> int:
-        """Bytes of content; of the target for a symlink."""
+        """The bytes of the content; of the target for a symlink."""
     @property
     def hash(self) -> str | None:
-        """BLAKE3 of the content, 64 hex digits; ``None`` where there is none."""
+        """The BLAKE3 hash of the content, 64 hex digits; ``None`` without content."""
     @property
     def target(self) -> str:
-        """The link's target; ``""`` for other kinds."""
+        """The target of a symlink; ``""`` for other kinds."""
     @property
     def sample(self) -> str | None:
-        """The key of the sample it belongs to; its own path for a sample by itself; ``None`` for none."""
+        """The key of the entry's sample: the entry's own path for a single sample, ``None`` for no sample."""
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
 class Sample:
-    """What a training step consumes: an entry, or the neighbouring entries that share a key."""
+    """The unit that a training step consumes: a single entry, or neighbouring entries that share a key."""
 
     @property
     def key(self) -> str:
-        """The key; the entry's path for a sample of one file."""
+        """The key; for a single sample the entry's path."""
     @property
-    def alone(self) -> bool:
-        """Whether it is one entry by itself: then its key is that entry's path."""
+    def single(self) -> bool:
+        """Whether the sample is a single entry without a key of its own."""
     @property
     def ordinals(self) -> tuple[int, ...]:
-        """Ordinals of its entries, ascending. The first one is the sample's id."""
+        """The ordinals of the sample's entries, ascending. The first one identifies the sample."""
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
-class Reading:
-    """Whole files on their way: see `Version.read_ahead`."""
+class PendingRead:
+    """Whole files that are being read: see `Version.prefetch`."""
 
     def done(self) -> bool:
-        """Whether they came, or failed: `views` will not wait for what is under way. Not after `views`, and not in a forked
-        process.
+        """Whether the read ended, so that `views` does not wait for it.
+
+        False after `views`, and in a forked process.
         """
 
     def views(self) -> list[memoryview]:
-        """The files, as `Version.read_many` has them, when all of them are here. What could not be read ahead is read now.
+        """Waits for the files, and returns them as `Version.read_many` does.
+
+        Reads again what could not be prefetched.
 
         Raises:
             As `Version.read_many`.
@@ -133,79 +141,82 @@ class Reading:
 
 @final
 class Version:
-    """An immutable state of a dataset. Its tables are read and checked when they are first looked at.
+    """An immutable state of a dataset. `Client.resolve` returns it.
 
-    Made by `Client.resolve`; pickles by its identity, so that another process reads the same
-    version even if the tag moves.
+    Its tables are read and checked when they are first needed. It pickles by its identity, so another process
+    reads the same version even if the tag moves.
     """
 
     @property
     def client(self) -> Client:
-        """Whom it is read from."""
+        """The client that reads the version."""
     @property
     def dataset(self) -> str:
         """The dataset's name."""
     @property
     def tag(self) -> str | None:
-        """The tag it was resolved by; ``None`` when a root was given."""
+        """The tag that was resolved; ``None`` if a root was given."""
     @property
     def root(self) -> str:
         """The version's identity, 64 hex digits."""
     @property
     def layout(self) -> str:
-        """The layout it is read by, 64 hex digits."""
+        """The identity of the layout that is read, 64 hex digits."""
     @property
     def nbytes(self) -> int:
-        """Content bytes of the version."""
+        """The bytes of content of the version."""
     @property
     def created_ns(self) -> int:
-        """When it was made, nanoseconds since 1970."""
+        """The time when the version was made, in nanoseconds since 1970 UTC."""
     @property
     def sample_rule(self) -> str:
-        """How entries form samples: ``"file"`` (each by itself) or ``"stem"`` (neighbours with one key)."""
+        """How entries form samples: ``"file"`` (each is one) or ``"stem"`` (neighbours with one key are one)."""
     def __len__(self) -> int:
-        """How many entries it has."""
+        """The number of entries."""
     def entry(self, item: int | str) -> Entry:
-        """An entry, by its ordinal or path.
+        """The entry with this ordinal or path.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the version has no such entry.
         """
     def entries(self, start: int = 0, stop: int | None = None) -> list[Entry]:
-        """Entries ``start..stop`` in order of their paths' bytes; all of them without arguments."""
+        """The entries ``start..stop`` in byte order of their paths; without arguments all entries."""
     def samples(self) -> list[Sample]:
         """All samples, in the order of their first entries."""
     def labels(self, prefix: str = "") -> tuple[list[str], list[int]]:
-        """Labels by directory.
+        """Labels each sample by its directory.
 
         Returns:
-            The sorted names of the directories right below ``prefix`` that hold samples, and for each
-            sample, as `samples` has them, its directory's index there; -1 for a sample in none.
+            The sorted names of the directories right below ``prefix`` that hold samples; and for each sample,
+            in the order of `samples`, the index of its directory, or -1 for a sample in none of them.
         """
     def read(self, item: int | str) -> memoryview:
-        """A whole file, by its ordinal or path, as a read-only view of format ``B``.
+        """Reads a whole file, by its ordinal or path. Returns a read-only view of format ``B``.
 
-        It is of the bytes as they were received, without a copy, but for a file of at most 16 KiB, which is copied out of an answer
-        that others share, and for one that came in several pieces, as all of more than 16 MiB do: these are put together.
+        The view refers to the received bytes, without a copy. Two kinds of files are copied once: a file of
+        at most 16 KiB, because it shares a response with other files; and a file that came in several pieces,
+        as every file above 16 MiB does.
 
         Raises:
-            NotFound: there is no such entry.
-            Invalid: it is a link or a directory, or longer than 4 GiB.
-            Corrupt: its bytes are not the version's, twice in a row.
-            Unavailable, Overloaded: not within the client's timeout.
+            NotFound: the version has no such entry.
+            Invalid: the entry is a link or a directory, or longer than 4 GiB.
+            Corrupt: the received bytes did not match the version's hash, twice in a row.
+            Unavailable, Overloaded: the server did not deliver the file within the client's timeout.
         """
     def read_many(self, items: Sequence[int | str]) -> list[memoryview]:
-        """Whole files, by ordinals or paths, in the order asked, over as few requests as will do.
+        """Reads whole files, by ordinals or paths, in few requests. Returns views in the order of ``items``.
 
         Raises:
             As `read`, for the first item that cannot be read.
         """
-    def read_ahead(self, items: Sequence[int | str], after: Reading | None = None) -> Reading:
-        """Begins to read whole files that will be asked for, beside whatever this process does, and returns at once. What was
-        read is in memory until the result is dropped, which also ends what is still under way.
+    def prefetch(self, items: Sequence[int | str], after: PendingRead | None = None) -> PendingRead:
+        """Starts to read whole files in the background, and returns at once.
+
+        The bytes stay in memory until the result is dropped. Dropping it also ends a read in progress.
 
         Args:
-            after: more than 4 MiB are read when this is done, so that what is asked for first does not come later for it.
+            after: an earlier read. If ``items`` have more than 4 MiB, this read waits for the earlier one, so
+                that it does not delay it.
         """
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -215,12 +226,13 @@ def _client(
 def _entry(
     ordinal: int, path: str, kind: str, size: int, hash: str | None, target: str, sample: str | None
 ) -> Entry: ...
-def _sample(key: str, alone: bool, ordinals: list[int]) -> Sample: ...
+def _sample(key: str, single: bool, ordinals: list[int]) -> Sample: ...
 def _version(client: Client, what: str) -> Version: ...
 
-# What `fletch.torch` is made of.
+# Private: the parts of `fletch.torch`.
 
-#: Epoch, rank, lease, entries, milliseconds that it lives: what acknowledging a lease takes, in any process.
+#: Epoch, rank, lease, entries, and the lease's lifetime in milliseconds. Any process can acknowledge the
+#: lease with it.
 _Token: TypeAlias = tuple[int, int, int, int, int]
 
 @final
@@ -232,87 +244,93 @@ class Leased:
         """The sample's number in the version."""
     @property
     def ordinal(self) -> int:
-        """The ordinal of its first entry in the version: with the root its id."""
+        """The ordinal of the sample's first entry. Root and ordinal identify the sample."""
     @property
     def copy(self) -> int | None:
-        """Which copy of it this is, from 0; ``None`` for one that only fills up a last step."""
+        """The number of this copy of the sample, from 0; ``None`` for one that only pads a last step."""
     @property
     def paths(self) -> list[str]:
-        """Paths of its files."""
+        """The paths of the sample's files."""
     def views(self) -> list[memoryview]:
-        """The bytes of its files, as read-only views."""
+        """The bytes of the sample's files, as read-only views."""
 
 @final
 class Reader:
-    """One worker's side of an epoch; of the process that made it."""
+    """Receives the leases of one worker of an epoch."""
 
     def next(
-        self, want: int, tell: Callable[[float, str], None]
+        self, want: int, report: Callable[[float, str], None]
     ) -> tuple[str, tuple[_Token, list[Leased], bytes] | None]:
-        """At most ``want`` samples: ``("batch", (token, samples, deliveries))``; ``("full", None)`` where none is to be had
-        just now, ``("last", None)`` where what is left is in other hands, ``("done", None)`` where nothing is. ``tell`` is
-        called about once a second with the seconds waited and why, while the server is gone.
+        """Receives a lease of at most ``want`` samples: ``("batch", (token, samples, deliveries))``.
+
+        Returns ``("full", None)`` if no lease is available now, ``("last", None)`` if other processes hold
+        what is left of the epoch, and ``("done", None)`` if the epoch is finished. While the server is gone,
+        ``report`` is called about once a second with the seconds waited and the reason.
         """
-    def give_up(self) -> None:
-        """Nothing more is asked for, and what was received ahead is not held any more."""
+    def close(self) -> None:
+        """Ends the reader. It requests no more leases, and drops those that it prefetched."""
 
 @final
 class Job:
-    """A declared job: what its workers and the process that steps share. It renews the leases that it holds."""
+    """A declared job. It renews the leases that this process holds."""
 
     def info(self) -> dict[str, Any]:
-        """The job as it is now, with its epochs, as ``GET /v1/jobs/{job}`` answers."""
+        """The job's current state, with its epochs, as ``GET /v1/jobs/{job}`` returns it."""
     def world(self, world: str) -> dict[str, Any]:
-        """Changes who shares a step (JSON text)."""
-    def reader(self, epoch: int, rank: int, worker: int, ahead: bool) -> Reader:
-        """One worker's side of an epoch; ``ahead``: the next samples are received while the last ones are being used."""
+        """Changes the job's world: ranks, batch and tail, as JSON text."""
+    def reader(self, epoch: int, rank: int, worker: int, prefetch: bool) -> Reader:
+        """The reader of one worker.
+
+        With ``prefetch`` it receives the next lease while the caller uses the last one.
+        """
     def hold(self, token: _Token) -> None:
-        """A lease that another process received is held by this one from now on. Nobody is asked, where this process declared
-        the job."""
+        """Renews a lease that another process received. Sends no request if this process declared the job."""
     def ack(
         self,
         token: _Token,
         times: tuple[int, int, int],
-        tell: Callable[[float, str], None],
+        report: Callable[[float, str], None],
         within: float | None = None,
     ) -> dict[str, Any] | None:
-        """A whole lease was consumed; nanoseconds waited, prepared and stepped. Durable when this returns; ``None``: there was
-        no answer within so many seconds."""
+        """Acknowledges a whole lease. ``times`` are the nanoseconds waited, prepared and stepped.
+
+        The ack is durable when this returns. ``None`` means that the server did not answer ``within`` this
+        many seconds.
+        """
     def drop_lease(self, token: _Token) -> None:
-        """A lease is given up: what it has is delivered again when it expires."""
+        """Stops renewing a lease. The server delivers its samples again when it expires."""
     def hold_only(self, tokens: list[_Token]) -> None:
-        """Of all that this process holds it goes on holding these leases; others, which got lost on their way to the consumer,
-        are given up."""
+        """Drops all held leases but these. The others were lost on their way to the consumer."""
     def state(self, epoch: int) -> bytes:
         """The epoch's self-contained state."""
     def ledger(self, epoch: int) -> bytes:
-        """The epoch's ledger, as far as it is durable."""
+        """The durable part of the epoch's ledger."""
     def put_state(self, epoch: int, state: bytes, replace: bool) -> dict[str, Any]:
         """Continues an epoch from a state."""
     def checkpoint(self, epoch: int, commit: int) -> dict[str, Any]:
-        """The model was saved: what is acknowledged is committed under this number."""
+        """Commits the acknowledged samples under this number, because the model was saved."""
     def rollback(self, epoch: int, commit: int) -> dict[str, Any]:
-        """The model went back to a commit."""
+        """Rolls the epoch back to a commit."""
     def receipt(self, epoch: int) -> str:
         """The receipt and certificate of a finished epoch, as JSON text."""
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
-class Sum:
-    """What was received of an epoch of a version, added up: how many samples, and their LtHash."""
+class ReceiptSum:
+    """The number of received samples of an epoch, and their LtHash. A receipt is compared with it."""
 
     def __init__(self, root: str) -> None: ...
     def add(self, deliveries: bytes) -> None:
-        """Adds deliveries as `Reader.next` told them."""
+        """Adds deliveries, in the form that `Reader.next` returns."""
     def merge(self, other: bytes) -> None:
-        """Adds another sum, as its `bytes` has it."""
+        """Adds another sum, in the form that `bytes` returns."""
     def bytes(self) -> bytes:
-        """The sum, for another process: 2,056 bytes."""
+        """The sum as 2,056 bytes, for another process."""
     @property
     def delivered(self) -> int:
-        """How many samples were added."""
+        """The number of samples that were added."""
     def agrees(self, receipt: str) -> bool:
-        """Whether exactly what the plan of this receipt says was received."""
+        """Whether the sum is exactly that of the receipt's plan."""
 
 def _declare(client: Client, spec: str) -> Job: ...
 def _job(client: Client, spec: str) -> Job: ...

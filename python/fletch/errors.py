@@ -1,4 +1,4 @@
-"""What can go wrong: one class for each kind of failure, that is, for each who can act on it."""
+"""The exceptions of Fletch: one class for each kind of failure, which says who can act on it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ class FletchError(Exception):
     """A call failed.
 
     Attributes:
-        code: the server's stable word for it (``"not_found"``, ``"origin_changed"``, ...; all of them are
-            in the OpenAPI document); ``""`` where no server spoke.
-        hint: what a person can do about it; may be ``""``.
-        retryable: whether the same call may succeed later without anyone changing anything. Calls
-            have already tried again until their timeout when they raise.
+        code: the server's stable error code (``"not_found"``, ``"origin_changed"``, …). The OpenAPI document
+            lists all codes. It is ``""`` if the error does not come from a server.
+        hint: what a person can do about the error; may be ``""``.
+        retryable: whether the same call may succeed later without a change of the data or the configuration.
+            The call has already been retried until its timeout.
     """
 
     code: str
@@ -26,23 +26,23 @@ class FletchError(Exception):
 
 
 class NotFound(FletchError, LookupError):
-    """It does not exist, or not for this principal."""
+    """The object does not exist, or this principal may not see it."""
 
 
 class Invalid(FletchError, ValueError):
-    """It was asked for something that cannot be: a bad name, a bad setting, a token that is missing."""
+    """The request is not valid: for example a bad name, a bad setting, or a missing token."""
 
 
 class Corrupt(FletchError):
-    """Bytes or tables are not what the version says; an object changed after it was indexed."""
+    """Bytes or tables do not match the version, or an object changed after it was indexed."""
 
 
 class Unavailable(FletchError):
-    """The server or its origin did not answer in time; asking again may help."""
+    """The server or its origin did not answer within the timeout. A later call may succeed."""
 
 
 class Overloaded(FletchError):
-    """A limit was reached and stayed reached until the timeout; wait and ask again."""
+    """The server was at a limit until the timeout. Wait, then call again."""
 
 
 class Internal(FletchError):

@@ -1,8 +1,9 @@
-//! Received bytes as a Python buffer: the only file with unsafe code, for the one slot of the
-//! buffer protocol.
+//! Received bytes as a Python buffer.
 //!
-//! Invariant: a view's memory is the `Bytes` of the object it names as its owner, which never
-//! changes and lives as long as that object.
+//! This is the only file of the crate with unsafe code, for one slot of the buffer protocol.
+//!
+//! Invariant: a view's memory is the `Bytes` of the object that the view names as its owner. The memory never
+//! changes, and lives as long as that object.
 
 use bytes::Bytes;
 use pyo3::ffi;
@@ -10,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMemoryView};
 use std::ffi::c_int;
 
-/// Immutable bytes that were received; give it to `memoryview`. Read-only.
+/// Immutable received bytes, for `memoryview`.
 #[pyclass(frozen, module = "fletch")]
 #[derive(Debug)]
 pub struct Buffer(Bytes);
@@ -33,13 +34,13 @@ impl Buffer {
     }
 }
 
-/// Views of many, in a list.
+/// Returns a list of read-only views, without a copy of the bytes.
 pub fn views(py: Python<'_>, all: Vec<Bytes>) -> PyResult<Bound<'_, PyList>> {
     let views: PyResult<Vec<_>> = all.into_iter().map(|b| view(py, b)).collect();
     PyList::new(py, views?)
 }
 
-/// A read-only `memoryview` of the bytes, without a copy.
+/// Returns a read-only `memoryview` of the bytes, without a copy.
 pub fn view(py: Python<'_>, bytes: Bytes) -> PyResult<Bound<'_, PyMemoryView>> {
     PyMemoryView::from(Bound::new(py, Buffer(bytes))?.as_any())
 }

@@ -1,4 +1,4 @@
-//! `fletch.Client`: whom to ask, as whom, and for how long.
+//! `fletch.Client`: the address of a server, the credentials for it, and the timeout of calls.
 
 use crate::errors::{Failure, Pickled};
 use crate::process::{Slot, wait};
@@ -10,12 +10,12 @@ use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Calls that run at once keep this many connections.
+/// The number of idle connections that a client keeps.
 const CONNECTIONS_IDLE_MAX: usize = 8;
-/// A timeout longer than a day is a mistake in the unit.
+/// The longest timeout, in seconds. A longer one is probably a mistake in the unit.
 const TIMEOUT_MAX: f64 = 86_400.0;
 
-/// What makes a client; all that travels to another process.
+/// The settings of a client. Pickling a client sends only these.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     pub server: String,
@@ -42,7 +42,7 @@ impl Settings {
     }
 }
 
-/// A server, asked over connections that this process makes when it first needs them.
+/// A client of a server. A process makes its connections when it first needs them.
 #[pyclass(frozen, module = "fletch")]
 #[derive(Debug)]
 pub struct Client {
@@ -51,19 +51,19 @@ pub struct Client {
 }
 
 impl Client {
-    /// Checks the settings; asks nothing yet.
+    /// Creates a client from checked settings. It sends no request.
     pub fn of(settings: Settings) -> Result<Self, Failure> {
-        // Whatever is wrong with them shows here, in the process that wrote them.
+        // A faulty setting is an error here, in the process that wrote it, and not in one that unpickles it.
         settings.connect()?;
         Ok(Client { settings, live: Slot::new() })
     }
 
-    /// What it was made of.
+    /// Returns the client's settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// This process's connections.
+    /// Returns this process's connections, and makes them if necessary.
     pub fn live(&self, py: Python<'_>) -> PyResult<fletch_client::Client> {
         if let Some(client) = self.live.get(py) {
             return Ok(client);
@@ -74,7 +74,7 @@ impl Client {
     }
 }
 
-/// JSON text as Python objects.
+/// Parses JSON text into Python objects.
 pub fn parsed<'py>(py: Python<'py>, text: serde_json::Result<String>) -> PyResult<Bound<'py, PyAny>> {
     let text = text.map_err(|e| Failure::Invalid(e.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))
@@ -94,25 +94,25 @@ impl Client {
         Ok(Client::of(Settings { server, token, token_file, job, timeout })?)
     }
 
-    /// Where the server is, as it was given.
+    /// The server's address, as it was given.
     #[getter]
     fn server(&self) -> &str {
         &self.settings.server
     }
 
-    /// The job that bytes are counted for; `None` is the job `anonymous`.
+    /// The job to which the server counts the bytes; `None` is the job `anonymous`.
     #[getter]
     fn job(&self) -> Option<&str> {
         self.settings.job.as_deref()
     }
 
-    /// Seconds within which every call ends, all its attempts together.
+    /// The seconds within which every call ends, all its attempts together.
     #[getter]
     fn timeout(&self) -> f64 {
         self.settings.timeout
     }
 
-    /// What the server is, speaks and allows, as `GET /v1/info` answers.
+    /// The server's version, formats and limits, as `GET /v1/info` returns them.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let client = self.live(py)?;
         let info = wait(py, async { client.info().await.map_err(Failure::from) })?;
@@ -126,17 +126,18 @@ impl Client {
         parsed(py, serde_json::to_string(&all))
     }
 
-    /// What `NAME`, `NAME@TAG` or `NAME@ROOT` is now; `latest` without a tag.
+    /// The version that `NAME`, `NAME@TAG` or `NAME@ROOT` names now. The default tag is `latest`.
     fn resolve(slf: Bound<'_, Self>, name: &str) -> PyResult<Version> {
         let py = slf.py();
-        let (dataset, tag) = target(name)?;
+        let (dataset, tag) = split_tag(name)?;
         let client = slf.get().live(py)?;
         let found = wait(py, async { client.resolve(&dataset, tag).await.map_err(Failure::from) })?;
         Ok(Version::new(slf.unbind(), found))
     }
 
-    /// What this process's connections counted since they were made: `requests` sent, `retries`
-    /// among them, `bytes` of whole answers, `errors` of calls.
+    /// Counters of this process's connections since they were made.
+    ///
+    /// `requests` sent, `retries` among them, `bytes` of complete responses, and `errors` of calls.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let s = self.live(py)?.stats();
         let out = PyDict::new(py);
@@ -147,7 +148,7 @@ impl Client {
         Ok(out)
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, Revival> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, PickledSettings> {
         let s = self.settings.clone();
         let revive = py.import("fletch._native")?.getattr("_client")?;
         Ok((revive, (s.server, s.token, s.token_file, s.job, s.timeout)))
@@ -160,11 +161,11 @@ impl Client {
 }
 
 /// The settings of a client as they are pickled.
-type Revival = (String, Option<String>, Option<PathBuf>, Option<String>, f64);
+type PickledSettings = (String, Option<String>, Option<PathBuf>, Option<String>, f64);
 
-/// A client from its pickled settings.
+/// Creates a client from its pickled settings.
 #[pyfunction(name = "_client")]
-pub fn revive_client(
+pub fn unpickle_client(
     server: String,
     token: Option<String>,
     token_file: Option<PathBuf>,
@@ -174,15 +175,17 @@ pub fn revive_client(
     Ok(Client::of(Settings { server, token, token_file, job, timeout })?)
 }
 
-/// Dataset and tag (or root) of `NAME[@TAG]`.
-fn target(name: &str) -> Result<(DatasetName, &str), Failure> {
+/// Splits `NAME[@TAG]` into the dataset and its tag or root.
+fn split_tag(name: &str) -> Result<(DatasetName, &str), Failure> {
     let slash = name.rfind('/').map_or(0, |i| i + 1);
     let (dataset, tag) = match name[slash..].rfind('@') {
         Some(at) => (&name[..slash + at], &name[slash + at + 1..]),
         None => (name, "latest"),
     };
     if tag.is_empty() {
-        return Err(Failure::Invalid(format!("{name:?}: a tag or root must follow the @")));
+        return Err(Failure::Invalid(format!(
+            "{name:?}: write a tag or a root after the @, or leave the @ out"
+        )));
     }
     let dataset = DatasetName::new(dataset).map_err(|e| Failure::Invalid(e.to_string()))?;
     Ok((dataset, tag))

@@ -1,4 +1,4 @@
-//! Entries and samples as Python sees them.
+//! `fletch.Entry` and `fletch.Sample`.
 
 use crate::errors::{Failure, Pickled};
 use fletch_core::manifest::{EntryKind, EntryRef, SampleRef};
@@ -9,24 +9,24 @@ use pyo3::types::PyTuple;
 #[pyclass(frozen, get_all, module = "fletch", eq, hash)]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// Its position in the version.
+    /// The entry's position in the version, from 0.
     pub ordinal: u64,
-    /// Relative path; a member's is its shard's path, `/`, and the member's name.
+    /// The relative path. A member's path is its shard's path, `/`, and the member's name.
     pub path: String,
     /// `file`, `symlink`, `empty-dir` or `member`.
     pub kind: &'static str,
-    /// Bytes of content; of the target for a symlink.
+    /// The bytes of the content; of the target for a symlink.
     pub size: u64,
-    /// BLAKE3 of the content, 64 hex digits; `None` where there is none.
+    /// The BLAKE3 hash of the content, 64 hex digits; `None` without content.
     pub hash: Option<String>,
-    /// The link's target; empty for other kinds.
+    /// The target of a symlink; empty for other kinds.
     pub target: String,
-    /// The key of the sample it belongs to; its own path for a sample by itself; `None` for none.
+    /// The key of the entry's sample: the entry's own path for a single sample, `None` for no sample.
     pub sample: Option<String>,
 }
 
 impl Entry {
-    /// As it is found in the tables.
+    /// Creates an entry from a row of the tables.
     pub fn new(ordinal: u64, e: &EntryRef<'_>) -> Self {
         Entry {
             ordinal,
@@ -44,7 +44,7 @@ impl Entry {
     }
 }
 
-/// A path as people write it: a shard's members below the shard.
+/// Returns a path in the form that people write: a member's name follows its shard's path and `/`.
 pub fn shown(path: &str) -> String {
     path.replace('\0', "/")
 }
@@ -64,30 +64,30 @@ impl Entry {
     }
 }
 
-/// What a training step consumes: an entry, or the neighbouring entries that share a key.
+/// The unit that a training step consumes: a single entry, or neighbouring entries that share a key.
 #[pyclass(frozen, module = "fletch", eq, hash)]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Sample {
-    /// The key; the entry's path for a sample of one file.
+    /// The key; for a single sample the entry's path.
     #[pyo3(get)]
     pub key: String,
-    /// Whether it is one entry by itself: then its key is that entry's path.
+    /// Whether the sample is a single entry without a key of its own.
     #[pyo3(get)]
-    pub alone: bool,
-    /// Ordinals of its entries, ascending.
+    pub single: bool,
+    /// The ordinals of the sample's entries, ascending.
     pub ordinals: Vec<u64>,
 }
 
 #[pymethods]
 impl Sample {
-    /// Ordinals of its entries, ascending. The first one is the sample's id.
+    /// The ordinals of the sample's entries, ascending. The first one identifies the sample.
     #[getter]
     fn ordinals<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.ordinals)
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (String, bool, Vec<u64>)> {
-        let fields = (self.key.clone(), self.alone, self.ordinals.clone());
+        let fields = (self.key.clone(), self.single, self.ordinals.clone());
         Ok((py.import("fletch._native")?.getattr("_sample")?, fields))
     }
 
@@ -96,9 +96,9 @@ impl Sample {
     }
 }
 
-/// An entry from its pickled fields.
+/// Creates an entry from its pickled fields.
 #[pyfunction(name = "_entry")]
-pub fn revive_entry(
+pub fn unpickle_entry(
     ordinal: u64,
     path: String,
     kind: &str,
@@ -108,13 +108,13 @@ pub fn revive_entry(
     sample: Option<String>,
 ) -> PyResult<Entry> {
     let Some(kind) = EntryKind::from_word(kind) else {
-        return Err(Failure::Invalid(format!("no entry is a {kind:?}")).into());
+        return Err(Failure::Invalid(format!("{kind:?} is not a kind of entry")).into());
     };
     Ok(Entry { ordinal, path, kind: kind.as_str(), size, hash, target, sample })
 }
 
-/// A sample from its pickled fields.
+/// Creates a sample from its pickled fields.
 #[pyfunction(name = "_sample")]
-pub fn revive_sample(key: String, alone: bool, ordinals: Vec<u64>) -> Sample {
-    Sample { key, alone, ordinals }
+pub fn unpickle_sample(key: String, single: bool, ordinals: Vec<u64>) -> Sample {
+    Sample { key, single, ordinals }
 }

@@ -1,16 +1,16 @@
-//! Jobs and epochs as the loader sees them: leases in, acks out.
+//! Jobs and epochs for the loaders: receives leases, renews them, and sends acks.
 //!
 //! Invariants
-//! 1. What was received and not acknowledged is renewed by this process for as long as it lives, whatever its
-//!    threads do and however often it forks; in a forked child nothing is.
-//! 2. What was received and got lost before the consumer had it is held until the consumer says what it has
-//!    ([`Job::hold_only`]), and no longer.
+//! 1. This process renews every lease that it received and that is not acknowledged, for as long as it lives,
+//!    whatever its threads do and however often it forks. A forked child renews none of them.
+//! 2. A lease that was received and lost before the consumer got it is held until the consumer names the
+//!    leases that it has ([`Job::hold_only`]), and no longer.
 
 use crate::buffer;
 use crate::client::{Client, parsed};
 use crate::errors::{Failure, Pickled};
-use crate::process::{Slot, beside, wait, wait_telling};
-use crate::sum::delivery;
+use crate::process::{Slot, spawn_background, wait, wait_reporting};
+use crate::receipt_sum::delivery;
 use bytes::Bytes;
 use fletch_api::{Ack, BatchTimes, StartJob, WorldSpec};
 use fletch_client::epochs::{EpochReader, JobHandle, LeaseBatch, LeasedSample, Next};
@@ -25,20 +25,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A server that is gone is waited for; whoever wants less interrupts the wait.
+/// The time for which a call waits for a server that is gone: practically for ever.
+///
+/// A caller interrupts the wait.
 const PATIENCE: Duration = Duration::from_secs(365 * 86_400);
-/// After so long without an answer the server is asked whether it is there.
+/// The time without an answer after which the server is probed.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// A declared job, in this process.
+/// A job that this process declared over its connections.
 #[derive(Debug, Clone)]
-struct Declared {
+struct LiveJob {
     handle: JobHandle,
-    /// Ends the renewals.
+    /// Dropping it ends the renewals.
     _renewing: Arc<DropGuard>,
 }
 
-/// A declared job: what its workers and the process that steps share.
+/// A declared job. It renews the leases that this process holds.
 #[pyclass(frozen, module = "fletch._native")]
 #[derive(Debug)]
 pub struct Job(Arc<Inner>);
@@ -47,80 +49,80 @@ pub struct Job(Arc<Inner>);
 struct Inner {
     client: Py<Client>,
     spec: StartJob,
-    live: Slot<Declared>,
-    own: Mutex<Own>,
+    live: Slot<LiveJob>,
+    process: Mutex<ProcessState>,
 }
 
-/// What one process knows and holds of a job, beyond the life of one runtime.
+/// The job and the leases that one process has. It outlives a runtime.
 #[derive(Debug, Default)]
-struct Own {
+struct ProcessState {
     pid: u32,
-    /// The job, once this process declared it.
+    /// The job, after this process declared it.
     job: Option<fletch_api::Job>,
-    /// (epoch, rank, lease) → ttl in ms.
+    /// The held leases: (epoch, rank, lease) → lifetime in ms.
     held: BTreeMap<(u64, u32, u64), u64>,
 }
 
-/// All jobs that live, to go on with their renewals after a fork.
+/// All live jobs. After a fork their renewals continue.
 static JOBS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 impl Inner {
-    /// This process's own: what its parent held is not.
-    fn own(&self) -> MutexGuard<'_, Own> {
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns this process's state. The state of a parent process is discarded.
+    fn process(&self) -> MutexGuard<'_, ProcessState> {
+        let mut own = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         if own.pid != id() {
-            *own = Own { pid: id(), ..Own::default() };
+            *own = ProcessState { pid: id(), ..ProcessState::default() };
         }
         own
     }
 
-    /// The job over this process's connections. It is declared where this process did not do so before.
+    /// Returns the job over this process's connections. Declares it if this process has not done so.
     fn live(&self, py: Python<'_>) -> PyResult<JobHandle> {
         if let Some(handle) = self.declared(py)? {
             return Ok(handle);
         }
         let client = self.client.get().live(py)?;
         let handle = wait(py, async { client.declare(&self.spec).await.map_err(Failure::from) })?;
-        self.own().job = Some(handle.info().clone());
-        self.renew(py, handle)
+        self.process().job = Some(handle.info().clone());
+        self.start_renewals(py, handle)
     }
 
-    /// The same, if this process declared it before; nobody is asked.
+    /// Returns the job if this process declared it before. Sends no request.
     fn declared(&self, py: Python<'_>) -> PyResult<Option<JobHandle>> {
         if let Some(live) = self.live.get(py) {
             return Ok(Some(live.handle));
         }
-        let Some(job) = self.own().job.clone() else { return Ok(None) };
+        let Some(job) = self.process().job.clone() else { return Ok(None) };
         let handle = self.client.get().live(py)?.job_handle(job);
-        self.renew(py, handle).map(Some)
+        self.start_renewals(py, handle).map(Some)
     }
 
-    /// Begins to renew what is held.
-    fn renew(&self, py: Python<'_>, handle: JobHandle) -> PyResult<JobHandle> {
-        for (&(epoch, rank, lease), &ttl) in &self.own().held {
+    /// Starts renewing the held leases.
+    fn start_renewals(&self, py: Python<'_>, handle: JobHandle) -> PyResult<JobHandle> {
+        for (&(epoch, rank, lease), &ttl) in &self.process().held {
             handle.held().hold(epoch, rank, lease, ttl);
         }
         let stop = CancellationToken::new();
         let (renewed, ended) = (handle.clone(), stop.clone());
-        // It ends by itself only when the job is gone, which the next call says, too.
-        drop(beside(py, async move { ended.run_until_cancelled(renewed.keep_alive()).await })?);
-        self.live.set(py, Declared { handle: handle.clone(), _renewing: Arc::new(stop.drop_guard()) });
+        // It ends by itself only if the job is gone. The next call then returns that error.
+        drop(spawn_background(py, async move { ended.run_until_cancelled(renewed.keep_alive()).await })?);
+        self.live.set(py, LiveJob { handle: handle.clone(), _renewing: Arc::new(stop.drop_guard()) });
         Ok(handle)
     }
 
-    fn keep(&self, key: (u64, u32, u64), ttl: u64) {
-        self.own().held.insert(key, ttl);
+    fn record_held(&self, key: (u64, u32, u64), ttl: u64) {
+        self.process().held.insert(key, ttl);
     }
 
-    fn give_up(&self, py: Python<'_>, key: (u64, u32, u64)) {
-        self.own().held.remove(&key);
+    fn drop_lease(&self, py: Python<'_>, key: (u64, u32, u64)) {
+        self.process().held.remove(&key);
         if let Some(live) = self.live.get(py) {
             live.handle.held().release(key.0, key.1, key.2);
         }
     }
 }
 
-/// After a fork, in the process that forked: what it holds is renewed again.
+/// Continues the renewals after a fork, in the process that forked.
 #[pyfunction(name = "_after_fork_in_parent")]
 pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
     let jobs: Vec<_> = {
@@ -129,7 +131,7 @@ pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
         jobs.iter().filter_map(Weak::upgrade).collect()
     };
     for job in jobs {
-        let holds = !job.own().held.is_empty();
+        let holds = !job.process().held.is_empty();
         if holds {
             job.declared(py)?;
         }
@@ -137,15 +139,15 @@ pub fn after_fork_in_parent(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Declares a job, or finds the one that was declared so.
+/// Declares a job, or finds the job of that name with these settings.
 #[pyfunction(name = "_declare")]
 pub fn declare(py: Python<'_>, client: Py<Client>, spec: &str) -> PyResult<Job> {
-    let job = revive_job(client, spec)?;
+    let job = unpickle_job(client, spec)?;
     job.0.live(py)?;
     Ok(job)
 }
 
-/// The base of a plan, as JSON text, from a selection file: columns of keys, numbers and weights, and draws.
+/// Reads a selection file. Returns the base of a plan, as JSON text.
 #[pyfunction(name = "_select")]
 #[pyo3(signature = (path, keys, numbers, weights, draws))]
 pub fn select(
@@ -161,7 +163,7 @@ pub fn select(
     Ok(serde_json::to_string(&read.base(draws)).map_err(|e| Failure::Invalid(e.to_string()))?)
 }
 
-/// Who shares the steps of a declared job now, as JSON text; `None` where no job has that name.
+/// Returns the world of a declared job, as JSON text; `None` if no job has that name.
 #[pyfunction(name = "_world")]
 pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Option<String>> {
     let client = client.get().live(py)?;
@@ -174,11 +176,11 @@ pub fn world_of(py: Python<'_>, client: Py<Client>, name: &str) -> PyResult<Opti
     Ok(text.map_err(|e| Failure::Invalid(e.to_string()))?)
 }
 
-/// A job from its pickled settings; it is declared again, which changes nothing, when it is first used.
+/// Creates a job from its pickled settings. Its first use declares it again, which changes nothing.
 #[pyfunction(name = "_job")]
-pub fn revive_job(client: Py<Client>, spec: &str) -> PyResult<Job> {
+pub fn unpickle_job(client: Py<Client>, spec: &str) -> PyResult<Job> {
     let spec = serde_json::from_str(spec).map_err(|e| Failure::Invalid(format!("job: {e}")))?;
-    let job = Arc::new(Inner { client, spec, live: Slot::new(), own: Mutex::default() });
+    let job = Arc::new(Inner { client, spec, live: Slot::new(), process: Mutex::default() });
     let mut jobs = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
     jobs.retain(|job| job.strong_count() > 0);
     jobs.push(Arc::downgrade(&job));
@@ -187,14 +189,14 @@ pub fn revive_job(client: Py<Client>, spec: &str) -> PyResult<Job> {
 
 #[pymethods]
 impl Job {
-    /// The job as it is now, with its epochs.
+    /// The job's current state, with its epochs.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
         let now = wait(py, async { job.current().await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
-    /// Changes who shares a step.
+    /// Changes the job's world: ranks, batch and tail, as JSON text.
     fn world<'py>(&self, py: Python<'py>, world: &str) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
         let world: WorldSpec = serde_json::from_str(world).map_err(|e| Failure::Invalid(e.to_string()))?;
@@ -202,11 +204,11 @@ impl Job {
         parsed(py, serde_json::to_string(&now))
     }
 
-    /// One worker's side of an epoch; `ahead`: the next samples are received while the last ones are being used.
-    fn reader(slf: Bound<'_, Self>, epoch: u64, rank: u32, worker: u32, ahead: bool) -> PyResult<Reader> {
+    /// The reader of one worker. With `prefetch` it receives a lease while the caller uses the last one.
+    fn reader(slf: Bound<'_, Self>, epoch: u64, rank: u32, worker: u32, prefetch: bool) -> PyResult<Reader> {
         let reader = Reader {
             job: slf.clone().unbind(),
-            who: Who { epoch, rank, worker, ahead },
+            params: ReaderParams { epoch, rank, worker, prefetch },
             last: Arc::default(),
             live: Slot::new(),
         };
@@ -214,24 +216,25 @@ impl Job {
         Ok(reader)
     }
 
-    /// A lease that another process received is held by this one from now on. Nobody is asked, where this process
-    /// declared the job.
+    /// Renews a lease that another process received. Sends no request if this process declared the job.
     fn hold(&self, py: Python<'_>, token: Token) -> PyResult<()> {
         let (epoch, rank, lease, _, ttl) = token;
-        self.0.keep((epoch, rank, lease), ttl);
+        self.0.record_held((epoch, rank, lease), ttl);
         self.0.live(py)?.held().hold(epoch, rank, lease, ttl);
         Ok(())
     }
 
-    /// A whole lease was consumed; nanoseconds waited, prepared and stepped. Durable when this returns. `tell` as in
-    /// `Reader.next`, until the client's timeout; `None` where there was no answer `within` so many seconds.
-    #[pyo3(signature = (token, times, tell, within = None))]
+    /// Acknowledges a whole lease. `times` are the nanoseconds waited, prepared and stepped.
+    ///
+    /// The ack is durable when this returns. `report` is called as in `Reader.next`. `None` means that the
+    /// server did not answer `within` this many seconds.
+    #[pyo3(signature = (token, times, report, within = None))]
     fn ack<'py>(
         &self,
         py: Python<'py>,
         token: Token,
         times: (u64, u64, u64),
-        tell: Bound<'py, PyAny>,
+        report: Bound<'py, PyAny>,
         within: Option<f64>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (epoch, rank, lease, entries, _) = token;
@@ -245,31 +248,30 @@ impl Job {
             let acked = tokio::time::timeout(within, job.ack(epoch, rank, &acks));
             acked.await.ok().transpose().map_err(Failure::from)
         };
-        let acked = wait_telling(
+        let acked = wait_reporting(
             py,
             acking,
             SILENCE,
-            || gone(&client),
-            |seconds, why| tell.call1((seconds, why)).map(drop),
+            || probe(&client),
+            |seconds, why| report.call1((seconds, why)).map(drop),
         );
         let Some(acked) = acked? else { return Ok(None) };
-        self.0.give_up(py, (epoch, rank, lease));
+        self.0.drop_lease(py, (epoch, rank, lease));
         parsed(py, serde_json::to_string(&acked)).map(Some)
     }
 
-    /// A lease is given up: what it has is delivered again when it expires.
+    /// Stops renewing a lease. The server delivers its samples again when it expires.
     fn drop_lease(&self, py: Python<'_>, token: Token) {
         let (epoch, rank, lease, _, _) = token;
-        self.0.give_up(py, (epoch, rank, lease));
+        self.0.drop_lease(py, (epoch, rank, lease));
     }
 
-    /// Of all that this process holds it goes on holding these leases. Others were received, and got lost on their way to the
-    /// consumer: they are given up.
+    /// Drops all held leases but these. The others were lost on their way to the consumer.
     fn hold_only(&self, py: Python<'_>, tokens: Vec<Token>) {
         let kept: BTreeSet<_> =
             tokens.into_iter().map(|(epoch, rank, lease, ..)| (epoch, rank, lease)).collect();
-        let held: Vec<_> = self.0.own().held.keys().copied().collect();
-        held.into_iter().filter(|key| !kept.contains(key)).for_each(|key| self.0.give_up(py, key));
+        let held: Vec<_> = self.0.process().held.keys().copied().collect();
+        held.into_iter().filter(|key| !kept.contains(key)).for_each(|key| self.0.drop_lease(py, key));
     }
 
     /// The epoch's self-contained state.
@@ -279,7 +281,7 @@ impl Job {
         Ok(PyBytes::new(py, &state))
     }
 
-    /// The epoch's ledger, as far as it is durable.
+    /// The durable part of the epoch's ledger.
     fn ledger<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Bound<'py, PyBytes>> {
         let job = self.0.live(py)?;
         let ledger = wait(py, async { job.ledger(epoch).await.map_err(Failure::from) })?;
@@ -300,14 +302,14 @@ impl Job {
         parsed(py, serde_json::to_string(&now))
     }
 
-    /// The model was saved: what is acknowledged is committed under this number.
+    /// Commits the acknowledged samples under this number, because the model was saved.
     fn checkpoint<'py>(&self, py: Python<'py>, epoch: u64, commit: u64) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
         let now = wait(py, async { job.checkpoint(epoch, commit).await.map_err(Failure::from) })?;
         parsed(py, serde_json::to_string(&now))
     }
 
-    /// The model went back to a commit.
+    /// Rolls the epoch back to a commit.
     fn rollback<'py>(&self, py: Python<'py>, epoch: u64, commit: u64) -> PyResult<Bound<'py, PyAny>> {
         let job = self.0.live(py)?;
         let now = wait(py, async { job.rollback(epoch, Some(commit)).await.map_err(Failure::from) })?;
@@ -327,29 +329,33 @@ impl Job {
     }
 }
 
-/// Epoch, rank, lease, entries, ttl in ms: what acknowledging takes, for another process too.
+/// Epoch, rank, lease, entries, and the lease's lifetime in ms.
+///
+/// Any process can acknowledge the lease with it.
 type Token = (u64, u32, u64, u32, u64);
 
-/// One worker's side of an epoch; of the process that made it.
+/// Receives the leases of one worker of an epoch.
 #[pyclass(frozen, module = "fletch._native")]
 #[derive(Debug)]
 pub struct Reader {
     job: Py<Job>,
-    who: Who,
-    /// The number of the last request whose answer was handed out; 0 before that.
+    params: ReaderParams,
+    /// The number of the last request whose answer the caller got; 0 before the first.
     last: Arc<AtomicU64>,
-    /// Nothing once it was given up. In another process, or after a fork, it is made anew: what was received ahead was
-    /// renewed by nobody since, and is asked for again.
+    /// The reader; `None` after `close`.
+    ///
+    /// In another process, or after a fork, a new reader is made. Its predecessor's prefetched leases were not
+    /// renewed, so the new reader requests them again.
     live: Slot<Arc<tokio::sync::Mutex<Option<EpochReader>>>>,
 }
 
-/// Whose leases a reader receives, and how.
+/// The parameters of a reader.
 #[derive(Debug, Clone, Copy)]
-struct Who {
+struct ReaderParams {
     epoch: u64,
     rank: u32,
     worker: u32,
-    ahead: bool,
+    prefetch: bool,
 }
 
 impl Reader {
@@ -357,9 +363,9 @@ impl Reader {
         if let Some(live) = self.live.get(py) {
             return Ok(live);
         }
-        let Who { epoch, rank, worker, ahead } = self.who;
+        let ReaderParams { epoch, rank, worker, prefetch } = self.params;
         let mut reader =
-            self.job.get().0.live(py)?.reader(epoch, rank, worker).patience(PATIENCE).prefetch(ahead);
+            self.job.get().0.live(py)?.reader(epoch, rank, worker).patience(PATIENCE).prefetch(prefetch);
         if let last @ 1.. = self.last.load(Relaxed) {
             reader = reader.after_sequence(last);
         }
@@ -382,62 +388,66 @@ impl Leased {
         self.0.sample
     }
 
-    /// The ordinal of its first entry in the version: with the root its id.
+    /// The ordinal of the sample's first entry. Root and ordinal identify the sample.
     #[getter]
     fn ordinal(&self) -> u64 {
         self.0.ordinal
     }
 
-    /// Which copy of it this is, from 0; `None` for one that only fills up a last step.
+    /// The number of this copy of the sample, from 0; `None` for one that only pads a last step.
     #[getter]
     fn copy(&self) -> Option<u32> {
         Some(self.0.copy).filter(|c| *c < 1 << 31)
     }
 
-    /// Paths of its files.
+    /// The paths of the sample's files.
     #[getter]
     fn paths(&self) -> Vec<String> {
         self.0.heads.iter().map(|f| f.path.clone()).collect()
     }
 
-    /// The bytes of its files, as read-only views.
+    /// The bytes of the sample's files, as read-only views.
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let views: PyResult<Vec<_>> = self.0.files().map(|(_, b)| buffer::view(py, b)).collect();
         PyList::new(py, views?)
     }
 }
 
-/// What is told of a batch: its token, its samples, and what they add to a receipt.
-type Told<'py> = (Token, Vec<Leased>, Bound<'py, PyBytes>);
+/// A received lease: its token, its samples, and their deliveries, which a receipt sum adds.
+type ReceivedLease<'py> = (Token, Vec<Leased>, Bound<'py, PyBytes>);
 
 #[pymethods]
 impl Reader {
-    /// The next samples, at most `want`: `("batch", …)`, `("full", None)`, `("last", None)` or `("done", None)`. A
-    /// server that is gone is waited for; `tell` is then called with the seconds waited so far and why, about once a second.
+    /// Receives a lease of at most `want` samples.
+    ///
+    /// Returns `("batch", …)`, `("full", None)`, `("last", None)` or `("done", None)`.
+    ///
+    /// While the server is gone it waits, and calls `report` about once a second with the seconds waited and
+    /// the reason.
     #[pyo3(name = "next")]
     fn next_batch<'py>(
         &self,
         py: Python<'py>,
         want: u32,
-        tell: Bound<'py, PyAny>,
-    ) -> PyResult<(&'static str, Option<Told<'py>>)> {
+        report: Bound<'py, PyAny>,
+    ) -> PyResult<(&'static str, Option<ReceivedLease<'py>>)> {
         let job = &self.job.get().0;
         let client = job.client.get().live(py)?;
         let (reader, last) = (self.live(py)?, Arc::clone(&self.last));
         let next = async move {
             let mut reader = reader.lock().await;
-            let given_up = || Failure::Invalid("this reader was given up".into());
-            let reader = reader.as_mut().ok_or_else(given_up)?;
+            let closed = || Failure::Invalid("this reader is closed".into());
+            let reader = reader.as_mut().ok_or_else(closed)?;
             let next = reader.next(want).await?;
             last.store(reader.sequence(), Relaxed);
             Ok::<_, Failure>(next)
         };
-        let next = wait_telling(
+        let next = wait_reporting(
             py,
             next,
             SILENCE,
-            || gone(&client),
-            |seconds, why| tell.call1((seconds, why)).map(drop),
+            || probe(&client),
+            |seconds, why| report.call1((seconds, why)).map(drop),
         )?;
         let LeaseBatch { token: t, samples } = match next {
             Next::Batch(batch) => batch,
@@ -445,16 +455,16 @@ impl Reader {
             Next::Last => return Ok(("last", None)),
             Next::Done => return Ok(("done", None)),
         };
-        job.keep((t.epoch, t.rank, t.lease), t.ttl_ms);
+        job.record_held((t.epoch, t.rank, t.lease), t.ttl_ms);
         let deliveries: Vec<u8> = samples.iter().flat_map(delivery).collect();
         let token = (t.epoch, t.rank, t.lease, t.entries, t.ttl_ms);
         let leased = samples.into_iter().map(Leased).collect();
         Ok(("batch", Some((token, leased, PyBytes::new(py, &deliveries)))))
     }
 
-    /// Nothing more is asked for, and what was received ahead is not held any more.
-    fn give_up(&self, py: Python<'_>) {
-        // Where a call is under way, in another thread, its end is the end of what it holds.
+    /// Ends the reader. It requests no more leases, and drops those that it prefetched.
+    fn close(&self, py: Python<'_>) {
+        // If another thread's call is in progress, the reader and its leases end with that call.
         if let Some(live) = self.live.get(py)
             && let Ok(mut reader) = live.try_lock()
         {
@@ -463,8 +473,8 @@ impl Reader {
     }
 }
 
-/// What is wrong with a server that is silent, if anything is.
-async fn gone(client: &fletch_client::Client) -> Option<String> {
+/// Probes a silent server. Returns its problem, or `None` if it answers.
+async fn probe(client: &fletch_client::Client) -> Option<String> {
     let client = client.within(Duration::from_secs(1)).fail_fast();
     client.info().await.err().map(|e| e.to_string())
 }

@@ -1,4 +1,4 @@
-//! Errors as Python exceptions: one class for each kind, with the server's code and hint.
+//! Errors as Python exceptions: one class for each kind, with the server's error code and hint.
 
 use fletch_api::{Code, Problem};
 use fletch_client::ClientError;
@@ -8,55 +8,55 @@ use fletch_tables::TableError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// How an object is pickled: what makes it again, and of what.
+/// The result of `__reduce__`: the function that creates the object again, and its arguments.
 pub type Pickled<'py, T> = PyResult<(Bound<'py, PyAny>, T)>;
 
 /// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The server was asked.
+    /// A request failed.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The version's tables.
+    /// The version's tables could not be read.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// One item of several.
+    /// The server refused one item of a batch.
     #[error("{path}: {problem}")]
     Item {
-        /// Which.
+        /// The item's path.
         path: String,
-        /// What the server says of it.
+        /// The server's error.
         problem: Box<Problem>,
     },
-    /// One item's bytes are others.
+    /// The bytes of an item do not match its hash.
     #[error("wrong bytes for {path}: {mismatch}")]
     Corrupt {
-        /// Which.
+        /// The item's path.
         path: String,
-        /// What they are.
+        /// The expected hash and the hash of the bytes.
         mismatch: Mismatch,
     },
-    /// The answer breaks the contract.
+    /// A response breaks the API's contract.
     #[error("{path}: {why}")]
     Protocol {
-        /// Which item.
+        /// The item's path.
         path: String,
-        /// What is wrong.
+        /// The rule that it breaks.
         why: String,
     },
-    /// There is no such thing in the version.
+    /// The version has no such entry.
     #[error("{0}")]
     Absent(String),
-    /// The file is no selection.
+    /// A selection file is not valid.
     #[error(transparent)]
     Select(#[from] SelectionError),
-    /// It cannot be asked for.
+    /// An argument is not valid.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl Failure {
-    /// Who can act on it.
+    /// Returns the kind of the error, which says who can act on it.
     pub fn kind(&self) -> Kind {
         match self {
             Failure::Client(e) => e.kind(),

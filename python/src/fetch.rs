@@ -1,12 +1,11 @@
-//! Reading: many whole files of a version over few requests, each checked by its own hash.
+//! Fetches many whole files of a version in few requests, and checks each one by its own hash.
 //!
 //! Invariants
-//! 1. Every file's bytes hash to what the version's tables say (I1), whoever sent them.
+//! 1. The bytes of every file match the hash in the version's tables (I1), whichever server sent them.
 //! 2. Memory in flight is bounded: [`REQUESTS`] requests of [`REQUEST_BYTES`], and the result.
-//! 3. A view of a small file keeps nothing but that file alive.
+//! 3. A view of a small file keeps only that file's bytes alive.
 
 use crate::errors::Failure;
-use crate::version::Open;
 use bytes::{Bytes, BytesMut};
 use fletch_api::{BATCH_ITEMS_MAX, BatchItem, ChunkSpan};
 use fletch_client::ClientError;
@@ -18,34 +17,44 @@ use pyo3::prelude::*;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Content bytes of one request; a longer file is read by several.
+/// The most content bytes of one request. A longer file is read in several requests.
 const REQUEST_BYTES: u64 = 16 << 20;
-/// Files of one request: more bring no more.
+/// The most files of one request. More files do not raise the throughput.
 const REQUEST_ITEMS: usize = if BATCH_ITEMS_MAX < 256 { BATCH_ITEMS_MAX } else { 256 };
-/// Requests at once.
+/// The number of concurrent requests.
 const REQUESTS: usize = 2;
-/// No longer file is read whole.
+/// The longest file that is read whole.
 const READ_BYTES_MAX: u64 = 4 << 30;
-/// Files up to this many bytes are copied out of what they came in, which others may share.
+/// A file of at most this many bytes is copied out of its response, which other files share.
 const COPY_BYTES_MAX: usize = 16 << 10;
-/// Above this many bytes a file is hashed on a blocking thread.
+/// A file above this many bytes is hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 1 << 20;
-/// Wrong bytes are asked for again this often.
+/// The number of retries after wrong bytes.
 const WRONG_MAX: u32 = 1;
-/// Waits between attempts: doubled from the first to the last.
+/// The first and the longest pause between attempts. Each pause is twice the one before.
 const WAITS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// What is asked for.
+/// An entry that a caller names.
 #[derive(Debug, Clone, FromPyObject)]
 pub enum Item {
-    /// An entry's position.
+    /// The entry's position in the version.
     Ordinal(u64),
-    /// An entry's path; a member's is its shard's path, `/`, and the member's name.
+    /// The entry's path. A member's path is its shard's path, `/`, and the member's name.
     Path(String),
 }
 
-/// The entry that an item names.
-pub async fn find(open: &Open, item: &Item) -> Result<Found, Failure> {
+/// The open tables of a version, and the client that reads its bytes.
+#[derive(Debug, Clone)]
+pub struct OpenVersion {
+    pub client: fletch_client::Client,
+    pub version: fletch_tables::Version,
+}
+
+/// Returns the entry that an item names.
+///
+/// # Errors
+/// [`Failure::Absent`] if the version has no such entry, or an error of the tables.
+pub async fn find(open: &OpenVersion, item: &Item) -> Result<Found, Failure> {
     let version = &open.version;
     let absent = || match item {
         Item::Ordinal(n) => {
@@ -72,13 +81,13 @@ pub async fn find(open: &Open, item: &Item) -> Result<Found, Failure> {
 
 /// A file to read.
 #[derive(Debug, Clone)]
-pub struct Wanted {
-    /// Which of the items it is.
+pub struct FileRequest {
+    /// The position of the file in the result.
     at: usize,
     found: Found,
 }
 
-impl Wanted {
+impl FileRequest {
     fn path(&self) -> String {
         crate::entry::shown(self.found.entry().path)
     }
@@ -87,16 +96,19 @@ impl Wanted {
         self.found.entry().size
     }
 
-    /// The bytes, if they are this file's.
+    /// Returns the bytes if they match the file's hash.
     async fn checked(&self, bytes: Bytes) -> Result<Bytes, Failure> {
         let Some(hash) = self.found.entry().hash else {
-            return Err(Failure::Protocol { path: self.path(), why: "its tables have no hash".into() });
+            return Err(Failure::Protocol {
+                path: self.path(),
+                why: "its row in the tables has no hash".into(),
+            });
         };
         let check = move || Verified::check(hash, bytes);
         let checked = if self.size() <= INLINE_HASH_BYTES as u64 {
             check()
         } else {
-            let lost = |_| Failure::Client(ClientError::Config("the runtime is going down".into()));
+            let lost = |_| Failure::Client(ClientError::Config("the runtime ended during the read".into()));
             tokio::task::spawn_blocking(check).await.map_err(lost)?
         };
         let verified = checked.map_err(|mismatch| Failure::Corrupt { path: self.path(), mismatch })?;
@@ -105,42 +117,46 @@ impl Wanted {
     }
 }
 
-/// Whole files, in the order asked.
+/// Reads whole files, within the client's timeout. Returns them in the order of `items`.
 ///
 /// # Errors
-/// The first item that cannot be read; the others' bytes are dropped.
-pub async fn read_many(open: &Open, items: &[Item]) -> Result<Vec<Bytes>, Failure> {
+/// The error of the first item that cannot be read. The bytes of the other items are dropped.
+pub async fn read_many(open: &OpenVersion, items: &[Item]) -> Result<Vec<Bytes>, Failure> {
     let until = Instant::now() + open.client.io_timeout();
-    read_all(open, wanted(open, items).await?, until).await
+    read_all(open, file_requests(open, items).await?, until).await
 }
 
-/// Which files items name.
+/// Finds the files that items name.
 ///
 /// # Errors
-/// The first item that is none.
-pub async fn wanted(open: &Open, items: &[Item]) -> Result<Vec<Wanted>, Failure> {
+/// The error of the first item that is not a readable file.
+pub async fn file_requests(open: &OpenVersion, items: &[Item]) -> Result<Vec<FileRequest>, Failure> {
     let mut wanted = Vec::with_capacity(items.len());
     for (at, item) in items.iter().enumerate() {
         let found = find(open, item).await?;
         readable(&found)?;
-        wanted.push(Wanted { at, found });
+        wanted.push(FileRequest { at, found });
     }
     Ok(wanted)
 }
 
-/// Bytes of all of them.
-pub fn bytes_of(wanted: &[Wanted]) -> u64 {
-    wanted.iter().map(Wanted::size).sum()
+/// Returns the bytes of all files together.
+pub fn bytes_of(wanted: &[FileRequest]) -> u64 {
+    wanted.iter().map(FileRequest::size).sum()
 }
 
-/// Files, in the order in which they were asked for.
+/// Reads files until a deadline. Returns them in the order in which they were named.
 ///
 /// # Errors
-/// The first that cannot be read until then.
-pub async fn read_all(open: &Open, wanted: Vec<Wanted>, until: Instant) -> Result<Vec<Bytes>, Failure> {
+/// The error of the first file that cannot be read in time.
+pub async fn read_all(
+    open: &OpenVersion,
+    wanted: Vec<FileRequest>,
+    until: Instant,
+) -> Result<Vec<Bytes>, Failure> {
     let mut out = vec![Bytes::new(); wanted.len()];
     let mut reads =
-        stream::iter(requests(wanted)).map(|r| request(open, r, until)).buffer_unordered(REQUESTS);
+        stream::iter(grouped(wanted)).map(|r| read_group(open, r, until)).buffer_unordered(REQUESTS);
     while let Some(read) = reads.try_next().await? {
         for (at, bytes) in read {
             out[at] = bytes;
@@ -154,20 +170,22 @@ fn readable(found: &Found) -> Result<(), Failure> {
     let path = crate::entry::shown(entry.path);
     match entry.kind {
         EntryKind::File | EntryKind::Member if entry.size > READ_BYTES_MAX => Err(Failure::Invalid(format!(
-            "{path:?} has {} bytes and is read whole, at most {READ_BYTES_MAX}; read it through a mount",
+            "{path:?} has {} bytes, the limit of a whole file is {READ_BYTES_MAX}; read it through a mount",
             entry.size
         ))),
         EntryKind::File | EntryKind::Member => Ok(()),
         EntryKind::Symlink => {
-            Err(Failure::Invalid(format!("{path:?} is a link to {:?}; read what it names", entry.target)))
+            Err(Failure::Invalid(format!("{path:?} is a link to {:?}; read its target", entry.target)))
         }
-        EntryKind::EmptyDir => Err(Failure::Invalid(format!("{path:?} is an empty directory"))),
+        EntryKind::EmptyDir => {
+            Err(Failure::Invalid(format!("{path:?} is an empty directory, which has no bytes to read")))
+        }
     }
 }
 
-/// Files in requests: neighbours together, a long file alone.
-fn requests(wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
-    let mut out: Vec<Vec<Wanted>> = Vec::new();
+/// Groups files into requests: neighbours together, a long file alone.
+fn grouped(wanted: Vec<FileRequest>) -> Vec<Vec<FileRequest>> {
+    let mut out: Vec<Vec<FileRequest>> = Vec::new();
     let mut bytes = 0;
     for w in wanted {
         match out.last_mut() {
@@ -184,26 +202,27 @@ fn requests(wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
     out
 }
 
-async fn request(
-    open: &Open,
-    mut wanted: Vec<Wanted>,
+/// Reads the files of one request, and retries until the deadline.
+async fn read_group(
+    open: &OpenVersion,
+    mut wanted: Vec<FileRequest>,
     until: Instant,
 ) -> Result<Vec<(usize, Bytes)>, Failure> {
     let mut done = Vec::with_capacity(wanted.len());
     let (mut pause, mut wrong) = (WAITS.0, 0);
     loop {
         let attempt = match wanted.as_slice() {
-            [one] if one.size() > REQUEST_BYTES => match long(open, one, until).await {
+            [one] if one.size() > REQUEST_BYTES => match read_long_file(open, one, until).await {
                 Ok(bytes) => return Ok(vec![(one.at, bytes)]),
                 Err(e) => Err(e),
             },
-            _ => batch(open, &mut wanted, &mut done, until).await,
+            _ => try_batch(open, &mut wanted, &mut done, until).await,
         };
         let error = match attempt {
             Ok(None) if wanted.is_empty() => return Ok(done),
-            // What did not come was not hashed.
+            // A missing file was not hashed, so it must not count as read.
             Ok(None) => {
-                let why = format!("{} files were not answered", wanted.len());
+                let why = format!("the server did not answer {} files", wanted.len());
                 Failure::Protocol { path: "batch".into(), why }
             }
             Ok(Some(e)) | Err(e) => e,
@@ -218,16 +237,18 @@ async fn request(
     }
 }
 
-/// One attempt at several files: those that came leave `wanted`. What is wrong with the first that
-/// did not come, if any.
-async fn batch(
-    open: &Open,
-    wanted: &mut Vec<Wanted>,
+/// Tries once to read several files, and moves those that arrive from `wanted` to `done`.
+///
+/// Returns the error of a file that did not arrive, if there is one. An error that a retry cannot repair
+/// comes first.
+async fn try_batch(
+    open: &OpenVersion,
+    wanted: &mut Vec<FileRequest>,
     done: &mut Vec<(usize, Bytes)>,
     until: Instant,
 ) -> Result<Option<Failure>, Failure> {
     let items = wanted.iter().map(|w| BatchItem::Ordinal(w.found.ordinal)).collect();
-    let longest = wanted.iter().map(Wanted::size).max().unwrap_or(0);
+    let longest = wanted.iter().map(FileRequest::size).max().unwrap_or(0);
     let client = open.client.within(until.saturating_duration_since(Instant::now()));
     let mut batch = client.batch(open.version.root(), items, longest).await?;
     let mut left = Vec::new();
@@ -239,7 +260,7 @@ async fn batch(
             Err(e) => break Some(Failure::from(e)),
         };
         let Some(w) = wanted.get(piece.index).filter(|_| piece.index == seen) else {
-            let why = format!("item {} was answered, {seen} is next", piece.index);
+            let why = format!("the server answered item {}, expected item {seen}", piece.index);
             return Err(Failure::Protocol { path: "batch".into(), why });
         };
         seen += 1;
@@ -251,7 +272,7 @@ async fn batch(
             Ok(bytes) => done.push((w.at, bytes)),
             Err(e) => {
                 left.push(w.clone());
-                // What cannot be repaired by asking again is what the caller should hear of.
+                // Prefer the error that a retry cannot repair: the caller must act on it.
                 if fault.as_ref().is_none_or(|f: &Failure| f.kind().retryable()) {
                     fault = Some(e);
                 }
@@ -263,8 +284,8 @@ async fn batch(
     Ok(fault.or(ended).filter(|_| !wanted.is_empty()))
 }
 
-/// A file longer than a request, slice by slice.
-async fn long(open: &Open, one: &Wanted, until: Instant) -> Result<Bytes, Failure> {
+/// Reads a file that is longer than a request, slice by slice.
+async fn read_long_file(open: &OpenVersion, one: &FileRequest, until: Instant) -> Result<Bytes, Failure> {
     let slices = one.found.slices();
     let mut parts = stream::iter(slices.iter().copied().map(|s| async move {
         let span =
@@ -273,7 +294,10 @@ async fn long(open: &Open, one: &Wanted, until: Instant) -> Result<Bytes, Failur
         let items = vec![BatchItem::Chunk(span)];
         let mut batch = client.batch(open.version.root(), items, u64::from(s.len)).await?;
         let Some(piece) = batch.next().await? else {
-            return Err(Failure::Protocol { path: one.path(), why: "no answer for a chunk of it".into() });
+            return Err(Failure::Protocol {
+                path: one.path(),
+                why: "the server did not answer one of its chunks".into(),
+            });
         };
         piece.outcome.map_err(|problem| Failure::Item { path: one.path(), problem })
     }))

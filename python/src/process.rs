@@ -1,16 +1,16 @@
-//! What belongs to one process: the runtime, the wait for it, and forks.
+//! The runtime of a process, the waiting for its tasks, and forks.
 //!
-//! A forked child has its parent's memory but none of its threads, so whatever those owned is
-//! abandoned in it: never used, never dropped (a drop would wake threads that do not exist, over
-//! descriptors that the parent still uses).
+//! A forked child has its parent's memory but none of its threads. So it abandons the values that these
+//! threads owned: it never uses them, and never drops them. A drop would wake threads that do not exist, over
+//! descriptors that the parent still uses.
 //!
 //! Invariants
-//! 1. Locks of this crate are taken only with the GIL held and given back before it is: no thread
-//!    but the forking one can hold one at a fork that Python makes.
-//! 2. At such a fork, if no call is under way, this process has no connection and no runtime
-//!    thread, so that the child inherits neither. Both come back with the next call, or right after the fork in a
-//!    process that holds leases ([`crate::epochs::after_fork_in_parent`]).
-//! 3. A [`Live`] value of another process or of an older runtime is not handed out.
+//! 1. A thread takes a lock of this crate only while it holds the GIL, and releases the lock before the GIL.
+//!    So at a fork that Python makes, no thread but the forking one can hold a lock.
+//! 2. At such a fork, if no call is in progress, this process has no connection and no runtime thread, so the
+//!    child inherits neither. Both come back with the next call, or right after the fork in a process that
+//!    holds leases ([`crate::epochs::after_fork_in_parent`]).
+//! 3. A [`Live`] value of another process or of an older runtime is never returned.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -24,22 +24,22 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-/// How often a wait looks for signals (Ctrl-C).
+/// The period at which a wait checks for signals (Ctrl-C).
 const TICK: Duration = Duration::from_millis(100);
-/// How often a server that is silent is asked whether it is there.
+/// The period at which a silent server is probed.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// How long the end of an idle runtime may take before a fork.
+/// The time within which an idle runtime must end before a fork.
 const END_WITHIN: Duration = Duration::from_secs(1);
-/// Threads that drive connections and what was begun ahead, beside the one that waits.
+/// The threads that drive connections and background reads, in addition to the thread that waits.
 const WORKERS: usize = 2;
 
-/// Which runtime something belongs to: counted up whenever one ends.
+/// The number of the current runtime. It increases when a runtime ends.
 static ERA: AtomicU64 = AtomicU64::new(1);
-/// Calls that wait with the GIL released.
+/// The number of calls that wait with the GIL released.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 static RUNTIME: Mutex<Option<Live<Arc<Io>>>> = Mutex::new(None);
 
-/// A process's runtime, and the tasks that run beside its calls.
+/// The runtime of a process, and its background tasks.
 #[derive(Debug)]
 struct Io {
     runtime: Runtime,
@@ -56,17 +56,17 @@ pub struct Live<T> {
 }
 
 impl<T> Live<T> {
-    /// Made now.
+    /// Creates a value of this process and of the current runtime.
     pub fn new(value: T) -> Self {
         Live { pid: id(), era: ERA.load(SeqCst), value: Some(value) }
     }
 
-    /// The value, if it may be used here and now.
+    /// Returns the value if it belongs to this process and to the current runtime.
     pub fn get(&self) -> Option<&T> {
         self.value.as_ref().filter(|_| self.pid == id() && self.era == ERA.load(SeqCst))
     }
 
-    /// The value, if it was made in this process.
+    /// Returns the value if it was made in this process.
     pub fn take(mut self) -> Option<T> {
         if self.pid == id() { self.value.take() } else { None }
     }
@@ -80,28 +80,28 @@ impl<T> Drop for Live<T> {
     }
 }
 
-/// A place for a [`Live`] value.
+/// A mutable cell for a [`Live`] value.
 #[derive(Debug)]
 pub struct Slot<T>(Mutex<Option<Live<T>>>);
 
 impl<T: Clone> Slot<T> {
-    /// An empty one.
+    /// Creates an empty slot.
     pub const fn new() -> Self {
         Slot(Mutex::new(None))
     }
 
-    /// A clone of the value, if it may be used here and now. To be called with the GIL held.
+    /// Returns a clone of the value if it belongs to this process and the current runtime. Needs the GIL.
     pub fn get(&self, _gil: Python<'_>) -> Option<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Live::get).cloned()
     }
 
-    /// Keeps a value. To be called with the GIL held.
+    /// Stores a value. Needs the GIL.
     pub fn set(&self, _gil: Python<'_>, value: T) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Live::new(value));
     }
 }
 
-/// This process's runtime.
+/// Returns this process's runtime, and starts it if necessary.
 fn io(_gil: Python<'_>) -> PyResult<Arc<Io>> {
     let mut kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(io) = kept.as_ref().and_then(Live::get) {
@@ -119,11 +119,12 @@ fn io(_gil: Python<'_>) -> PyResult<Arc<Io>> {
     Ok(made)
 }
 
-/// Waits for `work` with the GIL released. A signal whose handler raises (Ctrl-C) ends the wait and
-/// drops the work.
+/// Waits for `work` with the GIL released.
+///
+/// A signal handler that raises (Ctrl-C) ends the wait and drops the work.
 ///
 /// # Errors
-/// What `work` ends with, or what a signal's handler raised.
+/// The error of `work`, or the exception of a signal handler.
 pub fn wait<T: Send, E: Into<PyErr> + Send>(
     py: Python<'_>,
     work: impl Future<Output = Result<T, E>> + Send,
@@ -140,17 +141,19 @@ pub fn wait<T: Send, E: Into<PyErr> + Send>(
     }
 }
 
-/// [`wait`], which looks after its server: when there was no answer for `silence`, `probe` is asked about once
-/// a second what is wrong, beside the work, and what it says goes to `tell` with the seconds waited.
+/// [`wait`] that reports a server that is gone.
+///
+/// After `silence` without an answer it runs `probe` about once a second, beside the work. The problem that
+/// `probe` returns goes to `report`, with the seconds waited.
 ///
 /// # Errors
-/// As [`wait`], and what `tell` raises.
-pub fn wait_telling<T: Send, E: Into<PyErr> + Send, P: Future<Output = Option<String>> + Send>(
+/// As [`wait`], and the exception of `report`.
+pub fn wait_reporting<T: Send, E: Into<PyErr> + Send, P: Future<Output = Option<String>> + Send>(
     py: Python<'_>,
     work: impl Future<Output = Result<T, E>> + Send,
     silence: Duration,
     probe: impl Fn() -> P + Sync,
-    mut tell: impl FnMut(f64, String) -> PyResult<()>,
+    mut report: impl FnMut(f64, String) -> PyResult<()>,
 ) -> PyResult<T> {
     let io = io(py)?;
     let _waiting = Waiting::new();
@@ -168,7 +171,7 @@ pub fn wait_telling<T: Send, E: Into<PyErr> + Send, P: Future<Output = Option<St
         };
         match py.detach(|| io.runtime.block_on(tick)) {
             Ok(done) => return done.map_err(Into::into),
-            Err(Some(why)) => tell(begun.elapsed().as_secs_f64(), why)?,
+            Err(Some(why)) => report(begun.elapsed().as_secs_f64(), why)?,
             Err(None) => {}
         }
         if due {
@@ -178,11 +181,11 @@ pub fn wait_telling<T: Send, E: Into<PyErr> + Send, P: Future<Output = Option<St
     }
 }
 
-/// Runs a task beside this process's calls, until it ends or this process forks.
+/// Runs a background task until it ends or this process forks.
 ///
 /// # Errors
 /// The runtime cannot be started.
-pub fn beside<T: Send + 'static>(
+pub fn spawn_background<T: Send + 'static>(
     py: Python<'_>,
     task: impl Future<Output = T> + Send + 'static,
 ) -> PyResult<JoinHandle<T>> {
@@ -205,9 +208,10 @@ impl Drop for Waiting {
     }
 }
 
-/// Before Python forks: ends an idle runtime with its connections, so that none is inherited.
-/// While another thread is inside a call nothing can be ended; what the child inherits then, it
-/// never uses.
+/// Ends an idle runtime with its connections before Python forks, so that the child inherits none.
+///
+/// While another thread is inside a call, nothing can be ended. Then the child inherits the connections and
+/// never uses them.
 #[pyfunction(name = "_before_fork")]
 pub fn before_fork() {
     if WAITING.load(SeqCst) > 0 {
@@ -216,13 +220,13 @@ pub fn before_fork() {
     let kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(io) = kept.and_then(Live::take) else { return };
     ERA.fetch_add(1, SeqCst);
-    // Nobody waits, so nobody else holds it. The GIL is kept: no call may begin before the fork.
+    // No call waits, so this is the last reference. The GIL is kept, so that no call begins before the fork.
     if let Some(io) = Arc::into_inner(io) {
         io.runtime.shutdown_timeout(END_WITHIN);
     }
 }
 
-/// In the child of a fork: nobody waits in it, whatever its parent's threads did.
+/// Resets the state in the child of a fork: it has no waiting calls, whatever its parent's threads did.
 #[pyfunction(name = "_after_fork_in_child")]
 pub fn after_fork_in_child() {
     WAITING.store(0, SeqCst);

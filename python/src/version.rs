@@ -1,11 +1,11 @@
-//! `fletch.Version`: an immutable state of a dataset, listed and read.
+//! `fletch.Version`: lists and reads an immutable state of a dataset.
 
 use crate::client::Client;
 use crate::entry::{Entry, Sample, shown};
 use crate::errors::{Failure, Pickled};
-use crate::fetch::{self, Item};
+use crate::fetch::{self, Item, OpenVersion};
+use crate::pending_read::PendingRead;
 use crate::process::{Slot, wait};
-use crate::reading::Reading;
 use crate::{buffer, client::Settings};
 use bytes::Bytes;
 use fletch_api::ResolvedVersion;
@@ -15,68 +15,61 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMemoryView};
 use std::collections::BTreeMap;
 
-/// Bytes of version tables in memory, in a process, for all versions together.
+/// The bytes of version tables in the memory of a process, for all versions together.
 pub const TABLES_BYTES: u64 = 256 << 20;
 
 static TABLES: Slot<PartCache> = Slot::new();
 
-/// An immutable state of a dataset. Its tables are read and checked when they are first looked at.
+/// An immutable state of a dataset. Its tables are read and checked when they are first needed.
 #[pyclass(frozen, module = "fletch")]
 #[derive(Debug)]
 pub struct Version {
     client: Py<Client>,
-    what: ResolvedVersion,
-    open: Slot<Open>,
-}
-
-/// A version's tables, and whom to ask for its bytes.
-#[derive(Debug, Clone)]
-pub struct Open {
-    pub client: fletch_client::Client,
-    pub version: fletch_tables::Version,
+    resolved: ResolvedVersion,
+    open: Slot<OpenVersion>,
 }
 
 impl Version {
-    /// As the server resolved it; nothing of it is read yet.
-    pub fn new(client: Py<Client>, what: ResolvedVersion) -> Self {
-        Version { client, what, open: Slot::new() }
+    /// Creates a version from the server's answer. It reads nothing.
+    pub fn new(client: Py<Client>, resolved: ResolvedVersion) -> Self {
+        Version { client, resolved, open: Slot::new() }
     }
 
-    /// The version, opened in this process.
-    pub fn open(&self, py: Python<'_>) -> PyResult<Open> {
+    /// Returns the version, opened in this process.
+    pub fn open(&self, py: Python<'_>) -> PyResult<OpenVersion> {
         if let Some(open) = self.open.get(py) {
             return Ok(open);
         }
         let client = self.client.get().live(py)?;
         let tables = tables(py, self.client.get().settings());
-        let (root, layout) = (self.what.root, self.what.layout);
+        let (root, layout) = (self.resolved.root, self.resolved.layout);
         let source = client.tables(root, layout);
         let opening = fletch_tables::Version::open(source, root, layout, tables);
         let version = wait(py, async { opening.await.map_err(Failure::from) })?;
-        let open = Open { client, version };
+        let open = OpenVersion { client, version };
         self.open.set(py, open.clone());
         Ok(open)
     }
 
-    /// Whole files, in the order asked.
+    /// Reads whole files. Returns them in the order of `items`.
     pub fn read_all(&self, py: Python<'_>, items: &[Item]) -> PyResult<Vec<Bytes>> {
         let open = self.open(py)?;
         wait(py, fetch::read_many(&open, items))
     }
 }
 
-/// The room for tables of this process, as one principal sees it.
-fn tables(py: Python<'_>, who: &Settings) -> PartCache {
+/// Returns this process's cache of tables, scoped to one principal.
+fn tables(py: Python<'_>, settings: &Settings) -> PartCache {
     let all = TABLES.get(py).unwrap_or_else(|| {
         let made = PartCache::new(TABLES_BYTES);
         TABLES.set(py, made.clone());
         made
     });
-    all.scoped(&format!("{}\n{:?}\n{:?}", who.server, who.token, who.token_file))
+    all.scoped(&format!("{}\n{:?}\n{:?}", settings.server, settings.token, settings.token_file))
 }
 
-/// Entries `start..stop` of a version.
-async fn entries(open: &Open, start: u64, stop: u64) -> Result<Vec<Entry>, Failure> {
+/// Returns the entries `start..stop` of a version.
+async fn entries(open: &OpenVersion, start: u64, stop: u64) -> Result<Vec<Entry>, Failure> {
     let index = open.version.index();
     let mut out = Vec::new();
     let mut at = start;
@@ -95,10 +88,10 @@ async fn entries(open: &Open, start: u64, stop: u64) -> Result<Vec<Entry>, Failu
     Ok(out)
 }
 
-/// All samples of a version, in the order of their first entries.
-async fn samples(open: &Open) -> Result<Vec<Sample>, Failure> {
+/// Returns all samples of a version, in the order of their first entries.
+async fn samples(open: &OpenVersion) -> Result<Vec<Sample>, Failure> {
     let mut out: Vec<Sample> = Vec::new();
-    // Shard and key of the run that the last sample is; entries in no sample do not end it.
+    // The shard and the key of the last keyed sample. An entry without a sample does not end it.
     let mut run: Option<(String, String)> = None;
     for number in 0..open.version.index().parts().len() {
         let part = open.version.part(number).await?;
@@ -109,7 +102,7 @@ async fn samples(open: &Open) -> Result<Vec<Sample>, Failure> {
                 SampleRef::None => {}
                 SampleRef::Single => {
                     run = None;
-                    out.push(Sample { key: shown(entry.path), alone: true, ordinals: vec![ordinal] });
+                    out.push(Sample { key: shown(entry.path), single: true, ordinals: vec![ordinal] });
                 }
                 SampleRef::Keyed(key) => {
                     let shard = entry.path.split_once('\0').map_or("", |(shard, _)| shard);
@@ -118,7 +111,7 @@ async fn samples(open: &Open) -> Result<Vec<Sample>, Failure> {
                         Some(last) if same => last.ordinals.push(ordinal),
                         _ => {
                             run = Some((shard.to_owned(), key.to_owned()));
-                            out.push(Sample { key: key.to_owned(), alone: false, ordinals: vec![ordinal] });
+                            out.push(Sample { key: key.to_owned(), single: false, ordinals: vec![ordinal] });
                         }
                     }
                 }
@@ -133,46 +126,46 @@ impl Version {
     /// The dataset's name.
     #[getter]
     fn dataset(&self) -> &str {
-        self.what.dataset.as_str()
+        self.resolved.dataset.as_str()
     }
 
-    /// The tag it was resolved by; `None` when a root was given.
+    /// The tag that was resolved; `None` if a root was given.
     #[getter]
     fn tag(&self) -> Option<&str> {
-        self.what.tag.as_ref().map(fletch_core::TagName::as_str)
+        self.resolved.tag.as_ref().map(fletch_core::TagName::as_str)
     }
 
     /// The version's identity, 64 hex digits.
     #[getter]
     fn root(&self) -> String {
-        self.what.root.to_string()
+        self.resolved.root.to_string()
     }
 
-    /// The layout it is read by, 64 hex digits.
+    /// The identity of the layout that is read, 64 hex digits.
     #[getter]
     fn layout(&self) -> String {
-        self.what.layout.to_string()
+        self.resolved.layout.to_string()
     }
 
-    /// Content bytes of the version.
+    /// The bytes of content of the version.
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.what.bytes
+        self.resolved.bytes
     }
 
-    /// When it was made, nanoseconds since 1970.
+    /// The time when the version was made, in nanoseconds since 1970 UTC.
     #[getter]
     fn created_ns(&self) -> u64 {
-        self.what.created_ns
+        self.resolved.created_ns
     }
 
-    /// Whom it is read from.
+    /// The client that reads the version.
     #[getter]
     fn client(&self, py: Python<'_>) -> Py<Client> {
         self.client.clone_ref(py)
     }
 
-    /// How entries form samples: `file` (each by itself) or `stem` (neighbours with one key).
+    /// How entries form samples: `file` (each is one) or `stem` (neighbours that share a key are one).
     #[getter]
     fn sample_rule(&self, py: Python<'_>) -> PyResult<&'static str> {
         Ok(match self.open(py)?.version.manifest().sample_rule.key {
@@ -181,12 +174,12 @@ impl Version {
         })
     }
 
-    /// How many entries it has.
+    /// The number of entries.
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.what.entries)?)
+        Ok(usize::try_from(self.resolved.entries)?)
     }
 
-    /// An entry, by its ordinal or path.
+    /// The entry with this ordinal or path.
     fn entry(&self, py: Python<'_>, item: Item) -> PyResult<Entry> {
         let open = self.open(py)?;
         wait(py, async {
@@ -195,7 +188,7 @@ impl Version {
         })
     }
 
-    /// Entries `start..stop` in order; all of them without arguments.
+    /// The entries `start..stop` in byte order of their paths; without arguments all entries.
     #[pyo3(signature = (start=0, stop=None))]
     fn entries(&self, py: Python<'_>, start: u64, stop: Option<u64>) -> PyResult<Vec<Entry>> {
         let open = self.open(py)?;
@@ -208,9 +201,10 @@ impl Version {
         wait(py, samples(&open))
     }
 
-    /// Labels by directory: the sorted names of the directories right below `prefix` that hold
-    /// samples, and for each sample, as `samples()` has them, its directory's index there; -1 for
-    /// a sample that is in none.
+    /// Labels each sample by its directory.
+    ///
+    /// Returns the sorted names of the directories right below `prefix` that hold samples; and for each
+    /// sample, in the order of `samples()`, the index of its directory, or -1 for a sample in none of them.
     #[pyo3(signature = (prefix=""))]
     fn labels(&self, py: Python<'_>, prefix: &str) -> PyResult<(Vec<String>, Vec<i64>)> {
         let open = self.open(py)?;
@@ -231,34 +225,34 @@ impl Version {
         })
     }
 
-    /// A whole file, by its ordinal or path.
+    /// Reads a whole file, by its ordinal or path.
     fn read<'py>(&self, py: Python<'py>, item: Item) -> PyResult<Bound<'py, PyMemoryView>> {
         let mut all = self.read_all(py, &[item])?;
         buffer::view(py, all.pop().unwrap_or_default())
     }
 
-    /// Whole files, by ordinals or paths, in the order asked, over as few requests as will do.
+    /// Reads whole files, by ordinals or paths, in few requests. Returns views in the order of `items`.
     fn read_many<'py>(&self, py: Python<'py>, items: Vec<Item>) -> PyResult<Bound<'py, PyList>> {
         buffer::views(py, self.read_all(py, &items)?)
     }
 
-    /// Begins to read whole files that will be asked for.
+    /// Starts to read whole files in the background, and returns at once.
     #[pyo3(signature = (items, after=None))]
-    fn read_ahead(
+    fn prefetch(
         slf: Bound<'_, Self>,
         items: Vec<Item>,
-        after: Option<Bound<'_, Reading>>,
-    ) -> PyResult<Reading> {
-        Reading::begin(slf.py(), slf.clone().unbind(), items, after.as_ref().map(Bound::get))
+        after: Option<Bound<'_, PendingRead>>,
+    ) -> PyResult<PendingRead> {
+        PendingRead::start(slf.py(), slf.clone().unbind(), items, after.as_ref().map(Bound::get))
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String)> {
-        let what = serde_json::to_string(&self.what).map_err(|e| Failure::Invalid(e.to_string()))?;
+        let what = serde_json::to_string(&self.resolved).map_err(|e| Failure::Invalid(e.to_string()))?;
         Ok((py.import("fletch._native")?.getattr("_version")?, (self.client.clone_ref(py), what)))
     }
 
     fn __repr__(&self) -> String {
-        let what = &self.what;
+        let what = &self.resolved;
         format!(
             "Version({:?}, root={}, {} entries)",
             what.dataset.as_str(),
@@ -268,18 +262,18 @@ impl Version {
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
-        let what = |v: &Version| (v.what.root, v.what.layout);
+        let what = |v: &Version| (v.resolved.root, v.resolved.layout);
         other.cast::<Version>().is_ok_and(|o| what(o.get()) == what(self))
     }
 
     fn __hash__(&self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|i| self.what.root.0.0[i]))
+        u64::from_le_bytes(std::array::from_fn(|i| self.resolved.root.0.0[i]))
     }
 }
 
-/// A version from its pickled description.
+/// Creates a version from its pickled description.
 #[pyfunction(name = "_version")]
-pub fn revive_version(client: Py<Client>, what: &str) -> PyResult<Version> {
+pub fn unpickle_version(client: Py<Client>, what: &str) -> PyResult<Version> {
     let what = serde_json::from_str(what).map_err(|e| Failure::Invalid(format!("pickled version: {e}")))?;
     Ok(Version::new(client, what))
 }

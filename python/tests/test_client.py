@@ -83,7 +83,7 @@ def test_members_of_shards_are_read_by_their_names(client: fletch.Client, shards
     for sample in samples:
         paths = [version.entry(o).path for o in sample.ordinals]
         assert paths == [f"{sample.key[0]}.tar/{sample.key}.{ext}" for ext in ("cls", "jpg")]
-        assert not sample.alone
+        assert not sample.single
 
 
 @pytest.mark.parametrize("item", [606, 10**12, "nothing", "a", "void", "link", "../x", ""])

@@ -24,9 +24,9 @@ def size(view: memoryview) -> int:
     return len(view)
 
 
-def begun(dataset: Any) -> list[fletch.Reading]:
+def begun(dataset: Any) -> list[fletch.PendingRead]:
     """What is being read ahead for a dataset."""
-    return [] if dataset._reads is None else [r for readings in dataset._reads.begun.values() for r in readings]
+    return [] if dataset._pending is None else [r for reads in dataset._pending.pending.values() for r in reads]
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def test_what_was_read_ahead_outlives_its_server(own_server: Any, tmp_path: Path
     assert len(readings) == 2
     until("two batches are here", lambda: all(r.done() for r in readings))
     assert client.stats()["requests"] - before == 3
-    ahead = [client.resolve("x").read_ahead([1, 2]), client.resolve("x").read_ahead(["absent"])]
+    ahead = [client.resolve("x").prefetch([1, 2]), client.resolve("x").prefetch(["absent"])]
     assert [bytes(view[:1]) for view in ahead[0].views()] == [b"\1", b"\2"]
     assert len(ahead[0].views()) == 2, "asked for once more it is read once more"
     for _ in range(2):
@@ -166,14 +166,14 @@ def test_what_was_read_ahead_outlives_its_server(own_server: Any, tmp_path: Path
 
 def test_many_bytes_wait_for_what_was_begun_before(client: fletch.Client, files: Path) -> None:
     version = client.resolve("files")
-    first = version.read_ahead(["large.bin"])
-    second = version.read_ahead(["large.bin", "middle.bin"], after=first)
+    first = version.prefetch(["large.bin"])
+    second = version.prefetch(["large.bin", "middle.bin"], after=first)
     until("both are here", second.done)
     assert first.done()
     assert [len(view) for view in first.views() + second.views()] == [35_000_001, 35_000_001, 3_000_000]
     # Nobody waits for one that is given up.
-    first = version.read_ahead(["large.bin"])
-    second = version.read_ahead(["large.bin"], after=first)
+    first = version.prefetch(["large.bin"])
+    second = version.prefetch(["large.bin"], after=first)
     del first
     assert len(second.views()[0]) == 35_000_001
 
@@ -213,7 +213,7 @@ def test_what_cannot_be_read_ahead_is_said_in_its_turn(client: fletch.Client, fi
             return [super(Twice, self).__getitem__(i) for i in index for _ in range(2)]
 
     twice = fletch.torch.DataLoader(Twice(dataset, [7, 8, 9]), 2)
-    assert twice._ahead == 0, "nobody knows what it reads"
+    assert twice._prefetched == 0, "a subclass may read other entries"
     assert [b.tolist() for b in twice] == [[dataset[7]] * 2 + [dataset[8]] * 2, [dataset[9]] * 2]
 
 

@@ -27,7 +27,8 @@ import torch.multiprocessing
 import torch.utils.data
 
 import fletch
-from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection, loops, notes, receive
+from fletch.torch import DataLoader, EpochDataset, EpochSample, MapDataset, Selection
+from fletch.torch import consumption_log, iteration, lease_stream
 from conftest import BIN, Server
 
 SAMPLES = 150
@@ -245,7 +246,7 @@ def test_what_ranks_saved_is_verified_by_the_command(server: Server, tree: Path,
     dataset = epochs(server, "notes")
     seen(iter(DataLoader(dataset)))
     notes = tmp_path / "rank-0.notes"
-    dataset.save_received(notes)
+    dataset.save_consumed_sum(notes)
     assert [p.name for p in tmp_path.iterdir()] == ["rank-0.notes"]
 
     def verify() -> int:
@@ -264,9 +265,9 @@ def test_notes_are_whole_lines_of_one_epoch(server: Server, tree: Path, tmp_path
     dataset = epochs(server, "lines", plan={"echo": {"copies": 2}})
     file = tmp_path / "0.notes"
     with pytest.raises(fletch.Invalid, match="no batch in hand"):
-        dataset.append_notes(file)
+        dataset.append_consumption_log(file)
     for i, _ in enumerate(DataLoader(dataset, num_workers=2)):
-        dataset.append_notes(file)
+        dataset.append_consumption_log(file)
         if i % 10 == 3:
             # A crash tore the next line, and another process goes on with the file.
             with open(file, "ab") as torn:
@@ -281,12 +282,12 @@ def test_notes_are_whole_lines_of_one_epoch(server: Server, tree: Path, tmp_path
     # A first line that was torn is written again; what is no file of notes of this epoch is left alone.
     for torn in ("", text[0][:20], text[0]):
         file.write_text(torn)
-        notes.append(file, f"{text[0]}\n", "more\n")
+        consumption_log.append(file, f"{text[0]}\n", "more\n")
         assert file.read_text() == f"{text[0]}\nmore\n"
     for other in ("diary", text[0][:-1] + "7\n", "fletch.notes 1\n"):
         file.write_text(other)
         with pytest.raises(fletch.Invalid, match="begins with"):
-            notes.append(file, f"{text[0]}\n", "more\n")
+            consumption_log.append(file, f"{text[0]}\n", "more\n")
         assert file.read_text() == other
 
 
@@ -353,7 +354,7 @@ def test_two_ranks_share_an_epoch(server: Server, tree: Path) -> None:
     assert all(len(batch) == 8 for r in range(2) for batch in got[r])
     every = [n for r in range(2) for batch in got[r] for n in batch]
     assert len(set(every)) == len(every) == 144
-    sums = [dataset.received() for dataset in ranks]
+    sums = [dataset.consumed_sum() for dataset in ranks]
     stats = [dataset.stats() for dataset in ranks]
     assert all(s["receipt"] is None and s["certificate"]["delivered"] == 144 for s in stats)
     assert ranks[0].verify(sums[1:]) and ranks[1].verify(sums[:1])
@@ -376,7 +377,7 @@ def test_no_step_of_two_ranks_mixes_buckets(server: Server, tree: Path, workers:
     assert [len(s) for s in steps] == [ranks[0].steps] * 2 == [sum(n // 16 for n in sizes.values())] * 2
     assert all(len(set(a + b)) == 1 and len(a) == len(b) == 8 for a, b in zip(*steps))
     assert len({a[0] for a in steps[0]}) == 3
-    assert ranks[0].verify([ranks[1].received()])
+    assert ranks[0].verify([ranks[1].consumed_sum()])
 
 
 def test_workers_do_not_change_a_known_order(server: Server, tree: Path) -> None:
@@ -417,8 +418,8 @@ def test_a_ledger_is_replayed(server: Server, tree: Path) -> None:
     again = [epochs(server, "told-again", rank=r, batch_size=4, **settings) for r in range(3)]
     for _ in range(2):
         assert in_threads(again, 0) == order
-        assert again[0].verify([d.received() for d in again[1:]])
-    assert [d.received() for d in again] == [d.received() for d in first]
+        assert again[0].verify([d.consumed_sum() for d in again[1:]])
+    assert [d.consumed_sum() for d in again] == [d.consumed_sum() for d in first]
     damaged = bytearray(ledger)
     damaged[len(ledger) // 2] ^= 1
     for bad in ({"replay": bytes(damaged)}, {"seed": 5}):
@@ -463,7 +464,7 @@ def test_what_is_no_selection_is_said(server: Server, tree: Path, tmp_path: Path
     assert 'more than once, among them "0001"' in why("key\n0001\n0001\n")
     assert "names sample 150" in why("number\n150\n")
     assert "not both" in why("number\n1\n", plan={"base": "all"})
-    assert "draws are of weights" in why("number\n1\n", select=Selection(file, draws=3))
+    assert "draws is 3, and weights is not given" in why("number\n1\n", select=Selection(file, draws=3))
     with pytest.raises(fletch.NotFound):
         epochs(server, "select-bad", select=tmp_path / "absent.csv")
 
@@ -628,8 +629,8 @@ def test_a_loop_that_stops_with_the_last_batch_has_ended_its_epoch(server: Serve
     assert list(torch.utils.data.DataLoader(alone, num_workers=2)) == []
     assert (alone.stats()["epoch"], alone.stats()["samples"]) == (0, 0)
     # A copy of it, as checkpoints are pickled, is of its own.
-    copied = copy.deepcopy(dataset._shared)
-    copied.at(9)
+    copied = copy.deepcopy(dataset._worker_table)
+    copied.set_epoch(9)
     assert (dataset.stats()["epoch"], copied.latest().epoch) == (2, 9)
 
 
@@ -780,8 +781,8 @@ class Broken:
     def __init__(self, *workers: multiprocessing.process.BaseProcess) -> None:
         self._workers = workers
 
-    def __iter__(self) -> Iterator[receive.Batch]:
-        yield receive.Batch(None)
+    def __iter__(self) -> Iterator[lease_stream.Batch]:
+        yield lease_stream.Batch(None)
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
 
 
@@ -792,15 +793,15 @@ def test_a_connection_that_broke_with_its_worker_is_that_workers_death() -> None
         worker.start()
     try:
         dying.kill()
-        got = loops._received(Broken(living, dying), 2)
-        assert next(got) == receive.Batch(None)
+        got = iteration._received(Broken(living, dying), 2)
+        assert next(got) == lease_stream.Batch(None)
         with pytest.raises(RuntimeError, match=rf"pid\(s\) {dying.pid}\) exited unexpectedly"):
             next(got)
         # Where no worker was killed, and where there is none, it is an error like any other.
         ended.join()
         for workers, made in ((2, Broken(living, ended)), (0, Broken())):
             with pytest.raises(ConnectionResetError):
-                list(loops._received(made, workers))
+                list(iteration._received(made, workers))
     finally:
         living.kill()
         living.join()

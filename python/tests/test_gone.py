@@ -16,8 +16,8 @@ import pytest
 from conftest import Server, in_child, serving, until
 from fletch import Client, Invalid, Unavailable
 from fletch.torch import DataLoader, EpochDataset
-from fletch.torch.consumed import Consumed
-from fletch.torch.receive import Batch
+from fletch.torch.ack_tracking import AckTracker
+from fletch.torch.lease_stream import Batch
 from test_epochs import SAMPLES, epochs, make_tree, number, seen
 
 
@@ -136,7 +136,7 @@ class Silent:
     def drop_lease(self, token: Any) -> None:
         self.dropped.append(token[2])
 
-    def ack(self, token: Any, times: Any, tell: Any, within: float | None = None) -> Any:
+    def ack(self, token: Any, times: Any, report: Any, within: float | None = None) -> Any:
         if self.gone and within is not None:
             raise Unavailable("gone", retryable=True)
         if self.gone:
@@ -148,56 +148,56 @@ class Silent:
 
 def test_nothing_is_handed_out_whose_lease_may_have_run_out() -> None:
     job, ttl_ms = Silent(), 3000
-    consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+    acks = AckTracker(job, "job", 0, _ROOT)  # type: ignore[arg-type]
     begun = time.monotonic()
     lease = 0
     while job.waited == 0:
         lease += 1
-        consumed.take(Batch((0, 0, lease, 1, ttl_ms), deliveries=_DELIVERY), 0)
-        consumed.step()
-        consumed.pay(more=True)
+        acks.hand_out(Batch((0, 0, lease, 1, ttl_ms), deliveries=_DELIVERY), 0)
+        acks.mark_consumed()
+        acks.flush_acks(more=True)
         assert time.monotonic() - begun < 30
         time.sleep(0.02)
     # Half of the time a lease lives it went on, and then it waited, and acknowledged in order.
     assert lease > 2 and time.monotonic() - begun >= ttl_ms / 2000
-    assert job.acked == list(range(1, lease + 1)) and not consumed.open()
-    assert consumed.counts["batches"] == consumed.counts["samples"] == lease
+    assert job.acked == list(range(1, lease + 1)) and not acks.has_unacked()
+    assert acks.counts["batches"] == acks.counts["samples"] == lease
 
 
 def test_who_has_received_nothing_more_waits_at_once() -> None:
     job = Silent()
-    consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
-    consumed.take(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY), 0)
-    consumed.step()
-    assert consumed.pay() and (job.waited, job.acked) == (1, [1])
+    acks = AckTracker(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+    acks.hand_out(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY), 0)
+    acks.mark_consumed()
+    assert acks.flush_acks() and (job.waited, job.acked) == (1, [1])
 
 
 def test_what_is_refused_for_good_is_given_up_and_the_next_epoch_begins() -> None:
     job = Silent()
-    consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+    acks = AckTracker(job, "job", 0, _ROOT)  # type: ignore[arg-type]
     for lease in (1, 2):
-        consumed.take(Batch((0, 0, lease, 1, 60_000), deliveries=_DELIVERY), 0)
-        consumed.step()
-        consumed.pay(more=True)
-    assert consumed.open() and job.acked == []
+        acks.hand_out(Batch((0, 0, lease, 1, 60_000), deliveries=_DELIVERY), 0)
+        acks.mark_consumed()
+        acks.flush_acks(more=True)
+    assert acks.has_unacked() and job.acked == []
 
     def closed(*_: Any) -> Any:
         raise Invalid("abandoned", code="epoch_closed")
 
     job.ack = closed  # type: ignore[method-assign]
     with pytest.raises(Invalid):
-        consumed.pay()
-    assert sorted(job.dropped) == [1, 2] and not consumed.open() and consumed.pay()
-    assert consumed.counts["batches"] == 0
+        acks.flush_acks()
+    assert sorted(job.dropped) == [1, 2] and not acks.has_unacked() and acks.flush_acks()
+    assert acks.counts["batches"] == 0
 
 
 def test_an_interrupt_counts_a_batch_once() -> None:
     for at in itertools.count():
         job, calls = Silent(), itertools.count()
         job.gone = False
-        consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
-        consumed.take(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY), 0)
-        consumed.step()
+        acks = AckTracker(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+        acks.hand_out(Batch((0, 0, 1, 1, 60_000), deliveries=_DELIVERY), 0)
+        acks.mark_consumed()
 
         def interrupt(*_: Any, calls: Any = calls, at: int = at) -> None:
             # Signals raise where a function begins.
@@ -206,14 +206,14 @@ def test_an_interrupt_counts_a_batch_once() -> None:
 
         sys.settrace(interrupt)
         try:
-            consumed.pay()
+            acks.flush_acks()
             ended = True
         except KeyboardInterrupt:
             ended = False
         finally:
             sys.settrace(None)
-        consumed.pay()
-        assert (consumed.sum.delivered, consumed.counts["batches"]) == (1, 1), at
+        acks.flush_acks()
+        assert (acks.sum.delivered, acks.counts["batches"]) == (1, 1), at
         if ended:
             break
     assert at > 3
@@ -222,13 +222,13 @@ def test_an_interrupt_counts_a_batch_once() -> None:
 def test_what_all_waited_for_is_counted_once() -> None:
     job = Silent()
     job.gone = False
-    consumed = Consumed(job, "job", 0, _ROOT)  # type: ignore[arg-type]
+    acks = AckTracker(job, "job", 0, _ROOT)  # type: ignore[arg-type]
     for lease, stalls in enumerate(([(10, 70), (80, 90)], [(12, 71)], [(60, 85), (95, 100)], []), 1):
-        consumed.take(Batch((0, 0, lease, 1, 60_000), deliveries=_DELIVERY, stalls=stalls), 0)
-        consumed.step()
-        consumed.pay()
+        acks.hand_out(Batch((0, 0, lease, 1, 60_000), deliveries=_DELIVERY, stalls=stalls), 0)
+        acks.mark_consumed()
+        acks.flush_acks()
     # From 10 to 70, from 80 to 90, and from 95 to 100. What lies before the end of what is counted is not looked at.
-    assert consumed.counts["stalled_ns"] == 75 and consumed.counts["batches"] == 4
+    assert acks.counts["stalled_ns"] == 75 and acks.counts["batches"] == 4
 
 
 def test_an_epoch_goes_on_in_another_world_with_workers_and_after_a_break(own_server: Server) -> None:

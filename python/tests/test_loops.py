@@ -16,7 +16,7 @@ import torch.utils.data
 
 import fletch
 from conftest import Server, serving, until
-from fletch.torch import DataLoader, EpochSample, receive
+from fletch.torch import DataLoader, EpochSample, lease_stream
 from fletch.torch import epochs as epochs_module
 from test_epochs import SAMPLES, epochs, make_tree, number, seen
 
@@ -42,7 +42,7 @@ def test_the_latest_iteration_is_the_one(
     steady: Server, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "fletch")
-    monkeypatch.setattr(epochs_module, "_LONG", 1)
+    monkeypatch.setattr(epochs_module, "_PAUSES_PER_WARNING", 1)
     dataset = epochs(steady, f"latest-{workers}")
     loader = DataLoader(dataset, num_workers=workers)
     unasked, kept = iter(loader), iter(loader)
@@ -57,7 +57,7 @@ def test_the_latest_iteration_is_the_one(
     got += seen(latest)
     assert collections.Counter(got) == collections.Counter(range(SAMPLES))
     assert (dataset.stats()["receipt"], dataset.stats()["epoch"]) == ("agrees", 0)
-    assert any("somebody else holds what is left" in r.getMessage() for r in caplog.records)
+    assert any("other processes have held the last samples" in r.getMessage() for r in caplog.records)
     # One that came to its end has done so.
     assert next(latest, None) is None
     with pytest.raises(RuntimeError, match="this iteration is over"):
@@ -69,16 +69,16 @@ def test_what_an_interrupt_took_is_not_held(hasty: Server, monkeypatch: pytest.M
     dataset, watching = epochs(hasty, "interrupted"), epochs(hasty, "interrupted")
     batches = iter(DataLoader(dataset))
     got = next(batches).tolist()
-    patiently, interrupts = receive.patiently, [KeyboardInterrupt()]
+    wait_for_server, interrupts = lease_stream.wait_for_server, [KeyboardInterrupt()]
 
     def interrupted(name: str, epoch: int, call: Any) -> Any:
-        answer = patiently(name, epoch, call)
+        answer = wait_for_server(name, epoch, call)
         # As if the signal had come when the call of the reader returned.
         if isinstance(call, partial) and interrupts:
             raise interrupts.pop()
         return answer
 
-    monkeypatch.setattr(receive, "patiently", interrupted)
+    monkeypatch.setattr(lease_stream, "wait_for_server", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert not interrupts
@@ -107,7 +107,7 @@ def test_a_worker_lives_while_its_batches_wait(hasty: Server, tmp_path: Path) ->
     # Four batches: each worker has one that it decodes, and one ahead.
     dataset = epochs(hasty, "waits", batch_size=-(-SAMPLES // 4), transform=meeting)
     batches: Any = iter(DataLoader(dataset, num_workers=2, prefetch_factor=4))
-    made = batches._made
+    made = batches._torch_iterator
     # Worker 1 told two batches, and its end.
     until("worker 1 has nothing more", lambda: made._worker_result_queue.qsize() >= 3)
     meeting.let.touch()

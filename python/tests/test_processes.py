@@ -211,7 +211,7 @@ def test_what_a_process_holds_its_child_does_not_renew(own_server: Server) -> No
         os._exit(0)
     try:
         os.read(ready[0], 1)
-        dataset._consumed.let_go()
+        dataset._acks.drop()
         until("the lease expires", lambda: watching._job.info()["epochs"][0]["leases"] == 0)
     finally:
         os.write(lives[1], b".")
@@ -254,7 +254,7 @@ if __name__ == "__main__":
     data = fletch.torch.EpochDataset(client, "files", job="killed", batch_size=8, transform=number)
     for batch in fletch.torch.DataLoader(data, num_workers=2):
         time.sleep(0.06)
-        data.append_notes(notes)
+        data.append_consumption_log(notes)
         print(*batch.tolist(), flush=True)
     print("end", flush=True)
 """

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 /// Returns Fletch's state directory, which holds the data that must outlive a process.
 ///
-/// It is `/var/lib/fletch` for root, else `$XDG_STATE_HOME/fletch` or `~/.local/state/fletch`. `None` if neither
-/// `XDG_STATE_HOME` nor `HOME` is an absolute path.
+/// It is `/var/lib/fletch` for root, else `$XDG_STATE_HOME/fletch` or `~/.local/state/fletch`. `None` if
+/// neither `XDG_STATE_HOME` nor `HOME` is an absolute path.
 #[must_use]
 pub fn state_dir(root: bool) -> Option<PathBuf> {
     dir(root, "/var/lib/fletch", "XDG_STATE_HOME", ".local/state")

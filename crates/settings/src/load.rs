@@ -85,13 +85,12 @@ pub fn load<T: DeserializeOwned>(path: &Path, keys: &[&str]) -> Result<T, Settin
 
 /// Parses TOML `text` into `T`. Errors call the text `name`.
 ///
-/// `keys` are all known keys, with dots (`"cache.size"`, `"origin.*.prefix"`). `*` stands for the elements of an array
-/// of tables, or for the free names of a table. The function does not check the keys below a known key if no known
-/// key is longer.
+/// `keys` are all known keys, with dots (`"cache.size"`, `"origin.*.prefix"`). `*` stands for the elements of
+/// an array of tables, or for the free names of a table. The function does not check the keys below a known
+/// key if no known key is longer.
 ///
-/// # Errors
-/// [`SettingsError::Faults`] with every syntax error; or, if the syntax is right, with every unknown key and every
-/// value of a wrong type.
+/// # Errors [`SettingsError::Faults`] with every syntax error; or, if the syntax is right, with every unknown
+/// key and every value of a wrong type.
 pub fn parse<T: DeserializeOwned>(text: &str, name: &str, keys: &[&str]) -> Result<T, SettingsError> {
     let (mut table, syntax) = DeTable::parse_recoverable(text);
     let mut faults: Vec<(Option<usize>, String)> =
@@ -115,8 +114,8 @@ pub fn parse<T: DeserializeOwned>(text: &str, name: &str, keys: &[&str]) -> Resu
 
 /// Deserializes the table. Returns `None` if `faults` is not empty at the end.
 ///
-/// On an error it removes the faulty value and tries again, so that one run finds all faulty values. Each turn
-/// removes a value, so the loop ends.
+/// On an error it removes the faulty value and tries again, so that one run finds all faulty values. Each
+/// turn removes a value, so the loop ends.
 fn deserialize<T: DeserializeOwned>(
     mut table: Spanned<DeTable<'_>>,
     faults: &mut Vec<(Option<usize>, String)>,
@@ -327,7 +326,8 @@ mod tests {
     #[test]
     fn every_unknown_key_is_named_with_its_line_and_the_nearest_key() {
         let got = faults(
-            "[cache]\nsise = 1\ndir = \"d\"\n[[origin]]\nprefix = \"a\"\n[[origin]]\nprefx = \"b\"\nprefix = \"c\"\n[oi]\nx = 1\n",
+            "[cache]\nsise = 1\ndir = \"d\"\n[[origin]]\nprefix = \"a\"\n\
+             [[origin]]\nprefx = \"b\"\nprefix = \"c\"\n[oi]\nx = 1\n",
         );
         assert_eq!(
             got,

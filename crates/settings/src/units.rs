@@ -21,7 +21,8 @@ pub enum UnitError {
 
 /// A number of bytes.
 ///
-/// `KiB MiB GiB TiB` are powers of 1024, `kB MB GB TB` are powers of 1000, and a number without a unit is bytes.
+/// `KiB MiB GiB TiB` are powers of 1024, `kB MB GB TB` are powers of 1000, and a number without a unit is
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ByteSize(pub u64);
 

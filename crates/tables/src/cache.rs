@@ -1,12 +1,13 @@
-//! Parts of versions, and their rows of `chunks.parquet`, in memory: bounded in bytes and shared by all versions
-//! of a process.
+//! The cache of parts and of their rows of `chunks.parquet`.
+//!
+//! It is bounded in bytes and shared by all versions of a process.
 //!
 //! Must never: let one tenant's reads show in another's. See [`PartCache::scoped`].
 //!
 //! Invariants
 //! 1. A hit takes no lock of this module and awaits nothing.
-//! 2. Concurrent requests for a part share one load. If every waiter goes away, the load is dropped and the next
-//!    request starts a new one.
+//! 2. Concurrent requests for a part share one load. If every waiter goes away, the load is dropped and the
+//!    next request starts a new one.
 //! 3. Every waiter gets a load's error. The cache does not keep errors.
 
 use crate::chunks::ChunkRow;
@@ -85,8 +86,8 @@ impl PartCache {
     pub fn new(bytes_max: u64) -> Self {
         let values = moka::sync::Cache::builder()
             .max_capacity(bytes_max)
-            // A walk uses a part a few times and never again. Moka's default policy prefers values that were used
-            // often, and would load the part again for each of these uses.
+            // A walk uses a part a few times and never again. Moka's default policy prefers values that were
+            // used often, and would load the part again for each of these uses.
             .eviction_policy(moka::policy::EvictionPolicy::lru())
             .weigher(|_: &CacheKey, value: &Cached| u32::try_from(value.footprint()).unwrap_or(u32::MAX))
             .build();
@@ -95,8 +96,8 @@ impl PartCache {
 
     /// Returns a view of the cache that shares its bytes, and whose values no other scope can see.
     ///
-    /// Two reasons: the rows of `chunks.parquet` are unsigned, so a scope must not believe another scope's rows;
-    /// and a hit on another reader's part would reveal what that reader reads.
+    /// Two reasons: the rows of `chunks.parquet` are unsigned, so a scope must not believe another scope's
+    /// rows; and a hit on another reader's part would reveal what that reader reads.
     #[must_use]
     pub fn scoped(&self, scope: &str) -> Self {
         PartCache { inner: Arc::clone(&self.inner), scope: Hash::of(scope.as_bytes()) }

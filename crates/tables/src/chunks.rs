@@ -1,4 +1,4 @@
-//! Rows of `chunks.parquet` (where each chunk lies at the origin) and an index from a chunk's hash to its rows.
+//! Rows of `chunks.parquet`: the location of each chunk at the origin; and an index of them by hash.
 //!
 //! Owns the limits of such a row, which the reader and the writer both check. No hash covers these rows, so a
 //! reader hashes every byte that it finds through them.
@@ -109,7 +109,7 @@ fn key_of(hash: &Hash) -> [u8; 8] {
 }
 
 impl ChunkIndex {
-    /// Adds the rows of a part, given the chunk hashes of the part in row order. Call [`Self::sorted`] at the end.
+    /// Adds the rows of a part, given its chunk hashes in row order. [`Self::sorted`] ends the index.
     pub(crate) fn add_part(&mut self, part: usize, hashes: &[Hash]) {
         let part = u32::try_from(part).unwrap_or(u32::MAX);
         self.rows.reserve(hashes.len());

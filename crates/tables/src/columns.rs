@@ -1,8 +1,8 @@
 //! Decodes one column of a row group, and checks every length before it takes memory for it.
 //!
-//! The parquet crate finds the pages and decodes plain values. This module tells it that nothing is compressed and
-//! gives it only pages that [`PageGuard`] has checked. So a crafted file cannot make the crate take more memory than
-//! the bytes at hand account for.
+//! The parquet crate finds the pages and decodes plain values. This module tells it that nothing is
+//! compressed and gives it only pages that [`PageGuard`] has checked. So a crafted file cannot make the crate
+//! take more memory than the bytes at hand account for.
 
 use crate::footer::Span;
 use crate::schema::{COLUMN_BYTES_MAX, Schema};

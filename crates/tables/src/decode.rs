@@ -1,7 +1,7 @@
 //! Decodes row groups into parts, placements and chunk rows.
 //!
-//! Must never: return a row that was not checked. Entries are checked against the root, placements against the
-//! layout id, and chunk rows, which no hash covers, against the limits of the format.
+//! Must never: return a row that was not checked. Entries are checked against the root, placements against
+//! the layout id, and chunk rows, which no hash covers, against the limits of the format.
 
 use crate::chunks::{ChunkRow, ObjectRef, PinRow, etag, object_key};
 use crate::columns::{BATCH, Column};

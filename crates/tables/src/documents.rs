@@ -77,7 +77,8 @@ pub struct LayoutDoc {
     pub origin: Option<String>,
     /// The time when the run that read the objects began, in nanoseconds since 1970 UTC.
     ///
-    /// A run with this layout as its parent reads a file again if its mtime is less than 2 s before this time.
+    /// A run with this layout as its parent reads a file again if its mtime is less than 2 s before this
+    /// time.
     pub indexed_at_ns: u64,
     /// The number of rows of `chunks.parquet`.
     pub chunks: u64,

@@ -28,7 +28,7 @@ pub(crate) struct Footer {
 }
 
 impl Footer {
-    /// Reads the footer of `schema`'s table. The table must have `groups` row groups of at most `rows_max` rows.
+    /// Reads the footer of a table, which must have `groups` row groups of at most `rows_max` rows.
     pub async fn read(
         source: &dyn TableSource,
         schema: &'static Schema,
@@ -37,7 +37,8 @@ impl Footer {
     ) -> Result<Self, TableError> {
         let table = schema.table;
         let columns = schema.columns.num_columns();
-        // The footer that our writer makes fits into `usual`, so one read is enough. A footer above `most` is refused.
+        // The footer that our writer makes fits into `usual`, so one read is enough. A footer above `most` is
+        // refused.
         let usual = 4096 + (groups * columns * 128) as u64;
         let most = 65_536 + (groups * columns * 1024) as u64;
         let mut tail = read_tail(source, table, usual).await?;

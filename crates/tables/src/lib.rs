@@ -4,13 +4,14 @@
 //!
 //! Owns: the names of the files, the JSON documents, the parquet tables, the cache of parts in memory
 //! ([`PartCache`]), and the search for paths, ordinals and directories in a version.
-//! Must never: read a socket or an origin by itself (a [`TableSource`] does), or return a row of an entry or of a
-//! placement that was not checked against the root or the layout id.
+//! Must never: read a socket or an origin by itself (a [`TableSource`] does), or return a row of an entry or
+//! of a placement that was not checked against the root or the layout id.
 //!
 //! Invariants
-//! 1. The entries of a [`LoadedPart`] hash to the part's hash in the root, and its placement to the one in the layout.
-//! 2. The manifest's counts and first paths are hints until the part that they describe is checked. An answer that
-//!    depends on them waits until the parts at its edge are loaded.
+//! 1. The entries of a [`LoadedPart`] hash to the part's hash in the root, and its placement to the one in
+//!    the layout.
+//! 2. The manifest's counts and first paths are hints until the part that they describe is checked. An answer
+//!    that depends on them waits until the parts at its edge are loaded.
 //! 3. Every count and length that comes from a file is checked against a limit before memory is taken for it.
 
 pub mod cache;

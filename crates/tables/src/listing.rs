@@ -1,8 +1,8 @@
 //! Directory listings, paged by ordinal.
 //!
-//! The entries of a directory have neighbouring ordinals. So a listing walks over ordinals, and jumps over each
-//! subdirectory and over the members of each shard with one search. It reads a flat directory row by row, with no
-//! search and no memory beyond one part.
+//! The entries of a directory have neighbouring ordinals. So a listing walks over ordinals, and jumps over
+//! each subdirectory and over the members of each shard with one search. It reads a flat directory row by
+//! row, with no search and no memory beyond one part.
 
 use crate::version::{MissingPart, Parts, Version, in_tree};
 use crate::{LoadedPart, TableError};
@@ -42,9 +42,9 @@ pub enum ChildKind {
 impl Version {
     /// Returns at most `max` children of the directory `dir`, from the one at `cookie` on.
     ///
-    /// `dir` has no trailing slash; `""` is the root. `cookie` is 0 or a [`Child::next`] of the same directory.
-    /// Children come in the byte order of their names, where a directory's name ends with `/`. An empty list means
-    /// the end of the directory, or that there is no such directory.
+    /// `dir` has no trailing slash; `""` is the root. `cookie` is 0 or a [`Child::next`] of the same
+    /// directory. Children come in the byte order of their names, where a directory's name ends with `/`. An
+    /// empty list means the end of the directory, or that there is no such directory.
     ///
     /// # Errors
     /// As [`Version::part`].

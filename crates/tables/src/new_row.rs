@@ -55,7 +55,7 @@ impl NewRow {
     }
 }
 
-/// Checks the rules that a reader will check ([`fletch_core::manifest::Placed::check`] and the chunk rows' limits).
+/// Checks the rules that a reader checks ([`fletch_core::manifest::Placed::check`], limits of chunk rows).
 ///
 /// # Errors
 /// [`TableError::Row`] names the rule that the row breaks.

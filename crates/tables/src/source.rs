@@ -1,4 +1,4 @@
-//! Where tables come from: an origin, a server or a directory implements [`TableSource`] for one root and layout.
+//! Where tables come from: an origin, a server or a directory implements [`TableSource`].
 
 use crate::paths;
 use async_trait::async_trait;

@@ -1,8 +1,10 @@
-//! The three parquet files that a writer fills, and the rows of the part that it collects: one row group per part.
+//! The three parquet files that a writer fills, and the rows of the part that it collects.
 //!
-//! Columns are written plain, without dictionaries, in data pages of version 1, compressed by Snappy. Every parquet
-//! reader knows this subset, and the reader of this crate can check it without trusting it. Only `path` and `ordinal`
-//! have statistics, with which query engines skip row groups.
+//! A file has one row group for each part.
+//!
+//! Columns are written plain, without dictionaries, in data pages of version 1, compressed by Snappy. Every
+//! parquet reader knows this subset, and the reader of this crate can check it without trusting it. Only
+//! `path` and `ordinal` have statistics, with which query engines skip row groups.
 
 use crate::schema::{
     self, CHUNKS_SCHEMA, COLUMN_BYTES_MAX, ENTRIES_SCHEMA, META_MAJOR, META_MINOR, META_TABLE,

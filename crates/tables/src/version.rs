@@ -1,8 +1,8 @@
 //! One version in one layout. Opening it reads no part; each part is loaded when a call first needs it.
 //!
 //! Every search is a synchronous function over the parts in memory. It returns the part that it lacks as a
-//! [`MissingPart`]. A `try_` method stops there. The other methods load that part and search again. So one algorithm
-//! serves threads that must not wait and tasks that may.
+//! [`MissingPart`]. A `try_` method stops there. The other methods load that part and search again. So one
+//! algorithm serves threads that must not wait and tasks that may.
 
 use crate::cache::{CacheKey, Cached, CachedKind, PartCache};
 use crate::chunks::{ChunkIndex, ChunkRow};
@@ -87,8 +87,9 @@ pub(crate) struct Parts<'a> {
     held: &'a [(usize, Arc<LoadedPart>)],
 }
 
-/// The number of parts that a search holds. No step needs more at once, so a search ends even if the cache keeps
-/// nothing.
+/// The number of parts that a search holds.
+///
+/// No step needs more at once, so a search ends even if the cache keeps nothing.
 const HELD_MAX: usize = 4;
 
 impl Version {
@@ -249,7 +250,7 @@ impl Version {
         self.search_memory(|parts| parts.entry(ordinal))
     }
 
-    /// Returns the ordinal of the first entry whose path is at or after `path` in byte order; else the entry count.
+    /// Returns the ordinal of the first entry at or after `path` in byte order, else the entry count.
     ///
     /// # Errors
     /// As [`Version::part`].
@@ -257,7 +258,9 @@ impl Version {
         self.search(|parts| parts.lower_bound(path)).await
     }
 
-    /// Returns the object that `path` names in the tree, if there is one. Members of shards are not in the tree.
+    /// Returns the object that `path` names in the tree, if there is one.
+    ///
+    /// Members of shards are not in the tree.
     ///
     /// The path is clean and has no trailing slash; `""` is the root directory.
     ///

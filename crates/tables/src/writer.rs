@@ -55,7 +55,9 @@ pub struct TablesWriter {
     placements: Vec<Hash>,
     tables: TableFiles,
     rows: PartRows,
-    /// The shard ("" for files) and the key of the last keyed sample. An entry with the same two belongs to it.
+    /// The shard ("" for files) and the key of the last keyed sample.
+    ///
+    /// The next entry with the same two belongs to that sample.
     open_sample: Option<(String, String)>,
     entries: u64,
     samples: u64,
@@ -91,9 +93,8 @@ impl TablesWriter {
 
     /// Adds the next entry. It blocks: it writes the rows of a part when the part ends.
     ///
-    /// # Errors
-    /// [`TableError::Io`]: a file failed, and the writer cannot be used any more. Any other error: the row breaks the
-    /// format, and was not added.
+    /// # Errors [`TableError::Io`]: a file failed, and the writer cannot be used any more. Any other error:
+    /// the row breaks the format, and was not added.
     pub fn push(&mut self, row: NewRow) -> Result<(), TableError> {
         new_row::check(&row, self.params.kind)?;
         self.rows.check_room(&row)?;

@@ -1,5 +1,6 @@
-//! Trees of files made from a seed: unique, incompressible, of log-normal sizes, with the odd names and links of
-//! real trees.
+//! Trees of files made from a seed: unique, incompressible, of log-normal sizes.
+//!
+//! They have the odd names and the links of real trees.
 
 use crate::seeds;
 use rand::Rng as _;

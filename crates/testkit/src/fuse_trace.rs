@@ -26,9 +26,9 @@ const DROPPED: &str = "events/filemap/mm_filemap_delete_from_page_cache";
 
 /// Counts the requests that the kernel sends to one FUSE connection, by opcode name.
 ///
-/// It uses its own tracing instance, so that tests do not disturb each other. A kernel may drop clean pages at any
-/// time, because of memory pressure or proactive reclaim, and must read them again. [`FuseTrace::take_again`] leaves
-/// such reads out: at most one for each page that was seen to leave.
+/// It uses its own tracing instance, so that tests do not disturb each other. A kernel may drop clean pages
+/// at any time, because of memory pressure or proactive reclaim, and must read them again.
+/// [`FuseTrace::take_again`] leaves such reads out: at most one for each page that was seen to leave.
 #[derive(Debug)]
 pub struct FuseTrace {
     instance: PathBuf,

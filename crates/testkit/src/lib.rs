@@ -1,8 +1,8 @@
-//! Tools for tests: seeds, datasets, an origin with faults, a proxy that corrupts responses, and a trace of the
-//! kernel's requests to a mount.
+//! Tools for tests: seeds, datasets, an origin with faults, a proxy that corrupts responses, kernel traces.
 //!
-//! Must never: be a dependency outside tests and benchmarks, or depend on another crate of the project. So its
-//! results are independent of the code under test. It panics, with the reason, where a test could not continue.
+//! Must never: be a dependency outside tests and benchmarks, or depend on another crate of the project. So
+//! its results are independent of the code under test. It panics, with the reason, where a test could not
+//! continue.
 
 pub mod dataset;
 mod emulator;

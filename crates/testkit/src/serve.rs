@@ -91,7 +91,7 @@ impl Drop for Server {
     }
 }
 
-/// Answers the requests of one connection with `answer`. A request for which it returns `None` gets no answer.
+/// Answers the requests of one connection with `answer`; `None` leaves a request without an answer.
 pub(crate) async fn requests<F, Fut>(stream: TcpStream, answer: Arc<F>)
 where
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,

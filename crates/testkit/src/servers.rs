@@ -1,9 +1,9 @@
-//! Servers of other projects: S3 (moto), Azure Blob (Azurite), and plain file servers with and without ranges.
+//! Servers of other projects: S3 (moto), Azure Blob (Azurite), plain file servers with and without ranges.
 //!
-//! A test starts each server that it needs on a free loopback port, and ends it. `tests/install.sh` installs the
-//! servers in `test-servers/` of the target directory, or in the folder that `FLETCH_TEST_SERVERS` names. If a server
-//! is missing, the test prints the reason and skips; it fails if `FLETCH_TEST_REQUIRE` (a comma-separated list) names
-//! the server.
+//! A test starts each server that it needs on a free loopback port, and ends it. `tests/install.sh` installs
+//! the servers in `test-servers/` of the target directory, or in the folder that `FLETCH_TEST_SERVERS` names.
+//! If a server is missing, the test prints the reason and skips; it fails if `FLETCH_TEST_REQUIRE` (a
+//! comma-separated list) names the server.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -99,7 +99,9 @@ impl TamperProxy {
         format!("http://{}", self.server.address)
     }
 
-    /// Changes the responses to the next `times` requests whose path and query contain `part`; to all if `None`.
+    /// Changes the responses to the next `times` requests (to all if `None`) whose target contains `part`.
+    ///
+    /// The target is the path with the query.
     pub fn set(&self, part: &str, tamper: Tamper, times: Option<u32>) {
         self.shared.rules.add(part, tamper, times);
     }

@@ -1,21 +1,22 @@
 """PyTorch datasets and a loader over Fletch. Needs torch 1.13 or later; images need Pillow.
 
-- :class:`EpochDataset`: epochs in which the server chooses the sample, each exactly once, with a receipt.
+- :class:`EpochDataset`: epochs in which the server chooses the order. Each sample is delivered exactly once,
+  and a receipt proves it.
 - :class:`MapDataset`: the samples of a version by index.
-- :class:`ImageFolder`: the same surface as torchvision's dataset of that name.
-- :class:`DataLoader`: torch's loader, which reads a whole batch in one go.
+- :class:`ImageFolder`: the same interface as ``torchvision.datasets.ImageFolder``.
+- :class:`DataLoader`: torch's loader, which reads a whole batch in one request.
 
-All of them work with any number of workers, started by fork, spawn or forkserver, whether or not
-they were used before: each process makes connections of its own.
+All of them work with any number of workers, started by fork, spawn or forkserver, also after the dataset was
+used in the parent: each process makes its own connections.
 """
 
 from . import views as _views
 from .epochs import EpochDataset
 from .images import IMAGE_EXTENSIONS, ImageFolder
+from .lease_stream import EpochSample
 from .loader import DataLoader
 from .map import MapDataset
-from .receive import EpochSample
-from .select import Selection
+from .selection import Selection
 
 __all__ = [
     "IMAGE_EXTENSIONS",

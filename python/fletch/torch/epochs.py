@@ -1,6 +1,6 @@
-"""Epochs: the server chooses the sample, each exactly once, and a receipt proves it.
+"""Epochs: the server chooses the order of the samples, and delivers each one exactly once with a receipt.
 
-Invariant: what was acknowledged is in the sum of the receipt, and nothing else is.
+Invariant: the receipt sum of a process contains the samples that it acknowledged, and no others.
 """
 
 from __future__ import annotations
@@ -16,71 +16,84 @@ from typing import Any, Callable, Generator, Iterator, Sequence
 import torch.utils.data
 
 from .. import Client, FletchError, Invalid, _native
-from . import notes
-from .consumed import COUNTED, Consumed
-from .keyed import Keys
+from . import consumption_log
+from .ack_tracking import COUNTERS, AckTracker
+from .lease_stream import Batch, BatchesWithStatus, EpochSample, Receiver
 from .ranks import rank_of
-from .receive import Batch, EpochSample, Receiver, Told
-from .select import Selection, planned
-from .shared import Shared
+from .sample_keys import SampleKeys
+from .selection import Selection, plan_with_selection
+from .worker_table import WorkerTable
 
 _log = logging.getLogger("fletch")
 
-#: Between two questions whether what somebody else holds was consumed or came back, in seconds.
-_AGAIN = 0.5
+#: The pause between two questions whether samples that other processes hold were consumed or came back, in
+#: seconds.
+_ASK_AGAIN_SECONDS = 0.5
 
-#: After so many of them the log says so.
-_LONG = 120
+#: The number of these pauses after which a warning is logged.
+_PAUSES_PER_WARNING = 120
 
 
 class EpochDataset(torch.utils.data.IterableDataset[Any]):
-    """One epoch after the other of a job, in an order that the server chooses.
+    """The epochs of a job, one after the other, in an order that the server chooses.
 
-    Give it to :class:`fletch.torch.DataLoader`, which acknowledges a batch when the loop asks for the next
-    one (the last one of an epoch also when the next epoch begins): then every sample of the plan is delivered
-    exactly once, whatever is killed. Iterated in any other way (torch's own loader with any workers, or directly,
-    sample by sample) it is *at most once*: a sample is acknowledged as it is handed out, and `stats` says so.
+    Iterate it with :class:`fletch.torch.DataLoader`. That loader acknowledges a batch when the loop asks for
+    the next one; it acknowledges the last batch of an epoch also when the next epoch begins. So every sample
+    of the plan is delivered *exactly once*, whichever process is killed. Any other iteration (torch's own
+    loader, or the dataset itself, sample by sample) is *at most once*: a sample is acknowledged before the
+    loop gets it, and `stats` says so.
+
+    A batch is what the loader's ``collate_fn`` makes of a list of items. Tensors of shape ``(…)`` become one
+    of shape ``(n, …)``, where n is `batch_size`, or less in the last step under ``tail="keep"``.
+
+    While the server is gone, the loop gets the batches that workers received already, for half of the time
+    that a lease lives. Then it waits for the server. A loader with a ``timeout`` waits at once, because
+    waiting workers would exceed the timeout. The logger ``fletch`` warns of it, `stats` counts the seconds,
+    and the epoch continues when the server is back.
 
     Args:
-        client: whom to ask.
+        client: the client of the server.
         dataset: ``NAME[@TAG or ROOT]``, resolved once when the job is first declared.
-        job: the job's name. The same name with the same settings goes on with the same job; with another number of ranks
-            only after `load_state_dict`. Settings are compared as they are written: ``photos`` and ``photos@v3`` differ.
-        batch_size: samples of one step of one rank, at most 4,096 (those of a lease).
-        transform: called with each `EpochSample`; what it returns is the item. Without one it is ``content``.
-        rank, ranks: which of how many data-parallel consumers this is; from ``torch.distributed`` where that is
-            initialised, else 0 of 1. Where ``WORLD_SIZE`` says that there are several, it must be, or they must be given.
-        order: ``"substitute"`` (any sample that is still due will do: the fastest), ``"strict"`` (a permutation that the
-            seed fixes), ``"bucketed"`` (strict, and all ranks' samples of one step are of one bucket) or ``"replay"`` (what
-            each rank consumed of an earlier epoch, in that order).
-        buckets: with ``order="bucketed"`` (or ``"replay"`` of such an epoch), what makes the buckets: ``{"lengths": [b0, b1, …]}`` (ascending bounds in bytes of a
-            sample's files together), ``{"prefixes": ["de/", …]}`` (of its key: the first that fits, or none) or
-            ``{"groups": [0, 2, …]}`` (a number below 65,536 for each sample of the version).
-        replay: with ``order="replay"``, the `ledger` of that epoch, of a job with the same version, plan (or ``select``), buckets and number
-            of ranks. Every epoch of the job delivers it.
-        plan: which samples, as the ``plan`` of ``POST /v1/jobs``; all of them once when absent.
-        select: which samples, as a file: the path of a Parquet or CSV file with a column ``key`` or ``number``, or a
-            `Selection`. In place of the base of ``plan``.
-        seed: where every random choice begins; when absent the hash of the job's name, or with ``replay`` the ledger's seed (no other
-            can be given).
-        tail: a last step that is not whole: ``"keep"`` (one rank), ``"drop"`` or ``"pad"``; by default ``"keep"`` for one
-            rank and ``"drop"`` for several. Every rank gets the same number of steps.
-        visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"`` (`state_dict` commits, `load_state_dict` goes back to
-            that commit: what came later is delivered again).
-        epoch: the first epoch.
+        job: the job's name. The same name with the same settings continues the same job. With another number
+            of ranks, the job continues only after `load_state_dict`. Settings are compared as text:
+            ``photos`` and ``photos@v3`` differ.
+        batch_size: the samples of one step of one rank, at most 4,096 (the samples of a lease).
+        transform: makes an item of an `EpochSample`. Without it the item is the sample's ``content``.
+        rank, ranks: this process's rank and the number of ranks. By default those of ``torch.distributed`` if
+            it is initialised, else 0 and 1. If ``WORLD_SIZE`` names several ranks, one of the two is
+            required.
+        order: ``"substitute"``: any sample that is still due, which is the fastest order. ``"strict"``: a
+            permutation that the seed fixes. ``"bucketed"``: as strict, and the samples of one step of all
+            ranks come from one bucket. ``"replay"``: the samples that each rank consumed in an earlier epoch,
+            in the same order.
+        buckets: the buckets of ``order="bucketed"``, or of ``"replay"`` of such an epoch: ``{"lengths": [b0,
+            b1, …]}`` (ascending bounds of the bytes of a sample's files together), ``{"prefixes": ["de/",
+            …]}`` (of the sample's key: the first that matches, or none) or ``{"groups": [0, 2, …]}`` (a
+            number below 65,536 for each sample).
+        replay: the `ledger` of the epoch that ``order="replay"`` repeats. It must be of a job with the same
+            version, plan (or ``select``), buckets and number of ranks. Every epoch of the new job repeats it.
+        plan: the samples of an epoch, as the ``plan`` of ``POST /v1/jobs``; by default every sample once.
+        select: the samples of an epoch, as the path of a Parquet or CSV file with a column ``key`` or
+            ``number``, or as a `Selection`. It replaces the base of ``plan``.
+        seed: the seed of every random choice. By default the hash of the job's name; with ``replay`` the
+            ledger's seed, and no other seed can be given.
+        tail: a last step that is not complete: ``"keep"`` (one rank only), ``"drop"`` or ``"pad"``. By
+            default ``"keep"`` for one rank and ``"drop"`` for several. Every rank gets the same number of
+            steps.
+        visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"``. Under ``"checkpoint"``,
+            `state_dict` commits and `load_state_dict` rolls back to that commit, so later samples are
+            delivered again.
+        epoch: the number of the first epoch.
 
-    A batch is what the loader's ``collate_fn`` makes of a list of items: tensors of shape ``(…)`` become one of shape
-    ``(n, …)``, where n is `batch_size`, or less in a last step under ``tail="keep"``.
-
-    While the server is gone the loop gets what workers received already, for half of the time that a lease lives (not with a
-    ``timeout`` of the loader, which would end it); then the server is waited for. A line in the log (logger ``fletch``) says
-    so, `stats` counts the seconds, and the epoch goes on when it is back.
+    Attributes:
+        steps: the number of steps of an epoch of this rank.
+        root: the version's identity, 64 hex digits.
 
     Raises:
-        NotFound: no such dataset.
-        Invalid: the settings cannot be (``code == "bad_plan"``; unknown keys are named), the file of `select` is no selection, a
-            job of that name has other settings (``code == "job_differs"``), or the ledger is damaged
-            or of something else (``code == "bad_ledger"``).
+        NotFound: the dataset does not exist.
+        Invalid: the settings are not valid (``code == "bad_plan"``; unknown keys are named), the file of
+            `select` is not valid, a job of that name has other settings (``code == "job_differs"``), or the
+            ledger is damaged or of another plan (``code == "bad_ledger"``).
     """
 
     def __init__(
@@ -105,11 +118,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
     ) -> None:
         self.rank, self.ranks = rank_of(rank, ranks)
         if not 1 <= batch_size <= _native.LEASE_MAX:
-            raise Invalid(f"batch_size is {batch_size}; a batch is a lease, which has 1 to {_native.LEASE_MAX} samples")
+            raise Invalid(
+                f"batch_size is {batch_size}; a batch is a lease, which has 1 to {_native.LEASE_MAX} samples"
+            )
         self.batch_size = batch_size
         self.transform = transform
         self.epoch = epoch
-        name, tag = _target(dataset)
+        name, tag = _split_tag(dataset)
         spec: dict[str, Any] = {
             "name": job,
             "dataset": name,
@@ -121,36 +136,40 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
                 "tail": tail or ("keep" if self.ranks == 1 else "drop"),
             },
         }
-        optional = {"version": tag, "seed": seed, "plan": planned(plan, select), "buckets": buckets}
+        selected = plan_with_selection(plan, select)
+        optional = {"version": tag, "seed": seed, "plan": selected, "buckets": buckets}
         if replay is not None:
             optional["replay"] = {"ledger": base64.b64encode(replay).decode()}
         spec.update({key: value for key, value in optional.items() if value is not None})
         self._client, self._spec = client, spec
-        self._moves = not self._declared()
-        if self._moves:
-            told = _native._world(client, job)
-            world = spec["world"] if told is None else json.loads(told)
-            # Only a job of other ranks may be moved to these.
-            there = spec if world["ranks"] == self.ranks else {**spec, "world": world}
-            self._job = _native._declare(client, json.dumps(there))
+        #: Whether the server's job has another number of ranks, which `load_state_dict` changes.
+        self._world_differs = not self._declare()
+        if self._world_differs:
+            text = _native._world(client, job)
+            world = spec["world"] if text is None else json.loads(text)
+            # Only a job with another number of ranks may get a new world.
+            current = spec if world["ranks"] == self.ranks else {**spec, "world": world}
+            self._job = _native._declare(client, json.dumps(current))
         info = self._job.info()
         self.job: str = info["name"]
         self.root: str = info["root"]
-        self._says(info)
+        self._read_job(info)
         version = client.resolve(f"{name}@{self.root}")
-        self._keys = Keys(version) if version.sample_rule == "stem" else None
+        self._keys = SampleKeys(version) if version.sample_rule == "stem" else None
         self._visitation = visitation
-        self._known = order != "substitute"
+        self._fixed_order = order != "substitute"
         self._replays = order == "replay"
-        self._begin(epoch)
-        self._turn = 0
-        self._held_there = False
-        #: The loader's iteration that runs, if one does.
-        self._loop: weakref.ref[Any] | None = None
-        self._shared = Shared(epoch, len(COUNTED), len(self._consumed.sum.bytes()))
+        self._begin_epoch(epoch)
+        #: The number of iterations that began in this process.
+        self._iterations = 0
+        #: In a worker's copy: whether the process that made the worker has a batch in hand or unacknowledged.
+        self._parent_has_unacked = False
+        #: The loader's current iteration, if there is one.
+        self._iteration: weakref.ref[Any] | None = None
+        self._worker_table = WorkerTable(epoch, len(COUNTERS), len(self._acks.sum.bytes()))
 
-    def _declared(self) -> bool:
-        """Declares the job; whether it is so, or another world has it."""
+    def _declare(self) -> bool:
+        """Declares the job. Returns False if the server's job has other settings, such as another world."""
         try:
             self._job = _native._declare(self._client, json.dumps(self._spec))
         except Invalid as error:
@@ -159,56 +178,67 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             return False
         return True
 
-    def _settle(self) -> None:
-        """The job is in the world of this dataset, or this raises what is different."""
-        if self._moves:
-            spec = json.dumps(self._spec)
-            self._job = self._consumed.job = self._consumed.patiently(lambda _: _native._declare(self._client, spec))
-            self._moves = False
-            self._says(self._consumed.patiently(lambda _: self._job.info()))
+    def _require_world(self) -> None:
+        """Declares the job with this dataset's world, if that is not done.
 
-    def _says(self, info: dict[str, Any]) -> None:
-        """What the server says of an epoch of this rank."""
+        Raises if the server's world still differs.
+        """
+        if self._world_differs:
+            spec = json.dumps(self._spec)
+            job = self._acks.wait_for_server(lambda _: _native._declare(self._client, spec))
+            self._job = self._acks.job = job
+            self._world_differs = False
+            self._read_job(self._acks.wait_for_server(lambda _: self._job.info()))
+
+    def _read_job(self, info: dict[str, Any]) -> None:
+        """Reads the length of an epoch of this rank from the server's description of the job."""
         tail, entries, step = self._spec["world"]["tail"], info["entries"], self.batch_size * self.ranks
-        #: Steps of an epoch of one rank.
         self.steps: int = info["steps"]
-        if self._moves:
-            # The server knows another number of ranks yet.
+        if self._world_differs:
+            # The server still counts with another number of ranks.
             self.steps = entries // step if tail == "drop" else -(-entries // step)
         whole = self.steps * self.batch_size
-        # Its samples, those that fill up a last step included.
-        self._share: int = min(whole, entries) if tail == "keep" else whole
+        #: The samples of an epoch of this rank, including those that pad a last step.
+        self._epoch_samples: int = min(whole, entries) if tail == "keep" else whole
 
-    def _begin(self, epoch: int) -> None:
+    def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-        self._consumed = Consumed(self._job, self.job, epoch, self.root)
+        self._acks = AckTracker(self._job, self.job, epoch, self.root)
         self._receipt: str | None = None
         self._agrees: bool | None = None
         self._over = False
-        # Consumed of it before a state that another rank saved.
-        self._before = 0
+        #: The samples that this rank consumed before a state that another rank saved.
+        self._consumed_before = 0
+        #: The visitation of the current iteration, if it is not `_visitation`.
         self._mode: str | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iteration is of. An epoch that ended is followed by the next one by itself."""
-        self._learn()
-        if epoch != self.epoch or self._over or self._has(0):
-            self._leave()
-            self._begin(epoch)
-            self._shared.at(epoch)
+        """Makes the next iteration read this epoch.
+
+        Without a call, the next epoch follows an epoch that ended.
+        """
+        self._read_worker_table()
+        if epoch != self.epoch or self._over or self._has_all(0):
+            self._leave_iteration()
+            self._begin_epoch(epoch)
+            self._worker_table.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Samples of an epoch of this rank, those that fill up a last step included; with ``order="replay"`` it may be up to a
-        batch more or fewer. `steps` is how many steps they are.
-        """
-        return self._share
+        """The samples of an epoch of this rank, including those that pad a last step.
 
-    def _can_hold(self, workers: int, waiting: int) -> None:
-        """Raises `Invalid` where a rank may not hold the batches of so many workers: the one that the loop waits for might
-        be the one that is not to be had.
+        `steps` is the number of steps. With ``order="replay"`` an epoch may have up to a batch more or fewer.
         """
-        # Of each worker those that wait for the loop, one on its way, and one that waits for its turn; and the one in hand.
-        held = min((workers * (waiting + 1 + self._known) + 1) * self.batch_size, self._share)
+        return self._epoch_samples
+
+    def _check_held(self, workers: int, waiting: int) -> None:
+        """Raises `Invalid` if a rank may not hold the batches of this many workers.
+
+        The server limits what a rank holds. Past the limit it could refuse the very batch for which the loop
+        waits.
+        """
+        # For each worker: the batches that wait for the loop, one on its way, and, in a fixed order, one that
+        # waits for its turn. In addition the batch in hand.
+        held = min((workers * (waiting + 1 + self._fixed_order) + 1) * self.batch_size, self._epoch_samples)
         if held > _native.HELD_MAX and self._visitation != "at-most-once":
             raise Invalid(
                 f"{workers} workers with {waiting} batches each may hold {held} samples, and a rank may hold"
@@ -216,213 +246,239 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker's copy receives; what was consumed is known where the loop runs.
-        self._settle()
-        own = dict.fromkeys(("_client", "_spec", "_consumed", "_receipt", "_loop"))
-        return {**self.__dict__, **own, "_held_there": self._consumed.open()}
+        # A worker's copy only receives. The process of the loop tracks what is consumed.
+        self._require_world()
+        own = dict.fromkeys(("_client", "_spec", "_acks", "_receipt", "_iteration"))
+        return {**self.__dict__, **own, "_parent_has_unacked": self._acks.has_unacked()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin(self.epoch)
+        self._begin_epoch(self.epoch)
 
-    def _start(self) -> None:
-        """An iteration begins: of the next epoch, if this one is over."""
-        self._settle()
-        self._leave()
-        self._learn()
-        if self._over or self._has(0):
-            self._begin(self.epoch + 1)
-            self._shared.at(self.epoch)
+    def _start_iteration(self) -> None:
+        """Begins an iteration of this epoch, or of the next one if this one is over."""
+        self._require_world()
+        self._leave_iteration()
+        self._read_worker_table()
+        if self._over or self._has_all(0):
+            self._begin_epoch(self.epoch + 1)
+            self._worker_table.set_epoch(self.epoch)
 
-    def _leave(self) -> None:
-        """The loop begins anew. What it was left with is delivered again, unless it is the last batch of its epoch: a loop that
-        counts its steps does not ask for one more, and that step was made.
+    def _leave_iteration(self) -> None:
+        """Ends the current iteration.
+
+        The server delivers the batch in hand again, unless it is the last of its epoch. A loop that counts
+        its steps does not ask for a batch after the last one, though it made that step.
         """
-        self._end_loop()
-        if self._has(self._consumed.samples_open()):
-            self._consumed.step()
-        self._consumed.let_go()
-        self._consumed.pay()
-        self._consumed.hold_no_more()
+        self._end_iteration()
+        if self._has_all(self._acks.unacked_samples()):
+            self._acks.mark_consumed()
+        self._acks.drop()
+        self._acks.flush_acks()
+        self._acks.drop_lost()
 
-    def _end_loop(self) -> None:
-        """The loader's iteration that was left is over, though somebody keeps it."""
-        if self._loop is not None and (loop := self._loop()) is not None:
-            loop.replace()
+    def _end_iteration(self) -> None:
+        """Ends the loader's iteration, even if the caller still has a reference to it."""
+        if self._iteration is not None and (iteration := self._iteration()) is not None:
+            iteration.replace()
 
-    def _has(self, more: int) -> bool:
-        """Whether what was consumed and so many samples more are all of the epoch that this rank gets. Nobody knows of a replay,
-        which has what was consumed then.
+    def _has_all(self, more: int) -> bool:
+        """Whether the consumed samples and ``more`` samples are all samples of the epoch for this rank.
+
+        False for a replay: its length is the number of samples that the rank consumed in the earlier epoch.
         """
-        consumed = self._before + self._by_all()[1].delivered + more
-        return bool(0 < self._share == consumed and not self._replays)
+        consumed = self._consumed_before + self._totals()[1].delivered + more
+        return bool(0 < self._epoch_samples == consumed and not self._replays)
 
-    def _join(self, info: Any, turn: int) -> None:
-        """An iteration begins in a worker of torch's own loader: of the epoch that all its workers find."""
-        self._settle()
-        held, self._held_there = self._consumed.open() or self._held_there, False
-        if held:
+    def _join_workers(self, info: Any, turn: int) -> None:
+        """Begins an iteration in a worker of torch's own loader. All its workers agree on the epoch."""
+        self._require_world()
+        unacked, self._parent_has_unacked = self._acks.has_unacked() or self._parent_has_unacked, False
+        if unacked:
             raise Invalid(
-                f"job {self.job}: a loop over fletch.torch.DataLoader was left with a batch in hand, which this loader's "
-                "workers would wait for; go on with that loader, or call state_dict(), which counts it as consumed"
+                f"job {self.job}: a loop over fletch.torch.DataLoader was left with a batch in hand, which "
+                "this loader's workers would wait for; go on with that loader, or call state_dict(), which "
+                "counts it as consumed"
             )
-        epoch, counts, total = self._shared.join(info, turn, self._is_finished)
-        self._begin(epoch)
-        self._consumed.counts = dict(zip(COUNTED, counts))
+        epoch, counts, total = self._worker_table.join(info, turn, self._is_finished)
+        self._begin_epoch(epoch)
+        self._acks.counts = dict(zip(COUNTERS, counts))
         if total is not None:
-            self._consumed.sum.merge(total)
+            self._acks.sum.merge(total)
 
-    def _there(self, epoch: int) -> dict[str, Any] | None:
-        """An epoch as the server has it, if it has begun and is remembered."""
-        epochs = self._consumed.patiently(lambda _: self._job.info())["epochs"]
+    def _server_epoch(self, epoch: int) -> dict[str, Any] | None:
+        """The server's description of an epoch, if it has begun and the server remembers it."""
+        epochs = self._acks.wait_for_server(lambda _: self._job.info())["epochs"]
         return next((e for e in epochs if e["epoch"] == epoch), None)
 
     def _is_finished(self, epoch: int) -> bool:
-        """Whether nothing is left of an epoch, for any rank, as the server says."""
-        there = self._there(epoch)
+        """Whether the server has finished an epoch, for all ranks."""
+        there = self._server_epoch(epoch)
         return there is not None and there["state"] == "finished"
 
-    def _learn(self) -> None:
-        """How far workers of torch's own loader are: nobody told this process when they began."""
+    def _read_worker_table(self) -> None:
+        """Reads the progress of workers of torch's own loader, which they report in no other way."""
         if torch.utils.data.get_worker_info() is not None:
             return
-        latest = self._shared.latest()
+        latest = self._worker_table.latest()
         if latest.epoch != self.epoch:
-            self._begin(latest.epoch)
+            self._begin_epoch(latest.epoch)
         if latest.workers > 0:
             self._mode = "at-most-once"
             if latest.over and not self._over:
-                self._finished()
+                self._finish()
 
-    def _by_all(self) -> tuple[dict[str, int], Any]:
-        """What was consumed of the epoch, by this process and by workers of torch's own loader: counted, and added up."""
+    def _totals(self) -> tuple[dict[str, int], Any]:
+        """The counters and the receipt sum of the epoch: of this process and of workers of torch's loader."""
         if torch.utils.data.get_worker_info() is not None:
-            return self._consumed.counts, self._consumed.sum
-        counts, sums = self._shared.consumed()
-        total = _native.Sum(self.root)
-        for one in (self._consumed.sum.bytes(), *sums):
+            return self._acks.counts, self._acks.sum
+        counts, sums = self._worker_table.consumed()
+        total = _native.ReceiptSum(self.root)
+        for one in (self._acks.sum.bytes(), *sums):
             total.merge(one)
-        return {key: self._consumed.counts[key] + more for key, more in zip(COUNTED, counts)}, total
+        return {key: self._acks.counts[key] + more for key, more in zip(COUNTERS, counts)}, total
 
-    # What runs where the samples are received.
+    # Methods of the process that receives samples.
 
     def _leases(
-        self, worker: int, collate: Callable[[list[Any]], Any], ahead: bool = False
+        self, worker: int, collate: Callable[[list[Any]], Any], prefetch: bool = False
     ) -> Generator[Batch, None, str]:
-        """What a worker receives of the epoch: see `Receiver.leases`."""
-        receiver = Receiver(self._job, self.job, self.epoch, self.rank, self.batch_size, self._keys, self.transform)
-        return receiver.leases(worker, collate, ahead)
+        """The leases of one worker: see `Receiver.leases`."""
+        size, keys, transform = self.batch_size, self._keys, self.transform
+        receiver = Receiver(self._job, self.job, self.epoch, self.rank, size, keys, transform)
+        return receiver.leases(worker, collate, prefetch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Single items, at most once: each batch is acknowledged before its items are handed out."""
-        # Torch calls this once an iteration in each worker, and begins to read later, or never.
-        self._turn += 1
-        return self._items(torch.utils.data.get_worker_info(), self._turn)
+        """Iterates single items, at most once: a batch is acknowledged before the loop gets its items."""
+        # Torch calls this once for each iteration in each worker, and starts to read later, or never.
+        self._iterations += 1
+        return self._items(torch.utils.data.get_worker_info(), self._iterations)
 
     def _items(self, info: Any, turn: int) -> Iterator[Any]:
         if info is None:
-            # A loop that stopped with the last batch did not see the end.
-            if self._consumed.counts["samples"] > 0 and not self._over and self._is_finished(self.epoch):
-                self._ended()
-            self._start()
+            # A loop that stopped with the last batch did not see the end of the epoch.
+            if self._acks.counts["samples"] > 0 and not self._over and self._is_finished(self.epoch):
+                self._end_epoch()
+            self._start_iteration()
         else:
-            self._join(info, turn)
+            self._join_workers(info, turn)
         self._mode = "at-most-once"
         waited = 0
         while True:
-            leases = Told(self._leases(0 if info is None else info.id, list))
+            leases = BatchesWithStatus(self._leases(0 if info is None else info.id, list))
             for batch in leases:
                 if batch.token is not None:
                     items = batch.content
-                    self._consumed.take(batch, 0)
-                    self._consumed.step()
-                    if not self._consumed.pay():
+                    self._acks.hand_out(batch, 0)
+                    self._acks.mark_consumed()
+                    if not self._acks.flush_acks():
                         continue
                     if info is not None:
-                        counts = [self._consumed.counts[key] for key in COUNTED]
-                        self._shared.publish(info.id, counts, self._consumed.sum.bytes())
+                        counts = [self._acks.counts[key] for key in COUNTERS]
+                        self._worker_table.publish(info.id, counts, self._acks.sum.bytes())
                     yield from items
-            if leases.last == "done":
+            if leases.status == "done":
                 break
-            # What is left is in other hands: nobody acknowledges late here, so it is done soon, or its holder was killed.
+            # Other processes hold what is left. They acknowledge at once here, so they are done soon, unless
+            # they were killed.
             waited += 1
             self._wait_for_others(waited)
         if info is None:
-            self._ended()
+            self._end_epoch()
         else:
-            self._shared.end(info.id)
-            # Once for all workers, of which some may have come too late for anything.
-            if info.id == 0 and not any(self._shared.consumed()[0]):
-                self._say_that_it_was_empty()
+            self._worker_table.end(info.id)
+            # Worker 0 warns for all workers. A worker that began late may have got nothing though others did.
+            if info.id == 0 and not any(self._worker_table.consumed()[0]):
+                self._warn_of_empty_epoch()
 
     def _wait_for_others(self, times: int) -> None:
-        """Waits for a moment, so many times now: somebody else holds what is left."""
-        if times % _LONG == 0:
-            seconds = times * _AGAIN
-            _log.warning("job %s, epoch %d: somebody else holds what is left, for %.0f s", self.job, self.epoch, seconds)
-        time.sleep(_AGAIN)
+        """Waits for a moment, because other processes hold what is left of the epoch.
 
-    # What runs in the process that steps.
+        ``times`` counts the waits.
+        """
+        if times % _PAUSES_PER_WARNING == 0:
+            seconds = times * _ASK_AGAIN_SECONDS
+            _log.warning(
+                "job %s, epoch %d: other processes have held the last samples for %.0f s; this rank waits "
+                "until they acknowledge the samples or their leases expire",
+                self.job,
+                self.epoch,
+                seconds,
+            )
+        time.sleep(_ASK_AGAIN_SECONDS)
 
-    def _ended(self) -> None:
-        """The epoch is over for this rank, as this process saw, and the next one is next."""
-        self._finished()
-        self._shared.at(self.epoch, over=True)
-        if self._by_all()[1].delivered == 0:
-            self._say_that_it_was_empty()
+    # Methods of the training process.
 
-    def _say_that_it_was_empty(self) -> None:
-        """An epoch of which nothing came was consumed before this process began, unless it has no step."""
+    def _end_epoch(self) -> None:
+        """Records that the epoch is over for this rank. The next iteration reads the next epoch."""
+        self._finish()
+        self._worker_table.set_epoch(self.epoch, over=True)
+        if self._totals()[1].delivered == 0:
+            self._warn_of_empty_epoch()
+
+    def _warn_of_empty_epoch(self) -> None:
+        """Warns that the epoch gave no sample.
+
+        Unless it has no steps, it was consumed before this process began.
+        """
         if self.steps > 0:
             _log.warning(
-                "job %s, epoch %d was finished before, and gave no batch: to begin anew give another job name; to go on, "
-                "load_state_dict() with what was saved, or set_epoch()",
+                "job %s, epoch %d was finished before, and gave no batch: to start again, give another job "
+                "name; to continue, call load_state_dict() with a saved state, or set_epoch()",
                 self.job,
                 self.epoch,
             )
 
-    def _finished(self) -> None:
-        """What is proved of an epoch that is over is kept."""
+    def _finish(self) -> None:
+        """Marks the epoch as over, and gets its receipt."""
         if self.ranks == 1:
-            self._receipt = self._consumed.patiently(lambda _: self._job.receipt(self.epoch))
+            self._receipt = self._acks.wait_for_server(lambda _: self._job.receipt(self.epoch))
         self._over = True
 
-    def received(self) -> bytes:
-        """What this rank consumed of the epoch, added up: for `verify` on another rank."""
-        self._learn()
-        return bytes(self._by_all()[1].bytes())
+    def consumed_sum(self) -> bytes:
+        """The receipt sum of the samples that this rank consumed of the epoch. `verify` takes it."""
+        self._read_worker_table()
+        return bytes(self._totals()[1].bytes())
 
     def verify(self, others: Sequence[bytes] = ()) -> bool:
-        """Whether the ranks together consumed exactly what the plan of the finished epoch says.
+        """Whether the ranks together consumed exactly the samples of the finished epoch's plan.
 
         Args:
-            others: `received` of every other rank.
+            others: the `consumed_sum` of every other rank.
 
         Raises:
             Invalid: the epoch is not finished (``code == "epoch_open"``).
         """
-        mine = self.received()
+        mine = self.consumed_sum()
         if self._receipt is None:
-            self._receipt = self._consumed.patiently(lambda _: self._job.receipt(self.epoch))
-        total = _native.Sum(self.root)
+            self._receipt = self._acks.wait_for_server(lambda _: self._job.receipt(self.epoch))
+        total = _native.ReceiptSum(self.root)
         for one in (mine, *others):
             total.merge(one)
         self._agrees = total.agrees(self._receipt)
         return self._agrees
 
     def stats(self) -> dict[str, Any]:
-        """What this rank consumed of the current epoch, and the proof.
+        """The counters of this rank in the current epoch, and the proof.
 
         Returns:
-            ``visitation`` (what holds: ``"at-most-once"`` unless the loop runs over `fletch.torch.DataLoader`), ``batches``,
-            ``samples``, ``bytes``, ``redelivered`` (samples whose lease ran out before they were acknowledged),
-            ``waited_seconds`` (for batches), ``stalled_seconds`` (the server was gone),
-            ``stepped_seconds``; and once the epoch ended for all ranks ``certificate`` (how well it was shuffled) and
-            ``receipt`` (``"agrees"`` or ``"differs"``; of several ranks what `verify` said last), else ``None``.
+            A dict with ``job``, ``epoch``, ``rank``, ``ranks``, and
+
+            - ``visitation``: the guarantee that holds; ``"at-most-once"`` unless the loop runs over
+              `fletch.torch.DataLoader`.
+            - ``batches``, ``samples``, ``bytes``: what was acknowledged.
+            - ``redelivered``: samples whose lease expired before they were acknowledged.
+            - ``waited_seconds``: the time that the loop waited for batches.
+            - ``stalled_seconds``: the time that it waited for a server that was gone.
+            - ``stepped_seconds``: the time of the steps.
+            - ``receipt``: ``"agrees"`` or ``"differs"``, after the epoch ended for all ranks, else ``None``.
+              With several ranks it is the result of the last `verify`.
+            - ``certificate``: the statistics of the shuffle, after the epoch ended for all ranks, else
+              ``None``.
         """
-        self._learn()
-        counts, total = self._by_all()
-        if (self._over or self._has(0)) and self._receipt is None:
+        self._read_worker_table()
+        counts, total = self._totals()
+        if (self._over or self._has_all(0)) and self._receipt is None:
             self._ask_for_receipt()
         receipt = None if self._receipt is None else json.loads(self._receipt)
         agrees = self._agrees
@@ -434,28 +490,31 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "rank": self.rank,
             "ranks": self.ranks,
             "visitation": self._mode or self._visitation,
-            **{key: counts[key] for key in COUNTED[:4]},
+            **{key: counts[key] for key in COUNTERS[:4]},
             **{f"{k}_seconds": counts[f"{k}_ns"] / 1e9 for k in ("waited", "stalled", "stepped")},
             "receipt": None if agrees is None else "agrees" if agrees else "differs",
             "certificate": None if receipt is None else receipt["certificate"],
         }
 
     def _ask_for_receipt(self) -> None:
-        """The receipt of an epoch that is over for this rank, if it is for all others and the server is there."""
+        """Gets the receipt if the epoch is over for all ranks and the server is reachable."""
         try:
             self._receipt = self._job.receipt(self.epoch)
         except FletchError as error:
-            # One that a state was loaded of may not be there yet, or be forgotten.
+            # The epoch of a loaded state may not exist on the server yet, or the server may have forgotten
+            # it.
             if not error.retryable and error.code not in ("epoch_open", "epoch_closed", "not_found"):
                 raise
 
-    def save_received(self, path: str | os.PathLike[str]) -> None:
-        """Writes down what this rank consumed of the epoch, added up, as a file of notes: ``fletch receipt verify`` holds
-        those of all ranks against the receipt. The file is whole or not there.
+    def save_consumed_sum(self, path: str | os.PathLike[str]) -> None:
+        """Writes the `consumed_sum` of this rank as a consumption log.
+
+        The file is complete or does not exist. ``fletch receipt verify`` compares the files of all ranks with
+        the receipt.
         """
-        said = self.received()
-        delivered, value = int.from_bytes(said[:8], "little"), said[8:].hex()
-        text = f"{notes.head(self.root, self.epoch)}sum {delivered} {value}\n"
+        total = self.consumed_sum()
+        delivered, value = int.from_bytes(total[:8], "little"), total[8:].hex()
+        text = f"{consumption_log.head(self.root, self.epoch)}sum {delivered} {value}\n"
         part = f"{os.fspath(path)}.part"
         with open(part, "w", encoding="ascii") as file:
             file.write(text)
@@ -463,54 +522,66 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             os.fsync(file.fileno())
         os.replace(part, path)
 
-    def append_notes(self, path: str | os.PathLike[str]) -> None:
-        """Writes down, sample by sample, that the batch in hand was consumed: lines at the end of a file of notes, durable when
-        this returns. ``fletch receipt verify`` holds the files of all processes against the receipt, whatever was killed.
+    def append_consumption_log(self, path: str | os.PathLike[str]) -> None:
+        """Appends a line for each sample of the batch in hand to a consumption log.
 
-        Call it once a batch, after its step, before the next one is asked for and before `state_dict`. A file is of one
-        epoch, and of one process at a time; one that was killed may be followed by another with the same file.
+        The lines are durable when the call returns. ``fletch receipt verify`` compares the logs of all
+        processes with the receipt, whichever process was killed.
+
+        Call it once for each batch: after the step, and before the next batch is asked for and before
+            `state_dict`. A log
+        belongs to one epoch, and one process at a time writes it. After a process was killed, another may
+        continue its log.
 
         Raises:
-            Invalid: there is no batch in hand (there is one in a loop over `fletch.torch.DataLoader` only), or the file is none of
-                this epoch.
+            Invalid: there is no batch in hand (only a loop over `fletch.torch.DataLoader` has one), or the
+                file belongs to another epoch.
             OSError: the file cannot be written.
         """
-        batch = self._consumed.in_hand()
+        batch = self._acks.in_hand()
         if batch is None:
-            raise Invalid(f"job {self.job}: there is no batch in hand to write down")
-        notes.append(path, notes.head(self.root, self.epoch), notes.lines(batch))
+            raise Invalid(
+                f"job {self.job}: there is no batch in hand to log; call append_consumption_log() in a loop "
+                "over fletch.torch.DataLoader, after the step"
+            )
+        head = consumption_log.head(self.root, self.epoch)
+        consumption_log.append(path, head, consumption_log.lines(batch))
 
     def ledger(self, epoch: int | None = None) -> bytes:
-        """The log of an epoch, the current one when absent: what was granted to whom, and acknowledged. It can be
-        replayed (``order="replay"``). Of an epoch that a state was loaded of it has only what came after that state.
+        """The ledger of an epoch: its grants and acknowledgements. By default of the current epoch.
+
+        ``order="replay"`` repeats it. If a state of the epoch was loaded, the ledger has only what came after
+        that state.
 
         Raises:
-            NotFound: the epoch has not begun, or is forgotten.
+            NotFound: the epoch has not begun, or the server has forgotten it.
         """
-        self._learn()
+        self._read_worker_table()
         number = self.epoch if epoch is None else epoch
-        return bytes(self._consumed.patiently(lambda _: self._job.ledger(number)))
+        return bytes(self._acks.wait_for_server(lambda _: self._job.ledger(number)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch is, self-contained: it survives the loss of every server; ``"finished"`` in it says whether
-        nothing is left of it. Call it after the step, when the model is saved: the batch in hand counts as consumed. With
-        several ranks call it on all of them at the same step; after a barrier, what rank 0 gets by calling it once more
-        has the steps of all.
+        """The position in the epoch, self-contained: it survives the loss of every server.
 
-        Under visitation ``"checkpoint"`` it is a commit, durable on the server when this returns, and
-        `load_state_dict` goes back to it. The server remembers the latest four of an epoch; an older one goes back by the
-        state itself.
+        Call it after the step, when the model is saved: the batch in hand counts as consumed. With several
+        ranks, call it on all of them at the same step. After a barrier, call it once more on rank 0 and keep
+        that result: it has the steps of all ranks. ``state["finished"]`` says whether nothing is left of the
+        epoch.
+
+        Under visitation ``"checkpoint"`` the call is a commit, durable on the server when it returns, and
+        `load_state_dict` rolls back to it. The server remembers the latest four commits of an epoch. An older
+        one is restored from the state itself.
         """
-        self._learn()
-        self._consumed.step()
-        self._consumed.pay()
-        there, commit = self._there(self.epoch), None
+        self._read_worker_table()
+        self._acks.mark_consumed()
+        self._acks.flush_acks()
+        there, commit = self._server_epoch(self.epoch), None
         if self._visitation == "checkpoint":
-            # A number that says how far the epoch is (entries acknowledged by all ranks, pads included): the same place has
-            # the same one, whoever asks.
+            # The number of entries that all ranks acknowledged, padding included. So every rank gives the
+            # same position the same number.
             commit = 0 if there is None else there["acked"] + there["padded"]
-            self._consumed.patiently(lambda _: self._job.checkpoint(self.epoch, commit))
-        state = self._consumed.patiently(lambda _: self._job.state(self.epoch))
+            self._acks.wait_for_server(lambda _: self._job.checkpoint(self.epoch, commit))
+        state = self._acks.wait_for_server(lambda _: self._job.state(self.epoch))
         return {
             "job": self.job,
             "root": self.root,
@@ -519,51 +590,57 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "commit": commit,
             "finished": there is not None and there["state"] == "finished",
             "ranks": (self.rank, self.ranks),
-            "received": self.received(),
+            "received": self.consumed_sum(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was called, with any number of ranks: what came later is delivered again. A state of the
-        end of an epoch is followed by the next one. The proof of the epoch goes on too, where the state is this rank's own, of
-        the same number of ranks.
+        """Continues where `state_dict` was called, with any number of ranks.
 
-        Rank 0 tells the server, also that there are as many ranks now as this dataset has; the other ranks must not begin
-        before it did (a barrier). A strict order goes on as it would have gone on with these ranks from its start, where
-        the state was taken between steps and the samples of a step of all ranks together are as many.
+        The server delivers later samples again. After a state of the end of an epoch the next epoch follows.
+        The receipt sum continues too, if the state is of this rank and of the same number of ranks.
+
+        Rank 0 sends the state, and the number of ranks of this dataset, to the server. The other ranks must
+        begin after that (use a barrier). A strict order continues as it would have run with these ranks from
+        the start, if the state was taken between steps and a step of all ranks has the same number of
+        samples.
 
         Raises:
-            Invalid: the state is of another version or plan: nothing changed. Or the order cannot go on with so many ranks
-                from here (``code == "mid_step"``, ``"bad_plan"``): the epoch is where the state says, with as many as before.
+            Invalid: the state is of another version or plan, and nothing changed. Or the order cannot
+                continue with this number of ranks (``code == "mid_step"``, ``"bad_plan"``): the epoch is at
+                the state, with its former ranks.
         """
         if state["root"] != self.root:
             raise Invalid(f"the state is of version {state['root']}, the job reads {self.root}")
-        if self.rank == 0 and not self._went_back(state):
+        if self.rank == 0 and not self._roll_back(state):
             self._job.put_state(state["epoch"], state["state"], True)
-        self._end_loop()
-        self._consumed.let_go(owed=True)
-        self._consumed.hold_no_more()
-        self._begin(state["epoch"])
+        self._end_iteration()
+        self._acks.drop(unacked=True)
+        self._acks.drop_lost()
+        self._begin_epoch(state["epoch"])
         rank, ranks = state.get("ranks", (None, None))
         if (rank, ranks) == (self.rank, self.ranks):
-            self._consumed.sum.merge(state["received"])
+            self._acks.sum.merge(state["received"])
         elif ranks == self.ranks:
-            # It was saved at the same step of all ranks.
-            self._before = int.from_bytes(state["received"][:8], "little")
+            # All ranks saved their states at the same step.
+            self._consumed_before = int.from_bytes(state["received"][:8], "little")
         self._over = state.get("finished", False)
-        self._shared.at(self.epoch)
+        self._worker_table.set_epoch(self.epoch)
         if self._over:
-            self._shared.at(self.epoch, over=True)
-        if self.rank == 0 and self._moves:
+            self._worker_table.set_epoch(self.epoch, over=True)
+        if self.rank == 0 and self._world_differs:
             self._job.world(json.dumps(self._spec["world"]))
-            self._settle()
+            self._require_world()
 
-    def _went_back(self, state: dict[str, Any]) -> bool:
-        """Whether the server remembers the commit, and the epoch is there again."""
+    def _roll_back(self, state: dict[str, Any]) -> bool:
+        """Rolls the epoch back to the state's commit.
+
+        Returns False if the server does not have that commit.
+        """
         if self._visitation != "checkpoint" or state.get("commit") is None:
             return False
         try:
             self._job.rollback(state["epoch"], state["commit"])
-            # A server that lost what it knew may have a commit of that number that is another.
+            # A server that lost its state may have another commit with the same number.
             return bool(self._job.state(state["epoch"]) == state["state"])
         except FletchError as error:
             if error.code in ("no_commit", "not_found"):
@@ -571,7 +648,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             raise
 
 
-def _target(dataset: str) -> tuple[str, str | None]:
+def _split_tag(dataset: str) -> tuple[str, str | None]:
     head, slash, last = dataset.rpartition("/")
     name, at, tag = last.partition("@")
     return head + slash + name, tag if at else None

@@ -1,7 +1,8 @@
-"""Images in folders, one folder a class.
+"""Images in folders, one folder for each class.
 
-Invariant: classes, samples and targets are those that torchvision's dataset of the same name finds
-in the same tree, in the same order; only the paths are relative to the version.
+Invariant: classes, samples and targets are those that ``torchvision.datasets.ImageFolder`` finds in the same
+    tree, in the
+same order. Only the paths differ: they are relative to the version.
 """
 
 from __future__ import annotations
@@ -14,50 +15,50 @@ import torch.utils.data
 
 from .. import Entry, Version
 from .map import _checked
-from .reads import ByIndex
+from .prefetch import IndexedReads
 
-#: Names that end so (in any case) are images.
+#: The extensions of image files, compared without case.
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-#: No chain of links is longer (as in Linux).
+#: The longest chain of symlinks that is followed, as in Linux.
 LINKS_MAX = 40
 
 _Node = Union[Entry, "dict[str, _Node]"]
 
 
 def image_loader(file: io.BytesIO) -> Any:
-    """The image of a file, in RGB, as a ``PIL.Image.Image``."""
+    """Decodes the image in a file. Returns a ``PIL.Image.Image`` in RGB."""
     from PIL import Image
 
     with Image.open(file) as image:
         return image.convert("RGB")
 
 
-class ImageFolder(ByIndex, torch.utils.data.Dataset[Any]):
-    """A version's images, labelled by the folder they are in, as ``torchvision.datasets.ImageFolder``.
+class ImageFolder(IndexedReads, torch.utils.data.Dataset[Any]):
+    """The images of a version, labelled by their folder, as in ``torchvision.datasets.ImageFolder``.
+
+    An item is ``(image, target)``. The dataset follows links that stay inside the version; other links are
+    not samples. It reads items by ordinals that it keeps beside ``samples``, so use
+    ``torch.utils.data.Subset`` for a subset.
 
     Args:
-        version: what to read.
-        root: the directory of the version whose sub-directories are the classes; ``""`` is the top.
-        transform: called with what ``loader`` returns.
+        version: the version to read.
+        root: the directory whose sub-directories are the classes; ``""`` is the top of the version.
+        transform: called with the result of ``loader``.
         target_transform: called with the class's index.
-        loader: called with a readable, seekable binary file that holds the image (its ``name`` is the
-            path); `image_loader` by default.
-        is_valid_file: called with a path; whether the file is a sample. Without it names are judged
-            by `IMAGE_EXTENSIONS`.
+        loader: called with a readable, seekable binary file that holds the image; the file's ``name`` is the
+            image's path. By default `image_loader`.
+        is_valid_file: called with a path; returns whether the file is a sample. By default a file is a sample
+            if its name ends with one of `IMAGE_EXTENSIONS`.
 
     Attributes:
-        classes: names of the classes, sorted.
-        class_to_idx: class → index.
-        samples: ``(path, index of the class)`` of each sample; ``imgs`` is the same list.
-        targets: the class's index of each sample.
-
-    An item is ``(image, target)``. Links that stay inside the version are followed; others are not
-    samples. Items are read by ordinals that are kept beside ``samples``: to take a subset, use
-    ``torch.utils.data.Subset``.
+        classes: the names of the classes, sorted.
+        class_to_idx: the index of each class.
+        samples: ``(path, index of the class)`` for each sample; ``imgs`` is the same list.
+        targets: the class's index for each sample.
 
     Raises:
-        FileNotFoundError: there is no class, or one without images.
+        FileNotFoundError: there is no class, or a class has no images.
         Corrupt, Unavailable, Overloaded: as `Version.read_many`, by index and by iteration.
     """
 
@@ -88,7 +89,9 @@ class ImageFolder(ByIndex, torch.utils.data.Dataset[Any]):
                     self.samples.append((path, index))
                     self._ordinals.append(entry.ordinal)
             if len(self.samples) == before:
-                raise FileNotFoundError(f"class {name!r} of {version!r} has no images")
+                raise FileNotFoundError(
+                    f"class {name!r} of {version!r} has no images; remove the folder or give is_valid_file"
+                )
         self.targets = [target for _, target in self.samples]
         self.imgs = self.samples
 
@@ -102,13 +105,13 @@ class ImageFolder(ByIndex, torch.utils.data.Dataset[Any]):
         return len(self.samples)
 
     def __getitem__(self, index: int | list[int]) -> Any:
-        """``(image, target)``; or, for a list of indices, a list of such pairs read together."""
+        """The pair ``(image, target)`` at an index; for a list of indices, a list of pairs read together."""
         if isinstance(index, list):
             return self.__getitems__(index)
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Any, Any]]:
-        """Pairs in the order of ``indices``, read together (torch 2 calls this for a batch)."""
+        """The pairs at these indices, in order, read together. Torch 2 calls it for a batch."""
         views = self._views(self._entries_of(indices))
         return [self._item(*self.samples[i], view) for i, view in zip(indices, views)]
 
@@ -130,7 +133,7 @@ class ImageFolder(ByIndex, torch.utils.data.Dataset[Any]):
 
 
 class _Tree:
-    """A version's directories, with links followed inside it."""
+    """The directories of a version. Follows links inside the version."""
 
     def __init__(self, version: Version) -> None:
         self.top: dict[str, _Node] = {}
@@ -140,12 +143,12 @@ class _Tree:
             *above, name = entry.path.rstrip("/").split("/")
             here = self.top
             for part in above:
-                # A directory is no file and no link: the version's own invariant.
+                # In a version no path is both a directory and a file or link.
                 here = here.setdefault(part, {})  # type: ignore[assignment]
             here[name] = {} if entry.kind == "empty-dir" else entry
 
     def find(self, path: str, links: int = 0) -> _Node | None:
-        """What a path names, links followed; nothing for what is absent, outside or a loop."""
+        """The node at a path, with links followed; ``None`` if it is absent, outside, or a loop of links."""
         node: _Node = self.top
         done: list[str] = []
         for part in (p for p in path.split("/") if p not in ("", ".")):
@@ -172,14 +175,14 @@ class _Tree:
         return self.find("/".join(parts)) or self.top
 
     def directories(self, path: str) -> list[str]:
-        """Names of the directories right below a directory."""
+        """The names of the directories right below a directory."""
         node = self.find(path)
         if not isinstance(node, dict):
             return []
         return [name for name in node if isinstance(self.find(posixpath.join(path, name)), dict)]
 
     def files(self, path: str) -> Iterator[tuple[str, Entry]]:
-        """Files below a directory as (path, entry), directory by directory, each in order of names."""
+        """The files below a directory as (path, entry), ordered by directory and then by name."""
         found: list[tuple[str, str, Entry]] = []
         todo: list[tuple[str, tuple[int, ...]]] = [(path, ())]
         while todo:

@@ -1,4 +1,4 @@
-"""The loader: torch's own, reading a whole batch at once."""
+"""The loader: torch's own, which reads a whole batch at once."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 
 from .epochs import EpochDataset
 from .images import ImageFolder
-from .loops import _Leases, _Loop, _shut
+from .iteration import _Iteration, _LeaseDataset, _shut_down_workers
 from .map import MapDataset
-from .reads import Ahead, reads_ahead
+from .prefetch import PrefetchSampler, can_prefetch
 
-#: Batches of a worker that wait for the loop, where nothing else says how many (torch's).
-_PREFETCHED = 2
-#: Batches that are read ahead without workers where nothing else says how many.
-_AHEAD = 2
+#: The default ``prefetch_factor`` with workers: torch's.
+_PREFETCH_OF_WORKERS = 2
+#: The default ``prefetch_factor`` without workers.
+_PREFETCH_WITHOUT_WORKERS = 2
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """``torch.utils.data.DataLoader`` with the same arguments, which reads a batch in one go.
+    """``torch.utils.data.DataLoader`` with the same arguments, which reads a whole batch in one request.
 
-    For datasets of this package (and ``Subset``\\ s of them) a batch is one call of the dataset, so
-    that its samples come in one request whatever torch's version is. To torch such a loader's
-    unit is the batch: its ``batch_size`` attribute is ``None`` and its ``sampler`` yields batches.
-    Other datasets are left to torch. Without workers the bytes of the next ``prefetch_factor`` batches are read while the loop
-    runs; decoding stays in the loop's own thread. By default they are 2, or none with a sampler of the caller's, which is
-    asked that much earlier.
+    For datasets of this package, and ``Subset``\\ s of them, the loader reads a batch with one call of the
+    dataset, in every version of torch. To torch the unit of such a loader is the batch: its ``batch_size``
+    attribute is ``None``, and its ``sampler`` yields batches. Torch itself loads other datasets.
 
-    For an `EpochDataset` a batch is a lease, which travels with it from the worker and is acknowledged when the loop
-    asks for the next batch: exactly once, with any number of workers. Its ``batch_size`` is the dataset's; ``shuffle``,
-    samplers, ``drop_last`` and ``persistent_workers`` do not apply. An iteration that is broken off leaves its unacknowledged
-    samples to be delivered again. A dataset has one iteration at a time: when another one begins, the one before is over, and
-    asking it for more is a ``RuntimeError``.
+    Without workers the loader reads the bytes of the next ``prefetch_factor`` batches while the loop runs;
+    the loop's own thread decodes them. The default is 2. With a sampler of the caller the default is 0,
+    because prefetching asks the sampler earlier.
 
-    Shapes are torch's: with the default ``collate_fn`` items of shape ``(…)`` make a batch of shape ``(n, …)``, n being
-    `batch_size` for all but the last batch.
+    For an `EpochDataset` a batch is a lease. The loader acknowledges it when the loop asks for the next
+    batch, so each sample is delivered exactly once, with any number of workers. The batch size is the
+    dataset's; ``shuffle``, samplers, ``drop_last`` and ``persistent_workers`` do not apply. If the loop
+    leaves an iteration, the server delivers its unacknowledged samples again. A dataset has one iteration at
+    a time: the next one ends the one before, and asking the ended one for a batch is a ``RuntimeError``.
 
-    Workers ignore Ctrl-C: the process that iterates gets it and ends them in order, so that they
-    remove what they made.
+    Shapes are torch's: with the default ``collate_fn``, items of shape ``(…)`` make a batch of shape ``(n,
+    …)``, where n is the batch size for all but the last batch.
+
+    Workers ignore Ctrl-C. The process that iterates gets it and ends the workers in order, so that they
+    remove their temporary files.
     """
 
-    #: Batches that are read ahead of the loop.
-    _ahead = 0
+    #: The number of batches that are prefetched without workers.
+    _prefetched = 0
 
     def __init__(
         self,
@@ -72,22 +73,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             given = (shuffle, sampler, batch_sampler, drop_last, kwargs.get("persistent_workers"))
             if any(given) or batch_size not in (1, self._epochs.batch_size):
                 raise ValueError(
-                    "an EpochDataset brings its own batches: give no batch_size, sampler, shuffle, drop_last or"
-                    " persistent_workers"
+                    "an EpochDataset makes its own batches: give no batch_size, sampler, shuffle, drop_last "
+                    "or persistent_workers"
                 )
-            self._epochs._can_hold(num_workers, kwargs.get("prefetch_factor") or _PREFETCHED)
+            self._epochs._check_held(num_workers, kwargs.get("prefetch_factor") or _PREFETCH_OF_WORKERS)
             super().__init__(
-                _Leases(self._epochs, self._collate),
+                _LeaseDataset(self._epochs, self._collate),
                 None,
                 num_workers=num_workers,
-                collate_fn=_same,
+                collate_fn=_identity,
                 pin_memory=pin_memory,
                 timeout=timeout,
                 generator=generator,
                 **kwargs,
             )
             return
-        if not _batched(dataset) or (batch_size is None and batch_sampler is None):
+        if not _reads_batches(dataset) or (batch_size is None and batch_sampler is None):
             super().__init__(
                 dataset,
                 batch_size,
@@ -106,19 +107,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         own = sampler is None and batch_sampler is None
         if batch_sampler is None:
             if sampler is not None and shuffle:
-                raise ValueError("give a sampler or shuffle=True, not both")
+                raise ValueError("both a sampler and shuffle=True are given; give one of them")
             batch_sampler = BatchSampler(
                 _sampler(dataset, shuffle, generator) if sampler is None else sampler,
                 batch_size or 1,
                 drop_last,
             )
         elif batch_size != 1 or shuffle or sampler is not None or drop_last:
-            raise ValueError("batch_sampler excludes batch_size, shuffle, sampler and drop_last")
-        if num_workers == 0 and reads_ahead(dataset, (MapDataset, ImageFolder)):
+            raise ValueError(
+                "batch_sampler is given with batch_size, shuffle, sampler or drop_last; give batch_sampler "
+                "alone"
+            )
+        if num_workers == 0 and can_prefetch(dataset, (MapDataset, ImageFolder)):
             most = kwargs.pop("prefetch_factor", None)
             if most is not None and most < 0:
                 raise ValueError(f"prefetch_factor is {most}; it must be at least 0")
-            self._ahead = (_AHEAD if own else 0) if most is None else most
+            self._prefetched = (_PREFETCH_WITHOUT_WORKERS if own else 0) if most is None else most
         super().__init__(
             dataset,
             None,
@@ -136,44 +140,44 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        # What torch iterates: `sampler` stays what it was.
+        # Torch iterates this property. `sampler` stays unchanged.
         batches = super()._index_sampler
-        return Ahead(batches, self.dataset, self._ahead) if self._ahead > 0 else batches
+        return PrefetchSampler(batches, self.dataset, self._prefetched) if self._prefetched > 0 else batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._epochs is not None:
-            self._epochs._start()
+            self._epochs._start_iteration()
         if self.num_workers:
-            # Workers inherit the temporary directory that this process has, and this one removes it when it ends. One
-            # that a worker makes for itself stays if the worker is ended before it got to its own end.
+            # Workers inherit this process's temporary directory, and this process removes it at its end. A
+            # directory that a worker made for itself would stay if the worker were killed.
             multiprocessing.util.get_temp_dir()
         batches = super().__iter__()
         if self.num_workers:
             _running.add(batches)
         if self._epochs is not None:
-            loop = _Loop(self._epochs, batches, self.num_workers, self._collate)
-            self._epochs._loop = weakref.ref(loop)
-            return loop
+            iteration = _Iteration(self._epochs, batches, self.num_workers, self._collate)
+            self._epochs._iteration = weakref.ref(iteration)
+            return iteration
         return batches
 
     def __len__(self) -> int:
         return super().__len__() if self._epochs is None else self._epochs.steps
 
 
-#: Iterations whose workers may run. Those that are still there when Python ends (after Ctrl-C, say) are
-#: ended by `_end`, which runs before torch and multiprocessing give their workers up: those
-#: terminate them, and a terminated worker leaves its temporary directory behind.
+#: Iterations whose workers may run. When Python ends, for example after Ctrl-C, `_end` ends those that are
+#: left. It runs before torch and multiprocessing terminate the workers, because a terminated worker leaves
+#: its temporary directory.
 _running: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @atexit.register
 def _end() -> None:
     for batches in list(_running):
-        _shut(batches)
+        _shut_down_workers(batches)
 
 
 class _WorkerInit:
-    """What a worker does before anything else."""
+    """Makes a worker ignore Ctrl-C, then calls the user's ``worker_init_fn``."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self.then = then
@@ -184,7 +188,7 @@ class _WorkerInit:
             self.then(worker)
 
 
-def _same(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
@@ -192,8 +196,8 @@ def _sampler(dataset: Any, shuffle: bool | None, generator: torch.Generator | No
     return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
 
 
-def _batched(dataset: Any) -> bool:
-    """Whether a dataset takes a list of indices and reads them together."""
+def _reads_batches(dataset: Any) -> bool:
+    """Whether a dataset, or the dataset of a subset, reads a list of indices together."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return isinstance(dataset, (MapDataset, ImageFolder))

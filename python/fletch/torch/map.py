@@ -1,6 +1,6 @@
-"""Samples of a version by index.
+"""The samples of a version by index.
 
-Invariant: a batch of indices is one read of many files, whatever it is made of.
+Invariant: a batch of indices is one call of `Version.read_many`, whatever its samples consist of.
 """
 
 from __future__ import annotations
@@ -10,29 +10,30 @@ from typing import Any, Callable, Sequence, Union, overload
 import torch.utils.data
 
 from .. import Sample, Version
-from .keyed import by_extension, extension
-from .reads import ByIndex
+from .prefetch import IndexedReads
+from .sample_keys import by_extension, extension
 
 Content = Union[memoryview, "dict[str, Any]"]
 
 
-class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
-    """A version's samples by index, for random access in any order.
+class MapDataset(IndexedReads, torch.utils.data.Dataset[Any]):
+    """The samples of a version by index, for random access.
+
+    The content of a sample of one file is a read-only ``memoryview`` of its bytes, of format ``B`` and shape
+    ``(bytes,)``. The content of a sample with a key (tar members that share the key) is a dict of such views
+    by extension (the part of the name after the first dot, such as ``"jpg"`` or ``"cls.txt"``), with the key
+    as ``"__key__"``.
 
     Args:
-        version: what to read.
-        transform: called with the content of each sample (below); what it returns is the item. It
-            runs in the process that reads. Without one the item is the content itself, which the
-            default collation of torch cannot stack: give the loader a ``collate_fn``. From a worker views come as copies.
-        samples: which samples, in which order; all of ``version.samples()`` when absent.
-
-    A sample of one file is a read-only ``memoryview`` of its bytes, of format ``B`` and shape ``(bytes,)``. A sample with a key of its own
-    (tar members that share it) is a dict of such views by extension (what follows the first dot
-    of the name, as ``"jpg"`` or ``"cls.txt"``), and ``"__key__"``.
+        version: the version to read.
+        transform: makes an item of a sample's content. It runs in the process that reads. Without it the item
+            is the content itself; torch's default collation cannot stack views, so give the loader a
+            ``collate_fn``. Views that a worker returns arrive as copies.
+        samples: the samples, in order; by default ``version.samples()``.
 
     Raises:
         NotFound, Corrupt, Unavailable, Overloaded: as `Version.read_many`, by index and by iteration.
-        IndexError: there is no such index.
+        IndexError: the index is out of range.
     """
 
     def __init__(
@@ -54,19 +55,19 @@ class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
     @overload
     def __getitem__(self, index: list[int]) -> list[Any]: ...
     def __getitem__(self, index: int | list[int]) -> Any:
-        """One item; or, for a list of indices, a list of items read together."""
+        """The item at an index; for a list of indices, a list of items that are read together."""
         if isinstance(index, list):
             return self.__getitems__(index)
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Items in the order of ``indices``, read together (torch 2 calls this for a batch)."""
+        """The items at these indices, in order, read together. Torch 2 calls it for a batch."""
         chosen = self._chosen(indices)
         views = iter(self._views([o for sample in chosen for o in sample.ordinals]))
         items: list[Any] = []
         for sample in chosen:
             content: Content
-            if sample.alone:
+            if sample.single:
                 content = next(views)
             else:
                 content = by_extension(sample.key, map(self._extension, sample.ordinals), views)
@@ -91,5 +92,5 @@ class MapDataset(ByIndex, torch.utils.data.Dataset[Any]):
 
 def _checked(index: int, length: int) -> int:
     if not -length <= index < length:
-        raise IndexError(f"index {index}, there are {length} samples")
+        raise IndexError(f"index {index} is out of range: the dataset has {length} samples")
     return index

@@ -1,6 +1,7 @@
-"""Views between processes: a worker may hand on what it read as it is.
+"""Pickling of memoryviews, so that a worker can pass on the bytes that it read.
 
-Invariant: what arrives has the bytes, the format and the shape of what was sent. It is a copy, and read-only.
+Invariant: the received view has the bytes, the format and the shape of the sent one. It is a copy, and
+    read-only.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 
-def _sent(view: memoryview) -> tuple[Any, ...]:
-    return _arrived, (view.tobytes(), view.format, view.shape)
+def _reduce(view: memoryview) -> tuple[Any, ...]:
+    return _rebuild, (view.tobytes(), view.format, view.shape)
 
 
-def _arrived(content: bytes, format: str, shape: tuple[int, ...]) -> memoryview:
+def _rebuild(content: bytes, format: str, shape: tuple[int, ...]) -> memoryview:
     view = memoryview(content)
-    # Only a view of several dimensions has to be told them, and one of no bytes cannot be.
-    return view.cast(format) if len(shape) == 1 else view.cast(format, shape)  # type: ignore[call-overload, no-any-return]
+    # `cast` needs the shape of a view with several dimensions, and refuses the shape of an empty one.
+    if len(shape) == 1:
+        return view.cast(format)  # type: ignore[call-overload, no-any-return]
+    return view.cast(format, shape)  # type: ignore[call-overload, no-any-return]
 
 
-# Queues send from a thread, where an object that cannot be pickled is dropped, and its batch is waited for, for ever.
-ForkingPickler.register(memoryview, _sent)
+# A queue sends from a thread. It drops an object that cannot be pickled, and the loop would wait for its
+# batch for ever.
+ForkingPickler.register(memoryview, _reduce)

@@ -1,9 +1,9 @@
-//! An S3-style origin on a loopback port. A test sets its latency, bandwidth and faults, and reads its counters.
+//! An S3-style origin on a loopback port, whose latency, bandwidth and faults a test sets.
 //!
-//! It serves one bucket in path style: `GET` (with `Range` and `If-Match`), `HEAD`, `PUT` (with `If-None-Match: *`),
-//! `DELETE`, ListObjectsV2 in byte order, and multipart uploads. It does not check signatures. The time to first byte
-//! is log-normal around a median. Bandwidth is limited for each response and for all together. Requests above a rate
-//! get `503 SlowDown`.
+//! It serves one bucket in path style: `GET` (with `Range` and `If-Match`), `HEAD`, `PUT` (with
+//! `If-None-Match: *`), `DELETE`, ListObjectsV2 in byte order, and multipart uploads. It does not check
+//! signatures. The time to first byte is log-normal around a median. Bandwidth is limited for each response
+//! and for all together. Requests above a rate get `503 SlowDown`.
 
 mod answer;
 mod objects;
@@ -150,7 +150,8 @@ pub struct Counts {
     pub refused: u64,
     /// Requests that arrived before a `Retry-After` was over.
     ///
-    /// The first quarter of a second does not count: a request may have been on its way when the response was sent.
+    /// The first quarter of a second does not count: a request may have been on its way when the response was
+    /// sent.
     pub early: u64,
     /// Bytes of objects that were given to connections.
     pub bytes_sent: u64,

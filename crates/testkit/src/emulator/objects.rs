@@ -176,7 +176,9 @@ impl Objects {
         }
     }
 
-    /// Returns the first `max` objects with this prefix and after this key, in byte order; and whether there are more.
+    /// Returns the first `max` objects with this prefix and after this key, and whether there are more.
+    ///
+    /// They are in byte order of their keys.
     pub fn list(&self, prefix: &str, after: Option<&str>, max: usize) -> (Vec<ListedObject>, bool) {
         let fits = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
         let mut found: Vec<ListedObject> = match &self.storage {

@@ -13,7 +13,9 @@ const Z99: f64 = 2.326_348;
 /// The part of a rate that may be sent at once after a pause.
 const BURST: Duration = Duration::from_millis(5);
 
-/// A rate limiter (GCRA, the generic cell rate algorithm): each reservation returns the time when it may proceed.
+/// A rate limiter (GCRA, the generic cell rate algorithm).
+///
+/// Each reservation returns the time when it may proceed.
 struct RateLimiter {
     per_s: f64,
     burst: Duration,

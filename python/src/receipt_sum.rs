@@ -1,6 +1,6 @@
-//! The sum that proves an epoch: what was received, by the hashes that the bytes had.
+//! The sum of received samples, by the hashes of their bytes. An epoch's receipt is compared with it.
 //!
-//! Invariant: a lease is in the sum once, when the consumer says so.
+//! Invariant: a lease is in the sum once, after the consumer added it.
 
 use crate::errors::Failure;
 use fletch_api::EpochReceipt;
@@ -10,10 +10,10 @@ use fletch_core::{Hash, Root};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Bytes of a delivery as it travels from a worker to the process that steps.
+/// The bytes of a delivery on its way from a worker to the training process.
 const DELIVERY_BYTES: usize = 8 + 32 + 4;
 
-/// What a received sample adds to a receipt, by the hashes that the bytes had when they came here.
+/// Returns the part of a receipt of a received sample, by the hashes of its bytes when they arrived.
 pub fn delivery(sample: &LeasedSample) -> impl Iterator<Item = u8> + use<> {
     let Delivery { ordinal, content, copy } = sample.delivery_as_received();
     let mut out = Vec::with_capacity(DELIVERY_BYTES);
@@ -23,27 +23,31 @@ pub fn delivery(sample: &LeasedSample) -> impl Iterator<Item = u8> + use<> {
     out.into_iter()
 }
 
-/// What was consumed, added up: the consumer's side of a receipt.
+/// The receipt sum of the samples that a consumer received.
 #[pyclass(module = "fletch._native")]
 #[derive(Debug)]
-pub struct Sum {
+pub struct ReceiptSum {
     root: Root,
     value: LtHash,
     delivered: u64,
 }
 
 #[pymethods]
-impl Sum {
+impl ReceiptSum {
     #[new]
     fn new(root: &str) -> PyResult<Self> {
         let root: Root = root.parse().map_err(|e| Failure::Invalid(format!("root: {e}")))?;
-        Ok(Sum { root, value: LtHash::default(), delivered: 0 })
+        Ok(ReceiptSum { root, value: LtHash::default(), delivered: 0 })
     }
 
-    /// Adds deliveries as `Reader.next` told them.
+    /// Adds deliveries, in the form that `Reader.next` returns.
     fn add(&mut self, deliveries: &[u8]) -> PyResult<()> {
         if !deliveries.len().is_multiple_of(DELIVERY_BYTES) {
-            return Err(Failure::Invalid("deliveries are 44 bytes each".into()).into());
+            return Err(Failure::Invalid(format!(
+                "{} bytes are not deliveries of 44 bytes each",
+                deliveries.len()
+            ))
+            .into());
         }
         for d in deliveries.chunks_exact(DELIVERY_BYTES) {
             let (mut ordinal, mut hash, mut copy) = ([0; 8], [0; 32], [0; 4]);
@@ -57,27 +61,28 @@ impl Sum {
         Ok(())
     }
 
-    /// Adds another rank's sum, as its `bytes` has it.
+    /// Adds another rank's sum, in the form that `bytes` returns.
     fn merge(&mut self, other: &[u8]) -> PyResult<()> {
         let read = other.split_first_chunk::<8>().and_then(|(n, v)| Some((*n, LtHash::from_bytes(v)?)));
-        let (delivered, value) = read.ok_or_else(|| Failure::Invalid("this is no sum of an epoch".into()))?;
+        let (delivered, value) =
+            read.ok_or_else(|| Failure::Invalid(format!("{} bytes are not a receipt sum", other.len())))?;
         self.value.merge(&value);
         self.delivered += u64::from_le_bytes(delivered);
         Ok(())
     }
 
-    /// The sum, for another process.
+    /// The sum as 2,056 bytes, for another process.
     fn bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &[&self.delivered.to_le_bytes()[..], &self.value.to_bytes()].concat())
     }
 
-    /// How many samples were added.
+    /// The number of samples that were added.
     #[getter]
     fn delivered(&self) -> u64 {
         self.delivered
     }
 
-    /// Whether exactly what the plan says was received.
+    /// Whether the sum is exactly that of the receipt's plan.
     fn agrees(&self, receipt: &str) -> PyResult<bool> {
         let said: EpochReceipt =
             serde_json::from_str(receipt).map_err(|e| Failure::Invalid(format!("receipt: {e}")))?;

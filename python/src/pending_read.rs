@@ -1,14 +1,14 @@
-//! Files that are read before anybody waits for them.
+//! `fletch.PendingRead`: files that are prefetched in the background.
 //!
 //! Invariants
-//! 1. Whoever asks for the views gets what `Version.read_many` would have given: what failed on the way, or was lost with
-//!    the runtime that read it (a fork), is read again.
-//! 2. A reading that is dropped is ended.
+//! 1. `views` returns what `Version.read_many` would return. It reads again what failed, or what was lost
+//!    with the runtime that read it (at a fork).
+//! 2. Dropping a pending read ends it.
 
 use crate::buffer;
 use crate::errors::Failure;
-use crate::fetch::{Item, bytes_of, read_all, wanted};
-use crate::process::{Live, beside, wait};
+use crate::fetch::{Item, bytes_of, file_requests, read_all};
+use crate::process::{Live, spawn_background, wait};
 use crate::version::Version;
 use bytes::Bytes;
 use pyo3::prelude::*;
@@ -18,37 +18,37 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// So many bytes are read beside what was begun before them: they delay it by nothing to speak of.
+/// A read of at most this many bytes starts beside an earlier read, because it hardly delays it.
 const AT_ONCE_BYTES: u64 = 4 << 20;
 
 type Task = AbortOnDropHandle<Result<Vec<Bytes>, Failure>>;
 
-/// Whole files on their way; `Version.read_ahead` makes it.
+/// Whole files that are being read. `Version.prefetch` returns it.
 #[pyclass(frozen, module = "fletch")]
 #[derive(Debug)]
-pub struct Reading {
+pub struct PendingRead {
     version: Py<Version>,
     items: Arc<[Item]>,
     task: Mutex<Option<Live<Task>>>,
-    /// Cancelled at the end of the task, whatever came of it.
+    /// Cancelled at the end of the task, also if it failed.
     over: CancellationToken,
 }
 
-impl Reading {
-    /// Begins to read; many bytes when `after` is done, or nobody waits for it any more.
-    pub fn begin(
+impl PendingRead {
+    /// Starts to read. A read of many bytes waits until `after` ends or is dropped.
+    pub fn start(
         py: Python<'_>,
         version: Py<Version>,
         items: Vec<Item>,
-        after: Option<&Reading>,
+        after: Option<&PendingRead>,
     ) -> PyResult<Self> {
         let open = version.get().open(py)?;
         let items: Arc<[Item]> = items.into();
         let (asked, over) = (Arc::clone(&items), CancellationToken::new());
         let (before, end) = (after.map(|a| a.over.clone()), over.clone().drop_guard());
-        let task = beside(py, async move {
+        let task = spawn_background(py, async move {
             let _end = end;
-            let wanted = wanted(&open, &asked).await?;
+            let wanted = file_requests(&open, &asked).await?;
             if let Some(before) = before
                 && bytes_of(&wanted) > AT_ONCE_BYTES
             {
@@ -57,7 +57,7 @@ impl Reading {
             read_all(&open, wanted, Instant::now() + open.client.io_timeout()).await
         })?;
         let task = Mutex::new(Some(Live::new(AbortOnDropHandle::new(task))));
-        Ok(Reading { version, items, task, over })
+        Ok(PendingRead { version, items, task, over })
     }
 
     fn taken(&self, _gil: Python<'_>) -> Option<Live<Task>> {
@@ -66,17 +66,18 @@ impl Reading {
 }
 
 #[pymethods]
-impl Reading {
-    /// Whether the views can be had without waiting for what is under way.
+impl PendingRead {
+    /// Whether the read ended, so that `views` does not wait for it.
     fn done(&self, _py: Python<'_>) -> bool {
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         task.as_ref().and_then(Live::get).is_some_and(AbortOnDropHandle::is_finished)
     }
 
-    /// The files, as `Version.read_many` has them, when all of them are here.
+    /// Waits for the files, and returns them as `Version.read_many` does.
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let taken = self.taken(py);
-        // What failed in a runtime that is gone may have failed by that.
+        // A read may have failed because its runtime ended, so its error counts only if the runtime still
+        // runs.
         let fresh = taken.as_ref().is_some_and(|t| t.get().is_some());
         let read = match taken.and_then(Live::take) {
             Some(task) => wait(py, async { Ok::<_, Failure>(task.await.ok()) })?,
@@ -85,7 +86,7 @@ impl Reading {
         match read {
             Some(Ok(all)) => buffer::views(py, all),
             Some(Err(e)) if fresh && !e.kind().retryable() => Err(e.into()),
-            // It could not be had then, which says nothing of now; or was lost.
+            // The read failed with an error that may have passed, or was lost.
             Some(Err(_)) | None => {
                 self.version.get().read_all(py, &self.items).and_then(|all| buffer::views(py, all))
             }

@@ -1,0 +1,227 @@
+"""The batches that a process consumed and has to acknowledge, and the sums of those that it acknowledged.
+
+Must never: count a batch before the server acknowledged it.
+
+Invariants:
+    1. Each acknowledged batch is counted and added to the sum once. No other batch is.
+    2. Batches are acknowledged in the order in which they were consumed.
+    3. While the server is gone, the loop gets no batch whose lease may have expired
+       (`AckTracker.seconds_held`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from .. import FletchError, _native
+from .lease_stream import Batch, Stalls, wait_for_server
+
+_log = logging.getLogger("fletch")
+
+#: The names of the counters of an epoch.
+COUNTERS = ("batches", "samples", "bytes", "redelivered", "waited_ns", "stalled_ns", "stepped_ns")
+
+#: A server that gives no answer for this many seconds counts as gone.
+_SILENT_SECONDS = 3.0
+#: The seconds between two attempts to reach a server that is gone, and the seconds that an attempt lasts.
+_RETRY_EVERY_SECONDS = 3.0
+_RETRY_SECONDS = 1.0
+
+
+@dataclass
+class _TrackedBatch:
+    """A batch that the loop got and that is not acknowledged."""
+
+    batch: Batch
+    waited_ns: int
+    begun_ns: int
+    #: The time of the step; None while the batch is in hand.
+    stepped_ns: int | None = None
+
+
+class AckTracker:
+    """What one process consumed of one epoch, and what of it is acknowledged.
+
+    A batch is *in hand* from `hand_out` until `mark_consumed`, and *unacknowledged* from then until
+    `flush_acks`.
+
+    Attributes:
+        job: the job whose server gets the acks.
+        counts: the counters of the acknowledged batches, by the names in `COUNTERS`.
+        sum: the receipt sum of the acknowledged batches.
+    """
+
+    def __init__(self, job: _native.Job, name: str, epoch: int, root: str) -> None:
+        self.job, self._label, self._name, self._epoch = job, f"job {name}, epoch {epoch}", name, epoch
+        self.counts = dict.fromkeys(COUNTERS, 0)
+        self.sum = _native.ReceiptSum(root)
+        self._batches: deque[_TrackedBatch] = deque()
+        #: The lease that was counted last.
+        self._counted_lease: int | None = None
+        #: The end of the stalls that are counted, in nanoseconds of the monotonic clock.
+        self._stalls_counted_until = 0
+        #: When the server last answered an ack (or the first batch was handed out), when it was found to be
+        #: gone, and when it was last tried. Seconds of the monotonic clock.
+        self._answered_at: float | None = None
+        self._gone_since: float | None = None
+        self._tried_at = 0.0
+
+    def has_unacked(self) -> bool:
+        """Whether a batch is in hand or unacknowledged."""
+        return len(self._batches) > 0
+
+    def unacked_samples(self) -> int:
+        """The number of samples in hand or unacknowledged, including those that pad a last step."""
+        return sum(tracked.batch.held[3] for tracked in self._batches)
+
+    def in_hand(self) -> Batch | None:
+        """The batch in hand, if there is one."""
+        return self._batches[-1].batch if self._batches and self._batches[-1].stepped_ns is None else None
+
+    def hand_out(self, batch: Batch, waited_ns: int) -> None:
+        """Records that the loop gets this batch. From now on this process renews its lease."""
+        self._answered_at = time.monotonic() if self._answered_at is None else self._answered_at
+        self._batches.append(_TrackedBatch(batch, waited_ns, time.monotonic_ns()))
+        self.hold(batch)
+
+    def hold(self, batch: Batch) -> None:
+        """Renews the lease of a batch from now on."""
+        self.wait_for_server(lambda _: self.job.hold(batch.held))
+
+    def mark_consumed(self) -> None:
+        """Records that the loop consumed the batch in hand."""
+        if self._batches and (last := self._batches[-1]).stepped_ns is None:
+            last.stepped_ns = time.monotonic_ns() - last.begun_ns
+            last.batch.content = None
+
+    def drop(self, unacked: bool = False) -> None:
+        """Drops the batch in hand; with ``unacked`` also every unacknowledged batch.
+
+        The server delivers them again.
+        """
+        while self._batches and (unacked or self._batches[-1].stepped_ns is None):
+            self.job.drop_lease(self._batches[-1].batch.held)
+            self._batches.pop()
+
+    def drop_lost(self) -> None:
+        """Drops every lease that this process holds and that is neither in hand nor unacknowledged.
+
+        An interrupt or an error lost these batches on their way to the loop. The server delivers them again.
+        """
+        self.job.hold_only([tracked.batch.held for tracked in self._batches])
+
+    def flush_acks(self, more: bool = False) -> bool:
+        """Acknowledges the consumed batches. Returns whether all of them count and none is delivered again.
+
+        It waits for a server that is gone. But if there may be ``more`` received batches, it keeps the acks
+        until the server is back, and the loop continues for `seconds_held`.
+
+        Raises:
+            FletchError: the server refused the acks for good, because the epoch is closed or the job is gone.
+                The batches are dropped.
+        """
+        all_count = True
+        # A signal handler may raise anywhere in here (Ctrl-C, a worker that died). So a batch stays in the
+        # queue until it is acknowledged, and is counted once.
+        while self._batches and (stepped := self._batches[0].stepped_ns) is not None:
+            tracked = self._batches[0]
+            _, _, lease, entries, ttl_ms = tracked.batch.held
+            try:
+                if not self._try_ack(tracked, stepped, self.seconds_held(ttl_ms) if more else 0.0):
+                    return all_count
+            except FletchError as error:
+                if error.code != "lease_gone":
+                    self.drop(unacked=True)
+                    raise
+                self._note_answer()
+                # The step took longer than the lease lives without a renewal, so the server delivers the
+                # batch again.
+                _log.warning("%s: %s", self._label, error)
+                self.counts["redelivered"] += entries
+                self.job.drop_lease(tracked.batch.held)
+                self._batches.popleft()
+                all_count = False
+                continue
+            if self._counted_lease != lease:
+                self._count_stalls(tracked.batch.stalls)
+                counted = self._counts_with(tracked, stepped, entries)
+                # Signal handlers run where a call begins or ends. There is no call between these two
+                # assignments.
+                self._counted_lease, self.counts = lease, counted
+                self.sum.add(tracked.batch.deliveries)
+            self._batches.popleft()
+        return all_count
+
+    def _counts_with(self, tracked: _TrackedBatch, stepped_ns: int, entries: int) -> dict[str, int]:
+        """The counters after this batch."""
+        more = {"batches": 1, "samples": entries, "bytes": tracked.batch.nbytes}
+        more |= {"waited_ns": tracked.waited_ns, "stepped_ns": stepped_ns}
+        return {key: count + more.get(key, 0) for key, count in self.counts.items()}
+
+    def _count_stalls(self, stalls: Stalls) -> None:
+        """Counts the time of these stalls.
+
+        Time in which a worker and this process both waited counts once.
+        """
+        for begun, ended in stalls:
+            self.counts["stalled_ns"] += max(ended - max(begun, self._stalls_counted_until), 0)
+            self._stalls_counted_until = max(ended, self._stalls_counted_until)
+
+    def seconds_held(self, ttl_ms: int) -> float:
+        """The seconds for which the held leases are certainly valid; below 0 if they may have expired.
+
+        It is half of the time that a lease lives, from the server's last answer on. A lease is renewed after
+        a third of that time, so no other process can have been granted its samples before then.
+        """
+        return 0.0 if self._answered_at is None else self._answered_at + ttl_ms / 2000 - time.monotonic()
+
+    def _try_ack(self, tracked: _TrackedBatch, stepped_ns: int, within: float) -> bool:
+        """Whether the server acknowledged a batch.
+
+        Waits for the server unless ``within`` seconds are left to try.
+        """
+        token, times = tracked.batch.held, (tracked.waited_ns, tracked.batch.prepared_ns, stepped_ns)
+        if within <= 0:
+            self.wait_for_server(lambda report: self.job.ack(token, times, report))
+            self._note_answer()
+            return True
+        begun = time.monotonic()
+        if self._gone_since is not None and begun - self._tried_at < _RETRY_EVERY_SECONDS:
+            return False
+        why = "no answer"
+        try:
+            most = _SILENT_SECONDS if self._gone_since is None else _RETRY_SECONDS
+            if self.job.ack(token, times, _no_report, min(within, most)) is not None:
+                self._note_answer()
+                return True
+        except FletchError as error:
+            if not error.retryable:
+                raise
+            why = str(error)
+        self._tried_at = time.monotonic()
+        self._count_stalls([(int(begun * 1e9), int(self._tried_at * 1e9))])
+        if self._gone_since is None:
+            self._gone_since = begun
+            _log.warning("%s goes on without the server, with received batches: %s", self._label, why)
+        return False
+
+    def _note_answer(self) -> None:
+        self._answered_at = time.monotonic()
+        if self._gone_since is not None:
+            seconds = time.monotonic() - self._gone_since
+            _log.warning("%s: the server is back after %.1f s", self._label, seconds)
+            self._gone_since = None
+
+    def wait_for_server(self, call: Callable[[Callable[[float, str], None]], Any]) -> Any:
+        """Makes a call, waits for the server if it is gone, logs the wait and counts its time."""
+        result, stalls = wait_for_server(self._name, self._epoch, call)
+        self._count_stalls(stalls)
+        return result
+
+
+def _no_report(_seconds: float, _why: str) -> None:
+    """Reports nothing: a short wait needs no log line."""

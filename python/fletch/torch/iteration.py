@@ -1,0 +1,252 @@
+"""The iteration of a loader over epochs: takes batches from workers, in order, and acknowledges each one.
+
+Invariants:
+    1. A batch that the loop did not get is not acknowledged, and its lease is held no longer than the
+       iteration lives.
+    2. In every order but ``substitute`` the loop gets the epoch's order, with any number of workers.
+    3. A worker lives until the loop has the batches that it received: until then only the worker renews their
+       leases.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+import traceback
+from collections import deque
+from multiprocessing.connection import wait
+from typing import Any, Callable, Generator, Iterator
+
+import torch.utils.data
+
+from .. import FletchError
+from .epochs import EpochDataset
+from .lease_stream import Batch
+
+#: A lock that is not free within this many seconds has an owner that will not release it.
+_STALE_LOCK_SECONDS = 5.0
+
+#: The pause after an answer of a worker that has nothing more, in seconds.
+_PAUSE_SECONDS = 0.01
+
+#: The seconds in which a killed process may still look alive after its connections broke.
+_DYING_SECONDS = 1.0
+
+
+class _LeaseDataset(torch.utils.data.IterableDataset[Any]):
+    """The dataset that torch's loader iterates: whole leases, collated in the process that receives them."""
+
+    def __init__(self, dataset: EpochDataset, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate = collate
+
+    def __iter__(self) -> Iterator[Batch]:
+        info = torch.utils.data.get_worker_info()
+        worker = 0 if info is None else info.id
+        # A loop without workers may be left and continued later, so it holds only the batch in hand. Under
+        # at-most-once a granted sample counts as delivered, so it must not be requested early.
+        prefetch = info is not None and self.dataset._visitation != "at-most-once"
+        last = Batch(None, worker=worker, ended=True)
+        try:
+            for batch in self.dataset._leases(worker, self.collate, prefetch):
+                batch.worker = worker
+                yield batch
+        except FletchError as error:
+            # Torch replaces an error of a worker by a new one with the same text, and loses its code. An
+            # error of a foreign class may not be picklable, so it is left to torch.
+            if info is None or type(error).__module__ != FletchError.__module__:
+                raise
+            # A new error, because the attributes that others added may not be picklable.
+            last.error = type(error)(str(error), error.code, error.hint, error.retryable)
+            notes = [*getattr(error, "__notes__", []), f"in worker {worker}:\n{traceback.format_exc()}"]
+            last.error.add_note("".join(notes))
+        # Torch ends a worker that yields nothing more, even if its batches still wait for the loop.
+        while True:
+            yield last
+
+
+class _Iteration(Iterator[Any]):
+    """An iteration of a loader.
+
+    A dataset has one at a time, the latest, because two would take each other's batches.
+    """
+
+    def __init__(self, dataset: EpochDataset, torch_iterator: Any, workers: int, collate: Any) -> None:
+        self._job, self._torch_iterator = dataset.job, torch_iterator if workers else None
+        self._batches = _acknowledged_batches(dataset, torch_iterator, workers, collate)
+        self._pid, self._replaced = os.getpid(), False
+
+    def __next__(self) -> Any:
+        if self._replaced:
+            raise RuntimeError(
+                f"job {self._job}: this iteration is over: another one of the same dataset began after it, "
+                "or set_epoch() or load_state_dict() was called; iterate the loader again"
+            )
+        try:
+            return next(self._batches)
+        except BaseException as error:
+            # A signal handler raised after the generator yielded its batch: the loop never gets the batch.
+            if inspect.getgeneratorstate(self._batches) == inspect.GEN_SUSPENDED:
+                self._batches.throw(error)
+            raise
+
+    def close(self) -> None:
+        """Ends the iteration and its workers. A batch in hand stays in hand."""
+        self._batches.close()
+        if self._torch_iterator is not None:
+            # If no batch was asked for, the generator did not run and has not ended the workers.
+            _shut_down_workers(self._torch_iterator)
+            self._torch_iterator = None
+
+    def replace(self) -> None:
+        """Ends the iteration because another one begins.
+
+        Asking this one for a batch is an error from now on.
+        """
+        if self._pid != os.getpid():
+            # A fork copied this object. The iteration continues in the process where it began.
+            return
+        state = inspect.getgeneratorstate(self._batches)
+        if state == inspect.GEN_RUNNING:
+            raise RuntimeError(
+                f"job {self._job}: another thread or a transform is asking an iteration of this dataset for "
+                "a batch; wait until it has the batch"
+            )
+        self._replaced = self._replaced or state != inspect.GEN_CLOSED
+        self.close()
+
+
+def _acknowledged_batches(
+    dataset: EpochDataset, torch_iterator: Iterator[Batch], workers: int, collate: Any
+) -> Generator[Any, None, None]:
+    """Yields batches to the loop. Acknowledges a batch when the loop asks for the next one."""
+    dataset._mode = None if dataset._visitation != "at-most-once" else "at-most-once"
+    # A loader with a timeout does not wait for its workers as long as for a server, so the wait must be in
+    # the acks.
+    more = workers > 0 and not getattr(torch_iterator, "_timeout", 0)
+    asked, given = time.monotonic_ns(), True
+    try:
+        for batch in _all_batches(dataset, torch_iterator, workers, collate):
+            if batch.token is None:
+                # The server may have no lease for this rank until the held batches are acknowledged.
+                dataset._acks.flush_acks(more)
+                continue
+            # The batch may have come late. Flush again, so that no batch goes out whose lease may have
+            # expired.
+            dataset._acks.flush_acks(more)
+            given = False
+            dataset._acks.hand_out(batch, time.monotonic_ns() - asked)
+            yield batch.content
+            given = True
+            dataset._acks.mark_consumed()
+            dataset._acks.flush_acks(more)
+            asked = time.monotonic_ns()
+    except GeneratorExit:
+        # The loop was left with a batch in hand. `state_dict` or the next iteration decides what happens to
+        # it.
+        raise
+    except BaseException:
+        if not given:
+            # The error came between the worker and the loop, which never got the batch.
+            dataset._acks.drop()
+        raise
+    finally:
+        # Workers renew the leases that they hold. They must not outlive a loop that was left.
+        if workers:
+            _shut_down_workers(torch_iterator)
+        dataset._acks.drop_lost()
+    dataset._end_epoch()
+
+
+def _shut_down_workers(torch_iterator: Any) -> None:
+    """Ends the workers of torch's iterator. Called in the process that iterates."""
+    for queue in torch_iterator._index_queues:
+        # Ctrl-C may interrupt this thread after it took the lock of a queue and before it can release it.
+        # Then torch's own shutdown would wait for this thread for ever. No other thread holds the lock for
+        # long, so release it here.
+        queue._notempty.acquire(timeout=_STALE_LOCK_SECONDS)
+        queue._notempty.release()
+    torch_iterator._shutdown_workers()
+
+
+def _in_order(dataset: EpochDataset, batches: Iterator[Batch], workers: int) -> Iterator[Batch]:
+    """Yields the batches of several workers in the order of their grants, which is the epoch's order.
+
+    A batch is yielded when every worker has a batch that was granted later, or has none to get.
+    """
+    waiting: dict[int, deque[Batch]] = {worker: deque() for worker in range(workers)}
+    idle: dict[int, bool] = {}
+    try:
+        for batch in batches:
+            if batch.token is None:
+                # An idle worker that asks again gets a batch that is granted later than all waiting ones.
+                idle[batch.worker] = batch.ended
+            else:
+                idle.pop(batch.worker, None)
+                dataset._acks.hold(batch)
+                waiting[batch.worker].append(batch)
+            while all(queue or worker in idle for worker, queue in waiting.items()):
+                if (first := _take_first(waiting)) is None:
+                    break
+                yield first
+        while (first := _take_first(waiting)) is not None:
+            yield first
+    finally:
+        for batch in (b for queue in waiting.values() for b in queue):
+            dataset._job.drop_lease(batch.held)
+
+
+def _take_first(waiting: dict[int, deque[Batch]]) -> Batch | None:
+    """Removes the batch that was granted first. Each worker's own batches are in order."""
+    heads = [queue for queue in waiting.values() if queue]
+    return min(heads, key=lambda queue: queue[0].lease).popleft() if heads else None
+
+
+def _received(torch_iterator: Iterator[Batch], workers: int) -> Iterator[Batch]:
+    """Yields the batches of all workers until none has more.
+
+    A worker that dies while it sends a batch breaks the connection. This function reports it as torch reports
+    a worker that it found dead.
+    """
+    ended: set[int] = set()
+    try:
+        for batch in torch_iterator:
+            if batch.error is not None:
+                raise batch.error
+            if batch.worker in ended and not getattr(torch_iterator, "_in_order", True):
+                # If torch takes batches out of order, workers that have nothing more answer again and again
+                # at once.
+                time.sleep(_PAUSE_SECONDS)
+            yield batch
+            if batch.ended:
+                ended.add(batch.worker)
+            if len(ended) == max(workers, 1):
+                break
+    except (OSError, EOFError) as error:
+        # A worker that ended well did not break the connection.
+        made: list[Any] = torch_iterator._workers if workers else []  # type: ignore[attr-defined]
+        running = [w for w in made if w.exitcode != 0]
+        dead = set(wait([w.sentinel for w in running], _DYING_SECONDS)) if running else set()
+        if not dead:
+            raise
+        pids = ", ".join(str(w.pid) for w in running if w.sentinel in dead)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
+    if workers:
+        # The loop has every batch that the workers received.
+        _shut_down_workers(torch_iterator)
+
+
+def _all_batches(
+    dataset: EpochDataset, torch_iterator: Iterator[Batch], workers: int, collate: Any
+) -> Iterator[Batch]:
+    """Yields the workers' batches, then what killed workers held, until nothing is left of the epoch."""
+    received = _received(torch_iterator, workers)
+    yield from _in_order(dataset, received, workers) if dataset._fixed_order and workers > 1 else received
+    dataset._acks.flush_acks()
+    waited = 0
+    while (yield from dataset._leases(workers, collate)) != "done":
+        # The server has nothing more for this rank until the held batches are acknowledged.
+        dataset._acks.flush_acks()
+        waited += 1
+        dataset._wait_for_others(waited)

@@ -1,0 +1,217 @@
+"""Leases as batches: the code of the process that receives samples, a worker or the training process.
+
+Invariant: a batch is one lease, from the worker that receives it to the ack of the training process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Callable, Generator, Iterator
+
+from .. import FletchError, _native
+from .sample_keys import SampleKeys, by_extension, extension
+
+_log = logging.getLogger("fletch")
+
+#: The periods in which a process waited for a server that was gone: begin and end, in nanoseconds of the
+#: monotonic clock, which all processes of a machine share.
+Stalls = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class EpochSample:
+    """A sample of an epoch, as the server leased it.
+
+    Attributes:
+        content: a read-only ``memoryview`` of the file, of format ``B`` and shape ``(bytes,)``. If the
+            version's samples have keys: a dict of such views by extension, with the key as ``"__key__"``.
+        path: the path of the sample's first file in the version.
+        number: the sample's number in the version, from 0.
+        ordinal: the ordinal of the sample's first entry. Root and ordinal identify the sample.
+        copy: the number of this copy of the sample, from 0; ``None`` for a copy that only pads a last step.
+    """
+
+    content: Any
+    path: str
+    number: int
+    ordinal: int
+    copy: int | None
+
+
+@dataclass
+class Batch:
+    """A lease on its way from the worker to the loop. Without a token it says that no lease was available."""
+
+    token: tuple[int, int, int, int, int] | None
+    deliveries: bytes = b""
+    nbytes: int = 0
+    prepared_ns: int = 0
+    stalls: Stalls = field(default_factory=list)
+    content: Any = None
+    #: The worker that received it.
+    worker: int = 0
+    #: The worker has nothing more.
+    ended: bool = False
+    #: The error with which the worker ended.
+    error: FletchError | None = None
+
+    @property
+    def lease(self) -> int:
+        """The lease's number. The leases of an epoch are numbered in the order in which they are granted."""
+        return 0 if self.token is None else self.token[2]
+
+    @property
+    def held(self) -> tuple[int, int, int, int, int]:
+        """The token of a batch that has one."""
+        assert self.token is not None
+        return self.token
+
+    def pin_memory(self) -> Batch:
+        """Pins the content. Torch calls it for ``pin_memory=True``."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        self.content = pin_memory(self.content)
+        return self
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """Receives the leases of one rank of an epoch, and makes items of their samples.
+
+    Attributes:
+        job: the job.
+        name: the job's name.
+        epoch: the epoch's number.
+        rank: the rank whose leases it receives.
+        size: the most samples of a lease.
+        keys: finds the samples' keys; ``None`` if the version's samples have no keys.
+        transform: makes an item of a sample.
+    """
+
+    job: _native.Job
+    name: str
+    epoch: int
+    rank: int
+    size: int
+    keys: SampleKeys | None
+    transform: Callable[[EpochSample], Any] | None
+
+    def leases(
+        self, worker: int, collate: Callable[[list[Any]], Any], prefetch: bool = False
+    ) -> Generator[Batch, None, str]:
+        """Yields the leases of one worker until none is left.
+
+        Yields an empty batch if no lease is available now. Returns ``"done"`` if the epoch is finished, and
+        ``"last"`` if other processes hold what is left of it.
+
+        Args:
+            worker: the worker's number.
+            collate: makes a batch of a list of items.
+            prefetch: receive the next lease while the caller uses the last one. Only for a caller that takes
+                every lease to the end and waits for no other process in between.
+        """
+        params = (self.epoch, self.rank, worker, prefetch)
+        reader, stalls = wait_for_server(self.name, self.epoch, lambda _: self.job.reader(*params))
+        try:
+            return (yield from self._received(reader, collate, stalls))
+        finally:
+            reader.close()
+
+    def _received(
+        self, reader: _native.Reader, collate: Callable[[list[Any]], Any], stalls: Stalls
+    ) -> Generator[Batch, None, str]:
+        while True:
+            next_lease = partial(reader.next, self.size)
+            (status, received), waits = wait_for_server(self.name, self.epoch, next_lease)
+            stalls += waits
+            if status in ("last", "done"):
+                return str(status)
+            if received is None:
+                yield Batch(None)
+                continue
+            token, leased, deliveries = received
+            begun = time.monotonic_ns()
+            try:
+                keys, waits = wait_for_server(self.name, self.epoch, lambda _: self._find_keys(leased))
+                stalls += waits
+                samples = [_sample(one, key) for one, key in zip(leased, keys)]
+                nbytes = sum(_nbytes(s.content) for s in samples)
+                items = [s.content if self.transform is None else self.transform(s) for s in samples]
+                collated = collate(items)
+            except BaseException:
+                # The loop never gets this batch, so its lease must not be renewed while this process lives.
+                self.job.drop_lease(token)
+                raise
+            prepared = time.monotonic_ns() - begun - sum(end - start for start, end in waits)
+            yield Batch(token, deliveries, nbytes, prepared, stalls, collated)
+            stalls = []
+
+    def _find_keys(self, leased: list[_native.Leased]) -> list[str | None]:
+        """The key of each sample; ``None`` for all if the version's samples have no keys."""
+        keys = self.keys
+        return [None if keys is None else keys.of(one.paths[0], one.ordinal) for one in leased]
+
+
+def _sample(leased: _native.Leased, key: str | None) -> EpochSample:
+    paths, views = leased.paths, leased.views()
+    content = views[0] if key is None else by_extension(key, map(extension, paths), views)
+    return EpochSample(content, paths[0], leased.number, leased.ordinal, leased.copy)
+
+
+class BatchesWithStatus:
+    """Iterates a generator of batches, and keeps the status that it returns as `status`."""
+
+    def __init__(self, batches: Generator[Batch, None, str]) -> None:
+        self.batches, self.status = batches, ""
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.status = yield from self.batches
+
+
+class ServerWait:
+    """A call that may wait for a server that is gone. Logs the begin and the end of the wait."""
+
+    def __init__(self, job: str, epoch: int) -> None:
+        self.label = f"job {job}, epoch {epoch}"
+        self.begun, self.waited = time.monotonic_ns(), False
+
+    def report(self, seconds: float, why: str) -> None:
+        """Records that the server is gone. Called about once a second, with the seconds waited so far."""
+        if not self.waited:
+            _log.warning("%s waits for the server: %s", self.label, why)
+        self.waited = True
+
+    def end(self) -> Stalls:
+        """Ends the wait. Returns its period, or nothing if the server was never gone."""
+        if not self.waited:
+            return []
+        now = time.monotonic_ns()
+        seconds = (now - self.begun) / 1e9
+        _log.warning("%s continues after a wait of %.1f s for the server", self.label, seconds)
+        return [(self.begun, now)]
+
+
+def wait_for_server(
+    name: str, epoch: int, call: Callable[[Callable[[float, str], None]], Any]
+) -> tuple[Any, Stalls]:
+    """Makes a call, and repeats it until the server answers.
+
+    Returns its result, and the periods of waiting.
+    """
+    wait = ServerWait(name, epoch)
+    while True:
+        try:
+            return call(wait.report), wait.end()
+        except FletchError as error:
+            if not error.retryable:
+                raise
+            wait.report(0.0, str(error))
+
+
+def _nbytes(content: Any) -> int:
+    if isinstance(content, memoryview):
+        return content.nbytes
+    return sum(view.nbytes for view in content.values() if isinstance(view, memoryview))

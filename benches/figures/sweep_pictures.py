@@ -187,8 +187,8 @@ def number(data, at):
 def calls(trace):
     """Yields (subscriber, pick, actions) for each call of a recorded trace.
 
-    The format is in docs/FORMATS-epochs.md, "Trace". A pick is (unit, where it was read) or None; an action is (unit, loaded). Reads the calls that a simulation makes:
-    join, leave, begin, next and advance.
+    docs/FORMATS-epochs.md has the format, under "Trace". A pick is (unit, where it is read) or None; an action
+    is (unit, loaded). Reads only the calls that a simulation makes: join, leave, begin, next and advance.
     """
     at = 16
     while at < len(trace):
@@ -278,7 +278,7 @@ def draw_held(program):
     legend(700, 27, "reserve", "reserve: stays between epochs")
     legend(430, 27 + high + gap, "job-a", "a sample that job A reads")
     legend(700, 27 + high + gap, "job-b", "a sample that job B reads")
-    # The window is first in, first out: a unit that stays longer than `window` further loads is in the reserve.
+    # The window is first in, first out: a unit that outlives `window` further loads is in the reserve.
     bars = {"window": [], "reserve": []}
     for unit, load, until in spells:
         leaves = min(until, loads[load + window] if load + window < len(loads) else until)

@@ -187,8 +187,9 @@ def number(data, at):
 def calls(trace):
     """Yields (subscriber, pick, actions) for each call of a recorded trace.
 
-    docs/FORMATS-epochs.md has the format, under "Trace". A pick is (unit, where it is read) or None; an action
-    is (unit, loaded). Reads only the calls that a simulation makes: join, leave, begin, next and advance.
+    docs/FORMATS-epochs.md has the format, under "Trace". A pick is (unit, where it is read) or None; an
+    action is (unit, loaded). Reads only the calls that a simulation makes: join, leave, begin, next and
+    advance.
     """
     at = 16
     while at < len(trace):

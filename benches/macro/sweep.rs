@@ -14,7 +14,7 @@ const HOW: [&str; 2] = ["aligned", "staggered"];
 const SPEEDS: [&str; 3] = ["equal", "5%", "mixed"];
 const ARMS: [ArmKind; 4] = [ArmKind::Direct, ArmKind::Lru, ArmKind::Pin, ArmKind::Fletch];
 
-/// One cell: what was simulated, and its outcome for each arm.
+/// One simulated cell, with its outcome for each arm.
 struct Cell {
     jobs: usize,
     how: &'static str,
@@ -33,8 +33,8 @@ impl Cell {
         let near: Vec<f64> = o.near.iter().map(|&x| round(x)).collect();
         serde_json::json!({
             "jobs": self.jobs, "start": self.how, "speeds": self.speeds, "cache": self.cache, "arm": o.arm,
-            "backend_per_delivered": round(o.ratio), "bound": round(self.bound()), "by_range": round(o.ranged),
-            "near": near, "delivered": o.delivered,
+            "backend_per_delivered": round(o.ratio), "bound": round(self.bound()),
+            "by_range": round(o.ranged), "near": near, "delivered": o.delivered,
         })
     }
 
@@ -51,7 +51,7 @@ fn main() {
     for jobs in JOBS {
         for how in HOW {
             for speeds in SPEEDS {
-                // A lone job has nobody to be staggered against or slower than.
+                // Stagger and speeds mean nothing for a lone job.
                 if jobs == 1 && (how, speeds) != (HOW[0], SPEEDS[0]) {
                     continue;
                 }
@@ -68,7 +68,8 @@ fn main() {
     for c in &cells {
         let [direct, lru, pin, fletch] = ARMS.map(|a| c.ratio(a));
         println!(
-            "| {} | {} | {} | {:.0} % | {:.3} | {direct:.3} | {lru:.3} | {pin:.3} | **{fletch:.3}** | {:.3} |",
+            "| {} | {} | {} | {:.0} % | {:.3} | {direct:.3} | {lru:.3} | {pin:.3} | **{fletch:.3}** \
+             | {:.3} |",
             c.jobs,
             c.how,
             c.speeds,

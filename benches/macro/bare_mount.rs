@@ -1,6 +1,8 @@
-//! `bare-mount DIR FILES BYTES`: the least a daemon of the `samples` mode can do. No-open,
-//! no-opendir, readdirplus, day-long TTLs, kept pages; the tree is arithmetic and every file
-//! is a window of one buffer in memory. What Fletch's mount is compared with.
+//! `bare-mount DIR FILES BYTES`
+//!
+//! The smallest possible daemon of the `samples` mode, with which Fletch's mount is compared. It serves
+//! without open and opendir, with readdirplus, day-long TTLs and kept pages. The tree is computed, and every
+//! file is a window of one buffer in memory.
 
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags, KernelConfig,

@@ -1,6 +1,6 @@
 //! `bench-index [--files 30000] [--bytes 20000] [--large-mib 1024] [--rounds 5] [--json FILE]`
 //!
-//! `fletch index` of a warm local tree against `b3sum` (on PATH): many small files against
+//! Times `fletch index` of a warm local tree against `b3sum` (on PATH): many small files against
 //! `find -print0 | xargs -0 -P2 -n 64 b3sum`, large files against `b3sum` alone.
 
 use fletch_benches::{Table, arg, bin, epoch, keep, usage, walk, write_tree};

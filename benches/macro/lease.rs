@@ -1,9 +1,13 @@
-//! `bench-lease [--rounds 5] [--samples 4000] [--sample-bytes 112640] [--want 64] [--ahead true] [--json FILE]`
+//! `bench-lease [--rounds 5] [--samples 4000] [--sample-bytes 112640] [--want 64] [--ahead true]
+//!              [--json FILE]`
 //!
-//! Whole epochs of a packed dataset by leases, against plain GETs of the same bytes in 4 MiB chunks: one client, one
-//! after the other, over a unix socket, every byte verified by both; warm, once from the server's memory and once from
-//! its disk (page cache). A lease is granted durably, and acknowledged durably before the next one is taken, which is
-//! received meanwhile (`--ahead false`: asked for only then). Beside them epochs of a selection: a tenth of the keys, at random.
+//! Times whole epochs of a pack, read by leases, against plain GETs of the same bytes in 4 MiB chunks. One
+//! client reads both in turn over a unix socket and verifies every byte. Everything is warm: once in the
+//! server's memory, once on its disk (page cache).
+//!
+//! A lease is granted durably, and acknowledged durably before the next one is taken. The client receives
+//! that next lease meanwhile; with `--ahead false` it asks only then. Further rows read epochs of a
+//! selection: a random tenth of the keys.
 
 use fletch_api::{BatchTimes, OrderKind, PlanBase, StartJob, Visitation, WorldSpec, jobs::PlanSpec};
 use fletch_benches::{Daemon, Table, arg, bin, keep, until, usage, walk, write_tree};
@@ -19,7 +23,7 @@ struct Served {
     client: Client,
     root: Root,
     chunks: Vec<(Hash, u32)>,
-    /// Ends with it.
+    /// Stops when this is dropped.
     _server: Daemon,
 }
 
@@ -80,7 +84,7 @@ impl Served {
         Served { client, root, chunks: walk(&chunks).into_iter().map(chunk).collect(), _server: server }
     }
 
-    /// Bytes a second of plain GETs.
+    /// Measures plain GETs, in bytes a second.
     async fn gets(&self) -> f64 {
         let (begin, mut bytes) = (Instant::now(), 0);
         for &(hash, len) in &self.chunks {
@@ -89,7 +93,7 @@ impl Served {
         bytes as f64 / begin.elapsed().as_secs_f64()
     }
 
-    /// Bytes a second of an epoch by leases, of all samples or of those keys.
+    /// Measures an epoch by leases of all samples, or of `keys`, in bytes a second.
     async fn leases(
         &self,
         order: OrderKind,

@@ -1,5 +1,5 @@
-//! What the timed tables share: interleaved arms, medians with their range, child processes
-//! that end with the table, and seeded data that nothing can deduplicate.
+//! Shared parts of the timed tables: interleaved arms, medians with their range, child processes that end
+//! with the table, and seeded data that nothing can deduplicate.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Figures of one run: row → arm → one figure per round. Arms of a row are measured in turn
+/// The figures of one run: row → arm → one figure per round. Arms of a row are measured in turn
 /// (A B A B …), so that a drift of the machine hits all of them.
 #[derive(Debug, Default)]
 pub struct Table {
@@ -40,14 +40,14 @@ impl Table {
         }
     }
 
-    /// The raw figures as JSON, to be kept beside a table.
+    /// Returns the raw figures as JSON, to be kept beside a table.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         serde_json::json!(self.rows)
     }
 }
 
-/// Median (min–max) with three significant digits.
+/// Formats figures as median (min–max) with three significant digits.
 #[must_use]
 pub fn span(figures: &[f64]) -> String {
     let mut f = figures.to_vec();
@@ -74,10 +74,10 @@ fn short(x: f64) -> String {
 pub struct Daemon(Child);
 
 impl Daemon {
-    /// Starts it with its output thrown away, or kept in `log`.
+    /// Starts the process. Its errors go to `log`; all other output is discarded.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// When the process cannot be started.
     #[must_use]
     pub fn start(c: &mut Command, log: Option<&Path>) -> Self {
         let err = log.map_or_else(Stdio::null, |p| std::fs::File::create(p).expect("log").into());
@@ -90,13 +90,13 @@ impl Daemon {
         )
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    /// CPU seconds (user and system) it has used.
+    /// Returns the CPU seconds (user and system) that the process has used.
     #[must_use]
     pub fn cpu(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
@@ -124,10 +124,10 @@ impl Drop for Daemon {
     }
 }
 
-/// Waits for something, at most 20 s.
+/// Waits until `done`, for at most 20 s.
 ///
 /// # Panics
-/// When it does not come.
+/// When that time has passed.
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !done() {
@@ -136,14 +136,14 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Whether something is mounted at `dir`.
+/// Returns whether a file system is mounted at `dir`.
 #[must_use]
 pub fn is_mounted(dir: &Path) -> bool {
     let up = dir.parent().and_then(|p| std::fs::metadata(p).ok()).map(|m| m.dev());
     std::fs::metadata(dir).ok().map(|m| m.dev()) != up
 }
 
-/// A program built beside this one.
+/// Returns the path of a program built beside this one.
 #[must_use]
 pub fn bin(name: &str) -> PathBuf {
     let me = std::env::current_exe().expect("own path");
@@ -170,14 +170,14 @@ pub fn sow_tree(dir: &Path, files: usize, bytes: usize) {
     }
 }
 
-/// Where file `i` of a tree is, in a folder that is there.
+/// Returns the path of file `i` of a tree, and creates its folder.
 fn place(dir: &Path, i: usize) -> PathBuf {
     let d = dir.join(format!("d{:02}", i / 1000));
     std::fs::create_dir_all(&d).expect("mkdir");
     d.join(format!("f{i:05}.jpg"))
 }
 
-/// A walk as a loader does it (names and types); the relative paths of all files.
+/// Walks a tree as a loader does (names and types) and returns the relative paths of all files.
 #[must_use]
 pub fn walk(top: &Path) -> Vec<PathBuf> {
     let mut out = Vec::new();
@@ -196,7 +196,7 @@ pub fn walk(top: &Path) -> Vec<PathBuf> {
     out
 }
 
-/// Reads every file whole in this order, dealt to `threads`; files per second.
+/// Reads every file whole, in this order, with `threads` in turn. Returns files per second.
 #[must_use]
 pub fn epoch(top: &Path, order: &[PathBuf], threads: usize) -> f64 {
     let begin = Instant::now();
@@ -214,24 +214,21 @@ pub fn epoch(top: &Path, order: &[PathBuf], threads: usize) -> f64 {
     order.len() as f64 / begin.elapsed().as_secs_f64()
 }
 
-/// The value of `--name` among the program's arguments, or `default` without it. Ends the program where it has none or
-/// one that cannot be.
+/// Returns the value of `--name` among the program's arguments, or `default` without it. Ends the program if
+/// the value is missing or cannot be parsed.
 pub fn arg<T: std::str::FromStr>(name: &str, default: T) -> T {
     let args: Vec<String> = std::env::args().collect();
     let Some(at) = args.iter().position(|a| a.strip_prefix("--") == Some(name)) else { return default };
     let value = args.get(at + 1).map(|v| v.parse());
     let Some(Ok(value)) = value else {
-        eprintln!(
-            "--{name}: {} is no value for it (--help says more)",
-            args.get(at + 1).map_or("nothing", |v| v)
-        );
+        eprintln!("--{name}: {} is not a valid value; see --help", args.get(at + 1).map_or("nothing", |v| v));
         std::process::exit(2);
     };
     value
 }
 
-/// Prints the head of a program's source, which says how it is called, and ends it, if its arguments ask for help or
-/// name an option that the head does not.
+/// Prints the head of a program's source, which says how to call it, and ends the program, if an argument
+/// asks for help or is an option that the head does not name.
 pub fn usage(source: &str) {
     let head = source.lines().map_while(|l| l.strip_prefix("//!")).map(|l| l.strip_prefix(' ').unwrap_or(l));
     let head = head.collect::<Vec<_>>().join("\n");
@@ -248,7 +245,7 @@ pub fn usage(source: &str) {
     }
 }
 
-/// Writes the raw figures to `--json FILE`, if asked for.
+/// Writes the raw figures to `--json FILE`, if given.
 pub fn keep(table: &Table) {
     let path: String = arg("json", String::new());
     if !path.is_empty() {

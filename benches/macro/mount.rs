@@ -1,9 +1,8 @@
 //! `bench-mount [--files 20000] [--bytes 110000] [--rounds 5] [--json FILE]`
 //!
-//! Fletch's mount, a bare in-memory daemon of the same mode, and the native file system, in
-//! turn, round by round: cold walk, first and second epoch, one and two threads. Cold means a
-//! fresh mount; the originals are in the page cache, and Fletch's server holds nothing in its
-//! memory that the round did not bring (a fresh server each round).
+//! Times Fletch's mount, a bare in-memory daemon of the same mode, and the native file system, in turn, round
+//! by round: cold walk, first and second epoch, one and two threads. Cold means a fresh mount and a fresh
+//! server: the originals are in the page cache, and the server's memory is empty.
 
 use fletch_benches::{Daemon, Table, arg, bin, epoch, is_mounted, keep, until, usage, walk, write_tree};
 use rand::SeedableRng;

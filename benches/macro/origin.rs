@@ -1,8 +1,10 @@
-//! `bench-origin --dir DIR [--first-byte-ms 25] [--first-byte-p99-ms 120] [--stream-mb-per-s 80] [--mb-per-s 400]`
+//! `bench-origin --dir DIR [--first-byte-ms 25] [--first-byte-p99-ms 120]
+//!               [--stream-mb-per-s 80] [--mb-per-s 400]`
 //!
-//! The origin emulator as a program, for tables that are not written in Rust: an S3-style server of one bucket, `bucket`,
-//! whose objects are the files below DIR. It prints its endpoint, then for each line on its input what it counted so far,
-//! as JSON in a line, and ends when its input ends. A limit of 0 is none.
+//! The origin emulator as a program, for tables that are not written in Rust. It is an S3-style server of one
+//! bucket, `bucket`, whose objects are the files below DIR. It prints its endpoint. For each line on its
+//! input it prints its counters as one line of JSON, and it ends when its input ends. A limit of 0 means no
+//! limit.
 
 use fletch_benches::{arg, usage};
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
@@ -35,7 +37,8 @@ fn main() -> std::io::Result<()> {
         line?;
         let c = origin.counts();
         let counts = serde_json::json!({
-            "get": c.get, "head": c.head, "list": c.list, "put": c.put, "refused": c.refused, "bytes": c.bytes_sent,
+            "get": c.get, "head": c.head, "list": c.list, "put": c.put, "refused": c.refused,
+            "bytes": c.bytes_sent,
         });
         writeln!(out, "{counts}")?;
         out.flush()?;

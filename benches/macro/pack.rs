@@ -1,9 +1,9 @@
 //! `bench-pack [--files 4000] [--bytes 110000] [--large-mib 2048] [--rounds 5] [--json FILE]`
 //!
-//! Cold reads of a pack: 16 streams that read all files through a fresh mount of a fresh server, and 16
-//! streams of direct GETs of the same chunks, in turn, from the emulator with 25 ms to the first
-//! byte and with none. The same of one large file, each stream taking the next 64 MiB, beside GETs of these
-//! ranges. And making the pack, beside copying the tree.
+//! Times cold reads of a pack from the emulator, with 25 ms to the first byte and with none. 16 streams read
+//! all files through a fresh mount of a fresh server; 16 streams of direct GETs read the same chunks; both in
+//! turn. The same for one large file, of which each stream takes the next 64 MiB. Last, making the pack
+//! against copying the tree.
 
 use fletch_benches::{Daemon, Table, arg, bin, is_mounted, keep, until, usage, walk, write_tree};
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
@@ -22,7 +22,7 @@ fn run(c: &mut Command) {
     assert!(c.status().expect("run").success(), "{c:?}");
 }
 
-/// MB/s of `STREAMS` threads that each take the next item until none is left.
+/// Measures `STREAMS` threads that each take the next item until none is left, in MB/s.
 fn streams<T: Sync>(items: &[T], read: impl Fn(&T) -> u64 + Sync) -> f64 {
     let next = AtomicUsize::new(0);
     let begin = Instant::now();
@@ -43,10 +43,10 @@ fn streams<T: Sync>(items: &[T], read: impl Fn(&T) -> u64 + Sync) -> f64 {
     total as f64 / 1e6 / begin.elapsed().as_secs_f64()
 }
 
-/// Bytes of a large file that a stream reads in one go.
+/// Bytes of a large file that a stream reads at a time.
 const RUN_BYTES: u64 = 64 << 20;
 
-/// One GET over a connection of its own, of a range if one is given; the length of the body.
+/// Makes one GET, of a range if given, over a new connection. Returns the length of the body.
 fn get(addr: &str, path: &str, range: Option<(u64, u64)>) -> u64 {
     let mut s = TcpStream::connect(addr).expect("connect");
     let range =
@@ -73,7 +73,7 @@ fn get(addr: &str, path: &str, range: Option<(u64, u64)>) -> u64 {
     body
 }
 
-/// A fresh server and a fresh mount of the pack `packed`.
+/// Starts a fresh server and a fresh mount of the pack `packed`.
 fn mounted(at: &dyn Fn(&str) -> PathBuf, origin: &OriginEmulator, set: &str) -> (Daemon, Daemon) {
     let (state, mnt, ready) = (at("server"), at("mnt"), at("ready"));
     std::fs::remove_dir_all(&state).ok();
@@ -112,7 +112,7 @@ fn mounted(at: &dyn Fn(&str) -> PathBuf, origin: &OriginEmulator, set: &str) -> 
     (server, mount)
 }
 
-/// `part` of a file, read through the mount; how many bytes.
+/// Reads a part of a file through the mount and returns its length in bytes.
 fn read_run(path: &Path, (from, len): (u64, u64)) -> u64 {
     let mut file = std::fs::File::open(path).expect("open");
     file.seek(std::io::SeekFrom::Start(from)).expect("seek");
@@ -163,7 +163,8 @@ fn main() {
         let config = EmulatorConfig { first_byte, ..EmulatorConfig::default() };
         let origin = OriginEmulator::start(config, Backing::Directory(at("bucket")));
         let text = format!(
-            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
+            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\n\
+             credentials = \"anonymous\"\nregion = \"local\"\n",
             origin.uri(),
             origin.endpoint()
         );
@@ -205,12 +206,12 @@ fn main() {
     keep(&table);
 }
 
-/// CPU seconds of server and mount so far.
+/// Returns the CPU seconds of server and mount so far.
 fn cpu((server, mount): &(Daemon, Daemon)) -> f64 {
     server.cpu() + mount.cpu()
 }
 
-/// One file of `bytes` random bytes in a directory of its own.
+/// Writes one file of `bytes` random bytes into a new directory.
 fn write_large(dir: &Path, seed: u32, bytes: u64) {
     std::fs::create_dir_all(dir).expect("mkdir");
     let mut file = std::fs::File::create(dir.join("0.bin")).expect("file");

@@ -1,9 +1,8 @@
 //! `bench-serve [--rounds 5] [--seconds 2] [--json FILE]`
 //!
-//! 4 MiB chunks from the server's memory, and from its disk (page cache, each read and hashed anew), against
-//! nginx with sendfile (page cache), one and four keep-alive connections of the same client; and
-//! batches of 64 × 4 KiB against single GETs.
-//! Needs `nginx`.
+//! Times 4 MiB chunks from the server's memory, and from its disk (page cache; each is read and hashed anew),
+//! against nginx with sendfile (page cache). One and four keep-alive connections of the same client. Further
+//! rows: batches of 64 × 4 KiB against single GETs. Needs `nginx`.
 
 use fletch_benches::{Daemon, Table, arg, bin, keep, until, usage};
 use fletch_core::Hash;
@@ -14,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A keep-alive client that does as little as it can: it reads bodies into one buffer.
+/// A minimal keep-alive client. It reads all bodies into one buffer.
 struct Client {
     stream: BufReader<TcpStream>,
     buf: Vec<u8>,
@@ -27,7 +26,7 @@ impl Client {
         Client { stream: BufReader::with_capacity(256 << 10, s), buf: vec![0; 1 << 20] }
     }
 
-    /// One exchange; bytes of the body (identity or chunked).
+    /// Makes one exchange and returns the bytes of the body (identity or chunked).
     fn ask(&mut self, request: &[u8]) -> u64 {
         self.stream.get_mut().write_all(request).expect("request");
         let mut length = None;
@@ -77,7 +76,7 @@ impl Client {
     }
 }
 
-/// Requests in turn from `connections` clients for a while; (bytes, exchanges) per second.
+/// Sends the requests in turn from `connections` clients for `time`. Returns (bytes, exchanges) per second.
 fn load(addr: &str, requests: &[Vec<u8>], connections: usize, time: Duration) -> (f64, f64) {
     let begin = Instant::now();
     let sums: Vec<(u64, u64)> = std::thread::scope(|s| {
@@ -105,7 +104,7 @@ fn get(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\n\r\n").into_bytes()
 }
 
-/// A server of the dataset in `scratch`, with a place of its own there; and its address.
+/// Starts a server of the dataset in `scratch`, with its own folder there, and returns it and its address.
 fn serve(scratch: &Path, name: &str, more: &[&str]) -> (Daemon, String) {
     let own = scratch.join(name);
     std::fs::create_dir(&own).expect("mkdir");
@@ -141,7 +140,7 @@ fn serve(scratch: &Path, name: &str, more: &[&str]) -> (Daemon, String) {
     (server, url.trim_start_matches("http://").to_owned())
 }
 
-/// Chunk reads that a server answered from its disk and by asking its origin.
+/// Returns the chunk reads that a server answered from its disk, and from its origin.
 fn chunk_reads(addr: &str) -> [u64; 2] {
     let mut stream = TcpStream::connect(addr).expect("connect");
     write!(stream, "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").expect("request");
@@ -205,8 +204,9 @@ fn main() {
         format!(
             "worker_processes 2; daemon off; pid {pid}; error_log {log} crit;\n\
              events {{ worker_connections 256; }}\n\
-             http {{ access_log off; sendfile on; tcp_nopush on; tcp_nodelay on; keepalive_requests 1000000;\n\
-             client_body_temp_path {tmp}; proxy_temp_path {tmp}; fastcgi_temp_path {tmp}; uwsgi_temp_path {tmp}; scgi_temp_path {tmp};\n\
+             http {{ access_log off; sendfile on; tcp_nopush on; tcp_nodelay on;\n\
+             keepalive_requests 1000000; client_body_temp_path {tmp}; proxy_temp_path {tmp};\n\
+             fastcgi_temp_path {tmp}; uwsgi_temp_path {tmp}; scgi_temp_path {tmp};\n\
              server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n",
             pid = at("nginx.pid").display(),
             log = at("nginx.log").display(),
@@ -231,10 +231,12 @@ fn main() {
     let batches: Vec<Vec<u8>> = small
         .chunks(64)
         .map(|c| {
-            let items: Vec<String> = c.iter().map(|h| format!("{{\"chunk\":{{\"hash\":\"{h}\"}}}}")).collect();
+            let item = |h| format!("{{\"chunk\":{{\"hash\":\"{h}\"}}}}");
+            let items: Vec<String> = c.iter().map(item).collect();
             let body = format!("{{\"items\":[{}]}}", items.join(","));
             format!(
-                "POST /v1/versions/{root}/batch HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+                "POST /v1/versions/{root}/batch HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\n\
+                 Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
                 body.len()
             )
             .into_bytes()

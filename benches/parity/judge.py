@@ -1,9 +1,9 @@
-"""The verdict of the parity study: two one-sided t tests (TOST) after Welch, and its picture.
+"""Judges the parity study by two one-sided t tests (TOST) after Welch, and draws its picture.
 
     judge.py RESULTS [--first SEED] [--runs N] [--plot FILE.svg] [--json FILE]
 
 An arm is equivalent to `random` when the 90 % interval of the difference of mean accuracies lies within
-the margin: the two one-sided tests at 5 %. No libraries but for `--plot` (matplotlib).
+the margin. That is the two one-sided tests at 5 % each. Only `--plot` needs a library (matplotlib).
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 
 def t_above(t: float, df: float) -> float:
-    """The chance that Student's t with `df` degrees of freedom is above `t`."""
+    """Returns the chance that Student's t with `df` degrees of freedom is above `t`."""
     if t < 0:
         return 1.0 - t_above(-t, df)
     a, b, x = df / 2, 0.5, df / (df + t * t)
     if x >= 1.0:
         return 0.5
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    beta = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    front = math.exp(beta + a * math.log(x) + b * math.log1p(-x))
     if x < (a + 1) / (a + b + 2):
         whole = front * _beta_fraction(a, b, x) / a
     else:
@@ -58,7 +59,7 @@ def t_above(t: float, df: float) -> float:
 
 
 def t_quantile(p: float, df: float) -> float:
-    """The t that is exceeded with chance `p` < 1/2."""
+    """Returns the t that is exceeded with chance `p` < 1/2."""
     low, high = 0.0, 1e6
     for _ in range(200):
         middle = (low + high) / 2
@@ -68,7 +69,7 @@ def t_quantile(p: float, df: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """An arm against `random`; points of accuracy."""
+    """An arm compared with `random`, in points of accuracy."""
 
     n: int
     mean: float
@@ -80,8 +81,10 @@ class Verdict:
     equivalent: bool
 
 
-def tost(arm: Sequence[float], random: Sequence[float], margin: float = MARGIN, alpha: float = ALPHA) -> Verdict:
-    """Whether the means differ by less than `margin`."""
+def tost(
+    arm: Sequence[float], random: Sequence[float], margin: float = MARGIN, alpha: float = ALPHA
+) -> Verdict:
+    """Tests whether the means differ by less than `margin`."""
     n, m = len(arm), len(random)
     difference = fmean(arm) - fmean(random)
     u, v = stdev(arm) ** 2 / n, stdev(random) ** 2 / m
@@ -105,7 +108,7 @@ def tost(arm: Sequence[float], random: Sequence[float], margin: float = MARGIN, 
 
 
 def read(path: Path, first: int = 1, count: int = SEEDS) -> dict[str, list[float]]:
-    """Accuracies by arm, in the order of seeds from `first` on; complete, or it is no result."""
+    """Reads accuracies by arm, in the order of seeds from `first` on. Fails unless all are there."""
     arms: dict[str, dict[int, float]] = {}
     for line in path.read_text().splitlines():
         run = json.loads(line)
@@ -133,11 +136,13 @@ def plot(arms: dict[str, list[float]], verdict: Verdict, path: Path) -> None:
         left.plot([fmean(runs)] * 2, [at - 0.25, at + 0.25], "k-", lw=1.5)
     left.set_yticks([0, 1], ["random", "fletch"])
     left.set_ylim(-0.5, 1.5)
-    left.set_xlabel(f"test accuracy, %; {len(arms['random'])} runs an arm\n(sorted: mean {fmean(arms['sorted']):.1f}, not shown)")
+    runs, mean = len(arms["random"]), fmean(arms["sorted"])
+    left.set_xlabel(f"test accuracy, %; {runs} runs an arm\n(sorted: mean {mean:.1f}, not shown)")
     low, high = verdict.interval
     right.axvspan(-MARGIN, MARGIN, color="0.9")
     right.axvline(0, color="0.5", lw=0.8)
-    right.errorbar([verdict.difference], [0], xerr=[[verdict.difference - low], [high - verdict.difference]], fmt="ko", capsize=4)
+    error = [[verdict.difference - low], [high - verdict.difference]]
+    right.errorbar([verdict.difference], [0], xerr=error, fmt="ko", capsize=4)
     right.set_yticks([])
     right.set_xlim(-0.8, 0.8)
     right.set_xlabel("fletch − random, points\n90 % interval; grey: the margin")
@@ -163,7 +168,8 @@ def main() -> None:
         p = max(v.p_below, v.p_above)
         low, high = v.interval
         print(
-            f"| {arm} | {v.n} | {v.mean:.2f} | {v.deviation:.3f} | {v.difference:+.3f} | {low:+.3f} to {high:+.3f} "
+            f"| {arm} | {v.n} | {v.mean:.2f} | {v.deviation:.3f} | {v.difference:+.3f} "
+            f"| {low:+.3f} to {high:+.3f} "
             f"| {p:.2g} | {'yes' if v.equivalent else 'no'} |"
         )
     within = 60 <= fmean(random) <= 95

@@ -2,12 +2,13 @@
 
     prepare.py IMAGES OUT [SIDE [mirrored]]
 
-IMAGES is `data/core/images` of the package wesnoth-1.16-data. A class is the first two levels of a path
-(the first alone, for files that lie there) with at least 100 images. Images are flattened on grey, resized to
-SIDE x SIDE and written as BMP, below OUT/train and OUT/test, a folder a class: in path order classes follow each
-other, and a sample has the same number whatever SIDE. It is 84 where none is given: 21 KB each. An image is of the
-test set iff sha256(its relative path)[0] < 256 // 5. With `mirrored` each image to train on is there a second time, left and
-right changed: two samples of one class.
+IMAGES is `data/core/images` of the package wesnoth-1.16-data. A class is the first two levels of a path (the
+first alone, for files that lie there) with at least 100 images. Images are flattened on grey, resized to
+SIDE x SIDE (84 unless given: 21 KB each) and written as BMP, below OUT/train and OUT/test, with a folder for
+each class. In path order classes follow each other, and a sample has the same number whatever SIDE is.
+
+An image belongs to the test set iff sha256(its relative path)[0] < 256 // 5. With `mirrored`, each training
+image is written a second time with left and right exchanged: two samples of one class.
 """
 
 from __future__ import annotations

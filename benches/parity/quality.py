@@ -1,10 +1,11 @@
-"""How random recorded orders are, beside uniform shuffles of the same samples.
+"""Measures how random recorded orders are, beside uniform shuffles of the same samples.
 
     quality.py --orders DIR --pack DIR --data OUT [--json FILE]
 
-Reads the orders that bench-epochs wrote (sample numbers, an epoch a line), drops the epochs that warm up, and prints
-each statistic for each job with the mean and deviation that as many uniform shuffles have. Which chunk a sample is in
-is read from the tables of the pack (pyarrow).
+Reads the orders that bench-epochs wrote (sample numbers, an epoch a line) and drops the warm-up epochs. For
+each job it prints each statistic, with the mean and deviation of as many uniform shuffles. The chunk of a
+sample comes
+from the tables of the pack (pyarrow).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ APART = (1, 2, 5, 10)
 
 
 class Set:
-    """What is known of the samples: class and chunk of each, by number."""
+    """Class and chunk of each sample, by number."""
 
     def __init__(self, classes: np.ndarray, units: np.ndarray) -> None:
         self.classes, self.units, self.n = classes, units, len(units)
@@ -34,14 +35,14 @@ class Set:
 
 
 def positions(order: np.ndarray) -> np.ndarray:
-    """Where each sample came."""
+    """Returns the position of each sample in the order."""
     at = np.empty_like(order)
     at[order] = np.arange(len(order))
     return at
 
 
 def numbers_chi2(epochs: np.ndarray, _: Set) -> float:
-    """Chi square per degree of freedom of sixteenths of the numbers against sixteenths of the positions, all epochs added up."""
+    """Chi square per degree of freedom: sixteenths of the numbers against sixteenths of the positions."""
     n = epochs.shape[1]
     table = np.zeros((BINS, BINS))
     column = np.arange(n) * BINS // n
@@ -63,12 +64,12 @@ def samples_chi2(epochs: np.ndarray, _: Set) -> float:
 
 
 def serial(epochs: np.ndarray, _: Set) -> float:
-    """Correlation of the numbers of neighbours."""
+    """Correlation of the sample numbers of neighbours."""
     return float(np.mean([np.corrcoef(order[:-1], order[1:])[0, 1] for order in epochs]))
 
 
 def near(lags: int) -> Callable[[np.ndarray, Set], float]:
-    """Neighbours from one chunk at distances 1 to `lags`, relative to chance: the certificate's near and near10."""
+    """Neighbours from one chunk at distances 1 to `lags`, relative to chance (near, near10)."""
 
     def of(epochs: np.ndarray, known: Set) -> float:
         same = pairs = 0
@@ -88,19 +89,19 @@ def _batches(epochs: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 
 def classes_a_batch(epochs: np.ndarray, known: Set) -> float:
-    """Different classes in a batch of 64."""
+    """Number of classes in a batch of 64."""
     rows = np.sort(_batches(epochs, known.classes), axis=1)
     return float(((rows[:, 1:] != rows[:, :-1]).sum(1) + 1).mean())
 
 
 def chunks_a_batch(epochs: np.ndarray, known: Set) -> float:
-    """Different chunks in a batch of 64."""
+    """Number of chunks in a batch of 64."""
     rows = np.sort(_batches(epochs, known.units), axis=1)
     return float(((rows[:, 1:] != rows[:, :-1]).sum(1) + 1).mean())
 
 
 def again(apart: int) -> Callable[[np.ndarray, Set], float]:
-    """Correlation of a sample's positions in two epochs so far apart."""
+    """Correlation of a sample's positions in two epochs that are `apart` epochs apart."""
 
     def of(epochs: np.ndarray, _: Set) -> float:
         at = [positions(order) for order in epochs]
@@ -122,7 +123,7 @@ STATISTICS: dict[str, Callable[[np.ndarray, Set], float]] = {
 
 
 def read(path: Path) -> np.ndarray:
-    """Whole epochs after those that warm up: epochs x samples, each a permutation."""
+    """Whole epochs after the warm-up: epochs x samples, each a permutation."""
     lines = path.read_text().splitlines()[WARM:]
     epochs = np.array([line.split() for line in lines], dtype=np.int64)
     if not (np.sort(epochs, axis=1) == np.arange(epochs.shape[1])).all():
@@ -131,7 +132,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def units_of(pack: Path) -> np.ndarray:
-    """The chunk of each sample, numbered from 0. Beside the pack's layout lies an index of the same root, with more chunks."""
+    """Returns the chunk of each sample, numbered from 0, from the layout with fewer chunks: the pack's."""
     import pyarrow.parquet as parquet
 
     layouts = []

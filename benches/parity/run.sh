@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run.sh WORK: the parity study from nothing to its verdict, below WORK; what is there already is not made again.
-# BIN: the built programs (target/release). PYTHON: an interpreter with torch, numpy < 2, Pillow and pyarrow
-# (target/test-servers/torch/bin/python, made by tests/install.sh, and `pip install 'pyarrow<18'` into it). Results: benches/parity/results-3.jsonl.
+# run.sh WORK: runs the parity study from nothing to its verdict, in the folder WORK. It skips steps whose
+# result exists there. Results: benches/parity/results-3.jsonl.
+# BIN: the folder of the built programs (target/release). PYTHON: an interpreter with torch, numpy < 2, Pillow
+# and pyarrow (target/test-servers/torch/bin/python, made by tests/install.sh; `pip install 'pyarrow<18'`).
 set -euo pipefail
 work=$(mkdir -p "$1" && cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,7 +30,9 @@ for arm in fletch random sorted; do
     "$python" "$here/train.py" --data "$work/data" --orders "$work/orders" --arm "$arm" --seeds 201-236 \
         --results "$here/results-3.jsonl"
 done
-"$bin/fletch" pack --quiet "$work/large/train" --to "$work/pack" --state-dir "$work/state" --chunk-size 16MiB > "$work/root"
+"$bin/fletch" pack --quiet "$work/large/train" --to "$work/pack" --state-dir "$work/state" \
+    --chunk-size 16MiB > "$work/root"
 "$python" "$here/quality.py" --orders "$work/orders" --pack "$work/pack" --data "$work/data" \
     --json "$here/quality-3.json" | tee "$work/quality.md"
-"$python" "$here/judge.py" "$here/results-3.jsonl" --first 201 --runs 36 --json "$here/verdict-3.json" | tee "$work/verdict.md"
+"$python" "$here/judge.py" "$here/results-3.jsonl" --first 201 --runs 36 \
+    --json "$here/verdict-3.json" | tee "$work/verdict.md"

@@ -1,4 +1,4 @@
-"""The verdict on made-up numbers: python3 -m unittest discover -s benches/parity"""
+"""Tests the verdict on made-up numbers: python3 -m unittest discover -s benches/parity"""
 
 import json
 import random
@@ -10,7 +10,7 @@ from judge import read, t_above, t_quantile, tost
 
 
 def arm(mean: float, deviation: float, n: int = 23) -> list[float]:
-    """n numbers with exactly this mean and sample deviation."""
+    """Returns n numbers with exactly this mean and sample deviation."""
     raw = [i - (n - 1) / 2 for i in range(n)]
     scale = deviation / (sum(x * x for x in raw) / (n - 1)) ** 0.5
     return [mean + scale * x for x in raw]

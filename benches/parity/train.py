@@ -1,12 +1,13 @@
-"""One arm and one seed of the parity study after the other: a small net on real images.
+"""Trains a small net on real images, for one arm and one seed of the parity study after the other.
 
     train.py --data OUT [--orders DIR] --arm fletch|random|sorted --seeds FIRST-LAST --results FILE
 
-Appends a JSON line a run; a run that has its line is not made again. One thread.
+Appends one JSON line a run, and skips runs that have a line. Uses one thread.
 
 The arms differ in the order of the samples of each epoch, and in nothing else:
-    fletch  what a real server delivered: the k-th seed (from 0) takes the epochs 2 + 3 * (k // 3) to + 2 of job k % 3
-    random  a uniform permutation an epoch, from the seed
+    fletch  as a real server delivered: the k-th seed (from 0) takes three epochs of job k % 3, the first of
+            them 2 + 3 * (k // 3)
+    random  a uniform permutation for each epoch, from the seed
     sorted  path order, which is class by class, in every epoch
 """
 
@@ -33,7 +34,7 @@ Set = "tuple[torch.Tensor, torch.Tensor]"
 
 
 def load(top: Path) -> Set:
-    """Pixels as n x 3 x 16 x 16 of 0 to 1, and labels, in path order: sample k of the version is row k."""
+    """Returns pixels (n x 3 x 16 x 16, 0 to 1) and labels in path order: sample k of the version is row k."""
     paths = sorted(top.rglob("*.bmp"), key=lambda p: p.relative_to(top).as_posix().encode())
     x = np.empty((len(paths), SIDE, SIDE, 3), dtype=np.float32)
     y = np.empty(len(paths), dtype=np.int64)
@@ -54,7 +55,7 @@ def net(classes: int) -> nn.Module:
 
 
 def delivered(orders: Path, turn: int, n: int) -> list[np.ndarray]:
-    """The recorded epochs of the seed whose turn it is (from 0), each checked to be a permutation of the plan."""
+    """Returns the recorded epochs of the k-th seed (from 0), each checked to be a permutation of the plan."""
     job, first = turn % JOBS, WARM + EPOCHS * (turn // JOBS)
     lines = (orders / f"job-{job}.txt").read_text().splitlines()[first : first + EPOCHS]
     if len(lines) < EPOCHS:
@@ -77,7 +78,7 @@ def epochs_of(arm: str, seed: int, turn: int, n: int, orders: Path | None) -> li
 
 
 def run(train: Set, test: Set, orders: list[np.ndarray], seed: int) -> float:
-    """Accuracy on the test set after the last epoch, per cent."""
+    """Returns the accuracy on the test set after the last epoch, in per cent."""
     torch.manual_seed(seed)
     (x, y), (x_test, y_test) = train, test
     mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)

@@ -1,11 +1,11 @@
-"""A network trained on a GPU through Fletch, and through torchvision from the same warm local files.
+"""Trains a network on a GPU through Fletch, and through torchvision from the same warm local files.
 
-    FLETCH_BIN=target/release python benches/python/gpu.py [--images 3000] [--workers 12] [--rounds 3] > gpu.json
+    FLETCH_BIN=target/release python benches/python/gpu.py [--images 3000] [--workers 12] [--rounds 3]
 
-Both sides decode real JPEG files in worker processes, pin their batches and train the same network (ResNet-50,
-bfloat16), an epoch each in turns. A row says images a second, and the part of the time in which the GPU waited for
-its next batch. Fletch's epochs are exactly-once: each is acknowledged and has its receipt, which is compared with
-what the loader received. Needs a CUDA device and torchvision.
+Writes JSON. All arms decode real JPEG files in worker processes, pin their batches and train the same
+network (ResNet-50, bfloat16), an epoch each in turns. A row has images per second, and the part of the time
+in which the GPU waited for its next batch. Fletch's epochs are exactly-once: each is acknowledged, and its
+receipt is compared with what the loader received. Needs a CUDA device and torchvision.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH = 128
 
 
 def write_images(tree: Path, count: int) -> None:
-    """JPEG files of noise, about 60 KB each, in folders by class."""
+    """Writes JPEG files of noise, about 60 KB each, in folders by class."""
     rng = random.Random(1)
     for i in range(count):
         folder = tree / f"class-{i % CLASSES}"
@@ -48,7 +48,7 @@ def write_images(tree: Path, count: int) -> None:
 
 
 class Labelled:
-    """Pixels and class of a sample as it was leased."""
+    """Decodes a leased sample into pixels and class."""
 
     def __init__(self, look: Callable[[Any], torch.Tensor]) -> None:
         self.look = look
@@ -62,7 +62,8 @@ class Training:
     """The network and its optimizer."""
 
     def __init__(self) -> None:
-        self.net = torchvision.models.resnet50(num_classes=CLASSES).cuda().to(memory_format=torch.channels_last)
+        net = torchvision.models.resnet50(num_classes=CLASSES)
+        self.net = net.cuda().to(memory_format=torch.channels_last)
         self.sgd = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
 
     def step(self, pixels: torch.Tensor, labels: torch.Tensor) -> None:
@@ -74,7 +75,7 @@ class Training:
         self.sgd.step()
 
     def epoch(self, batches: Iterable[Any]) -> tuple[int, float, float]:
-        """How many images it had, how long it took, and how long of that the GPU waited for a batch, in seconds."""
+        """Trains an epoch. Returns images, seconds, and the seconds in which the GPU waited for a batch."""
         images, waited, begun = 0, 0.0, time.perf_counter()
         ready = torch.cuda.Event()
         source = iter(batches)
@@ -113,11 +114,10 @@ def main() -> None:
         epochs = fletch.torch.EpochDataset(
             client, "images", job="gpu", batch_size=BATCH, transform=Labelled(look)
         )
+        images = fletch.torch.ImageFolder(client.resolve("images"), transform=look)
         arms = {
             "fletch, EpochDataset": fletch.torch.DataLoader(epochs, **pinned),
-            "fletch, ImageFolder": fletch.torch.DataLoader(
-                fletch.torch.ImageFolder(client.resolve("images"), transform=look), BATCH, shuffle=True, **workers
-            ),
+            "fletch, ImageFolder": fletch.torch.DataLoader(images, BATCH, shuffle=True, **workers),
             "torchvision, local files": torch.utils.data.DataLoader(
                 torchvision.datasets.ImageFolder(tree, transform=look), BATCH, shuffle=True, **workers
             ),

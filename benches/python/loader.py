@@ -1,10 +1,10 @@
-"""The loader over a unix socket against torch reading the same warm files from the local disk.
+"""Times the loader over a unix socket against torch reading the same warm files from the local disk.
 
     FLETCH_BIN=target/release python benches/python/loader.py [--rounds 7] > benches/figures/loader.json
 
-All sides run in one program, in turns, so that whatever else the machine does meets all. A row's ratio is the
+All arms run in one program, in turns, so that a load on the machine slows all of them. A row's ratio is the
 median over rounds of (rate of Fletch / rate of torch in the same round). Everything is warm: the files in the
-page cache, the chunks in the server's memory. Without workers there is an arm that reads nothing ahead, too.
+page cache, the chunks in the server's memory. Without workers one more arm reads nothing ahead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from conftest import Server, scratch_dir
 
 
 class Local(torch.utils.data.Dataset):
-    """What a torch program does without Fletch: open and read."""
+    """Opens and reads local files, as a torch program does without Fletch."""
 
     def __init__(self, tree: Path, transform: Callable[[Any], Any]) -> None:
         self.paths = sorted(str(p) for p in tree.iterdir())
@@ -57,14 +57,16 @@ def decode(content: bytes | memoryview) -> torch.Tensor:
 
 
 def rate(loader: Iterable[Any]) -> float:
-    """Samples per second of one pass."""
+    """Makes one pass and returns samples per second."""
     begun, samples = time.perf_counter(), 0
     for batch in loader:
         samples += len(batch)
     return samples / (time.perf_counter() - begun)
 
 
-def row(server: Server, name: str, tree: Path, transform: Callable[[Any], Any], workers: int, rounds: int) -> dict[str, Any]:
+def row(
+    server: Server, name: str, tree: Path, transform: Callable[[Any], Any], workers: int, rounds: int
+) -> dict[str, Any]:
     server.publish(name, tree)
     version = fletch.Client(f"unix:{server.socket}", job="bench").resolve(name)
     dataset = fletch.torch.MapDataset(version, transform)
@@ -73,7 +75,8 @@ def row(server: Server, name: str, tree: Path, transform: Callable[[Any], Any], 
         "torch": torch.utils.data.DataLoader(Local(tree, transform), 64, shuffle=True, num_workers=workers),
     }
     if workers == 0:
-        loaders["fletch, nothing ahead"] = fletch.torch.DataLoader(dataset, 64, shuffle=True, prefetch_factor=0)
+        none = fletch.torch.DataLoader(dataset, 64, shuffle=True, prefetch_factor=0)
+        loaders["fletch, nothing ahead"] = none
     for loader in loaders.values():
         rate(loader)
     turns = [{arm: rate(loader) for arm, loader in loaders.items()} for _ in range(rounds)]

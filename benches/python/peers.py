@@ -1,11 +1,11 @@
-"""Fletch, mosaicml-streaming and webdataset on the same data from the same slow origin, two jobs at once.
+"""Runs Fletch, mosaicml-streaming and webdataset, two jobs each, on one dataset and one slow origin.
 
     FLETCH_BIN=target/release python benches/python/peers.py --json benches/figures/peers.json
 
-Each round starts every system afresh, one after the other: an origin of its own (`bench-origin`: 25 ms to the first
-byte, 80 MB/s a response, 400 MB/s in all), empty caches, two processes that each make `--epochs` passes over
-the data as fast as they can, in batches of 64 with two loader workers. What counts is the time of an epoch and the
-bytes that the origin sent for it.
+Each round starts every system afresh, one after the other. Each gets its own origin (`bench-origin`: 25 ms
+to the first byte, 80 MB/s a response, 400 MB/s in all), empty caches, and two processes. Each process makes
+`--epochs` passes over the data as fast as it can, in batches of 64 with two loader workers. The figures are
+the time of an epoch and the bytes that the origin sent for it.
 
 The cache is `--cache` of the dataset for both jobs together, by each system's own means:
     fletch      one server for both: `memory.max` and `cache.size` together
@@ -37,17 +37,17 @@ BATCH = 64
 WORKERS = 2
 JOBS = 2
 MEMORY = 64 << 20
-#: Bytes of a shard of each: what streaming evicts at once, what a worker of webdataset reads in one go.
+#: Bytes of a shard: streaming evicts one at a time, a worker of webdataset reads one at a time.
 MDS = 4 << 20
 TAR = 32 << 20
 SYSTEMS = ("fletch", "streaming", "webdataset")
 
 
-# One job: a process of its own.
+# The process of one job.
 
 
 def total(samples: list[Any]) -> tuple[int, int]:
-    """What a job does with a batch: its samples and bytes."""
+    """Returns the samples and bytes of a batch: all that a job does with it."""
     return len(samples), sum(len(s) for s in samples)
 
 
@@ -56,7 +56,7 @@ def content(sample: dict[str, Any]) -> bytes:
 
 
 def loader_of(system: str, job: int, at: dict[str, Any]) -> Callable[[int], Iterable[tuple[int, int]]]:
-    """Makes the loader of an epoch; each batch is its samples and bytes."""
+    """Returns a function that makes the loader of an epoch; each batch is its samples and bytes."""
     if system == "fletch":
         import fletch
         import fletch.torch
@@ -76,8 +76,8 @@ def loader_of(system: str, job: int, at: dict[str, Any]) -> Callable[[int], Iter
             cache_limit=at["cache"] // JOBS,
             shuffle=True,
             shuffle_seed=job,
-            # The default shuffles the whole dataset at once, and fetches a shard again for every few samples where the
-            # cache is small. A block that fits into half of the cache does not.
+            # The default shuffles the whole dataset at once. With a small cache it fetches a shard again for
+            # every few samples. A block that fits into half of the cache does not.
             shuffle_algo="py1br",
             shuffle_block_size=at["block"],
             predownload=2 * BATCH,
@@ -85,7 +85,7 @@ def loader_of(system: str, job: int, at: dict[str, Any]) -> Callable[[int], Iter
             num_canonical_nodes=1,
         )
         for stream in dataset.streams:
-            # Workers are forks: with the connection that fetched the index they would all talk over it at once.
+            # Workers are forks: they would all use the connection that fetched the index at once.
             stream._downloader.clean_up()
 
         class Bytes(torch.utils.data.IterableDataset):
@@ -99,7 +99,8 @@ def loader_of(system: str, job: int, at: dict[str, Any]) -> Callable[[int], Iter
     urls = [f"{at['endpoint']}/bucket/wds/{i:05}.tar" for i in range(at["shards"])]
 
     def of(epoch: int) -> Iterable[tuple[int, int]]:
-        shards = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=job * 1000 + epoch, empty_check=False)
+        seed = job * 1000 + epoch
+        shards = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=seed, empty_check=False)
         samples = shards.shuffle(1000).map(content)
         return torch.utils.data.DataLoader(samples, BATCH, num_workers=WORKERS, collate_fn=total)
 
@@ -107,7 +108,7 @@ def loader_of(system: str, job: int, at: dict[str, Any]) -> Callable[[int], Iter
 
 
 def job(system: str, number: int, epochs: int, at: dict[str, Any]) -> None:
-    """Epochs of one job; a line for each on the output. The first line of the input starts it."""
+    """Reads the epochs of one job, and prints a line for each. The first line of the input starts it."""
     loader = loader_of(system, number, at)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -116,16 +117,17 @@ def job(system: str, number: int, epochs: int, at: dict[str, Any]) -> None:
         for n, b in loader(epoch):
             samples += n
             length += b
-        used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        used = sum(sum(resource.getrusage(who)[:2]) for who in both)
         line = {"seconds": time.monotonic() - begun, "samples": samples, "bytes": length, "cpu": used}
         print(json.dumps(line), flush=True)
 
 
-# All of them.
+# The process that starts and measures all others.
 
 
 class Child:
-    """A process that is ended by its id, and whose lines are read."""
+    """A child process, stopped by its id, whose output is read line by line."""
 
     def __init__(self, command: list[Any], log: Path, **more: Any) -> None:
         with log.open("ab") as err:
@@ -145,7 +147,7 @@ class Child:
         self.process.stdin.flush()
 
     def cpu(self) -> float:
-        """CPU seconds that it used so far."""
+        """Returns the CPU seconds used so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -160,7 +162,7 @@ class Child:
 
 
 def make(bucket: Path, samples: int, length: int) -> int:
-    """The same samples three times: files, MDS shards, tar shards. How many tars."""
+    """Writes the same samples as files, MDS shards and tar shards. Returns the number of tars."""
     import streaming
 
     rng = random.Random(1)
@@ -203,11 +205,12 @@ def origin(scratch: Path, *more: str) -> tuple[Child, str]:
 
 
 def serve(scratch: Path, endpoint: str, cache: int) -> Child:
-    """A server with the pack registered; its socket is below `scratch`."""
+    """Starts a server and registers the pack. Its socket is below `scratch`."""
     shutil.rmtree(scratch / "server", ignore_errors=True)
     (scratch / "server").mkdir()
     ready = scratch / "server" / "ready"
-    command: list[Any] = [BIN / "fletch-server", "--listen", "127.0.0.1:0", "--socket", scratch / "server" / "s"]
+    command: list[Any] = [BIN / "fletch-server", "--listen", "127.0.0.1:0"]
+    command += ["--socket", scratch / "server" / "s"]
     command += ["--cache-dir", scratch / "server" / "cache", "--state-dir", scratch / "server" / "state"]
     command += ["--memory", str(MEMORY), "--cache-size", str(cache - MEMORY), "--cache-free-floor", "0"]
     command += ["--config", config(scratch, endpoint), "--ready-file", ready]
@@ -217,29 +220,33 @@ def serve(scratch: Path, endpoint: str, cache: int) -> Child:
         assert server.process.poll() is None and time.monotonic() < end, "the server does not start"
         time.sleep(0.02)
     register = [BIN / "fletch", "register", "set", "s3://bucket/set", "--tables", "s3://bucket/pack"]
-    subprocess.run(register + ["--quiet", "--server", ready.read_text().strip()], check=True, stdout=subprocess.DEVNULL)
+    register += ["--quiet", "--server", ready.read_text().strip()]
+    subprocess.run(register, check=True, stdout=subprocess.DEVNULL)
     return server
 
 
 def measure(system: str, scratch: Path, o: argparse.Namespace, shards: int) -> dict[str, Any]:
-    """A fresh origin, fresh caches, two jobs."""
+    """Measures two jobs of a system with a fresh origin and fresh caches."""
     cache = int(o.cache * o.samples * o.bytes)
     shutil.rmtree(scratch / "local", ignore_errors=True)
     emulator, endpoint = origin(scratch, "--mb-per-s", str(o.mb_per_s))
     running = [emulator]
     try:
-        at: dict[str, Any] = {"endpoint": endpoint, "local": str(scratch / "local"), "cache": cache, "shards": shards}
+        at: dict[str, Any] = {"endpoint": endpoint, "cache": cache, "shards": shards}
+        at["local"] = str(scratch / "local")
         at["block"] = cache // JOBS // o.bytes // 2
         if system == "fletch":
             running.append(serve(scratch, endpoint, cache))
             at["socket"] = str(scratch / "server" / "s")
         more = {"S3_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
         more |= {"AWS_DEFAULT_REGION": "us-east-1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--job", system, "--epochs", str(o.epochs), "--at", json.dumps(at)]
+        command = [sys.executable, __file__, "--job", system, "--epochs", str(o.epochs)]
+        command += ["--at", json.dumps(at)]
         jobs = []
         for j in range(JOBS):
-            # One after the other: two jobs of streaming that start at once take the same names of shared memory.
-            child = Child(command + ["--number", str(j)], scratch / f"{system}.log", env={**os.environ, **more})
+            # One after the other: two jobs of streaming that start at once take the same shared memory names.
+            log, env = scratch / f"{system}.log", {**os.environ, **more}
+            child = Child(command + ["--number", str(j)], log, env=env)
             running.append(child)
             jobs.append(child)
             assert child.line() == "ready"
@@ -256,14 +263,15 @@ def measure(system: str, scratch: Path, o: argparse.Namespace, shards: int) -> d
         begun = time.monotonic()
         epochs, marks = [], []
         for _ in range(o.epochs):
-            # A mark is made when the slower job has ended its epoch.
+            # The mark is made when the slower job has ended its epoch.
             epochs.append([json.loads(child.line()) for child in jobs])
             marks.append(sent())
         for n, lines in enumerate(epochs):
             for line in lines:
                 whole = (o.samples, o.samples * o.bytes)
-                assert (line["samples"], line["bytes"]) == whole, f"{system}, epoch {n}: {line}, {whole} are due"
-        # With the last line a job has said what it and its workers used; a server is asked.
+                got = (line["samples"], line["bytes"])
+                assert got == whole, f"{system}, epoch {n}: {line}, {whole} are due"
+        # The last line of a job has the CPU time of the job and its workers.
         cpu = sum(c.cpu() for c in servers) + sum(line["cpu"] for line in epochs[-1]) - cpu
         bytes_at = [before["bytes"]] + [m["bytes"] for m in marks]
         d = o.samples * o.bytes
@@ -289,7 +297,7 @@ def summary(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         figures = {
             "first_seconds": [run["epoch_seconds"][0] for run in runs],
             "later_seconds": [statistics.fmean(run["epoch_seconds"][1:]) for run in runs],
-            # Of all epochs: jobs drift apart, so that bytes between two marks are not those of one epoch of each.
+            # Over all epochs: jobs drift apart, so bytes between marks are not those of one epoch of each.
             "origin_per_delivered": [statistics.fmean(run["origin_per_delivered"]) for run in runs],
             "cpu_seconds_per_gb": [run["cpu_seconds_per_gb"] for run in runs],
         }
@@ -300,7 +308,8 @@ def summary(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     options.add_argument("--samples", type=int, default=6400)
     options.add_argument("--bytes", type=int, default=110_000)
     options.add_argument("--cache", type=float, default=0.2)
@@ -316,30 +325,35 @@ def main() -> None:
     if o.job:
         job(o.job, o.number, o.epochs, o.at)
         return
-    # Ended from outside it ends what it started, too.
+    # On SIGTERM `finally` stops the children.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     scratch = Path(tempfile.mkdtemp(prefix="peers-"))
     try:
         shards = make(scratch / "bucket", o.samples, o.bytes)
-        emulator, endpoint = origin(scratch, "--first-byte-ms", "0", "--stream-mb-per-s", "0", "--mb-per-s", "0")
+        unlimited = ["--first-byte-ms", "0", "--stream-mb-per-s", "0", "--mb-per-s", "0"]
+        emulator, endpoint = origin(scratch, *unlimited)
         try:
-            pack = [BIN / "fletch", "pack", "--quiet", "s3://bucket/set", "--config", config(scratch, endpoint)]
-            pack += ["--to", "s3://bucket/pack", "--state-dir", scratch / "pack-state"]
+            pack = [BIN / "fletch", "pack", "--quiet", "s3://bucket/set"]
+            pack += ["--config", config(scratch, endpoint), "--to", "s3://bucket/pack"]
+            pack += ["--state-dir", scratch / "pack-state"]
             subprocess.run(pack, check=True, stdout=subprocess.DEVNULL)
         finally:
             emulator.stop()
         rounds = []
         for r in range(o.rounds):
             rounds.append([measure(system, scratch, o, shards) for system in o.systems.split(",")])
-            print(json.dumps({"round": r, "load": os.getloadavg()[0], "systems": rounds[-1]}), file=sys.stderr, flush=True)
+            line = {"round": r, "load": os.getloadavg()[0], "systems": rounds[-1]}
+            print(json.dumps(line), file=sys.stderr, flush=True)
         rows = summary(rounds)
-        print("| system | first epoch, s | later epochs, s | origin / delivered | CPU s/GB |\n|---|---|---|---|---|")
+        print("| system | first epoch, s | later epochs, s | origin / delivered | CPU s/GB |")
+        print("|---|---|---|---|---|")
         for row in rows:
             cells = [f"{m:.3g} ({low:.3g}–{high:.3g})" for m, low, high in list(row.values())[1:]]
             print(f"| {row['system']} | {' | '.join(cells)} |")
         if o.json:
             machine = {"cores": os.cpu_count(), "load": os.getloadavg()[0]}
-            settings = {k: v for k, v in vars(o).items() if k in ("samples", "bytes", "cache", "epochs", "mb_per_s")}
+            kept = ("samples", "bytes", "cache", "epochs", "mb_per_s")
+            settings = {k: v for k, v in vars(o).items() if k in kept}
             whole = {"machine": machine, "settings": settings, "rows": rows, "rounds": rounds}
             o.json.write_text(json.dumps(whole, indent=1) + "\n")
     finally:

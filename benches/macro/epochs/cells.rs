@@ -1,5 +1,5 @@
-//! The cells: jobs, their speeds and what befalls them, as cases of the simulator. The real run follows the very case,
-//! so that both play the same.
+//! The cells: jobs, their speeds, pauses and ends, as cases of the simulator. The real run follows the same
+//! case, so both play the same.
 
 use fletch_sim::{Case, Origin, Reader};
 
@@ -7,47 +7,48 @@ use fletch_sim::{Case, Origin, Reader};
 pub const LEASE: u32 = 64;
 /// Samples' worth of units in a block of a strict order on a pack (docs/EPOCHS.md).
 const STRICT_BLOCK_UNITS: usize = 64;
-/// What a job of the server holds: leases on their way and in its hands (`consumer`), decisions ahead of a grant, and how
-/// many of these one may overtake (ADR 10).
+/// Leases that a job holds: under way to it, and not acknowledged yet (`consumer`).
 const LEASES_HELD: usize = 4;
+/// Picks that the server decides ahead of a grant (R15 of docs/SWEEP.md).
 const AHEAD: usize = 32;
+/// Older picks that one whose bytes are cached may overtake (R15).
 const OVERTAKE: usize = 4;
 
-/// One cell.
+/// A case that is simulated and also played on a real server.
 pub struct Cell {
-    /// Who reads what and when. A rate of 1 is one sample a second; the run goes faster.
+    /// The jobs and their times. A rate of 1 is one sample a second; the real run goes faster.
     pub case: Case,
-    /// Whether the pack is read, or the plain objects.
+    /// Whether jobs read the pack; else they read the plain objects.
     pub packed: bool,
-    /// The origin's bytes a second, where the cell is about time; then all jobs together want `demand` times as much.
+    /// The slow origin of a cell that measures time.
     pub link: Option<Link>,
 }
 
 /// An origin that is slower than its readers.
 #[derive(Clone, Copy)]
 pub struct Link {
-    /// Bytes a second of all its answers together.
+    /// Bandwidth over all answers, in bytes a second.
     pub bytes_per_s: f64,
-    /// What jobs could compute, relative to it.
+    /// Demand of all jobs together, as a multiple of `bytes_per_s`.
     pub demand: f64,
 }
 
-/// The dataset as cells see it.
+/// The dataset's shape, from which the cells are made.
 pub struct Dataset<'a> {
-    /// How many samples.
+    /// Number of samples.
     pub samples: usize,
-    /// Of a sample, on average.
+    /// Mean bytes of a sample.
     pub sample_bytes: u64,
     /// Samples in each chunk of the pack.
     pub pack: &'a [u32],
-    /// Epochs of the slowest job before anything is counted, and that are counted.
+    /// Epochs of the slowest job that are not counted.
     pub warm: f64,
-    /// See `warm`.
+    /// Epochs of the slowest job that are counted.
     pub epochs: f64,
 }
 
 impl Cell {
-    /// Leases of so many samples, job by job, over and over.
+    /// Sets the lease sizes of the jobs: `samples` in turn.
     fn with_leases(mut self, samples: &[u32]) -> Self {
         for (job, &lease) in self.case.jobs.iter_mut().zip(samples.iter().cycle()) {
             job.lease = lease;
@@ -70,7 +71,8 @@ impl Dataset<'_> {
         Cell { case, packed, link: None }.with_leases(&[LEASE])
     }
 
-    /// A job that does not do as the others, among four that are staggered; times in epochs.
+    /// Makes a cell of four staggered jobs, of which `how` changes one. It gets the length of an epoch in
+    /// seconds.
     fn one_apart(&self, name: &str, how: impl FnOnce(&mut Case, f64)) -> Cell {
         let mut cell = self.cell(name, true, true, 0.2, &[1.0; 4]);
         let epoch = self.samples as f64;
@@ -78,7 +80,7 @@ impl Dataset<'_> {
         cell
     }
 
-    /// All of them.
+    /// Returns all cells.
     pub fn cells(&self) -> Vec<Cell> {
         let near = [0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.1];
         let mut all = Vec::new();
@@ -118,7 +120,8 @@ impl Dataset<'_> {
         all
     }
 
-    /// One job that computes twice as fast as its origin sends, with half of its data in the cache.
+    /// Makes the cell of one job that computes twice as fast as its origin sends, with half of its data
+    /// cached.
     fn paced(&self) -> Cell {
         let mut cell = self.cell("1 job, packed, 50 %, half as fast an origin", true, false, 0.5, &[1.0]);
         let link = Link { bytes_per_s: 100e6, demand: 2.0 };

@@ -1,4 +1,4 @@
-//! One job: leases ahead of its steps, consumes by absolute deadlines, acknowledges.
+//! One job: it leases ahead of its steps, consumes by absolute deadlines, and acknowledges.
 
 use fletch_api::{BatchTimes, StartJob};
 use fletch_client::{
@@ -21,57 +21,57 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-/// When the cell's seconds are on this machine's clock.
+/// Maps the cell's seconds to this machine's clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
-    /// Its second 0.
+    /// Second 0 of the cell.
     pub begin: Instant,
-    /// Its seconds in one of ours.
+    /// Seconds of the cell in one second of the machine.
     pub speed: f64,
 }
 
 impl Clock {
-    /// That second of the cell.
+    /// Returns the instant of second `t` of the cell.
     #[must_use]
     pub fn at(&self, t: f64) -> Instant {
         self.begin + Duration::from_secs_f64(t / self.speed)
     }
 }
 
-/// What is counted.
+/// The part of a run that is measured.
 #[derive(Debug, Clone, Copy)]
 pub enum Span {
-    /// What happens between two moments.
+    /// Everything between two instants.
     Time { warm: Instant, end: Instant },
-    /// Whole epochs of a job that is alone: from this one on, before that one.
+    /// Whole epochs of a lone job: from `first` on, before `after`.
     Epochs { first: u64, after: u64 },
 }
 
-/// A job of a cell; its leases have as many samples as its `spec` says.
+/// A job of a cell. `spec` has the size of its leases.
 pub struct Consumer {
     pub client: Client,
     pub what: StartJob,
     pub spec: JobSpec,
     pub clock: Clock,
     pub span: Span,
-    /// Told of each epoch that it begins, and of the one that it does not begin any more.
+    /// Receives the number of each epoch that begins, and one more at the end.
     pub begins: watch::Sender<u64>,
     pub counted: Arc<AtomicU64>,
-    /// Where its orders are written.
+    /// File for the sample numbers of whole epochs, an epoch a line.
     pub orders: Option<PathBuf>,
 }
 
-/// How a job fared.
+/// Waiting times of a job.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Fared {
-    /// How long it waited for samples inside the measured time.
+    /// Time that the job waited for samples inside the measured span.
     pub waited: Duration,
-    /// How long its very first batch took.
+    /// Time until its first batch.
     pub first: Duration,
 }
 
 impl Consumer {
-    /// Reads epoch after epoch until its end.
+    /// Reads epoch after epoch until the job's end.
     pub async fn consume(self) -> Fared {
         let start = self.clock.at(self.spec.start);
         sleep_until(start).await;
@@ -105,7 +105,7 @@ impl Consumer {
         Fared { waited: reading.waited, first: reading.first.unwrap_or_default() }
     }
 
-    /// One epoch; whether the job has to leave.
+    /// Reads one epoch. Returns whether the job must leave.
     async fn epoch(
         &self,
         job: &JobHandle,
@@ -174,14 +174,14 @@ impl Consumer {
         }
     }
 
-    /// A step that would end in a pause ends after it.
+    /// Moves the end of a step past a pause.
     fn after_pause(&self, due: Instant) -> Instant {
         let within = |p: &&(f64, f64)| (self.clock.at(p.0)..self.clock.at(p.1)).contains(&due);
         self.spec.pauses.iter().find(within).map_or(due, |p| self.clock.at(p.1))
     }
 }
 
-/// The next batch, and how long the step that is due waited for it: then it and all later ones are so much later.
+/// Returns the next batch and how long the due step waited for it. Moves `due` by that time.
 pub async fn next(from: &mut Receiver<LeaseBatch>, due: &mut Instant) -> Option<(LeaseBatch, Duration)> {
     if let Ok(ready) = from.try_recv() {
         return Some((ready, Duration::ZERO));

@@ -1,18 +1,21 @@
 //! `bench-epochs [--cell NAME] [--epochs 3] [--warm 1] [--mb-per-s 600] [--arms fletch,pin,lru,direct]
-//!               [--samples 25600] [--sample-bytes 131072 | --data DIR] [--chunk-size 4MiB] [--cache-size BYTES]
-//!               [--origin-mb-per-s 400] [--orders DIR]
+//!               [--samples 25600] [--sample-bytes 131072 | --data DIR] [--chunk-size 4MiB]
+//!               [--cache-size BYTES] [--origin-mb-per-s 400] [--orders DIR]
 //!               [--strict-mb-per-s 100] [--json FILE]`
 //!
-//! Cells of the sweep on a real server: jobs with emulated steps (absolute deadlines) lease whole epochs over a unix
-//! socket, verify and acknowledge them; the origin is the emulator (25 ms to the first byte, 80 MB/s a stream, 400 MB/s
-//! in all, unless `--origin-mb-per-s N` or the cell says otherwise), which counts. Beside each figure: the bound, and
-//! `fletch simulate` on the same case, with and without the leases and decisions that a server holds ahead.
+//! Plays cells of the sweep on a real server. Jobs with emulated steps (absolute deadlines) lease whole
+//! epochs over a unix socket, verify and acknowledge them. The origin is the emulator, which counts bytes: 25
+//! ms to the first byte, 80 MB/s a stream, and 400 MB/s in all unless `--origin-mb-per-s N` or the cell says
+//! otherwise. Beside each figure stand the bound, and `fletch simulate` on the same case, with and without
+//! leases and picks decided ahead.
 //!
-//! c counts all that the server may hold: `memory.max` and `cache.size`. `lru` and `pin` are values of
+//! The cache size counts `memory.max` and `cache.size`. The arms `lru` and `pin` are values of
 //! `cache.policy`, read in the strict order; `direct` is a server without a disk and with the least memory.
-//! Before them stand the strict epochs ([`strict`]). A job alone is measured over whole epochs, several
-//! between two moments. `--data` takes a tree instead of making one, `--cache-size` a disk instead of the
-//! cell's, and `--orders` writes the sample numbers of each job's whole epochs, an epoch a line.
+//! Cells of strict epochs ([`strict`]) come first. A lone job is measured over whole epochs, several jobs
+//! between two instants.
+//!
+//! `--data` takes a tree instead of making one, `--cache-size` a disk size instead of the cell's. `--orders`
+//! writes the sample numbers of each job's whole epochs, an epoch a line.
 
 mod cells;
 mod consumer;
@@ -26,10 +29,11 @@ use fletch_sim::{ArmKind, simulate};
 use rig::{Bench, Measured};
 use std::path::PathBuf;
 
-const HEAD: &str = "| cell | arm | backend / delivered | simulated | without leases | bound | × bound | worst stall | first batch | time / ideal | server CPU s/GB | delivered GB |
+const HEAD: &str = "| cell | arm | backend / delivered | simulated | without leases | bound | × bound \
+    | worst stall | first batch | time / ideal | server CPU s/GB | delivered GB |
 |---|---|---|---|---|---|---|---|---|---|---|---|";
 
-/// Its line of the table, and the raw figures.
+/// Returns a cell's line of the table, and its raw figures.
 fn line(bench: &Bench, cell: &Cell, arm: ArmKind, m: &Measured) -> (String, serde_json::Value) {
     let simulated = simulate(&cell.case, arm, SweepParams::default());
     let mut bare = cell.case.clone();
@@ -55,8 +59,9 @@ fn line(bench: &Bench, cell: &Cell, arm: ArmKind, m: &Measured) -> (String, serd
     let waited: Vec<f64> = m.fared.iter().map(|f| f.waited.as_secs_f64() / m.seconds).collect();
     let raw = serde_json::json!({
         "cell": cell.case.name, "cache": cell.case.cache, "packed": cell.packed, "arm": arm,
-        "backend_per_delivered": m.ratio, "simulated": simulated.ratio, "simulated_without_leases": without.ratio,
-        "bound": simulated.bound, "stalled": waited, "first_batch_s": m.first(cell), "times_ideal": m.times_ideal(cell),
+        "backend_per_delivered": m.ratio, "simulated": simulated.ratio,
+        "simulated_without_leases": without.ratio, "bound": simulated.bound, "stalled": waited,
+        "first_batch_s": m.first(cell), "times_ideal": m.times_ideal(cell),
         "server_cpu_s_per_gb": m.cpu, "delivered_bytes": m.delivered, "dataset_bytes": bench.bytes(),
     });
     (text, raw)
@@ -102,7 +107,7 @@ fn main() {
                 "pin" => ArmKind::Pin,
                 "lru" => ArmKind::Lru,
                 "direct" => ArmKind::Direct,
-                other => panic!("--arms {other}: fletch, pin, lru or direct"),
+                other => panic!("--arms {other}: no such arm; give fletch, pin, lru or direct"),
             };
             let (text, figures) = line(&bench, cell, arm, &bench.measure(cell, arm));
             println!("{text}");

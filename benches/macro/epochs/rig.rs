@@ -1,4 +1,4 @@
-//! The dataset, its origin and its server: what a cell is played on.
+//! The rig on which a cell is played: the dataset, its origin and its server.
 
 use crate::{
     cells::Cell,
@@ -25,55 +25,55 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-/// The least memory of a server.
+/// The smallest memory that a server accepts, in bytes.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// The dataset, in both layouts, and how jobs read it.
+/// The dataset in both layouts, and the speeds of jobs and origin.
 pub struct Bench {
     pub scratch: tempfile::TempDir,
     pub samples: u64,
-    /// Of a sample, on average.
+    /// Mean bytes of a sample.
     pub sample_bytes: u64,
     pub chunk_size: String,
     pub cache_size: Option<u64>,
-    /// Bytes a second that all jobs together want.
+    /// Demand of all jobs together, in bytes a second.
     pub pace: f64,
-    /// Bytes a second that the origin sends in all, where the cell does not say.
+    /// The origin's bandwidth where the cell has none, in bytes a second.
     pub origin_bytes_per_s: f64,
     pub orders: Option<PathBuf>,
-    /// Whether any cell reads the pack: without it there is room for a larger dataset.
+    /// Whether to make a pack. Without one there is room for a larger dataset.
     pub packs: bool,
-    /// Epochs before anything is counted, and that are counted.
+    /// Epochs that are not counted, and epochs that are.
     pub epochs: (u64, u64),
 }
 
-/// What came of a cell.
+/// The result of a cell.
 #[derive(Debug)]
 pub struct Measured {
     /// Origin bytes per delivered byte.
     pub ratio: f64,
     pub delivered: u64,
-    /// How long it was measured.
+    /// Length of the measured span, in seconds.
     pub seconds: f64,
-    /// Each job.
+    /// Waiting times of each job.
     pub fared: Vec<Fared>,
     /// CPU seconds of the server per delivered GB.
     pub cpu: f64,
 }
 
 impl Measured {
-    /// Part of the time that the worst job waited.
+    /// Returns the part of the time that the worst job waited.
     pub fn stalled(&self) -> f64 {
         self.fared.iter().map(|f| f.waited.as_secs_f64()).fold(0.0, f64::max) / self.seconds
     }
 
-    /// The longest that a job waited for its first batch, if it came to a cache that was warm.
+    /// Returns the longest wait for a first batch, in seconds, of the jobs that start late.
     pub fn first(&self, cell: &Cell) -> Option<f64> {
         let late = self.fared.iter().zip(&cell.case.jobs).filter(|(_, j)| j.start > 0.0);
         late.map(|(f, _)| f.first.as_secs_f64()).reduce(f64::max)
     }
 
-    /// Time of an epoch relative to the least that compute, link and cache allow.
+    /// Returns the time of an epoch relative to the least that compute, link and cache allow.
     pub fn times_ideal(&self, cell: &Cell) -> Option<f64> {
         let link = cell.link?;
         let best = (link.demand * link.bytes_per_s).min(link.bytes_per_s / (1.0 - cell.case.cache));
@@ -94,12 +94,13 @@ impl Bench {
         self.samples * self.sample_bytes
     }
 
-    /// The origin over the dataset, and the settings by which servers and tools reach it.
+    /// Starts the origin of the dataset and writes the settings by which servers and tools reach it.
     pub fn emulator(&self, config: EmulatorConfig) -> OriginEmulator {
         let origin =
             OriginEmulator::start(config, Backing::Synthetic(self.at("bucket"), std::process::id().into()));
         let text = format!(
-            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
+            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\n\
+             credentials = \"anonymous\"\nregion = \"local\"\n",
             origin.uri(),
             origin.endpoint()
         );
@@ -107,7 +108,7 @@ impl Bench {
         origin
     }
 
-    /// Puts the dataset in its place and makes its layouts.
+    /// Writes the dataset, or copies `data`, and makes its layouts.
     pub fn make(&mut self, data: &str) {
         let set = self.at("bucket/set");
         if data.is_empty() {
@@ -136,7 +137,7 @@ impl Bench {
         }
     }
 
-    /// Samples in each chunk of the pack: as many as its object has room for. None where there is no pack.
+    /// Returns the samples in each chunk of the pack, estimated from its length. Empty without a pack.
     pub fn pack_units(&self) -> Vec<u32> {
         if !self.packs {
             return Vec::new();
@@ -154,7 +155,7 @@ impl Bench {
         units
     }
 
-    /// A fresh server, with the dataset registered: itself, its unix socket and its URL.
+    /// Starts a fresh server and registers the dataset. Returns the server, its unix socket and its URL.
     pub fn server(&self, origin: &OriginEmulator, more: &[&str], packed: bool) -> (Daemon, PathBuf, String) {
         let state = self.at("server");
         std::fs::remove_dir_all(&state).ok();
@@ -186,7 +187,7 @@ impl Bench {
         (server, socket, url)
     }
 
-    /// Starts a server and its origin, plays a cell, and ends both.
+    /// Starts a server and its origin, plays a cell, and stops both.
     pub fn measure(&self, cell: &Cell, arm: ArmKind) -> Measured {
         let link = cell.link.map_or(self.origin_bytes_per_s, |l| l.bytes_per_s);
         let origin = self.emulator(EmulatorConfig {
@@ -227,8 +228,8 @@ impl Bench {
         let pace = cell.link.map_or(self.pace, |l| l.bytes_per_s * l.demand);
         let speed = pace / self.sample_bytes as f64 / sum;
         let clock = Clock { begin: Instant::now() + Duration::from_millis(200), speed };
-        // A job alone is measured over whole epochs, however long they take: what an epoch finds in the cache and what
-        // it brings lie at different ends of it. Several jobs begin theirs at different times.
+        // A job alone is measured over whole epochs, however long they take: what an epoch finds in the cache
+        // and what it brings lie at different ends of it. Several jobs begin theirs at different times.
         let span = match case.jobs.len() {
             1 => Span::Epochs { first: self.epochs.0, after: self.epochs.0 + self.epochs.1 },
             _ => Span::Time { warm: clock.at(case.warm), end: clock.at(case.end) },
@@ -279,7 +280,7 @@ impl Bench {
     }
 }
 
-/// Job `j` as the server is told of it.
+/// Returns the declaration of job `j` for the server.
 fn declaration(j: usize, spec: &JobSpec, arm: ArmKind) -> StartJob {
     let chosen = arm == ArmKind::Fletch && spec.reader == Reader::Substitute;
     StartJob {

@@ -1,5 +1,6 @@
-//! Strict epochs, cold: one job in a known order at an origin that brings 1.1 times what it wants, on a server without
-//! a disk. What it stalls from batch 10 on, what the origin sent, and what was fetched in vain.
+//! Strict epochs, cold: one job in a known order at an origin with 1.1 times its demand, on a server without
+//! a disk. Measures the stall from batch 10 on, the origin's bytes, and the bytes that were prefetched in
+//! vain.
 
 use crate::{
     cells::LEASE,
@@ -25,7 +26,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-/// The origin's bandwidth, as a multiple of what the job wants.
+/// The origin's bandwidth, as a multiple of the job's demand.
 const SPARE: f64 = 1.1;
 /// The first batch that counts.
 const FROM: usize = 10;
@@ -44,7 +45,7 @@ const ROWS: [Row; 4] = [
     Row { name: "strict, packed, by chunk", packed: true, memory: "2GiB", ahead: "50%" },
 ];
 
-/// Measures the rows whose names contain `only`, with a job that wants `pace` bytes a second.
+/// Measures the rows whose names contain `only`, with a job that reads `pace` bytes a second.
 pub fn rows(bench: &Bench, only: &str, pace: f64) -> Vec<serde_json::Value> {
     let wanted: Vec<&Row> = ROWS.iter().filter(|r| r.name.contains(only)).collect();
     let mut raw = Vec::new();
@@ -52,7 +53,8 @@ pub fn rows(bench: &Bench, only: &str, pace: f64) -> Vec<serde_json::Value> {
         return raw;
     }
     println!(
-        "| cold, origin {SPARE} x demand ({:.0} MB/s) | stall from batch {FROM} | origin bytes / D | in vain, bytes | epoch s | server CPU s/GB |",
+        "| cold, origin {SPARE} x demand ({:.0} MB/s) | stall from batch {FROM} | origin bytes / D \
+         | in vain, bytes | epoch s | server CPU s/GB |",
         pace / 1e6
     );
     println!("|---|---|---|---|---|---|");
@@ -108,7 +110,8 @@ fn measure(bench: &Bench, row: &Row, pace: f64) -> Measured {
     }
 }
 
-/// One whole epoch: the part of the time from batch [`FROM`] on that was waited, bytes, and seconds.
+/// Reads one epoch. Returns the part of the time from batch [`FROM`] on that the job waited, bytes, and
+/// seconds.
 async fn epoch(bench: &Bench, socket: &Path, pace: f64) -> (f64, u64, f64) {
     let endpoint = format!("unix:{}", socket.display()).parse().expect("endpoint");
     let name: fletch_core::JobName = "strict".parse().expect("name");
@@ -169,7 +172,7 @@ async fn epoch(bench: &Bench, socket: &Path, pace: f64) -> (f64, u64, f64) {
     (waited.as_secs_f64() / counted, delivered, begin.elapsed().as_secs_f64())
 }
 
-/// A number of the server's metrics.
+/// Returns the value of one of the server's metrics.
 fn metric(url: &str, name: &str) -> u64 {
     let address = url.trim_start_matches("http://").trim_end_matches('/');
     let mut stream = TcpStream::connect(address).expect("the server");

@@ -128,6 +128,17 @@ fn every_document_with_commands_is_executed() {
 }
 
 #[test]
+fn every_setting_of_the_server_is_documented() {
+    let shown = run(command("fletch-server").args(["config", "show", "--effective"]));
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let text = read("docs/OPERATIONS.md");
+    let keys: Vec<&str> = shown.lines().filter_map(|l| Some(l.split_once(" = ")?.0)).collect();
+    assert!(keys.len() > 20, "{shown}");
+    let missing: Vec<&&str> = keys.iter().filter(|k| !text.contains(&format!("| `{k}` |"))).collect();
+    assert_eq!(missing, Vec::<&&str>::new(), "settings that docs/OPERATIONS.md does not list");
+}
+
+#[test]
 fn readme_commands_do_what_it_says() {
     if !have(&[Need::Fuse, Need::Python]) {
         return;

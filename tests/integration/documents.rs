@@ -1,5 +1,7 @@
-//! Documents that run: README's commands, SEMANTICS' promises, the demo.
+//! Documents that run: the commands of README, tutorial and how-to pages, the promises of SEMANTICS, the demo.
 
+use fletch_origin::{Credentials, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
+use fletch_testkit::servers;
 use fletch_tests::bins::{Running, bin_dir, command, repo, run};
 use fletch_tests::console;
 use fletch_tests::fixture::Site;
@@ -33,52 +35,53 @@ fn shell(program: &str) -> Command {
     c
 }
 
-#[test]
-fn readme_commands_do_what_it_says() {
-    if !have(&[Need::Fuse, Need::Python, Need::Torch, Need::Images]) {
-        return;
-    }
-    let readme = fs::read_to_string(repo().join("README.md")).expect("README.md");
-    let steps = console::steps(&readme, "console");
-    assert!(steps.len() >= 8, "README shows {} commands", steps.len());
-    // The two commands that everything begins with are pinned here: one runs below as part of
-    // the steps, the other is what runs this test. README's folder is below the reader's home,
-    // and this test has a home of its own.
-    let first: Vec<&str> = steps.iter().take(1).map(|s| s.command.as_str()).collect();
-    assert_eq!(first, ["make demo DATA=$HOME/data"]);
-    assert!(!readme.contains("/usr/share"), "README's commands read a shared folder of the machine");
-    assert_eq!(
-        console::blocks(&readme, "sh"),
-        [(console::blocks(&readme, "sh")[0].0, "make test\n".to_owned())]
-    );
-    let program = fs::read_to_string(repo().join("python/examples/train.py")).expect("example");
-    assert_eq!(console::blocks(&readme, "python").into_iter().map(|b| b.1).collect::<Vec<_>>(), [program]);
-    let ci = fs::read_to_string(repo().join(".ci/run")).expect(".ci/run");
-    assert!(ci.lines().any(|l| l == "exec make test"), ".ci/run calls README's test command");
+/// Documents whose `console` blocks are executed below, each by a test of its own.
+const EXECUTED: &[&str] = &[
+    "README.md",
+    "docs/TUTORIAL.md",
+    "docs/howto/see-what-it-saves.md",
+    "docs/howto/serve-and-mount.md",
+    "docs/howto/several-tenants.md",
+    "docs/howto/train-from-python.md",
+    "docs/howto/warm-up.md",
+];
 
-    let home = TempDir::with_prefix("fletch-readme-").expect("home");
-    readme_folder(&home.path().join("data"));
+fn read(document: &str) -> String {
+    fs::read_to_string(repo().join(document)).unwrap_or_else(|e| panic!("{document}: {e}"))
+}
+
+/// Runs all commands of a document in one shell, with `env` as the variables that its reader sets. The folder that
+/// a document reads, unless told otherwise, is below the reader's home, and the test has a home of its own.
+fn execute(document: &str, env: &[(&str, &str)]) {
+    assert!(EXECUTED.contains(&document), "{document} is not listed in EXECUTED");
+    let steps = console::steps(&read(document), "console");
+    assert!(steps.len() >= 8, "{document} shows {} commands", steps.len());
+    let home = TempDir::with_prefix("fletch-document-").expect("home");
+    readers_folder(&home.path().join("data"));
     let target = bin_dir().parent().expect("target").display().to_string();
-    let env = [
+    // rustup finds its toolchain through HOME; the document's HOME is a scratch one.
+    let below_home = |variable: &str, dir: &str| {
+        std::env::var(variable)
+            .unwrap_or_else(|_| format!("{}/{dir}", std::env::var("HOME").unwrap_or_default()))
+    };
+    let (rustup, cargo) = (below_home("RUSTUP_HOME", ".rustup"), below_home("CARGO_HOME", ".cargo"));
+    let own = [
         ("HOME", home.path().to_str().expect("utf-8")),
         ("CARGO_TARGET_DIR", &target),
+        ("RUSTUP_HOME", &rustup),
+        ("CARGO_HOME", &cargo),
+        ("DATA", ""),
         ("CI", ""),
         ("MAKEFLAGS", ""),
         ("MAKELEVEL", "0"),
     ];
-    // rustup finds its toolchain through HOME; the document's HOME is a scratch one.
-    let rustup = std::env::var("RUSTUP_HOME")
-        .unwrap_or_else(|_| format!("{}/.rustup", std::env::var("HOME").unwrap_or_default()));
-    let cargo = std::env::var("CARGO_HOME")
-        .unwrap_or_else(|_| format!("{}/.cargo", std::env::var("HOME").unwrap_or_default()));
-    let env = [&env[..], &[("RUSTUP_HOME", &rustup), ("CARGO_HOME", &cargo)]].concat();
-    if let Err(faults) = console::run(&steps, &repo(), &env) {
-        panic!("README.md differs from what happens:\n{faults}");
+    if let Err(faults) = console::run(&steps, &repo(), &[&own[..], env].concat()) {
+        panic!("{document} differs from what happens:\n{faults}");
     }
 }
 
-/// Makes the folder that README's commands read: many small files, equal files, a link, a large file.
-fn readme_folder(dir: &Path) {
+/// Makes the folder that documents read: many small files, equal files, a link, a large file.
+fn readers_folder(dir: &Path) {
     let mut random = ChaCha8Rng::seed_from_u64(7);
     let mut bytes = vec![0; 9 << 20];
     random.fill_bytes(&mut bytes);
@@ -94,6 +97,144 @@ fn readme_folder(dir: &Path) {
     }
     symlink("package-00/copyright", dir.join("LICENCE")).expect("symlink");
     fs::write(dir.join("large.bin"), &bytes).expect("write");
+}
+
+/// The one `python` block of a document is a program of `python/examples`.
+fn shows_the_program(document: &str, example: &str) {
+    let program = read(&format!("python/examples/{example}"));
+    let shown: Vec<String> = console::blocks(&read(document), "python").into_iter().map(|b| b.1).collect();
+    assert_eq!(shown, [program], "{document} and python/examples/{example}");
+}
+
+#[test]
+fn every_document_with_commands_is_executed() {
+    let mut found = Vec::new();
+    let mut todo = vec![repo().join("docs")];
+    let mut files = vec![repo().join("README.md")];
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(&dir).expect("docs") {
+            let path = entry.expect("entry").path();
+            if path.is_dir() { &mut todo } else { &mut files }.push(path);
+        }
+    }
+    for file in files.iter().filter(|f| f.extension().is_some_and(|x| x == "md")) {
+        let text = fs::read_to_string(file).expect("document");
+        if !console::steps(&text, "console").is_empty() {
+            found.push(file.strip_prefix(repo()).expect("below").display().to_string());
+        }
+    }
+    found.sort();
+    assert_eq!(found, EXECUTED);
+}
+
+#[test]
+fn every_setting_of_the_server_is_documented() {
+    let shown = run(command("fletch-server").args(["config", "show", "--effective"]));
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let text = read("docs/OPERATIONS.md");
+    let keys: Vec<&str> = shown.lines().filter_map(|l| Some(l.split_once(" = ")?.0)).collect();
+    assert!(keys.len() > 20, "{shown}");
+    let missing: Vec<&&str> = keys.iter().filter(|k| !text.contains(&format!("| `{k}` |"))).collect();
+    assert_eq!(missing, Vec::<&&str>::new(), "settings that docs/OPERATIONS.md does not list");
+}
+
+#[test]
+fn readme_commands_do_what_it_says() {
+    if !have(&[Need::Fuse, Need::Python]) {
+        return;
+    }
+    // The two commands that everything begins with are pinned here: one runs below as part of
+    // the steps, the other is what runs this test.
+    let readme = read("README.md");
+    let first: Vec<String> =
+        console::steps(&readme, "console").into_iter().map(|s| s.command).take(2).collect();
+    assert_eq!(first, ["export DATA=${DATA:-$HOME/data}    # any folder of yours", "make demo"]);
+    assert_eq!(
+        console::blocks(&readme, "sh"),
+        [(console::blocks(&readme, "sh")[0].0, "make test\n".to_owned())]
+    );
+    assert!(!readme.contains("/usr/share"), "README's commands read a shared folder of the machine");
+    let ci = fs::read_to_string(repo().join(".ci/run")).expect(".ci/run");
+    assert!(ci.lines().any(|l| l == "exec make test"), ".ci/run calls README's test command");
+    execute("README.md", &[]);
+}
+
+#[test]
+fn how_to_serve_and_mount_does_what_it_says() {
+    if have(&[Need::Fuse, Need::Python]) {
+        execute("docs/howto/serve-and-mount.md", &[]);
+    }
+}
+
+#[test]
+fn how_to_train_from_python_does_what_it_says() {
+    shows_the_program("docs/howto/train-from-python.md", "train.py");
+    if have(&[Need::Python, Need::Torch, Need::Images]) {
+        execute("docs/howto/train-from-python.md", &[]);
+    }
+}
+
+#[test]
+fn how_to_warm_up_does_what_it_says() {
+    execute("docs/howto/warm-up.md", &[]);
+}
+
+#[test]
+fn how_to_serve_several_tenants_does_what_it_says() {
+    execute("docs/howto/several-tenants.md", &[]);
+}
+
+#[test]
+fn how_to_see_what_the_cache_saves_does_what_it_says() {
+    if have(&[Need::Fuse]) {
+        execute("docs/howto/see-what-it-saves.md", &[]);
+    }
+}
+
+/// Puts a dataset of 120 MB into a bucket: four times what the tutorial's server has in cache or memory.
+fn put_photos(endpoint: &str, dir: &Path) {
+    let credentials = dir.join("credentials");
+    fs::write(&credentials, "[default]\naws_access_key_id = test\naws_secret_access_key = test\n")
+        .expect("write");
+    let config = OriginConfig {
+        prefix: "s3://bucket".to_owned(),
+        endpoint: Some(endpoint.to_owned()),
+        region: Some("us-east-1".to_owned()),
+        credentials: Some(Credentials::File(credentials)),
+        allow_http: true,
+        ..OriginConfig::default()
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
+    let origins = Origins::new(vec![config], OriginLimits::default()).expect("origins");
+    let origin = origins.open(&OriginUri::parse("s3://bucket/photos").expect("uri")).expect("open");
+    runtime.block_on(async {
+        for i in 0..800u64 {
+            let mut bytes = vec![0; 150_000];
+            ChaCha8Rng::seed_from_u64(i).fill_bytes(&mut bytes);
+            let path = format!("class {}/{i:03}.jpg", i % 10);
+            origin.put(&path, bytes.into(), PutMode::Overwrite).await.expect("put");
+        }
+    });
+}
+
+#[test]
+fn the_tutorial_does_what_it_says() {
+    shows_the_program("docs/TUTORIAL.md", "read.py");
+    if !have(&[Need::Python, Need::Torch]) {
+        return;
+    }
+    let Some(store) = servers::s3("bucket") else { return };
+    let (endpoint, dir) = (store.endpoint(), TempDir::with_prefix("fletch-tutorial-").expect("scratch"));
+    put_photos(&endpoint, dir.path());
+    execute(
+        "docs/TUTORIAL.md",
+        &[
+            ("DATA", "s3://bucket/photos"),
+            ("ENDPOINT", &endpoint),
+            ("AWS_ACCESS_KEY_ID", "test"),
+            ("AWS_SECRET_ACCESS_KEY", "test"),
+        ],
+    );
 }
 
 /// A tree that holds one of everything that SEMANTICS speaks of.

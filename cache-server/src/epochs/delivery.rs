@@ -38,8 +38,8 @@ impl Delivery {
     pub fn sources(&self, class: DeliveryClass) -> &Arc<Sources> {
         match (&self.setup.sweep, class) {
             (None, _) | (_, DeliveryClass::Exact) => &self.setup.exact,
-            (Some(sweep), DeliveryClass::Direct) => &sweep.passing,
-            (Some(sweep), _) => &sweep.keeping,
+            (Some(sweep), DeliveryClass::Direct) => &sweep.uncached_sources,
+            (Some(sweep), _) => &sweep.kept_sources,
         }
     }
 

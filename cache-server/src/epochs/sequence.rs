@@ -182,7 +182,7 @@ impl Sequence {
                 }
                 while entries.len() < n as usize {
                     let missing = n - u32::try_from(entries.len()).unwrap_or(n);
-                    let picked = sweep.sweep.draw(
+                    let picked = sweep.sweep.next_picks(
                         sweep.subscriber,
                         &mut sweep.queue,
                         missing,

@@ -500,8 +500,8 @@ impl Registry {
     /// The sweeps' numbers for the disk tier, of one dataset.
     #[must_use]
     pub fn sweeps_of(&self, domain: &Domain, dataset: &fletch_core::DatasetName) -> Vec<DatasetId> {
-        let of = |w: &Arc<Sweep>| w.keeping.domain == *domain && w.source.dataset() == dataset;
-        self.sweeps().iter().filter(|w| of(w)).map(|w| w.keeping.number()).collect()
+        let of = |w: &Arc<Sweep>| w.kept_sources.domain == *domain && w.source.dataset() == dataset;
+        self.sweeps().iter().filter(|w| of(w)).map(|w| w.kept_sources.number()).collect()
     }
 
     /// Numbers.

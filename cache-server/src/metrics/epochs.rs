@@ -75,9 +75,9 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         "Samples that sweeps chose, by whether their bytes were here, or something else that was here was kept for later",
         &["unit"],
         &[
-            (vec!["resident"], s.picked_here.load(Relaxed)),
-            (vec!["held_back"], s.picked_over.load(Relaxed)),
-            (vec!["absent"], s.picked_away.load(Relaxed)),
+            (vec!["resident"], s.picked_resident.load(Relaxed)),
+            (vec!["held_back"], s.picked_held_back.load(Relaxed)),
+            (vec!["absent"], s.picked_absent.load(Relaxed)),
         ],
     )?;
     page.counter(
@@ -90,7 +90,7 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         "fletch_sweep_evicted_units_total",
         "Units that sweeps dropped",
         &[],
-        &[(vec![], s.dropped.load(Relaxed))],
+        &[(vec![], s.evicted.load(Relaxed))],
     )?;
     page.counter(
         "fletch_sweep_failed_units_total",
@@ -102,6 +102,6 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         "fletch_sweep_displaced_units_total",
         "Times that the disk kept less than a sweep's share, and something else left for a unit",
         &[],
-        &[(vec![], s.gave_way.load(Relaxed))],
+        &[(vec![], s.displaced.load(Relaxed))],
     )
 }

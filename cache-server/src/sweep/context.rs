@@ -39,16 +39,16 @@ pub struct SweepCounts {
     /// Bytes that sweeps fetched, as they occupy the disk.
     pub loaded_bytes: AtomicU64,
     /// Units that sweeps evicted.
-    pub dropped: AtomicU64,
+    pub evicted: AtomicU64,
     /// Units whose fetch failed, or that the disk did not keep.
     pub failed: AtomicU64,
     /// Times that a sweep evicted another unit because the disk kept less than the sweep's share.
-    pub gave_way: AtomicU64,
+    pub displaced: AtomicU64,
     /// Samples that sweeps picked and whose unit was resident.
-    pub picked_here: AtomicU64,
-    /// Samples that sweeps picked and whose unit was not resident, although a sample of the reserve was left or
-    /// a resident pick stood further back in the queue.
-    pub picked_over: AtomicU64,
+    pub picked_resident: AtomicU64,
+    /// Samples that sweeps picked and whose unit was not resident, although a sample of the reserve was left
+    /// or a resident pick stood further back in the queue.
+    pub picked_held_back: AtomicU64,
     /// Samples that sweeps picked and whose unit was not resident, when no resident sample was left.
-    pub picked_away: AtomicU64,
+    pub picked_absent: AtomicU64,
 }

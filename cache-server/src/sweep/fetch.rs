@@ -1,4 +1,4 @@
-//! Units are brought to where they stay, and looked for there.
+//! Fetching of a sweep's units to where they are kept, and checks that they are still there.
 
 use super::{Sweep, pending_reads};
 use crate::versions::{ChunkFetch, Located};
@@ -9,49 +9,51 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So long, and so often, a unit that the disk refused is offered again.
+/// How long, and how often, the sweep offers the disk a unit that it refused.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
 const SETTLE_EVERY: Duration = Duration::from_millis(20);
-/// After so long something else leaves for it, and again after as long: what was dropped may have been on its way to the disk,
-/// or be owed.
+/// Pause before another unit is displaced for a refused one.
+///
+/// An evicted unit may still be on its way to the disk, or have pending reads.
 const GIVE_WAY_EVERY: Duration = Duration::from_millis(250);
-/// So long after a unit last gave way the sweep plans with all of its share again.
+/// How long after the last displacement the sweep plans with its whole share again.
 const REGAINED_AFTER: Duration = Duration::from_secs(60);
-/// Units that are looked for at a time.
+/// Most units that one check looks for.
 const LOOKED_FOR: usize = 16_384;
 
 impl Sweep {
-    /// The unit's chunks, brought to where they stay; themselves where that is memory.
-    pub(super) async fn bring(self: &Arc<Self>, unit: u32) -> Result<Option<Vec<Verified>>, String> {
+    /// Fetches a unit's chunks to where they are kept; returns the chunks where that is memory.
+    pub(super) async fn fetch_unit(self: &Arc<Self>, unit: u32) -> Result<Option<Vec<Verified>>, String> {
         let store = &self.context.store;
         let mut held = store.disk().is_none().then(Vec::new);
         for c in self.samples.chunks(unit) {
             let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
             let row = rows.get(c.row as usize).ok_or("its row is gone")?;
             let located = Located::at(&self.source, c.part as usize, row.clone());
-            // Each serves one attempt: asked again it takes what it brought for wrong bytes.
-            let fetch = || ChunkFetch::fetch(&self.context.versions, &self.keeping, c.hash, &located);
+            // One fetch per attempt: a fetch that is asked again takes its earlier bytes for wrong ones.
+            let fetch = || ChunkFetch::fetch(&self.context.versions, &self.kept_sources, c.hash, &located);
             match &mut held {
                 Some(held) => {
-                    let (key, number) = (self.key(c.hash), self.keeping.number());
+                    let (key, number) = (self.key(c.hash), self.kept_sources.number());
                     let hit = store.read(key, c.len, number, fetch()).await.map_err(|e| e.to_string())?;
                     held.push(hit.chunk);
                 }
-                None => self.keep(unit, c.hash, c.len, fetch).await?,
+                None => self.keep_on_disk(unit, c.hash, c.len, fetch).await?,
             }
         }
         Ok(held)
     }
 
-    /// A chunk of a unit comes to the disk. While that refuses it, it is offered again, at last in place of others.
-    async fn keep(
+    /// Fetches a chunk to the disk. While the disk refuses it, offers it again, at last in place of other
+    /// units.
+    async fn keep_on_disk(
         self: &Arc<Self>,
         unit: u32,
         hash: fletch_core::Hash,
         len: u32,
         fetch: impl Fn() -> Fetch,
     ) -> Result<(), String> {
-        let (key, number) = (self.key(hash), self.keeping.number());
+        let (key, number) = (self.key(hash), self.kept_sources.number());
         let began = Instant::now();
         let mut made_room = began;
         loop {
@@ -59,7 +61,7 @@ impl Sweep {
             if warmed.map_err(|e| e.to_string())? != Warmed::Refused {
                 return Ok(());
             }
-            let waits = self.settle();
+            let waits = self.evict_again();
             if began.elapsed() >= SETTLED_WITHIN {
                 return Err("the disk does not keep it".to_owned());
             }
@@ -73,16 +75,17 @@ impl Sweep {
         }
     }
 
-    /// Drops once more what was dropped a moment ago; whether there was any.
-    fn settle(&self) -> bool {
+    /// Evicts recently evicted units once more; returns whether there were any.
+    fn evict_again(&self) -> bool {
         let mut inner = self.lock();
-        self.drop_again(&mut inner, pending_reads::WITHIN_FULL);
-        !inner.dropped.is_empty()
+        self.evict_overdue(&mut inner, pending_reads::WITHIN_FULL);
+        !inner.evicted.is_empty()
     }
 
-    /// The disk keeps less than the sweep's share, so that something else leaves for a unit; whether it did.
+    /// Displaces another unit because the disk keeps less than the sweep's share; returns whether one was
+    /// displaced.
     fn give_way(self: &Arc<Self>, unit: u32) -> bool {
-        // A disk that keeps nothing at all is no reason to drop what is there.
+        // A disk that keeps nothing at all is no reason to evict what it holds.
         let on = |t: &fletch_store::disk::DiskEngine| t.health() == Health::On;
         if !self.context.store.disk().and_then(|d| d.engine()).is_some_and(|t| on(&t)) {
             return false;
@@ -92,28 +95,30 @@ impl Sweep {
         if !inner.policy.give_way(unit, inner.capacity, &mut inner.actions) {
             return false;
         }
-        inner.gave_way = Some(Instant::now());
-        self.context.counts.gave_way.fetch_add(1, Relaxed);
-        self.obey(inner, u64::MAX);
+        inner.displaced_at = Some(Instant::now());
+        self.context.counts.displaced.fetch_add(1, Relaxed);
+        self.apply_actions(inner, u64::MAX);
         true
     }
 
-    /// Looks for units that should be on the disk, some at a time. What was refused when its turn to be written came, or was
-    /// found to be damaged, is not there; unless the sweep hears of it, each of its samples is read alone.
-    pub(super) fn look(self: &Arc<Self>) {
+    /// Checks the next few units that the disk should hold.
+    ///
+    /// The disk may have refused a chunk when its append came up, or found it damaged. Without this check
+    /// each sample of such a unit would be read directly.
+    pub(super) fn check_resident(self: &Arc<Self>) {
         let Some(disk) = self.context.store.disk() else { return };
         let Some(tier) = disk.engine() else { return };
-        // Of a disk that is off nothing can be said.
+        // A disk that is off says nothing about what it holds.
         if tier.health() != Health::On {
             return;
         }
         let expected: Vec<(u32, u32)> = {
             let mut inner = self.lock();
-            let units = inner.here.len();
-            let some = (0..LOOKED_FOR.min(units)).map(|i| (inner.looked + i) % units);
-            let here = some.filter(|&u| inner.here[u] == super::HERE);
-            let found = here.map(|u| (u32::try_from(u).unwrap_or(u32::MAX), inner.load[u])).collect();
-            inner.looked = (inner.looked + LOOKED_FOR) % units.max(1);
+            let units = inner.residence.len();
+            let some = (0..LOOKED_FOR.min(units)).map(|i| (inner.next_checked + i) % units);
+            let here = some.filter(|&u| inner.residence[u] == super::RESIDENT);
+            let found = here.map(|u| (u32::try_from(u).unwrap_or(u32::MAX), inner.fetches[u])).collect();
+            inner.next_checked = (inner.next_checked + LOOKED_FOR) % units.max(1);
             found
         };
         let stays = |unit: u32| {
@@ -128,28 +133,29 @@ impl Sweep {
         let full = std::mem::replace(&mut inner.refused, refused) != refused;
         for (unit, load) in gone {
             let u = unit as usize;
-            if inner.here[u] != super::HERE || inner.load[u] != load || !inner.policy.holds(unit) {
+            if inner.residence[u] != super::RESIDENT || inner.fetches[u] != load || !inner.policy.holds(unit)
+            {
                 continue;
             }
-            inner.here[u] = super::AWAY;
+            inner.residence[u] = super::ABSENT;
             self.context.counts.failed.fetch_add(1, Relaxed);
             if full && inner.policy.give_way(unit, inner.capacity, &mut inner.actions) {
-                inner.gave_way = Some(Instant::now());
-                self.context.counts.gave_way.fetch_add(1, Relaxed);
+                inner.displaced_at = Some(Instant::now());
+                self.context.counts.displaced.fetch_add(1, Relaxed);
             }
             inner.policy.lost(unit);
         }
-        self.obey(inner, u64::MAX);
+        self.apply_actions(inner, u64::MAX);
     }
 
-    /// The share as it is now, and all of it again some time after it was found to be less.
+    /// Applies a changed share, and the whole share again some time after the disk kept less.
     pub(super) fn resize(self: &Arc<Self>, inner: &mut super::Inner, capacity: u64) {
-        let regained = inner.gave_way.is_some_and(|at| at.elapsed() >= REGAINED_AFTER);
+        let regained = inner.displaced_at.is_some_and(|at| at.elapsed() >= REGAINED_AFTER);
         if capacity == inner.capacity && !regained {
             return;
         }
-        (inner.capacity, inner.gave_way) = (capacity, None);
+        (inner.capacity, inner.displaced_at) = (capacity, None);
         inner.policy.set_capacity(capacity, &mut inner.actions);
-        self.obey(inner, u64::MAX);
+        self.apply_actions(inner, u64::MAX);
     }
 }

@@ -1,23 +1,23 @@
-//! How many units are brought at once: so many, and so many bytes of chunks.
+//! Permits that bound a sweep's fetches under way, in units and in bytes of chunks.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// StrictAssignment to bring a unit, and room for its chunks.
+/// The permits of one sweep.
 pub(super) struct FetchPermits {
-    turns: Semaphore,
+    permits: Semaphore,
     kib: Semaphore,
     all_kib: u32,
 }
 
-/// The right to bring a unit now, until it is dropped.
+/// Permission to fetch one unit, returned when it is dropped.
 pub(super) struct FetchPermit<'a> {
-    _turn: SemaphorePermit<'a>,
+    _fetch: SemaphorePermit<'a>,
     _room: SemaphorePermit<'a>,
 }
 
-/// What is free at a moment.
+/// The permits that are free at one moment.
 pub(super) struct Free {
-    turns: usize,
+    permits: usize,
     kib: usize,
     all_kib: u32,
 }
@@ -27,23 +27,24 @@ fn kib(bytes: u64) -> u32 {
 }
 
 impl FetchPermits {
-    /// At most `turns_max` units at once, and chunks of `bytes_max`; a longer one waits for all there is.
-    pub fn new(turns_max: usize, bytes_max: u64) -> Self {
+    /// At most `fetches_max` units and `bytes_max` bytes at once; a longer chunk takes all the bytes there
+    /// are.
+    pub fn new(fetches_max: usize, bytes_max: u64) -> Self {
         let all_kib = kib(bytes_max);
-        FetchPermits { turns: Semaphore::new(turns_max), kib: Semaphore::new(all_kib as usize), all_kib }
+        FetchPermits { permits: Semaphore::new(fetches_max), kib: Semaphore::new(all_kib as usize), all_kib }
     }
 
-    /// A turn for chunks of so many bytes, first come, first served; `None` when there will be none.
-    pub async fn turn(&self, bytes: u32) -> Option<FetchPermit<'_>> {
-        let turn = self.turns.acquire().await.ok()?;
+    /// Waits for a permit for a chunk of `bytes` bytes, first come, first served.
+    pub async fn acquire(&self, bytes: u32) -> Option<FetchPermit<'_>> {
+        let permit = self.permits.acquire().await.ok()?;
         let room = self.kib.acquire_many(kib(bytes.into()).min(self.all_kib)).await.ok()?;
-        Some(FetchPermit { _turn: turn, _room: room })
+        Some(FetchPermit { _fetch: permit, _room: room })
     }
 
-    /// What is free now.
+    /// Returns the permits that are free now.
     pub fn free(&self) -> Free {
         Free {
-            turns: self.turns.available_permits(),
+            permits: self.permits.available_permits(),
             kib: self.kib.available_permits(),
             all_kib: self.all_kib,
         }
@@ -51,14 +52,14 @@ impl FetchPermits {
 }
 
 impl Free {
-    /// Whether one more may begin.
+    /// Returns whether one more fetch may begin.
     pub fn has_room(&self) -> bool {
-        self.turns > 0 && self.kib > 0
+        self.permits > 0 && self.kib > 0
     }
 
-    /// One of so many bytes begins.
+    /// Takes the permits of a fetch of `bytes` bytes.
     pub fn take(&mut self, bytes: u32) {
-        self.turns = self.turns.saturating_sub(1);
+        self.permits = self.permits.saturating_sub(1);
         self.kib = self.kib.saturating_sub(kib(bytes.into()).min(self.all_kib) as usize);
     }
 }
@@ -77,16 +78,16 @@ mod tests {
             begun += 1;
         }
         assert_eq!(begun, 3, "the third begins while there is room, and waits for the rest of it");
-        let one = permits.turn(4 << 20).await.expect("a turn");
-        let two = permits.turn(6 << 20).await.expect("a turn");
+        let one = permits.acquire(4 << 20).await.expect("a permit");
+        let two = permits.acquire(6 << 20).await.expect("a permit");
         assert!(!permits.free().has_room());
-        let third = permits.turn(1);
+        let third = permits.acquire(1);
         tokio::pin!(third);
         assert!(futures::poll!(&mut third).is_pending());
         drop(one);
         let third = third.await.expect("room came");
         drop((two, third));
-        let longest = permits.turn(u32::MAX).await.expect("more than all is all");
+        let longest = permits.acquire(u32::MAX).await.expect("more than all is all");
         assert!(!permits.free().has_room());
         drop(longest);
         assert!(permits.free().has_room());

@@ -1,14 +1,17 @@
-//! One sweep for all jobs that read a version in one layout: the SweepPolicy, and the store that obeys it.
+//! Sweeps: one sweep serves all jobs that read a version in one layout under the order `substitute`.
 //!
-//! The SweepPolicy says which units should be here; this file brings and drops them, and tells it what did not
-//! come. Chunks of the sweep are a dataset of their own to the disk tier, with a share of its own, so that
-//! plain readers of the dataset keep theirs.
+//! [`SweepPolicy`] decides which units should be cached and which sample a job gets (`docs/SWEEP.md`). This
+//! room carries out its decisions: it fetches and evicts units, and tells the policy which units did not
+//! arrive. The disk tier knows a sweep's chunks as a dataset of their own with a share of its own, so plain
+//! readers of the dataset keep their share.
 //!
-//! 1. The SweepPolicy is never waited for and never waits: its orders become tasks of their own.
-//! 2. What it believes to be here and is not costs a fetch (I5): every read goes through the store.
-//! 3. (I6) Its capacity is the sweep's share of the disk, less some for what is on its way (a hundredth, or `loads_bytes`); without a disk
-//!    half of the memory, in which its chunks are then held. Under `lru` and `pin` nothing is kept for it.
-//! 4. At most `loads_max` units are brought at once, and chunks of `loads_bytes`.
+//! 1. Nothing waits for the policy, and the policy waits for nothing: each action becomes a task.
+//! 2. A unit that the policy believes resident and that is not costs a fetch (I5): every read goes through
+//!    the store.
+//! 3. (I6) The policy's capacity is the sweep's share of the disk, less a part for fetches under way (a
+//!    hundredth, at most `fetch_bytes_max`). Without a disk tier it is half of the memory, which then holds
+//!    the chunks. Under the cache policies `lru` and `pin` the capacity is 0.
+//! 4. A sweep fetches at most `fetches_max` units and `fetch_bytes_max` bytes of chunks at once.
 
 mod context;
 mod fetch;
@@ -36,72 +39,74 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Picks that one whose bytes are here may overtake (ADR 10).
+/// Most picks that a pick with a resident unit may overtake (rule R15).
 const OVERTAKE: usize = 4;
-/// So many picks are decided before they are granted. A slow job beside fast ones pays for each: the sweep has passed before they
-/// are read (1/1.3/2/4 on 20 %: .409 with 32, .470 with 128). What takes time is hidden by the leases that a job holds.
+/// Picks decided ahead of a grant (rule R15).
+///
+/// More would cost a slow job beside fast ones: the sweep has passed before the picks are read (1/1.3/2/4 on
+/// 20 %: .409 with 32 picks, .470 with 128). The leases that a job holds hide what takes longer.
 const AHEAD: usize = 32;
-/// Within this time a dropped chunk may still have been waiting to be written.
+/// An evicted chunk may have waited for its append for as long, and is evicted once more.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
-/// How long a first job waits until the sweep has its share of the disk.
+/// How long the first job of a sweep waits for the sweep's share of the disk.
 const SHARE_WITHIN: Duration = Duration::from_secs(3);
 
-/// How a picked sample counts (I8).
+/// How a granted sample is read, and as what its bytes count (I8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryClass {
-    /// It was asked for by name: a hit is exact.
+    /// The job asked for the sample by name: a hit is an exact hit.
     Exact,
-    /// It was chosen because it is here, and was not fetched for this epoch.
+    /// The sweep chose the sample because its unit is cached; another epoch caused the fetch.
     Substituted,
-    /// Its unit was fetched for this epoch.
+    /// The sweep fetched the sample's unit for this epoch.
     Fetched,
-    /// It is read directly: nothing is kept of it.
+    /// The sample is read directly: the cache keeps nothing of it.
     Direct,
 }
 
-/// A sample that the sweep chose.
+/// A sample that the sweep picked.
 #[derive(Debug, Clone, Copy)]
 pub struct Picked {
-    /// The plan's entry.
+    /// The entry of the plan.
     pub entry: u32,
-    /// How it counts.
+    /// How the sample is read and counted.
     pub class: DeliveryClass,
 }
 
-const AWAY: u8 = 0;
-const COMING: u8 = 1;
-const HERE: u8 = 2;
+const ABSENT: u8 = 0;
+const FETCHING: u8 = 1;
+const RESIDENT: u8 = 2;
 
 struct Inner {
     policy: SweepPolicy,
-    /// Of each unit: where it is, the number of its latest load, and the epoch that asked for that.
-    here: Vec<u8>,
-    load: Vec<u32>,
-    by: Vec<u64>,
-    /// Without a disk: what is held in memory.
+    /// By unit: where it is, the number of its latest fetch, and the epoch that asked for that fetch.
+    residence: Vec<u8>,
+    fetches: Vec<u32>,
+    fetched_for: Vec<u64>,
+    /// The chunks of resident units, where there is no disk tier.
     held: HashMap<u32, Vec<Verified>>,
-    /// Dropped a moment ago.
-    dropped: VecDeque<(Instant, u32)>,
+    /// Units evicted within [`WRITTEN_WITHIN`].
+    evicted: VecDeque<(Instant, u32)>,
     pending_reads: PendingReads,
     actions: Vec<CacheAction>,
-    /// The sweep's share, and when last less than that was found to be there.
+    /// The sweep's share in bytes, and when the disk last kept less than that.
     capacity: u64,
-    gave_way: Option<Instant>,
-    /// Which unit is looked for next, and what the disk had refused at the last look.
-    looked: usize,
+    displaced_at: Option<Instant>,
+    /// The unit at which the next check begins, and the disk's count of refusals at the last check.
+    next_checked: usize,
     refused: u64,
 }
 
-/// See the module.
+/// The sweep over one version in one layout.
 pub struct Sweep {
-    /// The version as samples and units.
+    /// The version's samples and units.
     pub samples: Arc<Samples>,
     /// The version in its layout.
     pub source: Arc<Source>,
-    /// For reads that come to stay in the sweep's share.
-    pub keeping: Arc<Sources>,
-    /// For reads that pass.
-    pub passing: Arc<Sources>,
+    /// Sources for reads whose chunks the sweep's share keeps.
+    pub kept_sources: Arc<Sources>,
+    /// Sources for reads of which nothing is kept.
+    pub uncached_sources: Arc<Sources>,
     context: Arc<SweepContext>,
     permits: FetchPermits,
     recording: Option<Arc<Recording>>,
@@ -109,7 +114,8 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// A sweep over a version, which takes over what the cache holds of it. Waits a moment for its share.
+    /// Starts a sweep over a version. It adopts what the cache holds, after a short wait for its share of the
+    /// disk.
     pub async fn start(
         context: &Arc<SweepContext>,
         sources: &Arc<Sources>,
@@ -118,8 +124,8 @@ impl Sweep {
     ) -> Arc<Self> {
         let version = &source.version;
         let number = DatasetId::sweep_of(&sources.domain, source.dataset(), version.root(), version.layout());
-        let keeping = sources.beside(source, number);
-        let passing = sources.beside(source, DatasetId::UNCACHED);
+        let kept_sources = sources.beside(source, number);
+        let uncached_sources = sources.beside(source, DatasetId::UNCACHED);
         let units = samples.unit_map.units();
         let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
         let recording = recording::of(context.recorder.as_ref(), source).await;
@@ -131,31 +137,31 @@ impl Sweep {
         context.sweeps.fetch_add(1, Relaxed);
         let inner = Inner {
             policy,
-            here: vec![AWAY; units],
-            load: vec![0; units],
-            by: vec![u64::MAX; units],
+            residence: vec![ABSENT; units],
+            fetches: vec![0; units],
+            fetched_for: vec![u64::MAX; units],
             held: HashMap::new(),
-            dropped: VecDeque::new(),
+            evicted: VecDeque::new(),
             pending_reads: PendingReads::new(units),
             actions: Vec::new(),
             capacity: 0,
-            gave_way: None,
-            looked: 0,
+            displaced_at: None,
+            next_checked: 0,
             refused: 0,
         };
         let sweep = Arc::new(Sweep {
             samples,
             source: Arc::clone(source),
-            keeping,
-            passing,
+            kept_sources,
+            uncached_sources,
             context: Arc::clone(context),
             permits: FetchPermits::new(context.fetches_max, context.fetch_bytes_max),
             recording,
             inner: Mutex::new(inner),
         });
         let until = Instant::now() + SHARE_WITHIN;
-        sweep.note(0);
-        while sweep.awaits_share() && Instant::now() < until {
+        sweep.note_use(0);
+        while sweep.waits_for_share() && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         sweep.adopt();
@@ -163,41 +169,41 @@ impl Sweep {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // The SweepPolicy may panic only before it changes anything.
+        // The policy panics only before it changes anything.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn key(&self, hash: fletch_core::Hash) -> StoreKey {
-        StoreKey { domain: self.keeping.domain.clone(), hash }
+        StoreKey { domain: self.kept_sources.domain.clone(), hash }
     }
 
-    /// The sweep is in use.
-    pub fn note(&self, now_ns: u64) {
+    /// Tells the division of the disk that jobs use the sweep.
+    pub fn note_use(&self, now_ns: u64) {
         let footprint = self.samples.unit_map.total_bytes();
         let root = self.source.version.root();
-        let by = ReaderKind::SweepOver(DatasetId::of(&self.keeping.domain, self.source.dataset()));
-        self.context.shares.note(self.keeping.number(), root, footprint, by, now_ns);
+        let by = ReaderKind::SweepOver(DatasetId::of(&self.kept_sources.domain, self.source.dataset()));
+        self.context.shares.note(self.kept_sources.number(), root, footprint, by, now_ns);
     }
 
-    fn awaits_share(&self) -> bool {
+    fn waits_for_share(&self) -> bool {
         let Some(disk) = self.context.store.disk() else { return false };
         let fletch = disk.engine().is_some_and(|t| t.policy() == Policy::Fletch);
-        fletch && disk.share_of(self.keeping.number()).is_none()
+        fletch && disk.share_of(self.kept_sources.number()).is_none()
     }
 
-    /// What it may keep now, in footprints.
+    /// Returns what the sweep may keep now, in bytes as they occupy the disk.
     fn capacity(&self) -> u64 {
         let Some(disk) = self.context.store.disk() else {
             return self.context.memory_bytes / self.context.sweeps.load(Relaxed).max(1) as u64;
         };
         let fletch = disk.engine().is_some_and(|t| t.policy() == Policy::Fletch);
-        let share = if fletch { disk.share_of(self.keeping.number()).unwrap_or(0) } else { 0 };
+        let share = if fletch { disk.share_of(self.kept_sources.number()).unwrap_or(0) } else { 0 };
         let all = self.samples.unit_map.total_bytes();
-        // All of it fits: then nothing is ever on its way in the place of something else.
+        // The share has room for every unit: no fetch under way ever takes another unit's room.
         if share >= all { all } else { share - (share / 100).min(self.context.fetch_bytes_max) }
     }
 
-    /// Begins with what the cache holds already.
+    /// Tells the policy which units the cache holds already.
     fn adopt(self: &Arc<Self>) {
         let units = self.samples.unit_map.units();
         let mut bits = Bits::zeros(units as u64);
@@ -216,29 +222,30 @@ impl Sweep {
         inner.policy.set_capacity(capacity, &mut inner.actions);
         inner.policy.adopt(&Residency::new(1, bits.clone()), &mut inner.actions);
         for u in bits.iter_in(0, bits.len()) {
-            inner.here[usize::try_from(u).unwrap_or(usize::MAX)] = HERE;
+            inner.residence[usize::try_from(u).unwrap_or(usize::MAX)] = RESIDENT;
         }
-        self.obey(inner, u64::MAX);
+        self.apply_actions(inner, u64::MAX);
     }
 
-    /// A job sits down.
+    /// Subscribes a job to the sweep.
     pub fn join(&self, plan_units: PlanUnits) -> SubscriberId {
         self.lock().policy.join(plan_units)
     }
 
-    /// A job is gone.
+    /// Ends a job's subscription.
     pub fn leave(&self, subscriber: SubscriberId) {
         self.lock().policy.leave(subscriber);
     }
 
-    /// An epoch begins at a subscriber: `left` are its slots.
+    /// Begins an epoch of a subscriber; `left` are the plan slots that it still needs.
     pub fn begin(&self, subscriber: SubscriberId, left: Bits) {
         self.lock().policy.begin(subscriber, left);
     }
 
-    /// The next picks of an epoch, at most `n`; `owner` names the epoch. `base` is the number of
-    /// entries of one pass of its plan.
-    pub fn draw(
+    /// Returns the next picks of an epoch, at most `n`.
+    ///
+    /// `owner` identifies the epoch; `base` is the number of entries in one pass over its plan.
+    pub fn next_picks(
         self: &Arc<Self>,
         subscriber: SubscriberId,
         queue: &mut PickQueue,
@@ -253,161 +260,161 @@ impl Sweep {
             let pending_reads = &mut inner.pending_reads;
             queue.fill(&mut inner.policy, subscriber, AHEAD, &mut inner.actions, |p| {
                 if p.read_from != ReadFrom::Range {
-                    pending_reads.decided(p.unit);
+                    pending_reads.add(p.unit);
                 }
             });
-            self.obey(inner, owner);
-            let here = &inner.here;
-            let is_here = |p: &Pick| p.read_from != ReadFrom::Range && here[p.unit as usize] == HERE;
+            self.apply_actions(inner, owner);
+            let here = &inner.residence;
+            let is_here = |p: &Pick| p.read_from != ReadFrom::Range && here[p.unit as usize] == RESIDENT;
             let Some(pick) = queue.next(&inner.policy, OVERTAKE, is_here) else { break };
             let counts = &self.context.counts;
-            match is_here(&pick) || inner.pending_reads.keeps(pick.unit) {
-                true => &counts.picked_here,
+            match is_here(&pick) || inner.pending_reads.is_kept(pick.unit) {
+                true => &counts.picked_resident,
                 false if inner.policy.left_in_reserve(subscriber) > 0 || queue.planned().any(is_here) => {
-                    &counts.picked_over
+                    &counts.picked_held_back
                 }
-                false => &counts.picked_away,
+                false => &counts.picked_absent,
             }
             .fetch_add(1, Relaxed);
             let class = match pick.read_from {
-                ReadFrom::Range if !inner.pending_reads.keeps(pick.unit) => DeliveryClass::Direct,
-                _ if inner.by[pick.unit as usize] == owner => DeliveryClass::Fetched,
+                ReadFrom::Range if !inner.pending_reads.is_kept(pick.unit) => DeliveryClass::Direct,
+                _ if inner.fetched_for[pick.unit as usize] == owner => DeliveryClass::Fetched,
                 _ => DeliveryClass::Substituted,
             };
             let entry =
                 u64::from(inner.policy.plan_units(subscriber).entry(pick.slot)) + u64::from(pick.pass) * base;
             out.push(Picked { entry: u32::try_from(entry).unwrap_or(u32::MAX), class });
         }
-        self.ahead_of_need(inner, owner);
+        self.fetch_early(inner, owner);
         out
     }
 
-    /// Pacing: while the way to the origin is idle, a job that is alone fetches early.
-    fn ahead_of_need(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
+    /// Fetches ahead of need for a lone job while the link to the origin is idle (rule R12).
+    fn fetch_early(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
         let mut free = self.permits.free();
-        // Nothing leaves early that is still to be read.
-        let may = |i: &Inner| i.policy.oldest().is_none_or(|unit| !i.pending_reads.is_owed(unit));
+        // A unit with pending reads does not leave early.
+        let may = |i: &Inner| i.policy.oldest().is_none_or(|unit| !i.pending_reads.has_reads(unit));
         while free.has_room() && may(inner) && inner.policy.advance(&mut inner.actions) {
             for action in &inner.actions {
                 if let CacheAction::Load(unit) = action {
-                    free.take(self.longest(*unit));
+                    free.take(self.longest_chunk(*unit));
                 }
             }
-            self.obey(inner, owner);
+            self.apply_actions(inner, owner);
         }
     }
 
-    /// The chunks of a unit are brought one after the other: what it takes at once, in bytes.
-    fn longest(&self, unit: u32) -> u32 {
+    /// Returns the length of a unit's longest chunk: chunks of one unit are fetched one after the other.
+    fn longest_chunk(&self, unit: u32) -> u32 {
         self.samples.chunks(unit).iter().map(|c| c.len).max().unwrap_or(0)
     }
 
-    /// How a sample of a unit is to be read now, when nobody remembers how it was picked.
+    /// Returns how a sample is read now, for a grant whose class was lost in a restart.
     pub fn class_of(&self, sample: u32, owner: u64) -> DeliveryClass {
         let (unit, inner) = (self.samples.unit(sample), self.lock());
-        match inner.policy.holds(unit) || inner.pending_reads.keeps(unit) {
+        match inner.policy.holds(unit) || inner.pending_reads.is_kept(unit) {
             false => DeliveryClass::Direct,
-            true if inner.by[unit as usize] == owner => DeliveryClass::Fetched,
+            true if inner.fetched_for[unit as usize] == owner => DeliveryClass::Fetched,
             true => DeliveryClass::Substituted,
         }
     }
 
-    /// Carries out the SweepPolicy's orders, in their sequence.
-    fn obey(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
+    /// Carries out the policy's actions in sequence.
+    fn apply_actions(self: &Arc<Self>, inner: &mut Inner, owner: u64) {
         for action in std::mem::take(&mut inner.actions) {
             match action {
                 CacheAction::Evict(unit) => {
-                    inner.here[unit as usize] = AWAY;
-                    self.context.counts.dropped.fetch_add(1, Relaxed);
-                    if !inner.pending_reads.dropped(unit, Instant::now()) {
-                        self.let_go(inner, unit);
+                    inner.residence[unit as usize] = ABSENT;
+                    self.context.counts.evicted.fetch_add(1, Relaxed);
+                    if !inner.pending_reads.on_evict(unit, Instant::now()) {
+                        self.evict(inner, unit);
                     }
                 }
                 CacheAction::Load(unit) => {
                     let u = unit as usize;
-                    inner.here[u] = COMING;
-                    inner.pending_reads.loaded(unit);
-                    inner.load[u] = inner.load[u].wrapping_add(1);
-                    inner.by[u] = owner;
-                    let (sweep, number) = (Arc::clone(self), inner.load[u]);
-                    self.context.tasks.spawn(async move { sweep.load(unit, number).await });
+                    inner.residence[u] = FETCHING;
+                    inner.pending_reads.reset(unit);
+                    inner.fetches[u] = inner.fetches[u].wrapping_add(1);
+                    inner.fetched_for[u] = owner;
+                    let (sweep, number) = (Arc::clone(self), inner.fetches[u]);
+                    self.context.tasks.spawn(async move { sweep.fetch(unit, number).await });
                 }
             }
         }
     }
 
-    /// Whether a sample's unit is here or on its way.
+    /// Returns whether a sample's unit is resident or being fetched.
     pub fn stays(&self, sample: u32) -> bool {
         let (unit, inner) = (self.samples.unit(sample), self.lock());
-        inner.here[unit as usize] != AWAY || inner.pending_reads.keeps(unit)
+        inner.residence[unit as usize] != ABSENT || inner.pending_reads.is_kept(unit)
     }
 
-    /// A sample that was promised from its unit was read.
+    /// Records that a granted sample was read, and evicts its unit if that was the last reason to keep it.
     pub fn served(&self, sample: u32) {
         let unit = self.samples.unit(sample);
         let mut inner = self.lock();
-        if inner.pending_reads.served(unit) {
-            self.let_go(&mut inner, unit);
+        if inner.pending_reads.finish(unit) {
+            self.evict(&mut inner, unit);
         }
     }
 
-    fn let_go(&self, inner: &mut Inner, unit: u32) {
+    fn evict(&self, inner: &mut Inner, unit: u32) {
         inner.held.remove(&unit);
-        inner.dropped.push_back((Instant::now(), unit));
-        self.drop_unit(unit);
+        inner.evicted.push_back((Instant::now(), unit));
+        self.evict_chunks(unit);
     }
 
-    fn drop_unit(&self, unit: u32) {
+    fn evict_chunks(&self, unit: u32) {
         let Some(disk) = self.context.store.disk() else { return };
         for c in self.samples.chunks(unit) {
-            disk.evict_of(&self.key(c.hash), self.keeping.number());
+            disk.evict_of(&self.key(c.hash), self.kept_sources.number());
         }
     }
 
-    /// Brings a unit, unless it was given up meanwhile.
-    async fn load(self: Arc<Self>, unit: u32, number: u32) {
-        let Some(turn) = self.permits.turn(self.longest(unit)).await else { return };
-        if !self.wants(unit, number) {
+    /// Fetches a unit, unless the policy gave it up in the meantime.
+    async fn fetch(self: Arc<Self>, unit: u32, number: u32) {
+        let Some(permit) = self.permits.acquire(self.longest_chunk(unit)).await else { return };
+        if !self.is_wanted(unit, number) {
             return;
         }
-        let brought = self.bring(unit).await;
+        let brought = self.fetch_unit(unit).await;
         let mut inner = self.lock();
         let inner = &mut *inner;
-        if inner.load[unit as usize] != number || !inner.policy.holds(unit) {
-            if !inner.policy.holds(unit) && !inner.pending_reads.keeps(unit) {
-                self.drop_unit(unit);
+        if inner.fetches[unit as usize] != number || !inner.policy.holds(unit) {
+            if !inner.policy.holds(unit) && !inner.pending_reads.is_kept(unit) {
+                self.evict_chunks(unit);
             }
             return;
         }
         match brought {
             Ok(chunks) => {
-                inner.here[unit as usize] = HERE;
+                inner.residence[unit as usize] = RESIDENT;
                 self.context.counts.loaded_bytes.fetch_add(self.samples.unit_map.bytes(unit), Relaxed);
                 if let Some(chunks) = chunks {
                     inner.held.insert(unit, chunks);
                 }
-                // The way is free for the next.
-                drop(turn);
-                let owner = inner.by[unit as usize];
-                self.ahead_of_need(inner, owner);
+                // The link is free for the next fetch.
+                drop(permit);
+                let owner = inner.fetched_for[unit as usize];
+                self.fetch_early(inner, owner);
             }
             Err(why) => {
                 tracing::debug!(unit, %why, "a unit of a sweep did not come");
-                inner.here[unit as usize] = AWAY;
+                inner.residence[unit as usize] = ABSENT;
                 self.context.counts.failed.fetch_add(1, Relaxed);
                 inner.policy.lost(unit);
             }
         }
     }
 
-    fn wants(&self, unit: u32, number: u32) -> bool {
+    fn is_wanted(&self, unit: u32, number: u32) -> bool {
         let inner = self.lock();
-        inner.load[unit as usize] == number && inner.policy.holds(unit)
+        inner.fetches[unit as usize] == number && inner.policy.holds(unit)
     }
 
-    /// Housekeeping: a changed share; dropped chunks that were written after all; units that are not there.
+    /// Follows a changed share, evicts chunks that were appended late, and looks for units that vanished.
     pub fn tick(self: &Arc<Self>, now_ns: u64) {
-        self.look();
+        self.check_resident();
         let capacity = self.capacity();
         let mut inner = self.lock();
         let inner = &mut *inner;
@@ -415,36 +422,36 @@ impl Sweep {
             recording.take(&mut inner.policy, &self.context.tasks);
         }
         if inner.policy.progress().subscribers > 0 {
-            self.note(now_ns);
+            self.note_use(now_ns);
         }
         self.resize(inner, capacity);
-        self.drop_again(inner, pending_reads::WITHIN);
+        self.evict_overdue(inner, pending_reads::WITHIN);
     }
 
-    fn drop_again(&self, inner: &mut Inner, owed_within: Duration) {
-        while let Some(unit) = inner.pending_reads.overdue(Instant::now(), owed_within) {
-            self.let_go(inner, unit);
+    fn evict_overdue(&self, inner: &mut Inner, within: Duration) {
+        while let Some(unit) = inner.pending_reads.overdue(Instant::now(), within) {
+            self.evict(inner, unit);
         }
-        for _ in 0..inner.dropped.len() {
-            let Some((at, unit)) = inner.dropped.pop_front() else { break };
+        for _ in 0..inner.evicted.len() {
+            let Some((at, unit)) = inner.evicted.pop_front() else { break };
             if inner.policy.holds(unit) {
                 continue;
             }
-            self.drop_unit(unit);
+            self.evict_chunks(unit);
             if at.elapsed() < WRITTEN_WITHIN {
-                inner.dropped.push_back((at, unit));
+                inner.evicted.push_back((at, unit));
             }
         }
     }
 
-    /// Writes what was recorded and not written. Blocking.
+    /// Writes the recorded calls that are not in the trace file yet. Blocking.
     pub fn end_trace(&self) {
         if let Some(recording) = &self.recording {
             recording.end(&mut self.lock().policy);
         }
     }
 
-    /// What it looks like.
+    /// Returns the sweep's numbers for metrics.
     #[must_use]
     pub fn progress(&self) -> SweepProgress {
         self.lock().policy.progress()
@@ -453,7 +460,7 @@ impl Sweep {
 
 impl Drop for Sweep {
     fn drop(&mut self) {
-        // At most what was decided since the last look.
+        // The trace lacks at most the calls since the last tick.
         self.end_trace();
         self.context.sweeps.fetch_sub(1, Relaxed);
     }

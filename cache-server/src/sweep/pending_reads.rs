@@ -1,23 +1,26 @@
-//! Units whose samples were promised and not read yet: the SweepPolicy is done with a unit once its last sample is
-//! decided, while the bytes leave a moment later. So what it drops stays until then, but never for long.
+//! Pending reads: samples that were granted from a unit and not read yet.
 //!
-//! Counts may be wrong (a stream that breaks off reads nothing): then a unit goes when its time is over, and a sample
-//! that comes too late is read alone.
+//! The policy is done with a unit once it has picked the unit's last sample; the bytes leave the server a
+//! moment later. So an evicted unit stays until its pending reads have ended, and for a limited time at most
+//! (`docs/adr/0041-keep-evicted-units-until-read.md`).
+//!
+//! The counts may be wrong: a stream that breaks off reads nothing. Then the time limit ends the unit's stay,
+//! and a sample that comes later is read directly.
 
 use std::{
     collections::{HashMap, VecDeque},
     time::{Duration, Instant},
 };
 
-/// So long a dropped unit stays for samples of it that are still to be read; shorter while the disk is full.
+/// How long an evicted unit stays for its pending reads; shorter while the disk is full.
 pub(super) const WITHIN: Duration = Duration::from_secs(10);
 pub(super) const WITHIN_FULL: Duration = Duration::from_secs(2);
 
 pub(super) struct PendingReads {
-    /// Of each unit: samples that were decided and not read.
+    /// By unit: samples that were picked and not read.
     picks: Vec<u32>,
-    /// Dropped by the SweepPolicy, and still here: since when, and in that order. What stands in the order with another time
-    /// has gone since.
+    /// Evicted units that stay, and since when; `order` has them by time. An entry of `order` whose time
+    /// differs from the one in `kept` is void.
     kept: HashMap<u32, Instant>,
     order: VecDeque<(Instant, u32)>,
 }
@@ -27,27 +30,27 @@ impl PendingReads {
         PendingReads { picks: vec![0; units], kept: HashMap::new(), order: VecDeque::new() }
     }
 
-    /// A sample of the unit will be read.
-    pub fn decided(&mut self, unit: u32) {
+    /// Adds a pending read of the unit.
+    pub fn add(&mut self, unit: u32) {
         self.picks[unit as usize] += 1;
     }
 
-    /// A sample of the unit was read; whether the unit may go now.
-    pub fn served(&mut self, unit: u32) -> bool {
+    /// Ends one pending read; returns whether an evicted unit may leave now.
+    pub fn finish(&mut self, unit: u32) -> bool {
         let left = &mut self.picks[unit as usize];
         *left = left.saturating_sub(1);
         *left == 0 && self.forget(unit)
     }
 
-    /// The unit is brought anew, or still is here.
-    pub fn loaded(&mut self, unit: u32) {
+    /// Forgets the pending reads of a unit that is fetched anew or stays resident.
+    pub fn reset(&mut self, unit: u32) {
         self.forget(unit);
         self.picks[unit as usize] = 0;
     }
 
-    /// The SweepPolicy drops the unit; whether it stays for a moment.
-    pub fn dropped(&mut self, unit: u32, now: Instant) -> bool {
-        let stays = self.is_owed(unit);
+    /// Notes that the policy evicts the unit; returns whether the unit stays for a moment.
+    pub fn on_evict(&mut self, unit: u32, now: Instant) -> bool {
+        let stays = self.has_reads(unit);
         if stays {
             self.kept.insert(unit, now);
             self.order.push_back((now, unit));
@@ -55,17 +58,17 @@ impl PendingReads {
         stays
     }
 
-    /// Whether samples of the unit are still to be read.
-    pub fn is_owed(&self, unit: u32) -> bool {
+    /// Returns whether the unit has pending reads.
+    pub fn has_reads(&self, unit: u32) -> bool {
         self.picks[unit as usize] > 0
     }
 
-    /// Whether the unit was dropped and is here.
-    pub fn keeps(&self, unit: u32) -> bool {
+    /// Returns whether the unit was evicted and stays for its pending reads.
+    pub fn is_kept(&self, unit: u32) -> bool {
         self.kept.contains_key(&unit)
     }
 
-    /// A unit that has stayed for so long, and is forgotten.
+    /// Removes and returns a unit that has stayed for longer than `within`.
     pub fn overdue(&mut self, now: Instant, within: Duration) -> Option<u32> {
         while let Some(&(since, unit)) = self.order.front() {
             let stays = self.kept.get(&unit) == Some(&since);
@@ -95,30 +98,30 @@ mod tests {
     fn a_unit_stays_until_its_last_sample_was_read_or_its_time_is_over() {
         let (now, long) = (Instant::now(), Duration::from_secs(2));
         let mut pending_reads = PendingReads::new(3);
-        assert!(!pending_reads.dropped(0, now), "nothing is pending_reads of it");
-        pending_reads.decided(1);
-        pending_reads.decided(1);
-        assert!(pending_reads.dropped(1, now) && pending_reads.keeps(1));
-        assert!(!pending_reads.served(1) && pending_reads.keeps(1));
-        assert!(pending_reads.served(1) && !pending_reads.keeps(1));
-        assert!(!pending_reads.served(1), "it has gone");
+        assert!(!pending_reads.on_evict(0, now), "nothing is pending_reads of it");
+        pending_reads.add(1);
+        pending_reads.add(1);
+        assert!(pending_reads.on_evict(1, now) && pending_reads.is_kept(1));
+        assert!(!pending_reads.finish(1) && pending_reads.is_kept(1));
+        assert!(pending_reads.finish(1) && !pending_reads.is_kept(1));
+        assert!(!pending_reads.finish(1), "it has gone");
         // Brought anew while it stayed: nothing of before counts.
-        pending_reads.decided(2);
-        assert!(pending_reads.dropped(2, now));
-        pending_reads.loaded(2);
-        assert!(!pending_reads.keeps(2) && !pending_reads.is_owed(2));
-        pending_reads.decided(0);
-        assert!(pending_reads.dropped(0, now));
+        pending_reads.add(2);
+        assert!(pending_reads.on_evict(2, now));
+        pending_reads.reset(2);
+        assert!(!pending_reads.is_kept(2) && !pending_reads.has_reads(2));
+        pending_reads.add(0);
+        assert!(pending_reads.on_evict(0, now));
         assert_eq!(pending_reads.overdue(now + long / 2, long), None);
-        assert_eq!((pending_reads.overdue(now + long, long), pending_reads.keeps(0)), (Some(0), false));
+        assert_eq!((pending_reads.overdue(now + long, long), pending_reads.is_kept(0)), (Some(0), false));
         assert_eq!(pending_reads.overdue(now + long, long), None);
         // Dropped again after it was brought anew: its time begins again.
-        pending_reads.decided(1);
-        assert!(pending_reads.dropped(1, now));
-        pending_reads.loaded(1);
-        pending_reads.decided(1);
+        pending_reads.add(1);
+        assert!(pending_reads.on_evict(1, now));
+        pending_reads.reset(1);
+        pending_reads.add(1);
         let later = now + long / 2;
-        assert!(pending_reads.dropped(1, later));
+        assert!(pending_reads.on_evict(1, later));
         assert_eq!(pending_reads.overdue(now + long, long), None);
         assert_eq!(pending_reads.overdue(later + long, long), Some(1));
     }

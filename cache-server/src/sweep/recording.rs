@@ -1,7 +1,8 @@
-//! Traces of sweeps (`docs/FORMATS-epochs.md`, "Trace"): every call to a sweep and what came of it, in a file that
-//! `fletch simulate --play` makes again.
+//! Traces of sweeps (`docs/FORMATS-epochs.md`, "Trace"): every call to a sweep and what came of it, in a file
+//! that `fletch simulate --play` makes again.
 //!
-//! 1. (I6) All traces of one run together are at most as long as was said, but for the marks that say that they were cut.
+//! 1. (I6) All traces of one run together are at most as long as was said, but for the marks that say that
+//!    they were cut.
 //! 2. A recording never stops a sweep: what cannot be written ends it, and is said once.
 //! 3. A file always ends with a whole record; what was not written yet when the server was killed is lost.
 
@@ -77,7 +78,7 @@ impl Recorder {
 impl Recording {
     /// Takes what the sweep's tape holds; it is written on `tasks`.
     pub fn take(self: &Arc<Self>, sweep: &mut SweepPolicy, tasks: &TaskTracker) {
-        if self.keep(sweep) {
+        if self.collect(sweep) {
             let this = Arc::clone(self);
             tasks.spawn_blocking(move || this.write());
         }
@@ -85,12 +86,12 @@ impl Recording {
 
     /// Takes what the tape holds and writes it. Blocking.
     pub fn end(&self, sweep: &mut SweepPolicy) {
-        self.keep(sweep);
+        self.collect(sweep);
         self.write();
     }
 
     /// Whether there is anything to write.
-    fn keep(&self, sweep: &mut SweepPolicy) -> bool {
+    fn collect(&self, sweep: &mut SweepPolicy) -> bool {
         let mut piece = sweep.take_trace();
         if piece.is_empty() {
             return false;

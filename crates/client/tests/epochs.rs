@@ -184,7 +184,8 @@ async fn a_lease_that_was_not_handed_out_is_not_held() {
     assert_eq!((b.samples.len(), b.token.lease, job.held().len()), (2, 3, 1));
 }
 
-/// With `ahead` the next lease comes while the last one is consumed, and is held by nobody once its reader is gone.
+/// With `ahead` the next lease comes while the last one is consumed, and is held by nobody once its reader is
+/// gone.
 #[tokio::test]
 async fn the_next_lease_is_prefetched() {
     let leases = [3, 4].map(Stream::Whole);
@@ -235,8 +236,8 @@ async fn a_failed_prefetch_is_reported_when_its_lease_is_wanted() {
     reader.next(2).await.expect_err("it failed again");
 }
 
-/// The lease that comes instead of one of which nothing was received is taken as it comes; of which something was
-/// received, that is dropped.
+/// The lease that comes instead of one of which nothing was received is taken as it comes; of which something
+/// was received, that is dropped.
 #[tokio::test]
 async fn a_new_lease_replaces_a_partly_received_one() {
     let entries =

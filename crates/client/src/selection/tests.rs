@@ -23,7 +23,8 @@ fn csv_of(text: &str) -> tempfile::NamedTempFile {
 /// Three columns, `key`, `number` and `w`, and one that nobody asks for; in two row groups.
 fn parquet_of(rows: &[(&str, i64, f64)]) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("file");
-    let schema = "message m { REQUIRED BYTE_ARRAY key (UTF8); REQUIRED INT64 number; OPTIONAL DOUBLE w; REQUIRED INT64 other; }";
+    let schema = "message m { REQUIRED BYTE_ARRAY key (UTF8); REQUIRED INT64 number; OPTIONAL DOUBLE w; \
+                  REQUIRED INT64 other; }";
     let schema = Arc::new(parse_message_type(schema).expect("schema"));
     let properties = WriterProperties::builder().set_compression(parquet::basic::Compression::SNAPPY).build();
     let out = file.reopen().expect("reopen");

@@ -259,8 +259,12 @@ async fn secrets_sign_requests_and_are_never_shown() {
     let (emulator, ..) = setup(1_000);
     let dir = tempfile::tempdir().expect("tempdir");
     let file = dir.path().join("credentials");
-    std::fs::write(&file, "[default]\naws_access_key_id = AKIAKEY\naws_secret_access_key = hunter2\naws_session_token = tok3n\n")
-        .expect("written");
+    std::fs::write(
+        &file,
+        "[default]\naws_access_key_id = AKIAKEY\naws_secret_access_key = hunter2\n\
+         aws_session_token = tok3n\n",
+    )
+    .expect("written");
     let signed = OriginConfig { credentials: Some(Credentials::File(file)), ..config(&emulator) };
     let shown = format!("{signed:?}");
     let origins = Origins::new(vec![signed], limits(1_000)).expect("right");
@@ -326,10 +330,10 @@ async fn rotated_credentials_are_taken_over_without_a_failure() {
     assert_eq!(origins.stats().credentials_read, 2);
 }
 
-/// The origin answers 500 requests a second, and more with `503` and `Retry-After: 1`. Nine tenths of that are
-/// asserted in virtual time (`pace::tests`) and here only in `make soak`, which has the machine for itself: a real
-/// clock on a busy machine says nothing about the limiter. Then for three quarters of a minute, because two such
-/// answers at the start cost two seconds whatever is learned from them.
+/// The origin answers 500 requests a second, and more with `503` and `Retry-After: 1`. Nine tenths of that
+/// are asserted in virtual time (`pace::tests`) and here only in `make soak`, which has the machine for
+/// itself: a real clock on a busy machine says nothing about the limiter. Then for three quarters of a
+/// minute, because two such answers at the start cost two seconds whatever is learned from them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_origin_capped_at_500_requests_a_second_is_used_to_nine_tenths() {
     const CAP: u32 = 500;

@@ -384,8 +384,8 @@ impl RemotePrefix {
             return Err(OriginError::invalid(
                 what,
                 format!(
-                    "the server does not support ranges, and the object has {} bytes, more than the 16 MiB that \
-                     can be read without; use a server with ranges, such as nginx",
+                    "the server does not support ranges, and the object has {} bytes, more than the 16 MiB \
+                     that can be read without; use a server with ranges, such as nginx",
                     meta.size
                 ),
             ));

@@ -49,7 +49,7 @@ impl LeasedSample {
 
     /// Returns what the sample adds to a receipt, from the hashes in `heads`. Does not hash the bytes again.
     ///
-    /// Right only for a sample whose bytes nobody changed: the reader compared them with these hashes before
+    /// Correct only while the sample's bytes are unchanged: the reader compared them with these hashes before
     /// it handed the sample out.
     #[must_use]
     pub fn delivery_as_received(&self) -> Delivery {

@@ -1,4 +1,4 @@
-//! Asks for the leases of one worker, one request at a time, and prefetches the next lease if asked to.
+//! Receives the leases of one worker, one request at a time. Can prefetch the next lease.
 
 use super::{
     JobHandle,
@@ -32,7 +32,7 @@ pub struct EpochReader {
     requester: Requester,
     prefetch: bool,
     tasks: TaskTracker,
-    /// The next request, under way, with the requester as it is afterwards.
+    /// The next request, in flight, with the requester as it is afterwards.
     prefetching: Option<AbortOnDropHandle<(Requester, Result<Answer, ClientError>)>>,
 }
 

@@ -161,7 +161,7 @@ impl Fallback {
 
     /// Returns whether a probe gets no answer, and records the loss.
     ///
-    /// Any answer counts as an answer (invariant 2).
+    /// Any answer counts as an answer (I2).
     async fn is_unreachable(&self) -> bool {
         let Some(client) = self.server() else { return true };
         match client.within(PROBE_TIMEOUT).info().await {
@@ -180,7 +180,7 @@ impl Fallback {
         }
     }
 
-    /// Waits a random part of [`SPREAD`] after a loss (invariant 3).
+    /// Waits a random part of [`SPREAD`] after a loss (I3).
     async fn spread(&self) {
         if self.0.server_state.lost_within(Instant::now(), SPREAD) {
             let wait = SPREAD.mul_f64(rand::rng().random_range(0.0..1.0));

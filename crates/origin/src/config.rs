@@ -164,8 +164,9 @@ pub enum Credentials {
     Env,
     /// A file, read again when it changes.
     ///
-    /// Its format: for S3 that of `~/.aws/credentials`, for Azure lines `azure_storage_… = …`, for GCS the
-    /// JSON of a service account, for a plain server a line `token` or lines `user` and `password`.
+    /// The format for S3 is that of `~/.aws/credentials`, for GCS the JSON of a service account. For Azure
+    /// the file has lines `azure_storage_… = …`. For a plain server it has a line `token`, or lines `user`
+    /// and `password`.
     File(PathBuf),
     /// The environment variables, else the shared file of the cloud's own tools, else the machine's identity.
     Chain,

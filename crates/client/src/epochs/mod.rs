@@ -6,9 +6,10 @@
 //!                       └─ ack(epoch, rank, [token.ack()]) ◀─────────────────────┘
 //! ```
 //!
-//! Files: `job` has the calls about a job and its epochs, `reader` asks for leases, `stream` decodes one
-//! answer, `lease` has what a reader hands out, `held` remembers which leases to renew, `received_sum` checks
-//! a receipt.
+//! - `job` has the calls about a job and its epochs.
+//! - `reader` requests leases, and `stream` decodes one answer.
+//! - `lease` has the values that a reader hands out, `held` the leases to renew.
+//! - `received_sum` checks a receipt.
 //!
 //! 1. (I1) A reader hands out a sample only if each of its files hashes to the value that the server
 //!    announced. The receipt proves that the version has these files.

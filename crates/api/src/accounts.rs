@@ -12,7 +12,9 @@ pub enum ByteResult {
     Hit,
     /// The byte was in the cache, and the epoch chose its sample because it was there.
     Substituted,
-    /// The byte was fetched from the origin for this reader. For an epoch, the fetch may have happened earlier.
+    /// The byte was fetched from the origin for this reader.
+    ///
+    /// For an epoch, the fetch may have happened earlier.
     Miss,
     /// The byte was fetched from the origin for this reader and not kept.
     Bypass,
@@ -94,6 +96,8 @@ pub struct Account {
 pub struct Accounts {
     /// Accounts in the order of their keys. Accounts without bytes are left out.
     pub accounts: Vec<Account>,
-    /// Bytes of version tables that were sent. They belong to no account. 0 unless the caller is an administrator.
+    /// Bytes of version tables that were sent.
+    ///
+    /// They belong to no account. 0 unless the caller is an administrator.
     pub table_bytes: u64,
 }

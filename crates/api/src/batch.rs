@@ -1,7 +1,7 @@
 //! Batches: many pieces of one version in one request, each with its own outcome.
 //!
-//! The answer is a stream of [`crate::frames`], or a tar archive if the request has `Accept: application/x-tar`. Items
-//! come in the order of the request.
+//! The answer is a stream of [`crate::frames`], or a tar archive if the request has `Accept:
+//! application/x-tar`. Items come in the order of the request.
 
 use fletch_core::Hash;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,9 @@ pub struct ChunkSpan {
     /// The offset of the first byte.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offset: u64,
-    /// The number of bytes. Without it, all bytes up to the end of the chunk. A span past the end is an error.
+    /// The number of bytes.
+    ///
+    /// Without it, all bytes up to the end of the chunk. A span past the end is an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
 }
@@ -56,9 +58,11 @@ mod tests {
     #[test]
     fn items_parse_as_documented() {
         let h = Hash::of(b"");
-        let text = format!(
-            r#"{{"items":[{{"path":"a/b"}},{{"ordinal":17}},{{"chunk":{{"hash":"{h}"}}}},{{"chunk":{{"hash":"{h}","offset":3,"length":4}}}}]}}"#
+        let text = concat!(
+            r#"{"items":[{"path":"a/b"},{"ordinal":17},{"chunk":{"hash":"HASH"}},"#,
+            r#"{"chunk":{"hash":"HASH","offset":3,"length":4}}]}"#
         );
+        let text = text.replace("HASH", &h.to_string());
         let req: BatchRequest = serde_json::from_str(&text).expect("documented form");
         let span = |offset, length| BatchItem::Chunk(ChunkSpan { hash: h, offset, length });
         assert_eq!(

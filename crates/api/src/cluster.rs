@@ -42,8 +42,10 @@ pub struct Info {
 /// The cache on disk of a server. While its state is not `on`, reads skip it or only read from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InfoDisk {
-    /// The state: `on`; `full` or `read_only` (the server still reads cached chunks); `io`, `denied`, `vanished` or
-    /// `closed`; or `absent` if the cache could not be opened.
+    /// The state of the cache.
+    ///
+    /// `on`; `full` or `read_only`, in which the server still reads cached chunks; `io`, `denied`, `vanished`
+    /// or `closed`; or `absent` if the cache could not be opened.
     pub state: String,
     /// The meaning of the state, as a text. Absent while the state is `on`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

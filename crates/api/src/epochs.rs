@@ -3,8 +3,8 @@
 //! The answer to a lease request is a stream of [`crate::frames`]:
 //!
 //! 1. a grant frame, whose payload is a [`LeaseGrant`];
-//! 2. for each granted entry a sample frame ([`SampleHead`]), followed by its bytes in data frames, or by a ref frame
-//!    ([`SampleRef`]), or by an error frame;
+//! 2. for each granted entry a sample frame ([`SampleHead`]), followed by its bytes in data frames, or by a
+//!    ref frame ([`SampleRef`]), or by an error frame;
 //! 3. an end frame.
 //!
 //! The index of a frame is the position of its entry in the lease.
@@ -30,8 +30,8 @@ pub const ACKS_MAX: usize = 4096;
 
 /// Body of `POST /v1/jobs/{id}/epochs/{n}/leases`.
 ///
-/// A request with the same rank, worker and sequence returns the same lease while that lease lives, and sends its bytes
-/// again from entry `from`.
+/// A request with the same rank, worker and sequence returns the same lease while that lease lives, and sends
+/// its bytes again from entry `from`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseRequest {
@@ -50,7 +50,7 @@ pub struct LeaseRequest {
     /// The position of the first entry of the lease to send. The client has received the entries before it.
     #[serde(default)]
     pub from: u32,
-    /// How long the server may delay the answer while the rank must acknowledge entries first, in milliseconds.
+    /// The longest delay of the answer while the rank must acknowledge entries first, in milliseconds.
     #[serde(default)]
     pub wait_ms: u64,
     /// Acks to apply before entries are granted.
@@ -122,7 +122,9 @@ pub struct Acked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
-    /// The caller's number for the checkpoint, such as the step. A number that the server remembers changes nothing.
+    /// The caller's number for the checkpoint, such as the step.
+    ///
+    /// A number that the server remembers changes nothing.
     pub commit: u64,
 }
 
@@ -298,7 +300,10 @@ mod tests {
 
     #[test]
     fn requests_and_grants_parse_as_documented() {
-        let text = r#"{"rank":1,"sequence":3,"want":64,"acks":[{"lease":9,"upto":32,"batches":[{"entries":32,"stepped_ns":5}]}],"renew":[10]}"#;
+        let text = concat!(
+            r#"{"rank":1,"sequence":3,"want":64,"#,
+            r#""acks":[{"lease":9,"upto":32,"batches":[{"entries":32,"stepped_ns":5}]}],"renew":[10]}"#
+        );
         let r: LeaseRequest = serde_json::from_str(text).expect("documented form");
         assert_eq!((r.rank, r.worker, r.sequence, r.want, r.refs, r.from), (1, 0, 3, 64, false, 0));
         assert_eq!(r.acks[0].batches[0].stepped_ns, 5);

@@ -4,9 +4,9 @@
 //! `kind u8 · version u8 · status u16 · index u32 · len u64`, and `len` bytes of payload.
 //!
 //! 1. The frames of an item are adjacent, and items come in the order of the request.
-//! 2. An item is any number of data frames with status [`MORE`] and one with status [`WHOLE`], which closes it. Or one
-//!    error frame closes it at any point. The error frame has the HTTP status as its status and a [`crate::Problem`] in
-//!    JSON as its payload. It makes the item's earlier frames void.
+//! 2. An item is any number of data frames with status [`MORE`] and one with status [`WHOLE`], which closes
+//!    it. Or one error frame closes it at any point. The error frame has the HTTP status as its status and a
+//!    [`crate::Problem`] in JSON as its payload. It makes the item's earlier frames void.
 //! 3. The end frame has the number of items as its index and no payload. A stream without it was cut off.
 //! 4. A reader skips an unknown kind by its length. An unknown major version in the preface is an error.
 
@@ -41,7 +41,9 @@ pub enum FrameKind {
     Heartbeat = 5,
     /// In a lease: the grant, a [`crate::LeaseGrant`] in JSON. It comes before every item.
     Grant = 6,
-    /// In a lease: the description of an item, a [`crate::SampleHead`] in JSON. It comes before the item's bytes.
+    /// In a lease: the description of an item, a [`crate::SampleHead`] in JSON.
+    ///
+    /// It comes before the item's bytes.
     Sample = 7,
 }
 

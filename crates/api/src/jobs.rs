@@ -37,8 +37,8 @@ pub struct StartJob {
     pub layout: Option<LayoutId>,
     /// The seed of every random choice.
     ///
-    /// The default is the seed of the replayed ledger or, without a replay, the first eight bytes of the BLAKE3 hash of
-    /// the name, as a little-endian number.
+    /// The default is the seed of the replayed ledger or, without a replay, the first eight bytes of the
+    /// BLAKE3 hash of the name, as a little-endian number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// The order in which samples are delivered.
@@ -173,8 +173,8 @@ pub struct EchoSpec {
     pub copies: u32,
     /// The least number of positions between two copies of a sample, also across restarts.
     ///
-    /// A state does not record the order of its entries. After a state was loaded in the last steps of an epoch, copies
-    /// may be closer.
+    /// A state does not record the order of its entries. After a state was loaded in the last steps of an
+    /// epoch, copies may be closer.
     #[serde(default)]
     pub apart: u32,
 }
@@ -184,8 +184,8 @@ pub const PREFIXES_MAX: usize = 1024;
 
 /// How samples are sorted into buckets.
 ///
-/// One of `{"lengths": [1000, 4000]}`, `{"prefixes": ["de/", "fr/"]}` and `{"groups": [0, 2, 0]}`. The number of a bucket
-/// is below 65,536.
+/// One of `{"lengths": [1000, 4000]}`, `{"prefixes": ["de/", "fr/"]}` and `{"groups": [0, 2, 0]}`. The number
+/// of a bucket is below 65,536.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BucketSpec {
@@ -195,7 +195,8 @@ pub enum BucketSpec {
     Lengths(Vec<u64>),
     /// Key prefixes, at most 1,024. A sample is in the bucket of the first prefix that its key begins with.
     ///
-    /// The key of a sample that is one file is its path. Samples without a matching prefix share one more bucket.
+    /// The key of a sample that is one file is its path. Samples without a matching prefix share one more
+    /// bucket.
     Prefixes(Vec<String>),
     /// The bucket of each sample of the version, in the order of the sample numbers.
     Groups(Vec<u32>),
@@ -306,7 +307,10 @@ mod tests {
 
     #[test]
     fn jobs_parse_as_documented() {
-        let text = r#"{"name":"train-7","dataset":"images","plan":{"base":{"keys":["a/1"]},"echo":{"copies":2}},"world":{"ranks":2,"batch":8,"tail":"drop"}}"#;
+        let text = concat!(
+            r#"{"name":"train-7","dataset":"images","plan":{"base":{"keys":["a/1"]},"echo":{"copies":2}},"#,
+            r#""world":{"ranks":2,"batch":8,"tail":"drop"}}"#
+        );
         let job: StartJob = serde_json::from_str(text).expect("documented form");
         assert_eq!((job.order, job.visitation), (OrderKind::Substitute, Visitation::ExactlyOnce));
         assert_eq!(job.plan.base, PlanBase::Keys(vec!["a/1".into()]));

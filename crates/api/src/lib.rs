@@ -1,7 +1,7 @@
 //! The HTTP API of Fletch: routes, headers, request and answer types, stream frames, and problem codes.
 //!
-//! Server and client compile against these types, and `docs/openapi.json` is generated from them. Contains no server or
-//! client code. Only this crate maps the [`fletch_core::Kind`] of an error to an HTTP status.
+//! Server and client compile against these types, and `docs/openapi.json` is generated from them. Contains no
+//! server or client code. Only this crate maps the [`fletch_core::Kind`] of an error to an HTTP status.
 
 pub mod accounts;
 pub mod batch;

@@ -1,8 +1,8 @@
-//! The protocol between the mounts of one node: the owner of the node's store serves the other mounts, its clients.
+//! The protocol between the mounts of one node: the owner of the node's store serves the others.
 //!
-//! A client asks the owner on a unix socket before it asks the server. The owner answers 200 with the bytes, or 404 with
-//! a problem for every reason. After 404 the client asks the server itself. The client verifies every byte, so it never
-//! has to trust the owner.
+//! The other mounts are clients of the store. A client asks the owner on a unix socket before it asks the
+//! server. The owner answers 200 with the bytes, or 404 with a problem for every reason. After 404 the client
+//! asks the server itself. The client verifies every byte, so it never has to trust the owner.
 
 use fletch_core::{Hash, Root};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Problems: the error answers of the API (RFC 9457), with a stable code, a hint, and whether a retry may help.
+//! Problems: the error answers of the API (RFC 9457), with a stable code and a hint.
 //!
 //! Only this module maps a [`Kind`] to an HTTP status.
 
@@ -233,7 +233,10 @@ mod tests {
 
     #[test]
     fn a_newer_servers_code_is_read_as_unknown() {
-        let text = r#"{"type":"urn:fletch:problem:x","title":"t","status":599,"detail":"d","code":"x","retryable":false}"#;
+        let text = concat!(
+            r#"{"type":"urn:fletch:problem:x","title":"t","status":599,"#,
+            r#""detail":"d","code":"x","retryable":false}"#
+        );
         let p: Problem = serde_json::from_str(text).expect("readable");
         assert_eq!((p.code, p.status, p.hint.as_str()), (Code::Unknown, 599, ""));
     }

@@ -110,7 +110,9 @@ pub(crate) fn escaped(path: &str) -> impl std::fmt::Display + '_ {
     utf8_percent_encode(path, PATH)
 }
 
-/// Returns the path of the access check. The server delays the answer up to `wait_ms` milliseconds while access lasts.
+/// Returns the path of the access check.
+///
+/// The server delays the answer up to `wait_ms` milliseconds while access lasts.
 #[must_use]
 pub fn access(root: Root, wait_ms: u64) -> String {
     format!("/v1/versions/{root}/access?wait_ms={wait_ms}")
@@ -152,7 +154,9 @@ pub fn job_world(id: &str) -> String {
     format!("/v1/jobs/{id}/world")
 }
 
-/// Returns a path of an epoch. `what` is `leases`, `acks`, `state`, `checkpoint`, `rollback`, `receipt` or `ledger`.
+/// Returns a path of an epoch.
+///
+/// `what` is `leases`, `acks`, `state`, `checkpoint`, `rollback`, `receipt` or `ledger`.
 #[must_use]
 pub fn epoch(id: &str, epoch: u64, what: &str) -> String {
     format!("/v1/jobs/{id}/epochs/{epoch}/{what}")

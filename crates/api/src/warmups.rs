@@ -110,10 +110,13 @@ pub struct Warmup {
     pub refused: Amount,
     /// The chunks that could not be fetched.
     pub failed: Amount,
-    /// For a check: the chunks whose bytes do not match their hash. The server never served them and has removed them.
+    /// For a check: the chunks whose bytes do not match their hash.
+    ///
+    /// The server never served them and has removed them.
     pub damaged: Amount,
-    /// After the end: the chunks that are not cached, from a second count. For a check: the chunks that are not cached,
-    /// damaged or not readable.
+    /// After the end: the chunks that are not cached, from a second count.
+    ///
+    /// For a check: the chunks that are not cached, damaged or not readable.
     pub missing: Amount,
     /// The average rate since the warm-up began to run, in bytes a second.
     pub bytes_per_s: u64,
@@ -125,8 +128,9 @@ pub struct Warmup {
     /// The time of the end, in nanoseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_ns: Option<u64>,
-    /// The time until which the chunks are protected from eviction, in nanoseconds since 1970. Absent if they are not
-    /// protected.
+    /// The time until which the chunks are protected from eviction, in nanoseconds since 1970.
+    ///
+    /// Absent if they are not protected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leased_until_ns: Option<u64>,
     /// The reason for an early end, or the first problem with a chunk.

@@ -46,8 +46,8 @@ impl Batch {
     /// Returns the outcome of the next item, in the request's order, or `None` after the last.
     ///
     /// # Errors
-    /// [`ClientError`]: the stream was cut off, missed its deadline, or breaks the format. The remaining items then
-    /// have no outcome.
+    /// [`ClientError`]: the stream was cut off, missed its deadline, or breaks the format. The remaining
+    /// items then have no outcome.
     pub async fn next(&mut self) -> Result<Option<BatchPiece>, ClientError> {
         let until = self.until;
         let piece = timeout_at(until, self.advance()).await.unwrap_or_else(|_| {

@@ -28,8 +28,9 @@ pub(crate) const JSON_BYTES_MAX: u64 = 16 << 20;
 /// A longer chunk is hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
 
-/// A connection that fails within this time may be stale, or the server may be restarting: even a client that fails
-/// fast asks once more.
+/// The time within which a failed connection is tried once more, even by a client that fails fast.
+///
+/// The connection may be stale, or the server may be restarting.
 const FAIL_FAST_RETRY_WITHIN: Duration = Duration::from_secs(1);
 
 /// The settings of a [`Client`].
@@ -162,10 +163,10 @@ impl Client {
         self.io_timeout
     }
 
-    /// Returns the same client for a caller that has another source: it does not wait for a server that is down.
+    /// Returns the same client without patience for a server that is down: for callers with another source.
     ///
-    /// It asks a server that does not answer at most once more, and only if the first failure came within a second.
-    /// It treats answers, such as 429, as every client does.
+    /// It asks a server that does not answer at most once more, and only if the first failure came within a
+    /// second. It treats answers, such as 429, as every client does.
     #[must_use]
     pub fn fail_fast(&self) -> Self {
         Client { fail_fast: true, ..self.clone() }
@@ -249,7 +250,8 @@ impl Client {
 
     /// Checks that the caller has access to a version, and watches the access for `wait`.
     ///
-    /// Returns after `wait` while access lasts. Returns an error at once if the caller has no access or loses it.
+    /// Returns after `wait` while access lasts. Returns an error at once if the caller has no access or loses
+    /// it.
     ///
     /// # Errors
     /// [`ClientError`]; `not_found` without access, `unauthorized` if the server does not know the token.
@@ -304,7 +306,8 @@ impl Client {
 
     /// Requests many pieces of one version in one stream.
     ///
-    /// An item longer than `item_bytes_max` bytes ends the stream with an error. The deadline covers the whole stream.
+    /// An item longer than `item_bytes_max` bytes ends the stream with an error. The deadline covers the
+    /// whole stream.
     ///
     /// # Errors
     /// [`ClientError`] if the stream does not begin.

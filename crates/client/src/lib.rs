@@ -1,8 +1,8 @@
 //! The HTTP client of a Fletch server: sends requests, waits, retries, and checks the answers.
 //!
-//! Owns connections (HTTP/1.1 keep-alive over TCP or a unix socket), deadlines, retries, and the translation of
-//! answers into [`ClientError`]. Knows no FUSE. Reads an origin only with the feature `fallback`, and only while the
-//! server does not answer.
+//! Owns connections (HTTP/1.1 keep-alive over TCP or a unix socket), deadlines, retries, and the translation
+//! of answers into [`ClientError`]. Knows no FUSE. Reads an origin only with the feature `fallback`, and only
+//! while the server does not answer.
 //!
 //! Invariants
 //! 1. A call ends within its deadline, whatever the server does.

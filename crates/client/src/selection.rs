@@ -1,7 +1,7 @@
 //! Reads a selection: a table of the samples that an epoch delivers, as Parquet or as CSV with a header line.
 //!
-//! A file that begins with the Parquet magic is Parquet, every other file is CSV. One column names the samples, by key
-//! or by number. Another column may weight them. Other columns are ignored.
+//! A file that begins with the Parquet magic is Parquet, every other file is CSV. One column names the
+//! samples, by key or by number. Another column may weight them. Other columns are ignored.
 //!
 //! 1. Each row names one sample. A file that names a sample twice, or has a row that names none, is rejected.
 //! 2. The server checks that the version has these samples, when the job is declared.
@@ -366,9 +366,10 @@ impl Selection {
         self.len() == 0
     }
 
-    /// Returns the plan of the selection: each sample once or, with weights, `draws` samples in their proportion.
+    /// Returns the plan of the selection.
     ///
-    /// `draws` defaults to the number of rows.
+    /// Each sample once or, with weights, `draws` samples in their proportion. `draws` defaults to the number
+    /// of rows.
     #[must_use]
     pub fn base(self, draws: Option<u64>) -> PlanBase {
         let draws = draws.unwrap_or(self.len() as u64);

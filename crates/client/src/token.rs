@@ -41,7 +41,8 @@ impl TokenSource {
     pub fn of(text: Option<String>, file: Option<PathBuf>) -> Result<Option<Self>, ClientError> {
         match (text, file) {
             (Some(_), Some(_)) => Err(ClientError::Config(
-                "a token and a token file are both set (by flag, FLETCH_TOKEN or FLETCH_TOKEN_FILE); set only one".into(),
+                "both a token and a token file are set (flag, FLETCH_TOKEN, FLETCH_TOKEN_FILE); set one"
+                    .into(),
             )),
             (text, file) => Ok(text.map(TokenSource::Text).or_else(|| file.map(TokenSource::File))),
         }

@@ -1,4 +1,4 @@
-//! The client against servers that behave in every way a server can.
+//! Tests the client against a server that answers correctly, wrongly, slowly or not at all.
 
 use axum::{
     Json, Router,
@@ -41,7 +41,7 @@ fn body(len: usize) -> Bytes {
     (0..len).map(|i| (i * 31 % 251) as u8).collect::<Vec<u8>>().into()
 }
 
-/// Chunks whose hash's first byte says how the server behaves.
+/// Serves a chunk. The first byte of the chunk's hash selects the server's behaviour.
 async fn chunk(State(seen): Served, Path((_, hash)): Path<(String, String)>, h: HeaderMap) -> Response {
     let n = seen.requests.fetch_add(1, Relaxed);
     seen.headers.lock().expect("headers").push(h);
@@ -56,14 +56,14 @@ async fn chunk(State(seen): Served, Path((_, hash)): Path<(String, String)>, h: 
         "07" => std::future::pending().await,
         "08" if n < 2 => (StatusCode::BAD_GATEWAY, "<html>proxy</html>").into_response(),
         "0d" => {
-            // As a newer server says that something is wrong, by a code that this build does not know.
+            // A problem of a newer server, with a code that this build does not know.
             let p = serde_json::json!({"type": "urn:fletch:problem:novel", "title": "t", "status": 502,
                 "detail": "d", "code": "novel", "retryable": false});
             (StatusCode::BAD_GATEWAY, Json(p)).into_response()
         }
         "09" => problem(Code::Overloaded, Some(3600)),
         "0a" => {
-            // Longer than its hash's owner expects, without saying so beforehand.
+            // A body that is longer than expected, without a Content-Length.
             let pieces = futures::stream::iter((0..100).map(|_| Ok::<_, std::io::Error>(body(1000))));
             Body::from_stream(pieces).into_response()
         }
@@ -81,7 +81,7 @@ async fn table(h: HeaderMap) -> Response {
         None => body(500).into_response(),
         Some("bytes=10-19") => (StatusCode::PARTIAL_CONTENT, body(500).slice(10..20)).into_response(),
         Some("bytes=-8") => (StatusCode::PARTIAL_CONTENT, body(500).slice(492..)).into_response(),
-        // A server that does not know ranges, and one that sends fewer bytes.
+        // One server ignores ranges, one sends too few bytes.
         Some("bytes=30-39") => body(500).into_response(),
         Some(_) => (StatusCode::PARTIAL_CONTENT, body(3)).into_response(),
     }
@@ -173,7 +173,7 @@ fn root() -> Root {
 }
 
 #[tokio::test]
-async fn a_chunk_is_checked_and_the_request_says_for_whom() {
+async fn a_chunk_is_verified_and_its_request_carries_job_and_token() {
     let (client, seen) = serve().await;
     let h = Hash::of(&body(100));
     let chunk = client.chunk(root(), h, 100).await.expect("chunk");
@@ -188,20 +188,20 @@ async fn a_chunk_is_checked_and_the_request_says_for_whom() {
 }
 
 #[tokio::test]
-async fn bodies_of_another_length_are_refused() {
+async fn bodies_of_a_wrong_length_are_rejected() {
     let (client, seen) = serve().await;
     for behaviour in [1, 2, 0x0a] {
         let e = client.chunk_unchecked(root(), hash(behaviour), 100).await.expect_err("wrong length");
         assert!(matches!(e, ClientError::Protocol { .. }), "{behaviour}: {e}");
     }
-    assert_eq!(seen.requests.load(Relaxed), 3, "a broken contract is not asked again");
+    assert_eq!(seen.requests.load(Relaxed), 3, "a broken contract is not retried");
     for len in [0, (16 << 20) + 1] {
         assert!(matches!(client.chunk_unchecked(root(), hash(1), len).await, Err(ClientError::Config(_))));
     }
 }
 
 #[tokio::test]
-async fn what_may_pass_is_waited_for_and_nothing_else() {
+async fn only_transient_errors_are_retried() {
     let (client, seen) = serve().await;
     for behaviour in [3, 4, 8] {
         seen.requests.store(0, Relaxed);
@@ -209,7 +209,7 @@ async fn what_may_pass_is_waited_for_and_nothing_else() {
         assert_eq!(seen.requests.load(Relaxed), 3, "{behaviour}");
     }
     seen.requests.store(0, Relaxed);
-    client.chunk_unchecked(root(), hash(0x0c), 100).await.expect("a cut body is asked for again");
+    client.chunk_unchecked(root(), hash(0x0c), 100).await.expect("a cut body is retried");
     for (behaviour, code, kind) in [
         (5, Some(Code::OriginChanged), Kind::Corrupt),
         (6, Some(Code::NotFound), Kind::NotFound),
@@ -236,19 +236,19 @@ async fn every_call_ends_within_its_deadline() {
         assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
         assert!(e.to_string().contains(says), "{e}");
     }
-    let nobody = ClientConfig {
+    let closed = ClientConfig {
         io_timeout: Duration::from_millis(600),
         ..ClientConfig::new("http://127.0.0.1:1".parse().expect("url"), "cli")
     };
     let begun = Instant::now();
-    let e = Client::new(nobody).expect("client").cluster().await.expect_err("nobody there");
+    let e = Client::new(closed).expect("client").cluster().await.expect_err("no server listens");
     assert!(e.is_unreachable() && e.kind() == Kind::Unavailable, "{e}");
     assert!(e.to_string().contains("http://127.0.0.1:1") && e.to_string().contains("refused"), "{e}");
     assert!(begun.elapsed() < Duration::from_millis(1500));
 }
 
 #[tokio::test]
-async fn answers_of_another_program_or_release_are_named() {
+async fn an_answer_of_another_program_or_release_is_reported() {
     let (client, _) = serve().await;
     let e = client.info().await.expect_err("another major");
     assert!(matches!(e, ClientError::Version { .. }) && e.to_string().contains("[2]"), "{e}");
@@ -258,7 +258,7 @@ async fn answers_of_another_program_or_release_are_named() {
 }
 
 #[tokio::test]
-async fn tables_come_by_range_and_never_short() {
+async fn tables_are_read_by_range_and_never_short() {
     let (client, _) = serve().await;
     let tables = client.tables(root(), LayoutId(Hash::of(b"layout")));
     let read = async |r| tables.read(Table::Entries, r).await;
@@ -282,7 +282,7 @@ async fn batches_give_each_item_its_own_outcome() {
     let items = vec![BatchItem::Ordinal(3), BatchItem::Ordinal(7), BatchItem::Path("a".into())];
     let mut batch = client.batch(root(), items, 10_000).await.expect("begins");
     let mut got = Vec::new();
-    while let Some(piece) = batch.next().await.expect("goes on") {
+    while let Some(piece) = batch.next().await.expect("the next item") {
         got.push((piece.index, piece.outcome.map_err(|p| p.code)));
     }
     assert_eq!(got[0], (0, Ok(Bytes::from_static(b"ordinal 3"))));
@@ -306,7 +306,7 @@ async fn batches_give_each_item_its_own_outcome() {
 }
 
 #[tokio::test]
-async fn unix_sockets_work_alike() {
+async fn a_unix_socket_works_as_tcp_does() {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("s");
     let listener = tokio::net::UnixListener::bind(&path).expect("bind");

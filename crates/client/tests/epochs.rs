@@ -1,4 +1,4 @@
-//! The client's side of epochs against servers that fail: what is held, what is renewed, what is handed out.
+//! Tests the epoch client against a failing server: which leases it holds, renews and hands out.
 
 use axum::{
     Json, Router,
@@ -30,14 +30,14 @@ use std::{
 };
 use tokio_util::task::TaskTracker;
 
-/// How a stream goes, one after the other; the last again and again.
+/// The behaviour of a lease stream. The server uses each in turn, and repeats the last.
 #[derive(Clone, Copy)]
 enum Stream {
-    /// Lease `.0` of two entries, after whose first `.1` the rest cannot be read now.
+    /// Lease `.0` with two entries. After the first `.1` of them, the stream sends a retryable problem.
     Short(u64, u32),
-    /// Lease `.0`, and then something that is of no use to ask again.
+    /// Lease `.0`, then a problem that is not retryable.
     Never(u64),
-    /// Lease `.0`, whole.
+    /// Lease `.0`, complete.
     Whole(u64),
 }
 
@@ -81,7 +81,7 @@ async fn job_now(State(seen): Served) -> Response {
     if seen.deleted.load(Relaxed) { problem(Code::NotFound) } else { Json(job()).into_response() }
 }
 
-/// Epoch 0 is unknown, epoch 1 closed once it is said so; everything else lives.
+/// Answers acks: epoch 0 is unknown, epoch 1 can be closed, every other epoch is open.
 async fn acks(State(seen): Served, Path((_, epoch)): Path<(String, u64)>, Json(ask): Json<Acks>) -> Response {
     seen.longest.fetch_max(ask.renew.len() as u64, Relaxed);
     if seen.deleted.load(Relaxed) || epoch == 0 {
@@ -163,28 +163,29 @@ async fn until(what: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(20), wait).await.expect("in time");
 }
 
-/// A lease whose batch was not handed out is nobody's: renewed for ever it would never come again.
+/// A lease that is not handed out must not be renewed: the server could never grant its entries again.
 #[tokio::test]
 async fn a_lease_that_was_not_handed_out_is_not_held() {
     let (job, _) = serve(&[Stream::Never(3)]).await;
-    job.reader(2, 0, 0).next(2).await.expect_err("of no use to ask again");
+    job.reader(2, 0, 0).next(2).await.expect_err("a fatal problem");
     assert!(job.held().is_empty());
     let (job, seen) = serve(&[Stream::Short(3, 1)]).await;
     job.reader(2, 0, 0).patience(Duration::from_millis(400)).next(2).await.expect_err("out of patience");
     assert!(job.held().is_empty());
-    assert!(seen.asked.lock().expect("lock").len() > 1, "it was asked again");
+    assert!(seen.asked.lock().expect("lock").len() > 1, "the request was retried");
     let mut reader = job.reader(2, 0, 0).patience(Duration::from_secs(60));
     tokio::select! {
         got = reader.next(2) => panic!("{got:?}"),
         () = until(|| job.held().len() == 1) => {}
     }
-    assert!(job.held().is_empty(), "nobody waits for it any more");
+    assert!(job.held().is_empty(), "no caller waits for the lease any more");
     let (job, _) = serve(&[Stream::Short(3, 1), Stream::Whole(3)]).await;
     let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.samples.len(), b.token.lease, job.held().len()), (2, 3, 1));
 }
 
-/// With `ahead` the next lease comes while the last one is consumed, and is held by nobody once its reader is gone.
+/// A prefetching reader receives the next lease while the last one is consumed. Dropping the reader releases
+/// it.
 #[tokio::test]
 async fn the_next_lease_is_prefetched() {
     let leases = [3, 4].map(Stream::Whole);
@@ -197,18 +198,18 @@ async fn the_next_lease_is_prefetched() {
     until(|| job.held().len() == 2 && asked().len() == 2).await;
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, reader.sequence()), (4, 12));
-    // A cut stream is asked for again, ahead too.
+    // A broken stream is retried, also during a prefetch.
     until(|| asked().len() == 4).await;
     assert_eq!(asked(), [(11, 0), (12, 0), (13, 0), (13, 1)]);
     assert_eq!(job.held().len(), 3);
-    // A reader that goes on where one ended asks with the number of what that had received ahead.
+    // A reader that continues after another one uses the sequence number of the prefetched lease.
     let last = reader.sequence();
     drop(reader);
     let mut reader = job.reader(2, 0, 0).after_sequence(last).prefetch(true);
     until(|| job.held().len() == 2).await;
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, b.samples.len(), asked()[4]), (5, 2, (13, 0)));
-    // A lease that is known to be gone is not handed out.
+    // A prefetched lease that a renewal reported gone is not handed out.
     until(|| job.held().len() == 4).await;
     job.held().release(2, 0, 6);
     let Next::Batch(b) = reader.next(2).await.expect("a batch") else { panic!("a batch") };
@@ -219,7 +220,8 @@ async fn the_next_lease_is_prefetched() {
     until(|| job.held().len() == 4).await;
 }
 
-/// What failed ahead is asked for again when it is wanted, with the same number, and then it is told.
+/// A failed prefetch is repeated with the same sequence number when its lease is wanted. Then its error is
+/// returned.
 #[tokio::test]
 async fn a_failed_prefetch_is_reported_when_its_lease_is_wanted() {
     let (job, seen) = serve(&[Stream::Whole(3), Stream::Never(4), Stream::Whole(4)]).await;
@@ -235,8 +237,7 @@ async fn a_failed_prefetch_is_reported_when_its_lease_is_wanted() {
     reader.next(2).await.expect_err("it failed again");
 }
 
-/// The lease that comes instead of one of which nothing was received is taken as it comes; of which something was
-/// received, that is dropped.
+/// A new lease replaces one that was partly received. The samples of the old lease are discarded.
 #[tokio::test]
 async fn a_new_lease_replaces_a_partly_received_one() {
     let entries =
@@ -244,7 +245,7 @@ async fn a_new_lease_replaces_a_partly_received_one() {
     let (job, seen) = serve(&[Stream::Short(3, 0), Stream::Whole(4)]).await;
     let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, entries(&b), job.held().len()), (4, vec![0, 1], 1));
-    assert_eq!(seen.asked.lock().expect("lock").len(), 2, "no lease was spent for nothing");
+    assert_eq!(seen.asked.lock().expect("lock").len(), 2, "the new lease is received at once");
     let (job, seen) = serve(&[Stream::Short(3, 1), Stream::Whole(4)]).await;
     let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
     assert_eq!((b.token.lease, entries(&b), job.held().len()), (4, vec![0, 1], 1));
@@ -252,8 +253,8 @@ async fn a_new_lease_replaces_a_partly_received_one() {
     assert_eq!(from, [0, 1, 0]);
 }
 
-/// What is gone is held no more and ends nothing else; many leases are renewed in several requests; the first
-/// lease in time.
+/// A gone epoch releases its leases and nothing else. Many leases need several requests. The first is in
+/// time.
 #[tokio::test]
 async fn renewals_go_on_for_live_epochs() {
     let (job, seen) = serve(&[Stream::Whole(1)]).await;

@@ -1,4 +1,4 @@
-//! Server or origin: silence is the only reason to go elsewhere.
+//! Tests the choice between server and origin: only a server that does not answer leads to the origin.
 
 use axum::{Json, Router, http::StatusCode, http::header, response::IntoResponse, routing::get};
 use bytes::Bytes;
@@ -18,7 +18,7 @@ fn root() -> Root {
     Root(Hash::of(b"root"))
 }
 
-/// A directory with one object, and a fallback from `url` to it.
+/// Returns a directory with one object, and a fallback from the server at `url` to it.
 fn fallback(url: &str, io_timeout: Duration) -> (TempDir, Fallback) {
     let dir = TempDir::new().expect("tempdir");
     std::fs::write(dir.path().join("object"), b"0123456789").expect("write");
@@ -39,7 +39,7 @@ fn location(offset: u64) -> OriginLocation {
     OriginLocation::DatasetObject { path: "object".into(), offset }
 }
 
-/// A server that gives one answer to everything and counts.
+/// Starts a server that gives the same answer to every request and counts requests.
 async fn serve(code: Code, retry_after: u64) -> (String, Arc<AtomicU64>) {
     let asked = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&asked);
@@ -59,7 +59,7 @@ async fn serve(code: Code, retry_after: u64) -> (String, Arc<AtomicU64>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_answer_of_the_server_is_an_answer() {
+async fn no_answer_of_the_server_leads_to_the_origin() {
     for (code, retry_after) in [
         (Code::Overloaded, 3600),
         (Code::NotFound, 0),
@@ -79,7 +79,7 @@ async fn every_answer_of_the_server_is_an_answer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_connection_reads_the_origin_and_later_reads_do_not_wait() {
-    // Bound and dropped: nobody listens there.
+    // A port that was bound and closed: no server listens there.
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind").local_addr().expect("addr");
     let (_dir, fallback) = fallback(&format!("http://{free}"), Duration::from_secs(30));
     let begun = Instant::now();
@@ -89,17 +89,17 @@ async fn a_refused_connection_reads_the_origin_and_later_reads_do_not_wait() {
     assert!(fallback.is_away());
     read(&fallback, &location(0)).await.expect("from the origin");
     assert_eq!((fallback.losses(), fallback.origin_stats().bytes_read), (1, 8));
-    // What the origin lacks, too, is told as such and names both.
+    // If the origin lacks the object too, the error names the server and the origin.
     let gone = OriginLocation::TablesObject { key: "fletch/chunks/aa/aa".into(), offset: 0 };
     let e = read(&fallback, &gone).await.expect_err("nobody has it");
     assert_eq!(e.kind(), Kind::NotFound);
     assert!(e.to_string().contains("does not answer") && e.to_string().contains("not found"), "{e}");
     let past = read(&fallback, &location(8)).await;
-    assert!(past.is_err(), "a short object brings no short chunk");
+    assert!(past.is_err(), "a short object is an error, not a short chunk");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_comes_back_is_asked_again() {
+async fn a_server_that_comes_back_is_used_again() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("addr");
     drop(listener);

@@ -25,7 +25,7 @@ pub const KEYS: &[&str] = &[
 /// One `[[origin]]` table: how to reach everything under `prefix`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct OriginConfig {
-    /// The URI prefix that the table applies to: `s3://bucket/sets`, `az://container`, `https://host/data`, `/data`.
+    /// The URI prefix that the table applies to, such as `s3://bucket/sets`, `https://host/data` or `/data`.
     ///
     /// The table with the longest matching prefix wins.
     pub prefix: String,
@@ -119,7 +119,7 @@ impl OriginConfig {
                 "http" => {
                     return Err(OriginError::invalid(
                         what,
-                        "the endpoint is http://, which sends data unencrypted; set allow_http = true or use https://",
+                        "an http:// endpoint sends data unencrypted; set allow_http = true or use https://",
                     ));
                 }
                 _ => {
@@ -157,13 +157,16 @@ fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Credentials {
-    /// The environment (`AWS_*`, `AZURE_*`, `GOOGLE_*`) and the machine's identity: web or workload identity, instance
-    /// role. Requests to a plain server then carry no credentials.
+    /// The environment (`AWS_*`, `AZURE_*`, `GOOGLE_*`) and the identity of the machine.
+    ///
+    /// The identity is a web or workload identity, or an instance role. Requests to a plain server carry no
+    /// credentials.
     Env,
     /// A file, read again when it changes.
     ///
-    /// Its format: for S3 that of `~/.aws/credentials`, for Azure lines `azure_storage_… = …`, for GCS the JSON of a
-    /// service account, for a plain server a line `token` or lines `user` and `password`.
+    /// The format for S3 is that of `~/.aws/credentials`, for GCS the JSON of a service account. For Azure
+    /// the file has lines `azure_storage_… = …`. For a plain server it has a line `token`, or lines `user`
+    /// and `password`.
     File(PathBuf),
     /// The environment variables, else the shared file of the cloud's own tools, else the machine's identity.
     Chain,

@@ -46,7 +46,7 @@ pub enum OriginError {
     },
     /// The origin asks clients to slow down.
     #[error(
-        "{what}: the origin asks clients to slow down; retry later, or set requests_per_second of its [[origin]]"
+        "{what}: the origin asks clients to slow down; retry later, or set requests_per_second in [[origin]]"
     )]
     Throttled {
         /// The object.
@@ -75,8 +75,8 @@ pub enum OriginError {
 impl OriginError {
     /// Returns who can act on the error.
     ///
-    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied` is `Unavailable`: the operator can act,
-    /// the reader cannot.
+    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied` is `Unavailable`: the
+    /// operator can act, the reader cannot.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {

@@ -1,13 +1,13 @@
 //! Reads and writes origins: directories, blob stores and plain HTTP servers, behind one small interface.
 //!
-//! Owns every byte that is read from or written to an origin: retries, deadlines, concurrency limits, and the pins of
-//! indexed objects. The only user of `object_store`; local trees go through `std::fs`
+//! Owns every byte that is read from or written to an origin: retries, deadlines, concurrency limits, and the
+//! pins of indexed objects. The only user of `object_store`; local trees go through `std::fs`
 //! (`docs/adr/0002-local-origin-by-std-fs.md`). Hashes nothing: the caller verifies the bytes with
 //! `fletch_core::Verified`.
 //!
 //! 1. A read returns exactly the requested bytes, or an error.
-//! 2. Every call ends within `io_timeout`, retries included. Every buffer has at most `get_bytes_max` bytes. At most
-//!    `requests_max` calls are in flight.
+//! 2. Every call ends within `io_timeout`, retries included. Every buffer has at most `get_bytes_max` bytes.
+//!    At most `requests_max` calls are in flight.
 //! 3. A write that succeeds is whole and durable. A write that fails leaves a whole object or none.
 //! 4. No secret is in a URI, an error, a log line or a `Debug` output.
 

@@ -1,10 +1,11 @@
 //! Reads and writes directories of this machine through `std::fs`. Every function here blocks.
 //!
-//! 1. No call waits for another process. Files are opened without blocking, and everything but a regular file is
-//!    rejected, so that a FIFO or device in a hostile tree cannot hang a thread.
-//! 2. A read follows symbolic links, because the caller hashes the bytes. A path with `..` never reaches this module.
-//! 3. A confined origin checks the real path of a file after it is open, so that no link can change between check and
-//!    use.
+//! 1. No call waits for another process. Files are opened without blocking, and everything but a regular file
+//!    is rejected, so that a FIFO or device in a hostile tree cannot hang a thread.
+//! 2. A read follows symbolic links, because the caller hashes the bytes. A path with `..` never reaches this
+//!    module.
+//! 3. A confined origin checks the real path of a file after it is open, so that no link can change between
+//!    check and use.
 //! 4. A write goes to a temporary file, syncs it, renames it, and syncs the directory.
 
 use crate::OriginError;
@@ -41,8 +42,8 @@ pub fn pin_of(meta: &Metadata) -> Pin {
 /// Opens a regular file for reading and returns its metadata. Never waits, whatever `path` is.
 ///
 /// # Errors
-/// The error of the system; `NotFound` for a directory, which is no object in a store either; `InvalidInput` for
-/// everything else that is not a regular file.
+/// The error of the system; `NotFound` for a directory, which is no object in a store either; `InvalidInput`
+/// for everything else that is not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
     // O_NOCTTY: opening a terminal must not make it ours.
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;

@@ -52,8 +52,9 @@ pub struct Pin {
 pub struct ObjectBytes {
     /// The requested range, or the whole object.
     pub bytes: Bytes,
-    /// The metadata of the object, from the same answer. For a local file, taken after the read, so that a change
-    /// during the read shows in it.
+    /// The metadata of the object, from the same answer.
+    ///
+    /// For a local file, taken after the read, so that a change during the read shows in it.
     pub meta: ObjectMeta,
 }
 
@@ -191,8 +192,8 @@ impl Origins {
 
 /// One origin: a directory, or a prefix at a store or server. Cheap to clone.
 ///
-/// Paths are relative, separated by `/`, and UTF-8. Every call ends within `io_timeout`. [`Origins::stats`] counts every
-/// error.
+/// Paths are relative, separated by `/`, and UTF-8. Every call ends within `io_timeout`. [`Origins::stats`]
+/// counts every error.
 #[derive(Debug, Clone)]
 pub struct Origin {
     uri: Arc<OriginUri>,
@@ -222,14 +223,14 @@ impl Origin {
 
     /// Reads a range of the object (in bytes, end exclusive), or all of it.
     ///
-    /// Returns `Changed` if the size differs from the pin's, and at a store if the etag differs. Reads a local file
-    /// whose size is the pin's and whose time differs: the caller hashes the bytes, and compares `pin` with `meta` to
-    /// tell a changed file from a damaged disk.
+    /// Returns `Changed` if the size differs from the pin's, and at a store if the etag differs. Reads a
+    /// local file whose size is the pin's and whose time differs: the caller hashes the bytes, and compares
+    /// `pin` with `meta` to tell a changed file from a damaged disk.
     ///
     /// # Errors
-    /// `NotFound`, `Changed`, `Denied`, `Throttled`, `Unavailable`. `Invalid` for a bad path, a range past the end of an
-    /// object that has the pin's size, or a range longer than `get_bytes_max`. `Corrupt` for an answer with other bytes
-    /// than were requested.
+    /// `NotFound`, `Changed`, `Denied`, `Throttled`, `Unavailable`. `Invalid` for a bad path, a range past
+    /// the end of an object that has the pin's size, or a range longer than `get_bytes_max`. `Corrupt` for an
+    /// answer with other bytes than were requested.
     pub async fn get(
         &self,
         path: &str,
@@ -290,8 +291,8 @@ impl Origin {
     /// Writes the object. It is whole and durable when this returns, and whole or absent after an error.
     ///
     /// # Errors
-    /// `AlreadyExists` in mode `Create`; otherwise as [`Origin::get`]. After `Unavailable` the object may have been
-    /// written.
+    /// `AlreadyExists` in mode `Create`; otherwise as [`Origin::get`]. After `Unavailable` the object may
+    /// have been written.
     pub async fn put(&self, path: &str, bytes: Bytes, mode: PutMode) -> Result<(), OriginError> {
         let what = self.what(path);
         let length = bytes.len() as u64;
@@ -310,8 +311,8 @@ impl Origin {
 
     /// Writes the object from a local file, in bounded memory. `io_timeout` applies to each 16 MiB.
     ///
-    /// At a store, `Create` of more than 16 MiB checks first and then writes, which is not atomic: use it only for names
-    /// that follow from the content.
+    /// At a store, `Create` of more than 16 MiB checks first and then writes, which is not atomic: use it
+    /// only for names that follow from the content.
     ///
     /// # Errors
     /// As [`Origin::put`], and if `file` cannot be read.
@@ -357,11 +358,13 @@ impl Origin {
         self.counted(run.await)
     }
 
-    /// Lists the objects below the directory `prefix`, in the byte order of their paths. An empty prefix lists all.
+    /// Lists the objects below the directory `prefix`, in the byte order of their paths.
     ///
-    /// A missing directory has no objects. Each item comes within `io_timeout`. A local listing returns regular files and
-    /// follows no links. An unreadable directory or a name that is not UTF-8 is an `Err` in its place, and a local listing
-    /// then continues.
+    /// An empty prefix lists all.
+    ///
+    /// A missing directory has no objects. Each item comes within `io_timeout`. A local listing returns
+    /// regular files and follows no links. An unreadable directory or a name that is not UTF-8 is an `Err` in
+    /// its place, and a local listing then continues.
     #[must_use]
     pub fn list(&self, prefix: &str) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
         let what = self.what(prefix);
@@ -449,8 +452,8 @@ impl Origin {
 
     /// Runs `work` on a blocking thread.
     ///
-    /// A thread that hangs in a dead file system keeps its permit beyond the deadline, so that at most `requests_max`
-    /// threads can hang.
+    /// A thread that hangs in a dead file system keeps its permit beyond the deadline, so that at most
+    /// `requests_max` threads can hang.
     async fn local_by<T: Send + 'static>(
         &self,
         what: &str,

@@ -12,19 +12,21 @@
 //! A refusal is a `503` or `429`.
 //!
 //! - OPEN: as fast as callers ask, or as configured.
-//! - PAUSE: no caller sends a request before `Retry-After` is over. Without the header the pause is 50 to 150 ms, doubled
-//!   with each refusal that closely follows another. Refusals of requests that were in flight at the first refusal
-//!   belong to the same event. They only prolong the pause.
-//! - SEEK: the rate grows e-fold each quarter of a second until a refusal. A server with a token bucket lets a burst
-//!   pass. The first refusal shows the size of that burst, so the refill rate of the bucket can be computed.
-//! - HOLD: 2 % below that rate. It grows slowly: by 0.05 % a second where a pause costs a second, faster where it costs
-//!   less, doubling every 20 s up to 5 %. It grows by 1.5 % a second while it is well below the rate that was refused
-//!   last. Each refusal gives a new estimate and lowers the rate by 2 % to a half.
+//! - PAUSE: no caller sends a request before `Retry-After` is over. Without the header the pause is 50 to 150
+//!   ms, doubled with each refusal that closely follows another. Refusals of requests that were in flight at
+//!   the first refusal belong to the same event. They only prolong the pause.
+//! - SEEK: the rate grows e-fold each quarter of a second until a refusal. A server with a token bucket lets
+//!   a burst pass. The first refusal shows the size of that burst, so the refill rate of the bucket can be
+//!   computed.
+//! - HOLD: 2 % below that rate. It grows slowly: by 0.05 % a second where a pause costs a second, faster
+//!   where it costs less, doubling every 20 s up to 5 %. It grows by 1.5 % a second while it is well below
+//!   the rate that was refused last. Each refusal gives a new estimate and lowers the rate by 2 % to a half.
 //!
 //! In the long run about 3 % of the capacity is lost in pauses, and about as much stays unused.
 //!
-//! Invariants: 1. No request begins in a pause. 2. A slot is booked only if it is before the caller's deadline, so that
-//! a caller that gives up delays no other. 3. Slots are at least 1/rate apart, after a burst of 10 ms.
+//! Invariants: 1. No request begins in a pause. 2. A slot is booked only if it is before the caller's
+//! deadline, so that a caller that gives up delays no other. 3. Slots are at least 1/rate apart, after a
+//! burst of 10 ms.
 
 use crate::OriginError;
 use std::collections::VecDeque;
@@ -311,10 +313,12 @@ impl State {
         self.waited = until;
     }
 
-    /// Returns the HOLD phase after a refusal at the rate `refused`. The new rate is at least `least * refused`.
+    /// Returns the HOLD phase after a refusal at the rate `refused`.
+    ///
+    /// The new rate is at least `least * refused`.
     fn hold(&self, refused: f64, least: f64, now: Instant) -> Phase {
-        // On a busy machine answers arrive in clumps, and the estimate may be far too low. The average rate of answers
-        // in this phase is little more than the capacity.
+        // On a busy machine answers arrive in clumps, and the estimate may be far too low. The average rate
+        // of answers in this phase is little more than the capacity.
         let seconds = now.saturating_duration_since(self.since).as_secs_f64().max(0.05);
         let total: u32 = self.answered.iter().map(|(_, n)| n).sum();
         let share = if seconds > 2.0 { 0.9 } else { 0.7 };
@@ -323,7 +327,9 @@ impl State {
         Phase::Hold { rate: rate.max(RATE_MIN), refused: refused.min(1.1 * capacity).max(RATE_MIN) }
     }
 
-    /// Returns the refill rate at which a bucket of `burst` tokens, given the answers of this phase, is empty now.
+    /// Returns the refill rate of the origin's token bucket.
+    ///
+    /// That is the rate at which a bucket of `burst` tokens, given the answers of this phase, is empty now.
     ///
     /// Assumes that the pause before this phase filled the bucket, in at most a second.
     fn capacity(&self, now: Instant) -> f64 {

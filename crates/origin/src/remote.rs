@@ -2,8 +2,9 @@
 //!
 //! Checks that each answer is the one that was requested, and decides when credentials are read again.
 //!
-//! A credentials file is checked once a second while its origin is used, and at once after a 401 or 403. If it changed,
-//! the call is retried once with the new credentials. If it cannot be read, the old credentials stay in use.
+//! A credentials file is checked once a second while its origin is used, and at once after a 401 or 403. If
+//! it changed, the call is retried once with the new credentials. If it cannot be read, the old credentials
+//! stay in use.
 
 use crate::credentials::{self, FileStamp, Source};
 use crate::origin::{ObjectBytes, ObjectMeta, Pin};
@@ -140,7 +141,9 @@ impl Remote {
         Arc::clone(&state.current)
     }
 
-    /// Returns whether the credentials in use are newer than those of generation `used`. Called after a 401 or 403.
+    /// Returns whether the credentials in use are newer than those of generation `used`.
+    ///
+    /// Called after a 401 or 403.
     fn has_newer_credentials(&self, used: u64) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.current.generation == used {
@@ -235,7 +238,8 @@ impl Remote {
                 Err(OriginError::Throttled { retry_after, .. }) => {
                     if self.pace.refused(ticket, *retry_after, rand::random()) {
                         self.counters.pauses.fetch_add(1, Relaxed);
-                        tracing::debug!(origin = %self.config.prefix, ?retry_after, "the origin asks clients to slow down");
+                        let origin = &self.config.prefix;
+                        tracing::debug!(%origin, ?retry_after, "the origin asks clients to slow down");
                     }
                 }
                 // No answer: it says nothing about the rate that the origin accepts.
@@ -333,7 +337,10 @@ impl RemotePrefix {
         if plain && matches!(&answer, Err(e) if cause(e) == Some(&BadAnswer::RangeIgnored)) {
             // Ranges are optional in HTTP. From now on, request whole objects.
             if !remote.whole_only.swap(true, Relaxed) {
-                tracing::warn!(origin = %remote.config.prefix, "the server does not support ranges; objects over 16 MiB cannot be read from it");
+                tracing::warn!(
+                    origin = %remote.config.prefix,
+                    "the server does not support ranges; objects over 16 MiB cannot be read from it"
+                );
             }
             sent = None;
             answer = self.ask(at, what, key, options(None)).await?;
@@ -377,8 +384,8 @@ impl RemotePrefix {
             return Err(OriginError::invalid(
                 what,
                 format!(
-                    "the server does not support ranges and the object has {} bytes, at most 16 MiB can be read without \
-                     them; use a server with ranges, such as nginx",
+                    "the server does not support ranges, and the object has {} bytes, more than the 16 MiB \
+                     that can be read without; use a server with ranges, such as nginx",
                     meta.size
                 ),
             ));

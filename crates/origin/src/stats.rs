@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Counters of the calls to all origins, since the start of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OriginStats {
-    /// Requests sent to stores, and operations on local files. Each attempt and each page of a listing counts.
+    /// Requests sent to stores, and operations on local files.
+    ///
+    /// Each attempt and each page of a listing counts.
     pub requests: u64,
     /// Attempts after the first.
     pub retries: u64,

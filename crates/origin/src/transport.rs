@@ -1,6 +1,7 @@
 //! The HTTP layer below `object_store`: counts requests, limits error bodies, and turns statuses into errors.
 //!
-//! `object_store` drops the `Retry-After` header and accepts some wrong answers, so this layer checks each answer first.
+//! `object_store` drops the `Retry-After` header and accepts some wrong answers, so this layer checks each
+//! answer first.
 
 use crate::stats::Counters;
 use http::header::{CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
@@ -17,8 +18,9 @@ use std::time::{Duration, SystemTime};
 /// The most bytes of an error body that are read.
 const ERROR_BYTES_MAX: usize = 16 << 10;
 
-/// The most bytes of a listing page that are read. 1,000 keys of S3 need less than 2 MiB, 5,000 of Azure less than
-/// 10 MiB.
+/// The most bytes of a listing page that are read.
+///
+/// 1,000 keys of S3 need less than 2 MiB, 5,000 of Azure less than 10 MiB.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// An answer that does not fit the request. Travels as the source of an `HttpError`.

@@ -8,14 +8,16 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use url::Url;
 
-const ACCEPTED: &str = "use a path, file://, s3://bucket/prefix, az://container/prefix, gs://bucket/prefix or http(s)://host/prefix";
+const ACCEPTED: &str = "use a path, file://, s3://bucket/prefix, az://container/prefix, \
+                        gs://bucket/prefix or http(s)://host/prefix";
 const PATH_BYTES_MAX: usize = 4096;
 
 /// The URI of a directory, of a prefix of a bucket or container, or of a path at a plain HTTP server.
 ///
 /// `Display` gives the normal form. `file:///…` and `http(s)://…` are percent-encoded. `s3://bucket/prefix`,
-/// `az://container/prefix` and `gs://bucket/prefix` have the key unencoded, as the cloud's own tools do. There is no
-/// trailing slash, no `.`, `..` or empty component, and never a user, password, query or fragment.
+/// `az://container/prefix` and `gs://bucket/prefix` have the key unencoded, as the cloud's own tools do.
+/// There is no trailing slash, no `.`, `..` or empty component, and never a user, password, query or
+/// fragment.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct OriginUri(Address);
@@ -25,7 +27,9 @@ pub struct OriginUri(Address);
 pub(crate) enum Address {
     /// An absolute path.
     Local(PathBuf),
-    /// `host` is a bucket, a container or a server (`host`, `host:port`). `path` is empty or a clean relative path.
+    /// `host` is a bucket, a container or a server (`host`, `host:port`).
+    ///
+    /// `path` is empty or a clean relative path.
     Store { scheme: Scheme, host: String, path: String },
 }
 
@@ -71,13 +75,13 @@ impl OriginUri {
     /// Parses a path or a URI. A relative path is taken from the working directory; links are not resolved.
     ///
     /// # Errors
-    /// [`OriginError::Invalid`] for an unknown scheme, `..`, a user or password, or a signed URL. The error never repeats
-    /// a secret.
+    /// [`OriginError::Invalid`] for an unknown scheme, `..`, a user or password, or a signed URL. The error
+    /// never repeats a secret.
     pub fn parse(text: &str) -> Result<Self, OriginError> {
         if SIGNED.iter().any(|s| text.contains(s)) {
             return Err(OriginError::invalid(
                 "a signed URL",
-                "an origin URI must not contain a signature; use the plain URI and set credentials in [[origin]]",
+                "an origin URI must not contain a signature; set credentials in [[origin]]",
             ));
         }
         let Some((scheme, rest)) = split_scheme(text) else {
@@ -105,7 +109,7 @@ impl OriginUri {
         }
     }
 
-    /// Parses a command line argument: as [`OriginUri::parse`], but resolves `..` of a path in the file system.
+    /// Parses a command line argument, as [`OriginUri::parse`], but resolves `..` of a path.
     ///
     /// # Errors
     /// As `parse`, and if a path with `..` does not exist.
@@ -290,7 +294,7 @@ fn plain(scheme: Scheme, text: &str) -> Result<OriginUri, OriginError> {
     if rest.contains(['?', '#']) {
         return Err(OriginError::invalid(
             hidden(),
-            "an origin URL must not contain a query or a fragment; write `?` and `#` in a name as %3F and %23",
+            "the URL must not contain a query or a fragment; write `?` and `#` in a name as %3F and %23",
         ));
     }
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));

@@ -6,7 +6,7 @@ fn frame(kind: u8, status: u16, index: u32, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Two items, the second in two frames, the third failed, an unknown kind between them.
+/// Three items: a whole one, one in two frames, a failed one, and a frame of unknown kind between them.
 fn stream() -> Vec<u8> {
     let mut s = PREFACE.to_vec();
     s.extend(frame(1, WHOLE, 0, b"abc"));

@@ -1,10 +1,10 @@
-//! The leases that this process must renew: handed out, or being received, and not yet acknowledged or released.
+//! The leases that this process must renew: being received, or handed out and not yet released.
 //!
 //! Holds ids and lifetimes, and says when the next renewal is due. Sends no request.
 //!
 //! 1. A held lease was handed out whole, or a live [`LeaseHold`] is receiving it.
-//! 2. A renewal is due one third of the shortest lifetime after the last renewal of all leases. A lease that is added
-//!    in between can bring it forward, never postpone it.
+//! 2. A renewal is due one third of the shortest lifetime after the last renewal of all leases. A lease that
+//!    is added in between can bring it forward, never postpone it.
 
 use std::{
     collections::BTreeMap,
@@ -37,8 +37,8 @@ impl HeldLeases {
 
     /// Adds a lease that lives for `ttl_ms` milliseconds without a renewal.
     ///
-    /// The reader calls this for every batch that it hands out. A process that gets a batch from another process
-    /// calls it itself.
+    /// The reader calls this for every batch that it hands out. A process that gets a batch from another
+    /// process calls it itself.
     pub fn hold(&self, epoch: u64, rank: u32, lease: u64, ttl_ms: u64) {
         self.insert(epoch, rank, lease, ttl_ms);
     }
@@ -104,7 +104,9 @@ impl HeldLeases {
     }
 }
 
-/// Holds a lease while it is being received. Dropping it releases the lease unless [`LeaseHold::hand_out`] was called.
+/// Holds a lease while it is being received.
+///
+/// Dropping it releases the lease unless [`LeaseHold::hand_out`] was called.
 #[derive(Debug)]
 pub(super) struct LeaseHold {
     held: Arc<HeldLeases>,
@@ -176,7 +178,9 @@ mod tests {
         assert_eq!(all, want);
     }
 
-    /// A lease that lives for 900 ms is renewed after 300 ms. With no lease held, the longest interval applies.
+    /// A lease that lives for 900 ms is renewed after 300 ms.
+    ///
+    /// With no lease held, the longest interval applies.
     #[tokio::test(start_paused = true)]
     async fn the_first_lease_is_renewed_in_time() {
         let held = HeldLeases::default();

@@ -1,4 +1,4 @@
-//! The calls about a job and its epochs: declare, acknowledge, renew, checkpoint, roll back, state and receipt.
+//! The calls about a job and its epochs: declare, acknowledge, renew, checkpoint, roll back, state, receipt.
 
 use super::held::HeldLeases;
 use crate::{Client, ClientError, body::BodyLength, client::JSON_BYTES_MAX};
@@ -98,7 +98,8 @@ impl JobHandle {
 
     /// Acknowledges the consumed entries of some leases. They are durable when this returns.
     ///
-    /// The server applies all acks or none. After `lease_gone`, acknowledge each lease alone to learn which is gone.
+    /// The server applies all acks or none. After `lease_gone`, acknowledge each lease alone to learn which
+    /// is gone.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -116,8 +117,8 @@ impl JobHandle {
 
     /// Renews every held lease for as long as this future is polled. Run it beside whatever holds leases.
     ///
-    /// Renews the leases that are held already at once, because their age is not known. Releases a lease when its
-    /// epoch or rank is gone. Retries after every other error. Returns only when the job is gone.
+    /// Renews the leases that are held already at once, because their age is not known. Releases a lease when
+    /// its epoch or rank is gone. Retries after every other error. Returns only when the job is gone.
     ///
     /// # Errors
     /// [`ClientError`] with the code `not_found`.
@@ -180,7 +181,9 @@ impl JobHandle {
         self.client.call(request, &[StatusCode::OK], BodyLength::AtMost(LEDGER_BYTES_MAX)).await
     }
 
-    /// Continues an epoch from a state. With `replace`, discards what the server has recorded since that state.
+    /// Continues an epoch from a state.
+    ///
+    /// With `replace`, discards what the server has recorded since that state.
     ///
     /// # Errors
     /// [`ClientError`]; `state_differs`, `state_behind`.
@@ -226,7 +229,9 @@ impl JobHandle {
         self.client.send_json(Method::POST, &path, body, &[StatusCode::OK]).await
     }
 
-    /// Returns the receipt of a finished epoch. [`super::ReceivedSum::agrees`] compares it with what was received.
+    /// Returns the receipt of a finished epoch.
+    ///
+    /// [`super::ReceivedSum::agrees`] compares it with what was received.
     ///
     /// # Errors
     /// [`ClientError`]; `epoch_open` before the epoch is finished.

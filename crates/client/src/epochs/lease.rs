@@ -1,4 +1,4 @@
-//! The values that an [`super::EpochReader`] hands out: leases, their samples, and the tokens that acknowledge them.
+//! The values that an [`super::EpochReader`] hands out: leases, samples, and the tokens to acknowledge them.
 
 use bytes::Bytes;
 use fletch_api::{Ack, BatchTimes, SampleFile};
@@ -49,8 +49,8 @@ impl LeasedSample {
 
     /// Returns what the sample adds to a receipt, from the hashes in `heads`. Does not hash the bytes again.
     ///
-    /// Right only for a sample whose bytes nobody changed: the reader compared them with these hashes before it
-    /// handed the sample out.
+    /// Correct only while the sample's bytes are unchanged: the reader compared them with these hashes before
+    /// it handed the sample out.
     #[must_use]
     pub fn delivery_as_received(&self) -> Delivery {
         let hashes: Vec<Hash> = self.heads.iter().map(|f| f.hash).collect();
@@ -58,7 +58,9 @@ impl LeasedSample {
     }
 }
 
-/// Everything that is needed to acknowledge a batch. Small, so that it can travel to the process that runs the step.
+/// Everything that is needed to acknowledge a batch.
+///
+/// Small, so that it can travel to the process that runs the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AckToken {
     /// The epoch of the lease.

@@ -1,20 +1,22 @@
-//! Epochs over HTTP: declares jobs, receives leases, acknowledges them and checks receipts (`docs/EPOCHS.md`).
+//! Epochs over HTTP: declares jobs, receives leases, acknowledges them, checks receipts (`docs/EPOCHS.md`).
 //!
 //! ```text
 //! Client::declare ─► JobHandle ─► reader(epoch, rank, worker) ─► next(want) ─► LeaseBatch { token, samples }
 //!                       │                                                        │ consumed
-//!                       └─ ack(epoch, rank, [token.ack()]) ◀─────────────────────┘   ReceivedSum::add(sample)
+//!                       └─ ack(epoch, rank, [token.ack()]) ◀─────────────────────┘
 //! ```
 //!
-//! Files: `job` has the calls about a job and its epochs, `reader` asks for leases, `stream` decodes one answer,
-//! `lease` has what a reader hands out, `held` remembers which leases to renew, `received_sum` checks a receipt.
+//! - `job` has the calls about a job and its epochs.
+//! - `reader` requests leases, and `stream` decodes one answer.
+//! - `lease` has the values that a reader hands out, `held` the leases to renew.
+//! - `received_sum` checks a receipt.
 //!
-//! 1. (I1) A reader hands out a sample only if each of its files hashes to the value that the server announced. The
-//!    receipt proves that the version has these files.
-//! 2. (I2) A batch is one whole lease. After a broken stream the reader asks again with the same sequence number.
-//!    If the lease is gone by then, the reader discards the samples it had received of it.
-//! 3. A lease that was handed out stays held until it is acknowledged or released ([`HeldLeases::release`]). Held
-//!    leases expire unless [`JobHandle::keep_alive`] runs. A lease that was not handed out is not held.
+//! 1. (I1) A reader hands out a sample only if each of its files hashes to the value that the server
+//!    announced. The receipt proves that the version has these files.
+//! 2. (I2) A batch is one whole lease. After a broken stream the reader asks again with the same sequence
+//!    number. If the lease is gone by then, the reader discards the samples it had received of it.
+//! 3. A lease that was handed out stays held until it is acknowledged or released ([`HeldLeases::release`]).
+//!    Held leases expire unless [`JobHandle::keep_alive`] runs. A lease that was not handed out is not held.
 
 mod held;
 mod job;

@@ -1,4 +1,4 @@
-//! Asks for the leases of one worker, one request at a time, and prefetches the next lease if asked to.
+//! Receives the leases of one worker, one request at a time. Can prefetch the next lease.
 
 use super::{
     JobHandle,
@@ -32,7 +32,7 @@ pub struct EpochReader {
     requester: Requester,
     prefetch: bool,
     tasks: TaskTracker,
-    /// The next request, under way, with the requester as it is afterwards.
+    /// The next request, in flight, with the requester as it is afterwards.
     prefetching: Option<AbortOnDropHandle<(Requester, Result<Answer, ClientError>)>>,
 }
 
@@ -105,15 +105,17 @@ impl EpochReader {
         self
     }
 
-    /// Sets whether the reader receives the next lease while the caller consumes the last one. Off by default.
+    /// Sets whether the reader receives the next lease while the caller consumes the last one.
+    ///
+    /// Off by default.
     ///
     /// Both leases are then in memory. The prefetched lease is held while this reader lives, so run
-    /// [`JobHandle::keep_alive`] beside it. The reader does not hand out a prefetched lease that a renewal reported
-    /// gone. A new `want` takes effect with the lease after the prefetched one.
+    /// [`JobHandle::keep_alive`] beside it. The reader does not hand out a prefetched lease that a renewal
+    /// reported gone. A new `want` takes effect with the lease after the prefetched one.
     ///
     /// A dropped reader holds no prefetched lease. A reader of the same worker that starts
-    /// [`after_sequence`](Self::after_sequence) this reader's [`sequence`](Self::sequence) asks for it again, with
-    /// the same number.
+    /// [`after_sequence`](Self::after_sequence) this reader's [`sequence`](Self::sequence) asks for it again,
+    /// with the same number.
     #[must_use]
     pub fn prefetch(mut self, prefetch: bool) -> Self {
         self.prefetch = prefetch;
@@ -152,8 +154,9 @@ impl EpochReader {
 
     /// Returns the prefetched lease, if the prefetch brought one and it is still held.
     ///
-    /// In every other case the caller asks again. An answer without a lease is older than the last acks. A failed or
-    /// lost request keeps its sequence number, so the server grants the same lease if it still lives.
+    /// In every other case the caller asks again. An answer without a lease is older than the last acks. A
+    /// failed or lost request keeps its sequence number, so the server grants the same lease if it still
+    /// lives.
     async fn take_prefetched(&mut self) -> Option<Answer> {
         let ended = self.prefetching.as_mut()?.await;
         self.prefetching = None;

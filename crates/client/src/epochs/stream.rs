@@ -20,7 +20,7 @@ const FRAME_BYTES_MAX: u64 = 64 << 20;
 pub(super) enum StreamError {
     /// Asking again, from the first sample that is missing, may succeed.
     Retry(ClientError),
-    /// Asking again is of no use.
+    /// A retry cannot succeed.
     Fatal(ClientError),
 }
 

@@ -1,15 +1,17 @@
 //! Reads bytes from the origin while the server does not answer (`--origin-fallback`).
 //!
-//! Owns the decision between server and origin for one mount or tool, and the reads from the origin. Never chooses
-//! samples: only a server does. Never caches. Never overrides an answer of the server: only a server that does not
-//! answer makes it read the origin.
+//! Owns the decision between server and origin for one mount or tool, and the reads from the origin. Never
+//! chooses samples: only a server does. Never caches. Never overrides an answer of the server: only a server
+//! that does not answer makes it read the origin.
 //!
 //! Invariants
-//! 1. (I1) It returns whole chunks or files that are not verified, as those of a server: the caller hashes them. The
-//!    caller's hash rejects bytes of an object that changed at the origin; they are never mixed with others.
+//! 1. (I1) It returns whole chunks or files that are not verified, as those of a server: the caller hashes
+//!    them. The caller's hash rejects bytes of an object that changed at the origin; they are never mixed
+//!    with others.
 //! 2. 429, 404 and every other answer of the server are final. None of them causes a read from the origin.
-//! 3. At most [`OriginLimits::requests_max`] reads run at the origin at once, at the rate of its `[[origin]]` table.
-//!    The first reads after a loss are spread over [`SPREAD`], so that the nodes of a cluster do not all read at once.
+//! 3. At most [`OriginLimits::requests_max`] reads run at the origin at once, at the rate of its `[[origin]]`
+//!    table. The first reads after a loss are spread over [`SPREAD`], so that the nodes of a cluster do not
+//!    all read at once.
 //! 4. While the server is away no read waits for it. [`Fallback::watch`] notices when it is back.
 //!
 //! [`OriginLimits::requests_max`]: fletch_origin::OriginLimits::requests_max
@@ -71,8 +73,8 @@ struct Inner {
 impl Fallback {
     /// Returns a fallback that reads through `client` and, while the server does not answer, from the origin.
     ///
-    /// `data` has the dataset's objects, `tables` its version tables and packs. Both were opened from `origins`.
-    /// Without a client every read goes to the origin.
+    /// `data` has the dataset's objects, `tables` its version tables and packs. Both were opened from
+    /// `origins`. Without a client every read goes to the origin.
     #[must_use]
     pub fn new(client: Option<Client>, origins: Origins, data: Origin, tables: Origin) -> Self {
         let server_state = ServerState::new(client.is_none());
@@ -85,8 +87,8 @@ impl Fallback {
     /// While the server does not answer, reads them from `location` at the origin.
     ///
     /// # Errors
-    /// [`ClientError`]: the server's error, or [`ClientError::Origin`] if the server does not answer and the origin
-    /// failed too.
+    /// [`ClientError`]: the server's error, or [`ClientError::Origin`] if the server does not answer and the
+    /// origin failed too.
     pub async fn bytes_unchecked<A>(
         &self,
         location: &OriginLocation,
@@ -157,7 +159,9 @@ impl Fallback {
         self.0.client.as_ref().filter(|_| !self.is_away())
     }
 
-    /// Returns whether a probe gets no answer, and records the loss. Any answer counts as an answer (invariant 2).
+    /// Returns whether a probe gets no answer, and records the loss.
+    ///
+    /// Any answer counts as an answer (I2).
     async fn is_unreachable(&self) -> bool {
         let Some(client) = self.server() else { return true };
         match client.within(PROBE_TIMEOUT).info().await {
@@ -171,11 +175,12 @@ impl Fallback {
 
     fn lost(&self, error: &ClientError) {
         if self.0.server_state.mark_lost(Instant::now()) {
-            tracing::warn!(%error, origin = %self.0.data.uri(), "the server does not answer; reading from the origin");
+            let origin = self.0.data.uri();
+            tracing::warn!(%error, %origin, "the server does not answer; reading from the origin");
         }
     }
 
-    /// Waits a random part of [`SPREAD`] after a loss (invariant 3).
+    /// Waits a random part of [`SPREAD`] after a loss (I3).
     async fn spread(&self) {
         if self.0.server_state.lost_within(Instant::now(), SPREAD) {
             let wait = SPREAD.mul_f64(rand::rng().random_range(0.0..1.0));

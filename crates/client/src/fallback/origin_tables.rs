@@ -20,8 +20,8 @@ const TAG_BYTES_MAX: u64 = 64 << 10;
 /// For a root with several layouts, returns the first layout in the order of their names.
 ///
 /// # Errors
-/// [`ClientError::Origin`] if the version does not exist or cannot be read. [`ClientError::Config`] for a text that is
-/// neither a tag nor a root.
+/// [`ClientError::Origin`] if the version does not exist or cannot be read. [`ClientError::Config`] for a
+/// text that is neither a tag nor a root.
 pub async fn resolve(tables: &Origin, version: &str) -> Result<(Root, LayoutId), ClientError> {
     let failed =
         |kind, why: String| ClientError::Origin { server: format!("tables at {}", tables.uri()), kind, why };
@@ -103,8 +103,8 @@ impl TableSource for OriginTables {
 
 /// The tables of a version, from the server or, while it does not answer, from the origin.
 ///
-/// Both sources give the same bytes, or the reader rejects them: the parts hash to the root, the placement to the
-/// layout.
+/// Both sources give the same bytes, or the reader rejects them: the parts hash to the root, the placement to
+/// the layout.
 struct FallbackTables {
     fallback: Fallback,
     server: Option<Arc<dyn TableSource>>,

@@ -1,7 +1,7 @@
-//! Remembers what a server last said about a version, so that a mount or a tool can open it without the server.
+//! Remembers what a server last said about a version, to open the version without the server.
 //!
-//! Keeps one small JSON file for each (server, dataset, version as written), replaced as a whole. The file holds no
-//! secret. Readers check tables and chunks against the root that the file names.
+//! Keeps one small JSON file for each (server, dataset, version as written), replaced as a whole. The file
+//! holds no secret. Readers check tables and chunks against the root that the file names.
 
 use crate::Endpoint;
 use fletch_core::{DatasetName, Hash, LayoutId, Root};
@@ -36,7 +36,8 @@ pub struct RememberedVersion {
 pub enum RememberedVersionError {
     /// Nothing is saved for this server, dataset and version.
     #[error(
-        "this account has no record of {dataset}@{version} from {server}; open it once while the server answers"
+        "this account has no record of {dataset}@{version} from {server}; \
+         open it once while the server answers"
     )]
     Unknown {
         /// The server.

@@ -20,10 +20,11 @@ fn csv_of(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// Three columns, `key`, `number` and `w`, and one that nobody asks for; in two row groups.
+/// A Parquet file in two row groups with the columns `key`, `number`, `w` and one that is not read.
 fn parquet_of(rows: &[(&str, i64, f64)]) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("file");
-    let schema = "message m { REQUIRED BYTE_ARRAY key (UTF8); REQUIRED INT64 number; OPTIONAL DOUBLE w; REQUIRED INT64 other; }";
+    let schema = "message m { REQUIRED BYTE_ARRAY key (UTF8); REQUIRED INT64 number; OPTIONAL DOUBLE w; \
+                  REQUIRED INT64 other; }";
     let schema = Arc::new(parse_message_type(schema).expect("schema"));
     let properties = WriterProperties::builder().set_compression(parquet::basic::Compression::SNAPPY).build();
     let out = file.reopen().expect("reopen");
@@ -38,7 +39,7 @@ fn parquet_of(rows: &[(&str, i64, f64)]) -> tempfile::NamedTempFile {
         let mut column = group.next_column().expect("column").expect("one");
         column.typed::<Int64Type>().write_batch(&numbers, None, None).expect("write");
         column.close().expect("closed");
-        // A weight that is NaN is none.
+        // NaN becomes a missing weight.
         let weights: Vec<f64> = half.iter().map(|r| r.2).filter(|w| !w.is_nan()).collect();
         let there: Vec<i16> = half.iter().map(|r| i16::from(!r.2.is_nan())).collect();
         let mut column = group.next_column().expect("column").expect("one");
@@ -78,7 +79,7 @@ fn parquet_and_csv_say_the_same() {
         };
         assert_eq!(weighted.clone().base(None), PlanBase::Weights(weights.clone()));
         assert_eq!(weighted.base(Some(10)), PlanBase::Weights(Weights { draws: 10, ..weights }));
-        // A column that is not there: those that are.
+        // A missing column: the error lists the columns of the file.
         let why = rejection(file, &columns(Some("path"), None, None));
         assert!(why.contains("has no column path; it has "), "{why}");
         for there in ["key", "number", "w", "other"] {

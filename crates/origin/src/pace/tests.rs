@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::time::sleep;
 
-/// An origin with a cap and a bucket of tokens, in virtual time.
+/// An origin with a request cap and a token bucket, in virtual time.
 struct Capped {
     per_s: f64,
     burst: f64,
@@ -41,7 +41,7 @@ struct Seen {
     early: u64,
 }
 
-/// So many callers ask one after another for so long.
+/// Runs `callers` loops of requests for a time, and returns what the origin saw.
 async fn ask(origin: Capped, callers: u64, seconds: u64) -> Seen {
     let (pace, origin) = (Arc::new(Pace::new(None, None, Instant::now())), Arc::new(origin));
     let end = Instant::now() + Duration::from_secs(seconds);
@@ -86,7 +86,7 @@ async fn a_cap_is_found_and_used() {
             for latency in [1, 25, 100] {
                 let seen = ask(Capped::new(per_s, retry_after, latency), 64, seconds).await;
                 let case = format!("{per_s}/s, Retry-After {retry_after:?}, {latency} ms: {seen:?}");
-                // What 64 callers can ask at most, one after another, with a timer's millisecond more.
+                // The most requests of 64 loops, each request a timer's millisecond longer.
                 let cap = per_s.min(64.0 / (latency as f64 / 1e3 + 0.002)) * seconds as f64;
                 eprintln!(
                     "{case} goodput {:.3} asked {:.3}",
@@ -94,7 +94,7 @@ async fn a_cap_is_found_and_used() {
                     seen.sent as f64 / cap
                 );
                 assert_eq!(seen.early, 0, "sent before Retry-After: {case}");
-                // Of a burst of five requests little can be learned.
+                // A burst of five requests says little about the rate.
                 let goodput = if per_s < 100.0 { 0.75 } else { 0.9 };
                 bad += usize::from((seen.passed as f64) < goodput * cap || seen.sent as f64 > 1.15 * cap);
             }

@@ -61,7 +61,7 @@ impl RemotePrefix {
                 })
                 .await;
             if let Err(error) = aborted {
-                tracing::warn!(%error, "could not abort an upload; its parts stay at the store until a lifecycle rule deletes them");
+                tracing::warn!(%error, "could not abort an upload; its parts stay at the store");
             }
         }
         sent.map(|()| length)

@@ -1,4 +1,6 @@
-//! Translates the errors of `object_store` into [`OriginError`]. Leaves out texts that may repeat a signed request.
+//! Translates the errors of `object_store` into [`OriginError`].
+//!
+//! Leaves out texts that may repeat a signed request.
 
 use crate::OriginError;
 use crate::transport::BadAnswer;

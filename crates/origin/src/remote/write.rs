@@ -1,12 +1,12 @@
 //! Writes and deletes one object.
 //!
-//! `PutMode::Create` uses a conditional request. AWS, Azure and GCS honour it. Some servers that speak S3 ignore the
-//! condition and answer 200, which would silently replace another writer's object. So each configured endpoint is probed
-//! once, before the first create: a second create of the same name must fail.
+//! `PutMode::Create` uses a conditional request. AWS, Azure and GCS honour it. Some servers that speak S3
+//! ignore the condition and answer 200, which would silently replace another writer's object. So each
+//! configured endpoint is probed once, before the first create: a second create of the same name must fail.
 //!
-//! At an endpoint without conditional requests, a create checks first and then writes. Two writers at once may then both
-//! succeed, and the object of the last one stays. Fletch creates objects whose names follow from their content, so both
-//! writers wrote the same bytes.
+//! At an endpoint without conditional requests, a create checks first and then writes. Two writers at once
+//! may then both succeed, and the object of the last one stays. Fletch creates objects whose names follow
+//! from their content, so both writers wrote the same bytes.
 
 use super::translate::{translate, unavailable};
 use super::{Current, RemotePrefix};

@@ -1,5 +1,6 @@
-//! One contract, run over every kind of origin: a directory, the emulator, and real servers. How
-//! many cases ran over each is asserted, so that a backend cannot drop out unseen.
+//! Runs one contract over every kind of origin: a directory, the emulator, and real servers.
+//!
+//! Asserts how many cases ran over each kind, so that no case is skipped unnoticed.
 
 use crate::{config, contract, limits, origins, uri};
 use bytes::Bytes;
@@ -10,31 +11,31 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 
-/// An empty place at an origin.
-pub struct Place {
+/// An empty origin for one case.
+pub struct TestOrigin {
     pub name: &'static str,
     pub origin: Origin,
-    /// Where what the origin shows is written, if not through it.
+    /// The directory to write to if the origin itself is read-only.
     behind: Option<PathBuf>,
-    /// Whether the server gives etags.
+    /// Whether the server sends etags.
     pub etags: bool,
     _held: Vec<TempDir>,
     _emulator: Option<OriginEmulator>,
 }
 
-impl Place {
+impl TestOrigin {
     fn at(name: &'static str, origin: Origin) -> Self {
-        Place { name, origin, behind: None, etags: true, _held: Vec::new(), _emulator: None }
+        TestOrigin { name, origin, behind: None, etags: true, _held: Vec::new(), _emulator: None }
     }
 
-    /// Writes an object, behind the origin's back where it can only be read.
+    /// Writes an object. At a read-only origin, writes the file that its server serves.
     pub async fn write(&self, path: &str, bytes: impl Into<Bytes>) {
         let bytes = bytes.into();
         let Some(dir) = &self.behind else {
             return self.origin.put(path, bytes, PutMode::Overwrite).await.expect(path);
         };
         let file = dir.join(path);
-        // Times of plain servers have seconds: each state of a file gets one of its own.
+        // Plain servers send times in seconds, so each state of a file gets another second.
         let before = std::fs::metadata(&file).and_then(|m| m.modified());
         let time = before.map_or(SystemTime::now(), |t| t + Duration::from_secs(2));
         std::fs::create_dir_all(file.parent().expect("a parent")).expect(path);
@@ -42,12 +43,12 @@ impl Place {
         std::fs::File::options().write(true).open(&file).expect(path).set_modified(time).expect(path);
     }
 
-    /// The names that this kind of origin can hold.
+    /// Returns unusual names that this kind of origin supports.
     pub fn odd_names(&self) -> Vec<&'static str> {
         let names = dataset::ODD_NAMES.iter().copied();
         match self.name {
             "local" => names.collect(),
-            // The library refuses control characters in keys, with an error; Azure takes `\` for `/`.
+            // The library rejects control characters in keys. Azure treats `\` as `/`.
             "azure" => names.filter(|n| !n.contains(['\n', '\\'])).collect(),
             _ => names.filter(|n| !n.contains('\n')).collect(),
         }
@@ -61,39 +62,40 @@ impl Place {
     }
 }
 
-/// What a case needs of an origin beside reading.
+/// The operations beside reading that a case needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Reads,
     WritesAndLists,
 }
 
-type Case = for<'a> fn(&'a Place) -> BoxFuture<'a, ()>;
+type Case = for<'a> fn(&'a TestOrigin) -> BoxFuture<'a, ()>;
 
 macro_rules! cases {
     ($($needs:ident $case:ident,)*) => {
-        &[$((stringify!($case), Needs::$needs, |place| Box::pin(contract::$case(place))),)*]
+        &[$((stringify!($case), Needs::$needs, |target| Box::pin(contract::$case(target))),)*]
     };
 }
 
 const CASES: &[(&str, Needs, Case)] = cases![
-    Reads reads_give_exactly_what_was_asked,
+    Reads reads_return_exactly_the_requested_bytes,
     Reads odd_names_are_read_as_they_are,
-    Reads a_changed_object_is_told_from_the_pinned_one,
-    Reads paths_that_leave_the_origin_are_refused_by_every_call,
+    Reads a_changed_object_is_distinguished_from_the_pinned_one,
+    Reads paths_that_leave_the_origin_are_rejected_by_every_call,
     WritesAndLists create_happens_once_and_overwrite_replaces,
     WritesAndLists listings_are_complete_and_in_byte_order,
-    WritesAndLists listings_of_several_pages_miss_nothing,
+    WritesAndLists listings_of_several_pages_are_complete,
     WritesAndLists files_of_any_size_are_written_whole,
 ];
 
-/// Runs the cases that this kind of origin can do, each in a place of its own; `expected` of them.
-async fn run(name: &str, needs: &[Needs], expected: usize, mut place: impl FnMut(&str) -> Place) {
+/// Runs the cases that this kind of origin supports, each in its own origin, and asserts that they are
+/// `expected` many.
+async fn run(name: &str, needs: &[Needs], expected: usize, mut target: impl FnMut(&str) -> TestOrigin) {
     let mut ran = Vec::new();
     for (case, needed, run) in CASES {
         if needs.contains(needed) {
             eprintln!("{name}: {case}");
-            run(&place(case)).await;
+            run(&target(case)).await;
             ran.push(case);
         }
     }
@@ -108,7 +110,7 @@ async fn contract_of_a_directory() {
         let dir = tempfile::tempdir().expect("tempdir");
         let origins = Origins::new(vec![], limits(20_000)).expect("no configuration");
         let origin = origins.open(&OriginUri::local(dir.path()).expect("a path")).expect("open");
-        Place { _held: vec![dir], ..Place::at("local", origin) }
+        TestOrigin { _held: vec![dir], ..TestOrigin::at("local", origin) }
     })
     .await;
 }
@@ -125,14 +127,14 @@ async fn contract_of_the_emulator() {
             let emulator = OriginEmulator::start(EmulatorConfig::default(), backing);
             let at = uri(&format!("{}{below}", emulator.uri()));
             let origin = origins(&emulator, limits(20_000)).open(&at).expect("open");
-            Place { _held: vec![dir], _emulator: Some(emulator), ..Place::at(name, origin) }
+            TestOrigin { _held: vec![dir], _emulator: Some(emulator), ..TestOrigin::at(name, origin) }
         })
         .await;
     }
 }
 
-/// The configuration for a container of a server that [`servers::azure`] started, and the directory
-/// that holds its credentials.
+/// Returns the configuration of a container at a server that [`servers::azure`] started, and the directory
+/// with its credentials.
 fn azure(endpoint: &str, container: &str) -> (OriginConfig, TempDir) {
     let dir = tempfile::tempdir().expect("tempdir");
     let file = dir.path().join("azure");
@@ -166,7 +168,7 @@ async fn contract_of_a_real_s3_server() {
     };
     let origins = Origins::new(vec![config], limits(60_000)).expect("right");
     run("s3", ALL, 8, |case| {
-        Place::at("s3", origins.open(&uri(&format!("s3://bucket/{case}/a b"))).expect("open"))
+        TestOrigin::at("s3", origins.open(&uri(&format!("s3://bucket/{case}/a b"))).expect("open"))
     })
     .await;
 }
@@ -177,12 +179,12 @@ async fn contract_of_a_real_azure_server() {
     let (config, _dir) = azure(&server.endpoint(), "container");
     let origins = Origins::new(vec![config], limits(60_000)).expect("right");
     run("azure", ALL, 8, |case| {
-        Place::at("azure", origins.open(&uri(&format!("az://container/{case}/a b"))).expect("open"))
+        TestOrigin::at("azure", origins.open(&uri(&format!("az://container/{case}/a b"))).expect("open"))
     })
     .await;
 }
 
-/// The cases over a server of the files of a directory.
+/// Runs the cases over a plain server of a directory's files.
 async fn plain(name: &'static str, endpoint: &str, dir: &TempDir, etags: bool) {
     let config = OriginConfig { prefix: endpoint.to_owned(), allow_http: true, ..OriginConfig::default() };
     let origins = Origins::new(vec![config], limits(20_000)).expect("right");
@@ -190,7 +192,7 @@ async fn plain(name: &'static str, endpoint: &str, dir: &TempDir, etags: bool) {
         let behind = dir.path().join(case).join("a b");
         std::fs::create_dir_all(&behind).expect("mkdir");
         let origin = origins.open(&uri(&format!("{endpoint}/{case}/a%20b"))).expect("open");
-        Place { behind: Some(behind), etags, ..Place::at(name, origin) }
+        TestOrigin { behind: Some(behind), etags, ..TestOrigin::at(name, origin) }
     })
     .await;
 }
@@ -209,8 +211,8 @@ async fn contract_of_a_plain_server_without_ranges() {
     plain("http without ranges", &server.endpoint(), &dir, false).await;
 }
 
-/// GCS has no server that its client library speaks to here. Its reads and listings are S3's own
-/// requests, so the emulator can answer those; writes that must not replace are another header.
+/// No GCS server that the client library supports runs here. Reads and listings of GCS are S3 requests, so
+/// the emulator answers them. Conditional writes use another header, which it does not know.
 #[tokio::test]
 async fn reads_and_listings_of_gcs_as_far_as_an_emulator_knows_them() {
     let emulator = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());

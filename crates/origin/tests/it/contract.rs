@@ -1,4 +1,4 @@
-use crate::backends::Place;
+use crate::backends::TestOrigin;
 use crate::names;
 use bytes::Bytes;
 use fletch_core::Kind;
@@ -7,15 +7,15 @@ use fletch_testkit::{dataset, seeds};
 use futures::{StreamExt as _, TryStreamExt as _};
 use rand::Rng as _;
 
-pub async fn reads_give_exactly_what_was_asked(place: &Place) {
-    let (name, origin) = (place.name, &place.origin);
+pub async fn reads_return_exactly_the_requested_bytes(target: &TestOrigin) {
+    let (name, origin) = (target.name, &target.origin);
     let mut rng = seeds::rng(seeds::seed());
     let bytes = Bytes::from(dataset::content(1, 2, 300_001));
-    place.write("d/x", bytes.clone()).await;
+    target.write("d/x", bytes.clone()).await;
     let got = origin.get("d/x", None, None).await.expect(name);
     assert!(got.bytes == bytes, "{name}");
     assert_eq!((got.meta.path.as_str(), got.meta.size), ("d/x", 300_001), "{name}");
-    assert!(got.meta.etag.is_some() == place.etags && got.meta.mtime_ns.is_some(), "{name}");
+    assert!(got.meta.etag.is_some() == target.etags && got.meta.mtime_ns.is_some(), "{name}");
     assert_eq!(origin.head("d/x").await.expect(name), got.meta, "{name}");
     let mut ranges = vec![0..1, 0..300_001, 300_000..300_001, 5..5, 0..0, 300_001..300_001];
     for _ in 0..20 {
@@ -42,13 +42,13 @@ pub async fn reads_give_exactly_what_was_asked(place: &Place) {
             assert!(matches!(error, OriginError::NotFound { .. }), "{name} {missing}: {error:?}");
         }
     }
-    place.write("empty", Bytes::new()).await;
+    target.write("empty", Bytes::new()).await;
     assert_eq!(origin.get("empty", None, None).await.expect(name).bytes, Bytes::new(), "{name}");
     assert_eq!(origin.get("empty", Some(0..0), None).await.expect(name).meta.size, 0, "{name}");
 }
 
-pub async fn create_happens_once_and_overwrite_replaces(place: &Place) {
-    let (name, origin) = (place.name, &place.origin);
+pub async fn create_happens_once_and_overwrite_replaces(target: &TestOrigin) {
+    let (name, origin) = (target.name, &target.origin);
     let creates = (0..8u8).map(|i| origin.put("a/b/c", Bytes::from(vec![i; 10]), PutMode::Create));
     let done = futures::future::join_all(creates).await;
     let winners: Vec<usize> = (0..8).filter(|i| done[*i].is_ok()).collect();
@@ -66,20 +66,20 @@ pub async fn create_happens_once_and_overwrite_replaces(place: &Place) {
     assert_eq!(names(origin, "").await, [""; 0], "{name}");
 }
 
-pub async fn odd_names_are_read_as_they_are(place: &Place) {
-    let names = place.odd_names();
+pub async fn odd_names_are_read_as_they_are(target: &TestOrigin) {
+    let names = target.odd_names();
     for (i, odd) in names.iter().enumerate() {
-        place.write(&format!("in {odd}/{odd}"), vec![b'x'; i]).await;
+        target.write(&format!("in {odd}/{odd}"), vec![b'x'; i]).await;
     }
     for (i, odd) in names.iter().enumerate() {
-        let got = place.origin.get(&format!("in {odd}/{odd}"), None, None).await.expect(odd);
-        assert_eq!(got.bytes.len(), i, "{} {odd}", place.name);
+        let got = target.origin.get(&format!("in {odd}/{odd}"), None, None).await.expect(odd);
+        assert_eq!(got.bytes.len(), i, "{} {odd}", target.name);
     }
 }
 
-pub async fn listings_are_complete_and_in_byte_order(place: &Place) {
-    let (name, origin) = (place.name, &place.origin);
-    let mut all: Vec<String> = place
+pub async fn listings_are_complete_and_in_byte_order(target: &TestOrigin) {
+    let (name, origin) = (target.name, &target.origin);
+    let mut all: Vec<String> = target
         .odd_names()
         .iter()
         .flat_map(|odd| [format!("odd/{odd}"), format!("in {odd}/file")])
@@ -107,8 +107,8 @@ pub async fn listings_are_complete_and_in_byte_order(place: &Place) {
     assert!(matches!(origin.list("../x").next().await, Some(Err(OriginError::Invalid { .. }))), "{name}");
 }
 
-pub async fn listings_of_several_pages_miss_nothing(place: &Place) {
-    let (name, origin) = (place.name, &place.origin);
+pub async fn listings_of_several_pages_are_complete(target: &TestOrigin) {
+    let (name, origin) = (target.name, &target.origin);
     let puts = (0..2_345u32).map(|i| origin.put_owned(format!("p/{:04}/{i}", i % 7)));
     futures::stream::iter(puts).buffer_unordered(16).collect::<Vec<_>>().await;
     let mut all: Vec<String> = (0..2_345u32).map(|i| format!("p/{:04}/{i}", i % 7)).collect();
@@ -118,7 +118,7 @@ pub async fn listings_of_several_pages_miss_nothing(place: &Place) {
     assert_eq!(first.len(), 3, "{name}");
 }
 
-/// A put that owns its path, for streams of them.
+/// A put that owns its path, so that a stream can run many.
 trait PutOwned {
     async fn put_owned(&self, path: String);
 }
@@ -129,25 +129,25 @@ impl PutOwned for fletch_origin::Origin {
     }
 }
 
-pub async fn a_changed_object_is_told_from_the_pinned_one(place: &Place) {
-    let (name, origin) = (place.name, &place.origin);
-    place.write("x", "0123456789").await;
+pub async fn a_changed_object_is_distinguished_from_the_pinned_one(target: &TestOrigin) {
+    let (name, origin) = (target.name, &target.origin);
+    target.write("x", "0123456789").await;
     let pin = origin.head("x").await.expect(name).pin();
     assert_eq!(origin.get("x", None, Some(&pin)).await.expect(name).meta.pin(), pin, "{name}");
     assert_eq!(origin.get("x", Some(2..4), Some(&pin)).await.expect(name).bytes, "23", "{name}");
 
-    place.write("x", "9876543210").await;
+    target.write("x", "9876543210").await;
     for range in [None, Some(0..4), Some(3..3)] {
         match origin.get("x", range.clone(), Some(&pin)).await {
-            // A local file is read all the same: the caller hashes, and sees another pin.
+            // A local file is still read: the caller hashes it and compares the pin.
             Ok(got) if origin.local_dir().is_some() => assert_ne!(got.meta.pin(), pin),
             Err(OriginError::Changed { .. }) if origin.local_dir().is_none() => {}
             other => panic!("{name} {range:?}: {other:?}"),
         }
     }
     for other in ["0123", "0123456789abc"] {
-        place.write("x", other).await;
-        // Without an etag the size alone tells.
+        target.write("x", other).await;
+        // Without an etag only the size shows the change.
         for pin in [&pin, &Pin { etag: None, mtime_ns: None, ..pin.clone() }] {
             for range in [None, Some(2..3), Some(8..10)] {
                 let error = origin.get("x", range.clone(), Some(pin)).await.expect_err(name);
@@ -156,13 +156,13 @@ pub async fn a_changed_object_is_told_from_the_pinned_one(place: &Place) {
             }
         }
     }
-    place.remove("x").await;
+    target.remove("x").await;
     let error = origin.get("x", None, Some(&pin)).await.expect_err(name);
     assert!(matches!(error, OriginError::NotFound { .. }), "{name}: {error:?}");
 }
 
-pub async fn paths_that_leave_the_origin_are_refused_by_every_call(place: &Place) {
-    let (name, origin) = (place.name, &place.origin);
+pub async fn paths_that_leave_the_origin_are_rejected_by_every_call(target: &TestOrigin) {
+    let (name, origin) = (target.name, &target.origin);
     for bad in ["", "/etc/passwd", "../x", "a/../x", "a/./x", "a//x", "a/", "a\0b", &"a/".repeat(3000)] {
         let errors = [
             origin.get(bad, None, None).await.expect_err(name),
@@ -177,8 +177,8 @@ pub async fn paths_that_leave_the_origin_are_refused_by_every_call(place: &Place
     }
 }
 
-pub async fn files_of_any_size_are_written_whole(place: &Place) {
-    let (name, origin) = (place.name, &place.origin);
+pub async fn files_of_any_size_are_written_whole(target: &TestOrigin) {
+    let (name, origin) = (target.name, &target.origin);
     let dir = tempfile::tempdir().expect("tempdir");
     let file = dir.path().join("f");
     for size in [0, 1000, 16 << 20, (32 << 20) + 5] {

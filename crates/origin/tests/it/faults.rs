@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 const SIZE: u64 = 200_000;
 
-/// An emulator with the object `x`, and an origin with this deadline.
+/// Returns an emulator with the object `x`, and an origin there with this deadline.
 fn setup(io_timeout_ms: u64) -> (OriginEmulator, Origins, Origin, Vec<u8>) {
     let emulator = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
     let bytes = dataset::content(5, 5, SIZE);
@@ -16,7 +16,7 @@ fn setup(io_timeout_ms: u64) -> (OriginEmulator, Origins, Origin, Vec<u8>) {
     (emulator, origins, origin, bytes)
 }
 
-/// The call's result, which must have come within the deadline (and a little for a busy machine).
+/// Returns the result of a call, and asserts that the call ended within its deadline plus half a second.
 async fn within<T>(io_timeout_ms: u64, call: impl Future<Output = T>) -> T {
     let began = Instant::now();
     let result = call.await;
@@ -25,7 +25,7 @@ async fn within<T>(io_timeout_ms: u64, call: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test]
-async fn what_passes_is_tried_again() {
+async fn transient_faults_are_retried() {
     for fault in [
         Fault::Error { rate: 1.0, status: 500 },
         Fault::Error { rate: 1.0, status: 502 },
@@ -44,7 +44,7 @@ async fn what_passes_is_tried_again() {
         assert_eq!(stats.unavailable + stats.throttled, 0, "a call that succeeds is no error");
         if let Fault::Error { .. } | Fault::SlowDown { .. } = fault {
             emulator.set_fault("", fault, Some(1));
-            assert_eq!(names(&origin, "").await, ["x"], "a page is asked for again");
+            assert_eq!(names(&origin, "").await, ["x"], "a listing page is retried");
         }
     }
 }
@@ -91,7 +91,7 @@ async fn each_fault_has_its_kind_and_ends_in_time() {
         let asked = emulator.counts().get;
         assert!(if requests == 0 { asked > 1 } else { asked == requests }, "{fault:?}: {asked} requests");
         let sent = origins.stats().requests;
-        // The last of those that are tried again may be cut off on its way.
+        // The deadline may cut off the last retry.
         assert!(sent == asked || requests == 0 && sent == asked + 1, "{fault:?}: {sent} sent, {asked} came");
         emulator.clear_faults();
         origin.get("x", None, None).await.expect("well again");
@@ -105,11 +105,11 @@ async fn a_pinned_object_is_not_mixed_with_another() {
     emulator.set_fault("x", Fault::ChangeEtag, Some(1));
     let error = origin.get("x", Some(0..10), Some(&pin)).await.expect_err("another etag");
     assert!(matches!(error, OriginError::Changed { .. }), "{error:?}");
-    // The whole object, one byte short, with a length that says so.
+    // The whole object, one byte short, with a matching Content-Length.
     emulator.set_fault("x", Fault::Short { by: 1 }, Some(1));
     let error = origin.get("x", None, Some(&pin)).await.expect_err("short");
     assert!(matches!(error, OriginError::Changed { .. }), "{error:?}");
-    // A refusal is no change, whatever was pinned.
+    // A refusal is not a changed object, whatever the pin says.
     emulator.set_fault("x", Fault::Error { rate: 1.0, status: 400 }, Some(1));
     let error = origin.get("x", Some(0..10), Some(&pin)).await.expect_err("refused");
     assert!(matches!(error, OriginError::Invalid { .. }), "{error:?}");
@@ -120,7 +120,7 @@ async fn a_pinned_object_is_not_mixed_with_another() {
 }
 
 #[tokio::test]
-async fn the_origins_wish_to_slow_down_is_honoured() {
+async fn a_request_to_slow_down_is_honoured() {
     let (emulator, origins, origin, _) = setup(10_000);
     emulator.set_fault("x", Fault::SlowDown { retry_after_s: Some(1) }, Some(1));
     let began = Instant::now();
@@ -194,7 +194,7 @@ async fn counters_agree_with_the_origins_own() {
     origin.get("none", None, None).await.expect_err("missing");
     let (counts, stats) = (emulator.counts(), origins.stats());
     assert_eq!((counts.get, counts.head, counts.list), (21, 20, 1));
-    // Two more writes and a removal: whether the server keeps conditions was asked once.
+    // Two more writes and a delete: the probe for conditional creates ran once.
     assert_eq!((counts.put, counts.delete), (22, 2));
     assert_eq!(counts.gets, [("none".to_owned(), 1), ("x".to_owned(), 20)].into());
     assert_eq!(stats.requests, counts.requests());
@@ -203,7 +203,7 @@ async fn counters_agree_with_the_origins_own() {
 }
 
 #[tokio::test]
-async fn calls_wait_for_their_turn_but_not_for_ever() {
+async fn calls_wait_for_a_permit_but_not_for_ever() {
     let first_byte = Some(Latency { median: Duration::from_millis(100), p99: Duration::from_millis(100) });
     let emulator =
         OriginEmulator::start(EmulatorConfig { first_byte, ..EmulatorConfig::default() }, Backing::empty());
@@ -259,8 +259,12 @@ async fn secrets_sign_requests_and_are_never_shown() {
     let (emulator, ..) = setup(1_000);
     let dir = tempfile::tempdir().expect("tempdir");
     let file = dir.path().join("credentials");
-    std::fs::write(&file, "[default]\naws_access_key_id = AKIAKEY\naws_secret_access_key = hunter2\naws_session_token = tok3n\n")
-        .expect("written");
+    std::fs::write(
+        &file,
+        "[default]\naws_access_key_id = AKIAKEY\naws_secret_access_key = hunter2\n\
+         aws_session_token = tok3n\n",
+    )
+    .expect("written");
     let signed = OriginConfig { credentials: Some(Credentials::File(file)), ..config(&emulator) };
     let shown = format!("{signed:?}");
     let origins = Origins::new(vec![signed], limits(1_000)).expect("right");
@@ -276,7 +280,7 @@ async fn secrets_sign_requests_and_are_never_shown() {
 }
 
 #[tokio::test]
-async fn a_server_that_ignores_conditions_is_found_out_before_it_matters() {
+async fn a_server_that_ignores_conditions_is_detected_before_the_first_create() {
     let (emulator, _, origin, _) = setup(5_000);
     emulator.set_fault("", Fault::IgnoreConditions, None);
     let create =
@@ -287,12 +291,12 @@ async fn a_server_that_ignores_conditions_is_found_out_before_it_matters() {
     assert_eq!(emulator.object("tag").as_deref(), Some(b"mine".as_slice()));
     let puts = emulator.counts().put;
     create("theirs").await.expect_err("it is there");
-    assert_eq!(emulator.counts().put, puts, "asked once, looked first since");
-    assert_eq!(names(&origin, "").await, ["tag", "x"], "nothing of the question is left");
+    assert_eq!(emulator.counts().put, puts, "one probe; later creates check first");
+    assert_eq!(names(&origin, "").await, ["tag", "x"], "the probe object is deleted");
 }
 
 #[tokio::test]
-async fn rotated_credentials_are_taken_over_without_a_failure() {
+async fn rotated_credentials_take_effect_without_a_failure() {
     let (emulator, ..) = setup(5_000);
     let dir = tempfile::tempdir().expect("tempdir");
     let file = dir.path().join("credentials");
@@ -303,19 +307,19 @@ async fn rotated_credentials_are_taken_over_without_a_failure() {
     let origins = Origins::new(vec![signed], limits(5_000)).expect("right");
     let origin = origins.open(&uri(&emulator.uri())).expect("open");
     origin.get("x", None, None).await.expect("read");
-    // The old key is refused from now on, and the file holds another: swapped, as secrets are.
+    // The server rejects the old key from now on, and the file has a new one, swapped as secrets are.
     emulator.set_fault("x", Fault::Error { rate: 1.0, status: 403 }, Some(1));
     std::fs::write(dir.path().join("new"), text(2)).expect("written");
     std::fs::rename(dir.path().join("new"), &file).expect("swapped");
     origin.get("x", None, None).await.expect("read with the new key, at once");
     assert_eq!(origins.stats().credentials_read, 1);
-    // Refused again with the same file: the error is told, after one request.
+    // Another rejection with an unchanged file: the call fails after one request.
     emulator.set_fault("x", Fault::Error { rate: 1.0, status: 403 }, None);
     let asked = emulator.counts().get;
     let error = origin.get("x", None, None).await.expect_err("denied");
     assert!(matches!(error, OriginError::Denied { .. }), "{error:?}");
     assert_eq!(emulator.counts().get, asked + 1);
-    // A file that is half written is no reason to stop using what works.
+    // A half written file leaves the old credentials in use.
     emulator.clear_faults();
     std::fs::write(&file, "[default]\naws_access_key_id = AKIA3\n").expect("written");
     tokio::time::sleep(Duration::from_millis(1_100)).await;
@@ -326,10 +330,11 @@ async fn rotated_credentials_are_taken_over_without_a_failure() {
     assert_eq!(origins.stats().credentials_read, 2);
 }
 
-/// The origin answers 500 requests a second, and more with `503` and `Retry-After: 1`. Nine tenths of that are
-/// asserted in virtual time (`pace::tests`) and here only in `make soak`, which has the machine for itself: a real
-/// clock on a busy machine says nothing about the limiter. Then for three quarters of a minute, because two such
-/// answers at the start cost two seconds whatever is learned from them.
+/// The origin answers 500 requests a second, and all others with `503` and `Retry-After: 1`.
+///
+/// `pace::tests` asserts nine tenths of that rate in virtual time. This test asserts it only in `make soak`,
+/// which has the machine to itself: a real clock on a busy machine says nothing about the limiter. It then
+/// runs for 45 s, because two refusals at the start cost two seconds in any case.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_origin_capped_at_500_requests_a_second_is_used_to_nine_tenths() {
     const CAP: u32 = 500;

@@ -51,7 +51,7 @@ async fn a_hostile_tree_cannot_hang_a_read() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_listed_is_an_error_in_its_place() {
+async fn an_unlistable_name_is_an_error_in_its_place() {
     let dir = tempfile::tempdir().expect("tempdir");
     for name in [b"a".as_slice(), b"b\xff", b"c", b"d\xfe/x"] {
         let path = dir.path().join(OsStr::from_bytes(name));
@@ -99,7 +99,7 @@ async fn a_pin_notices_a_rewrite_and_a_touch_and_nothing_else() {
     fs::write(&path, b"54321").expect("written");
     let now = origin.get("x", None, Some(&pin)).await.expect("same size: the bytes will tell").meta.pin();
     assert!(now.etag != pin.etag && now.mtime_ns != pin.mtime_ns);
-    // Setting the time back does not set the etag back.
+    // Setting the modification time back does not restore the etag.
     let file = fs::File::options().write(true).open(&path).expect("open");
     let then = std::time::UNIX_EPOCH + Duration::from_nanos(pin.mtime_ns.expect("a time") as u64);
     file.set_modified(then).expect("touched");

@@ -1,4 +1,4 @@
-//! What every origin promises, over a directory, an emulator and real servers.
+//! Tests the promises of origins over a directory, an emulator and real servers.
 
 mod backends;
 mod contract;

@@ -1,7 +1,7 @@
-//! How the disk tier does with many chunks: `disk_scale [chunks] [payload bytes] [directory]`.
+//! Measures the disk tier with many chunks: `disk_scale [chunks] [payload bytes] [directory]`.
 //!
-//! Fills a tier, reads, then starts it again: as it was closed, as it was killed (the last slab has no
-//! table), and without its catalogue. Prints seconds, rates, and memory a chunk.
+//! Fills a tier, reads it, then opens it again: after `close`, after a kill (the last slab has no table), and
+//! without its catalogue. Prints seconds, rates, and bytes of memory a chunk.
 
 use bytes::Bytes;
 use fletch_core::{Domain, Hash, StoreKey, Verified};
@@ -41,7 +41,8 @@ fn open(dir: &Path, size_max: u64, what: &str) -> Result<DiskEngine, Box<dyn Err
     };
     let (tier, found) = DiskEngine::open(config, SystemTime::now())?;
     println!(
-        "start {what}: {:.2} s for {} chunks in {} slabs ({} walked, {} dropped, {} removed, catalogue rebuilt: {}), {} MB of memory more",
+        "start {what}: {:.2} s for {} chunks in {} slabs ({} walked, {} dropped, {} removed, \
+         catalogue rebuilt: {}), {} MB of memory more",
         found.took.as_secs_f64(),
         found.records,
         found.slabs,
@@ -115,7 +116,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let c = chunk(n, len);
         tier.put(&key(c.hash()), DatasetId(0), &c)?;
     }
-    // Not closed: as after kill -9.
+    // Dropped without `close`, as after kill -9.
     drop(tier);
     drop(open(&dir, size, "after kill")?);
     fs::remove_dir_all(dir.join("catalogue"))?;

@@ -1,9 +1,12 @@
-//! BufferPool that are used again: a fresh mapping costs a page fault, and charging, for each of its pages.
+//! A pool of large buffers.
+//!
+//! Reusing a buffer saves a page fault, and the charge to the memory cgroup, for each of its pages.
 //!
 //! Invariants:
-//! 1. (I6) a buffer holds the permit for all of its bytes for as long as it exists, lent or idle: what is idle is
-//!    part of the store's memory, at most `idle_bytes`, and whoever needs that memory takes it ([`BufferPool::relieve`]);
-//! 2. a buffer is lent to one at a time, and comes back when the last clone of what was read into it is dropped.
+//! 1. (I6) a buffer holds the permit for all of its bytes while it exists, in use or idle. Idle buffers are
+//!    part of the store's memory and hold at most `idle_bytes`. A fetch that needs their memory frees them
+//!    ([`BufferPool::free_idle`]);
+//! 2. one reader at a time uses a buffer. It returns to the pool when the last clone of its bytes is dropped.
 
 use std::{
     collections::BTreeMap,
@@ -14,20 +17,20 @@ use std::{
 };
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Smaller buffers come from the allocator's heaps, whose pages stay.
+/// Smallest pooled buffer. The allocator serves smaller buffers from its heaps, whose pages stay mapped.
 const POOLED_FROM: u32 = 64 << 10;
 
-/// BufferPool that nobody uses now.
+/// The pool, and the buffers that are idle in it.
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     idle: Mutex<Idle>,
-    /// What may be idle, in bytes.
+    /// Bytes that may be idle.
     idle_bytes: u64,
-    /// How many wait for permits: while there are any, nothing becomes idle.
+    /// Number of fetches that wait for permits. While there are any, no buffer becomes idle.
     waiters: AtomicUsize,
 }
 
-/// By class, the one used last at the end: its pages are the warmest.
+/// Idle buffers by size class. The buffer that was used last is at the end: its pages are the warmest.
 #[derive(Debug, Default)]
 struct Idle {
     classes: BTreeMap<usize, Vec<Buffer>>,
@@ -51,7 +54,7 @@ impl Idle {
     }
 }
 
-/// Somebody waits for memory, until it is dropped.
+/// Counts as a fetch that waits for memory, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter<'a>(&'a BufferPool);
 
@@ -67,17 +70,19 @@ struct Buffer {
     permit: OwnedSemaphorePermit,
 }
 
-/// A buffer of so many bytes, with arbitrary content, until it is dropped.
+/// A buffer for a given number of bytes, with arbitrary content, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PooledBuffer {
-    /// Taken when it is dropped.
+    /// `None` only while the buffer is dropped.
     buffer: Option<Buffer>,
     len: usize,
     pool: Arc<BufferPool>,
 }
 
-/// How long the buffer is that `len` bytes are read into: lengths of a class, at most an eighth apart, share buffers.
-/// A buffer that would be more than `most` is exactly as long as what is read.
+/// Returns the length of the buffer that `len` bytes are read into.
+///
+/// Lengths of one class share buffers; they differ by at most an eighth. A class longer than `most` is not
+/// used: the buffer is then exactly `len` long.
 pub(crate) fn size_class(len: u32, most: u64) -> u32 {
     if len < POOLED_FROM {
         return len;
@@ -90,7 +95,7 @@ pub(crate) fn size_class(len: u32, most: u64) -> u32 {
 }
 
 impl BufferPool {
-    /// None yet; at most `idle_bytes` will ever be idle.
+    /// Returns an empty pool, in which at most `idle_bytes` will be idle.
     pub fn new(idle_bytes: u64) -> Arc<Self> {
         Arc::new(BufferPool { idle: Mutex::default(), idle_bytes, waiters: AtomicUsize::new(0) })
     }
@@ -99,25 +104,25 @@ impl BufferPool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An idle buffer of exactly this class, to read `len` bytes into.
+    /// Takes an idle buffer of exactly this class, to read `len` bytes into.
     pub fn take(self: &Arc<Self>, class: u32, len: u32) -> Option<PooledBuffer> {
         let buffer = self.idle().pop(class as usize)?;
         Some(PooledBuffer { buffer: Some(buffer), len: len as usize, pool: Arc::clone(self) })
     }
 
-    /// A fresh buffer of as many bytes as `permit` covers, to read `len` bytes into.
+    /// Allocates a buffer of as many bytes as `permit` covers, to read `len` bytes into.
     pub fn allocate(self: &Arc<Self>, permit: OwnedSemaphorePermit, len: u32) -> PooledBuffer {
         let bytes = vec![0; permit.num_permits()];
         PooledBuffer { buffer: Some(Buffer { bytes, permit }), len: len as usize, pool: Arc::clone(self) }
     }
 
-    /// Notes that somebody waits for memory.
+    /// Counts one more fetch that waits for memory.
     pub fn add_waiter(&self) -> Waiter<'_> {
         self.waiters.fetch_add(1, Relaxed);
         Waiter(self)
     }
 
-    /// Frees idle buffers of `bytes` in all, if there are as many; how many bytes it freed.
+    /// Frees idle buffers until `bytes` are free or no buffer is idle, and returns how many bytes it freed.
     pub fn free_idle(&self, bytes: u64) -> u64 {
         let mut freed = 0;
         while freed < bytes {

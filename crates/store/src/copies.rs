@@ -1,4 +1,6 @@
-//! Copies of parts of chunks, so that whoever keeps a little of a chunk for long does not keep all of it.
+//! Copies of parts of chunks.
+//!
+//! A caller that keeps a small part for long copies it, so as not to keep the whole chunk in memory.
 
 use crate::buffer_pool::{BufferPool, PooledBuffer, size_class};
 use bytes::Bytes;
@@ -6,9 +8,9 @@ use fletch_core::{Hash, Verified};
 use std::{convert::Infallible, sync::Arc};
 use tokio::sync::Semaphore;
 
-/// Memory for copies. Half of it may be idle.
+/// A pool of memory for copies. Half of it may be idle.
 ///
-/// Invariant (I6): all copies alive, and the buffers that wait for the next, are at most `bytes`.
+/// Invariant (I6): all live copies and idle buffers together occupy at most `bytes`.
 #[derive(Debug)]
 pub struct Copies {
     permits: Arc<Semaphore>,
@@ -17,14 +19,14 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Room for so many bytes.
+    /// Returns a pool of `bytes`.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         let permits = usize::try_from(bytes).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Copies { permits: Arc::new(Semaphore::new(permits)), buffers: BufferPool::new(bytes / 2), bytes }
     }
 
-    /// A buffer of `len` bytes, if there is one now.
+    /// Takes a buffer of `len` bytes, if one is free now.
     fn buffer(&self, len: usize) -> Option<PooledBuffer> {
         let len = u32::try_from(len).ok()?;
         let class = size_class(len, self.bytes);
@@ -39,7 +41,7 @@ impl Copies {
         Some(self.buffers.allocate(permit, len))
     }
 
-    /// A copy of `bytes`; themselves where there is no room for one.
+    /// Returns a copy of `bytes`, or `bytes` itself when the pool has no space for a copy.
     #[must_use]
     pub fn copy(&self, bytes: Bytes) -> Bytes {
         let Some(mut buffer) = self.buffer(bytes.len()) else { return bytes };
@@ -47,7 +49,9 @@ impl Copies {
         Bytes::from_owner(buffer)
     }
 
-    /// A copy of `bytes`, or themselves, if they hash to `part` (I1). What is copied is what is hashed.
+    /// Returns `bytes`, copied if the pool has space, when they hash to `part` (I1).
+    ///
+    /// Hashes the copy, not the source.
     #[must_use]
     pub fn verified(&self, bytes: Bytes, part: Hash) -> Option<Verified> {
         let Some(buffer) = self.buffer(bytes.len()) else { return Verified::check(part, bytes).ok() };
@@ -59,7 +63,7 @@ impl Copies {
         copied.ok()
     }
 
-    /// Bytes of copies alive, and of buffers for the next.
+    /// Returns the bytes that live copies and idle buffers occupy.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.bytes.saturating_sub(self.permits.available_permits() as u64)

@@ -1,16 +1,19 @@
-//! The disk tier as reads see it: perhaps not there, perhaps off, and never in the way.
+//! The handle of the disk tier, for reads. The tier may be absent or off; the handle is always there.
+//!
+//! [`DiskTier`] holds the engine ([`DiskEngine`]) while it is open. Readers never wait for the engine longer
+//! than [`READ_WAIT`].
 //!
 //! ```text
-//! read   has(key) ─► a turn ─► blocking thread: one read, one hash ─► Verified, or a miss; of the chunk or of a part
-//! keep   admitted? ─► queue (bounded in bytes) ─► one blocking thread that appends until it is empty
-//! owner  open, probe, reap, scrub, share, close: called by whoever owns the store's tasks
+//! read     has(key) ─► permit ─► blocking thread: one read, one hash ─► Verified, or a miss
+//! enqueue  admitted? ─► queue, bounded in bytes ─► one blocking thread that appends until the queue is empty
+//! owner    open, probe, reap, scrub, divide, close: called by `maintenance`
 //! ```
 //!
 //! Invariants:
-//! 1. (I1) nothing leaves but [`Verified`], hashed after it was read; a chunk that is wrong is quarantined;
+//! 1. (I1) the handle returns only [`Verified`], hashed after it was read. It quarantines a wrong chunk;
 //! 2. (I5) every error, and every wait that is too long, is a miss;
-//! 3. (I6) appends that wait hold at most `queue_bytes`; what does not fit is dropped and
-//!    counted. At most [`READERS`] threads read at once, however long a dead disk holds them;
+//! 3. (I6) queued appends hold at most `queue_bytes`. A chunk that does not fit is dropped and counted.
+//!    At most [`READERS`] threads read at once, however long a dead disk holds them;
 //! 4. a reader never waits for an append.
 
 mod append_queue;
@@ -39,19 +42,19 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// Threads that read the disk at once: a flash disk's queue is full then.
+/// Most threads that read the disk at once. With 32 reads the queue of a flash disk is full.
 pub const READERS: usize = 32;
-/// A disk that takes longer than this for a chunk, or than a quarter of the time there is, is passed by.
+/// Longest wait for a chunk on disk. A reader waits at most a quarter of the time that it has left.
 const READ_WAIT: Duration = Duration::from_secs(5);
 
-/// How often who waits for room in the queue looks again.
+/// Time between two looks at a full append queue.
 const QUEUE_POLL_EVERY: Duration = Duration::from_millis(5);
 
-/// A disk tier, or the place where one will be.
+/// A disk tier, open or absent.
 #[derive(Debug)]
 pub struct DiskTier {
     engine: RwLock<Option<Arc<DiskEngine>>>,
-    /// Why there is none.
+    /// Why the tier is absent.
     absent: Mutex<Option<String>>,
     readers: Arc<Semaphore>,
     queue_bytes: u64,
@@ -68,36 +71,36 @@ struct DiskCounters {
     append_dropped_bytes: AtomicU64,
 }
 
-/// Whether the tier keeps chunks.
+/// The state of the tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskState {
-    /// It could not be opened; it is tried again.
+    /// The tier is not open, for this reason. Its owner tries to open it again.
     Absent(String),
-    /// It is open.
+    /// The tier is open.
     Open(Health),
 }
 
-/// A snapshot.
+/// A snapshot of the tier and its counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskReport {
-    /// Whether it keeps chunks.
+    /// The state of the tier.
     pub state: DiskState,
-    /// The tier's own numbers, while it is open.
+    /// The engine's own numbers, while the tier is open.
     pub engine: Option<DiskStats>,
-    /// Reads whose bytes were not the chunk.
+    /// Reads whose bytes did not hash to the chunk's name.
     pub corrupt: u64,
-    /// Reads that were not waited for any longer.
+    /// Reads that took too long and became misses.
     pub late: u64,
-    /// Chunks that were admitted and dropped because the queue was full.
+    /// Admitted chunks that were dropped because the append queue was full.
     pub append_drops: u64,
-    /// Their bytes.
+    /// Bytes of those chunks.
     pub append_dropped_bytes: u64,
-    /// Bytes that wait to be appended now.
+    /// Bytes of chunks in the append queue.
     pub queued_bytes: u64,
 }
 
 impl DiskReport {
-    /// Damaged chunks that readers and scrubbing found: never served, and fetched again when wanted.
+    /// Returns the number of damaged chunks that readers and scrubbing found. They are never served.
     #[must_use]
     pub fn damaged(&self) -> u64 {
         self.engine.as_ref().map_or(0, |t| t.counts.quarantined)
@@ -110,12 +113,12 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DiskTier {
-    /// A place for a tier. `queue_bytes` bounds what waits to be appended; it is part of the store's memory.
+    /// Returns an absent tier. `queue_bytes` bounds its append queue, which is part of the store's memory.
     #[must_use]
     pub fn new(queue_bytes: u64) -> Arc<Self> {
         Arc::new(DiskTier {
             engine: RwLock::new(None),
-            absent: Mutex::new(Some("it was not opened yet".to_owned())),
+            absent: Mutex::new(Some("the tier was not opened yet".to_owned())),
             readers: Arc::new(Semaphore::new(READERS)),
             queue_bytes,
             queue: Mutex::default(),
@@ -124,18 +127,18 @@ impl DiskTier {
         })
     }
 
-    /// The tier, while it is open (it may be off).
+    /// Returns the engine, while the tier is open. The engine may be off.
     #[must_use]
     pub fn engine(&self) -> Option<Arc<DiskEngine>> {
         self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Opens the tier. Blocks: reads tables, and walks a slab or two.
+    /// Opens the tier. Blocks: reads the tables of all slabs, and walks a slab or two.
     ///
     /// # Errors
-    /// As [`DiskEngine::open`]; the store works without it, and it can be tried again.
+    /// As [`DiskEngine::open`]. The store works without the tier, and the owner may try again.
     pub fn open(&self, config: DiskConfig, now: SystemTime) -> Result<Recovery, DiskError> {
-        // Locked over the opening, so that two callers do not meet in the directory.
+        // Locked until it is open, so that two callers do not open one directory.
         let mut absent = lock(&self.absent);
         let opened = DiskEngine::open(config, now);
         match opened {
@@ -151,23 +154,23 @@ impl DiskTier {
         }
     }
 
-    /// Notes why it cannot even be tried to open the tier.
+    /// Records why the tier cannot be opened.
     pub fn set_absent_reason(&self, why: String) {
         *lock(&self.absent) = Some(why);
     }
 
-    /// Whether the tier keeps chunks.
+    /// Returns the state of the tier.
     #[must_use]
     pub fn state(&self) -> DiskState {
         if let Some(engine) = self.engine() {
             return DiskState::Open(engine.health());
         }
-        // Contended only while it is being opened.
+        // Locked only while the tier opens.
         let why = self.absent.try_lock().ok().and_then(|w| w.clone());
-        DiskState::Absent(why.unwrap_or_else(|| "it is being opened".to_owned()))
+        DiskState::Absent(why.unwrap_or_else(|| "the tier is being opened".to_owned()))
     }
 
-    /// Numbers.
+    /// Returns a snapshot of the tier and its counters.
     #[must_use]
     pub fn report(&self) -> DiskReport {
         let c = &self.counters;
@@ -182,7 +185,7 @@ impl DiskTier {
         }
     }
 
-    /// Looks whether the tier still works. Blocks.
+    /// Checks whether the tier works, as [`DiskEngine::probe`]. Blocks.
     pub fn probe(&self, now: SystemTime) -> DiskState {
         if let Some(engine) = self.engine() {
             engine.probe(now);
@@ -190,15 +193,15 @@ impl DiskTier {
         self.state()
     }
 
-    /// Gives the space of dead chunks back, copying at most `budget` bytes. Blocks.
+    /// Gives the space of dead records back, and copies at most `budget` bytes for it. Blocks.
     ///
     /// # Errors
-    /// [`DiskError`]; what it means for the tier is in its state.
+    /// [`DiskError`]. The state of the tier says what the error means for it.
     pub fn reap(&self, budget: u64) -> Result<ReapReport, DiskError> {
         self.engine().map_or(Ok(ReapReport::default()), |t| t.reap(budget))
     }
 
-    /// Reads and hashes `budget` bytes of what is kept. Blocks.
+    /// Reads and hashes about `budget` bytes of kept chunks. Blocks.
     ///
     /// # Errors
     /// [`DiskError`].
@@ -206,14 +209,15 @@ impl DiskTier {
         self.engine().map_or(Ok(ScrubReport::default()), |t| t.scrub_next(budget))
     }
 
-    /// Divides the tier equally among datasets, each with the footprint it can use at most, if that is
-    /// known. Blocks. How many chunks had to leave; `None` without a tier.
+    /// Divides the tier equally among datasets, each up to the footprint it can use, if known. Blocks.
+    ///
+    /// Returns how many chunks the new shares evicted; `None` while the tier is absent.
     pub fn divide_equally(&self, datasets: &[(DatasetId, Option<u64>)]) -> Option<u64> {
         let engine = self.engine()?;
         Some(engine.set_shares(&equal_split(engine.capacity(), datasets)))
     }
 
-    /// Waits until what was admitted is written, but not longer than `within`.
+    /// Waits until the append queue is empty, at most for `within`.
     pub async fn wait_flushed(&self, within: Duration) {
         let until = Instant::now() + within;
         loop {
@@ -226,7 +230,7 @@ impl DiskTier {
         }
     }
 
-    /// Waits until half of the queue is free for `len` more bytes, but not longer than `within`.
+    /// Waits until `len` more bytes fit into half of the append queue, at most for `within`.
     pub(crate) async fn wait_for_queue_room(&self, len: u32, within: Duration) {
         let until = Instant::now() + within;
         let full = || lock(&self.queue).bytes() + u64::from(len) > (self.queue_bytes / 2).max(u64::from(len));
@@ -235,81 +239,84 @@ impl DiskTier {
         }
     }
 
-    /// Takes what was to be appended of a chunk for `dataset` back, if nobody began to.
+    /// Removes a chunk of `dataset` from the append queue, unless its append began.
     pub(crate) fn cancel_append(&self, key: &StoreKey, dataset: DatasetId) -> bool {
         lock(&self.queue).cancel(key, dataset)
     }
 
-    /// The chunk, if it waits to be appended: it is neither on disk nor, perhaps, in memory.
+    /// Returns the chunk if it is queued: it is not on disk, and may have left memory.
     pub(crate) fn queued_chunk(&self, key: &StoreKey) -> Option<Verified> {
         lock(&self.queue).get(key)
     }
 
-    /// Closes the tier, so that the next start is quick. Blocks. What still waits is dropped.
+    /// Closes the tier, so that the next start is quick. Drops queued appends. Blocks.
     ///
     /// # Errors
-    /// [`DiskError`]; it is closed all the same.
+    /// [`DiskError`]; the tier is closed all the same.
     pub fn close(&self) -> Result<(), DiskError> {
         self.engine().map_or(Ok(()), |t| t.close())
     }
 
-    /// Closes the tier and gives its place up, so that another can be opened, by this process or by another.
-    /// Blocks.
+    /// Closes the tier and releases its directory, so that this process or another can open a tier. Blocks.
     pub fn detach(&self, why: String) {
         let mut absent = lock(&self.absent);
         let engine = self.engine.write().unwrap_or_else(PoisonError::into_inner).take();
         *absent = Some(why);
         if let Some(Err(e)) = engine.map(|t| t.close()) {
-            tracing::debug!(error = %e, "the disk engine was not closed well");
+            tracing::debug!(error = %e, "closing the detached disk tier failed");
         }
     }
 
-    /// Whether the tier has the chunk, `len` bytes long. Does no IO.
+    /// Whether the tier has the chunk with `len` bytes. Does no IO.
     #[must_use]
     pub fn has(&self, key: &StoreKey, len: u32) -> bool {
         self.engine().is_some_and(|t| t.length(key) == Some(len))
     }
 
-    /// Whether the tier has the chunk, or will once what waits was written. Does no IO.
+    /// Whether the tier has the chunk, or has queued it. Does no IO.
     #[must_use]
     pub fn has_or_queued(&self, key: &StoreKey, len: u32) -> bool {
-        // In this order: what waits is in the index before it waits no longer.
+        // In this order: a chunk is in the index before it leaves the queue.
         lock(&self.queue).get(key).is_some() || self.has(key, len)
     }
 
-    /// Protects chunks from eviction until as many releases; which of them are there and are now.
+    /// Pins chunks against eviction, each until an `unpin` of its own.
+    ///
+    /// Returns for each chunk whether it is present, and so pinned.
     #[must_use]
     pub fn pin(&self, keys: &[StoreKey]) -> Vec<bool> {
         let Some(tier) = self.engine() else { return vec![false; keys.len()] };
         keys.iter().map(|k| tier.pin(std::slice::from_ref(k)) == 1).collect()
     }
 
-    /// Takes one protection back from each chunk.
+    /// Takes one pin off each chunk.
     pub fn unpin(&self, keys: &[StoreKey]) {
         if let Some(tier) = self.engine() {
             tier.unpin(keys);
         }
     }
 
-    /// Evicts what a dataset has and nobody leased; how many chunks.
+    /// Evicts all chunks of a dataset that are not pinned, and returns how many there were.
     #[must_use]
     pub fn evict_dataset(&self, dataset: DatasetId) -> u64 {
         self.engine().map_or(0, |t| t.evict_dataset(dataset))
     }
 
-    /// Evicts a chunk if it was brought for `dataset` and nobody leased it; one that waits to be written never is.
+    /// Evicts a chunk that was fetched for `dataset` and is not pinned. A queued append of it is cancelled.
     pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
         let waited = self.cancel_append(key, dataset);
         waited | self.engine().is_some_and(|t| t.evict_of(key, dataset))
     }
 
-    /// What a dataset was given of the tier, in footprints.
+    /// Returns the share of a dataset, in footprints.
     #[must_use]
     pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {
         self.engine().and_then(|t| t.share_of(dataset))
     }
 
-    /// Whether the dataset was given a share of so many bytes. True where none are given out.
+    /// Whether the dataset has a share of at least `bytes`.
+    ///
+    /// True for an absent tier, and for policies without shares.
     #[must_use]
     pub fn has_share(&self, dataset: DatasetId, bytes: u64) -> bool {
         let enough = |share: Option<u64>| share.is_some_and(|s| s >= bytes);
@@ -319,12 +326,14 @@ impl DiskTier {
         })
     }
 
-    /// Whether the tier would keep the chunk if it came now. Does no IO.
+    /// Whether the tier would keep the chunk now. Does no IO.
     pub(crate) fn admits(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> bool {
         self.engine().is_some_and(|t| t.admit(key, dataset, len) == Admission::Yes)
     }
 
-    /// The chunk as it is on disk, if it is right, in `buffer`, which is as long. What is wrong is never read again.
+    /// Reads the chunk into `buffer`, which is as long as the chunk.
+    ///
+    /// Quarantines a chunk that does not verify.
     pub(crate) async fn read(
         self: &Arc<Self>,
         key: &StoreKey,
@@ -334,8 +343,10 @@ impl DiskTier {
         self.read_verified(key, None, buffer, until).await
     }
 
-    /// As many bytes of the chunk as `buffer` is long, from `offset` on, if they hash to `part`. If not, the chunk may
-    /// be damaged, or whoever says that they lie there may be wrong: nothing is concluded.
+    /// Reads as many bytes as `buffer` is long, from `offset` of the chunk, if they hash to `part`.
+    ///
+    /// If they do not, the chunk may be damaged or the caller's offset may be wrong, so nothing is
+    /// quarantined.
     pub(crate) async fn read_part(
         self: &Arc<Self>,
         key: &StoreKey,
@@ -364,7 +375,7 @@ impl DiskTier {
         let (disk, of) = (Arc::clone(self), key.clone());
         let job = spawn_blocking(move || {
             let _permit = permit;
-            // Its errors are counted, and blamed on the disk, by the tier.
+            // The engine counts its errors and turns itself off.
             let found = engine.get_with(&of, |record| {
                 let wanted = buffer.as_ref().len();
                 let fits = match part {
@@ -392,11 +403,14 @@ impl DiskTier {
 
     fn give_up_read(&self, key: &StoreKey) -> Option<Verified> {
         Counters::add(&self.counters.late, 1);
-        tracing::warn!(chunk = %key.hash, "the disk takes too long and is passed by");
+        let chunk = key.hash;
+        tracing::warn!(%chunk, "reading a chunk from disk takes too long; the read goes on without the disk");
         None
     }
 
-    /// Has the chunk appended in the background, if it is admitted and the queue has room; whether it will be.
+    /// Queues the chunk for an append, and returns whether it will be kept.
+    ///
+    /// `false` when the tier does not admit it or the queue is full.
     pub(crate) fn enqueue(self: &Arc<Self>, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> bool {
         if dataset == DatasetId::UNCACHED {
             return false;
@@ -406,7 +420,7 @@ impl DiskTier {
         };
         match engine.length(key) {
             Some(there) if there == len => return true,
-            // These bytes were just hashed: what is there cannot be the chunk.
+            // The chunk was just hashed, so the bytes on disk are wrong.
             Some(_) => engine.quarantine(key),
             None => {}
         }
@@ -427,9 +441,9 @@ impl DiskTier {
         true
     }
 
-    /// Appends until nothing waits.
+    /// Appends queued chunks until the queue is empty.
     fn drain(&self) {
-        /// Whoever comes after a panic begins anew.
+        /// Lets the next call of `enqueue` start a drainer, also after a panic.
         struct DrainerGuard<'a>(&'a DiskTier);
         impl Drop for DrainerGuard<'_> {
             fn drop(&mut self) {
@@ -440,14 +454,14 @@ impl DiskTier {
             let permit = DrainerGuard(self);
             while let Some(next) = self.next() {
                 let Append { key, dataset, chunk } = &next.append;
-                // An error turned the tier off, or concerned this chunk: it is counted there.
+                // The engine counts its errors and turns itself off.
                 if let Some(Err(e)) = self.engine().map(|t| t.put(key, *dataset, chunk)) {
-                    tracing::debug!(chunk = %key.hash, error = %e, "not appended");
+                    tracing::debug!(chunk = %key.hash, error = %e, "a chunk was not appended to the disk");
                 }
             }
             drop(permit);
             self.emptied.notify_waiters();
-            // Somebody may have come between the last look and the end of the turn.
+            // A chunk may have been queued between the last look and the guard's end.
             let mut queue = lock(&self.queue);
             if queue.is_empty() || std::mem::replace(&mut queue.has_drainer, true) {
                 return;
@@ -460,7 +474,7 @@ impl DiskTier {
     }
 }
 
-/// What is being appended: it counts until it is over, however that ends.
+/// An append in progress. Its bytes count as queued until it ends, however that happens.
 struct AppendInProgress<'a> {
     disk: &'a DiskTier,
     append: Append,

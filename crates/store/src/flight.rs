@@ -1,4 +1,4 @@
-//! Flights: for each key at most one fetch under way, and everyone who waits for it.
+//! Flights: for each key at most one fetch in progress, and the readers that wait for it.
 
 use crate::read::{Hit, ReadError};
 use fletch_core::{StoreKey, Verified};
@@ -10,26 +10,26 @@ use std::{
 use tokio::sync::oneshot;
 
 pub(crate) type Outcome = Result<Hit, ReadError>;
-/// Resolves to the outcome for every clone; to an error when the flight's task was lost.
+/// Resolves to the outcome for every clone, or to an error when the flight's task was lost.
 pub(crate) type SharedOutcome = Shared<oneshot::Receiver<Outcome>>;
 
 #[derive(Debug, Default)]
+/// The fetches in progress, by key.
 pub(crate) struct Flights {
     running: Mutex<HashMap<StoreKey, SharedOutcome>>,
 }
 
 /// What a reader that missed memory does next.
 pub(crate) enum FlightRole {
-    /// It arrived in memory meanwhile.
+    /// The chunk arrived in memory meanwhile.
     Cached(Verified),
-    /// Somebody else fetches it: wait.
+    /// Another reader's fetch is in progress: the reader waits for its outcome.
     Follower(SharedOutcome),
-    /// Nobody does: the caller must start the fetch and give it this ticket.
+    /// No fetch is in progress: the reader starts one and passes it this guard.
     Leader(LeaderGuard, SharedOutcome),
 }
 
-/// The right and duty to fetch one key. However it ends, dropping it clears the way for a
-/// next fetch.
+/// The right and the duty to fetch one key. Dropping it always permits the next fetch of the key.
 pub(crate) struct LeaderGuard {
     flights: Arc<Flights>,
     key: StoreKey,
@@ -42,8 +42,10 @@ impl Flights {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `memory` is asked again under the lock: a flight lands in memory before it leaves the
-    /// map, so whoever finds neither may lead, and no second fetch can slip between.
+    /// Joins the flight of `key`, or makes the caller its leader.
+    ///
+    /// Looks into `memory` again under the lock. A flight enters memory before it leaves the map, so a caller
+    /// that finds neither may lead, and no second fetch can start.
     pub fn join(self: &Arc<Self>, key: &StoreKey, memory: impl Fn() -> Option<Verified>) -> FlightRole {
         let mut running = self.lock();
         if let Some(outcome) = running.get(key) {
@@ -61,7 +63,7 @@ impl Flights {
         )
     }
 
-    /// Whether the chunk is on its way.
+    /// Whether a fetch of the chunk is in progress.
     pub fn has(&self, key: &StoreKey) -> bool {
         self.lock().contains_key(key)
     }
@@ -72,7 +74,7 @@ impl Flights {
 }
 
 impl LeaderGuard {
-    /// Ends the flight. What was fetched must already be in memory.
+    /// Ends the flight with its outcome. A chunk that was fetched must already be in memory.
     pub fn finish(mut self, outcome: Outcome) {
         self.flights.lock().remove(&self.key);
         if let Some(sender) = self.sender.take() {

@@ -1,18 +1,25 @@
-//! One store for server and mount: where a chunk is looked for, fetched once, checked and kept.
+//! The chunk store of servers and mounts: it finds, fetches, verifies and keeps chunks.
 //!
-//! [`Store::read`] is THE read. It owns memory and flights, and asks the disk tier that it was
-//! given; it knows no HTTP, no jobs and no origin: what brings bytes is passed in as a [`Fetch`].
+//! [`Store::read`] is THE read. The store owns memory and flights. It asks the disk tier that its owner
+//! passed in. It knows no HTTP, no jobs and no origin: the caller passes in a [`Fetch`] that gets the bytes.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `read`, `flight`, `memory`, `buffer_pool`, `copies` | the read path in memory |
+//! | `disk_tier` | the handle of the disk tier, always present, that reads use |
+//! | `disk` | the engine of an open disk tier: slabs, index, eviction, recovery |
+//! | `maintenance`, `shares` | background work of the tier's owner; the division of the disk among datasets |
+//! | `warm`, `pins` | chunks that are kept ahead of need |
 //!
 //! Invariants, quoted by the tests:
-//! 1. (I1) what leaves is [`fletch_core::Verified`], hashed after it was fetched;
-//! 2. (I3) for one key at most one fetch runs, in a task of its own, so that no reader's going
-//!    away ends it; its outcome reaches everyone who waits, and an error is not kept;
-//! 3. (I6) `memory_bytes` bounds every buffer alive: cached, in flight, or still held by a
-//!    reader. A buffer's permit is taken before its fetch begins and returned when its last
-//!    clone is dropped;
-//! 4. (I6) a read ends within `deadline`: as [`ReadError::Overloaded`] while it waits for
-//!    memory, as [`ReadError::Deadline`] while it waits for its fetch;
-//! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads pass it by.
+//! 1. (I1) the store returns only [`fletch_core::Verified`], hashed after it was fetched;
+//! 2. (I3) for one key at most one fetch runs, in a task of its own that no departing reader ends.
+//!    All waiting readers get its outcome. The store does not keep an error;
+//! 3. (I6) `memory_bytes` bounds all live buffers: cached, in flight, or still held by a reader. A fetch
+//!    takes a buffer's permit before it begins, and the last clone of the buffer returns the permit;
+//! 4. (I6) a read ends within `deadline`. It ends with [`ReadError::Overloaded`] while it waits for memory,
+//!    and with [`ReadError::Deadline`] while it waits for its fetch;
+//! 5. (I5) a disk tier that is absent, off, broken, full or slow costs speed only: reads skip it.
 
 pub mod allocator;
 mod buffer_pool;

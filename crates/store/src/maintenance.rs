@@ -1,7 +1,9 @@
-//! Maintenance of a disk tier for its owner, a server or a mount: it opens, probes, divides, reaps, scrubs and closes.
+//! Maintenance of a disk tier for its owner, a server or a mount.
 //!
-//! Every step blocks, so it runs on a blocking thread, one step at a time. A disk that hangs holds that thread
-//! and nothing else. Reads skip a tier that fails, and maintenance tries it again.
+//! Maintenance opens, probes, divides, reaps, scrubs and closes the tier.
+//!
+//! Every step blocks, so it runs on a blocking thread, one step at a time. A disk that hangs holds that
+//! thread and nothing else. Reads skip a tier that fails, and maintenance tries it again.
 
 use crate::{
     DiskState, DiskTier,
@@ -63,7 +65,8 @@ pub trait DiskOwner: Send + Sync + 'static {
 /// Waits at most [`OPEN_WITHIN`].
 ///
 /// # Errors
-/// [`DiskError::Locked`] when another process uses the directory. Every other error may pass, so it is only logged.
+/// [`DiskError::Locked`] when another process uses the directory. Every other error may pass, so it is only
+/// logged.
 pub async fn open_first(owner: Arc<dyn DiskOwner>, disk: Arc<DiskTier>) -> Result<(), DiskError> {
     let opening = spawn_blocking(move || open(&*owner, &disk));
     match timeout(OPEN_WITHIN, opening).await {

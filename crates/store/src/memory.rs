@@ -1,9 +1,10 @@
-//! The memory tier: byte permits, and an LRU of verified chunks that hold theirs.
+//! The memory tier: byte permits, and an LRU of verified chunks that hold their permits.
 //!
-//! moka evicts lazily and counts only what it holds, so its capacity is not the bound: the
-//! permits are. The cache gets three quarters of them, the rest is for what is on its way.
-//! It also *frees* lazily (some epochs after it evicts), so the chunk lies in a slot that
-//! the eviction empties at once.
+//! The permits bound memory, not the capacity of moka: moka evicts lazily and counts only the chunks that it
+//! holds. The cache may hold three quarters of the permits. The rest is for fetches in flight.
+//!
+//! moka also *frees* lazily, some epochs of its own after it evicts. So each chunk lies in a `CachedChunk`,
+//! which the eviction listener empties at once.
 
 use crate::{
     buffer_pool::{BufferPool, PooledBuffer, size_class},
@@ -21,10 +22,10 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-/// How often a starved fetch takes memory back from the cache.
+/// Time between two attempts of a waiting fetch to take memory back from the cache.
 const RECLAIM_EVERY: Duration = Duration::from_millis(20);
 
-/// One part in so many may be buffers that nobody uses now.
+/// The part of memory that idle buffers may occupy: one of this many.
 const IDLE_PART: u64 = 16;
 
 #[derive(Debug)]
@@ -36,7 +37,7 @@ pub(crate) struct Memory {
     memory_bytes: u64,
 }
 
-/// A cached chunk until it is evicted.
+/// A cached chunk, empty once the cache evicted it.
 #[derive(Debug, Clone)]
 struct CachedChunk {
     len: u32,
@@ -58,7 +59,7 @@ impl CachedChunk {
     }
 }
 
-/// Bytes and the right to hold them, released together.
+/// Bytes and their permit, released together.
 struct PermittedBytes {
     bytes: Bytes,
     _permit: OwnedSemaphorePermit,
@@ -70,7 +71,7 @@ impl AsRef<[u8]> for PermittedBytes {
     }
 }
 
-/// Ties `bytes` to their permit: it is returned when the last clone of the result is dropped.
+/// Ties `bytes` to their permit: the last clone of the result returns it.
 pub(crate) fn bind_permit(bytes: Bytes, permit: OwnedSemaphorePermit) -> Bytes {
     Bytes::from_owner(PermittedBytes { bytes, _permit: permit })
 }
@@ -94,11 +95,12 @@ impl Memory {
         }
     }
 
+    /// Returns a chunk that is cached or pinned.
     pub fn get(&self, key: &StoreKey) -> Option<Verified> {
         self.cache.get(key).and_then(|slot| slot.get()).or_else(|| self.pins.get(key))
     }
 
-    /// Holds a chunk in memory until the guard is dropped.
+    /// Pins a chunk in memory until the guard is dropped.
     pub fn pin(&self, key: StoreKey, chunk: Verified) -> Pinned {
         self.pins.pin(key, chunk)
     }
@@ -113,7 +115,7 @@ impl Memory {
         self.cache.run_pending_tasks();
     }
 
-    /// A buffer to read `len` bytes into, used before if there is one; as [`Memory::permit`].
+    /// Returns a buffer for `len` bytes, a pooled one if possible; `None` as for [`Memory::permit`].
     pub async fn buffer(&self, len: u32, until: Instant) -> Option<PooledBuffer> {
         let class = size_class(len, self.memory_bytes);
         match self.buffers.take(class, len) {
@@ -122,9 +124,10 @@ impl Memory {
         }
     }
 
-    /// Permission to hold `len` bytes; `None` when it did not come until `until`. A fetch that has
-    /// to wait takes memory back from the cache: what is on its way matters more than what
-    /// may be asked for again.
+    /// Returns a permit to hold `len` bytes; `None` when none came free before `until`.
+    ///
+    /// A fetch that has to wait takes memory back from the cache. A chunk that a reader waits for matters
+    /// more than a chunk that some reader may ask for again.
     pub async fn permit(&self, len: u32, until: Instant) -> Option<OwnedSemaphorePermit> {
         if u64::from(len) > self.memory_bytes {
             return None;
@@ -149,7 +152,9 @@ impl Memory {
         }
     }
 
-    /// Drops idle buffers, and cached chunks, of `bytes` in all. Frees nothing that a reader still holds.
+    /// Frees idle buffers, then cached chunks, of `bytes` in all.
+    ///
+    /// A chunk that a reader still holds stays in memory.
     fn reclaim(&self, bytes: u64) {
         let idle = self.buffers.free_idle(bytes);
         if idle >= bytes {
@@ -164,14 +169,16 @@ impl Memory {
             self.cache.invalidate(&*key);
         }
         self.cache.run_pending_tasks();
-        // What chunks were read into came back idle.
+        // Evicted chunks returned their buffers to the pool.
         self.buffers.free_idle(bytes.saturating_sub(idle));
     }
 
+    /// Returns the bytes and the number of cached chunks.
     pub fn cached(&self) -> (u64, u64) {
         (self.cache.weighted_size(), self.cache.entry_count())
     }
 
+    /// Returns the bytes whose permits are taken.
     pub fn live_bytes(&self) -> u64 {
         self.memory_bytes - self.permits.available_permits() as u64
     }

@@ -1,9 +1,9 @@
-//! Pins: chunks that stay in memory until whoever brought them ahead of need lets go, whatever the cache evicts.
+//! Pins: chunks that stay in memory until the prefetcher that pinned them lets go, whatever the cache evicts.
 //!
 //! Invariants:
-//! 1. (I6) a pinned chunk holds its permit like any other buffer: pins are part of `memory_bytes`, and whoever pins
-//!    bounds what it pins;
-//! 2. a chunk is pinned for as long as somebody holds a [`Pinned`] of it.
+//! 1. (I6) a pinned chunk holds its permit like any other buffer. Pins are part of `memory_bytes`, and the
+//!    code that pins must bound its pins;
+//! 2. a chunk is pinned for as long as a [`Pinned`] of it exists.
 
 use fletch_core::{StoreKey, Verified};
 use std::{
@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-/// See the module.
+/// The pinned chunks, by key.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     held: RwLock<HashMap<StoreKey, Pin>>,
@@ -27,7 +27,7 @@ struct Pin {
     holders: u32,
 }
 
-/// A chunk that stays in memory until this is dropped.
+/// Keeps a chunk in memory until it is dropped.
 #[derive(Debug)]
 pub struct Pinned {
     pins: Arc<Pins>,
@@ -51,7 +51,7 @@ impl Pins {
         self.read().get(key).map(|p| p.chunk.clone())
     }
 
-    /// Holds a chunk.
+    /// Pins a chunk.
     pub fn pin(self: &Arc<Self>, key: StoreKey, chunk: Verified) -> Pinned {
         let mut held = self.write();
         let pin = held.entry(key.clone()).or_insert_with(|| {
@@ -62,13 +62,13 @@ impl Pins {
         Pinned { pins: Arc::clone(self), key }
     }
 
-    /// Bytes of what is pinned, each chunk once.
+    /// Returns the bytes of all pinned chunks, each chunk counted once.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 }
 
-/// At least one, so that none means nothing.
+/// Returns a chunk's length, at least 1, so that a total of 0 means that no chunk is pinned.
 fn weight(chunk: &Verified) -> u64 {
     (chunk.bytes().len() as u64).max(1)
 }

@@ -1,4 +1,6 @@
-//! THE read: memory, then the flight of this chunk: the disk, then its fetch; checked, kept, handed out.
+//! THE read of a chunk: memory, then the chunk's flight.
+//!
+//! The flight reads the disk, or else fetches the chunk, verifies and keeps it.
 
 use crate::{
     buffer_pool::PooledBuffer,
@@ -16,33 +18,34 @@ use std::{error::Error, ops::Range, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
-/// Above this many bytes a chunk is hashed on a blocking thread (0.03 ms of hashing).
+/// Largest chunk that is hashed on the async thread (0.03 ms). Larger chunks are hashed on a blocking thread.
 const INLINE_HASH_BYTES: usize = 256 << 10;
 
-/// Brings the bytes of a chunk: called with 0, and again with 1, 2, … for as long as what it
-/// brought did not hash to the chunk's name (so a call with `n > 0` *says* that the bytes of
-/// call `n - 1` were wrong) and attempts are left. A fetch with nothing else to try returns
-/// the error that readers shall see. Retrying a transport is its own business.
+/// Fetches the bytes of a chunk. The argument is the number of the attempt, from 0.
+///
+/// The store calls attempt `n + 1` when the bytes of attempt `n` did not hash to the chunk's name and
+/// attempts are left. So a call with `n > 0` tells the fetch that its last bytes were wrong. A fetch with no
+/// other source returns the error that readers get. A fetch retries its own transport.
 pub type Fetch = Arc<dyn Fn(u32) -> BoxFuture<'static, Result<Bytes, FetchError>> + Send + Sync>;
 
-/// Bounds of a store.
+/// The bounds of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreLimits {
-    /// Bytes of all buffers alive. Must be at least the largest chunk; four times it to cache well.
+    /// Bytes of all live buffers. At least the largest chunk; at least four of those to cache well.
     pub memory_bytes: u64,
-    /// A read that misses memory ends within this time.
+    /// Longest time that a read takes when it misses memory.
     pub deadline: Duration,
-    /// How often a fetch is called at most, at least 1.
+    /// Most attempts of one fetch, at least 1.
     pub attempts: u32,
 }
 
-/// Why a fetch brought nothing.
+/// Why a fetch failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{source}")]
 pub struct FetchError {
-    /// Who can act on it.
+    /// Says who can act on the error.
     pub kind: Kind,
-    /// The fetcher's own error, to be downcast by those who know it.
+    /// The fetcher's own error. Code that knows its type downcasts it.
     pub source: Arc<dyn Error + Send + Sync>,
 }
 
@@ -53,33 +56,33 @@ impl FetchError {
     }
 }
 
-/// Why a read brought nothing.
+/// Why a read failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
-    /// The fetch said so.
+    /// The fetch failed.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// Every attempt brought wrong bytes.
+    /// Every attempt of the fetch returned wrong bytes.
     #[error("{0}")]
     Corrupt(Mismatch),
-    /// No memory came free in time.
+    /// No memory came free before the deadline.
     #[error("no memory for {len} bytes came free within {within:?}")]
     Overloaded {
-        /// How many bytes were wanted.
+        /// Bytes that the read needed.
         len: u32,
-        /// How long was waited.
+        /// How long the read waited.
         within: Duration,
     },
-    /// The fetch did not end in time.
-    #[error("no answer within {0:?}")]
+    /// The fetch did not end before the deadline.
+    #[error("the fetch did not end within {0:?}")]
     Deadline(Duration),
-    /// The fetch's task was lost: it panicked, or the runtime is going down.
-    #[error("the fetch was lost")]
+    /// The fetch's task ended without an outcome: it panicked, or the runtime is shutting down.
+    #[error("the task of the fetch ended without an outcome; try again")]
     Lost,
 }
 
 impl ReadError {
-    /// Who can act on it.
+    /// Says who can act on the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -95,28 +98,28 @@ impl ReadError {
 /// Where a chunk came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tier {
-    /// It was in memory.
+    /// Memory held the chunk.
     Memory,
-    /// It was on disk.
+    /// The disk tier held the chunk.
     Disk,
-    /// Somebody else was bringing it.
+    /// Another reader's fetch was in progress, and this read waited for it.
     Flight,
-    /// This read's own fetch brought it, and it is kept.
+    /// This read fetched the chunk, and the store keeps it.
     Origin,
-    /// This read's own fetch brought it, and there is a disk tier that does not keep it.
+    /// This read fetched the chunk, and the disk tier does not keep it.
     Bypass,
 }
 
-/// A chunk, and where it came from.
+/// A chunk, and the tier that it came from.
 #[derive(Debug, Clone)]
 pub struct Hit {
     /// The whole chunk.
     pub chunk: Verified,
-    /// Where it came from.
+    /// The tier that it came from.
     pub tier: Tier,
 }
 
-/// See the crate's invariants.
+/// The chunk store. See the invariants of the crate.
 #[derive(Debug)]
 pub struct Store {
     limits: StoreLimits,
@@ -128,7 +131,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// An empty store whose fetches run on `tasks`, over a disk tier if there is to be one.
+    /// Returns an empty store over a disk tier, if there is one. Its fetches run on `tasks`.
     #[must_use]
     pub fn new(limits: StoreLimits, disk: Option<Arc<DiskTier>>, tasks: TaskTracker) -> Arc<Self> {
         Arc::new(Store {
@@ -141,7 +144,7 @@ impl Store {
         })
     }
 
-    /// The chunk, if it is in memory, be it on its way to the disk. Never waits.
+    /// Returns the chunk if it is in memory, cached or waiting to be appended to disk. Never waits.
     #[must_use]
     pub fn cached(&self, key: &StoreKey) -> Option<Hit> {
         let chunk = self.memory_or_queued(key)?;
@@ -149,26 +152,27 @@ impl Store {
         Some(Hit { chunk, tier: Tier::Memory })
     }
 
-    /// Keeps a chunk in memory until the guard is dropped, whatever is evicted. What is pinned is part of
-    /// `memory_bytes`: whoever pins must bound it.
+    /// Pins a chunk in memory until the guard is dropped, whatever the cache evicts.
+    ///
+    /// Pins are part of `memory_bytes`. The caller must bound them.
     #[must_use]
     pub fn pin(&self, key: StoreKey, chunk: Verified) -> Pinned {
         self.memory.pin(key, chunk)
     }
 
-    /// The disk tier, if there is to be one.
+    /// The disk tier, unless the store has none.
     #[must_use]
     pub fn disk(&self) -> Option<&Arc<DiskTier>> {
         self.disk.as_ref()
     }
 
-    /// Whether the chunk is in memory or on disk, `len` bytes long. Reads nothing.
+    /// Whether the chunk is in memory, or on disk with `len` bytes. Reads nothing.
     #[must_use]
     pub fn has(&self, key: &StoreKey, len: u32) -> bool {
         self.disk.as_ref().is_some_and(|d| d.has(key, len)) || self.memory_or_queued(key).is_some()
     }
 
-    /// Whether the whole chunk is in memory: then a part of it that is handed out holds all of it. Counts nothing.
+    /// Whether the whole chunk is in memory, so that a part handed out keeps all of it there. Counts no hit.
     #[must_use]
     pub fn holds_chunk(&self, key: &StoreKey) -> bool {
         self.memory_or_queued(key).is_some()
@@ -178,9 +182,11 @@ impl Store {
         self.memory.get(key).or_else(|| self.disk.as_ref()?.queued_chunk(key))
     }
 
-    /// Whether a read of the chunk finds it here or on its way, or brings it to stay: on disk, or in
-    /// memory because all that it is read with, `of` bytes, fits there. What is only partly wanted
-    /// and would not stay is better read by range, under a name of its own. Reads nothing.
+    /// Whether a read of the chunk finds it, joins a fetch of it, or keeps what it fetches. Reads nothing.
+    ///
+    /// `of` is the length of everything that is read along with the chunk. The store keeps a chunk in memory
+    /// when `of` fits there, else on disk when the tier admits it. If a caller needs only a part of a chunk
+    /// that the store would not keep, it should read that range under a key of its own.
     #[must_use]
     pub fn would_keep(&self, key: &StoreKey, dataset: DatasetId, len: u32, of: u64) -> bool {
         of <= self.limits.memory_bytes / 2
@@ -189,16 +195,18 @@ impl Store {
             || self.disk.as_ref().is_some_and(|d| d.admits(key, dataset, len))
     }
 
-    /// The chunk `key`, which is `len` bytes long: from memory, from the flight that is
-    /// bringing it, from disk, or by `fetch`, for `dataset`. Dropping the returned future ends the
-    /// waiting, never the fetch.
+    /// Returns a chunk of `len` bytes from memory, a flight, the disk, or `fetch`.
     ///
-    /// What went wrong with somebody else's fetch is not the caller's: it may ask another source, or in another's name.
-    /// Who joined such a flight boards once more, within the same deadline, with a fetch of its own; where many had
-    /// joined, one of them leads and the others join it (I3), and what comes of that is theirs.
+    /// Keeps a fetched chunk for `dataset`.
+    /// Dropping the returned future ends the waiting, never the fetch.
+    ///
+    /// An error of another reader's fetch does not count for the caller, which may use another source or
+    /// another principal. The caller then joins once more, within the same deadline, with its own fetch.
+    /// Where many readers had joined, one of them leads and the others join it (I3); they return the outcome
+    /// of that second flight.
     ///
     /// # Errors
-    /// [`ReadError`]; nothing of it is kept, the next read tries again.
+    /// [`ReadError`]. The store does not keep an error: the next read tries again.
     pub async fn read(
         self: &Arc<Self>,
         key: StoreKey,
@@ -219,7 +227,7 @@ impl Store {
         }
     }
 
-    /// Joins the flight of this chunk, or leads one: its outcome, and whether it was somebody else's.
+    /// Joins the flight of this chunk or leads one. Returns its outcome, and whether another reader led it.
     async fn join_or_lead(
         self: &Arc<Self>,
         key: &StoreKey,
@@ -245,12 +253,13 @@ impl Store {
         }
     }
 
-    /// Bytes `at` of the chunk, which is `len` bytes long, if they are in memory by themselves or on disk in the chunk,
-    /// and hash to `part` (I1). `None` says nothing about the chunk: it may be in memory, absent, or damaged, or `at`
-    /// may be wrong; whoever reads the whole chunk then learns which.
+    /// Returns the bytes `at` of a chunk of `len` bytes, from disk or from memory under their own key.
+    ///
+    /// The bytes must hash to `part` (I1). `None` says nothing about the chunk: it may be in memory, absent
+    /// or damaged, or `at` may be wrong. A caller that then reads the whole chunk finds out.
     ///
     /// # Errors
-    /// [`ReadError::Overloaded`] when no memory came free in time.
+    /// [`ReadError::Overloaded`] when no memory came free before the deadline.
     pub async fn part(
         &self,
         chunk: &StoreKey,
@@ -277,7 +286,7 @@ impl Store {
         Ok(Some(Hit { chunk: verified, tier: Tier::Disk }))
     }
 
-    /// The longest a read that misses memory takes.
+    /// The longest time that a read takes when it misses memory.
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.limits.deadline
@@ -287,7 +296,7 @@ impl Store {
         self.memory.buffer(len, until).await
     }
 
-    /// A snapshot of what was counted.
+    /// Returns a snapshot of the counters.
     #[must_use]
     pub fn stats(&self) -> StoreStats {
         let (cached_bytes, cached_chunks) = self.memory.cached();
@@ -301,7 +310,7 @@ impl Store {
         }
     }
 
-    /// A whole flight, in its own task.
+    /// Runs a whole flight: disk, else fetch; then memory; then the waiting readers.
     async fn run_flight(
         &self,
         guard: LeaderGuard,
@@ -324,12 +333,12 @@ impl Store {
             Ok(hit) => self.memory.insert(key, hit.chunk.clone()),
             Err(ReadError::Overloaded { .. }) => Counters::add(&self.counters.overloaded, 1),
             Err(ReadError::Deadline(_)) => Counters::add(&self.counters.deadlines, 1),
-            Err(e) => tracing::debug!(chunk = %key.hash, error = %e, "fetch failed"),
+            Err(e) => tracing::debug!(chunk = %key.hash, error = %e, "the fetch of a chunk failed"),
         }
         guard.finish(outcome);
     }
 
-    /// One read and one hash of what is on disk; whatever goes wrong there is a miss.
+    /// Reads and hashes the chunk on disk. Every failure there is a miss.
     async fn read_from_disk(
         &self,
         key: &StoreKey,
@@ -344,6 +353,7 @@ impl Store {
         Ok(found)
     }
 
+    /// Fetches the chunk until an attempt returns its bytes.
     async fn fetch_verified(
         &self,
         key: &StoreKey,
@@ -369,7 +379,7 @@ impl Store {
                 Ok(chunk) => return Ok(chunk),
                 Err(wrong) => {
                     Counters::add(&self.counters.corrupt, 1);
-                    tracing::warn!(chunk = %key.hash, attempt, %wrong, "wrong bytes were fetched");
+                    tracing::warn!(chunk = %key.hash, attempt, %wrong, "a fetch returned wrong bytes");
                     mismatch = Some(wrong);
                 }
             }
@@ -378,8 +388,9 @@ impl Store {
     }
 }
 
-/// I1. The outer error is a lost blocking thread. Bytes of another length are wrong whatever they
-/// hash to (and their permit would be wrong too).
+/// Hashes fetched bytes (I1). The outer error is a lost blocking thread.
+///
+/// Bytes of another length are wrong whatever they hash to: their permit would be wrong too.
 async fn check(key: &StoreKey, len: u32, bytes: Bytes) -> Result<Result<Verified, Mismatch>, ReadError> {
     let expected = key.hash;
     let judge = move || {

@@ -1,14 +1,14 @@
-//! Which datasets were read lately: those divide the disk tier among them.
+//! The shares of datasets in the disk tier, by which datasets were read in the last hour.
 //!
-//! Until jobs are measured the split is equal among datasets read in the last hour. Requests note
-//! what they read; whoever owns the disk asks for the split when it has changed.
+//! Until jobs are measured, all datasets that were read in the last hour have equal shares. Requests note
+//! what they read. The owner of the disk asks for a new split when the datasets changed.
 //!
-//! A dataset that is read only in orders that are known, while a sweep goes over it, has no share beside the sweep's:
-//! such an order comes to every sample once, so that it finds the same part of them whoever keeps them, and the
-//! sweep, whose jobs share what it keeps, makes more of the room (ADR 44).
+//! A dataset has no share of its own while a sweep goes over it and only ordered epochs read it. An ordered
+//! epoch reads each sample once, so it hits the same part of the samples in the sweep's share as in a share
+//! of its own. The sweep's jobs share what it keeps, so the sweep makes more of the space (ADR 44).
 //!
-//! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. One more gets no share of
-//! its own, only what the others leave.
+//! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. Further versions get no share of their
+//! own, only the space that the others leave.
 
 use crate::{DatasetId, DiskTier, disk::equal_split};
 use fletch_core::Root;
@@ -22,32 +22,32 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// A dataset that nobody has read for so long is idle.
+/// Time without a read after which a version is idle.
 const IDLE_AFTER: Duration = Duration::from_secs(3600);
-/// Versions remembered at once.
+/// Most versions that are remembered.
 const VERSIONS_MAX: usize = 65_536;
 
-/// Datasets, and the footprint each can use at most.
+/// Datasets, each with the most bytes that its chunks can occupy on disk, if that is known.
 pub type Split = Vec<(DatasetId, Option<u64>)>;
 
-/// Who reads.
+/// The kind of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReaderKind {
-    /// Anybody, whatever they like.
+    /// A reader in any order, such as a mount.
     Plain,
-    /// Epochs in an order of their own: each sample once.
+    /// An ordered epoch, which reads each sample once.
     Ordered,
-    /// A sweep over this dataset, which keeps what it reads as a dataset of its own.
+    /// A sweep over this dataset. The sweep keeps its chunks under a number of its own.
     SweepOver(DatasetId),
 }
 
 #[derive(Debug)]
 struct Reading {
-    /// When it was last read, nanoseconds since the start.
+    /// Time of the last read, in nanoseconds since the start.
     last: AtomicU64,
-    /// When anybody did who has no order, likewise, plus one; 0 for never.
+    /// Time of the last read by a plain reader, plus one; 0 for never.
     anyone: AtomicU64,
-    /// The footprint of all its chunks, at most.
+    /// The most bytes that its chunks can occupy on disk.
     footprint: u64,
     by: ReaderKind,
 }
@@ -57,7 +57,7 @@ impl Reading {
         Reading { last: AtomicU64::new(0), anyone: AtomicU64::new(0), footprint, by }
     }
 
-    /// Notes a reader; whether that asks for another split.
+    /// Notes a read, and returns whether it may change the split.
     fn note(&self, by: ReaderKind, now_ns: u64) -> bool {
         self.last.fetch_max(now_ns, Relaxed);
         by == ReaderKind::Plain && self.anyone.fetch_max(now_ns.saturating_add(1), Relaxed) == 0
@@ -67,29 +67,30 @@ impl Reading {
         now_ns.saturating_sub(at) < u64::try_from(IDLE_AFTER.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Whether somebody reads it who is not served as well by a sweep over the same dataset.
+    /// Whether the dataset needs a share of its own, even if a sweep goes over it.
     fn needs_its_own(&self, now_ns: u64) -> bool {
         let anyone = self.anyone.load(Relaxed);
         matches!(self.by, ReaderKind::SweepOver(_)) || (anyone > 0 && Self::within(anyone, now_ns))
     }
 }
 
-/// See the module.
+/// The versions that were read lately, and the split that was applied last.
 #[derive(Debug, Default)]
 pub struct Shares {
     read: RwLock<HashMap<(DatasetId, Root), Reading>>,
-    /// The split that was last given out.
+    /// The split that was applied last.
     applied: Mutex<Option<Split>>,
-    /// What the tier could hold then, in footprints.
+    /// The capacity of the tier at that time, in footprints.
     capacity: AtomicU64,
     changed: Notify,
 }
 
-/// What a tenant may have on disk, in bytes of its quota, and all its datasets with what each has there now.
+/// A tenant's quota on disk, and all of its datasets with the bytes that each has there now.
 pub type TenantQuota = (u64, Vec<(DatasetId, u64)>);
 
-/// The split with what tenants may have on disk: a tenant's datasets, idle ones too, divide its quota
-/// equally, and none may use more than its part of it. Pure.
+/// Limits a split by the quotas of tenants. Pure.
+///
+/// All datasets of a tenant, idle ones included, divide its quota equally. None may use more than its part.
 #[must_use]
 pub fn apply_quotas(split: Split, bounds: &[TenantQuota]) -> Split {
     let mut of: BTreeMap<DatasetId, Option<u64>> = split.into_iter().collect();
@@ -104,19 +105,21 @@ pub fn apply_quotas(split: Split, bounds: &[TenantQuota]) -> Split {
     of.into_iter().collect()
 }
 
-/// What a disk can hold, in footprints.
+/// Returns the capacity of a disk, in footprints.
 fn capacity(disk: &DiskTier) -> u64 {
     disk.engine().map_or(0, |t| t.capacity())
 }
 
-/// Whether a disk that was divided when it could hold `then` is to be divided again. It holds more or less with the
-/// length of what it keeps; a share that falls costs chunks, so that a little less is borne. Pure.
+/// Whether the capacity changed so much that the disk must be divided again. Pure.
+///
+/// The capacity changes with the mean length of the records. A falling share evicts chunks, so the split
+/// tolerates a capacity that is up to 2 % lower.
 fn capacity_changed(then: u64, now: u64) -> bool {
     now > then.saturating_add(then / 1000) || now < then.saturating_sub(then / 50)
 }
 
 impl Shares {
-    /// A version of a dataset is being read, by whom; its chunks occupy at most `footprint` on disk.
+    /// Notes that a version of a dataset is read. Its chunks occupy at most `footprint` on disk.
     pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, by: ReaderKind, now_ns: u64) {
         let of = (dataset, root);
         let known =
@@ -134,13 +137,15 @@ impl Shares {
         }
     }
 
-    /// Waits until a version is read that was not remembered.
+    /// Waits until a read may have changed the split.
     pub async fn wait_for_change(&self) {
         self.changed.notified().await;
     }
 
-    /// Forgets idle versions. The datasets that are left, if they are others than at the last call or `disk` can
-    /// hold another amount than when it was divided: beyond the shares its room would be anybody's.
+    /// Returns the next split, if its datasets or the capacity of `disk` changed since the last call.
+    ///
+    /// Forgets idle versions. A capacity above the applied shares would be free for any dataset, so it counts
+    /// too.
     pub fn next_split(&self, disk: &DiskTier, now_ns: u64) -> Option<Split> {
         if capacity_changed(self.capacity.load(Relaxed), capacity(disk)) {
             self.forget_applied();
@@ -148,13 +153,13 @@ impl Shares {
         self.changed_split(now_ns)
     }
 
-    /// Forgets idle versions. The datasets that are left, if they are others than at the last call.
+    /// Forgets idle versions, and returns the datasets that are left if they differ from the last call.
     fn changed_split(&self, now_ns: u64) -> Option<Split> {
         let mut of: BTreeMap<DatasetId, u64> = BTreeMap::new();
         {
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
             read.retain(|_, r| Reading::within(r.last.load(Relaxed), now_ns));
-            // Of another version a sweep keeps nothing.
+            // A sweep keeps nothing of another version.
             let over = |((_, root), r): (&(DatasetId, Root), &Reading)| match r.by {
                 ReaderKind::SweepOver(dataset) => Some((dataset, *root)),
                 ReaderKind::Plain | ReaderKind::Ordered => None,
@@ -172,23 +177,18 @@ impl Shares {
         (applied.as_ref() != Some(&split)).then(|| applied.insert(split).clone())
     }
 
-    /// Gives a split out; without a tier it is said again.
+    /// Applies a split. Without an open tier, the next call of `next_split` returns it again.
     pub fn apply(&self, disk: &DiskTier, split: &Split) {
         self.capacity.store(capacity(disk), Relaxed);
         match disk.divide_equally(split) {
-            Some(0) => tracing::info!(datasets = split.len(), "the disk is divided anew"),
-            Some(chunks) => {
-                tracing::info!(
-                    datasets = split.len(),
-                    chunks,
-                    "the disk is divided anew, chunks had to leave"
-                );
+            Some(evicted) => {
+                tracing::info!(datasets = split.len(), evicted, "the disk tier has new shares of datasets");
             }
             None => self.forget_applied(),
         }
     }
 
-    /// What was given out did not arrive: the next call of `changed` says it again.
+    /// Forgets which split was applied, so that the next call of `next_split` returns one.
     pub fn forget_applied(&self) {
         *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -1,4 +1,4 @@
-//! What the store counted.
+//! Counters of the store.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -15,34 +15,35 @@ pub(crate) struct Counters {
     pub deadlines: AtomicU64,
 }
 
-/// A snapshot; the totals only grow until the store is dropped, the last five are gauges.
+/// A snapshot of the counters. The last five are gauges; the others grow until the store is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreStats {
     /// Reads answered from memory.
     pub hits_memory: u64,
-    /// Reads that joined a fetch somebody else had begun.
+    /// Reads that joined another reader's fetch.
     pub hits_flight: u64,
     /// Reads answered from disk.
     pub hits_disk: u64,
-    /// Calls of a fetch, repeated ones included.
+    /// Fetch calls, retries included.
     pub fetches: u64,
-    /// Bytes that fetches returned and that were right.
+    /// Bytes that fetches returned and that matched their hash.
     pub fetched_bytes: u64,
-    /// Fetches that returned an error.
+    /// Fetches that ended with an error.
     pub fetch_errors: u64,
     /// Fetches that returned wrong bytes.
     pub corrupt: u64,
-    /// Reads refused because no memory came free in time.
+    /// Reads rejected because no memory came free in time.
     pub overloaded: u64,
-    /// Fetches that did not end in time.
+    /// Fetches that did not end before their deadline.
     pub deadlines: u64,
     /// Bytes of chunks cached now.
     pub cached_bytes: u64,
     /// Chunks cached now.
     pub cached_chunks: u64,
-    /// Bytes of all buffers alive or promised to a fetch now; never above `memory_bytes`.
+    /// Bytes whose permits are taken: live buffers, and fetches that have not read theirs yet. Never above
+    /// `memory_bytes`.
     pub live_bytes: u64,
-    /// Bytes of chunks that are held in memory ahead of need now, part of `live_bytes`.
+    /// Bytes of pinned chunks, part of `live_bytes`.
     pub pinned_bytes: u64,
     /// Fetches running now.
     pub flights: u64,

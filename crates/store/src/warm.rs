@@ -1,40 +1,41 @@
-//! Bringing chunks to where they stay, and looking whether they are really there.
+//! Warming: fetching chunks to where the store keeps them, and checking that they are there.
 //!
-//! Where there is a disk tier a chunk stays on disk, whatever memory has of it; without one, in
-//! memory for as long as that has room.
+//! A store with a disk tier keeps chunks on disk, whatever memory holds. A store without one keeps them in
+//! memory while memory has space.
 
 use crate::{DatasetId, Fetch, ReadError, Store, Tier};
 use fletch_core::StoreKey;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// What became of a chunk that was to be brought.
+/// The result of warming a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Warmed {
-    /// It was there.
+    /// The store already kept the chunk.
     Already,
-    /// It was brought, by this call's fetch or from memory. On disk it may still wait to be written.
+    /// The store keeps the chunk now, fetched or copied from memory. Its append to disk may still be queued.
     Fetched,
-    /// The disk tier does not keep it (or there is none to be had): nothing was fetched for it.
+    /// The disk tier does not keep the chunk, or is not open. Usually the store fetched nothing.
     Refused,
 }
 
-/// What a look at a chunk found.
+/// The result of checking a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChunkCheck {
-    /// All of it was read and hashes to its name.
+    /// The store read the whole chunk, and it hashes to its name.
     Whole,
-    /// It is not there.
+    /// The store does not have the chunk.
     Missing,
-    /// What is there is something else. It is given up, and never served.
+    /// The bytes do not hash to the chunk's name. The store drops them and never serves them.
     Damaged,
-    /// It is there and could not be read in time.
+    /// The store has the chunk and could not read it in time.
     Unread,
 }
 
 impl Store {
-    /// Brings the chunk to where it stays, unless it is there. Waits while the disk is behind, so that
-    /// readers' own chunks find room in its queue.
+    /// Fetches the chunk to where the store keeps it, unless it is there.
+    ///
+    /// Waits while the append queue is more than half full, so that chunks of readers find space in it.
     ///
     /// # Errors
     /// [`ReadError`], as [`Store::read`].
@@ -52,7 +53,7 @@ impl Store {
             self.read(key.clone(), len, dataset, fetch).await?;
             return Ok(Warmed::Fetched);
         };
-        // Asked first: what will not be kept is not worth the origin's bytes.
+        // First: a chunk that will not be kept is not worth the origin's bytes.
         if !disk.admits(key, dataset, len) {
             return Ok(Warmed::Refused);
         }
@@ -62,20 +63,20 @@ impl Store {
         let mut kept =
             hit.tier == Tier::Origin || disk.has(key, len) || disk.enqueue(key, dataset, &hit.chunk);
         if !kept && disk.admits(key, dataset, len) {
-            // Others came first to the queue's room: what was fetched waits for the next.
+            // Others filled the queue first: what was fetched waits for space.
             disk.wait_for_queue_room(len, self.deadline()).await;
             kept = disk.has(key, len) || disk.enqueue(key, dataset, &hit.chunk);
         }
         Ok(if kept { Warmed::Fetched } else { Warmed::Refused })
     }
 
-    /// Whether the chunk is where it stays. Reads nothing.
+    /// Whether the chunk is where the store keeps chunks. Reads nothing.
     #[must_use]
     pub fn is_kept(&self, key: &StoreKey, len: u32) -> bool {
         self.disk().map_or_else(|| self.has(key, len), |d| d.has(key, len))
     }
 
-    /// Reads and hashes what is kept of a chunk.
+    /// Reads and hashes the kept chunk.
     pub async fn check_chunk(&self, key: &StoreKey, len: u32) -> ChunkCheck {
         let Some(disk) = self.disk() else {
             // What is in memory was hashed on its way there.

@@ -1,13 +1,13 @@
-//! The catalogue: what slab tables cannot say, because they are never rewritten.
+//! The catalogue: which records of sealed slabs are dead.
 //!
-//! One row per sealed slab: which of its table's records are dead (evicted, quarantined,
-//! replaced). Everything in it can be done without: a lost row lets dead records live again,
-//! whose bytes are hashed by whoever reads them. So it is written in batches, and at the least
-//! doubt it is set aside and rebuilt from what the index knows.
+//! Tables of slabs cannot say it, as they are never rewritten. It has one row per sealed slab: which of its
+//! table's records were evicted, quarantined or replaced. It is not needed: a lost row makes dead records
+//! live again, and a reader hashes their bytes. So it is written in batches. After any error it is kept aside
+//! and rebuilt from the index.
 //!
 //! Invariants:
-//! 1. this is the only file that names sled, and neither its errors nor its panics leave here;
-//! 2. it occupies at most `bytes_max`, damaged ones that were set aside at most `aside_max`.
+//! 1. this is the only file that names sled, and neither errors nor panics of sled leave it;
+//! 2. the catalogue occupies at most `bytes_max`; damaged catalogues, kept aside, at most `aside_max`.
 
 use std::{
     collections::HashMap,
@@ -18,25 +18,25 @@ use std::{
     time::Duration,
 };
 
-/// How many damaged catalogues are kept for whoever wants to know.
+/// Most damaged catalogues that are kept for an analysis.
 const ASIDE_MAX: usize = 2;
 /// Rows per batch.
 const BATCH: usize = 256;
-/// How often, and after how long, sled's own lock is tried again.
+/// How often, and after which wait, sled's own lock is tried again.
 const LOCK_TRIES: u32 = 20;
 const LOCK_WAIT: Duration = Duration::from_millis(25);
 const CACHE_BYTES: u64 = 16 << 20;
 const FORMAT_KEY: &[u8] = b"format";
 const FORMAT: &[u8] = b"fletch catalogue 1";
 
-/// What is known about a sealed slab's table.
+/// The dead rows of a sealed slab's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeadMarks {
-    /// Which table: its first eight hash bytes.
+    /// Identifies the table: the first eight bytes of its hash.
     pub check: [u8; 8],
-    /// How many records it has.
+    /// Number of rows in the table.
     pub rows: u32,
-    /// One bit each, set for dead ones; trailing zero bytes are left out.
+    /// One bit a row, set for a dead one. Trailing zero bytes are left out.
     pub dead: Vec<u8>,
 }
 
@@ -60,15 +60,15 @@ impl DeadMarks {
     }
 }
 
-/// A change to the catalogue: new marks of a slab, or its end.
+/// A change to the catalogue: new marks of a slab, or its removal.
 pub(crate) type Change = (u64, Option<DeadMarks>);
 
-/// Why the whole catalogue is to be rebuilt.
+/// Why the whole catalogue must be rebuilt.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CatalogueError {
     #[error("catalogue: {0}")]
     Damaged(String),
-    #[error("the catalogue has grown to {0} bytes")]
+    #[error("the catalogue has grown to {0} bytes, near its limit")]
     Grown(u64),
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Catalogue {
 }
 
 impl Catalogue {
-    /// Opens `dir/catalogue` and reads all of it. CatalogueError leads to an empty one.
+    /// Opens `dir/catalogue` and reads all of it. After an error the catalogue is closed and has no rows.
     pub fn open(
         dir: &Path,
         bytes_max: u64,
@@ -121,7 +121,7 @@ impl Catalogue {
     }
 
     fn connect(&self) -> Result<sled::Db, CatalogueError> {
-        // sled occupies about five segments however little is in it.
+        // sled occupies about five segments however little it holds.
         let segment = if self.bytes_max < 8 << 20 { 64 << 10 } else { 512 << 10 };
         let open = || {
             sled::Config::new()
@@ -133,8 +133,8 @@ impl Catalogue {
         };
         for _ in 0..LOCK_TRIES {
             match catch_sled(open) {
-                // The directory is ours, so its last owner is a child that was forked and has not
-                // closed its copies of our files yet.
+                // The directory is ours. A forked child of its last owner has not closed its copies of the
+                // files yet.
                 Err(CatalogueError::Damaged(e)) if e.contains("acquire lock") => {
                     std::thread::sleep(LOCK_WAIT)
                 }
@@ -144,7 +144,9 @@ impl Catalogue {
         catch_sled(open)
     }
 
-    /// Writes changes in order of their slabs and makes them durable. Does nothing while there is no catalogue.
+    /// Writes changes in order of their slabs and makes them durable.
+    ///
+    /// Does nothing while the catalogue is closed.
     pub fn write(&self, mut changes: Vec<Change>) -> Result<(), CatalogueError> {
         if changes.is_empty() {
             return Ok(());
@@ -159,7 +161,7 @@ impl Catalogue {
             for (id, marks) in rest.iter().take(BATCH) {
                 let row = marks.as_ref().map(DeadMarks::encode);
                 bytes += row.as_ref().map_or(0, Vec::len) as u64;
-                // So that no batch takes it past its allowance.
+                // So that no batch takes the catalogue past its limit.
                 if rows > 0 && bytes > self.bytes_max / 16 {
                     break;
                 }
@@ -179,7 +181,7 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Begins anew with `all`. The old one is set aside if it is `damaged`, else deleted.
+    /// Replaces the catalogue by a new one with `all`. Keeps a `damaged` one aside, and deletes any other.
     pub fn rebuild(&self, all: Vec<Change>, damaged: bool) -> Result<(), CatalogueError> {
         self.disconnect();
         if damaged {
@@ -192,14 +194,14 @@ impl Catalogue {
         *self.lock() = Some(db);
         let written = self.write(all);
         if written.is_err() {
-            // Larger than its allowance even when new: better none.
+            // A new catalogue is already too large: the tier works without one.
             self.disconnect();
             drop(fs::remove_dir_all(self.path()));
         }
         written
     }
 
-    /// Ends the connection; what was written is durable.
+    /// Closes the catalogue. Everything that was written is durable.
     pub fn disconnect(&self) {
         if let Some(db) = self.lock().take()
             && catch_sled(|| {
@@ -208,11 +210,13 @@ impl Catalogue {
             })
             .is_err()
         {
-            tracing::warn!("the catalogue did not close cleanly");
+            tracing::warn!(
+                "the catalogue of the disk tier did not close cleanly; it may be rebuilt at the next start"
+            );
         }
     }
 
-    /// Keeps the damaged catalogue under another name, within bounds.
+    /// Renames the damaged catalogue, and deletes the oldest damaged ones beyond their limits.
     fn set_aside(&self) {
         let mut asides = self.asides();
         let next = asides.last().map_or(0, |a| a.0 + 1);
@@ -245,7 +249,7 @@ impl Catalogue {
     }
 }
 
-/// Runs what may fail or panic in sled.
+/// Runs a call of sled, and turns its errors and panics into `CatalogueError`.
 fn catch_sled<T>(f: impl FnOnce() -> sled::Result<T>) -> Result<T, CatalogueError> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(t)) => Ok(t),
@@ -283,7 +287,9 @@ fn read_all(db: &sled::Db) -> Result<HashMap<u64, DeadMarks>, CatalogueError> {
     .ok_or_else(|| CatalogueError::Damaged("is of another format".into()))
 }
 
-/// What a file or a directory with everything in it occupies. What vanishes meanwhile counts as nothing.
+/// Returns the bytes that a file, or a directory with its content, occupies.
+///
+/// Files that vanish meanwhile count 0.
 pub(crate) fn du(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let Ok(meta) = fs::symlink_metadata(path) else { return 0 };

@@ -22,7 +22,7 @@ impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // Closing is not enough while a child that was just forked has a copy of the file.
         if let Err(e) = flock(&self.file, FlockOperation::Unlock) {
-            tracing::debug!(error = %e, "unlocking the cache directory failed; closing the lock file ends the lock");
+            tracing::debug!(error = %e, "the cache directory was not unlocked; closing the file unlocks it");
         }
     }
 }
@@ -53,8 +53,8 @@ impl DirectoryLock {
 
     /// Takes the lock through `file`, which was opened at the lock's path.
     ///
-    /// Fails unless the file still lies at that path. The former owner may have removed the directory meanwhile,
-    /// and another process may own the directory that was created since.
+    /// Fails unless the file still lies at that path. The former owner may have removed the directory
+    /// meanwhile, and another process may own the directory that was created since.
     fn hold(dir: &Path, mut file: File) -> Result<Self, DiskError> {
         let (path, slabs) = (dir.join("lock"), dir.join("slabs"));
         let fail = |e| DiskError::io("lock", &path, e);

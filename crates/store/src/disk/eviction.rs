@@ -9,8 +9,8 @@
 //! | the caller names a chunk or a dataset | that chunk, or all chunks of that dataset |
 //! | the file system is below its floor, or `size_max` was lowered | all records of a random sealed slab |
 //!
-//! Which unit of a sweep leaves is the decision of the sweep's policy; it names the chunks. Random victims leave
-//! an unbiased sample of the dataset. Damaged records do not leave here: they are quarantined.
+//! Which unit of a sweep leaves is the decision of the sweep's policy; it names the chunks. Random victims
+//! leave an unbiased sample of the dataset. Damaged records do not leave here: they are quarantined.
 //!
 //! Invariants:
 //! 1. a pinned record is no victim, and neither is a slab that holds one when the slab is chosen;
@@ -34,7 +34,7 @@ impl DiskEngine {
         self.evict_if(key, |_| true)
     }
 
-    /// Evicts a chunk that was fetched for `dataset`; `false` when it is absent, pinned, or another dataset's.
+    /// Evicts a chunk of `dataset`; `false` when it is absent, pinned, or was fetched for another dataset.
     pub fn evict_of(&self, key: &StoreKey, dataset: DatasetId) -> bool {
         self.evict_if(key, |index| index.dataset_of(key) == Some(dataset))
     }
@@ -57,8 +57,8 @@ impl DiskEngine {
 
     /// Sets the shares of all datasets, in footprints, and returns how many chunks that evicted.
     ///
-    /// Evicts random chunks of each dataset that is over its share, and of each dataset without a share that is
-    /// over what the others leave. Only `Policy::Fletch` has shares.
+    /// Evicts random chunks of each dataset that is over its share, and of each dataset without a share that
+    /// is over what the others leave. Only `Policy::Fletch` has shares.
     pub fn set_shares(&self, shares: &[(DatasetId, u64)]) -> u64 {
         if self.config.policy != Policy::Fletch {
             return 0;
@@ -142,8 +142,9 @@ impl DiskEngine {
         freed
     }
 
-    /// Evicts all records of a random sealed slab without pins, and returns how many; `None` without such a slab.
+    /// Evicts all records of a random sealed slab without pins, and returns how many.
     ///
+    /// `None` when there is no such slab.
     /// Whole slabs hold a mixture of what arrived together. Evicting one is cheap and surely frees its file.
     pub(super) fn evict_random_slab(&self) -> Option<u64> {
         let pick = self.random();

@@ -1,28 +1,28 @@
-//! What a file system has room for, before a tier is opened on it.
+//! The space of a file system, for settings that depend on it before a tier is opened.
 
 use super::catalogue;
 use std::{io, path::Path};
 
-/// Bytes of a file system.
+/// The space of a file system, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FsSpace {
-    /// All there are.
+    /// All bytes of the file system.
     pub total: u64,
-    /// Those that this process may still use.
+    /// Bytes that this process may still use.
     pub available: u64,
-    /// Those that a tier in the directory occupies already.
+    /// Bytes that a tier in the directory occupies already.
     pub own: u64,
 }
 
 impl FsSpace {
-    /// The room of the file system that `dir` lies on, or would lie on.
+    /// Returns the space of the file system that `dir` lies on, or would lie on if it existed.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the operating system.
     pub fn at(dir: &Path) -> io::Result<Self> {
         let v = nearest(dir)?;
         let bytes = |blocks: u64| blocks.saturating_mul(v.f_frsize);
-        // Other things in the directory are not the tier's.
+        // Other files in the directory are not the tier's.
         let all = std::fs::read_dir(dir).into_iter().flatten().flatten();
         let ours = all.filter(|e| {
             let name = e.file_name();
@@ -34,7 +34,7 @@ impl FsSpace {
     }
 }
 
-/// The file system of the nearest ancestor that is there.
+/// Returns the file system of the nearest existing ancestor.
 fn nearest(dir: &Path) -> io::Result<rustix::fs::StatVfs> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for at in dir.ancestors() {

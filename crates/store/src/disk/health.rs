@@ -7,8 +7,8 @@
 //!        `probe`: the directory is ours and can be written
 //! ```
 //!
-//! I5: a disk that fails costs speed only. A failed write turns the tier off. Records that can still be read are
-//! served. `Off(Closed)` is final.
+//! I5: a disk that fails costs speed only. A failed write turns the tier off. Records that can still be read
+//! are served. `Off(Closed)` is final.
 
 use super::{
     DiskEngine, DiskError, OffReason,

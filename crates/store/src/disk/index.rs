@@ -1,14 +1,14 @@
-//! What is in which slab: the in-memory index. Pure, no IO.
+//! The in-memory index: which record lies where, in which slab, and for which dataset. Pure, no IO.
 //!
-//! About 80 bytes a chunk (8 more under LRU): 60 for the record, 4 in its slab's list, 4 in its
-//! dataset's, the rest in the hash table of record numbers.
+//! A chunk takes about 80 bytes, and 8 more under LRU: 60 for the record, 4 in its slab's list, 4 in its
+//! dataset's list, the rest in the hash table of record numbers.
 //!
 //! Invariants (`check` states them, the tests call it):
-//! 1. a live record is in the table, in its slab's list at `row`, in its dataset's list at `pos`,
-//!    and, under LRU, in the chain once;
-//! 2. a dead one is in none of them, and its row in its slab is `NO_RECORD`;
-//! 3. bytes of slabs, of datasets and of all are sums of footprints of live records; a dataset's
-//!    also counts what was charged for records on their way.
+//! 1. a live record is in the hash table, in its slab's list at `row`, in its dataset's list at `pos`, and,
+//!    under LRU, in the LRU list once;
+//! 2. a dead record is in none of them, and its row in its slab is `NO_RECORD`;
+//! 3. the bytes of each slab, of each dataset and of the index are sums of footprints of live records. A
+//!    dataset's bytes include the charges for records that are being written.
 
 use super::{
     catalogue::DeadMarks,
@@ -25,16 +25,16 @@ use std::{
     sync::Arc,
 };
 
-/// Records from which their mean footprint is believed.
+/// Records from which their mean footprint is a guide to later records.
 pub(super) const MEAN_FROM: u64 = 32;
-/// No record, no slab.
+/// Stands for no record, or no slab.
 pub(crate) const NO_RECORD: u32 = u32::MAX;
 
 #[derive(Debug, Clone)]
 struct RecordEntry {
     hash: Hash,
     slab: u32,
-    /// In lines of 64 bytes.
+    /// Where its header begins, in lines of 64 bytes.
     at: u32,
     len: u32,
     row: u32,
@@ -43,7 +43,7 @@ struct RecordEntry {
     domain: u16,
 }
 
-/// Where a record is.
+/// Where a record lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlabLocation {
     pub slab: u32,
@@ -54,31 +54,31 @@ pub(crate) struct SlabLocation {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlabState {
-    /// Records are being added.
+    /// The writer adds records to it.
     Open,
-    /// It has a table.
+    /// It has a table and takes no more records.
     Sealed,
 }
 
-/// What is known about a slab.
+/// A slab in the index.
 #[derive(Debug)]
 pub(crate) struct SlabMeta {
     pub slab: Arc<Slab>,
     pub state: SlabState,
-    /// Record numbers by row, `NO_RECORD` for dead ones.
+    /// Record numbers by row; `NO_RECORD` for a dead row.
     pub records: Vec<u32>,
     pub live: u32,
     pub live_bytes: u64,
-    /// What the file occupies, at most.
+    /// Most bytes that the file occupies.
     pub blocks: u64,
-    /// What of it is no record: header, table.
+    /// Bytes of the file that are not records: header, table, footer.
     pub fixed: u64,
-    /// Where the records of a sealed one end; 0 while nothing is known to.
+    /// Where the records of a sealed slab end; 0 for an open slab.
     pub end: u64,
     pub check: [u8; 8],
-    /// DeadMarks changed since the catalogue was told.
+    /// Whether rows died since the last write to the catalogue.
     pub dirty: bool,
-    /// How many were alive when it was last punched.
+    /// Number of live records when the slab was last punched.
     pub punched_at: u32,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Index {
     table: HashTable<u32>,
     recs: Vec<RecordEntry>,
     free: Vec<u32>,
-    /// By a number that is not used again soon, so that nobody takes one slab for another.
+    /// By a number that is not reused soon, so that no code mistakes one slab for another.
     slabs: BTreeMap<u32, SlabMeta>,
     next_slab: u32,
     pub datasets: DatasetTable,
@@ -102,7 +102,7 @@ pub(crate) struct Index {
 fn table_hash(key: u64, domain: u16, hash: &Hash) -> u64 {
     let mut first = [0; 8];
     first.copy_from_slice(&hash.0[..8]);
-    // Chunks can be chosen so that their hashes begin alike; the key makes their places differ.
+    // An attacker can choose chunks whose hashes begin alike. The key spreads them over the table.
     let x = (u64::from_le_bytes(first) ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (x ^ (x >> 29)).wrapping_add(u64::from(domain).wrapping_mul(0xd6e8_feb8_6659_fd93))
 }
@@ -146,12 +146,12 @@ impl Index {
         Some(self.datasets.id(self.recs[r as usize].dataset))
     }
 
-    /// Footprints of all live records.
+    /// Returns the footprints of all live records.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What the index itself holds, about.
+    /// Returns about how many bytes the index occupies in memory.
     pub fn memory(&self) -> usize {
         let lists: usize = self.slabs().map(|(_, s)| s.records.capacity() * 4).sum();
         self.table.allocation_size()
@@ -162,7 +162,7 @@ impl Index {
             + self.lru.as_ref().map_or(0, LruList::memory)
     }
 
-    /// The number of a domain, given anew if need be; `None` past 65,535 of them.
+    /// Returns the number of a domain, and assigns one if it is new; `None` past 65,535 domains.
     pub fn domain(&mut self, domain: &Domain) -> Option<u16> {
         if let Some(&n) = self.domain_slots.get(domain) {
             return Some(n);
@@ -210,7 +210,7 @@ impl Index {
         self.slabs.iter().map(|(n, s)| (*n, s))
     }
 
-    /// Forgets a slab and everything in it.
+    /// Removes a slab and all its records.
     pub fn drop_slab(&mut self, n: u32) -> Option<SlabMeta> {
         let live: Vec<u32> = self.slab(n)?.records.iter().copied().filter(|&r| r != NO_RECORD).collect();
         for r in live {
@@ -219,7 +219,7 @@ impl Index {
         self.slabs.remove(&n)
     }
 
-    /// The table of a slab: its live records in order of their place. Rows are numbered anew.
+    /// Returns the table of a slab: its live records in order of their offset. Numbers their rows anew.
     pub fn table(&mut self, n: u32) -> Table {
         let mut live: Vec<u32> = self
             .slab(n)
@@ -249,7 +249,7 @@ impl Index {
         table
     }
 
-    /// Dead rows of a sealed slab, for the catalogue.
+    /// Returns the dead rows of a sealed slab, for the catalogue.
     pub fn marks(&self, n: u32) -> Option<(u64, DeadMarks)> {
         let s = self.slab(n).filter(|s| s.state == SlabState::Sealed)?;
         let mut dead = Vec::new();
@@ -290,8 +290,9 @@ impl Index {
         (key, self.datasets.id(rec.dataset))
     }
 
-    /// Adds a record that was written at `place`; its dataset must have been charged for it. `false` when the key is
-    /// there already.
+    /// Adds a record that was written at `location`, and for which its dataset was charged.
+    ///
+    /// `false` when the index has the key already.
     pub fn insert(&mut self, domain: u16, hash: Hash, dataset: u32, location: SlabLocation) -> bool {
         let code = table_hash(self.key, domain, &hash);
         let same =
@@ -336,14 +337,14 @@ impl Index {
         true
     }
 
-    /// Adds a row of a table that is dead already.
+    /// Adds a dead row to a slab.
     pub fn insert_dead(&mut self, slab: u32) {
         if let Some(s) = self.slab_mut(slab) {
             s.records.push(NO_RECORD);
         }
     }
 
-    /// The record `r` now lies at `place`, with all that is known about it.
+    /// Moves a record to the location that it was copied to; `false` when it is not at `from` any more.
     pub fn relocate(&mut self, key: &StoreKey, from: SlabLocation, location: SlabLocation) -> bool {
         let Some(r) = self.lookup(key).filter(|&r| self.location(r) == from) else { return false };
         if self.slab(location.slab).is_none() {
@@ -368,12 +369,12 @@ impl Index {
         true
     }
 
-    /// Forgets a record; `None` when it is not there, else its footprint.
+    /// Removes a record and returns its footprint; `None` when it is absent.
     pub fn remove(&mut self, key: &StoreKey) -> Option<u64> {
         self.lookup(key).map(|r| self.remove_record(r))
     }
 
-    /// [`Index::remove`], only if the record still is where it was.
+    /// Removes a record only if it still lies at `location`.
     pub fn remove_at(&mut self, key: &StoreKey, location: SlabLocation) -> Option<u64> {
         self.lookup(key).filter(|&r| self.location(r) == location).map(|r| self.remove_record(r))
     }
@@ -402,9 +403,9 @@ impl Index {
         size
     }
 
-    // What leaves.
+    // Use and pins, for eviction.
 
-    /// It was read now.
+    /// Makes a record the most recently used one.
     pub fn touch(&mut self, key: &StoreKey) {
         if let Some(r) = self.lookup(key)
             && let Some(c) = &mut self.lru
@@ -414,13 +415,13 @@ impl Index {
         }
     }
 
-    /// Protects a record from eviction once more; `false` when it is not there.
+    /// Pins a record once more against eviction; `false` when it is absent.
     pub fn pin(&mut self, key: &StoreKey) -> bool {
         let r = self.lookup(key);
         r.map(|r| *self.pins.entry(r).or_insert(0) += 1).is_some()
     }
 
-    /// Takes one protection back.
+    /// Takes one pin off a record.
     pub fn unpin(&mut self, key: &StoreKey) {
         if let Some(r) = self.lookup(key)
             && let Some(n) = self.pins.get_mut(&r)
@@ -432,7 +433,7 @@ impl Index {
         }
     }
 
-    /// Whether somebody protects it.
+    /// Whether a record has a pin.
     pub fn is_pinned(&self, key: &StoreKey) -> bool {
         self.lookup(key).is_some_and(|r| self.is_record_pinned(r))
     }
@@ -445,7 +446,7 @@ impl Index {
         self.pins.len()
     }
 
-    /// Whether the slab holds a leased record.
+    /// Whether the slab holds a pinned record.
     pub fn slab_has_pins(&self, n: u32) -> bool {
         !self.pins.is_empty()
             && self

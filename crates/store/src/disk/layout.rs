@@ -1,24 +1,26 @@
-//! The bytes of a slab (`docs/FORMATS.md`, "Slab"): header, records, and once sealed a table of
-//! them with a footer. Pure: bytes in, values out. Little-endian; records lie at multiples of 64 bytes (ADR 48).
+//! The bytes of a slab: header, records, and in a sealed slab a table with a footer (`docs/FORMATS-slab.md`).
+//!
+//! Pure: bytes in, values out. Numbers are little-endian. Records lie at multiples of 64 bytes (ADR 48).
 //!
 //! Invariants:
-//! 1. whatever lies in a file, nothing here panics, allocates more than the file is long, or
-//!    believes a length that a check did not cover;
-//! 2. a header is accepted only for the slab it was written into, so that a block of a deleted
-//!    slab that shows up again in a new one is no record of it.
+//! 1. for any bytes in a file, no function here panics, allocates more than the file is long, or believes a
+//!    length that no check covers;
+//! 2. a header is valid only in the slab that it was written into. So a block of a deleted slab that shows up
+//!    in a new slab is no record of the new one.
 
 use fletch_core::{Domain, Hash, StoreKey};
 
-/// The slab's header and its footer; a table is padded to a multiple of it.
+/// Length of a slab's header and of its footer. A table is padded to a multiple of it.
 pub(crate) const BLOCK: u64 = 512;
-/// A record, and so its payload, begins at a multiple of this many bytes: a line of a processor's cache, so that it is copied as
-/// fast as from the beginning of a page.
+/// A record, and so its payload, begins at a multiple of this many bytes.
+///
+/// It is a cache line of the processor: a payload is copied as fast as from the beginning of a page.
 pub(crate) const LINE: u64 = 64;
-/// What lies before a record's payload.
+/// Length of a record's header.
 pub(crate) const HEAD: u64 = 256;
-/// No chunk is longer.
+/// Longest chunk.
 pub(crate) const CHUNK_BYTES_MAX: u32 = 16 << 20;
-/// No slab is longer, so that a place in it fits 32 bits of lines with room to spare.
+/// Longest slab. An offset in it, in lines, fits 32 bits with space to spare.
 pub(crate) const SLAB_BYTES_MAX: u64 = 1 << 37;
 
 const SLAB_MAGIC: [u8; 8] = *b"FLETCHSL";
@@ -34,7 +36,7 @@ const TABLE_HEADER: usize = 24;
 pub(crate) const ROW: usize = 56;
 const FOOTER_CHECKED: usize = 80;
 
-/// Context strings of BLAKE3's key-derivation mode.
+/// Context strings of BLAKE3's key derivation mode.
 const CONTEXT_SLAB: &str = "fletch 2026 slab 1";
 const CONTEXT_RECORD: &str = "fletch 2026 slab record 1";
 const CONTEXT_TABLE: &str = "fletch 2026 slab table 1";
@@ -44,7 +46,7 @@ pub(crate) type Block = [u8; BLOCK as usize];
 /// A record's header.
 pub(crate) type Head = [u8; HEAD as usize];
 
-/// What a record says about itself.
+/// The fields of a record's header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecordHeader {
     pub slab: u64,
@@ -58,14 +60,14 @@ pub(crate) struct RecordHeader {
 pub(crate) struct Row {
     pub hash: Hash,
     pub dataset: u64,
-    /// Where its header begins, in bytes.
+    /// Where the record's header begins, in bytes.
     pub at: u64,
     pub len: u32,
     /// Index into the table's domains.
     pub domain: u16,
 }
 
-/// A table as read.
+/// A table that was read, or is to be written.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Table {
     pub domains: Vec<Domain>,
@@ -82,37 +84,37 @@ pub(crate) struct Footer {
     pub table_hash: Hash,
 }
 
-/// Why bytes of a slab were not believed.
+/// Why bytes of a slab are not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadSlab {
-    #[error("bad magic")]
+    #[error("its magic bytes are wrong")]
     Magic,
-    #[error("written in another format ({0}; this build reads 2)")]
+    #[error("it has format {0}, and this build reads format 2")]
     Major(u32),
-    #[error("check value does not fit")]
+    #[error("its check does not match its bytes")]
     Check,
-    #[error("belongs to another slab")]
+    #[error("it belongs to another slab")]
     OtherSlab,
-    #[error("contradicts itself")]
+    #[error("its fields contradict each other")]
     Inconsistent,
 }
 
-/// `n` bytes rounded up to whole blocks.
+/// Rounds `n` bytes up to whole blocks.
 pub(crate) const fn padded(n: u64) -> u64 {
     n.next_multiple_of(BLOCK)
 }
 
-/// What a chunk of `len` bytes occupies in a slab.
+/// Returns the bytes that a chunk of `len` bytes occupies in a slab.
 pub(crate) const fn footprint(len: u32) -> u64 {
     HEAD + (len as u64).next_multiple_of(LINE)
 }
 
-/// What the table and footer of `count` records take at most.
+/// Returns the most bytes that the table and footer of `count` records take.
 pub(crate) const fn table_bytes(count: u64, domain_bytes: u64) -> u64 {
     padded(TABLE_HEADER as u64 + domain_bytes + 8 + count * ROW as u64) + BLOCK
 }
 
-/// What a domain adds to [`table_bytes`].
+/// Returns the bytes that a domain adds to [`table_bytes`].
 pub(crate) fn domain_bytes(domain: &Domain) -> u64 {
     1 + domain.as_str().len() as u64
 }
@@ -145,7 +147,7 @@ fn u16_at(b: &[u8], at: usize) -> Option<u16> {
     array(b, at).map(u16::from_le_bytes)
 }
 
-/// The first block of slab `id`.
+/// Returns the header of slab `id`.
 pub(crate) fn slab_header(id: u64) -> Block {
     let mut b = [0; BLOCK as usize];
     b[..8].copy_from_slice(&SLAB_MAGIC);
@@ -156,7 +158,7 @@ pub(crate) fn slab_header(id: u64) -> Block {
     b
 }
 
-/// Whether `b` opens slab `id`.
+/// Checks that `b` is the header of slab `id`.
 pub(crate) fn check_slab_header(b: &Block, id: u64) -> Result<(), BadSlab> {
     if b[..8] != SLAB_MAGIC {
         return Err(BadSlab::Magic);
@@ -171,14 +173,14 @@ pub(crate) fn check_slab_header(b: &Block, id: u64) -> Result<(), BadSlab> {
     }
 }
 
-/// What lies before a record's payload.
+/// Returns the header of a record.
 pub(crate) fn record_header(slab: u64, key: &StoreKey, dataset: u64, len: u32) -> Head {
     let mut b = [0; HEAD as usize];
     let domain = key.domain.as_str().as_bytes();
     b[..4].copy_from_slice(&RECORD_MAGIC);
     b[4] = 1;
     b[5] = KIND_CHUNK;
-    // A name has at most DOMAIN_MAX bytes by its own grammar.
+    // The grammar of domain names permits at most DOMAIN_MAX bytes.
     b[6] = domain.len().min(DOMAIN_MAX) as u8;
     b[8..16].copy_from_slice(&slab.to_le_bytes());
     b[16..24].copy_from_slice(&dataset.to_le_bytes());
@@ -191,12 +193,12 @@ pub(crate) fn record_header(slab: u64, key: &StoreKey, dataset: u64, len: u32) -
     b
 }
 
-/// Whether a record's header may begin here at all: cheap, for looking for one.
+/// Whether a record's header may begin here: a cheap test for a walk.
 pub(crate) fn looks_like_record(b: &[u8]) -> bool {
     b.starts_with(&RECORD_MAGIC)
 }
 
-/// Reads the header of a record of slab `slab`.
+/// Reads the header of a record in slab `slab`.
 pub(crate) fn read_record(b: &[u8], slab: u64) -> Result<RecordHeader, BadSlab> {
     let b = b.get(..HEAD as usize).ok_or(BadSlab::Inconsistent)?;
     if !looks_like_record(b) {
@@ -221,8 +223,9 @@ pub(crate) fn read_record(b: &[u8], slab: u64) -> Result<RecordHeader, BadSlab> 
     parse().ok_or(BadSlab::Inconsistent)
 }
 
-/// The table and footer that seal slab `id`, whose records end at `table_at`, and the first
-/// bytes of the table's hash, by which the catalogue knows it again.
+/// Returns the table and footer that seal slab `id`, whose records end at `table_at`.
+///
+/// Also returns the first bytes of the table's hash, by which the catalogue recognizes the table.
 pub(crate) fn seal(id: u64, table_at: u64, table: &Table) -> (Vec<u8>, [u8; 8]) {
     let mut out = Vec::new();
     out.extend_from_slice(&TABLE_MAGIC);
@@ -261,14 +264,14 @@ pub(crate) fn seal(id: u64, table_at: u64, table: &Table) -> (Vec<u8>, [u8; 8]) 
     (out, table_check(hash))
 }
 
-/// By what the catalogue knows a table again.
+/// Returns the first bytes of a table's hash, by which the catalogue recognizes the table.
 pub(crate) fn table_check(hash: Hash) -> [u8; 8] {
     let mut check = [0; 8];
     check.copy_from_slice(&hash.0[..8]);
     check
 }
 
-/// Reads the last block of slab `id`, a file of `file_len` bytes.
+/// Reads the footer of slab `id`, the last block of a file of `file_len` bytes.
 pub(crate) fn read_footer(b: &Block, id: u64, file_len: u64) -> Result<Footer, BadSlab> {
     if b[..8] != FOOTER_MAGIC {
         return Err(BadSlab::Magic);
@@ -298,8 +301,10 @@ pub(crate) fn read_footer(b: &Block, id: u64, file_len: u64) -> Result<Footer, B
     if whole { Ok(f) } else { Err(BadSlab::Inconsistent) }
 }
 
-/// Reads the table that `footer` describes. Rows come back in order of their place, do not
-/// overlap, and end before the table; rows of kinds unknown here are left out.
+/// Reads the table that `footer` describes.
+///
+/// Its rows are in order of their offset, do not overlap, and end before the table. Rows of unknown kinds are
+/// left out.
 pub(crate) fn read_table(bytes: &[u8], footer: &Footer) -> Result<Table, BadSlab> {
     if derive(CONTEXT_TABLE, bytes) != footer.table_hash {
         return Err(BadSlab::Check);

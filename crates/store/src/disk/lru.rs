@@ -1,4 +1,4 @@
-//! The order of last use: a doubly linked chain over record numbers, 8 bytes each.
+//! The LRU list: a doubly linked list of record numbers in the order of their last use, 8 bytes each.
 
 /// No record.
 const NONE: u32 = u32::MAX;
@@ -15,7 +15,7 @@ impl LruList {
         self.links.capacity() * 8
     }
 
-    /// Adds `r`, which must not be in the chain, as the newest.
+    /// Adds `r`, which must not be in the list, as the most recently used record.
     pub fn push_front(&mut self, r: u32) {
         if self.links.len() <= r as usize {
             self.links.resize(r as usize + 1, (NONE, NONE));
@@ -28,7 +28,7 @@ impl LruList {
         self.ends = Some((r, self.ends.map_or(r, |e| e.1)));
     }
 
-    /// Takes `r` out; it must be in the chain.
+    /// Removes `r`, which must be in the list.
     pub fn remove(&mut self, r: u32) {
         let Some((mut newest, mut oldest)) = self.ends else { return };
         let (newer, older) = self.links[r as usize];
@@ -47,7 +47,7 @@ impl LruList {
         self.ends.map(|e| e.1)
     }
 
-    /// The one used next after `r`.
+    /// Returns the record that was used next after `r`.
     pub fn newer(&self, r: u32) -> Option<u32> {
         Some(self.links[r as usize].0).filter(|&n| n != NONE)
     }

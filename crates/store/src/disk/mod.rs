@@ -1,27 +1,28 @@
-//! The disk tier: chunks in append-only slabs, within limits at every moment, warm after a crash.
+//! The engine of the disk tier: it keeps chunks in append-only slabs, within its limits, also across a crash.
 //!
 //! ```text
-//! put ─► admission (policy, share) ─► space taken ─► append to the open slab ─► index
+//! put ─► admission (policy, share) ─► space reserved ─► append to the open slab ─► index
 //! get ─► index ─► slab guard, looked up again ─► pread ─► (the caller hashes; wrong → quarantine)
 //! full slab ─► table + footer ─► sealed       dead records ─► reaper: unlink, punch, compact
-//! open ─► tables of sealed slabs, dead marks from the catalogue ─► unsealed tail walked and hashed
+//! open ─► tables of sealed slabs, dead marks from the catalogue ─► unsealed slab walked and hashed
 //! ```
 //!
-//! Everything here is synchronous and does IO: callers are on blocking threads (`crate::disk_tier`). There are no
-//! tasks or threads of its own (sled has some); whoever owns the tier calls `reap`, `scrub_next` and `probe` now and then.
+//! The engine is synchronous and does IO, so its callers are on blocking threads (`crate::disk_tier`). It has
+//! no tasks or threads of its own; sled has some. The tier's owner calls `reap`, `scrub_next` and `probe`
+//! regularly.
 //!
 //! Invariants:
-//! 1. (I1) bytes that `get` returns are *not* checked: whoever asked hashes them into a
-//!    `Verified`, and calls `quarantine` when they are wrong. Their length is right;
-//! 2. (I5) whatever is done to the directory costs speed only: no wrong length, no panic;
-//! 3. (I6) space is taken before it is written to, so the directory never exceeds `size_max`,
-//!    with everything in it and with what was deleted but is still open;
+//! 1. (I1) `get` returns bytes that are *not* verified. The caller hashes them into a `Verified`, and calls
+//!    `quarantine` when they are wrong. Their length is right;
+//! 2. (I5) any change to the directory costs speed only: no wrong length, no panic;
+//! 3. (I6) the engine reserves space before it writes, so the directory never exceeds `size_max`, with
+//!    everything in it and with files that are deleted but still open;
 //! 4. (I7) the key is (domain, hash);
-//! 5. a chunk whose `put` returned `Stored::Yes` is a hit after `kill -9`. Nothing is synced, so after a
-//!    power loss it may be a miss, or wrong bytes that invariant 1 catches.
+//! 5. a chunk whose `put` returned `Stored::Yes` is a hit after `kill -9`. The engine does not sync, so after
+//!    a power loss it may be a miss, or wrong bytes that invariant 1 catches.
 //!
-//! Lock order: maintenance → writer → telling → index; slab guard → index. Nobody waits for a slab's
-//! guard, or does IO, with the index locked.
+//! Lock order: maintenance → writer → catalogue_sync → index; slab guard → index. No code waits for a slab's
+//! guard, or does IO, while it holds the index lock.
 
 mod catalogue;
 mod datasets;
@@ -73,26 +74,28 @@ use std::{
     },
 };
 
-/// What a tier is given.
+/// The settings of a tier.
 #[derive(Debug, Clone)]
 pub struct DiskConfig {
-    /// A directory of its own; made if need be.
+    /// The tier's own directory. The engine creates it if it does not exist.
     pub dir: PathBuf,
-    /// Bytes it may occupy, as `du` counts them; at least 16 MiB.
+    /// Bytes that the directory may occupy, as `du` counts them; at least 16 MiB.
     pub size_max: u64,
-    /// Bytes that stay free on the file system.
+    /// Bytes of the file system that stay free.
     pub free_floor: u64,
-    /// Length of a slab; `None` for 1/256 of `size_max`, 0.5 to 32 MiB, and 1/4096 from 128 GiB on, 256 MiB at most.
+    /// Length of a slab; `None` for the default.
+    ///
+    /// The default is 1/256 of `size_max`, from 0.5 to 32 MiB; from 128 GiB on 1/4096, at most 256 MiB.
     pub slab_bytes: Option<u64>,
-    /// What decides residency.
+    /// The policy that decides which chunks stay.
     pub policy: Policy,
-    /// Where random choices begin.
+    /// Seed of the random choices.
     pub seed: u64,
-    /// How many slab files are kept open for reading.
+    /// Most slab files that stay open for reading.
     pub files_max: usize,
 }
 
-/// The disk tier. See the module's invariants.
+/// The engine of an open disk tier. See the invariants of the module.
 #[derive(Debug)]
 pub struct DiskEngine {
     config: DiskConfig,
@@ -103,18 +106,18 @@ pub struct DiskEngine {
     catalogue: Catalogue,
     index: RwLock<Index>,
     writer: Mutex<writer::Writer>,
-    /// One reclaims at a time.
+    /// Held by the one thread that reclaims space.
     maintenance: Mutex<reaper::Reaper>,
     scrub: Mutex<scrub::Cursor>,
-    /// Slabs that went away since the catalogue was told.
+    /// Slabs that were removed since the last write to the catalogue.
     removed_slabs: Mutex<Vec<Change>>,
-    /// Held while changes are collected and written.
+    /// Held while changes to the catalogue are collected and written.
     catalogue_sync: Mutex<()>,
     rng: Mutex<ChaCha8Rng>,
     state: Mutex<health::HealthState>,
-    /// The health in `state`, for looking at without a lock.
+    /// A copy of the health in `state` that is read without a lock.
     off: AtomicU8,
-    /// Failed reads since one succeeded.
+    /// Failed reads since the last read that succeeded.
     read_errors: AtomicU32,
     counters: Counters,
 }
@@ -132,17 +135,19 @@ impl DiskEngine {
         lock(&self.rng).random()
     }
 
-    /// The bytes kept under `key`, as they are on disk: **the caller hashes them**, and calls
-    /// [`DiskEngine::quarantine`] when they are wrong.
+    /// Returns the bytes kept under `key`, unverified: **the caller hashes them**.
+    ///
+    /// The caller calls [`DiskEngine::quarantine`] when they are wrong.
     ///
     /// # Errors
-    /// [`DiskError`] when the disk cannot be read; it is a miss all the same.
+    /// [`DiskError`] when the disk cannot be read. The caller treats it as a miss.
     pub fn get(&self, key: &StoreKey) -> Result<Option<Bytes>, DiskError> {
         self.get_with(key, |record| record.whole().map(Bytes::from))
     }
 
-    /// Has `read` take the bytes kept under `key` where they lie; as [`DiskEngine::get`]. It is called once at most, and
-    /// nobody moves or punches the record meanwhile.
+    /// Lets `read` read the record kept under `key` in place; otherwise as [`DiskEngine::get`].
+    ///
+    /// Calls `read` at most once. The record is not moved or punched meanwhile.
     ///
     /// # Errors
     /// As [`DiskEngine::get`].
@@ -152,7 +157,7 @@ impl DiskEngine {
         read: impl FnOnce(&RecordReader<'_>) -> io::Result<T>,
     ) -> Result<Option<T>, DiskError> {
         self.check_readable()?;
-        // Whoever compacts may move it between the two looks, hardly twice.
+        // Compaction may move the record between the two lookups, but hardly twice.
         for _ in 0..4 {
             let Some((location, slab)) = self.locate(key) else { break };
             let guard = slab.lock_shared();
@@ -186,46 +191,49 @@ impl DiskEngine {
         Some((location, Arc::clone(&index.slab(location.slab)?.slab)))
     }
 
-    /// Whether `key` is there. Does no IO.
+    /// Whether the tier has the chunk. Does no IO.
     #[must_use]
     pub fn contains(&self, key: &StoreKey) -> bool {
         self.length(key).is_some()
     }
 
-    /// How long the chunk `key` is, if it is there. Does no IO.
+    /// Returns the length of the chunk, if the tier has it. Does no IO.
     #[must_use]
     pub fn length(&self, key: &StoreKey) -> Option<u32> {
         self.check_readable().ok()?;
         self.read_index().find(key).map(|location| location.len)
     }
 
-    /// The caller hashed what `get` returned, and it is not the chunk: never served again.
+    /// Removes a chunk whose bytes the caller found wrong, so that it is never served again.
     pub fn quarantine(&self, key: &StoreKey) {
         if self.write_index().remove(key).is_some() {
             add(&self.counters.quarantined, 1);
-            tracing::warn!(chunk = %key.hash, "wrong bytes on disk, quarantined");
+            let chunk = key.hash;
+            tracing::warn!(%chunk, "a chunk on disk is damaged; it is removed and fetched again when read");
         }
     }
 
-    /// What a dataset was given of the tier, in footprints.
+    /// Returns the share of a dataset, in footprints.
     #[must_use]
     pub fn share_of(&self, dataset: DatasetId) -> Option<u64> {
         self.read_index().datasets.share(dataset)
     }
 
-    /// Grows whenever a record dies.
+    /// Returns the number of records that died. Grows whenever a record dies.
     fn deaths(&self) -> u64 {
         let c = &self.counters;
         [&c.evicted, &c.quarantined, &c.slabs_lost].iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
 
-    /// What decides residency.
+    /// The policy that decides which chunks stay.
     #[must_use]
     pub fn policy(&self) -> Policy {
         self.config.policy
     }
 
-    /// What footprints may add up to, for records as long as those that are here. Shares are parts of this.
+    /// Returns the footprints that the tier can hold, for records of the present mean length.
+    ///
+    /// Shares divide this.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.capacity_of(&self.read_index())
@@ -235,19 +243,19 @@ impl DiskEngine {
         self.plan.capacity(index.mean_footprint())
     }
 
-    /// What a chunk of `len` bytes counts against a share: its bytes in lines of 64, and 256 for its header.
+    /// Returns the footprint of a chunk of `len` bytes: lines of 64 bytes, and 256 bytes for its header.
     #[must_use]
     pub fn footprint(len: u32) -> u64 {
         footprint(len)
     }
 
-    /// What so many chunks of so many bytes together count against a share, at most.
+    /// Returns the largest possible footprint of `chunks` chunks that have `bytes` together.
     #[must_use]
     pub fn footprint_max(bytes: u64, chunks: u64) -> u64 {
         bytes.saturating_add(chunks.saturating_mul(HEAD + LINE - 1))
     }
 
-    /// Whether a chunk of `len` bytes would be kept now. Does no IO.
+    /// Says whether the tier would keep a chunk of `len` bytes now. Does no IO.
     #[must_use]
     pub fn admit(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> Admission {
         if self.check_writable().is_err() || !self.plan.fits(len) {
@@ -270,7 +278,7 @@ impl DiskEngine {
         if yes { Admission::Yes } else { Admission::No }
     }
 
-    /// Counters and sizes.
+    /// Returns counters and sizes.
     #[must_use]
     pub fn stats(&self) -> DiskStats {
         let index = self.read_index();
@@ -288,7 +296,7 @@ impl DiskEngine {
         }
     }
 
-    /// What the directory occupies now. Looks at every file in it.
+    /// Returns what the directory occupies now. Looks at every file in it.
     #[must_use]
     pub fn usage(&self) -> DirectoryUsage {
         let dir = &self.config.dir;
@@ -302,10 +310,9 @@ impl DiskEngine {
         }
     }
 
-    /// Tells the catalogue what changed. Failing costs at most that evicted records come back
-    /// after a restart.
+    /// Writes changes to the catalogue. If that fails, evicted records may come back after a restart.
     pub(crate) fn sync_catalogue(&self) {
-        // Whoever punches after this must find told what anybody collected.
+        // A thread that punches after this must find the changes of all other threads written.
         let _one = lock(&self.catalogue_sync);
         let mut changes: Vec<Change> = std::mem::take(&mut *lock(&self.removed_slabs));
         {
@@ -320,12 +327,12 @@ impl DiskEngine {
             }
         }
         if let Err(doubt) = self.catalogue.write(changes) {
-            tracing::warn!(%doubt, "the catalogue is begun anew");
+            tracing::warn!(%doubt, "rebuilding the catalogue of the disk tier");
             self.rebuild_catalogue(doubt.damaged());
         }
     }
 
-    /// Begins the catalogue anew from the index.
+    /// Replaces the catalogue by a new one, written from the index.
     pub(crate) fn rebuild_catalogue(&self, damaged: bool) {
         add(&self.counters.catalogue_rebuilds, 1);
         let all: Vec<Change> = {
@@ -336,12 +343,12 @@ impl DiskEngine {
             slabs.filter_map(|n| index.marks(n).map(|(id, m)| (id, Some(m)))).collect()
         };
         if let Err(doubt) = self.catalogue.rebuild(all, damaged) {
-            tracing::warn!(%doubt, "there is no catalogue for now");
+            tracing::warn!(%doubt, "the disk tier has no catalogue; a restart may revive evicted chunks");
         }
     }
 }
 
-/// A lock whose holder panicked is still a lock: what it guards is consistent after every statement that can panic.
+/// Locks a mutex, also after a panic: what it guards is consistent after every statement that can panic.
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -27,34 +27,35 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-/// What a start found.
+/// What the engine found when it opened a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Recovery {
-    /// Slabs that hold something.
+    /// Slabs that hold records.
     pub slabs: u64,
-    /// Of those, how many had no table and were walked.
+    /// Slabs without a good table, which were walked.
     pub walked: u64,
-    /// Chunks that are there.
+    /// Chunks in the tier.
     pub records: u64,
-    /// Their footprints.
+    /// Footprints of those chunks.
     pub bytes: u64,
-    /// Records that were there and are not believed, and chunks that a lowered limit has no room for.
+    /// Damaged records, and chunks evicted because the limit was lowered.
     pub dropped: u64,
     /// Slabs of another format, which were removed.
     pub removed: u64,
-    /// Whether the catalogue was doubted and rebuilt.
+    /// Whether the catalogue was damaged and rebuilt.
     pub rebuilt: bool,
-    /// How long it took.
+    /// Time that opening took.
     pub took: Duration,
 }
 
 impl DiskEngine {
-    /// Opens the tier in `config.dir`: takes the directory's lock, reads the tables of sealed slabs and walks
-    /// the few others. `now` is only for [`Health`].
+    /// Opens the tier in `config.dir`. `now` is only for [`Health`].
+    ///
+    /// Takes the directory's lock, reads the tables of sealed slabs, and walks the few slabs without one.
     ///
     /// # Errors
-    /// [`DiskError::Invalid`] for settings that cannot be, [`DiskError::Locked`] when somebody else uses the
-    /// directory, [`DiskError::Io`] when it cannot be used at all. Damage inside is no error.
+    /// [`DiskError::Invalid`] for invalid settings, [`DiskError::Locked`] when another tier uses the
+    /// directory, [`DiskError::Io`] when it cannot be used at all. Damage in the directory is no error.
     pub fn open(config: DiskConfig, now: SystemTime) -> Result<(Self, Recovery), DiskError> {
         let begin = Instant::now();
         let plan = SpacePlan::new(config.size_max, config.slab_bytes).map_err(DiskError::Invalid)?;
@@ -87,7 +88,7 @@ impl DiskEngine {
         lock(&tier.removed_slabs)
             .extend(known.into_iter().filter(|id| !present.contains(id)).map(|id| (id, None)));
         if let Some(doubt) = doubt {
-            tracing::warn!(%doubt, "rebuilding the catalogue from the slabs");
+            tracing::warn!(%doubt, "rebuilding the catalogue of the disk tier from its slabs");
             found.rebuilt = true;
             tier.rebuild_catalogue(true);
         }
@@ -116,13 +117,13 @@ impl DiskEngine {
         for e in fs::read_dir(dir).map_err(fail)? {
             ids.extend(e.map_err(fail)?.file_name().to_str().and_then(Files::id_of));
         }
-        // In order of their making: of two records of one chunk the later is meant.
+        // In order of creation: of two records of one chunk the later one counts.
         ids.sort_unstable();
         lock(&self.writer).next_id = ids.last().map_or(1, |l| l.saturating_add(1));
         for &id in &ids {
             if let Err(e) = self.load_slab(id, marks.get(&id), found) {
-                // One file that cannot be read is not all of them.
-                tracing::warn!(slab = id, error = %e, "a slab cannot be read");
+                // One unreadable file does not fail the others.
+                tracing::warn!(slab = id, error = %e, "a slab cannot be read; its chunks are fetched again");
                 add(&self.counters.errors, 1);
                 found.dropped += 1;
                 self.note_io_error(&e);
@@ -143,7 +144,7 @@ impl DiskEngine {
                 debug_assert!(matches!(why, BadSlab::Major(_)));
                 // A directory of another build has thousands of them.
                 if found.removed == 0 {
-                    tracing::warn!(slab = id, %why, "slabs of another format are removed");
+                    tracing::warn!(slab = id, %why, "removing slabs of another format");
                 }
                 found.removed += 1;
                 self.files.remove(&slab).map_err(|e| DiskError::io("unlink", &path, e))?;
@@ -155,7 +156,7 @@ impl DiskEngine {
             drop(self.files.remove(&slab));
             return Ok(());
         }
-        // Without the slack of a slab that was just written: what fitted before fits again.
+        // Without the slack of a slab that was just written: what fitted before must fit again.
         self.space.add(f.blocks);
         let mut index = self.write_index();
         let n = index.add_slab(Arc::clone(&slab), f.blocks, SlabState::Sealed);
@@ -166,7 +167,7 @@ impl DiskEngine {
                 index.insert_dead(n);
                 continue;
             };
-            // Copied from another slab, which was not unlinked any more.
+            // A copy of a record in another slab, which was not unlinked before the tier stopped.
             index.remove(&key);
             let set = index.datasets.number(DatasetId(r.dataset));
             index.datasets.charge(set, footprint(r.len));
@@ -194,7 +195,7 @@ impl DiskEngine {
             let table = index.table(n);
             layout::seal(slab.id, end, &table)
         };
-        // What follows the last record was never written, or not believed.
+        // Bytes after the last record were never a record, or did not verify.
         let now = file
             .set_len(end)
             .and_then(|()| slab::seal(file, end, &bytes))
@@ -207,8 +208,9 @@ impl DiskEngine {
         Ok(())
     }
 
-    /// Seals what is open and writes the catalogue, so that the next start is quick. Everything
-    /// after this is refused. Without it the next start walks one slab.
+    /// Seals the open slab and writes the catalogue, so that the next start is quick.
+    ///
+    /// The tier refuses everything after this. Without `close` the next start walks one slab.
     ///
     /// # Errors
     /// [`DiskError`] when the disk fails; the tier is closed all the same.

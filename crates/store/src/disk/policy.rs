@@ -1,18 +1,19 @@
-//! Who may stay: the arms of `cache.policy`, and the equal split. Pure.
+//! The values of `cache.policy`, the answers to a newcomer, and the equal division of the disk. Pure.
 
 use super::DatasetId;
 use std::{fmt, str::FromStr};
 
-/// What decides residency.
+/// The policy that decides which chunks stay on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// A no-thrash share per dataset: what is cached stays until the allocation changes, and a
-    /// newcomer is refused when its dataset's share is full.
+    /// Each dataset has a share, and its chunks stay until the shares change.
+    ///
+    /// A newcomer is refused when the share is full, so that nothing thrashes.
     #[default]
     Fletch,
-    /// The least recently used chunk makes room for every newcomer.
+    /// Every newcomer is kept, and the least recently used chunks leave.
     Lru,
-    /// First come, first kept: everything is admitted until the disk is full, nothing is evicted.
+    /// Newcomers are kept until the disk is full, and nothing is evicted.
     Pin,
 }
 
@@ -26,9 +27,9 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A text that names no policy.
+/// A text that is not the name of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not a cache policy (fletch, lru or pin): {0:?}")]
+#[error("{0:?} is not a cache policy; use fletch, lru or pin")]
 pub struct BadPolicy(pub String);
 
 impl FromStr for Policy {
@@ -39,41 +40,42 @@ impl FromStr for Policy {
     }
 }
 
-/// Whether a chunk would be kept if it were fetched whole now. A word, not a promise: `put` decides.
+/// Whether the tier would keep a chunk now. `put` decides later and may differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// It would.
+    /// The tier would keep it.
     Yes,
-    /// It would not: read it by range.
+    /// The tier would not keep it: the caller should read only the range that it needs.
     No,
 }
 
-/// Why a chunk was not kept.
+/// Why the tier did not keep a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// Its dataset's share is full.
+    /// The share of its dataset is full.
     Share,
-    /// The tier is full and nothing may leave, or the disk is down to its floor.
+    /// The tier is full and the policy has no victim, or the file system is at its floor.
     Full,
-    /// It is longer than 16 MiB, or than what such a small tier can keep.
+    /// The chunk is longer than 16 MiB, or too long for a tier of this size.
     TooLong,
-    /// There are 65,535 domains already.
+    /// The tier has 65,535 domains already.
     Domains,
 }
 
-/// What became of a chunk.
+/// The result of `put`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
-    /// It is kept.
+    /// The tier keeps the chunk.
     Yes,
-    /// It was there already.
+    /// The tier had the chunk already.
     Already,
-    /// It is not kept.
+    /// The tier does not keep the chunk.
     Refused(Refusal),
 }
 
-/// Divides `capacity` equally among datasets; what one of them does not want (its size in footprints, if
-/// known) is divided among the others. The shares add up to `capacity` at most.
+/// Divides `capacity` equally among datasets, each up to the footprints it can use, if that is known.
+///
+/// What a dataset cannot use is divided among the others. The shares add up to at most `capacity`.
 #[must_use]
 pub fn equal_split(capacity: u64, datasets: &[(DatasetId, Option<u64>)]) -> Vec<(DatasetId, u64)> {
     let mut by_want: Vec<_> = datasets.iter().map(|&(id, want)| (want.unwrap_or(u64::MAX), id)).collect();

@@ -1,7 +1,7 @@
-//! Giving space back: whole dead slabs are unlinked, dead runs punched out, slabs compacted that are sparse or lost too much to
-//! holes' edges.
+//! The reaper: it turns dead records into free blocks of the file system, cheapest first.
 //!
-//! Which records die is the policy's choice; this turns dead records into free blocks, cheapest first.
+//! It unlinks slabs without live records, punches runs of dead records out of slabs, and compacts slabs that
+//! are sparse or lost too much at the edges of holes. `eviction` chooses which records die.
 
 use super::{
     DiskEngine, DiskError, OffReason, Policy,
@@ -16,30 +16,32 @@ use super::{
 use fletch_core::Verified;
 use std::{fs::File, ops::Range, sync::Arc};
 
-/// While somebody waits, nothing is copied that gains less than a quarter of what it costs at most.
+/// While a newcomer waits, a copy must gain at least one part in this many of the slab.
 const GAIN_URGENT: u64 = 4;
-/// In the background, it is worth more work.
+/// In the background, a copy may gain less.
 const GAIN_IDLE: u64 = 32;
-/// Less is never worth copying a slab.
+/// Least gain for which a slab is compacted.
 const GAIN_MIN: u64 = 8 << 10;
-/// Dead runs shorter than this are not worth a hole.
+/// Shortest run of dead records that is punched out.
 const HOLE_MIN: u64 = 16 << 10;
-/// While somebody waits, no more is copied for what is owed (and the rest of one slab); the background does the rest.
+/// Most bytes that compaction of lossy slabs copies while a newcomer waits, and the rest of one slab.
+///
+/// The background copies the rest.
 const URGENT_COPY_BYTES: u64 = 64 << 20;
-/// Slabs' worth of free space that the background keeps ready.
+/// Free space that the background keeps ready, in slabs.
 const READY_SLABS: u64 = 4;
 
-/// State of the one who reclaims.
+/// The state of the reaper.
 #[derive(Debug, Default)]
 pub(crate) struct Reaper {
-    /// Dead slabs that somebody was still reading, and what they occupy.
+    /// Dead slabs that readers still hold, and the bytes that they occupy.
     doomed: Vec<(Arc<Slab>, u64)>,
 }
 
-/// What a call of `reap` did.
+/// The result of `reap`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReapReport {
-    /// Bytes that were taken before and are not any more.
+    /// Bytes that came free.
     pub freed: u64,
     /// Bytes that were copied for that.
     pub copied: u64,
@@ -54,8 +56,9 @@ enum Step {
 }
 
 impl DiskEngine {
-    /// Background work: gives the space of dead records back, holds the floor of the file system, and
-    /// writes the catalogue. Copies at most `budget` bytes (and the rest of one slab).
+    /// Frees the space of dead records, keeps the floor free, and writes the catalogue, in the background.
+    ///
+    /// Copies at most `budget` bytes, and the rest of one slab.
     ///
     /// # Errors
     /// [`DiskError`] when the disk fails.
@@ -72,7 +75,7 @@ impl DiskEngine {
         self.sync_catalogue();
         let (copied, evicted) = done?;
         let freed = before.saturating_sub(self.space.used());
-        // What was copied may be in a new slab that has room for more.
+        // The records may have been copied into a new slab that has space for more.
         if freed > 0 || copied > 0 {
             self.full.clear();
         }
@@ -88,12 +91,11 @@ impl DiskEngine {
         let want = if short > 0 { ready.max(self.space.free(self.plan.spare_bytes) + short) } else { ready };
         self.reclaim(&mut reaper, want, self.plan.spare_bytes, GAIN_IDLE, budget, &mut copied)?;
         let want = self.plan.slab_bytes + FILE_SLACK;
-        // Near the floor, and on a disk that takes nothing, there is no room to copy to.
+        // Near the floor, and on a disk that is off, there is no space to copy to.
         if self.check_writable().is_ok() && self.floor_shortage(want)? == 0 {
             self.compact_lossy_slabs(&mut reaper, want, false, budget, &mut copied)?;
         }
         let mut evicted = 0;
-        // Whole slabs go, whose records are a mixture of what came at one time: cheap, and certain to help.
         while self.floor_shortage(0)? > 0 || self.space.excess() > 0 {
             let Some(chunks) = self.evict_random_slab() else { break };
             evicted += chunks;
@@ -104,13 +106,13 @@ impl DiskEngine {
         Ok((copied, evicted))
     }
 
-    /// Room for `want` bytes, by what the policy allows. `false` when it allows no more.
+    /// Makes `want` bytes free for a newcomer, by the policy; `false` when the policy permits no more.
     pub(crate) fn make_room(&self, want: u64) -> Result<bool, DiskError> {
         let mut reaper = lock(&self.maintenance);
         let keep = self.plan.spare_bytes;
         let floor = self.floor_shortage(want)?;
         if floor > 0 && self.config.policy != Policy::Lru {
-            // Only `reap` evicts for the floor here.
+            // Under these policies only `reap` evicts for the floor.
             self.turn_off(OffReason::Full);
             return Ok(false);
         }
@@ -134,7 +136,7 @@ impl DiskEngine {
         }
     }
 
-    /// Reclaims until `want` bytes beside `keep` are free, or nothing is left that gains 1/`gain` of a slab.
+    /// Frees space until `want` bytes beside `keep` are free, or no step gains 1/`gain` of a slab.
     fn reclaim(
         &self,
         reaper: &mut Reaper,
@@ -174,8 +176,10 @@ impl DiskEngine {
         }
     }
 
-    /// Copies slabs together that lost more than is kept back for that, as long as less is free than is owed, and than `want`: what
-    /// holes leave at their edges comes free in no other way. Ends: a slab is copied only for what died in it.
+    /// Compacts slabs that lost more than capacity reserves for them, until `want` bytes are free.
+    ///
+    /// Ends early when all promised bytes are free. Blocks at the edges of holes come free in no other way.
+    /// This ends because a slab is compacted only for the records that died in it.
     fn compact_lossy_slabs(
         &self,
         reaper: &mut Reaper,
@@ -202,7 +206,7 @@ impl DiskEngine {
         }
     }
 
-    /// What must be free for all that was promised to find room: what is not kept yet, and a slab for it.
+    /// Returns the bytes that must be free so that the capacity that is not used yet can be written.
     fn promised_free_bytes(&self) -> u64 {
         let index = self.read_index();
         match self.capacity_of(&index).saturating_sub(index.bytes()) {
@@ -212,12 +216,14 @@ impl DiskEngine {
         }
     }
 
-    /// The slab that lost most for what lives in it, if that is too much and what lives finds room elsewhere. In a hurry it is one
-    /// with holes: of others all that lives is copied for the little that died.
+    /// Returns the slab that lost most relative to its live records, if it lost too much.
+    ///
+    /// The live records must fit elsewhere. When `urgent`, considers only slabs whose records are long enough
+    /// for holes. In any other slab, all live records would be copied for the few that died.
     fn most_lossy_slab(&self, urgent: bool) -> Option<u32> {
         let (rest, room) = (self.rest_of_active(), self.space.free(0));
         let slab = self.plan.slab_bytes;
-        // What lives goes to the rest of the open slab, or to a new one, which has a least length.
+        // Live records go to the rest of the open slab, or to a new slab, which has a least length.
         let fits = |need: u64| {
             need <= rest || room >= slab + FILE_SLACK || room >= need.max(slab / 4) + 2 * FILE_SLACK
         };
@@ -225,7 +231,7 @@ impl DiskEngine {
         let rows = |m: &SlabMeta| u64::from(m.live) * ROW as u64;
         let lost = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + rows(m));
         let too_much = |m: &SlabMeta| {
-            // What a new slab loses, too, is no reason.
+            // A new slab loses these bytes too, so they are no reason to copy.
             let died = m.end > BLOCK + m.live_bytes;
             let mean = m.live_bytes.checked_div(m.live.into()).unwrap_or(0);
             m.state == SlabState::Sealed
@@ -240,12 +246,14 @@ impl DiskEngine {
         slabs.max_by(|a, b| part(a.1).total_cmp(&part(b.1))).map(|(n, _)| n)
     }
 
-    /// The step that gains most. Copies must gain 1/`gain` of a slab; a hole costs nothing but the call, and is made when nothing
-    /// else is left: of a slab of few long records each is less than that.
+    /// Returns the step that gains most. A copy must gain 1/`gain` of a slab.
+    ///
+    /// A hole costs only a call. It is punched when no other step is left: in a slab of few long records
+    /// every hole gains less than a copy must.
     fn next_step(&self, gain: u64) -> Option<Step> {
         let index = self.read_index();
         let sealed = || index.slabs().filter(|(_, m)| m.state == SlabState::Sealed);
-        // What is left between records counts as waste too, except for what a file system rounds up.
+        // Space between records is waste too, except what the file system rounds up.
         let waste = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + m.fixed + FS_BLOCK);
         let punchable = |m: &SlabMeta| punchable(m) && m.live < m.punched_at;
         let (n, m) = sealed().max_by_key(|(_, m)| if m.live == 0 { u64::MAX } else { waste(m) })?;
@@ -253,7 +261,7 @@ impl DiskEngine {
             return Some(Step::Unlink);
         }
         if waste(m) >= (m.blocks / gain).max(GAIN_MIN) {
-            // Little that lives is copied, so that there are not many slabs of few records.
+            // A slab with few live records is compacted, so that sparse slabs do not pile up.
             let much = m.live_bytes > self.plan.slab_bytes / 4;
             return Some(if punchable(m) && much { Step::Punch(n) } else { Step::Compact(n) });
         }
@@ -261,7 +269,7 @@ impl DiskEngine {
         holes.max_by_key(|(_, m)| waste(m)).map(|(n, _)| Step::Punch(n))
     }
 
-    /// Unlinks slabs without live records. `false` when there were none.
+    /// Unlinks slabs without live records; `false` when there were none.
     fn unlink_dead(&self, reaper: &mut Reaper) -> Result<bool, DiskError> {
         {
             let mut index = self.write_index();
@@ -288,16 +296,16 @@ impl DiskEngine {
         failed.map_or(Ok(any), Err)
     }
 
-    /// A slab's file is gone: its space is free, and the catalogue will hear of it.
+    /// Gives back the space of a slab whose file is gone, and queues its removal from the catalogue.
     pub(crate) fn release_file(&self, slab: &Slab, blocks: u64) {
         self.space.give(blocks);
         lock(&self.removed_slabs).push((slab.id, None));
     }
 
-    /// Gives the blocks of dead runs back, without moving anything.
+    /// Punches runs of dead records out of a slab. Moves no record.
     fn punch(&self, n: u32) -> Result<(), DiskError> {
         let Some((slab, holes)) = self.dead_runs(n) else { return Ok(()) };
-        // Told before it happens: who restarts from the catalogue does not find holes alive.
+        // The catalogue first: a restart that trusts it must not find records alive that were punched out.
         self.sync_catalogue();
         let fail = |e| DiskError::io("punch", self.files.path(slab.id), e);
         if !holes.is_empty() && self.files.punch(&slab, &holes).map_err(fail)? {
@@ -308,7 +316,7 @@ impl DiskEngine {
         Ok(())
     }
 
-    /// What lies between the records of a slab that live, and behind the last of them.
+    /// Returns the runs between the live records of a slab, and behind the last of them.
     fn dead_runs(&self, n: u32) -> Option<(Arc<Slab>, Vec<Range<u64>>)> {
         let mut index = self.write_index();
         let m = index.slab(n)?;
@@ -329,7 +337,9 @@ impl DiskEngine {
         Some((slab, holes))
     }
 
-    /// Copies what lives in slab `n` into the open slab: bytes copied, and whether that was all.
+    /// Copies the live records of slab `n` into the open slab.
+    ///
+    /// Returns the bytes that were copied, and whether all records were.
     pub(super) fn compact(&self, n: u32) -> Result<(u64, bool), DiskError> {
         let (slab, live) = {
             let index = self.read_index();
@@ -379,14 +389,14 @@ impl DiskEngine {
         }
         add(&self.counters.compacted_bytes, copied);
         if !whole {
-            // What was copied is one dead run, and its room is missing.
+            // The copied records are one dead run, and their space is missing.
             self.punch(n)?;
         }
         Ok((copied, whole))
     }
 }
 
-/// Whether records are long enough for holes between them.
+/// Whether the records of a slab are long enough for holes between them.
 fn punchable(m: &SlabMeta) -> bool {
     m.live_bytes.checked_div(m.live.into()).is_some_and(|mean| mean >= 2 * HOLE_MIN)
 }

@@ -1,10 +1,10 @@
-//! Reading a slab when the tier starts: its table if it has one, else its records one by one.
+//! Recovery of one slab when the tier opens: from its table if it has one, else record by record.
 //!
 //! Invariants:
 //! 1. a sealed slab costs reading its table, never its payloads;
-//! 2. in a slab without a good table a record counts only if its header's check and its payload's hash
-//!    are right; what lies between is stepped over line by line;
-//! 3. a record that reaches into a hole is dead, whatever a table says: it was punched.
+//! 2. in a slab without a good table, a record counts only if its header's check and its payload's hash are
+//!    right. The walk steps over everything else line by line;
+//! 3. a record that reaches into a hole is dead, whatever the table says: it was punched out.
 
 use super::{
     catalogue::DeadMarks,
@@ -15,27 +15,27 @@ use fletch_core::{Domain, Hash};
 use rustix::{fs::SeekFrom, io::Errno};
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
-/// A walk looks at this many bytes at a time.
+/// Bytes that a walk reads at a time.
 const WINDOW: u64 = 1 << 20;
 
-/// A slab as found.
+/// The content of a slab.
 #[derive(Debug)]
 pub(crate) struct LoadedSlab {
     pub table: Table,
-    /// By row; as long as the table.
+    /// Whether each row is dead.
     pub dead: Vec<bool>,
-    /// First bytes of the table's hash; `None` when it has no good table and was walked.
+    /// First bytes of the table's hash; `None` when the slab was walked.
     pub check: Option<[u8; 8]>,
     /// Where the records end.
     pub end: u64,
-    /// What of the file is no record.
+    /// Bytes of the file that are not records.
     pub fixed: u64,
     pub blocks: u64,
-    /// Records that were there and are not believed.
+    /// Records that did not verify, or were punched out.
     pub dropped: u64,
 }
 
-/// Reads slab `id`. The error is the disk's; damage is not an error.
+/// Loads slab `id`. The outer error is the disk's, the inner one says that the slab has another format.
 pub(crate) fn load(
     file: &File,
     id: u64,
@@ -64,11 +64,11 @@ pub(crate) fn load(
                 dropped: holes,
             }
         }
-        // Its header was damaged, and would have said so.
+        // The header was damaged, else it would have said so.
         Err(why @ BadSlab::Major(_)) => return Ok(Err(why)),
         Err(why) => {
             if why != BadSlab::Magic {
-                tracing::warn!(slab = id, %why, "a slab's table is damaged, walking its records");
+                tracing::warn!(slab = id, %why, "the table of a slab is damaged; walking its records");
             }
             walk(file, id, len)?
         }
@@ -88,7 +88,7 @@ fn block(file: &File, at: u64, len: u64) -> io::Result<Option<Block>> {
     }
 }
 
-/// The table, its check, and where it begins.
+/// The table, its check, and its offset.
 type Sealed = (Table, [u8; 8], u64);
 
 fn sealed(file: &File, id: u64, len: u64) -> io::Result<Result<Sealed, BadSlab>> {
@@ -98,13 +98,13 @@ fn sealed(file: &File, id: u64, len: u64) -> io::Result<Result<Sealed, BadSlab>>
         Ok(f) => f,
         Err(e) => return Ok(Err(e)),
     };
-    // Not longer than the file, says `read_footer`.
+    // `read_footer` checked that the table is not longer than the file.
     let bytes = slab::read(file, footer.table_at, footer.table_len as usize)?;
     let check = layout::table_check(footer.table_hash);
     Ok(layout::read_table(&bytes, &footer).map(|t| (t, check, footer.table_at)))
 }
 
-/// Where the file has no data before `end`. File systems without holes say none.
+/// Returns the holes of the file before `end`. A file system without holes returns none.
 fn holes(file: &File, end: u64) -> io::Result<Vec<Range<u64>>> {
     let mut out = Vec::new();
     let mut at = 0;
@@ -140,7 +140,7 @@ fn rows_in_holes(table: &Table, holes: &[Range<u64>]) -> (Vec<bool>, u64) {
     (dead, n)
 }
 
-/// Looks at every line of the file for records whose header and payload are right.
+/// Looks at every line of the file for records whose header and payload verify.
 fn walk(file: &File, id: u64, len: u64) -> io::Result<LoadedSlab> {
     let mut w = Walk { table: Table::default(), end: BLOCK, dropped: 0 };
     let mut at = BLOCK;
@@ -148,7 +148,7 @@ fn walk(file: &File, id: u64, len: u64) -> io::Result<LoadedSlab> {
         at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(d) => d / LINE * LINE,
             Err(Errno::NXIO) => break,
-            // No holes here.
+            // This file system has no holes.
             Err(_) => at,
         };
         let window = slab::read(file, at, WINDOW.min(len - at) as usize)?;
@@ -170,7 +170,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Takes the records that begin in the window at `at`; where to look on.
+    /// Adds the records that begin in the window at `at`, and returns the offset to continue at.
     fn window(&mut self, file: &File, id: u64, at: u64, window: &[u8]) -> io::Result<u64> {
         let mut off = 0;
         while off + HEAD as usize <= window.len() {

@@ -1,4 +1,4 @@
-//! Looking for silent damage: records are read and hashed in turn, a budget at a time.
+//! Scrubbing: reads and hashes all records in turn, a budget at a time, to find silent damage.
 
 use super::{
     DiskEngine, DiskError,
@@ -11,32 +11,33 @@ use super::{
 use fletch_core::{Hash, StoreKey};
 use std::sync::Arc;
 
-/// A record and where it is.
+/// A record and its location.
 type Named = (StoreKey, SlabLocation);
 
-/// Where scrubbing goes on.
+/// Where the next call of `scrub_next` begins.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
     slab_id: u64,
     at: u64,
 }
 
-/// What a call of `scrub_next` did.
+/// The result of `scrub_next`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScrubReport {
-    /// Records that were read and hashed.
+    /// Records that were read.
     pub records: u64,
-    /// Their footprints.
+    /// Footprints of those records.
     pub bytes: u64,
-    /// Records that were wrong and are never served again.
+    /// Records that were damaged. They are quarantined.
     pub bad: u64,
-    /// The last record was reached: the next call begins at the first.
+    /// Whether the last record was reached, so that the next call begins at the first.
     pub wrapped: bool,
 }
 
 impl DiskEngine {
-    /// Reads and hashes records of about `budget` bytes (at least one), where the last call ended.
-    /// Wrong ones are quarantined.
+    /// Reads and hashes records of about `budget` bytes, at least one, from where the last call ended.
+    ///
+    /// Quarantines damaged records.
     ///
     /// # Errors
     /// [`DiskError`] when the disk cannot be read.
@@ -61,7 +62,7 @@ impl DiskEngine {
         Ok(report)
     }
 
-    /// Records at or after the cursor in the first slab that has some, in order of their place.
+    /// Returns the records at or after the cursor in the first slab that has any, in order of their offset.
     fn slab_after(&self, c: &Cursor) -> Option<(Arc<Slab>, Vec<Named>)> {
         let index = self.read_index();
         let mut slabs: Vec<_> = index.slabs().filter(|(_, m)| m.slab.id >= c.slab_id && m.live > 0).collect();
@@ -84,7 +85,7 @@ impl DiskEngine {
         report: &mut ScrubReport,
     ) -> Result<(), DiskError> {
         let guard = slab.lock_shared();
-        // Evicted or moved meanwhile?
+        // It may have been evicted or moved meanwhile.
         if self.read_index().find(key) != Some(location) {
             return Ok(());
         }

@@ -1,10 +1,9 @@
-//! Slab files: created whole, appended to, read, sealed, punched, unlinked.
+//! Slab files: created with all their space, appended to, read, sealed, punched, unlinked.
 //!
 //! Invariants:
-//! 1. what is in a slab is never rewritten. It is only added to, or, once its records are dead,
-//!    punched out;
-//! 2. nobody punches or unlinks under a reader: readers hold `Slab::guard` shared, and look
-//!    the record up again after they have it;
+//! 1. bytes in a slab are never rewritten. Records are appended; dead records may be punched out;
+//! 2. no code punches or unlinks a slab under a reader: readers hold `Slab::guard` shared, and look the
+//!    record up again after they have it;
 //! 3. at most `Files::max` files are open beside those being written.
 
 use super::layout::{Head, slab_header};
@@ -25,10 +24,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a writer of holes waits for readers of a slab before it tries another time.
+/// Longest wait of `punch` and `remove` for the readers of a slab. They try again later.
 const READERS_WAIT: Duration = Duration::from_millis(200);
 
-/// One slab file, known by its number.
+/// One slab file.
 #[derive(Debug)]
 pub(crate) struct Slab {
     pub id: u64,
@@ -41,12 +40,12 @@ impl Slab {
         Arc::new(Slab { id, guard: RwLock::new(()), file: Mutex::new(None) })
     }
 
-    /// Keeps the slab's records where they are until it is dropped.
+    /// Keeps the slab's records where they are until the guard is dropped.
     pub fn lock_shared(&self) -> RwLockReadGuard<'_, ()> {
         self.guard.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for readers to leave; `None` when they do not.
+    /// Waits until no reader holds the slab; `None` after [`READERS_WAIT`].
     fn lock_exclusive(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         let until = Instant::now() + READERS_WAIT;
         loop {
@@ -64,7 +63,7 @@ impl Slab {
     }
 }
 
-/// The directory of slabs, and which of them are open.
+/// The directory of slab files, and which of them are open.
 #[derive(Debug)]
 pub(crate) struct Files {
     dir: PathBuf,
@@ -85,20 +84,21 @@ impl Files {
         self.dir.join(format!("{id:016x}.slab"))
     }
 
-    /// The number of a slab file's name, if it is one.
+    /// Returns the id in a slab file's name; `None` for other files.
     pub fn id_of(name: &str) -> Option<u64> {
         let hex = name.strip_suffix(".slab").filter(|h| h.len() == 16)?;
         u64::from_str_radix(hex, 16).ok().filter(|id| format!("{id:016x}") == hex)
     }
 
-    /// A new slab with its header and `bytes` bytes of space, all of them its own already
-    /// where the file system can do that. Leaves nothing behind when it fails.
+    /// Creates a slab with its header, and allocates `bytes` bytes for it where the file system can do that.
+    ///
+    /// Leaves nothing behind when it fails.
     pub fn create(&self, id: u64, bytes: u64) -> io::Result<(Arc<Slab>, Arc<File>)> {
         let path = self.path(id);
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
         let fill = || {
             match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes) {
-                // The space is accounted for all the same, it may only run out later.
+                // The space is reserved all the same; the file system may only run out later.
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -113,7 +113,7 @@ impl Files {
         Ok((slab, file))
     }
 
-    /// The open file of a slab.
+    /// Returns the open file of a slab, and opens it if necessary.
     pub fn file(&self, slab: &Arc<Slab>) -> io::Result<Arc<File>> {
         if let Some(f) = slab.opened().as_ref() {
             return Ok(Arc::clone(f));
@@ -125,7 +125,7 @@ impl Files {
 
     fn keep_open(&self, slab: &Arc<Slab>, file: &Arc<File>) {
         if slab.opened().replace(Arc::clone(file)).is_some() {
-            // Somebody else opened it meanwhile and it is in the queue.
+            // Another thread opened it meanwhile, and it is in the queue.
             return;
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,7 +137,7 @@ impl Files {
         }
     }
 
-    /// Closes every file that no reader is using now.
+    /// Closes all files. A file stays open while a reader uses it.
     pub fn close_all(&self) {
         for slab in self.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if let Some(slab) = slab.upgrade() {
@@ -146,7 +146,7 @@ impl Files {
         }
     }
 
-    /// What files occupy that are open here but have no name any more.
+    /// Returns the bytes of files that are open here but have no name any more.
     pub fn unlinked_bytes(&self) -> u64 {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let metas =
@@ -154,7 +154,7 @@ impl Files {
         metas.filter(|m| m.nlink() == 0).map(|m| m.blocks() * 512).sum()
     }
 
-    /// Removes the slab's file once nobody reads it. `false` when somebody still does.
+    /// Removes the slab's file; `false` when a reader holds the slab.
     pub fn remove(&self, slab: &Arc<Slab>) -> io::Result<bool> {
         let Some(_exclusive) = slab.lock_exclusive() else { return Ok(false) };
         slab.opened().take();
@@ -164,7 +164,7 @@ impl Files {
         }
     }
 
-    /// Gives the space of `ranges` back. `false` when somebody reads the slab.
+    /// Punches `ranges` out of the slab's file; `false` when a reader holds the slab.
     pub fn punch(&self, slab: &Arc<Slab>, ranges: &[Range<u64>]) -> io::Result<bool> {
         let file = self.file(slab)?;
         let Some(_exclusive) = slab.lock_exclusive() else { return Ok(false) };
@@ -180,7 +180,7 @@ impl Files {
     }
 }
 
-/// What a file occupies.
+/// Returns the bytes that a file occupies.
 pub(crate) fn blocks(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.blocks() * 512)
 }
@@ -192,7 +192,7 @@ pub(crate) fn append(file: &File, at: u64, header: &Head, payload: &[u8]) -> io:
         Err(Errno::INTR) => 0,
         other => other?,
     };
-    // The usual case is over here; the rest is for short writes.
+    // Usually everything is written here; the rest is for short writes.
     if written < header.len() {
         file.write_all_at(&header[written..], at + written as u64)?;
     }
@@ -203,7 +203,7 @@ pub(crate) fn append(file: &File, at: u64, header: &Head, payload: &[u8]) -> io:
     Ok(())
 }
 
-/// The bytes of one record, where they lie.
+/// Reads the bytes of one record in place. The bytes are not verified.
 #[derive(Debug)]
 pub struct RecordReader<'a> {
     file: &'a File,
@@ -217,24 +217,24 @@ impl<'a> RecordReader<'a> {
         RecordReader { file, at, len, taken: Cell::new(0) }
     }
 
-    /// How many bytes it has.
+    /// Returns the length of the record.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it has none.
+    /// Whether the record has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many bytes were read of it.
+    /// Returns how many bytes were read.
     pub(crate) fn taken(&self) -> u64 {
         self.taken.get()
     }
 
-    /// All of its bytes, as they are on disk. Blocks.
+    /// Returns all bytes of the record. Blocks.
     ///
     /// # Errors
     /// As [`RecordReader::read_at`].
@@ -244,10 +244,10 @@ impl<'a> RecordReader<'a> {
         Ok(out)
     }
 
-    /// Fills `out` with its bytes from `offset` on, as they are on disk. Blocks.
+    /// Fills `out` with bytes of the record from `offset` on. Blocks.
     ///
     /// # Errors
-    /// Those of the disk; `UnexpectedEof` where the record or the file ends before.
+    /// Those of the disk; `UnexpectedEof` where the record or the file ends earlier.
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
         if offset.checked_add(out.len()).is_none_or(|end| end > self.len()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -273,12 +273,12 @@ pub(crate) fn read(file: &File, at: u64, len: usize) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Writes the table after the last record, and gives back what the slab did not need.
+/// Writes the table after the last record, gives unused space back, and returns what the slab occupies.
 pub(crate) fn seal(file: &File, table_at: u64, table: &[u8]) -> io::Result<u64> {
     file.write_all_at(table, table_at)?;
     let end = table_at + table.len() as u64;
-    // Truncating also drops blocks that were allocated past the end; to the length it has
-    // already, some file systems would do nothing.
+    // Truncating also drops blocks that were allocated past the end. Some file systems do nothing for a
+    // truncation to the present length, so the file grows by one byte first.
     file.set_len(end + 1)?;
     file.set_len(end)?;
     blocks(file)

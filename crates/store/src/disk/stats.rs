@@ -1,4 +1,4 @@
-//! What a tier counted.
+//! Counters and sizes of the disk tier.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,29 +26,29 @@ macro_rules! counters {
 counters! {
     /// Reads that found their chunk.
     hits,
-    /// Bytes that they read: of a chunk, or of a part.
+    /// Bytes that those reads returned, of whole chunks or of parts.
     hit_bytes,
-    /// Reads that did not.
+    /// Reads that did not find their chunk.
     misses,
-    /// Chunks that were kept.
+    /// Chunks written.
     puts,
-    /// Bytes of those.
+    /// Bytes of those chunks.
     put_bytes,
-    /// Chunks that were not kept because their dataset's share is full.
+    /// Chunks refused because the share of their dataset was full.
     refused_share,
-    /// Chunks that were not kept for any other reason.
+    /// Chunks refused for any other reason.
     refused_full,
-    /// Chunks that left to make room, because a share shrank, or on request.
+    /// Chunks evicted: for a newcomer, because a share shrank, or on request.
     evicted,
-    /// Footprints of those.
+    /// Footprints of those chunks.
     evicted_bytes,
-    /// Records that turned out damaged: wrong bytes, a header or a file that ends early.
+    /// Damaged records: wrong bytes, or a header or file that ends early.
     quarantined,
     /// Slabs whose file was gone.
     slabs_lost,
-    /// Operations on files that failed.
+    /// Failed file operations.
     errors,
-    /// Times the tier was turned off.
+    /// Times that the tier was turned off.
     turned_off,
     /// Bytes copied to compact slabs.
     compacted_bytes,
@@ -56,9 +56,9 @@ counters! {
     punched_bytes,
     /// Slabs unlinked.
     slabs_unlinked,
-    /// Bytes that scrubbing has read.
+    /// Bytes read by scrubbing.
     scrubbed_bytes,
-    /// Times the catalogue was begun anew.
+    /// Times that the catalogue was rebuilt.
     catalogue_rebuilds,
 }
 
@@ -66,53 +66,53 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
-/// One dataset's part of a tier.
+/// What one dataset uses of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DatasetUsage {
-    /// Which dataset.
+    /// The dataset.
     pub dataset: super::DatasetId,
-    /// Footprints of its chunks, and of those on their way to the disk.
+    /// Footprints of its chunks, chunks that are being written included.
     pub bytes: u64,
-    /// How many chunks it has.
+    /// Number of its chunks.
     pub chunks: u64,
-    /// Its share, if it was given one.
+    /// Its share, if it has one.
     pub share: Option<u64>,
 }
 
 /// A snapshot of a tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskStats {
-    /// What was counted.
+    /// The counters.
     pub counts: Counts,
-    /// Chunks that are there.
+    /// Chunks in the tier.
     pub chunks: u64,
-    /// Footprints of those: payload in whole lines of 64 bytes, and 256 bytes each.
+    /// Footprints of those chunks: each its payload in lines of 64 bytes, and 256 bytes.
     pub bytes: u64,
-    /// What the directory may occupy.
+    /// Bytes that the directory may occupy.
     pub limit: u64,
-    /// What footprints may add up to; shares are parts of this.
+    /// Footprints that the tier can hold. Shares divide this.
     pub capacity: u64,
     /// Slab files.
     pub slabs: u64,
-    /// What slab files have taken of the limit.
+    /// Bytes of the limit that slab files have reserved.
     pub slab_bytes: u64,
-    /// Chunks protected from eviction.
+    /// Pinned chunks.
     pub pinned: u64,
-    /// What the index holds in memory.
+    /// Bytes that the index occupies in memory.
     pub index_bytes: u64,
     /// Datasets that have chunks or a share.
     pub datasets: Vec<DatasetUsage>,
 }
 
-/// What the directory occupies.
+/// What the directory occupies, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryUsage {
-    /// Everything under the directory, as `du` counts it: slabs, catalogue, temporary files.
+    /// Everything in the directory, as `du` counts it: slabs, catalogue, temporary files.
     pub du: u64,
-    /// Of that, the catalogue and damaged ones that were set aside.
+    /// The part of `du` that is the catalogue, and damaged catalogues that were kept aside.
     pub catalogue: u64,
-    /// Files that are open here but have no name any more.
+    /// Files that are open in this process and have no name any more.
     pub unlinked: u64,
-    /// What the tier has taken of the limit; never less than what slabs occupy.
+    /// Bytes of the limit that the tier has reserved; never less than its slabs occupy.
     pub taken: u64,
 }

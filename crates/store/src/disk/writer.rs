@@ -1,9 +1,10 @@
-//! Writing: admission, space, a place in the open slab, the record, the index; sealing.
+//! The writer: it admits a chunk, reserves space, appends the record to the open slab, and seals full slabs.
 //!
 //! Invariants:
-//! 1. places are given out under the writer's lock and written outside of it, so several records
-//!    of a slab can be under way; a slab is sealed when it takes no more and none is under way;
-//! 2. (I6) a slab's space is taken before its file is made, and includes its table;
+//! 1. offsets are reserved under the writer's lock, and records are written without it, so several records of
+//!    a slab can be written at once. A slab is sealed when it takes no more records and none is being
+//!    written;
+//! 2. (I6) the space of a slab is reserved before its file is created, and includes its table;
 //! 3. a record is in the index only after all of it was written.
 
 use super::{
@@ -18,7 +19,7 @@ use super::{
 use fletch_core::{StoreKey, Verified};
 use std::{collections::HashMap, fs::File, sync::Arc};
 
-/// How often a newcomer may find that others took the room that was made for it.
+/// How often a newcomer finds that other newcomers took the space that was made for it, before it is refused.
 const ROUNDS: usize = 4;
 
 /// A slab that is being written.
@@ -26,16 +27,16 @@ const ROUNDS: usize = 4;
 struct OpenSlab {
     slab: Arc<Slab>,
     file: Arc<File>,
-    /// Where the next record goes.
+    /// Offset of the next record.
     at: u64,
-    /// What the file may grow to.
+    /// Most bytes that the file may grow to.
     bytes: u64,
     count: u64,
     domains: Vec<u16>,
     domain_bytes: u64,
-    /// Records under way.
+    /// Records that are being written.
     pending: u32,
-    /// It takes no more.
+    /// Whether the slab takes no more records.
     full: bool,
 }
 
@@ -58,7 +59,7 @@ impl OpenSlab {
     }
 }
 
-/// Which slabs are being written, and which of them takes records.
+/// The slabs that are being written, and which of them takes new records.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     open: HashMap<u32, OpenSlab>,
@@ -66,18 +67,18 @@ pub(crate) struct Writer {
     pub next_id: u64,
 }
 
-/// A place to write to, until `finish`.
+/// Space for a record in a slab, until `finish_record`.
 struct Reservation {
     location: SlabLocation,
     slab: u64,
     file: Arc<File>,
 }
 
-/// Who asks for space.
+/// What a record is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Newcomer,
-    /// May take the spare, and must not ask for room to be made.
+    /// Compaction may use the spare slab, and must not ask for space to be made.
     Compaction,
 }
 
@@ -87,10 +88,11 @@ enum ReserveOutcome {
 }
 
 impl DiskEngine {
-    /// Keeps a chunk, if the policy wants it and there is room.
+    /// Keeps a chunk, if the policy admits it and there is space.
     ///
     /// # Errors
-    /// [`DiskError`] when the tier is off or the disk fails (which may turn it off): the chunk is not kept.
+    /// [`DiskError`] when the tier is off or the disk fails, which may turn the tier off. The chunk is not
+    /// kept.
     pub fn put(&self, key: &StoreKey, dataset: DatasetId, chunk: &Verified) -> Result<Stored, DiskError> {
         self.check_writable()?;
         debug_assert_eq!(key.hash, chunk.hash(), "I1: kept under another name");
@@ -161,8 +163,9 @@ impl DiskEngine {
         Ok(if inserted { Stored::Yes } else { Stored::Already })
     }
 
-    /// Writes a record and leaves its slab pending: the caller puts it into the index, then calls
-    /// `finish`. `None` when there is no room.
+    /// Writes a record; `None` when there is no space.
+    ///
+    /// Its slab stays open. The caller adds the record to the index, then calls `finish_record`.
     pub(crate) fn write_record(
         &self,
         key: &StoreKey,
@@ -181,21 +184,21 @@ impl DiskEngine {
                     if purpose == Purpose::Compaction || rounds > ROUNDS || last {
                         return Ok(None);
                     }
-                    // What did come free may do for a short slab.
+                    // The space that did come free may suffice for a short slab.
                     last = !self.make_room(want)?;
                 }
             }
         };
         let header = layout::record_header(slot.slab, key, dataset.0, len);
         if let Err(e) = slab::append(&slot.file, slot.location.at, &header, chunk.bytes()) {
-            // The place stays unused; the next reader of the slab steps over it.
+            // The reserved space stays unused; a later walk of the slab steps over it.
             drop(self.finish_record(slot.location.slab));
             return Err(DiskError::io("write", self.files.path(slot.slab), e));
         }
         Ok(Some(slot.location))
     }
 
-    /// A place for a record of `len` bytes, in the open slab or a new one.
+    /// Reserves space for a record of `len` bytes, in the open slab or in a new one.
     fn reserve(
         &self,
         len: u32,
@@ -207,9 +210,9 @@ impl DiskEngine {
         let mut full = None;
         let got = {
             let mut w = lock(&self.writer);
-            // After `close` the directory may be somebody else's.
+            // After `close` another process may own the directory.
             self.check_not_closed()?;
-            // A record as large as a slab gets one of its own.
+            // A record that does not fit into a usual slab gets a slab of its own.
             let single = SpacePlan::one_record_slab_bytes(need, domain_bytes);
             let own_slab = single > self.plan.slab_bytes;
             let active = w.active.filter(|_| !own_slab);
@@ -238,8 +241,8 @@ impl DiskEngine {
             })
         };
         if let Some((n, open)) = full {
-            // Sealing gives the unused end of the slab back, which may be what was missing.
-            // Failing costs the next start a walk, not this record.
+            // Sealing gives the unused end of the slab back, which may be the space that was missing.
+            // If it fails, the next start walks this slab; the record is not affected.
             if let Err(e) = self.seal(n, &open) {
                 self.note_io_error(&e);
             }
@@ -247,7 +250,7 @@ impl DiskEngine {
         got
     }
 
-    /// Makes a slab; `None` when there is no room for one.
+    /// Creates a slab; `None` when there is no space for one.
     fn open_slab(
         &self,
         w: &mut Writer,
@@ -290,18 +293,18 @@ impl DiskEngine {
         Ok(Some(n))
     }
 
-    /// By how much the file system would fall below its floor if `bytes` more were used.
+    /// Returns by how much the file system would fall below its floor if `bytes` more were used.
     pub(crate) fn floor_shortage(&self, bytes: u64) -> Result<u64, DiskError> {
         let v = rustix::fs::statvfs(self.files.dir())
             .map_err(|e| DiskError::io("statvfs", self.files.dir(), e.into()))?;
         Ok(self.config.free_floor.saturating_add(bytes).saturating_sub(v.f_bavail.saturating_mul(v.f_frsize)))
     }
 
-    /// A record of slab `n` is no longer under way.
+    /// Ends the writing of a record in slab `n`, and seals the slab if that was the last one.
     pub(crate) fn finish_record(&self, n: u32) -> Result<(), DiskError> {
         let done = {
             let mut w = lock(&self.writer);
-            // After the directory vanished there is nothing to finish.
+            // After the directory vanished no slab is open.
             let Some(open) = w.open.get_mut(&n) else { return Ok(()) };
             open.pending = open.pending.saturating_sub(1);
             if open.full && open.pending == 0 { w.open.remove(&n) } else { None }
@@ -309,14 +312,14 @@ impl DiskEngine {
         done.map_or(Ok(()), |open| self.seal(n, &open))
     }
 
-    /// What the slab that takes records now has room for, with rows.
+    /// Returns the bytes that are left in the open slab, rows of its table deducted.
     pub(crate) fn rest_of_active(&self) -> u64 {
         let w = lock(&self.writer);
         let open = w.active.and_then(|n| w.open.get(&n));
         open.map_or(0, |o| o.bytes.saturating_sub(o.at + table_bytes(o.count, o.domain_bytes)))
     }
 
-    /// Seals the slab that takes records now, if there is one. Records under way seal it when they are done.
+    /// Seals the open slab, if there is one. If records are being written, the last of them seals it.
     pub(crate) fn seal_active(&self) -> Result<(), DiskError> {
         let done = {
             let mut w = lock(&self.writer);
@@ -325,9 +328,9 @@ impl DiskEngine {
         done.map_or(Ok(()), |(n, open)| self.seal(n, &open))
     }
 
-    /// Writes the table of a slab that nobody adds to any more.
+    /// Writes the table of a slab that takes no more records.
     fn seal(&self, n: u32, open: &OpenSlab) -> Result<(), DiskError> {
-        // Neither punched nor unlinked meanwhile.
+        // So that no thread punches or unlinks it meanwhile.
         let _here = open.slab.lock_shared();
         let bytes = {
             let mut index = self.write_index();
@@ -349,11 +352,11 @@ impl DiskEngine {
         Ok(())
     }
 
-    /// Notes that a slab occupies only `now` any more; what was given back.
+    /// Notes that a slab occupies only `now` bytes, and returns how many that gave back.
     pub(crate) fn resize(&self, n: u32, slab: &Arc<Slab>, now: u64) -> u64 {
         let mut index = self.write_index();
         let Some(meta) = index.slab_mut(n).filter(|m| Arc::ptr_eq(&m.slab, slab)) else { return 0 };
-        // A block of extents may still be added when dirty pages reach the disk.
+        // The file system may still add a block of extents when dirty pages reach the disk.
         let now = (now + FILE_SLACK / 2).min(meta.blocks);
         let given = meta.blocks - now;
         meta.blocks = now;
@@ -361,7 +364,7 @@ impl DiskEngine {
         given
     }
 
-    /// Forgets all slabs that are being written.
+    /// Drops all slabs that are being written, without sealing them.
     pub(crate) fn abandon_writing(&self) {
         let mut w = lock(&self.writer);
         w.open.clear();
@@ -369,7 +372,7 @@ impl DiskEngine {
     }
 }
 
-/// Takes slab `n` out of use; it is returned when it can be sealed now.
+/// Takes slab `n` out of use, and returns it if it can be sealed now.
 fn retire(w: &mut Writer, n: u32) -> Option<(u32, OpenSlab)> {
     w.active = w.active.filter(|&a| a != n);
     let open = w.open.get_mut(&n)?;

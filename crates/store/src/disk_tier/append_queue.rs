@@ -1,10 +1,10 @@
-//! What waits to be appended to the disk, and is found here until it is there.
+//! The append queue: chunks that wait to be written to disk. Readers find them here until they are on disk.
 
 use crate::DatasetId;
 use fletch_core::{StoreKey, Verified};
 use std::collections::{HashMap, VecDeque};
 
-/// A chunk that was admitted.
+/// An admitted chunk to append.
 #[derive(Debug)]
 pub(super) struct Append {
     pub key: StoreKey,
@@ -12,15 +12,15 @@ pub(super) struct Append {
     pub chunk: Verified,
 }
 
-/// In the order of their coming. Its bound is its owner's.
+/// Appends in the order of their arrival. The disk tier bounds its bytes.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: VecDeque<Append>,
-    /// Those that wait, and those that are being written.
+    /// Chunks that are queued or being written.
     chunks: HashMap<StoreKey, Verified>,
-    /// Of both.
+    /// Bytes of `chunks`.
     bytes: u64,
-    /// Somebody appends.
+    /// Whether a thread appends.
     pub has_drainer: bool,
 }
 
@@ -29,12 +29,12 @@ fn len(chunk: &Verified) -> u64 {
 }
 
 impl Queue {
-    /// Bytes that wait or are being written.
+    /// Returns the bytes that are queued or being written.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether nothing waits.
+    /// Whether no append waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -45,18 +45,18 @@ impl Queue {
         self.waiting.push_back(append);
     }
 
-    /// The next to be written. It counts until [`Queue::over`].
+    /// Takes the next append. Its bytes count until [`Queue::finish`].
     pub fn next(&mut self) -> Option<Append> {
         self.waiting.pop_front()
     }
 
-    /// It was written, or will not be.
+    /// Ends an append that was written or failed.
     pub fn finish(&mut self, append: &Append) {
         self.bytes = self.bytes.saturating_sub(len(&append.chunk));
         self.chunks.remove(&append.key);
     }
 
-    /// Takes back what nobody began to write of a chunk for a dataset; whether there was any.
+    /// Cancels the append of a chunk for a dataset, unless it began; returns whether there was one.
     pub fn cancel(&mut self, key: &StoreKey, dataset: DatasetId) -> bool {
         if !self.chunks.contains_key(key) {
             return false;
@@ -67,7 +67,7 @@ impl Queue {
         true
     }
 
-    /// The chunk, if it waits or is being written.
+    /// Returns the chunk if it is queued or being written.
     pub fn get(&self, key: &StoreKey) -> Option<Verified> {
         self.chunks.get(key).cloned()
     }

@@ -98,7 +98,12 @@ fn footer_of(table: &[u8], count: u32, table_at: u64) -> Footer {
 
 proptest! {
     #[test]
-    fn nothing_panics_on_nonsense(mut table in prop::collection::vec(any::<u8>(), 0..400), count: u32, domains in 0u16..4, at: u64) {
+    fn nothing_panics_on_nonsense(
+        mut table in prop::collection::vec(any::<u8>(), 0..400),
+        count: u32,
+        domains in 0u16..4,
+        at: u64,
+    ) {
         drop(read_table(&table, &footer_of(&table, count, at)));
         drop(read_record(&table, 7));
         if table.len() >= 24 {
@@ -113,8 +118,19 @@ proptest! {
     }
 
     #[test]
-    fn tables_never_overlap_or_leave_the_file(ats in prop::collection::vec(0u64..512, 1..6), lens in prop::collection::vec(0u32..4096, 6), end in 8u64..512) {
-        let rows: Vec<_> = ats.iter().zip(&lens).map(|(a, l)| Row { hash: Hash::of(&a.to_le_bytes()), dataset: 1, at: a * LINE, len: *l, domain: 0 }).collect();
+    fn tables_never_overlap_or_leave_the_file(
+        ats in prop::collection::vec(0u64..512, 1..6),
+        lens in prop::collection::vec(0u32..4096, 6),
+        end in 8u64..512,
+    ) {
+        let row = |(a, l): (&u64, &u32)| Row {
+            hash: Hash::of(&a.to_le_bytes()),
+            dataset: 1,
+            at: a * LINE,
+            len: *l,
+            domain: 0,
+        };
+        let rows: Vec<_> = ats.iter().zip(&lens).map(row).collect();
         let table = Table { domains: vec![key().domain], rows };
         let (bytes, _) = seal(7, end * LINE, &table);
         let len = end * LINE + bytes.len() as u64;

@@ -46,7 +46,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_get_is_right_or_a_miss(steps in steps(), policy in prop_oneof![Just(Policy::Fletch), Just(Policy::Lru), Just(Policy::Pin)]) {
+    fn a_get_is_right_or_a_miss(
+        steps in steps(),
+        policy in prop_oneof![Just(Policy::Fletch), Just(Policy::Lru), Just(Policy::Pin)],
+    ) {
         let dir = tempfile::tempdir().expect("a directory");
         let size = 16 << 20;
         let mut tier = open(dir.path(), size, policy).0;
@@ -58,7 +61,8 @@ proptest! {
                 Do::Put(n, len) => {
                     // The same number always means the same chunk.
                     let c = all.entry(n).or_insert_with(|| chunk(u64::from(n), len as usize)).clone();
-                    if let Stored::Yes | Stored::Already = tier.put(&key(&c), DatasetId(u64::from(n % 2)), &c).expect("no error") {
+                    let dataset = DatasetId(u64::from(n % 2));
+                    if let Stored::Yes | Stored::Already = tier.put(&key(&c), dataset, &c).expect("no error") {
                         sure.insert(n, c);
                     }
                 }

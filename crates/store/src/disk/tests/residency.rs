@@ -27,7 +27,8 @@ fn epoch(tier: &DiskEngine, dataset: DatasetId, chunks: &[Verified], rng: &mut C
     f64::from(hits) / order.len() as f64
 }
 
-/// Mean hit share of some epochs after the first, at a cache of a fifth, and what fraction was cached in the end.
+/// Mean hit share of some epochs after the first, at a cache of a fifth, and what fraction was cached in the
+/// end.
 fn arm(policy: Policy) -> (f64, f64) {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 32 << 20, policy);
@@ -135,11 +136,12 @@ fn evicting_a_dataset_leaves_the_others() {
     assert!((0..1000).all(|n| tier.contains(&key(&chunk(n, 3000))) == (n % 2 == 1)));
 }
 
-/// Chunks that leave at random: what the tier says it can hold it does hold, since the blocks of each dead one
-/// are given back where they lie, in sparse slabs as in full ones. Nothing that fits is refused.
+/// Chunks that leave at random: what the tier says it can hold it does hold, since the blocks of each dead
+/// one are given back where they lie, in sparse slabs as in full ones. Nothing that fits is refused.
 #[test]
 fn what_fits_the_capacity_is_kept_whatever_left_before_it() {
-    // Slabs of a few; of dozens, most of whose chunks are dead at last; of hundreds, where each hole's edges count.
+    // Slabs of a few; of dozens, most of whose chunks are dead at last; of hundreds, where each hole's edges
+    // count.
     for (slab, lens) in [
         (12 << 20, 1_100_000..2_000_000),
         (8 << 20, 400_000..600_000),
@@ -178,8 +180,9 @@ fn what_fits_the_capacity_is_kept_whatever_left_before_it() {
     }
 }
 
-/// Holes' edges come free by copying, and only for what died: where slabs lose much even when they are new (few long chunks
-/// in each, or one), where lengths differ widely, and where nothing dies any more, copying ends.
+/// Holes' edges come free by copying, and only for what died: where slabs lose much even when they are new
+/// (few long chunks in each, or one), where lengths differ widely, and where nothing dies any more, copying
+/// ends.
 #[test]
 fn copying_for_what_was_promised_ends() {
     for (limit, slab, lens) in [
@@ -221,7 +224,8 @@ fn copying_for_what_was_promised_ends() {
     }
 }
 
-/// A copy that finds no room for all of a slab: what was copied lives in its new place, and the old one gives its blocks back.
+/// A copy that finds no room for all of a slab: what was copied lives in its new place, and the old one gives
+/// its blocks back.
 #[test]
 fn a_copy_that_is_cut_short_gives_back_what_it_copied() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -108,7 +108,7 @@ impl DiskReport {
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is guarded here is whole after every statement.
+    // Guarded values are consistent after every statement, so a panic leaves them usable.
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -78,7 +78,7 @@ impl LeaderGuard {
     pub fn finish(mut self, outcome: Outcome) {
         self.flights.lock().remove(&self.key);
         if let Some(sender) = self.sender.take() {
-            // Nobody may be waiting any more; the chunk is in memory all the same.
+            // Perhaps no reader waits any more; the chunk is in memory all the same.
             drop(sender.send(outcome));
         }
     }

@@ -169,8 +169,7 @@ fn run_round(owner: &dyn DiskOwner, disk: &DiskTier, may_open: bool, stop: &Canc
     }
     owner.divide(disk);
     disk.probe(SystemTime::now());
-    // What is wrong shows in the tier's health, which logs itself.
-    // Newcomers get between the rounds.
+    // The tier logs its own failures. Appends get between two calls of `reap`.
     let began = Instant::now();
     while began.elapsed() < ROUND_EVERY / 2 && !stop.is_cancelled() {
         match disk.reap(REAP_BYTES) {

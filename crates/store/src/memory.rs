@@ -144,7 +144,7 @@ impl Memory {
             match timeout_at(step, &mut waiting).await {
                 Ok(p) => return p.ok(),
                 Err(_) if Instant::now() >= until => {
-                    // Granted at the very last moment?
+                    // The permit may have been granted at the last moment.
                     return timeout(Duration::ZERO, &mut waiting).await.ok()?.ok();
                 }
                 Err(_) => {}

@@ -79,7 +79,7 @@ impl Store {
     /// Reads and hashes the kept chunk.
     pub async fn check_chunk(&self, key: &StoreKey, len: u32) -> ChunkCheck {
         let Some(disk) = self.disk() else {
-            // What is in memory was hashed on its way there.
+            // Chunks in memory were hashed before they were cached.
             return if self.has(key, len) { ChunkCheck::Whole } else { ChunkCheck::Missing };
         };
         if !disk.has(key, len) {

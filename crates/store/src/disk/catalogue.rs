@@ -101,9 +101,9 @@ impl Catalogue {
         });
         match read {
             Ok(rows) => (c, rows, None),
-            Err(doubt) => {
+            Err(error) => {
                 c.disconnect();
-                (c, HashMap::new(), Some(doubt))
+                (c, HashMap::new(), Some(error))
             }
         }
     }
@@ -312,13 +312,13 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_the_last_word_counts() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (c, rows, doubt) = Catalogue::open(dir.path(), 3 << 19, 0);
-        assert!(rows.is_empty() && doubt.is_none());
+        let (c, rows, error) = Catalogue::open(dir.path(), 3 << 19, 0);
+        assert!(rows.is_empty() && error.is_none());
         c.write((0..600).map(|n| (n, Some(marks(n, 3)))).collect()).expect("written");
         c.write(vec![(7, None), (8, Some(marks(80, 5)))]).expect("written");
         c.disconnect();
-        let (_c, rows, doubt) = Catalogue::open(dir.path(), 3 << 19, 0);
-        assert!(doubt.is_none());
+        let (_c, rows, error) = Catalogue::open(dir.path(), 3 << 19, 0);
+        assert!(error.is_none());
         assert_eq!((rows.len(), rows.get(&7), rows.get(&8)), (599, None, Some(&marks(80, 5))));
         assert!(rows[&9].is_dead(0) && !rows[&2].is_dead(2) && !rows[&9].is_dead(1000));
     }
@@ -331,10 +331,10 @@ mod tests {
         let mut rebuilt = 0;
         for round in 0..400 {
             let all = (0..64).map(|n| (n, Some(marks(n ^ round, 1500)))).collect::<Vec<Change>>();
-            if let Err(doubt) = c.write(all.clone()) {
-                assert!(!doubt.damaged(), "{doubt}");
+            if let Err(error) = c.write(all.clone()) {
+                assert!(!error.damaged(), "{error}");
                 assert!(du(&c.path()) <= max, "{} before it was begun anew", du(&c.path()));
-                c.rebuild(all, doubt.damaged()).expect("rebuilt");
+                c.rebuild(all, error.damaged()).expect("rebuilt");
                 rebuilt += 1;
             }
             assert!(du(dir.path()) <= max, "{} in round {round}", du(dir.path()));
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_panic_stays_here() {
-        let doubt = catch_sled::<()>(|| panic!("inside")).expect_err("contained");
-        assert_eq!(doubt.to_string(), "catalogue: panicked: inside");
+        let error = catch_sled::<()>(|| panic!("inside")).expect_err("contained");
+        assert_eq!(error.to_string(), "catalogue: panicked: inside");
     }
 }

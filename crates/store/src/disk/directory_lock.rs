@@ -68,7 +68,7 @@ impl DirectoryLock {
         let lock_id = file.metadata().map(id).map_err(fail)?;
         let slabs_id = fs::metadata(&slabs).map(id).map_err(fail)?;
         let lock = DirectoryLock { file, lock_id, slabs_id };
-        // Last: while our lock lies there, nobody else makes or removes anything here.
+        // Last: while our lock lies there, no other process creates or removes anything here.
         if fs::metadata(&path).map(id).map_err(fail)? != lock_id {
             let removed = io::Error::new(
                 io::ErrorKind::NotFound,
@@ -122,7 +122,7 @@ mod tests {
             matches!(DirectoryLock::hold(dir.path(), late()), Err(DiskError::Locked { .. })),
             "it is held"
         );
-        // Removed under its lock, by who gives it up then.
+        // Its owner removed it, then released the lock.
         fs::remove_file(&path).expect("remove");
         drop(owner);
         assert!(

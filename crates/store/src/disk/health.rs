@@ -196,7 +196,7 @@ impl DiskEngine {
         }
         lock(&self.state).directory = None;
         let directory = DirectoryLock::take(&self.config.dir)?;
-        // Somebody may have put slabs there that we know nothing of.
+        // Another process may have put slabs there that this tier does not know.
         let strays = fs::read_dir(self.files.dir()).into_iter().flatten().flatten();
         for e in strays.filter(|e| e.file_name().to_str().and_then(Files::id_of).is_some()) {
             drop(fs::remove_file(e.path()));

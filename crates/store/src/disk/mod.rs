@@ -326,9 +326,9 @@ impl DiskEngine {
                 }
             }
         }
-        if let Err(doubt) = self.catalogue.write(changes) {
-            tracing::warn!(%doubt, "rebuilding the catalogue of the disk tier");
-            self.rebuild_catalogue(doubt.damaged());
+        if let Err(e) = self.catalogue.write(changes) {
+            tracing::warn!(error = %e, "rebuilding the catalogue of the disk tier");
+            self.rebuild_catalogue(e.damaged());
         }
     }
 
@@ -342,8 +342,8 @@ impl DiskEngine {
             let slabs = index.slabs().filter(|(_, m)| some_dead(m)).map(|(n, _)| n);
             slabs.filter_map(|n| index.marks(n).map(|(id, m)| (id, Some(m)))).collect()
         };
-        if let Err(doubt) = self.catalogue.rebuild(all, damaged) {
-            tracing::warn!(%doubt, "the disk tier has no catalogue; a restart may revive evicted chunks");
+        if let Err(e) = self.catalogue.rebuild(all, damaged) {
+            tracing::warn!(error = %e, "the disk tier has no catalogue; a restart may revive evicted chunks");
         }
     }
 }

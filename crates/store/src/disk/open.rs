@@ -60,7 +60,7 @@ impl DiskEngine {
         let begin = Instant::now();
         let plan = SpacePlan::new(config.size_max, config.slab_bytes).map_err(DiskError::Invalid)?;
         let directory = DirectoryLock::take(&config.dir)?;
-        let (catalogue, marks, doubt) = Catalogue::open(&config.dir, plan.catalogue_bytes, plan.aside_bytes);
+        let (catalogue, marks, error) = Catalogue::open(&config.dir, plan.catalogue_bytes, plan.aside_bytes);
         let mut rng = seeded(config.seed);
         let key = rng.random();
         let tier = DiskEngine {
@@ -87,8 +87,8 @@ impl DiskEngine {
         let present = tier.load_slabs(marks, &mut found)?;
         lock(&tier.removed_slabs)
             .extend(known.into_iter().filter(|id| !present.contains(id)).map(|id| (id, None)));
-        if let Some(doubt) = doubt {
-            tracing::warn!(%doubt, "rebuilding the catalogue of the disk tier from its slabs");
+        if let Some(error) = error {
+            tracing::warn!(%error, "rebuilding the catalogue of the disk tier from its slabs");
             found.rebuilt = true;
             tier.rebuild_catalogue(true);
         }

@@ -62,7 +62,8 @@ proptest! {
                     // The same number always means the same chunk.
                     let c = all.entry(n).or_insert_with(|| chunk(u64::from(n), len as usize)).clone();
                     let dataset = DatasetId(u64::from(n % 2));
-                    if let Stored::Yes | Stored::Already = tier.put(&key(&c), dataset, &c).expect("no error") {
+                    let stored = tier.put(&key(&c), dataset, &c).expect("no error");
+                    if let Stored::Yes | Stored::Already = stored {
                         sure.insert(n, c);
                     }
                 }

@@ -82,9 +82,9 @@ impl Memory {
         let permits = usize::try_from(memory_bytes).unwrap_or(Semaphore::MAX_PERMITS);
         let cache = Cache::builder()
             .max_capacity(memory_bytes / 4 * 3)
-            .weigher(|_: &StoreKey, slot: &CachedChunk| slot.len.max(1))
+            .weigher(|_: &StoreKey, chunk: &CachedChunk| chunk.len.max(1))
             .eviction_policy(EvictionPolicy::lru())
-            .eviction_listener(|_, slot, _| slot.empty())
+            .eviction_listener(|_, chunk, _| chunk.empty())
             .build();
         Memory {
             cache,
@@ -97,7 +97,7 @@ impl Memory {
 
     /// Returns a chunk that is cached or pinned.
     pub fn get(&self, key: &StoreKey) -> Option<Verified> {
-        self.cache.get(key).and_then(|slot| slot.get()).or_else(|| self.pins.get(key))
+        self.cache.get(key).and_then(|chunk| chunk.get()).or_else(|| self.pins.get(key))
     }
 
     /// Pins a chunk in memory until the guard is dropped.
@@ -161,11 +161,11 @@ impl Memory {
             return;
         }
         let mut dropped = idle;
-        for (key, slot) in &self.cache {
+        for (key, chunk) in &self.cache {
             if dropped >= bytes {
                 break;
             }
-            dropped += u64::from(slot.len);
+            dropped += u64::from(chunk.len);
             self.cache.invalidate(&*key);
         }
         self.cache.run_pending_tasks();

@@ -129,6 +129,11 @@ impl DatasetTable {
         capacity.saturating_sub(self.claimed().saturating_sub(own))
     }
 
+    /// Whether a dataset may occupy `need` more bytes.
+    pub fn has_space(&self, id: DatasetId, need: u64, capacity: u64) -> bool {
+        self.bytes(id).saturating_add(need) <= self.allowance(id, capacity)
+    }
+
     /// Returns the bytes that all datasets claim: for each the larger of its share and its footprints.
     pub fn claimed(&self) -> u64 {
         let each = self.iter().map(|(_, d)| d.share.unwrap_or(0).max(d.bytes));

@@ -270,10 +270,7 @@ impl DiskEngine {
         let yes = match self.config.policy {
             Policy::Lru => true,
             Policy::Pin => room,
-            Policy::Fletch => {
-                room && index.datasets.bytes(dataset).saturating_add(need)
-                    <= index.datasets.allowance(dataset, self.capacity_of(&index))
-            }
+            Policy::Fletch => room && index.datasets.has_space(dataset, need, self.capacity_of(&index)),
         };
         if yes { Admission::Yes } else { Admission::No }
     }

@@ -117,14 +117,14 @@ impl DiskEngine {
             return Ok(false);
         }
         let goal = if floor > 0 { want.max(self.space.free(keep) + floor) } else { want };
-        let (mut copied, mut owed) = (0, 0);
+        let (mut copied, mut copied_lossy) = (0, 0);
         loop {
             if self.reclaim(&mut reaper, goal, keep, GAIN_URGENT, u64::MAX, &mut copied)?
-                || self.compact_lossy_slabs(&mut reaper, goal, true, URGENT_COPY_BYTES, &mut owed)?
+                || self.compact_lossy_slabs(&mut reaper, goal, true, URGENT_COPY_BYTES, &mut copied_lossy)?
             {
                 return Ok(true);
             }
-            if owed > 0 {
+            if copied_lossy > 0 {
                 self.full.clear();
             }
             if self.evict_for_newcomer(want) == 0 {
@@ -212,7 +212,7 @@ impl DiskEngine {
         match self.capacity_of(&index).saturating_sub(index.bytes()) {
             0 => 0,
             _ if self.config.policy != Policy::Fletch => 0,
-            owed => owed + self.plan.newcomer_bytes(index.mean_footprint()) + 2 * FILE_SLACK,
+            unused => unused + self.plan.newcomer_bytes(index.mean_footprint()) + 2 * FILE_SLACK,
         }
     }
 
@@ -231,7 +231,7 @@ impl DiskEngine {
         let rows = |m: &SlabMeta| u64::from(m.live) * ROW as u64;
         let lost = |m: &SlabMeta| m.blocks.saturating_sub(m.live_bytes + rows(m));
         let too_much = |m: &SlabMeta| {
-            // A new slab loses these bytes too, so they are no reason to copy.
+            // Without deaths in it, a copy would lose as much as this slab does.
             let died = m.end > BLOCK + m.live_bytes;
             let mean = m.live_bytes.checked_div(m.live.into()).unwrap_or(0);
             m.state == SlabState::Sealed

@@ -157,7 +157,7 @@ fn a_second_owner_of_the_directory_is_refused() {
 }
 
 #[test]
-fn leased_chunks_stay() {
+fn pinned_chunks_stay() {
     let dir = tempfile::tempdir().expect("a directory");
     let (tier, _) = open(dir.path(), 16 << 20, Policy::Lru);
     let pinned: Vec<_> = (0..20).map(|n| chunk(n, 50_000)).collect();

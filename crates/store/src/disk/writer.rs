@@ -130,10 +130,7 @@ impl DiskEngine {
                 return Ok(Stored::Already);
             }
             let fletch = self.config.policy == Policy::Fletch;
-            if fletch
-                && index.datasets.bytes(dataset).saturating_add(need)
-                    > index.datasets.allowance(dataset, capacity)
-            {
+            if fletch && !index.datasets.has_space(dataset, need, capacity) {
                 return Ok(Stored::Refused(Refusal::Share));
             }
             if self.config.policy != Policy::Lru && self.full.excludes(need, self.deaths()) {
@@ -176,9 +173,9 @@ impl DiskEngine {
     ) -> Result<Option<SlabLocation>, DiskError> {
         let len = chunk.bytes().len() as u32;
         let (mut rounds, mut last) = (0, false);
-        let slot = loop {
+        let reserved = loop {
             match self.reserve(len, domain, layout::domain_bytes(&key.domain), purpose)? {
-                ReserveOutcome::Reserved(s) => break s,
+                ReserveOutcome::Reserved(r) => break r,
                 ReserveOutcome::NoRoom(want) => {
                     rounds += 1;
                     if purpose == Purpose::Compaction || rounds > ROUNDS || last {
@@ -189,13 +186,13 @@ impl DiskEngine {
                 }
             }
         };
-        let header = layout::record_header(slot.slab, key, dataset.0, len);
-        if let Err(e) = slab::append(&slot.file, slot.location.at, &header, chunk.bytes()) {
+        let header = layout::record_header(reserved.slab, key, dataset.0, len);
+        if let Err(e) = slab::append(&reserved.file, reserved.location.at, &header, chunk.bytes()) {
             // The reserved space stays unused; a later walk of the slab steps over it.
-            drop(self.finish_record(slot.location.slab));
-            return Err(DiskError::io("write", self.files.path(slot.slab), e));
+            drop(self.finish_record(reserved.location.slab));
+            return Err(DiskError::io("write", self.files.path(reserved.slab), e));
         }
-        Ok(Some(slot.location))
+        Ok(Some(reserved.location))
     }
 
     /// Reserves space for a record of `len` bytes, in the open slab or in a new one.

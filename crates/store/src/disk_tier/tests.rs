@@ -265,7 +265,7 @@ async fn i1_a_part_is_read_and_hashed_alone_and_a_wrong_one_proves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_evicted_while_it_waits_to_be_written_never_is() {
+async fn a_chunk_evicted_while_it_is_queued_is_never_written() {
     let dir = tempfile::tempdir().expect("a directory");
     let (s, disk) = store(16 * MIB, 8 * MIB);
     disk.open(config(dir.path(), Policy::Fletch), SystemTime::now()).expect("open");
@@ -287,7 +287,7 @@ async fn what_is_evicted_while_it_waits_to_be_written_never_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_to_be_written_is_found_though_memory_forgot_it() {
+async fn a_queued_chunk_is_found_after_memory_evicted_it() {
     let dir = tempfile::tempdir().expect("a directory");
     // Memory caches a quarter of what the queue holds.
     let (s, disk) = store(2 * MIB, 64 * MIB);

@@ -296,7 +296,7 @@ fn i5_without_a_catalogue_punched_records_stay_dead() {
 }
 
 #[test]
-fn i5_a_full_disk_passes_by_and_comes_back() {
+fn i5_reads_skip_a_full_disk_until_it_works_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let mounted = std::process::Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"])

@@ -19,8 +19,8 @@
 mod append_queue;
 
 use crate::{
-    DatasetId,
     buffer_pool::PooledBuffer,
+    dataset_id::DatasetId,
     disk::{
         Admission, DiskConfig, DiskEngine, DiskError, DiskStats, Health, Policy, ReapReport, Recovery,
         ScrubReport, equal_split,

@@ -1,6 +1,6 @@
 //! Flights: for each key at most one fetch in progress, and the readers that wait for it.
 
-use crate::read::{Hit, ReadError};
+use crate::outcome::{Hit, ReadError};
 use fletch_core::{StoreKey, Verified};
 use futures::{FutureExt, future::Shared};
 use std::{

@@ -5,7 +5,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `read`, `flight`, `memory`, `buffer_pool`, `copies` | the read path in memory |
+//! | `read`, `outcome`, `flight`, `memory`, `buffer_pool`, `copies` | the read path in memory |
 //! | `disk_tier` | the handle of the disk tier, always present, that reads use |
 //! | `disk` | the engine of an open disk tier: slabs, index, eviction, recovery |
 //! | `maintenance`, `shares` | background work of the tier's owner; the division of the disk among datasets |
@@ -30,6 +30,7 @@ mod disk_tier;
 mod flight;
 pub mod maintenance;
 mod memory;
+mod outcome;
 mod pins;
 mod read;
 mod shares;
@@ -40,8 +41,9 @@ pub use copies::Copies;
 pub use dataset_id::DatasetId;
 pub use disk_tier::{DiskReport, DiskState, DiskTier};
 pub use maintenance::DiskOwner;
+pub use outcome::{FetchError, Hit, ReadError, Tier};
 pub use pins::Pinned;
-pub use read::{Fetch, FetchError, Hit, ReadError, Store, StoreLimits, Tier};
+pub use read::{Fetch, Store, StoreLimits};
 pub use shares::{ReaderKind, Shares, Split, TenantQuota, apply_quotas};
 pub use stats::StoreStats;
 pub use warm::{ChunkCheck, Warmed};

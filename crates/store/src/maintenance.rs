@@ -6,8 +6,8 @@
 //! thread and nothing else. Reads skip a tier that fails, and maintenance tries it again.
 
 use crate::{
-    DiskState, DiskTier,
     disk::{DiskConfig, DiskError, Recovery},
+    disk_tier::{DiskState, DiskTier},
 };
 use futures::future::{BoxFuture, FutureExt, pending};
 use std::{

@@ -10,7 +10,7 @@
 //! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. Further versions get no share of their
 //! own, only the space that the others leave.
 
-use crate::{DatasetId, DiskTier, disk::equal_split};
+use crate::{dataset_id::DatasetId, disk::equal_split, disk_tier::DiskTier};
 use fletch_core::Root;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -3,7 +3,11 @@
 //! A store with a disk tier keeps chunks on disk, whatever memory holds. A store without one keeps them in
 //! memory while memory has space.
 
-use crate::{DatasetId, Fetch, ReadError, Store, Tier};
+use crate::{
+    dataset_id::DatasetId,
+    outcome::{ReadError, Tier},
+    read::{Fetch, Store},
+};
 use fletch_core::StoreKey;
 use std::sync::Arc;
 use tokio::time::Instant;

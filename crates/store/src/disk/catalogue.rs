@@ -284,7 +284,7 @@ fn read_all(db: &sled::Db) -> Result<HashMap<u64, DeadMarks>, CatalogueError> {
         }
         Ok(Some(rows))
     })?
-    .ok_or_else(|| CatalogueError::Damaged("is of another format".into()))
+    .ok_or_else(|| CatalogueError::Damaged("it has another format".into()))
 }
 
 /// Returns the bytes that a file, or a directory with its content, occupies.

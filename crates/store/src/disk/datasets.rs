@@ -6,7 +6,7 @@
 #[cfg(test)]
 use super::layout::footprint;
 use super::stats::DatasetUsage;
-use crate::DatasetId;
+use crate::dataset_id::DatasetId;
 use std::collections::HashMap;
 
 /// One dataset of the index.

@@ -22,7 +22,7 @@ use super::{
     index::{Index, NO_RECORD, SlabMeta, SlabState},
     stats::add,
 };
-use crate::DatasetId;
+use crate::dataset_id::DatasetId;
 use fletch_core::StoreKey;
 
 /// Victims that are chosen under one lock of the index, so that readers get their turn.

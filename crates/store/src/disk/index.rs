@@ -17,7 +17,7 @@ use super::{
     lru::LruList,
     slab::Slab,
 };
-use crate::DatasetId;
+use crate::dataset_id::DatasetId;
 use fletch_core::{Domain, Hash, StoreKey};
 use hashbrown::HashTable;
 use std::{

@@ -53,7 +53,7 @@ pub use reaper::ReapReport;
 pub use scrub::ScrubReport;
 pub use stats::{Counts, DatasetUsage, DirectoryUsage, DiskStats};
 
-use crate::DatasetId;
+use crate::dataset_id::DatasetId;
 use bytes::Bytes;
 use catalogue::{Catalogue, Change};
 use fletch_core::StoreKey;

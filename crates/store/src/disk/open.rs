@@ -13,7 +13,7 @@ use super::{
     stats::{Counters, add},
     writer::Writer,
 };
-use crate::DatasetId;
+use crate::dataset_id::DatasetId;
 use fletch_core::StoreKey;
 use rand::Rng;
 use std::{

@@ -1,6 +1,6 @@
 //! The values of `cache.policy`, the answers to a newcomer, and the equal division of the disk. Pure.
 
-use super::DatasetId;
+use crate::dataset_id::DatasetId;
 use std::{fmt, str::FromStr};
 
 /// The policy that decides which chunks stay on disk.

@@ -1,5 +1,6 @@
 //! Counters and sizes of the disk tier.
 
+use crate::dataset_id::DatasetId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
@@ -70,7 +71,7 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DatasetUsage {
     /// The dataset.
-    pub dataset: super::DatasetId,
+    pub dataset: DatasetId,
     /// Footprints of its chunks, chunks that are being written included.
     pub bytes: u64,
     /// Number of its chunks.

@@ -8,7 +8,7 @@
 //! 3. a record is in the index only after all of it was written.
 
 use super::{
-    DatasetId, DiskEngine, DiskError, Policy, Refusal, Stored,
+    DiskEngine, DiskError, Policy, Refusal, Stored,
     index::{SlabLocation, SlabState},
     layout::{self, BLOCK, footprint, table_bytes},
     lock,
@@ -16,6 +16,7 @@ use super::{
     space::{FILE_SLACK, SpacePlan},
     stats::add,
 };
+use crate::dataset_id::DatasetId;
 use fletch_core::{StoreKey, Verified};
 use std::{collections::HashMap, fs::File, sync::Arc};
 

@@ -1,6 +1,6 @@
 //! The append queue: chunks that wait to be written to disk. Readers find them here until they are on disk.
 
-use crate::DatasetId;
+use crate::dataset_id::DatasetId;
 use fletch_core::{StoreKey, Verified};
 use std::collections::{HashMap, VecDeque};
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Kind;
 use fletch_core::{Domain, Hash};
 use std::sync::{
     Mutex,

@@ -1,0 +1,84 @@
+//! The outcome of a read: a verified chunk and the tier that it came from, or an error.
+
+use fletch_core::{Kind, Mismatch, Verified};
+use std::{error::Error, sync::Arc, time::Duration};
+
+/// Why a fetch failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{source}")]
+pub struct FetchError {
+    /// Says who can act on the error.
+    pub kind: Kind,
+    /// The fetcher's own error. Code that knows its type downcasts it.
+    pub source: Arc<dyn Error + Send + Sync>,
+}
+
+impl FetchError {
+    /// Wraps the fetcher's own error.
+    pub fn new(kind: Kind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        FetchError { kind, source: Arc::from(source.into()) }
+    }
+}
+
+/// Why a read failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ReadError {
+    /// The fetch failed.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// Every attempt of the fetch returned wrong bytes.
+    #[error("{0}")]
+    Corrupt(Mismatch),
+    /// No memory came free before the deadline.
+    #[error("no memory for {len} bytes came free within {within:?}")]
+    Overloaded {
+        /// Bytes that the read needed.
+        len: u32,
+        /// How long the read waited.
+        within: Duration,
+    },
+    /// The fetch did not end before the deadline.
+    #[error("the fetch did not end within {0:?}")]
+    Deadline(Duration),
+    /// The fetch's task ended without an outcome: it panicked, or the runtime is shutting down.
+    #[error("the task of the fetch ended without an outcome; try again")]
+    Lost,
+}
+
+impl ReadError {
+    /// Says who can act on the error.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            ReadError::Fetch(e) => e.kind,
+            ReadError::Corrupt(_) => Kind::Corrupt,
+            ReadError::Overloaded { .. } => Kind::Overloaded,
+            ReadError::Deadline(_) => Kind::Unavailable,
+            ReadError::Lost => Kind::Internal,
+        }
+    }
+}
+
+/// Where a chunk came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// Memory held the chunk.
+    Memory,
+    /// The disk tier held the chunk.
+    Disk,
+    /// Another reader's fetch was in progress, and this read waited for it.
+    Flight,
+    /// This read fetched the chunk, and the store keeps it.
+    Origin,
+    /// This read fetched the chunk, and the disk tier does not keep it.
+    Bypass,
+}
+
+/// A chunk, and the tier that it came from.
+#[derive(Debug, Clone)]
+pub struct Hit {
+    /// The whole chunk.
+    pub chunk: Verified,
+    /// The tier that it came from.
+    pub tier: Tier,
+}

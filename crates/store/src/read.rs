@@ -105,12 +105,12 @@ impl Store {
 
     /// Whether a read of the chunk finds it, joins a fetch of it, or keeps what it fetches. Reads nothing.
     ///
-    /// `of` is the length of everything that is read along with the chunk. The store keeps a chunk in memory
-    /// when `of` fits there, else on disk when the tier admits it. If a caller needs only a part of a chunk
-    /// that the store would not keep, it should read that range under a key of its own.
+    /// `working_set` is the length of everything that is read along with the chunk. The store keeps a chunk
+    /// in memory when all of that fits there, else on disk when the tier admits it. If a caller needs only a
+    /// part of a chunk that the store would not keep, it should read that range under a key of its own.
     #[must_use]
-    pub fn would_keep(&self, key: &StoreKey, dataset: DatasetId, len: u32, of: u64) -> bool {
-        of <= self.limits.memory_bytes / 2
+    pub fn would_keep(&self, key: &StoreKey, dataset: DatasetId, len: u32, working_set: u64) -> bool {
+        working_set <= self.limits.memory_bytes / 2
             || self.has(key, len)
             || self.flights.has(key)
             || self.disk.as_ref().is_some_and(|d| d.admits(key, dataset, len))
@@ -118,8 +118,7 @@ impl Store {
 
     /// Returns a chunk of `len` bytes from memory, a flight, the disk, or `fetch`.
     ///
-    /// Keeps a fetched chunk for `dataset`.
-    /// Dropping the returned future ends the waiting, never the fetch.
+    /// Keeps a fetched chunk for `dataset`. Dropping the returned future ends the waiting, never the fetch.
     ///
     /// An error of another reader's fetch does not count for the caller, which may use another source or
     /// another principal. The caller then joins once more, within the same deadline, with its own fetch.
@@ -161,15 +160,15 @@ impl Store {
                 Counters::add(&self.counters.hits_memory, 1);
                 (Ok(Hit { chunk, tier: Tier::Memory }), false)
             }
-            FlightRole::Follower(arrival) => {
+            FlightRole::Follower(outcome) => {
                 Counters::add(&self.counters.hits_flight, 1);
-                let outcome = arrival.await.unwrap_or(Err(ReadError::Lost));
+                let outcome = outcome.await.unwrap_or(Err(ReadError::Lost));
                 (outcome.map(|hit| Hit { tier: Tier::Flight, ..hit }), true)
             }
-            FlightRole::Leader(guard, arrival) => {
+            FlightRole::Leader(guard, outcome) => {
                 let (store, key, fetch) = (Arc::clone(self), key.clone(), Arc::clone(fetch));
                 self.tasks.spawn(async move { store.run_flight(guard, key, len, dataset, fetch).await });
-                (arrival.await.unwrap_or(Err(ReadError::Lost)), false)
+                (outcome.await.unwrap_or(Err(ReadError::Lost)), false)
             }
         }
     }
@@ -314,7 +313,7 @@ impl Store {
 /// Bytes of another length are wrong whatever they hash to: their permit would be wrong too.
 async fn check(key: &StoreKey, len: u32, bytes: Bytes) -> Result<Result<Verified, Mismatch>, ReadError> {
     let expected = key.hash;
-    let judge = move || {
+    let verify = move || {
         let fits = bytes.len() == len as usize;
         let got = bytes.len();
         Verified::check(expected, bytes).and_then(|v| {
@@ -323,9 +322,9 @@ async fn check(key: &StoreKey, len: u32, bytes: Bytes) -> Result<Result<Verified
         })
     };
     if len as usize <= INLINE_HASH_BYTES {
-        return Ok(judge());
+        return Ok(verify());
     }
-    tokio::task::spawn_blocking(judge).await.map_err(|_| ReadError::Lost)
+    tokio::task::spawn_blocking(verify).await.map_err(|_| ReadError::Lost)
 }
 
 #[cfg(test)]

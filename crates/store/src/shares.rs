@@ -41,26 +41,27 @@ pub enum ReaderKind {
     SweepOver(DatasetId),
 }
 
+/// The reads of one version.
 #[derive(Debug)]
-struct Reading {
+struct VersionReads {
     /// Time of the last read, in nanoseconds since the start.
     last: AtomicU64,
     /// Time of the last read by a plain reader, plus one; 0 for never.
-    anyone: AtomicU64,
+    last_plain: AtomicU64,
     /// The most bytes that its chunks can occupy on disk.
     footprint: u64,
-    by: ReaderKind,
+    kind: ReaderKind,
 }
 
-impl Reading {
-    fn new(footprint: u64, by: ReaderKind) -> Self {
-        Reading { last: AtomicU64::new(0), anyone: AtomicU64::new(0), footprint, by }
+impl VersionReads {
+    fn new(footprint: u64, kind: ReaderKind) -> Self {
+        VersionReads { last: AtomicU64::new(0), last_plain: AtomicU64::new(0), footprint, kind }
     }
 
     /// Notes a read, and returns whether it may change the split.
-    fn note(&self, by: ReaderKind, now_ns: u64) -> bool {
+    fn note(&self, kind: ReaderKind, now_ns: u64) -> bool {
         self.last.fetch_max(now_ns, Relaxed);
-        by == ReaderKind::Plain && self.anyone.fetch_max(now_ns.saturating_add(1), Relaxed) == 0
+        kind == ReaderKind::Plain && self.last_plain.fetch_max(now_ns.saturating_add(1), Relaxed) == 0
     }
 
     fn within(at: u64, now_ns: u64) -> bool {
@@ -68,16 +69,16 @@ impl Reading {
     }
 
     /// Whether the dataset needs a share of its own, even if a sweep goes over it.
-    fn needs_its_own(&self, now_ns: u64) -> bool {
-        let anyone = self.anyone.load(Relaxed);
-        matches!(self.by, ReaderKind::SweepOver(_)) || (anyone > 0 && Self::within(anyone, now_ns))
+    fn needs_own_share(&self, now_ns: u64) -> bool {
+        let last_plain = self.last_plain.load(Relaxed);
+        matches!(self.kind, ReaderKind::SweepOver(_)) || (last_plain > 0 && Self::within(last_plain, now_ns))
     }
 }
 
 /// The versions that were read lately, and the split that was applied last.
 #[derive(Debug, Default)]
 pub struct Shares {
-    read: RwLock<HashMap<(DatasetId, Root), Reading>>,
+    read: RwLock<HashMap<(DatasetId, Root), VersionReads>>,
     /// The split that was applied last.
     applied: Mutex<Option<Split>>,
     /// The capacity of the tier at that time, in footprints.
@@ -92,17 +93,17 @@ pub type TenantQuota = (u64, Vec<(DatasetId, u64)>);
 ///
 /// All datasets of a tenant, idle ones included, divide its quota equally. None may use more than its part.
 #[must_use]
-pub fn apply_quotas(split: Split, bounds: &[TenantQuota]) -> Split {
-    let mut of: BTreeMap<DatasetId, Option<u64>> = split.into_iter().collect();
-    for (quota, datasets) in bounds {
+pub fn apply_quotas(split: Split, quotas: &[TenantQuota]) -> Split {
+    let mut limited: BTreeMap<DatasetId, Option<u64>> = split.into_iter().collect();
+    for (quota, datasets) in quotas {
         // An idle dataset wants what it has, and no more.
         let wants: Vec<_> =
-            datasets.iter().map(|(id, has)| (*id, of.get(id).copied().unwrap_or(Some(*has)))).collect();
+            datasets.iter().map(|(id, has)| (*id, limited.get(id).copied().unwrap_or(Some(*has)))).collect();
         for (id, part) in equal_split(*quota, &wants) {
-            of.insert(id, Some(part));
+            limited.insert(id, Some(part));
         }
     }
-    of.into_iter().collect()
+    limited.into_iter().collect()
 }
 
 /// Returns the capacity of a disk, in footprints.
@@ -120,19 +121,23 @@ fn capacity_changed(then: u64, now: u64) -> bool {
 
 impl Shares {
     /// Notes that a version of a dataset is read. Its chunks occupy at most `footprint` on disk.
-    pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, by: ReaderKind, now_ns: u64) {
-        let of = (dataset, root);
-        let known =
-            self.read.read().unwrap_or_else(PoisonError::into_inner).get(&of).map(|r| r.note(by, now_ns));
-        let other_split = known.unwrap_or_else(|| {
+    pub fn note(&self, dataset: DatasetId, root: Root, footprint: u64, kind: ReaderKind, now_ns: u64) {
+        let version = (dataset, root);
+        let known = self
+            .read
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&version)
+            .map(|r| r.note(kind, now_ns));
+        let may_change = known.unwrap_or_else(|| {
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
             let room = read.len() < VERSIONS_MAX;
             if room {
-                read.entry(of).or_insert_with(|| Reading::new(footprint, by)).note(by, now_ns);
+                read.entry(version).or_insert_with(|| VersionReads::new(footprint, kind)).note(kind, now_ns);
             }
             room
         });
-        if other_split {
+        if may_change {
             self.changed.notify_one();
         }
     }
@@ -155,24 +160,24 @@ impl Shares {
 
     /// Forgets idle versions, and returns the datasets that are left if they differ from the last call.
     fn changed_split(&self, now_ns: u64) -> Option<Split> {
-        let mut of: BTreeMap<DatasetId, u64> = BTreeMap::new();
+        let mut footprints: BTreeMap<DatasetId, u64> = BTreeMap::new();
         {
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
-            read.retain(|_, r| Reading::within(r.last.load(Relaxed), now_ns));
+            read.retain(|_, r| VersionReads::within(r.last.load(Relaxed), now_ns));
             // A sweep keeps nothing of another version.
-            let over = |((_, root), r): (&(DatasetId, Root), &Reading)| match r.by {
+            let over = |((_, root), r): (&(DatasetId, Root), &VersionReads)| match r.kind {
                 ReaderKind::SweepOver(dataset) => Some((dataset, *root)),
                 ReaderKind::Plain | ReaderKind::Ordered => None,
             };
             let swept: HashSet<(DatasetId, Root)> = read.iter().filter_map(over).collect();
             for ((dataset, _), r) in
-                read.iter().filter(|(of, r)| r.needs_its_own(now_ns) || !swept.contains(of))
+                read.iter().filter(|(v, r)| r.needs_own_share(now_ns) || !swept.contains(v))
             {
-                let sum = of.entry(*dataset).or_default();
+                let sum = footprints.entry(*dataset).or_default();
                 *sum = sum.saturating_add(r.footprint);
             }
         }
-        let split: Split = of.into_iter().map(|(d, n)| (d, Some(n))).collect();
+        let split: Split = footprints.into_iter().map(|(d, n)| (d, Some(n))).collect();
         let mut applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
         (applied.as_ref() != Some(&split)).then(|| applied.insert(split).clone())
     }

@@ -223,7 +223,7 @@ impl DiskEngine {
     fn most_lossy_slab(&self, urgent: bool) -> Option<u32> {
         let (rest, room) = (self.rest_of_active(), self.space.free(0));
         let slab = self.plan.slab_bytes;
-        // Live records go to the rest of the open slab, or to a new slab, which has a least length.
+        // Live records go to the rest of the open slab, or to a new slab, which has a minimum length.
         let fits = |need: u64| {
             need <= rest || room >= slab + FILE_SLACK || room >= need.max(slab / 4) + 2 * FILE_SLACK
         };

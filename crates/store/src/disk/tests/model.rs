@@ -9,7 +9,7 @@ enum Do {
     Put(u8, u16),
     Get(u8),
     Evict(u8),
-    Lease(u8),
+    Pin(u8),
     Share(u8),
     Reap,
     Scrub,
@@ -23,7 +23,7 @@ fn steps() -> impl Strategy<Value = Vec<Do>> {
         12 => (any::<u8>(), any::<u16>()).prop_map(|(n, l)| Do::Put(n, l)),
         6 => any::<u8>().prop_map(Do::Get),
         3 => any::<u8>().prop_map(Do::Evict),
-        1 => any::<u8>().prop_map(Do::Lease),
+        1 => any::<u8>().prop_map(Do::Pin),
         1 => any::<u8>().prop_map(Do::Share),
         1 => Just(Do::Reap),
         1 => Just(Do::Scrub),
@@ -82,7 +82,7 @@ proptest! {
                         prop_assert!(!tier.contains(&key(c)));
                     }
                 }
-                Do::Lease(n) => {
+                Do::Pin(n) => {
                     if let Some(c) = all.get(&n) {
                         prop_assert_eq!(tier.pin(&[key(c)]) == 1, tier.contains(&key(c)));
                     }

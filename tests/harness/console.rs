@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_changed_line_fails() {
-        let doc = "x\n```console\n$ echo one \\\n  two\none two\n$ printf 'a\\nb\\nc\\n'\na\n…\n$ false || echo rescued\nres…d\n```\n```sh\n$ no\n```\n";
+        let doc = "x\n```console\n$ echo one \\\n  two\none two\n$ printf 'a\\nb\\nc\\n'\na\n…\n\
+                   $ false || echo rescued\nres…d\n```\n```sh\n$ no\n```\n";
         let s = steps(doc, "console");
         assert_eq!(s.len(), 3);
         assert_eq!(run(&s, Path::new("/"), &[]), Ok(()));

@@ -42,7 +42,8 @@ pub fn until(what: &str, within: Duration, mut done: impl FnMut() -> bool) {
 
 /// Waits for the end of a child without reaping it. Returns the bytes that it read.
 ///
-/// These are the bytes of `read(2)` and related calls. The kernel counts the bytes over the child's whole life (files, not sockets).
+/// These are the bytes of `read(2)` and related calls. The kernel counts the bytes over the child's whole
+/// life (files, not sockets).
 ///
 /// # Panics
 /// If the child cannot be waited for.

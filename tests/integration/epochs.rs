@@ -1,9 +1,9 @@
 //! I2: no sample is missing after SIGKILLs of the server and of consumers.
 //!
-//! Every repeated sample was held by a killed process. The test kills at random moments, and exactly between a durable grant and the first byte of its answer.
-//! Then it joins the consumption logs with the ledger. Each consumer is a process. It writes its consumption
-//! log durably before it acknowledges. A gate limits the leases of each consumer between two kills, so that
-//! the epoch is in progress at every kill.
+//! Every repeated sample was held by a killed process. The test kills at random moments, and exactly between
+//! a durable grant and the first byte of its answer. Then it joins the consumption logs with the ledger. Each
+//! consumer is a process. It writes its consumption log durably before it acknowledges. A gate limits the
+//! leases of each consumer between two kills, so that the epoch is in progress at every kill.
 
 use fletch_api::{Ack, Code, LeaseRequest, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec, routes};
 use fletch_client::{

@@ -467,7 +467,7 @@ def test_what_is_no_selection_is_said(server: Server, tree: Path, tmp_path: Path
     assert '2 keys are of no sample, among them "none", "nowhere"' in said
     assert 'more than once, among them "0001"' in why("key\n0001\n0001\n")
     assert "names sample 150" in why("number\n150\n")
-    assert "not both" in why("number\n1\n", plan={"base": "all"})
+    assert "give one of them" in why("number\n1\n", plan={"base": "all"})
     assert "draws is 3, and weights is not given" in why("number\n1\n", select=Selection(file, draws=3))
     with pytest.raises(fletch.NotFound):
         epochs(server, "select-bad", select=tmp_path / "absent.csv")

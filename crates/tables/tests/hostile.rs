@@ -1,5 +1,4 @@
-//! Tables that lie: an answer is an error or what was written, never a panic and never
-//! something else.
+//! Corrupt tables: a call returns an error or the written rows, never a panic and never other rows.
 
 mod support;
 
@@ -26,8 +25,7 @@ fn entries() -> Vec<Entry> {
 
 static MADE: LazyLock<Made> = LazyLock::new(|| make(&entries()));
 
-/// Reads all there is. What hashes cover must be what was written; chunk rows, which no hash
-/// covers, must only keep to the limits.
+/// Reads every row. Rows that a hash covers must be the written ones; chunk rows must keep the limits.
 async fn read(files: Files) -> Result<(), TableError> {
     let v = MADE.open_with(Arc::new(files), PartCache::new(64 << 20)).await?;
     let got = read_all(&v).await?;

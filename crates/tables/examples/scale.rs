@@ -1,9 +1,8 @@
-//! Measures time and memory of large tables: writes N entries with paths of 200 bytes, opens the version, and
-//! reads it.
+//! Measures the time and memory of tables with N entries, whose paths have 200 bytes.
 //!
-//! Each phase runs in a process of its own, so that its peak of memory (`VmHWM`) is measured alone. Run
-//! `cargo run --release -p fletch-tables --example scale [N]`. N is 1,280,000 by default. The temporary
-//! directory needs about 200 bytes for each entry.
+//! It writes the tables, opens the version, and reads it. Each phase runs in a process of its own, so that
+//! its peak of memory (`VmHWM`) is measured alone. Run `cargo run --release -p fletch-tables --example scale
+//! [N]`. N is 1,280,000 by default. The temporary directory needs about 200 bytes for each entry.
 
 use async_trait::async_trait;
 use bytes::Bytes;

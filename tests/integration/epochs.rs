@@ -497,8 +497,8 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
     fs::write(lives, text).expect("as it was");
     println!(
         "{}, seed {seed}: {} kills: {} of the server, {between} of it between grant and first byte, {} of \
-         consumers; {} samples, 0 missing, {held} entries held at kills of the server, {again} granted again, \
-         {twice} consumed twice, {too_late} acks too late",
+         consumers; {} samples, 0 missing, {held} entries held at kills of the server, {again} granted \
+         again, {twice} consumed twice, {too_late} acks too late",
         order.as_str(),
         rounds + more,
         servers + more,

@@ -170,7 +170,7 @@ class Version:
         """The time when the version was made, in nanoseconds since 1970 UTC."""
     @property
     def sample_rule(self) -> str:
-        """How entries form samples: ``"file"`` (each is one) or ``"stem"`` (neighbours with one key are one)."""
+        """How entries form samples: ``"file"`` (one each) or ``"stem"`` (neighbours with one key)."""
     def __len__(self) -> int:
         """The number of entries."""
     def entry(self, item: int | str) -> Entry:

@@ -344,8 +344,8 @@ pub struct Reader {
     last: Arc<AtomicU64>,
     /// The reader; `None` after `close`.
     ///
-    /// In another process, or after a fork, a new reader is made. Its predecessor's prefetched leases were not
-    /// renewed, so the new reader requests them again.
+    /// In another process, or after a fork, a new reader is made. Its predecessor's prefetched leases were
+    /// not renewed, so the new reader requests them again.
     live: Slot<Arc<tokio::sync::Mutex<Option<EpochReader>>>>,
 }
 

@@ -1,7 +1,7 @@
-"""A real server and real datasets, made by the built programs.
+"""Fixtures: a real server and real datasets, made by the built programs.
 
-`FLETCH_BIN` is the directory of the programs. Everything is below one scratch directory, which is
-removed; the server is ended by its process id.
+`FLETCH_BIN` is the directory of the programs. A server and its datasets use one scratch directory, which is
+removed at the end. The server is ended by its process id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WITHIN = 60.0
 
 
 def until(what: str, holds: Callable[[], bool], within: float = WITHIN) -> None:
-    """Waits for a condition, however slow the machine is."""
+    """Waits for a condition."""
     end = time.monotonic() + within
     while not holds():
         assert time.monotonic() < end, f"not within {within} s: {what}"
@@ -35,7 +35,7 @@ def until(what: str, holds: Callable[[], bool], within: float = WITHIN) -> None:
 
 
 class Server:
-    """A `fletch-server` of its own."""
+    """A running `fletch-server`."""
 
     def __init__(self, scratch: Path, *more: str) -> None:
         self.scratch, self.more = scratch, more
@@ -85,7 +85,7 @@ class Server:
                 self.kill()
 
     def publish(self, name: str, tree: Path, *more: str) -> str:
-        """Indexes, with `more` arguments, and registers a tree; its root."""
+        """Indexes a tree with `more` arguments, and registers it. Returns its root."""
         tables = self.scratch / f"tables-{name}"
         state = self.scratch / f"index-{name}"
         index = [BIN / "fletch", "index", tree, "--to", tables, "--state-dir", state, "--quiet", *more]
@@ -105,7 +105,7 @@ def scratch_dir() -> Path:
 
 @contextmanager
 def serving(*more: str) -> Iterator[Server]:
-    """A server, which leaves nothing behind."""
+    """A server that is ended, with its directories, at the end of the block."""
     scratch = scratch_dir()
     server = Server(scratch, *more)
     yield server
@@ -121,7 +121,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """A server that the test may kill, whose leases do not outlive their holders by long."""
+    """A server that the test may kill. Its leases expire soon after their holders end."""
     with serving("--limits-lease-ttl", "10s") as server:
         yield server
 
@@ -134,7 +134,7 @@ def client(request: pytest.FixtureRequest, server: Server) -> fletch.Client:
 
 @pytest.fixture(scope="session")
 def files(server: Server) -> Path:
-    """The dataset `files`: small, empty, large and oddly named files, a link, an empty directory."""
+    """The dataset `files`: small, empty and large files, files with odd names, a link, an empty directory."""
     tree = server.scratch / "tree-files"
     rng = random.Random(7)
     for i in range(600):
@@ -170,7 +170,7 @@ def shards(server: Server) -> Path:
 
 @pytest.fixture(scope="session")
 def images(server: Server) -> Path:
-    """The dataset `images`: an image folder with nested folders, links, and files that are none."""
+    """The dataset `images`: an image folder with nested folders, links, and files that are not images."""
     from PIL import Image
 
     tree = server.scratch / "tree-images"
@@ -191,7 +191,7 @@ def images(server: Server) -> Path:
 
 
 def in_child(holds: Callable[[], bool]) -> None:
-    """Forks, and waits for the child, in which this holds."""
+    """Forks, checks in the child that ``holds`` returns true, and waits for the child."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -203,7 +203,7 @@ def in_child(holds: Callable[[], bool]) -> None:
 
 
 def sockets_of(pid: int | str = "self") -> set[str]:
-    """The sockets that a process has open, by inode."""
+    """The inodes of the open sockets of a process."""
     out = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""The client: what it reads, what it refuses, and how it behaves beside other threads and signals."""
+"""The client: its reads, its errors, and its behaviour with other threads and signals."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_a_call(silent: str) -> None:
 
 
 class Liar(threading.Thread):
-    """Forwards to a server and changes a marked word in what comes back, the first `lies` times."""
+    """Forwards to a server, and changes a marked word in the first `lies` responses."""
 
     def __init__(self, to: str, word: bytes, lies: int, instead: bytes | None = None) -> None:
         super().__init__(daemon=True)
@@ -252,7 +252,7 @@ def test_what_was_not_answered_is_no_empty_file(server: Server, tmp_path: Path) 
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
-    """What stands before a server that is starting."""
+    """A proxy in front of a server that is starting."""
 
     def do_GET(self) -> None:
         self.send_error(502)

@@ -25,13 +25,15 @@ def size(view: memoryview) -> int:
 
 
 def begun(dataset: Any) -> list[fletch.PendingRead]:
-    """What is being read ahead for a dataset."""
-    return [] if dataset._pending is None else [r for reads in dataset._pending.pending.values() for r in reads]
+    """The pending reads of a dataset."""
+    if dataset._pending is None:
+        return []
+    return [r for reads in dataset._pending.pending.values() for r in reads]
 
 
 @contextmanager
 def fork_of(holds: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-    """A forked process that looks whether something holds there, too."""
+    """Forks a process, and checks a condition in it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -135,7 +137,10 @@ def test_without_workers_batches_are_read_ahead(server: Any, files: Path, ahead:
     del batches
     assert not begun(dataset), "what a loop was left with is given up"
     # The same batch again and again, and two loops at once.
-    again = fletch.torch.DataLoader(dataset, batch_sampler=[few[1:3]] * 9, collate_fn=list, prefetch_factor=ahead)
+    batches = [few[1:3]] * 9
+    again = fletch.torch.DataLoader(
+        dataset, batch_sampler=batches, collate_fn=list, prefetch_factor=ahead
+    )
     assert list(zip(again, again)) == [(expected[:2], expected[:2])] * 9 and not begun(dataset)
 
 

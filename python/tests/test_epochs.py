@@ -1,4 +1,4 @@
-"""Epochs through the loader: every sample once, proved by the receipt, through breaks, losses and ranks."""
+"""Epochs through the loader: every sample once, proved by the receipt, after breaks, losses and new ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_tree(server: Server) -> Path:
 
 
 def number(sample: EpochSample) -> int:
-    """Which sample it is, by its bytes."""
+    """The number of a sample, read from its bytes."""
     n = int.from_bytes(sample.content[:4], "little")
     assert sample.path == f"{n:04}" and sample.number == n
     return n
@@ -69,8 +69,10 @@ def seen(batches: Iterator[torch.Tensor]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def keyed(server: Server) -> None:
-    """The dataset `keyed`: samples of two files that differ in their directories only, in a shard, in another one, in a
-    directory that is called as shards are, and in none."""
+    """The dataset `keyed`: samples of two files, whose keys differ only in their directories.
+
+    They are in a shard, in a shard of a folder, in a directory with the name of a shard, and in none.
+    """
     tree = server.scratch / "tree-keyed"
     body = server.scratch / "keyed-body"
     (tree / "deep").mkdir(parents=True)
@@ -219,7 +221,8 @@ def test_a_state_of_an_epochs_end_is_followed_by_the_next_epoch(
     # One that is named is the one that is meant.
     again.load_state_dict(state)
     again.set_epoch(4)
-    assert sorted(seen(iter(loader(again, num_workers=workers)))) == list(range(SAMPLES)) and again.stats()["epoch"] == 4
+    assert sorted(seen(iter(loader(again, num_workers=workers)))) == list(range(SAMPLES))
+    assert again.stats()["epoch"] == 4
 
 
 def test_ranks_go_on_after_an_epochs_end_on_another_server(own_server: Server) -> None:
@@ -303,7 +306,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(own_server: Server, order:
         return [epochs(own_server, job, rank=r, ranks=n, batch_size=12 // n, **settings) for r in range(n)]
 
     def steps(loops: list[Iterator[torch.Tensor]], n: int) -> list[list[int]]:
-        """All ranks' samples of each of the next steps."""
+        """The samples of all ranks in each of the next steps."""
         return [[i for loop in loops for i in next(loop).tolist()] for _ in range(n)]
 
     two = ranks("moves", 2)
@@ -396,7 +399,7 @@ def test_buckets_are_of_one_order(server: Server, tree: Path) -> None:
 
 
 def in_threads(ranks: list[EpochDataset], workers: int) -> list[list[int]]:
-    """What each rank consumed, in order, all of them at once."""
+    """Iterates all ranks at once in threads. Returns what each consumed, in order."""
     got: dict[int, list[int]] = {}
 
     def consume(rank: int) -> None:
@@ -458,12 +461,13 @@ def test_what_is_no_selection_is_said(server: Server, tree: Path, tmp_path: Path
             epochs(server, "select-bad", **{"select": file, **settings})
         return str(error.value)
 
-    assert "has no column path; it has key, label" in why("key,label\n0001,3\n", select=Selection(file, keys="path"))
+    said = why("key,label\n0001,3\n", select=Selection(file, keys="path"))
+    assert "has no column path; it has key, label" in said
     said = why("key\n0001\nnone\n0002\nnowhere\n")
     assert '2 keys are of no sample, among them "none", "nowhere"' in said
     assert 'more than once, among them "0001"' in why("key\n0001\n0001\n")
     assert "names sample 150" in why("number\n150\n")
-    assert "not both" in why("number\n1\n", plan={"base": "all"})
+    assert "give one of them" in why("number\n1\n", plan={"base": "all"})
     assert "draws is 3, and weights is not given" in why("number\n1\n", select=Selection(file, draws=3))
     with pytest.raises(fletch.NotFound):
         epochs(server, "select-bad", select=tmp_path / "absent.csv")
@@ -488,7 +492,7 @@ def test_a_state_of_another_version_changes_nothing(server: Server, tree: Path) 
 
 
 def one_of_two(rank: int, socket: str, meet: str, out: str) -> None:
-    """What a process of a data-parallel job runs: it says who it is nowhere."""
+    """The program of a process of a data-parallel job that names its rank nowhere."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
     client = fletch.Client(f"unix:{socket}", job="distributed", timeout=20)
     dataset = EpochDataset(client, "numbered", job="distributed", batch_size=4, transform=number, tail="pad")
@@ -508,7 +512,8 @@ def test_rank_and_world_come_from_torch_distributed(server: Server, tree: Path, 
 
 
 def test_lengths_are_samples_and_steps(server: Server, tree: Path) -> None:
-    for tail, ranks, samples, steps in (("keep", 1, 150, 19), ("drop", 1, 144, 18), ("drop", 2, 72, 9), ("pad", 2, 80, 10)):
+    cases = (("keep", 1, 150, 19), ("drop", 1, 144, 18), ("drop", 2, 72, 9), ("pad", 2, 80, 10))
+    for tail, ranks, samples, steps in cases:
         dataset = epochs(server, f"len-{tail}-{ranks}", rank=0, ranks=ranks, tail=tail)
         assert (len(dataset), dataset.steps, len(DataLoader(dataset))) == (samples, steps, steps)
         if ranks == 1:
@@ -536,15 +541,19 @@ def test_views_come_from_workers(server: Server, tree: Path) -> None:
 
 def test_other_views_keep_format_and_shape() -> None:
     numbers = memoryview(bytearray(range(24)))
-    for view in (numbers.cast("H"), numbers.cast("B", (2, 3, 4)), numbers[::3], memoryview(b""), numbers.cast("I")[:0]):
+    shaped = (numbers.cast("H"), numbers.cast("B", (2, 3, 4)), numbers[::3])
+    for view in (*shaped, memoryview(b""), numbers.cast("I")[:0]):
         arrived = pickle.loads(multiprocessing.reduction.ForkingPickler.dumps(view))
         assert (arrived.format, arrived.shape, arrived.tolist()) == (view.format, view.shape, view.tolist())
         assert arrived.readonly
 
 
-def test_a_rank_that_nobody_named_is_refused(server: Server, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_nobody_named_is_refused(
+    server: Server, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(fletch.Invalid, match="after torch.distributed.init_process_group, or give rank and ranks"):
+    how = "after torch.distributed.init_process_group, or give rank and ranks"
+    with pytest.raises(fletch.Invalid, match=how):
         epochs(server, "unnamed")
     assert epochs(server, "named", rank=1, ranks=2).rank == 1
     monkeypatch.setenv("WORLD_SIZE", "1")
@@ -552,7 +561,8 @@ def test_a_rank_that_nobody_named_is_refused(server: Server, tree: Path, monkeyp
 
 
 def test_a_batch_is_no_longer_than_a_lease(server: Server, tree: Path) -> None:
-    with pytest.raises(fletch.Invalid, match="batch_size is 4097; a batch is a lease, which has 1 to 4096 samples"):
+    limit = "batch_size is 4097; a batch is a lease, which has 1 to 4096 samples"
+    with pytest.raises(fletch.Invalid, match=limit):
         epochs(server, "too-long", batch_size=4097)
     longest = epochs(server, "longest", batch_size=4096)
     assert sorted(seen(iter(DataLoader(longest)))) == list(range(SAMPLES))
@@ -564,7 +574,8 @@ def test_workers_hold_no_more_than_a_rank_may(
     # One worker's batch would not be to be had while the others hold theirs.
     monkeypatch.setattr(fletch._native, "HELD_MAX", 109)
     dataset = epochs(server, "crowded", batch_size=10)
-    with pytest.raises(fletch.Invalid, match="4 workers with 2 batches each may hold 130 samples, and a rank may hold 109"):
+    held = "4 workers with 2 batches each may hold 130 samples, and a rank may hold 109"
+    with pytest.raises(fletch.Invalid, match=held):
         DataLoader(dataset, num_workers=4)
     DataLoader(dataset, num_workers=4, prefetch_factor=1)
     strict = epochs(server, "crowded-strict", batch_size=10, order="strict")
@@ -641,7 +652,7 @@ def test_an_epoch_that_was_finished_before_says_so(
     caplog.set_level(logging.WARNING, "fletch")
 
     def script() -> list[int]:
-        """How many samples each epoch gave."""
+        """The number of samples of each epoch."""
         dataset = epochs(server, f"again-{kind}")
         loaders: dict[str, Callable[[], Any]] = {
             "own": lambda: DataLoader(dataset),
@@ -709,7 +720,7 @@ def test_another_loader_that_is_left_goes_on_in_its_epoch(own_server: Server) ->
 
 
 class Killed:
-    """A transform that kills its worker, once."""
+    """A transform that kills its worker once."""
 
     def __init__(self, flag: str) -> None:
         self.flag = flag
@@ -738,7 +749,7 @@ def test_what_a_killed_worker_held_comes_again(own_server: Server, tmp_path: Pat
 
 
 class Refusing:
-    """A transform that raises, once."""
+    """A transform that raises once."""
 
     def __init__(self, flag: str) -> None:
         self.flag = flag
@@ -776,7 +787,7 @@ def test_what_a_transform_raised_at_comes_again(own_server: Server, tmp_path: Pa
 
 
 class Broken:
-    """What torch hands over: one batch, and then the connection to a worker breaks."""
+    """A torch iterator that yields one batch, and then loses the connection to a worker."""
 
     def __init__(self, *workers: multiprocessing.process.BaseProcess) -> None:
         self._workers = workers
@@ -816,7 +827,7 @@ def test_a_loop_that_was_left_is_taken_up_again(own_server: Server, workers: int
     batches, consumed = iter(loader), []
     for _ in range(4):
         consumed += next(batches).tolist()
-    # The fifth batch is in hand, and its step is never made. The iterator is kept: nothing of it may keep leases.
+    # The fifth batch is in hand, and its step is never made. The iterator is kept, and must not keep leases.
     next(batches)
     kept = batches
     batches.close()
@@ -827,7 +838,7 @@ def test_a_loop_that_was_left_is_taken_up_again(own_server: Server, workers: int
 
 
 def counted(loader: DataLoader, ends: str) -> list[int]:
-    """What a loop gets that counts its steps, and so does not ask for one more."""
+    """The batches of a loop that counts its steps, and so does not ask for one more."""
     if ends == "zip":
         return [n for _, batch in zip(range(len(loader)), loader) for n in batch.tolist()]
     return [n for batch in itertools.islice(loader, len(loader)) for n in batch.tolist()]
@@ -865,7 +876,8 @@ def test_ranks_that_count_their_steps_go_from_epoch_to_epoch(server: Server, tre
 
 def test_settings_that_cannot_be(server: Server, tree: Path) -> None:
     client = fletch.Client(server.url)
-    for bad in ({"rank": 2, "ranks": 2}, {"rank": 0}, {"batch_size": 0}, {"plan": {"base": {"keys": ["nothing"]}}}):
+    plan = {"base": {"keys": ["nothing"]}}
+    for bad in ({"rank": 2, "ranks": 2}, {"rank": 0}, {"batch_size": 0}, {"plan": plan}):
         with pytest.raises(fletch.Invalid):
             EpochDataset(client, "numbered", job="bad", **{"batch_size": 4, **bad})
     with pytest.raises(fletch.NotFound):
@@ -874,7 +886,8 @@ def test_settings_that_cannot_be(server: Server, tree: Path) -> None:
     with pytest.raises(fletch.Invalid) as caught:
         epochs(server, "mine", batch_size=9)
     assert caught.value.code == "job_differs"
-    for bad in ({"shuffle": True}, {"batch_size": 5}, {"sampler": [1]}, {"num_workers": 1, "persistent_workers": True}):
+    persistent = {"num_workers": 1, "persistent_workers": True}
+    for bad in ({"shuffle": True}, {"batch_size": 5}, {"sampler": [1]}, persistent):
         with pytest.raises(ValueError):
             DataLoader(epochs(server, "mine"), **bad)
     few = epochs(server, "few", plan={"base": {"keys": ["0003", "0005", "0009"]}}, batch_size=2)

@@ -1,4 +1,4 @@
-"""The server goes and comes back: what was received is handed out, and nothing that somebody else may have been given."""
+"""A server that goes and comes back. The loop gets no batch whose lease may have expired."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_server_that_is_gone_is_waited_for(
 
 
 def note_warnings(path: Path, worker: int = 0) -> logging.Handler:
-    """What this process warns of is in a file from now on."""
+    """Writes the warnings of this process to a file from now on."""
     handler = logging.FileHandler(path, delay=True)
     handler.setLevel(logging.WARNING)
     logging.getLogger("fletch").addHandler(handler)
@@ -48,7 +48,9 @@ def note_warnings(path: Path, worker: int = 0) -> logging.Handler:
 
 
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
-def test_an_epoch_begins_when_the_server_is_back(own_server: Server, tmp_path: Path, method: str | None) -> None:
+def test_an_epoch_begins_when_the_server_is_back(
+    own_server: Server, tmp_path: Path, method: str | None
+) -> None:
     make_tree(own_server)
     timeout, said = 2.0, tmp_path / "said"
     client = Client(f"unix:{own_server.socket}", job="between", timeout=timeout)
@@ -75,13 +77,14 @@ def test_an_epoch_begins_when_the_server_is_back(own_server: Server, tmp_path: P
         logging.getLogger("fletch").removeHandler(handler)
         back.join()
     stats = dataset.stats()
-    assert (stats["epoch"], stats["samples"], stats["receipt"], stats["redelivered"]) == (1, SAMPLES, "agrees", 0)
+    assert (stats["epoch"], stats["samples"]) == (1, SAMPLES)
+    assert (stats["receipt"], stats["redelivered"]) == ("agrees", 0)
     assert stats["stalled_seconds"] > 0 and "waits for the server" in said.read_text()
 
 
 @pytest.fixture
 def patient_server() -> Iterator[Server]:
-    """One whose leases live longer than the test waits for anything."""
+    """A server whose leases live longer than the test."""
     with serving("--limits-lease-ttl", "120s") as server:
         yield server
 
@@ -123,7 +126,7 @@ def test_what_was_received_is_handed_out_while_the_server_is_gone(
 
 
 class Silent:
-    """A job whose server is gone until it is not."""
+    """A job whose server is gone until `gone` is set to False, or until a call waits for it."""
 
     def __init__(self) -> None:
         self.gone = True
@@ -227,7 +230,7 @@ def test_what_all_waited_for_is_counted_once() -> None:
         acks.hand_out(Batch((0, 0, lease, 1, 60_000), deliveries=_DELIVERY, stalls=stalls), 0)
         acks.mark_consumed()
         acks.flush_acks()
-    # From 10 to 70, from 80 to 90, and from 95 to 100. What lies before the end of what is counted is not looked at.
+    # From 10 to 70, from 80 to 90, and from 95 to 100. Time before the end of the counted stalls is ignored.
     assert acks.counts["stalled_ns"] == 75 and acks.counts["batches"] == 4
 
 

@@ -1,4 +1,4 @@
-"""Workers however they are started, and what is left when they end."""
+"""Workers of every start method, and the files that they leave."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cases() -> list[tuple[str, bool, int]]:
 
 
 class Seen:
-    """A transform that says who ran it, and over which sockets to the server."""
+    """A transform that returns its process, and the process's sockets to the server."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -117,7 +117,7 @@ def test_the_matrix(server: Server, files: Path, method: str, used: bool, worker
 
 
 class Numbered:
-    """A transform that says which sample it is, who ran it, and over which sockets to the server."""
+    """A transform that returns the sample's number, its process, and the process's sockets to the server."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -236,7 +236,8 @@ if __name__ == "__main__":
         dataset[0]
         batch = 4
     else:
-        dataset = fletch.torch.EpochDataset(client, "files", job="ctrl-c-" + method, batch_size=4, transform=length)
+        job = "ctrl-c-" + method
+        dataset = fletch.torch.EpochDataset(client, "files", job=job, batch_size=4, transform=length)
         batch = 1
     loader = fletch.torch.DataLoader(dataset, batch, num_workers=2, multiprocessing_context=method)
     while True:
@@ -261,7 +262,7 @@ if __name__ == "__main__":
 
 
 def test_what_a_killed_process_wrote_down_agrees_with_the_receipt(own_server: Server, tmp_path: Path) -> None:
-    """No state was saved: what was in hand at a kill comes again, and nothing else does."""
+    """No state was saved, so the batch in hand at a kill comes again, and no other sample does."""
     tree = own_server.scratch / "tree-files"
     tree.mkdir()
     for i in range(600):
@@ -276,7 +277,10 @@ def test_what_a_killed_process_wrote_down_agrees_with_the_receipt(own_server: Se
     for run in range(4):
         files.append(tmp_path / f"{run}.notes")
         child = subprocess.Popen(
-            [sys.executable, script, own_server.url, files[-1]], stdout=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, script, own_server.url, files[-1]],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         assert child.stdout is not None
         try:
@@ -291,7 +295,8 @@ def test_what_a_killed_process_wrote_down_agrees_with_the_receipt(own_server: Se
         finally:
             if group_of(child.pid):
                 os.killpg(child.pid, signal.SIGKILL)
-    verify = [BIN / "fletch", "receipt", "verify", *files, "--job", "killed", "--epoch", "0", "--server", own_server.url]
+    verify = [BIN / "fletch", "receipt", "verify", *files, "--job", "killed", "--epoch", "0"]
+    verify += ["--server", own_server.url]
     verified = subprocess.run(verify, capture_output=True, text=True, check=False)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     # Ordinal and lease of each line that is whole.

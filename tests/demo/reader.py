@@ -3,9 +3,9 @@
 
 usage: reader.py ORIGINAL MOUNT FLETCH TABLES OUT
 
-The list of files comes from the mount itself; what the index left out (`fletch diff` would
-show it) is missing there too, so the comparison also walks the original and names every
-difference. Writes shell variables for the report to OUT. Only the reads of the mount are timed.
+The list of files comes from the mount. So the program also walks the original, and names every
+difference that is not in the index's list of skipped files. It writes shell variables for the
+report to OUT. It measures only the reads of the mount.
 """
 
 import os
@@ -34,7 +34,7 @@ def walk(top):
 
 
 def skipped(fletch, tables):
-    """Paths that the index says it left out."""
+    """The paths that the index skipped."""
     import json
 
     out = subprocess.run([fletch, "show", tables, "--json"], check=True, stdout=subprocess.PIPE).stdout
@@ -72,7 +72,8 @@ def main():
                 if f.read() != got:
                     sys.exit(f"reader: {p!r} differs from its original")
         spent = max(spent, 1e-9)
-        print(f"   {epoch + ' epoch':<13} {len(files)} files compared, {spent:.1f} s reading the mount", flush=True)
+        line = f"   {epoch + ' epoch':<13} {len(files)} files compared, {spent:.1f} s reading the mount"
+        print(line, flush=True)
         result["bytes"] = total
         result[epoch] = f"{spent:.1f}"
         result[f"{epoch}_rate"] = round(len(files) / spent)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A second implementation of Fletch's identities, written from docs/FORMATS.md alone.
 
-Checks tests/golden/ and prints `N passed, 0 failed`; exits 1 on any difference.
+Compares its results with tests/golden/, prints `N passed, 0 failed`, and exits with 1 on any difference.
 """
 import json
 import struct
@@ -63,7 +63,8 @@ def summary(part):
 
 def encode_rule(rule):
     globs = rule.get("globs", [])
-    return bytes([{"file": 1, "stem": 2}[rule["key"]]]) + struct.pack("<I", len(globs)) + b"".join(map(text, globs))
+    key = {"file": 1, "stem": 2}[rule["key"]]
+    return bytes([key]) + struct.pack("<I", len(globs)) + b"".join(map(text, globs))
 
 
 def root(rule, hashes):
@@ -110,21 +111,29 @@ def small():
     layout = layout_id(described["params"], r, placements)
     check("layout", layout.hex(), want["layout"])
     manifest = json.loads((GOLDEN / "tables/manifest.json").read_text())
-    check("manifest", (manifest["format"], manifest["major"], manifest["root"]), ("fletch.manifest", 1, r.hex()))
+    head = (manifest["format"], manifest["major"], manifest["root"])
+    check("manifest", head, ("fletch.manifest", 1, r.hex()))
     check("manifest's parts", manifest["parts"], got)
     doc = json.loads((GOLDEN / "tables/layout.json").read_text())
     check("layout.json", (doc["format"], doc["major"], doc["root"]), ("fletch.layout", 1, r.hex()))
     check("layout's id", doc["layout"], layout.hex())
     check("layout's parts", doc["parts"], [p.hex() for p in placements])
     tag = json.loads((GOLDEN / "tag.json").read_text())
-    check("tag", (tag["format"], tag["major"], tag["root"], tag["layout"]), ("fletch.tag", 1, r.hex(), layout.hex()))
+    named = (tag["format"], tag["major"], tag["root"], tag["layout"])
+    check("tag", named, ("fletch.tag", 1, r.hex(), layout.hex()))
 
 
 def big():
     want = json.loads((GOLDEN / "big.json").read_text())
     paths = sorted(f"{i*2654435761 % 2**32:08x}/{i:06d}.jpg" for i in range(want["entries"]))
     entries = [
-        {"path": p, "kind": "file", "size": want["size"], "blake3": blake3(p.encode()).hexdigest(), "sample_kind": "alone"}
+        {
+            "path": p,
+            "kind": "file",
+            "size": want["size"],
+            "blake3": blake3(p.encode()).hexdigest(),
+            "sample_kind": "alone",
+        }
         for p in paths
     ]
     got = [summary(p) for p in cut(entries)]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the second implementation of the formats (check.py) in a virtual environment of its own.
+# Runs the second implementation of the formats, check.py and epochs.py, in its own virtual environment.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 scratch=$(mktemp -d)

@@ -1,4 +1,4 @@
-//! The built programs, and children that do not outlive their test.
+//! The built programs, and child processes that do not outlive their test.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -6,23 +6,23 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output};
 use std::time::{Duration, Instant};
 
-/// The root of the checkout.
+/// Returns the root of the checkout.
 #[must_use]
 pub fn repo() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
 }
 
-/// The directory of the programs built beside this test (`make build` puts them there).
+/// Returns the directory of the programs that `make build` built beside this test.
 #[must_use]
 pub fn bin_dir() -> PathBuf {
     let exe = std::env::current_exe().expect("this test's own path");
     exe.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps/<test>").to_owned()
 }
 
-/// A built program.
+/// Returns the path of a built program.
 ///
 /// # Panics
-/// When it is not built: a test that skipped itself then would prove nothing.
+/// If it is not built. A test that skipped itself would prove nothing.
 #[must_use]
 pub fn bin(name: &str) -> PathBuf {
     let path = bin_dir().join(name);
@@ -30,13 +30,13 @@ pub fn bin(name: &str) -> PathBuf {
     path
 }
 
-/// A command of a built program, with a clean set of `FLETCH_*` variables.
+/// Returns a command of a built program, without the `FLETCH_*` variables of this process.
 #[must_use]
 pub fn command(name: &str) -> Command {
     without_variables(Command::new(bin(name)))
 }
 
-/// A command with a clean set of `FLETCH_*` variables.
+/// Removes the `FLETCH_*` variables of this process from a command.
 #[must_use]
 pub fn without_variables(mut c: Command) -> Command {
     for (k, _) in std::env::vars_os() {
@@ -47,10 +47,10 @@ pub fn without_variables(mut c: Command) -> Command {
     c
 }
 
-/// Runs a command to its end and insists on success.
+/// Runs a command to its end.
 ///
 /// # Panics
-/// With all it printed, when it fails.
+/// If the command fails. The message has its output.
 pub fn run(c: &mut Command) -> Output {
     let out = c.output().unwrap_or_else(|e| panic!("{c:?}: {e}"));
     assert!(
@@ -63,47 +63,47 @@ pub fn run(c: &mut Command) -> Output {
     out
 }
 
-/// What a command printed on stdout, without the closing newline.
+/// Returns the stdout of a command, without the trailing newline.
 #[must_use]
 pub fn stdout(out: &Output) -> String {
     String::from_utf8_lossy(&out.stdout).trim_end().to_owned()
 }
 
-/// A child that is ended, by pid, when dropped.
+/// A child process. Dropping it ends the process by its pid.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    /// For messages.
+    /// The name of the process in messages.
     pub name: String,
 }
 
 impl Running {
-    /// Starts it.
+    /// Starts a process.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     #[must_use]
     pub fn spawn(name: &str, c: &mut Command) -> Self {
         let child = c.spawn().unwrap_or_else(|e| panic!("{c:?}: {e}"));
         Running { child, name: name.to_owned() }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its stdin, where that is a pipe; closed when what is returned is dropped.
+    /// Takes the process's piped stdin. Dropping the result closes it.
     ///
     /// # Panics
-    /// When it is none, or was taken before.
+    /// If stdin is not a pipe, or was taken before.
     #[must_use]
     pub fn stdin(&mut self) -> std::process::ChildStdin {
         self.child.stdin.take().expect("a piped stdin")
     }
 
-    /// Sends it a signal; it may have ended already.
+    /// Sends a signal to the process, which may have ended already.
     pub fn signal(&self, s: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
         match kill(pid, s) {
@@ -112,10 +112,10 @@ impl Running {
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     ///
     /// # Panics
-    /// When it does not end in time.
+    /// If it does not end in time.
     pub fn wait(&mut self, within: Duration) -> ExitStatus {
         let until = Instant::now() + within;
         loop {
@@ -127,7 +127,7 @@ impl Running {
         }
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn alive(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_none()
     }
@@ -145,7 +145,7 @@ impl Drop for Running {
         }
         if self.alive() {
             self.signal(Signal::SIGKILL);
-            // Reaping can only fail if somebody else did it.
+            // Waiting fails only if the process was reaped already.
             self.child.wait().ok();
         }
     }

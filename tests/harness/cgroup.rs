@@ -1,4 +1,4 @@
-//! A memory cgroup for one test, in either version of cgroups.
+//! A memory cgroup for one test, in version 1 or 2 of cgroups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A memory limit for processes. Dropped, it is removed; nothing may run in it then.
+/// A cgroup with a memory limit. Dropping it removes it; no process may run in it then.
 #[derive(Debug)]
 pub struct Memory {
     dir: PathBuf,
@@ -15,10 +15,10 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// A new group of at most `bytes`.
+    /// Creates a cgroup with a limit of `bytes`.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why it cannot be created.
     pub fn new(bytes: u64) -> Result<Self, String> {
         let v1 = Path::new("/sys/fs/cgroup/memory").is_dir();
         let base = if v1 { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
@@ -32,20 +32,20 @@ impl Memory {
         Ok(group)
     }
 
-    /// The shell's words after which a program runs in the group: `exec` comes last.
+    /// Returns the words to put before a command, so that it runs in the cgroup.
     #[must_use]
     pub fn wrapper(&self) -> [String; 4] {
         let enter = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.dir.display());
         ["sh".to_owned(), "-c".to_owned(), enter, "sh".to_owned()]
     }
 
-    /// Bytes that its processes hold, without the page cache.
+    /// Returns the memory of its processes in bytes, without the page cache.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.number("memory.stat", if self.v1 { "total_rss " } else { "anon " })
     }
 
-    /// How often a process of it was killed for want of memory.
+    /// Returns the number of its processes that the OOM killer killed.
     #[must_use]
     pub fn kills(&self) -> u64 {
         self.number(if self.v1 { "memory.oom_control" } else { "memory.events" }, "oom_kill ")
@@ -61,7 +61,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Busy for a moment after its last process ended.
+        // The cgroup is busy for a moment after its last process ended.
         let until = Instant::now() + Duration::from_secs(2);
         while let Err(e) = fs::remove_dir(&self.dir) {
             if Instant::now() >= until {

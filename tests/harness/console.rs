@@ -1,28 +1,27 @@
-//! Documents that run: `console` blocks of Markdown are executed line by line and what they
-//! print is compared with what the document says.
+//! Executes the `console` blocks of a Markdown document, and compares the output with the document.
 //!
-//! A block is ```` ```console ```` with commands after `$ ` (continued by a trailing `\`) and,
-//! below each, the lines it prints (stdout and stderr together). `…` in an expected line
-//! stands for anything; a line that is only `…` stands for any number of lines. Commands of
-//! one document share one shell, so `cd` and variables last.
+//! A block begins with ```` ```console ````. A command follows `$ ` (a trailing `\` continues it). The lines
+//! below a command are its output, stdout and stderr together. `…` in a line stands for any text; a line that
+//! is only `…` stands for any number of lines. The commands of a document share one shell, so `cd` and
+//! variables persist.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// One command and what it is to print.
+/// A command and its expected output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Line in the document, from 1.
+    /// The line in the document, from 1.
     pub line: usize,
-    /// The command, continuation lines joined.
+    /// The command, with its continuation lines.
     pub command: String,
-    /// Expected output lines.
+    /// The expected lines of output.
     pub expected: Vec<String>,
 }
 
-/// The steps of all blocks with this info string, in order.
+/// Returns the steps of all blocks with this info string, in order.
 #[must_use]
 pub fn steps(markdown: &str, info: &str) -> Vec<Step> {
     let mut out: Vec<Step> = Vec::new();
@@ -53,7 +52,7 @@ pub fn steps(markdown: &str, info: &str) -> Vec<Step> {
     out
 }
 
-/// The bodies of all fenced blocks with this info string, with their first line's number.
+/// Returns the bodies of all fenced blocks with this info string, with the number of each one's first line.
 #[must_use]
 pub fn blocks(markdown: &str, info: &str) -> Vec<(usize, String)> {
     let mut out = Vec::new();
@@ -78,7 +77,7 @@ pub fn blocks(markdown: &str, info: &str) -> Vec<(usize, String)> {
     out
 }
 
-/// Whether printed lines are the expected ones.
+/// Whether the printed lines match the expected ones.
 #[must_use]
 pub fn matches(expected: &[String], printed: &[&str]) -> bool {
     match expected.split_first() {
@@ -104,10 +103,10 @@ fn line_matches(expected: &str, printed: &str) -> bool {
     left.ends_with(last)
 }
 
-/// Runs all steps in one shell and reports every difference.
+/// Runs all steps in one shell, and reports every difference.
 ///
 /// # Errors
-/// A text with line, command, expected and printed lines of each step that differs.
+/// The line, the command, and the expected and printed lines of each step that differs.
 pub fn run(steps: &[Step], dir: &Path, env: &[(&str, &str)]) -> Result<(), String> {
     const MARK: &str = "\u{1}step";
     let mut script = String::from("exec 2>&1 </dev/null\n");
@@ -117,8 +116,8 @@ pub fn run(steps: &[Step], dir: &Path, env: &[(&str, &str)]) -> Result<(), Strin
             s.command
         ));
     }
-    // Into a file and in a group of its own: a daemon that the document forgot to end must
-    // neither keep us waiting for the end of a pipe nor outlive us.
+    // The output goes to a file, and the shell has its own process group. So a daemon that the document did
+    // not end can neither block this function nor outlive it.
     let log = tempfile::NamedTempFile::new().map_err(|e| format!("log: {e}"))?;
     let out = log.reopen().map_err(|e| format!("log: {e}"))?;
     let mut shell = Command::new("bash")
@@ -132,7 +131,7 @@ pub fn run(steps: &[Step], dir: &Path, env: &[(&str, &str)]) -> Result<(), Strin
         .map_err(|e| format!("bash: {e}"))?;
     let group = i32::try_from(shell.id()).map(nix::unistd::Pid::from_raw).map_err(|e| format!("pid: {e}"))?;
     shell.wait().map_err(|e| format!("bash: {e}"))?;
-    // A daemon that was told to end may take a moment.
+    // A daemon may take a moment to end.
     let end = Instant::now() + Duration::from_secs(12);
     let alive = || nix::sys::signal::killpg(group, None).is_ok();
     while alive() && Instant::now() < end {
@@ -177,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_changed_line_fails() {
-        let doc = "x\n```console\n$ echo one \\\n  two\none two\n$ printf 'a\\nb\\nc\\n'\na\n…\n$ false || echo rescued\nres…d\n```\n```sh\n$ no\n```\n";
+        let doc = "x\n```console\n$ echo one \\\n  two\none two\n$ printf 'a\\nb\\nc\\n'\na\n…\n\
+                   $ false || echo rescued\nres…d\n```\n```sh\n$ no\n```\n";
         let s = steps(doc, "console");
         assert_eq!(s.len(), 3);
         assert_eq!(run(&s, Path::new("/"), &[]), Ok(()));

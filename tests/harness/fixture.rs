@@ -1,4 +1,4 @@
-//! A dataset, a server and mounts, as a user would set them up: with the programs.
+//! Datasets, servers and mounts, set up with the programs as a user would set them up.
 
 use crate::bins::{Running, bin, command, run, stdout, without_variables};
 use crate::watch::until;
@@ -13,26 +13,26 @@ use std::process::Stdio;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// One server with its own scratch place; dropped, nothing is left.
+/// A server with its own scratch directory. Dropping it removes both.
 #[derive(Debug)]
 pub struct Site {
     server: Running,
-    /// Base URL of the server.
+    /// The base URL of the server.
     pub url: String,
     scratch: TempDir,
-    /// How the server is started: the program, what comes before it, and flags.
+    /// The command line of the server: a wrapper, the program, and flags.
     words: Vec<String>,
 }
 
-/// One mount; dropped, it is unmounted and its daemon ended.
+/// A mount. Dropping it ends its daemon and unmounts it.
 #[derive(Debug)]
 pub struct Mounted {
     daemon: Running,
-    /// Where.
+    /// The mount point.
     pub dir: PathBuf,
 }
 
-/// Indexes a local tree with its tables at `to`; the root.
+/// Indexes a local tree, and writes the tables to `to`. Returns the root.
 #[must_use]
 pub fn index(tree: &Path, to: &Path, more: &[&str]) -> String {
     let state = to.join("index-state");
@@ -42,7 +42,7 @@ pub fn index(tree: &Path, to: &Path, more: &[&str]) -> String {
     stdout(&run(&mut c))
 }
 
-/// Starts a server over a scratch place and waits until it is ready.
+/// Starts a server over a scratch directory, and waits until it is ready.
 fn serve(scratch: &Path, words: &[String]) -> (Running, String) {
     let at = |p: &str| scratch.join(p);
     let ready = at("ready");
@@ -78,17 +78,17 @@ impl Site {
         Site::start_by(&[], more)
     }
 
-    /// Starts a server by a program that becomes it: `setpriv …`, `sh -c 'exec "$@"' …`.
+    /// Starts a server by a wrapper that executes it: `setpriv …`, `sh -c 'exec "$@"' …`.
     #[must_use]
     pub fn start_by(wrapper: &[&str], more: &[&str]) -> Self {
         let scratch = TempDir::with_prefix("fletch-test-").expect("scratch");
         Site::begin(scratch, wrapper, bin("fletch-server"), more)
     }
 
-    /// Starts a server by another user, who owns the scratch place and may run the program.
+    /// Starts a server as another user, who owns the scratch directory and the copy of the program in it.
     ///
     /// # Panics
-    /// When this is not root.
+    /// If the test does not run as root.
     #[must_use]
     pub fn start_as(uid: u32, more: &[&str]) -> Self {
         let scratch = TempDir::with_prefix("fletch-test-").expect("scratch");
@@ -108,35 +108,35 @@ impl Site {
         Site { server, url, scratch, words }
     }
 
-    /// The server's process id.
+    /// Returns the server's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.server.pid()
     }
 
-    /// Ends the server by SIGKILL.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.server.signal(Signal::SIGKILL);
         self.server.wait(Duration::from_secs(10));
     }
 
-    /// Ends the server as an administrator would and insists on a clean end.
+    /// Ends the server with SIGTERM.
     ///
     /// # Panics
-    /// When it does not end cleanly in time.
+    /// If it does not end cleanly in time.
     pub fn end(&mut self) {
         self.server.signal(Signal::SIGTERM);
         let s = self.server.wait(Duration::from_secs(10));
         assert!(s.success(), "fletch-server: {s}\n{}", self.log());
     }
 
-    /// Starts the server again over what it left; it listens elsewhere.
+    /// Starts the server again over its directories. It listens on another port.
     pub fn restart(&mut self) {
         let (server, url) = serve(self.scratch.path(), &self.words);
         (self.server, self.url) = (server, url);
     }
 
-    /// A place of this site for anything.
+    /// Returns a directory in the scratch directory, and creates it if necessary.
     #[must_use]
     pub fn place(&self, name: &str) -> PathBuf {
         let p = self.scratch.path().join(name);
@@ -144,31 +144,31 @@ impl Site {
         p
     }
 
-    /// The server's cache directory.
+    /// Returns the server's cache directory.
     #[must_use]
     pub fn cache_dir(&self) -> PathBuf {
         self.scratch.path().join("cache")
     }
 
-    /// The server's unix socket.
+    /// Returns the path of the server's unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.scratch.path().join("s.sock")
     }
 
-    /// The server.
+    /// Returns the server's process.
     #[must_use]
     pub fn server(&mut self) -> &mut Running {
         &mut self.server
     }
 
-    /// What the server logged.
+    /// Returns the server's log.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.scratch.path().join("server.log")).unwrap_or_default()
     }
 
-    /// Indexes a tree and registers it under a name; the root.
+    /// Indexes a tree and registers it under a name. Returns the root.
     #[must_use]
     pub fn publish(&self, name: &str, tree: &Path) -> String {
         let to = self.place(&format!("tables-{name}"));
@@ -184,14 +184,14 @@ impl Site {
         run(&mut c);
     }
 
-    /// Mounts a dataset; usable when this returns.
+    /// Mounts a dataset, and waits until the mount is usable.
     #[must_use]
     pub fn mount(&self, name: &str, job: &str, more: &[&str]) -> Mounted {
         let server = self.url.clone();
         self.mount_from(&server, name, job, more)
     }
 
-    /// Mounts a dataset through another address of the server (a proxy, the socket).
+    /// Mounts a dataset through another address of the server, such as a proxy or the socket.
     #[must_use]
     pub fn mount_from(&self, server: &str, name: &str, job: &str, more: &[&str]) -> Mounted {
         let dir = self.place(&format!("mnt-{name}-{job}"));
@@ -212,13 +212,13 @@ impl Site {
         Mounted { daemon, dir }
     }
 
-    /// What a mount's daemon logged.
+    /// Returns the log of a mount's daemon.
     #[must_use]
     pub fn mount_log(&self, job: &str) -> String {
         fs::read_to_string(self.scratch.path().join(format!("mount-{job}.log"))).unwrap_or_default()
     }
 
-    /// A GET of the server's API, as JSON.
+    /// Sends a GET to the server's API. Returns the response as JSON.
     #[must_use]
     pub fn json(&self, path: &str) -> Value {
         let text = self.get(path);
@@ -226,7 +226,7 @@ impl Site {
             .unwrap_or_else(|e| panic!("{path}: {e}: {}", String::from_utf8_lossy(&text)))
     }
 
-    /// A GET of the server, any type.
+    /// Sends a GET to the server. Returns the body.
     #[must_use]
     pub fn get(&self, path: &str) -> Vec<u8> {
         run(std::process::Command::new("curl")
@@ -235,7 +235,7 @@ impl Site {
         .stdout
     }
 
-    /// All series of the server's metrics.
+    /// Returns all series of the server's metrics.
     #[must_use]
     pub fn metrics(&self) -> BTreeMap<String, f64> {
         String::from_utf8_lossy(&self.get("/metrics"))
@@ -246,7 +246,7 @@ impl Site {
             .collect()
     }
 
-    /// The sum of all series of one metric.
+    /// Returns the sum of all series of one metric.
     #[must_use]
     pub fn metric(&self, name: &str) -> f64 {
         self.metrics().iter().filter(|(k, _)| k.split('{').next() == Some(name)).map(|(_, v)| v).sum()
@@ -265,22 +265,22 @@ pub fn is_mounted(dir: &Path) -> bool {
 }
 
 impl Mounted {
-    /// The daemon.
+    /// Returns the daemon's process.
     #[must_use]
     pub fn daemon(&mut self) -> &mut Running {
         &mut self.daemon
     }
 
-    /// The daemon's process id.
+    /// Returns the daemon's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 
-    /// Ends the daemon as an administrator would and insists on a clean end.
+    /// Ends the daemon with SIGTERM.
     ///
     /// # Panics
-    /// When it does not end cleanly or leaves a mount behind.
+    /// If it does not end cleanly, or leaves its mount.
     pub fn stop(mut self) {
         self.daemon.signal(Signal::SIGTERM);
         let s = self.daemon.wait(Duration::from_secs(11));
@@ -304,10 +304,10 @@ impl Drop for Mounted {
     }
 }
 
-/// All regular files below a directory, by relative path, sorted; symlinks are not followed.
+/// Returns the relative paths of all regular files below a directory, sorted. It does not follow symlinks.
 ///
 /// # Panics
-/// When something cannot be read.
+/// If a directory cannot be read.
 #[must_use]
 pub fn files(dir: &Path) -> Vec<PathBuf> {
     let mut out = Vec::new();

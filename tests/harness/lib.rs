@@ -1,7 +1,9 @@
-//! The harness of the whole-system tests: it starts the *built programs*, mounts with the
-//! real kernel, and watches them from outside (tracepoints, `/proc`), never from inside.
+//! The harness of the whole-system tests: starts the built programs, and mounts with the real kernel.
 //!
-//! Everything a fixture starts it ends by pid in `Drop`, and everything it mounts it unmounts.
+//! Must never: look inside a program. It observes programs by tracepoints, `/proc` and their HTTP API.
+//!
+//! Invariant: a fixture ends by pid in `Drop` every process that it started, and unmounts every mount that it
+//! made.
 
 pub mod bins;
 pub mod cgroup;

@@ -1,5 +1,6 @@
-//! The Python package as its users get it: the built wheel, unpacked, and the interpreter with
-//! torch that `tests/install.sh` made.
+//! The Python package as its users get it: the built wheel, installed for a Python interpreter with torch.
+//!
+//! `tests/install.sh` installs the interpreter.
 
 use crate::bins::{bin_dir, repo, run, without_variables};
 use std::fs;
@@ -7,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Where `tests/install.sh` puts what tests need.
+/// Returns the directory in which `tests/install.sh` installs the tools of the tests.
 fn servers() -> PathBuf {
     let named = std::env::var_os("FLETCH_TEST_SERVERS").map(PathBuf::from);
     named.unwrap_or_else(|| bin_dir().parent().expect("target").join("test-servers"))
 }
 
-/// The interpreter that has torch, torchvision, pytest and mypy.
+/// Returns the interpreter that has torch, torchvision, pytest and mypy.
 ///
 /// # Errors
-/// What is missing.
+/// The name of what is missing.
 pub fn interpreter() -> Result<PathBuf, String> {
     let python = servers().join("torch/bin/python");
     if !python.is_file() {
@@ -31,10 +32,10 @@ pub fn interpreter() -> Result<PathBuf, String> {
     }
 }
 
-/// The wheel that was built beside the programs.
+/// Returns the wheel that was built beside the programs.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason why there is none.
 pub fn wheel() -> Result<PathBuf, String> {
     let dir = bin_dir().join("wheels");
     let built = fs::read_dir(&dir).into_iter().flatten().filter_map(|e| Some(e.ok()?.path()));
@@ -45,16 +46,16 @@ pub fn wheel() -> Result<PathBuf, String> {
     }
 }
 
-/// Real images in folders by class.
+/// Returns a directory of real images with one folder for each class.
 ///
 /// # Errors
-/// Where they are not.
+/// The directory that does not exist.
 pub fn images() -> Result<PathBuf, String> {
     let dir = servers().join("images/icons");
     if dir.is_dir() { Ok(dir) } else { Err(format!("no {}: tests/install.sh fetches it", dir.display())) }
 }
 
-/// The package, unpacked where nothing else is; removed when dropped.
+/// The package, installed in a directory of its own. Dropping it removes the directory.
 #[derive(Debug)]
 pub struct Installed {
     python: PathBuf,
@@ -62,10 +63,10 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Unpacks the wheel.
+    /// Installs the wheel.
     ///
     /// # Panics
-    /// When it cannot be.
+    /// If it cannot be installed.
     #[must_use]
     pub fn new() -> Self {
         let (python, wheel) = (interpreter().expect("python"), wheel().expect("wheel"));
@@ -84,13 +85,13 @@ impl Installed {
         Installed { python, site }
     }
 
-    /// Where it lies.
+    /// Returns the directory of the package.
     #[must_use]
     pub fn site(&self) -> &Path {
         self.site.path()
     }
 
-    /// The interpreter with the package, with a clean set of `FLETCH_*` variables.
+    /// Returns a command of the interpreter with the package, without this process's `FLETCH_*` variables.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut c = without_variables(Command::new(&self.python));
@@ -106,10 +107,10 @@ impl Installed {
         c
     }
 
-    /// Runs tests of `python/tests` and insists on success, with none skipped.
+    /// Runs tests of `python/tests`.
     ///
     /// # Panics
-    /// With all they printed, when they fail.
+    /// If a test fails or skips. The message has the output.
     pub fn pytest(&self, args: &[&str]) {
         // A temporary directory of its own: tests look at what is left in it.
         let tmp = TempDir::with_prefix("fletch-pytest-").expect("tmp");

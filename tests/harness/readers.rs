@@ -1,4 +1,4 @@
-//! Readers that know nothing of Fletch but its URLs, many at once, and what they must be given.
+//! Concurrent HTTP readers that know only the server's URLs, and datasets with the hashes that they must get.
 
 use crate::fixture::Site;
 use fletch_core::Hash;
@@ -16,20 +16,20 @@ use std::{
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// A dataset of equally long files, each unlike all others.
+/// A dataset of files of one length, each with unique content.
 #[derive(Debug)]
 pub struct Data {
-    /// Where it lies.
+    /// The directory of the files.
     pub dir: PathBuf,
-    /// Path and content hash of each file.
+    /// The path and the content hash of each file.
     pub files: Vec<(String, Hash)>,
-    /// Bytes of each.
+    /// The length of each file in bytes.
     pub len: u64,
     _own: Option<TempDir>,
 }
 
 impl Data {
-    /// Writes `n` files of `len` bytes.
+    /// Writes `n` files of `len` bytes into a temporary directory.
     #[must_use]
     pub fn new(seed: u64, n: u64, len: u64) -> Self {
         let own = TempDir::with_prefix("fletch-data-").expect("a directory");
@@ -37,7 +37,7 @@ impl Data {
         Data { _own: Some(own), ..Data::within(&dir, seed, n, len) }
     }
 
-    /// Writes them into a directory of somebody else's.
+    /// Writes `n` files of `len` bytes into a directory of the caller.
     #[must_use]
     pub fn within(dir: &Path, seed: u64, n: u64, len: u64) -> Self {
         let file = |i: u64| {
@@ -52,26 +52,26 @@ impl Data {
         Data { dir: dir.to_owned(), files: (0..n).map(file).collect(), len, _own: None }
     }
 
-    /// The same files, the last first.
+    /// Returns the same files in reverse order.
     #[must_use]
     pub fn backwards(&self) -> Self {
         let files = self.files.iter().rev().cloned().collect();
         Data { dir: self.dir.clone(), files, len: self.len, _own: None }
     }
 
-    /// All of its bytes.
+    /// Returns the bytes of all files together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.len * self.files.len() as u64
     }
 }
 
-/// What readers got.
+/// The result of reading files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Got {
-    /// Bytes, all of them right.
+    /// The bytes that were read. All of them were right.
     pub bytes: u64,
-    /// Files that were refused, or not wholly sent.
+    /// The files that were refused or not sent completely.
     pub failed: u64,
 }
 

@@ -1,26 +1,28 @@
-//! What a test needs beside the programs: skipped visibly where it is missing, failed where
-//! `FLETCH_TEST_REQUIRE` (a comma-separated list) names it.
+//! The components of the machine that a test needs.
+//!
+//! If a component is missing, the test prints the reason and skips. It fails if `FLETCH_TEST_REQUIRE` (a
+//! comma-separated list) names the component.
 
 use std::path::Path;
 
 /// A component of the machine that a test needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// `/dev/fuse` and the right to mount.
+    /// `/dev/fuse` and the permission to mount.
     Fuse,
     /// The kernel's FUSE tracepoints (root, tracefs).
     Trace,
     /// `python3`.
     Python,
-    /// Root, who may mount file systems and run programs as somebody else.
+    /// Root, to mount file systems and to run programs as another user.
     Root,
-    /// A memory cgroup of its own (root; either version of cgroups).
+    /// A memory cgroup (root; version 1 or 2 of cgroups).
     Cgroup,
-    /// The Python package as it was built, and an interpreter with torch and torchvision.
+    /// The built Python package, and an interpreter with torch and torchvision.
     Torch,
-    /// A folder of real images.
+    /// A directory of real images.
     Images,
-    /// `strace`, and the right to attach it to a process that this one started.
+    /// `strace`, and the permission to attach it to a child process.
     Strace,
 }
 
@@ -62,10 +64,10 @@ fn on_path(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|p| std::env::split_paths(&p).any(|d| d.join(program).is_file()))
 }
 
-/// Whether a test may run; prints why not.
+/// Whether the machine has these components. Prints which one is missing.
 ///
 /// # Panics
-/// When something is missing that `FLETCH_TEST_REQUIRE` names.
+/// If a component is missing that `FLETCH_TEST_REQUIRE` names.
 #[must_use]
 pub fn have(needs: &[Need]) -> bool {
     let required = std::env::var("FLETCH_TEST_REQUIRE").unwrap_or_default();

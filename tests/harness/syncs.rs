@@ -1,7 +1,8 @@
-//! The moment between "durable" and whatever follows from it: threads of a process are held when a file is synced.
+//! Holds the threads of a process at the end of each `fdatasync`.
 //!
-//! strace stops a thread at the end of its `fdatasync` and writes that down; for as long as it is held the call has
-//! succeeded in the kernel and the program does not know yet.
+//! So a test can act between a durable write and the program's next step. strace delays the return of the
+//! call and records it. While the thread is held, the kernel has completed the call and the program does not
+//! know it yet.
 
 use crate::{bins::Running, watch::until};
 use std::{
@@ -12,30 +13,32 @@ use std::{
     time::Duration,
 };
 
-/// A process whose threads are held after each `fdatasync`.
+/// A process whose threads are held at the end of each `fdatasync`.
 #[derive(Debug)]
 pub struct Syncs {
     tracer: Running,
-    told: PathBuf,
-    /// Lines read.
+    /// The file to which strace writes.
+    trace: PathBuf,
+    /// The number of lines that were read.
     read: usize,
-    /// By thread: what it syncs, where that was told in two lines.
+    /// The beginning of each thread's call, if strace wrote the call in two lines.
     begun: BTreeMap<String, String>,
 }
 
 impl Syncs {
-    /// From when this returns every thread of the process is held for `hold` at the end of an `fdatasync`. `told` is
-    /// a scratch file.
+    /// Starts to hold every thread of the process for `hold` at the end of each `fdatasync`.
+    ///
+    /// `trace` is a scratch file.
     ///
     /// # Panics
-    /// When strace cannot attach.
+    /// If strace cannot attach.
     #[must_use]
-    pub fn hold(pid: u32, told: PathBuf, hold: Duration) -> Self {
+    pub fn hold(pid: u32, trace: PathBuf, hold: Duration) -> Self {
         let mut c = Command::new("strace");
         c.args(["-f", "-y", "-qq", "-e", "trace=fdatasync", "-e", "signal=none", "-e"])
             .arg(format!("inject=fdatasync:delay_exit={}", hold.as_micros()))
             .arg("-o")
-            .arg(&told)
+            .arg(&trace)
             .args(["-p", &pid.to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -49,19 +52,18 @@ impl Syncs {
                 .map(|t| fs::read_to_string(t.path().join("status")).unwrap_or_default())
                 .all(|s| s.lines().any(|l| l == by))
         });
-        Syncs { tracer, told, read: 0, begun: BTreeMap::new() }
+        Syncs { tracer, trace, read: 0, begun: BTreeMap::new() }
     }
 
-    /// Waits until a sync of `file` has succeeded that was not waited for before. The thread that asked for it is
-    /// held from then on.
+    /// Waits until the next sync of `file` has succeeded. The thread that called it is held from then on.
     ///
     /// # Panics
-    /// When none comes in time.
+    /// If there is no sync in time.
     pub fn next(&mut self, file: &Path, within: Duration) {
         let named = format!("<{}>", file.display());
         until("a sync", within, || {
             assert!(self.tracer.alive(), "strace ended");
-            let text = fs::read_to_string(&self.told).unwrap_or_default();
+            let text = fs::read_to_string(&self.trace).unwrap_or_default();
             let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
             for line in whole.lines().skip(self.read) {
                 self.read += 1;

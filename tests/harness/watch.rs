@@ -1,11 +1,11 @@
-//! Watching from outside: memory and IO by `/proc` (FUSE requests: [`fletch_testkit::fuse_trace`]).
+//! Memory and IO of a process, observed through `/proc`. [`fletch_testkit::fuse_trace`] counts FUSE requests.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Whether a line of `/proc/<pid>/status` or `io` begins with this key; its first number.
+/// Returns the first number of the line with this key in `/proc/<pid>/status` or `io`.
 fn proc_number(pid: u32, file: &str, key: &str) -> u64 {
     let text =
         fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_else(|e| panic!("{pid} {file}: {e}"));
@@ -16,22 +16,22 @@ fn proc_number(pid: u32, file: &str, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("{key} in /proc/{pid}/{file}"))
 }
 
-/// Peak resident memory of a process, bytes.
+/// Returns the peak resident memory of a process, in bytes.
 #[must_use]
 pub fn peak_rss(pid: u32) -> u64 {
     proc_number(pid, "status", "VmHWM") * 1024
 }
 
-/// Resident memory of a process now, bytes.
+/// Returns the current resident memory of a process, in bytes.
 #[must_use]
 pub fn rss(pid: u32) -> u64 {
     proc_number(pid, "status", "VmRSS") * 1024
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` returns true.
 ///
 /// # Panics
-/// When it does not in time.
+/// If it does not return true in time.
 pub fn until(what: &str, within: Duration, mut done: impl FnMut() -> bool) {
     let end = std::time::Instant::now() + within;
     while !done() {
@@ -40,11 +40,13 @@ pub fn until(what: &str, within: Duration, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for a child's end without reaping it, and returns the bytes it read by `read(2)` and
-/// its kin over its whole life (files, not sockets), as the kernel counted them.
+/// Waits for the end of a child without reaping it. Returns the bytes that it read.
+///
+/// These are the bytes of `read(2)` and related calls. The kernel counts the bytes over the child's whole
+/// life (files, not sockets).
 ///
 /// # Panics
-/// When the child cannot be waited for.
+/// If the child cannot be waited for.
 #[must_use]
 pub fn bytes_read_until_exit(pid: u32) -> u64 {
     use nix::sys::wait::{Id, WaitPidFlag, waitid};
@@ -53,13 +55,13 @@ pub fn bytes_read_until_exit(pid: u32) -> u64 {
     bytes_read(pid)
 }
 
-/// Bytes that a process has read so far by `read(2)` and its kin.
+/// Returns the bytes that a process has read so far with `read(2)` and related calls.
 #[must_use]
 pub fn bytes_read(pid: u32) -> u64 {
     proc_number(pid, "io", "rchar")
 }
 
-/// Everything under `dir` as `du` counts it, and what process `pid` has deleted and still open there.
+/// Returns the bytes that `dir` occupies, as `du` counts them, with the deleted files that `pid` holds open.
 #[must_use]
 pub fn occupied(dir: &Path, pid: u32) -> u64 {
     fn of(p: &Path) -> u64 {

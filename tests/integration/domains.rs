@@ -1,4 +1,4 @@
-//! Two tenants with one server: tokens through every program, and what goes when a grant ends.
+//! Two tenants of one server: tokens in every program, and the loss of access when a dataset is unregistered.
 
 use fletch_tests::bins::{Running, command, run, stdout};
 use fletch_tests::fixture::{Site, index};

@@ -1,9 +1,9 @@
-//! I2: server and consumers are killed by SIGKILL, at random moments and exactly between *grant durable* and *first
-//! byte*; joined with what consumers wrote down, the ledger says that nothing is missing, and that what came twice was
-//! held by somebody who died.
+//! I2: no sample is missing after SIGKILLs of the server and of consumers.
 //!
-//! Each consumer is a process. It writes down what it consumed, durably, before it acknowledges. A gate lets each take
-//! so many leases between two kills, so that the epoch is under way at every one of them.
+//! Every repeated sample was held by a killed process. The test kills at random moments, and exactly between
+//! a durable grant and the first byte of its answer. Then it joins the consumption logs with the ledger. Each
+//! consumer is a process. It writes its consumption log durably before it acknowledges. A gate limits the
+//! leases of each consumer between two kills, so that the epoch is in progress at every kill.
 
 use fletch_api::{Ack, Code, LeaseRequest, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec, routes};
 use fletch_client::{
@@ -44,9 +44,9 @@ use tokio::{task::block_in_place, time::sleep};
 const CHILD: &str = "FLETCH_TEST_CONSUMER";
 const WANT: u32 = 8;
 const RANKS: u32 = 2;
-/// Leases that each consumer may take between two kills.
+/// The leases that each consumer may take between two kills.
 const LEASES: usize = 3;
-/// How long a thread is held once a grant is durable: the server is killed meanwhile.
+/// The time for which a thread is held after a grant is durable. The test kills the server within it.
 const HOLD: Duration = Duration::from_millis(400);
 
 fn client(socket: &Path) -> Client {
@@ -57,7 +57,7 @@ fn client(socket: &Path) -> Client {
     Client::new(config).expect("client")
 }
 
-/// A file of notes; a life begins it.
+/// Creates the consumption log of a consumer.
 fn notes_file(path: &Path, job: &JobHandle) -> File {
     let mut file = File::create(path).expect("file");
     writeln!(file, "{}", consumption_log::head(job.info().root, 0)).expect("written");
@@ -65,13 +65,13 @@ fn notes_file(path: &Path, job: &JobHandle) -> File {
     file
 }
 
-/// Writes down what is consumed, durably, before it is acknowledged.
+/// Appends a consumed batch to the log, durably. The consumer acknowledges it afterwards.
 fn note(file: &mut File, b: &LeaseBatch) {
     file.write_all(b.log_records().as_bytes()).expect("written");
     file.sync_data().expect("durable");
 }
 
-/// Acknowledges until somebody answers; whether it was in time.
+/// Acknowledges a batch, and retries until the server answers. Returns whether the lease was still valid.
 async fn acknowledge(job: &JobHandle, b: &LeaseBatch) -> bool {
     let ack = Ack { lease: b.token.lease, upto: b.token.entries, batches: Vec::new() };
     loop {
@@ -84,7 +84,7 @@ async fn acknowledge(job: &JobHandle, b: &LeaseBatch) -> bool {
     }
 }
 
-/// One consumer's life: it takes a lease for each byte of its stdin, and all that is left once that ends.
+/// A consumer: it takes one lease for each byte of its stdin, and all remaining leases after stdin ends.
 async fn consume(job: JobHandle, rank: u32, life: u32, path: &Path) {
     let mut file = notes_file(path, &job);
     // Every other one receives ahead of what it consumes.
@@ -115,7 +115,7 @@ async fn consume(job: JobHandle, rank: u32, life: u32, path: &Path) {
     }
 }
 
-/// Not a test of its own: the process that gets killed.
+/// The consumer process that [`killed`] starts. As a test it checks only [`late`].
 #[tokio::test]
 async fn consumer() {
     let Ok(spec) = std::env::var(CHILD) else {
@@ -128,43 +128,48 @@ async fn consumer() {
     consume(job, rank.parse().expect("rank"), life.parse().expect("life"), Path::new(path)).await;
 }
 
-/// Leases whose acks came too late, as a consumer's notes say.
+/// Returns the leases that were acknowledged too late, as a consumer's log says.
 fn late(text: &str) -> BTreeSet<u64> {
     text.lines().filter_map(|l| l.strip_prefix("# late ")).map(|l| l.parse().expect("a lease")).collect()
 }
 
-/// A consumer that lives.
+/// A running consumer.
 struct Consumer {
     process: Running,
     gate: ChildStdin,
 }
 
-/// What happens to one job.
+/// One job, its server and its consumers.
 struct Trial<'a> {
     site: &'a mut Site,
     job: JobHandle,
     notes: PathBuf,
-    /// Consumers that were begun; each is a worker of its own.
+    /// The number of consumers that were started. Each one is a worker with this number.
     lives: u32,
     dead: BTreeSet<u32>,
     consumers: Vec<Consumer>,
 }
 
-/// A lease as the ledger tells it.
+/// A lease, as the ledger records it.
 #[derive(Debug, Clone, Default)]
-struct Told {
+struct LedgerLease {
     worker: u32,
     entries: Vec<u32>,
     acked: u32,
     expired: bool,
 }
 
-fn told(ledger: &Ledger) -> BTreeMap<u64, Told> {
-    let mut leases: BTreeMap<u64, Told> = BTreeMap::new();
+/// Returns the leases of a ledger by number.
+fn leases_of(ledger: &Ledger) -> BTreeMap<u64, LedgerLease> {
+    let mut leases: BTreeMap<u64, LedgerLease> = BTreeMap::new();
     for e in &ledger.events {
         match e {
             Event::Grant { lease, request, entries } => {
-                let new = Told { worker: request.worker, entries: entries.clone(), ..Told::default() };
+                let new = LedgerLease {
+                    worker: request.worker,
+                    entries: entries.clone(),
+                    ..LedgerLease::default()
+                };
                 assert!(leases.insert(*lease, new).is_none());
             }
             Event::Ack { lease, upto } => leases.get_mut(lease).expect("granted").acked = *upto,
@@ -194,7 +199,7 @@ impl Trial<'_> {
         Consumer { process, gate }
     }
 
-    /// The epoch's ledger as it lies on disk.
+    /// Returns the path of the epoch's ledger.
     fn on_disk(&self) -> PathBuf {
         self.site.place("state").join("jobs").join(&self.job.info().id).join("epoch-0.ledger")
     }
@@ -203,13 +208,13 @@ impl Trial<'_> {
         Ledger::read(&fs::read(self.on_disk()).expect("ledger")).expect("a ledger")
     }
 
-    /// Entries that somebody holds.
+    /// Returns the number of entries in open leases.
     fn held(&self) -> usize {
-        let open = |t: &&Told| !t.expired && (t.acked as usize) < t.entries.len();
-        told(&self.read()).values().filter(open).map(|t| t.entries.len() - t.acked as usize).sum()
+        let open = |t: &&LedgerLease| !t.expired && (t.acked as usize) < t.entries.len();
+        leases_of(&self.read()).values().filter(open).map(|t| t.entries.len() - t.acked as usize).sum()
     }
 
-    /// Kills a consumer: at any moment, or when it has written down what it has not acknowledged yet.
+    /// Kills a consumer: at any moment, or after it logged a batch that it has not acknowledged.
     fn kill_consumer(&mut self, rank: u32, unacknowledged: bool) {
         let new = self.begin(rank);
         let mut old = std::mem::replace(&mut self.consumers[rank as usize], new);
@@ -229,8 +234,10 @@ impl Trial<'_> {
         self.dead.insert(life);
     }
 
-    /// Kills the server when a grant is durable and no byte of its answer has left. The lease, who asked for it, what it
-    /// has; and how many bytes came after all, if this process was held up for longer than the server's thread.
+    /// Kills the server when a grant is durable and before the first byte of its answer.
+    ///
+    /// Returns the lease, its worker and its entries; and the bytes that arrived nevertheless, because this
+    /// process was delayed for longer than the server's thread was held.
     fn kill_between(&mut self, rank: u32) -> ((u64, u32, Vec<u32>), usize) {
         self.lives += 1;
         let ask =
@@ -251,8 +258,8 @@ impl Trial<'_> {
         let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n");
         let mut answer = UnixStream::connect(self.site.socket()).expect("the server");
         write!(answer, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).expect("asked");
-        // The ledger is written by one thread. At the end of a sync it is held, so all that the file has is durable
-        // and nobody knows. Of the consumers' records there may be such moments first.
+        // The ledger is written by one thread. At the end of a sync it is held, so all that the file has is
+        // durable and nobody knows. Of the consumers' records there may be such moments first.
         loop {
             syncs.next(&ledger, Duration::from_secs(60));
             if granted(&self.read()).is_some() {
@@ -268,7 +275,7 @@ impl Trial<'_> {
         (granted(&self.read()).expect("the grant is durable"), bytes.len())
     }
 
-    /// The same request again, after the restart: the same lease, consumed now.
+    /// Repeats the request after the restart: gets the same lease, and consumes it.
     async fn ask_again(&self, rank: u32, (lease, worker, entries): &(u64, u32, Vec<u32>)) {
         let mut reader =
             self.job.reader(0, rank, *worker).after_sequence(0).patience(Duration::from_secs(60));
@@ -281,7 +288,7 @@ impl Trial<'_> {
         self.job.held().release(0, rank, b.token.lease);
     }
 
-    /// What each life wrote down; nothing of one that was killed before it began to.
+    /// Returns the log of each consumer. A consumer that was killed before its first line has none.
     fn all_notes(&self) -> BTreeMap<u32, (ConsumptionLog, BTreeSet<u64>)> {
         let read = |life| {
             let text = fs::read_to_string(self.file(life)).ok().filter(|t| t.contains('\n'))?;
@@ -291,7 +298,7 @@ impl Trial<'_> {
     }
 }
 
-/// What the files of all consumers are held against: the server, and what was saved of it.
+/// The receipt and ledger with which the logs of all consumers are compared: the server's, and saved copies.
 struct Proof {
     job: String,
     server: String,
@@ -309,14 +316,14 @@ impl Proof {
         Proof { job, server, saved, files: files.to_vec() }
     }
 
-    /// What `fletch receipt verify` says, of the server and of what was saved: the same.
+    /// Runs `fletch receipt verify` against the server and the saved copies. The reports must be equal.
     fn verify(&self, code: i32) -> Value {
         let served = self.said(&["--epoch", "0", "--job", &self.job], code);
         assert_eq!(served, self.of_saved(code));
         served
     }
 
-    /// What it says of what was saved.
+    /// Runs `fletch receipt verify` against the saved copies.
     fn of_saved(&self, code: i32) -> Value {
         let [receipt, ledger] = self.saved.each_ref().map(|p| p.to_str().expect("UTF-8"));
         self.said(&["--receipt", receipt, "--ledger", ledger, "--dataset", "d"], code)
@@ -333,8 +340,11 @@ impl Proof {
     }
 }
 
-/// Notes of places that were not acknowledged.
-fn lost_notes(all: &BTreeMap<u32, (ConsumptionLog, BTreeSet<u64>)>, leases: &BTreeMap<u64, Told>) -> u64 {
+/// Returns the number of logged samples that were not acknowledged.
+fn lost_notes(
+    all: &BTreeMap<u32, (ConsumptionLog, BTreeSet<u64>)>,
+    leases: &BTreeMap<u64, LedgerLease>,
+) -> u64 {
     let places = all.values().flat_map(|(notes, _)| notes.notes.iter().filter_map(|(_, n)| n.at));
     places.filter(|(id, place)| *place >= leases[id].acked).count() as u64
 }
@@ -407,7 +417,7 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
     }
 
     let receipt = t.job.receipt(0).await.expect("finished");
-    let leases = told(&Ledger::read(&t.job.ledger(0).await.expect("ledger")).expect("a ledger"));
+    let leases = leases_of(&Ledger::read(&t.job.ledger(0).await.expect("ledger")).expect("a ledger"));
     let mut granted: BTreeMap<u32, u64> = BTreeMap::new();
     leases.values().flat_map(|t| &t.entries).for_each(|e| *granted.entry(*e).or_default() += 1);
     let again: u64 = granted.values().map(|n| n - 1).sum();
@@ -469,7 +479,8 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
         assert_eq!(first["what"].as_str(), Some(what), "{said}");
         assert!(first["path"].as_str().is_some_and(|p| p.split('/').count() == 2), "{said}");
     }
-    // A sample that the server never delivered, and nobody misses: the plan does, whether the server says so or not.
+    // A sample that the server never delivered, and nobody misses: the plan does, whether the server says so
+    // or not.
     fs::write(lives, text.replace(note, "# never came")).expect("nobody wrote it down");
     let (_, first) = ConsumptionLog::parse(&text).expect("notes").notes[0];
     let (id, place) = first.at.expect("written");
@@ -486,8 +497,8 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
     fs::write(lives, text).expect("as it was");
     println!(
         "{}, seed {seed}: {} kills: {} of the server, {between} of it between grant and first byte, {} of \
-         consumers; {} samples, 0 missing, {held} entries held at kills of the server, {again} granted again, {twice} \
-         consumed twice, {too_late} acks too late",
+         consumers; {} samples, 0 missing, {held} entries held at kills of the server, {again} granted \
+         again, {twice} consumed twice, {too_late} acks too late",
         order.as_str(),
         rounds + more,
         servers + more,

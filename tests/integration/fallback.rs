@@ -1,5 +1,7 @@
-//! What a mount does when the server is gone: reads the origin where it was told that it may,
-//! fails within its time and says how to mend that where it was not, and never sends a wrong byte.
+//! A mount whose server is gone, with and without `--origin-fallback`.
+//!
+//! With it the mount reads from the origin. Without it a read fails within its timeout, and the log names the
+//! option. No read returns a wrong byte.
 
 use fletch_tests::bins::{command, run};
 use fletch_tests::fixture::{Mounted, Site, files};
@@ -16,7 +18,7 @@ use tempfile::TempDir;
 
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-/// Small files, and some of several slices.
+/// A tree of small files and of some files of several slices.
 fn tree() -> (TempDir, Files) {
     let dir = TempDir::with_prefix("fletch-fallback-").expect("tree");
     let mut all = Files::new();
@@ -34,7 +36,7 @@ fn tree() -> (TempDir, Files) {
     (dir, all)
 }
 
-/// A server that vanishes without a word.
+/// Kills the server with SIGKILL.
 fn kill(site: &mut Site) {
     site.server().signal(Signal::SIGKILL);
     site.server().wait(Duration::from_secs(5));
@@ -50,7 +52,7 @@ fn check_all(dir: &Path, want: &Files) {
     want.keys().for_each(|name| check(dir, name, want));
 }
 
-/// Ends a mount and reads its report.
+/// Ends a mount and returns its report.
 fn end(mount: Mounted, report: &Path) -> Value {
     mount.stop();
     serde_json::from_slice(&fs::read(report).expect("report")).expect("JSON")
@@ -199,7 +201,7 @@ fn given_tables_need_no_server_and_a_changed_object_is_refused() {
     assert_eq!(site.metric("fletch_chunk_reads_total"), 0.0, "the server was not asked");
 }
 
-/// Takes a mount of a background daemon away.
+/// Unmounts the mount of a background daemon when dropped.
 struct Unmount<'a>(&'a Path);
 
 impl Drop for Unmount<'_> {

@@ -1,4 +1,4 @@
-//! The path of a byte, whole: index, serve, mount, read; counted from outside.
+//! The whole path of a byte: index, serve, mount, read. The costs are measured from outside.
 
 use fletch_core::Hash;
 use fletch_testkit::fuse_trace::FuseTrace;
@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Unique incompressible files below `dir`: `sizes[i]` bytes each, 100 to a directory.
+/// Writes unique incompressible files of these sizes below `dir`, 100 in each directory. Returns their bytes.
 fn tree(dir: &Path, seed: u64, sizes: impl IntoIterator<Item = usize>) -> u64 {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut total = 0;
@@ -33,7 +33,7 @@ fn tree(dir: &Path, seed: u64, sizes: impl IntoIterator<Item = usize>) -> u64 {
     total
 }
 
-/// Reads every file whole, in one read, in this order.
+/// Reads every file in one read, in this order.
 fn read_all(dir: &Path, order: &[PathBuf]) -> u64 {
     order
         .iter()
@@ -99,7 +99,7 @@ fn eight_cold_mounts_cost_the_origin_one_read() {
     }
 }
 
-/// A GET over a socket of its own; the status line and the body.
+/// Sends a GET over a new connection. Returns the head of the response and the body.
 fn get(addr: &str, path: &str) -> (String, Vec<u8>) {
     let mut s = TcpStream::connect(addr).expect("connect");
     write!(s, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("request");

@@ -1,5 +1,6 @@
-//! I1 against a lying origin, lying tables and a lying wire: no wrong byte is delivered, and
-//! every case is counted.
+//! I1 with a corrupt origin, corrupt tables and a corrupt connection: no wrong byte is delivered.
+//!
+//! Every case is counted in the metrics.
 
 use fletch_testkit::{Tamper, TamperProxy, Upstream};
 use fletch_tests::bins::{command, run};
@@ -37,7 +38,7 @@ fn set_time(p: &Path) {
     fs::File::options().write(true).open(p).expect("open").set_modified(t).expect("time");
 }
 
-/// Changes a file in place and puts its times back: a lie, not an edit anyone can see.
+/// Changes a file in place and restores its times, so that the change does not show in its metadata.
 fn lie(p: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut b = fs::read(p).expect("read");
     change(&mut b);
@@ -45,7 +46,7 @@ fn lie(p: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     set_time(p);
 }
 
-/// Reads everything through the mount: each file's bytes, or `None` for an error.
+/// Reads every file through the mount. Returns each file's bytes, or `None` for an error.
 fn read(dir: &Path, names: impl Iterator<Item = PathBuf>) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     names
         .map(|p| {
@@ -55,7 +56,7 @@ fn read(dir: &Path, names: impl Iterator<Item = PathBuf>) -> BTreeMap<PathBuf, O
         .collect()
 }
 
-/// Insists that nothing wrong came, and returns the names that were refused.
+/// Checks that no wrong byte came. Returns the names of the files whose reads failed.
 fn refused(got: &BTreeMap<PathBuf, Option<Vec<u8>>>, want: &BTreeMap<PathBuf, Vec<u8>>) -> Vec<String> {
     let mut out = Vec::new();
     for (p, b) in got {
@@ -168,7 +169,7 @@ fn indexing_the_same_content_again_disturbs_no_mount() {
     m.stop();
 }
 
-/// The tables of one version below `to`: (entries, placement).
+/// Returns the paths of a version's tables below `to`: (entries, placement).
 fn tables(to: &Path, root: &str) -> (PathBuf, PathBuf) {
     let v = to.join("fletch/versions").join(root);
     let layouts: Vec<PathBuf> =

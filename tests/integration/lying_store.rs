@@ -1,5 +1,7 @@
-//! A store that lies, each way by its name: no wrong byte leaves the server, the reader gets a
-//! clear error in time or the right bytes, and each case is counted.
+//! I1 with a store that answers wrongly, one test for each kind of fault.
+//!
+//! No wrong byte leaves the server. The reader gets the right bytes, or a clear error within its timeout.
+//! Each case is counted in the metrics.
 
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use fletch_tests::bins::{command, run, stdout};
@@ -24,7 +26,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// A bucket with a small file and one of three slices, indexed and registered while it is honest.
+/// A bucket with a small file and a file of three slices, indexed and registered before the fault begins.
 fn setup() -> Lie {
     let emulator = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
     let (small, large) = (bytes(1, 100_000), bytes(2, 9_000_000));
@@ -33,7 +35,8 @@ fn setup() -> Lie {
     let dir = tempfile::tempdir().expect("tempdir");
     let config = dir.path().join("fletch.toml");
     let text = format!(
-        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\ncredentials = \"anonymous\"\n",
+        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nregion = \"x\"\nallow_http = true\n\
+         credentials = \"anonymous\"\n",
         emulator.uri(),
         emulator.endpoint()
     );
@@ -50,7 +53,7 @@ fn setup() -> Lie {
 }
 
 impl Lie {
-    /// The status and body of a file, as curl gets them; within the time there is.
+    /// Fetches a file with curl, within the timeout. Returns the status and the body.
     fn get(&self, name: &str) -> (u32, Vec<u8>) {
         let began = Instant::now();
         let out = Command::new("curl")
@@ -70,8 +73,10 @@ impl Lie {
         assert!(status == 200 && body == *right, "{name}: {status}, {} bytes", body.len());
     }
 
-    /// An error of this code, and nothing else; for a large file, which is answered as its slices
-    /// come, the body may also end early, and what came is right.
+    /// Checks that a file gives an error of this code.
+    ///
+    /// The server sends a large file slice by slice, so its body may also end early. Then its bytes must be
+    /// right.
     fn is_refused(&self, name: &str, code: &str) {
         let (status, body) = self.get(name);
         let right = if name == "small" { &self.small } else { &self.large };
@@ -92,8 +97,9 @@ impl Lie {
         self.site.metrics().get(key).copied().unwrap_or(0.0)
     }
 
-    /// While the fault lasts both files are refused with `code` and counted as `error`; after it
-    /// both are right: no error and no wrong byte is kept.
+    /// Checks that both files give `code` while the fault lasts, counted as `error`, and are right after it.
+    ///
+    /// So the server keeps no error and no wrong byte.
     fn lasting(&self, fault: &Fault, code: &str, error: &str) {
         self.emulator.set_fault("set/", fault.clone(), None);
         self.is_refused("small", code);

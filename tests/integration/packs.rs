@@ -1,5 +1,4 @@
-//! Packs, whole: made by the tool, served by the server, read through a mount; counted at the
-//! origin.
+//! The whole path of a pack: `fletch pack`, server, mount. The requests are counted at the origin.
 
 use fletch_testkit::dataset::{Spec, Tree, write_tree};
 use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator};
@@ -11,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// About 25 MB of small files with odd names, and one long file.
+/// A tree of about 25 MB: small files with odd names, and one long file.
 fn tree(dir: &Path, seed: u64) -> Tree {
     let spec = Spec { files: 700, median_bytes: 24 << 10, symlinks: 0, empty_dirs: 0, ..Spec::default() };
     let mut tree = write_tree(dir, seed, &spec).expect("tree");
@@ -29,14 +28,14 @@ fn tree(dir: &Path, seed: u64) -> Tree {
     tree
 }
 
-/// Runs `fletch pack` on a URI; its report.
+/// Runs `fletch pack` on a URI. Returns its report.
 fn pack(site: &Site, uri: &str, to: &str, more: &[&str]) -> Value {
     let mut c = command("fletch");
     c.args(["pack", uri, "--to", to, "--json", "--state-dir"]).arg(site.place("state-pack")).args(more);
     serde_json::from_slice(&run(&mut c).stdout).expect("json")
 }
 
-/// Insists that the mount shows the tree, byte by byte.
+/// Checks that the mount shows the tree, byte by byte.
 fn same(tree: &Path, mount: &Path) {
     let names = files(tree);
     let shown: Vec<_> = files(mount);
@@ -60,7 +59,8 @@ fn a_pack_in_a_bucket_costs_one_request_a_chunk() {
     }
     let config = data.path().with_extension("toml");
     let text = format!(
-        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
+        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\n\
+         region = \"local\"\n",
         origin.uri(),
         origin.endpoint()
     );

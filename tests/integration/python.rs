@@ -1,5 +1,4 @@
-//! The Python package: its own tests, run as its users run it, from the built wheel against a real
-//! server.
+//! The tests of the Python package, run from the built wheel against a real server.
 
 use fletch_tests::bins::{repo, run};
 use fletch_tests::python::Installed;

@@ -1,5 +1,7 @@
-//! I2, I5: a state is all that an epoch needs. Everything is killed, cache and state directories are deleted, and the rest of
-//! the plan is delivered to another number of ranks, exactly.
+//! I2, I5: an epoch continues from its state alone.
+//!
+//! The test kills the server and deletes its cache and state directories. A new server delivers exactly the
+//! rest of the plan, to another number of ranks.
 
 use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::{
@@ -15,12 +17,12 @@ use fletch_tests::{
 use std::{collections::BTreeMap, fs};
 
 const SAMPLES: u32 = 480;
-/// Entries a step of all ranks together.
+/// The entries of a step of all ranks together.
 const BATCH: u32 = 24;
-/// Steps before everything is lost.
+/// The steps before the server and its directories are lost.
 const BEFORE: u32 = 7;
 
-/// By both ways over the wire: where the server is now.
+/// A client of the server's current address.
 fn client(site: &Site) -> Client {
     let endpoint: Endpoint = site.url.parse().expect("url");
     Client::new(ClientConfig::new(endpoint, "loader")).expect("client")
@@ -51,7 +53,7 @@ async fn take(job: &JobHandle, rank: u32) -> LeaseBatch {
     }
 }
 
-/// So many steps of every rank: what they got, in order, by rank and step.
+/// Takes `n` steps of every rank. Returns the entries of each step, in order of steps and ranks.
 async fn steps(
     job: &JobHandle,
     n: u32,

@@ -1,4 +1,4 @@
-//! 1.28 million files with 200-byte paths: what index and mount may cost.
+//! The cost of index and mount for 1.28 million files with paths of 200 bytes.
 
 use fletch_tests::bins::{Running, command};
 use fletch_tests::fixture::Site;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 const FILES: usize = 1_280_000;
 const DIRS: usize = 1000;
 
-/// 1,000 directories of 1,280 empty files; every path is 200 bytes long.
+/// Writes 1,000 directories of 1,280 empty files. Every path has 200 bytes.
 fn tree(dir: &Path) {
     std::thread::scope(|s| {
         for half in 0..2 {

@@ -1,6 +1,6 @@
-//! Every source, from the object to the reader: indexed, registered, served and verified with the
-//! programs, over real servers. And what follows from names by content: copies of one dataset in
-//! different stores are one set of chunks.
+//! Every kind of origin, with servers of other projects: index, register, serve and verify.
+//!
+//! Chunks are named by their content, so copies of one dataset in different stores are one set of chunks.
 
 use fletch_origin::{Credentials, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers::{self, RealServer};
@@ -12,10 +12,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Words that stand in credentials files, and may stand nowhere else.
+/// Secrets of the credentials files. They must not appear anywhere else.
 const SECRETS: &[&str] = &["hunter2secret", "AKIAHUNTER2", "tokenhunter2", servers::AZURE_KEY];
 
-/// A dataset, 30 MB: small files and one of three slices.
+/// A dataset of 30 MB: small files and one file of three slices.
 fn content() -> BTreeMap<String, Vec<u8>> {
     let bytes = |seed: u64, len: usize| {
         let mut out = vec![0; len];
@@ -28,15 +28,15 @@ fn content() -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// The stores, and the configuration that reaches them.
+/// The running stores, and the configuration of their origins.
 struct Stores {
     _servers: Vec<RealServer>,
     dir: TempDir,
     config: String,
     configs: Vec<OriginConfig>,
-    /// Name → URI of a place for a dataset, each under another prefix.
+    /// The URI of a folder in each store, by the store's name. Each has its own prefix.
     places: BTreeMap<&'static str, String>,
-    /// What the plain server shows.
+    /// The folder that the plain file server serves.
     plain: PathBuf,
 }
 
@@ -112,7 +112,7 @@ fn table(c: &OriginConfig) -> String {
     out
 }
 
-/// Puts a dataset where it belongs.
+/// Writes a dataset to a store.
 fn fill(stores: &Stores, name: &str, files: &BTreeMap<String, Vec<u8>>) {
     let behind = match name {
         "local" => Some(PathBuf::from(&stores.places[name])),
@@ -137,7 +137,7 @@ fn fill(stores: &Stores, name: &str, files: &BTreeMap<String, Vec<u8>>) {
     });
 }
 
-/// Indexes a place; the root.
+/// Indexes a dataset in a store. Returns the root and the folder of its tables.
 fn index(stores: &Stores, name: &str, files: &BTreeMap<String, Vec<u8>>) -> (String, PathBuf) {
     let to = stores.path(&format!("tables-{name}"));
     let list = stores.path("list");
@@ -163,14 +163,14 @@ fn no_secret(what: &str, bytes: &[u8]) {
     }
 }
 
-/// No secret in any file below a directory.
+/// Checks that no file below a directory contains a secret.
 fn no_secret_below(dir: &Path) {
     for file in fletch_tests::fixture::files(dir) {
         no_secret(&file.display().to_string(), &fs::read(dir.join(&file)).expect("read"));
     }
 }
 
-/// A file of a version, as curl gets it.
+/// Fetches a file of a version with curl.
 fn file(site: &Site, root: &str, path: &str) -> Vec<u8> {
     site.get(&format!("/v1/versions/{root}/files/{}", path.replace(' ', "%20").replace('#', "%23")))
 }

@@ -1,9 +1,8 @@
-//! Time and memory at scale: writes N entries with paths of 200 bytes, then opens the version
-//! in a fresh process image and touches three parts. Each phase is a process of its own, so
-//! that its peak (`VmHWM`) is its own.
+//! Measures the time and memory of tables with N entries, whose paths have 200 bytes.
 //!
-//! `cargo run --release -p fletch-tables --example scale [N]` (default 1,280,000; needs about
-//! 200 bytes of disk an entry in the temporary directory)
+//! It writes the tables, opens the version, and reads it. Each phase runs in a process of its own, so that
+//! its peak of memory (`VmHWM`) is measured alone. Run `cargo run --release -p fletch-tables --example scale
+//! [N]`. N is 1,280,000 by default. The temporary directory needs about 200 bytes for each entry.
 
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Chunk rows and the index over them; the cache: one flight, errors not kept, a bound.
+//! Chunk rows and their index; the cache of parts: shared loads, no kept errors, a bound.
 
 mod support;
 

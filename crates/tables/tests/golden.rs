@@ -1,8 +1,8 @@
-//! The golden files of `tests/golden/`: formats outlive code. They are compared, and written
-//! anew only with `FLETCH_GOLDEN_WRITE=1`: a difference is a change of format, to be meant.
+//! The golden files of `tests/golden/`, which fix the formats.
 //!
-//! No hash depends on how parquet encodes: the old tables must still be *read*, and what
-//! today's writer makes must read back the same, but its bytes may differ.
+//! A difference is a change of a format. Only `FLETCH_GOLDEN_WRITE=1` writes the files again. No hash depends
+//! on the encoding of parquet: the reader must read the old tables, and the writer's tables must read back
+//! equal, but their bytes may differ.
 
 mod support;
 
@@ -49,7 +49,7 @@ fn load<T: DeserializeOwned>(name: &str) -> T {
     serde_json::from_slice(&text).expect("golden json")
 }
 
-/// A described version: `entries.json`.
+/// The description of a version: `entries.json`.
 #[derive(Serialize, Deserialize)]
 struct Described {
     sample_rule: SampleRule,
@@ -80,7 +80,7 @@ struct DescribedSlice {
     length: u32,
 }
 
-/// What comes of it: `small.json`.
+/// The expected hashes of the version: `small.json`.
 #[derive(Serialize)]
 struct Outcome {
     encodings: Vec<String>,
@@ -135,7 +135,7 @@ impl DescribedEntry {
     }
 }
 
-/// One of everything, cut into several parts; the content of a file is its path.
+/// A version with an entry of each kind, in several parts. The content of a file is its path.
 fn small() -> Described {
     let rule = SampleRule::new(KeyRule::Stem, vec!["**/*.jpg".into(), "**/*.cls".into(), "*.cls".into()]);
     let params = LayoutParams { slice_bytes: 1 << 20, ..LayoutParams::INDEX };
@@ -265,7 +265,7 @@ fn log_bytes() {
     assert_eq!((records.len(), len), (3, log.len()));
 }
 
-/// The example of `docs/FORMATS.md`, "Frames"; `fletch-api` makes and reads the same bytes.
+/// The example of `docs/FORMATS.md`, "Frames". `fletch-api` writes and reads the same bytes.
 #[test]
 fn frame_bytes() {
     let frames = concat!(

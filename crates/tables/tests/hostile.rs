@@ -1,5 +1,4 @@
-//! Tables that lie: an answer is an error or what was written, never a panic and never
-//! something else.
+//! Corrupt tables: a call returns an error or the written rows, never a panic and never other rows.
 
 mod support;
 
@@ -26,8 +25,7 @@ fn entries() -> Vec<Entry> {
 
 static MADE: LazyLock<Made> = LazyLock::new(|| make(&entries()));
 
-/// Reads all there is. What hashes cover must be what was written; chunk rows, which no hash
-/// covers, must only keep to the limits.
+/// Reads every row. Rows that a hash covers must be the written ones; chunk rows must keep the limits.
 async fn read(files: Files) -> Result<(), TableError> {
     let v = MADE.open_with(Arc::new(files), PartCache::new(64 << 20)).await?;
     let got = read_all(&v).await?;
@@ -76,7 +74,11 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_refused(table in tables(), garbage in proptest::collection::vec(any::<u8>(), 0..2000), tail: bool) {
+    fn garbage_is_refused(
+        table in tables(),
+        garbage in proptest::collection::vec(any::<u8>(), 0..2000),
+        tail: bool,
+    ) {
         let mut garbage = garbage;
         if tail {
             let n = garbage.len() as u32;
@@ -86,10 +88,13 @@ proptest! {
         prop_assert!(runtime().block_on(read(MADE.files.with(table, garbage))).is_err());
     }
 
-    /// What the manifest says of parts is its word until the part was loaded: a lie about
-    /// where parts begin never hides an entry nor makes one up.
+    /// A wrong first path of a part in the manifest hides no entry, and invents none.
     #[test]
-    fn a_lie_about_first_paths_hides_nothing(part in 0usize..3, to in "[a-z0-9/]{0,12}", look in 0usize..9003) {
+    fn a_lie_about_first_paths_hides_nothing(
+        part in 0usize..3,
+        to in "[a-z0-9/]{0,12}",
+        look in 0usize..9003,
+    ) {
         let mut m = Manifest::parse(&MADE.files.files[&Table::Manifest], MADE.written.root).expect("good");
         let n = m.parts.len();
         prop_assert!(n >= 2);

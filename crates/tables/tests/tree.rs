@@ -1,5 +1,6 @@
-//! What is written is read back, and paths, ordinals and directories are found as in a model,
-//! whether the answer lies inside a part or at its edge, with a cache of any size.
+//! Written versions read back equal, and searches for paths, ordinals and directories agree with a model.
+//!
+//! The answers lie inside parts and at their edges, with caches of any size.
 
 mod support;
 
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use support::{Made, make, read_all, runtime};
 
-/// Paths in a small tree, a third of which end a part.
+/// The paths of a small tree. A third of them end a part.
 static POOL: LazyLock<Vec<String>> = LazyLock::new(|| {
     let dirs = ["", "a/", "a-b/", "a/b/", "a/b/c/", "b/", "b.c/", "z/y/"];
     let mut cutting = Vec::new();
@@ -78,7 +79,7 @@ fn trees() -> impl Strategy<Value = Vec<Entry>> {
     })
 }
 
-/// Directory → its children in the order of the entries: name, ordinal, whether a directory.
+/// The children of each directory in the order of the entries: name, ordinal, whether a directory.
 fn model(entries: &[Entry]) -> BTreeMap<String, Vec<(String, u64, bool)>> {
     let mut dirs: BTreeMap<String, Vec<(String, u64, bool)>> = BTreeMap::from([(String::new(), Vec::new())]);
     for (ordinal, e) in (0u64..).zip(entries) {
@@ -274,7 +275,7 @@ fn keyed_samples_are_counted_by_runs() {
     assert_eq!(w.finish(support::about()).expect("written").samples, 4);
 }
 
-/// Equal keys in two shards are two samples, though one follows the other.
+/// Equal keys in two neighbouring shards are two samples.
 #[test]
 fn a_sample_ends_with_its_shard() {
     let scratch = tempfile::tempdir().expect("scratch");

@@ -105,7 +105,8 @@ pub fn files_with_ranges(dir: &Path) -> Option<RealServer> {
         let own_dir = own.display();
         // With one process nginx needs no second user, who might not be able to read `dir`.
         let text = format!(
-            "daemon off; master_process off; worker_processes 1; pid {own_dir}/pid; error_log {own_dir}/error.log;\n\
+            "daemon off; master_process off; worker_processes 1;\n\
+             pid {own_dir}/pid; error_log {own_dir}/error.log;\n\
              events {{ worker_connections 256; }}\n\
              http {{ access_log off; client_body_temp_path {own_dir}; proxy_temp_path {own_dir}; \
              fastcgi_temp_path {own_dir}; uwsgi_temp_path {own_dir}; scgi_temp_path {own_dir};\n\

@@ -1,4 +1,4 @@
-//! What the tests ask a server.
+//! Helpers of the disk tests: metrics of a server, and waits for a state of its disk tier.
 
 use fletch_core::Hash;
 use fletch_tests::fixture::Site;
@@ -7,37 +7,39 @@ use fletch_tests::watch::until;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// One number of the server's metrics, `name{label="value"}` written as it is served.
+/// Returns one series of the server's metrics. `name{label="value"}` is written as the server writes it.
 pub fn series(site: &Site, name: &str) -> u64 {
     let all = site.metrics();
     let n = all.get(name).unwrap_or_else(|| panic!("{name} in {all:#?}"));
     *n as u64
 }
 
-/// Bytes of chunks that the origin was asked for and that were right.
+/// Returns the bytes of chunks that were fetched from the origin and were right.
 pub fn fetched(site: &Site) -> u64 {
     series(site, "fletch_chunk_fetched_bytes_total")
 }
 
-/// Whether the cache on disk is in this state.
+/// Whether the disk tier is in this state.
 pub fn is(site: &Site, state: &str) -> bool {
     series(site, &format!("fletch_disk_state{{state=\"{state}\"}}")) == 1
 }
 
-/// Waits until it is.
+/// Waits until the disk tier is in this state.
 pub fn becomes(site: &Site, state: &str) {
     until(&format!("the disk is {state}\n{}", site.log()), Duration::from_secs(20), || is(site, state));
     let said = site.json("/v1/info")["disk"]["state"].as_str().map(str::to_owned);
     assert_eq!(said.as_deref(), Some(state));
 }
 
-/// Waits until nothing waits to be appended.
+/// Waits until the append queue is empty.
 pub fn appended(site: &Site) {
     until("appended", Duration::from_secs(20), || series(site, "fletch_disk_append_queue_bytes") == 0);
 }
 
-/// Reads files in an order, a few at a time, so that whatever the disk's speed the queue of appends (a quarter
-/// of the server's 64 MiB) has room for each: what is dropped there would come from the origin again, rightly.
+/// Reads files in order, a few at a time, so that the append queue always has room.
+///
+/// The queue has a quarter of the server's 64 MiB. A chunk that did not fit would be fetched from the origin
+/// again.
 pub fn settle(site: &Site, readers: &Readers, root: &str, files: &[(String, Hash)], at_once: usize) -> Got {
     let mut all = Got { bytes: 0, failed: 0 };
     for some in files.chunks(100) {
@@ -48,8 +50,7 @@ pub fn settle(site: &Site, readers: &Readers, root: &str, files: &[(String, Hash
     all
 }
 
-/// Says that it is over when it is dropped, by a failed assertion, too: else whoever waits for the word
-/// would wait for ever.
+/// Sets the flag when dropped, also by a failed assertion, so that no thread waits for it for ever.
 pub struct Over<'a>(pub &'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -58,12 +59,12 @@ impl Drop for Over<'_> {
     }
 }
 
-/// All of a dataset, and nothing refused.
+/// The result of reading a whole dataset without failures.
 pub fn whole(data: &Data) -> Got {
     Got { bytes: data.bytes(), failed: 0 }
 }
 
-/// Bytes delivered by result and tier; of every result or tier where that is empty.
+/// Returns the delivered bytes of a result and tier; an empty string stands for all of them.
 pub fn delivered(site: &Site, result: &str, tier: &str) -> u64 {
     let is = |k: &str, label: &str, v: &str| v.is_empty() || k.contains(&format!("{label}=\"{v}\""));
     let of = |k: &str| k.starts_with("fletch_bytes_total{") && is(k, "result", result) && is(k, "tier", tier);

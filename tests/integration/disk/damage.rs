@@ -1,4 +1,6 @@
-//! I1: bytes that changed on disk are never sent; they are counted, quarantined and fetched again.
+//! I1: the server never sends bytes that changed on disk.
+//!
+//! It counts them, quarantines them and fetches them again.
 
 use crate::common::{appended, fetched, series, settle, whole};
 use fletch_tests::fixture::Site;
@@ -14,7 +16,7 @@ fn slabs(site: &Site) -> Vec<PathBuf> {
     all
 }
 
-/// Where the payloads of a slab begin, by its records' magic.
+/// Returns the offsets of the payloads in a slab, found by the magic number of its records.
 fn payloads(slab: &[u8]) -> Vec<usize> {
     (512..slab.len()).step_by(64).filter(|&at| slab[at..].starts_with(b"FLRC")).map(|at| at + 256).collect()
 }

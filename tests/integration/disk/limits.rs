@@ -1,4 +1,4 @@
-//! I6: the cache directory stays within its limit at every moment, whatever is read.
+//! I6: the cache directory stays within its limit at every moment, whichever files are read.
 
 use crate::common::{Over, series, whole};
 use fletch_tests::fixture::Site;

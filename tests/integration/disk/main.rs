@@ -1,5 +1,6 @@
-//! The cache on disk under the built server: warm after a crash, right when damaged, indifferent to
-//! what is done to its directory, and within its limit all the time.
+//! The disk tier of the built server: warm after a crash, correct after damage, and always within its limit.
+//!
+//! Harm to its directory costs only speed.
 
 mod common;
 mod damage;

@@ -1,4 +1,4 @@
-//! I6: in a small cgroup, with many clients, connections and open files, memory stays what was configured.
+//! I6: in a small cgroup, with many clients, connections and open files, memory stays within its setting.
 
 use crate::common::{Over, series, whole};
 use fletch_tests::bins::run;
@@ -32,13 +32,14 @@ fn i6_many_clients_in_a_small_cgroup() {
     let cache = (bytes / 2).to_string();
     let flags =
         ["--memory", &memory, "--tables-memory", &tables, "--cache-size", &cache, "--cache-free-floor", "0"];
-    // What is held is asked here, not how long a disk takes to which the tests before this one wrote a hundred gigabytes, nor how
-    // long somebody who asks for nothing stays connected meanwhile.
+    // What is held is asked here, not how long a disk takes to which the tests before this one wrote a
+    // hundred gigabytes, nor how long somebody who asks for nothing stays connected meanwhile.
     let flags = [&flags[..], &["--io-timeout", "5m", "--limits-idle-timeout", "10m"]].concat();
     let mut site = Site::start_by(&wrapper, &flags);
     let large = Data::new(71, bytes / 2 / (12 * MIB), 12 * MIB);
     let small = Data::new(72, bytes / 2 / 110_000, 110_000);
-    // Gigabytes that are still to be written out would keep the disk from its readers for longer than an origin may take.
+    // Gigabytes that are still to be written out would keep the disk from its readers for longer than an
+    // origin may take.
     for data in [&large, &small] {
         run(Command::new("sync").arg("-f").arg(&data.dir));
     }

@@ -1,5 +1,6 @@
-//! I5: whatever is done to the cache directory, under load or before a start, costs speed only, and the disk
-//! is used again when it works again, without a restart.
+//! I5: harm to the cache directory, under load or before a start, costs only speed.
+//!
+//! The server uses the disk again when it works again, without a restart.
 
 use crate::common::{Over, appended, becomes, fetched, is, series, settle, whole};
 use fletch_tests::bins::run;
@@ -18,7 +19,7 @@ use std::time::Duration;
 const NOBODY: u32 = 65_534;
 const FLAGS: [&str; 6] = ["--memory", "64MiB", "--cache-size", "256MiB", "--cache-free-floor", "0"];
 
-/// Reads the dataset again and again while `harm` is done; nothing may be refused, nothing be wrong.
+/// Reads the dataset again and again while `harm` runs. No read may fail or return a wrong byte.
 fn under_load(site: &Site, root: &str, data: &Data, harm: impl FnOnce()) {
     let (readers, done) = (Readers::new(), AtomicBool::new(false));
     std::thread::scope(|s| {
@@ -37,7 +38,7 @@ fn under_load(site: &Site, root: &str, data: &Data, harm: impl FnOnce()) {
     });
 }
 
-/// Unmounts what it mounted.
+/// A mounted tmpfs, which is unmounted when dropped.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -57,7 +58,7 @@ impl Drop for Mount {
     }
 }
 
-/// Deletes a directory in one step: whoever writes into it would make files in what is being emptied.
+/// Renames a directory and deletes it, because the server could create files in it during the deletion.
 fn delete(dir: &Path) {
     let gone = dir.with_extension("gone");
     fs::rename(dir, &gone).expect("rename");

@@ -1,4 +1,4 @@
-//! I5: what was appended is served again after `kill -9`, without the origin.
+//! I5: after `kill -9` the server serves the appended chunks again, without the origin.
 
 use crate::common::{becomes, delivered, fetched, series, settle, whole};
 use fletch_tests::fixture::Site;

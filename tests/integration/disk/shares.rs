@@ -1,5 +1,7 @@
-//! I4: a plain reader with less cache than data. What is cached stays, a second dataset gets its share, and
-//! the arms are what theory says.
+//! I4: a plain reader of a dataset that is larger than the cache.
+//!
+//! Cached chunks stay, a second dataset gets its share, and the eviction policies reach their theoretical hit
+//! shares.
 
 use crate::common::{Over, appended, delivered, fetched, series, settle};
 use fletch_api::{OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
@@ -23,13 +25,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-/// What a chunk of `len` bytes occupies.
+/// Returns the bytes that a chunk of `len` bytes occupies on disk.
 fn footprint(len: u64) -> u64 {
     256 + len.next_multiple_of(64)
 }
 
-/// One epoch of a program that knows nothing: the page cache is dropped, and then every file is read through the
-/// mount, in a cgroup.
+/// One epoch of an unmodified program: drops the page cache, then reads every file of the mount in a cgroup.
 fn epoch(group: &Memory, mount: &Path, files: &[(String, Hash)], first: bool) {
     for (path, _) in files.iter().filter(|_| !first) {
         let file = fs::File::open(mount.join(path)).expect("open");
@@ -110,7 +111,7 @@ fn a_plain_reader_is_spared_what_its_share_holds_4_kb() {
     }
 }
 
-/// Mean share of bytes that came from the disk, over random epochs after the first, at a cache of a fifth.
+/// Returns the mean hit share of random epochs after the first, with a cache of a fifth of the data.
 fn arm(policy: &str) -> f64 {
     let len = 60_000;
     let flags =
@@ -144,7 +145,7 @@ fn the_arms_are_what_theory_says() {
     assert!((lru - 0.02).abs() <= 0.02, "lru {lru}");
 }
 
-/// A job that lets the server choose, epoch after epoch, until it is over; `epochs` counts the whole ones.
+/// Runs a job in the substitute order until `over`; `epochs` counts its complete epochs.
 fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) {
     let ask = StartJob {
         name: "sweeping".parse().expect("name"),
@@ -181,8 +182,10 @@ fn substitutes(url: &str, over: &AtomicBool, epochs: &AtomicU64) {
     runtime.block_on(work).expect("epochs");
 }
 
-/// A sweep over the same dataset takes its own share and keeps to it: what a plain reader of the mount reads again and
-/// again stays, where that is no more than its half, however much the sweep brings and drops.
+/// A sweep over the same dataset stays within its own share.
+///
+/// The files that a plain reader of the mount reads again and again stay cached if they are at most half of
+/// the share, however much the sweep fetches and evicts.
 #[test]
 fn a_plain_reader_keeps_its_share_beside_a_sweep() {
     if !have(&[Need::Fuse, Need::Cgroup]) {

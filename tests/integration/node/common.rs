@@ -1,4 +1,4 @@
-//! Mounts that share a store, and what they are asked.
+//! Helpers of the node tests: mounts that share a store, and questions to the store's owner.
 
 use fletch_core::Hash;
 use fletch_tests::bins::run;
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// A server that keeps next to nothing, and the node's cache directory.
+/// A server with almost no cache, and the cache directory of the node.
 pub struct Node {
     pub site: Site,
     pub cache: PathBuf,
-    /// What a store may occupy.
+    /// The limit of a store, as a size.
     pub size: &'static str,
-    /// The memory of its mounts: a quarter of it is the disk's queue.
+    /// The memory of each mount. The append queue has a quarter of it.
     pub memory: &'static str,
 }
 
@@ -37,7 +37,7 @@ impl Node {
         Node { size, memory, ..Node::start() }
     }
 
-    /// A mount that keeps chunks on this node, in little memory, so that the disk is what counts.
+    /// Mounts a dataset with a cache on this node, and with little memory, so that reads depend on the disk.
     pub fn mount(&self, name: &str, job: &str, more: &[&str]) -> Mounted {
         let cache = self.cache.display().to_string();
         let own = ["--cache-dir", &cache, "--cache-size", self.size, "--cache-free-floor", "0"];
@@ -45,21 +45,21 @@ impl Node {
         self.site.mount(name, job, &[&own[..], &small, more].concat())
     }
 
-    /// The directories of its stores, one for each principal.
+    /// Returns the directories of the node's stores, one for each principal.
     pub fn stores(&self) -> Vec<PathBuf> {
         let all = self.cache.join(format!("mounts-{}", nix::unistd::geteuid()));
         let all = fs::read_dir(all).into_iter().flatten().flatten();
         all.map(|e| e.path()).collect()
     }
 
-    /// What the owner of the only store says of it; nothing while there is none.
+    /// Returns the state of the only store, as its owner reports it; `None` while there is no store.
     pub fn state(&self) -> Option<Value> {
         let stores = self.stores();
         assert!(stores.len() <= 1, "{stores:?}");
         state_of(stores.first()?)
     }
 
-    /// Waits until the owner's process is this, and `n` chunks are on disk.
+    /// Waits until the store's owner is this process, and has this number of chunks on disk.
     pub fn settled(&self, owner: u32, chunks: u64) {
         until(
             &format!("{chunks} chunks are kept by {owner}: {:?}", self.state()),
@@ -73,13 +73,12 @@ impl Node {
         );
     }
 
-    /// Waits until nothing waits to be appended.
+    /// Waits until the append queue is empty.
     pub fn appended(&self) {
         until("appended", Duration::from_secs(30), || self.state().is_some_and(|s| s["queued_bytes"] == 0));
     }
 
-    /// Reads every file of a mount, no faster than the disk takes it, so that all of it can be kept: what does not
-    /// fit into the queue is dropped, rightly.
+    /// Reads every file of a mount, so slowly that the append queue has room for all chunks.
     pub fn read_to_keep(&self, mount: &Path, data: &Data) {
         for some in data.files.chunks((4 << 20) / data.len as usize) {
             some.iter().for_each(|(path, hash)| read_one(mount, path, *hash));
@@ -87,7 +86,7 @@ impl Node {
         }
     }
 
-    /// Bytes of content that the server has sent, to all jobs or to one.
+    /// Returns the bytes of content that the server sent to a job; an empty string stands for all jobs.
     pub fn sent(&self, job: &str) -> u64 {
         let label = format!("train_job=\"{job}\"");
         let of = |k: &str| k.starts_with("fletch_bytes_total{") && (job.is_empty() || k.contains(&label));
@@ -95,7 +94,7 @@ impl Node {
     }
 }
 
-/// What the owner of a store says of it.
+/// Returns the state of a store, as its owner reports it.
 pub fn state_of(store: &Path) -> Option<Value> {
     let dir = fs::File::open(store).ok()?;
     let socket =
@@ -106,12 +105,12 @@ pub fn state_of(store: &Path) -> Option<Value> {
     out.status.success().then(|| serde_json::from_slice(&out.stdout).expect("JSON"))
 }
 
-/// Reads every file of a mount and checks it; the kernel forgets it then.
+/// Reads and checks every file of a mount, and drops each from the page cache.
 pub fn read_all(mount: &Path, data: &Data) {
     data.files.iter().for_each(|(path, hash)| read_one(mount, path, *hash));
 }
 
-/// Reads one file and checks it; the kernel forgets it then.
+/// Reads and checks one file, and drops it from the page cache.
 pub fn read_one(mount: &Path, path: &str, hash: Hash) {
     let bytes = fs::read(mount.join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
     assert!(Hash::of(&bytes) == hash, "I1: WRONG BYTES of {path}");
@@ -119,13 +118,13 @@ pub fn read_one(mount: &Path, path: &str, hash: Hash) {
     posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("drop");
 }
 
-/// Ends a mount and reads its report.
+/// Ends a mount and returns its report.
 pub fn end(mount: Mounted, report: &Path) -> Value {
     mount.stop();
     serde_json::from_slice(&fs::read(report).expect("report")).expect("JSON")
 }
 
-/// Makes a token for a tenant, appended to `file`; where it lies.
+/// Creates a token for a tenant, and appends its entry to the tokens file `file`. Returns the token's path.
 pub fn token(home: &Path, file: &Path, tenant: &str) -> PathBuf {
     let mut c = fletch_tests::bins::command("fletch-server");
     c.args(["token", "new", "--tenant", tenant, "--append"]).arg(file);

@@ -1,4 +1,4 @@
-//! I1: bytes that changed on the owner's disk reach nobody.
+//! I1: no mount returns bytes that changed on the owner's disk.
 
 use crate::common::{Node, read_all};
 use fletch_tests::readers::Data;

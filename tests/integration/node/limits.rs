@@ -1,4 +1,4 @@
-//! I6: the store stays within its limit at every moment, whatever its mounts read.
+//! I6: the store stays within its limit at every moment, whichever files its mounts read.
 
 use crate::common::{Node, read_all};
 use fletch_tests::readers::Data;

@@ -1,4 +1,4 @@
-//! Whole-system tests of the store of a node without a server: mounts that share a cache on disk.
+//! Whole-system tests of the node store: mounts that share a cache on disk, on a node without a server.
 
 mod common;
 mod damage;

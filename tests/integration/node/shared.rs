@@ -1,4 +1,4 @@
-//! I3, I8: whoever reads first on a node reads for all of it, and every byte is counted where it was sent.
+//! I3, I8: the first read of a chunk on a node serves all mounts. Every byte is counted where it was sent.
 
 use crate::common::{Node, end, read_all};
 use fletch_tests::readers::Data;

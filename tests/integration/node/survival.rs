@@ -1,4 +1,4 @@
-//! I5: owners die, hang and lose their directory; guests read on.
+//! I5: an owner dies, hangs or loses its directory, and its clients continue to read.
 
 use crate::common::{Node, read_all, read_one};
 use fletch_tests::readers::Data;

@@ -1,4 +1,4 @@
-//! I7: one store for each server and token, and nothing of a version that is not granted any more.
+//! I7: each server and token has its own store. A store serves no version to which its token lost access.
 
 use crate::common::{Node, read_all, state_of, token};
 use fletch_tests::bins::{command, run};

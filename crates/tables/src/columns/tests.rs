@@ -1,4 +1,4 @@
-//! What a hostile page can claim.
+//! Pages with false lengths.
 
 use super::*;
 use crate::Table;

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The five files of a version, with a count of reads and faults to order.
+/// The five files of a version in memory, with counters of reads and with faults.
 #[derive(Default)]
 pub struct Files {
     pub files: HashMap<Table, Bytes>,
@@ -78,7 +78,7 @@ pub fn about() -> Provenance {
     }
 }
 
-/// How an index lays an entry out: one chunk, or slices of `slice_bytes` named by their place.
+/// Returns the slices of an entry in an index: one chunk, or slices with hashes made from their number.
 pub fn slices(e: &Entry, params: LayoutParams) -> Vec<Slice> {
     let Some(hash) = e.hash else { return Vec::new() };
     let lengths: Vec<u32> = params.slice_lengths(e.size).collect();
@@ -129,7 +129,7 @@ impl Made {
     }
 }
 
-/// Everything that a version says about its entries and where their bytes are.
+/// Returns every entry of a version with its slices.
 pub async fn read_all(v: &Version) -> Result<Vec<(Entry, Vec<Slice>)>, TableError> {
     let mut out = Vec::new();
     for i in 0..v.index().parts().len() {

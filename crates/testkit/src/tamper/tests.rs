@@ -4,7 +4,7 @@ use rand::{Rng as _, RngCore as _};
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
-/// One request on a connection of its own: the body, and how reading it ended.
+/// Sends a request on a new connection. Returns the body, and the end of reading it.
 fn get(address: SocketAddr, path: &str) -> (Vec<u8>, Result<(), io::ErrorKind>) {
     let mut stream = std::net::TcpStream::connect(address).expect("connected");
     stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");

@@ -1,4 +1,6 @@
-//! What was consumed, and what is still held.
+//! Acks: which granted entries were consumed, and which leases their ranks still hold.
+//!
+//! [`Epoch::acks`] answers after the ledger has the acks on disk.
 
 use super::{Epoch, Inner};
 use crate::epochs::JobError;
@@ -10,7 +12,7 @@ use fletch_core::delivery::{Event, lease::LeaseError};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Epoch {
-    /// Acks and renewals. All of it or nothing.
+    /// Applies acks and renewals, all or none of them. Returns when they are durable.
     ///
     /// # Errors
     /// [`JobError`].
@@ -36,7 +38,7 @@ impl Epoch {
         Ok((Acked { entries, gone, ttl_ms: 0, finished }, self.ledger.append(&events)))
     }
 
-    /// Whether all acks could be applied.
+    /// Checks whether all acks and renewals can be applied.
     pub(super) fn check(
         &self,
         inner: &Inner,
@@ -49,10 +51,10 @@ impl Epoch {
             return Err(LeaseError::Rank { rank, ranks }.into());
         }
         if acks.len() > ACKS_MAX || renew.len() > ACKS_MAX {
-            return Err(JobError::Request(format!("more than {ACKS_MAX} acks or renewals in one request")));
+            return Err(JobError::TooLarge(format!("more than {ACKS_MAX} acks or renewals in one request")));
         }
         for a in acks {
-            let (owner, entries) = match (inner.leases.lease(a.lease), inner.settled.get(&a.lease)) {
+            let (owner, entries) = match (inner.leases.lease(a.lease), inner.acked_leases.get(&a.lease)) {
                 (Some(l), _) => (l.request.rank, u32::try_from(l.entries.len()).unwrap_or(u32::MAX)),
                 (None, Some(&settled)) => settled,
                 (None, None) => return Err(LeaseError::Gone(a.lease).into()),
@@ -67,7 +69,7 @@ impl Epoch {
         Ok(())
     }
 
-    /// Applies acks that were checked; how many entries became acknowledged.
+    /// Applies acks that were checked; returns the number of entries that became acknowledged.
     pub(super) fn apply(
         &self,
         inner: &mut Inner,
@@ -89,10 +91,10 @@ impl Epoch {
             let newly = l.entries.get(l.acked as usize..a.upto as usize).unwrap_or_default().to_vec();
             let Some(event) = inner.leases.ack(rank, a.lease, a.upto)? else { continue };
             entries += newly.len() as u64;
-            inner.note_acked(&newly);
+            inner.record_acked(&newly);
             events.push(event);
             if inner.leases.lease(a.lease).is_none() {
-                inner.settle(a.lease, rank, len);
+                inner.record_acked_lease(a.lease, rank, len);
             } else {
                 inner.leases.renew_one(rank, a.lease, expires);
             }
@@ -110,7 +112,7 @@ impl Epoch {
         let gone = renew
             .iter()
             .copied()
-            .filter(|&l| !inner.leases.renew_one(rank, l, expires) && !inner.settled.contains_key(&l));
+            .filter(|&l| !inner.leases.renew_one(rank, l, expires) && !inner.acked_leases.contains_key(&l));
         gone.collect()
     }
 }

@@ -1,8 +1,10 @@
-//! Checkpoints of the model: what was consumed counts once one has it, and a return to one takes back what came after.
+//! Commits and rollbacks, for the visitation `checkpoint`: consumed samples count once a checkpoint of the
+//! model has them, and a return to a checkpoint takes back what was acknowledged after it.
 //!
-//! 1. A commit is what was acknowledged by all ranks when it came. It is durable before it is answered, and its number is
-//!    the caller's: the same number again changes nothing.
-//! 2. A rollback is one record, and then the epoch is read anew from its ledger: what a restart would make of it.
+//! 1. A commit is what all ranks had acknowledged when it arrived. It is durable before it is answered. The
+//!    caller chooses its number, and the same number again changes nothing.
+//! 2. A rollback is one record of the ledger. Then the epoch is opened anew from its ledger, as after a
+//!    restart.
 
 use super::{Epoch, EpochState, Inner};
 use crate::epochs::JobError;
@@ -10,24 +12,24 @@ use fletch_api::Visitation;
 use fletch_core::{delivery::lease::LeaseError, plan::World};
 use std::collections::BTreeSet;
 
-/// What a commit has beside the leases' bitmap.
+/// What a commit has beside the bitmap in the leases.
 #[derive(Clone, Default)]
 pub struct Committed {
-    /// Pads that were delivered: they are in no bitmap.
+    /// Pads that were delivered: no bitmap contains them.
     padded: BTreeSet<u32>,
-    /// Who shared its steps.
+    /// Number of ranks in the commit's world.
     ranks: u32,
 }
 
 impl Epoch {
     fn commits(&self) -> Result<(), JobError> {
-        if self.setup.visitation == Visitation::Checkpoint { Ok(()) } else { Err(JobError::Uncommitted) }
+        if self.setup.visitation == Visitation::Checkpoint { Ok(()) } else { Err(JobError::NoCommits) }
     }
 
-    /// What is acknowledged now is committed.
+    /// Commits everything that is acknowledged now. Returns when the commit is durable.
     ///
     /// # Errors
-    /// [`JobError::Uncommitted`], and those of a closed epoch.
+    /// [`JobError::NoCommits`], and those of a closed epoch.
     pub async fn commit(&self, commit: u64) -> Result<(), JobError> {
         self.commits()?;
         let upto = {
@@ -38,17 +40,17 @@ impl Epoch {
                 self.ledger.len()
             } else {
                 let event = inner.leases.commit(commit);
-                inner.note_commit(commit);
+                inner.record_commit(commit);
                 self.ledger.append(&[event])
             }
         };
         self.ledger.durable(upto).await
     }
 
-    /// The commit that a rollback context: this one, or the latest.
+    /// Returns the commit that a rollback asks for: the named one, or the latest.
     ///
     /// # Errors
-    /// [`JobError::Uncommitted`]; [`LeaseError::Commit`] when it is not remembered.
+    /// [`JobError::NoCommits`]; [`LeaseError::Commit`] when it is not remembered.
     pub fn committed(&self, commit: Option<u64>) -> Result<u64, JobError> {
         self.commits()?;
         let inner = self.lock();
@@ -59,16 +61,19 @@ impl Epoch {
         Ok(found.ok_or(LeaseError::Commit(commit.unwrap_or(0)))?)
     }
 
-    /// Whether it is as it was at a commit already, and goes on.
+    /// Returns whether the epoch is open and exactly as it was at a commit.
     #[must_use]
-    pub fn stands_at(&self, commit: u64) -> bool {
+    pub fn is_at_commit(&self, commit: u64) -> bool {
         let inner = self.lock();
         let pads = inner.commits.get(&commit).is_some_and(|then| then.padded == inner.padded);
         inner.state == EpochState::Open && pads && inner.leases.is_at(commit)
     }
 
-    /// Takes back what was acknowledged after a commit. The epoch answers nothing from then on: it is to be opened anew. In the
-    /// middle of a step that others cannot go on with it has the commit's ranks again.
+    /// Takes back what was acknowledged after a commit.
+    ///
+    /// The epoch answers nothing from then on and has to be opened anew. If the commit lies in the middle of
+    /// a step that another number of ranks cannot continue, the epoch returns to the commit's number of
+    /// ranks.
     ///
     /// # Errors
     /// [`JobError`]; nothing has changed, unless the ledger failed.
@@ -82,13 +87,13 @@ impl Epoch {
             let now = inner.leases.world();
             let then = World { ranks, ..now };
             let mut events = Vec::new();
-            if self.schedule.may_become(self.number(), acked, then, now).is_err() {
+            if self.schedule.can_enter_world(self.number(), acked, then, now).is_err() {
                 events.push(inner.leases.change_world(then)?.0);
             }
             match inner.leases.rollback(commit) {
                 Ok((event, _)) => events.push(event),
                 Err(e) => {
-                    // In their world it goes on.
+                    // The rollback failed, so the epoch goes on in the commit's world.
                     self.ledger.append(&events);
                     self.schedule.share(&mut inner.leases)?;
                     return Err(e.into());
@@ -96,7 +101,7 @@ impl Epoch {
             }
             inner.reopening = true;
             inner.state = EpochState::Abandoned;
-            inner.over();
+            inner.end();
             self.ledger.append(&events)
         };
         self.changed.notify_waiters();
@@ -105,17 +110,17 @@ impl Epoch {
 }
 
 impl Inner {
-    pub(super) fn note_commit(&mut self, commit: u64) {
+    pub(super) fn record_commit(&mut self, commit: u64) {
         let then = Committed { padded: self.padded.clone(), ranks: self.leases.world().ranks };
         self.commits.insert(commit, then);
         let Inner { commits, leases, .. } = self;
         commits.retain(|c, _| leases.commits().any(|kept| kept == *c));
     }
 
-    /// After a rollback: old leases say nothing any more.
-    pub(super) fn note_rollback(&mut self, commit: u64) {
+    /// Restores what the commit remembered; acks of older leases are void.
+    pub(super) fn apply_rollback(&mut self, commit: u64) {
         self.padded = self.commits.get(&commit).cloned().unwrap_or_default().padded;
-        self.settled.clear();
+        self.acked_leases.clear();
         let Inner { commits, leases, .. } = self;
         commits.retain(|c, _| leases.commits().any(|kept| kept == *c));
     }

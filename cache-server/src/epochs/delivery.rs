@@ -1,12 +1,13 @@
 //! Delivery: through which sources a granted sample is read, and as what its bytes count.
 //!
-//! 1. A sample that was asked for by name is read through the job's own layout, and counts as an exact hit or a miss.
-//! 2. A sample that the sweep chose is read through the sweep's share of the disk while its unit stays there; a
-//!    sample whose unit has left is read directly, and the cache keeps nothing of it.
-//! 3. (I8) Bytes that were fetched for this epoch count as misses, although they are read from the cache; bytes that
-//!    another epoch left there count as substituted hits.
+//! 1. A sample that was asked for by name is read through the job's own layout, and counts as an exact hit or
+//!    a miss.
+//! 2. A sample that the sweep chose is read through the sweep's share of the disk while its unit stays there;
+//!    a sample whose unit has left is read directly, and the cache keeps nothing of it.
+//! 3. (I8) Bytes that were fetched for this epoch count as misses, although they are read from the cache;
+//!    bytes that another epoch left there count as substituted hits.
 
-use super::{Epoch, JobError, Setup};
+use super::{Epoch, JobError, JobSetup};
 use crate::{
     accounting::Cost,
     prefetch::Prefetcher,
@@ -21,7 +22,7 @@ use std::sync::Arc;
 /// Reads granted samples of one epoch.
 #[derive(Clone)]
 pub struct Delivery {
-    setup: Arc<Setup>,
+    setup: Arc<JobSetup>,
     source: Arc<Source>,
     prefetcher: Option<Arc<Prefetcher>>,
 }
@@ -29,7 +30,7 @@ pub struct Delivery {
 impl Delivery {
     /// A delivery of an epoch's samples from `source`, which is the job's version in its layout.
     #[must_use]
-    pub fn new(setup: &Arc<Setup>, source: &Arc<Source>, epoch: &Epoch) -> Self {
+    pub fn new(setup: &Arc<JobSetup>, source: &Arc<Source>, epoch: &Epoch) -> Self {
         Delivery { setup: Arc::clone(setup), source: Arc::clone(source), prefetcher: epoch.prefetcher() }
     }
 

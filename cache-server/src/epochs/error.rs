@@ -1,4 +1,4 @@
-//! Why a job or an epoch refuses something. Nothing was changed then.
+//! Errors of jobs and epochs. A request that ends in one of them changed nothing.
 
 use crate::versions::{SamplesError, VersionError};
 use fletch_api::Code;
@@ -9,121 +9,121 @@ use fletch_core::{
 };
 use std::{io, path::PathBuf};
 
-/// One boundary's error; `http/problem.rs` maps its code once.
+/// The error of a request to a job or an epoch; `http/problem.rs` maps its code to a status.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// No such job of this tenant.
-    #[error("no such job here")]
+    /// The tenant has no such job.
+    #[error("this tenant has no such job")]
     NotFound,
-    /// One of that name has other settings.
+    /// The job was declared before, with another setting.
     #[error("job {name} was declared with another {what}")]
     Differs {
-        /// Its name.
+        /// The job's name.
         name: String,
-        /// What differs.
+        /// The setting or field that differs.
         what: &'static str,
     },
-    /// The plan or the world cannot be.
+    /// The plan or the world is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The buckets cannot be.
+    /// The buckets are invalid.
     #[error(transparent)]
     Buckets(#[from] BadBuckets),
-    /// The ledger to replay is damaged, or of something else.
+    /// The ledger to replay is damaged, or belongs to another job.
     #[error("{0}")]
     BadLedger(String),
-    /// The plan names what the version does not have, or nothing to read.
+    /// The plan names samples that the version does not have, or the request lacks a part.
     #[error("{0}")]
-    Ask(String),
-    /// One request asks for, acknowledges or renews more than one may.
+    InvalidPlan(String),
+    /// The request asks for, acknowledges or renews more than one request may.
     #[error("{0}")]
-    Request(String),
-    /// A lease refuses.
+    TooLarge(String),
+    /// The leases reject the request.
     #[error(transparent)]
     Lease(#[from] LeaseError),
-    /// The epoch takes no leases or acks any more.
+    /// The epoch accepts no lease requests and acks any more.
     #[error("epoch {epoch} is {what}")]
     Closed {
-        /// Which.
+        /// The epoch's number.
         epoch: u64,
-        /// Finished or abandoned.
+        /// `finished` or `abandoned`.
         what: &'static str,
     },
     /// The epoch is not finished.
-    #[error("epoch {epoch} has {left} entries to be acknowledged")]
+    #[error("epoch {epoch} is not finished: {left} entries are not acknowledged yet")]
     Open {
-        /// Which.
+        /// The epoch's number.
         epoch: u64,
-        /// How many are left.
+        /// Entries that are not acknowledged yet.
         left: u64,
     },
-    /// No such epoch.
+    /// The epoch has not begun, or is forgotten.
     #[error("epoch {0} has not begun")]
     NoEpoch(u64),
-    /// The world cannot change now.
+    /// The epoch cannot change its world now.
     #[error("the world of epoch {epoch} cannot change: {what}")]
     MidStep {
-        /// Which.
+        /// The epoch's number.
         epoch: u64,
-        /// Why.
+        /// The reason.
         what: &'static str,
     },
-    /// The state is of something else.
+    /// The state belongs to another job or epoch.
     #[error("the state's {what} is {got}, the epoch's is {want}")]
     StateDiffers {
-        /// What differs.
+        /// The setting or field that differs.
         what: &'static str,
-        /// What the state says.
+        /// The state's value.
         got: String,
-        /// What it should say.
+        /// The expected value.
         want: String,
     },
-    /// The epoch is there and further.
-    #[error("what was delivered of epoch {0}, or of a later one, is not what the state says")]
+    /// The server has the epoch, and more was delivered than the state says.
+    #[error("the state does not match what was delivered of epoch {0} or of a later epoch")]
     StateBehind(u64),
-    /// The state is no state.
+    /// The state cannot be read.
     #[error("the state cannot be read: {0}")]
     BadState(String),
-    /// Commits are of jobs whose visitation is `checkpoint`.
-    #[error("the job's visitation knows no commits")]
-    Uncommitted,
-    /// A bound.
+    /// The job's visitation is not `checkpoint`.
+    #[error("the job's visitation has no commits")]
+    NoCommits,
+    /// The server is at a limit.
     #[error("{0}")]
-    Full(String),
-    /// Nothing more goes into an epoch's ledger.
-    #[error("the ledger of epoch {epoch} is at its bound of {most} bytes")]
+    AtLimit(String),
+    /// An epoch's ledger is at its limit.
+    #[error("the ledger of epoch {epoch} has reached its limit of {most} bytes")]
     LedgerFull {
-        /// Which.
+        /// The epoch's number.
         epoch: u64,
-        /// The bound.
+        /// The limit in bytes.
         most: u64,
     },
-    /// The version.
+    /// The version cannot be read.
     #[error(transparent)]
     Version(#[from] VersionError),
-    /// Its tables contradict themselves.
+    /// The version's tables contradict themselves.
     #[error(transparent)]
     UnitMap(#[from] BadUnitMap),
-    /// A file of the state directory cannot be believed.
+    /// A file of the state directory is damaged.
     #[error("{path}: {why}")]
     Damaged {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage.
         why: BadLedger,
     },
     /// A file of the state directory cannot be read or written.
     #[error("{path}: {error}")]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// A task was lost.
+    /// A task of the server ended without an answer.
     #[error("a task was lost")]
-    Lost,
-    /// What was asked is being closed, and opened anew by the next request.
+    TaskLost,
+    /// The job or epoch is being closed; the next request opens it anew.
     #[error("the job is being opened anew")]
     Reopening,
 }
@@ -132,35 +132,35 @@ impl From<SamplesError> for JobError {
     fn from(e: SamplesError) -> Self {
         match e {
             SamplesError::Version(e) => JobError::Version(e),
-            SamplesError::Request(why) => JobError::Ask(why),
+            SamplesError::Request(why) => JobError::InvalidPlan(why),
             SamplesError::UnitMap(e) => JobError::UnitMap(e),
-            SamplesError::Lost => JobError::Lost,
+            SamplesError::Lost => JobError::TaskLost,
         }
     }
 }
 
 impl JobError {
-    /// Whether an epoch's own file is to blame, and will be the next time: it cannot be believed, or not be read.
+    /// Returns whether the epoch's own file is damaged or unreadable, so that a retry would fail, too.
     #[must_use]
     pub fn is_of_its_file(&self) -> bool {
         match self {
             JobError::Damaged { .. } | JobError::StateDiffers { .. } => true,
             JobError::Io { error, .. } => {
                 use nix::libc::{EACCES, EIO, EISDIR, EPERM};
-                // Others pass: too many open files, too little memory.
+                // Other errors are temporary: too many open files, too little memory.
                 error.raw_os_error().is_some_and(|e| [EIO, EACCES, EPERM, EISDIR].contains(&e))
             }
             _ => false,
         }
     }
 
-    /// The stable word for it.
+    /// Returns the stable code of the error.
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
             JobError::NotFound | JobError::NoEpoch(_) => Code::NotFound,
             JobError::Differs { .. } => Code::JobDiffers,
-            JobError::Plan(_) | JobError::Ask(_) | JobError::Buckets(_) | JobError::Request(_) => {
+            JobError::Plan(_) | JobError::InvalidPlan(_) | JobError::Buckets(_) | JobError::TooLarge(_) => {
                 Code::BadPlan
             }
             JobError::Lease(e) => match e {
@@ -181,68 +181,80 @@ impl JobError {
             JobError::StateDiffers { .. } => Code::StateDiffers,
             JobError::StateBehind(_) => Code::StateBehind,
             JobError::BadState(_) => Code::BadState,
-            JobError::Uncommitted => Code::NoCommit,
-            JobError::Full(_) => Code::Overloaded,
+            JobError::NoCommits => Code::NoCommit,
+            JobError::AtLimit(_) => Code::Overloaded,
             JobError::LedgerFull { .. } => Code::LedgerFull,
             JobError::Version(e) => e.code(),
             JobError::UnitMap(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
             JobError::UnitMap(_) => Code::BadPlan,
             JobError::Reopening => Code::Overloaded,
-            JobError::Damaged { .. } | JobError::Io { .. } | JobError::Lost => Code::Internal,
+            JobError::Damaged { .. } | JobError::Io { .. } | JobError::TaskLost => Code::Internal,
         }
     }
 
-    /// What a person can do about it.
+    /// Returns what the caller can do about the error.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
             JobError::NotFound => "declare the job with POST /v1/jobs first",
             JobError::NoEpoch(_) => {
-                "it begins with its first lease, or a state; the last 16 epochs are remembered, and of older ones nothing is kept"
+                "an epoch begins with its first lease or a state; the server remembers the last 16 epochs of a job"
             }
             JobError::Differs { .. } => {
                 "use another name, change only the world (PUT …/world), or delete the job"
             }
-            JobError::Plan(_) | JobError::Ask(_) | JobError::Buckets(_) => {
+            JobError::Plan(_) | JobError::InvalidPlan(_) | JobError::Buckets(_) => {
                 "change plan, buckets or world; nothing was declared"
             }
-            JobError::Request(_) => {
+            JobError::TooLarge(_) => {
                 "ask for as much as the message says, in several requests; nothing was changed"
             }
             JobError::Lease(LeaseError::Rank { .. }) => {
                 "ranks count from 0; see GET /v1/jobs/{id} for the world"
             }
             JobError::Lease(LeaseError::Stale { .. }) => "count sequence numbers up per rank and worker",
-            JobError::Lease(LeaseError::Gone(_)) => "drop the batch: what it held is delivered again",
+            JobError::Lease(LeaseError::Gone(_)) => "drop the batch: the server delivers its samples again",
             JobError::Lease(LeaseError::Foreign { .. }) => {
-                "acknowledge with the rank that the lease was granted to"
+                "acknowledge a lease as the rank to which it was granted"
             }
-            JobError::Lease(LeaseError::Beyond { .. }) => "upto counts the lease's entries from its first",
-            JobError::Lease(LeaseError::Commit(_)) => "GET …/jobs/{id} lists the commits that are remembered",
+            JobError::Lease(LeaseError::Beyond { .. }) => {
+                "upto is a number of entries, counted from the first entry of the lease"
+            }
+            JobError::Lease(LeaseError::Commit(_)) => {
+                "GET …/jobs/{id} lists the commits that the server remembers"
+            }
             JobError::Lease(_) => "see the server's log",
-            JobError::Uncommitted => "declare the job with visitation checkpoint",
-            JobError::Closed { .. } => "go on to a later epoch, or use another job name to read it anew",
-            JobError::Open { .. } => "acknowledge what was received, until the epoch is finished",
+            JobError::NoCommits => "declare the job with visitation checkpoint",
+            JobError::Closed { .. } => {
+                "continue with a later epoch, or declare a job with another name to read the dataset again"
+            }
+            JobError::Open { .. } => "acknowledge all received entries first",
             JobError::BadLedger(_) => {
-                "give the bytes of GET …/ledger of an epoch that delivered something, to one number of ranks; name no seed, and declare dataset, version, plan, buckets and ranks as that job had them"
+                "send the bytes of GET …/ledger of an epoch that delivered entries to one number of ranks; name no seed; \
+                 declare dataset, version, plan, buckets and ranks as in that job"
             }
             JobError::MidStep { .. } => {
-                "acknowledge all of the step in the world it was begun in, then change the number of ranks; batch and tail stay until the epoch has ended"
+                "acknowledge the whole step first, then change the number of ranks; batch and tail can change after the \
+                 epoch has ended"
             }
-            JobError::StateDiffers { .. } => "declare the job as it was when the state was saved",
+            JobError::StateDiffers { .. } => {
+                "declare the job with the settings that it had when the state was saved"
+            }
             JobError::StateBehind(_) => {
-                "add ?replace=true to forget what was delivered since; later epochs are deleted then, with their receipts"
+                "add ?replace=true to forget what was delivered since the state; the server then deletes later epochs and \
+                 their receipts"
             }
             JobError::BadState(_) => "put the bytes that GET …/state gave",
             JobError::LedgerFull { .. } => {
-                "put the epoch's own state (GET …/state) with ?replace=true while no rank is in a later epoch (those are deleted), which begins a short ledger; acknowledge whole leases, or larger ones, or raise limits.ledger_bytes"
+                "replace the ledger: PUT the epoch's own state (GET …/state) with ?replace=true, while no rank is in a later \
+                 epoch (the server deletes later epochs); acknowledge whole or larger leases, or raise limits.ledger_bytes"
             }
-            JobError::Full(_) => "delete jobs that are over (DELETE /v1/jobs/{id})",
+            JobError::AtLimit(_) => "delete jobs that have ended (DELETE /v1/jobs/{id})",
             JobError::Version(e) => e.hint(),
             JobError::UnitMap(_) => "index the dataset again",
             JobError::Damaged { .. } => "restore the file from a backup, or put a state with ?replace=true",
             JobError::Io { .. } => "check the disk of --state-dir",
-            JobError::Lost => "see the server's log",
+            JobError::TaskLost => "see the server's log",
             JobError::Reopening => "ask again",
         }
     }

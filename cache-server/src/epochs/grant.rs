@@ -1,4 +1,4 @@
-//! Granting leases: which entries a rank gets for a request, durable before it is answered.
+//! Granting leases: which entries a rank gets for a request. A grant is durable before it is answered.
 
 use super::{Epoch, Inner, JobError};
 use crate::sweep::DeliveryClass;
@@ -12,34 +12,34 @@ use fletch_core::{
 };
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
-/// What a lease request came to.
+/// The answer to a lease request.
 #[derive(Debug, Clone)]
 pub struct Granted {
-    /// What came of it.
+    /// Granted, or why not.
     pub status: GrantStatus,
-    /// The lease; 0 without one.
+    /// The lease's number; 0 without a lease.
     pub lease: u64,
-    /// Whether the same request had it before.
+    /// Whether the same request was granted this lease before.
     pub again: bool,
-    /// Its entries, and what each is.
+    /// The entries of the lease: number, sample and class.
     pub entries: Vec<(u32, Item, DeliveryClass)>,
-    /// What the rank may still be granted.
+    /// Entries that the rank may still be granted.
     pub left: u64,
 }
 
-/// A request that must wait for somebody's ack.
+/// One attempt to answer, with the ledger length that has to be durable first.
 enum Step {
     Answer(Granted, u64),
     Wait(Granted, u64),
 }
 
 impl Epoch {
-    /// The next entries of a worker. Held back until `until` while there is hope of an ack.
+    /// Grants the next entries to a rank's worker. While an ack could free room, waits for it until `until`.
     ///
     /// # Errors
     /// [`JobError`]; nothing was granted.
     pub async fn lease(&self, ask: &LeaseRequest, until: Instant) -> Result<Granted, JobError> {
-        Self::can_want(ask)?;
+        Self::check_want(ask)?;
         let mut acks: &[Ack] = &ask.acks;
         loop {
             let changed = self.changed.notified();
@@ -62,15 +62,15 @@ impl Epoch {
         }
     }
 
-    /// Whether a lease has as many entries as this wants.
+    /// Checks the number of entries that a request wants.
     ///
     /// # Errors
-    /// [`JobError::Request`].
-    pub fn can_want(ask: &LeaseRequest) -> Result<(), JobError> {
+    /// [`JobError::TooLarge`].
+    pub fn check_want(ask: &LeaseRequest) -> Result<(), JobError> {
         if (1..=WANT_MAX).contains(&ask.want) {
             return Ok(());
         }
-        Err(JobError::Request(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)))
+        Err(JobError::TooLarge(format!("want is {}; a lease has 1 to {WANT_MAX} entries", ask.want)))
     }
 
     fn step(&self, ask: &LeaseRequest, acks: &[Ack]) -> Result<Step, JobError> {
@@ -87,7 +87,7 @@ impl Epoch {
             return Err(e);
         }
         let step = self.answer(inner, ask, request, acks, &mut events);
-        // Whatever came of it: what was applied is written.
+        // Events that were applied are written even if the request is rejected.
         let upto = self.ledger.append(&events);
         step.map(|s| match s {
             Step::Answer(g, _) => Step::Answer(g, upto),
@@ -106,7 +106,7 @@ impl Epoch {
         self.apply(inner, ask.rank, acks, events)?;
         self.renew(inner, ask.rank, &ask.renew);
         if self.at_most_once() {
-            // Whoever asks for more has what it asked for before, or will not ask for it again.
+            // A worker that asks for more has received its earlier leases, or will not ask for them again.
             let before =
                 |r: &Request| (r.rank, r.worker) == (ask.rank, ask.worker) && r.sequence < ask.sequence;
             self.deliver(inner, |l| before(&l.request), events);
@@ -137,7 +137,7 @@ impl Epoch {
         })
     }
 
-    /// The order chooses, and the leases note it.
+    /// Lets the sequence choose entries and makes them a lease.
     fn grant(
         &self,
         inner: &mut Inner,
@@ -146,15 +146,15 @@ impl Epoch {
         events: &mut Vec<Event>,
     ) -> Result<u64, JobError> {
         self.start_prefetch(inner);
-        let (entries, mut classes, from) = inner.order.choose(self, &inner.leases, request.rank, n);
+        let (entries, mut classes, from) = inner.sequence.choose(self, &inner.leases, request.rank, n);
         let event = inner.leases.grant(request, entries, n, self.expires_ms())?;
         let lease = inner.leases.last_id();
-        inner.order.granted(lease, request.rank, from);
+        inner.sequence.granted(lease, request.rank, from);
         if let Event::Grant { entries, .. } = &event {
             if let Some(ahead) = &inner.prefetcher {
                 ahead.granted(entries);
             }
-            // Pads that filled up.
+            // Pads that fill up a last step.
             classes.resize(entries.len(), DeliveryClass::Exact);
             for &e in entries {
                 let unit = self.setup.samples.unit(self.schedule.item(e).sample);

@@ -1,13 +1,14 @@
-//! The ledger of an epoch on disk: appended in the order of events, made durable in groups.
+//! The ledger file of an epoch: events appended in order and made durable in groups.
 //!
 //! ```text
-//! append (under the epoch's lock) ─► pending ─► one blocking thread: write, fdatasync ─► everyone up to there goes on
+//! append (under the epoch's lock) ─► pending ─► one blocking thread: write, fdatasync ─► waiters go on
 //! ```
 //!
-//! 1. What [`LedgerFile::durable`] answered survives a crash; what it did not may or may not.
-//! 2. One fsync serves everybody who came while the one before it ran.
-//! 3. After a failure the file is cut back to what is durable and takes nothing more: the epoch is read from
-//!    it anew.
+//! 1. Events up to a length that [`LedgerFile::durable`] confirmed survive a crash; later events may or may
+//!    not.
+//! 2. One fsync serves every request that arrived while the fsync before it ran.
+//! 3. After a failure the file is cut back to its durable length and takes no more events: the epoch has to
+//!    be opened anew from the file.
 
 use super::JobError;
 use fletch_core::delivery::Event;
@@ -24,22 +25,22 @@ struct State {
     pending: Vec<u8>,
     /// Bytes appended, pending ones included.
     appended: u64,
-    /// Somebody writes.
+    /// A thread is writing.
     writing: bool,
-    /// Nothing is written any more.
+    /// The file takes no more events.
     closed: bool,
 }
 
-/// Why nothing is written any more.
+/// Why the file takes no more events.
 #[derive(Debug, Clone)]
 enum Stopped {
-    /// It was closed: whoever asks again asks what is opened anew.
+    /// The file was closed; the caller asks the epoch that is opened anew.
     Closed,
-    /// The system said no.
+    /// The system refused a write.
     Failed(Arc<io::Error>),
 }
 
-/// How far the file is durable, or why it is no further.
+/// The durable length, or why it does not grow any more.
 type Progress = Result<u64, Stopped>;
 
 #[derive(Debug)]
@@ -50,27 +51,27 @@ struct Shared {
     progress: watch::Sender<Progress>,
 }
 
-/// See the module. Cloning shares it.
+/// The ledger file of one epoch. Clones share the file.
 #[derive(Debug, Clone)]
 pub struct LedgerFile(Arc<Shared>);
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is guarded is whole after every statement.
+    // Every statement leaves the guarded value whole.
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes a file whole or not at all, durable when this returns. Blocking.
+/// Replaces a file as a whole or not at all. Durable when this returns. Blocking.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     stage(path, bytes)?.commit()
 }
 
-/// A file that is written and durable, and not yet where it belongs.
+/// A file's new content, written and durable beside the file that it will replace.
 pub struct Staged {
     part: PathBuf,
     path: PathBuf,
 }
 
-/// Writes what a file is to become beside it. Blocking.
+/// Writes a file's new content beside it. Blocking.
 pub fn stage(path: &Path, bytes: &[u8]) -> io::Result<Staged> {
     let part = path.with_extension("part");
     let mut file = File::create(&part)?;
@@ -80,27 +81,27 @@ pub fn stage(path: &Path, bytes: &[u8]) -> io::Result<Staged> {
 }
 
 impl Staged {
-    /// The file is replaced, durable. Blocking.
+    /// Replaces the file. Durable when this returns. Blocking.
     pub fn commit(self) -> io::Result<()> {
         std::fs::rename(&self.part, &self.path)?;
-        sync_beside(&self.path)
+        sync_parent(&self.path)
     }
 
-    /// Which file.
+    /// Returns the path of the file that will be replaced.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Makes durable that a file is where it is. Blocking.
-pub fn sync_beside(path: &Path) -> io::Result<()> {
+/// Syncs the directory of a file, so that the file's name is durable. Blocking.
+pub fn sync_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
-/// Whether a file was never synced that begins with so many bytes: it is shorter, or has its length and none of them.
+/// Returns whether a file that begins with `head_bytes` bytes was never synced: it is shorter, or all zeros.
 /// Blocking.
-pub fn never_was(path: &Path, head_bytes: usize) -> io::Result<bool> {
+pub fn is_unsynced(path: &Path, head_bytes: usize) -> io::Result<bool> {
     let mut file = File::open(path)?;
     let what = file.metadata()?;
     if what.is_file() && what.len() < head_bytes as u64 {
@@ -112,7 +113,7 @@ pub fn never_was(path: &Path, head_bytes: usize) -> io::Result<bool> {
 }
 
 impl LedgerFile {
-    /// A ledger whose file holds `len` valid bytes; what follows them (a torn append) is cut off. Blocking.
+    /// Opens a ledger file with `len` valid bytes; cuts off the torn append after them. Blocking.
     ///
     /// # Errors
     /// What the system said.
@@ -122,7 +123,7 @@ impl LedgerFile {
             tracing::warn!(file = %path.display(), at = len, "the last record was torn by a crash and is cut off");
             file.set_len(len)?;
         }
-        // What was written and not synced before a crash is in the page cache only, and is about to be believed.
+        // Bytes written before a crash may be in the page cache only. The caller is about to rely on them.
         file.sync_all()?;
         Ok(LedgerFile(Arc::new(Shared {
             path: path.to_owned(),
@@ -132,31 +133,31 @@ impl LedgerFile {
         })))
     }
 
-    /// Where it is.
+    /// Returns the file's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// Bytes appended so far.
+    /// Returns the number of bytes appended so far.
     #[must_use]
     pub fn len(&self) -> u64 {
         lock(&self.0.state).appended
     }
 
-    /// Bytes that are durable; `None` once it failed or was closed: it is opened anew.
+    /// Returns the number of durable bytes; `None` once the file failed or was closed.
     #[must_use]
     pub fn durable_len(&self) -> Option<u64> {
         self.0.progress.borrow().as_ref().ok().copied()
     }
 
-    /// Whether it still takes events.
+    /// Returns whether the file still takes events.
     #[must_use]
     pub fn works(&self) -> bool {
         self.0.progress.borrow().is_ok()
     }
 
-    /// Appends events; up to where [`LedgerFile::durable`] is to be awaited.
+    /// Appends events; returns the length to pass to [`LedgerFile::durable`].
     pub fn append(&self, events: &[Event]) -> u64 {
         let mut state = lock(&self.0.state);
         let before = state.pending.len();
@@ -165,8 +166,8 @@ impl LedgerFile {
         state.appended
     }
 
-    /// Takes nothing more, and returns when nothing of this is being written: the file may be opened anew. What waits
-    /// to be durable fails. Blocking.
+    /// Closes the file: returns when no thread writes, so that the file may be opened anew. Waiters fail.
+    /// Blocking.
     pub fn close(&self) {
         lock(&self.0.state).closed = true;
         let _written = lock(&self.0.file);
@@ -179,10 +180,11 @@ impl LedgerFile {
         });
     }
 
-    /// Waits until the first `upto` bytes are durable. Whoever goes away does not end the writing.
+    /// Waits until the first `upto` bytes are durable. The write goes on when the caller goes away.
     ///
     /// # Errors
-    /// [`JobError::Io`], and [`JobError::Reopening`] when it was closed meanwhile; what was appended may be lost.
+    /// [`JobError::Io`], and [`JobError::Reopening`] when it was closed meanwhile; what was appended may be
+    /// lost.
     pub async fn durable(&self, upto: u64) -> Result<(), JobError> {
         let mut progress = self.0.progress.subscribe();
         loop {
@@ -195,7 +197,7 @@ impl LedgerFile {
                 let shared = Arc::clone(&self.0);
                 drop(spawn_blocking(move || shared.write()));
             }
-            progress.changed().await.map_err(|_| JobError::Lost)?;
+            progress.changed().await.map_err(|_| JobError::TaskLost)?;
         }
     }
 }
@@ -211,7 +213,7 @@ impl Shared {
         }
     }
 
-    /// Writes until nothing is pending.
+    /// Writes until no event is pending.
     fn write(&self) {
         let mut file = lock(&self.file);
         loop {
@@ -234,7 +236,7 @@ impl Shared {
                     if let Err(e) = file.set_len(durable) {
                         tracing::error!(error = %e, "nor cut back; its torn end is cut at the next start");
                     }
-                    // `writing` stays: nobody writes here again.
+                    // `writing` stays set: this file is not written again.
                     drop(self.progress.send_replace(Err(Stopped::Failed(Arc::new(e)))));
                     return;
                 }

@@ -1,13 +1,15 @@
-//! One epoch: what is granted to whom, in which order, and the ledger that remembers it.
+//! Epochs: one pass of a job over its plan, from the ledger that remembers it to the receipt that proves it.
 //!
 //! ```text
-//! request ─► lock: expire · acks · renew · room · order chooses · leases apply · ledger append ─► durable ─► answer
+//! request ─► lock: expire · acks · renew · room · sequence chooses · leases apply · ledger append
+//!         ─► durable ─► answer
 //! ```
 //!
-//! 1. (I2) Everything that changes the leases is an event that is appended under the same lock, so the ledger has
-//!    them in the order in which they happened; nothing is answered before its event is durable.
-//! 2. A restart replays the ledger; what lived then lives on for a whole `ttl`.
-//! 3. A refused request changes nothing but what time has changed anyway (expiries).
+//! 1. (I2) Everything that changes the leases is an event, appended to the ledger under the same lock. So the
+//!    ledger has the events in the order in which they happened. The server answers after the event is
+//!    durable.
+//! 2. A restart replays the ledger; leases that lived before it live on for a whole `lease_ttl`.
+//! 3. A rejected request changes nothing, except that expired leases have ended.
 
 mod acks;
 mod commits;
@@ -41,9 +43,9 @@ use fletch_core::{
 };
 pub use grant::Granted;
 use ledger::LedgerFile;
-pub use ledger::{Staged, never_was, stage, sync_beside, write_whole};
-pub use recovery::differs;
-pub use replay_source::{ReplaySource, ledger_of};
+pub use ledger::{Staged, is_unsynced, stage, sync_parent, write_whole};
+pub use recovery::header_mismatch;
+pub use replay_source::{ReplaySource, replayed_ledger};
 pub use schedule::{BucketedPlan, Schedule};
 use sequence::Sequence;
 use std::{
@@ -53,73 +55,73 @@ use std::{
 use tokio::sync::{Notify, OnceCell};
 pub use worlds::world_of;
 
-/// Leases that were wholly acknowledged and are remembered, so that an ack may come twice: so many, ...
-const SETTLED_MAX: usize = 4096;
-/// ... or of each rank so many: after a restart all of them may ask again.
-const SETTLED_RANK: usize = 8;
+/// Most acknowledged leases that are remembered, so that an ack may arrive twice ...
+const ACKED_LEASES_MAX: usize = 4096;
+/// ... or this many for each rank, if that is more: after a restart every rank may ask again.
+const ACKED_LEASES_PER_RANK: usize = 8;
 
 /// What all epochs of a job share.
-pub struct Setup {
+pub struct JobSetup {
     /// The job's name.
     pub job: String,
-    /// The version.
+    /// The version's root.
     pub root: Root,
     /// The layout.
     pub layout: LayoutId,
-    /// What is delivered.
+    /// The samples that each epoch delivers.
     pub plan: Plan,
-    /// The plan laid over the layout.
+    /// The plan's entries by unit.
     pub plan_units: fletch_core::plan::PlanUnits,
-    /// Strict orders go by units, in blocks of so many entries; 0 for an order of samples.
+    /// Entries in a block of a strict order by units; 0 where the strict order goes by samples.
     pub block: u32,
-    /// The version as samples.
+    /// The version's samples and units.
     pub samples: Arc<Samples>,
-    /// The sweep, where the cache chooses.
+    /// The sweep that the job subscribes to, for the order `substitute`.
     pub sweep: Option<Arc<Sweep>>,
-    /// The buckets that the plan is cut into, where its order needs them.
+    /// The plan divided into buckets, for orders that need it.
     pub bucketed: Option<BucketedPlan>,
-    /// The ledger that is replayed, where one is.
-    pub told: Option<Arc<ReplaySource>>,
-    /// The plan's name, with its buckets.
+    /// The ledger that the epochs replay, for the order `replay`.
+    pub replay: Option<Arc<ReplaySource>>,
+    /// The plan's hash, its buckets included.
     pub hash: Hash,
-    /// Who chooses.
+    /// The order.
     pub order: OrderKind,
-    /// The way to the bytes of what is asked for by name.
+    /// Sources for samples that an order asks for by name.
     pub exact: Arc<Sources>,
-    /// Where every random choice begins.
+    /// The seed of every random choice.
     pub seed: u64,
-    /// What counts as delivered.
+    /// Which samples count as delivered.
     pub visitation: Visitation,
-    /// What it is served with.
+    /// What all jobs of the server share.
     pub context: Arc<JobContext>,
 }
 
 struct Inner {
     leases: Leases,
-    order: Sequence,
+    sequence: Sequence,
     state: EpochState,
-    /// By rank.
+    /// By rank: the statistics of the shuffle so far.
     shuffles: Vec<Shuffle>,
     padded: BTreeSet<u32>,
     times: Times,
-    /// (rank, entries) of leases that were wholly acknowledged.
-    settled: BTreeMap<u64, (u32, u32)>,
-    /// How the entries of live leases were picked; after a restart nobody knows.
+    /// By lease: (rank, entries) of leases that were acknowledged in full.
+    acked_leases: BTreeMap<u64, (u32, u32)>,
+    /// By live lease: the classes of its entries. A restart forgets them.
     classes: BTreeMap<u64, Vec<DeliveryClass>>,
-    /// Of each commit that is remembered.
+    /// By commit that is remembered.
     commits: BTreeMap<u64, Committed>,
-    /// The epoch is about to be read anew.
+    /// The epoch is about to be opened anew from its ledger.
     reopening: bool,
-    /// What is fetched ahead of need, where that is known.
+    /// Fetches ahead of the epoch's readers, where its order is known.
     prefetcher: Option<Arc<Prefetcher>>,
 }
 
-/// See the module.
+/// One epoch of a job.
 pub struct Epoch {
-    setup: Arc<Setup>,
+    setup: Arc<JobSetup>,
     header: Header,
     schedule: Schedule,
-    /// What the sweep knows this epoch by.
+    /// The epoch's identity at the sweep.
     owner: u64,
     ledger: LedgerFile,
     inner: Mutex<Inner>,
@@ -127,23 +129,23 @@ pub struct Epoch {
     receipt: OnceCell<fletch_api::EpochReceipt>,
 }
 
-impl Setup {
-    /// What everything random of an epoch is drawn from.
+impl JobSetup {
+    /// Returns the key from which an epoch draws every random choice.
     #[must_use]
     pub fn key(&self, epoch: u64) -> OrderKey {
         OrderKey::new(self.root, self.hash, self.seed, epoch)
     }
 
-    /// The moment, in leases' milliseconds.
+    /// Returns the time in milliseconds on the clock of leases.
     #[must_use]
     pub fn now_ms(&self) -> u64 {
         u64::try_from(self.context.since.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Steps of an epoch in this world.
+    /// Returns the number of steps of an epoch in this world.
     #[must_use]
     pub fn steps(&self, world: World) -> u64 {
-        match (&self.told, &self.bucketed) {
+        match (&self.replay, &self.bucketed) {
             (Some(told), _) => told.steps(world),
             (None, Some(bucketed)) => bucketed.steps(world),
             (None, None) => world.steps(self.plan.entries()),
@@ -157,23 +159,23 @@ impl Setup {
 
 impl Epoch {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Core checks before it changes; what panics there has changed nothing.
+        // Core checks before it changes anything, so a panic there has changed nothing.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which epoch.
+    /// Returns the epoch's number.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.header.epoch
     }
 
-    /// Its ledger.
+    /// Returns the epoch's ledger.
     #[must_use]
     pub fn ledger(&self) -> &LedgerFile {
         &self.ledger
     }
 
-    /// How long a lease lives without a sign of life, in milliseconds.
+    /// Returns how long a lease lives without a sign of life, in milliseconds.
     #[must_use]
     pub fn ttl_ms(&self) -> u64 {
         self.setup.ttl_ms()
@@ -193,7 +195,7 @@ impl Epoch {
         }
     }
 
-    /// The stream of a lease is being read: it lives on, if it is still the lease of that request.
+    /// Renews a lease whose stream is being read, if it is still the lease of that request.
     pub fn touch(&self, lease: u64, request: Request) {
         let expires = self.expires_ms();
         let mut inner = self.lock();
@@ -205,10 +207,10 @@ impl Epoch {
     fn end_if_over(&self, inner: &mut Inner, events: &mut Vec<Event>) {
         if inner.state == EpochState::Open && inner.leases.finished() {
             inner.state = EpochState::Finished;
-            inner.over();
+            inner.end();
             let delivered = inner.leases.acked().count() + inner.padded.len() as u64;
             events.push(Event::End { delivered, redelivered: inner.leases.redelivered() });
-            self.judge(inner);
+            self.count_shuffle(inner);
         }
     }
 
@@ -216,8 +218,9 @@ impl Epoch {
         self.setup.visitation == Visitation::AtMostOnce
     }
 
-    /// At most once: what was granted is delivered, whatever became of it. Until then it is a lease as any other, so
-    /// that the same request gets the same.
+    /// Counts granted entries as delivered, for the visitation `at-most-once`.
+    ///
+    /// Until then such a lease is like any other, so that a repeated request gets the same entries.
     fn deliver(&self, inner: &mut Inner, which: impl Fn(&Lease) -> bool, events: &mut Vec<Event>) {
         let all: Vec<(u64, u32, u32, Vec<u32>)> = inner
             .leases
@@ -230,11 +233,11 @@ impl Epoch {
             .collect();
         let mut entries = 0;
         for (lease, rank, len, newly) in all {
-            // A live lease takes its own rank's ack of all it has.
+            // A live lease accepts its own rank's ack of all its entries.
             if let Ok(Some(event)) = inner.leases.ack(rank, lease, len) {
                 entries += newly.len() as u64;
-                inner.note_acked(&newly);
-                inner.settle(lease, rank, len);
+                inner.record_acked(&newly);
+                inner.record_acked_lease(lease, rank, len);
                 events.push(event);
             }
         }
@@ -245,7 +248,7 @@ impl Epoch {
         }
     }
 
-    /// Ends leases whose time is over; their events.
+    /// Ends the leases whose time is over; returns the events.
     fn expire_due(&self, inner: &mut Inner) -> Vec<Event> {
         let now = self.setup.now_ms();
         if self.at_most_once() {
@@ -261,39 +264,40 @@ impl Epoch {
         let (events, back) = inner.leases.expire(now);
         for &(lease, rank) in &due {
             tracing::info!(job = %self.setup.job, epoch = self.number(), lease, rank, "a lease expired; what it held is granted again");
-            inner.order.expired(lease, rank);
+            inner.sequence.expired(lease, rank);
             inner.classes.remove(&lease);
         }
         self.setup.context.counts.expired.fetch_add(back.len() as u64, Relaxed);
-        inner.order.came_back(&back);
+        inner.sequence.release(&back);
         self.changed.notify_waiters();
         events
     }
 
-    /// Housekeeping: leases whose time is over.
+    /// Ends leases whose time is over, and a prefetch that nobody uses.
     pub fn tick(&self) {
         let mut inner = self.lock();
         if inner.state == EpochState::Open {
             let events = self.expire_due(&mut inner);
             self.close_idle_prefetch(&mut inner);
-            // Made durable with whatever comes next: a restart would only let them live a little longer.
+            // These events become durable with the next ones: after a crash the leases only live a little
+            // longer.
             self.ledger.append(&events);
         }
     }
 
-    /// Its file may be opened anew: nothing is granted, and nothing is written when this returns. Blocking.
+    /// Stops granting and writing, so that the ledger may be opened anew. Blocking.
     pub fn close(&self) {
         self.lock().reopening = true;
         self.abandon();
         self.ledger.close();
     }
 
-    /// The job went on: nothing is granted any more.
+    /// Stops granting, because the job went on to a later epoch.
     pub fn abandon(&self) {
         let mut inner = self.lock();
         if inner.state == EpochState::Open {
             inner.state = EpochState::Abandoned;
-            inner.over();
+            inner.end();
         }
         drop(inner);
         self.changed.notify_waiters();
@@ -301,15 +305,15 @@ impl Epoch {
 }
 
 impl Inner {
-    /// Nothing is granted any more.
-    pub(super) fn over(&mut self) {
-        self.order = Sequence::Over;
+    /// Ends the sequence and the prefetch.
+    pub(super) fn end(&mut self) {
+        self.sequence = Sequence::Over;
         if let Some(ahead) = self.prefetcher.take() {
             ahead.close();
         }
     }
 
-    pub(super) fn note_acked(&mut self, entries: &[u32]) {
+    pub(super) fn record_acked(&mut self, entries: &[u32]) {
         if let Some(ahead) = &self.prefetcher {
             ahead.served(entries);
         }
@@ -317,17 +321,17 @@ impl Inner {
         self.padded.extend(entries.iter().filter(|&&e| u64::from(e) >= n));
     }
 
-    pub(super) fn settle(&mut self, lease: u64, rank: u32, entries: u32) {
-        self.order.settled(lease);
+    pub(super) fn record_acked_lease(&mut self, lease: u64, rank: u32, entries: u32) {
+        self.sequence.settled(lease);
         self.classes.remove(&lease);
-        self.settled.insert(lease, (rank, entries));
-        let most = SETTLED_MAX.max(SETTLED_RANK * self.leases.world().ranks as usize);
-        while self.settled.len() > most {
-            self.settled.pop_first();
+        self.acked_leases.insert(lease, (rank, entries));
+        let most = ACKED_LEASES_MAX.max(ACKED_LEASES_PER_RANK * self.leases.world().ranks as usize);
+        while self.acked_leases.len() > most {
+            self.acked_leases.pop_first();
         }
     }
 
-    pub(super) fn widen(&mut self) {
+    pub(super) fn add_ranks(&mut self) {
         let ranks = self.leases.world().ranks as usize;
         let more = ranks.saturating_sub(self.shuffles.len());
         self.shuffles.extend(std::iter::repeat_with(Shuffle::default).take(more));

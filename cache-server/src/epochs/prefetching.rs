@@ -1,4 +1,4 @@
-//! What is fetched ahead of an epoch whose order is known: begun by its first grant, kept in step with its leases.
+//! Prefetch for an epoch in strict order: begins with the first grant and follows the leases.
 
 use super::{Epoch, Inner, sequence::Sequence};
 use crate::prefetch::{Prefetcher, UpcomingReads};
@@ -6,13 +6,13 @@ use fletch_core::plan::Bits;
 use std::sync::Arc;
 
 impl Epoch {
-    /// What is fetched ahead of its readers, if anything is.
+    /// Returns the prefetcher, if one runs.
     #[must_use]
     pub fn prefetcher(&self) -> Option<Arc<Prefetcher>> {
         self.lock().prefetcher.clone()
     }
 
-    /// Begins to fetch ahead, unless that goes on, or cannot be.
+    /// Starts a prefetcher, unless one runs or no memory is free.
     pub(super) fn start_prefetch(&self, inner: &mut Inner) {
         if inner.prefetcher.is_some() || !self.setup.context.prefetch.pool.has_room() {
             return;
@@ -29,14 +29,14 @@ impl Epoch {
         );
     }
 
-    /// The order goes on otherwise.
+    /// Tells the prefetcher that the order continues differently.
     pub(super) fn renew_prefetch(&self, inner: &mut Inner) {
         if let (Some(prefetcher), Some((schedule, done))) = (&inner.prefetcher, self.upcoming_reads(inner)) {
             prefetcher.renew(schedule, done);
         }
     }
 
-    /// Lets go of what nobody comes for.
+    /// Closes a prefetcher whose epoch nobody reads.
     pub(super) fn close_idle_prefetch(&self, inner: &mut Inner) {
         let alive = inner.leases.live().next().is_some();
         if let Some(prefetcher) = inner.prefetcher.take_if(|a| a.idle(alive)) {
@@ -44,9 +44,9 @@ impl Epoch {
         }
     }
 
-    /// What is still to come, in its order, and which entries are granted or delivered already.
+    /// Returns the reads to come, in order, and the entries that are granted or delivered already.
     fn upcoming_reads(&self, inner: &Inner) -> Option<(UpcomingReads, Bits)> {
-        let Sequence::Strict(turns) = &inner.order else { return None };
+        let Sequence::Strict(turns) = &inner.sequence else { return None };
         let super::Schedule::Strict(strict) = &self.schedule else { return None };
         let (turns, strict) = (turns.clone(), Arc::clone(strict));
         let free = inner.leases.free();

@@ -1,7 +1,8 @@
-//! An epoch from its ledger: begun, replayed after a restart, or resumed from a state.
+//! Opening an epoch from its ledger: a new epoch, one from before a restart, or one that continues from a
+//! state.
 
 use super::{
-    Epoch, Inner, Schedule, Setup,
+    Epoch, Inner, JobSetup, Schedule,
     sequence::{Sequence, SweepSubscription},
 };
 use crate::epochs::{
@@ -26,9 +27,9 @@ use std::{
 use tokio::sync::{Notify, OnceCell};
 
 impl Epoch {
-    /// The header of a new epoch's ledger.
+    /// Returns the header of a new epoch's ledger.
     #[must_use]
-    pub fn header(setup: &Setup, epoch: u64, world: World) -> Header {
+    pub fn header(setup: &JobSetup, epoch: u64, world: World) -> Header {
         Header {
             job: setup.job.clone(),
             epoch,
@@ -41,14 +42,16 @@ impl Epoch {
         }
     }
 
-    /// What the ledger of an epoch begins with of which nothing was delivered.
+    /// Returns the first bytes of the ledger of an epoch of which nothing was delivered.
     #[must_use]
-    pub fn head(setup: &Setup, epoch: u64, world: World) -> Vec<u8> {
+    pub fn head(setup: &JobSetup, epoch: u64, world: World) -> Vec<u8> {
         ledger::state(&Epoch::header(setup, epoch, world), &Bits::zeros(0))
     }
 
-    /// Begins an epoch in a file of its own, durable when this returns: `header` says in which world it was planned, `acked`
-    /// what was delivered before. What the file held is replaced. Blocking.
+    /// Begins an epoch in a file of its own, which replaces what was there. Durable when this returns.
+    /// Blocking.
+    ///
+    /// `header` has the world in which the epoch was planned; `acked` is what was delivered before.
     ///
     /// # Errors
     /// [`JobError::Io`].
@@ -57,12 +60,12 @@ impl Epoch {
         write_whole(path, &ledger::state(header, acked)).map_err(failed)
     }
 
-    /// Reads an epoch from its ledger and goes on with it in the world `fit`. Blocking.
+    /// Opens an epoch from its ledger and continues it in a world. Blocking.
     ///
     /// # Errors
     /// [`JobError`]: the file cannot be read, is damaged, or of something else.
     pub fn open(
-        setup: &Arc<Setup>,
+        setup: &Arc<JobSetup>,
         path: &Path,
         epoch: u64,
         world: World,
@@ -74,19 +77,19 @@ impl Epoch {
         let read = Ledger::read(&bytes).map_err(bad)?;
         read.header.world.check()?;
         let expected = Epoch::header(setup, epoch, read.header.world);
-        if let Some((what, got, want)) = differs(&read.header, &expected, setup.block > 0) {
+        if let Some((what, got, want)) = header_mismatch(&read.header, &expected, setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
         }
         let schedule = Schedule::new(setup, epoch, read.header.world)?;
         let leases = Leases::new(schedule.planned(), read.header.world)?;
         let mut inner = Inner {
-            order: Sequence::Over,
+            sequence: Sequence::Over,
             leases,
             state: EpochState::Open,
             shuffles: Vec::new(),
             padded: BTreeSet::new(),
             times: Times::default(),
-            settled: BTreeMap::new(),
+            acked_leases: BTreeMap::new(),
             classes: BTreeMap::new(),
             commits: BTreeMap::new(),
             reopening: false,
@@ -94,7 +97,8 @@ impl Epoch {
         };
         let expires = setup.now_ms().saturating_add(setup.ttl_ms());
         let began = inner.replay(setup, &schedule, &read, expires).map_err(bad)?;
-        // What was granted before a state was put, or under a job of that name that was deleted, was granted earlier.
+        // A grant from before a `PUT` of a state, or of a deleted job of the same name, has a lower lease
+        // number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         inner.leases.number_after(u64::try_from(now.as_micros()).unwrap_or(0));
         schedule.share(&mut inner.leases)?;
@@ -105,7 +109,7 @@ impl Epoch {
         if over && inner.state == EpochState::Open {
             inner.state = EpochState::Abandoned;
         }
-        inner.order = match &setup.sweep {
+        inner.sequence = match &setup.sweep {
             Some(sweep) if inner.state == EpochState::Open => Sequence::Substitute(Box::new(
                 SweepSubscription::join(setup, sweep, &inner.leases, &read, &setup.key(epoch)),
             )),
@@ -134,7 +138,7 @@ impl Epoch {
                 }
                 this.ledger.append(&events);
                 match changed {
-                    // It stays in its world until that is asked for again.
+                    // The epoch stays in its world until another request asks for the change.
                     Err(e @ JobError::MidStep { .. }) => {
                         tracing::warn!(job = %setup.job, epoch, error = %e, "an epoch goes on in the world of its ledger");
                     }
@@ -145,27 +149,32 @@ impl Epoch {
         Ok(this)
     }
 
-    /// What was delivered, as a state: a ledger of nothing else.
+    /// Returns the epoch's state: a ledger that contains only what was delivered.
     #[must_use]
     pub fn state(&self) -> Vec<u8> {
         let inner = self.lock();
         let mut header = self.header.clone();
         if matches!(self.schedule, Schedule::Buckets(_)) {
-            // Its batch and tail are those it began with; in the middle of a step it goes on with as many ranks.
+            // Batch and tail are those of its beginning; in the middle of a step it needs the same number of
+            // ranks.
             header.world = inner.leases.world();
         }
         ledger::state(&header, &self.delivered(&inner))
     }
 
-    /// Whether what was delivered is exactly this.
+    /// Returns whether exactly `acked` was delivered.
     #[must_use]
     pub fn is_at(&self, acked: &Bits) -> bool {
         *self.delivered(&self.lock()) == *acked
     }
 }
 
-/// The first field in which a ledger's header is another than it should be.
-pub fn differs(got: &Header, want: &Header, by_units: bool) -> Option<(&'static str, String, String)> {
+/// Returns the first field in which a ledger's header differs from the expected one.
+pub fn header_mismatch(
+    got: &Header,
+    want: &Header,
+    by_units: bool,
+) -> Option<(&'static str, String, String)> {
     let pairs = [
         ("root", got.root.to_string(), want.root.to_string()),
         ("plan", got.plan.to_string(), want.plan.to_string()),
@@ -173,21 +182,21 @@ pub fn differs(got: &Header, want: &Header, by_units: bool) -> Option<(&'static 
         ("seed", got.seed.to_string(), want.seed.to_string()),
         ("epoch", got.epoch.to_string(), want.epoch.to_string()),
     ];
-    // An order by units is one of its layout.
+    // A strict order by units depends on the layout.
     let layout = by_units.then(|| ("layout", got.layout.to_string(), want.layout.to_string()));
     pairs.into_iter().chain(layout).find(|(_, a, b)| a != b)
 }
 
 impl Inner {
-    /// Applies a ledger's events to fresh leases; the leases as they were when the last world began.
+    /// Applies a ledger's events to fresh leases; returns the leases as they were when the last world began.
     fn replay(
         &mut self,
-        setup: &Setup,
+        setup: &JobSetup,
         schedule: &Schedule,
         read: &Ledger,
         expires: u64,
     ) -> Result<Leases, BadLedger> {
-        self.widen();
+        self.add_ranks();
         let mut began = self.leases.clone();
         for (i, event) in read.events.iter().enumerate() {
             let acking = if let Event::Ack { lease, upto } = event {
@@ -209,18 +218,18 @@ impl Inner {
                 }
                 Event::Ack { .. } => {
                     if let Some((lease, rank, len, newly)) = acking {
-                        self.note_acked(&newly);
+                        self.record_acked(&newly);
                         if self.leases.lease(lease).is_none() {
-                            self.settle(lease, rank, len);
+                            self.record_acked_lease(lease, rank, len);
                         }
                     }
                 }
-                Event::Commit { commit } => self.note_commit(*commit),
+                Event::Commit { commit } => self.record_commit(*commit),
                 Event::World { .. } | Event::Resume { .. } | Event::Rollback { .. } => {
                     if let Event::Rollback { commit } = event {
-                        self.note_rollback(*commit);
+                        self.apply_rollback(*commit);
                     }
-                    self.widen();
+                    self.add_ranks();
                     began = self.leases.clone();
                 }
                 _ => {}

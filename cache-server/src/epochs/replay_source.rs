@@ -1,10 +1,10 @@
-//! A ledger as an order: what each rank acknowledged then, it gets again.
+//! The source of the order `replay`: a ledger, whose acknowledged entries each rank gets again.
 //!
-//! 1. What is replayed was checked as a ledger of this job's root, plan and seed: whatever it names is an entry, or a pad
-//!    of the epoch it was written by.
-//! 2. Each rank has its own sequence, whatever its requests are: the world may change in its batch, never in its ranks.
+//! 1. The ledger was checked against this job's root, plan and seed: every entry in it is an entry of the
+//!    plan, or a pad of the epoch that wrote it.
+//! 2. Each rank has its own sequence, whatever its requests are: the batch may change, the ranks may not.
 
-use super::{JobError, Schedule, Setup};
+use super::{JobError, JobSetup, Schedule};
 use fletch_api::{OrderKind, StartJob};
 use fletch_core::{
     delivery::{
@@ -15,27 +15,27 @@ use fletch_core::{
     plan::{Bits, World},
 };
 
-/// See the module.
+/// The recorded sequences of all ranks.
 pub struct ReplaySource {
-    /// Of which epoch.
+    /// The header of the recorded epoch's ledger.
     pub header: Header,
-    /// What each rank is told, in order.
+    /// By rank: the entries in recorded order.
     pub ranks: Vec<Vec<u32>>,
-    /// All of it.
+    /// All recorded entries.
     pub planned: Bits,
 }
 
-/// The ledger that was asked for, where the order needs one.
+/// Reads the ledger of a request for the order `replay`; `None` for other orders.
 ///
 /// # Errors
-/// [`JobError::BadLedger`], [`JobError::Ask`].
-pub fn ledger_of(ask: &StartJob) -> Result<Option<Ledger>, JobError> {
+/// [`JobError::BadLedger`], [`JobError::InvalidPlan`].
+pub fn replayed_ledger(ask: &StartJob) -> Result<Option<Ledger>, JobError> {
     let bytes = match (ask.order, &ask.replay) {
         (OrderKind::Replay, Some(spec)) => &spec.ledger.0,
         (OrderKind::Replay, None) => {
-            return Err(JobError::Ask("an order replay needs the ledger to replay".into()));
+            return Err(JobError::InvalidPlan("the order replay needs a ledger to replay".into()));
         }
-        (_, Some(_)) => return Err(JobError::Ask("only an order replay has a ledger".into())),
+        (_, Some(_)) => return Err(JobError::InvalidPlan("only the order replay takes a ledger".into())),
         (_, None) => return Ok(None),
     };
     let read = Ledger::read(bytes).map_err(|e| JobError::BadLedger(e.to_string()))?;
@@ -46,7 +46,7 @@ pub fn ledger_of(ask: &StartJob) -> Result<Option<Ledger>, JobError> {
     let told = [OrderKind::Substitute, OrderKind::Strict, OrderKind::Bucketed].map(OrderKind::as_str);
     if !told.contains(&order) {
         return Err(JobError::BadLedger(format!(
-            "the ledger is of an order {order}; replay one of {}",
+            "the ledger has the order {order}; only {} can be replayed",
             told.join(", ")
         )));
     }
@@ -54,11 +54,11 @@ pub fn ledger_of(ask: &StartJob) -> Result<Option<Ledger>, JobError> {
 }
 
 impl ReplaySource {
-    /// What a ledger tells an epoch of this job. Takes as long as its epoch is: not for a thread that others wait for.
+    /// Reads the recorded sequences from a ledger. Blocking: takes time in proportion to the recorded epoch.
     ///
     /// # Errors
     /// [`JobError::BadLedger`].
-    pub fn new(setup: &Setup, ledger: &Ledger) -> Result<Self, JobError> {
+    pub fn new(setup: &JobSetup, ledger: &Ledger) -> Result<Self, JobError> {
         let bad = |why: String| Err(JobError::BadLedger(why));
         let header = ledger.header.clone();
         let by_units = setup.block > 0;
@@ -71,19 +71,20 @@ impl ReplaySource {
         if let Some((what, got, want)) = pairs.into_iter().chain(layout).find(|(_, a, b)| a != b) {
             return bad(format!("the ledger's {what} is {got}, the job's is {want}"));
         }
-        // That it names only what there is: it is applied to the epoch it says it is of.
+        // Applying the ledger to its own epoch proves that it names only entries of that epoch.
         let of = Schedule::new(setup, header.epoch, header.world)?;
         let mut leases = Leases::new(of.planned(), header.world)?;
         let told = Replay::borne_out(ledger, &mut leases).map_err(|e| JobError::BadLedger(e.to_string()))?;
         if told.legs().is_empty() {
-            return bad("nothing was acknowledged in the ledger".into());
+            return bad("the ledger has no acknowledged entry".into());
         }
         let Some(ranks) = told.by_rank() else {
             return bad("the number of ranks changes in the middle of the ledger".into());
         };
         let last = ranks.iter().flatten().map(|&e| u64::from(e) + 1).max().unwrap_or(0);
         let known = of.planned().len();
-        // Leases make pads where a world's last step is short; buckets are padded from the beginning, and have no others.
+        // Leases add pads where the last step of a world is short. Buckets have all their pads from the
+        // beginning.
         if matches!(of, Schedule::Buckets(_)) && last > known {
             return bad(format!(
                 "the ledger names entry {}; its buckets have {known} with their pads",
@@ -97,32 +98,32 @@ impl ReplaySource {
         Ok(ReplaySource { header, ranks, planned })
     }
 
-    /// Whether it can be told in this world.
+    /// Checks whether the ledger can be replayed in this world.
     ///
     /// # Errors
-    /// [`JobError::Ask`].
+    /// [`JobError::InvalidPlan`].
     pub fn check(&self, world: World) -> Result<(), JobError> {
         if self.ranks.len() == world.ranks as usize {
             return Ok(());
         }
         let (told, asked) = (self.ranks.len(), world.ranks);
-        Err(JobError::Ask(format!("the ledger tells the order of {told} ranks, and the world has {asked}")))
+        Err(JobError::InvalidPlan(format!("the ledger has {told} ranks, and the world has {asked}")))
     }
 
-    /// The j-th entry of a rank.
+    /// Returns the j-th entry of a rank.
     #[must_use]
-    pub fn turn(&self, rank: u32, j: u64) -> Option<u32> {
+    pub fn entry_at(&self, rank: u32, j: u64) -> Option<u32> {
         self.ranks.get(rank as usize)?.get(usize::try_from(j).ok()?).copied()
     }
 
-    /// Steps in this world.
+    /// Returns the number of steps in this world.
     #[must_use]
     pub fn steps(&self, world: World) -> u64 {
         let longest = self.ranks.iter().map(Vec::len).max().unwrap_or(0) as u64;
         longest.div_ceil(u64::from((world.batch / world.ranks.max(1)).max(1)))
     }
 
-    /// How many entries each rank may still be granted, from what is `free`.
+    /// Returns how many free entries each rank may still be granted.
     pub fn shares(&self, free: impl Fn(u32) -> bool) -> Vec<u64> {
         self.ranks.iter().map(|all| all.iter().filter(|&&e| free(e)).count() as u64).collect()
     }

@@ -1,6 +1,6 @@
-//! What an epoch is made of: the entries it delivers and what each is, whoever chooses among them.
+//! The schedule of an epoch: the entries that it delivers, and which sample each entry is.
 
-use super::Setup;
+use super::JobSetup;
 use crate::epochs::{JobError, replay_source::ReplaySource};
 use fletch_core::{
     delivery::Leases,
@@ -9,23 +9,23 @@ use fletch_core::{
 };
 use std::sync::Arc;
 
-/// See the module.
+/// The entries of one epoch, whatever chooses their sequence.
 pub enum Schedule {
-    /// Pads and what is left out are those of the strict order.
+    /// Pads and dropped entries are those of the strict order.
     Strict(Arc<Strict>),
-    /// They are those of each bucket.
+    /// Pads and dropped entries are those of each bucket.
     Buckets(Arc<Bucketed>),
-    /// What a ledger tells, of an epoch that was of this schedule.
+    /// The entries are those that a ledger recorded, of an epoch with the inner schedule.
     Replay(Arc<ReplaySource>, Box<Schedule>),
 }
 
 impl Schedule {
-    /// What an epoch that began in the world `fit` is made of.
+    /// Returns the schedule of an epoch that begins in a world.
     ///
     /// # Errors
     /// [`JobError::Buckets`].
-    pub fn new(setup: &Setup, epoch: u64, world: World) -> Result<Self, JobError> {
-        Ok(match &setup.told {
+    pub fn new(setup: &JobSetup, epoch: u64, world: World) -> Result<Self, JobError> {
+        Ok(match &setup.replay {
             None => Schedule::first(setup, epoch, world)?,
             Some(told) => {
                 let of = Schedule::first(setup, told.header.epoch, told.header.world)?;
@@ -34,8 +34,8 @@ impl Schedule {
         })
     }
 
-    /// One that no ledger tells.
-    fn first(setup: &Setup, epoch: u64, world: World) -> Result<Self, JobError> {
+    /// Returns the schedule of an epoch that replays no ledger.
+    fn first(setup: &JobSetup, epoch: u64, world: World) -> Result<Self, JobError> {
         let (plan, key) = (setup.plan.clone(), setup.key(epoch));
         if let Some(bucketed) = &setup.bucketed {
             return Ok(Schedule::Buckets(Arc::new(Bucketed::new(
@@ -52,7 +52,7 @@ impl Schedule {
         Ok(Schedule::Strict(Arc::new(strict)))
     }
 
-    /// What an entry is, pads included.
+    /// Returns the sample and copy of an entry, pads included.
     pub fn item(&self, entry: u32) -> Item {
         match self {
             Schedule::Strict(strict) => strict.item(entry),
@@ -61,7 +61,7 @@ impl Schedule {
         }
     }
 
-    /// What the epoch delivers: over the plan's entries, and pads that are known from the beginning.
+    /// Returns the entries that the epoch delivers, with the pads that are known from the beginning.
     pub fn planned(&self) -> Bits {
         match self {
             Schedule::Strict(strict) => {
@@ -76,7 +76,7 @@ impl Schedule {
         }
     }
 
-    /// Entries of the plan.
+    /// Returns the number of the plan's entries.
     fn entries(&self) -> u64 {
         match self {
             Schedule::Strict(strict) => strict.plan().entries(),
@@ -85,7 +85,7 @@ impl Schedule {
         }
     }
 
-    /// The entries of the plan that are left out from the beginning.
+    /// Returns the plan's entries that the epoch leaves out from the beginning.
     pub fn dropped(&self) -> Vec<u32> {
         match self {
             Schedule::Strict(strict) => strict.dropped().collect(),
@@ -94,7 +94,7 @@ impl Schedule {
                 let out = (0..self.entries()).filter(|&e| !planned.get(e));
                 out.map(|e| u32::try_from(e).unwrap_or(u32::MAX)).collect()
             }
-            // Pads that were not consumed are nothing that is missing.
+            // Pads that the recorded epoch did not consume are not missing.
             Schedule::Replay(told, of) => {
                 let out = (0..of.entries()).filter(|&e| !told.planned.get(e));
                 out.map(|e| u32::try_from(e).unwrap_or(u32::MAX)).collect()
@@ -102,7 +102,7 @@ impl Schedule {
         }
     }
 
-    /// Who may still be granted how much, where the order says whose each entry is.
+    /// Sets what each rank may still be granted, where the order assigns every entry to a rank.
     pub fn share(&self, leases: &mut Leases) -> Result<(), JobError> {
         let shares = match self {
             Schedule::Strict(_) => return Ok(()),
@@ -113,11 +113,17 @@ impl Schedule {
         Ok(())
     }
 
-    /// Whether an epoch of which `acked` was delivered, in the world `now`, may go on in the world `fit`.
+    /// Checks whether an epoch in the world `now` may continue in `world`; `acked` is what was delivered.
     ///
     /// # Errors
     /// [`JobError::MidStep`].
-    pub fn may_become(&self, epoch: u64, acked: &Bits, now: World, world: World) -> Result<(), JobError> {
+    pub fn can_enter_world(
+        &self,
+        epoch: u64,
+        acked: &Bits,
+        now: World,
+        world: World,
+    ) -> Result<(), JobError> {
         let order = match self {
             Schedule::Strict(_) => return Ok(()),
             Schedule::Replay(told, _) => return told.check(world),

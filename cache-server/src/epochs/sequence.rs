@@ -1,6 +1,7 @@
-//! Who chooses the next entries of an epoch: a permutation, what buckets or a ledger say, or the sweep.
+//! The sequence of an epoch: which entries its ranks get next, by a permutation, by an assignment or by the
+//! sweep.
 
-use super::{Epoch, Schedule, Setup};
+use super::{Epoch, JobSetup, Schedule};
 use crate::{
     epochs::{JobError, replay_source::ReplaySource},
     sweep::{DeliveryClass, Sweep},
@@ -18,57 +19,60 @@ use std::{
     sync::Arc,
 };
 
-/// See the module.
+/// Chooses the next entries of an epoch.
 pub enum Sequence {
-    /// The permutation.
+    /// Follows the strict order.
     Strict(Box<StrictAssignment>),
-    /// Every entry has its rank and its turn.
-    AssignedSequence(Box<AssignedSequence>),
-    /// The sweep.
+    /// Follows a fixed assignment of entries to ranks.
+    Assigned(Box<AssignedSequence>),
+    /// Asks the sweep.
     Substitute(Box<SweepSubscription>),
-    /// Nobody: the epoch is over, and its subscriber is free.
+    /// Chooses nothing: the epoch is over and its subscription has ended.
     Over,
 }
 
-/// Ranks' sequences that are known, in one world.
+/// The fixed sequences of all ranks in one world.
 pub struct AssignedSequence {
-    turns: Assigned,
+    assignment: Assignment,
     cursors: RankCursors,
-    /// Of live leases: the rank, and the turn at which they begin.
+    /// By live lease: the rank, and the position in the rank's sequence at which the lease begins.
     begun: BTreeMap<u64, (u32, u64)>,
 }
 
-enum Assigned {
+enum Assignment {
     Buckets(Box<Bucketed>),
-    ReplaySource(Arc<ReplaySource>),
+    Replay(Arc<ReplaySource>),
 }
 
 impl AssignedSequence {
-    fn begin(turns: Assigned, ranks: u32) -> Box<Self> {
-        Box::new(AssignedSequence { turns, cursors: RankCursors::new(ranks), begun: BTreeMap::new() })
+    fn begin(assignment: Assignment, ranks: u32) -> Box<Self> {
+        Box::new(AssignedSequence { assignment, cursors: RankCursors::new(ranks), begun: BTreeMap::new() })
     }
 
     fn next(&mut self, leases: &Leases, rank: u32, n: u32) -> (Vec<u32>, u64) {
         let free = |e| leases.is_free(e);
-        match &self.turns {
-            Assigned::Buckets(order) => order.next(&mut self.cursors, rank, n, free),
-            Assigned::ReplaySource(told) => self.cursors.next(rank, n, |j| told.turn(rank, j), free),
+        match &self.assignment {
+            Assignment::Buckets(order) => order.next(&mut self.cursors, rank, n, free),
+            Assignment::Replay(told) => self.cursors.next(rank, n, |j| told.entry_at(rank, j), free),
         }
     }
 }
 
-/// An epoch's place at the sweep.
+/// An epoch's subscription to the sweep.
 pub struct SweepSubscription {
     sweep: Arc<Sweep>,
     subscriber: SubscriberId,
     queue: PickQueue,
-    /// What came back: granted before anything else.
-    back: VecDeque<u32>,
+    /// Entries of expired leases: granted before anything else.
+    released: VecDeque<u32>,
     base: u64,
 }
 
-/// How long ago entries of a plan's base were delivered, they or a copy of them, and before how many at least all others were:
-/// as far back as `most` entries, or the ledger goes. What was rolled back, or came back, was not.
+/// Returns how long ago entries of the plan's base were delivered, in entries, by base entry.
+///
+/// The second value is a lower bound for all entries that the map does not have. The search goes back by
+/// `most` entries, or to the ledger's beginning. Entries that were rolled back or whose lease expired do not
+/// count.
 fn delivered_ago(ledger: &Ledger, leases: &Leases, plan: &Plan, most: u64) -> (BTreeMap<u64, u64>, u64) {
     let granted = ledger.events.iter().rev().filter_map(|e| match e {
         Event::Grant { entries, .. } => Some(entries.iter().rev()),
@@ -93,8 +97,14 @@ impl Drop for SweepSubscription {
 }
 
 impl SweepSubscription {
-    /// Sits down: `leases` say what is left, `ledger` what was granted last.
-    pub fn join(setup: &Setup, sweep: &Arc<Sweep>, leases: &Leases, ledger: &Ledger, key: &OrderKey) -> Self {
+    /// Subscribes to the sweep: `leases` have the entries that are left, `ledger` the latest grants.
+    pub fn join(
+        setup: &JobSetup,
+        sweep: &Arc<Sweep>,
+        leases: &Leases,
+        ledger: &Ledger,
+        key: &OrderKey,
+    ) -> Self {
         let base = setup.plan.base_entries();
         let subscriber = sweep.join(setup.plan_units.clone());
         let mut first = Bits::zeros(base);
@@ -103,7 +113,7 @@ impl SweepSubscription {
         }
         let left = setup.plan_units.to_slots(&first);
         let echo = setup.plan.echo();
-        let (mut done, mut owed) = (Bits::zeros(u64::from(setup.plan_units.slots())), Vec::new());
+        let (mut done, mut due_copies) = (Bits::zeros(u64::from(setup.plan_units.slots())), Vec::new());
         if echo.copies > 1 {
             let (ago, all) = delivered_ago(ledger, leases, &setup.plan, echo.apart.into());
             for slot in 0..setup.plan_units.slots() {
@@ -113,43 +123,51 @@ impl SweepSubscription {
                 if copies().all(|(_, e)| leases.free().get(e) || !planned(e)) && leases.free().get(entry) {
                     continue;
                 }
-                // Some of it was handed out, or its first pass is left out: what is left comes by itself.
+                // A copy was granted already, or the first pass leaves the entry out: the other copies follow
+                // by themselves.
                 done.set(u64::from(slot));
                 let unit = setup.plan_units.unit(slot);
                 let rest = copies().filter(|&(pass, e)| pass > 0 && leases.free().get(e));
                 let passes: VecDeque<u32> = rest.map(|(pass, _)| pass).collect();
                 if !passes.is_empty() {
-                    owed.push(DueCopies { slot, unit, passes, ago: ago.get(&entry).copied().unwrap_or(all) });
+                    due_copies.push(DueCopies {
+                        slot,
+                        unit,
+                        passes,
+                        ago: ago.get(&entry).copied().unwrap_or(all),
+                    });
                 }
             }
         }
         sweep.begin(subscriber, left);
-        let queue = PickQueue::echoing(echo, key.draws("echo", u64::MAX), done, owed);
-        SweepSubscription { sweep: Arc::clone(sweep), subscriber, queue, back: VecDeque::new(), base }
+        let queue = PickQueue::echoing(echo, key.draws("echo", u64::MAX), done, due_copies);
+        SweepSubscription { sweep: Arc::clone(sweep), subscriber, queue, released: VecDeque::new(), base }
     }
 }
 
 impl Sequence {
-    /// The order of a course, where the cache does not choose: from its beginning, or after a restart. `began` is the
-    /// leases as they were when their world began.
+    /// Returns the sequence of a schedule whose order is known, at the beginning or after a restart.
+    ///
+    /// `began` is the leases as they were when their world began.
     pub fn of(schedule: &Schedule, began: &Leases) -> Result<Self, JobError> {
         Ok(match schedule {
             Schedule::Strict(strict) => Sequence::Strict(Box::new(StrictAssignment::resumed(strict, began))),
             Schedule::Buckets(order) => {
                 let ranks = began.world().ranks;
-                Sequence::AssignedSequence(AssignedSequence::begin(
-                    Assigned::Buckets(Box::new(order.with_ranks(ranks)?)),
+                Sequence::Assigned(AssignedSequence::begin(
+                    Assignment::Buckets(Box::new(order.with_ranks(ranks)?)),
                     ranks,
                 ))
             }
-            Schedule::Replay(told, _) => Sequence::AssignedSequence(AssignedSequence::begin(
-                Assigned::ReplaySource(Arc::clone(told)),
+            Schedule::Replay(told, _) => Sequence::Assigned(AssignedSequence::begin(
+                Assignment::Replay(Arc::clone(told)),
                 began.world().ranks,
             )),
         })
     }
 
-    /// The next `n` free entries for a rank, how each was picked, and where in the rank's turns they begin.
+    /// Returns the next `n` free entries for a rank, their classes, and where in the rank's sequence they
+    /// begin.
     pub fn choose(
         &mut self,
         epoch: &Epoch,
@@ -159,21 +177,21 @@ impl Sequence {
     ) -> (Vec<u32>, Vec<DeliveryClass>, u64) {
         match self {
             Sequence::Over => (Vec::new(), Vec::new(), 0),
-            Sequence::AssignedSequence(known) => {
-                let (entries, from) = known.next(leases, rank, n);
+            Sequence::Assigned(assigned) => {
+                let (entries, from) = assigned.next(leases, rank, n);
                 let classes = vec![DeliveryClass::Exact; entries.len()];
                 (entries, classes, from)
             }
-            Sequence::Strict(turns) => {
+            Sequence::Strict(assignment) => {
                 let Schedule::Strict(strict) = &epoch.schedule else { return (Vec::new(), Vec::new(), 0) };
-                let (entries, from) = turns.next(strict, leases, rank, n);
+                let (entries, from) = assignment.next(strict, leases, rank, n);
                 let classes = vec![DeliveryClass::Exact; entries.len()];
                 (entries, classes, from)
             }
             Sequence::Substitute(sweep) => {
                 let (mut entries, mut classes) = (Vec::new(), Vec::new());
                 while entries.len() < n as usize
-                    && let Some(e) = sweep.back.pop_front()
+                    && let Some(e) = sweep.released.pop_front()
                 {
                     if leases.is_free(e) {
                         entries.push(e);
@@ -192,7 +210,7 @@ impl Sequence {
                     if picked.is_empty() {
                         break;
                     }
-                    // An echo that the tail rule left out is drawn and not granted.
+                    // The sweep also picks copies that the tail rule left out; those are not granted.
                     for p in picked.into_iter().filter(|p| leases.is_free(p.entry)) {
                         entries.push(p.entry);
                         classes.push(p.class);
@@ -203,51 +221,52 @@ impl Sequence {
         }
     }
 
-    /// What was chosen became a lease.
+    /// Records that the chosen entries became a lease.
     pub fn granted(&mut self, lease: u64, rank: u32, from: u64) {
         match self {
-            Sequence::Strict(turns) => turns.granted(lease, rank, from),
-            Sequence::AssignedSequence(known) => {
-                known.begun.insert(lease, (rank, from));
+            Sequence::Strict(assignment) => assignment.granted(lease, rank, from),
+            Sequence::Assigned(assigned) => {
+                assigned.begun.insert(lease, (rank, from));
             }
             Sequence::Substitute(_) | Sequence::Over => {}
         }
     }
 
-    /// A lease was wholly acknowledged.
+    /// Records that a lease was acknowledged in full.
     pub fn settled(&mut self, lease: u64) {
         match self {
-            Sequence::Strict(turns) => turns.settled(lease),
-            Sequence::AssignedSequence(known) => {
-                known.begun.remove(&lease);
+            Sequence::Strict(assignment) => assignment.settled(lease),
+            Sequence::Assigned(assigned) => {
+                assigned.begun.remove(&lease);
             }
             Sequence::Substitute(_) | Sequence::Over => {}
         }
     }
 
-    /// A lease expired.
+    /// Returns to the beginning of an expired lease.
     pub fn expired(&mut self, lease: u64, rank: u32) {
         match self {
-            Sequence::Strict(turns) => turns.expired(lease, rank),
-            Sequence::AssignedSequence(known) => {
-                // One from before a restart: from the beginning, past what is not free.
-                let (rank, from) = known.begun.remove(&lease).unwrap_or((rank, 0));
-                known.cursors.rewind(rank, from);
+            Sequence::Strict(assignment) => assignment.expired(lease, rank),
+            Sequence::Assigned(assigned) => {
+                // A lease from before a restart: begin at the start of the sequence, which skips entries that
+                // are not free.
+                let (rank, from) = assigned.begun.remove(&lease).unwrap_or((rank, 0));
+                assigned.cursors.rewind(rank, from);
             }
             Sequence::Substitute(_) | Sequence::Over => {}
         }
     }
 
-    /// Entries are free again.
-    pub fn came_back(&mut self, entries: &[u32]) {
+    /// Takes back entries that are free again.
+    pub fn release(&mut self, entries: &[u32]) {
         if let Sequence::Substitute(sweep) = self {
-            sweep.back.extend(entries);
+            sweep.released.extend(entries);
         }
     }
 
-    /// Another world has begun.
+    /// Continues in another world.
     pub fn change_world(&mut self, schedule: &Schedule, leases: &Leases) -> Result<(), JobError> {
-        if matches!(self, Sequence::Strict(_) | Sequence::AssignedSequence(_)) {
+        if matches!(self, Sequence::Strict(_) | Sequence::Assigned(_)) {
             *self = Sequence::of(schedule, leases)?;
         }
         Ok(())

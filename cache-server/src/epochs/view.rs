@@ -1,4 +1,4 @@
-//! What an epoch looks like from outside, and its receipt.
+//! An epoch as the API shows it, and its receipt.
 
 use super::{Epoch, Inner};
 use crate::epochs::JobError;
@@ -19,12 +19,12 @@ use std::{
 use tokio::task::spawn_blocking;
 
 impl Epoch {
-    /// How much a rank may hold. At most once nobody needs to acknowledge, so nobody waits for that.
+    /// Returns how many entries a rank may hold. At most once needs no acks, so nobody waits for them.
     pub(super) fn held_max(&self) -> u32 {
         if self.at_most_once() { u32::MAX } else { HELD_MAX }
     }
 
-    /// What counts as delivered now: what was acknowledged; at most once, what was granted.
+    /// Returns the delivered entries: the acknowledged ones, or with `at-most-once` the granted ones.
     pub(super) fn delivered<'a>(&self, inner: &'a Inner) -> Cow<'a, Bits> {
         let mut bits = Cow::Borrowed(inner.leases.acked());
         if self.at_most_once() {
@@ -36,7 +36,7 @@ impl Epoch {
         bits
     }
 
-    /// As it is now.
+    /// Returns the epoch as the API shows it.
     #[must_use]
     pub fn view(&self) -> View {
         let inner = self.lock();
@@ -59,33 +59,33 @@ impl Epoch {
         }
     }
 
-    /// Whether a lease of it lives.
+    /// Returns whether a lease of the epoch lives.
     #[must_use]
     pub fn has_leases(&self) -> bool {
         let inner = self.lock();
         inner.state == EpochState::Open && inner.leases.live().next().is_some()
     }
 
-    /// Whether its ledger is at its bound, and nothing more is granted.
+    /// Returns whether the ledger has reached its limit, so that nothing more is granted.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.ledger.len() > self.setup.context.ledger_bytes
     }
 
-    /// Pads that were delivered: those that the leases made, and those that the order knew from its beginning.
+    /// Returns the number of delivered pads: those that the leases added, and those of the order itself.
     fn padded(&self, inner: &Inner) -> u64 {
         let acked = inner.leases.acked();
         let known = acked.iter_in(self.setup.plan.entries().min(acked.len()), acked.len()).count();
         inner.padded.len() as u64 + known as u64
     }
 
-    /// Whether it goes on.
+    /// Returns whether the epoch is open.
     #[must_use]
     pub fn state_now(&self) -> EpochState {
         self.lock().state
     }
 
-    /// What was said of it before this is durable when this returns.
+    /// Waits until everything that was answered before is durable.
     ///
     /// # Errors
     /// [`JobError::Io`], [`JobError::Reopening`].
@@ -93,10 +93,11 @@ impl Epoch {
         self.ledger.durable(self.ledger.len()).await
     }
 
-    /// The receipt, once its end is durable. `contents` gives the content hash of every sample.
+    /// Returns the receipt, once the epoch's end is durable. `contents` has the content hash of every sample.
     ///
     /// # Errors
-    /// [`JobError::Open`], [`JobError::Closed`], those of `contents`, and [`JobError::Reopening`] when it went back meanwhile.
+    /// [`JobError::Open`], [`JobError::Closed`], those of `contents`, and [`JobError::Reopening`] after a
+    /// rollback.
     pub async fn receipt<F>(self: &Arc<Self>, contents: impl FnOnce() -> F) -> Result<EpochReceipt, JobError>
     where
         F: Future<Output = Result<Arc<Vec<Hash>>, JobError>>,
@@ -113,7 +114,7 @@ impl Epoch {
         let made = self.receipt.get_or_try_init(|| async {
             let contents = contents().await?;
             let this = Arc::clone(self);
-            spawn_blocking(move || this.make_receipt(&contents)).await.map_err(|_| JobError::Lost)?
+            spawn_blocking(move || this.make_receipt(&contents)).await.map_err(|_| JobError::TaskLost)?
         });
         Ok(made.await?.clone())
     }
@@ -163,7 +164,7 @@ impl Epoch {
         Ok(EpochReceipt { receipt, certificate })
     }
 
-    /// How well shuffled what was granted so far is.
+    /// Returns how well the entries granted so far are shuffled.
     fn certificate(&self, inner: &Inner) -> Certificate {
         let mut shuffle = Shuffle::default();
         inner.shuffles.iter().for_each(|s| shuffle.merge(s));
@@ -175,8 +176,8 @@ impl Epoch {
         shuffle.certificate(chance(per_unit))
     }
 
-    /// Counts an epoch that has just ended by its certificate, and says when that is poor.
-    pub(super) fn judge(&self, inner: &Inner) {
+    /// Counts a finished epoch by its certificate, and logs a poor shuffle.
+    pub(super) fn count_shuffle(&self, inner: &Inner) {
         let (counts, certificate) = (&self.setup.context.counts, self.certificate(inner));
         if certificate.poor {
             counts.poor.fetch_add(1, Relaxed);

@@ -1,18 +1,18 @@
-//! Worlds: who shares an epoch's steps, and how it goes over from one world to the next.
+//! Changes of an epoch's world: other ranks, another batch.
 
 use super::{Epoch, Inner};
 use crate::epochs::JobError;
 use fletch_api::{EpochState, WorldSpec};
 use fletch_core::{delivery::Event, plan::World};
 
-/// The world of a job as the leases want it.
+/// Returns the world that a request describes.
 #[must_use]
 pub fn world_of(world: &WorldSpec) -> World {
     World { batch: world.batch, ranks: world.ranks, tail: world.tail }
 }
 
 impl Epoch {
-    /// Another world, from now on. The same one changes nothing.
+    /// Continues the epoch in another world. The same world changes nothing.
     ///
     /// # Errors
     /// [`JobError`].
@@ -26,7 +26,7 @@ impl Epoch {
             let mut events = self.expire_due(inner);
             let changed = self.change_world(inner, world, &mut events);
             if changed.is_ok() {
-                // All that was left may be what the new world leaves out.
+                // The new world may leave out everything that was left.
                 self.end_if_over(inner, &mut events);
             }
             let upto = self.ledger.append(&events);
@@ -36,19 +36,19 @@ impl Epoch {
         self.ledger.durable(upto).await
     }
 
-    /// Whether another world could begin now.
+    /// Checks whether the epoch could enter another world now.
     ///
     /// # Errors
     /// [`JobError::MidStep`].
-    pub fn may_become(&self, world: World) -> Result<(), JobError> {
-        self.may_become_in(&self.lock(), world)
+    pub fn can_enter_world(&self, world: World) -> Result<(), JobError> {
+        self.can_enter_world_in(&self.lock(), world)
     }
 
-    fn may_become_in(&self, inner: &Inner, world: World) -> Result<(), JobError> {
+    fn can_enter_world_in(&self, inner: &Inner, world: World) -> Result<(), JobError> {
         if inner.state != EpochState::Open {
             return Ok(());
         }
-        self.schedule.may_become(self.number(), &self.delivered(inner), inner.leases.world(), world)
+        self.schedule.can_enter_world(self.number(), &self.delivered(inner), inner.leases.world(), world)
     }
 
     pub(super) fn change_world(
@@ -57,7 +57,7 @@ impl Epoch {
         world: World,
         events: &mut Vec<Event>,
     ) -> Result<(), JobError> {
-        self.may_become_in(inner, world)?;
+        self.can_enter_world_in(inner, world)?;
         if self.at_most_once() {
             self.deliver(inner, |_| true, events);
             if inner.state != EpochState::Open {
@@ -66,12 +66,12 @@ impl Epoch {
         }
         let (event, back) = inner.leases.change_world(world)?;
         events.push(event);
-        inner.order.came_back(&back);
+        inner.sequence.release(&back);
         self.schedule.share(&mut inner.leases)?;
-        inner.order.change_world(&self.schedule, &inner.leases)?;
+        inner.sequence.change_world(&self.schedule, &inner.leases)?;
         self.renew_prefetch(inner);
         inner.classes.clear();
-        inner.widen();
+        inner.add_ranks();
         Ok(())
     }
 }

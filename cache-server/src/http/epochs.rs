@@ -83,7 +83,7 @@ pub async fn acks(
 pub async fn state(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
     let (_, epoch) = epoch_of(&server, &who, path).await?;
     let of = Arc::clone(&epoch);
-    let made = spawn_blocking(move || of.state()).await.map_err(|_| JobError::Lost)?;
+    let made = spawn_blocking(move || of.state()).await.map_err(|_| JobError::TaskLost)?;
     // Whoever goes on from it goes on from what stays so.
     epoch.durable().await?;
     Ok((KINDS, Bytes::from(made)).into_response())
@@ -210,7 +210,7 @@ pub async fn ledger(State(server): State<Arc<Server>>, who: Principal, path: Two
     let at = epoch.ledger().path().to_owned();
     let failed = move |error| JobError::Io { path: at.clone(), error };
     let path = epoch.ledger().path().to_owned();
-    let file = spawn_blocking(move || std::fs::File::open(path)).await.map_err(|_| JobError::Lost)?;
+    let file = spawn_blocking(move || std::fs::File::open(path)).await.map_err(|_| JobError::TaskLost)?;
     let file = file.map_err(failed)?;
     let pieces = stream::try_unfold((file, len), |(file, left)| async move {
         if left == 0 {

@@ -20,8 +20,8 @@ use super::{
 use crate::versions::{Source, Sources};
 use crate::{
     epochs::{
-        Epoch, JobContext, JobError, ReplaySource, Schedule, Setup, differs, ledger_of, never_was,
-        sync_beside, world_of,
+        Epoch, JobContext, JobError, JobSetup, ReplaySource, Schedule, header_mismatch, is_unsynced,
+        replayed_ledger, sync_parent, world_of,
     },
     sweep::Sweep,
     versions::Samples,
@@ -63,7 +63,7 @@ pub struct OpenJob {
     /// Where its files are.
     dir: PathBuf,
     /// What its epochs share.
-    pub setup: Arc<Setup>,
+    pub setup: Arc<JobSetup>,
     /// The ways to its bytes that were granted.
     pub sources: Arc<Sources>,
     /// The version in its layout.
@@ -85,7 +85,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
 ) -> Result<T, JobError> {
-    spawn_blocking(work).await.map_err(|_| JobError::Lost)?
+    spawn_blocking(work).await.map_err(|_| JobError::TaskLost)?
 }
 
 impl OpenJob {
@@ -101,7 +101,7 @@ impl OpenJob {
         (samples, sweep): (Arc<Samples>, Option<Arc<Sweep>>),
     ) -> Result<(Self, Option<OwnedSemaphorePermit>), JobError> {
         let ask = &record.ask;
-        let ledger = ledger_of(ask)?;
+        let ledger = replayed_ledger(ask)?;
         let told_seed = ledger.as_ref().map(|l| l.header.seed);
         let seed = ask.seed.or(told_seed).unwrap_or_else(|| default_seed(&ask.name));
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
@@ -121,7 +121,7 @@ impl OpenJob {
         let strict = OrderKind::Strict;
         let by_units = ledger.as_ref().map_or(ask.order == strict, |l| l.header.order == strict.as_str());
         let exact = sources.beside(&source, sources.number());
-        let mut setup = Setup {
+        let mut setup = JobSetup {
             exact,
             job: ask.name.to_string(),
             root: record.root,
@@ -129,7 +129,7 @@ impl OpenJob {
             hash: bucketed.as_ref().map_or_else(|| plan.hash(), |c| c.buckets.hash(plan.hash())),
             plan,
             bucketed,
-            told: None,
+            replay: None,
             plan_units,
             block: if packed && by_units { block } else { 0 },
             samples,
@@ -146,7 +146,7 @@ impl OpenJob {
             if let Some(ledger) = &ledger {
                 let told = ReplaySource::new(&setup, ledger)?;
                 told.check(world)?;
-                setup.told = Some(Arc::new(told));
+                setup.replay = Some(Arc::new(told));
             }
             Ok((setup, turn))
         })
@@ -189,7 +189,7 @@ impl OpenJob {
     pub fn is(&self, asked: &RecordSummary) -> Result<(), JobError> {
         let known = self.known();
         let name = known.ask.name.to_string();
-        match known.differs(asked) {
+        match known.header_mismatch(asked) {
             Some(what) => Err(JobError::Differs { name, what }),
             None if known.ask.world != asked.ask.world => Err(JobError::Differs { name, what: "world" }),
             None => Ok(()),
@@ -212,7 +212,7 @@ impl OpenJob {
             let Some(number) = number else { continue };
             // No world has a shorter head.
             let shortest = Epoch::head(&self.setup, number, World { ranks: 1, batch: 1, tail: Tail::Keep });
-            match never_was(&self.path(number), shortest.len()) {
+            match is_unsynced(&self.path(number), shortest.len()) {
                 Ok(true) => {}
                 // It was forgotten meanwhile.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
@@ -245,13 +245,13 @@ impl OpenJob {
             Err(JobError::NoEpoch(_)) => {}
             there => return there,
         }
-        Epoch::can_want(ask)?;
+        Epoch::check_want(ask)?;
         let ranks = self.world_now().ranks;
         if ask.rank >= ranks {
             return Err(LeaseError::Rank { rank: ask.rank, ranks }.into());
         }
         if ask.renew.len() > ACKS_MAX {
-            return Err(JobError::Request(format!("more than {ACKS_MAX} renewals in one request")));
+            return Err(JobError::TooLarge(format!("more than {ACKS_MAX} renewals in one request")));
         }
         if let Some(ack) = ask.acks.first() {
             return Err(LeaseError::Gone(ack.lease).into());
@@ -262,10 +262,10 @@ impl OpenJob {
     /// The epoch of which something is to be committed; begun, if it was not.
     ///
     /// # Errors
-    /// [`JobError::Uncommitted`], and what its ledger says.
+    /// [`JobError::NoCommits`], and what its ledger says.
     pub async fn to_commit(self: &Arc<Self>, number: u64) -> Result<Arc<Epoch>, JobError> {
         if self.setup.visitation != Visitation::Checkpoint {
-            return Err(JobError::Uncommitted);
+            return Err(JobError::NoCommits);
         }
         self.find(number, true).await
     }
@@ -292,7 +292,7 @@ impl OpenJob {
             let _turn = turn;
             what.await
         });
-        task.await.map_err(|_| JobError::Lost)?
+        task.await.map_err(|_| JobError::TaskLost)?
     }
 
     async fn epoch_alone(self: &Arc<Self>, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
@@ -331,7 +331,7 @@ impl OpenJob {
             }
             // Which syncs the file; and the way to it, which a server that was killed may have left.
             let epoch = Epoch::open(&self.setup, &path, number, world, over)?;
-            sync_beside(&path).map_err(failed)?;
+            sync_parent(&path).map_err(failed)?;
             Ok(epoch)
         };
         begun().inspect_err(|_| {
@@ -383,14 +383,14 @@ impl OpenJob {
             return Err(bad("it has more than what was acknowledged; use …/state, not …/ledger".to_owned()));
         }
         let header = Epoch::header(&self.setup, number, read.header.world);
-        if let Some((what, got, want)) = differs(&read.header, &header, self.setup.block > 0) {
+        if let Some((what, got, want)) = header_mismatch(&read.header, &header, self.setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
         }
         let schedule = Schedule::new(&self.setup, number, read.header.world)?;
         let mut leases = Leases::new(schedule.planned(), read.header.world)?;
         read.replay(&mut leases, 0).map_err(|e| bad(e.to_string()))?;
         let acked = leases.acked().clone();
-        schedule.may_become(number, &acked, read.header.world, world_of(&self.world_now()))?;
+        schedule.can_enter_world(number, &acked, read.header.world, world_of(&self.world_now()))?;
         let this = Arc::clone(self);
         self.alone(async move { this.put_alone(number, header, acked, replace).await }).await
     }
@@ -565,7 +565,7 @@ impl OpenJob {
             };
             blocking(close).await
         });
-        if let Err(e) = closing.await.map_err(|_| JobError::Lost).and_then(|closed| closed) {
+        if let Err(e) = closing.await.map_err(|_| JobError::TaskLost).and_then(|closed| closed) {
             tracing::error!(job = %self.setup.job, error = %e, "its ledgers were not closed");
         }
     }

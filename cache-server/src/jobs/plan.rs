@@ -20,15 +20,16 @@ const LEASE_BYTES: u64 = 96;
 /// Weights of some samples as weights of all.
 fn spread(samples: u64, of: &[u64], given: impl ExactSizeIterator<Item = f64>) -> Result<Vec<f64>, JobError> {
     if of.len() != given.len() {
-        return Err(JobError::Ask(format!("{} weights for {} samples", given.len(), of.len())));
+        return Err(JobError::InvalidPlan(format!("{} weights for {} samples", given.len(), of.len())));
     }
     let mut all: Vec<Option<f64>> = vec![None; usize::try_from(samples).unwrap_or(usize::MAX)];
     for (&s, weight) in of.iter().zip(given) {
         let slot = usize::try_from(s).ok().and_then(|s| all.get_mut(s));
-        let slot =
-            slot.ok_or_else(|| JobError::Ask(format!("sample {s} weighs, but the version has {samples}")))?;
+        let slot = slot.ok_or_else(|| {
+            JobError::InvalidPlan(format!("sample {s} weighs, but the version has {samples}"))
+        })?;
         if slot.replace(weight).is_some() {
-            return Err(JobError::Ask(format!("sample {s} has two weights")));
+            return Err(JobError::InvalidPlan(format!("sample {s} has two weights")));
         }
     }
     Ok(all.into_iter().map(|w| w.unwrap_or(0.0)).collect())
@@ -44,18 +45,20 @@ pub(super) async fn bucketed_of(
     let spec = match (ask.order, &ask.buckets) {
         (OrderKind::Bucketed, Some(spec)) => spec,
         (OrderKind::Bucketed, None) => {
-            return Err(JobError::Ask("an order bucketed needs buckets: lengths, prefixes or groups".into()));
+            return Err(JobError::InvalidPlan(
+                "an order bucketed needs buckets: lengths, prefixes or groups".into(),
+            ));
         }
         // The plan of a ledger may be one with buckets.
         (OrderKind::Replay, Some(spec)) => spec,
-        (_, Some(_)) => return Err(JobError::Ask("only an order bucketed has buckets".into())),
+        (_, Some(_)) => return Err(JobError::InvalidPlan("only an order bucketed has buckets".into())),
         (_, None) => return Ok(None),
     };
     let buckets = match spec {
         BucketSpec::Lengths(bounds) => Buckets::by_length(samples.lengths(source).await?, bounds)?,
         BucketSpec::Groups(groups) => Buckets::new(groups.clone())?,
         BucketSpec::Prefixes(prefixes) if prefixes.len() > PREFIXES_MAX => {
-            return Err(JobError::Ask(format!("more than {PREFIXES_MAX} prefixes")));
+            return Err(JobError::InvalidPlan(format!("more than {PREFIXES_MAX} prefixes")));
         }
         BucketSpec::Prefixes(prefixes) => {
             let mut of = Vec::new();
@@ -130,7 +133,7 @@ fn fits_a_ledger(entries: u64, world: World, most: u64) -> Result<(), JobError> 
     let why = format!(
         "the plan has {entries} entries with its pads; the ledger of an epoch has room for {room} in batches of {lease} a rank (limits.ledger_bytes)"
     );
-    Err(JobError::Ask(why))
+    Err(JobError::InvalidPlan(why))
 }
 
 #[cfg(test)]

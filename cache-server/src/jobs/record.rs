@@ -3,7 +3,7 @@
 //! (I6) A plan, buckets or a ledger to replay may be as long as a request. They are in the file, which is read when the job is
 //! opened; [`RecordSummary`] has their hashes.
 
-use crate::epochs::{JobError, Staged, stage, sync_beside, write_whole};
+use crate::epochs::{JobError, Staged, stage, sync_parent, write_whole};
 use fletch_api::{PlanBase, PlanSpec, StartJob};
 use fletch_core::{DatasetName, Domain, Hash, LayoutId, Root, Tenant};
 use serde::{Deserialize, Serialize};
@@ -81,9 +81,9 @@ impl Record {
             // Nothing is replaced: one sync brings the file and, on most file systems, the ways to it.
             let mut file = std::fs::File::create(&path).map_err(failed)?;
             file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed)?;
-            sync_beside(&path).map_err(failed)?;
+            sync_parent(&path).map_err(failed)?;
         }
-        sync_beside(dir).map_err(failed)
+        sync_parent(dir).map_err(failed)
     }
 }
 
@@ -135,7 +135,7 @@ impl RecordSummary {
     }
 
     /// What of the settings is another than what is asked now, the world apart.
-    pub(super) fn differs(&self, asked: &RecordSummary) -> Option<&'static str> {
+    pub(super) fn header_mismatch(&self, asked: &RecordSummary) -> Option<&'static str> {
         let (a, ask, long) = (&self.record.ask, &asked.record.ask, &asked.long);
         let pairs = [
             ("dataset", a.dataset == ask.dataset),

@@ -251,7 +251,7 @@ impl Registry {
                 let long = self.long_turn(registered.known.is_long).await;
                 let dir = self.dir.join(id);
                 let record =
-                    spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::Lost)??;
+                    spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::TaskLost)??;
                 let (opened, _long) = self.open_record(record, long, shared, sources, source).await?;
                 Ok::<_, JobError>(Arc::new(opened))
             })
@@ -366,7 +366,7 @@ impl Registry {
             root: source.version.root(),
             layout: source.version.layout(),
         };
-        let turn = self.turn(&id).await;
+        let turn = self.permit_to_change(&id).await;
         if lock(&self.jobs).contains_key(&id) {
             // What is long in it is hashed, and gone.
             let asked = record.known();
@@ -383,15 +383,15 @@ impl Registry {
         let task = self.context.tasks.spawn(async move {
             let _held = (turn, place, long);
             let known = opened.known();
-            spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::Lost)??;
+            spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::TaskLost)??;
             lock(&jobs).insert(id, RegisteredJob::new(known, OnceCell::new_with(Some(Arc::clone(&opened)))));
             Ok::<_, JobError>(opened)
         });
-        Ok((task.await.map_err(|_| JobError::Lost)??, true))
+        Ok((task.await.map_err(|_| JobError::TaskLost)??, true))
     }
 
     /// The turn to declare or delete a job.
-    async fn turn(&self, id: &str) -> OwnedMutexGuard<()> {
+    async fn permit_to_change(&self, id: &str) -> OwnedMutexGuard<()> {
         let turns = {
             let mut changing = lock(&self.changing);
             changing.retain(|_, turns| turns.strong_count() > 0);
@@ -409,7 +409,7 @@ impl Registry {
         let jobs = lock(&self.jobs);
         // Counted under the slots' lock, so that no two take the last place.
         if jobs.len() + self.coming.load(SeqCst) >= DECLARED_MAX {
-            return Err(JobError::Full(format!("{DECLARED_MAX} jobs are declared, which is the limit")));
+            return Err(JobError::AtLimit(format!("{DECLARED_MAX} jobs are declared, which is the limit")));
         }
         self.coming.fetch_add(1, SeqCst);
         Ok(Coming(Arc::clone(&self.coming)))
@@ -420,7 +420,7 @@ impl Registry {
     /// # Errors
     /// [`JobError::NotFound`], [`JobError::Io`].
     pub async fn delete(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), JobError> {
-        let turn = self.turn(id).await;
+        let turn = self.permit_to_change(id).await;
         let registered = self.registered(domain, tenant, id)?;
         let (from, to) = (self.dir.join(id), self.dir.join(format!("gone-{id}")));
         let (jobs, id) = (Arc::clone(&self.jobs), id.to_owned());
@@ -448,14 +448,14 @@ impl Registry {
                 }
                 Ok(())
             });
-            let gone = gone.await.map_err(|_| JobError::Lost)?;
+            let gone = gone.await.map_err(|_| JobError::TaskLost)?;
             if gone.is_err() && there.exists() {
                 // It is still there, and whoever asks sees so: it is not declared anew over its old ledgers.
                 lock(&jobs).insert(id, RegisteredJob::new(registered.known.clone(), OnceCell::new()));
             }
             gone
         });
-        task.await.map_err(|_| JobError::Lost)?
+        task.await.map_err(|_| JobError::TaskLost)?
     }
 
     fn sweeps(&self) -> Vec<Arc<Sweep>> {

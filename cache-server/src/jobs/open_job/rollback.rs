@@ -30,7 +30,7 @@ impl OpenJob {
         let this = Arc::clone(&self);
         // Later ones first: after a crash in between the same request finds what is left to do.
         blocking(move || this.forget_after(number)).await?;
-        if epoch.stands_at(commit) {
+        if epoch.is_at_commit(commit) {
             return Ok(epoch);
         }
         epoch.roll_back(commit).await?;

@@ -19,7 +19,7 @@ impl OpenJob {
             world_of(&world),
             self.setup.context.ledger_bytes,
         )?;
-        self.setup.told.as_ref().map_or(Ok(()), |told| told.check(world_of(&world)))?;
+        self.setup.replay.as_ref().map_or(Ok(()), |told| told.check(world_of(&world)))?;
         let this = Arc::clone(self);
         self.alone(async move { this.world_alone(world).await }).await
     }
@@ -30,7 +30,7 @@ impl OpenJob {
             let this = Arc::clone(self);
             for n in blocking(move || this.on_disk()).await? {
                 match self.epoch_alone(n, false).await {
-                    Ok(epoch) => epoch.may_become(world_of(&world))?,
+                    Ok(epoch) => epoch.can_enter_world(world_of(&world))?,
                     // Of one that cannot be believed nothing is known that could refuse.
                     Err(e) if e.is_of_its_file() => {}
                     Err(e) => return Err(e),

@@ -59,14 +59,14 @@ impl ChunkSource for FallbackChunks {
     fn fetch(
         &self,
         request: FetchRequest,
-        spot: &OriginLocation,
+        location: &OriginLocation,
         _: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
-        let (fallback, root, spot) = (self.fallback.clone(), self.root, spot.clone());
+        let (fallback, root, location) = (self.fallback.clone(), self.root, location.clone());
         async move {
             let (_, len) = request.hash_and_len();
             let got = fallback
-                .bytes_unchecked(&spot, len, |client| fetch_from_server(client, root, &request))
+                .bytes_unchecked(&location, len, |client| fetch_from_server(client, root, &request))
                 .await;
             got.map_err(|e| FetchError::new(e.kind(), e))
         }
@@ -86,10 +86,10 @@ impl ChunkSource for NodeChunks {
     fn fetch(
         &self,
         request: FetchRequest,
-        spot: &OriginLocation,
+        location: &OriginLocation,
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
-        let (node, beyond, spot) = (Arc::clone(&self.node), Arc::clone(&self.beyond), spot.clone());
+        let (node, beyond, location) = (Arc::clone(&self.node), Arc::clone(&self.beyond), location.clone());
         async move {
             // After wrong bytes from the owner, the retry goes to the source beyond.
             if attempt == 0
@@ -97,7 +97,7 @@ impl ChunkSource for NodeChunks {
             {
                 return Ok(bytes);
             }
-            beyond.fetch(request, &spot, attempt).await
+            beyond.fetch(request, &location, attempt).await
         }
         .boxed()
     }

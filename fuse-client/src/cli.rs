@@ -221,7 +221,7 @@ pub struct FallbackSettings {
     /// The `[[origin]]` tables.
     pub origins: Vec<OriginConfig>,
     /// The directory with the last answers of servers.
-    pub known_versions_dir: Option<PathBuf>,
+    pub remembered_dir: Option<PathBuf>,
 }
 
 /// The settings of a mount. Each value is valid by itself; nothing was opened or connected yet.
@@ -294,13 +294,12 @@ impl Cli {
         if !fallback && (tables.is_some() || uri.is_some()) {
             bail!("--tables and --uri apply only while the server is gone: add --origin-fallback");
         }
-        let known_versions_dir =
-            || self.state_dir.clone().or_else(default_state_dir).map(|d| d.join("known"));
+        let remembered_dir = || self.state_dir.clone().or_else(default_state_dir).map(|d| d.join("known"));
         let fallback = fallback.then(|| FallbackSettings {
             uri,
             tables,
             origins: file.origin,
-            known_versions_dir: known_versions_dir(),
+            remembered_dir: remembered_dir(),
         });
         // Absolute: a daemon has another working directory.
         let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;

@@ -118,8 +118,7 @@ async fn resolve_at_server(settings: &Settings, client: &Client) -> Result<Resol
 
 type Resolution = (Root, LayoutId, Option<DatasetUris>);
 
-/// Resolves where the dataset is at the server, and saves the answer for a mount that starts without the
-/// server.
+/// Asks the server where the dataset is, and saves the answer for a mount that starts without the server.
 async fn resolve_and_remember(
     settings: &Settings,
     client: &Client,
@@ -128,7 +127,7 @@ async fn resolve_and_remember(
 ) -> Result<Resolution> {
     let target = &settings.target;
     let dataset = client.dataset(&target.dataset).await?;
-    let known = RememberedVersion {
+    let remembered = RememberedVersion {
         server: client.endpoint().to_string(),
         dataset: target.dataset.clone(),
         version: target.version.clone(),
@@ -137,15 +136,17 @@ async fn resolve_and_remember(
         uri: fallback_settings.uri.clone().unwrap_or(dataset.uri),
         tables: fallback_settings.tables.clone().unwrap_or(dataset.tables),
     };
-    let kept = known_versions_dir(fallback_settings).and_then(|dir| Ok(known.save(dir, client.endpoint())?));
-    if let Err(error) = kept {
+    let saved =
+        remembered_dir(fallback_settings).and_then(|dir| Ok(remembered.save(dir, client.endpoint())?));
+    if let Err(error) = saved {
         let error = format!("{error:#}");
         tracing::warn!(
             error,
             "cannot save the server's answer: a later mount cannot start without the server"
         );
     }
-    Ok((known.root, known.layout, Some(DatasetUris { objects: known.uri, tables: known.tables })))
+    let uris = DatasetUris { objects: remembered.uri, tables: remembered.tables };
+    Ok((remembered.root, remembered.layout, Some(uris)))
 }
 
 /// Resolves the version without the server: by `--tables` if given, else by the server's last answer.
@@ -167,23 +168,23 @@ async fn resolve_without_server(
         .server
         .as_ref()
         .context("neither a server nor tables were given: give --server or --tables")?;
-    let known = RememberedVersion::load(
-        known_versions_dir(fallback_settings)?,
+    let remembered = RememberedVersion::load(
+        remembered_dir(fallback_settings)?,
         server,
         &target.dataset,
         &target.version,
     )?;
     tracing::warn!(
-        root = %known.root,
+        root = %remembered.root,
         "mounting the version that the server named last; its tag may have moved since"
     );
-    let objects = fallback_settings.uri.clone().unwrap_or(known.uri);
-    Ok((known.root, known.layout, Some(DatasetUris { objects, tables: known.tables })))
+    let objects = fallback_settings.uri.clone().unwrap_or(remembered.uri);
+    Ok((remembered.root, remembered.layout, Some(DatasetUris { objects, tables: remembered.tables })))
 }
 
-fn known_versions_dir(fallback_settings: &FallbackSettings) -> Result<&Path> {
+fn remembered_dir(fallback_settings: &FallbackSettings) -> Result<&Path> {
     fallback_settings
-        .known_versions_dir
+        .remembered_dir
         .as_deref()
         .context("no state directory: XDG_STATE_HOME and HOME are not set; give --state-dir")
 }

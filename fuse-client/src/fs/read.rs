@@ -85,12 +85,12 @@ impl FetchRequest {
 
 /// A source of bytes for the store: the server, the origin, the node store, or a test.
 pub trait ChunkSource: Send + Sync {
-    /// Fetches the bytes, which the store then hashes. `spot` says where the origin has them. `attempt` is
-    /// above 0 if an earlier fetch brought wrong bytes.
+    /// Fetches the bytes, which the store then hashes. `location` says where the origin has them. `attempt`
+    /// is above 0 if an earlier fetch brought wrong bytes.
     fn fetch(
         &self,
         wanted: FetchRequest,
-        spot: &OriginLocation,
+        location: &OriginLocation,
         attempt: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>>;
 }
@@ -256,13 +256,13 @@ impl Reader {
         shared: Option<Arc<str>>,
     ) -> (StoreKey, u32, Fetch) {
         let (hash, len) = (of.slice.chunk, of.slice.chunk_offset + of.slice.len);
-        let spot = self.origin_location(found, of);
+        let location = self.origin_location(found, of);
         let wanted = match shared {
             Some(path) => FetchRequest::File { path, hash, len },
             None => FetchRequest::Chunk { hash, len },
         };
         let source = Arc::clone(&self.source);
-        let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), &spot, attempt));
+        let fetch: Fetch = Arc::new(move |attempt| source.fetch(wanted.clone(), &location, attempt));
         (StoreKey { domain: self.domain.clone(), hash }, len, fetch)
     }
 

@@ -47,8 +47,8 @@ impl Node {
         let ended = stop.child_token();
         let serving = self.serve_clients(&directory, &ended);
         let maintaining = {
-            let (house, disk) = (Arc::clone(self) as Arc<dyn DiskOwner>, Arc::clone(&self.disk));
-            maintenance::run(house, disk, ended.clone())
+            let (owner, disk) = (Arc::clone(self) as Arc<dyn DiskOwner>, Arc::clone(&self.disk));
+            maintenance::run(owner, disk, ended.clone())
         };
         tokio::pin!(serving);
         tokio::select! {

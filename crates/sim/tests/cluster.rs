@@ -1,5 +1,5 @@
 //! Several servers, losses, origins that take only so many requests, and strict jobs beside substituted
-//! ones. Every epoch is exact in all of them: the books panic otherwise.
+//! ones. Every epoch is exact in all of them: the stats panic otherwise.
 
 use fletch_core::order::{SweepPolicy, sweep::SweepParams};
 use fletch_sim::{ArmKind, Case, Network, Origin, Outcome, Reader, Server, cases, record, simulate};
@@ -45,8 +45,9 @@ fn a_lost_server_costs_its_share() {
     // Its 5 % of the data once, and .05/.8 of what half an epoch of four jobs reads.
     let extra = (o.ratio - whole.ratio) * o.delivered as f64 / n;
     assert!((0.0..0.05 + 0.15).contains(&extra), "{extra:.3} datasets");
-    // Nobody is told for a whole epoch: every read of a unit believed here is by range, and right. The others have
-    // no room for what it would have kept, and the sweep makes do with less. (Before it did, the jobs lost each other: up to .42.)
+    // Nobody is told for a whole epoch: every read of a unit believed here is by range, and right. The others
+    // have no room for what it would have kept, and the sweep makes do with less. (Before it did, the jobs
+    // lost each other: up to .42.)
     for seed in 1..=4 {
         let late = play(&Case { news: n, seed, ..lossy.clone() });
         assert_eq!(late.delivered, whole.delivered);
@@ -54,8 +55,8 @@ fn a_lost_server_costs_its_share() {
     }
 }
 
-/// What is known at once is known before anybody asks, as what is known a tenth of a second later is: nobody asks in
-/// between. A server that is back and gone at one time is gone.
+/// What is known at once is known before anybody asks, as what is known a tenth of a second later is: nobody
+/// asks in between. A server that is back and gone at one time is gone.
 #[test]
 fn news_at_once_is_no_other_than_news_soon() {
     let mut case = Case { servers: servers(&[1.0; 4]), ..four() };

@@ -54,8 +54,8 @@ fn main_rows() {
     );
 }
 
-/// Means of a few seeds, against the reference's means of eight, of the job that runs in bursts of 48: one alone is up to .035 from
-/// that, and the reference's table shows the first (ADR 10).
+/// Means of a few seeds, against the reference's means of eight, of the job that runs in bursts of 48: one
+/// alone is up to .035 from that, and the reference's table shows the first (ADR 10).
 #[test]
 fn odd_cases() {
     check(

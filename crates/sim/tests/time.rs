@@ -31,9 +31,9 @@ fn a_lone_job_is_paced() {
     }
 }
 
-/// A job alone fetches what is not cached and no more, from its first warm epoch on, however much that is and however
-/// its units are cut: 1 − c of the dataset an epoch. Where nearly all is cached a window is a few units, and less goes
-/// through it than the reserve would have exchanged.
+/// A job alone fetches what is not cached and no more, from its first warm epoch on, however much that is and
+/// however its units are cut: 1 − c of the dataset an epoch. Where nearly all is cached a window is a few
+/// units, and less goes through it than the reserve would have exchanged.
 #[test]
 fn a_lone_job_fetches_what_is_not_cached() {
     for (units, samples) in [(1000, 1), (400, 32)] {
@@ -147,7 +147,8 @@ fn what_would_never_end_or_never_begin_is_a_fault() {
     }
 }
 
-/// Twelve jobs of three batch sizes, each with four leases in its hands, fetch what twelve of one size do: within 3 %.
+/// Twelve jobs of three batch sizes, each with four leases in its hands, fetch what twelve of one size do:
+/// within 3 %.
 #[test]
 fn sizes_of_leases_cost_nothing() {
     let play = |leases: &[u32]| {

@@ -202,7 +202,7 @@ impl Servers {
 mod tests {
     use super::*;
 
-    /// What is believed when all news are out is what is so, in whatever order spans are written.
+    /// When all news has spread, the others' beliefs are right, in whatever order a case lists the spans.
     #[test]
     fn what_happened_is_known_rightly() {
         for news in [0.0, 1.0] {

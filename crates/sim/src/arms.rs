@@ -1,11 +1,12 @@
-//! What stands between jobs and origin: Fletch, or what people do without it.
+//! The arms: policies between the jobs and the origin. One is Fletch; the others are common practice without
+//! it.
 
 mod fletch;
 mod plain;
 mod strict;
 
-pub(crate) use crate::net::Net;
-use crate::{Case, books::Books};
+pub(crate) use crate::links::OriginLink;
+use crate::{Case, statistics::Statistics};
 use fletch_core::order::sweep::SweepParams;
 use serde::{Deserialize, Serialize};
 
@@ -15,41 +16,42 @@ pub use plain::Plain;
 /// A sample that a job was granted.
 #[derive(Debug, Clone, Copy)]
 pub struct Granted {
-    /// Which.
+    /// The sample's number.
     pub sample: u32,
-    /// When its bytes are there.
+    /// Time at which its bytes arrive.
     pub arrives: f64,
-    /// When they were asked of the origin.
+    /// Time at which they were requested from the origin.
     pub asked: f64,
-    /// Whether they were asked for this very grant.
+    /// Whether they were requested for this grant.
     pub forced: bool,
 }
 
-/// What stands between jobs and origin.
+/// A policy between jobs and origin.
 pub(crate) trait Arm {
-    /// Job j starts an epoch.
-    fn begin(&mut self, j: usize, books: &mut Books);
-    /// The next sample for job j, if its epoch has any left to grant.
-    fn grant(&mut self, j: usize, now: f64, net: &mut Net, books: &mut Books) -> Option<Granted>;
-    /// Job j has left.
+    /// Starts an epoch of job j.
+    fn begin(&mut self, j: usize, stats: &mut Statistics);
+    /// Grants the next sample to job j; `None` when its epoch has none left.
+    fn grant(&mut self, j: usize, now: f64, link: &mut OriginLink, stats: &mut Statistics)
+    -> Option<Granted>;
+    /// Removes job j.
     fn leave(&mut self, j: usize);
-    /// What was recorded and not taken; nothing where nothing is.
+    /// Takes the recorded trace since the last call; empty when nothing is recorded.
     fn take_trace(&mut self) -> Vec<u8> {
         Vec::new()
     }
 }
 
-/// Which arm.
+/// The kind of an arm.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ArmKind {
-    /// No cache: every sample by range.
+    /// No cache: reads every sample by range.
     Direct,
-    /// Least recently used samples leave; every job reads a permutation of its own.
+    /// Evicts the least recently used sample; every job reads its own permutation.
     Lru,
-    /// What came first stays; every job reads a permutation of its own.
+    /// Keeps the samples that came first; every job reads its own permutation.
     Pin,
-    /// The cache chooses.
+    /// The sweep chooses the next sample.
     Fletch,
 }
 
@@ -64,7 +66,7 @@ impl ArmKind {
     }
 }
 
-/// The key of a job's epoch; `u64::MAX` is nobody.
+/// Returns the key of a job's epoch. `u64::MAX` stands for the cache itself.
 pub(crate) fn key(case: &Case, job: u64, epoch: u64) -> fletch_core::plan::OrderKey {
     let name = |s: &str| fletch_core::Hash::of(s.as_bytes());
     let (root, plan) = (fletch_core::Root(name("simulated")), name("plan"));

@@ -1,17 +1,17 @@
-//! The packing bound: what any policy at all must fetch.
+//! The packing bound: the samples that any policy at all must fetch.
 //!
-//! Inside any time interval that lies within one epoch of job j, j gets d distinct samples, of
-//! which at most W were here at its start, so at least d − W are fetched in it. Disjoint
-//! intervals add up: the heaviest packing is a dynamic programme over epoch boundaries. Where
-//! plans differ, another job's samples count as far as they cannot be the same ones.
+//! Take a time interval that lies within one epoch of job j. The job gets d distinct samples in it, of which
+//! at most W were cached at its start, so at least d − W are fetched in it. Disjoint intervals add up, and a
+//! dynamic programme over epoch boundaries finds the heaviest packing. Where plans differ, another job's
+//! samples count as far as they cannot be the same.
 
-use crate::{Case, books::Books};
+use crate::{Case, statistics::Statistics};
 
-/// Samples that must have been fetched in the measured time.
-pub(crate) fn packing(books: &Books, case: &Case) -> f64 {
+/// Returns the number of samples that any policy must fetch in the measured time.
+pub(crate) fn packing(stats: &Statistics, case: &Case) -> f64 {
     let n = case.samples() as f64;
     let mut at = vec![case.warm, case.end];
-    for j in &books.jobs {
+    for j in &stats.jobs {
         for &(a, z) in j.epochs.iter().filter(|e| e.1 > e.0) {
             at.push(j.times[a]);
             at.push(j.times[z - 1] + 1e-9);
@@ -20,16 +20,16 @@ pub(crate) fn packing(books: &Books, case: &Case) -> f64 {
     at.retain(|&t| t >= case.warm && t <= case.end);
     at.sort_by(f64::total_cmp);
     at.dedup_by(|x, y| *x - *y < 1e-7);
-    let k = books.jobs.len();
+    let k = stats.jobs.len();
     let capacity = case.capacity() as f64;
-    let index: Vec<Vec<usize>> = books
+    let index: Vec<Vec<usize>> = stats
         .jobs
         .iter()
         .map(|j| at.iter().map(|&t| j.times.partition_point(|&x| x < t)).collect())
         .collect();
     let masked = case.jobs.iter().any(|s| s.subset.is_some());
     let overlap = |a: usize, q: usize| {
-        let (x, y) = (&books.jobs[a].plan, &books.jobs[q].plan);
+        let (x, y) = (&stats.jobs[a].plan, &stats.jobs[q].plan);
         x.iter_in(0, x.len()).filter(|&s| y.get(s)).count() as f64
     };
     let over: Vec<Vec<f64>> =
@@ -37,7 +37,7 @@ pub(crate) fn packing(books: &Books, case: &Case) -> f64 {
     // Distinct samples that j surely got between boundaries h and i: the longest piece in one epoch.
     let distinct = |j: usize, h: usize, i: usize| -> f64 {
         let (x, y) = (index[j][h], index[j][i]);
-        let epochs = &books.jobs[j].epochs;
+        let epochs = &stats.jobs[j].epochs;
         let first = epochs.partition_point(|e| e.1 <= x);
         let piece = |e: &(usize, usize)| y.min(e.1).saturating_sub(x.max(e.0));
         epochs[first..].iter().take_while(|e| e.0 < y).map(piece).max().unwrap_or(0) as f64
@@ -65,7 +65,8 @@ pub(crate) fn packing(books: &Books, case: &Case) -> f64 {
     best.last().copied().unwrap_or(0.0)
 }
 
-/// The simple form, (1 − c) · fastest / Σ rates: right for constant rates and full plans.
+/// Returns the simple form of the bound, (1 − c) · fastest / Σ rates. Holds for constant rates and full
+/// plans.
 pub(crate) fn simple(case: &Case) -> f64 {
     let sum: f64 = case.jobs.iter().map(|j| j.rate).sum();
     let fastest = case.jobs.iter().map(|j| j.rate).fold(0.0, f64::max);

@@ -1,4 +1,5 @@
-//! What is simulated. Whether it can be is for [`Case::faults`].
+//! A case: the dataset, the cache, the jobs, the servers and the origin of a simulation. [`Case::faults`]
+//! checks it.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +9,10 @@ mod faults;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Reader {
-    /// The cache chooses its samples.
+    /// The cache chooses the next sample.
     #[default]
     Substitute,
-    /// It reads an order of its own, and never changes what is cached.
+    /// The job reads a fixed order, and never changes what is cached.
     Strict,
 }
 
@@ -19,12 +20,12 @@ pub enum Reader {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subset {
-    /// Part of the samples, or of the units if `whole_units`.
+    /// The part of the samples, or of the units if `whole_units`.
     pub part: f64,
-    /// Whether whole units are in or out.
+    /// Whether to choose whole units.
     #[serde(default)]
     pub whole_units: bool,
-    /// Which subset.
+    /// Selects one of many such subsets.
     #[serde(default)]
     pub seed: u64,
 }
@@ -37,7 +38,7 @@ fn mix(z: u64) -> u64 {
 }
 
 impl Subset {
-    /// Whether a sample is in it, of a dataset of `units` units.
+    /// Returns whether a sample is in the subset, for a dataset of `units` units.
     pub(crate) fn has(&self, units: usize, unit: u32, sample: u64) -> bool {
         let what = if self.whole_units { u64::from(unit) } else { units as u64 + sample };
         let h = mix(self.seed.wrapping_mul(7919) ^ what);
@@ -45,43 +46,43 @@ impl Subset {
     }
 }
 
-/// One job.
+/// A job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
     /// Samples a second when it never waits.
     pub rate: f64,
-    /// When it starts, in seconds.
+    /// Start, in seconds.
     #[serde(default)]
     pub start: f64,
-    /// When it leaves, in seconds; never if absent.
+    /// End, in seconds; without it the job never leaves.
     #[serde(default)]
     pub end: Option<f64>,
-    /// From when to when it does nothing.
+    /// Pauses, each from and to, in seconds.
     #[serde(default)]
     pub pauses: Vec<(f64, f64)>,
-    /// How it reads.
+    /// Order of its samples.
     #[serde(default)]
     pub reader: Reader,
-    /// What it reads, if not everything.
+    /// Subset that it reads; without it the whole dataset.
     #[serde(default)]
     pub subset: Option<Subset>,
-    /// Samples it has been granted and not yet consumed, if others than the case says.
+    /// Most samples granted and not consumed; the case's `leased` without it.
     #[serde(default)]
     pub leased: Option<usize>,
-    /// Samples it is granted at once, as soon as `leased` has room for them; 0 is one by one.
+    /// Samples granted at once, as soon as `leased` has room for them; 0 grants one by one.
     #[serde(default)]
     pub lease: u32,
-    /// Strict: samples' worth of units it may hold ahead of need, beside the shared cache.
+    /// Strict jobs: samples' worth of units that it may prefetch, beside the shared cache.
     #[serde(default)]
     pub prefetch: u64,
-    /// Strict: its order goes by units, shuffled in blocks of so many samples; 0 is a flat shuffle.
+    /// Strict jobs: orders units in blocks of so many samples and shuffles each block; 0 is a flat shuffle.
     #[serde(default)]
     pub block: u32,
 }
 
 impl JobSpec {
-    /// A job that reads everything for ever.
+    /// Makes a job that reads everything, for ever.
     #[must_use]
     pub fn new(rate: f64, start: f64) -> Self {
         JobSpec {
@@ -99,48 +100,48 @@ impl JobSpec {
     }
 }
 
-/// The way to the data. Absent: no time passes for a fetch.
+/// The origin and its link. Without it a fetch takes no time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
-    /// Samples a second over its link (whole units count as their samples).
+    /// Bandwidth in samples a second. A unit counts as its samples.
     pub bandwidth: f64,
     /// Seconds until the first byte of a request.
     pub latency: f64,
-    /// So many requests it takes at once; any number if absent.
+    /// Most concurrent requests; unlimited without it.
     #[serde(default)]
     pub requests: Option<u32>,
-    /// So many requests it takes a second; any number if absent.
+    /// Most requests a second; unlimited without it.
     #[serde(default)]
     pub requests_per_second: Option<f64>,
 }
 
 impl Origin {
-    /// A link alone.
+    /// Makes an origin without limits on requests.
     #[must_use]
     pub fn new(bandwidth: f64, latency: f64) -> Self {
         Origin { bandwidth, latency, requests: None, requests_per_second: None }
     }
 }
 
-/// The way from each server to the jobs. Absent: no time passes for a hit.
+/// The link from each server to the jobs. Without it a hit takes no time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// Samples a second that one server sends.
+    /// Bandwidth of one server, in samples a second.
     pub bandwidth: f64,
-    /// Seconds that a sample is under way.
+    /// Latency in seconds.
     pub latency: f64,
 }
 
-/// One server of several.
+/// A server of several.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
-    /// Its part of the cache, relative to the others'.
+    /// Its part of the cache, relative to the other servers.
     #[serde(default = "unit_weight")]
     pub weight: f64,
-    /// From when to when it is gone; it comes back empty.
+    /// Times at which it is down, each from and to, in seconds. It returns empty.
     #[serde(default)]
     pub gone: Vec<(f64, f64)>,
 }
@@ -153,44 +154,44 @@ fn unit_weight() -> f64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// What to call it.
+    /// Name, shown in outcomes.
     pub name: String,
     /// Samples in each unit; a file may say `{ count, samples }` for equal ones.
     #[serde(deserialize_with = "units")]
     pub units: Vec<u32>,
-    /// The cache, as a part of the dataset.
+    /// Cache size as a part of the dataset.
     pub cache: f64,
     /// The jobs.
     pub jobs: Vec<JobSpec>,
-    /// From when on is counted, in seconds.
+    /// Start of the measured time, in seconds.
     pub warm: f64,
-    /// When everything ends, in seconds.
+    /// End of the measured time and of the run, in seconds.
     pub end: f64,
-    /// Everything random comes from it.
+    /// Seed of all random choices.
     #[serde(default = "one")]
     pub seed: u64,
-    /// What a fetch costs.
+    /// The origin.
     #[serde(default)]
     pub origin: Option<Origin>,
-    /// The servers; one that is always there if none is named.
+    /// The servers; without any, one that is always up.
     #[serde(default)]
     pub servers: Vec<Server>,
-    /// What a hit costs.
+    /// The link from each server to the jobs.
     #[serde(default)]
     pub network: Option<Network>,
-    /// Seconds until what happened to a server is known.
+    /// Seconds until the others learn of a server's change.
     #[serde(default)]
     pub news: f64,
-    /// Part of the loads whose bytes turn out to be no good when they are there.
+    /// Part of the loads whose bytes prove wrong when they arrive.
     #[serde(default)]
     pub failing: f64,
-    /// Samples that each job has been granted and not yet consumed.
+    /// Most samples that each job has been granted and has not consumed.
     #[serde(default)]
     pub leased: usize,
-    /// Samples that are decided before they are granted, so that their fetch can start.
+    /// Samples decided before their grant, so that their fetch can start.
     #[serde(default)]
     pub ahead: usize,
-    /// How many older decisions one whose bytes are here may overtake.
+    /// Most older picks that one whose bytes are cached may overtake.
     #[serde(default)]
     pub overtake: usize,
     /// Whether the bound is computed (quadratic in the number of epochs).
@@ -206,7 +207,7 @@ fn one() -> u64 {
     1
 }
 
-/// Equal units, or the samples of each.
+/// Units as a file writes them: equal ones, or the samples of each.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum Units {
@@ -227,8 +228,8 @@ fn units<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error
 }
 
 impl Case {
-    /// `units` units of `size` samples; jobs aligned or staggered evenly over an epoch; two
-    /// epochs of the slowest to warm up, then six.
+    /// Makes a case of `units` units of `size` samples, with jobs aligned or staggered evenly over an epoch.
+    /// Two epochs of the slowest job warm up, six are measured.
     #[must_use]
     pub fn plain(
         name: &str,
@@ -263,13 +264,13 @@ impl Case {
         }
     }
 
-    /// How many samples the dataset has.
+    /// Returns the number of samples of the dataset.
     #[must_use]
     pub fn samples(&self) -> usize {
         self.units.iter().map(|&u| u as usize).sum()
     }
 
-    /// What the cache holds, in samples.
+    /// Returns the cache's capacity in samples.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         (self.cache * self.samples() as f64 + 1e-6) as u64

@@ -1,4 +1,4 @@
-//! Named cases: the rows of FACTS, the odd ones, and a grid.
+//! Named cases: the main rows, odd cases, a grid, and a test of scale.
 
 use crate::case::{Case, JobSpec, Reader, Subset};
 
@@ -7,7 +7,7 @@ struct Rng(u64);
 
 impl Rng {
     fn word(&mut self) -> u64 {
-        // The state is mixed with one more step, as in the reference, so that cases agree.
+        // One more step than usual, so that cases equal those of the reference simulation.
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -22,7 +22,7 @@ impl Rng {
     }
 }
 
-/// The thirteen main rows, for `units` units of `size` samples.
+/// Returns the thirteen main rows, for `units` units of `size` samples.
 #[must_use]
 pub fn rows(units: usize, size: u32, seed: u64) -> Vec<Case> {
     let e = [1.0; 8];
@@ -47,7 +47,7 @@ pub fn rows(units: usize, size: u32, seed: u64) -> Vec<Case> {
         .collect()
 }
 
-/// Pauses, joins, leaves, subsets, odd sizes, readers that cannot be substituted.
+/// Returns the odd cases: pauses, joins, leaves, subsets, odd sizes, strict readers.
 #[must_use]
 pub fn extras() -> Vec<Case> {
     let n = 25_600.0;
@@ -112,7 +112,7 @@ pub fn extras() -> Vec<Case> {
     v
 }
 
-/// Cache shares of the grid.
+/// Cache sizes of the grid, as parts of the dataset.
 pub const GRID_CACHES: [f64; 4] = [0.05, 0.1, 0.2, 0.5];
 /// Numbers of jobs of the grid.
 pub const GRID_JOBS: [usize; 6] = [1, 2, 3, 4, 8, 16];
@@ -121,7 +121,7 @@ pub const GRID_HOW: [&str; 5] = ["aligned", "staggered", "random", "pause", "chu
 /// Speeds of the grid.
 pub const GRID_SPEEDS: [&str; 3] = ["equal", "5%", "mixed"];
 
-/// One case of the grid: `how` and `speed` as in [`GRID_HOW`] and [`GRID_SPEEDS`].
+/// Returns one case of the grid: `how` and `speed` as in [`GRID_HOW`] and [`GRID_SPEEDS`].
 #[must_use]
 pub fn grid_case(cache: f64, k: usize, how: &str, speed: &str, seed: u64) -> Case {
     let n = 25_600.0;
@@ -153,7 +153,7 @@ pub fn grid_case(cache: f64, k: usize, how: &str, speed: &str, seed: u64) -> Cas
     c
 }
 
-/// All 320 cases of the grid.
+/// Returns all 320 cases of the grid.
 #[must_use]
 pub fn grid(seed: u64) -> Vec<Case> {
     let mut v = Vec::new();
@@ -171,8 +171,8 @@ pub fn grid(seed: u64) -> Vec<Case> {
     v
 }
 
-/// Many jobs over many single-sample units: each starts at a random moment of the first epoch, reads
-/// two epochs and leaves. How far the policy scales.
+/// Returns a case of many jobs over many single-sample units, to measure how far the policy scales. Each job
+/// starts at a random moment of the first epoch, reads two epochs and leaves.
 #[must_use]
 pub fn scale(jobs: usize, units: usize, cache: f64, seed: u64) -> Case {
     let n = units as f64;

@@ -1,4 +1,4 @@
-//! The command line, for `fletch simulate` and `fletch-simulate` alike.
+//! The command line of `fletch simulate` and `fletch-simulate`.
 
 use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, engine, file, table, traces};
 use clap::{Args, Parser, ValueEnum};
@@ -9,107 +9,108 @@ use std::{io::Write, path::PathBuf};
 #[derive(Debug, Parser)]
 #[command(name = "fletch-simulate", version)]
 pub struct Cli {
-    /// What to run.
+    /// The cases and settings.
     #[command(flatten)]
     pub args: SimulateArgs,
-    /// One JSON object a line instead of a table.
+    /// Print one JSON object a line instead of a table
     #[arg(long)]
     pub json: bool,
 }
 
-/// Which cases.
+/// A named set of cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Which {
-    /// The thirteen main rows.
+    /// The thirteen main rows
     Rows,
-    /// Pauses, joins, leaves, subsets, sizes, strict readers.
+    /// Pauses, joins, leaves, subsets, sizes, strict readers
     Extras,
-    /// Cache × jobs × arrangement × speeds: 320 cases.
+    /// Cache × jobs × arrangement × speeds: 320 cases
     Grid,
-    /// Many jobs over many single-sample units, two epochs each.
+    /// Many jobs over many single-sample units, two epochs each
     Scale,
 }
 
-/// What to simulate.
+/// The arguments of a simulation.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// A named set of cases.
+    /// Named set of cases to simulate
     #[arg(value_enum, default_value = "rows", conflicts_with = "case")]
     pub which: Which,
-    /// A TOML (.toml) or JSON file with one case or several.
+    /// Simulate the case, or cases, of a TOML (.toml) or JSON file
     #[arg(long, value_name = "FILE")]
     pub case: Option<PathBuf>,
-    /// What stands between jobs and origin (may be given several times).
+    /// Policy between jobs and origin; repeat it for several
     #[arg(long = "arm", value_enum, default_values = ["fletch"])]
     pub arms: Vec<ArmKind>,
-    /// A constant of the policy, as name=value (may be given several times).
+    /// Set a constant of the sweep policy; repeat it for several. An unknown name lists all constants
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// Everything random of rows, grid and scale comes from it; a case file has its own, and extras theirs.
+    /// Seed of rows, grid and scale. Case files and extras have their own
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Units of the dataset, for rows and scale.
+    /// Units of the dataset, for rows and scale
     #[arg(long, default_value_t = 800)]
     pub units: usize,
-    /// Samples in a unit, for rows.
+    /// Samples in a unit, for rows
     #[arg(long, default_value_t = 32)]
     pub size: u32,
-    /// Jobs, for scale.
+    /// Number of jobs, for scale
     #[arg(long, default_value_t = 100)]
     pub jobs: usize,
-    /// The cache as a part of the dataset, for scale.
+    /// Cache size as a part of the dataset, for scale
     #[arg(long, default_value_t = 0.1)]
     pub cache: f64,
-    /// Write the trace of the sweep of the one case that is run.
+    /// Record the trace of the sweep to FILE; needs exactly one case and one arm, fletch
     #[arg(long, value_name = "FILE", conflicts_with = "play")]
     pub record: Option<PathBuf>,
-    /// Make the calls of a trace again, a simulation's or a server's, and compare every answer.
+    /// Play a trace of a simulation or a server again, and compare every result
     #[arg(long, value_name = "FILE", conflicts_with = "case")]
     pub play: Option<PathBuf>,
-    /// Only cases whose name contains this.
+    /// Run only the cases whose name contains this text
     #[arg(long)]
     pub only: Option<String>,
-    /// The origin's bandwidth, in samples a second, in place of all that a case says of its origin; without either a fetch takes no time.
+    /// Bandwidth of the origin in samples a second. Replaces the origin of a case. Without either, a fetch
+    /// takes no time
     #[arg(long)]
     pub bandwidth: Option<f64>,
-    /// The origin's latency, in seconds.
+    /// Latency of the origin in seconds
     #[arg(long, default_value_t = 0.0, requires = "bandwidth")]
     pub latency: f64,
-    /// Samples each job holds that it has not consumed yet.
+    /// Most samples that each job has been granted and has not consumed
     #[arg(long)]
     pub leased: Option<usize>,
-    /// Samples decided before they are granted.
+    /// Samples decided before their grant
     #[arg(long)]
     pub ahead: Option<usize>,
-    /// How many older decisions one whose bytes are here may overtake.
+    /// Most older picks that one whose bytes are cached may overtake
     #[arg(long)]
     pub overtake: Option<usize>,
 }
 
-/// One case against one arm.
+/// A case to be simulated against an arm.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// What is simulated.
+    /// The case.
     pub case: Case,
-    /// What stands between its jobs and its origin.
+    /// The policy between its jobs and its origin.
     pub arm: ArmKind,
-    /// The policy's constants.
+    /// The constants of the sweep policy.
     pub params: SweepParams,
-    /// Where the trace goes, if anywhere.
+    /// File for the trace, if it is recorded.
     pub record: Option<PathBuf>,
 }
 
 impl Run {
-    /// Plays it without recording; `watch` hears which part of it is done.
+    /// Simulates without recording. Calls `watch` with the part that is done.
     #[must_use]
     pub fn simulate(&self, watch: &mut dyn FnMut(f64)) -> Outcome {
         engine::simulate_with(&self.case, self.arm, self.params, watch)
     }
 
-    /// Plays it, and writes its trace where one is wanted.
+    /// Simulates, and records the trace if `record` is set.
     ///
     /// # Errors
-    /// [`BadCase::Write`] when its trace cannot be written.
+    /// [`BadCase::Write`] when the trace cannot be written.
     pub fn play(&self, watch: &mut dyn FnMut(f64)) -> Result<Outcome, BadCase> {
         match &self.record {
             Some(path) => traces::record(&self.case, self.params, path),
@@ -119,10 +120,10 @@ impl Run {
 }
 
 impl Cli {
-    /// Runs it.
+    /// Runs the program.
     ///
     /// # Errors
-    /// Unknown constants, unreadable or faulty cases, a writer that fails.
+    /// Unknown constants, unreadable or faulty cases, errors of the writer.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
         if let Some(path) = &self.args.play {
             let played = traces::play(path)?;
@@ -140,7 +141,7 @@ impl Cli {
 }
 
 impl SimulateArgs {
-    /// What there is to run, in order; all of it has been checked.
+    /// Returns the runs, in order. All their cases have been checked.
     ///
     /// # Errors
     /// Any [`BadCase`].
@@ -182,7 +183,7 @@ impl SimulateArgs {
     }
 }
 
-/// The policy's constants, by the names that `--set` knows.
+/// Returns the constants of the sweep policy by the names of `--set`.
 fn named(k: &mut SweepParams) -> [(&'static str, &mut f64); 21] {
     [
         ("window", &mut k.window),
@@ -209,25 +210,28 @@ fn named(k: &mut SweepParams) -> [(&'static str, &mut f64); 21] {
     ]
 }
 
-/// Reads `name=value` settings of the policy's constants.
+/// Parses `name=value` settings of the sweep policy's constants.
 ///
 /// # Errors
-/// [`BadCase::Knob`].
+/// [`BadCase::Param`].
 pub fn params(set: &[String]) -> Result<SweepParams, BadCase> {
     let mut k = SweepParams::default();
     for s in set {
-        let bad = |why: String| BadCase::Knob { set: s.clone(), why };
-        let (name, value) = s.split_once('=').ok_or_else(|| bad("expected name=value".to_owned()))?;
-        let value: f64 = value.parse().map_err(|_| bad("not a number".to_owned()))?;
+        let bad = |why: String| BadCase::Param { set: s.clone(), why };
+        let (name, value) = s.split_once('=').ok_or_else(|| bad("give NAME=VALUE".to_owned()))?;
+        let value: f64 = value.parse().map_err(|_| bad("the value is not a number".to_owned()))?;
         if !value.is_finite() || value < 0.0 {
-            return Err(bad("a constant is finite and not below 0".to_owned()));
+            return Err(bad("the value must be finite and at least 0".to_owned()));
         }
         match named(&mut k).into_iter().find(|(n, _)| *n == name) {
             Some((_, field)) => *field = value,
             None => {
                 let mut usual = SweepParams::default();
                 let all: Vec<String> = named(&mut usual).iter().map(|(n, v)| format!("{n}={v}")).collect();
-                return Err(bad(format!("no such constant; by default {}", all.join(" "))));
+                return Err(bad(format!(
+                    "no such constant; the constants and their defaults are {}",
+                    all.join(" ")
+                )));
             }
         }
     }

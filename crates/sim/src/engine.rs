@@ -1,11 +1,11 @@
-//! The clock: an event queue of "job j wants its next sample".
+//! The clock: a queue of events, each of which is "job j wants its next sample".
 
 use crate::{
     Case,
-    arms::{Arm, ArmKind, Granted, Net},
-    books::Books,
+    arms::{Arm, ArmKind, Granted, OriginLink},
     bound,
     case::Reader,
+    statistics::Statistics,
 };
 use fletch_core::order::sweep::SweepParams;
 use serde::Serialize;
@@ -14,47 +14,47 @@ use std::{
     collections::{BinaryHeap, VecDeque},
 };
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// The case's name.
     pub case: String,
-    /// Which arm.
+    /// The policy that was simulated.
     pub arm: ArmKind,
-    /// The cache, as a part of the dataset.
+    /// Cache size as a part of the dataset.
     pub cache: f64,
-    /// Backend bytes per delivered byte.
+    /// Origin bytes per delivered byte.
     pub ratio: f64,
-    /// What any policy must fetch, in the same unit; 0 if it was not asked for.
+    /// The least `ratio` of any policy; 0 if it was not computed.
     pub bound: f64,
-    /// Its simple form, (1 − c) · fastest / Σ rates.
+    /// The simple form of the bound, (1 − c) · fastest / Σ rates.
     pub simple: f64,
-    /// Of the delivered, read by range.
+    /// The part of `ratio` that was read by range.
     pub ranged: f64,
-    /// Neighbours from one unit at lag 1 relative to a uniform shuffle, per job ...
+    /// Per job: how often neighbours come from one unit, relative to a uniform shuffle.
     pub near: Vec<f64>,
-    /// ... and the mean over lags 1 to 10.
+    /// Per job: the same, as the mean over distances 1 to 10.
     pub near10: Vec<f64>,
-    /// Longest run of draws that were fetched for that very draw.
+    /// Longest run of samples of which each was fetched for its own pick.
     pub run_max: u64,
-    /// Worst job's part of samples that were asked for less than 16 of its draws earlier.
+    /// Of the worst job: the part of samples requested less than 16 of its own picks earlier.
     pub fresh: f64,
-    /// Busiest 1 % of an epoch against the mean fetch rate.
+    /// Fetch rate of the busiest hundredth of an epoch, relative to the mean.
     pub peak: f64,
-    /// Part of the measured time that each job waited for a sample.
+    /// Per job: the part of the measured time that it waited for a sample.
     pub stalled: Vec<f64>,
-    /// Mean seconds of each job's epochs that ended in the measured time.
+    /// Per job: the mean length in seconds of the epochs that began in the measured time.
     pub epoch_seconds: Vec<f64>,
     /// Samples delivered in the measured time.
     pub delivered: u64,
-    /// Of them, fetched ahead for strict jobs and dropped unread.
+    /// Samples prefetched for strict jobs and evicted unread, per delivered sample.
     pub vain: f64,
-    /// Loads that servers refused, or whose bytes were no good.
+    /// Loads that servers refused, or whose bytes were wrong.
     pub failed: u64,
 }
 
 impl Outcome {
-    /// Distance to the bound: 1 is the best possible.
+    /// Returns the ratio relative to the bound: 1 is the best possible.
     #[must_use]
     pub fn times_bound(&self) -> f64 {
         if self.bound > 0.0 { self.ratio / self.bound } else { f64::NAN }
@@ -67,23 +67,22 @@ struct Client {
     active: bool,
 }
 
-/// Events in fixed point, ties by job.
+/// Converts a time to fixed point. The queue breaks ties by job.
 fn tick(t: f64) -> u64 {
     (t * 1_048_576.0) as u64
 }
 
-/// Plays a case against an arm.
+/// Simulates a case against an arm.
 ///
-/// # Panics
-/// When the case has faults ([`Case::faults`]), or when a policy breaks its promises: a sample
-/// delivered twice, a cache over its capacity, a sample that is neither here nor paid for.
+/// # Panics When the case has faults ([`Case::faults`]), or when a policy breaks its promises: it delivers a
+/// sample twice, exceeds the capacity, or delivers a sample that is neither cached nor paid for.
 #[must_use]
 pub fn simulate(case: &Case, arm: ArmKind, params: SweepParams) -> Outcome {
     simulate_with(case, arm, params, &mut |_| {})
 }
 
-/// Plays a case with Fletch's policy and gives the trace of its sweep (`SweepPolicy::play` plays it
-/// again), in pieces to `trace`.
+/// Simulates a case with Fletch's policy and passes the trace of its sweep to `trace`, in pieces.
+/// `SweepPolicy::play` plays it again.
 ///
 /// # Panics
 /// As [`simulate`].
@@ -92,10 +91,11 @@ pub fn record(case: &Case, params: SweepParams, trace: &mut dyn FnMut(Vec<u8>)) 
     play(case, ArmKind::Fletch, policy.as_mut(), &mut |_| {}, &mut |p| trace(p.take_trace()))
 }
 
-/// Events between two words to who watches.
+/// Events between two calls of `watch`.
 const WATCH_EVERY: u64 = 1 << 16;
 
-/// As [`simulate`], and says now and then which part of the case's time has passed.
+/// Simulates as [`simulate`] does, and now and then calls `watch` with the part of the case's time that has
+/// passed.
 ///
 /// # Panics
 /// As [`simulate`].
@@ -114,8 +114,8 @@ fn play(
 ) -> Outcome {
     let faults = case.faults();
     assert!(faults.is_empty(), "{}: {}", case.name, faults.join("; "));
-    let mut books = Books::new(case);
-    let mut net = Net::new(case.origin);
+    let mut stats = Statistics::new(case);
+    let mut link = OriginLink::new(case.origin);
     let mut heap = BinaryHeap::new();
     let mut clients: Vec<Client> = (0u32..)
         .zip(&case.jobs)
@@ -149,29 +149,29 @@ fn play(
             continue;
         }
         client.active = true;
-        if books.jobs[j].left.count() == 0 {
-            books.begin(j, now);
-            policy.begin(j, &mut books);
+        if stats.jobs[j].left.count() == 0 {
+            stats.begin(j, now);
+            policy.begin(j, &mut stats);
         }
         if client.buffer.is_empty() {
-            let granted = policy.grant(j, now, &mut net, &mut books);
+            let granted = policy.grant(j, now, &mut link, &mut stats);
             client.buffer.push_back(granted.expect("an epoch with samples left grants one"));
         }
         let Some(&Granted { sample, arrives, asked, forced }) = client.buffer.front() else { continue };
         if arrives > now {
             if now >= case.warm {
-                books.jobs[j].stalled += arrives - now;
+                stats.jobs[j].stalled += arrives - now;
             }
             client.clock = arrives;
             heap.push(Reverse((tick(arrives), j)));
             continue;
         }
         client.buffer.pop_front();
-        books.deliver(j, sample, now, forced, now - asked < 16.0 / spec.rate);
+        stats.deliver(j, sample, now, forced, now - asked < 16.0 / spec.rate);
         let lease = spec.lease.max(1) as usize;
         while client.buffer.len() + lease <= spec.leased.unwrap_or(case.leased) {
             let before = client.buffer.len();
-            client.buffer.extend((0..lease).map_while(|_| policy.grant(j, now, &mut net, &mut books)));
+            client.buffer.extend((0..lease).map_while(|_| policy.grant(j, now, &mut link, &mut stats)));
             if client.buffer.len() == before {
                 break;
             }
@@ -180,43 +180,43 @@ fn play(
         heap.push(Reverse((tick(client.clock), j)));
     }
     now_and_then(policy);
-    outcome(case, arm, &books)
+    outcome(case, arm, &stats)
 }
 
-fn outcome(case: &Case, arm: ArmKind, books: &Books) -> Outcome {
-    let delivered = books.delivered.max(1) as f64;
+fn outcome(case: &Case, arm: ArmKind, stats: &Statistics) -> Outcome {
+    let delivered = stats.delivered.max(1) as f64;
     let simple = bound::simple(case);
     let steady = case.origin.is_none()
         && case.jobs.iter().all(|s| {
             s.end.is_none() && s.pauses.is_empty() && s.subset.is_none() && s.reader == Reader::Substitute
         });
-    let mut best = if case.bound { bound::packing(books, case) / delivered } else { 0.0 };
+    let mut best = if case.bound { bound::packing(stats, case) / delivered } else { 0.0 };
     if steady {
         // For a finite window the simple form is slightly higher.
         best = best.max(simple);
     }
     let span = case.end - case.warm;
-    let mean = books.backend as f64 / (span / books.bucket);
-    let first = (case.warm / books.bucket) as u64 + 1;
-    let last = first + ((span / books.bucket) as u64).saturating_sub(1);
-    let peak = books.buckets.range(first..last).map(|b| *b.1).max().unwrap_or(0) as f64 / mean.max(1.0);
+    let mean = stats.backend as f64 / (span / stats.bucket);
+    let first = (case.warm / stats.bucket) as u64 + 1;
+    let last = first + ((span / stats.bucket) as u64).saturating_sub(1);
+    let peak = stats.buckets.range(first..last).map(|b| *b.1).max().unwrap_or(0) as f64 / mean.max(1.0);
     let counted: Vec<_> =
-        books.jobs.iter().filter(|b| b.reader == Reader::Substitute && b.seen > 0).collect();
+        stats.jobs.iter().filter(|b| b.reader == Reader::Substitute && b.seen > 0).collect();
     Outcome {
         case: case.name.clone(),
         arm,
         cache: case.cache,
-        ratio: books.backend as f64 / delivered,
+        ratio: stats.backend as f64 / delivered,
         bound: best,
         simple,
-        ranged: books.ranged as f64 / delivered,
+        ranged: stats.ranged as f64 / delivered,
         near: counted.iter().map(|b| b.near(1, 1)).collect(),
         near10: counted.iter().map(|b| b.near(1, 10)).collect(),
         run_max: counted.iter().map(|b| b.run_max).max().unwrap_or(0),
         fresh: counted.iter().map(|b| b.fresh()).fold(0.0, f64::max),
         peak,
-        stalled: books.jobs.iter().map(|b| b.stalled / span).collect(),
-        epoch_seconds: books
+        stalled: stats.jobs.iter().map(|b| b.stalled / span).collect(),
+        epoch_seconds: stats
             .jobs
             .iter()
             .map(|b| {
@@ -225,8 +225,8 @@ fn outcome(case: &Case, arm: ArmKind, books: &Books) -> Outcome {
                 ended.iter().sum::<f64>() / ended.len().max(1) as f64
             })
             .collect(),
-        delivered: books.delivered,
-        vain: books.vain as f64 / delivered,
-        failed: books.failed,
+        delivered: stats.delivered,
+        vain: stats.vain as f64 / delivered,
+        failed: stats.failed,
     }
 }

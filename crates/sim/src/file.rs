@@ -1,77 +1,77 @@
-//! Cases in files, as people write them: TOML or JSON, one case or several (`docs/SIMULATE.md`).
+//! Files of cases, TOML or JSON, with one case or several (`docs/SIMULATE.md`).
 
 use crate::Case;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
-/// No file of cases is longer, in bytes.
+/// Longest file of cases, in bytes.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Why something cannot be simulated.
+/// The reason why a case or a trace cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum BadCase {
     /// The file cannot be read.
     #[error("{}: {why}", path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         why: std::io::Error,
     },
     /// A file cannot be written.
     #[error("{}: {why}", path.display())]
     Write {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         why: std::io::Error,
     },
-    /// A trace that is none, or came to something else.
+    /// A file is not a trace, or its calls now give other results.
     #[error("{}: {why}", path.display())]
     Trace {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the trace.
         why: fletch_core::order::sweep::trace::BadTrace,
     },
-    /// More than one run to be recorded, or one without a sweep.
-    #[error("--record takes one case, and the arm fletch alone")]
+    /// Several runs were to be recorded, or one without a sweep.
+    #[error("--record writes one trace: give exactly one case and only --arm fletch")]
     Record,
     /// The file is too long.
-    #[error("{} has {bytes} bytes, which is more than such a file can have", path.display())]
+    #[error("{} has {bytes} bytes: too long for a file of cases (64 MiB) or a trace (4 GiB)", path.display())]
     Long {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// How long it is.
+        /// Its length in bytes.
         bytes: u64,
     },
-    /// The file does not say a case.
-    #[error("{} is no case: {why}", path.display())]
+    /// The file cannot be parsed as a case.
+    #[error("{} is not a case: {why}", path.display())]
     Parse {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// Line and reason.
         why: String,
     },
     /// The case is impossible.
     #[error("case {case:?}: {}", faults.join("; "))]
     Faults {
-        /// Its name.
+        /// The case's name.
         case: String,
-        /// All that is wrong with it.
+        /// All its faults.
         faults: Vec<String>,
     },
-    /// A constant that does not exist, or no number.
+    /// A `--set` names no constant, or has no valid number.
     #[error("--set {set:?}: {why}")]
-    Knob {
-        /// What was given.
+    Param {
+        /// The argument of `--set`.
         set: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
 }
 
-/// Several cases under one key, as TOML must write them.
+/// Several cases under the key `case`, as TOML must write them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Several {
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(toml("case = []").expect("none").len(), 0);
     }
 
-    /// The page's example is a case, with every key it speaks of.
+    /// The example of docs/SIMULATE.md is a case with every key.
     #[test]
     fn the_page_shows_a_case() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/SIMULATE.md");

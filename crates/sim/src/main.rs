@@ -1,5 +1,4 @@
-//! `fletch-simulate`: the simulator by itself; the `fletch` command mounts the same as
-//! `fletch simulate`.
+//! `fletch-simulate`: the simulator as a program of its own. `fletch simulate` runs the same code.
 
 use clap::Parser;
 

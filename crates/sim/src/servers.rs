@@ -1,11 +1,11 @@
-//! The servers of a case: who keeps which unit, who is gone, and what is known of it.
+//! The servers of a case: which server keeps which unit, which are down, and what the others know of that.
 //!
-//! Units are placed by `fletch_core::cluster::placement`, and what all of them hold is their residencies
-//! merged, as in a real cluster. A unit whose owner is full or away goes to the next in its ranking: who
-//! grants knows where everything is, and leases name it. A server that is gone has lost everything, and until
-//! the news of it has spread what it held is believed to be there.
+//! `fletch_core::cluster::placement` places the units, and the residencies of all servers are merged, as in a
+//! real cluster. A unit whose owner is full or down goes to the next server in its ranking. The grant knows
+//! where each unit is, and the lease says so. A server that is down has lost everything. Until the news has
+//! spread, the others believe that its units are still there.
 
-use crate::{Case, net::Way};
+use crate::{Case, links::ServerLink};
 use fletch_core::{
     Domain, Hash, StoreKey,
     cluster::{Member, Placement},
@@ -13,23 +13,23 @@ use fletch_core::{
     residency::Residency,
 };
 
-/// Not held by anyone.
+/// The holder of a unit that no server has.
 const NOBODY: u16 = u16::MAX;
 
-/// Something that happens to a server.
+/// A change of a server's state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Change {
-    /// It is gone, with all it held.
+    /// The server goes down and loses its units.
     Dies(usize),
-    /// It is back, empty.
+    /// The server is back, empty.
     Returns(usize),
-    /// The others know how it is.
+    /// The others learn whether the server is up.
     Announced(usize),
 }
 
 impl Change {
-    /// Of what is at one time the least is first: a server is back before it goes again, and what happens happens
-    /// before it is known.
+    /// Returns the rank among changes of one moment, least first: a server returns before it goes down again,
+    /// and changes come before their announcement.
     fn rank(self) -> u8 {
         match self {
             Change::Returns(_) => 0,
@@ -39,28 +39,29 @@ impl Change {
     }
 }
 
-/// What came of the changes up to now.
+/// The changes since the last look.
 #[derive(Debug, Default)]
 pub(crate) struct News {
-    /// Units that vanished.
+    /// Units lost with their server.
     pub vanished: Vec<u32>,
-    /// Whether something became known: then residencies are worth comparing.
-    pub known: bool,
+    /// Whether a change was announced, so that residencies must be compared.
+    pub announced: bool,
 }
 
-/// See the module.
+/// The servers of a case and the units that they hold.
 #[derive(Debug)]
 pub(crate) struct Servers {
     sizes: Vec<u32>,
     capacity: Vec<u64>,
     used: Vec<u64>,
-    ways: Vec<Way>,
+    links: Vec<ServerLink>,
     up: Vec<bool>,
     believed: Vec<bool>,
-    /// Of each unit: servers by preference (none of a lone one), and who holds it.
+    /// Of each unit: the servers by preference. Empty for a lone server.
     ranking: Vec<Vec<u16>>,
+    /// Of each unit: the server that holds it, or [`NOBODY`].
     holder: Vec<u16>,
-    /// What is still to happen, latest first.
+    /// Changes to come, latest first.
     changes: Vec<(f64, Change)>,
 }
 
@@ -89,10 +90,10 @@ impl Servers {
         let total = case.capacity();
         Servers {
             sizes: case.units.clone(),
-            // A lone server has all of it, whatever rounding does.
+            // A lone server has the whole capacity, whatever rounding does.
             capacity: weights.iter().map(|w| (total as f64 * (w / sum)) as u64).collect(),
             used: vec![0; weights.len()],
-            ways: vec![Way::new(case.network); weights.len()],
+            links: vec![ServerLink::new(case.network); weights.len()],
             up: vec![true; weights.len()],
             believed: vec![true; weights.len()],
             ranking: if weights.len() > 1 {
@@ -105,7 +106,7 @@ impl Servers {
         }
     }
 
-    /// The first in a unit's ranking that is up, and has `room`.
+    /// Returns the first server in a unit's ranking that is up and has `room`.
     fn owner(&self, unit: u32, room: u64) -> Option<usize> {
         let fits = |&s: &usize| self.up[s] && self.used[s] + room <= self.capacity[s];
         match self.ranking.get(unit as usize) {
@@ -114,8 +115,8 @@ impl Servers {
         }
     }
 
-    /// What may be kept by those that are believed to be there: of several, each leaves room for a unit, so
-    /// that there is always one that takes the next.
+    /// Returns the capacity of the servers that are believed to be up. Each of several leaves room for a
+    /// unit, so that one of them can always take the next.
     pub(crate) fn capacity(&self) -> u64 {
         let spare = match self.capacity.len() {
             1 => 0,
@@ -125,7 +126,7 @@ impl Servers {
         believed.map(|(c, _)| c.saturating_sub(spare)).sum()
     }
 
-    /// Everything that happened until `now`.
+    /// Applies all changes until `now` and returns them.
     pub(crate) fn until(&mut self, now: f64) -> News {
         let mut news = News::default();
         while let Some(&(at, change)) = self.changes.last().filter(|c| c.0 <= now) {
@@ -145,14 +146,14 @@ impl Servers {
                 Change::Returns(s) => self.up[s] = true,
                 Change::Announced(s) => {
                     self.believed[s] = self.up[s];
-                    news.known = true;
+                    news.announced = true;
                 }
             }
         }
         news
     }
 
-    /// Someone keeps a unit from now on; `false` when nobody has room.
+    /// Places a unit. Returns `false` when no server has room.
     pub(crate) fn keep(&mut self, unit: u32) -> bool {
         let size = u64::from(self.sizes[unit as usize]);
         let Some(s) = self.owner(unit, size) else { return false };
@@ -161,7 +162,7 @@ impl Servers {
         true
     }
 
-    /// A unit leaves whoever holds it; whether anyone did.
+    /// Removes a unit from its holder. Returns whether it had one.
     pub(crate) fn release(&mut self, unit: u32) -> bool {
         let holder = std::mem::replace(&mut self.holder[unit as usize], NOBODY);
         if holder == NOBODY {
@@ -171,16 +172,16 @@ impl Servers {
         true
     }
 
-    /// When a sample of a unit is at its job.
+    /// Returns the time at which a sample of a unit reaches its job.
     pub(crate) fn deliver(&mut self, unit: u32, now: f64, there: f64) -> f64 {
         let s = match self.holder[unit as usize] {
             NOBODY => self.owner(unit, 0).unwrap_or(0),
             s => usize::from(s),
         };
-        self.ways[s].deliver(now, there)
+        self.links[s].deliver(now, there)
     }
 
-    /// What all of them hold: each one's residency, merged.
+    /// Returns the merged residency of all servers.
     pub(crate) fn residency(&self) -> Residency {
         let units = self.holder.len() as u64;
         let one = |s: usize| {
@@ -201,7 +202,7 @@ impl Servers {
 mod tests {
     use super::*;
 
-    /// What is believed when all news are out is what is so, in whatever order spans are written.
+    /// When all news has spread, the others' beliefs are right, in whatever order a case lists the spans.
     #[test]
     fn what_happened_is_known_rightly() {
         for news in [0.0, 1.0] {

@@ -1,10 +1,10 @@
-//! Outcomes as text and JSON.
+//! Outcomes as text and as JSON.
 
 use crate::Outcome;
 use std::io::{self, Write};
 
-/// Numbers in a line, or their range when there are many.
-fn some(v: &[f64], digits: usize) -> String {
+/// Formats up to four numbers in a line, or else their range.
+fn numbers(v: &[f64], digits: usize) -> String {
     if v.len() > 4 {
         let low = v.iter().copied().fold(f64::MAX, f64::min);
         let high = v.iter().copied().fold(f64::MIN, f64::max);
@@ -15,9 +15,10 @@ fn some(v: &[f64], digits: usize) -> String {
 }
 
 /// The heading of [`line`].
-pub const HEADING: &str = "case                          arm     cache  backend  bound   x bound  range  near              near10            run   fresh  peak  stalled";
+pub const HEADING: &str = "case                          arm     cache  backend  bound   x bound  range  \
+                           near              near10            run   fresh  peak  stalled";
 
-/// One outcome as a line of text.
+/// Formats an outcome as a line of text.
 #[must_use]
 pub fn line(o: &Outcome) -> String {
     let arm = format!("{:?}", o.arm).to_lowercase();
@@ -29,19 +30,19 @@ pub fn line(o: &Outcome) -> String {
         o.bound,
         o.times_bound(),
         o.ranged,
-        some(&o.near, 0),
-        some(&o.near10, 0),
+        numbers(&o.near, 0),
+        numbers(&o.near10, 0),
         o.run_max,
         o.fresh,
         o.peak,
-        some(&o.stalled, 3),
+        numbers(&o.stalled, 3),
     )
 }
 
-/// Writes one outcome.
+/// Writes an outcome as text, or as one line of JSON.
 ///
 /// # Errors
-/// Those of the writer.
+/// Errors of the writer.
 pub fn write(out: &mut dyn Write, o: &Outcome, json: bool) -> io::Result<()> {
     if json {
         let text = serde_json::to_string(o).map_err(io::Error::other)?;

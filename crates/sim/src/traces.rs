@@ -1,36 +1,37 @@
-//! Traces in files: written by a simulation, and played again, whoever wrote them.
+//! Traces in files: recording the sweep of a simulation, and playing a recorded trace, whether a simulation
+//! or a server wrote it.
 
 use crate::{BadCase, Case, Outcome, engine};
 use fletch_core::order::{SweepPolicy, sweep::SweepParams};
 use serde::Serialize;
 use std::{fmt, fs::File, io::Write, path::Path};
 
-/// No trace is longer that is played, in bytes: it is read whole.
+/// Longest trace that can be played, in bytes. It is read into memory whole.
 pub const TRACE_BYTES_MAX: u64 = 4 << 30;
 
-/// A trace that came to the same again.
+/// A trace whose calls gave the same results again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Same {
-    /// Calls that were made.
+pub struct MatchingTrace {
+    /// Number of calls.
     pub calls: u64,
-    /// Of them, samples handed out.
+    /// Number of samples handed out.
     pub picks: u64,
     /// Whether the recording ended before its sweep did.
     pub cut: bool,
 }
 
-impl fmt::Display for Same {
+impl fmt::Display for MatchingTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cut = if self.cut { "; the recording was cut" } else { "" };
-        write!(f, "{} calls, {} samples handed out: the same again{cut}", self.calls, self.picks)
+        write!(f, "{} calls, {} samples handed out: all results are the same{cut}", self.calls, self.picks)
     }
 }
 
 /// Plays a trace against this build's sweep.
 ///
 /// # Errors
-/// [`BadCase::Read`], [`BadCase::Long`], and [`BadCase::Trace`] when it is none or comes to something else.
-pub fn play(path: &Path) -> Result<Same, BadCase> {
+/// [`BadCase::Read`], [`BadCase::Long`], and [`BadCase::Trace`] when it is not a trace or a result differs.
+pub fn play(path: &Path) -> Result<MatchingTrace, BadCase> {
     let unread = |why| BadCase::Read { path: path.to_owned(), why };
     let bytes = std::fs::metadata(path).map_err(unread)?.len();
     if bytes > TRACE_BYTES_MAX {
@@ -38,7 +39,7 @@ pub fn play(path: &Path) -> Result<Same, BadCase> {
     }
     let trace = std::fs::read(path).map_err(unread)?;
     let played = SweepPolicy::play(&trace).map_err(|why| BadCase::Trace { path: path.to_owned(), why })?;
-    Ok(Same { calls: played.calls, picks: played.picks, cut: played.cut })
+    Ok(MatchingTrace { calls: played.calls, picks: played.picks, cut: played.cut })
 }
 
 /// Simulates a case and writes the trace of its sweep.

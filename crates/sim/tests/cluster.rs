@@ -1,5 +1,5 @@
-//! Several servers, losses, origins that take only so many requests, and strict jobs beside substituted
-//! ones. Every epoch is exact in all of them: the books panic otherwise.
+//! Several servers, losses, origins that limit requests, and strict jobs beside substituted ones. Every
+//! epoch is exact in all of them: the statistics panic otherwise.
 
 use fletch_core::order::{SweepPolicy, sweep::SweepParams};
 use fletch_sim::{ArmKind, Case, Network, Origin, Outcome, Reader, Server, cases, record, simulate};
@@ -20,7 +20,7 @@ fn servers(weights: &[f64]) -> Vec<Server> {
     weights.iter().map(|&weight| Server { weight, gone: Vec::new() }).collect()
 }
 
-/// What rendezvous hashing puts unevenly goes to the next server, and costs little.
+/// Rendezvous hashing places units unevenly. The surplus goes to the next server and costs little.
 #[test]
 fn several_servers_are_nearly_one() {
     let one = play(&four());
@@ -31,8 +31,8 @@ fn several_servers_are_nearly_one() {
     }
 }
 
-/// A server that is gone for half an epoch, known late: nobody waits for it, and what it costs is
-/// what it held and, while it is away, could have held.
+/// A server is down for half an epoch, and the others learn it late. No job waits. The cost is what the
+/// server held, and what it could have held while it is down.
 #[test]
 fn a_lost_server_costs_its_share() {
     let case = Case { servers: servers(&[1.0; 4]), news: 5.0, ..four() };
@@ -45,8 +45,9 @@ fn a_lost_server_costs_its_share() {
     // Its 5 % of the data once, and .05/.8 of what half an epoch of four jobs reads.
     let extra = (o.ratio - whole.ratio) * o.delivered as f64 / n;
     assert!((0.0..0.05 + 0.15).contains(&extra), "{extra:.3} datasets");
-    // Nobody is told for a whole epoch: every read of a unit believed here is by range, and right. The others have
-    // no room for what it would have kept, and the sweep makes do with less. (Before it did, the jobs lost each other: up to .42.)
+    // Nobody is told for a whole epoch: every read of a unit believed here is by range, and right. The others
+    // have no room for what it would have kept, and the sweep makes do with less. (Before it did, the jobs
+    // lost each other: up to .42.)
     for seed in 1..=4 {
         let late = play(&Case { news: n, seed, ..lossy.clone() });
         assert_eq!(late.delivered, whole.delivered);
@@ -54,8 +55,8 @@ fn a_lost_server_costs_its_share() {
     }
 }
 
-/// What is known at once is known before anybody asks, as what is known a tenth of a second later is: nobody asks in
-/// between. A server that is back and gone at one time is gone.
+/// News without delay arrives before the next request, as does news a tenth of a second later. A server that
+/// returns and goes down at one moment is down.
 #[test]
 fn news_at_once_is_no_other_than_news_soon() {
     let mut case = Case { servers: servers(&[1.0; 4]), ..four() };
@@ -67,7 +68,7 @@ fn news_at_once_is_no_other_than_news_soon() {
     assert_eq!(play(&case), now);
 }
 
-/// A few of a hundred loads are no good: it costs about that much.
+/// A few of a hundred loads have wrong bytes, which costs about that much.
 #[test]
 fn loads_that_fail_are_read_again() {
     let mut case = four();
@@ -80,8 +81,8 @@ fn loads_that_fail_are_read_again() {
     assert!(bad.stalled.iter().all(|&s| s < 0.05), "{:?}", bad.stalled);
 }
 
-/// An origin that takes few requests at once or a second limits units, not samples: packs are read at its
-/// rate times their size, samples alone at its rate.
+/// An origin that limits requests limits units, not samples: packs are read at its rate times their size,
+/// single samples at its rate.
 #[test]
 fn requests_are_rationed() {
     let lone = |units, size, origin| {
@@ -101,7 +102,7 @@ fn requests_are_rationed() {
     assert!((18.0..20.5).contains(&capped), "two in forty seconds, .95 of them needed: {capped:.2}");
 }
 
-/// Servers send at a rate: jobs together get no more, and a little less since they do not ask all alike.
+/// Servers send at a rate. All jobs together get no more, and a little less since they do not ask evenly.
 #[test]
 fn the_network_is_shared() {
     let network = Some(Network { bandwidth: 0.5, latency: 0.0 });
@@ -113,8 +114,8 @@ fn the_network_is_shared() {
     assert!(o.epoch_seconds.iter().all(|s| (1.9..2.5).contains(&(s / n))), "{:?}", o.epoch_seconds);
 }
 
-/// A strict reader of packs beside three substituted ones, a link with a tenth to spare: nothing is fetched
-/// for it in vain, it hardly waits, and the others share as without it.
+/// A strict reader of packs beside three substituted jobs, on a link with a tenth to spare: nothing is
+/// prefetched in vain, it hardly waits, and the others share as without it.
 #[test]
 fn a_strict_job_prefetches_beside_others() {
     let mut case = Case::plain("3 + strict", 400, 32, 0.2, true, &[1.0; 4], 1);
@@ -135,8 +136,8 @@ fn a_strict_job_prefetches_beside_others() {
     assert!(flat.ratio > 4.0 * o.ratio, "{:.3} and {:.3}", flat.ratio, o.ratio);
 }
 
-/// Pacing and sharing together, over several servers: four jobs whose link is the bottleneck all day
-/// run at what it brings over what they fetch.
+/// Pacing and sharing together, over several servers: four jobs whose link is the bottleneck run at the
+/// link's rate over their ratio.
 #[test]
 fn paced_and_shared() {
     let mut case = Case { servers: servers(&[1.0; 2]), ..four() };
@@ -151,7 +152,7 @@ fn paced_and_shared() {
     assert!(rate > 0.9 * best, "{rate:.3} of {best:.3} samples a second");
 }
 
-/// The sweep of a simulation plays again from its trace, call by call, in the core alone.
+/// The core alone plays the sweep of a simulation again from its trace, call by call.
 #[test]
 fn a_simulation_is_the_core_and_nothing_else() {
     let mut case = cases::grid_case(0.1, 4, "churn", "5%", 3);

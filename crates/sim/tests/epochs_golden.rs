@@ -65,7 +65,10 @@ fn plans() {
             "all 1000": all.hash(),
             "subset 1, 5, 9 of 10": Plan::subset(10, [1, 5, 9]).expect("plan").hash(),
             "all 1000, 3 copies 100 apart": all.echoed(3, 100).expect("plan").hash(),
-            "weighted": { "weights": weights, "draws": 20, "key": Hash(key().0), "copies": copies, "hash": weighted.hash() },
+            "weighted": {
+                "weights": weights, "draws": 20, "key": Hash(key().0), "copies": copies,
+                "hash": weighted.hash(),
+            },
         }),
     );
 }
@@ -123,11 +126,12 @@ fn bucketed() {
             .collect();
         json!({ "batch": batch, "ranks": ranks, "tail": tail, "steps": steps })
     };
+    let by_length = Buckets::by_length([0, 9, 10, 99, 100, 101], &[10, 100]).expect("ascending");
     golden(
         "bucketed.json",
         &json!({
             "key": Hash(key().0), "buckets": of, "plan": plan.hash(), "hash": buckets.hash(plan.hash()),
-            "by length 10, 100": Buckets::by_length([0, 9, 10, 99, 100, 101], &[10, 100]).map(|b| (0..6).map(|s| b.of(s)).collect::<Vec<_>>()).expect("ascending"),
+            "by length 10, 100": (0..6).map(|s| by_length.of(s)).collect::<Vec<_>>(),
             "drop": order(4, 2, Tail::Drop), "pad": order(4, 2, Tail::Pad), "keep": order(4, 1, Tail::Keep),
         }),
     );
@@ -159,9 +163,8 @@ fn trace() {
                 CacheAction::Evict(u) => ("evict", u),
             })
             .collect();
-        picks.push(
-            json!({ "seat": subscriber.0, "pick": pick.map(|p| (p.slot, p.unit, p.read_from, p.pass)), "acts": actions }),
-        );
+        let pick = pick.map(|p| (p.slot, p.unit, p.read_from, p.pass));
+        picks.push(json!({ "seat": subscriber.0, "pick": pick, "acts": actions }));
         calls.push(hex::encode(policy.take_trace()));
     }
     policy.give_back(some, 0);
@@ -179,7 +182,10 @@ fn trace() {
     assert_eq!((played.calls, played.picks), (15, 3));
     golden(
         "trace.json",
-        &json!({ "key": Hash(key().0), "knobs": SweepParams::default().values(), "begin": begin, "calls": calls, "picks": picks, "rest": rest }),
+        &json!({
+            "key": Hash(key().0), "knobs": SweepParams::default().values(), "begin": begin, "calls": calls,
+            "picks": picks, "rest": rest,
+        }),
     );
 }
 
@@ -266,7 +272,10 @@ fn receipts() {
     let signed = Receipt { key_id: Some("k".into()), signature: Some("00".into()), ..receipt.clone() };
     golden(
         "receipt.json",
-        &json!({ "root": root, "content": Hash::of(b"bytes"), "digests": digests, "lanes": lanes, "receipt": receipt, "signed": signed }),
+        &json!({
+            "root": root, "content": Hash::of(b"bytes"), "digests": digests, "lanes": lanes,
+            "receipt": receipt, "signed": signed,
+        }),
     );
 }
 
@@ -281,6 +290,8 @@ fn certificates() {
     let both = one.certificate(chance([6, 5, 4, 4]));
     golden(
         "certificate.json",
-        &json!({ "entries": [6, 5, 4, 4], "units": units, "alone": alone, "other": units[..5], "both": both }),
+        &json!({
+            "entries": [6, 5, 4, 4], "units": units, "alone": alone, "other": units[..5], "both": both,
+        }),
     );
 }

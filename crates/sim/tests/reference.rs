@@ -1,14 +1,14 @@
-//! The simulator agrees with the figures it was built from (an independent program, written
-//! before it): backend per delivered and bound of the thirteen main rows, of the odd cases, and of
-//! every tenth case of the grid, 800 units of 32 samples, whole epochs.
+//! The simulator agrees with the reference, an independent program that was written before it: origin bytes
+//! per delivered byte, and bound, of the thirteen main rows, of the odd cases, and of every tenth case of the
+//! grid. 800 units of 32 samples, whole epochs.
 
 use fletch_core::order::sweep::SweepParams;
 use fletch_sim::{ArmKind, Case, cases, simulate};
 
-/// How far a figure may lie from the reference's.
+/// Largest distance of a figure from the reference's.
 const WITHIN: f64 = 0.01;
 
-/// Holds the means over so many seeds against figures: backend per delivered, and bound.
+/// Compares means over `seeds` seeds with figures: origin bytes per delivered byte, and bound.
 fn check(cases: Vec<Case>, seeds: u64, figures: &[(&str, f64, f64)]) {
     assert_eq!(cases.len(), figures.len());
     let mut wrong = Vec::new();
@@ -54,8 +54,8 @@ fn main_rows() {
     );
 }
 
-/// Means of a few seeds, against the reference's means of eight, of the job that runs in bursts of 48: one alone is up to .035 from
-/// that, and the reference's table shows the first (ADR 10).
+/// Compares means of a few seeds with the reference's means of eight seeds, and of 48 for the job that runs
+/// in bursts. A single seed is up to .035 from that (benches/log/sweep-policy.md).
 #[test]
 fn odd_cases() {
     check(
@@ -82,7 +82,7 @@ fn odd_cases() {
     );
 }
 
-/// Cache by cache. The rest of the grid was compared by hand (ADR 10).
+/// One cache size after the other. The rest of the grid was compared by hand (benches/log/sweep-policy.md).
 #[test]
 fn every_tenth_of_the_grid() {
     check(

@@ -1,5 +1,4 @@
-//! What the reference leaves out: bandwidth, latency, decisions ahead of service, leases in
-//! flight.
+//! Time, which the reference leaves out: bandwidth, latency, picks decided ahead, leases in flight.
 
 use fletch_core::order::sweep::SweepParams;
 use fletch_sim::{ArmKind, Case, Origin, Subset, cases, simulate};
@@ -31,9 +30,9 @@ fn a_lone_job_is_paced() {
     }
 }
 
-/// A job alone fetches what is not cached and no more, from its first warm epoch on, however much that is and however
-/// its units are cut: 1 − c of the dataset an epoch. Where nearly all is cached a window is a few units, and less goes
-/// through it than the reserve would have exchanged.
+/// A lone job fetches what is not cached and no more, from its first warm epoch on: 1 − c of the dataset an
+/// epoch, for every c and every size of units. Where nearly all is cached a window is a few units, and fewer
+/// units go through it than the reserve would have exchanged.
 #[test]
 fn a_lone_job_fetches_what_is_not_cached() {
     for (units, samples) in [(1000, 1), (400, 32)] {
@@ -48,7 +47,7 @@ fn a_lone_job_fetches_what_is_not_cached() {
     }
 }
 
-/// Several jobs share what little is fetched, too, where nearly all is cached.
+/// Where nearly all is cached, several jobs still share the few loads.
 #[test]
 fn jobs_share_what_is_not_cached_however_little() {
     for (cache, most) in [(0.8, 1.15), (0.9, 1.2), (0.95, 1.25)] {
@@ -60,8 +59,8 @@ fn jobs_share_what_is_not_cached_however_little() {
     }
 }
 
-/// With a link that has a tenth to spare, fetches that take time cost nobody a stall and few bytes:
-/// the figures without time + .02.
+/// With a link that has a tenth to spare, fetches that take time cause no stalls and cost few bytes: at most
+/// .02 more than the figures without time.
 #[test]
 fn time_costs_several_jobs_little() {
     for case in cases::rows(800, 32, 1).into_iter().filter(|c| c.jobs.len() >= 4 && c.name.contains("equal"))
@@ -77,7 +76,7 @@ fn time_costs_several_jobs_little() {
     }
 }
 
-/// Overtaking is bounded because it buys no time and costs the shuffle.
+/// Overtaking without limit saves no time and ruins the shuffle.
 #[test]
 fn serving_on_arrival_ruins_the_shuffle_and_gains_nothing() {
     let case = timed(Case::plain("lone", 800, 32, 0.05, false, &[1.0], 1), 0.85);
@@ -87,8 +86,7 @@ fn serving_on_arrival_ruins_the_shuffle_and_gains_nothing() {
     assert!(all.near[0] > 2.0 * little.near[0], "{} {}", all.near[0], little.near[0]);
 }
 
-/// The other arms are what they should be: direct fetches everything, pin the part that is not
-/// cached, LRU nearly everything.
+/// The other arms: direct fetches everything, pin the part that is not cached, LRU nearly everything.
 #[test]
 fn other_arms() {
     let case = Case::plain("lone", 200, 32, 0.2, false, &[1.0], 1);
@@ -101,7 +99,7 @@ fn other_arms() {
     assert!((ratio(ArmKind::Fletch) - 0.8).abs() < 0.01);
 }
 
-/// A simulation is a function of its case.
+/// The same case gives the same outcome.
 #[test]
 fn the_same_case_gives_the_same_outcome() {
     let case = timed(cases::grid_case(0.1, 4, "churn", "5%", 3), 1.5);
@@ -110,7 +108,7 @@ fn the_same_case_gives_the_same_outcome() {
     assert_eq!(run(), run());
 }
 
-/// A case is a file that people write: unknown words and impossible numbers are errors.
+/// Unknown keys and impossible numbers in a case are errors.
 #[test]
 fn cases_are_checked() {
     let good = Case::plain("x", 4, 2, 0.5, false, &[1.0], 1);
@@ -125,7 +123,7 @@ fn cases_are_checked() {
     assert_eq!(bad.faults().len(), 4, "{:?}", bad.faults());
 }
 
-/// A clock that would stand still, and a job with nothing to read, are told before anything is played.
+/// A clock that would stand still, and a job with nothing to read, are faults before the run starts.
 #[test]
 fn what_would_never_end_or_never_begin_is_a_fault() {
     let good = Case::plain("x", 4, 2, 0.5, false, &[1.0], 1);
@@ -147,7 +145,8 @@ fn what_would_never_end_or_never_begin_is_a_fault() {
     }
 }
 
-/// Twelve jobs of three batch sizes, each with four leases in its hands, fetch what twelve of one size do: within 3 %.
+/// Twelve jobs of three batch sizes, each holding four leases, fetch as much as twelve of one size, within 3
+/// %.
 #[test]
 fn sizes_of_leases_cost_nothing() {
     let play = |leases: &[u32]| {

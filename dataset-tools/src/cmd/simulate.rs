@@ -36,7 +36,7 @@ impl From<BadCase> for Failure {
             BadCase::Read { path, why } | BadCase::Write { path, why } => {
                 return Failure::io(path.display(), why);
             }
-            BadCase::Knob { .. } | BadCase::Record => Failure::usage(e.to_string()),
+            BadCase::Param { .. } | BadCase::Record => Failure::usage(e.to_string()),
             BadCase::Long { .. } | BadCase::Parse { .. } | BadCase::Faults { .. } | BadCase::Trace { .. } => {
                 Failure::new(e.to_string())
             }

@@ -70,7 +70,7 @@ fn a_trace_is_recorded_and_comes_to_the_same_again() {
     assert_eq!(keys(&same), ["calls", "cut", "picks"]);
     let n = |v: &serde_json::Value| v.as_u64().expect("a number");
     assert!(n(&same["picks"]) >= n(&v["outcomes"][0]["delivered"]) && same["cut"] == false);
-    assert!(w.run(&["simulate", "--play", "sweep.trace"]).ok().stdout.contains("the same again"));
+    assert!(w.run(&["simulate", "--play", "sweep.trace"]).ok().stdout.contains("all results are the same"));
     // Half of it, torn in a record, is still a trace; another file is none.
     let trace = fs::read(w.path("sweep.trace")).expect("read");
     fs::write(w.path("half.trace"), &trace[..trace.len() - 9]).expect("write");

@@ -1,7 +1,7 @@
-//! Caches of samples under orders that nobody may change: no cache, LRU, and never evict.
+//! Caches of single samples under fixed orders: no cache, LRU, and pin (never evict).
 
-use super::{Arm, Granted, Net, key};
-use crate::{Case, books::Books};
+use super::{Arm, Granted, OriginLink, key};
+use crate::{Case, statistics::Statistics};
 use fletch_core::plan::Permutation;
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ pub(super) enum Policy {
     Pin,
 }
 
-/// A cache of samples that reads what it lacks by range.
+/// A cache of samples. It reads missing samples by range.
 pub struct Plain {
     policy: Policy,
     capacity: usize,
     keys: Vec<fletch_core::plan::OrderKey>,
     orders: Vec<Vec<u32>>,
-    /// Of each cached sample: when it arrived and its last use.
+    /// Of each cached sample: when it arrived, and its last use.
     cached: BTreeMap<u32, (f64, u64)>,
     used: BTreeMap<u64, u32>,
     uses: u64,
@@ -38,20 +38,26 @@ impl Plain {
     }
 }
 
-/// The samples of a job's plan in a random order of its own, last first.
-fn permuted(books: &Books, j: usize, key: &fletch_core::plan::OrderKey) -> Vec<u32> {
-    let b = &books.jobs[j];
+/// Returns the samples of a job's plan in a random order, last first.
+fn permuted(stats: &Statistics, j: usize, key: &fletch_core::plan::OrderKey) -> Vec<u32> {
+    let b = &stats.jobs[j];
     let plan: Vec<u32> = b.plan.iter_in(0, b.plan.len()).filter_map(|s| u32::try_from(s).ok()).collect();
     let p = Permutation::new(key, "order", b.epoch, plan.len() as u64);
     (0..p.len()).map(|i| plan[p.at(i) as usize]).collect()
 }
 
 impl Arm for Plain {
-    fn begin(&mut self, j: usize, books: &mut Books) {
-        self.orders[j] = permuted(books, j, &self.keys[j]);
+    fn begin(&mut self, j: usize, stats: &mut Statistics) {
+        self.orders[j] = permuted(stats, j, &self.keys[j]);
     }
 
-    fn grant(&mut self, j: usize, now: f64, net: &mut Net, books: &mut Books) -> Option<Granted> {
+    fn grant(
+        &mut self,
+        j: usize,
+        now: f64,
+        link: &mut OriginLink,
+        stats: &mut Statistics,
+    ) -> Option<Granted> {
         let sample = self.orders[j].pop()?;
         self.uses += 1;
         let stamp = self.uses;
@@ -64,8 +70,8 @@ impl Arm for Plain {
             }
             return Some(Granted { sample, arrives: arrives.max(now), asked: 0.0, forced: false });
         }
-        let arrives = net.request(now, 1);
-        books.fetched(now, 1, true);
+        let arrives = link.request(now, 1);
+        stats.fetched(now, 1, true);
         let room = match self.policy {
             Policy::Direct => false,
             Policy::Pin => self.cached.len() < self.capacity,

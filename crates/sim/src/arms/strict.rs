@@ -1,9 +1,8 @@
-//! A strict job beside substituted ones: `fletch_core::order::Strict` says what it reads,
-//! `fletch_core::prefetch` what is fetched for it ahead of need. It never changes what the
-//! shared cache holds.
+//! A strict job beside substituted ones. `fletch_core::order::Strict` says what it reads, and
+//! `fletch_core::prefetch` what is prefetched for it. It never changes what the shared cache holds.
 
-use super::{Granted, Net};
-use crate::{Case, books::Books};
+use super::{Granted, OriginLink};
+use crate::{Case, statistics::Statistics};
 use fletch_core::{
     order::Strict,
     plan::{OrderKey, Plan, PlanUnits, Tail, UnitMap, World},
@@ -12,27 +11,28 @@ use fletch_core::{
 };
 use std::collections::VecDeque;
 
-/// One strict job.
+/// A job with a fixed order and its own prefetch buffer.
 #[derive(Debug)]
-pub(super) struct DirectReads {
+pub(super) struct StrictJob {
     budget: u64,
     block: u32,
     sizes: Vec<u32>,
-    /// Its epoch's samples in order, and how far it is.
+    /// The epoch's samples in order.
     order: Vec<u32>,
+    /// Position of the next sample in `order`.
     at: u64,
     prefetch: Option<Prefetch>,
-    /// Of each unit it holds: when it is here, when it was asked for, whether it was used.
+    /// Of each unit that it holds: when it arrives, when it was requested, whether it was used.
     held: Vec<Option<(f64, f64, bool)>>,
-    /// Loads that are not here yet: when they will be, and how long they are.
+    /// Loads under way: when they arrive, and their length in samples.
     under_way: VecDeque<(f64, u64)>,
     actions: Vec<CacheAction>,
 }
 
-impl DirectReads {
+impl StrictJob {
     pub(super) fn new(case: &Case, j: usize) -> Self {
         let spec = &case.jobs[j];
-        DirectReads {
+        StrictJob {
             budget: spec.prefetch,
             block: spec.block,
             sizes: case.units.clone(),
@@ -45,9 +45,9 @@ impl DirectReads {
         }
     }
 
-    /// An epoch begins; what was held for the last one is of no use.
-    pub(super) fn begin(&mut self, unit_map: &UnitMap, key: &OrderKey, books: &mut Books, j: usize) {
-        let b = &books.jobs[j];
+    /// Starts an epoch, and drops what was held for the last one.
+    pub(super) fn begin(&mut self, unit_map: &UnitMap, key: &OrderKey, stats: &mut Statistics, j: usize) {
+        let b = &stats.jobs[j];
         let chosen: Vec<u64> = b.plan.iter_in(0, b.plan.len()).collect();
         let plan = Plan::subset(b.plan.len(), chosen.iter().copied()).expect("a plan has samples");
         let world = World { batch: 1, ranks: 1, tail: Tail::Keep };
@@ -60,7 +60,7 @@ impl DirectReads {
         self.order = (0..strict.len()).map(|p| strict.item(strict.entry(p)).sample).collect();
         self.at = 0;
         if self.budget > 0 {
-            let unit_at = self.order.iter().map(|&s| books.unit_of[s as usize]).collect();
+            let unit_at = self.order.iter().map(|&s| stats.unit_of[s as usize]).collect();
             let uses = Uses::new(unit_at, self.sizes.len()).expect("units of the case");
             let bytes = self.sizes.iter().map(|&g| u64::from(g)).collect();
             self.prefetch = Some(Prefetch::new(uses, bytes, self.budget));
@@ -69,16 +69,17 @@ impl DirectReads {
         }
     }
 
-    /// Its next sample; `shared` says when a unit is in the shared cache, and since when.
+    /// Grants its next sample. `shared` returns when a unit of the shared cache arrives, and when it was
+    /// requested.
     pub(super) fn grant(
         &mut self,
         now: f64,
-        net: &mut Net,
-        books: &mut Books,
+        link: &mut OriginLink,
+        stats: &mut Statistics,
         shared: impl Fn(u32) -> Option<(f64, f64)>,
     ) -> Option<Granted> {
         let sample = *self.order.get(usize::try_from(self.at).unwrap_or(usize::MAX))?;
-        let unit = books.unit_of[sample as usize];
+        let unit = stats.unit_of[sample as usize];
         if let Some(p) = &mut self.prefetch {
             // What was in the shared cache when it was looked at may have left it since.
             if !p.holds(unit) && shared(unit).is_none() {
@@ -88,21 +89,21 @@ impl DirectReads {
                 self.under_way.pop_front();
             }
             // Others use the link too: no more is under way at once than fills it.
-            while self.under_way.iter().map(|w| w.1).sum::<u64>() < net.fill(self.budget) {
+            while self.under_way.iter().map(|w| w.1).sum::<u64>() < link.fill(self.budget) {
                 let before = p.ahead();
                 p.advance(before + 1, |u| shared(u).is_some(), &mut self.actions);
                 for action in self.actions.drain(..) {
                     match action {
                         CacheAction::Load(u) => {
                             let size = u64::from(self.sizes[u as usize]);
-                            books.fetched(now, size, false);
-                            let here = net.request(now, size);
+                            stats.fetched(now, size, false);
+                            let here = link.request(now, size);
                             self.held[u as usize] = Some((here, now, false));
                             self.under_way.extend((here > now).then_some((here, size)));
                         }
                         CacheAction::Evict(u) => {
                             let held = self.held[u as usize].take();
-                            books.vain(now, held.is_some_and(|h| !h.2), u64::from(self.sizes[u as usize]));
+                            stats.vain(now, held.is_some_and(|h| !h.2), u64::from(self.sizes[u as usize]));
                         }
                     }
                 }
@@ -120,8 +121,8 @@ impl DirectReads {
         Some(match own.or_else(|| shared(unit)) {
             Some((here, asked)) => Granted { sample, arrives: here.max(now), asked, forced: asked == now },
             None => {
-                books.fetched(now, 1, true);
-                Granted { sample, arrives: net.request(now, 1), asked: now, forced: true }
+                stats.fetched(now, 1, true);
+                Granted { sample, arrives: link.request(now, 1), asked: now, forced: true }
             }
         })
     }

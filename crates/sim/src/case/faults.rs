@@ -1,13 +1,13 @@
-//! Everything that can be wrong with a case.
+//! The faults of a case.
 
 use super::{Case, JobSpec, Reader, Subset};
 
-/// A finite number above 0.
+/// Returns whether `x` is a finite number above 0.
 fn positive(x: f64) -> bool {
     x.is_finite() && x > 0.0
 }
 
-/// A time, in seconds from the beginning.
+/// Returns whether `x` is a time: finite seconds, not negative.
 fn time(x: f64) -> bool {
     x.is_finite() && x >= 0.0
 }
@@ -22,43 +22,43 @@ impl JobSpec {
             f.push(format!("jobs[{j}].rate: {} is not a positive number", self.rate));
         }
         if !time(self.start) || self.end.is_some_and(|e| !time(e)) {
-            f.push(format!("jobs[{j}].start, end: not times"));
+            f.push(format!("jobs[{j}].start, end: give finite seconds, at least 0"));
         }
         if !self.pauses.iter().all(span) {
-            f.push(format!("jobs[{j}].pauses: each is [from, to] with to after from"));
+            f.push(format!("jobs[{j}].pauses: give [from, to] in seconds, with to after from"));
         }
         if self.subset.is_some_and(|s| !(s.part > 0.0 && s.part <= 1.0)) {
-            f.push(format!("jobs[{j}].subset.part: not in (0, 1]"));
+            f.push(format!("jobs[{j}].subset.part: give more than 0, at most 1"));
         }
         if self.reader != Reader::Strict && (self.prefetch > 0 || self.block > 0) {
-            f.push(format!("jobs[{j}].prefetch, block: only with reader = \"strict\""));
+            f.push(format!("jobs[{j}].prefetch, block: these need reader = \"strict\""));
         }
     }
 }
 
 impl Case {
-    /// Whether any sample is in a subset.
+    /// Returns whether any sample is in a subset.
     fn any(&self, subset: Subset) -> bool {
         let unit_of = (0u32..).zip(&self.units).flat_map(|(u, &g)| std::iter::repeat_n(u, g as usize));
         (0u64..).zip(unit_of).any(|(sample, unit)| subset.has(self.units.len(), unit, sample))
     }
 
-    /// Everything wrong with it, in words.
+    /// Returns all faults of the case, as text. Empty when it can be simulated.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         let mut f = Vec::new();
         if self.units.is_empty() || self.units.contains(&0) {
-            f.push("units: at least one, each with at least one sample".into());
+            f.push("units: give at least one, each with at least one sample".into());
         }
         let many = self.samples() > 1 << 31;
         if many {
-            f.push("units: more than 2^31 samples".into());
+            f.push("units: more than 2^31 samples; give fewer or smaller units".into());
         }
         if !(0.0..=1.0).contains(&self.cache) {
             f.push(format!("cache: {} is not between 0 and 1", self.cache));
         }
         if self.jobs.is_empty() {
-            f.push("jobs: at least one".into());
+            f.push("jobs: give at least one".into());
         }
         for (j, job) in self.jobs.iter().enumerate() {
             job.faults(j, &mut f);
@@ -66,44 +66,52 @@ impl Case {
             let end = job.end.map_or(self.end, |e| e.min(self.end));
             if positive(job.rate) && time(end) && end + 1.0 / job.rate <= end {
                 f.push(format!(
-                    "jobs[{j}].rate: {} is so high, or the end ({end}) so late, that the clock would stand still",
+                    "jobs[{j}].rate: at {} a second until {end} the clock would not advance; lower either",
                     job.rate
                 ));
             }
             if !many && job.subset.is_some_and(|s| s.part > 0.0 && !self.any(s)) {
-                f.push(format!("jobs[{j}].subset: no sample is in it"));
+                f.push(format!(
+                    "jobs[{j}].subset: it contains no sample; give a larger part or another seed"
+                ));
             }
             let held = job.leased.unwrap_or(self.leased);
             if job.lease as usize > held.max(1) {
                 f.push(format!(
-                    "jobs[{j}].lease: {} samples at once, but it holds {held} (leased)",
+                    "jobs[{j}].lease: {} samples at once are more than leased ({held})",
                     job.lease
                 ));
             }
         }
         if !(time(self.warm) && time(self.end) && self.end > self.warm) {
-            f.push(format!("warm, end: {} and {} are not an interval", self.warm, self.end));
+            f.push(format!(
+                "warm, end: {} and {} are no interval; give times with end after warm",
+                self.warm, self.end
+            ));
         }
         let rate = |r: Option<f64>| r.is_none_or(positive);
         if self.origin.is_some_and(|o| {
             !(positive(o.bandwidth) && time(o.latency) && rate(o.requests_per_second))
                 || o.requests == Some(0)
         }) {
-            f.push("origin: a positive bandwidth, a latency, and room for requests".into());
+            f.push(
+                "origin: give a positive bandwidth, a latency of at least 0, and positive limits of requests"
+                    .into(),
+            );
         }
         if self.network.is_some_and(|n| !(positive(n.bandwidth) && time(n.latency))) {
-            f.push("network: a positive bandwidth and a latency".into());
+            f.push("network: give a positive bandwidth and a latency of at least 0".into());
         }
         if self.servers.len() > 1000
             || self.servers.iter().any(|s| !positive(s.weight) || !s.gone.iter().all(span))
         {
             f.push(
-                "servers: at most 1,000, each with a positive weight, gone [from, to] with to after from"
+                "servers: give at most 1,000, with positive weights, and gone as [from, to], to after from"
                     .into(),
             );
         }
         if !time(self.news) {
-            f.push("news: not a time".into());
+            f.push("news: give finite seconds, at least 0".into());
         }
         if !(0.0..1.0).contains(&self.failing) {
             f.push(format!("failing: {} is not in [0, 1)", self.failing));

@@ -1,22 +1,24 @@
-//! The exactly-once books of each job, and every statistic of what was delivered. An arm cannot
-//! cheat them: it says which sample, and the books say whether that is allowed.
+//! The statistics of a run: what each job was delivered, and what was fetched. They also check the arms: a
+//! sample that is delivered twice in an epoch is a panic.
 
 use crate::{Case, case::Reader};
 use fletch_core::plan::Bits;
 use std::collections::{BTreeMap, VecDeque};
 
-pub(crate) struct JobBook {
+/// The statistics and the epoch's state of one job.
+pub(crate) struct JobStatistics {
     pub reader: Reader,
     pub plan: Bits,
     pub left: Bits,
     pub epoch: u64,
-    /// Delivery times, and epochs as ranges of indexes into them (kept for the bound).
+    /// Delivery times, kept for the bound.
     pub times: Vec<f64>,
+    /// Epochs, as ranges of indexes into `times`.
     pub epochs: Vec<(usize, usize)>,
-    /// Of each finished epoch: when it began and ended.
+    /// Begin and end of each finished epoch.
     pub spans: Vec<(f64, f64)>,
     began: f64,
-    /// Seconds that the job waited for a sample, inside the measured time.
+    /// Seconds in the measured time that the job waited for a sample.
     pub stalled: f64,
     last: VecDeque<u32>,
     same: [u64; 11],
@@ -27,35 +29,38 @@ pub(crate) struct JobBook {
     fresh: u64,
 }
 
-impl JobBook {
-    /// Neighbours from one unit at lags `from..=to`, relative to a uniform shuffle.
+impl JobStatistics {
+    /// Returns how often neighbours come from one unit, at lags `from..=to`, relative to a uniform shuffle.
     pub fn near(&self, from: usize, to: usize) -> f64 {
         let same: u64 = self.same[from..=to].iter().sum();
         same as f64 / (to + 1 - from) as f64 / self.seen.max(1) as f64 / self.chance
     }
 
+    /// Returns the part of samples that were requested shortly before their delivery.
     pub fn fresh(&self) -> f64 {
         self.fresh as f64 / self.seen.max(1) as f64
     }
 }
 
-pub(crate) struct Books {
-    pub jobs: Vec<JobBook>,
+/// The statistics of a run.
+pub(crate) struct Statistics {
+    pub jobs: Vec<JobStatistics>,
     pub unit_of: Vec<u32>,
     pub warm: f64,
     pub backend: u64,
     pub ranged: u64,
     pub loads: u64,
     pub delivered: u64,
-    /// Samples' worth fetched ahead and dropped unread; loads refused or no good.
+    /// Samples' worth that was prefetched and evicted unread.
     pub vain: u64,
+    /// Loads that were refused, or whose bytes were wrong.
     pub failed: u64,
     pub buckets: BTreeMap<u64, u64>,
     pub bucket: f64,
     keep_times: bool,
 }
 
-impl Books {
+impl Statistics {
     pub fn new(case: &Case) -> Self {
         let n = case.samples();
         let unit_of: Vec<u32> =
@@ -89,7 +94,7 @@ impl Books {
                         (here / total).powi(2)
                     })
                     .sum();
-                JobBook {
+                JobStatistics {
                     reader: spec.reader,
                     left: Bits::zeros(n as u64),
                     plan,
@@ -109,7 +114,7 @@ impl Books {
                 }
             })
             .collect();
-        Books {
+        Statistics {
             jobs,
             unit_of,
             warm: case.warm,
@@ -125,7 +130,7 @@ impl Books {
         }
     }
 
-    /// `n` samples' worth of bytes were asked of the origin.
+    /// Counts `n` samples' worth of bytes that were requested from the origin.
     pub fn fetched(&mut self, now: f64, n: u64, range: bool) {
         if now >= self.warm {
             self.backend += n;
@@ -138,18 +143,19 @@ impl Books {
         }
     }
 
-    /// `n` samples' worth was dropped that had been fetched ahead; `unread` if nobody had use of it.
+    /// Counts `n` samples' worth of prefetched bytes that were evicted, if `unread`.
     pub fn vain(&mut self, now: f64, unread: bool, n: u64) {
         if unread && now >= self.warm {
             self.vain += n;
         }
     }
 
-    /// A load was refused, or will turn out to be no good.
+    /// Counts a load that was refused, or whose bytes will be wrong.
     pub fn failed(&mut self, now: f64) {
         self.failed += u64::from(now >= self.warm);
     }
 
+    /// Starts an epoch of job j.
     pub fn begin(&mut self, j: usize, now: f64) {
         let b = &mut self.jobs[j];
         b.left = b.plan.clone();
@@ -159,7 +165,7 @@ impl Books {
         b.epochs.push((t, t));
     }
 
-    /// Job j consumes a sample. `forced`: fetched for this very draw; `fresh`: shortly before.
+    /// Records that job j consumes a sample. `forced`: it was fetched for this pick; `fresh`: shortly before.
     pub fn deliver(&mut self, j: usize, sample: u32, now: f64, forced: bool, fresh: bool) {
         let unit = self.unit_of[sample as usize];
         let b = &mut self.jobs[j];

@@ -1,9 +1,9 @@
-//! Links and requests: when bytes arrive that are asked for now. First come, first served.
+//! Links: when requested bytes arrive. Each link serves its requests in the order in which they come.
 
 use crate::case::{Network, Origin};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-/// A time that can be compared; all times of a simulation are finite.
+/// A time with a total order. All times of a simulation are finite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Time(f64);
 
@@ -21,35 +21,35 @@ impl Ord for Time {
     }
 }
 
-/// The way to the origin: one link with a bandwidth and a latency, and an origin that takes so many
-/// requests at once and so many a second.
+/// The link to the origin, with a bandwidth and a latency. The origin may limit concurrent requests and
+/// requests a second.
 #[derive(Debug, Clone)]
-pub struct Net {
+pub struct OriginLink {
     origin: Option<Origin>,
-    /// When the link has brought everything that was asked.
+    /// Time at which the link has delivered all requests.
     free: f64,
-    /// When the next request may start, by their rate.
+    /// Earliest start of the next request under the origin's rate of requests.
     next: f64,
-    /// When those under way end.
+    /// End times of the requests under way.
     under_way: BinaryHeap<Reverse<Time>>,
 }
 
-impl Net {
+impl OriginLink {
     pub(crate) fn new(origin: Option<Origin>) -> Self {
-        Net { origin, free: 0.0, next: 0.0, under_way: BinaryHeap::new() }
+        OriginLink { origin, free: 0.0, next: 0.0, under_way: BinaryHeap::new() }
     }
 
-    /// Whether the link has nothing to do for a while (and fetching takes time at all).
+    /// Returns whether the link is idle. A link without an origin never is: a fetch takes no time there.
     pub(crate) fn idle(&self, now: f64, samples: u64) -> bool {
         self.origin.is_some_and(|o| self.free <= now + o.latency + samples as f64 / o.bandwidth)
     }
 
-    /// So many samples' worth under way fill the link; at most `most`.
+    /// Returns the samples' worth of requests that fill the link, at most `most`.
     pub(crate) fn fill(&self, most: u64) -> u64 {
         self.origin.map_or(u64::MAX, |o| in_flight(o.bandwidth, o.latency, 1, most))
     }
 
-    /// When `samples` samples' worth of bytes arrive that are asked for now.
+    /// Requests `samples` samples' worth of bytes, and returns the time at which they arrive.
     pub(crate) fn request(&mut self, now: f64, samples: u64) -> f64 {
         let Some(o) = self.origin else { return now };
         let mut start = now;
@@ -72,24 +72,25 @@ impl Net {
     }
 }
 
-/// The way from one server to the jobs.
+/// The link from one server to the jobs.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Way {
+pub(crate) struct ServerLink {
     network: Option<Network>,
     free: f64,
 }
 
-impl Way {
+impl ServerLink {
     pub(crate) fn new(network: Option<Network>) -> Self {
-        Way { network, free: 0.0 }
+        ServerLink { network, free: 0.0 }
     }
 
-    /// When a sample is at its job that was at the server at `there` (not before `now`).
+    /// Returns the time at which a sample reaches its job, if it is at the server at `there` (not before
+    /// `now`).
     pub(crate) fn deliver(&mut self, now: f64, there: f64) -> f64 {
         let Some(n) = self.network else { return there };
         let each = 1.0 / n.bandwidth;
         if there > now {
-            // On its way to the server still: it takes its turn then, which nobody knows yet.
+            // Still on its way to the server, so its place in the link's queue is unknown.
             return there + each + n.latency;
         }
         self.free = self.free.max(now) + each;
@@ -97,8 +98,8 @@ impl Way {
     }
 }
 
-/// Bytes to keep in flight on a link of `bandwidth` bytes a second and `latency` seconds: twice what the link
-/// holds, at least one unit of `unit` bytes, at most `most`.
+/// Returns the bytes to keep in flight on a link of `bandwidth` bytes a second and `latency` seconds: twice
+/// what the link holds, at least one unit of `unit` bytes, at most `most`.
 fn in_flight(bandwidth: f64, latency: f64, unit: u64, most: u64) -> u64 {
     let link = (2.0 * bandwidth * latency).max(0.0);
     (link as u64).max(unit).min(most.max(unit))

@@ -42,7 +42,7 @@ pub struct Global {
     /// A settings file with [[origin]] tables. URIs of stores and servers need one.
     #[arg(long, global = true, value_name = "FILE", env = "FLETCH_CONFIG")]
     pub config: Option<PathBuf>,
-    /// The server, http://HOST:PORT or unix:PATH. With a server, a target without a slash is a registered name.
+    /// The server, http://HOST:PORT or unix:PATH. With it, a target without a slash is a registered name.
     #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER")]
     pub server: Option<String>,
     /// The bearer token for the server. Prefer a file or the variable: other users can see command lines.
@@ -337,8 +337,7 @@ pub struct IndexArgs {
     /// listing of a store. A plain HTTP server needs it.
     #[arg(long, value_name = "FILE")]
     pub list: Option<PathBuf>,
-    /// Do not read files again that are unchanged since this version: a root, a tag, or `auto` (`latest`, if it
-    /// exists).
+    /// Do not read files that are unchanged since this version: a root, a tag, or `auto` (`latest`, if any).
     #[arg(long, value_name = "ROOT|TAG|auto")]
     pub parent: Option<String>,
     /// The tag to move.

@@ -143,9 +143,9 @@ impl Evidence {
 
     /// Returns what is wrong with the receipt itself, even if the logs agree with it.
     ///
-    /// Checks only a plan of all samples of a known version. The tail of the epoch bounds the dropped samples, if
-    /// the ledger is known. Without padding, the value of the receipt is the value of all samples that were not
-    /// dropped.
+    /// Checks only a plan of all samples of a known version. The tail of the epoch bounds the dropped
+    /// samples, if the ledger is known. Without padding, the value of the receipt is the value of all samples
+    /// that were not dropped.
     fn receipt_fault(&self, contents: &BTreeMap<u64, Hash>) -> Option<String> {
         let r = &self.receipt;
         let plan = Plan::all(contents.len() as u64).ok().filter(|p| p.hash() == r.plan)?;
@@ -154,7 +154,7 @@ impl Evidence {
         if let Some(ledger) = self.ledger.as_ref().filter(|l| l.header.order != "replay") {
             let world = ledger.header.world;
             let tail = plan.entries() - world.delivered(plan.entries()).min(plan.entries());
-            // After a change of the world, the rest is shared again: fewer samples than ranks can be left out.
+            // A change of the world shares the rest again, which can leave out fewer samples than ranks.
             let anew = ledger.events.iter().filter_map(|e| match e {
                 Event::World { world } => Some(*world),
                 Event::Resume { .. } | Event::Rollback { .. } => Some(world),

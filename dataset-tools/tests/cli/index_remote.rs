@@ -73,7 +73,7 @@ fn a_bucket_has_the_root_of_the_same_tree_and_each_object_is_read_once() {
 }
 
 #[test]
-fn verify_finds_what_a_bucket_lost_got_or_changed() {
+fn verify_finds_lost_added_and_changed_objects_of_a_bucket() {
     let b = bucket();
     b.run(&["index", &b.uri, "--to", "to"]).ok();
     b.origin.insert("set/extra", "x");

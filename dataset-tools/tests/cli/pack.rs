@@ -97,7 +97,7 @@ fn the_same_tree_gives_the_same_chunks() {
 }
 
 #[test]
-fn what_cannot_be_packed_is_named_as_by_index() {
+fn entries_that_cannot_be_packed_are_reported_like_by_index() {
     let w = Fixture::new();
     tree(&w, 3);
     nix::unistd::mkfifo(&w.data().join("a-pipe"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");

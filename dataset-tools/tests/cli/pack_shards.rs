@@ -76,7 +76,7 @@ fn members_are_packed_with_their_samples_and_the_root_is_that_of_an_index() {
 }
 
 #[test]
-fn what_is_no_archive_is_packed_as_the_file_it_is() {
+fn a_file_that_is_not_an_archive_is_packed_as_a_plain_file() {
     let w = Fixture::new();
     w.write("broken.tar", bytes(1, 5000));
     w.write("x.tar.gz", bytes(2, 5000));

@@ -85,7 +85,7 @@ fn a_stopped_run_knows_the_members_that_it_had_read() {
 }
 
 #[test]
-fn what_is_no_plain_archive_is_a_file_with_a_word_why() {
+fn a_file_that_is_not_a_plain_archive_is_kept_as_a_file_with_a_reason() {
     let w = Fixture::new();
     shard(&w, "good.tar", 0..3, 1_000);
     w.write("short.tar", &fs::read(w.data().join("good.tar")).expect("read")[..1_300]);

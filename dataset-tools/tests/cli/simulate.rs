@@ -47,7 +47,7 @@ fn a_case_in_a_file_gives_one_document() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_told_before_anything_runs() {
+fn a_case_that_cannot_be_simulated_is_rejected_before_any_run() {
     let w = Fixture::new();
     fs::write(w.path("odd.toml"), CASE.replace("cache", "cash")).expect("write");
     w.run(&["simulate", "--case", "odd.toml"]).code(1).says("cash").says("docs/SIMULATE.md");
@@ -62,7 +62,7 @@ fn what_cannot_be_simulated_is_told_before_anything_runs() {
 }
 
 #[test]
-fn a_trace_is_recorded_and_comes_to_the_same_again() {
+fn a_recorded_trace_replays_to_the_same_result() {
     let w = Fixture::new();
     fs::write(w.path("case.toml"), CASE).expect("write");
     let v = w.json(&["simulate", "--case", "case.toml", "--record", "sweep.trace"]);

@@ -1,7 +1,7 @@
-//! The command line of `fletch`.
+//! The command line of `fletch`: its commands, their options and their `--help` texts.
 
-use crate::index::walk::Symlinks;
 use crate::progress::Mode;
+use crate::source::walk::Symlinks;
 use crate::target::{Select, Target};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fletch_core::{DatasetName, TagName};
@@ -12,55 +12,55 @@ use std::path::PathBuf;
 
 const AFTER: &str = "\
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied, 130 stopped by Ctrl-C.
-With --json a result is one JSON document on stdout; a failure is {\"error\": {code, message, hint}} \
-(and \"faults\": [{path, why}] where entries are at fault). ConsumptionLog, progress and errors go to stderr.";
+With --json a result is one JSON document on stdout. A failure is {\"error\": {code, message, hint}}, with \
+\"faults\": [{path, why}] if entries are at fault. Notes, progress and errors go to stderr.";
 
-/// Index datasets, look into their versions, and talk to a Fletch server.
+/// Index and pack datasets, show their versions, and call a Fletch server.
 #[derive(Debug, Parser)]
 #[command(name = "fletch", version, after_help = AFTER, max_term_width = 100)]
 pub struct Cli {
-    /// For every command.
+    /// The options of every command.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// For every command.
+/// The options of every command.
 #[derive(Debug, Clone, Args)]
 pub struct Global {
     /// Print results as JSON.
     #[arg(long, global = true)]
     pub json: bool,
-    /// No notes and no progress; errors and warnings are still printed.
+    /// Print no notes and no progress. Errors and warnings are still printed.
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// How progress is shown: a bar on a terminal, a line every few seconds otherwise.
+    /// How to show progress. `auto` is a bar on a terminal, otherwise a line every few seconds.
     #[arg(long, global = true, value_enum, default_value_t = Mode::Auto)]
     pub progress: Mode,
-    /// A settings file with [[origin]] tables, needed for s3:// URIs.
+    /// A settings file with [[origin]] tables. URIs of stores and servers need one.
     #[arg(long, global = true, value_name = "FILE", env = "FLETCH_CONFIG")]
     pub config: Option<PathBuf>,
     /// The server, http://HOST:PORT or unix:PATH. With it, a target without a slash is a registered name.
     #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER")]
     pub server: Option<String>,
-    /// The bearer token for the server. Others see command lines: a file or the variable is better.
+    /// The bearer token for the server. Prefer a file or the variable: other users can see command lines.
     #[arg(long, global = true, value_name = "TOKEN", env = "FLETCH_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
     /// A file with the bearer token.
     #[arg(long, global = true, value_name = "FILE", env = "FLETCH_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
-    /// When the server is gone, look into what it said last, at the origin itself. That is kept in
-    /// FLETCH_STATE_DIR [default: /var/lib/fletch as root, else ~/.local/state/fletch].
+    /// When the server is gone, read the version that it named last from the origin. FLETCH_STATE_DIR keeps
+    /// these versions [default: /var/lib/fletch as root, else ~/.local/state/fletch].
     #[arg(long, global = true, env = "FLETCH_ORIGIN_FALLBACK")]
     pub origin_fallback: bool,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Read a dataset once and write the tables of the version it is.
+    /// Read and hash every file of a dataset once, and write the tables of its version.
     #[command(after_help = "Examples:
   fletch index /data/imagenet
   fletch index /mnt/readonly/set --to /scratch/tables --tag 2026-11 --threads 8
@@ -68,7 +68,7 @@ pub enum Command {
 
 Prints the root on stdout. --json prints {root, layout, tag, uri, tables, entries, samples, bytes,
 files_read, bytes_read, files_reused, bytes_reused, seconds, skipped: [{path, why}]}.
-A run that was stopped goes on where it was when the same command is given again.")]
+To resume a stopped run, give the same command again. docs/INDEX.md has the rules.")]
     Index(IndexArgs),
     /// Group a dataset's small files into chunks of a few MiB, each written as one object.
     #[command(after_help = "Examples:
@@ -76,11 +76,10 @@ A run that was stopped goes on where it was when the same command is given again
   fletch pack s3://bucket/set --to s3://packs/set --config fletch.toml --parent auto
   fletch pack /data/imagenet --parent 2026-10 --compact --tag 2026-11
 
-Prints the root on stdout, the same that `index` prints; an index layout is written beside the pack. Files over
-4 MiB stay where they are. --json prints {root, layout, index_layout, tag, uri, tables, entries, samples, bytes,
-chunks_written, chunk_bytes_written, chunks_found, kept: {chunks, bytes, samples, samples_outside}|null, files_read, bytes_read,
-files_reused, bytes_reused, seconds, skipped: [{path, why}]}.
-A run that was stopped goes on where it was when the same command is given again.")]
+Prints the root on stdout, the same root that `index` prints. Also writes an index layout. Files over 4 MiB
+stay at the dataset. --json prints what `index` prints and {index_layout, chunks_written,
+chunk_bytes_written, chunks_found, kept: {chunks, bytes, samples, samples_outside}|null}.
+To resume a stopped run, give the same command again. docs/PACK.md has the rules.")]
     Pack(PackArgs),
     /// List a directory of a version.
     #[command(after_help = "Examples:
@@ -90,37 +89,38 @@ A run that was stopped goes on where it was when the same command is given again
 
 --json prints {root, path, children: [{name, kind: dir|file|symlink, size}], count}.")]
     Ls {
-        /// NAME|URI[@TAG|@ROOT]; `latest` unless a tag is given.
+        /// NAME|URI[@TAG|@ROOT]. The default tag is `latest`.
         target: Target,
-        /// A directory of the version.
+        /// A directory of the version [default: its top].
         #[arg(default_value = "")]
         path: String,
-        /// Kind and size before each name.
+        /// Print kind and size before each name.
         #[arg(long, short)]
         long: bool,
     },
-    /// Show what a version, or one entry of it, is.
+    /// Describe a version, or one entry of it.
     #[command(after_help = "Examples:
   fletch show /data/imagenet
   fletch show /data/imagenet@2026-11 train/n01440764/n01440764_10026.JPEG
 
 --json prints {base, root, layout, entries, samples, bytes, created, tool, sample_rule, parts, chunks,
-layout_kind: index|pack, slice_bytes, group_bytes, origin, indexed_at_ns, skipped}; for an entry {root, path, ordinal, kind, size, blake3, target,
-sample: {kind, key}, slices: [{chunk, chunk_offset, length}]}.")]
+layout_kind: index|pack, slice_bytes, group_bytes, origin, indexed_at_ns, skipped}. For an entry it prints
+{root, path, ordinal, kind, size, blake3, target, sample: {kind, key},
+slices: [{chunk, chunk_offset, length}]}.")]
     Show {
-        /// NAME|URI[@TAG|@ROOT]; `latest` unless a tag is given.
+        /// NAME|URI[@TAG|@ROOT]. The default tag is `latest`.
         target: Target,
         /// An entry of the version.
         path: Option<String>,
     },
-    /// Show what changed from one version to another.
+    /// Show the differences between two versions.
     #[command(after_help = "Examples:
   fletch diff /data/imagenet@2026-10 /data/imagenet@2026-11
   fletch diff /data/imagenet@2026-10 /copies/imagenet --json
 
-A line each: `+` added, `-` removed, `~` changed. --json prints {a, b, changes: [{change: added|removed|changed,
-path, what: [kind|size|content|target|sample], a: {kind, size, blake3, target}, b: {…}}],
-summary: {added, removed, changed}}.")]
+Prints one line for each change: `+` added, `-` removed, `~` changed. --json prints {a, b,
+changes: [{change: added|removed|changed, path, what: [kind|size|content|target|sample],
+a: {kind, size, blake3, target}, b: {…}}], summary: {added, removed, changed}}.")]
     Diff {
         /// The earlier version: NAME|URI[@TAG|@ROOT].
         a: Target,
@@ -133,45 +133,45 @@ summary: {added, removed, changed}}.")]
   fletch tag /data/imagenet stable latest
   fletch tag /data/imagenet old --delete
 
---json prints {uri, tags: [{tag, root, layout, created}]} (after a change: the tag that was changed).")]
+--json prints {uri, tags: [{tag, root, layout, created}]}. After a change it prints only the changed tag.")]
     Tag {
-        /// The place of the tables.
+        /// The location of the tables: the dataset, or the URI that --to named.
         uri: String,
-        /// The tag to show, move or delete; all are listed without it.
+        /// The tag to show, move or delete. Without a tag, list all tags.
         tag: Option<TagName>,
-        /// What it shall name: a root, or another tag.
+        /// The version that the tag will name: a root, or another tag.
         to: Option<Select>,
-        /// Delete it. The version stays.
+        /// Delete the tag. The version stays.
         #[arg(long, conflicts_with = "to", requires = "tag")]
         delete: bool,
     },
-    /// Read and hash every object of a version again, and report everything that differs.
+    /// Read and hash every object of a version again, and report the differences.
     #[command(after_help = "Examples:
   fletch verify /data/imagenet
   fletch verify /scratch/tables@2026-11 --json
 
-Exit code 0: everything is as indexed. 3: the version can be used but something differs.
-1: the tables themselves are damaged. --json prints {root, layout, faults: [{path, fault: missing|changed|corrupt|extra|unreadable|tables,
-why}], summary: {faults, entries, bytes_read}}.")]
+Exit code 0: no differences. 3: some objects differ. 1: the tables are damaged.
+--json prints {root, layout, faults: [{path, fault: missing|changed|corrupt|extra|unreadable|tables, why}],
+summary: {faults, entries, bytes_read}}.")]
     Verify {
-        /// NAME|URI[@TAG|@ROOT]; `latest` unless a tag is given.
+        /// NAME|URI[@TAG|@ROOT]. The default tag is `latest`.
         target: Target,
-        /// Objects read at once.
+        /// Objects to read at once [default: twice the number of cores].
         #[arg(long, value_name = "N")]
         threads: Option<usize>,
     },
     /// Register a dataset with the server.
     #[command(after_help = "Examples:
   fletch register imagenet /data/imagenet --server http://127.0.0.1:7380
-  fletch register imagenet s3://bucket/imagenet --tables s3://tables/imagenet --server unix:/run/fletch/server.sock
+  fletch register imagenet s3://bucket/set --tables s3://tables/set --server unix:/run/fletch/server.sock
 
 --json prints {name, uri, tables, registered_ns}.")]
     Register {
-        /// The name to give it.
+        /// The name of the dataset.
         name: DatasetName,
-        /// Where its objects are.
+        /// The URI of its objects.
         uri: String,
-        /// Where its tables are, if elsewhere (what --to named).
+        /// The URI of its tables, if `index` or `pack` ran with --to.
         #[arg(long, value_name = "URI")]
         tables: Option<String>,
     },
@@ -181,29 +181,31 @@ why}], summary: {faults, entries, bytes_read}}.")]
 
 --json prints {name}.")]
     Unregister {
-        /// Its name.
+        /// The name of the dataset.
         name: DatasetName,
     },
-    /// Bring a version's chunks to the server's disk, or check that they are there.
+    /// Fetch all chunks of a version to the server's disk, or check the chunks on the disk.
     #[command(after_help = "Examples:
   fletch warmup imagenet --wait
   fletch warmup imagenet@2026-11 --lease 8h
   fletch warmup imagenet --check
 
-The server does it: with --wait Ctrl-C ends the waiting, and the warm-up goes on unless --cancel is given. Running it
-again brings only what is missing. --check reads and hashes what is kept, brings nothing, and always waits.
+The server does the work. With --wait, Ctrl-C ends only the waiting; with --cancel it ends the warm-up too.
+A second run fetches only missing chunks. --check reads and hashes the chunks on the disk, fetches
+nothing, and always waits.
 
-Exit code 0: begun; with --wait or --check, every chunk is there. 3: not every chunk is. 1: it failed.
---json prints the warm-up: {id, dataset, root, layout, check, state, total: {chunks, bytes}, looked_at, present, brought,
-refused, failed, damaged, missing, bytes_per_s, eta_s, started_ns, ended_ns, leased_until_ns, error}.")]
+Exit code 0: the warm-up has begun; with --wait or --check, every chunk is on the disk. 3: some chunks are
+missing. 1: the warm-up failed. --json prints {id, dataset, root, layout, check, state,
+total: {chunks, bytes}, looked_at, present, brought, refused, failed, damaged, missing, bytes_per_s, eta_s,
+started_ns, ended_ns, leased_until_ns, error}.")]
     Warmup(WarmupArgs),
     /// Evict a dataset's chunks from the server's disk.
     #[command(after_help = "Example:
   fletch evict imagenet
 
-Ends the dataset's warm-ups and what they protect. --json prints {name, chunks}.")]
+Also ends the warm-ups of the dataset and their protection. --json prints {name, chunks}.")]
     Evict {
-        /// Its name.
+        /// The name of the dataset.
         name: DatasetName,
     },
     /// List the server's datasets.
@@ -212,38 +214,39 @@ Ends the dataset's warm-ups and what they protect. --json prints {name, chunks}.
 
 --json prints {datasets: [{name, uri, tables, registered_ns}]}.")]
     Datasets,
-    /// Show the server: version, members, datasets, and bytes delivered.
+    /// Show the server: its version, members, datasets, and the bytes that it delivered.
     #[command(after_help = "Example:
   fletch status --server http://127.0.0.1:7380
 
---json prints {info, cluster, datasets: […], accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}],
-table_bytes}}.")]
+--json prints {info, cluster, datasets: […],
+accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes}}.")]
     Status,
-    /// Epochs' receipts: show one, or check what consumers wrote down against it.
+    /// Show the receipt of an epoch, or check consumption logs against it.
     #[command(after_help = "Examples:
   fletch receipt show train-7 3 --server http://127.0.0.1:7380
   fletch receipt verify --help")]
     Receipt {
-        /// What to do.
+        /// The command.
         #[command(subcommand)]
         what: ReceiptCommand,
     },
-    /// Play jobs, caches and origins in virtual time: how much would be fetched, and who would wait.
+    /// Simulate jobs, caches and origins in virtual time: bytes fetched and time waited.
     #[command(after_help = "Examples:
   fletch simulate
   fletch simulate --case four-jobs.toml --arm fletch --arm lru --arm pin --json
   fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128 --ahead 64
   fletch simulate --play epoch.trace
 
-Needs no server and no data. How a case is written, and how a real run is compared with it: docs/SIMULATE.md.
---json prints {format, major, minor, outcomes: [{case, arm, cache, ratio, bound, simple, ranged, near, near10, run_max, fresh,
-peak, stalled, epoch_seconds, delivered, vain, failed}], summary: {runs, seconds}}; with --play {calls, picks, cut}.")]
+Needs no server and no data. docs/SIMULATE.md describes the cases, and how to compare a real run with them.
+--json prints {format, major, minor, outcomes: [{case, arm, cache, ratio, bound, simple, ranged, near, near10,
+run_max, fresh, peak, stalled, epoch_seconds, delivered, vain, failed}], summary: {runs, seconds}}. With
+--play it prints {calls, picks, cut}.")]
     Simulate(SimulateArgs),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:
   fletch completions bash > ~/.local/share/bash-completion/completions/fletch")]
     Completions {
-        /// Which shell.
+        /// The shell.
         shell: clap_complete::Shell,
     },
 }
@@ -255,49 +258,50 @@ pub enum ReceiptCommand {
     #[command(after_help = "Example:
   fletch receipt show train-7 3 --server http://127.0.0.1:7380 --json > epoch-3.receipt
 
---json prints what the server answers, {receipt, certificate}; `verify --receipt` takes it.")]
+--json prints the server's answer, {receipt, certificate}. `verify --receipt` reads it.")]
     Show {
         /// The job's name or id.
         job: String,
-        /// Which epoch.
+        /// The number of the epoch.
         epoch: u64,
     },
-    /// Check that what consumers wrote down is exactly what the plan of the epoch says.
+    /// Check that the consumption logs of all ranks are exactly the plan of the epoch.
     #[command(after_help = "Examples:
   fletch receipt verify rank-0.notes rank-1.notes --job train-7 --epoch 3 --server http://127.0.0.1:7380
   fletch receipt verify rank-*.notes --receipt epoch-3.receipt
-  fletch receipt verify rank-*.notes --receipt epoch-3.receipt --ledger epoch-3.ledger --dataset /data/photos@v3
+  fletch receipt verify rank-*.notes --receipt epoch-3.receipt --ledger epoch-3.ledger --dataset /data/set@v3
 
-Files are those of docs/FORMATS-epochs.md, \"ConsumptionLog\", of all ranks. Exit code 0: they agree. 1: they differ, and each
-dropped, doubled or altered sample is named, as far as ledger and version are at hand (a server has both).
---json prints {agrees, root, epoch, deliveries, left_out, receipt: {delivered, redelivered, dropped, padded}, differs: [{what:
-doubled|altered|unknown|missing|count|value, path, ordinal, why}], more}.")]
+Give the consumption logs of all ranks; docs/FORMATS-epochs.md has their format. Exit code 0: the logs agree
+with the receipt. 1: they differ. Each missing, doubled or altered sample is named if the ledger and the
+version are known; with --job the server gives both.
+--json prints {agrees, root, epoch, deliveries, left_out, receipt: {delivered, redelivered, dropped, padded},
+differs: [{what: doubled|altered|unknown|missing|count|value|receipt, path, ordinal, why}], more}.")]
     Verify {
-        /// What consumers wrote down.
+        /// The consumption logs.
         #[arg(required = true)]
         files: Vec<PathBuf>,
-        /// What it is held against.
+        /// The receipt to compare with.
         #[command(flatten)]
         proof: Proof,
     },
 }
 
-/// What notes are held against.
+/// The receipt that consumption logs are compared with.
 #[derive(Debug, Args)]
 pub struct Proof {
-    /// The job's name or id, asked of the server.
+    /// The job's name or id. The server gives receipt, ledger and version.
     #[arg(long, requires = "epoch")]
     pub job: Option<String>,
-    /// Which epoch of the job.
+    /// The number of the job's epoch.
     #[arg(long, requires = "job")]
     pub epoch: Option<u64>,
-    /// A saved receipt, instead of the server's.
+    /// A saved receipt, instead of --job and --epoch.
     #[arg(long, value_name = "FILE", conflicts_with = "job")]
     pub receipt: Option<PathBuf>,
-    /// The epoch's ledger, saved: what it does not have as acknowledged does not count.
+    /// The saved ledger of the epoch. Samples that it does not show as acknowledged do not count.
     #[arg(long, value_name = "FILE", requires = "receipt")]
     pub ledger: Option<PathBuf>,
-    /// The version that was read, NAME|URI[@TAG|@ROOT], to name what differs by its path.
+    /// The version of the epoch, NAME|URI[@TAG|@ROOT], to name samples by their paths.
     #[arg(long, value_name = "DATASET", requires = "receipt")]
     pub dataset: Option<Target>,
 }
@@ -305,18 +309,18 @@ pub struct Proof {
 /// `fletch warmup`.
 #[derive(Debug, Args)]
 pub struct WarmupArgs {
-    /// NAME[@TAG|@ROOT]; `latest` unless a tag is given.
+    /// NAME[@TAG|@ROOT]. The default tag is `latest`.
     pub target: Target,
-    /// Only look: read and hash what is kept, and bring nothing.
+    /// Only read and hash the chunks on the disk. Fetch nothing.
     #[arg(long)]
     pub check: bool,
-    /// Wait until it is over.
+    /// Wait for the end of the warm-up.
     #[arg(long)]
     pub wait: bool,
-    /// How long the chunks are protected from eviction afterwards, at most a week [default: 1h].
+    /// How long to protect the chunks from eviction afterwards, at most a week [default: 1h].
     #[arg(long, value_name = "TIME", conflicts_with = "check")]
     pub lease: Option<Span>,
-    /// On Ctrl-C cancel the warm-up too.
+    /// On Ctrl-C, cancel the warm-up too.
     #[arg(long)]
     pub cancel: bool,
 }
@@ -326,14 +330,14 @@ pub struct WarmupArgs {
 pub struct IndexArgs {
     /// The dataset: a directory or a URI.
     pub uri: String,
-    /// Where the tables go (below `fletch/` there); needed when the dataset cannot be written.
+    /// Where to write the tables, below `fletch/` [default: the dataset]. A pack writes its chunks there too.
     #[arg(long, value_name = "URI")]
     pub to: Option<String>,
-    /// The names of the objects, one path or URI below the dataset on each line, instead of the
-    /// store's listing; a plain HTTP server needs it.
+    /// A file with the names of the objects, one path or URI below the dataset on each line. It replaces the
+    /// listing of a store. A plain HTTP server needs it.
     #[arg(long, value_name = "FILE")]
     pub list: Option<PathBuf>,
-    /// Do not read again what this version knows: a root, a tag, or `auto` (`latest`, if there is one).
+    /// Do not read files that are unchanged since this version: a root, a tag, or `auto` (`latest`, if any).
     #[arg(long, value_name = "ROOT|TAG|auto")]
     pub parent: Option<String>,
     /// The tag to move.
@@ -342,26 +346,26 @@ pub struct IndexArgs {
     /// Move no tag.
     #[arg(long, conflicts_with = "tag")]
     pub no_tag: bool,
-    /// Which entries are samples (may be repeated; all files unless given). `*` stops at `/`, `**` does not.
+    /// Which files are samples [default: all]. May be repeated. `*` does not match `/`, `**` does.
     #[arg(long, value_name = "GLOB")]
     pub samples: Vec<String>,
-    /// What a sample is: one file, or all files that agree up to the first dot of their name. Unless
-    /// given, `stem` where there is a tar shard among the first 1,000 files, else `file`.
+    /// What a sample is: one file, or all files with the same name up to its first dot. The default is `stem`
+    /// if one of the first 1,000 files is a tar shard, otherwise `file`.
     #[arg(long, value_enum)]
     pub sample_rule: Option<RuleArg>,
-    /// What becomes of symbolic links.
+    /// What to do at symbolic links.
     #[arg(long, value_enum, default_value_t = Symlinks::Keep)]
     pub symlinks: Symlinks,
-    /// Report all entries that cannot be indexed instead of the first, and write nothing.
+    /// Report all entries that cannot be part of a version, not only the first, and write no version.
     #[arg(long)]
     pub keep_going: bool,
-    /// Leave out entries that cannot be indexed, list them in the manifest, and exit with 3.
+    /// Leave out entries that cannot be part of a version, list them in the manifest, and exit with 3.
     #[arg(long, conflicts_with = "keep_going")]
     pub skip_failed: bool,
-    /// Reader threads; as many as there are cores unless given.
+    /// Reader threads [default: the number of cores].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Where to remember what was read, and for temporary tables.
+    /// Where to keep journals and temporary files.
     #[arg(long, value_name = "DIR", env = "FLETCH_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 }
@@ -369,22 +373,22 @@ pub struct IndexArgs {
 /// `fletch pack`.
 #[derive(Debug, Args)]
 pub struct PackArgs {
-    /// What both commands take.
+    /// The options that `index` has too.
     #[command(flatten)]
     pub index: IndexArgs,
-    /// Group anew whatever lies outside the canonical grouping, however little it is.
+    /// Leave no sample outside the canonical grouping.
     #[arg(long, requires = "parent")]
     pub compact: bool,
-    /// The largest group of files; who changes it shares no chunk with anybody.
+    /// The largest chunk of small files. Packs with different sizes share no chunks.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub chunk_size: Option<ByteSize>,
 }
 
-/// What a sample is.
+/// The sample rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RuleArg {
-    /// One file.
+    /// One file is one sample.
     File,
-    /// WebDataset's rule.
+    /// All files with the same name up to its first dot are one sample (WebDataset).
     Stem,
 }

@@ -1,29 +1,30 @@
-//! How a command ends: an exit code, and when it failed what happened, where, and what to do.
+//! How a command ends: an exit code; after a failure also what happened, to what, and what to do next.
 
 use fletch_core::Kind;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Exit codes; other programs rely on them.
+/// The exit codes. Scripts rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// Everything was done.
+    /// The command did everything.
     Ok = 0,
-    /// It failed.
+    /// The command failed.
     Failed = 1,
-    /// The command line cannot be understood.
+    /// The command line is wrong.
     Usage = 2,
-    /// Done in part; what was left out was listed.
+    /// The command did a part and listed the rest.
     Partial = 3,
     /// A server or an origin cannot be reached.
     Unreachable = 4,
-    /// Not allowed.
+    /// Access was denied.
     Denied = 5,
-    /// Ended by Ctrl-C.
+    /// Ctrl-C or SIGTERM stopped the command.
     Interrupted = 130,
 }
 
 impl Exit {
-    /// The word in `--json` output.
+    /// Returns the code in `--json` output.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -38,29 +39,29 @@ impl Exit {
     }
 }
 
-/// A command failed.
+/// The failure of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// With which exit code.
+    /// The exit code.
     pub exit: Exit,
-    /// What happened, naming the path or address.
+    /// What happened, with the path or address.
     pub what: String,
-    /// What to do about it.
+    /// What to do next.
     pub hint: Option<String>,
 }
 
 impl Failure {
-    /// A failure with exit code 1.
+    /// Returns a failure with exit code 1.
     pub fn new(what: impl Into<String>) -> Self {
         Failure { exit: Exit::Failed, what: what.into(), hint: None }
     }
 
-    /// A wrong command line.
+    /// Returns the failure of a wrong command line.
     pub fn usage(what: impl Into<String>) -> Self {
         Failure { exit: Exit::Usage, ..Failure::new(what) }
     }
 
-    /// The failure of something that has a [`Kind`].
+    /// Returns the failure of an error with a [`Kind`].
     pub fn of(kind: Kind, what: impl Into<String>) -> Self {
         let exit = match kind {
             Kind::Unavailable | Kind::Overloaded => Exit::Unreachable,
@@ -69,7 +70,7 @@ impl Failure {
         Failure { exit, ..Failure::new(what) }
     }
 
-    /// The failure of a local file operation.
+    /// Returns the failure of a local file operation.
     pub fn io(what: impl fmt::Display, e: &std::io::Error) -> Self {
         let exit = match e.kind() {
             std::io::ErrorKind::PermissionDenied => Exit::Denied,
@@ -78,14 +79,28 @@ impl Failure {
         Failure { exit, ..Failure::new(format!("{what}: {e}")) }
     }
 
-    /// Adds what to do.
+    /// Returns the failure of an operation on temporary files in the state directory.
+    #[must_use]
+    pub fn scratch(e: &std::io::Error) -> Self {
+        Failure::io("cannot use temporary files", e).hint("free some space, or give another --state-dir")
+    }
+
+    /// Fails once `stop` is set, by Ctrl-C or SIGTERM.
+    ///
+    /// # Errors
+    /// A [`Failure`] with [`Exit::Interrupted`].
+    pub fn if_stopped(stop: &AtomicBool) -> Result<(), Self> {
+        if stop.load(Relaxed) { Err(Failure::new("stopped").exit(Exit::Interrupted)) } else { Ok(()) }
+    }
+
+    /// Adds what to do next.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// With another exit code.
+    /// Changes the exit code.
     #[must_use]
     pub fn exit(mut self, exit: Exit) -> Self {
         self.exit = exit;

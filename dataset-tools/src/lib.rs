@@ -1,8 +1,11 @@
-//! `fletch`: indexes datasets, looks into their versions, and talks to a server.
+//! The `fletch` command: indexes and packs datasets, shows their versions, and talks to a server.
 //!
-//! Owns the command line, its output and exit codes, and the reading of a dataset for
-//! `index`. Results go to stdout, everything else to stderr. Nothing is written to a dataset
-//! but its tables under `fletch/`.
+//! Owns the command line, its output and exit codes, and the reading of a dataset for `index` and `pack`.
+//! Results go to stdout, everything else to stderr. Writes nothing to a dataset except below `fletch/`.
+//!
+//! Rooms, from the top down: [`cmd`] → [`index`], [`pack`] → [`run`] (what the two share) → [`source`]
+//! (reading files), [`tables_location`] (tags and versions). [`out`], [`progress`], [`failure`] and
+//! [`target`] are for all.
 
 pub mod cli;
 pub mod cmd;
@@ -10,6 +13,8 @@ pub mod failure;
 pub mod index;
 pub mod out;
 pub mod pack;
-pub mod place;
 pub mod progress;
+pub mod run;
+pub mod source;
+pub mod tables_location;
 pub mod target;

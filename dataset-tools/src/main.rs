@@ -1,4 +1,4 @@
-//! The `fletch` command.
+//! The `fletch` binary: parses the command line and runs the command.
 
 use clap::Parser;
 use fletch::cli::Cli;

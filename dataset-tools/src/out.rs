@@ -1,23 +1,23 @@
-//! Where output goes: results to stdout, everything else to stderr.
+//! The output of a command: results go to stdout, everything else to stderr.
 
 use crate::failure::Failure;
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// How a command talks.
+/// The output of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Out {
-    /// Results as JSON.
+    /// Whether results are printed as JSON.
     pub json: bool,
-    /// No notes and no progress.
+    /// Whether notes and progress are left out.
     pub quiet: bool,
 }
 
 impl Out {
-    /// A result: `value` with `--json`, else what `text` writes.
+    /// Prints a result: `value` with `--json`, otherwise what `text` writes.
     ///
     /// # Errors
-    /// When stdout is gone.
+    /// [`Failure`] when stdout cannot be written.
     pub fn result(
         &self,
         value: &impl Serialize,
@@ -31,39 +31,41 @@ impl Out {
         } else {
             text(&mut out)
         };
-        written.and_then(|()| out.flush()).map_err(|e| broken(&e))
+        written.and_then(|()| out.flush()).map_err(|e| stdout_failed(&e))
     }
 
-    /// Tells, once for a run, of archives whose members stay unseen.
-    pub fn tell_compressed(&self, archives: u64) {
+    /// Notes, once for a run, how many compressed archives are treated as plain files.
+    pub fn note_compressed(&self, archives: u64) {
         if archives > 0 {
             self.note(format_args!(
-                "{archives} compressed archives are files like any other: members can be read by range only from a plain .tar; decompress them to have what is in them"
+                "{archives} compressed archives are treated as plain files, without members: only members of \
+                 an uncompressed .tar can be read by range; decompress the archives to get their members"
             ));
         }
     }
 
-    /// A line for people, on stderr.
+    /// Prints a note on stderr, unless the output is quiet.
     pub fn note(&self, line: impl std::fmt::Display) {
         if !self.quiet {
             eprintln!("{line}");
         }
     }
 
-    /// A line for people that `--quiet` does not silence.
+    /// Prints a warning on stderr, also with `--quiet`.
     pub fn warn(&self, line: impl std::fmt::Display) {
         eprintln!("warning: {line}");
     }
 }
 
-/// Writing a result failed.
+/// Returns the failure of a write to stdout.
 #[must_use]
-pub fn broken(e: &io::Error) -> Failure {
+pub fn stdout_failed(e: &io::Error) -> Failure {
     Failure::io("cannot write to stdout", e)
 }
 
-/// A list too long to hold, written item by item: as lines, or with `--json` as
-/// `{ <fields of the head>, "<name>": [ … ], "<last>": … }`.
+/// Prints a long list item by item: as lines, or with `--json` as one document.
+///
+/// The document is `{ <fields of the head>, "<name>": [ … ], "<last>": … }`.
 pub struct Rows<'a> {
     out: &'a mut dyn Write,
     json: bool,
@@ -71,7 +73,7 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Begins with the fields of `head` (an object) and the list `name`.
+    /// Begins the document with the fields of `head`, an object, and the list `name`.
     ///
     /// # Errors
     /// When the writer fails.
@@ -85,7 +87,7 @@ impl<'a> Rows<'a> {
         Ok(Rows { out, json, first: true })
     }
 
-    /// Adds an item; `text` writes its line.
+    /// Prints an item. Without `--json`, `text` writes its line.
     ///
     /// # Errors
     /// When the writer fails.
@@ -103,7 +105,7 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// Ends the list, adds a last field, and ends the document.
+    /// Ends the list and the document, with one field after the list.
     ///
     /// # Errors
     /// When the writer fails.
@@ -115,7 +117,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Bytes for people.
+/// Formats a number of bytes with a binary unit.
 #[must_use]
 pub fn bytes(n: u64) -> String {
     indicatif::BinaryBytes(n).to_string()

@@ -1,5 +1,5 @@
-//! Progress on stderr: a bar with rate and time left on a terminal, a plain line every few
-//! seconds otherwise.
+//! The progress display on stderr: a bar with rate and time left on a terminal, otherwise a line every few
+//! seconds.
 
 use crate::out::{Out, bytes};
 use clap::ValueEnum;
@@ -10,12 +10,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two plain lines.
-const PLAIN_EVERY: Duration = Duration::from_secs(5);
-/// Between two redraws of the bar.
+/// The time between two plain lines.
+pub const PLAIN_EVERY: Duration = Duration::from_secs(5);
+/// The time between two redraws of the bar.
 const BAR_EVERY: Duration = Duration::from_millis(200);
 
-/// How progress is shown.
+/// The kind of the progress display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Mode {
     /// A bar on a terminal, plain lines otherwise.
@@ -23,13 +23,27 @@ pub enum Mode {
     Auto,
     /// A bar.
     Bar,
-    /// Plain lines.
+    /// A plain line every few seconds.
     Plain,
-    /// Nothing.
+    /// No progress.
     None,
 }
 
-/// What there is to do, as soon as it is known (0 until then).
+impl Mode {
+    /// Whether progress is a bar (true) or plain lines (false); `None` for no progress.
+    #[must_use]
+    pub fn is_bar(self, out: Out) -> Option<bool> {
+        match self {
+            _ if out.quiet => None,
+            Mode::None => None,
+            Mode::Bar => Some(true),
+            Mode::Plain => Some(false),
+            Mode::Auto => Some(std::io::stderr().is_terminal()),
+        }
+    }
+}
+
+/// All the work of a command; 0 until it is known.
 #[derive(Debug, Default)]
 pub struct Total {
     /// Files.
@@ -38,19 +52,19 @@ pub struct Total {
     pub bytes: AtomicU64,
 }
 
-/// What was done: files and bytes.
+/// Returns the work done so far: files and bytes.
 pub type Done = Arc<dyn Fn() -> (u64, u64) + Send + Sync>;
 
-/// What is done beside, after how long; the flag is set when the display ends.
+/// A count that starts after a while, on a thread of its own. Its flag is set when the display ends.
 pub type Late = (Duration, Box<dyn FnOnce(&AtomicBool) + Send>);
 
-/// A display that ends when it is dropped.
+/// A progress display. It ends when it is dropped.
 pub struct Progress {
     end: Arc<(Mutex<bool>, Condvar)>,
     shown: Option<JoinHandle<()>>,
 }
 
-/// One line: what was done, how fast, and how long it will take.
+/// Formats one line: the work done, the rate, and the time left.
 #[must_use]
 pub fn line(done: (u64, u64), total: (u64, u64), elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(0.001);
@@ -63,8 +77,7 @@ pub fn line(done: (u64, u64), total: (u64, u64), elapsed: Duration) -> String {
         done.0 as f64 / seconds
     );
     if total.0 > 0 && done.0 > 0 {
-        // Files cost by number and by bytes: the larger share that is done is the better guess
-        // of neither, so the mean is taken.
+        // The cost of the rest depends on both the files and the bytes, so the estimate is the mean of both.
         let by_files = done.0 as f64 / total.0 as f64;
         let by_bytes = if total.1 > 0 { done.1 as f64 / total.1 as f64 } else { by_files };
         let share = ((by_files + by_bytes) / 2.0).clamp(0.0001, 1.0);
@@ -81,8 +94,7 @@ pub fn line(done: (u64, u64), total: (u64, u64), elapsed: Duration) -> String {
 }
 
 impl Progress {
-    /// Begins to show `done` under `verb`. `late` is called once, on the display's thread,
-    /// after `late_after`: where a total is worth counting for a run that takes so long.
+    /// Starts to show `done` and `total`, after `verb`. Calls `late` once if the display lasts long enough.
     #[must_use]
     pub fn start(
         out: Out,
@@ -93,14 +105,7 @@ impl Progress {
         mut late: Option<Late>,
     ) -> Self {
         let end = Arc::new((Mutex::new(false), Condvar::new()));
-        let bar = match mode {
-            _ if out.quiet => None,
-            Mode::None => None,
-            Mode::Bar => Some(true),
-            Mode::Plain => Some(false),
-            Mode::Auto => Some(std::io::stderr().is_terminal()),
-        };
-        let Some(bar) = bar else { return Progress { end, shown: None } };
+        let Some(bar) = mode.is_bar(out) else { return Progress { end, shown: None } };
         let signal = Arc::clone(&end);
         let shown = std::thread::Builder::new().name("progress".into()).spawn(move || {
             let began = Instant::now();
@@ -153,7 +158,7 @@ impl Drop for Progress {
         *self.end.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.end.1.notify_all();
         if let Some(shown) = self.shown.take() {
-            // A panic of the display was printed already and does not concern the result.
+            // A panic of the display was printed already and does not change the result.
             let _ended = shown.join();
         }
     }

@@ -1,19 +1,19 @@
-//! What people write to name a version: `URI[@TAG]`, `URI@ROOT`, `NAME[@TAG]`.
+//! The name of a version on the command line: `URI[@TAG]`, `URI@ROOT`, `NAME[@TAG]`.
 //!
-//! A tag follows the last `@` after the last `/`: `a@b/c@d` is tag `d` of `a@b/c`. A directory
-//! whose own name holds an `@` is written with a closing slash: `a@b/`.
+//! The tag follows the last `@` after the last `/`: `a@b/c@d` is tag `d` of `a@b/c`. A directory with an `@`
+//! in its own name needs a slash at its end: `a@b/`.
 
 use crate::failure::Failure;
 use fletch_core::{Root, TagName};
 use std::fmt;
 use std::str::FromStr;
 
-/// A tag, or a root itself.
+/// A tag or a root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Select {
-    /// A movable name.
+    /// A movable name of a version.
     Tag(TagName),
-    /// A version.
+    /// A version by its root.
     Root(Root),
 }
 
@@ -36,12 +36,12 @@ impl fmt::Display for Select {
     }
 }
 
-/// A place or name, and which of its versions.
+/// A dataset, and one of its versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// A URI, a path or a registered name.
     pub base: String,
-    /// What came after the `@`.
+    /// The tag or root after the `@`, if there is one.
     pub select: Option<Select>,
 }
 
@@ -54,15 +54,15 @@ impl FromStr for Target {
             None => (s, None),
         };
         if base.is_empty() {
-            return Err(Failure::usage(format!("{s:?} names no dataset"))
-                .hint("write URI[@TAG] or NAME[@TAG]; a directory named with an @ as `./a@b/`"));
+            return Err(Failure::usage(format!("{s:?} does not name a dataset"))
+                .hint("write URI[@TAG] or NAME[@TAG]; write a directory with an @ in its name as `./a@b/`"));
         }
         Ok(Target { base: base.to_owned(), select })
     }
 }
 
 impl Target {
-    /// Which version is meant: the tag `latest` unless something else was written.
+    /// Returns the tag or root; the tag `latest` if none was given.
     #[must_use]
     pub fn select(&self) -> Select {
         self.select.clone().unwrap_or_else(|| Select::Tag(TagName::latest()))

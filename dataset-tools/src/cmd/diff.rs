@@ -1,7 +1,7 @@
-//! `fletch diff`: both versions merged in path order. Parts that are equal on both sides are
-//! skipped by their hash, so that what did not change is not read.
+//! `fletch diff`: merges two versions in path order. Skips parts with the same hash, so it reads only parts
+//! that differ.
 
-use super::{Ctx, streamed};
+use super::{Context, streamed};
 use crate::failure::Failure;
 use crate::out::Rows;
 use crate::target::Target;
@@ -64,8 +64,8 @@ impl<'a> Cursor<'a> {
         Cursor { version, part: 0, row: 0, loaded: None }
     }
 
-    /// The hash of the part that begins here.
-    fn fresh(&self) -> Option<fletch_core::Hash> {
+    /// Returns the hash of the part that begins at the cursor.
+    fn part_hash(&self) -> Option<fletch_core::Hash> {
         (self.row == 0).then(|| self.version.index().parts().get(self.part).map(|p| p.hash))?
     }
 
@@ -94,10 +94,10 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The next change; `None` at the end.
+/// Returns the next change; `None` at the end.
 async fn next(a: &mut Cursor<'_>, b: &mut Cursor<'_>) -> Result<Option<Change>, TableError> {
     loop {
-        if let (Some(x), Some(y)) = (a.fresh(), b.fresh())
+        if let (Some(x), Some(y)) = (a.part_hash(), b.part_hash())
             && x == y
         {
             a.skip_part();
@@ -146,7 +146,7 @@ async fn next(a: &mut Cursor<'_>, b: &mut Cursor<'_>) -> Result<Option<Change>, 
     }
 }
 
-pub fn run(ctx: &Ctx, a: &Target, b: &Target) -> Result<(), Failure> {
+pub fn run(ctx: &Context, a: &Target, b: &Target) -> Result<(), Failure> {
     let (a, b) = (ctx.open(a)?.version, ctx.open(b)?.version);
     let head = Head { a: a.root().to_string(), b: b.root().to_string() };
     let (mut at_a, mut at_b) = (Cursor::new(&a), Cursor::new(&b));
@@ -189,7 +189,7 @@ pub fn run(ctx: &Ctx, a: &Target, b: &Target) -> Result<(), Failure> {
 }
 
 fn text(w: &mut dyn io::Write, sign: char, change: &Change) -> io::Result<()> {
-    // A member is shown below its shard; --json has the path as it is.
+    // The text shows a member below its shard; --json has the path with its NUL.
     write!(w, "{sign} {}", change.path.replace('\0', "/"))?;
     if change.what.is_empty() { writeln!(w) } else { writeln!(w, " ({})", change.what.join(", ")) }
 }

@@ -1,59 +1,104 @@
-//! `fletch index`.
+//! `fletch index` and `fletch pack`: from arguments to options, and from reports to output.
 
-use super::{Ctx, fail};
-use crate::cli::{IndexArgs, RuleArg};
+use super::{Context, fail};
+use crate::cli::{IndexArgs, PackArgs, RuleArg};
 use crate::failure::{Exit, Failure};
-use crate::index::listed::{self, Names};
-use crate::index::{self, IndexFailure, IndexOptions, OnFault, state};
 use crate::out::bytes;
+use crate::pack::{PackOptions, PackReport};
+use crate::run::options::{OnFault, ParentChoice, RunFailure, RunOptions, RunReport};
+use crate::run::{RunContext, state};
+use crate::source::listing::{self, NameList};
 use crate::target::Select;
+use crate::{index, pack};
 use fletch_core::TagName;
-use fletch_core::manifest::{KeyRule, SampleRule};
+use fletch_core::manifest::pack::PackParams;
+use fletch_core::manifest::{KeyRule, LayoutParams, SampleRule};
+use fletch_settings::ByteSize;
+use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::signal::unix::{SignalKind, signal};
 
-pub fn run(ctx: &Ctx, args: IndexArgs) -> Exit {
-    match options(ctx, args).map_err(IndexFailure::from).and_then(|options| {
-        let stop = stop_on_signal(ctx)?;
-        index::run(&options, &ctx.origins, ctx.rt.handle(), ctx.out, &stop)
-    }) {
-        Ok(report) => {
-            ctx.out.note(format_args!(
-                "{} entries, {}; read {} files, {}; reused {} files, {}; {:.1} s",
-                report.entries,
-                bytes(report.bytes),
-                report.files_read,
-                bytes(report.bytes_read),
-                report.files_reused,
-                bytes(report.bytes_reused),
-                report.seconds
-            ));
-            if let Err(e) = ctx.out.result(&report, |w| writeln!(w, "{}", report.root)) {
-                return fail(ctx.out, &e, &[]);
-            }
-            if report.skipped.is_empty() {
-                return Exit::Ok;
-            }
-            ctx.out.warn(format_args!(
-                "{} entries were left out; the manifest lists them",
-                report.skipped.len()
-            ));
-            Exit::Partial
-        }
-        Err(e) => fail(ctx.out, &e.failure, &e.faults),
-    }
+pub fn index(ctx: &Context, args: IndexArgs) -> Exit {
+    let note = |report: &RunReport| {
+        ctx.out.note(format_args!("{} entries, {}; {}", report.entries, bytes(report.bytes), reads(report)));
+    };
+    run(ctx, run_options(ctx, args), index::run, |report| report, note)
 }
 
-pub(super) fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failure> {
+pub fn pack(ctx: &Context, args: PackArgs) -> Exit {
+    let note = |report: &PackReport| {
+        ctx.out.note(format_args!(
+            "{} entries, {}; wrote {} chunks, {}; found {} chunks; {}",
+            report.run.entries,
+            bytes(report.run.bytes),
+            report.chunks_written,
+            bytes(report.chunk_bytes_written),
+            report.chunks_found,
+            reads(&report.run)
+        ));
+        if let Some(kept) = &report.kept {
+            ctx.out.note(format_args!(
+                "of the parent: kept {} chunks, {}; {} of {} samples are outside the canonical grouping",
+                kept.chunks,
+                bytes(kept.bytes),
+                kept.samples_outside,
+                kept.samples
+            ));
+        }
+    };
+    run(ctx, pack_options(ctx, args), pack::run, |report| &report.run, note)
+}
+
+/// Runs a command and prints its report.
+fn run<O, R: Serialize>(
+    ctx: &Context,
+    options: Result<O, Failure>,
+    command: impl FnOnce(&O, RunContext<'_>) -> Result<R, RunFailure>,
+    common: impl FnOnce(&R) -> &RunReport,
+    note: impl FnOnce(&R),
+) -> Exit {
+    let done = options.and_then(|options| Ok((options, stop_on_signal(ctx)?))).map_err(RunFailure::from);
+    let done = done.and_then(|(options, stop)| {
+        let (origins, rt, out) = (&ctx.origins, ctx.rt.handle(), ctx.out);
+        command(&options, RunContext { origins, rt, out, stop: &stop })
+    });
+    let report = match done {
+        Ok(report) => report,
+        Err(e) => return fail(ctx.out, &e.failure, &e.faults),
+    };
+    note(&report);
+    let common = common(&report);
+    if let Err(e) = ctx.out.result(&report, |w| writeln!(w, "{}", common.root)) {
+        return fail(ctx.out, &e, &[]);
+    }
+    if common.skipped.is_empty() {
+        return Exit::Ok;
+    }
+    ctx.out.warn(format_args!("{} entries were left out; the manifest lists them", common.skipped.len()));
+    Exit::Partial
+}
+
+fn reads(report: &RunReport) -> String {
+    format!(
+        "read {} files, {}; reused {} files, {}; {:.1} s",
+        report.files_read,
+        bytes(report.bytes_read),
+        report.files_reused,
+        bytes(report.bytes_reused),
+        report.seconds
+    )
+}
+
+fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
     let uri = ctx.uri(&args.uri)?;
     let to = args.to.as_deref().map_or_else(|| Ok(uri.clone()), |to| ctx.uri(to))?;
     let list = match &args.list {
         Some(_) if uri.as_local().is_some() => {
             return Err(Failure::usage("--list is for stores and servers; a directory is walked")
-                .hint("leave --list out, or index a directory that holds only what is wanted"));
+                .hint("leave --list out, or give a directory that holds only the files of the dataset"));
         }
-        Some(file) => Some(Names::read(file, &uri)?),
+        Some(file) => Some(NameList::read(file, &uri)?),
         None if uri.is_plain_http() => {
             return Err(Failure::usage(format!("{uri} is a plain HTTP server, which has no listing"))
                 .hint("give the names of its files with --list FILE, one on each line"));
@@ -62,32 +107,34 @@ pub(super) fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failur
     };
     if to.is_plain_http() {
         return Err(Failure::usage(format!("tables cannot be written to {to}"))
-            .hint("a plain HTTP server is only read: name another place with --to URI"));
+            .hint("Fletch only reads from plain HTTP servers; name another location with --to URI"));
     }
     let key = match args.sample_rule {
         Some(RuleArg::File) => KeyRule::File,
         Some(RuleArg::Stem) => KeyRule::Stem,
-        None if listed::begins_with_shards(ctx.rt.handle(), &ctx.origins, &uri, list.as_ref())? => {
-            ctx.out.note("there are tar shards: samples are members that agree up to the first dot (--sample-rule stem)");
+        None if listing::begins_with_shards(ctx.rt.handle(), &ctx.origins, &uri, list.as_ref())? => {
+            ctx.out.note(
+                "the dataset has tar shards: members with the same name up to the first dot are one sample \
+                 (--sample-rule stem)",
+            );
             KeyRule::Stem
         }
         None => KeyRule::File,
     };
-    let (parent, parent_optional) = match args.parent.as_deref() {
-        None => (None, false),
-        Some("auto") => (Some(Select::Tag(TagName::latest())), true),
-        Some(other) => (Some(other.parse()?), false),
+    let parent = match args.parent.as_deref() {
+        None => None,
+        Some("auto") => Some(ParentChoice { select: Select::Tag(TagName::latest()), optional: true }),
+        Some(other) => Some(ParentChoice { select: other.parse()?, optional: false }),
     };
     if args.threads == Some(0) {
-        return Err(Failure::usage("--threads is at least 1"));
+        return Err(Failure::usage("--threads is at least 1, not 0"));
     }
     let state_dir = args.state_dir.map_or_else(state::default_dir, Ok)?;
-    Ok(IndexOptions {
+    Ok(RunOptions {
         uri,
         to,
         list,
         parent,
-        parent_optional,
         tag: (!args.no_tag).then_some(args.tag),
         rule: SampleRule::new(key, args.samples),
         symlinks: args.symlinks,
@@ -102,8 +149,21 @@ pub(super) fn options(ctx: &Ctx, args: IndexArgs) -> Result<IndexOptions, Failur
     })
 }
 
-/// The first Ctrl-C (or SIGTERM) sets the flag, the second ends the process.
-pub(super) fn stop_on_signal(ctx: &Ctx) -> Result<Arc<AtomicBool>, Failure> {
+fn pack_options(ctx: &Context, args: PackArgs) -> Result<PackOptions, Failure> {
+    let mut group = PackParams::DEFAULT;
+    if let Some(ByteSize(size)) = args.chunk_size {
+        group.group_bytes = u32::try_from(size).unwrap_or(u32::MAX);
+    }
+    let params = LayoutParams { pack: Some(group), ..LayoutParams::PACK };
+    params.check().map_err(|why| {
+        Failure::usage(format!("--chunk-size: {why}"))
+            .hint("give a size from 512 B to 16 MiB, or leave it out")
+    })?;
+    Ok(PackOptions { run: run_options(ctx, args.index)?, params, compact: args.compact })
+}
+
+/// Returns a flag that the first Ctrl-C or SIGTERM sets. The second ends the process.
+fn stop_on_signal(ctx: &Context) -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let cannot = |e: std::io::Error| Failure::io("cannot watch for Ctrl-C", &e);
@@ -121,7 +181,7 @@ pub(super) fn stop_on_signal(ctx: &Ctx) -> Result<Arc<AtomicBool>, Failure> {
                 if flag.swap(true, Relaxed) {
                     std::process::exit(Exit::Interrupted as i32);
                 }
-                eprintln!("stopping; again to stop at once");
+                eprintln!("stopping; press Ctrl-C again to stop at once");
             }
         });
     };

@@ -1,6 +1,6 @@
-//! `fletch ls` and `fletch show`.
+//! `fletch ls` lists a directory of a version; `fletch show` describes a version or an entry.
 
-use super::{Ctx, Opened, streamed};
+use super::{Context, OpenVersion, streamed};
 use crate::failure::Failure;
 use crate::out::{Rows, bytes};
 use crate::target::Target;
@@ -10,7 +10,7 @@ use fletch_tables::{ChildKind, Fault};
 use serde::Serialize;
 use std::io;
 
-/// Children asked for at a time.
+/// Children read at a time.
 const PAGE: usize = 4096;
 
 #[derive(Serialize)]
@@ -35,18 +35,18 @@ impl Row<'_> {
     }
 }
 
-fn not_there(opened: &Opened, path: &str) -> Failure {
+fn not_in_version(opened: &OpenVersion, path: &str) -> Failure {
     Failure::new(format!("{path:?} is not in version {} of {}", opened.version.root(), opened.base))
-        .hint("`fletch ls` lists what is; paths are relative to the dataset")
+        .hint("`fletch ls` lists the entries; give a path relative to the dataset")
 }
 
-pub fn ls(ctx: &Ctx, target: &Target, path: &str, long: bool) -> Result<(), Failure> {
+pub fn ls(ctx: &Context, target: &Target, path: &str, long: bool) -> Result<(), Failure> {
     let path = path.trim_start_matches("./").trim_end_matches('/');
     let path = if path == "." { "" } else { path };
     let opened = ctx.open(target)?;
     let version = &opened.version;
-    let resolved = ctx.rt.block_on(version.resolve(path))?.ok_or_else(|| not_there(&opened, path))?;
-    // A failure in the middle of a stream must still be told as one.
+    let resolved = ctx.rt.block_on(version.resolve(path))?.ok_or_else(|| not_in_version(&opened, path))?;
+    // A failure during the stream must still end the command with its exit code.
     let mut failed = None;
     streamed(|w| {
         let head = Head { root: version.root().to_string(), path };
@@ -113,7 +113,7 @@ struct Sample<'a> {
 }
 
 #[derive(Serialize)]
-struct Piece {
+struct SliceRow {
     chunk: String,
     chunk_offset: u32,
     length: u32,
@@ -129,10 +129,10 @@ struct Entry<'a> {
     blake3: Option<String>,
     target: Option<&'a str>,
     sample: Sample<'a>,
-    slices: Vec<Piece>,
+    slices: Vec<SliceRow>,
 }
 
-pub fn show(ctx: &Ctx, target: &Target, path: Option<&str>) -> Result<(), Failure> {
+pub fn show(ctx: &Context, target: &Target, path: Option<&str>) -> Result<(), Failure> {
     let opened = ctx.open(target)?;
     match path {
         Some(path) => show_entry(ctx, &opened, path),
@@ -140,7 +140,7 @@ pub fn show(ctx: &Ctx, target: &Target, path: Option<&str>) -> Result<(), Failur
     }
 }
 
-fn show_version(ctx: &Ctx, opened: &Opened) -> Result<(), Failure> {
+fn show_version(ctx: &Context, opened: &OpenVersion) -> Result<(), Failure> {
     let (m, doc) = (opened.version.manifest(), opened.version.layout_doc());
     let v = Version {
         base: &opened.base,
@@ -169,7 +169,7 @@ fn show_version(ctx: &Ctx, opened: &Opened) -> Result<(), Failure> {
         };
         writeln!(w, "layout    {} ({kind})", v.layout)?;
         writeln!(w, "tables    {}", v.base)?;
-        writeln!(w, "objects   {}", v.origin.unwrap_or("in the same place"))?;
+        writeln!(w, "objects   {}", v.origin.unwrap_or("beside the tables"))?;
         writeln!(w, "created   {} by {}", v.created, v.tool)?;
         writeln!(w, "entries   {} in {} parts, {} samples", v.entries, v.parts, v.samples)?;
         writeln!(w, "bytes     {} ({}) in {} chunks", v.bytes, bytes(v.bytes), v.chunks)?;
@@ -180,16 +180,16 @@ fn show_version(ctx: &Ctx, opened: &Opened) -> Result<(), Failure> {
     })
 }
 
-fn show_entry(ctx: &Ctx, opened: &Opened, path: &str) -> Result<(), Failure> {
+fn show_entry(ctx: &Context, opened: &OpenVersion, path: &str) -> Result<(), Failure> {
     let found: Option<Found> = ctx.rt.block_on(async {
-        // An empty directory is an entry under its name with a slash.
+        // The path of an empty directory ends in a slash.
         match opened.version.find(path).await? {
             Some(found) => Ok::<_, Failure>(Some(found)),
             None if !path.ends_with('/') => Ok(opened.version.find(&format!("{path}/")).await?),
             None => Ok(None),
         }
     })?;
-    let found = found.ok_or_else(|| not_there(opened, path))?;
+    let found = found.ok_or_else(|| not_in_version(opened, path))?;
     let e = found.entry();
     let sample = match e.sample {
         SampleRef::None => Sample { kind: "none", key: None },
@@ -208,7 +208,7 @@ fn show_entry(ctx: &Ctx, opened: &Opened, path: &str) -> Result<(), Failure> {
         slices: found
             .slices()
             .iter()
-            .map(|s| Piece { chunk: s.chunk.to_string(), chunk_offset: s.chunk_offset, length: s.len })
+            .map(|s| SliceRow { chunk: s.chunk.to_string(), chunk_offset: s.chunk_offset, length: s.len })
             .collect(),
     };
     ctx.out.result(&row, |w| {

@@ -1,10 +1,8 @@
-//! The commands: each parses nothing and decides little; it calls what does the work and
-//! prints the result.
+//! The commands of `fletch`. Each calls the code that does the work, and prints the result.
 
 mod diff;
 mod index;
 mod list;
-mod pack;
 mod receipt;
 mod server;
 mod simulate;
@@ -14,8 +12,8 @@ mod warmup;
 
 use crate::cli::{Cli, Command, Global};
 use crate::failure::{Exit, Failure};
-use crate::out::{Out, broken};
-use crate::place::Place;
+use crate::out::{Out, stdout_failed};
+use crate::tables_location::TablesLocation;
 use crate::target::{Select, Target};
 use clap::CommandFactory;
 use fletch_client::fallback::{RememberedVersion, RememberedVersionError};
@@ -28,35 +26,35 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// One call to an origin, in all its attempts.
+/// The longest time of one call to an origin, with all its attempts.
 const IO_TIMEOUT: Duration = Duration::from_secs(60);
-/// To find out whether the server is there at all.
+/// The longest time to find out whether the server answers.
 const REACH_TIMEOUT: Duration = Duration::from_secs(3);
-/// Parts of a served version held in memory, in bytes.
+/// The part cache of a version from a server, in bytes.
 const PART_CACHE_BYTES: u64 = 32 << 20;
 
-/// What `--config` may hold.
+/// The settings in the `--config` file.
 #[derive(Debug, Default, Deserialize)]
 struct Settings {
     #[serde(default)]
     origin: Vec<OriginConfig>,
 }
 
-/// What every command needs.
-struct Ctx {
+/// The state that every command uses.
+struct Context {
     rt: Runtime,
     origins: Origins,
     out: Out,
     global: Global,
 }
 
-/// A version to look into, and how it was named.
-struct Opened {
+/// A version that a command reads, and where it comes from.
+struct OpenVersion {
     version: Version,
     /// The URI or name that was given.
     base: String,
-    /// The place of its tables, where there is access to it.
-    place: Option<Place>,
+    /// The location of its tables; `None` if the tables come from the server.
+    location: Option<TablesLocation>,
 }
 
 impl From<ClientError> for Failure {
@@ -98,13 +96,13 @@ fn fail(out: Out, failure: &Failure, faults: &[Fault]) -> Exit {
     if out.json {
         let error =
             ErrorBody { code: failure.exit.as_str(), message: &failure.what, hint: failure.hint.as_deref() };
-        // When stdout is gone too there is nobody left to tell.
-        let _told = out.result(&ErrorDoc { error, faults }, |_| Ok(()));
+        // A failure to print the failure cannot be reported.
+        let _unreported = out.result(&ErrorDoc { error, faults }, |_| Ok(()));
     }
     failure.exit
 }
 
-/// Runs a command line to its end.
+/// Runs a command and returns its exit code.
 #[must_use]
 pub fn run(cli: Cli) -> Exit {
     let out = Out { json: cli.global.json, quiet: cli.global.quiet };
@@ -112,13 +110,13 @@ pub fn run(cli: Cli) -> Exit {
         clap_complete::generate(shell, &mut Cli::command(), "fletch", &mut std::io::stdout());
         return Exit::Ok;
     }
-    let ctx = match Ctx::new(cli.global, out) {
+    let ctx = match Context::new(cli.global, out) {
         Ok(ctx) => ctx,
         Err(e) => return fail(out, &e, &[]),
     };
     let done = match cli.command {
-        Command::Index(args) => return index::run(&ctx, args),
-        Command::Pack(args) => return pack::run(&ctx, args),
+        Command::Index(args) => return index::index(&ctx, args),
+        Command::Pack(args) => return index::pack(&ctx, args),
         Command::Verify { target, threads } => verify::run(&ctx, &target, threads),
         Command::Ls { target, path, long } => list::ls(&ctx, &target, &path, long).map(|()| Exit::Ok),
         Command::Show { target, path } => list::show(&ctx, &target, path.as_deref()).map(|()| Exit::Ok),
@@ -139,7 +137,7 @@ pub fn run(cli: Cli) -> Exit {
     done.unwrap_or_else(|e| fail(out, &e, &[]))
 }
 
-impl Ctx {
+impl Context {
     fn new(global: Global, out: Out) -> Result<Self, Failure> {
         let settings: Settings = match &global.config {
             Some(path) => fletch_settings::load(path, fletch_origin::KEYS)
@@ -152,15 +150,15 @@ impl Ctx {
             .map_err(|e| Failure::io("cannot start the runtime", &e))?;
         let limits = OriginLimits { io_timeout: IO_TIMEOUT, ..OriginLimits::default() };
         let origins = Origins::new(settings.origin, limits)?;
-        Ok(Ctx { rt, origins, out, global })
+        Ok(Context { rt, origins, out, global })
     }
 
     fn uri(&self, text: &str) -> Result<OriginUri, Failure> {
         OriginUri::from_arg(text).map_err(|e| Failure::usage(e.to_string()))
     }
 
-    fn place(&self, text: &str) -> Result<Place, Failure> {
-        Place::open(&self.origins, &self.uri(text)?)
+    fn location(&self, text: &str) -> Result<TablesLocation, Failure> {
+        TablesLocation::open(&self.origins, &self.uri(text)?)
     }
 
     fn endpoint(&self) -> Result<Endpoint, Failure> {
@@ -177,27 +175,28 @@ impl Ctx {
             .map_err(|e| Failure::usage(e.to_string()))?;
         let config = ClientConfig { token, ..ClientConfig::new(endpoint, "cli") };
         let client = Client::new(config)?;
-        // A server that is away, or of another major, is told within seconds.
+        // A server that is away or speaks another API version must be reported within seconds.
         self.rt.block_on(client.within(REACH_TIMEOUT).info())?;
         Ok(client)
     }
 
-    /// The registered name that a target is, with a server and without a slash.
+    /// Returns the registered name of a target. With `--server`, a target without a slash is a registered
+    /// name.
     fn name(&self, target: &Target) -> Option<DatasetName> {
         self.global.server.as_ref()?;
         DatasetName::new(&target.base).ok()
     }
 
-    /// Opens what a target names.
-    fn open(&self, target: &Target) -> Result<Opened, Failure> {
-        let Some(name) = self.name(target) else { return self.rt.block_on(self.open_place(target)) };
+    /// Opens the version that a target names.
+    fn open(&self, target: &Target) -> Result<OpenVersion, Failure> {
+        let Some(name) = self.name(target) else { return self.rt.block_on(self.open_at_location(target)) };
         match self.client() {
             Ok(client) => self.rt.block_on(self.open_served(name, &target.select(), client)),
             Err(e) if e.exit == Exit::Unreachable && self.global.origin_fallback => {
                 self.rt.block_on(self.open_known(name, &target.select(), e))
             }
             Err(e) if e.exit == Exit::Unreachable => {
-                Err(e.hint("--origin-fallback looks into what the server said last, at the origin itself"))
+                Err(e.hint("--origin-fallback reads the last known version of this name from the origin"))
             }
             Err(e) => Err(e),
         }
@@ -208,7 +207,7 @@ impl Ctx {
         name: DatasetName,
         select: &Select,
         client: Client,
-    ) -> Result<Opened, Failure> {
+    ) -> Result<OpenVersion, Failure> {
         let resolved = client.resolve(&name, &select.to_string()).await?;
         if self.global.origin_fallback {
             let dataset = client.dataset(&name).await?;
@@ -222,49 +221,57 @@ impl Ctx {
                 tables: dataset.tables,
             };
             if let Err(e) = known_dir().and_then(|dir| Ok(known.save(&dir, client.endpoint())?)) {
-                self.out.warn(format!("this will not be known when the server is gone: {e}"));
+                self.out
+                    .warn(format!("--origin-fallback cannot use this version when the server is gone: {e}"));
             }
         }
         let source = client.tables(resolved.root, resolved.layout);
         let cache = PartCache::new(PART_CACHE_BYTES);
         let version = Version::open(source, resolved.root, resolved.layout, cache).await?;
-        Ok(Opened { version, base: name.to_string(), place: None })
+        Ok(OpenVersion { version, base: name.to_string(), location: None })
     }
 
-    /// The server is gone: what it said last, from the place of its tables.
-    async fn open_known(&self, name: DatasetName, select: &Select, gone: Failure) -> Result<Opened, Failure> {
+    /// Opens the version that the server named last, from the location of its tables, because the server is
+    /// gone.
+    async fn open_known(
+        &self,
+        name: DatasetName,
+        select: &Select,
+        gone: Failure,
+    ) -> Result<OpenVersion, Failure> {
         let server = self.endpoint()?;
         let known = RememberedVersion::load(&known_dir()?, &server, &name, &select.to_string());
         let known = known.map_err(|e| Failure { what: format!("{}; {e}", gone.what), ..gone })?;
-        self.out.warn(format!("{server} does not answer: this is {}, what it said last", known.root));
-        let place = self.place(&known.tables)?;
-        let version = place.version(known.root, known.layout).await?;
-        Ok(Opened { version, base: name.to_string(), place: Some(place) })
+        self.out
+            .warn(format!("{server} does not answer; this is version {}, which it named last", known.root));
+        let location = self.location(&known.tables)?;
+        let version = location.version(known.root, known.layout).await?;
+        Ok(OpenVersion { version, base: name.to_string(), location: Some(location) })
     }
 
-    async fn open_place(&self, target: &Target) -> Result<Opened, Failure> {
+    async fn open_at_location(&self, target: &Target) -> Result<OpenVersion, Failure> {
         let select = target.select();
-        let place = self.place(&target.base)?;
-        let (root, layout) = place.resolve(&select).await.map_err(|e| match &select {
+        let location = self.location(&target.base)?;
+        let (root, layout) = location.resolve(&select).await.map_err(|e| match &select {
             Select::Tag(_) if self.global.server.is_none() && DatasetName::new(&target.base).is_ok() => {
-                e.hint("for a registered name give --server URL; for a place, the one that --to named")
+                e.hint("for a registered name give --server URL; for tables written with --to, give that URI")
             }
             _ => e,
         })?;
-        let version = place.version(root, layout).await?;
-        Ok(Opened { version, base: place.uri(), place: Some(place) })
+        let version = location.version(root, layout).await?;
+        Ok(OpenVersion { version, base: location.uri(), location: Some(location) })
     }
 }
 
-/// Where what a server said last is kept, by this command and by mounts.
+/// Returns the directory of the versions that a server named last. This command and mounts share it.
 fn known_dir() -> Result<PathBuf, Failure> {
     let given = std::env::var_os("FLETCH_STATE_DIR").map(PathBuf::from);
     let dir = given.or_else(|| fletch_settings::state_dir(nix::unistd::geteuid().is_root()));
     dir.map(|d| d.join("known")).ok_or_else(|| Failure::usage("neither HOME nor XDG_STATE_HOME is set"))
 }
 
-/// Stdout, locked and buffered, for results that are streamed.
+/// Streams a result to stdout, which is locked and buffered.
 fn streamed(write: impl FnOnce(&mut dyn std::io::Write) -> std::io::Result<()>) -> Result<(), Failure> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    write(&mut out).and_then(|()| std::io::Write::flush(&mut out)).map_err(|e| broken(&e))
+    write(&mut out).and_then(|()| std::io::Write::flush(&mut out)).map_err(|e| stdout_failed(&e))
 }

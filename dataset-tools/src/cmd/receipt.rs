@@ -1,6 +1,8 @@
-//! `fletch receipt`: what consumers wrote down against what the plan of an epoch says (`docs/EPOCHS.md`, "Receipts").
+//! `fletch receipt`: shows the receipt of an epoch, and checks consumption logs against it.
+//!
+//! `docs/EPOCHS.md`, "Receipts", says what a receipt proves.
 
-use super::Ctx;
+use super::Context;
 use crate::{
     cli::{Proof, ReceiptCommand},
     failure::{Exit, Failure},
@@ -25,27 +27,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Differences that are listed; the rest is counted.
+/// The most differences that are listed. The rest is only counted.
 const LISTED_MAX: usize = 1000;
 
-pub fn run(ctx: &Ctx, what: ReceiptCommand) -> Result<Exit, Failure> {
+pub fn run(ctx: &Context, what: ReceiptCommand) -> Result<Exit, Failure> {
     match what {
         ReceiptCommand::Show { job, epoch } => show(ctx, &job, epoch).map(|()| Exit::Ok),
         ReceiptCommand::Verify { files, proof } => verify(ctx, &files, &proof),
     }
 }
 
-/// A job by its name, or its id.
+/// Finds a job by its name or id.
 async fn job_of(client: &Client, name: &str) -> Result<JobHandle, Failure> {
     let jobs = client.jobs().await?;
     let found = jobs.iter().find(|j| j.name.as_str() == name || j.id == name);
     let line = found.ok_or_else(|| {
-        Failure::new(format!("no job {name:?} of this tenant")).hint("GET /v1/jobs lists what there is")
+        Failure::new(format!("the tenant has no job {name:?}"))
+            .hint("give a job of this tenant; GET /v1/jobs lists them")
     })?;
     Ok(client.job(&line.id).await?)
 }
 
-fn show(ctx: &Ctx, job: &str, epoch: u64) -> Result<(), Failure> {
+fn show(ctx: &Context, job: &str, epoch: u64) -> Result<(), Failure> {
     let client = ctx.client()?;
     let said: EpochReceipt =
         ctx.rt.block_on(async { Ok::<_, Failure>(job_of(&client, job).await?.receipt(epoch).await?) })?;
@@ -60,19 +63,19 @@ fn show(ctx: &Ctx, job: &str, epoch: u64) -> Result<(), Failure> {
     })
 }
 
-/// What the notes are held against.
-struct Against {
+/// The receipt that the consumption logs are compared with, and what explains a difference.
+struct Evidence {
     receipt: Receipt,
     ledger: Option<Ledger>,
     version: Option<Version>,
 }
 
-/// A receipt as it was saved: what the server answered, or its receipt alone.
+/// A saved receipt: the whole answer of the server, or only its receipt.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Saved {
     Answer(Box<EpochReceipt>),
-    Alone(Box<Receipt>),
+    Bare(Box<Receipt>),
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -80,33 +83,34 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 fn ledger_of(bytes: &[u8]) -> Result<Ledger, Failure> {
-    Ledger::read(bytes).map_err(|e| Failure::new(format!("the ledger: {e}")))
+    Ledger::read(bytes).map_err(|e| Failure::new(format!("cannot read the ledger: {e}")))
 }
 
-impl Against {
-    fn saved(ctx: &Ctx, path: &Path, proof: &Proof) -> Result<Self, Failure> {
+impl Evidence {
+    fn saved(ctx: &Context, path: &Path, proof: &Proof) -> Result<Self, Failure> {
         let receipt = match serde_json::from_slice(&read(path)?) {
             Ok(Saved::Answer(answer)) => answer.receipt,
-            Ok(Saved::Alone(receipt)) => *receipt,
-            Err(e) => return Err(Failure::new(format!("{}: this is no receipt: {e}", path.display()))),
+            Ok(Saved::Bare(receipt)) => *receipt,
+            Err(e) => return Err(Failure::new(format!("{} is not a receipt: {e}", path.display()))),
         };
         let ledger = proof.ledger.as_deref().map(|p| ledger_of(&read(p)?)).transpose()?;
         let version = proof.dataset.as_ref().map(|t| ctx.open(t)).transpose()?.map(|o| o.version);
         if let Some(other) = version.as_ref().filter(|v| v.root() != receipt.root) {
-            let what = format!("the version is {}, the receipt is of {}", other.root(), receipt.root);
+            let what =
+                format!("the dataset is version {}, but the receipt is of {}", other.root(), receipt.root);
             return Err(Failure::new(what));
         }
-        Ok(Against { receipt, ledger, version })
+        Ok(Evidence { receipt, ledger, version })
     }
 
-    fn served(ctx: &Ctx, name: &str, epoch: u64) -> Result<Self, Failure> {
+    fn served(ctx: &Context, name: &str, epoch: u64) -> Result<Self, Failure> {
         let client = ctx.client()?;
         ctx.rt.block_on(async {
             let job = job_of(&client, name).await?;
             let (root, layout) = (job.info().root, job.info().layout);
             let source = client.tables(root, layout);
             let cache = PartCache::new(super::PART_CACHE_BYTES);
-            Ok(Against {
+            Ok(Evidence {
                 receipt: job.receipt(epoch).await?.receipt,
                 ledger: Some(ledger_of(&job.ledger(epoch).await?)?),
                 version: Some(Version::open(source, root, layout, cache).await?),
@@ -114,7 +118,7 @@ impl Against {
         })
     }
 
-    /// Every sample of the version, by the ordinal of its first entry.
+    /// Returns the content hash of every sample of the version, by the ordinal of its first entry.
     async fn contents(&self) -> Result<BTreeMap<u64, Hash>, Failure> {
         let Some(version) = &self.version else { return Ok(BTreeMap::new()) };
         let mut out: BTreeMap<u64, Vec<Hash>> = BTreeMap::new();
@@ -136,21 +140,21 @@ impl Against {
         }
         Ok(out.into_iter().map(|(ordinal, hashes)| (ordinal, content(&hashes))).collect())
     }
-}
 
-impl Against {
-    /// What is wrong with the receipt itself, however well the notes agree with it. Where its plan is every sample of a
-    /// version that is at hand, and nothing filled up a last step: its value is that of all samples but for those that it
-    /// says were dropped, and, where the ledger is at hand, these are no more than the tail of a step.
-    fn beside_plan(&self, contents: &BTreeMap<u64, Hash>) -> Option<String> {
+    /// Returns what is wrong with the receipt itself, even if the logs agree with it.
+    ///
+    /// Checks only a plan of all samples of a known version. The tail of the epoch bounds the dropped
+    /// samples, if the ledger is known. Without padding, the value of the receipt is the value of all samples
+    /// that were not dropped.
+    fn receipt_fault(&self, contents: &BTreeMap<u64, Hash>) -> Option<String> {
         let r = &self.receipt;
         let plan = Plan::all(contents.len() as u64).ok().filter(|p| p.hash() == r.plan)?;
         let dropped: BTreeSet<u32> = r.dropped.iter().copied().collect();
-        // A replay drops and pads what was dropped and padded then.
+        // A replay drops and pads the same samples as the epoch that it replays.
         if let Some(ledger) = self.ledger.as_ref().filter(|l| l.header.order != "replay") {
             let world = ledger.header.world;
             let tail = plan.entries() - world.delivered(plan.entries()).min(plan.entries());
-            // What is shared anew may leave out fewer than there are ranks.
+            // A change of the world shares the rest again, which can leave out fewer samples than ranks.
             let anew = ledger.events.iter().filter_map(|e| match e {
                 Event::World { world } => Some(*world),
                 Event::Resume { .. } | Event::Rollback { .. } => Some(world),
@@ -159,13 +163,13 @@ impl Against {
             let most = tail + anew.clone().map(|world| u64::from(world.ranks)).max().unwrap_or(0);
             if dropped.len() as u64 > most {
                 return Some(format!(
-                    "it says that {} samples were dropped, and the tail of a step is {most}",
+                    "it says that {} samples were dropped, but the tail of a step has at most {most}",
                     dropped.len()
                 ));
             }
             if r.padded > 0 && anew.chain([world]).all(|world| world.tail != Tail::Pad) {
                 return Some(format!(
-                    "it says that {} entries filled up a step, and no step is filled up",
+                    "it says that {} entries pad a step, but no world of the epoch pads",
                     r.padded
                 ));
             }
@@ -178,23 +182,22 @@ impl Against {
             value.add(r.root, &Delivery { ordinal, content, copy: 0 });
         }
         let (is, should) = (r.value.digest(), value.digest());
-        (is != should).then(|| {
-            format!("its value is {is}, and that of what the plan is without what was dropped {should}")
-        })
+        (is != should)
+            .then(|| format!("its value is {is}, but the plan without the dropped samples has {should}"))
     }
 }
 
-/// One thing that differs.
+/// One difference.
 #[derive(Serialize)]
 struct Row {
     what: &'static str,
-    /// The path of the sample's first entry, where the version is at hand.
+    /// The path of the sample's first entry, if the version is known.
     path: Option<String>,
     ordinal: Option<u64>,
     why: String,
 }
 
-/// What came of it.
+/// The result of the check.
 #[derive(Serialize)]
 struct Verdict {
     agrees: bool,
@@ -215,21 +218,22 @@ struct Counts {
     padded: u32,
 }
 
-struct Names<'a> {
+/// Names samples by their paths.
+struct SampleNames<'a> {
     files: &'a [PathBuf],
     ordinals: Vec<u64>,
-    against: &'a Against,
-    /// The plan is every sample once: an entry is a sample's number.
+    evidence: &'a Evidence,
+    /// Whether the plan is every sample once, so that the number of an entry is the number of a sample.
     all: bool,
 }
 
-impl Names<'_> {
+impl SampleNames<'_> {
     fn at(&self, w: LogPosition) -> String {
         format!("{}:{}", self.files[w.file].display(), w.line)
     }
 
     async fn path(&self, ordinal: u64) -> Result<Option<String>, Failure> {
-        let Some(version) = &self.against.version else { return Ok(None) };
+        let Some(version) = &self.evidence.version else { return Ok(None) };
         Ok(version.entry(ordinal).await?.map(|found| found.entry().path.replace('\0', "/")))
     }
 
@@ -241,19 +245,21 @@ impl Names<'_> {
                 ("doubled", Some(ordinal), why)
             }
             Discrepancy::Altered { ordinal, at, is, should: Some(should) } => {
-                let why = format!("{}: its bytes hash to {is}, the version's to {should}", self.at(at));
+                let why =
+                    format!("{}: its bytes hash to {is}, those of the version to {should}", self.at(at));
                 ("altered", Some(ordinal), why)
             }
             Discrepancy::Altered { ordinal, at, .. } => {
                 ("unknown", Some(ordinal), format!("{}: the version has no such sample", self.at(at)))
             }
             Discrepancy::Missing { ordinal } => {
-                ("missing", Some(ordinal), "it was delivered, and nobody wrote it down".to_owned())
+                ("missing", Some(ordinal), "it was delivered, but no consumption log has it".to_owned())
             }
             Discrepancy::Unwritten { entry, rank, lease, place } => {
                 let ordinal = self.ordinals.get(entry as usize).copied().filter(|_| self.all);
                 let why = format!(
-                    "entry {entry}: rank {rank} acknowledged it (lease {lease}, place {place}), and nobody wrote it down"
+                    "entry {entry}: rank {rank} acknowledged it (lease {lease}, place {place}), \
+                     but no consumption log has it"
                 );
                 ("missing", ordinal, why)
             }
@@ -266,7 +272,7 @@ impl Names<'_> {
     }
 }
 
-fn verify(ctx: &Ctx, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> {
+fn verify(ctx: &Context, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> {
     let mut all = Vec::new();
     for path in files {
         let text = fs::read_to_string(path).map_err(|e| Failure::io(path.display(), &e))?;
@@ -274,16 +280,20 @@ fn verify(ctx: &Ctx, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> 
             ConsumptionLog::parse(&text).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
         all.push(notes);
     }
-    let against = match (&proof.receipt, &proof.job, proof.epoch) {
-        (Some(path), ..) => Against::saved(ctx, path, proof)?,
-        (None, Some(job), Some(epoch)) => Against::served(ctx, job, epoch)?,
-        (None, ..) => return Err(Failure::usage("name --job and --epoch, or a saved --receipt")),
+    let evidence = match (&proof.receipt, &proof.job, proof.epoch) {
+        (Some(path), ..) => Evidence::saved(ctx, path, proof)?,
+        (None, Some(job), Some(epoch)) => Evidence::served(ctx, job, epoch)?,
+        (None, ..) => {
+            return Err(
+                Failure::usage("no receipt was given").hint("give --job and --epoch, or a saved --receipt")
+            );
+        }
     };
-    let receipt = &against.receipt;
+    let receipt = &evidence.receipt;
     for (path, notes) in files.iter().zip(&all) {
         if (notes.root, notes.epoch) != (receipt.root, receipt.epoch) {
             return Err(Failure::new(format!(
-                "{}: of epoch {} of version {}, and the receipt is of epoch {} of {}",
+                "{}: a log of epoch {} of version {}, but the receipt is of epoch {} of {}",
                 path.display(),
                 notes.epoch,
                 notes.root,
@@ -292,13 +302,13 @@ fn verify(ctx: &Ctx, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> 
             )));
         }
     }
-    let check = Check::new(&all, against.ledger.as_ref());
-    let contents = ctx.rt.block_on(against.contents())?;
+    let check = Check::new(&all, evidence.ledger.as_ref());
+    let contents = ctx.rt.block_on(evidence.contents())?;
     let (mut rows, mut more) = (Vec::new(), 0);
     if !check.agrees(receipt) {
-        (rows, more) = ctx.rt.block_on(explain(files, &against, &check, contents.clone()))?;
+        (rows, more) = ctx.rt.block_on(explain(files, &evidence, &check, contents.clone()))?;
     }
-    rows.extend(against.beside_plan(&contents).map(|why| plain("receipt", why)));
+    rows.extend(evidence.receipt_fault(&contents).map(|why| plain("receipt", why)));
     let agrees = rows.is_empty();
     let verdict = Verdict {
         agrees,
@@ -315,7 +325,7 @@ fn verify(ctx: &Ctx, files: &[PathBuf], proof: &Proof) -> Result<Exit, Failure> 
         differs: rows,
         more,
     };
-    ctx.out.result(&verdict, |w| told(w, &verdict))?;
+    ctx.out.result(&verdict, |w| print(w, &verdict))?;
     Ok(if agrees { Exit::Ok } else { Exit::Failed })
 }
 
@@ -325,30 +335,31 @@ fn plain(what: &'static str, why: String) -> Row {
 
 async fn explain(
     files: &[PathBuf],
-    against: &Against,
+    evidence: &Evidence,
     check: &Check,
     contents: BTreeMap<u64, Hash>,
 ) -> Result<(Vec<Row>, usize), Failure> {
-    let receipt = &against.receipt;
+    let receipt = &evidence.receipt;
     let whole = Plan::all(contents.len() as u64).is_ok_and(|p| p.hash() == receipt.plan);
     let dropped: BTreeSet<u64> = receipt.dropped.iter().map(|&e| e.into()).collect();
     let mut found = check.differs(&contents, Some(&dropped).filter(|_| whole));
-    if against.version.is_none() {
-        // Nothing is known of contents, so nothing is said of them.
+    if evidence.version.is_none() {
+        // Without the version, every content looks altered.
         found.retain(|d| !matches!(d, Discrepancy::Altered { .. }));
     }
     let ordinals = contents.into_keys().collect();
-    let names = Names { files, ordinals, against, all: whole };
+    let names = SampleNames { files, ordinals, evidence, all: whole };
     let mut rows = Vec::new();
     for differs in found.iter().take(LISTED_MAX) {
         rows.push(names.row(differs).await?);
     }
     if check.deliveries() != receipt.delivered {
-        let why = format!("{} written down, {} delivered", check.deliveries(), receipt.delivered);
+        let why =
+            format!("the logs have {} samples, but {} were delivered", check.deliveries(), receipt.delivered);
         rows.push(plain("count", why));
     } else if rows.is_empty() {
         let why = format!(
-            "written down {}, delivered {}: something was altered, or is in the place of something else",
+            "the logs have the value {}, the receipt {}: a sample was altered or replaced by another",
             check.value().digest(),
             receipt.value.digest()
         );
@@ -357,7 +368,7 @@ async fn explain(
     Ok((rows, found.len().saturating_sub(LISTED_MAX)))
 }
 
-fn told(w: &mut dyn io::Write, v: &Verdict) -> io::Result<()> {
+fn print(w: &mut dyn io::Write, v: &Verdict) -> io::Result<()> {
     for row in &v.differs {
         let name = row.path.clone().or_else(|| row.ordinal.map(|o| format!("ordinal {o}")));
         writeln!(w, "{}\t{}\t{}", row.what, name.unwrap_or_else(|| "-".to_owned()), row.why)?;
@@ -368,7 +379,7 @@ fn told(w: &mut dyn io::Write, v: &Verdict) -> io::Result<()> {
     let word = if v.agrees { "agrees" } else { "differs" };
     write!(w, "{word}: epoch {} of {}, {} deliveries", v.epoch, v.root, v.deliveries)?;
     if v.left_out > 0 {
-        write!(w, ", {} consumed and not acknowledged, delivered again", v.left_out)?;
+        write!(w, ", {} consumed but not acknowledged, and delivered again", v.left_out)?;
     }
     writeln!(w)
 }

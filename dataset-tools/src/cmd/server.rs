@@ -1,6 +1,6 @@
-//! The commands that only talk to a server: `register`, `unregister`, `datasets`, `status`.
+//! The commands that only call a server: `register`, `unregister`, `datasets`, `status`.
 
-use super::Ctx;
+use super::Context;
 use crate::failure::Failure;
 use crate::out::bytes;
 use fletch_api::{Accounts, Cluster, Dataset, Info, RegisterDataset};
@@ -8,8 +8,8 @@ use fletch_core::DatasetName;
 use serde::Serialize;
 use std::io;
 
-pub fn register(ctx: &Ctx, name: DatasetName, uri: &str, tables: Option<String>) -> Result<(), Failure> {
-    // Relative paths are ours: the server has another working directory.
+pub fn register(ctx: &Context, name: DatasetName, uri: &str, tables: Option<String>) -> Result<(), Failure> {
+    // The server has another working directory, so relative paths are resolved here.
     let uri = ctx.uri(uri)?.to_string();
     let tables = tables.map(|t| ctx.uri(&t).map(|t| t.to_string())).transpose()?;
     let client = ctx.client()?;
@@ -22,17 +22,17 @@ fn row(w: &mut dyn io::Write, d: &Dataset) -> io::Result<()> {
     if d.tables == d.uri { writeln!(w) } else { writeln!(w, "\ttables {}", d.tables) }
 }
 
-pub fn unregister(ctx: &Ctx, name: &DatasetName) -> Result<(), Failure> {
+pub fn unregister(ctx: &Context, name: &DatasetName) -> Result<(), Failure> {
     #[derive(Serialize)]
-    struct Gone<'a> {
+    struct Unregistered<'a> {
         name: &'a DatasetName,
     }
     let client = ctx.client()?;
     ctx.rt.block_on(client.unregister(name))?;
-    ctx.out.result(&Gone { name }, |w| writeln!(w, "{name}"))
+    ctx.out.result(&Unregistered { name }, |w| writeln!(w, "{name}"))
 }
 
-pub fn datasets(ctx: &Ctx) -> Result<(), Failure> {
+pub fn datasets(ctx: &Context) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct All {
         datasets: Vec<Dataset>,
@@ -50,7 +50,7 @@ struct Status {
     accounts: Accounts,
 }
 
-pub fn status(ctx: &Ctx) -> Result<(), Failure> {
+pub fn status(ctx: &Context) -> Result<(), Failure> {
     let client = ctx.client()?;
     let status = ctx.rt.block_on(async {
         Ok::<_, Failure>(Status {

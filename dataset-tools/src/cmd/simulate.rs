@@ -1,19 +1,15 @@
-//! `fletch simulate`: plays cases in virtual time, with the code that the server decides with.
+//! `fletch simulate`: plays cases in virtual time, with the same policy code as the server.
 
-use super::{Ctx, streamed};
+use super::{Context, streamed};
 use crate::failure::Failure;
 use crate::out::Rows;
-use crate::progress::Mode;
+use crate::progress::PLAIN_EVERY;
 use fletch_sim::{BadCase, Outcome, cli::SimulateArgs, table, traces};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Between two plain lines of progress.
-const PLAIN_EVERY: Duration = Duration::from_secs(5);
-
-/// What `--json` prints before the outcomes.
+/// The fields before the outcomes in `--json`.
 #[derive(Serialize)]
 struct Head {
     format: &'static str,
@@ -23,7 +19,7 @@ struct Head {
 
 const HEAD: Head = Head { format: "fletch.simulation", major: 1, minor: 0 };
 
-/// What `--json` prints after them.
+/// The fields after the outcomes in `--json`.
 #[derive(Serialize)]
 struct Summary {
     runs: usize,
@@ -41,27 +37,21 @@ impl From<BadCase> for Failure {
                 Failure::new(e.to_string())
             }
         };
-        failure.hint("docs/SIMULATE.md says how a case is written, and what can be set")
+        failure.hint("docs/SIMULATE.md describes the format of a case and its settings")
     }
 }
 
-/// Shows how far the runs are: on one thread with them, since they say so themselves.
-struct Shown {
+/// The progress display of the runs. It shares their thread: each run reports its own progress.
+struct RunsProgress {
     bar: Option<ProgressBar>,
     plain: bool,
     runs: usize,
     said: Instant,
 }
 
-impl Shown {
-    fn new(ctx: &Ctx, runs: usize) -> Self {
-        let bar = match ctx.global.progress {
-            _ if ctx.out.quiet => None,
-            Mode::None => None,
-            Mode::Bar => Some(true),
-            Mode::Plain => Some(false),
-            Mode::Auto => Some(std::io::stderr().is_terminal()),
-        };
+impl RunsProgress {
+    fn new(ctx: &Context, runs: usize) -> Self {
+        let bar = ctx.global.progress.is_bar(ctx.out);
         let display = (bar == Some(true)).then(|| {
             let b = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{percent:>3} % {bar:30} {msg}, {eta} left") {
@@ -69,11 +59,11 @@ impl Shown {
             }
             b
         });
-        Shown { bar: display, plain: bar == Some(false), runs, said: Instant::now() }
+        RunsProgress { bar: display, plain: bar == Some(false), runs, said: Instant::now() }
     }
 
-    /// Run number `at` is done to this part of it.
-    fn see(&mut self, at: usize, name: &str, part: f64) {
+    /// Shows that the share `part` of run number `at` is done.
+    fn show(&mut self, at: usize, name: &str, part: f64) {
         let all = (at as f64 + part.clamp(0.0, 1.0)) / self.runs.max(1) as f64;
         let line = || format!("{name} ({} of {})", at + 1, self.runs);
         if let Some(b) = &self.bar {
@@ -86,15 +76,15 @@ impl Shown {
     }
 }
 
-pub fn run(ctx: &Ctx, args: &SimulateArgs) -> Result<(), Failure> {
+pub fn run(ctx: &Context, args: &SimulateArgs) -> Result<(), Failure> {
     if let Some(path) = &args.play {
         let same = traces::play(path)?;
         return ctx.out.result(&same, |w| writeln!(w, "{same}"));
     }
     let runs = args.runs()?;
-    let mut shown = Shown::new(ctx, runs.len());
+    let mut shown = RunsProgress::new(ctx, runs.len());
     let began = Instant::now();
-    // A recorded run is the only one, and can fail: before anything is printed.
+    // A run that records its trace can fail. It is the only run, so it is played before anything is printed.
     let recorded = match runs.first().filter(|r| r.record.is_some()) {
         Some(run) => Some(run.play(&mut |_| {})?),
         None => None,
@@ -106,10 +96,10 @@ pub fn run(ctx: &Ctx, args: &SimulateArgs) -> Result<(), Failure> {
         }
         let mut rows = Rows::begin(out, json, &HEAD, "outcomes")?;
         for (at, run) in runs.iter().enumerate() {
-            shown.see(at, &run.case.name, 0.0);
+            shown.show(at, &run.case.name, 0.0);
             let outcome = match &recorded {
                 Some(outcome) => outcome.clone(),
-                None => run.simulate(&mut |part| shown.see(at, &run.case.name, part)),
+                None => run.simulate(&mut |part| shown.show(at, &run.case.name, part)),
             };
             rows.push(&outcome, |o: &Outcome, w| writeln!(w, "{}", table::line(o)))?;
         }

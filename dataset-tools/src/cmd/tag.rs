@@ -1,6 +1,6 @@
-//! `fletch tag`.
+//! `fletch tag`: lists, shows, moves and deletes tags.
 
-use super::Ctx;
+use super::Context;
 use crate::failure::Failure;
 use crate::target::Select;
 use fletch_core::TagName;
@@ -23,32 +23,32 @@ struct Tags {
 }
 
 pub fn run(
-    ctx: &Ctx,
+    ctx: &Context,
     uri: &str,
     tag: Option<TagName>,
     to: Option<Select>,
     delete: bool,
 ) -> Result<(), Failure> {
-    let place = ctx.place(uri)?;
+    let location = ctx.location(uri)?;
     let tags = ctx.rt.block_on(async {
-        let Some(tag) = tag else { return place.tags().await };
+        let Some(tag) = tag else { return location.tags().await };
         if delete {
-            let doc = place.tag(&tag).await?;
-            place.delete_tag(&tag).await?;
+            let doc = location.tag(&tag).await?;
+            location.delete_tag(&tag).await?;
             return Ok(doc.map(|doc| (tag, doc)).into_iter().collect());
         }
         let doc = match to {
             Some(select) => {
-                let (root, layout) = place.resolve(&select).await?;
-                // A tag must not name what cannot be opened.
-                place.version(root, layout).await?;
+                let (root, layout) = location.resolve(&select).await?;
+                // A tag must not name a version that cannot be opened.
+                location.version(root, layout).await?;
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 let doc = TagDoc::new(root, layout, u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
-                place.put_tag(&tag, &doc).await?;
+                location.put_tag(&tag, &doc).await?;
                 doc
             }
-            None => place.tag(&tag).await?.ok_or_else(|| {
-                Failure::new(format!("{}: there is no tag {tag}", place.uri()))
+            None => location.tag(&tag).await?.ok_or_else(|| {
+                Failure::new(format!("{}: there is no tag {tag}", location.uri()))
                     .hint("`fletch tag URI` lists them; `fletch tag URI TAG ROOT` makes one")
             })?,
         };
@@ -60,7 +60,7 @@ pub fn run(
         layout: doc.layout.to_string(),
         created: doc.created.clone(),
     };
-    let result = Tags { uri: place.uri(), tags: tags.iter().map(row).collect() };
+    let result = Tags { uri: location.uri(), tags: tags.iter().map(row).collect() };
     ctx.out.result(&result, |w| {
         for t in &result.tags {
             writeln!(w, "{}\t{}\t{}", t.tag, t.root, t.created)?;

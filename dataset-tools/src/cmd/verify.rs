@@ -1,15 +1,16 @@
-//! `fletch verify`: every object of a version read and hashed again, and compared with the
-//! tables; what lies beside them is reported too.
+//! `fletch verify`: reads and hashes every object of a version again, and compares it with the tables.
+//!
+//! Also reports objects at the dataset that the version does not have.
 
 mod extras;
 mod members;
 mod packed;
 
-use super::Ctx;
+use super::Context;
 use crate::failure::{Exit, Failure};
-use crate::index::known::{pin_from, row_of};
-use crate::out::{Rows, broken, bytes};
+use crate::out::{Rows, bytes, stdout_failed};
 use crate::progress::{Progress, Total};
+use crate::source::pin::{origin_pin, pin_row};
 use crate::target::Target;
 use extras::extras;
 use fletch_core::Hash;
@@ -26,11 +27,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bytes of one object in memory.
-const PIECE_BYTES_MAX: u64 = 16 << 20;
+/// The most bytes of one read: no chunk is longer.
+const CHUNK_BYTES_MAX: u64 = 16 << 20;
 
+/// One difference between the objects and the tables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Found {
+struct VerifyFault {
     path: String,
     fault: &'static str,
     why: String,
@@ -42,63 +44,65 @@ struct Head {
     layout: String,
 }
 
-/// Prints faults as they are found.
-struct Sink<'a> {
+/// Prints and counts faults.
+struct FaultSink<'a> {
     rows: Rows<'a>,
     count: u64,
+    /// Whether the tables contradict themselves.
     tables: bool,
 }
 
-impl Sink<'_> {
-    fn push(&mut self, found: &Found) -> Result<(), Failure> {
+impl FaultSink<'_> {
+    fn push(&mut self, found: &VerifyFault) -> Result<(), Failure> {
         self.count += 1;
         self.tables |= found.fault == "tables";
-        let text = |f: &Found, w: &mut dyn Write| writeln!(w, "{}\t{}\t{}", f.fault, f.path, f.why);
-        self.rows.push(found, text).map_err(|e| broken(&e))
+        let text = |f: &VerifyFault, w: &mut dyn Write| writeln!(w, "{}\t{}\t{}", f.fault, f.path, f.why);
+        self.rows.push(found, text).map_err(|e| stdout_failed(&e))
     }
 }
 
-struct Shared {
+/// Reads and checks objects, several at once.
+struct Checker {
     origin: Origin,
     files: AtomicU64,
     bytes: AtomicU64,
 }
 
-pub fn run(ctx: &Ctx, target: &Target, threads: Option<usize>) -> Result<Exit, Failure> {
+pub fn run(ctx: &Context, target: &Target, threads: Option<usize>) -> Result<Exit, Failure> {
     let opened = ctx.open(target)?;
     let version = &opened.version;
     // The objects are where the layout says, or beside the tables.
-    let origin = match (&version.layout_doc().origin, &opened.place) {
+    let origin = match (&version.layout_doc().origin, &opened.location) {
         (Some(uri), _) => ctx.origins.open(&ctx.uri(uri)?)?,
-        (None, Some(place)) => place.origin().clone(),
+        (None, Some(location)) => location.origin().clone(),
         (None, None) => registered(ctx, target, |d| d.uri)?,
     };
-    let place = match &opened.place {
-        Some(place) => place.origin().clone(),
+    let chunks = match &opened.location {
+        Some(location) => location.origin().clone(),
         None => registered(ctx, target, |d| d.tables)?,
     };
-    let tables = opened.place.as_ref().map(|p| p.origin().uri().clone());
+    let tables = opened.location.as_ref().map(|l| l.origin().uri().clone());
     let threads =
         threads.unwrap_or_else(|| 2 * std::thread::available_parallelism().map_or(2, usize::from)).max(1);
-    let shared = Arc::new(Shared { origin, files: AtomicU64::new(0), bytes: AtomicU64::new(0) });
+    let checker = Arc::new(Checker { origin, files: AtomicU64::new(0), bytes: AtomicU64::new(0) });
     let total = Arc::new(Total::default());
     total.files.store(version.manifest().entries, Relaxed);
     total.bytes.store(version.manifest().bytes, Relaxed);
-    let counted = Arc::clone(&shared);
+    let counted = Arc::clone(&checker);
     let done = Arc::new(move || (counted.files.load(Relaxed), counted.bytes.load(Relaxed)));
     let progress = Progress::start(ctx.out, ctx.global.progress, "verifying", done, total, None);
 
     let mut out = io::BufWriter::new(io::stdout());
     let head = Head { root: version.root().to_string(), layout: version.layout().to_string() };
-    let rows = Rows::begin(&mut out, ctx.out.json, &head, "faults").map_err(|e| broken(&e))?;
-    let mut sink = Sink { rows, count: 0, tables: false };
+    let rows = Rows::begin(&mut out, ctx.out.json, &head, "faults").map_err(|e| stdout_failed(&e))?;
+    let mut sink = FaultSink { rows, count: 0, tables: false };
     let mut packed = Packed::new(&std::env::temp_dir())?;
-    let entries = objects(ctx, version, &shared, threads, &mut packed, &mut sink)?;
-    packed.check(ctx.rt.handle(), version, &place, &shared.bytes, threads, &mut sink)?;
-    extras(ctx, version, &shared.origin, tables.as_ref(), &mut sink)?;
+    let entries = objects(ctx, version, &checker, threads, &mut packed, &mut sink)?;
+    packed.check(ctx.rt.handle(), version, &chunks, &checker.bytes, threads, &mut sink)?;
+    extras(ctx, version, &checker.origin, tables.as_ref(), &mut sink)?;
     drop(progress);
 
-    let read = shared.bytes.load(Relaxed);
+    let read = checker.bytes.load(Relaxed);
     let (count, tables_damaged) = (sink.count, sink.tables);
     #[derive(Serialize)]
     struct Summary {
@@ -107,7 +111,7 @@ pub fn run(ctx: &Ctx, target: &Target, threads: Option<usize>) -> Result<Exit, F
         bytes_read: u64,
     }
     let summary = Summary { faults: count, entries, bytes_read: read };
-    sink.rows.end("summary", &summary).map_err(|e| broken(&e))?;
+    sink.rows.end("summary", &summary).map_err(|e| stdout_failed(&e))?;
     ctx.out.note(format_args!("{entries} entries, {} read: {count} faults", bytes(read)));
     Ok(match (count, tables_damaged) {
         (0, _) => Exit::Ok,
@@ -116,39 +120,39 @@ pub fn run(ctx: &Ctx, target: &Target, threads: Option<usize>) -> Result<Exit, F
     })
 }
 
-/// A place of a registered dataset.
+/// Opens an origin of a registered dataset.
 fn registered(
-    ctx: &Ctx,
+    ctx: &Context,
     target: &Target,
     which: impl FnOnce(fletch_api::Dataset) -> String,
 ) -> Result<Origin, Failure> {
-    let name = ctx.name(target).ok_or_else(|| Failure::new("no place to read objects from"))?;
+    let name =
+        ctx.name(target).ok_or_else(|| Failure::new("the version does not say where its objects are"))?;
     let dataset = ctx.rt.block_on(ctx.client()?.dataset(&name))?;
     Ok(ctx.origins.open(&ctx.uri(&which(dataset))?)?)
 }
 
-/// One entry with what is needed to check it.
-struct Item {
+/// An entry to check, and where its bytes are.
+struct EntryCheck {
     path: String,
     kind: EntryKind,
     size: u64,
     hash: Option<Hash>,
     target: String,
-    pieces: Vec<Piece>,
-    /// Of a shard: what lies in it.
+    slices: Vec<SliceLocation>,
+    /// The members of a shard.
     members: Members,
 }
 
-/// Where one slice of it is.
-struct Piece {
+/// Where one slice of an entry is.
+struct SliceLocation {
     slice: Slice,
     key: String,
     offset: u64,
     pin: PinRow,
 }
 
-/// The rows of a part's entries that lie in chunks of a pack: of one slice, and not in an object of
-/// their own.
+/// Returns the rows of a part whose entries are in chunks of a pack: one slice, and no object of their own.
 fn grouped(version: &Version, part: &LoadedPart, rows: &[ChunkRow]) -> BTreeSet<usize> {
     if version.layout_doc().params.kind != LayoutKind::Pack {
         return BTreeSet::new();
@@ -159,15 +163,17 @@ fn grouped(version: &Version, part: &LoadedPart, rows: &[ChunkRow]) -> BTreeSet<
     (0..part.entries.len()).filter(|i| part.placed.slices(*i).len() == 1 && !own.contains(i)).collect()
 }
 
-/// What is to be checked by itself. `open` is the last file of the parts before, whose members may go on here.
+/// Returns the entries of a part to check one by one, with members added to their shards.
+///
+/// `open` is the last file of the parts before: its members can go on in this part.
 fn items(
     part: &LoadedPart,
     rows: &[ChunkRow],
     grouped: &BTreeSet<usize>,
-    open: &mut Option<Item>,
+    open: &mut Option<EntryCheck>,
     is_pack: bool,
-) -> Vec<Result<Item, Found>> {
-    // A chunk may be at several objects; an index has one row for every slice of every file.
+) -> Vec<Result<EntryCheck, VerifyFault>> {
+    // A chunk can be in several objects. An index has one row for every slice of every file.
     let mut by_chunk: HashMap<(Hash, Option<u32>), Vec<&ChunkRow>> = HashMap::new();
     for row in rows {
         let entry = if let ObjectRef::Entry { row } = row.object { Some(row) } else { None };
@@ -181,22 +187,22 @@ fn items(
         let e: EntryRef<'_> = part.entries.get(i);
         let own = u32::try_from(i).ok();
         let mut at = 0;
-        let pieces = part.placed.slices(i).iter().map(|slice| {
-            // Of an entry's own rows of one chunk the one at this offset of the file.
+        let slices = part.placed.slices(i).iter().map(|slice| {
+            // An entry can have several rows of one chunk: take the one at this offset of the file.
             let begin = at;
             at += u64::from(slice.len);
             let own =
                 by_chunk.get(&(slice.chunk, own)).and_then(|rows| rows.iter().find(|r| r.offset == begin));
             let other = by_chunk.get(&(slice.chunk, None)).and_then(|rows| rows.first());
-            let row = own.or(other).ok_or_else(|| Found {
+            let row = own.or(other).ok_or_else(|| VerifyFault {
                 path: e.path.to_owned(),
                 fault: "tables",
-                why: format!("chunks.parquet has no row for its bytes from {begin} on"),
+                why: format!("chunks.parquet has no row for its bytes from {begin} on; index again"),
             })?;
-            Ok(Piece { slice: *slice, key: key(row), offset: row.offset, pin: row.pin.clone() })
+            Ok(SliceLocation { slice: *slice, key: key(row), offset: row.offset, pin: row.pin.clone() })
         });
-        Ok(Item {
-            pieces: pieces.collect::<Result<_, _>>()?,
+        Ok(EntryCheck {
+            slices: slices.collect::<Result<_, _>>()?,
             path: e.path.to_owned(),
             kind: e.kind,
             size: e.size,
@@ -205,28 +211,28 @@ fn items(
             members: Members::default(),
         })
     };
-    let mut items: Vec<Result<Item, Found>> = Vec::new();
+    let mut items: Vec<Result<EntryCheck, VerifyFault>> = Vec::new();
     for i in (0..part.entries.len()).filter(|i| !grouped.contains(i)) {
         let e = part.entries.get(i);
         if e.kind != EntryKind::Member {
             items.push(item(i));
             continue;
         }
-        // A member is a range of its shard's chunks, and follows its shard. In a pack it has chunks of its own.
+        // A member follows its shard and is a range of its chunks. In a pack it is in chunks of the pack.
         if is_pack {
             continue;
         }
         let shard = e.path.split('\0').next().unwrap_or(e.path);
         match items.last_mut() {
             Some(Ok(last)) if last.path == shard => last.members.push(&e, part.placed.slices(i)),
-            // What is wrong with the shard was found.
+            // The fault of the shard covers its members.
             Some(Err(last)) if last.path == shard => {}
             _ => match open.as_mut().filter(|o| o.path == shard) {
                 Some(open) => open.members.push(&e, part.placed.slices(i)),
-                None => items.push(Err(Found {
+                None => items.push(Err(VerifyFault {
                     path: e.path.replace('\0', "/"),
                     fault: "tables",
-                    why: "it does not follow its shard".to_owned(),
+                    why: "the member does not follow its shard; index again".to_owned(),
                 })),
             },
         }
@@ -235,14 +241,14 @@ fn items(
 }
 
 fn objects(
-    ctx: &Ctx,
+    ctx: &Context,
     version: &Version,
-    shared: &Arc<Shared>,
+    checker: &Arc<Checker>,
     threads: usize,
     packed: &mut Packed,
-    sink: &mut Sink<'_>,
+    sink: &mut FaultSink<'_>,
 ) -> Result<u64, Failure> {
-    let (mut entries, mut open) = (0, None::<Item>);
+    let (mut entries, mut open) = (0, None::<EntryCheck>);
     let is_pack = version.layout_doc().params.kind == LayoutKind::Pack;
     for i in 0..version.index().parts().len() {
         let loaded = ctx.rt.block_on(async {
@@ -251,7 +257,7 @@ fn objects(
         let (part, rows) = match loaded {
             Ok(loaded) => loaded,
             Err(e) if matches!(e.kind(), fletch_core::Kind::Corrupt | fletch_core::Kind::Invalid) => {
-                sink.push(&Found { path: format!("part {i}"), fault: "tables", why: e.to_string() })?;
+                sink.push(&VerifyFault { path: format!("part {i}"), fault: "tables", why: e.to_string() })?;
                 continue;
             }
             Err(e) => return Err(e.into()),
@@ -264,10 +270,10 @@ fn objects(
             if let ([slice], Some(hash)) = (slices, hash) {
                 packed.push(first + row as u64, slice, hash)?;
             }
-            shared.files.fetch_add(1, Relaxed);
+            checker.files.fetch_add(1, Relaxed);
         }
         let mut items = items(&part, &rows, &grouped, &mut open, is_pack);
-        // The last one waits for members that the next part may have.
+        // The next part can have more members of the last entry.
         if let Some(last) = items.pop() {
             let before = open.take().map(Ok);
             match last {
@@ -276,19 +282,19 @@ fn objects(
             }
             items.splice(0..0, before);
         }
-        shared.check_all(ctx, items, threads, sink)?;
+        checker.check_all(ctx, items, threads, sink)?;
     }
-    shared.check_all(ctx, open.into_iter().map(Ok).collect(), threads, sink)?;
+    checker.check_all(ctx, open.into_iter().map(Ok).collect(), threads, sink)?;
     Ok(entries)
 }
 
-impl Shared {
+impl Checker {
     fn check_all(
         self: &Arc<Self>,
-        ctx: &Ctx,
-        items: Vec<Result<Item, Found>>,
+        ctx: &Context,
+        items: Vec<Result<EntryCheck, VerifyFault>>,
         threads: usize,
-        sink: &mut Sink<'_>,
+        sink: &mut FaultSink<'_>,
     ) -> Result<(), Failure> {
         let faults = ctx.rt.block_on(async {
             stream::iter(items)
@@ -300,7 +306,7 @@ impl Shared {
                 })
                 .buffered(threads)
                 .filter_map(|found| async { found.transpose() })
-                .collect::<Vec<Result<Found, Failure>>>()
+                .collect::<Vec<Result<VerifyFault, Failure>>>()
                 .await
         });
         for found in faults {
@@ -309,8 +315,9 @@ impl Shared {
         Ok(())
     }
 
-    async fn check(self: &Arc<Self>, mut item: Item) -> Result<Option<Found>, Failure> {
-        let found = |fault: &'static str, why: String| Some(Found { path: item.path.clone(), fault, why });
+    async fn check(self: &Arc<Self>, mut item: EntryCheck) -> Result<Option<VerifyFault>, Failure> {
+        let found =
+            |fault: &'static str, why: String| Some(VerifyFault { path: item.path.clone(), fault, why });
         self.files.fetch_add(1, Relaxed);
         match (item.kind, self.origin.local_dir()) {
             (EntryKind::File | EntryKind::Member, _) if item.size > 0 => {
@@ -320,22 +327,25 @@ impl Shared {
             }
             (EntryKind::File | EntryKind::Member, _) => Ok(match self.origin.head(&item.path).await {
                 Ok(meta) if meta.size == 0 => None,
-                Ok(meta) => found("changed", format!("it was empty, it has {} bytes now", meta.size)),
+                Ok(meta) => {
+                    found("changed", format!("it was empty and has {} bytes now; index again", meta.size))
+                }
                 Err(e) => fault_of(&item.path, &e)?,
             }),
             (EntryKind::Symlink, Some(dir)) => Ok(match std::fs::read_link(dir.join(&item.path)) {
                 Ok(target) if target == Path::new(&item.target) => None,
-                Ok(target) => {
-                    found("changed", format!("it led to {:?}, it leads to {:?} now", item.target, target))
-                }
+                Ok(target) => found(
+                    "changed",
+                    format!("its target was {:?} and is {:?} now; index again", item.target, target),
+                ),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => found("missing", e.to_string()),
-                Err(e) => found("changed", format!("it is no link any more: {e}")),
+                Err(e) => found("changed", format!("it is not a link any more; index again: {e}")),
             }),
             (EntryKind::EmptyDir, Some(dir)) => {
                 let dir = dir.join(&item.path);
                 Ok(match std::fs::symlink_metadata(&dir) {
                     Ok(m) if m.is_dir() => None,
-                    Ok(_) => found("changed", "it is no directory any more".into()),
+                    Ok(_) => found("changed", "it is not a directory any more; index again".into()),
                     Err(e) => found("missing", e.to_string()),
                 })
             }
@@ -343,33 +353,38 @@ impl Shared {
         }
     }
 
-    async fn content(self: &Arc<Self>, item: &Item, mut members: Members) -> Result<Option<Found>, Failure> {
-        let found = |fault: &'static str, why: String| Some(Found { path: item.path.clone(), fault, why });
+    async fn content(
+        self: &Arc<Self>,
+        item: &EntryCheck,
+        mut members: Members,
+    ) -> Result<Option<VerifyFault>, Failure> {
+        let found =
+            |fault: &'static str, why: String| Some(VerifyFault { path: item.path.clone(), fault, why });
         let mut whole = blake3::Hasher::new();
-        for piece in &item.pieces {
+        for location in &item.slices {
             let (begin, len) =
-                (piece.offset, u64::from(piece.slice.chunk_offset) + u64::from(piece.slice.len));
-            if len > PIECE_BYTES_MAX {
+                (location.offset, u64::from(location.slice.chunk_offset) + u64::from(location.slice.len));
+            if len > CHUNK_BYTES_MAX {
                 return Ok(found("tables", format!("a chunk of {len} bytes")));
             }
             let got = match self
                 .origin
-                .get(&piece.key, Some(begin..begin + len), Some(&pin_from(&piece.pin)))
+                .get(&location.key, Some(begin..begin + len), Some(&origin_pin(&location.pin)))
                 .await
             {
                 Ok(got) => got,
                 Err(e) => return fault_of(&item.path, &e),
             };
             self.bytes.fetch_add(got.bytes.len() as u64, Relaxed);
-            let now = row_of(got.meta.pin());
-            // A store's listing and its answers give times of different precision; its etags agree.
-            let same_pin = match (self.origin.local_dir(), &piece.pin.etag) {
+            let now = pin_row(got.meta.pin());
+            // A store gives times of different precision in listings and replies, but the same etag.
+            let same_pin = match (self.origin.local_dir(), &location.pin.etag) {
                 (None, Some(etag)) => now.etag.as_ref() == Some(etag),
-                _ => now == piece.pin,
+                _ => now == location.pin,
             };
-            let skip = piece.slice.chunk_offset as usize;
-            let one = item.pieces.len() == 1;
-            let (bytes, chunk) = (got.bytes, piece.slice.chunk);
+            let skip = location.slice.chunk_offset as usize;
+            let one = item.slices.len() == 1;
+            let (bytes, chunk) = (got.bytes, location.slice.chunk);
             let hashed = tokio::task::spawn_blocking(move || {
                 if !one {
                     whole.update(&bytes[skip..]);
@@ -381,34 +396,39 @@ impl Shared {
             let (hash, hasher, fed) =
                 hashed.map_err(|e| Failure::new(format!("hashing {} failed: {e}", item.path)))?;
             (whole, members) = (hasher, fed);
-            // A chunk that is read in part (a pack) is checked by the hash of the whole entry.
-            let chunk_whole = piece.slice.chunk_offset == 0;
-            if chunk_whole && hash != piece.slice.chunk {
+            // A slice from the middle of a chunk (in a pack) is checked by the hash of the whole entry.
+            let chunk_whole = location.slice.chunk_offset == 0;
+            if chunk_whole && hash != location.slice.chunk {
                 return Ok(differs(item, begin, same_pin));
             }
         }
-        if item.pieces.len() > 1 && Some(Hash::from(whole.finalize())) != item.hash {
+        if item.slices.len() > 1 && Some(Hash::from(whole.finalize())) != item.hash {
             return Ok(differs(item, 0, true));
         }
-        // The shard is right, so its tables are not.
+        // The bytes of the shard are right, so a wrong member is an error of the tables.
         Ok(members.wrong().and_then(|why| found("tables", why)))
     }
 }
 
-fn differs(item: &Item, begin: u64, same_pin: bool) -> Option<Found> {
+fn differs(item: &EntryCheck, begin: u64, same_pin: bool) -> Option<VerifyFault> {
     let (fault, why) = if same_pin {
         (
             "corrupt",
-            format!("its bytes from {begin} on differ although its times do not: the storage is damaged"),
+            format!(
+                "its bytes from {begin} on differ but not its times: the storage is damaged; restore the file"
+            ),
         )
     } else {
-        ("changed", format!("its bytes from {begin} on are not the indexed ones; index again"))
+        ("changed", format!("its bytes from {begin} on differ from the indexed bytes; index again"))
     };
-    Some(Found { path: item.path.clone(), fault, why })
+    Some(VerifyFault { path: item.path.clone(), fault, why })
 }
 
-/// The fault an error of the origin means; unreachable origins end the whole run.
-fn fault_of(path: &str, e: &OriginError) -> Result<Option<Found>, Failure> {
+/// Returns the fault for an error of the origin.
+///
+/// # Errors
+/// [`Failure`] when the origin is away, which ends the run.
+fn fault_of(path: &str, e: &OriginError) -> Result<Option<VerifyFault>, Failure> {
     let fault = match e {
         OriginError::NotFound { .. } => "missing",
         OriginError::Changed { .. } => "changed",
@@ -416,5 +436,5 @@ fn fault_of(path: &str, e: &OriginError) -> Result<Option<Found>, Failure> {
         OriginError::Denied { .. } | OriginError::Invalid { .. } => "unreadable",
         _ => return Err(e.clone().into()),
     };
-    Ok(Some(Found { path: path.to_owned(), fault, why: e.to_string() }))
+    Ok(Some(VerifyFault { path: path.to_owned(), fault, why: e.to_string() }))
 }

@@ -1,7 +1,6 @@
-//! `fletch warmup` and `fletch evict`: asks the server, shows how far it is, and says what is true at
-//! the end.
+//! `fletch warmup` and `fletch evict`: start the work at the server, show its progress, and print its result.
 
-use super::Ctx;
+use super::Context;
 use crate::cli::WarmupArgs;
 use crate::failure::{Exit, Failure};
 use crate::out::bytes;
@@ -19,16 +18,16 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
-/// Between two looks at how far it is.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How long an answer is waited for while the server restarts.
-const LOOK_WITHIN: Duration = Duration::from_secs(20);
+/// The time between two requests for the state of the warm-up.
+const POLL_EVERY: Duration = Duration::from_millis(200);
+/// How long a request is retried while the server restarts.
+const POLL_TIMEOUT: Duration = Duration::from_secs(20);
 
-pub fn run(ctx: &Ctx, args: &WarmupArgs) -> Result<Exit, Failure> {
+pub fn run(ctx: &Context, args: &WarmupArgs) -> Result<Exit, Failure> {
     let target = &args.target;
     let dataset = DatasetName::new(&target.base).map_err(|e| {
         Failure::usage(e.to_string())
-            .hint("name a registered dataset: NAME or NAME@TAG (see `fletch datasets`)")
+            .hint("give a registered dataset, NAME or NAME@TAG; `fletch datasets` lists them")
     })?;
     let ask = StartWarmup {
         dataset,
@@ -38,25 +37,25 @@ pub fn run(ctx: &Ctx, args: &WarmupArgs) -> Result<Exit, Failure> {
     };
     let client = ctx.client()?;
     ctx.rt.block_on(async {
-        // Before it begins: a Ctrl-C in between must not leave it unsaid.
+        // Watch before the warm-up begins: a Ctrl-C after that must be reported.
         let mut interrupt =
             signal(SignalKind::interrupt()).map_err(|e| Failure::io("cannot wait for Ctrl-C", &e))?;
         let begun = client.warm_up(&ask).await?;
         if !(args.wait || args.check) {
             ctx.out.result(&begun, |w| writeln!(w, "{}", begun.id))?;
-            ctx.out.note(format!("the server warms {} up; wait for it with --wait", begun.dataset));
+            ctx.out.note(format!("the server is warming up {}; --wait waits for the end", begun.dataset));
             return Ok(Exit::Ok);
         }
         let over = tokio::select! {
             over = wait(ctx, &client, &begun) => over?,
             _ = interrupt.recv() => return interrupted(ctx, &client, args, &begun).await,
         };
-        tell(ctx, &over)
+        report(ctx, &over)
     })
 }
 
-async fn wait(ctx: &Ctx, client: &Client, begun: &Warmup) -> Result<Warmup, Failure> {
-    let client = client.within(LOOK_WITHIN);
+async fn wait(ctx: &Context, client: &Client, begun: &Warmup) -> Result<Warmup, Failure> {
+    let client = client.within(POLL_TIMEOUT);
     let (chunks, sum) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let total = Arc::new(Total::default());
     total.files.store(begun.total.chunks, Relaxed);
@@ -74,7 +73,7 @@ async fn wait(ctx: &Ctx, client: &Client, begun: &Warmup) -> Result<Warmup, Fail
         if now.state.is_over() {
             break now;
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_EVERY).await;
     };
     drop(shown);
     Ok(over)
@@ -83,27 +82,32 @@ async fn wait(ctx: &Ctx, client: &Client, begun: &Warmup) -> Result<Warmup, Fail
 fn lost(e: ClientError) -> Failure {
     if e.kind() == Kind::NotFound {
         return Failure::new(
-            "the server has forgotten this warm-up: it was restarted, or the dataset is not ours any more",
+            "the server does not know this warm-up any more: it restarted, or the dataset was unregistered",
         )
-        .hint("what it brought is kept; run the command again, it brings what is missing");
+        .hint("the chunks that it fetched are kept; run the command again to fetch the rest");
     }
     e.into()
 }
 
-async fn interrupted(ctx: &Ctx, client: &Client, args: &WarmupArgs, begun: &Warmup) -> Result<Exit, Failure> {
+async fn interrupted(
+    ctx: &Context,
+    client: &Client,
+    args: &WarmupArgs,
+    begun: &Warmup,
+) -> Result<Exit, Failure> {
     if args.cancel || args.check {
         client.cancel_warmup(&begun.id).await?;
-        ctx.out.note("cancelled; what it brought is kept");
+        ctx.out.note("cancelled; the chunks that it fetched are kept");
     } else {
         ctx.out.note(format!(
-            "not waiting any more; the warm-up {} goes on at the server (--cancel would have ended it)",
+            "stopped waiting; the warm-up {} goes on at the server (--cancel ends it too)",
             begun.id
         ));
     }
     Ok(Exit::Interrupted)
 }
 
-fn tell(ctx: &Ctx, w: &Warmup) -> Result<Exit, Failure> {
+fn report(ctx: &Context, w: &Warmup) -> Result<Exit, Failure> {
     ctx.out.result(w, |out| summary(out, w))?;
     if let Some(p) = &w.error {
         ctx.out.warn(format!("{}; {}", p.detail, p.hint));
@@ -117,7 +121,7 @@ fn tell(ctx: &Ctx, w: &Warmup) -> Result<Exit, Failure> {
 
 fn summary(out: &mut dyn Write, w: &Warmup) -> io::Result<()> {
     let there = w.total.chunks.saturating_sub(w.missing.chunks);
-    // Never rounded up to what it is not.
+    // Rounded down: 100.0 % means all of it.
     let percent = there.saturating_mul(1000).checked_div(w.total.chunks).unwrap_or(1000);
     let (done, tenths) = (percent / 10, percent % 10);
     writeln!(out, "{}\t{}@{}", w.state.as_str(), w.dataset, w.root.0.short())?;
@@ -141,13 +145,13 @@ fn summary(out: &mut dyn Write, w: &Warmup) -> io::Result<()> {
     Ok(())
 }
 
-pub fn evict(ctx: &Ctx, name: &DatasetName) -> Result<(), Failure> {
+pub fn evict(ctx: &Context, name: &DatasetName) -> Result<(), Failure> {
     #[derive(Serialize)]
-    struct Gone<'a> {
+    struct Evicted<'a> {
         name: &'a DatasetName,
         chunks: u64,
     }
     let client = ctx.client()?;
-    let gone = Gone { name, chunks: ctx.rt.block_on(client.evict(name))?.chunks };
-    ctx.out.result(&gone, |w| writeln!(w, "{name}\t{} chunks evicted", gone.chunks))
+    let evicted = Evicted { name, chunks: ctx.rt.block_on(client.evict(name))?.chunks };
+    ctx.out.result(&evicted, |w| writeln!(w, "{name}\t{} chunks evicted", evicted.chunks))
 }

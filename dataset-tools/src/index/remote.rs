@@ -1,32 +1,35 @@
-//! Reads the objects of a blob store: a listing (already in the order of entries) and then
-//! each object once, pinned by its etag; large ones by slices.
+//! Reads the objects of a store: lists them, in the order of entries, and reads each once, pinned by its
+//! etag.
 //!
-//! Bounds: objects under way ([`OBJECTS_MAX`]) and bytes in memory ([`BYTES_MAX`]).
+//! Reads an object of more than 4 MiB by slices. Bounds: objects under way ([`OBJECTS_MAX`]) and bytes in
+//! memory ([`BYTES_MAX`]).
 
-use super::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
-use super::known::{Known, pin_from, row_of};
-use super::listed::{Listed, Names, objects};
-use super::outcome::{Counters, Outcome};
-use crate::failure::{Exit, Failure};
+use super::Outcome;
+use crate::failure::Failure;
+use crate::run::Counters;
+use crate::run::file_record::FileRecord;
+use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
+use crate::source::listing::{Listed, NameList, Objects};
+use crate::source::pin::{origin_pin, pin_row};
 use fletch_core::Hash;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
 use fletch_core::manifest::tar::BadTar;
 use fletch_core::manifest::tar::shard::{Sharder, is_shard};
 use fletch_origin::{ObjectMeta, Origin, OriginError};
-use fletch_tables::{PinRow, paths};
+use fletch_tables::PinRow;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::sync::Semaphore;
 
-/// Objects under way.
+/// The most objects under way.
 const OBJECTS_MAX: usize = 64;
-/// Slices of one object under way.
+/// The most slices of one object under way.
 const SLICES_MAX: usize = 8;
-/// Bytes of bodies in memory.
+/// The most bytes of bodies in memory.
 const BYTES_MAX: u32 = 128 << 20;
-/// Bodies from this length on are hashed on a blocking thread.
+/// Bodies of this length or more are hashed on a blocking thread, in bytes.
 const BLOCKING_BYTES: usize = 64 << 10;
 
 struct Reader<'a> {
@@ -35,58 +38,24 @@ struct Reader<'a> {
     memory: Semaphore,
 }
 
-/// Whether `key` can be an entry's path.
-pub(crate) fn clean(key: &str) -> bool {
-    !key.contains('\0') && key.split('/').all(|c| !c.is_empty() && c != "." && c != "..")
-}
-
-/// The objects to read and the faults, in order, without what is excluded.
-pub(crate) async fn next_object(
-    list: &mut (impl StreamExt<Item = Result<Listed, OriginError>> + Unpin),
-    held: &mut Option<ObjectMeta>,
-    exclude: &BTreeSet<String>,
-) -> Result<Option<Listed>, Failure> {
-    loop {
-        let item = match list.next().await.transpose()? {
-            Some(Listed::Object(item)) => item,
-            Some(fault) => return Ok(Some(fault)),
-            None => return Ok(held.take().map(Listed::Object)),
-        };
-        let below = |dir: &String| item.path.strip_prefix(dir.as_str()).is_some_and(|r| r.starts_with('/'));
-        if item.path.starts_with(paths::PREFIX) || exclude.iter().any(below) {
-            continue;
-        }
-        // An empty object that is also the directory of the next one is a marker that some
-        // programs write for folders.
-        let marker = held.as_ref().is_some_and(|h| {
-            h.size == 0 && item.path.strip_prefix(h.path.as_str()).is_some_and(|r| r.starts_with('/'))
-        });
-        let before = held.replace(item);
-        if !marker && before.is_some() {
-            return Ok(before.map(Listed::Object));
-        }
-    }
-}
-
-/// Lists and reads everything, and gives every outcome, in order, to `take`.
+/// Lists and reads the dataset, and passes every outcome, in order, to `take`.
 ///
 /// # Errors
 /// The failure of the listing, `known` or `take`, or that `stop` was set.
 pub async fn run(
     origin: &Origin,
-    names: Option<&Names>,
-    exclude: &BTreeSet<String>,
+    names: Option<&NameList>,
+    exclude: BTreeSet<String>,
     counters: &Counters,
     stop: &AtomicBool,
-    mut known: impl FnMut(&str) -> Result<Option<Known>, Failure>,
+    mut known: impl FnMut(&str) -> Result<Option<FileRecord>, Failure>,
     mut take: impl FnMut(Outcome) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let reader = Reader { origin, counters, memory: Semaphore::new(BYTES_MAX as usize) };
     let reader = &reader;
-    let list = objects(origin, names).fuse();
-    let objects = stream::try_unfold((list, None), |(mut list, mut held)| async move {
-        let next = next_object(&mut list, &mut held, exclude).await?;
-        Ok::<_, Failure>(next.map(|object| (object, (list, held))))
+    let objects = stream::try_unfold(Objects::new(origin, names, exclude), |mut objects| async move {
+        let next = objects.next().await?;
+        Ok::<_, Failure>(next.map(|object| (object, objects)))
     });
     let outcomes = objects
         .map(|object| {
@@ -107,25 +76,18 @@ pub async fn run(
         .buffered(OBJECTS_MAX);
     let mut outcomes = std::pin::pin!(outcomes);
     while let Some(outcome) = outcomes.try_next().await? {
-        if stop.load(Relaxed) {
-            return Err(Failure::new("stopped").exit(Exit::Interrupted));
-        }
+        Failure::if_stopped(stop)?;
         take(outcome)?;
     }
     Ok(())
 }
 
 impl Reader<'_> {
-    async fn object(&self, object: ObjectMeta, known: Option<Known>) -> Result<Outcome, Failure> {
-        let pin = row_of(object.pin());
+    async fn object(&self, object: ObjectMeta, known: Option<FileRecord>) -> Result<Outcome, Failure> {
+        let pin = pin_row(object.pin());
         let path = object.path;
-        if !clean(&path) {
-            let why = "its key is no clean path (an empty, `.` or `..` component); rename it".into();
-            return Ok(Outcome::Fault { path: path.escape_debug().to_string(), why });
-        }
         if let Some(known) = known.filter(|k| k.pin == pin) {
-            self.counters.files_reused.fetch_add(1, Relaxed);
-            self.counters.bytes_reused.fetch_add(pin.size, Relaxed);
+            self.counters.reuse(1, pin.size);
             return Ok(Outcome::File { path, pin, content: known.content, reused: true, plain: None });
         }
         let mut plain = None;
@@ -146,25 +108,25 @@ impl Reader<'_> {
                 self.counters.files_read.fetch_add(1, Relaxed);
                 Outcome::File { path, pin, content, reused: false, plain }
             }
-            // An origin that is away is no fault of this object, which must not be left out for it.
+            // An origin that is away is not a fault of this object, which must not be left out.
             Err(e) if e.transient() => return Err(e.into()),
             Err(OriginError::Changed { .. }) => {
-                let why = "it changed between listing and reading; stop what writes to it and run again";
+                let why = "it changed between listing and reading; stop its writer and run again";
                 Outcome::Fault { path, why: why.into() }
             }
             Err(e) => Outcome::Fault { path, why: e.to_string() },
         })
     }
 
-    /// A tar shard, slice by slice in order; the pieces of memory are of the same size.
+    /// Reads and hashes a tar shard, slice by slice. The inner error says why it is not a readable archive.
     async fn shard(&self, path: &str, pin: &PinRow) -> Result<Result<Content, BadTar>, OriginError> {
         let mut sharder = Sharder::new(SLICE_BYTES_DEFAULT);
-        let pieces = stream::iter(0..slice_count(pin.size)).map(|i| {
+        let bodies = stream::iter(0..slice_count(pin.size)).map(|i| {
             let (offset, len) = slice_at(pin.size, i);
             self.read(path, pin, offset, len, <[u8]>::to_vec)
         });
-        let mut pieces = std::pin::pin!(pieces.buffered(SLICES_MAX));
-        while let Some(bytes) = pieces.try_next().await? {
+        let mut bodies = std::pin::pin!(bodies.buffered(SLICES_MAX));
+        while let Some(bytes) = bodies.try_next().await? {
             let fed = tokio::task::spawn_blocking(move || {
                 let fed = sharder.feed(&bytes);
                 (sharder, fed)
@@ -218,7 +180,7 @@ impl Reader<'_> {
         let _memory = self.memory.acquire_many(len.max(1)).await.map_err(gone)?;
         let whole = offset == 0 && u64::from(len) == pin.size;
         let range = (!whole).then(|| offset..offset + u64::from(len));
-        let got = self.origin.get(path, range, Some(&pin_from(pin))).await?;
+        let got = self.origin.get(path, range, Some(&origin_pin(pin))).await?;
         let bytes = got.bytes;
         self.counters.bytes_read.fetch_add(bytes.len() as u64, Relaxed);
         if bytes.len() < BLOCKING_BYTES {

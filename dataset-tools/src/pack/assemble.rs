@@ -1,18 +1,18 @@
-//! The second pass of a pack: reads each file once, makes chunks of them, and writes each chunk
-//! as an object of its own.
+//! The second pass of a pack: reads each file once, assembles chunks, and writes each chunk as one object.
 //!
 //! Invariants
-//! 1. A chunk holds bytes that were read under the pins of the first pass: an object that changed
-//!    since is a fault that names it, never a wrong chunk.
-//! 2. An object of a chunk appears whole or not at all, under the hash of its bytes.
-//! 3. At most [`BYTES_MAX`] bytes of contents are in memory, however much is under way.
+//! 1. A chunk holds bytes that were read under the pins of the first pass. An object that has changed since
+//!    then is a fault that names it, never a wrong chunk.
+//! 2. The object of a chunk appears whole or not at all, under the hash of its bytes.
+//! 3. At most [`BYTES_MAX`] bytes of contents are in memory, for any number of chunks under way.
 
 use super::catalogue::{Catalogue, Row};
-use super::journal::{Fingerprint, Journal, Made};
 use crate::failure::Failure;
-use crate::index::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
-use crate::index::known::{pin_from, row_of};
-use crate::index::outcome::Counters;
+use crate::run::Counters;
+use crate::run::journal::chunks::{ChunkJournal, Fingerprint, Made};
+use crate::run::journal::write_failed;
+use crate::source::content::{Content, SliceHash, SliceHasher, fold, slice_at, slice_count};
+use crate::source::pin::{origin_pin, pin_row};
 use bytes::Bytes;
 use fletch_core::Hash;
 use fletch_core::manifest::pack::{ChunkPlan, PackParams};
@@ -24,121 +24,121 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::Semaphore;
 
-/// Bytes of contents in memory. Members of a chunk are held twice while it is put together.
+/// The most bytes of contents in memory. During assembly the members of a chunk are in memory twice.
 pub const BYTES_MAX: u32 = 128 << 20;
-/// Members of one chunk that are read at once from a store.
+/// The most members of one chunk that are read at once from a store.
 const MEMBERS_MAX: usize = 8;
-/// Slices of one long file that are read at once.
+/// The most slices of one long file that are read at once.
 const SLICES_MAX: usize = 8;
 
-/// Makes chunks.
+/// Assembles and writes chunks.
 pub struct Assembler<'a> {
     /// Where the dataset is.
     pub source: &'a Origin,
-    /// Where chunks go.
-    pub place: &'a Origin,
-    /// What was found.
+    /// Where the chunks go.
+    pub tables: &'a Origin,
+    /// The entries of the dataset.
     pub catalogue: &'a Catalogue,
     /// How members are aligned.
     pub params: PackParams,
-    /// What earlier runs made.
-    pub journal: RefCell<Journal>,
-    /// What was read.
+    /// The results of stopped runs, and of this run.
+    pub journal: RefCell<ChunkJournal>,
+    /// The numbers of the run.
     pub counters: &'a Counters,
-    /// Bytes of contents that may still be taken into memory.
+    /// The bytes of contents that may still be read into memory.
     pub memory: Semaphore,
-    /// Nothing will be published any more: what is read is read for its faults.
-    pub in_vain: Cell<bool>,
+    /// Whether files are only read for their faults, and no chunk is written (`--keep-going` after a fault).
+    pub report_only: Cell<bool>,
 }
 
-/// How a chunk came to be where it is.
+/// Whether a chunk had to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
-    /// It was written now.
+pub enum ChunkWrite {
+    /// The run wrote it.
     Written,
-    /// It was there.
-    Found,
-    /// It is not there, because nothing will be published.
+    /// It existed already.
+    Existed,
+    /// The run only looks for faults and wrote no chunk.
     Unwritten,
 }
 
-/// A chunk and what it holds.
+/// A chunk and its members.
 #[derive(Debug)]
 pub struct Chunk {
-    /// Its name.
+    /// BLAKE3 of its bytes.
     pub hash: Hash,
     /// Its length in bytes.
     pub len: u32,
-    /// Its members: row, content, offset.
+    /// Its members: row of the catalogue, BLAKE3 of the bytes, offset in the chunk.
     pub members: Vec<(u64, Hash, u32)>,
-    /// How it came to be where it is.
-    pub how: How,
+    /// Whether it had to be written.
+    pub write: ChunkWrite,
 }
 
-/// What became of one piece of work.
+/// The result of one piece of work.
 #[derive(Debug)]
 pub enum Done {
-    /// Members of a group: in a chunk, or at fault.
+    /// A group: its chunk, unless every member is at fault, and the faults.
     Group(Option<Chunk>, Vec<Fault>),
-    /// A long file.
+    /// A long file: its row of the catalogue, and its hashes or its fault.
     Sliced(u64, Result<Content, Fault>),
 }
 
-/// Where an entry's bytes are.
-struct Piece {
-    /// The entry.
+/// Where the bytes of a member are at the dataset.
+struct MemberSource {
+    /// The path of the entry.
     path: String,
-    /// The object.
+    /// The object: the file itself, or the shard of a tar member.
     object: String,
     pin: PinRow,
     offset: u64,
     len: u32,
-    /// What they hash to, where that is known.
+    /// BLAKE3 of the bytes, if an earlier pass has read them.
     expected: Option<Hash>,
 }
 
-/// A chunk put together: its bytes and name, and content and offset of each member.
-struct PlanUnits {
+/// An assembled chunk: its bytes, its hash, and the hash and offset of each member.
+struct AssembledChunk {
     bytes: Bytes,
     hash: Hash,
     members: Vec<(Hash, u32)>,
 }
 
-fn lay(contents: &[Bytes], params: PackParams) -> PlanUnits {
+fn assemble(contents: &[Bytes], params: PackParams) -> AssembledChunk {
     let mut out: Vec<u8> = Vec::with_capacity(contents.iter().map(|b| b.len() + params.align as usize).sum());
     let mut members = Vec::with_capacity(contents.len());
     for bytes in contents {
         out.resize(out.len().next_multiple_of(params.align.max(1) as usize), 0);
-        // A group takes at most 16 MiB.
+        // A group has at most 16 MiB.
         members.push((Hash::of(bytes), u32::try_from(out.len()).unwrap_or(u32::MAX)));
         out.extend_from_slice(bytes);
     }
     let hash = Hash::of(&out);
-    PlanUnits { bytes: out.into(), hash, members }
+    AssembledChunk { bytes: out.into(), hash, members }
 }
 
 fn lost(e: impl std::fmt::Display) -> Failure {
-    Failure::new(format!("a chunk could not be put together: {e}"))
+    Failure::new(format!("a chunk could not be assembled: {e}"))
 }
 
 fn changed() -> String {
-    "it changed after it was found; stop what writes to it and run again".into()
+    "it changed during the run; stop the program that writes to it and run again".into()
 }
 
 impl Assembler<'_> {
     fn row(&self, number: u64) -> Result<Row, Failure> {
-        self.catalogue.row(number).map_err(|e| Failure::io("the list of files", &e))
+        self.catalogue.row(number).map_err(|e| Failure::scratch(&e))
     }
 
-    fn piece(&self, number: u64, len: u32) -> Result<Piece, Failure> {
-        let missing = || Failure::new(format!("row {number} of the list of files has no bytes"));
+    fn member(&self, number: u64, len: u32) -> Result<MemberSource, Failure> {
+        let missing = || Failure::new(format!("row {number} of the catalogue has no bytes"));
         match self.row(number)? {
             Row::File { path, pin, .. } => {
-                Ok(Piece { object: path.clone(), path, pin, offset: 0, len, expected: None })
+                Ok(MemberSource { object: path.clone(), path, pin, offset: 0, len, expected: None })
             }
             Row::Member { path, shard, offset, hash, .. } => match self.row(shard)? {
                 Row::File { path: object, pin, .. } => {
-                    Ok(Piece { path, object, pin, offset, len, expected: Some(hash) })
+                    Ok(MemberSource { path, object, pin, offset, len, expected: Some(hash) })
                 }
                 _ => Err(missing()),
             },
@@ -146,7 +146,7 @@ impl Assembler<'_> {
         }
     }
 
-    /// Reads bytes of an object as it was when it was found. The inner error is a fault of it.
+    /// Reads bytes of an object, as it was in the first pass. The inner error is a fault of the object.
     async fn read(
         &self,
         object: &str,
@@ -156,28 +156,28 @@ impl Assembler<'_> {
     ) -> Result<Result<Bytes, String>, Failure> {
         let whole = offset == 0 && u64::from(len) == pin.size;
         let range = (!whole).then(|| offset..offset + u64::from(len));
-        let got = match self.source.get(object, range, Some(&pin_from(pin))).await {
+        let got = match self.source.get(object, range, Some(&origin_pin(pin))).await {
             Ok(got) => got,
-            // An origin that is away is no fault of this object, which must not be left out for it.
+            // An origin that is away is not a fault of this object, which must not be left out.
             Err(e) if e.transient() => return Err(e.into()),
             Err(OriginError::Changed { .. }) => return Ok(Err(changed())),
             Err(e) => return Ok(Err(e.to_string())),
         };
-        // A store was asked for this etag; a file of this machine tells its own after it was read.
-        if self.source.local_dir().is_some() && row_of(got.meta.pin()) != *pin {
+        // A store checks the etag itself. The pin of a local file must be compared after the read.
+        if self.source.local_dir().is_some() && pin_row(got.meta.pin()) != *pin {
             return Ok(Err(changed()));
         }
         self.counters.bytes_read.fetch_add(got.bytes.len() as u64, Relaxed);
         Ok(Ok(got.bytes))
     }
 
-    async fn piece_bytes(&self, piece: &Piece) -> Result<Result<Bytes, Fault>, Failure> {
-        let fault = |why| Ok(Err(Fault { path: piece.path.replace('\0', "\\0"), why }));
-        let bytes = match self.read(&piece.object, &piece.pin, piece.offset, piece.len).await? {
+    async fn read_member(&self, member: &MemberSource) -> Result<Result<Bytes, Fault>, Failure> {
+        let fault = |why| Ok(Err(Fault { path: member.path.replace('\0', "\\0"), why }));
+        let bytes = match self.read(&member.object, &member.pin, member.offset, member.len).await? {
             Ok(bytes) => bytes,
             Err(why) => return fault(why),
         };
-        if piece.expected.is_some_and(|hash| Hash::of(&bytes) != hash) {
+        if member.expected.is_some_and(|hash| Hash::of(&bytes) != hash) {
             return fault(changed());
         }
         self.counters.files_read.fetch_add(1, Relaxed);
@@ -188,25 +188,25 @@ impl Assembler<'_> {
         self.memory.acquire_many(bytes.clamp(1, BYTES_MAX)).await.map_err(lost)
     }
 
-    /// Makes a chunk of a group.
+    /// Makes the chunk of a group.
     ///
     /// # Errors
-    /// [`Failure`] when the run cannot go on; what is wrong with a member is a fault.
+    /// [`Failure`] when the run cannot go on. An error of one member is a fault, not an error of this call.
     pub async fn group(&self, plan: ChunkPlan) -> Result<Done, Failure> {
-        let pieces: Vec<Piece> =
-            plan.members.iter().map(|m| self.piece(m.item.ordinal, m.item.len)).collect::<Result<_, _>>()?;
+        let sources: Vec<MemberSource> =
+            plan.members.iter().map(|m| self.member(m.item.ordinal, m.item.len)).collect::<Result<_, _>>()?;
         let mut fingerprint = Fingerprint::default();
-        for (m, p) in plan.members.iter().zip(&pieces) {
+        for (m, p) in plan.members.iter().zip(&sources) {
             fingerprint.add(&p.object, &p.pin, (p.offset, p.len.into()), m.offset);
         }
         let fingerprint = fingerprint.finish();
-        if let Some(chunk) = self.made(&plan, &pieces, fingerprint).await? {
+        if let Some(chunk) = self.journalled(&plan, &sources, fingerprint).await? {
             return Ok(Done::Group(Some(chunk), Vec::new()));
         }
         let _memory = self.permit(plan.len.saturating_mul(2)).await?;
         let at_once = if self.source.local_dir().is_some() { 1 } else { MEMBERS_MAX };
         let (mut rows, mut contents, mut faults) = (Vec::new(), Vec::new(), Vec::new());
-        let mut reads = stream::iter(&pieces).map(|p| self.piece_bytes(p)).buffered(at_once);
+        let mut reads = stream::iter(&sources).map(|s| self.read_member(s)).buffered(at_once);
         let mut number = plan.members.iter().map(|m| m.item.ordinal);
         while let Some(read) = reads.next().await {
             let row = number.next();
@@ -223,93 +223,90 @@ impl Assembler<'_> {
             return Ok(Done::Group(None, faults));
         }
         let params = self.params;
-        let laid = tokio::task::spawn_blocking(move || lay(&contents, params)).await.map_err(lost)?;
-        let len = u32::try_from(laid.bytes.len()).map_err(lost)?;
-        let how = self.put(laid.hash, laid.bytes).await?;
-        if faults.is_empty() && how != How::Unwritten {
-            let members = laid.members.iter().map(|m| m.0).collect();
-            let made = Made::Group { chunk: laid.hash, len, members };
-            self.remember(fingerprint, made)?;
+        let assembled =
+            tokio::task::spawn_blocking(move || assemble(&contents, params)).await.map_err(lost)?;
+        let (hash, len) = (assembled.hash, u32::try_from(assembled.bytes.len()).map_err(lost)?);
+        let write = self.put(hash, assembled.bytes).await?;
+        if faults.is_empty() && write != ChunkWrite::Unwritten {
+            let members = assembled.members.iter().map(|m| m.0).collect();
+            self.record(fingerprint, Made::Group { chunk: hash, len, members })?;
         }
-        let members = rows.into_iter().zip(laid.members).map(|(row, (hash, offset))| (row, hash, offset));
-        Ok(Done::Group(Some(Chunk { hash: laid.hash, len, members: members.collect(), how }), faults))
+        let members =
+            rows.into_iter().zip(assembled.members).map(|(row, (hash, offset))| (row, hash, offset));
+        Ok(Done::Group(Some(Chunk { hash, len, members: members.collect(), write }), faults))
     }
 
-    fn remember(&self, fingerprint: Hash, made: Made) -> Result<(), Failure> {
-        self.journal.borrow_mut().push(fingerprint, made).map_err(|e| {
-            Failure::io("cannot write the journal", &e).hint("free some space, or give another --state-dir")
-        })
+    /// Adds a result to the journal.
+    fn record(&self, fingerprint: Hash, made: Made) -> Result<(), Failure> {
+        self.journal.borrow_mut().push(fingerprint, made).map_err(|e| write_failed(&e))
     }
 
-    fn reused(&self, files: usize, bytes: u64) {
-        self.counters.files_reused.fetch_add(files as u64, Relaxed);
-        self.counters.bytes_reused.fetch_add(bytes, Relaxed);
-    }
-
-    /// The chunk, if a run that was stopped made it and it is still there.
-    async fn made(
+    /// Returns the chunk if a stopped run has made it and its object still exists.
+    async fn journalled(
         &self,
         plan: &ChunkPlan,
-        pieces: &[Piece],
+        sources: &[MemberSource],
         fingerprint: Hash,
     ) -> Result<Option<Chunk>, Failure> {
         let local = self.source.local_dir().is_some();
-        let made = self.journal.borrow().find(fingerprint, pieces.iter().map(|p| &p.pin), local);
+        let made = self.journal.borrow().find(fingerprint, sources.iter().map(|s| &s.pin), local);
         let Some(Made::Group { chunk, len, members }) = made else { return Ok(None) };
-        if members.len() != plan.members.len() || !self.is_there(chunk, len.into()).await? {
+        if members.len() != plan.members.len() || !self.exists(chunk, len.into()).await? {
             return Ok(None);
         }
-        self.reused(pieces.len(), pieces.iter().map(|p| u64::from(p.len)).sum());
+        self.counters.reuse(sources.len() as u64, sources.iter().map(|s| u64::from(s.len)).sum());
         let members = plan.members.iter().zip(members).map(|(m, hash)| (m.item.ordinal, hash, m.offset));
-        Ok(Some(Chunk { hash: chunk, len, members: members.collect(), how: How::Found }))
+        let write = ChunkWrite::Existed;
+        Ok(Some(Chunk { hash: chunk, len, members: members.collect(), write }))
     }
 
-    /// Whether a chunk's object is there, with the right length.
-    async fn is_there(&self, chunk: Hash, len: u64) -> Result<bool, Failure> {
-        match self.place.head(&paths::chunk(chunk)).await {
+    /// Whether the object of a chunk exists, with the right length.
+    async fn exists(&self, chunk: Hash, len: u64) -> Result<bool, Failure> {
+        match self.tables.head(&paths::chunk(chunk)).await {
             Ok(meta) => Ok(meta.size == len),
             Err(OriginError::NotFound { .. }) => Ok(false),
             Err(e) => Err(e.into()),
         }
     }
 
-    async fn put(&self, chunk: Hash, bytes: Bytes) -> Result<How, Failure> {
-        if self.in_vain.get() {
-            return Ok(How::Unwritten);
+    /// Writes the object of a chunk, if it does not exist.
+    async fn put(&self, chunk: Hash, bytes: Bytes) -> Result<ChunkWrite, Failure> {
+        if self.report_only.get() {
+            return Ok(ChunkWrite::Unwritten);
         }
         let (path, len) = (paths::chunk(chunk), bytes.len() as u64);
-        if self.is_there(chunk, len).await? {
-            return Ok(How::Found);
+        if self.exists(chunk, len).await? {
+            return Ok(ChunkWrite::Existed);
         }
-        let put = match self.place.put(&path, bytes.clone(), PutMode::Create).await {
-            // Another run may just have written it; anything else there has the wrong length.
-            Err(OriginError::AlreadyExists { .. }) if self.is_there(chunk, len).await? => {
-                return Ok(How::Found);
+        let put = match self.tables.put(&path, bytes.clone(), PutMode::Create).await {
+            // Another run may have written the chunk just now. Any other object has the wrong length.
+            Err(OriginError::AlreadyExists { .. }) if self.exists(chunk, len).await? => {
+                return Ok(ChunkWrite::Existed);
             }
-            Err(OriginError::AlreadyExists { .. }) => self.place.put(&path, bytes, PutMode::Overwrite).await,
+            Err(OriginError::AlreadyExists { .. }) => self.tables.put(&path, bytes, PutMode::Overwrite).await,
             put => put,
         };
         put.map_err(|e| {
             Failure::from(e).hint(format!(
-                "chunks could not be written to {}; name a place you may write with --to URI, with room for them",
-                self.place.uri()
+                "cannot write the chunks to {}; name a location with enough space and access with --to URI",
+                self.tables.uri()
             ))
         })?;
-        Ok(How::Written)
+        Ok(ChunkWrite::Written)
     }
 
-    /// Names the slices of a long file, which stay where they are.
+    /// Hashes the slices of a long file. Its bytes stay at the dataset.
     ///
     /// # Errors
-    /// [`Failure`] when the run cannot go on; what is wrong with the file is a fault.
+    /// [`Failure`] when the run cannot go on. An error of the file is a fault, not an error of this call.
     pub async fn sliced(&self, number: u64) -> Result<Done, Failure> {
         let Row::File { path, pin, known } = self.row(number)? else {
-            return Err(Failure::new(format!("row {number} of the list of files is no file")));
+            return Err(Failure::new(format!("row {number} of the catalogue is not a file")));
         };
         if let Some(content) = known {
-            // A shard was read for its members.
+            // The first pass has read the shard, so it counts as read.
             if !is_shard(&path) {
-                self.reused(1, pin.size);
+                self.counters.reuse(1, pin.size);
             }
             return Ok(Done::Sliced(number, Ok(content)));
         }
@@ -319,7 +316,7 @@ impl Assembler<'_> {
         let local = self.source.local_dir().is_some();
         let made = self.journal.borrow().find(fingerprint, std::iter::once(&pin), local);
         if let Some(Made::Sliced(content)) = made {
-            self.reused(1, pin.size);
+            self.counters.reuse(1, pin.size);
             return Ok(Done::Sliced(number, Ok(content)));
         }
         let (object, pinned) = (&path, &pin);
@@ -349,7 +346,7 @@ impl Assembler<'_> {
         drop(reads);
         self.counters.files_read.fetch_add(1, Relaxed);
         let content = fold(pin.size, &slices);
-        self.remember(fingerprint, Made::Sliced(content.clone()))?;
+        self.record(fingerprint, Made::Sliced(content.clone()))?;
         Ok(Done::Sliced(number, Ok(content)))
     }
 }

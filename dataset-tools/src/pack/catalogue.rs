@@ -1,8 +1,8 @@
-//! What a run found at the dataset before it read it: one row for each step of the walk, in path
-//! order, in unnamed scratch files. Rows are found by their number, so that memory does not grow
-//! with the dataset.
+//! The catalogue of a pack: one row for each step of the walk, in path order, and the placement of each row.
+//!
+//! Both are in unnamed scratch files and addressed by row number, so memory does not grow with the dataset.
 
-use crate::index::content::Content;
+use crate::source::content::Content;
 use fletch_core::Hash;
 use fletch_core::manifest::Slice;
 use fletch_tables::PinRow;
@@ -12,50 +12,49 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// One step.
+/// One step of the walk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Row {
     /// A file.
     File {
         /// Its entry path.
         path: String,
-        /// How it looked when it was found.
+        /// How it looked in the first pass.
         pin: PinRow,
-        /// Its bytes, where an earlier run named them and the pin tells that they are the same;
-        /// of a shard always, because it was read for its members.
+        /// Its hashes: of an unchanged file those of the parent, of a shard those of the first pass.
         known: Option<Content>,
     },
     /// A member of the shard in row `shard`.
     Member {
-        /// Its entry path: the shard's, NUL, its name.
+        /// Its entry path: the path of the shard, NUL, its name.
         path: String,
         /// The row of its shard.
         shard: u64,
-        /// Where in the shard its bytes begin.
+        /// Where its bytes begin in the shard.
         offset: u64,
-        /// How many bytes.
+        /// Its length in bytes.
         size: u64,
-        /// BLAKE3 of them, from when the shard was read.
+        /// BLAKE3 of its bytes, from the first pass.
         hash: Hash,
-        /// Where they are in the shard's chunks.
+        /// Where its bytes are in the chunks of the shard.
         slices: Vec<Slice>,
     },
-    /// A link.
+    /// A symbolic link.
     Link {
         /// Its entry path.
         path: String,
         /// Its target, verbatim.
         target: String,
     },
-    /// Everything below this directory has come.
+    /// The end of a directory: all entries below it came before.
     DirEnd {
-        /// Its path, without a closing slash.
+        /// Its path, without a slash at the end.
         path: String,
     },
 }
 
 impl Row {
-    /// The path of the step.
+    /// Returns the path of the step.
     #[must_use]
     pub fn path(&self) -> &str {
         match self {
@@ -67,17 +66,17 @@ impl Row {
     }
 }
 
-/// Writes the rows.
+/// Writes the rows of a catalogue.
 #[derive(Debug)]
 pub struct CatalogueWriter {
     rows: BufWriter<File>,
-    /// For each row where it ends, u64.
+    /// The end of each row, u64.
     ends: BufWriter<File>,
     at: u64,
     count: u64,
 }
 
-/// The rows, written.
+/// The rows of a catalogue, for reading.
 #[derive(Debug)]
 pub struct Catalogue {
     rows: File,
@@ -85,26 +84,26 @@ pub struct Catalogue {
     count: u64,
 }
 
-/// Rows read at once while reading them in order.
+/// Rows that a reader in order reads at once.
 const BATCH: u64 = 4096;
 
 impl CatalogueWriter {
-    /// Begins one in `scratch`.
+    /// Starts a catalogue in `scratch`.
     ///
     /// # Errors
-    /// When no file can be made there.
+    /// When the scratch files cannot be created.
     pub fn new(scratch: &Path) -> io::Result<Self> {
         let file = || tempfile::tempfile_in(scratch).map(|f| BufWriter::with_capacity(1 << 20, f));
         Ok(CatalogueWriter { rows: file()?, ends: file()?, at: 0, count: 0 })
     }
 
-    /// Number of rows so far: the number of the next one.
+    /// Returns the number of rows so far, which is the number of the next row.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.count
     }
 
-    /// Whether there is none.
+    /// Whether there is no row.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
@@ -113,7 +112,7 @@ impl CatalogueWriter {
     /// Adds a row.
     ///
     /// # Errors
-    /// When the file system refuses the bytes.
+    /// When the scratch file cannot be written.
     pub fn push(&mut self, row: &Row) -> io::Result<()> {
         let bytes = serde_json::to_vec(row)?;
         self.rows.write_all(&bytes)?;
@@ -123,10 +122,10 @@ impl CatalogueWriter {
         Ok(())
     }
 
-    /// Ends it.
+    /// Ends the writing.
     ///
     /// # Errors
-    /// When the file system refuses the bytes.
+    /// When the scratch file cannot be written.
     pub fn finish(self) -> io::Result<Catalogue> {
         let file = |w: BufWriter<File>| w.into_inner().map_err(io::IntoInnerError::into_error);
         Ok(Catalogue { rows: file(self.rows)?, ends: file(self.ends)?, count: self.count })
@@ -134,19 +133,19 @@ impl CatalogueWriter {
 }
 
 impl Catalogue {
-    /// Number of rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.count
     }
 
-    /// Whether there is none.
+    /// Whether there is no row.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Rows `from` to before `to`.
+    /// Reads rows `from..to`.
     fn read(&self, from: u64, to: u64) -> io::Result<Vec<Row>> {
         let first = from.saturating_sub(1);
         let mut ends = vec![0; usize::try_from((to - first) * 8).unwrap_or(0)];
@@ -166,19 +165,22 @@ impl Catalogue {
         Ok(ends.windows(2).map(row).collect::<Result<_, _>>()?)
     }
 
-    /// One row.
+    /// Reads one row.
     ///
     /// # Errors
-    /// When there is no such row, or it cannot be read back.
+    /// When the row does not exist or cannot be read.
     pub fn row(&self, number: u64) -> io::Result<Row> {
         if number >= self.count {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no row {number}")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the catalogue has no row {number}"),
+            ));
         }
         let row = self.read(number, number + 1)?.pop();
         row.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
     }
 
-    /// All rows in order.
+    /// Reads all rows in order.
     pub fn iter(&self) -> impl Iterator<Item = io::Result<Row>> + '_ {
         (0..self.count.div_ceil(BATCH)).flat_map(move |batch| {
             let (from, to) = (batch * BATCH, ((batch + 1) * BATCH).min(self.count));
@@ -191,113 +193,113 @@ impl Catalogue {
     }
 }
 
-/// What became of a row.
+/// Where the bytes of a row are in the pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// Nothing yet, or nothing to do: links, directories, and what was left out.
+pub enum Placement {
+    /// Nowhere: a link, a directory, an entry that was left out, or a row that is not placed yet.
     None,
     /// A file without bytes.
     Empty,
-    /// It lies in a chunk of the pack.
+    /// In a chunk of the pack.
     Grouped {
         /// BLAKE3 of its bytes.
         hash: Hash,
-        /// Number of the chunk.
+        /// The number of the chunk.
         chunk: u32,
-        /// Where in the chunk.
+        /// The offset in the chunk, in bytes.
         offset: u32,
     },
-    /// It is cut into slices; which, is told by [`Fates::content`].
+    /// In slices of the file itself. [`Placements::content`] returns them.
     Sliced(u64),
 }
 
-/// tag u8 · hash 32 · chunk u32 · offset u32 / place u64
-const FATE_BYTES: usize = 41;
+/// tag u8 · hash 32 · chunk u32 · offset u32, or tag u8 · unused 32 · position of the content u64
+const PLACEMENT_BYTES: usize = 41;
 
-/// What became of every row, by number, in unnamed scratch files.
+/// The placement of every row, by row number, in unnamed scratch files.
 #[derive(Debug)]
-pub struct Fates {
+pub struct Placements {
     rows: File,
     contents: File,
     end: u64,
 }
 
-impl Fates {
-    /// Nothing yet for `count` rows.
+impl Placements {
+    /// Starts with no placement for `count` rows.
     ///
     /// # Errors
-    /// When no file can be made in `scratch`.
+    /// When the scratch files cannot be created.
     pub fn new(scratch: &Path, count: u64) -> io::Result<Self> {
         let rows = tempfile::tempfile_in(scratch)?;
-        // Sparse: what was never written reads as `None`.
-        rows.set_len(count * FATE_BYTES as u64)?;
-        Ok(Fates { rows, contents: tempfile::tempfile_in(scratch)?, end: 0 })
+        // A sparse file: a row that was never written reads as `None`.
+        rows.set_len(count * PLACEMENT_BYTES as u64)?;
+        Ok(Placements { rows, contents: tempfile::tempfile_in(scratch)?, end: 0 })
     }
 
-    /// Says what became of a row.
+    /// Sets the placement of a row.
     ///
     /// # Errors
-    /// When the file system refuses the bytes.
-    pub fn set(&self, row: u64, fate: Fate) -> io::Result<()> {
-        let mut b = [0; FATE_BYTES];
-        match fate {
-            Fate::None => {}
-            Fate::Empty => b[0] = 1,
-            Fate::Grouped { hash, chunk, offset } => {
+    /// When the scratch file cannot be written.
+    pub fn set(&self, row: u64, placement: Placement) -> io::Result<()> {
+        let mut b = [0; PLACEMENT_BYTES];
+        match placement {
+            Placement::None => {}
+            Placement::Empty => b[0] = 1,
+            Placement::Grouped { hash, chunk, offset } => {
                 b[0] = 2;
                 b[1..33].copy_from_slice(hash.as_bytes());
                 b[33..37].copy_from_slice(&chunk.to_le_bytes());
                 b[37..].copy_from_slice(&offset.to_le_bytes());
             }
-            Fate::Sliced(at) => {
+            Placement::Sliced(at) => {
                 b[0] = 3;
                 b[33..].copy_from_slice(&at.to_le_bytes());
             }
         }
-        self.rows.write_all_at(&b, row * FATE_BYTES as u64)
+        self.rows.write_all_at(&b, row * PLACEMENT_BYTES as u64)
     }
 
-    /// Says that a row's file is cut into these slices.
+    /// Sets the slices of a row's file.
     ///
     /// # Errors
-    /// When the file system refuses the bytes.
+    /// When the scratch file cannot be written.
     pub fn set_sliced(&mut self, row: u64, content: &Content) -> io::Result<()> {
         let bytes = serde_json::to_vec(content)?;
         self.contents.write_all_at(&(bytes.len() as u64).to_le_bytes(), self.end)?;
         self.contents.write_all_at(&bytes, self.end + 8)?;
-        self.set(row, Fate::Sliced(self.end))?;
+        self.set(row, Placement::Sliced(self.end))?;
         self.end += 8 + bytes.len() as u64;
         Ok(())
     }
 
-    /// What became of a row.
+    /// Reads the placement of a row.
     ///
     /// # Errors
-    /// When it cannot be read back.
-    pub fn get(&self, row: u64) -> io::Result<Fate> {
-        let mut b = [0; FATE_BYTES];
-        self.rows.read_exact_at(&mut b, row * FATE_BYTES as u64)?;
+    /// When the scratch file cannot be read.
+    pub fn get(&self, row: u64) -> io::Result<Placement> {
+        let mut b = [0; PLACEMENT_BYTES];
+        self.rows.read_exact_at(&mut b, row * PLACEMENT_BYTES as u64)?;
         let (mut hash, mut chunk, mut offset, mut at) = ([0; 32], [0; 4], [0; 4], [0; 8]);
         hash.copy_from_slice(&b[1..33]);
         chunk.copy_from_slice(&b[33..37]);
         offset.copy_from_slice(&b[37..]);
         at.copy_from_slice(&b[33..]);
         Ok(match b[0] {
-            0 => Fate::None,
-            1 => Fate::Empty,
-            2 => Fate::Grouped {
+            0 => Placement::None,
+            1 => Placement::Empty,
+            2 => Placement::Grouped {
                 hash: blake3::Hash::from_bytes(hash).into(),
                 chunk: u32::from_le_bytes(chunk),
                 offset: u32::from_le_bytes(offset),
             },
-            _ => Fate::Sliced(u64::from_le_bytes(at)),
+            _ => Placement::Sliced(u64::from_le_bytes(at)),
         })
     }
 
-    /// The slices of a file that has [`Fate::Sliced`].
+    /// Reads the content of a file with [`Placement::Sliced`].
     ///
     /// # Errors
-    /// When they cannot be read back.
+    /// When the scratch file cannot be read.
     pub fn content(&self, at: u64) -> io::Result<Content> {
         let mut len = [0; 8];
         self.contents.read_exact_at(&mut len, at)?;

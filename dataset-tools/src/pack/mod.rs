@@ -1,82 +1,113 @@
-//! `fletch pack`: groups the small files of a dataset into chunks of a few MiB, each an object of
-//! its own, and writes the tables of the version (`docs/FORMATS-pack.md` has the rules).
+//! `fletch pack`: groups the small files of a dataset into chunks, writes each chunk as one object, and
+//! writes the tables of the version.
 //!
-//! Flow: what there is and how long ([`find`]) → the order, the groups, and what stays of a
-//! parent ([`plan`]) → each file read once, chunks written ([`assemble`]) → tables ([`tables`]) →
-//! published, tag last. The same tree gives the same chunks, whatever the order of arrival.
-//! Chunks that were made are journalled, so that a stopped run can be gone on with.
+//! Owns the passes over a dataset that make a pack. The rules of the grouping are in `fletch_core`, and
+//! `docs/FORMATS-pack.md` has them to the byte.
 //!
-//! An index layout of the same root is written beside the pack: it holds how each file looked
-//! (which a pack does not), serves as a parent, and is another way to the bytes.
+//! Flow: paths and sizes ([`scan`]) → the order, the groups, and what stays of a parent ([`plan`]) → each
+//! file read once, chunks written ([`assemble`]) → tables ([`tables`]) → published, the tag last. The same
+//! tree gives the same chunks, in whatever order reads finish. The journal records each chunk, so that a
+//! stopped run can be resumed.
+//!
+//! A pack has no pins. So a run also writes an index layout of the same root: it has them, serves as the
+//! index layout of a parent, and is a second way to the bytes.
 
 pub mod assemble;
 pub mod catalogue;
-mod faults;
-pub mod find;
-pub mod journal;
-mod options;
-pub mod parent;
 pub mod plan;
+pub mod scan;
 pub mod shards;
 pub mod sorter;
 pub mod tables;
 
-use crate::failure::{Exit, Failure};
-use crate::index::outcome::Counters;
-use crate::index::state::RunState;
-use crate::index::walk::{NAMES_BYTES_MAX, WalkOptions, reserved_strangers};
-use crate::index::{IndexFailure, base_of, excluded, now_ns, publish, writable};
-use crate::out::Out;
-use crate::place::Place;
+use crate::failure::Failure;
 use crate::progress::{Progress, Total};
-use crate::target::Select;
-use assemble::{Assembler, BYTES_MAX, Done, How};
-use catalogue::{Catalogue, Fate, Fates, Row};
-use faults::Faults;
-use find::{Finder, Found};
+use crate::run::faults::Faults;
+use crate::run::journal::chunks::ChunkJournal;
+use crate::run::options::{RunFailure, RunOptions, RunReport};
+use crate::run::parent::{self, PackParent, ParentChunks};
+use crate::run::state::RunState;
+use crate::run::{Run, RunContext, publish};
+use assemble::{Assembler, BYTES_MAX, ChunkWrite, Done};
+use catalogue::{Catalogue, Placement, Placements, Row};
 use fletch_core::Hash;
+use fletch_core::manifest::LayoutParams;
 use fletch_core::manifest::pack::{Item, Keeper, PackParams, ParentLocation};
-use fletch_origin::{Origin, Origins};
-use fletch_tables::{Fault, Provenance, WrittenVersion};
+use fletch_tables::WrittenVersion;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use journal::Journal;
-pub use options::{Kept, PackOptions, PackReport};
-use parent::Parent;
 use plan::{Plan, Work};
+use scan::{Scan, Scanner};
+use serde::Serialize;
 use shards::ShardReader;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-use tables::{Both, Packed};
-use tokio::runtime::Handle;
+use std::time::Duration;
+use tables::{PackTables, Packed};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Chunks made at once from or to a store.
+/// Chunks made at once when the dataset or the tables location is a store.
 const REMOTE_AT_ONCE: usize = 16;
-/// How often Ctrl-C is looked for while nothing else happens.
+/// How often the run checks for Ctrl-C while it waits.
 const STOP_EVERY: Duration = Duration::from_millis(200);
 
-/// What a run has besides its options.
-struct Run<'a> {
+/// What `pack` is asked to do.
+#[derive(Debug, Clone)]
+pub struct PackOptions {
+    /// The options that `index` has too.
+    pub run: RunOptions,
+    /// How files are grouped.
+    pub params: LayoutParams,
+    /// Whether no sample may be outside the canonical grouping.
+    pub compact: bool,
+}
+
+/// What a pack kept of its parent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Kept {
+    /// Chunks of the parent that stay.
+    pub chunks: u64,
+    /// Bytes of these chunks.
+    pub bytes: u64,
+    /// Samples that are grouped.
+    pub samples: u64,
+    /// Grouped samples outside the canonical grouping.
+    pub samples_outside: u64,
+}
+
+/// The report of a pack: its `--json` output.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PackReport {
+    /// What `index` reports too. The layout is the packed one.
+    #[serde(flatten)]
+    pub run: RunReport,
+    /// The index layout that was written beside it.
+    pub index_layout: String,
+    /// Chunks that were written.
+    pub chunks_written: u64,
+    /// Bytes of chunks that were written.
+    pub chunk_bytes_written: u64,
+    /// Chunks that existed already, from a stopped run or another dataset.
+    pub chunks_found: u64,
+    /// What was kept of the parent; `null` without a parent.
+    pub kept: Option<Kept>,
+}
+
+/// One pack.
+struct Pack<'a> {
     options: &'a PackOptions,
-    rt: &'a Handle,
-    out: Out,
-    stop: &'a AtomicBool,
-    place: &'a Place,
-    source: &'a Origin,
-    scratch: &'a Path,
-    counters: Arc<Counters>,
+    run: &'a Run<'a>,
+    scratch: PathBuf,
     total: Arc<Total>,
 }
 
-/// What was made.
+/// The chunks of the pack, and where each entry is in them.
 struct MadeChunks {
-    fates: Fates,
+    placements: Placements,
+    /// Hash and length of each chunk.
     chunks: Vec<(Hash, u32)>,
     written: u64,
     bytes_written: u64,
@@ -84,227 +115,152 @@ struct MadeChunks {
     kept: Kept,
 }
 
-/// Runs it. `stop` is set by Ctrl-C.
+/// Packs a dataset.
 ///
 /// # Errors
-/// [`IndexFailure`]; chunks that were written are remembered for the next run.
-pub fn run(
-    options: &PackOptions,
-    origins: &Origins,
-    rt: &Handle,
-    out: Out,
-    stop: &Arc<AtomicBool>,
-) -> Result<PackReport, IndexFailure> {
-    let place = Place::open(origins, &options.to)?;
-    let source = origins.open(&options.uri).map_err(Failure::from)?;
-    let base = options.uri.as_local().map(base_of).transpose()?;
-    if let Some(to) = options.to.as_local() {
-        writable(to, options.to == options.uri)?;
-    }
+/// [`RunFailure`]. The journal keeps the chunks that were written, for the next run.
+pub fn run(options: &PackOptions, ctx: RunContext<'_>) -> Result<PackReport, RunFailure> {
+    let run = Run::open(&options.run, ctx)?;
     let key = format!(
         "pack\n{}\n{}\n{:?}\n{}\n{:?}",
-        options.uri,
-        options.to,
-        options.rule,
-        options.symlinks.as_str(),
+        options.run.uri,
+        options.run.to,
+        options.run.rule,
+        options.run.symlinks.as_str(),
         options.params
     );
-    let state = RunState::lock(&options.state_dir, &key)?;
-    let run = Run {
-        options,
-        rt,
-        out,
-        stop,
-        place: &place,
-        source: &source,
-        scratch: &state.scratch(),
-        counters: Arc::default(),
-        total: Arc::default(),
-    };
-    match run.locked(base.as_deref(), &state) {
-        Ok(report) => {
-            state.finish();
-            Ok(report)
-        }
-        Err(mut e) => {
-            state.clear_scratch();
-            if e.failure.exit == Exit::Interrupted {
-                e.failure.what = "stopped; the chunks that were written are remembered".into();
-                e.failure.hint = Some("run the same command again to go on".into());
-            }
-            Err(e)
-        }
-    }
+    let state = RunState::lock(&options.run.state_dir, &key)?;
+    let pack = Pack { options, run: &run, scratch: state.scratch(), total: Arc::default() };
+    let done = pack.pack(&state);
+    state.end(done, "the journal keeps the chunks that were written")
 }
 
-fn scratch_failed(e: &std::io::Error) -> Failure {
-    Failure::io("cannot write temporary files", e).hint("free some space, or give another --state-dir")
-}
-
-impl Run<'_> {
-    fn open_parent(&self, local: bool) -> Result<Option<Parent>, Failure> {
-        let Some(select) = &self.options.parent else { return Ok(None) };
-        let open = || -> Result<Option<Parent>, Failure> {
-            if self.options.parent_optional
-                && let Select::Tag(tag) = select
-                && self.rt.block_on(self.place.tag(tag))?.is_none()
-            {
-                return Ok(None);
+impl Pack<'_> {
+    fn open_parent(&self) -> Result<Option<PackParent>, Failure> {
+        parent::open(self.run, |root, layout| {
+            let parent = PackParent::open(self.run, (root, layout), &self.options.params)?;
+            if parent.is_none() {
+                self.run
+                    .ctx
+                    .out
+                    .warn("the parent has no index layout to prove files unchanged, so every file is read");
             }
-            let version = self.rt.block_on(self.place.resolve(select))?;
-            let opened = Parent::open(self.rt, self.place, version, &self.options.params, local)?;
-            if opened.is_none() {
-                self.out.warn(format_args!(
-                    "the parent has no index layout, which tells what is unchanged: everything is read"
-                ));
-            }
-            Ok(opened)
-        };
-        match open() {
-            Err(e) if self.options.parent_optional && e.exit == Exit::Failed => {
-                self.out.warn(format_args!("the parent cannot be used, everything is read: {}", e.what));
-                Ok(None)
-            }
-            opened => opened,
-        }
+            Ok(parent)
+        })
     }
 
-    fn show(&self, label: &'static str) -> Progress {
-        let c = Arc::clone(&self.counters);
-        let done = Arc::new(move || {
-            (
-                c.files_read.load(Relaxed) + c.files_reused.load(Relaxed),
-                c.bytes_read.load(Relaxed) + c.bytes_reused.load(Relaxed),
-            )
-        });
-        Progress::start(self.out, self.options.progress, label, done, Arc::clone(&self.total), None)
+    fn show(&self, verb: &'static str) -> Progress {
+        self.run.progress(verb, Arc::clone(&self.total), None)
     }
 
-    fn find(&self, base: Option<&Path>, faults: &mut Faults) -> Result<Found, Failure> {
-        let options = self.options;
-        let matcher = options.rule.matcher().map_err(|e| Failure::usage(e.to_string()))?;
-        let parent = self.open_parent(base.is_some())?;
-        let keeper = parent.as_ref().map(|p| {
-            let lengths = p.chunks.all.iter().map(|c| c.1).collect();
+    /// The first pass: lists the dataset, and returns what was found with the chunks of the parent.
+    fn scan(&self, faults: &mut Faults) -> Result<(Scan, Option<Arc<ParentChunks>>), Failure> {
+        let (options, run) = (self.options, self.run);
+        let matcher = run.matcher()?;
+        let parent = self.open_parent()?;
+        let chunks = parent.as_ref().map(PackParent::chunks);
+        let keeper = chunks.as_ref().map(|chunks| {
+            let lengths = chunks.all.iter().map(|c| c.1).collect();
             Keeper::new(plan::keep_rule(options.compact), &options.params, lengths)
         });
-        let mut finder = {
-            let shards = ShardReader { rt: self.rt, source: self.source, counters: &self.counters };
-            Finder::new(self.scratch, &options.params, &matcher, parent, keeper, faults, &self.total, shards)?
-        };
-        let to = (options.to != options.uri).then_some(&options.to);
-        match base {
-            Some(base) => {
-                for stranger in reserved_strangers(base).unwrap_or_default() {
-                    self.out.warn(format_args!(
-                        "{stranger} is not packed: the directory fletch/ is Fletch's own"
-                    ));
-                }
-                let exclude = excluded(base, to.and_then(|to| to.as_local()), &options.state_dir, self.out);
-                let walk = WalkOptions {
-                    base: base.to_owned(),
-                    symlinks: options.symlinks,
-                    exclude,
-                    names_bytes_max: NAMES_BYTES_MAX,
-                };
-                finder.local(walk, self.scratch, options.threads, self.stop)?;
-            }
+        let shards = ShardReader { rt: run.ctx.rt, source: &run.source, counters: &run.counters };
+        let mut scanner = Scanner::new(
+            &self.scratch,
+            &options.params,
+            &matcher,
+            parent,
+            keeper,
+            faults,
+            &self.total,
+            shards,
+        )?;
+        let (threads, stop) = (options.run.threads, run.ctx.stop);
+        match &run.base {
+            Some(base) => scanner.local(run.walk_options(base), &self.scratch, threads, stop)?,
             None => {
-                let below = |to: &fletch_origin::OriginUri| {
-                    to.to_string().strip_prefix(&format!("{}/", options.uri)).map(str::to_owned)
-                };
-                let exclude: BTreeSet<String> = to.and_then(below).into_iter().collect();
-                finder.remote(self.rt, self.source, self.options.list.as_ref(), &exclude, self.stop)?;
+                let names = options.run.list.as_ref();
+                scanner.remote(run.ctx.rt, &run.source, names, run.excluded_prefixes(), stop)?;
             }
         }
-        finder.finish()
+        Ok((scanner.finish(run.ctx.out)?, chunks))
     }
 
-    fn locked(&self, base: Option<&Path>, state: &RunState) -> Result<PackReport, IndexFailure> {
-        let options = self.options;
-        let (began, started_ns) = (Instant::now(), now_ns());
-        let journal = Journal::open(state.file("made"), started_ns)
+    fn pack(&self, state: &RunState) -> Result<PackReport, RunFailure> {
+        let run = self.run;
+        let journal = ChunkJournal::open(state.chunk_journal(), run.started_ns)
             .map_err(|e| Failure::io("cannot use the journal", &e).hint("give another --state-dir"))?;
         if !journal.is_empty() {
-            self.out.note(format_args!("resuming: {} chunks and long files already made", journal.len()));
+            let made = journal.len();
+            run.ctx.out.note(format_args!("resuming: {made} chunks and long files already made"));
         }
-        let mut faults = Faults::new(options.on_fault, self.out);
-        let found = match self.find(base, &mut faults) {
-            Ok(found) => found,
-            Err(failure) => return Err(IndexFailure { failure, faults: faults.finish() }),
-        };
-        let progress = self.show("packing");
-        let made = match self.make(&found, journal, &mut faults) {
+        let mut faults = Faults::new(self.options.run.on_fault, run.ctx.out);
+        let made = self.scan(&mut faults).and_then(|(scan, chunks)| {
+            let _progress = self.show("packing");
+            let made = self.make(&scan, chunks.as_deref(), journal, &mut faults)?;
+            Ok((scan.catalogue, made, chunks.is_some()))
+        });
+        let (catalogue, made, has_parent) = match made {
             Ok(made) => made,
-            Err(failure) => return Err(IndexFailure { failure, faults: faults.finish() }),
+            Err(failure) => return Err(RunFailure { failure, faults: faults.finish() }),
         };
-        drop(progress);
-        let matcher = options.rule.matcher().map_err(|e| Failure::usage(e.to_string()))?;
-        let packed = Packed { catalogue: &found.catalogue, fates: &made.fates, chunks: &made.chunks };
-        let about = Provenance {
-            created_unix_ns: started_ns,
-            indexed_at_ns: started_ns,
-            tool: format!("fletch {}", env!("CARGO_PKG_VERSION")),
-            origin: (options.to != options.uri).then(|| options.uri.to_string()),
-            faults: Vec::new(),
-        };
-        let in_vain = faults.in_vain();
-        let (both, skipped) = tables::write(
-            &packed,
-            &options.rule,
-            &matcher,
-            &options.params,
-            self.scratch,
-            about,
-            &self.counters,
-            faults,
-        )?;
-        if in_vain {
-            let n = skipped.len();
-            let failure = Failure::new(format!("{n} entries cannot be packed; no version was written"))
-                .hint("mend them, or leave them out with --skip-failed");
-            return Err(IndexFailure { failure, faults: skipped });
+        let packed = Packed { catalogue: &catalogue, placements: &made.placements, chunks: &made.chunks };
+        let report_only = faults.report_only();
+        let (tables, skipped) = tables::write(&packed, run, &self.options.params, &self.scratch, faults)?;
+        if report_only {
+            return Err(RunFailure { failure: Faults::failure(skipped.len()), faults: skipped });
         }
-        self.publish(&both)?;
-        Ok(self.report(&both, &made, found.parent.is_some(), skipped, began.elapsed()))
+        self.publish(&tables)?;
+        Ok(PackReport {
+            run: run.report(&tables.pack, skipped),
+            index_layout: tables.index.layout.to_string(),
+            chunks_written: made.written,
+            chunk_bytes_written: made.bytes_written,
+            chunks_found: made.found,
+            kept: has_parent.then_some(made.kept),
+        })
     }
 
-    /// Makes every chunk and names every long file.
-    fn make(&self, found: &Found, journal: Journal, faults: &mut Faults) -> Result<MadeChunks, Failure> {
-        let catalogue = &found.catalogue;
-        let fates = Fates::new(self.scratch, catalogue.len()).map_err(|e| scratch_failed(&e))?;
-        empty_files(catalogue, &fates)?;
-        let keeper = found.parent.as_ref().and(found.keeper.clone());
+    /// The second pass: makes every chunk and hashes every long file. `parent` has the parent's chunks.
+    fn make(
+        &self,
+        scan: &Scan,
+        parent: Option<&ParentChunks>,
+        journal: ChunkJournal,
+        faults: &mut Faults,
+    ) -> Result<MadeChunks, Failure> {
+        let (run, catalogue) = (self.run, &scan.catalogue);
+        let placements = Placements::new(&self.scratch, catalogue.len()).map_err(|e| Failure::scratch(&e))?;
+        place_empty_files(catalogue, &placements)?;
         let params = &self.options.params;
-        let mut plan = Plan::new(params, &found.items, keeper)?;
-        let lengths: &[(Hash, u32)] = found.parent.as_ref().map_or(&[], |p| &p.chunks.all);
-        let mut made =
-            MadeChunks { fates, chunks: Vec::new(), written: 0, bytes_written: 0, found: 0, kept: plan.kept };
-        // The number here of each chunk of the parent that stays.
-        let mut numbers = vec![u32::MAX; lengths.len()];
+        let mut plan = Plan::new(params, &scan.items, scan.keeper.clone())?;
+        let parent: &[(Hash, u32)] = parent.map_or(&[], |chunks| &chunks.all);
+        let (chunks, kept) = (Vec::new(), plan.kept);
+        let mut made = MadeChunks { placements, chunks, written: 0, bytes_written: 0, found: 0, kept };
+        // The number in this pack of each chunk of the parent that stays.
+        let mut numbers = vec![u32::MAX; parent.len()];
         let assembler = Assembler {
-            source: self.source,
-            place: self.place.origin(),
+            source: &run.source,
+            tables: run.tables.origin(),
             catalogue,
             params: params.pack.unwrap_or(PackParams::DEFAULT),
             journal: RefCell::new(journal),
-            counters: &self.counters,
+            counters: &run.counters,
             memory: Semaphore::new(BYTES_MAX as usize),
-            in_vain: Cell::new(faults.in_vain()),
+            report_only: Cell::new(faults.report_only()),
         };
-        let local = self.source.local_dir().is_some() && self.place.origin().local_dir().is_some();
-        let at_once = if local { self.options.threads.max(1) } else { REMOTE_AT_ONCE };
-        let mut sliced = found.sliced.iter();
+        let local = run.source.local_dir().is_some() && run.tables.origin().local_dir().is_some();
+        let at_once = if local { self.options.run.threads.max(1) } else { REMOTE_AT_ONCE };
+        let mut sliced = scan.sliced.iter();
         let mut groups_left = true;
-        self.rt.block_on(async {
+        run.ctx.rt.block_on(async {
             let mut under_way = FuturesUnordered::new();
             loop {
                 while under_way.len() < at_once {
                     // Long files after the groups.
                     match if groups_left { plan.next_work()? } else { None } {
                         Some(Work::Group(group)) => under_way.push(assembler.group(group).left_future()),
-                        Some(Work::Stay(members)) => {
-                            self.stay(&members, lengths, &mut numbers, catalogue, &mut made)?;
+                        Some(Work::Keep(members)) => {
+                            self.keep(&members, parent, &mut numbers, catalogue, &mut made)?;
                         }
                         None => {
                             groups_left = false;
@@ -313,147 +269,114 @@ impl Run<'_> {
                         }
                     }
                 }
-                if self.stop.load(Relaxed) {
-                    return Err(Failure::new("stopped").exit(Exit::Interrupted));
-                }
+                Failure::if_stopped(run.ctx.stop)?;
                 match timeout(STOP_EVERY, under_way.next()).await {
                     Err(_) => {}
                     Ok(None) => return Ok(made),
                     Ok(Some(done)) => {
-                        take(done?, &mut made, faults)?;
-                        assembler.in_vain.set(faults.in_vain());
+                        record(done?, &mut made, faults)?;
+                        assembler.report_only.set(faults.report_only());
                     }
                 }
             }
         })
     }
 
-    /// Members that stay in chunks of the parent.
-    fn stay(
+    /// Records members that stay in chunks of the parent.
+    fn keep(
         &self,
         members: &[(Item, ParentLocation)],
-        lengths: &[(Hash, u32)],
+        parent: &[(Hash, u32)],
         numbers: &mut [u32],
         catalogue: &Catalogue,
         made: &mut MadeChunks,
     ) -> Result<(), Failure> {
         for (item, place) in members {
-            let gone = || Failure::new("the parent's chunks are not those that were planned with");
-            let row = catalogue.row(item.ordinal).map_err(|e| Failure::io("the list of files", &e))?;
+            let gone = || {
+                Failure::new("the chunks of the parent changed during the run").hint("run the command again")
+            };
+            let row = catalogue.row(item.ordinal).map_err(|e| Failure::scratch(&e))?;
             let hash = match row {
                 Row::File { known: Some(content), .. } => content.hash,
                 Row::Member { hash, .. } => hash,
                 _ => return Err(gone()),
             };
             let old = place.chunk as usize;
-            let &(name, len) = lengths.get(old).ok_or_else(gone)?;
+            let &(name, len) = parent.get(old).ok_or_else(gone)?;
             if numbers[old] == u32::MAX {
-                numbers[old] = number_of(&made.chunks)?;
+                numbers[old] = next_number(&made.chunks)?;
                 made.chunks.push((name, len));
                 made.kept.chunks += 1;
                 made.kept.bytes += u64::from(len);
             }
-            let fate = Fate::Grouped { hash, chunk: numbers[old], offset: place.offset };
-            made.fates.set(item.ordinal, fate).map_err(|e| scratch_failed(&e))?;
-            self.counters.files_reused.fetch_add(1, Relaxed);
-            self.counters.bytes_reused.fetch_add(item.len.into(), Relaxed);
+            let placement = Placement::Grouped { hash, chunk: numbers[old], offset: place.offset };
+            made.placements.set(item.ordinal, placement).map_err(|e| Failure::scratch(&e))?;
+            self.run.counters.reuse(1, item.len.into());
         }
         Ok(())
     }
 
-    fn publish(&self, both: &Both) -> Result<(), Failure> {
-        // The index first: with the pack's document everything that it leans on is there. What
-        // both have is put in place once.
-        let shared: BTreeSet<&String> = both.index.files.iter().map(|f| &f.0).collect();
-        let own = both.pack.files.iter().filter(|f| !shared.contains(&f.0)).cloned().collect();
-        let pack = WrittenVersion { files: own, ..both.pack.clone() };
-        self.rt.block_on(async {
-            publish::publish(self.place, &both.index, self.stop).await?;
-            publish::publish(self.place, &pack, self.stop).await?;
-            match &self.options.tag {
-                Some(tag) => publish::tag(self.place, tag, &both.pack, now_ns()).await,
-                None => Ok(()),
-            }
+    /// Publishes the index layout, then the files that only the pack has, then the tag.
+    ///
+    /// In this order, a reader of the pack's `layout.json` finds everything that the pack depends on.
+    fn publish(&self, made: &PackTables) -> Result<(), Failure> {
+        let (tables, stop) = (&self.run.tables, self.run.ctx.stop);
+        let shared: BTreeSet<&String> = made.index.files.iter().map(|f| &f.0).collect();
+        let own = made.pack.files.iter().filter(|f| !shared.contains(&f.0)).cloned().collect();
+        let pack = WrittenVersion { files: own, ..made.pack.clone() };
+        self.run.ctx.rt.block_on(async {
+            publish::publish(tables, &made.index, stop).await?;
+            publish::publish(tables, &pack, stop).await?;
+            self.run.move_tag(&pack).await
         })
-    }
-
-    fn report(
-        &self,
-        both: &Both,
-        made: &MadeChunks,
-        had_parent: bool,
-        skipped: Vec<Fault>,
-        took: Duration,
-    ) -> PackReport {
-        let (options, c) = (self.options, &self.counters);
-        PackReport {
-            root: both.pack.root.to_string(),
-            layout: both.pack.layout.to_string(),
-            index_layout: both.index.layout.to_string(),
-            tag: options.tag.as_ref().map(ToString::to_string),
-            uri: options.uri.to_string(),
-            tables: options.to.to_string(),
-            entries: both.pack.entries,
-            samples: both.pack.samples,
-            bytes: both.pack.bytes,
-            chunks_written: made.written,
-            chunk_bytes_written: made.bytes_written,
-            chunks_found: made.found,
-            kept: had_parent.then_some(made.kept),
-            files_read: c.files_read.load(Relaxed),
-            bytes_read: c.bytes_read.load(Relaxed),
-            files_reused: c.files_reused.load(Relaxed),
-            bytes_reused: c.bytes_reused.load(Relaxed),
-            seconds: took.as_secs_f64(),
-            skipped,
-        }
     }
 }
 
-fn number_of(chunks: &[(Hash, u32)]) -> Result<u32, Failure> {
+/// Returns the number of the next chunk.
+fn next_number(chunks: &[(Hash, u32)]) -> Result<u32, Failure> {
     match u32::try_from(chunks.len()) {
         Ok(n) if n < u32::MAX => Ok(n),
         _ => Err(Failure::new("the pack would have more than 4 billion chunks")),
     }
 }
 
-/// Files without bytes are in no chunk and not at fault.
-fn empty_files(catalogue: &Catalogue, fates: &Fates) -> Result<(), Failure> {
+/// Records the files without bytes, which are in no chunk.
+fn place_empty_files(catalogue: &Catalogue, placements: &Placements) -> Result<(), Failure> {
     for (number, row) in (0u64..).zip(catalogue.iter()) {
-        let empty = match row.map_err(|e| Failure::io("the list of files", &e))? {
+        let empty = match row.map_err(|e| Failure::scratch(&e))? {
             Row::File { pin, .. } => pin.size == 0,
             Row::Member { size, .. } => size == 0,
             _ => false,
         };
         if empty {
-            fates.set(number, Fate::Empty).map_err(|e| scratch_failed(&e))?;
+            placements.set(number, Placement::Empty).map_err(|e| Failure::scratch(&e))?;
         }
     }
     Ok(())
 }
 
-/// Writes down what became of one piece of work.
-fn take(done: Done, made: &mut MadeChunks, faults: &mut Faults) -> Result<(), Failure> {
+/// Records the result of one piece of work.
+fn record(done: Done, made: &mut MadeChunks, faults: &mut Faults) -> Result<(), Failure> {
     match done {
         Done::Sliced(row, Ok(content)) => {
-            made.fates.set_sliced(row, &content).map_err(|e| scratch_failed(&e))
+            made.placements.set_sliced(row, &content).map_err(|e| Failure::scratch(&e))
         }
         Done::Sliced(_, Err(fault)) => faults.push(fault),
         Done::Group(chunk, faulty) => {
             if let Some(chunk) = chunk {
-                let number = number_of(&made.chunks)?;
+                let number = next_number(&made.chunks)?;
                 made.chunks.push((chunk.hash, chunk.len));
                 for (row, hash, offset) in chunk.members {
-                    let fate = Fate::Grouped { hash, chunk: number, offset };
-                    made.fates.set(row, fate).map_err(|e| scratch_failed(&e))?;
+                    let placement = Placement::Grouped { hash, chunk: number, offset };
+                    made.placements.set(row, placement).map_err(|e| Failure::scratch(&e))?;
                 }
-                match chunk.how {
-                    How::Written => {
+                match chunk.write {
+                    ChunkWrite::Written => {
                         made.written += 1;
                         made.bytes_written += u64::from(chunk.len);
                     }
-                    How::Found => made.found += 1,
-                    How::Unwritten => {}
+                    ChunkWrite::Existed => made.found += 1,
+                    ChunkWrite::Unwritten => {}
                 }
             }
             faulty.into_iter().try_for_each(|fault| faults.push(fault))

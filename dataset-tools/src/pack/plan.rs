@@ -1,8 +1,8 @@
-//! From sorted items to the work of a run: which groups are written, and what of a parent stays.
+//! The work of a pack: which groups become new chunks, and which members stay in chunks of the parent.
 //!
-//! Owns the passes over the sorted rows; the rules themselves are `fletch_core`'s.
+//! Owns the passes over the sorted rows. The rules are in `fletch_core`.
 
-use super::options::Kept;
+use super::Kept;
 use super::sorter::{Merge, Sorted};
 use crate::failure::Failure;
 use fletch_core::manifest::LayoutParams;
@@ -11,10 +11,10 @@ use fletch_core::manifest::pack::{
 };
 use std::collections::VecDeque;
 
-/// An item and where the parent has it: chunk u32 (all ones for nowhere) · offset u32.
+/// An item, then its place in the parent: chunk u32 (all ones for none) · offset u32.
 pub const ROW_BYTES: usize = SORT_ROW_BYTES + 8;
 
-/// The row of an item.
+/// Returns the row of an item.
 #[must_use]
 pub fn row_of(item: &Item, place: Option<ParentLocation>) -> [u8; ROW_BYTES] {
     let mut row = [0xff; ROW_BYTES];
@@ -35,10 +35,10 @@ fn item_of(row: &[u8; ROW_BYTES]) -> (Item, Option<ParentLocation>) {
     (Item::from_row(&item), (place.chunk != u32::MAX).then_some(place))
 }
 
-/// A canonical group, and where the parent has each of its members.
+/// A canonical group, and the place of each member in the parent.
 type Group = (ChunkPlan, Vec<Option<ParentLocation>>);
 
-/// The canonical groups in order, each with its members' places in the parent.
+/// Reads the canonical groups in order.
 struct Groups<'a> {
     rows: Merge<'a, ROW_BYTES>,
     packer: Option<Packer>,
@@ -47,7 +47,7 @@ struct Groups<'a> {
 }
 
 fn bad(e: impl std::fmt::Display) -> Failure {
-    Failure::new(format!("the plan of the pack: {e}"))
+    Failure::new(format!("cannot plan the pack: {e}"))
 }
 
 impl<'a> Groups<'a> {
@@ -63,12 +63,12 @@ impl<'a> Groups<'a> {
     fn next(&mut self) -> Result<Option<Group>, Failure> {
         loop {
             if let Some(plan) = self.ready.pop_front() {
-                // Members of all plans, one after the other, are the items in order.
+                // The members of all plans, one after the other, are the items in order.
                 let places = self.places.drain(..plan.members.len()).collect();
                 return Ok(Some((plan, places)));
             }
             let Some(packer) = &mut self.packer else { return Ok(None) };
-            match self.rows.next_row().map_err(|e| Failure::io("the order of the pack", &e))? {
+            match self.rows.next_row().map_err(|e| Failure::scratch(&e))? {
                 Some(row) => {
                     let (item, place) = item_of(&row);
                     self.places.push_back(place);
@@ -80,13 +80,13 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// Something to do for the pack.
+/// One piece of work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
-    /// A chunk is made of these entries.
+    /// Make a chunk of these entries.
     Group(ChunkPlan),
-    /// These entries stay where the parent has them.
-    Stay(Vec<(Item, ParentLocation)>),
+    /// Keep these entries in chunks of the parent.
+    Keep(Vec<(Item, ParentLocation)>),
 }
 
 /// The work of a run, in the order of the pack.
@@ -94,18 +94,18 @@ pub struct Plan<'a> {
     groups: Groups<'a>,
     at: usize,
     keep: Option<(Keeper, Vec<bool>)>,
-    /// Groups what lies outside, by itself.
+    /// Groups the members outside the canonical grouping.
     outside: Option<Packer>,
     ready: VecDeque<Work>,
-    /// Of the parent.
+    /// How much of the parent stays.
     pub kept: Kept,
 }
 
 impl<'a> Plan<'a> {
-    /// Plans a pack of these rows, with a keeper that knows every unchanged entry.
+    /// Plans a pack of these rows. The keeper knows every unchanged entry of the parent.
     ///
     /// # Errors
-    /// When the rows cannot be read back.
+    /// [`Failure`] when the rows cannot be read.
     pub fn new(
         params: &LayoutParams,
         rows: &'a Sorted<ROW_BYTES>,
@@ -138,10 +138,10 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// The next thing to do; `None` at the end.
+    /// Returns the next piece of work; `None` at the end.
     ///
     /// # Errors
-    /// When the rows cannot be read back.
+    /// [`Failure`] when the rows cannot be read.
     pub fn next_work(&mut self) -> Result<Option<Work>, Failure> {
         loop {
             if let Some(work) = self.ready.pop_front() {
@@ -162,7 +162,7 @@ impl<'a> Plan<'a> {
                 Fate::Write => return Ok(Some(Work::Group(plan))),
                 Fate::Same(_) => {
                     let stay = plan.members.iter().zip(&places).filter_map(|(m, p)| Some((m.item, (*p)?)));
-                    return Ok(Some(Work::Stay(stay.collect())));
+                    return Ok(Some(Work::Keep(stay.collect())));
                 }
                 Fate::Keep { inside, outside } => {
                     if let Some(packer) = &mut self.outside {
@@ -171,7 +171,7 @@ impl<'a> Plan<'a> {
                         }
                     }
                     if !inside.is_empty() {
-                        self.ready.push_back(Work::Stay(inside));
+                        self.ready.push_back(Work::Keep(inside));
                     }
                 }
             }
@@ -179,7 +179,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// How much of a parent may stay.
+/// Returns the rule for how much of a parent may stay.
 #[must_use]
 pub fn keep_rule(compact: bool) -> KeepRule {
     KeepRule {

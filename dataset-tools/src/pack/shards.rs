@@ -1,10 +1,11 @@
-//! Tar shards of a dataset that is packed: read once for what is in them, before the members are
-//! grouped, and so read twice in all.
+//! The tar shards of a pack, in the first pass: reads each shard for its members.
+//!
+//! The second pass reads the members once more, so a pack reads shards twice.
 
 use crate::failure::Failure;
-use crate::index::content::Content;
-use crate::index::known::{pin_from, row_of};
-use crate::index::outcome::Counters;
+use crate::run::Counters;
+use crate::source::content::Content;
+use crate::source::pin::{origin_pin, pin_row};
 use fletch_core::Hash;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
 use fletch_core::manifest::tar::shard::{ShardMember, Sharded, Sharder};
@@ -15,35 +16,35 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::runtime::Handle;
 
-/// Ranges of one shard that are read at once.
+/// The most ranges of one shard that are read at once.
 const READS_MAX: usize = 8;
 
 /// Reads shards.
 pub struct ShardReader<'a> {
-    /// Where it waits.
+    /// The runtime on which it waits for the origin.
     pub rt: &'a Handle,
     /// Where the dataset is.
     pub source: &'a Origin,
-    /// What was read.
+    /// The numbers of the run.
     pub counters: &'a Counters,
 }
 
-/// What came of a file that is named like a shard.
-pub enum Scanned {
-    /// What it is, and where in it each member begins.
+/// What a file named like a shard is.
+pub enum ShardScan {
+    /// A shard: its hashes, and each member with its offset.
     Shard(Content, Vec<(ShardMember, u64)>),
-    /// A file like any other, and why.
+    /// A plain file, and why it is not a shard.
     Plain(String),
-    /// It cannot be read, and why.
+    /// A fault: why the file cannot be read.
     Fault(String),
 }
 
 impl ShardReader<'_> {
-    /// Reads a shard as it was when it was found.
+    /// Reads a file under its pin.
     ///
     /// # Errors
     /// [`Failure`] when the run cannot go on.
-    pub fn read(&self, path: &str, pin: &PinRow) -> Result<Scanned, Failure> {
+    pub fn read(&self, path: &str, pin: &PinRow) -> Result<ShardScan, Failure> {
         self.rt.block_on(async {
             let step = u64::from(SLICE_BYTES_DEFAULT);
             let local = self.source.local_dir().is_some();
@@ -51,18 +52,18 @@ impl ShardReader<'_> {
             let mut reads = stream::iter(0..pin.size.div_ceil(step))
                 .map(|i| {
                     let range = i * step..((i + 1) * step).min(pin.size);
-                    async move { self.source.get(path, Some(range), Some(&pin_from(pin))).await }
+                    async move { self.source.get(path, Some(range), Some(&origin_pin(pin))).await }
                 })
                 .buffered(READS_MAX);
             while let Some(read) = reads.next().await {
                 let got = match read {
-                    Ok(got) if local && row_of(got.meta.pin()) != *pin => {
-                        return Ok(Scanned::Fault(changed()));
+                    Ok(got) if local && pin_row(got.meta.pin()) != *pin => {
+                        return Ok(ShardScan::Fault(changed()));
                     }
                     Ok(got) => got,
                     Err(e) if e.transient() => return Err(e.into()),
-                    Err(OriginError::Changed { .. }) => return Ok(Scanned::Fault(changed())),
-                    Err(e) => return Ok(Scanned::Fault(e.to_string())),
+                    Err(OriginError::Changed { .. }) => return Ok(ShardScan::Fault(changed())),
+                    Err(e) => return Ok(ShardScan::Fault(e.to_string())),
                 };
                 self.counters.bytes_read.fetch_add(got.bytes.len() as u64, Relaxed);
                 let fed = tokio::task::spawn_blocking(move || {
@@ -73,24 +74,24 @@ impl ShardReader<'_> {
                     fed.await.map_err(|e| Failure::new(format!("hashing {path} failed: {e}")))?;
                 sharder = back;
                 if let Err(bad) = fed {
-                    return Ok(Scanned::Plain(bad.to_string()));
+                    return Ok(ShardScan::Plain(bad.to_string()));
                 }
             }
             Ok(match sharder.finish() {
-                Ok(shard) => placed(shard),
-                Err(bad) => Scanned::Plain(bad.to_string()),
+                Ok(shard) => locate(shard),
+                Err(bad) => ShardScan::Plain(bad.to_string()),
             })
         })
     }
 }
 
 fn changed() -> String {
-    "it changed after it was found; stop what writes to it and run again".into()
+    "it changed during the run; stop the program that writes to it and run again".into()
 }
 
-/// Finds where in the shard each member begins: a run of chunks that is the member's. Where the
-/// same run comes twice its bytes are the same.
-fn placed(shard: Sharded) -> Scanned {
+/// Finds the offset of each member in the shard: the first run of the shard's slices with the member's
+/// chunks. A run that comes twice has the same bytes both times.
+fn locate(shard: Sharded) -> ShardScan {
     let Sharded { hash, slices, mut members } = shard;
     let mut starts: HashMap<Hash, Vec<(usize, u64)>> = HashMap::new();
     let mut at = 0;
@@ -111,8 +112,8 @@ fn placed(shard: Sharded) -> Scanned {
     match offsets {
         Some(offsets) => {
             let members = members.drain(..).zip(offsets).collect();
-            Scanned::Shard(Content { hash, slices, ..Content::whole(hash, 0) }, members)
+            ShardScan::Shard(Content { hash, slices, ..Content::whole(hash, 0) }, members)
         }
-        None => Scanned::Fault("its members lie in none of its chunks".into()),
+        None => ShardScan::Fault("the slices of its members are not slices of the file".into()),
     }
 }

@@ -1,16 +1,18 @@
-//! Sorts rows of one length as bytes, in bounded memory: what does not fit is written out in
-//! sorted runs, which are merged while they are read back. The result can be read many times.
+//! Sorts rows of one length, as bytes, in bounded memory.
+//!
+//! Rows beyond the bound are written out in sorted runs and merged during reading. The result can be read
+//! many times.
 
-use crate::index::spill::{Extent, Spill};
+use crate::source::spill::{Extent, Spill};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 use std::path::Path;
 
-/// Read-ahead of one run while merging.
+/// The read buffer of one run, in bytes.
 const RUN_BUFFER_BYTES: usize = 128 << 10;
 
-/// Takes rows of `N` bytes in any order.
+/// Collects rows of `N` bytes, in any order.
 #[derive(Debug)]
 pub struct Sorter<const N: usize> {
     spill: Spill,
@@ -19,7 +21,7 @@ pub struct Sorter<const N: usize> {
     rows_max: usize,
 }
 
-/// Gives rows back in order.
+/// The sorted rows.
 #[derive(Debug)]
 pub struct Sorted<const N: usize> {
     spill: Spill,
@@ -28,10 +30,10 @@ pub struct Sorted<const N: usize> {
 }
 
 impl<const N: usize> Sorter<N> {
-    /// Keeps at most `bytes_max` bytes of rows in memory; runs go to `scratch`.
+    /// Keeps at most `bytes_max` bytes of rows in memory. Runs go to `scratch`.
     ///
     /// # Errors
-    /// When no file can be made there.
+    /// When the scratch file cannot be created.
     pub fn new(scratch: &Path, bytes_max: usize) -> io::Result<Self> {
         let spill = Spill::new(scratch)?;
         Ok(Sorter { spill, runs: Vec::new(), rows: Vec::new(), rows_max: (bytes_max / N).max(1) })
@@ -56,7 +58,7 @@ impl<const N: usize> Sorter<N> {
         Ok(())
     }
 
-    /// Ends the adding.
+    /// Sorts the rows.
     ///
     /// # Errors
     /// When a run cannot be written.
@@ -71,7 +73,7 @@ impl<const N: usize> Sorter<N> {
     }
 }
 
-/// One run being read.
+/// A sorted run that is being read.
 #[derive(Debug)]
 struct Run {
     left: Extent,
@@ -79,7 +81,7 @@ struct Run {
     at: usize,
 }
 
-/// A merge under way.
+/// Reads sorted rows, from the first one on.
 #[derive(Debug)]
 pub struct Merge<'a, const N: usize> {
     sorted: &'a Sorted<N>,
@@ -90,7 +92,7 @@ pub struct Merge<'a, const N: usize> {
 }
 
 impl<const N: usize> Sorted<N> {
-    /// All rows, in order, from the first.
+    /// Returns a reader of all rows, in order.
     #[must_use]
     pub fn merge(&self) -> Merge<'_, N> {
         let runs = self.runs.iter().map(|&left| Run { left, buf: Vec::new(), at: 0 }).collect();
@@ -99,14 +101,14 @@ impl<const N: usize> Sorted<N> {
 }
 
 impl<const N: usize> Merge<'_, N> {
-    /// Puts the next row of a run on the heap, if it has one.
+    /// Pushes the next row of a run, if there is one, to the heap.
     fn advance(&mut self, which: usize) -> io::Result<()> {
         let run = &mut self.runs[which];
         if run.buf.len() - run.at < N {
             run.buf.drain(..run.at);
             run.at = 0;
             if run.left.len > 0 {
-                self.sorted.spill.read_on(&mut run.left, RUN_BUFFER_BYTES, &mut run.buf)?;
+                self.sorted.spill.read_front(&mut run.left, RUN_BUFFER_BYTES, &mut run.buf)?;
             }
         }
         if let Some(row) = run.buf.get(run.at..run.at + N) {
@@ -118,10 +120,10 @@ impl<const N: usize> Merge<'_, N> {
         Ok(())
     }
 
-    /// The next row; `None` at the end.
+    /// Returns the next row; `None` at the end.
     ///
     /// # Errors
-    /// When a run cannot be read back.
+    /// When a run cannot be read.
     pub fn next_row(&mut self) -> io::Result<Option<[u8; N]>> {
         if self.runs.is_empty() {
             let row = self.sorted.rows.get(self.next).copied();
@@ -147,9 +149,12 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// However little fits in memory, rows come back sorted, none lost, any number of times.
+        /// With any memory bound, all rows come back sorted, any number of times.
         #[test]
-        fn rows_come_back_in_order(rows in proptest::collection::vec(any::<[u8; 5]>(), 0..400), kept in 1usize..500) {
+        fn rows_come_back_in_order(
+            rows in proptest::collection::vec(any::<[u8; 5]>(), 0..400),
+            kept in 1usize..500,
+        ) {
             let dir = tempfile::tempdir().expect("tempdir");
             let mut sorter = Sorter::new(dir.path(), kept * 5).expect("scratch");
             for r in &rows {

@@ -1,34 +1,32 @@
-//! The last pass of a pack: the tables of the version in both its layouts, the pack and the index
-//! that tells a later run how the files looked.
+//! The last pass of a pack: writes the tables of the version in two layouts, the pack and the index.
+//!
+//! The index layout has the pins that a later run compares with.
 
-use super::catalogue::{Catalogue, Fate, Fates, Row};
-use super::faults::Faults;
+use super::catalogue::{Catalogue, Placement, Placements, Row};
 use crate::failure::Failure;
-use crate::index::outcome::Counters;
+use crate::run::Run;
+use crate::run::faults::Faults;
 use fletch_core::Hash;
-use fletch_core::manifest::sample::SampleMatcher;
-use fletch_core::manifest::{Entry, EntryKind, LayoutParams, SampleRule, Slice};
-use fletch_tables::{
-    Fault, NewChunk, NewRow, PinRow, Provenance, TableError, TablesWriter, WrittenVersion, paths,
-};
+use fletch_core::manifest::{Entry, EntryKind, LayoutParams, Slice};
+use fletch_tables::{Fault, NewChunk, NewRow, PinRow, TableError, TablesWriter, WrittenVersion, paths};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What became of everything.
+/// The entries of a pack, and where their bytes are.
 pub struct Packed<'a> {
     /// The rows.
     pub catalogue: &'a Catalogue,
-    /// What became of each.
-    pub fates: &'a Fates,
-    /// Name and length of each chunk.
+    /// The placement of each row.
+    pub placements: &'a Placements,
+    /// Hash and length of each chunk.
     pub chunks: &'a [(Hash, u32)],
 }
 
 /// The tables of both layouts.
-pub struct Both {
-    /// The packed one.
+pub struct PackTables {
+    /// The packed layout.
     pub pack: WrittenVersion,
-    /// The index beside it.
+    /// The index layout.
     pub index: WrittenVersion,
 }
 
@@ -57,18 +55,18 @@ impl Writers {
         }
     }
 
-    /// An entry that both layouts hold alike.
-    fn alike(&mut self, row: NewRow, faults: &mut Faults) -> Result<(), Failure> {
+    /// Adds an entry whose row is the same in both layouts.
+    fn push_same(&mut self, row: NewRow, faults: &mut Faults) -> Result<(), Failure> {
         self.push(row.clone(), row, faults)
     }
 }
 
-/// A bit for each chunk whether a row has brought it.
-struct Brought(Vec<u64>);
+/// The chunks that a row has named already: one bit for each chunk.
+struct SeenChunks(Vec<u64>);
 
-impl Brought {
-    /// Whether it is the first time.
-    fn first(&mut self, chunk: u32) -> bool {
+impl SeenChunks {
+    /// Marks a chunk, and returns whether it was not marked before.
+    fn insert(&mut self, chunk: u32) -> bool {
         let (word, bit) = (chunk as usize / 64, 1u64 << (chunk % 64));
         let first = self.0[word] & bit == 0;
         self.0[word] |= bit;
@@ -76,11 +74,11 @@ impl Brought {
     }
 }
 
-/// Where an entry's bytes are at the dataset.
-enum Whence {
+/// Where the bytes of an entry are at the dataset.
+enum BytesSource {
     /// In an object of its own.
     Object(PinRow),
-    /// In chunks of its shard: what they hash to, and where.
+    /// In chunks of its shard: their BLAKE3, and the slices.
     Shard(Hash, Vec<Slice>),
 }
 
@@ -88,96 +86,95 @@ fn in_shard(entry: Entry, slices: Vec<Slice>) -> NewRow {
     NewRow { entry, slices, chunks: Vec::new() }
 }
 
-/// Writes the tables into `scratch`.
+/// Writes the tables of both layouts into `scratch`. Returns them with all faults of the run.
 ///
 /// # Errors
-/// When the scratch files fail, or an entry breaks the format and the run ends with faults.
-#[expect(clippy::too_many_arguments, reason = "the parts of one run, each used once")]
+/// [`Failure`] when the scratch files fail, or an entry breaks the format and faults end the run.
 pub fn write(
     packed: &Packed<'_>,
-    rule: &SampleRule,
-    matcher: &SampleMatcher,
+    run: &Run<'_>,
     params: &LayoutParams,
     scratch: &Path,
-    about: Provenance,
-    counters: &Counters,
-    faults: Faults,
-) -> Result<(Both, Vec<Fault>), Failure> {
-    let mut faults = faults;
-    let io = |e: std::io::Error| Failure::io("the list of files", &e);
+    mut faults: Faults,
+) -> Result<(PackTables, Vec<Fault>), Failure> {
+    let (rule, matcher) = (&run.options.rule, run.matcher()?);
+    let io = |e: std::io::Error| Failure::scratch(&e);
     let dir = |name: &str| {
         let dir = scratch.join(name);
-        std::fs::create_dir_all(&dir).map(|()| dir).map_err(|e| Failure::io("temporary tables", &e))
+        std::fs::create_dir_all(&dir).map(|()| dir).map_err(io)
     };
     let mut writers = Writers {
         pack: TablesWriter::create(&dir("pack")?, rule.clone(), *params)?,
         index: TablesWriter::create(&dir("index")?, rule.clone(), LayoutParams::INDEX)?,
         last: String::new(),
     };
-    let mut brought = Brought(vec![0; packed.chunks.len().div_ceil(64)]);
+    let mut seen = SeenChunks(vec![0; packed.chunks.len().div_ceil(64)]);
     for (number, row) in (0u64..).zip(packed.catalogue.iter()) {
         let row = row.map_err(io)?;
-        counters.entries.fetch_add(1, Relaxed);
-        let (path, size, kind, whence) = match row {
+        run.counters.entries.fetch_add(1, Relaxed);
+        let (path, size, kind, source) = match row {
             Row::Link { path, target } => {
-                writers.alike(NewRow::without_bytes(Entry::symlink(path, target)), &mut faults)?;
+                writers.push_same(NewRow::without_bytes(Entry::symlink(path, target)), &mut faults)?;
                 continue;
             }
             Row::DirEnd { path } => {
-                // A directory of which nothing was packed is an empty one.
+                // A directory without entries is an entry itself.
                 if !writers.last.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with('/')) {
-                    writers.alike(NewRow::without_bytes(Entry::empty_dir(path)), &mut faults)?;
+                    writers.push_same(NewRow::without_bytes(Entry::empty_dir(path)), &mut faults)?;
                 }
                 continue;
             }
-            Row::File { path, pin, .. } => (path, pin.size, EntryKind::File, Whence::Object(pin)),
+            Row::File { path, pin, .. } => (path, pin.size, EntryKind::File, BytesSource::Object(pin)),
             Row::Member { path, size, hash, slices, .. } => {
-                (path, size, EntryKind::Member, Whence::Shard(hash, slices))
+                (path, size, EntryKind::Member, BytesSource::Shard(hash, slices))
             }
         };
         let sample = matcher.sample(&path, kind);
         let entry = |hash| Entry { sample: sample.clone(), kind, ..Entry::file(path.clone(), size, hash) };
-        match (packed.fates.get(number).map_err(io)?, whence) {
-            (Fate::Empty, _) => writers.alike(NewRow::without_bytes(entry(Hash::of(&[]))), &mut faults)?,
-            (Fate::Sliced(at), Whence::Object(pin)) => {
-                let content = packed.fates.content(at).map_err(io)?;
-                writers.alike(NewRow::indexed(entry(content.hash), content.slices, &pin), &mut faults)?;
+        match (packed.placements.get(number).map_err(io)?, source) {
+            (Placement::Empty, _) => {
+                writers.push_same(NewRow::without_bytes(entry(Hash::of(&[]))), &mut faults)?
             }
-            (Fate::Grouped { hash, chunk, offset }, whence) => {
+            (Placement::Sliced(at), BytesSource::Object(pin)) => {
+                let content = packed.placements.content(at).map_err(io)?;
+                writers.push_same(NewRow::indexed(entry(content.hash), content.slices, &pin), &mut faults)?;
+            }
+            (Placement::Grouped { hash, chunk, offset }, source) => {
                 let (name, chunk_len) = packed.chunks[chunk as usize];
-                // What is grouped is at most 16 MiB.
+                // A grouped entry has at most 16 MiB.
                 let len = u32::try_from(size).unwrap_or(u32::MAX);
                 let new = NewChunk {
                     chunk: name,
                     len: chunk_len,
                     object: Some(paths::chunk(name)),
                     offset: 0,
-                    // An object named by its content needs no other pin: what differs is no chunk.
+                    // The object is named by its hash, so it needs no other pin.
                     pin: PinRow { size: chunk_len.into(), mtime_ns: None, etag: None },
                 };
                 let pack = NewRow {
                     entry: entry(hash),
                     slices: vec![Slice { chunk: name, chunk_offset: offset, len }],
-                    chunks: if brought.first(chunk) { vec![new] } else { Vec::new() },
+                    chunks: if seen.insert(chunk) { vec![new] } else { Vec::new() },
                 };
-                let index = match whence {
-                    Whence::Object(pin) => {
+                let index = match source {
+                    BytesSource::Object(pin) => {
                         NewRow::indexed(entry(hash), vec![Slice { chunk: hash, chunk_offset: 0, len }], &pin)
                     }
-                    Whence::Shard(_, slices) => in_shard(entry(hash), slices),
+                    BytesSource::Shard(_, slices) => in_shard(entry(hash), slices),
                 };
                 writers.push(pack, index, &mut faults)?;
             }
             // A member too long to be grouped.
-            (_, Whence::Shard(hash, slices)) if size > params.slice_bytes.into() => {
-                writers.alike(in_shard(entry(hash), slices), &mut faults)?;
+            (_, BytesSource::Shard(hash, slices)) if size > params.slice_bytes.into() => {
+                writers.push_same(in_shard(entry(hash), slices), &mut faults)?;
             }
-            // It is at fault.
+            // Faults have no row.
             _ => {}
         }
     }
     let faults = faults.finish();
-    let about = Provenance { faults: faults.clone(), ..about };
-    let both = Both { pack: writers.pack.finish(about.clone())?, index: writers.index.finish(about)? };
-    Ok((both, faults))
+    let created = run.created(faults.clone());
+    let tables =
+        PackTables { pack: writers.pack.finish(created.clone())?, index: writers.index.finish(created)? };
+    Ok((tables, faults))
 }

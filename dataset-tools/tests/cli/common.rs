@@ -1,5 +1,6 @@
 //! Runs the binary in a place of its own.
 
+use fletch_testkit::OriginEmulator;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
@@ -8,7 +9,7 @@ use std::process::{Child, Command, Output};
 use tempfile::TempDir;
 
 /// A scratch directory with a dataset `data`, a state directory and a place for tables.
-pub struct World {
+pub struct Fixture {
     pub dir: TempDir,
 }
 
@@ -20,11 +21,11 @@ pub struct Ran {
     pub stderr: String,
 }
 
-impl World {
+impl Fixture {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().expect("tempdir");
         fs::create_dir(dir.path().join("data")).expect("mkdir");
-        World { dir }
+        Fixture { dir }
     }
 
     pub fn path(&self, rel: &str) -> PathBuf {
@@ -54,6 +55,16 @@ impl World {
 
     pub fn run(&self, args: &[&str]) -> Ran {
         self.command(args).output().map(Ran::from).expect("spawn")
+    }
+
+    /// Writes `fletch.toml` for the dataset of an emulated bucket.
+    pub fn configure(&self, origin: &OriginEmulator) {
+        let (prefix, endpoint) = (origin.uri(), origin.endpoint());
+        let config = format!(
+            "[[origin]]\nprefix = \"{prefix}\"\nendpoint = \"{endpoint}\"\nallow_http = true\n\
+             credentials = \"anonymous\"\nregion = \"local\"\n"
+        );
+        fs::write(self.path("fletch.toml"), config).expect("write");
     }
 
     /// Runs, expects success, and reads the JSON on stdout.

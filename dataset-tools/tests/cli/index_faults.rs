@@ -1,6 +1,6 @@
 //! Every odd input has its rule or its clear error, and every fault its exit code.
 
-use crate::common::{World, files};
+use crate::common::{Fixture, files};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -11,8 +11,8 @@ fn chmod(path: &std::path::Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
 }
 
-fn world_with_faults() -> World {
-    let w = World::new();
+fn world_with_faults() -> Fixture {
+    let w = Fixture::new();
     w.write("good/a", "a");
     w.write("good/b", "b");
     w.write("only-bad/x", "x");
@@ -68,7 +68,7 @@ fn skip_failed_writes_the_rest_and_lists_them() {
 
 #[test]
 fn unreadable_files_and_directories_are_named() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("ok", "x");
     w.write("secret", "x");
     w.write("locked/f", "x");
@@ -100,7 +100,7 @@ fn unreadable_files_and_directories_are_named() {
 
 #[test]
 fn a_place_that_cannot_be_written_is_told_before_reading() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("f", "x");
     // `/proc` takes no directories, from anybody.
     let ran = w.run(&["index", "data", "--to", "/proc/fletch-tables"]);
@@ -118,7 +118,7 @@ fn a_place_that_cannot_be_written_is_told_before_reading() {
 
 #[test]
 fn links_by_policy_and_loops() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("d/f", "content");
     symlink("d/f", w.data().join("l")).expect("link");
     let keep = w.index(&[]);
@@ -143,7 +143,7 @@ fn links_by_policy_and_loops() {
 
 #[test]
 fn our_own_places_in_the_tree_are_not_indexed() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("f", "x");
     let root = w.full_root(&[]);
     // Tables in the tree, in a directory of the tree, and the state directory in the tree.
@@ -153,13 +153,13 @@ fn our_own_places_in_the_tree_are_not_indexed() {
     let ran = w
         .run(&["index", "data", "--to", "data/tables", "--state-dir", "data/st"])
         .ok()
-        .says("not indexed: tables/");
+        .says("not part of the version: tables/");
     assert_eq!(ran.stdout.trim(), root);
     w.run(&["verify", "data/tables"]).code(3).says("1 faults");
     fs::remove_dir_all(w.data().join("st")).expect("rm");
     w.run(&["verify", "data/tables"]).ok();
     fs::write(w.data().join("fletch/mine"), b"x").expect("write");
-    w.run(&["index", "data"]).ok().says("fletch/mine is not indexed");
+    w.run(&["index", "data"]).ok().says("fletch/mine is not part of the version");
     // Below the top `fletch/` is a name like any other.
     w.write("sub/fletch/f", "x");
     w.index(&[]);
@@ -168,7 +168,7 @@ fn our_own_places_in_the_tree_are_not_indexed() {
 
 #[test]
 fn an_empty_dataset_and_names_of_all_sorts() {
-    let w = World::new();
+    let w = Fixture::new();
     w.index(&[]);
     assert_eq!(w.json(&["show", "data"])["entries"], 0);
     w.run(&["verify", "data"]).ok();
@@ -197,10 +197,11 @@ fn an_empty_dataset_and_names_of_all_sorts() {
 
 #[test]
 fn a_file_that_vanishes_while_the_tree_is_read_is_a_fault() {
-    use fletch::index::outcome::{Counters, Outcome};
-    use fletch::index::pool::run;
-    use fletch::index::walk::Step;
-    let w = World::new();
+    use fletch::index::Outcome;
+    use fletch::index::local::run;
+    use fletch::run::Counters;
+    use fletch::source::walk::Step;
+    let w = Fixture::new();
     w.write("a", "a");
     let file = |p: &str| Step::File { path: p.into(), follow: false };
     let mut steps = vec![file("a"), file("gone"), Step::Link { path: "gone-too".into() }].into_iter();

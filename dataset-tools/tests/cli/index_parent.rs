@@ -1,6 +1,6 @@
 //! `--parent` reads only what changed and arrives at the root of a full run.
 
-use crate::common::{World, bytes};
+use crate::common::{Fixture, bytes};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs::{self, File, FileTimes};
@@ -133,7 +133,7 @@ fn apply(dir: &Path, edit: &Edit, seed: u64) {
 
 /// Makes the run that wrote these tables look later, as if files had been old enough for the
 /// 2 s rule; no hash covers this time.
-fn age(w: &World) {
+fn age(w: &Fixture) {
     for file in crate::common::files(&w.data().join("fletch")) {
         if file.ends_with("layout.json") {
             let path = w.data().join("fletch").join(file);
@@ -158,7 +158,7 @@ proptest! {
         again in prop::collection::vec(edit(), 0..4),
         seed: u64,
     ) {
-        let w = World::new();
+        let w = Fixture::new();
         for d in 0..3u64 {
             for i in 0..5u64 {
                 // Equal sizes in a directory, and one file that is cut into slices.
@@ -198,11 +198,11 @@ proptest! {
 
 #[test]
 fn young_files_are_read_again_and_auto_needs_no_parent() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("f", "x");
     let first = w.json(&["index", "data", "--parent", "auto"]);
     assert_eq!(first["files_read"], 1);
-    // Written within the 2 s before the first run: its time would not tell a later change.
+    // WrittenVersion within the 2 s before the first run: its time would not tell a later change.
     let second = w.json(&["index", "data", "--parent", "auto"]);
     assert_eq!((&second["files_read"], &second["root"]), (&1.into(), &first["root"]));
     std::thread::sleep(Duration::from_millis(2200));

@@ -1,18 +1,18 @@
 //! Datasets in a bucket: the same root as the same tree on a disk, every object read once.
 
-use crate::common::{World, bytes};
+use crate::common::{Fixture, bytes};
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use std::fs;
 
 struct Bucket {
-    w: World,
+    w: Fixture,
     origin: OriginEmulator,
     uri: String,
 }
 
 /// A tree on disk and the same in a bucket, under `set/`.
 fn bucket() -> Bucket {
-    let w = World::new();
+    let w = Fixture::new();
     let origin = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
     for (i, size) in [9_000_000usize, 4 << 20, 100_000].into_iter().chain([700; 60]).enumerate() {
         let (name, content) = (format!("d{}/f{i:03} #{i}", i % 5), bytes(i as u64, size));
@@ -26,11 +26,7 @@ fn bucket() -> Bucket {
     // Another dataset of the same bucket, whose prefix begins alike.
     origin.insert("set-2/other", "not ours");
     let prefix = origin.uri();
-    let config = format!(
-        "[[origin]]\nprefix = \"{prefix}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
-        origin.endpoint()
-    );
-    fs::write(w.path("fletch.toml"), config).expect("write");
+    w.configure(&origin);
     let uri = format!("{prefix}/set");
     Bucket { w, origin, uri }
 }
@@ -77,7 +73,7 @@ fn a_bucket_has_the_root_of_the_same_tree_and_each_object_is_read_once() {
 }
 
 #[test]
-fn verify_finds_what_a_bucket_lost_got_or_changed() {
+fn verify_finds_lost_added_and_changed_objects_of_a_bucket() {
     let b = bucket();
     b.run(&["index", &b.uri, "--to", "to"]).ok();
     b.origin.insert("set/extra", "x");

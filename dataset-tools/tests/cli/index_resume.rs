@@ -1,6 +1,6 @@
 //! A run that was killed goes on where it was; two runs of one dataset exclude each other.
 
-use crate::common::{Ran, World, bytes, signal};
+use crate::common::{Fixture, Ran, bytes, signal};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::process::{Child, Stdio};
@@ -10,8 +10,8 @@ const FILES: u64 = 12_000;
 const FILE_BYTES: usize = 6000;
 
 /// A dataset old enough for the 2 s rule.
-fn world() -> World {
-    let w = World::new();
+fn world() -> Fixture {
+    let w = Fixture::new();
     let pool = bytes(7, FILE_BYTES + FILES as usize);
     for i in 0..FILES {
         w.write(&format!("d{:02}/f{i:05}", i / 500), &pool[i as usize..i as usize + FILE_BYTES]);
@@ -24,7 +24,7 @@ fn world() -> World {
 const JOURNALLED_BYTES: u64 = 320 << 10;
 
 /// Starts a run and returns when it has journalled something and is still at it.
-fn start(w: &World) -> Child {
+fn start(w: &Fixture) -> Child {
     for _ in 0..10 {
         let mut child = w
             .command(&["index", "data", "--threads", "1", "--quiet"])
@@ -53,7 +53,7 @@ fn start(w: &World) -> Child {
     panic!("the run ends before it can be stopped");
 }
 
-fn resumes(w: &World) {
+fn resumes(w: &Fixture) {
     let again = w.run(&["index", "data", "--json"]).ok().says("resuming:");
     let report = again.json();
     let total = FILES * FILE_BYTES as u64;

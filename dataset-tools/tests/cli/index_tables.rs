@@ -1,10 +1,10 @@
 //! What `index` reads and writes: every byte once, tables that can be believed, tags.
 
-use crate::common::{World, bytes, files, keys};
+use crate::common::{Fixture, bytes, files, keys};
 use std::fs;
 
 /// Bytes passed to read calls by `index` of this world, from the kernel's own count.
-fn rchar(w: &World, to: &str) -> u64 {
+fn rchar(w: &Fixture, to: &str) -> u64 {
     let script =
         r#""$0" index data --quiet --to "$1" --state-dir "$1-state" >/dev/null && grep ^rchar /proc/$$/io"#;
     let out = std::process::Command::new("sh")
@@ -18,7 +18,7 @@ fn rchar(w: &World, to: &str) -> u64 {
 
 #[test]
 fn every_byte_is_read_once() {
-    let w = World::new();
+    let w = Fixture::new();
     let base = rchar(&w, "to-empty");
     let mut total = 0;
     for (i, size) in
@@ -34,7 +34,7 @@ fn every_byte_is_read_once() {
 
 #[test]
 fn tables_are_published_once_and_the_root_is_the_same_everywhere() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("a/1.jpg", "one");
     w.write("a/1.cls", "1");
     w.write("big", bytes(1, 9_000_000));
@@ -67,7 +67,7 @@ fn tables_are_published_once_and_the_root_is_the_same_everywhere() {
 
 #[test]
 fn damaged_tables_are_mended_by_indexing_again() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("f", "x");
     let root = w.index(&[]);
     for name in ["entries.parquet", "manifest.json"] {
@@ -84,7 +84,7 @@ fn damaged_tables_are_mended_by_indexing_again() {
 
 #[test]
 fn tags() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("f", "1");
     let one = w.index(&["--tag", "v1"]);
     w.write("f", "2");
@@ -113,7 +113,7 @@ fn tags() {
 
 #[test]
 fn a_directory_with_an_at_in_its_name() {
-    let w = World::new();
+    let w = Fixture::new();
     let dir = w.path("a@b/c@d");
     fs::create_dir_all(&dir).expect("mkdir");
     fs::write(dir.join("f"), "x").expect("write");

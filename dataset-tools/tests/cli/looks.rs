@@ -1,13 +1,13 @@
 //! `ls`, `show`, `diff`, the shapes of `--json`, help, and errors of the server commands.
 
-use crate::common::{World, bytes, keys};
+use crate::common::{Fixture, bytes, keys};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
 #[test]
 fn shapes_of_json() {
-    let w = World::new();
+    let w = Fixture::new();
     w.write("d/a", "a");
     w.write("big", bytes(1, 5_000_000));
     let report = w.json(&["index", "data"]);
@@ -101,7 +101,7 @@ fn shapes_of_json() {
 
 #[test]
 fn ls_lists_a_directory() {
-    let w = World::new();
+    let w = Fixture::new();
     for f in ["d/a", "d/b/c", "d-e", "x"] {
         w.write(f, f);
     }
@@ -122,7 +122,7 @@ fn ls_lists_a_directory() {
 
 #[test]
 fn diff_shows_what_changed() {
-    let w = World::new();
+    let w = Fixture::new();
     for (f, text) in [("same", "s"), ("gone", "g"), ("grown", "1"), ("other", "1"), ("kind", "k")] {
         w.write(f, text);
     }
@@ -139,7 +139,8 @@ fn diff_shows_what_changed() {
     w.write("many/05000x", "");
     w.index(&["--tag", "two"]);
     let ran = w.run(&["diff", "data@one", "data@two"]).ok().says("1 added, 1 removed, 3 changed");
-    let want = "- gone\n~ grown (size, content)\n~ kind (kind, size, content, target, sample)\n+ many/05000x\n~ other (content)\n";
+    let want = "- gone\n~ grown (size, content)\n~ kind (kind, size, content, target, sample)\n\
+                + many/05000x\n~ other (content)\n";
     assert_eq!(ran.stdout, want);
     let back = w.json(&["diff", "data@two", "data@one"]);
     assert_eq!(keys(&back), ["a", "b", "changes", "summary"]);
@@ -152,7 +153,7 @@ fn diff_shows_what_changed() {
 
 #[test]
 fn every_command_has_an_example() {
-    let w = World::new();
+    let w = Fixture::new();
     let help = w.run(&["--help"]).ok().stdout;
     assert!(
         help.contains("Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied")
@@ -175,7 +176,7 @@ fn every_command_has_an_example() {
 
 #[test]
 fn servers_that_are_away_or_refuse() {
-    let w = World::new();
+    let w = Fixture::new();
     for args in [&["status"][..], &["register", "n", "data"], &["ls", "n"]] {
         let mut away = args.to_vec();
         away.extend(["--server", "http://127.0.0.1:1"]);
@@ -188,8 +189,11 @@ fn servers_that_are_away_or_refuse() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let address = listener.local_addr().expect("address");
     let server = std::thread::spawn(move || {
-        let info = r#"{"name":"fletch-server","version":"0","formats":{"api":[1],"versions":[1],"frames":[1]},"limits":{"batch_items":1,"batch_bytes":1,"chunk_bytes":1}}"#;
-        let refused = r#"{"type":"urn:fletch:problem:uri_not_allowed","title":"t","status":403,"detail":"not yours","code":"uri_not_allowed","hint":"ask the operator","retryable":false}"#;
+        let info = r#"{"name":"fletch-server","version":"0",
+            "formats":{"api":[1],"versions":[1],"frames":[1]},
+            "limits":{"batch_items":1,"batch_bytes":1,"chunk_bytes":1}}"#;
+        let refused = r#"{"type":"urn:fletch:problem:uri_not_allowed","title":"t","status":403,
+            "detail":"not yours","code":"uri_not_allowed","hint":"ask the operator","retryable":false}"#;
         let mut last = String::new();
         for (status, body) in [("200 OK", info), ("403 Forbidden", refused)] {
             let (mut socket, _) = listener.accept().expect("accept");

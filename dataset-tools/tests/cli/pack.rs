@@ -1,14 +1,14 @@
 //! `fletch pack`: the same tree gives the same root and the same chunks; chunks hold what they
 //! say; what is at fault is named and nothing wrong is written.
 
-use crate::common::{World, bytes, files};
+use crate::common::{Fixture, bytes, files};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 
 /// Small files of many sizes in a few directories, one long file, and what has no bytes.
-pub fn tree(w: &World, seed: u64) {
+pub fn tree(w: &Fixture, seed: u64) {
     for i in 0..180u64 {
         let size = 200 + (i * 7919 % 97) as usize * 300;
         w.write(&format!("d{}/f{i:03} #{i}", i % 7), bytes(seed + i, size));
@@ -22,13 +22,13 @@ pub fn tree(w: &World, seed: u64) {
 }
 
 /// The chunk objects below a place: name → bytes.
-pub fn chunks(w: &World, place: &str) -> BTreeMap<String, Vec<u8>> {
+pub fn chunks(w: &Fixture, place: &str) -> BTreeMap<String, Vec<u8>> {
     let dir = w.path(place).join("fletch/chunks");
     files(&dir).into_iter().map(|f| (f.clone(), fs::read(dir.join(f)).expect("chunk"))).collect()
 }
 
 /// Reads an entry by what `show` says of it.
-fn read(w: &World, place: &str, entry: &Value) -> Vec<u8> {
+fn read(w: &Fixture, place: &str, entry: &Value) -> Vec<u8> {
     let mut out = Vec::new();
     for slice in entry["slices"].as_array().expect("slices") {
         let name = slice["chunk"].as_str().expect("hash");
@@ -44,7 +44,7 @@ fn read(w: &World, place: &str, entry: &Value) -> Vec<u8> {
 
 #[test]
 fn index_and_pack_of_one_tree_are_one_root_and_chunks_hold_the_files() {
-    let w = World::new();
+    let w = Fixture::new();
     tree(&w, 1);
     let report = w.json(&["pack", "data", "--chunk-size", "512KiB"]);
     assert_eq!(report["root"].as_str(), Some(w.full_root(&[]).as_str()));
@@ -71,7 +71,7 @@ fn index_and_pack_of_one_tree_are_one_root_and_chunks_hold_the_files() {
 
 #[test]
 fn the_same_tree_gives_the_same_chunks() {
-    let w = World::new();
+    let w = Fixture::new();
     tree(&w, 2);
     let mut seen = Vec::new();
     for (place, threads) in [("a", "1"), ("b", "7")] {
@@ -97,8 +97,8 @@ fn the_same_tree_gives_the_same_chunks() {
 }
 
 #[test]
-fn what_cannot_be_packed_is_named_as_by_index() {
-    let w = World::new();
+fn entries_that_cannot_be_packed_are_reported_like_by_index() {
+    let w = Fixture::new();
     tree(&w, 3);
     nix::unistd::mkfifo(&w.data().join("a-pipe"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
     w.run(&["pack", "data"]).code(1).says("a-pipe").says("named pipe").says("--skip-failed");
@@ -116,7 +116,7 @@ fn what_cannot_be_packed_is_named_as_by_index() {
 
 #[test]
 fn verify_finds_a_damaged_a_short_and_a_missing_chunk() {
-    let w = World::new();
+    let w = Fixture::new();
     tree(&w, 4);
     w.json(&["pack", "data", "--chunk-size", "512KiB"]);
     let dir = w.data().join("fletch/chunks");
@@ -133,6 +133,6 @@ fn verify_finds_a_damaged_a_short_and_a_missing_chunk() {
     assert_eq!((of("corrupt"), of("changed"), of("missing"), faults.len()), (1, 1, 1, 3), "{doc}");
     for (fault, name) in faults.iter().zip([&names[0], &names[1], &names[2]]) {
         assert_eq!(fault["path"].as_str(), Some(format!("fletch/chunks/{name}").as_str()));
-        assert!(fault["why"].as_str().is_some_and(|w| w.contains("entries lie in it")), "{doc}");
+        assert!(fault["why"].as_str().is_some_and(|w| w.contains("the chunk has")), "{doc}");
     }
 }

@@ -1,6 +1,6 @@
 //! Packs that follow other runs: a stopped one, a parent; and packs of a bucket.
 
-use crate::common::{Ran, World, bytes, files, signal};
+use crate::common::{Fixture, Ran, bytes, files, signal};
 use crate::pack::{chunks, tree};
 use fletch_testkit::{Backing, EmulatorConfig, Fault, OriginEmulator};
 use nix::sys::signal::Signal;
@@ -15,7 +15,7 @@ fn n(v: &Value) -> u64 {
     v.as_u64().unwrap_or_else(|| panic!("{v} is no number"))
 }
 
-fn pack(w: &World, more: &[&str]) -> Value {
+fn pack(w: &Fixture, more: &[&str]) -> Value {
     let mut args = vec!["pack", "data"];
     args.extend(SMALL);
     args.extend(more);
@@ -23,7 +23,7 @@ fn pack(w: &World, more: &[&str]) -> Value {
 }
 
 /// The layout of a run that knows nothing from before.
-fn canonical(w: &World) -> (Value, Value) {
+fn canonical(w: &Fixture) -> (Value, Value) {
     let fresh = tempfile::tempdir().expect("tempdir");
     let at = |rel: &str| fresh.path().join(rel).to_str().expect("UTF-8").to_owned();
     let r = pack(w, &["--to", &at("to"), "--state-dir", &at("state")]);
@@ -31,8 +31,8 @@ fn canonical(w: &World) -> (Value, Value) {
 }
 
 /// A tree old enough to be believed unchanged.
-fn old_tree(files: u64) -> World {
-    let w = World::new();
+fn old_tree(files: u64) -> Fixture {
+    let w = Fixture::new();
     for i in 0..files {
         w.write(&format!("d{:02}/f{i:05}", i % 20), bytes(i, 3000 + (i % 50) as usize * 100));
     }
@@ -41,7 +41,7 @@ fn old_tree(files: u64) -> World {
 }
 
 /// Starts a pack and returns when it has written some chunks and is still at it.
-fn start(w: &World) -> Child {
+fn start(w: &Fixture) -> Child {
     for _ in 0..10 {
         let mut args = vec!["pack", "data", "--threads", "1", "--quiet"];
         args.extend(SMALL);
@@ -70,7 +70,7 @@ fn start(w: &World) -> Child {
     panic!("the run ends before it can be stopped");
 }
 
-fn resumes(w: &World, before: usize) {
+fn resumes(w: &Fixture, before: usize) {
     assert!(before > 0);
     assert!(!w.data().join("fletch/versions").exists(), "nothing was published");
     let mut args = vec!["pack", "data", "--json"];
@@ -160,7 +160,7 @@ fn nothing_changed_reads_and_writes_nothing_and_an_index_is_parent_enough() {
 
 #[test]
 fn a_bucket_has_the_chunks_of_the_same_tree() {
-    let w = World::new();
+    let w = Fixture::new();
     tree(&w, 5);
     fs::remove_file(w.data().join("link")).expect("remove");
     fs::remove_dir(w.data().join("nothing")).expect("remove");
@@ -169,11 +169,7 @@ fn a_bucket_has_the_chunks_of_the_same_tree() {
         origin.insert(&format!("set/{path}"), fs::read(w.data().join(&path)).expect("file"));
     }
     let prefix = origin.uri();
-    let config = format!(
-        "[[origin]]\nprefix = \"{prefix}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
-        origin.endpoint()
-    );
-    fs::write(w.path("fletch.toml"), config).expect("write");
+    w.configure(&origin);
     let (set, to) = (format!("{prefix}/set"), format!("{prefix}/packs"));
     let mut args = vec!["pack", &set, "--to", &to, "--config", "fletch.toml"];
     args.extend(SMALL);
@@ -195,7 +191,7 @@ fn a_bucket_has_the_chunks_of_the_same_tree() {
 
 #[test]
 fn a_file_that_changes_under_the_run_is_named_and_no_chunk_is_wrong() {
-    let w = World::new();
+    let w = Fixture::new();
     tree(&w, 6);
     fs::remove_file(w.data().join("link")).expect("remove");
     let origin = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
@@ -203,11 +199,7 @@ fn a_file_that_changes_under_the_run_is_named_and_no_chunk_is_wrong() {
         origin.insert(&format!("set/{path}"), fs::read(w.data().join(&path)).expect("file"));
     }
     let prefix = origin.uri();
-    let config = format!(
-        "[[origin]]\nprefix = \"{prefix}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"local\"\n",
-        origin.endpoint()
-    );
-    fs::write(w.path("fletch.toml"), config).expect("write");
+    w.configure(&origin);
     let name = "d3/f003 #3";
     origin.set_fault(&format!("set/{name}"), Fault::ChangeEtag, None);
     let set = format!("{prefix}/set");

@@ -1,7 +1,7 @@
 //! Packs of tar shards: members are grouped by sample, shards stay where they are, and both
 //! commands name the same version.
 
-use crate::common::{World, bytes};
+use crate::common::{Fixture, bytes};
 use crate::pack::chunks;
 use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::fs;
 use std::process::Command;
 
 /// Writes `data/NAME` with two members for each key.
-fn shard(w: &World, name: &str, keys: std::ops::Range<u64>, len: usize) {
+fn shard(w: &Fixture, name: &str, keys: std::ops::Range<u64>, len: usize) {
     let dir = tempfile::tempdir().expect("tempdir");
     let mut names = Vec::new();
     for key in keys {
@@ -25,7 +25,7 @@ fn shard(w: &World, name: &str, keys: std::ops::Range<u64>, len: usize) {
     assert!(tar.status().expect("tar runs").success());
 }
 
-fn entry(w: &World, place: &str, path: &str) -> Value {
+fn entry(w: &Fixture, place: &str, path: &str) -> Value {
     // A member's path has a NUL, which no command line takes: it is found by its chunk.
     let root = w.json(&["show", place, path]);
     assert_eq!(root["kind"], "file", "{root}");
@@ -34,7 +34,7 @@ fn entry(w: &World, place: &str, path: &str) -> Value {
 
 #[test]
 fn members_are_packed_with_their_samples_and_the_root_is_that_of_an_index() {
-    let w = World::new();
+    let w = Fixture::new();
     shard(&w, "a.tar", 0..250, 40_000);
     shard(&w, "b.tar", 250..255, 5_000_000);
     w.write("c", bytes(9, 70_000));
@@ -68,12 +68,7 @@ fn members_are_packed_with_their_samples_and_the_root_is_that_of_an_index() {
     for name in ["a.tar", "b.tar", "c"] {
         origin.insert(&format!("set/{name}"), fs::read(w.data().join(name)).expect("file"));
     }
-    let config = format!(
-        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"x\"\n",
-        origin.uri(),
-        origin.endpoint()
-    );
-    fs::write(w.path("fletch.toml"), config).expect("write");
+    w.configure(&origin);
     let uri = format!("{}/set", origin.uri());
     let remote = w.json(&["pack", &uri, "--to", "remote", "--config", "fletch.toml"]);
     assert_eq!((&remote["root"], &remote["layout"]), (&pack["root"], &pack["layout"]));
@@ -81,8 +76,8 @@ fn members_are_packed_with_their_samples_and_the_root_is_that_of_an_index() {
 }
 
 #[test]
-fn what_is_no_archive_is_packed_as_the_file_it_is() {
-    let w = World::new();
+fn a_file_that_is_not_an_archive_is_packed_as_a_plain_file() {
+    let w = Fixture::new();
     w.write("broken.tar", bytes(1, 5000));
     w.write("x.tar.gz", bytes(2, 5000));
     let pack = w.run(&["pack", "data", "--json"]).ok().says("broken.tar").says("without members").json();

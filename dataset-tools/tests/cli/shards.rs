@@ -1,13 +1,13 @@
 //! Tar shards: members are entries, slices end where samples do, and what cannot be read by range
 //! is a file like any other, with a word why.
 
-use crate::common::{World, bytes};
+use crate::common::{Fixture, bytes};
 use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator};
 use std::fs;
 use std::process::Command;
 
 /// Makes `data/NAME` of files `KEY.jpg` and `KEY.cls` by the system's tar; what is in it.
-fn shard(w: &World, name: &str, keys: std::ops::Range<u64>, jpg: usize) -> Vec<(String, Vec<u8>)> {
+fn shard(w: &Fixture, name: &str, keys: std::ops::Range<u64>, jpg: usize) -> Vec<(String, Vec<u8>)> {
     let dir = tempfile::tempdir().expect("tempdir");
     let mut members = Vec::new();
     for key in keys {
@@ -32,7 +32,7 @@ fn shard(w: &World, name: &str, keys: std::ops::Range<u64>, jpg: usize) -> Vec<(
 
 #[test]
 fn members_are_entries_and_a_bucket_has_the_same_root() {
-    let w = World::new();
+    let w = Fixture::new();
     let a = shard(&w, "train-000.tar", 0..120, 100_000);
     let b = shard(&w, "train-001.tar", 120..125, 1_000);
     w.write("README", "read me");
@@ -55,12 +55,7 @@ fn members_are_entries_and_a_bucket_has_the_same_root() {
     for name in ["README", "train-000.tar", "train-001.tar"] {
         origin.insert(&format!("set/{name}"), fs::read(w.data().join(name)).expect("read"));
     }
-    let config = format!(
-        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\ncredentials = \"anonymous\"\nregion = \"x\"\n",
-        origin.uri(),
-        origin.endpoint()
-    );
-    fs::write(w.path("fletch.toml"), config).expect("write");
+    w.configure(&origin);
     let uri = format!("{}/set", origin.uri());
     let remote = w.run(&["index", &uri, "--to", "to", "--json", "--config", "fletch.toml"]).ok().json();
     assert_eq!((&remote["root"], &remote["layout"]), (&report["root"], &report["layout"]));
@@ -75,7 +70,7 @@ fn members_are_entries_and_a_bucket_has_the_same_root() {
 
 #[test]
 fn a_stopped_run_knows_the_members_that_it_had_read() {
-    let w = World::new();
+    let w = Fixture::new();
     shard(&w, "a.tar", 0..10, 50_000);
     w.write("b", "b");
     fs::create_dir(w.data().join("c")).expect("mkdir");
@@ -90,8 +85,8 @@ fn a_stopped_run_knows_the_members_that_it_had_read() {
 }
 
 #[test]
-fn what_is_no_plain_archive_is_a_file_with_a_word_why() {
-    let w = World::new();
+fn a_file_that_is_not_a_plain_archive_is_kept_as_a_file_with_a_reason() {
+    let w = Fixture::new();
     shard(&w, "good.tar", 0..3, 1_000);
     w.write("short.tar", &fs::read(w.data().join("good.tar")).expect("read")[..1_300]);
     w.write("text.tar", "this is no archive");
@@ -118,7 +113,7 @@ fn what_is_no_plain_archive_is_a_file_with_a_word_why() {
 
 #[test]
 fn a_changed_member_is_named_below_its_shard() {
-    let w = World::new();
+    let w = Fixture::new();
     shard(&w, "a.tar", 0..6, 1_000);
     let before = w.run(&["index", "data", "--json"]).ok().json()["root"].as_str().expect("root").to_owned();
     shard(&w, "a.tar", 0..7, 1_000);

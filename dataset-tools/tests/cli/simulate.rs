@@ -1,6 +1,6 @@
 //! `fletch simulate` from outside.
 
-use super::common::{World, keys};
+use super::common::{Fixture, keys};
 use std::fs;
 
 /// A small case, as docs/SIMULATE.md writes them.
@@ -25,7 +25,7 @@ pauses = [[700.0, 760.0]]
 
 #[test]
 fn a_case_in_a_file_gives_one_document() {
-    let w = World::new();
+    let w = Fixture::new();
     fs::write(w.path("case.toml"), CASE).expect("write");
     let v = w.json(&["simulate", "--case", "case.toml", "--arm", "fletch", "--arm", "direct"]);
     assert_eq!(keys(&v), ["format", "major", "minor", "outcomes", "summary"]);
@@ -47,8 +47,8 @@ fn a_case_in_a_file_gives_one_document() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_told_before_anything_runs() {
-    let w = World::new();
+fn a_case_that_cannot_be_simulated_is_rejected_before_any_run() {
+    let w = Fixture::new();
     fs::write(w.path("odd.toml"), CASE.replace("cache", "cash")).expect("write");
     w.run(&["simulate", "--case", "odd.toml"]).code(1).says("cash").says("docs/SIMULATE.md");
     fs::write(w.path("bad.toml"), CASE.replace("0.25", "1.25")).expect("write");
@@ -62,8 +62,8 @@ fn what_cannot_be_simulated_is_told_before_anything_runs() {
 }
 
 #[test]
-fn a_trace_is_recorded_and_comes_to_the_same_again() {
-    let w = World::new();
+fn a_recorded_trace_replays_to_the_same_result() {
+    let w = Fixture::new();
     fs::write(w.path("case.toml"), CASE).expect("write");
     let v = w.json(&["simulate", "--case", "case.toml", "--record", "sweep.trace"]);
     let same = w.json(&["simulate", "--play", "sweep.trace"]);

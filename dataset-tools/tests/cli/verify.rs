@@ -1,10 +1,10 @@
 //! `verify` finds what differs from the tables, and damage of the tables.
 
-use crate::common::{World, bytes, keys};
+use crate::common::{Fixture, bytes, keys};
 use std::fs;
 
-fn world() -> (World, String) {
-    let w = World::new();
+fn world() -> (Fixture, String) {
+    let w = Fixture::new();
     w.write("d/a", bytes(1, 5000));
     w.write("d/b", bytes(2, 5000));
     w.write("big", bytes(3, 9_500_000));
@@ -16,7 +16,7 @@ fn world() -> (World, String) {
     (w, root)
 }
 
-fn faults(w: &World) -> Vec<(String, String)> {
+fn faults(w: &Fixture) -> Vec<(String, String)> {
     let ran = w.run(&["verify", "data", "--json"]).code(3);
     let doc = ran.json();
     assert_eq!(keys(&doc), ["faults", "layout", "root", "summary"]);
@@ -27,7 +27,7 @@ fn faults(w: &World) -> Vec<(String, String)> {
     list.iter().map(|f| (text(f, "path"), text(f, "fault"))).collect()
 }
 
-fn one(w: &World, path: &str, fault: &str) {
+fn one(w: &Fixture, path: &str, fault: &str) {
     assert_eq!(faults(w), [(path.to_owned(), fault.to_owned())]);
 }
 
@@ -59,14 +59,14 @@ fn bytes_that_differ_under_the_same_times_are_damage_of_the_storage() {
     use fletch_core::manifest::{Entry, LayoutParams, SampleRule};
     use fletch_tables::{NewRow, Provenance, TablesWriter, TagDoc, paths};
     // A lying disk: the pin is that of the file, the hash that of what was once written to it.
-    let w = World::new();
+    let w = Fixture::new();
     w.write("f", "what is there now");
     let hash = fletch_core::Hash::of(b"what was once in!");
-    let pin = fletch::index::known::pin_of(&fs::metadata(w.data().join("f")).expect("stat"));
+    let pin = fletch::source::pin::pin_of(&fs::metadata(w.data().join("f")).expect("stat"));
     let scratch = tempfile::tempdir().expect("tempdir");
     let mut writer =
         TablesWriter::create(scratch.path(), SampleRule::file(), LayoutParams::INDEX).expect("writer");
-    let content = fletch::index::content::Content::whole(hash, 17);
+    let content = fletch::source::content::Content::whole(hash, 17);
     writer.push(NewRow::indexed(Entry::file("f", 17, hash), content.slices, &pin)).expect("push");
     let written = writer
         .finish(Provenance {

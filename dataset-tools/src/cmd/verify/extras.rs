@@ -1,9 +1,9 @@
-//! What lies at the origin and is not in the version.
+//! Finds objects at the dataset that the version does not have.
 
-use super::{Found, Sink};
-use crate::cmd::Ctx;
+use super::{FaultSink, VerifyFault};
+use crate::cmd::Context;
 use crate::failure::Failure;
-use crate::index::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
+use crate::source::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
 use fletch_core::manifest::EntryKind;
 use fletch_origin::{Origin, OriginUri};
 use fletch_tables::{Version, paths};
@@ -12,41 +12,41 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-/// What lies at the origin and is not in the version.
+/// Reports every object at the dataset that the version does not have.
 pub fn extras(
-    ctx: &Ctx,
+    ctx: &Context,
     version: &Version,
     origin: &Origin,
     tables: Option<&OriginUri>,
-    sink: &mut Sink<'_>,
+    sink: &mut FaultSink<'_>,
 ) -> Result<(), Failure> {
     let skipped: BTreeSet<&str> = version.manifest().skipped.iter().map(|f| f.path.as_str()).collect();
-    let mut seen = Seen { ctx, version, any_link: None };
-    let extra = |path: String, what: &str| Found {
+    let mut entries = VersionEntries { ctx, version, any_link: None };
+    let extra = |path: String, what: &str| VerifyFault {
         path,
         fault: "extra",
-        why: format!("{what} that is not in the version"),
+        why: format!("the version does not have this {what}"),
     };
     if origin.uri().is_plain_http() {
-        ctx.out.note("a plain HTTP server has no listing: what is not in the version is not looked for");
+        ctx.out.note("a plain HTTP server has no listing, so objects outside the version cannot be found");
         return Ok(());
     }
     let Some(dir) = origin.local_dir() else {
         let mut list = origin.list("");
         while let Some(object) = ctx.rt.block_on(list.next()) {
             let path = object?.path;
-            let own =
+            let ours =
                 path.starts_with(paths::PREFIX) || tables.is_some_and(|t| below(origin.uri(), t, &path));
-            if !own && !skipped.contains(path.as_str()) && !seen.has(&path)? {
-                sink.push(&extra(path, "an object"))?;
+            if !ours && !skipped.contains(path.as_str()) && !entries.has(&path)? {
+                sink.push(&extra(path, "object"))?;
             }
         }
         return Ok(());
     };
     let mut exclude = BTreeSet::from(["fletch".to_owned()]);
     let base = std::fs::canonicalize(dir).map_err(|e| Failure::io(dir.display(), &e))?;
-    if let Some(place) = tables.and_then(OriginUri::as_local).and_then(|p| std::fs::canonicalize(p).ok())
-        && let Some(rel) = place.strip_prefix(&base).ok().and_then(Path::to_str).filter(|r| !r.is_empty())
+    if let Some(dir) = tables.and_then(OriginUri::as_local).and_then(|p| std::fs::canonicalize(p).ok())
+        && let Some(rel) = dir.strip_prefix(&base).ok().and_then(Path::to_str).filter(|r| !r.is_empty())
     {
         exclude.insert(rel.to_owned());
     }
@@ -56,29 +56,29 @@ pub fn extras(
     let mut last = String::new();
     while let Some(step) = walk.next_step().map_err(cannot)? {
         let (path, what) = match step {
-            Step::File { path, .. } => (path, "a file"),
+            Step::File { path, .. } => (path, "file"),
             Step::Link { path } => {
-                // Left out or followed when the version was made, if it has no links at all.
-                if !seen.any_link()? || seen.below(&path)? {
+                // A version without any link was made with --symlinks skip or follow.
+                if !entries.any_link()? || entries.below(&path)? {
                     last = path;
                     continue;
                 }
-                (path, "a link")
+                (path, "link")
             }
             Step::DirEnd { path } => {
                 if last.strip_prefix(path.as_str()).is_some_and(|r| r.starts_with('/')) {
                     continue;
                 }
-                (path + "/", "an empty directory")
+                (path + "/", "empty directory")
             }
             Step::Fault { path, .. } => {
                 if !skipped.contains(path.as_str()) {
-                    sink.push(&extra(path, "something"))?;
+                    sink.push(&extra(path, "name, which cannot be an entry"))?;
                 }
                 continue;
             }
         };
-        if !skipped.contains(path.as_str()) && !seen.has(&path)? {
+        if !skipped.contains(path.as_str()) && !entries.has(&path)? {
             sink.push(&extra(path.clone(), what))?;
         }
         last = path;
@@ -86,19 +86,20 @@ pub fn extras(
     Ok(())
 }
 
-/// Whether `path`, relative to `base`, lies in `place`.
-fn below(base: &OriginUri, place: &OriginUri, path: &str) -> bool {
-    base != place && base.join(path).is_ok_and(|p| place.contains(&p))
+/// Whether `path`, relative to `base`, is in the tables location below `base`.
+fn below(base: &OriginUri, tables: &OriginUri, path: &str) -> bool {
+    base != tables && base.join(path).is_ok_and(|p| tables.contains(&p))
 }
 
-struct Seen<'a> {
-    ctx: &'a Ctx,
+/// Looks up entries of the version.
+struct VersionEntries<'a> {
+    ctx: &'a Context,
     version: &'a Version,
     any_link: Option<bool>,
 }
 
-impl Seen<'_> {
-    /// Whether the version has this entry. What its damaged tables cannot tell was reported.
+impl VersionEntries<'_> {
+    /// Whether the version has this entry. True for an entry in damaged tables, which were reported before.
     fn has(&self, path: &str) -> Result<bool, Failure> {
         match self.ctx.rt.block_on(self.version.find(path)) {
             Ok(found) => Ok(found.is_some()),
@@ -117,7 +118,7 @@ impl Seen<'_> {
         Ok(found.is_some_and(|f| f.entry().path.starts_with(&dir)))
     }
 
-    /// Whether links were kept when the version was made: it has one.
+    /// Whether the version has any link, so that it was made with --symlinks keep.
     fn any_link(&mut self) -> Result<bool, Failure> {
         if let Some(any) = self.any_link {
             return Ok(any);

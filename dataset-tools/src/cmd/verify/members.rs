@@ -1,15 +1,17 @@
-//! Members of a shard, hashed from the shard's own bytes as they are read for it: a member's hash is in the root, and that
-//! the shard is right says nothing about where in it the member is said to lie.
+//! Checks the members of a shard while the shard itself is read.
+//!
+//! The root covers the hash of a member but not its place in the shard. So a right shard does not prove that
+//! the slices of its members are right: the bytes at these slices are hashed too.
 
 use fletch_core::Hash;
 use fletch_core::manifest::{EntryRef, Slice};
 use std::collections::HashMap;
 
-/// Members of one shard, whose chunks come in the shard's order.
+/// The members of one shard. Its chunks are fed in the order of the shard.
 #[derive(Debug, Default)]
 pub struct Members {
     all: Vec<Member>,
-    /// Members that have a slice in a chunk.
+    /// By chunk: the members with a slice in it.
     of_chunk: HashMap<Hash, Vec<usize>>,
 }
 
@@ -18,15 +20,15 @@ struct Member {
     path: String,
     hash: Option<Hash>,
     slices: Vec<Slice>,
-    /// Slices that were hashed.
+    /// The number of slices that were hashed.
     seen: usize,
-    /// While some are, and not all.
+    /// Set while some slices, but not all, were hashed.
     hasher: Option<Box<blake3::Hasher>>,
     got: Option<Hash>,
 }
 
 impl Members {
-    /// One more; an empty one has no bytes to look at.
+    /// Adds a member.
     pub fn push(&mut self, e: &EntryRef<'_>, slices: &[Slice]) {
         for slice in slices {
             let of = self.of_chunk.entry(slice.chunk).or_default();
@@ -44,22 +46,22 @@ impl Members {
         });
     }
 
-    /// How many there are.
+    /// Returns the number of members.
     pub fn len(&self) -> u64 {
         self.all.len() as u64
     }
 
-    /// The bytes of the shard's next chunk.
+    /// Hashes the slices of members in the next chunk of the shard.
     pub fn feed(&mut self, chunk: Hash, bytes: &[u8]) {
         for &i in self.of_chunk.get(&chunk).into_iter().flatten() {
             let m = &mut self.all[i];
-            // Several slices in one chunk, one after the other, or the next of several chunks.
+            // A member can have several slices in one chunk, one after the other.
             while let Some(slice) = m.slices.get(m.seen).filter(|s| s.chunk == chunk) {
                 let at = slice.chunk_offset as usize;
-                let Some(piece) = bytes.get(at..at + slice.len as usize) else { break };
-                m.hasher.get_or_insert_default().update(piece);
+                let Some(bytes) = bytes.get(at..at + slice.len as usize) else { break };
+                m.hasher.get_or_insert_default().update(bytes);
                 m.seen += 1;
-                // An equal chunk that comes again is fed again.
+                // The next slice is in another copy of this chunk, which is fed later.
                 if m.slices
                     .get(m.seen)
                     .is_some_and(|next| next.chunk == chunk && next.chunk_offset <= slice.chunk_offset)
@@ -75,12 +77,16 @@ impl Members {
         }
     }
 
-    /// What is wrong with the first that is not what the tables say, and how many are.
+    /// Returns what is wrong with the first wrong member, and the number of wrong members.
     pub fn wrong(&self) -> Option<String> {
         let mut wrong = self.all.iter().filter(|m| m.got.is_none() || m.got != m.hash);
         let first = wrong.next()?;
-        let why = if first.got.is_some() { "does not hash to its name" } else { "lies outside of its shard" };
-        Some(format!("{} {why}, of {} such members; index again", first.path, wrong.count() + 1))
+        let why = if first.got.is_some() {
+            "has other bytes than the tables say"
+        } else {
+            "is outside of its shard"
+        };
+        Some(format!("{} {why}; {} members are wrong; index again", first.path, wrong.count() + 1))
     }
 }
 
@@ -130,7 +136,7 @@ mod tests {
         let swapped =
             [("s.tar\0one", &b"ONE"[..], &[slice(a, 10, 3)][..]), ("s.tar\0two", b"TWO", &[slice(a, 4, 3)])];
         let why = with(&swapped, &[a]).expect("wrong");
-        assert!(why.starts_with("s.tar/one does not hash") && why.contains("of 2 such"), "{why}");
+        assert!(why.starts_with("s.tar/one has other bytes") && why.contains("2 members are wrong"), "{why}");
         let outside = [("s.tar\0one", &b"ONE"[..], &[slice(a, 15, 3)][..])];
         assert!(with(&outside, &[a]).expect("wrong").contains("outside"));
         let elsewhere = [("s.tar\0one", &b"ONE"[..], &[slice(b"other", 0, 3)][..])];

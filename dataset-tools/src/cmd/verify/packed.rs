@@ -1,7 +1,8 @@
-//! Checks a pack chunk by chunk: every object read once, hashed, and each entry in it hashed too,
-//! so that a placement that points elsewhere is found.
+//! Checks the chunks of a pack: reads each object once, and hashes the chunk and every entry in it.
+//!
+//! The hash of an entry shows whether its placement points to the right bytes.
 
-use super::{Found, PIECE_BYTES_MAX, Sink, fault_of};
+use super::{CHUNK_BYTES_MAX, FaultSink, VerifyFault, fault_of};
 use crate::failure::Failure;
 use crate::pack::sorter::Sorter;
 use fletch_core::Hash;
@@ -13,19 +14,19 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::runtime::Handle;
 
-/// chunk 32 · offset u32 · length u32 · ordinal u64 · content 32
+/// The bytes of a row: chunk 32 · offset u32 · length u32 · ordinal u64 · BLAKE3 of the entry 32.
 const ROW_BYTES: usize = 80;
-/// Memory for their order; what does not fit is written out and merged.
+/// The memory for sorting, in bytes. Rows beyond it are written out and merged.
 const SORT_BYTES: usize = 64 << 20;
-/// Chunks whose members are collected before they are read.
+/// Chunks that are read together.
 const BATCH: usize = 256;
 
-/// Entries that lie in chunks of a pack.
+/// The entries in chunks of a pack.
 pub struct Packed {
     rows: Sorter<ROW_BYTES>,
 }
 
-/// One of them.
+/// An entry in a chunk.
 struct Member {
     offset: u32,
     len: u32,
@@ -33,13 +34,13 @@ struct Member {
     hash: Hash,
 }
 
-/// A chunk and what lies in it.
+/// A chunk and the entries in it.
 struct Chunk {
     hash: Hash,
     members: Vec<Member>,
 }
 
-fn scratch(e: &std::io::Error) -> Failure {
+fn scratch_failed(e: &std::io::Error) -> Failure {
     Failure::io("cannot write temporary files", e).hint("free some space, or set TMPDIR")
 }
 
@@ -55,12 +56,12 @@ fn member(row: &[u8; ROW_BYTES]) -> Option<(Hash, Member)> {
 }
 
 impl Packed {
-    /// None yet.
+    /// Starts with no entry.
     pub fn new(dir: &Path) -> Result<Self, Failure> {
-        Ok(Packed { rows: Sorter::new(dir, SORT_BYTES).map_err(|e| scratch(&e))? })
+        Ok(Packed { rows: Sorter::new(dir, SORT_BYTES).map_err(|e| scratch_failed(&e))? })
     }
 
-    /// Adds an entry of one slice.
+    /// Adds an entry with one slice.
     pub fn push(&mut self, ordinal: u64, slice: &Slice, hash: Hash) -> Result<(), Failure> {
         let mut row = [0; ROW_BYTES];
         row[..32].copy_from_slice(slice.chunk.as_bytes());
@@ -68,7 +69,7 @@ impl Packed {
         row[36..40].copy_from_slice(&slice.len.to_be_bytes());
         row[40..48].copy_from_slice(&ordinal.to_be_bytes());
         row[48..].copy_from_slice(hash.as_bytes());
-        self.rows.push(row).map_err(|e| scratch(&e))
+        self.rows.push(row).map_err(|e| scratch_failed(&e))
     }
 
     /// Reads and checks every chunk, `at_once` at a time.
@@ -79,14 +80,14 @@ impl Packed {
         tables: &Origin,
         read: &AtomicU64,
         at_once: usize,
-        sink: &mut Sink<'_>,
+        sink: &mut FaultSink<'_>,
     ) -> Result<(), Failure> {
-        let sorted = self.rows.finish().map_err(|e| scratch(&e))?;
+        let sorted = self.rows.finish().map_err(|e| scratch_failed(&e))?;
         let mut rows = sorted.merge();
         let index = rt.block_on(version.chunk_index())?;
         let mut batch: Vec<Chunk> = Vec::new();
         loop {
-            let next = rows.next_row().map_err(|e| scratch(&e))?.as_ref().and_then(member);
+            let next = rows.next_row().map_err(|e| scratch_failed(&e))?.as_ref().and_then(member);
             let new = match (&next, batch.last()) {
                 (Some((hash, _)), Some(last)) => *hash != last.hash,
                 _ => true,
@@ -113,44 +114,52 @@ impl Packed {
     }
 }
 
-/// What is wrong with a chunk. One fault for all its entries.
+/// Checks a chunk. Returns one fault for all its entries.
 async fn check(
     version: &Version,
     index: &ChunkIndex,
     tables: &Origin,
     read: &AtomicU64,
     chunk: Chunk,
-) -> Result<Option<Found>, Failure> {
+) -> Result<Option<VerifyFault>, Failure> {
     let Chunk { hash, members } = chunk;
     let first = version.entry(members.first().map_or(0, |m| m.ordinal)).await?;
     let first = first.map_or_else(String::new, |f| f.entry().path.to_owned());
-    let held = format!("{} entries lie in it, the first is {first}", members.len());
-    let mut place = None;
+    let held = format!("the chunk has {} entries, the first is {first}", members.len());
+    let mut object = None;
     for (part, row) in index.find(hash) {
         let rows = version.chunk_rows(part).await?;
         if let Some(row) = rows.get(row).filter(|r| r.chunk == hash)
             && let ObjectRef::Key(key) = &row.object
         {
-            place = Some((key.clone(), row.offset, row.len));
+            object = Some((key.clone(), row.offset, row.len));
             break;
         }
     }
-    let found = |path: &str, fault, why: String| Ok(Some(Found { path: path.to_owned(), fault, why }));
-    let Some((key, offset, len)) = place else {
-        return found(&hash.to_string(), "tables", format!("chunks.parquet has no object for it; {held}"));
+    let found = |path: &str, fault, why: String| Ok(Some(VerifyFault { path: path.to_owned(), fault, why }));
+    let Some((key, offset, len)) = object else {
+        return found(
+            &hash.to_string(),
+            "tables",
+            format!("chunks.parquet has no object for this chunk; pack again; {held}"),
+        );
     };
-    if u64::from(len) > PIECE_BYTES_MAX {
-        return found(&key, "tables", format!("a chunk of {len} bytes; {held}"));
+    if u64::from(len) > CHUNK_BYTES_MAX {
+        return found(
+            &key,
+            "tables",
+            format!("a chunk of {len} bytes is longer than the limit; pack again; {held}"),
+        );
     }
     let got = match tables.get(&key, Some(offset..offset + u64::from(len)), None).await {
         Ok(got) => got,
-        // An object that ends before the chunk does.
+        // The object is shorter than the chunk.
         Err(e @ fletch_origin::OriginError::Invalid { .. }) => {
             return found(&key, "changed", format!("{e}; {held}"));
         }
         Err(e) => {
             let fault = fault_of(&key, &e)?;
-            return Ok(fault.map(|f| Found { why: format!("{}; {held}", f.why), ..f }));
+            return Ok(fault.map(|f| VerifyFault { why: format!("{}; {held}", f.why), ..f }));
         }
     };
     read.fetch_add(got.bytes.len() as u64, Relaxed);
@@ -169,14 +178,14 @@ async fn check(
         None => Ok(None),
         Some(None) => {
             let why = format!(
-                "its bytes are not the chunk's: the storage is damaged; remove the object and pack again; {held}"
+                "its bytes do not hash to its name: the storage is damaged; delete it and pack again; {held}"
             );
             found(&key, "corrupt", why)
         }
         Some(Some(ordinal)) => {
             let entry = version.entry(ordinal).await?;
             let path = entry.map_or_else(|| key.clone(), |f| f.entry().path.to_owned());
-            found(&path, "tables", format!("its placement points to other bytes of chunk {hash}"))
+            found(&path, "tables", format!("its placement points to other bytes of chunk {hash}; pack again"))
         }
     }
 }

@@ -1,20 +1,20 @@
-//! One unnamed temporary file that takes what does not fit in memory, as extents.
+//! The spill file: one unnamed temporary file for data that does not fit in memory, written as extents.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// A stretch of the spill file that is still to be read.
+/// A range of the spill file that is still to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Where it begins.
+    /// Where the range begins, in bytes.
     pub offset: u64,
-    /// How many bytes are left.
+    /// The number of bytes left.
     pub len: u64,
 }
 
-/// The spill file. It has no name, so nothing is left behind however the process ends.
+/// The spill file. It has no name, so the system removes it however the process ends.
 #[derive(Debug)]
 pub struct Spill {
     file: File,
@@ -22,18 +22,18 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Opens one in `dir`.
+    /// Creates a spill file in `dir`.
     ///
     /// # Errors
-    /// When no file can be made there.
+    /// When the file cannot be created.
     pub fn new(dir: &Path) -> io::Result<Self> {
         Ok(Spill { file: tempfile::tempfile_in(dir)?, end: 0 })
     }
 
-    /// Appends the items, one after another, as one extent.
+    /// Appends the items, one after another, and returns their extent.
     ///
     /// # Errors
-    /// When the file system refuses the bytes.
+    /// When the bytes cannot be written.
     pub fn write_run<'a>(&mut self, items: impl Iterator<Item = &'a [u8]>) -> io::Result<Extent> {
         let offset = self.end;
         self.file.seek(SeekFrom::Start(offset))?;
@@ -49,11 +49,11 @@ impl Spill {
         Ok(Extent { offset, len })
     }
 
-    /// Reads up to `max` bytes from the front of `extent` to the end of `out`.
+    /// Reads up to `max` bytes from the front of `extent` and appends them to `out`.
     ///
     /// # Errors
     /// When the bytes cannot be read back.
-    pub fn read_on(&self, extent: &mut Extent, max: usize, out: &mut Vec<u8>) -> io::Result<()> {
+    pub fn read_front(&self, extent: &mut Extent, max: usize, out: &mut Vec<u8>) -> io::Result<()> {
         let n = usize::try_from(extent.len).unwrap_or(max).min(max.max(1 << 17));
         let start = out.len();
         out.resize(start + n, 0);
@@ -63,11 +63,11 @@ impl Spill {
         Ok(())
     }
 
-    /// Gives back everything from `end` on.
+    /// Truncates the file to `end` bytes.
     ///
     /// # Errors
-    /// When the file cannot be cut.
-    pub fn cut(&mut self, end: u64) -> io::Result<()> {
+    /// When the file cannot be truncated.
+    pub fn truncate(&mut self, end: u64) -> io::Result<()> {
         if end < self.end {
             self.file.set_len(end)?;
             self.end = end;

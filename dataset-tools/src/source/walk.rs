@@ -1,13 +1,16 @@
 //! Walks a local tree in the order of a version's entries.
 //!
+//! Never opens a file of the tree.
+//!
 //! Invariants:
-//! 1. files, links and faults come in the byte order of their entry paths (directories count
-//!    as `name/`), so that the walk can be merged with a parent's rows;
-//! 2. memory is bounded by `names_bytes_max` and the depth of the tree, not by its size;
-//! 3. no file is opened here, and nothing is looked at twice unless the directory did not say
-//!    what it is, or links are followed.
+//! 1. Files, links and faults come in the byte order of their entry paths, with directories as `name/`. So
+//!    the walk can be merged with the rows of a parent.
+//! 2. `names_bytes_max` and the depth of the tree bound the memory, not the size of the tree.
+//! 3. No file is opened. A name is looked up only if the directory does not say what it is, or links are
+//!    followed.
 
-use super::names::{NameKind, Names, NamesBuilder};
+use super::content::describe_io;
+use super::dir_names::{DirNames, DirNamesBuilder, NameKind};
 use super::spill::Spill;
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,28 +19,28 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Memory for names, in bytes.
+/// The default memory for names, in bytes.
 pub const NAMES_BYTES_MAX: usize = 48 << 20;
-/// Directories in memory smaller than this are not worth moving out.
-const EVICT_BYTES_MIN: usize = 64 << 10;
-/// A directory being read may always use this much.
+/// The names of a directory below this size stay in memory.
+const SPILL_BYTES_MIN: usize = 64 << 10;
+/// The memory that the names of a directory may always use during reading, in bytes.
 const BUDGET_BYTES_MIN: usize = 1 << 20;
 
-/// What becomes of symbolic links.
+/// What a run does at symbolic links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Symlinks {
     /// Keep them as links, verbatim (the default).
     Keep,
-    /// Index what they point to, under the link's path.
+    /// Read the file or directory that they point to, under the path of the link.
     Follow,
-    /// Leave them out.
+    /// Leave them out of the version.
     Skip,
-    /// Refuse them.
+    /// Treat them as faults.
     Error,
 }
 
 impl Symlinks {
-    /// The word on the command line.
+    /// Returns the value on the command line.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -49,81 +52,71 @@ impl Symlinks {
     }
 }
 
-/// One thing the walk came to.
+/// One step of the walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// A regular file; `follow` when it is reached through a link.
+    /// A regular file.
     File {
         /// Its entry path.
         path: String,
-        /// Whether the last component is a link.
+        /// Whether the last component is a link to the file.
         follow: bool,
     },
-    /// A link to be kept.
+    /// A symbolic link, kept as a link.
     Link {
         /// Its entry path.
         path: String,
     },
-    /// Everything below this directory has come.
+    /// The end of a directory: all entries below it came before.
     DirEnd {
-        /// Its path, without a closing slash.
+        /// Its path, without a slash at the end.
         path: String,
     },
-    /// Something that cannot be an entry.
+    /// A name that cannot be an entry.
     Fault {
-        /// Where, printable.
+        /// Its path, with unprintable bytes escaped.
         path: String,
-        /// Why, and what to do.
+        /// Why, and what to do next.
         why: String,
     },
 }
 
-/// What to walk.
+/// The options of a walk.
 #[derive(Debug, Clone)]
 pub struct WalkOptions {
     /// The top of the tree.
     pub base: PathBuf,
-    /// What becomes of links.
+    /// What the walk does at links.
     pub symlinks: Symlinks,
-    /// Relative paths of directories to leave out, without closing slash.
+    /// Relative paths of directories that are not walked, without a slash at the end.
     pub exclude: BTreeSet<String>,
-    /// Memory for names, in bytes.
+    /// The memory for names, in bytes.
     pub names_bytes_max: usize,
 }
 
 #[derive(Debug)]
 struct Frame {
-    names: Names,
+    names: DirNames,
     /// Device and inode, known only when links are followed.
     id: Option<(u64, u64)>,
 }
 
-/// The walk.
+/// A walk of a local tree.
 #[derive(Debug)]
 pub struct Walk {
     options: WalkOptions,
     spill: Spill,
     stack: Vec<Frame>,
-    /// Path of the top frame's directory, without closing slash.
+    /// Path of the top frame's directory, without a slash at the end.
     rel: String,
     name: Vec<u8>,
 }
 
-/// Why a name cannot be an entry.
-fn describe(e: &io::Error) -> String {
-    match e.raw_os_error() {
-        Some(libc::ENAMETOOLONG) => "the path is longer than the system can open; shorten it".into(),
-        Some(libc::EACCES | libc::EPERM) => format!("{e}; grant read access or run as a user who has it"),
-        Some(libc::ENOENT) => "it vanished while the tree was read; run again".into(),
-        _ => e.to_string(),
-    }
-}
-
 impl Walk {
-    /// Begins at the top.
+    /// Begins at the top of the tree.
     ///
     /// # Errors
-    /// When the top cannot be read or no spill file can be made in `scratch`.
+    /// When the top cannot be read, or the spill file cannot be created in `scratch`.
     pub fn new(options: WalkOptions, scratch: &Path) -> io::Result<Self> {
         let mut walk = Walk {
             spill: Spill::new(scratch)?,
@@ -148,19 +141,19 @@ impl Walk {
 
     /// Reads and sorts the directory at `rel`.
     fn load(&mut self, id: Option<(u64, u64)>) -> io::Result<Frame> {
-        let mut held: usize = self.stack.iter().map(|f| f.names.held()).sum();
+        let mut held: usize = self.stack.iter().map(|f| f.names.memory_bytes()).sum();
         if held > self.options.names_bytes_max / 2 {
             for f in &mut self.stack {
-                if matches!(f.names, Names::Memory { .. }) && f.names.held() > EVICT_BYTES_MIN {
-                    f.names.evict(&mut self.spill)?;
+                if matches!(f.names, DirNames::Memory { .. }) && f.names.memory_bytes() > SPILL_BYTES_MIN {
+                    f.names.spill(&mut self.spill)?;
                 }
             }
-            held = self.stack.iter().map(|f| f.names.held()).sum();
+            held = self.stack.iter().map(|f| f.names.memory_bytes()).sum();
         }
         let budget = self.options.names_bytes_max.saturating_sub(held);
         let budget = budget.max(BUDGET_BYTES_MIN.min(self.options.names_bytes_max));
         let dir = self.options.base.join(&self.rel);
-        let mut names = NamesBuilder::default();
+        let mut names = DirNamesBuilder::default();
         for item in fs::read_dir(&dir)? {
             let item = item?;
             let mut name = item.file_name().into_vec();
@@ -177,7 +170,7 @@ impl Walk {
         Ok(Frame { names: names.finish(&mut self.spill)?, id })
     }
 
-    /// What a name is; `None` when it is left out; the reason when it cannot be an entry.
+    /// Returns the kind of a name, `None` when it is left out, or the reason why it cannot be an entry.
     fn classify(
         &self,
         dir: &Path,
@@ -188,7 +181,7 @@ impl Walk {
         if str::from_utf8(name).is_err() {
             return Err("its name is not UTF-8; rename it".into());
         }
-        let ft = file_type().map_err(|e| describe(&e))?;
+        let ft = file_type().map_err(|e| describe_io(&e))?;
         if ft.is_file() {
             return Ok(Some(NameKind::File));
         }
@@ -206,8 +199,8 @@ impl Walk {
                 let path = dir.join(std::ffi::OsStr::from_bytes(name));
                 let m = fs::metadata(&path).map_err(|e| match e.raw_os_error() {
                     Some(libc::ENOENT) => "it is a link to nothing; remove it, or use --symlinks keep".into(),
-                    Some(libc::ELOOP) => "it is a link that leads back to itself; remove it".into(),
-                    _ => describe(&e),
+                    Some(libc::ELOOP) => "it is a link to itself; remove it".into(),
+                    _ => describe_io(&e),
                 })?;
                 if m.is_file() {
                     return Ok(Some(NameKind::Link));
@@ -217,7 +210,7 @@ impl Walk {
                 }
                 let id = (m.dev(), m.ino());
                 if dir_id == Some(id) || self.stack.iter().any(|f| f.id == Some(id)) {
-                    return Err("it is a link to a directory it lies in (a loop); use --symlinks keep".into());
+                    return Err("it is a link to a directory above it (a loop); use --symlinks keep".into());
                 }
                 Ok(Some(NameKind::Dir))
             }
@@ -236,7 +229,7 @@ impl Walk {
         path
     }
 
-    /// The escaped path and the reason of an odd name.
+    /// Returns the fault of an odd name.
     fn odd(&self) -> Step {
         let dir = self.options.base.join(&self.rel);
         let full = dir.join(std::ffi::OsStr::from_bytes(&self.name));
@@ -244,23 +237,23 @@ impl Walk {
         let id = self.stack.last().and_then(|f| f.id);
         let why = match self.classify(&dir, &self.name, file_type, id) {
             Err(why) => why,
-            Ok(_) => "it changed while the tree was read; run again".into(),
+            Ok(_) => "it changed during the run; run again".into(),
         };
         let slash = if self.rel.is_empty() { "" } else { "/" };
         Step::Fault { path: format!("{}{slash}{}", self.rel, self.name.escape_ascii()), why }
     }
 
-    /// The next step; `None` at the end.
+    /// Returns the next step; `None` at the end.
     ///
     /// # Errors
-    /// When the spill file fails; everything wrong with the tree is a [`Step::Fault`].
+    /// When the spill file fails. An error of the tree is a [`Step::Fault`], not an error of this call.
     pub fn next_step(&mut self) -> io::Result<Option<Step>> {
         loop {
             let Some(frame) = self.stack.last_mut() else { return Ok(None) };
             let Some(kind) = frame.names.next(&mut self.name, &self.spill)? else {
                 self.stack.pop();
                 let end = self.stack.iter().map(|f| f.names.spill_end()).max().unwrap_or(0);
-                self.spill.cut(end)?;
+                self.spill.truncate(end)?;
                 if self.stack.is_empty() {
                     return Ok(None);
                 }
@@ -289,7 +282,7 @@ impl Walk {
                         Err(e) if e.kind() == io::ErrorKind::StorageFull => return Err(e),
                         Err(e) => {
                             let path = std::mem::replace(&mut self.rel, above) + "/";
-                            return Ok(Some(Step::Fault { path, why: describe(&e) }));
+                            return Ok(Some(Step::Fault { path, why: describe_io(&e) }));
                         }
                     }
                 }
@@ -306,16 +299,16 @@ fn special(ft: fs::FileType) -> String {
     } else if ft.is_block_device() || ft.is_char_device() {
         "a device"
     } else {
-        "no file, directory or link"
+        "neither a file nor a directory nor a link"
     };
     format!("it is {what}, which a dataset cannot hold; move it out of the tree")
 }
 
-/// What lies in the reserved top-level `fletch/` beside Fletch's own.
+/// Returns up to five names in the reserved directory `fletch/` that Fletch did not create.
 ///
 /// # Errors
-/// When the directory is there and cannot be read.
-pub fn reserved_strangers(base: &Path) -> io::Result<Vec<String>> {
+/// When the directory exists and cannot be read.
+pub fn reserved_extras(base: &Path) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     let dir = match fs::read_dir(base.join("fletch")) {
         Ok(dir) => dir,

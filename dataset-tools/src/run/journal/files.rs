@@ -1,42 +1,36 @@
-//! What a run has finished, so that the next one can go on where it was stopped.
+//! The journal of `index`: finished files, in path order.
 //!
-//! A journal is a row of segment files, each a log of `fletch_core::record`: first a `run`
-//! record, then batches of finished files in walk order. It holds nothing that is not also in
-//! the tree, so it is never synced to disk, and a torn or damaged end only costs reading
-//! again. Segments are short, so that reading one back takes little memory.
-//!
-//! A run writes `new/` and reads `old/`. On the next start the one that got further is `old`.
+//! Each segment begins with a `run` record that says when the run began. Batches of finished files follow.
+//! A run writes `new/` and reads `old/`. At the next start the journal that got further becomes `old/`.
 
-use super::content::Content;
-use super::known::{Earlier, Known, trusted};
+use super::{SegmentWriter, segment, segments};
 use crate::failure::Failure;
+use crate::run::file_record::{Earlier, FileRecord};
+use crate::source::content::Content;
+use crate::source::pin::proves_unchanged;
 use fletch_core::Hash;
 use fletch_core::manifest::Slice;
 use fletch_core::manifest::tar::shard::ShardMember;
 use fletch_core::record;
 use fletch_tables::PinRow;
 use std::collections::VecDeque;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const KIND_RUN: u8 = 1;
 const KIND_FILES: u8 = 2;
-const SEGMENT_BYTES: usize = 4 << 20;
 const BATCH_BYTES: usize = 256 << 10;
 const BATCH_AGE: Duration = Duration::from_secs(1);
-/// Files with more slices than fit one record are read again after a stop (2 TB).
+/// The most slices of one journalled file (2 TB). A longer file does not fit one record and is read again.
 const SLICES_MAX: usize = 400_000;
 
-/// Writes a journal.
+/// Writes a journal of files.
 #[derive(Debug)]
-pub struct JournalWriter {
-    dir: PathBuf,
+pub struct FileJournalWriter {
+    segments: SegmentWriter,
     started_ns: u64,
-    segment: u64,
-    file: Option<File>,
-    written: usize,
     batch: Vec<u8>,
     flushed: Instant,
 }
@@ -47,22 +41,22 @@ fn put(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-impl JournalWriter {
-    /// Begins an empty journal in `dir`, which is made anew.
+impl FileJournalWriter {
+    /// Starts an empty journal in `dir`, for a run that began at `started_ns`. Removes what `dir` held.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the directory cannot be removed or created.
     pub fn create(dir: PathBuf, started_ns: u64) -> io::Result<Self> {
-        remove(&dir)?;
+        super::remove(&dir)?;
         fs::create_dir_all(&dir)?;
-        let flushed = Instant::now();
-        Ok(JournalWriter { dir, started_ns, segment: 0, file: None, written: 0, batch: Vec::new(), flushed })
+        let segments = SegmentWriter::new(dir, 0);
+        Ok(FileJournalWriter { segments, started_ns, batch: Vec::new(), flushed: Instant::now() })
     }
 
-    /// Adds a finished file; now and then it is written out.
+    /// Adds a finished file to the batch, and writes a batch that is large or a second old.
     ///
     /// # Errors
-    /// When the state directory takes no more.
+    /// When the state directory cannot be written.
     pub fn push(&mut self, path: &str, pin: &PinRow, content: &Content) -> io::Result<()> {
         let pieces: usize = content.members.iter().map(|m| 2 + m.name.len() / 32 + m.slices.len()).sum();
         if content.slices.len() + pieces > SLICES_MAX {
@@ -98,47 +92,22 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Writes out what was added.
+    /// Writes the batch to the segment.
     ///
     /// # Errors
-    /// When the state directory takes no more.
+    /// When the state directory cannot be written.
     pub fn flush(&mut self) -> io::Result<()> {
         self.flushed = Instant::now();
-        if self.batch.is_empty() {
-            return Ok(());
+        if !self.batch.is_empty() {
+            let run = self.started_ns.to_le_bytes();
+            self.segments.append(KIND_FILES, &self.batch, Some((KIND_RUN, &run)))?;
+            self.batch.clear();
         }
-        let mut out = Vec::with_capacity(self.batch.len() + 64);
-        let file = match &mut self.file {
-            Some(file) if self.written < SEGMENT_BYTES => file,
-            slot => {
-                let path = self.dir.join(format!("{:08}.log", self.segment));
-                self.segment += 1;
-                self.written = 0;
-                out.extend_from_slice(&record::file_header());
-                record::append(&mut out, KIND_RUN, &self.started_ns.to_le_bytes());
-                slot.insert(File::create(path)?)
-            }
-        };
-        record::append(&mut out, KIND_FILES, &self.batch);
-        file.write_all(&out)?;
-        self.written += out.len();
-        self.batch.clear();
         Ok(())
     }
 }
 
-/// Removes a journal, if it is there.
-///
-/// # Errors
-/// When it is there and stays.
-pub fn remove(dir: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
-}
-
-/// A cursor over the bytes of a batch; every length is checked.
+/// A cursor over the bytes of a batch. Checks every length.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -157,7 +126,7 @@ impl<'a> Fields<'a> {
         String::from_utf8(self.take(n)?.to_vec()).ok()
     }
 
-    fn file(&mut self) -> Option<(String, Known)> {
+    fn file(&mut self) -> Option<(String, FileRecord)> {
         let path = self.text()?;
         let size = u64::from_le_bytes(self.array()?);
         let [flags] = self.array()?;
@@ -180,7 +149,7 @@ impl<'a> Fields<'a> {
             mtime_ns: (flags & 1 != 0).then_some(mtime),
             etag: (flags & 2 != 0).then_some(etag),
         };
-        Some((path, Known { pin, content: Content { hash, slices, members } }))
+        Some((path, FileRecord { pin, content: Content { hash, slices, members } }))
     }
 
     fn member(&mut self) -> Option<ShardMember> {
@@ -196,8 +165,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// One segment: when its run began, its files, and whether its end is sound.
-fn read_segment(path: &Path) -> (u64, Vec<(String, Known)>, bool) {
+/// Reads one segment: when its run began, its files, and whether all of it was readable.
+fn read_segment(path: &Path) -> (u64, Vec<(String, FileRecord)>, bool) {
     let mut files = Vec::new();
     let mut started = 0;
     let Ok(bytes) = fs::read(path) else { return (0, files, false) };
@@ -218,29 +187,25 @@ fn read_segment(path: &Path) -> (u64, Vec<(String, Known)>, bool) {
     (started, files, len == bytes.len())
 }
 
-/// Reads a journal back.
+/// Reads a journal of files, segment by segment.
 #[derive(Debug)]
-pub struct JournalReader {
+pub struct FileJournalReader {
     segments: VecDeque<PathBuf>,
-    current: VecDeque<(String, Known)>,
+    current: VecDeque<(String, FileRecord)>,
     started_ns: u64,
     local: bool,
-    /// How many files it holds.
+    /// The number of files in it.
     pub files: u64,
-    /// The path of the last of them.
+    /// The path of its last file.
     pub last: Option<String>,
 }
 
-impl JournalReader {
-    /// Opens the journal in `dir` and looks through it once: what comes after a damaged
-    /// place, or out of order, is left out. An absent journal is an empty one.
+impl FileJournalReader {
+    /// Opens the journal in `dir` and reads it once. Leaves out everything after a damaged record or after a
+    /// path that is out of order. A missing directory is an empty journal.
     #[must_use]
     pub fn open(dir: &Path, local: bool) -> Self {
-        let mut found: Vec<PathBuf> = fs::read_dir(dir)
-            .map(|d| d.filter_map(|e| e.ok().map(|e| e.path())).collect())
-            .unwrap_or_default();
-        found.sort();
-        let mut reader = JournalReader {
+        let mut reader = FileJournalReader {
             segments: VecDeque::new(),
             current: VecDeque::new(),
             started_ns: 0,
@@ -248,7 +213,7 @@ impl JournalReader {
             files: 0,
             last: None,
         };
-        for path in found {
+        for path in segments(dir).unwrap_or_default().into_iter().map(|number| segment(dir, number)) {
             let (_, files, sound) = read_segment(&path);
             for (path, _) in &files {
                 if reader.last.as_ref().is_some_and(|last| last >= path) {
@@ -266,12 +231,14 @@ impl JournalReader {
     }
 }
 
-impl Earlier for JournalReader {
-    fn next(&mut self) -> Result<Option<(String, Known)>, Failure> {
+impl Earlier for FileJournalReader {
+    type Record = FileRecord;
+
+    fn next(&mut self) -> Result<Option<(String, FileRecord)>, Failure> {
         loop {
-            if let Some((path, known)) = self.current.pop_front() {
-                if trusted(&known.pin, self.started_ns, self.local) {
-                    return Ok(Some((path, known)));
+            if let Some((path, record)) = self.current.pop_front() {
+                if proves_unchanged(&record.pin, self.started_ns, self.local) {
+                    return Ok(Some((path, record)));
                 }
                 continue;
             }
@@ -302,7 +269,7 @@ mod tests {
     }
 
     fn write(dir: &Path, n: u64) {
-        let mut w = JournalWriter::create(dir.to_path_buf(), 10_000_000_000).expect("create");
+        let mut w = FileJournalWriter::create(dir.to_path_buf(), 10_000_000_000).expect("create");
         for i in 0..n {
             let (path, pin, content) = file(i);
             w.push(&path, &pin, &content).expect("push");
@@ -310,8 +277,8 @@ mod tests {
         w.flush().expect("flush");
     }
 
-    fn read(dir: &Path) -> Vec<(String, Known)> {
-        let mut r = JournalReader::open(dir, true);
+    fn read(dir: &Path) -> Vec<(String, FileRecord)> {
+        let mut r = FileJournalReader::open(dir, true);
         let files = r.files;
         let all: Vec<_> = std::iter::from_fn(|| r.next().expect("readable")).collect();
         assert_eq!(all.len() as u64, files);
@@ -326,7 +293,7 @@ mod tests {
         write(&dir, 60_000);
         assert!(fs::read_dir(&dir).expect("dir").count() > 1, "more than one segment");
         let want: Vec<_> =
-            (0..60_000).map(file).map(|(p, pin, content)| (p, Known { pin, content })).collect();
+            (0..60_000).map(file).map(|(p, pin, content)| (p, FileRecord { pin, content })).collect();
         assert!(read(&dir) == want);
 
         let first = dir.join("00000000.log");
@@ -348,13 +315,13 @@ mod tests {
     fn files_younger_than_the_run_are_left_out() {
         let tmp = tempfile::tempdir().expect("tempdir");
         let dir = tmp.path().join("j");
-        let mut w = JournalWriter::create(dir.clone(), 10_000_000_000).expect("create");
+        let mut w = FileJournalWriter::create(dir.clone(), 10_000_000_000).expect("create");
         for (i, mtime) in [(1, 7_000_000_000), (2, 9_000_000_000), (3, 7_000_000_000)] {
             let (path, pin, content) = file(i);
             w.push(&path, &PinRow { mtime_ns: Some(mtime), ..pin }, &content).expect("push");
         }
         w.flush().expect("flush");
-        let mut r = JournalReader::open(&dir, true);
+        let mut r = FileJournalReader::open(&dir, true);
         let got: Vec<_> = std::iter::from_fn(|| r.next().expect("readable")).map(|(p, _)| p).collect();
         assert_eq!(got, ["dir/00000001", "dir/00000003"]);
     }

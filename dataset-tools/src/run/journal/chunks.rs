@@ -1,55 +1,53 @@
-//! The chunks that a run has made, so that one that was stopped does not make them again.
+//! The journal of `pack`: chunks that were written and long files that were read, by fingerprint.
 //!
-//! A row of segment files, each a log of `fletch_core::record`. A record is found by the
-//! fingerprint of what the chunk was made of: paths, sizes, times and etags of its entries, and
-//! where each lies. It holds nothing that cannot be made again, so it is never synced to disk,
-//! and a damaged segment only costs reading again.
+//! The fingerprint of a chunk covers everything it was made of: path, pin and place of each member. Each
+//! record says when its run began, which decides what the pins prove.
 
-use crate::index::content::Content;
-use crate::index::known::trusted;
+use super::{SegmentWriter, segment, segments};
+use crate::source::content::Content;
+use crate::source::pin::proves_unchanged;
 use fletch_core::Hash;
 use fletch_core::record::{self, FILE_HEADER_BYTES, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES};
 use fletch_tables::PinRow;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const KIND_MADE: u8 = 1;
-const SEGMENT_BYTES: u64 = 4 << 20;
 
-/// Something that was made.
+/// A result that the next run can use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Made {
     /// A chunk, with the hashes of its members in order.
     Group {
-        /// The chunk.
+        /// BLAKE3 of the chunk.
         chunk: Hash,
-        /// Its length.
+        /// Its length in bytes.
         len: u32,
         /// BLAKE3 of each member.
         members: Vec<Hash>,
     },
-    /// A long file was read.
+    /// A long file, with the hashes of its slices.
     Sliced(Content),
 }
 
 #[derive(Serialize, Deserialize)]
 struct Record {
     fingerprint: Hash,
-    /// When the run began that made it, nanoseconds since 1970.
+    /// When the run of this record began, nanoseconds since 1970.
     started_ns: u64,
     made: Made,
 }
 
-/// What a chunk is made of, as a hash.
+/// The hash of everything that a chunk is made of.
 #[derive(Debug, Default)]
 pub struct Fingerprint(blake3::Hasher);
 
 impl Fingerprint {
-    /// Adds bytes `offset .. offset + len` of an object, to lie at `at` of the chunk.
+    /// Adds a member: bytes `offset .. offset + len` of an object, at offset `at` of the chunk.
     pub fn add(&mut self, path: &str, pin: &PinRow, (offset, len): (u64, u64), at: u32) {
         let text = |h: &mut blake3::Hasher, s: &str| {
             h.update(&(s.len() as u64).to_le_bytes());
@@ -64,52 +62,42 @@ impl Fingerprint {
         text(&mut self.0, pin.etag.as_deref().unwrap_or(""));
     }
 
-    /// The hash.
+    /// Returns the fingerprint.
     #[must_use]
     pub fn finish(&self) -> Hash {
         self.0.finalize().into()
     }
 }
 
-/// Where a record lies.
+/// Where a payload is in the journal.
 #[derive(Debug, Clone, Copy)]
-struct At {
+struct RecordLocation {
     segment: u32,
     offset: u32,
     len: u32,
 }
 
-/// Reads what earlier runs made, and writes what this one makes. Memory: 44 bytes a chunk.
+/// Reads the results of stopped runs and writes those of this run. Memory: 44 bytes a result.
 #[derive(Debug)]
-pub struct Journal {
+pub struct ChunkJournal {
     dir: PathBuf,
-    made: HashMap<Hash, At>,
+    made: HashMap<Hash, RecordLocation>,
     started_ns: u64,
-    next: u32,
-    file: Option<(File, u64)>,
+    writer: SegmentWriter,
 }
 
-fn segment(dir: &Path, number: u32) -> PathBuf {
-    dir.join(format!("{number:08}.log"))
-}
-
-impl Journal {
-    /// Opens the journal in `dir`, which is made if there is none.
+impl ChunkJournal {
+    /// Opens the journal in `dir` for a run that began at `started_ns`. Creates the directory.
     ///
     /// # Errors
-    /// When the directory cannot be made or read.
+    /// When the directory cannot be created or read.
     pub fn open(dir: PathBuf, started_ns: u64) -> io::Result<Self> {
         fs::create_dir_all(&dir)?;
-        let mut numbers: Vec<u32> = Vec::new();
-        for item in fs::read_dir(&dir)? {
-            let name = item?.file_name();
-            numbers.extend(name.to_str().and_then(|n| n.strip_suffix(".log")?.parse::<u32>().ok()));
-        }
-        numbers.sort_unstable();
+        let numbers = segments(&dir)?;
         let mut made = HashMap::new();
         for &number in &numbers {
             let bytes = fs::read(segment(&dir, number))?;
-            // What cannot be read is made again.
+            // Chunks of a damaged segment are made again.
             let Ok((records, _)) = record::read(&bytes) else { continue };
             let mut at = FILE_HEADER_BYTES;
             for r in records {
@@ -119,28 +107,30 @@ impl Journal {
                 if r.kind == KIND_MADE
                     && let Ok(record) = serde_json::from_slice::<Record>(r.payload)
                 {
-                    let place = At { segment: number, offset: fit(begin), len: fit(r.payload.len()) };
-                    made.insert(record.fingerprint, place);
+                    let at =
+                        RecordLocation { segment: number, offset: fit(begin), len: fit(r.payload.len()) };
+                    made.insert(record.fingerprint, at);
                 }
             }
         }
         let next = numbers.last().map_or(0, |n| n + 1);
-        Ok(Journal { dir, made, started_ns, next, file: None })
+        let writer = SegmentWriter::new(dir.clone(), next);
+        Ok(ChunkJournal { dir, made, started_ns, writer })
     }
 
-    /// How much was made before.
+    /// The number of results of stopped runs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.made.len()
     }
 
-    /// Whether nothing was.
+    /// Whether stopped runs left no result.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.made.is_empty()
     }
 
-    /// What was made of exactly this, if the pins of the objects tell that nothing changed since.
+    /// Returns the result with this fingerprint, if the pins prove that no object has changed since.
     #[must_use]
     pub fn find<'a>(
         &self,
@@ -153,35 +143,22 @@ impl Journal {
         let file = File::open(segment(&self.dir, at.segment)).ok()?;
         file.read_exact_at(&mut bytes, at.offset.into()).ok()?;
         let record: Record = serde_json::from_slice(&bytes).ok()?;
-        let same = record.fingerprint == fingerprint && pins.all(|p| trusted(p, record.started_ns, local));
+        let same =
+            record.fingerprint == fingerprint && pins.all(|p| proves_unchanged(p, record.started_ns, local));
         same.then_some(record.made)
     }
 
-    /// Remembers what was made.
+    /// Adds a result.
     ///
     /// # Errors
-    /// When the state directory takes no more.
+    /// When the state directory cannot be written.
     pub fn push(&mut self, fingerprint: Hash, made: Made) -> io::Result<()> {
         let record = Record { fingerprint, started_ns: self.started_ns, made };
         let payload = serde_json::to_vec(&record)?;
+        // A file of half a terabyte does not fit one record and is read again after a stop.
         if payload.len() > PAYLOAD_BYTES_MAX as usize {
-            // A file of half a terabyte is read again after a stop.
             return Ok(());
         }
-        let mut out = Vec::with_capacity(payload.len() + 64);
-        let (file, written) = match &mut self.file {
-            Some((file, written)) if *written < SEGMENT_BYTES => (file, written),
-            slot => {
-                out.extend_from_slice(&record::file_header());
-                let file = File::create_new(segment(&self.dir, self.next))?;
-                self.next += 1;
-                let (file, written) = slot.insert((file, 0));
-                (file, written)
-            }
-        };
-        record::append(&mut out, KIND_MADE, &payload);
-        file.write_all(&out)?;
-        *written += out.len() as u64;
-        Ok(())
+        self.writer.append(KIND_MADE, &payload, None)
     }
 }

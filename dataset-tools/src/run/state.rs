@@ -1,40 +1,42 @@
-//! The private directory of one indexing job under the state directory: its lock, its journals
-//! and its scratch files. One per (dataset, sample rule, symlink policy).
+//! The directory of one run under the state directory: its lock, its journals and its scratch files.
+//!
+//! Runs of the same dataset with the same options share a directory, so that one of them resumes another.
 
-use super::journal::{self, JournalReader};
-use crate::failure::Failure;
+use super::journal::{self, files::FileJournalReader};
+use super::options::RunFailure;
+use crate::failure::{Exit, Failure};
 use fletch_core::Hash;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Holds the lock; the directory goes when the run succeeded.
+/// A locked run directory. The directory is removed when the run succeeds.
 #[derive(Debug)]
 pub struct RunState {
     dir: PathBuf,
     _lock: File,
 }
 
-/// Where state is kept when nobody says otherwise.
+/// Returns the state directory of a run without `--state-dir`.
 ///
 /// # Errors
-/// When there is no home directory to put it in.
+/// When neither HOME nor XDG_STATE_HOME is set.
 pub fn default_dir() -> Result<PathBuf, Failure> {
     fletch_settings::state_dir(nix::unistd::geteuid().is_root())
         .ok_or_else(|| Failure::usage("neither HOME nor XDG_STATE_HOME is set").hint("give --state-dir DIR"))
 }
 
 impl RunState {
-    /// Takes the lock of the job named by `key` and removes what an earlier run left in scratch.
+    /// Locks the run directory that `key` names, and removes the scratch files of an earlier run.
     ///
     /// # Errors
-    /// When another run holds it, or the directory cannot be written.
+    /// When another run holds the lock, or the directory cannot be written.
     pub fn lock(state_dir: &Path, key: &str) -> Result<Self, Failure> {
         let dir = state_dir.join("index").join(&Hash::of(key.as_bytes()).to_string()[..24]);
         let fail = |e: &std::io::Error| {
             Failure::io(format_args!("cannot use the state directory {}", dir.display()), e)
-                .hint("give a directory you may write with --state-dir DIR")
+                .hint("name a directory that you may write with --state-dir DIR")
         };
         let path = dir.join("lock");
         loop {
@@ -50,7 +52,7 @@ impl RunState {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     let mut pid = String::new();
-                    let _known = lock.read_to_string(&mut pid);
+                    let _empty_if_unreadable = lock.read_to_string(&mut pid);
                     return Err(Failure::new(format!(
                         "another run is indexing the same dataset (process {}, lock {})",
                         pid.trim(),
@@ -60,7 +62,7 @@ impl RunState {
                 }
                 Err(TryLockError::Error(e)) => return Err(fail(&e)),
             }
-            // The lock counts only if it is still the file that others will find.
+            // A run that ended may have removed this file: then other runs would lock another one.
             let same = fs::metadata(&path)
                 .is_ok_and(|m| lock.metadata().is_ok_and(|l| (l.dev(), l.ino()) == (m.dev(), m.ino())));
             if !same {
@@ -74,49 +76,65 @@ impl RunState {
         }
     }
 
-    /// Where this run may put large temporary files.
+    /// The directory for large temporary files.
     #[must_use]
     pub fn scratch(&self) -> PathBuf {
         self.dir.join("scratch")
     }
 
-    /// Something of this job's own that outlives a stopped run.
+    /// The directory of the chunk journal.
     #[must_use]
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+    pub fn chunk_journal(&self) -> PathBuf {
+        self.dir.join("made")
     }
 
-    /// Where this run's journal is written.
+    /// The directory of the file journal that this run writes.
     #[must_use]
-    pub fn journal(&self) -> PathBuf {
+    pub fn file_journal(&self) -> PathBuf {
         self.dir.join("new")
     }
 
-    /// The journal to go on from: of the last two runs the one that got further.
+    /// Opens the file journal to resume from: the one of the last two runs that got further.
     ///
     /// # Errors
-    /// When the files cannot be moved.
-    pub fn earlier(&self, local: bool) -> Result<JournalReader, Failure> {
-        let old = self.dir.join("old");
-        let (a, b) = (JournalReader::open(&old, local), JournalReader::open(&self.journal(), local));
+    /// When the journal cannot be renamed.
+    pub fn earlier(&self, local: bool) -> Result<FileJournalReader, Failure> {
+        let (old, new) = (self.dir.join("old"), self.file_journal());
+        let (a, b) = (FileJournalReader::open(&old, local), FileJournalReader::open(&new, local));
         if b.last.is_none() || b.last < a.last {
             return Ok(a);
         }
-        journal::remove(&old).and_then(|()| fs::rename(self.journal(), &old)).map_err(|e| {
-            Failure::io(format_args!("cannot move the journal in {}", self.dir.display()), &e)
+        journal::remove(&old).and_then(|()| fs::rename(&new, &old)).map_err(|e| {
+            Failure::io(format_args!("cannot rename the journal in {}", self.dir.display()), &e)
         })?;
-        Ok(JournalReader::open(&old, local))
+        Ok(FileJournalReader::open(&old, local))
     }
 
-    /// Removes scratch files, for a run that is to be gone on with.
-    pub fn clear_scratch(&self) {
-        // What stays is removed by the next run.
-        let _stays = fs::remove_dir_all(self.scratch());
+    /// Ends the run. A run that succeeded leaves nothing; any other run leaves its journals, and `kept` says
+    /// what is in them.
+    ///
+    /// # Errors
+    /// The failure of the run.
+    pub fn end<T>(self, done: Result<T, RunFailure>, kept: &str) -> Result<T, RunFailure> {
+        match done {
+            Ok(report) => {
+                self.finish();
+                Ok(report)
+            }
+            Err(mut e) => {
+                // The next run removes scratch files that stay.
+                let _stays = fs::remove_dir_all(self.scratch());
+                if e.failure.exit == Exit::Interrupted {
+                    e.failure.what = format!("stopped; {kept}");
+                    e.failure.hint = Some("run the same command again to go on".into());
+                }
+                Err(e)
+            }
+        }
     }
 
-    /// Removes everything: the run succeeded.
-    pub fn finish(self) {
-        // The lock is held until the end, so nobody can be using it; what stays is only stale.
+    /// Removes the directory, under the lock.
+    fn finish(self) {
         let _stays = fs::remove_dir_all(&self.dir);
     }
 }

@@ -1,29 +1,30 @@
-//! Puts the tables of a version in place: tables first, documents last, the tag at the end.
+//! Writes the tables of a version to the tables location.
 //!
-//! What lies there already is kept when it says the same. A root names its entries and a layout
-//! its placement, but the pins of the objects and the time of the run are new with every run:
-//! `chunks.parquet` and then `layout.json` are written over (in that order, so that pins are
-//! never believed for longer than they were true). An existing manifest of the same root is
-//! kept with its time of creation, which is the time the files show in a mount.
+//! Tables come first, documents after them, the tag last: a reader that resolves the tag finds all of it.
+//! A file with the same bytes is kept. A root names its entries and a layout its placement, but every run
+//! has new pins and a new time. So `chunks.parquet` and then `layout.json` are overwritten, in this order:
+//! a reader never believes pins for longer than they were true. A manifest of the same root is kept with
+//! its time of creation, which a mount shows as the time of every file.
 
-use crate::failure::{Exit, Failure};
-use crate::place::Place;
+use crate::failure::Failure;
+use crate::tables_location::TablesLocation;
 use bytes::Bytes;
-use fletch_core::{Root, TagName};
+use fletch_core::Root;
 use fletch_origin::{Origin, OriginError, PutMode};
-use fletch_tables::{Manifest, TagDoc, WrittenVersion, paths};
+use fletch_tables::{Manifest, WrittenVersion, paths};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 
-/// Compared at a time.
+/// Bytes compared at a time.
 const PIECE_BYTES: u64 = 4 << 20;
 
-fn cannot_write(place: &Place, e: OriginError) -> Failure {
+fn cannot_write(tables: &TablesLocation, e: OriginError) -> Failure {
     Failure::from(e).hint(format!(
-        "the tables could not be written to {}; name a place you may write with --to URI (what was read is remembered, so running again is quick)",
-        place.uri()
+        "the tables could not be written to {}; name a location that you may write with --to URI \
+         (files that were read are not read again)",
+        tables.uri()
     ))
 }
 
@@ -51,7 +52,7 @@ async fn same_bytes(origin: &Origin, path: &str, local: &Path) -> Result<bool, F
     Ok(true)
 }
 
-/// Whether the manifest that is there describes the same as ours, apart from when.
+/// Whether both manifests are equal apart from their time and tool.
 fn same_manifest(theirs: &[u8], ours: &[u8], root: Root) -> bool {
     match (Manifest::parse(theirs, root), Manifest::parse(ours, root)) {
         (Ok(a), Ok(b)) => {
@@ -62,16 +63,18 @@ fn same_manifest(theirs: &[u8], ours: &[u8], root: Root) -> bool {
     }
 }
 
-/// Puts everything in place.
+/// Writes the tables and documents of a version.
 ///
 /// # Errors
-/// [`Failure`] when the place cannot be written, or `stop` was set.
-pub async fn publish(place: &Place, written: &WrittenVersion, stop: &AtomicBool) -> Result<(), Failure> {
-    let origin = place.origin();
+/// [`Failure`] when the location cannot be written, or `stop` was set.
+pub async fn publish(
+    tables: &TablesLocation,
+    written: &WrittenVersion,
+    stop: &AtomicBool,
+) -> Result<(), Failure> {
+    let origin = tables.origin();
     for (path, local) in &written.files {
-        if stop.load(Relaxed) {
-            return Err(Failure::new("stopped").exit(Exit::Interrupted));
-        }
+        Failure::if_stopped(stop)?;
         if *path == paths::manifest(written.root) {
             let ours = std::fs::read(local).map_err(|e| Failure::io(local.display(), &e))?;
             match origin.put(path, Bytes::from(ours.clone()), PutMode::Create).await {
@@ -80,10 +83,10 @@ pub async fn publish(place: &Place, written: &WrittenVersion, stop: &AtomicBool)
                     let theirs = origin.get(path, None, None).await?;
                     if !same_manifest(&theirs.bytes, &ours, written.root) {
                         let put = origin.put(path, ours.into(), PutMode::Overwrite).await;
-                        put.map_err(|e| cannot_write(place, e))?;
+                        put.map_err(|e| cannot_write(tables, e))?;
                     }
                 }
-                Err(e) => return Err(cannot_write(place, e)),
+                Err(e) => return Err(cannot_write(tables, e)),
             }
             continue;
         }
@@ -92,19 +95,11 @@ pub async fn publish(place: &Place, written: &WrittenVersion, stop: &AtomicBool)
             Err(OriginError::AlreadyExists { .. }) => {
                 if !same_bytes(origin, path, local).await? {
                     let put = origin.put_file(path, local, PutMode::Overwrite).await;
-                    put.map_err(|e| cannot_write(place, e))?;
+                    put.map_err(|e| cannot_write(tables, e))?;
                 }
             }
-            Err(e) => return Err(cannot_write(place, e)),
+            Err(e) => return Err(cannot_write(tables, e)),
         }
     }
     Ok(())
-}
-
-/// Moves a tag to what was written.
-///
-/// # Errors
-/// [`Failure`] when the place cannot be written.
-pub async fn tag(place: &Place, tag: &TagName, written: &WrittenVersion, now_ns: u64) -> Result<(), Failure> {
-    place.put_tag(tag, &TagDoc::new(written.root, written.layout, now_ns)).await
 }

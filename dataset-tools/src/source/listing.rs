@@ -1,15 +1,15 @@
-//! What there is at a store: by its own listing, or by a list of names that was given, which is
-//! the only way at a plain server.
+//! The objects of a dataset in a store, in byte order: from the store's listing, or from a list of names.
 //!
-//! A list has one name a line: a path below the dataset, as it is, or a URI below the dataset's.
-//! Empty lines are skipped, a name that is there twice counts once, and the order is of no matter.
+//! A plain HTTP server has no listing and needs a list of names. Each line of the list is a path below the
+//! dataset, or a URI below the URI of the dataset. The list may be in any order. Empty lines are skipped, and
+//! a name that comes twice counts once.
 
-use super::walk::{NAMES_BYTES_MAX as NAMES_BYTES_MAX_WALK, Step, Symlinks, Walk, WalkOptions};
+use super::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
 use crate::failure::Failure;
 use fletch_core::manifest::tar::shard::is_shard;
 use fletch_origin::{ObjectMeta, Origin, OriginError, OriginUri, Origins};
 use fletch_tables::paths;
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, Fuse};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -17,39 +17,39 @@ use std::path::Path;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
-/// The longest list, in bytes of names: it is held in memory.
-const NAMES_BYTES_MAX: u64 = 1 << 30;
-/// The longest name of a file, and of a URI with every byte encoded.
+/// The longest list, in bytes of names. The list is in memory.
+const LIST_BYTES_MAX: u64 = 1 << 30;
+/// The longest line, in bytes: a URI of the longest path with every byte encoded.
 const LINE_BYTES_MAX: usize = 16 << 10;
-/// Requests under way that ask for the state of objects.
+/// HEAD requests under way at once.
 const HEADS_MAX: usize = 64;
-/// Files whose names say whether a dataset is one of shards.
-const LOOKED_AT: usize = 1000;
+/// The number of first files whose names decide whether a dataset has tar shards.
+const FIRST_FILES: usize = 1000;
 
-/// The names of a list, sorted by their bytes, each once.
+/// The names of a `--list` file, sorted by their bytes, each once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Names(Arc<Vec<Box<str>>>);
+pub struct NameList(Arc<Vec<Box<str>>>);
 
 /// One item of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listed {
     /// An object.
     Object(ObjectMeta),
-    /// A name of a list whose object cannot be had.
+    /// A name that cannot be an entry.
     Fault {
-        /// The name.
+        /// Its path, with unprintable bytes escaped.
         path: String,
-        /// Why.
+        /// Why, and what to do next.
         why: String,
     },
 }
 
-impl Names {
-    /// Reads the list at `file` for the dataset at `uri`.
+impl NameList {
+    /// Reads the list in `file` for the dataset at `uri`.
     ///
     /// # Errors
-    /// A usage [`Failure`] with the number of the first line that is no name below the dataset.
-    pub fn read(file: &Path, uri: &OriginUri) -> Result<Names, Failure> {
+    /// A usage [`Failure`] with the number of the first line that does not name an object of the dataset.
+    pub fn read(file: &Path, uri: &OriginUri) -> Result<NameList, Failure> {
         let cannot = |e: &std::io::Error| Failure::io(format_args!("the list {}", file.display()), e);
         let mut from = BufReader::new(std::fs::File::open(file).map_err(|e| cannot(&e))?);
         let mut names: Vec<Box<str>> = Vec::new();
@@ -69,7 +69,7 @@ impl Names {
             };
             let text = std::str::from_utf8(&line).map_err(|_| wrong("the name is not UTF-8".into()))?;
             if line.len() > LINE_BYTES_MAX {
-                return Err(wrong("the line is longer than any name".into()));
+                return Err(wrong("the line is longer than any path or URI can be".into()));
             }
             let text = text.strip_suffix('\n').unwrap_or(text);
             let text = text.strip_suffix('\r').unwrap_or(text);
@@ -78,32 +78,80 @@ impl Names {
             }
             let name = relative(text, uri).map_err(wrong)?;
             bytes += name.len() as u64;
-            if bytes > NAMES_BYTES_MAX {
-                return Err(wrong(format!("the list has more than {NAMES_BYTES_MAX} bytes of names")));
+            if bytes > LIST_BYTES_MAX {
+                return Err(wrong(format!("the list has more than {LIST_BYTES_MAX} bytes of names")));
             }
             names.push(name.into());
         }
         names.sort_unstable();
         names.dedup();
-        Ok(Names(Arc::new(names)))
+        Ok(NameList(Arc::new(names)))
     }
 }
 
-/// The path below `uri` that a line means.
+/// Returns the path below `uri` that a line names.
 fn relative(text: &str, uri: &OriginUri) -> Result<String, String> {
     let is_uri = text
         .split_once("://")
         .is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric()));
-    let place = match is_uri {
+    let object = match is_uri {
         true => OriginUri::parse(text).map_err(|e| e.to_string())?,
         false => uri.join(text).map_err(|e| e.to_string())?,
     };
-    place.below(uri).filter(|rel| !rel.is_empty()).ok_or_else(|| format!("{place} does not lie below {uri}"))
+    let below = object.below(uri).filter(|rel| !rel.is_empty());
+    below.ok_or_else(|| format!("{object} is not below {uri}"))
 }
 
-/// The objects of a dataset, in byte order of their paths.
-#[must_use]
-pub fn objects(origin: &Origin, names: Option<&Names>) -> BoxStream<'static, Result<Listed, OriginError>> {
+/// The objects of a dataset, in byte order of their paths, without what is not part of a version.
+pub struct Objects {
+    list: Fuse<BoxStream<'static, Result<Listed, OriginError>>>,
+    /// The object before, until the next one shows that it is not a folder marker.
+    held: Option<ObjectMeta>,
+    exclude: BTreeSet<String>,
+}
+
+impl Objects {
+    /// Begins before the first object. Leaves out `fletch/` and everything below `exclude`.
+    #[must_use]
+    pub fn new(origin: &Origin, names: Option<&NameList>, exclude: BTreeSet<String>) -> Self {
+        Objects { list: all_objects(origin, names).fuse(), held: None, exclude }
+    }
+
+    /// Returns the next object or fault; `None` at the end.
+    ///
+    /// # Errors
+    /// [`Failure`] when the listing fails or the origin is away.
+    pub async fn next(&mut self) -> Result<Option<Listed>, Failure> {
+        loop {
+            let item = match self.list.next().await.transpose()? {
+                Some(Listed::Object(item)) => item,
+                Some(fault) => return Ok(Some(fault)),
+                None => return Ok(self.held.take().map(listed)),
+            };
+            let below = |dir: &str| item.path.strip_prefix(dir).is_some_and(|r| r.starts_with('/'));
+            if item.path.starts_with(paths::PREFIX) || self.exclude.iter().any(|dir| below(dir)) {
+                continue;
+            }
+            // Some programs write an empty object as a marker of a folder.
+            let is_marker = self.held.as_ref().is_some_and(|held| held.size == 0 && below(&held.path));
+            let before = self.held.replace(item);
+            if !is_marker && before.is_some() {
+                return Ok(before.map(listed));
+            }
+        }
+    }
+}
+
+fn listed(object: ObjectMeta) -> Listed {
+    let clean = |c: &str| !c.is_empty() && c != "." && c != "..";
+    if !object.path.contains('\0') && object.path.split('/').all(clean) {
+        return Listed::Object(object);
+    }
+    let why = "its key has an empty, `.` or `..` component or a NUL byte; rename the object";
+    Listed::Fault { path: object.path.escape_debug().to_string(), why: why.into() }
+}
+
+fn all_objects(origin: &Origin, names: Option<&NameList>) -> BoxStream<'static, Result<Listed, OriginError>> {
     let Some(names) = names else {
         return origin.list("").map(|item| item.map(Listed::Object)).boxed();
     };
@@ -115,7 +163,7 @@ pub fn objects(origin: &Origin, names: Option<&Names>) -> BoxStream<'static, Res
             async move {
                 match origin.head(&path).await {
                     Ok(meta) => Ok(Listed::Object(meta)),
-                    // An origin that is away is no fault of this object.
+                    // An origin that is away is not a fault of this object.
                     Err(e) if e.transient() => Err(e),
                     Err(e) => Ok(Listed::Fault { path, why: e.to_string() }),
                 }
@@ -125,23 +173,24 @@ pub fn objects(origin: &Origin, names: Option<&Names>) -> BoxStream<'static, Res
         .boxed()
 }
 
-/// Whether there is a tar shard among the first [`LOOKED_AT`] files, in path order. What cannot be
-/// listed is left to the run itself, which says so.
+/// Whether one of the first [`FIRST_FILES`] files, in path order, is a tar shard.
+///
+/// Ignores a directory that cannot be read: the run itself reports it.
 ///
 /// # Errors
-/// When a store's listing fails.
+/// [`Failure`] when the listing of a store fails.
 pub fn begins_with_shards(
     rt: &Handle,
     origins: &Origins,
     uri: &OriginUri,
-    names: Option<&Names>,
+    names: Option<&NameList>,
 ) -> Result<bool, Failure> {
     if let Some(names) = names {
-        return Ok(names.0.iter().take(LOOKED_AT).any(|name| is_shard(name)));
+        return Ok(names.0.iter().take(FIRST_FILES).any(|name| is_shard(name)));
     }
     let Some(dir) = uri.as_local() else {
         let origin = origins.open(uri)?;
-        let first = origin.list("").take(LOOKED_AT);
+        let first = origin.list("").take(FIRST_FILES);
         let any = first.try_any(|object| {
             std::future::ready(is_shard(&object.path) && !object.path.starts_with(paths::PREFIX))
         });
@@ -151,10 +200,10 @@ pub fn begins_with_shards(
         base: dir.to_owned(),
         symlinks: Symlinks::Keep,
         exclude: BTreeSet::from(["fletch".to_owned()]),
-        names_bytes_max: NAMES_BYTES_MAX_WALK,
+        names_bytes_max: NAMES_BYTES_MAX,
     };
     let Ok(mut walk) = Walk::new(options, &std::env::temp_dir()) else { return Ok(false) };
-    for _ in 0..LOOKED_AT {
+    for _ in 0..FIRST_FILES {
         match walk.next_step() {
             Ok(Some(Step::File { path, .. })) if is_shard(&path) => return Ok(true),
             Ok(Some(_)) => {}
@@ -172,7 +221,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let file = dir.path().join("list");
         std::fs::write(&file, text).expect("write");
-        let names = Names::read(&file, &OriginUri::parse(uri).expect("uri"))?;
+        let names = NameList::read(&file, &OriginUri::parse(uri).expect("uri"))?;
         Ok(names.0.iter().map(ToString::to_string).collect())
     }
 
@@ -189,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_elsewhere_or_is_no_name_is_refused_with_its_line() {
+    fn a_name_outside_the_dataset_is_refused_with_its_line() {
         let texts: [&[u8]; 7] = [
             b"ok\n../x",
             b"ok\n/etc/passwd",

@@ -1,5 +1,6 @@
-//! Counts a tree beside a long run, so that its progress can say how much is left. A guess for
-//! people: nothing depends on it, and it gives up rather than take memory.
+//! Counts the files of a tree during a long run, so that the progress display can say how much is left.
+//!
+//! Only the display uses the count. The count gives up on a very deep tree rather than use much memory.
 
 use super::walk::WalkOptions;
 use crate::progress::Total;
@@ -7,10 +8,10 @@ use std::fs::{self, ReadDir};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Directories open at once; deeper trees are not counted.
+/// The most directories open at once. A deeper tree is not counted.
 const DEPTH_MAX: usize = 200;
 
-/// Counts regular files and their bytes; publishes only a complete count.
+/// Counts regular files and their bytes. Sets `total` only to a complete count.
 pub fn count(tree: &WalkOptions, total: &Total, ended: &AtomicBool) {
     let mut stack: Vec<(ReadDir, PathBuf)> = Vec::new();
     let Ok(top) = fs::read_dir(&tree.base) else { return };

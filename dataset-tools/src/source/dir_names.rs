@@ -1,26 +1,26 @@
-//! The names of one directory, in the order entries have: by bytes, with `/` appended to the
-//! names of directories.
+//! The names of one directory, sorted as entries are: by bytes, with `/` appended to the names of
+//! directories.
 //!
-//! Names lie in one arena (no allocation per name). Past a budget the arena is sorted and
-//! written to the spill file as a run; runs are merged while they are read back, so that
-//! memory does not grow with the directory.
+//! DirNames are stored in one arena, without an allocation for each name. An arena over its budget is sorted
+//! and written to the spill file as a run. Runs are merged during reading, so memory does not grow with the
+//! directory.
 
 use super::spill::{Extent, Spill};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 
-/// What a name stands for, as far as the directory itself told.
+/// What a name stands for, as far as the directory entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum NameKind {
     /// A regular file.
     File = 0,
-    /// A directory; its name ends in `/`.
+    /// A directory. Its name ends in `/`.
     Dir = 1,
     /// A symbolic link that is kept or whose target is a file.
     Link = 2,
-    /// A name that cannot be an entry; the reason is found again when its turn comes.
+    /// A name that cannot be an entry. The walk finds the reason when it reaches the name.
     Odd = 3,
 }
 
@@ -35,32 +35,32 @@ impl NameKind {
     }
 }
 
-/// Length u16 and kind u8 before every name.
+/// The bytes before every name: length u16, kind u8.
 const HEAD: usize = 3;
-/// Read-ahead of one run while merging.
+/// The read buffer of one run, in bytes.
 const RUN_BUFFER_BYTES: usize = 64 << 10;
 
-/// Collects the names of one directory in any order.
+/// Collects the names of one directory, in any order.
 #[derive(Debug, Default)]
-pub struct NamesBuilder {
+pub struct DirNamesBuilder {
     arena: Vec<u8>,
     at: Vec<u32>,
     runs: Vec<Extent>,
 }
 
-/// Gives the names of one directory back, in order.
+/// The names of one directory, read in order.
 #[derive(Debug)]
-pub enum Names {
-    /// All in memory.
+pub enum DirNames {
+    /// All names are in memory.
     Memory {
-        /// Names with their heads.
+        /// DirNames with their heads.
         arena: Vec<u8>,
         /// Offsets into the arena, in order.
         at: Vec<u32>,
-        /// The next one to give.
+        /// The index of the next name.
         next: usize,
     },
-    /// Merged from runs in the spill file.
+    /// The names are merged from runs in the spill file.
     Runs(Merge),
 }
 
@@ -70,21 +70,21 @@ fn name_at(arena: &[u8], at: u32) -> (&[u8], NameKind) {
     (&arena[at + HEAD..at + HEAD + len], NameKind::from_byte(arena[at + 2]))
 }
 
-impl NamesBuilder {
-    /// Bytes of memory held.
+impl DirNamesBuilder {
+    /// Returns the memory in use, in bytes.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         self.arena.len() + self.at.len() * size_of::<u32>()
     }
 
-    /// Adds a name (for a directory: with its `/`).
+    /// Adds a name, with a `/` at its end if it is a directory.
     ///
     /// # Errors
     /// When a run cannot be written.
     pub fn push(&mut self, name: &[u8], kind: NameKind, budget: usize, spill: &mut Spill) -> io::Result<()> {
         let len = u16::try_from(name.len())
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "a name of more than 64 KiB"))?;
-        if self.held() + HEAD + name.len() > budget.min(u32::MAX as usize) && !self.at.is_empty() {
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "a name is longer than 64 KiB"))?;
+        if self.memory_bytes() + HEAD + name.len() > budget.min(u32::MAX as usize) && !self.at.is_empty() {
             self.flush(spill)?;
         }
         self.at.push(u32::try_from(self.arena.len()).unwrap_or(u32::MAX));
@@ -112,62 +112,62 @@ impl NamesBuilder {
         Ok(())
     }
 
-    /// Ends the collection.
+    /// Sorts the names.
     ///
     /// # Errors
     /// When the last run cannot be written or the first names cannot be read back.
-    pub fn finish(mut self, spill: &mut Spill) -> io::Result<Names> {
+    pub fn finish(mut self, spill: &mut Spill) -> io::Result<DirNames> {
         if self.runs.is_empty() {
             self.sort();
             self.arena.shrink_to_fit();
-            return Ok(Names::Memory { arena: self.arena, at: self.at, next: 0 });
+            return Ok(DirNames::Memory { arena: self.arena, at: self.at, next: 0 });
         }
         self.flush(spill)?;
-        Merge::new(std::mem::take(&mut self.runs), spill).map(Names::Runs)
+        Merge::new(std::mem::take(&mut self.runs), spill).map(DirNames::Runs)
     }
 }
 
-impl Names {
-    /// Bytes of memory held.
+impl DirNames {
+    /// Returns the memory in use, in bytes.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         match self {
-            Names::Memory { arena, at, .. } => arena.len() + at.len() * size_of::<u32>(),
-            Names::Runs(m) => m.runs.len() * RUN_BUFFER_BYTES,
+            DirNames::Memory { arena, at, .. } => arena.len() + at.len() * size_of::<u32>(),
+            DirNames::Runs(m) => m.runs.len() * RUN_BUFFER_BYTES,
         }
     }
 
-    /// Where in the spill file its last byte lies; 0 for names in memory.
+    /// Returns the end of its runs in the spill file; 0 for names in memory.
     #[must_use]
     pub fn spill_end(&self) -> u64 {
         match self {
-            Names::Memory { .. } => 0,
-            Names::Runs(m) => m.end,
+            DirNames::Memory { .. } => 0,
+            DirNames::Runs(m) => m.end,
         }
     }
 
-    /// Moves what is left of it to the spill file.
+    /// Moves the names that are left to the spill file.
     ///
     /// # Errors
-    /// When it cannot be written.
-    pub fn evict(&mut self, spill: &mut Spill) -> io::Result<()> {
-        if let Names::Memory { arena, at, next } = self {
+    /// When the run cannot be written.
+    pub fn spill(&mut self, spill: &mut Spill) -> io::Result<()> {
+        if let DirNames::Memory { arena, at, next } = self {
             let run = spill.write_run(at[*next..].iter().map(|&at| {
                 let end = at as usize + HEAD + name_at(arena, at).0.len();
                 &arena[at as usize..end]
             }))?;
-            *self = Names::Runs(Merge::new(vec![run], spill)?);
+            *self = DirNames::Runs(Merge::new(vec![run], spill)?);
         }
         Ok(())
     }
 
-    /// The next name, written to `out`.
+    /// Writes the next name to `out` and returns its kind; `None` at the end.
     ///
     /// # Errors
     /// When a run cannot be read back.
     pub fn next(&mut self, out: &mut Vec<u8>, spill: &Spill) -> io::Result<Option<NameKind>> {
         match self {
-            Names::Memory { arena, at, next } => {
+            DirNames::Memory { arena, at, next } => {
                 let Some(&i) = at.get(*next) else { return Ok(None) };
                 *next += 1;
                 let (name, kind) = name_at(arena, i);
@@ -175,12 +175,12 @@ impl Names {
                 out.extend_from_slice(name);
                 Ok(Some(kind))
             }
-            Names::Runs(m) => m.next(out, spill),
+            DirNames::Runs(m) => m.next(out, spill),
         }
     }
 }
 
-/// One run being read.
+/// A run of sorted names that is being read.
 #[derive(Debug)]
 struct Run {
     left: Extent,
@@ -193,7 +193,7 @@ impl Run {
         if self.buf.len() - self.at < HEAD + usize::from(u16::MAX) && self.left.len > 0 {
             self.buf.drain(..self.at);
             self.at = 0;
-            spill.read_on(&mut self.left, RUN_BUFFER_BYTES, &mut self.buf)?;
+            spill.read_front(&mut self.left, RUN_BUFFER_BYTES, &mut self.buf)?;
         }
         if self.at == self.buf.len() {
             return Ok(None);
@@ -205,7 +205,7 @@ impl Run {
     }
 }
 
-/// Runs merged by name.
+/// Merges runs by name.
 #[derive(Debug)]
 pub struct Merge {
     runs: Vec<Run>,
@@ -242,7 +242,7 @@ impl Merge {
 mod tests {
     use super::*;
 
-    fn all(mut n: Names, spill: &Spill) -> Vec<(Vec<u8>, NameKind)> {
+    fn all(mut n: DirNames, spill: &Spill) -> Vec<(Vec<u8>, NameKind)> {
         let (mut out, mut name) = (Vec::new(), Vec::new());
         while let Some(kind) = n.next(&mut name, spill).expect("read") {
             out.push((name.clone(), kind));
@@ -250,8 +250,8 @@ mod tests {
         out
     }
 
-    fn build(names: &[String], budget: usize, spill: &mut Spill) -> Names {
-        let mut b = NamesBuilder::default();
+    fn build(names: &[String], budget: usize, spill: &mut Spill) -> DirNames {
+        let mut b = DirNamesBuilder::default();
         for n in names {
             let kind = if n.ends_with('/') { NameKind::Dir } else { NameKind::File };
             b.push(n.as_bytes(), kind, budget, spill).expect("push");
@@ -273,7 +273,7 @@ mod tests {
         want.sort();
         for budget in [usize::MAX, 100_000, 4_000, 1] {
             let n = build(&names, budget, &mut spill);
-            assert_eq!(matches!(n, Names::Memory { .. }), budget == usize::MAX);
+            assert_eq!(matches!(n, DirNames::Memory { .. }), budget == usize::MAX);
             let got = all(n, &spill);
             assert!(
                 got.iter().all(|(n, k)| (n.last() == Some(&b'/')) == (*k == NameKind::Dir)),
@@ -287,8 +287,8 @@ mod tests {
             n.next(&mut name, &spill).expect("read").expect("a name");
             assert_eq!(&name, w);
         }
-        n.evict(&mut spill).expect("evict");
-        assert!(n.held() < 100_000 && n.spill_end() > 0);
+        n.spill(&mut spill).expect("evict");
+        assert!(n.memory_bytes() < 100_000 && n.spill_end() > 0);
         assert_eq!(all(n, &spill).into_iter().map(|(n, _)| n).collect::<Vec<_>>(), want[1234..]);
     }
 }

@@ -1,10 +1,9 @@
-//! Reads one file and names its bytes.
+//! Reads and hashes one file.
 //!
-//! Every byte is read once, into a small buffer that stays in the CPU's cache: both hashes of
-//! a large file's slice (its own name as a chunk, and its place in the tree of the whole file)
-//! are computed from it. BLAKE3 is a tree and a 4 MiB slice a complete subtree of it, so the
-//! slices of one file can be read and hashed by several threads, and the file's hash is
-//! folded from them ([`blake3::hazmat`], "subtrees").
+//! Every byte is read once, into a small buffer that stays in the CPU's cache. A slice of a large file has
+//! two hashes, both computed from this buffer: its own hash as a chunk, and its value in the tree of the
+//! whole file. BLAKE3 is a tree hash, and a slice of 4 MiB is a complete subtree. So several threads can hash
+//! the slices of one file, and the file's hash is folded from their values ([`blake3::hazmat`], "subtrees").
 
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use fletch_core::Hash;
@@ -18,53 +17,69 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes read at a time.
-const PIECE_BYTES: usize = 256 << 10;
-/// How often a file that changes while it is read is read again.
+/// The size of one read, in bytes.
+const READ_BYTES: usize = 256 << 10;
+/// How many times a file that changes during reading is read again.
 pub const RETRIES: u32 = 3;
 
-/// Why a file has no content to name.
+/// Why a file cannot be hashed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadFault {
-    /// The system refused.
+    /// The operating system returned an error.
     #[error("{}", describe(.0))]
     Io(#[from] io::Error),
-    /// No regular file (any more).
-    #[error("it is not a regular file (any more); run again")]
+    /// The path is not a regular file, or not any more.
+    #[error("it is not a regular file, or not any more; run again")]
     Kind,
-    /// It did not hold still.
-    #[error("it changed while it was read, four times over; stop what writes to it and run again")]
+    /// The file changed during every attempt.
+    #[error("it changed during each of four reads; stop the program that writes to it and run again")]
     Changing,
-    /// It holds bytes that its size does not admit.
-    #[error("its size is given as 0 but it has content (a file of a special file system); leave it out")]
+    /// The file has bytes although its size is 0.
+    #[error("its size is 0 but it has content, as in a special file system; leave it out")]
     Sizeless,
 }
 
 fn describe(e: &io::Error) -> String {
     match e.raw_os_error() {
-        Some(libc::ENOENT) => "it vanished while the tree was read; run again".into(),
+        Some(libc::ELOOP) => "it became a link during the run; run again".into(),
+        Some(libc::EIO) => format!("{e}; the disk or the file system is failing"),
+        _ => describe_io(e),
+    }
+}
+
+/// Returns what happened at a path, and what to do next.
+pub(super) fn describe_io(e: &io::Error) -> String {
+    match e.raw_os_error() {
+        Some(libc::ENOENT) => "it vanished during the run; run again".into(),
         Some(libc::EACCES | libc::EPERM) => format!("{e}; grant read access or run as a user who has it"),
         Some(libc::ENAMETOOLONG) => "the path is longer than the system can open; shorten it".into(),
-        Some(libc::ELOOP) => "it became a link while the tree was read; run again".into(),
-        Some(libc::EIO) => format!("{e}; the disk or the file system is failing"),
         _ => e.to_string(),
     }
 }
 
-/// The bytes of a file, named.
+/// Reads the target of a link. The error says what is wrong with the link.
+///
+/// # Errors
+/// When the link cannot be read, or its target is not UTF-8.
+pub fn read_target(link: &Path) -> Result<String, String> {
+    let target = std::fs::read_link(link).map_err(|e| ReadFault::Io(e).to_string())?;
+    target.into_os_string().into_string().map_err(|_| "its target is not UTF-8; replace the link".into())
+}
+
+/// The hashes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
-    /// BLAKE3 of the whole.
+    /// BLAKE3 of the whole file.
     pub hash: Hash,
-    /// The chunks that are, in order, its bytes.
+    /// The slices of chunks that make up its bytes, in order.
     pub slices: Vec<Slice>,
-    /// What is in it, where it is a tar shard.
+    /// The members, if the file is a tar shard.
     #[serde(default)]
     pub members: Vec<ShardMember>,
 }
 
 impl Content {
-    /// The content of a file that is one chunk, or empty.
+    /// Returns the content of a file that is one chunk, or empty.
     #[must_use]
     pub fn whole(hash: Hash, size: u32) -> Self {
         let slices =
@@ -73,7 +88,7 @@ impl Content {
     }
 }
 
-/// What must be equal before and after reading.
+/// Whether a file looks the same before and after reading.
 #[must_use]
 pub fn same(a: &Metadata, b: &Metadata) -> bool {
     let key = |m: &Metadata| {
@@ -82,14 +97,15 @@ pub fn same(a: &Metadata, b: &Metadata) -> bool {
     key(a) == key(b)
 }
 
-/// Whether O_NOATIME was refused once (files of others); then it is not asked for again.
+/// Whether the system refused O_NOATIME once, for a file of another user. Then later opens do not try it.
 static ATIME_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Opens for reading without ever waiting (a pipe) and, unless `follow`, without passing a
-/// link; reading does not move the access time where the system allows that.
+/// Opens a file for reading. Never waits, even for a pipe, and follows a link only with `follow`.
+///
+/// Reading does not change the access time where the system allows that.
 ///
 /// # Errors
-/// [`ReadFault`] when there is no regular file that can be opened.
+/// [`ReadFault`] when the path is not a regular file that can be opened.
 pub fn open(path: &Path, follow: bool) -> Result<(File, Metadata), ReadFault> {
     let base = libc::O_NONBLOCK | libc::O_NOCTTY | if follow { 0 } else { libc::O_NOFOLLOW };
     let open = |flags: i32| OpenOptions::new().read(true).custom_flags(flags).open(path);
@@ -109,20 +125,18 @@ pub fn open(path: &Path, follow: bool) -> Result<(File, Metadata), ReadFault> {
     if meta.is_file() { Ok((file, meta)) } else { Err(ReadFault::Kind) }
 }
 
-/// Reads exactly `len` bytes at `offset`, piece by piece.
-///
-/// Returns false when the file ended early.
-fn pieces(
+/// Reads `len` bytes at `offset` and passes them to `each`. Returns false when the file ended early.
+fn read_range(
     file: &File,
     offset: u64,
     len: u64,
     buf: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]),
 ) -> io::Result<bool> {
-    buf.resize(PIECE_BYTES, 0);
+    buf.resize(READ_BYTES, 0);
     let mut done = 0u64;
     while done < len {
-        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(PIECE_BYTES);
+        let want = usize::try_from(len - done).unwrap_or(usize::MAX).min(READ_BYTES);
         let mut have = 0;
         while have < want {
             match file.read_at(&mut buf[have..want], offset + done + have as u64) {
@@ -138,7 +152,7 @@ fn pieces(
     Ok(true)
 }
 
-/// Names a file of at most one slice; `None` when it changed meanwhile.
+/// Hashes a file of at most one slice. Returns `None` when the file changed during reading.
 ///
 /// # Errors
 /// [`ReadFault`] when it cannot be read.
@@ -150,15 +164,15 @@ pub fn read_small(file: &File, meta: &Metadata, buf: &mut Vec<u8>) -> Result<Opt
             return if same(meta, &file.metadata()?) { Err(ReadFault::Sizeless) } else { Ok(None) };
         }
     }
-    let hash = if size <= PIECE_BYTES as u64 {
+    let hash = if size <= READ_BYTES as u64 {
         let mut hash = Hash::of(&[]);
-        if !pieces(file, 0, size, buf, |b| hash = Hash::of(b))? {
+        if !read_range(file, 0, size, buf, |b| hash = Hash::of(b))? {
             return Ok(None);
         }
         hash
     } else {
         let mut hasher = blake3::Hasher::new();
-        if !pieces(file, 0, size, buf, |b| {
+        if !read_range(file, 0, size, buf, |b| {
             hasher.update(b);
         })? {
             return Ok(None);
@@ -171,8 +185,9 @@ pub fn read_small(file: &File, meta: &Metadata, buf: &mut Vec<u8>) -> Result<Opt
     Ok(Some(Content::whole(hash, u32::try_from(size).unwrap_or(u32::MAX))))
 }
 
-/// Names a tar shard and its members; `None` when it changed meanwhile, and why it is a file like
-/// any other where it is no archive that can be read by range.
+/// Hashes a tar shard and its members. Returns `None` when the file changed during reading.
+///
+/// The inner error says why the file is not an archive whose members can be read by range.
 ///
 /// # Errors
 /// [`ReadFault`] when it cannot be read.
@@ -183,7 +198,7 @@ pub fn read_shard(
 ) -> Result<Option<Result<Content, BadTar>>, ReadFault> {
     let mut sharder = Sharder::new(SLICE_BYTES_DEFAULT);
     let mut bad = None;
-    let whole = pieces(file, 0, meta.size(), buf, |bytes| {
+    let whole = read_range(file, 0, meta.size(), buf, |bytes| {
         if bad.is_none() {
             bad = sharder.feed(bytes).err();
         }
@@ -203,60 +218,60 @@ impl From<Sharded> for Content {
     }
 }
 
-/// One slice of a large file: its name as a chunk, and its subtree in the file's hash.
+/// The two hashes of one slice of a large file.
 #[derive(Debug, Clone, Copy)]
 pub struct SliceHash {
     /// BLAKE3 of the slice alone.
     pub chunk: Hash,
-    /// Its value in the tree of the whole.
+    /// The value of its subtree in the tree of the whole file.
     pub subtree: ChainingValue,
 }
 
-/// Both hashes of a slice while its bytes pass by.
+/// Computes both hashes of a slice.
 #[derive(Debug)]
 pub struct SliceHasher {
-    alone: blake3::Hasher,
-    within: blake3::Hasher,
+    chunk: blake3::Hasher,
+    subtree: blake3::Hasher,
 }
 
 impl SliceHasher {
-    /// Begins the slice at `offset`, a multiple of 4 MiB.
+    /// Starts the slice at `offset` of the file, in bytes, a multiple of 4 MiB.
     #[must_use]
     pub fn new(offset: u64) -> Self {
-        let mut within = blake3::Hasher::new();
-        within.set_input_offset(offset);
-        SliceHasher { alone: blake3::Hasher::new(), within }
+        let mut subtree = blake3::Hasher::new();
+        subtree.set_input_offset(offset);
+        SliceHasher { chunk: blake3::Hasher::new(), subtree }
     }
 
-    /// Takes the next bytes.
+    /// Hashes the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
-        self.alone.update(bytes);
-        self.within.update(bytes);
+        self.chunk.update(bytes);
+        self.subtree.update(bytes);
     }
 
-    /// Ends the slice.
+    /// Returns both hashes.
     #[must_use]
     pub fn finish(&self) -> SliceHash {
-        SliceHash { chunk: self.alone.finalize().into(), subtree: self.within.finalize_non_root() }
+        SliceHash { chunk: self.chunk.finalize().into(), subtree: self.subtree.finalize_non_root() }
     }
 }
 
-/// Reads one slice; `None` when the file ended early.
+/// Reads and hashes one slice. Returns `None` when the file ended early.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub fn read_slice(file: &File, offset: u64, len: u32, buf: &mut Vec<u8>) -> io::Result<Option<SliceHash>> {
     let mut hasher = SliceHasher::new(offset);
-    Ok(pieces(file, offset, u64::from(len), buf, |b| hasher.update(b))?.then(|| hasher.finish()))
+    Ok(read_range(file, offset, u64::from(len), buf, |b| hasher.update(b))?.then(|| hasher.finish()))
 }
 
-/// The lengths of a large file's slices.
+/// Returns the number of slices of a large file of `size` bytes.
 #[must_use]
 pub fn slice_count(size: u64) -> u64 {
     size.div_ceil(u64::from(SLICE_BYTES_DEFAULT))
 }
 
-/// Offset and length of slice `i` of a file of `size` bytes.
+/// Returns offset and length of slice `i` of a file of `size` bytes.
 #[must_use]
 pub fn slice_at(size: u64, i: u64) -> (u64, u32) {
     let step = u64::from(SLICE_BYTES_DEFAULT);
@@ -264,7 +279,7 @@ pub fn slice_at(size: u64, i: u64) -> (u64, u32) {
     (offset, u32::try_from((size - offset).min(step)).unwrap_or(SLICE_BYTES_DEFAULT))
 }
 
-/// Folds a large file's slices (at least two) into its content.
+/// Folds the slices of a large file, at least two, into its content.
 #[must_use]
 pub fn fold(size: u64, slices: &[SliceHash]) -> Content {
     let rows = slices.iter().enumerate().map(|(i, s)| Slice {
@@ -315,7 +330,7 @@ mod tests {
             }
             assert_eq!(at, size);
         }
-        for size in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, step] {
+        for size in [0, 1, READ_BYTES, READ_BYTES + 1, step] {
             let path = dir.path().join("f");
             std::fs::write(&path, &bytes[..size]).expect("write");
             let (file, meta) = open(&path, false).expect("open");

@@ -19,7 +19,7 @@ fn steps(base: &Path, symlinks: Symlinks, exclude: &[&str], budget: usize) -> Ve
     out
 }
 
-/// The entries a taker makes of steps: files, links, and directories with nothing below.
+/// The entries that a run makes of steps: files, links, and directories without entries.
 fn entries(steps: &[Step]) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     for s in steps {
@@ -120,12 +120,12 @@ fn names_of_many_directories_stay_within_the_budget() {
     let mut walk = Walk::new(options, scratch.path()).expect("walk");
     let (mut got, mut held_max) = (Vec::new(), 0);
     while let Some(step) = walk.next_step().expect("step") {
-        held_max = held_max.max(walk.stack.iter().map(|f| f.names.held()).sum::<usize>());
+        held_max = held_max.max(walk.stack.iter().map(|f| f.names.memory_bytes()).sum::<usize>());
         got.push(step);
     }
     assert_eq!(entries(&got), want);
     // What is moved out keeps one read buffer.
-    assert!(held_max <= budget + 6 * EVICT_BYTES_MIN, "{held_max}");
+    assert!(held_max <= budget + 6 * SPILL_BYTES_MIN, "{held_max}");
     assert!(walk.stack.is_empty());
     assert_eq!(std::fs::read_dir(scratch.path()).expect("dir").count(), 0, "the spill file has no name");
 }
@@ -196,7 +196,7 @@ fn odd_names_and_excluded_places() {
     assert!(f[0].1.contains("named pipe") && f[1].1.contains("socket") && f[2].1.contains("UTF-8"), "{f:?}");
     let good: Vec<_> = all.into_iter().filter(|s| !matches!(s, Step::Fault { .. })).collect();
     assert_eq!(entries(&good), ["sub/fletch/f"]);
-    assert_eq!(reserved_strangers(base).expect("list"), ["fletch/strange"]);
+    assert_eq!(reserved_extras(base).expect("list"), ["fletch/strange"]);
 }
 
 #[test]

@@ -1,20 +1,22 @@
-//! The first pass of a pack: what there is at the dataset, and how long it is. No byte of a file
-//! is read here, so that the second pass reads each once, chunk by chunk; but shards are, because
-//! nothing else says what is in them.
+//! The first pass of a pack: lists the paths and sizes of the dataset, and orders the entries for grouping.
+//!
+//! Reads no file, so that the second pass reads each file once, chunk by chunk. The exceptions are tar
+//! shards, because only their bytes say which members they have.
 
 use super::catalogue::{Catalogue, CatalogueWriter, Row};
-use super::faults::Faults;
-use super::parent::Parent;
 use super::plan::{ROW_BYTES, row_of};
-use super::shards::{Scanned, ShardReader};
+use super::shards::{ShardReader, ShardScan};
 use super::sorter::{Sorted, Sorter};
-use crate::failure::{Exit, Failure};
-use crate::index::content;
-use crate::index::known::{pin_of, row_of as pin_row};
-use crate::index::listed::{Listed, Names, objects};
-use crate::index::remote::{clean, next_object};
-use crate::index::walk::{Step, Walk, WalkOptions};
+use crate::failure::Failure;
+use crate::out::Out;
 use crate::progress::Total;
+use crate::run::faults::Faults;
+use crate::run::file_record::Lookup;
+use crate::run::parent::{PackParent, PackRecord};
+use crate::source::content::{self, ReadFault};
+use crate::source::listing::{Listed, NameList, Objects};
+use crate::source::pin::{pin_of, pin_row};
+use crate::source::walk::{Step, Walk, WalkOptions};
 use fletch_core::Hash;
 use fletch_core::manifest::pack::{Item, Keeper, Keyer, ParentLocation, Placing};
 use fletch_core::manifest::sample::SampleMatcher;
@@ -22,7 +24,6 @@ use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard, is_sha
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, PartCutter};
 use fletch_origin::Origin;
 use fletch_tables::{Fault, PinRow};
-use futures::StreamExt;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -30,22 +31,22 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::runtime::Handle;
 
-/// Memory for the order of the pack; what does not fit is written out and merged.
+/// The memory for sorting, in bytes. Rows beyond it are written out and merged.
 const SORT_BYTES: usize = 64 << 20;
-/// Steps of the walk that are looked at together.
+/// Steps of the walk whose files are inspected together.
 const BATCH: usize = 4096;
 
-/// Takes what is found, in path order.
-pub struct Finder<'a> {
+/// Collects the entries of the dataset, in path order.
+pub struct Scanner<'a> {
     rows: CatalogueWriter,
     items: Sorter<ROW_BYTES>,
     sliced: Vec<u64>,
     keyer: Keyer,
-    /// Refuses what no version can hold before anything is read for it.
+    /// Finds entries that no version can have, before anything is read for them.
     order: PartCutter,
     last: String,
     matcher: &'a SampleMatcher,
-    parent: Option<Parent>,
+    parent: Option<Lookup<PackRecord>>,
     keeper: Option<Keeper>,
     faults: &'a mut Faults,
     total: &'a Total,
@@ -53,49 +54,43 @@ pub struct Finder<'a> {
     compressed: u64,
 }
 
-/// Everything that was found.
-pub struct Found {
-    /// One row a step.
+/// The result of the first pass.
+pub struct Scan {
+    /// One row for each step of the walk.
     pub catalogue: Catalogue,
-    /// What is grouped, in the order of the pack.
+    /// The entries to group, in the order of the pack.
     pub items: Sorted<ROW_BYTES>,
-    /// The rows of files that are cut into slices.
+    /// The row numbers of files that are cut into slices.
     pub sliced: Vec<u64>,
-    /// Knows what of the parent is unchanged.
+    /// Decides which chunks of the parent stay; `None` without a parent.
     pub keeper: Option<Keeper>,
-    /// The parent.
-    pub parent: Option<Parent>,
 }
 
-fn scratch_failed(e: &io::Error) -> Failure {
-    Failure::io("cannot write temporary files", e).hint("free some space, or give another --state-dir")
-}
-
-impl<'a> Finder<'a> {
-    /// At the first entry.
+impl<'a> Scanner<'a> {
+    /// Begins before the first entry.
     ///
     /// # Errors
-    /// When no files can be made in `scratch`.
+    /// [`Failure`] when the scratch files cannot be created.
     #[expect(clippy::too_many_arguments, reason = "the parts of one run, each used once")]
     pub fn new(
         scratch: &Path,
         params: &LayoutParams,
         matcher: &'a SampleMatcher,
-        parent: Option<Parent>,
+        parent: Option<PackParent>,
         keeper: Option<Keeper>,
         faults: &'a mut Faults,
         total: &'a Total,
         shards: ShardReader<'a>,
     ) -> Result<Self, Failure> {
-        Ok(Finder {
-            rows: CatalogueWriter::new(scratch).map_err(|e| scratch_failed(&e))?,
-            items: Sorter::new(scratch, SORT_BYTES).map_err(|e| scratch_failed(&e))?,
+        Ok(Scanner {
+            rows: CatalogueWriter::new(scratch).map_err(|e| Failure::scratch(&e))?,
+            items: Sorter::new(scratch, SORT_BYTES).map_err(|e| Failure::scratch(&e))?,
             sliced: Vec::new(),
             keyer: Keyer::new(params),
             order: PartCutter::new(),
             last: String::new(),
             matcher,
-            parent,
+            parent: parent.map(|parent| Lookup::new(Box::new(parent))),
             keeper,
             faults,
             total,
@@ -104,18 +99,17 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// Ends the pass.
+    /// Ends the pass, and notes the compressed archives.
     ///
     /// # Errors
-    /// When the scratch files take no more.
-    pub fn finish(self) -> Result<Found, Failure> {
-        self.faults.tell_compressed(self.compressed);
-        Ok(Found {
-            catalogue: self.rows.finish().map_err(|e| scratch_failed(&e))?,
-            items: self.items.finish().map_err(|e| scratch_failed(&e))?,
+    /// [`Failure`] when the scratch files cannot be written.
+    pub fn finish(self, out: Out) -> Result<Scan, Failure> {
+        out.note_compressed(self.compressed);
+        Ok(Scan {
+            catalogue: self.rows.finish().map_err(|e| Failure::scratch(&e))?,
+            items: self.items.finish().map_err(|e| Failure::scratch(&e))?,
             sliced: self.sliced,
             keeper: self.keeper,
-            parent: self.parent,
         })
     }
 
@@ -123,8 +117,8 @@ impl<'a> Finder<'a> {
         self.faults.push(Fault { path: path.to_owned(), why })
     }
 
-    /// Whether a version can hold this entry here.
-    fn fits(&mut self, entry: &Entry) -> Result<bool, Failure> {
+    /// Whether a version can have this entry after the entries so far. Otherwise it is a fault.
+    fn is_valid(&mut self, entry: &Entry) -> Result<bool, Failure> {
         let checked = entry.as_ref().validate().and_then(|()| self.order.push(entry.as_ref()).map(|_| ()));
         match checked {
             Ok(()) => {
@@ -139,29 +133,26 @@ impl<'a> Finder<'a> {
     }
 
     fn push(&mut self, row: &Row) -> Result<(), Failure> {
-        self.rows.push(row).map_err(|e| scratch_failed(&e))
+        self.rows.push(row).map_err(|e| Failure::scratch(&e))
     }
 
-    /// Takes a file.
-    ///
-    /// # Errors
-    /// [`Failure`] when the run ends here.
-    pub fn file(&mut self, path: String, pin: PinRow) -> Result<(), Failure> {
+    /// Adds a file, and the members of a shard.
+    fn file(&mut self, path: String, pin: PinRow) -> Result<(), Failure> {
         let found = match &mut self.parent {
-            Some(parent) => parent.find(&path)?.filter(|(known, _)| known.pin == pin),
+            Some(parent) => parent.find(&path)?.filter(|r| r.file.pin == pin),
             None => None,
         };
-        // The hash is not known yet, and nothing here depends on it.
+        // The hash is not known yet, and the checks here do not depend on it.
         let sample = self.matcher.sample(&path, EntryKind::File);
         let entry = Entry { sample, ..Entry::file(&path, pin.size, Hash::of(&[])) };
-        if !self.fits(&entry)? {
+        if !self.is_valid(&entry)? {
             return Ok(());
         }
         self.total.files.fetch_add(1, Relaxed);
         self.total.bytes.fetch_add(pin.size, Relaxed);
         if is_shard(&path) {
             match self.shards.read(&path, &pin)? {
-                Scanned::Shard(content, members) => {
+                ShardScan::Shard(content, members) => {
                     self.keyer.next(entry.as_ref());
                     let shard = self.rows.len();
                     self.sliced.push(shard);
@@ -170,14 +161,14 @@ impl<'a> Finder<'a> {
                         .into_iter()
                         .try_for_each(|(m, offset)| self.member(&path, shard, m, offset));
                 }
-                Scanned::Plain(why) => self.faults.warn(&path, &why),
-                Scanned::Fault(why) => return self.fault(&path, why),
+                ShardScan::Plain(why) => self.faults.warn_plain_shard(&path, &why),
+                ShardScan::Fault(why) => return self.fault(&path, why),
             }
         }
         self.compressed += u64::from(is_compressed_shard(&path));
-        let mut known = found.as_ref().map(|(known, _)| known.content.clone());
+        let mut known = found.as_ref().map(|r| r.file.content.clone());
         match self.keyer.next(entry.as_ref()) {
-            Placing::Group(item) => self.group(&item, found.and_then(|(_, place)| place))?,
+            Placing::Group(item) => self.group(&item, found.and_then(|r| r.place))?,
             Placing::Slices => self.sliced.push(self.rows.len()),
             Placing::Nothing => known = None,
         }
@@ -186,23 +177,24 @@ impl<'a> Finder<'a> {
 
     fn group(&mut self, item: &Item, place: Option<ParentLocation>) -> Result<(), Failure> {
         let place = place.filter(|&p| self.keeper.as_mut().is_some_and(|k| k.found(p)));
-        self.items.push(row_of(item, place)).map_err(|e| scratch_failed(&e))
+        self.items.push(row_of(item, place)).map_err(|e| Failure::scratch(&e))
     }
 
     fn member(&mut self, shard_path: &str, shard: u64, m: ShardMember, offset: u64) -> Result<(), Failure> {
         let ShardMember { name, size, hash, slices } = m;
         let path = format!("{shard_path}\0{name}");
         let found = match &mut self.parent {
-            Some(parent) => parent.find(&path)?.filter(|(k, _)| k.content.hash == hash && k.pin.size == size),
+            Some(parent) => parent.find(&path)?,
             None => None,
         };
+        let found = found.filter(|r| r.file.content.hash == hash && r.file.pin.size == size);
         let sample = self.matcher.sample(&path, EntryKind::Member);
         let entry = Entry { sample, kind: EntryKind::Member, ..Entry::file(&path, size, hash) };
-        if !self.fits(&entry)? {
+        if !self.is_valid(&entry)? {
             return Ok(());
         }
         if let Placing::Group(item) = self.keyer.next(entry.as_ref()) {
-            self.group(&item, found.and_then(|(_, place)| place))?;
+            self.group(&item, found.and_then(|r| r.place))?;
             self.total.files.fetch_add(1, Relaxed);
             self.total.bytes.fetch_add(size, Relaxed);
         }
@@ -211,7 +203,7 @@ impl<'a> Finder<'a> {
 
     fn link(&mut self, path: String, target: String) -> Result<(), Failure> {
         let entry = Entry::symlink(&path, &target);
-        if !self.fits(&entry)? {
+        if !self.is_valid(&entry)? {
             return Ok(());
         }
         self.keyer.next(entry.as_ref());
@@ -221,10 +213,10 @@ impl<'a> Finder<'a> {
     fn dir_end(&mut self, path: String) -> Result<(), Failure> {
         let any = self.last.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with('/'));
         let entry = Entry::empty_dir(&path);
-        if !any && !self.fits(&entry)? {
+        if !any && !self.is_valid(&entry)? {
             return Ok(());
         }
-        // The keyer counts rows.
+        // The keyer counts rows, so it must see this one too.
         self.keyer.next(entry.as_ref());
         self.push(&Row::DirEnd { path })
     }
@@ -232,7 +224,7 @@ impl<'a> Finder<'a> {
     /// Walks a local tree.
     ///
     /// # Errors
-    /// [`Failure`] when the run ends here, or `stop` was set.
+    /// [`Failure`] when a fault ends the run, the tree cannot be read, or `stop` was set.
     pub fn local(
         &mut self,
         options: WalkOptions,
@@ -254,27 +246,28 @@ impl<'a> Finder<'a> {
             if steps.is_empty() {
                 return Ok(());
             }
-            if stop.load(Relaxed) {
-                return Err(Failure::new("stopped").exit(Exit::Interrupted));
-            }
+            Failure::if_stopped(stop)?;
             let each = steps.len().div_ceil(threads.max(1));
-            let seen: Vec<Seen> = std::thread::scope(|scope| {
-                let looks: Vec<_> = steps
+            let inspected: Vec<Inspected> = std::thread::scope(|scope| {
+                let threads: Vec<_> = steps
                     .chunks(each)
-                    .map(|steps| scope.spawn(|| steps.iter().map(|s| look(&base, s)).collect::<Vec<_>>()))
+                    .map(|steps| scope.spawn(|| steps.iter().map(|s| inspect(&base, s)).collect::<Vec<_>>()))
                     .collect();
-                looks.into_iter().map(|l| l.join()).collect::<Result<Vec<_>, _>>()
+                threads.into_iter().map(|t| t.join()).collect::<Result<Vec<_>, _>>()
             })
-            .map_err(|_| Failure::new("a thread that looked at files failed; see above"))?
+            .map_err(|_| {
+                Failure::new("a thread that inspects files panicked")
+                    .hint("the message above says why; report it")
+            })?
             .into_iter()
             .flatten()
             .collect();
-            for seen in seen {
-                match seen {
-                    Seen::File(path, pin) => self.file(path, pin)?,
-                    Seen::Link(path, target) => self.link(path, target)?,
-                    Seen::DirEnd(path) => self.dir_end(path)?,
-                    Seen::Fault(path, why) => self.fault(&path, why)?,
+            for step in inspected {
+                match step {
+                    Inspected::File(path, pin) => self.file(path, pin)?,
+                    Inspected::Link(path, target) => self.link(path, target)?,
+                    Inspected::DirEnd(path) => self.dir_end(path)?,
+                    Inspected::Fault(path, why) => self.fault(&path, why)?,
                 }
             }
         }
@@ -283,77 +276,65 @@ impl<'a> Finder<'a> {
     /// Lists a store.
     ///
     /// # Errors
-    /// [`Failure`] when the run ends here, or `stop` was set.
+    /// [`Failure`] when a fault ends the run, the listing fails, or `stop` was set.
     pub fn remote(
         &mut self,
         rt: &Handle,
         origin: &Origin,
-        names: Option<&Names>,
-        exclude: &BTreeSet<String>,
+        names: Option<&NameList>,
+        exclude: BTreeSet<String>,
         stop: &AtomicBool,
     ) -> Result<(), Failure> {
-        let (mut list, mut held) = (objects(origin, names).fuse(), None);
-        while let Some(listed) = rt.block_on(next_object(&mut list, &mut held, exclude))? {
-            if stop.load(Relaxed) {
-                return Err(Failure::new("stopped").exit(Exit::Interrupted));
-            }
-            let object = match listed {
-                Listed::Object(object) => object,
-                Listed::Fault { path, why } => {
-                    self.fault(&path, why)?;
-                    continue;
+        let mut objects = Objects::new(origin, names, exclude);
+        while let Some(listed) = rt.block_on(objects.next())? {
+            Failure::if_stopped(stop)?;
+            match listed {
+                Listed::Object(object) => {
+                    let pin = pin_row(object.pin());
+                    self.file(object.path, pin)?;
                 }
-            };
-            let pin = pin_row(object.pin());
-            if clean(&object.path) {
-                self.file(object.path, pin)?;
-            } else {
-                let why = "its key is no clean path (an empty, `.` or `..` component); rename it";
-                self.fault(&object.path.escape_debug().to_string(), why.into())?;
+                Listed::Fault { path, why } => self.fault(&path, why)?,
             }
         }
         Ok(())
     }
 }
 
-/// What a step of the walk turned out to be.
-enum Seen {
+/// A step of the walk, with the pin of its file or the target of its link.
+enum Inspected {
     File(String, PinRow),
     Link(String, String),
     DirEnd(String),
     Fault(String, String),
 }
 
-fn look(base: &Path, step: &Step) -> Seen {
+fn inspect(base: &Path, step: &Step) -> Inspected {
     match step {
         Step::File { path, follow } => {
             let full = base.join(path);
             let meta = if *follow { fs::metadata(&full) } else { fs::symlink_metadata(&full) };
-            let fault = |e: content::ReadFault| Seen::Fault(path.clone(), e.to_string());
+            let fault = |e: ReadFault| Inspected::Fault(path.clone(), e.to_string());
             match meta {
-                Ok(m) if !m.is_file() => fault(content::ReadFault::Kind),
-                // A file that has content although its size is 0 is told by trying.
+                Ok(m) if !m.is_file() => fault(ReadFault::Kind),
+                // Only reading shows whether a file has content although its size is 0.
                 Ok(m) if m.len() == 0 => {
                     let read = content::open(&full, *follow)
                         .and_then(|(file, meta)| content::read_small(&file, &meta, &mut Vec::new()));
                     match read {
-                        Ok(Some(_)) => Seen::File(path.clone(), pin_of(&m)),
-                        Ok(None) => fault(content::ReadFault::Changing),
+                        Ok(Some(_)) => Inspected::File(path.clone(), pin_of(&m)),
+                        Ok(None) => fault(ReadFault::Changing),
                         Err(e) => fault(e),
                     }
                 }
-                Ok(m) => Seen::File(path.clone(), pin_of(&m)),
+                Ok(m) => Inspected::File(path.clone(), pin_of(&m)),
                 Err(e) => fault(e.into()),
             }
         }
-        Step::Link { path } => match fs::read_link(base.join(path)) {
-            Ok(target) => match target.into_os_string().into_string() {
-                Ok(target) => Seen::Link(path.clone(), target),
-                Err(_) => Seen::Fault(path.clone(), "its target is not UTF-8; replace the link".into()),
-            },
-            Err(e) => Seen::Fault(path.clone(), content::ReadFault::Io(e).to_string()),
+        Step::Link { path } => match content::read_target(&base.join(path)) {
+            Ok(target) => Inspected::Link(path.clone(), target),
+            Err(why) => Inspected::Fault(path.clone(), why),
         },
-        Step::DirEnd { path } => Seen::DirEnd(path.clone()),
-        Step::Fault { path, why } => Seen::Fault(path.clone(), why.clone()),
+        Step::DirEnd { path } => Inspected::DirEnd(path.clone()),
+        Step::Fault { path, why } => Inspected::Fault(path.clone(), why.clone()),
     }
 }

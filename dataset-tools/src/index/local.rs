@@ -1,15 +1,16 @@
-//! Readers of a local tree: one thread walks, N threads read and hash, the caller's thread
-//! takes the results in walk order.
+//! Reads a local tree: one thread walks, N threads read and hash, and the caller's thread gets the outcomes
+//! in walk order.
 //!
-//! Bounds: at most [`WINDOW`] entries lie between the walk and the taker; each reader has one
-//! buffer of 256 KiB. A file larger than a slice is read by every thread that has nothing
-//! better to do, slice by slice.
+//! Bounds: at most [`WINDOW`] entries are between the walk and the caller; each reader has one buffer of
+//! 256 KiB. Several threads read a file that is larger than a slice, slice by slice.
 
-use super::content::{self, ReadFault, SliceHash};
-use super::known::{Known, pin_of};
-use super::outcome::{Counters, Outcome};
-use super::walk::Step;
+use super::Outcome;
 use crate::failure::Failure;
+use crate::run::Counters;
+use crate::run::file_record::FileRecord;
+use crate::source::content::{self, ReadFault, SliceHash};
+use crate::source::pin::pin_of;
+use crate::source::walk::Step;
 use fletch_core::manifest::SLICE_BYTES_DEFAULT;
 use fletch_core::manifest::tar::shard::is_shard;
 use std::collections::VecDeque;
@@ -20,19 +21,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Entries between the walk and the taker.
+/// The most entries between the walk and the caller.
 const WINDOW: usize = 8192;
-/// Steps the walker hands over at a time.
+/// Steps that the walker hands over at a time.
 const FEED: usize = 128;
-/// Files a reader takes at a time, at most.
+/// The most files that a reader takes at a time.
 const TAKE_MAX: usize = 32;
-/// How often waiting threads look whether the run was stopped.
+/// How often a waiting thread checks whether the run was stopped.
 const POLL: Duration = Duration::from_millis(100);
 
-/// A step with what is known of it.
-pub type Fed = (Step, Option<Known>);
+/// A step of the walk, with the record of the file from an earlier run.
+pub type Fed = (Step, Option<FileRecord>);
 
-/// A large file being read by several threads.
+/// A large file that several threads read.
 struct Large {
     seq: u64,
     path: String,
@@ -45,7 +46,7 @@ struct Large {
     slices: Mutex<Vec<Option<SliceHash>>>,
     left: AtomicUsize,
     fault: Mutex<Option<ReadFault>>,
-    /// Why it is no tar shard, if its name says that it is one.
+    /// Why a file that is named like a tar shard is treated as a plain file.
     plain: Option<String>,
 }
 
@@ -79,17 +80,17 @@ impl Large {
 struct Job {
     seq: u64,
     step: Step,
-    known: Option<Known>,
+    known: Option<FileRecord>,
 }
 
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
     large: VecDeque<Arc<Large>>,
-    /// Outcomes from number `first` on, in walk order.
+    /// Outcomes from number `first` on, in walk order; `None` for those that are not finished.
     ring: VecDeque<Option<Outcome>>,
     first: u64,
-    /// The walk is over; its failure, if it failed.
+    /// Whether the walk is over. Its failure is in `failure`.
     ended: bool,
     failure: Option<Failure>,
     stopped: bool,
@@ -109,11 +110,11 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the walk given by `feed` through `threads` readers and gives every outcome, in order,
-/// to `take`. Stops early when `take` fails or `stop` is set.
+/// Reads every step that `feed` returns, with `threads` readers, and passes every outcome, in order, to
+/// `take`.
 ///
 /// # Errors
-/// The failure of `feed` or `take`.
+/// The failure of `feed` or `take`, or that `stop` was set.
 pub fn run(
     base: &Path,
     threads: usize,
@@ -132,14 +133,14 @@ pub fn run(
         space: Condvar::new(),
     };
     std::thread::scope(|scope| {
-        // However this closure ends, the threads must not wait for ever.
+        // However this closure ends, the threads must end too.
         let _guard = StopOnDrop(&pool);
         for i in 0..pool.threads {
             let pool = &pool;
             std::thread::Builder::new()
                 .name(format!("read-{i}"))
                 .spawn_scoped(scope, move || {
-                    // A panic must end the run, not leave it waiting for the lost file.
+                    // After a panic the run must end, and not wait for the outcome of this thread.
                     let _guard = StopOnPanic(pool);
                     pool.read();
                 })
@@ -159,7 +160,7 @@ pub fn run(
                 walker.results.notify_all();
             })
             .map_err(|e| Failure::io("cannot start the walker thread", &e))?;
-        pool.take(stop, &mut take)
+        pool.deliver(stop, &mut take)
     })
 }
 
@@ -189,7 +190,7 @@ impl Pool<'_> {
         self.results.notify_all();
     }
 
-    /// The walker's thread.
+    /// The loop of the walker's thread.
     fn walk(&self, feed: &mut impl FnMut() -> Result<Option<Fed>, Failure>) -> Result<(), Failure> {
         let mut batch = Vec::with_capacity(FEED);
         loop {
@@ -238,8 +239,8 @@ impl Pool<'_> {
         }
     }
 
-    /// The taker's loop, on the caller's thread.
-    fn take(
+    /// The loop of the caller's thread: passes finished outcomes to `take`.
+    fn deliver(
         &self,
         stop: &AtomicBool,
         take: &mut impl FnMut(Outcome) -> Result<(), Failure>,
@@ -248,14 +249,13 @@ impl Pool<'_> {
         loop {
             let mut s = lock(&self.state);
             loop {
-                if stop.load(Relaxed) {
-                    return Err(Failure::new("stopped").exit(crate::failure::Exit::Interrupted));
-                }
+                Failure::if_stopped(stop)?;
                 if matches!(s.ring.front(), Some(Some(_))) {
                     break;
                 }
                 if s.stopped {
-                    return Err(Failure::new("a reader thread failed; see above"));
+                    return Err(Failure::new("a reader thread panicked")
+                        .hint("the message above says why; report it"));
                 }
                 if s.ended && s.ring.is_empty() {
                     return s.failure.take().map_or(Ok(()), Err);
@@ -274,7 +274,7 @@ impl Pool<'_> {
         }
     }
 
-    /// A reader's thread.
+    /// The loop of a reader's thread.
     fn read(&self) {
         let mut buf = Vec::new();
         let mut mine: Vec<Job> = Vec::new();
@@ -297,18 +297,18 @@ impl Pool<'_> {
             };
             drop(s);
             if let Some(large) = large {
-                self.help(&large, &mut buf);
+                self.read_slices(&large, &mut buf);
                 continue;
             }
             for job in mine.drain(..) {
                 if let Some(outcome) = self.job(job.seq, job.step, job.known, &mut buf) {
                     done.push((job.seq, outcome));
                 } else {
-                    // Something large was begun: what is finished must not wait for it.
+                    // This job began a large file. Finished outcomes must not wait for it.
                     self.put(&mut done);
                     let begun = lock(&self.state).large.front().map(Arc::clone);
                     if let Some(large) = begun {
-                        self.help(&large, &mut buf);
+                        self.read_slices(&large, &mut buf);
                     }
                 }
             }
@@ -335,20 +335,14 @@ impl Pool<'_> {
         }
     }
 
-    /// Does one job; `None` when it became a large file, which is finished elsewhere.
-    fn job(&self, seq: u64, step: Step, known: Option<Known>, buf: &mut Vec<u8>) -> Option<Outcome> {
+    /// Does one job. Returns `None` for a large file: the last of its readers stores the outcome.
+    fn job(&self, seq: u64, step: Step, known: Option<FileRecord>, buf: &mut Vec<u8>) -> Option<Outcome> {
         match step {
             Step::File { path, follow } => self.file(seq, path, follow, known, 0, buf),
-            Step::Link { path } => {
-                let fault = |why: String| Outcome::Fault { path: path.clone(), why };
-                Some(match fs::read_link(self.base.join(&path)) {
-                    Ok(target) => match target.into_os_string().into_string() {
-                        Ok(target) => Outcome::Link { path, target },
-                        Err(_) => fault("its target is not UTF-8; replace the link".into()),
-                    },
-                    Err(e) => fault(ReadFault::Io(e).to_string()),
-                })
-            }
+            Step::Link { path } => Some(match content::read_target(&self.base.join(&path)) {
+                Ok(target) => Outcome::Link { path, target },
+                Err(why) => Outcome::Fault { path, why },
+            }),
             Step::DirEnd { path } => Some(Outcome::DirEnd { path }),
             Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
         }
@@ -359,7 +353,7 @@ impl Pool<'_> {
         seq: u64,
         path: String,
         follow: bool,
-        known: Option<Known>,
+        known: Option<FileRecord>,
         mut tries: u32,
         buf: &mut Vec<u8>,
     ) -> Option<Outcome> {
@@ -367,15 +361,9 @@ impl Pool<'_> {
         if let Some(known) = known {
             let meta = if follow { fs::metadata(&full) } else { fs::symlink_metadata(&full) };
             if meta.is_ok_and(|m| m.is_file() && pin_of(&m) == known.pin) {
-                self.counters.files_reused.fetch_add(1, Relaxed);
-                self.counters.bytes_reused.fetch_add(known.pin.size, Relaxed);
-                return Some(Outcome::File {
-                    path,
-                    pin: known.pin,
-                    content: known.content,
-                    reused: true,
-                    plain: None,
-                });
+                self.counters.reuse(1, known.pin.size);
+                let FileRecord { pin, content } = known;
+                return Some(Outcome::File { path, pin, content, reused: true, plain: None });
             }
         }
         let mut plain = None;
@@ -389,8 +377,7 @@ impl Pool<'_> {
                     |why: ReadFault| Some(Outcome::Fault { path: path.clone(), why: why.to_string() });
                 match content::read_shard(&file, &meta, buf) {
                     Ok(Some(Ok(content))) => {
-                        self.counters.files_read.fetch_add(1, Relaxed);
-                        self.counters.bytes_read.fetch_add(meta.size(), Relaxed);
+                        self.counters.read(meta.size());
                         let pin = pin_of(&meta);
                         return Some(Outcome::File { path, pin, content, reused: false, plain });
                     }
@@ -410,8 +397,7 @@ impl Pool<'_> {
             }
             match content::read_small(&file, &meta, buf) {
                 Ok(Some(content)) => {
-                    self.counters.files_read.fetch_add(1, Relaxed);
-                    self.counters.bytes_read.fetch_add(meta.size(), Relaxed);
+                    self.counters.read(meta.size());
                     return Some(Outcome::File { path, pin: pin_of(&meta), content, reused: false, plain });
                 }
                 Ok(None) if tries < content::RETRIES => {
@@ -431,8 +417,8 @@ impl Pool<'_> {
         self.work.notify_all();
     }
 
-    /// Reads slices of a large file until none is left to begin.
-    fn help(&self, large: &Arc<Large>, buf: &mut Vec<u8>) {
+    /// Reads slices of a large file until other readers have taken the rest.
+    fn read_slices(&self, large: &Arc<Large>, buf: &mut Vec<u8>) {
         let size = large.meta.size();
         let n = content::slice_count(size);
         loop {
@@ -466,7 +452,7 @@ impl Pool<'_> {
         }
     }
 
-    /// All slices of a large file were tried.
+    /// Stores the outcome of a large file whose slices were all tried, or reads the file again.
     fn finish(&self, large: &Arc<Large>, buf: &mut Vec<u8>) {
         let path = large.path.clone();
         let slices: Option<Vec<SliceHash>> = std::mem::take(&mut *lock(&large.slices)).into_iter().collect();
@@ -491,7 +477,7 @@ impl Pool<'_> {
     }
 }
 
-/// Gives whoever writes a moment.
+/// Waits, longer with each attempt, for the program that writes the file.
 fn pause(tries: u32) {
     std::thread::sleep(Duration::from_millis(10 << tries.min(5)));
 }

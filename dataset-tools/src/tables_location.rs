@@ -1,4 +1,6 @@
-//! A place where tables are: its tags and its versions.
+//! A tables location: the tags, the versions and the chunks under `fletch/` at a URI.
+//!
+//! It is the dataset itself, or what `--to` names.
 
 use crate::failure::{Exit, Failure};
 use crate::target::Select;
@@ -12,7 +14,7 @@ use std::sync::Arc;
 
 /// Parts held in memory by one command, in bytes.
 const PART_CACHE_BYTES: u64 = 32 << 20;
-/// Tags and layouts looked at before giving up.
+/// The most tags or layouts that one listing returns.
 const LISTED_MAX: usize = 100_000;
 
 impl From<OriginError> for Failure {
@@ -30,45 +32,43 @@ impl From<TableError> for Failure {
     fn from(e: TableError) -> Self {
         let failure = Failure::of(e.kind(), e.to_string());
         match e.kind() {
-            Kind::Corrupt => {
-                failure.hint("the tables are damaged; index the dataset again to write them anew")
-            }
+            Kind::Corrupt => failure.hint("the tables are damaged; index the dataset again to rewrite them"),
             _ => failure,
         }
     }
 }
 
-/// A place with tables under `fletch/`.
+/// A URI with tables under `fletch/`.
 #[derive(Clone)]
-pub struct Place {
+pub struct TablesLocation {
     origin: Origin,
 }
 
-impl Place {
-    /// Opens the place at `uri`.
+impl TablesLocation {
+    /// Opens the location at `uri`.
     ///
     /// # Errors
     /// [`Failure`] when no origin is configured for it.
     pub fn open(origins: &Origins, uri: &OriginUri) -> Result<Self, Failure> {
-        Ok(Place { origin: origins.open(uri)? })
+        Ok(TablesLocation { origin: origins.open(uri)? })
     }
 
-    /// The origin it is at.
+    /// Returns the origin of the location.
     #[must_use]
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// Where it is.
+    /// Returns the URI of the location.
     #[must_use]
     pub fn uri(&self) -> String {
         self.origin.uri().to_string()
     }
 
-    /// What a tag names; `None` when there is no such tag.
+    /// Reads a tag; `None` when it does not exist.
     ///
     /// # Errors
-    /// [`Failure`] when it cannot be read.
+    /// [`Failure`] when the tag cannot be read.
     pub async fn tag(&self, tag: &TagName) -> Result<Option<TagDoc>, Failure> {
         match self.origin.get(&paths::tag(tag), None, None).await {
             Ok(got) => Ok(Some(TagDoc::parse(&got.bytes)?)),
@@ -77,7 +77,7 @@ impl Place {
         }
     }
 
-    /// All tags, by name.
+    /// Reads all tags, in order of their names.
     ///
     /// # Errors
     /// [`Failure`] when they cannot be listed or read.
@@ -92,19 +92,19 @@ impl Place {
         Ok(out)
     }
 
-    /// Moves a tag.
+    /// Creates or moves a tag.
     ///
     /// # Errors
-    /// [`Failure`] when it cannot be written.
+    /// [`Failure`] when the tag cannot be written.
     pub async fn put_tag(&self, tag: &TagName, doc: &TagDoc) -> Result<(), Failure> {
         self.origin.put(&paths::tag(tag), doc.to_bytes()?.into(), PutMode::Overwrite).await?;
         Ok(())
     }
 
-    /// Removes a tag.
+    /// Deletes a tag.
     ///
     /// # Errors
-    /// [`Failure`] when there is none, or it stays.
+    /// [`Failure`] when the tag does not exist or cannot be deleted.
     pub async fn delete_tag(&self, tag: &TagName) -> Result<(), Failure> {
         if self.tag(tag).await?.is_none() {
             return Err(self.no_tag(tag));
@@ -113,12 +113,14 @@ impl Place {
     }
 
     fn no_tag(&self, tag: &TagName) -> Failure {
-        Failure::new(format!("{}: there is no tag {tag}", self.uri()))
-            .hint("`fletch tag URI` lists the tags; `fletch index URI` makes a version and moves `latest`; give the place that --to named")
+        Failure::new(format!("{}: there is no tag {tag}", self.uri())).hint(
+            "`fletch tag URI` lists the tags; `fletch index URI` makes a version and moves `latest`; \
+             if the run used --to, give that URI",
+        )
     }
 
-    /// The last path components directly or further below `prefix`, made of what comes first
-    /// after it, without repetition.
+    /// Lists the names directly below `prefix`, each once: of every object the first component after
+    /// `prefix`.
     async fn listed(&self, prefix: &str) -> Result<Vec<String>, Failure> {
         let mut out: Vec<String> = Vec::new();
         let mut list = self.origin.list(prefix);
@@ -137,10 +139,10 @@ impl Place {
         }
     }
 
-    /// The version and layout that `select` means here.
+    /// Resolves a tag or root to a version and one of its layouts.
     ///
     /// # Errors
-    /// [`Failure`] when there is none, or it cannot be read.
+    /// [`Failure`] when the tag or the version does not exist or cannot be read.
     pub async fn resolve(&self, select: &Select) -> Result<(Root, LayoutId), Failure> {
         match select {
             Select::Tag(tag) => {
@@ -148,18 +150,19 @@ impl Place {
                 Ok((doc.root, doc.layout))
             }
             Select::Root(root) => {
-                // Of several layouts a packed one if there is one, and of those the last by name.
+                // A packed layout wins over an index layout, and the last by name over the others.
                 let layouts = self.layouts(*root).await?;
                 let best = layouts.iter().max_by_key(|l| (l.params.kind == LayoutKind::Pack, l.layout));
                 best.map(|l| (*root, l.layout)).ok_or_else(|| {
-                    Failure::new(format!("{}: there is no version {root}", self.uri()))
-                        .hint("give the place that --to named; `fletch tag URI` lists what is tagged")
+                    Failure::new(format!("{}: there is no version {root}", self.uri())).hint(
+                        "`fletch tag URI` lists the tagged versions; if the run used --to, give that URI",
+                    )
                 })
             }
         }
     }
 
-    /// The layouts of a root that are whole, in order of their names.
+    /// Reads the layouts of a root that have a `layout.json`, in order of their names.
     ///
     /// # Errors
     /// [`Failure`] when they cannot be listed or read.
@@ -176,29 +179,18 @@ impl Place {
         Ok(found)
     }
 
-    /// The index layout of a root that every index makes; `layout` itself if it is one.
-    ///
-    /// # Errors
-    /// [`Failure`] when the layouts cannot be listed or read.
-    pub async fn index_layout(&self, root: Root, layout: LayoutId) -> Result<Option<LayoutId>, Failure> {
-        let layouts = self.layouts(root).await?;
-        let of = |l: &&LayoutDoc| l.params == LayoutParams::INDEX;
-        let named = layouts.iter().filter(of).find(|l| l.layout == layout);
-        Ok(named.or_else(|| layouts.iter().find(of)).map(|l| l.layout))
-    }
-
     /// Opens a version.
     ///
     /// # Errors
-    /// [`Failure`] when its tables cannot be read or believed.
+    /// [`Failure`] when its tables cannot be read or are damaged.
     pub async fn version(&self, root: Root, layout: LayoutId) -> Result<Version, Failure> {
         self.version_keeping(root, layout, PART_CACHE_BYTES).await
     }
 
-    /// Opens a version that keeps at most `bytes` of parts nobody holds.
+    /// Opens a version with a part cache of at most `bytes` bytes.
     ///
     /// # Errors
-    /// As [`Place::version`].
+    /// As [`TablesLocation::version`].
     pub async fn version_keeping(
         &self,
         root: Root,
@@ -208,4 +200,12 @@ impl Place {
         let source = Arc::new(OriginTables::new(self.origin.clone(), root, layout));
         Ok(Version::open(source, root, layout, PartCache::new(bytes)).await?)
     }
+}
+
+/// Returns the layout with these parameters. Prefers `preferred` if several have them.
+#[must_use]
+pub fn layout_of(layouts: &[LayoutDoc], params: &LayoutParams, preferred: LayoutId) -> Option<LayoutId> {
+    let mut same = layouts.iter().filter(|l| l.params == *params);
+    let named = same.clone().find(|l| l.layout == preferred);
+    named.or_else(|| same.next()).map(|l| l.layout)
 }

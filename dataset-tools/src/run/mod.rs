@@ -1,0 +1,243 @@
+//! One run of `fletch index` or `fletch pack`: everything that the two commands share.
+//!
+//! Owns the options and the report of a run, the checks before it, its state directory (lock, journals,
+//! scratch files), the parent version, the faults, and the publishing of tables.
+//!
+//! Never reads a file of the dataset. [`crate::source`] reads files; [`crate::index`] and [`crate::pack`]
+//! decide in which order.
+
+pub mod faults;
+pub mod file_record;
+pub mod journal;
+pub mod options;
+pub mod parent;
+pub mod publish;
+pub mod state;
+
+use crate::failure::{Exit, Failure};
+use crate::out::Out;
+use crate::progress::{Late, Progress, Total};
+use crate::source::walk::{NAMES_BYTES_MAX, WalkOptions, reserved_extras};
+use crate::tables_location::TablesLocation;
+use fletch_core::manifest::sample::SampleMatcher;
+use fletch_origin::{Origin, Origins};
+use fletch_tables::{Fault, Provenance, TagDoc, WrittenVersion};
+use options::{RunOptions, RunReport};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tokio::runtime::Handle;
+
+/// What a run uses and does not own.
+#[derive(Clone, Copy)]
+pub struct RunContext<'a> {
+    /// Opens origins, with the configured credentials.
+    pub origins: &'a Origins,
+    /// The runtime on which the run waits for origins.
+    pub rt: &'a Handle,
+    /// Where notes and warnings go.
+    pub out: Out,
+    /// Set by Ctrl-C: the run ends as soon as it can.
+    pub stop: &'a AtomicBool,
+}
+
+/// The numbers of a run so far. The progress display reads them while the run goes on.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Entries written to the tables.
+    pub entries: AtomicU64,
+    /// Files whose bytes were read.
+    pub files_read: AtomicU64,
+    /// Bytes read.
+    pub bytes_read: AtomicU64,
+    /// Files taken from the parent or from a journal without reading them.
+    pub files_reused: AtomicU64,
+    /// Bytes of the reused files.
+    pub bytes_reused: AtomicU64,
+}
+
+impl Counters {
+    /// Counts files that the run does not have to read.
+    pub fn reuse(&self, files: u64, bytes: u64) {
+        self.files_reused.fetch_add(files, Relaxed);
+        self.bytes_reused.fetch_add(bytes, Relaxed);
+    }
+
+    /// Counts a file that was read to its end.
+    pub fn read(&self, bytes: u64) {
+        self.files_read.fetch_add(1, Relaxed);
+        self.bytes_read.fetch_add(bytes, Relaxed);
+    }
+}
+
+/// A run whose options were checked: its dataset and its tables location are open.
+pub struct Run<'a> {
+    /// What was asked for.
+    pub options: &'a RunOptions,
+    /// What the run uses.
+    pub ctx: RunContext<'a>,
+    /// Where the dataset is.
+    pub source: Origin,
+    /// Where the tables go.
+    pub tables: TablesLocation,
+    /// The dataset's directory with all links resolved; `None` for a dataset in a store.
+    pub base: Option<PathBuf>,
+    /// The numbers so far.
+    pub counters: Arc<Counters>,
+    /// When the run began, nanoseconds since 1970.
+    pub started_ns: u64,
+    began: Instant,
+}
+
+impl<'a> Run<'a> {
+    /// Opens the dataset and the tables location, and checks that tables can be written there.
+    ///
+    /// # Errors
+    /// [`Failure`] when either cannot be opened, or the location is a directory that cannot be written.
+    pub fn open(options: &'a RunOptions, ctx: RunContext<'a>) -> Result<Self, Failure> {
+        let tables = TablesLocation::open(ctx.origins, &options.to)?;
+        let base = options.uri.as_local().map(dataset_dir).transpose()?;
+        let source = ctx.origins.open(&options.uri)?;
+        if let Some(to) = options.to.as_local() {
+            check_writable(to, options.to == options.uri)?;
+        }
+        let (counters, began, started_ns) = (Arc::default(), Instant::now(), now_ns());
+        Ok(Run { options, ctx, source, tables, base, counters, started_ns, began })
+    }
+
+    /// Whether the dataset is a directory of this machine.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// The matcher of the sample rule.
+    ///
+    /// # Errors
+    /// A usage [`Failure`] when a glob of `--samples` is invalid.
+    pub fn matcher(&self) -> Result<SampleMatcher, Failure> {
+        self.options.rule.matcher().map_err(|e| Failure::usage(e.to_string()))
+    }
+
+    /// How to walk the dataset's directory. Warns of everything in it that is not walked.
+    pub fn walk_options(&self, base: &Path) -> WalkOptions {
+        for extra in reserved_extras(base).unwrap_or_default() {
+            self.ctx
+                .out
+                .warn(format_args!("{extra} is not part of the version: fletch/ is reserved for Fletch"));
+        }
+        let to = self.options.to.as_local().filter(|_| self.options.to != self.options.uri);
+        let mut exclude = BTreeSet::from(["fletch".to_owned()]);
+        let state_dir = Some(self.options.state_dir.as_path());
+        for (dir, why) in [(to, "the tables go there"), (state_dir, "it is the state directory")] {
+            let Some(dir) = dir else { continue };
+            let real = std::fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
+            if let Ok(rel) = real.strip_prefix(base)
+                && let Some(rel) = rel.to_str().filter(|r| !r.is_empty())
+            {
+                self.ctx.out.note(format_args!("not part of the version: {rel}/ ({why})"));
+                exclude.insert(rel.to_owned());
+            }
+        }
+        let (base, symlinks) = (base.to_owned(), self.options.symlinks);
+        WalkOptions { base, symlinks, exclude, names_bytes_max: NAMES_BYTES_MAX }
+    }
+
+    /// Prefixes below the dataset in a store that are not listed: the tables location, if it lies there.
+    #[must_use]
+    pub fn excluded_prefixes(&self) -> BTreeSet<String> {
+        let (uri, to) = (format!("{}/", self.options.uri), self.options.to.to_string());
+        to.strip_prefix(&uri).map(str::to_owned).into_iter().collect()
+    }
+
+    /// Starts the progress display.
+    #[must_use]
+    pub fn progress(&self, verb: &'static str, total: Arc<Total>, late: Option<Late>) -> Progress {
+        let c = Arc::clone(&self.counters);
+        let done = Arc::new(move || {
+            let files = c.files_read.load(Relaxed) + c.files_reused.load(Relaxed);
+            (files, c.bytes_read.load(Relaxed) + c.bytes_reused.load(Relaxed))
+        });
+        Progress::start(self.ctx.out, self.options.progress, verb, done, total, late)
+    }
+
+    /// What the manifest says of the run that made the version.
+    #[must_use]
+    pub fn created(&self, faults: Vec<Fault>) -> Provenance {
+        let (options, at) = (self.options, self.started_ns);
+        Provenance {
+            created_unix_ns: at,
+            indexed_at_ns: at,
+            tool: format!("fletch {}", env!("CARGO_PKG_VERSION")),
+            origin: (options.to != options.uri).then(|| options.uri.to_string()),
+            faults,
+        }
+    }
+
+    /// Moves the tag of the options, if they name one, to what was written.
+    ///
+    /// # Errors
+    /// [`Failure`] when the tables location cannot be written.
+    pub async fn move_tag(&self, written: &WrittenVersion) -> Result<(), Failure> {
+        let Some(tag) = &self.options.tag else { return Ok(()) };
+        self.tables.put_tag(tag, &TagDoc::new(written.root, written.layout, now_ns())).await
+    }
+
+    /// The report of a run that has published `written`.
+    #[must_use]
+    pub fn report(&self, written: &WrittenVersion, skipped: Vec<Fault>) -> RunReport {
+        let (options, c) = (self.options, &self.counters);
+        RunReport {
+            root: written.root.to_string(),
+            layout: written.layout.to_string(),
+            tag: options.tag.as_ref().map(ToString::to_string),
+            uri: options.uri.to_string(),
+            tables: options.to.to_string(),
+            entries: written.entries,
+            samples: written.samples,
+            bytes: written.bytes,
+            files_read: c.files_read.load(Relaxed),
+            bytes_read: c.bytes_read.load(Relaxed),
+            files_reused: c.files_reused.load(Relaxed),
+            bytes_reused: c.bytes_reused.load(Relaxed),
+            seconds: self.began.elapsed().as_secs_f64(),
+            skipped,
+        }
+    }
+}
+
+/// Nanoseconds since 1970.
+#[must_use]
+pub fn now_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn dataset_dir(dir: &Path) -> Result<PathBuf, Failure> {
+    let base = std::fs::canonicalize(dir).map_err(|e| {
+        Failure::io(format_args!("cannot read the dataset {}", dir.display()), &e)
+            .hint("give an existing directory that you may read, or a URI")
+    })?;
+    if base.is_dir() {
+        return Ok(base);
+    }
+    Err(Failure::new(format!("the dataset {} is not a directory", dir.display()))
+        .hint("give a directory, or the URI of a prefix in a bucket"))
+}
+
+/// Fails before hours of reading when tables cannot be written to `to`.
+fn check_writable(to: &Path, is_dataset: bool) -> Result<(), Failure> {
+    let mut dir = to.to_owned();
+    if dir.join("fletch").is_dir() {
+        dir.push("fletch");
+    }
+    while !dir.exists() && dir.pop() {}
+    nix::unistd::access(&dir, nix::unistd::AccessFlags::W_OK).map_err(|e| {
+        let what = if is_dataset { "the dataset's own directory" } else { "the tables location" };
+        Failure::new(format!("cannot write to {what}, {}: {}", to.display(), e.desc()))
+            .hint("name a location that you may write with --to URI")
+            .exit(if e == nix::errno::Errno::EACCES { Exit::Denied } else { Exit::Failed })
+    })
+}

@@ -1,0 +1,108 @@
+//! The options of a run, its report, and its failure.
+
+use crate::failure::Failure;
+use crate::progress::Mode;
+use crate::source::listing::NameList;
+use crate::source::walk::Symlinks;
+use crate::target::Select;
+use fletch_core::TagName;
+use fletch_core::manifest::SampleRule;
+use fletch_origin::OriginUri;
+use fletch_tables::Fault;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// What a run does at an entry that cannot be part of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnFault {
+    /// Ends at the first fault.
+    Stop,
+    /// Reports all faults and writes no version.
+    Report,
+    /// Leaves these entries out and lists them in the manifest.
+    Skip,
+}
+
+/// The version that a run compares the dataset with, so that it does not read unchanged files again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParentChoice {
+    /// Which version.
+    pub select: Select,
+    /// Whether the run goes on without a parent when there is none (`--parent auto`).
+    pub optional: bool,
+}
+
+/// What `index` and `pack` are asked to do.
+#[derive(Debug, Clone)]
+pub struct RunOptions {
+    /// The dataset.
+    pub uri: OriginUri,
+    /// Where the tables go, and the chunks of a pack.
+    pub to: OriginUri,
+    /// The names of the dataset's objects (`--list`); `None` to list the store or walk the directory.
+    pub list: Option<NameList>,
+    /// The parent; `None` to read every file.
+    pub parent: Option<ParentChoice>,
+    /// The tag to move; `None` to move none.
+    pub tag: Option<TagName>,
+    /// How entries form samples.
+    pub rule: SampleRule,
+    /// What to do at symbolic links.
+    pub symlinks: Symlinks,
+    /// What to do at faults.
+    pub on_fault: OnFault,
+    /// Reader threads of `index`; chunks that `pack` makes at once on a local disk.
+    pub threads: usize,
+    /// Where journals and scratch files are.
+    pub state_dir: PathBuf,
+    /// How progress is shown.
+    pub progress: Mode,
+}
+
+/// The report of a run: the `--json` output of `index`, and a part of the one of `pack`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunReport {
+    /// The version.
+    pub root: String,
+    /// The layout.
+    pub layout: String,
+    /// The tag that was moved.
+    pub tag: Option<String>,
+    /// The dataset.
+    pub uri: String,
+    /// Where the tables are.
+    pub tables: String,
+    /// Entries of the version.
+    pub entries: u64,
+    /// Samples of the version.
+    pub samples: u64,
+    /// Bytes of the version.
+    pub bytes: u64,
+    /// Files that were read.
+    pub files_read: u64,
+    /// Bytes that were read.
+    pub bytes_read: u64,
+    /// Files that were not read because the parent or a stopped run had read them.
+    pub files_reused: u64,
+    /// Bytes of the reused files.
+    pub bytes_reused: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// The entries that were left out.
+    pub skipped: Vec<Fault>,
+}
+
+/// A failed run: the failure, and the entries at fault.
+#[derive(Debug)]
+pub struct RunFailure {
+    /// How the command ends.
+    pub failure: Failure,
+    /// The entries that cannot be part of a version.
+    pub faults: Vec<Fault>,
+}
+
+impl From<Failure> for RunFailure {
+    fn from(failure: Failure) -> Self {
+        RunFailure { failure, faults: Vec::new() }
+    }
+}

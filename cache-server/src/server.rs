@@ -116,7 +116,7 @@ pub struct Server {
     pub requests: Requests,
     /// Turns for requests for bytes.
     pub turns: Arc<Semaphore>,
-    /// Memory for samples that are read before it is their turn to be sent.
+    /// Memory for samples that are read before it is their permit to be sent.
     pub read_ahead: Arc<ReadAhead>,
     /// What the server does beside answering.
     pub tasks: TaskTracker,

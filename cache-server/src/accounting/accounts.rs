@@ -1,7 +1,7 @@
-//! I8: bytes counted once, where they are handed to a connection.
+//! Accounts: bytes counted once, where they are handed to a connection (I8).
 //!
-//! Per (domain, tenant, job, root) one [`Tally`] of counters by component and tier; a request
-//! looks its tally up once and then only adds. When a job expires its sums move to the job
+//! Each (domain, tenant, job, root) has one [`Tally`] of counters by component and tier. A request
+//! looks its tally up once and then only adds. When a job expires, its sums move to the job
 //! [`EXPIRED`], so that sums over jobs stay exact and memory stays bounded.
 
 use super::LiveJob;
@@ -15,10 +15,10 @@ use std::{
     },
 };
 
-/// The job that expired jobs' sums are kept under.
+/// The job that holds the sums of expired jobs.
 pub const EXPIRED: &str = "expired";
 
-/// What asks.
+/// The kind of program that sent a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Component {
@@ -34,11 +34,11 @@ pub enum Component {
     Other = 4,
 }
 
-/// The words of [`Component`], by its number.
+/// The words of [`Component`], in the order of its variants.
 pub const COMPONENTS: [&str; 5] = ["mount", "loader", "cli", "peer", "other"];
 
 impl Component {
-    /// What a `Fletch-Component` header means.
+    /// Returns the component that a `Fletch-Component` header names.
     #[must_use]
     pub fn from_word(word: &str) -> Self {
         match word {
@@ -51,10 +51,10 @@ impl Component {
     }
 }
 
-/// What delivering a byte meant for the origin, and where it came from.
+/// As what a delivered byte counts, and the tier that it came from.
 pub type Cost = (ByteResult, ByteTier);
 
-/// Every cost there is, by its place in a tally.
+/// Every cost, by its index in a tally.
 pub const TIERS: [Cost; 11] = [
     (ByteResult::Hit, ByteTier::Memory),
     (ByteResult::Hit, ByteTier::Disk),
@@ -82,7 +82,7 @@ impl Tally {
         Tally { dataset, label, bytes: Default::default() }
     }
 
-    /// Counts `n` bytes handed to a connection.
+    /// Counts `n` bytes that were handed to a connection.
     pub fn add(&self, component: Component, cost: Cost, n: u64) {
         let tier = TIERS.iter().position(|c| *c == cost).unwrap_or(0);
         self.bytes[component as usize][tier].fetch_add(n, Relaxed);
@@ -97,24 +97,24 @@ struct Of {
     root: Root,
 }
 
-/// Bytes by what metrics may show.
+/// Bytes by the labels of metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Row {
-    /// Who is charged.
+    /// The tenant that is charged.
     pub tenant: Tenant,
     /// The job's label.
     pub job: Arc<str>,
-    /// Of which dataset.
+    /// The dataset.
     pub dataset: DatasetName,
-    /// What asked.
+    /// The kind of program.
     pub component: &'static str,
-    /// At which cost.
+    /// As what the bytes count.
     pub result: ByteResult,
-    /// From where.
+    /// The tier that they came from.
     pub tier: ByteTier,
 }
 
-/// All accounts.
+/// All accounts of the server.
 #[derive(Debug, Default)]
 pub struct Accounts {
     tallies: RwLock<HashMap<Of, Arc<Tally>>>,
@@ -122,7 +122,7 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// The tally of a job's reads of a version; `dataset` is what metrics call the version.
+    /// Returns the tally of a job's reads of a version; `dataset` is the version's label in metrics.
     pub fn tally(&self, domain: &Domain, job: &LiveJob, root: Root, dataset: &DatasetName) -> Arc<Tally> {
         let of = Of { domain: domain.clone(), tenant: job.tenant.clone(), job: job.name.clone(), root };
         if let Some(t) = self.tallies.read().unwrap_or_else(PoisonError::into_inner).get(&of) {
@@ -138,13 +138,13 @@ impl Accounts {
         self.table_bytes.fetch_add(n, Relaxed);
     }
 
-    /// Bytes of version tables.
+    /// Returns the bytes of version tables.
     #[must_use]
     pub fn table_bytes(&self) -> u64 {
         self.table_bytes.load(Relaxed)
     }
 
-    /// The accounts of some domains and tenants, in order, without empty ones.
+    /// Returns the accounts of some domains and tenants, in order, without empty ones.
     #[must_use]
     pub fn list(&self, wanted: impl Fn(&Domain, &Tenant) -> bool) -> Vec<Account> {
         let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
@@ -162,7 +162,7 @@ impl Accounts {
         out
     }
 
-    /// Sums by what metrics may show, without empty ones.
+    /// Returns sums by the labels of metrics, without empty ones.
     #[must_use]
     pub fn rows(&self) -> Vec<(Row, u64)> {
         let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
@@ -195,7 +195,7 @@ impl Accounts {
         let Ok(expired) = JobName::new(EXPIRED) else { return };
         let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
         let over = |of: &Of, tally: &Arc<Tally>| {
-            // A request that still holds it will add to it: it is folded another time.
+            // A request still holds the tally and will add to it: a later call moves it.
             of.job != expired && !is_live(&of.tenant, &of.job) && Arc::strong_count(tally) == 1
         };
         let folded: Vec<_> = tallies.extract_if(|of, tally| over(of, tally)).collect();

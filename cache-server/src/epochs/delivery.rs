@@ -36,7 +36,7 @@ impl Delivery {
 
     /// The sources through which a sample of a class is read.
     #[must_use]
-    pub fn sources(&self, class: DeliveryClass) -> &Arc<Sources> {
+    pub fn sources_for(&self, class: DeliveryClass) -> &Arc<Sources> {
         match (&self.setup.sweep, class) {
             (None, _) | (_, DeliveryClass::Exact) => &self.setup.exact,
             (Some(sweep), DeliveryClass::Direct) => &sweep.uncached_sources,
@@ -125,7 +125,7 @@ impl Delivery {
         let mut sample = SampleRef { pieces: Vec::new(), owner: String::new() };
         for found in files {
             for r in ranges(found.slices(), 0..found.entry().size) {
-                let located = versions.locate(self.sources(class), r.slice.chunk).await?;
+                let located = versions.locate(self.sources_for(class), r.slice.chunk).await?;
                 let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 sample.pieces.push(RefPiece {
                     chunk: r.slice.chunk,

@@ -142,7 +142,7 @@ impl From<SamplesError> for JobError {
 impl JobError {
     /// Returns whether the epoch's own file is damaged or unreadable, so that a retry would fail, too.
     #[must_use]
-    pub fn is_of_its_file(&self) -> bool {
+    pub fn is_file_damage(&self) -> bool {
         match self {
             JobError::Damaged { .. } | JobError::StateDiffers { .. } => true,
             JobError::Io { error, .. } => {

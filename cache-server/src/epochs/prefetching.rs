@@ -54,8 +54,8 @@ impl Epoch {
         free.iter_in(0, free.len()).for_each(|e| {
             done.clear(e);
         });
-        let places = turns.len();
+        let positions = turns.len();
         let at = move |q| turns.at(&strict, q).map(|entry| (entry, strict.item(entry).sample));
-        Some((UpcomingReads { places, at: Box::new(at) }, done))
+        Some((UpcomingReads { positions, at: Box::new(at) }, done))
     }
 }

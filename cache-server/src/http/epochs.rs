@@ -126,9 +126,9 @@ pub async fn put_state(
 ) -> Answer<Json<View>> {
     let Query(put) = put.map_err(|e| Fault::bad(e.body_text()))?;
     let (job, number) = job_of(&server, &who, path).await?;
-    let (bytes, turn) = long::read(&server, body, STATE_BYTES_MAX, "put what GET …/state gave").await?;
+    let (bytes, permit) = long::read(&server, body, STATE_BYTES_MAX, "put what GET …/state gave").await?;
     let epoch = job.put_state(number, &bytes, put.replace).await?;
-    drop(turn);
+    drop(permit);
     Ok(Json(epoch.view()))
 }
 
@@ -150,7 +150,7 @@ pub async fn checkpoint(
 ) -> Answer<Json<View>> {
     let ask: Checkpoint = json(&server, body).await?;
     let (job, number) = job_of(&server, &who, path).await?;
-    let epoch = job.to_commit(number).await?;
+    let epoch = job.epoch_for_commit(number).await?;
     epoch.commit(ask.commit).await?;
     Ok(Json(epoch.view()))
 }

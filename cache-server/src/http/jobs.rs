@@ -74,7 +74,7 @@ pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body
     let ask: StartJob = of_json(&bytes)?;
     drop(bytes);
     // What is short keeps nobody from being read while an origin is slow.
-    let turn = held.filter(|_| is_long(&ask));
+    let permit = held.filter(|_| is_long(&ask));
     if ask.dataset.is_some() == ask.root.is_some() {
         return Err(Fault::bad("a job names a dataset, or a root, and not both"));
     }
@@ -96,7 +96,7 @@ pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body
         }
     };
     let (job, new) = server.registry.declare(&who.domain, &who.tenant, ask, &sources, &source).await?;
-    drop(turn);
+    drop(permit);
     let job = job.view().await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     let at = [(header::LOCATION, routes::job(&job.id))];

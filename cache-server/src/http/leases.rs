@@ -77,15 +77,15 @@ pub async fn post(
         return Err(full());
     }
     let (job, number) = job_of(&server, &who, path).await?;
-    let epoch = job.to_lease(number, &ask).await?;
+    let epoch = job.epoch_for_lease(number, &ask).await?;
     let wait = Duration::from_millis(ask.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
     let granted = epoch.lease(&ask, Instant::now() + wait).await?;
     // Whoever waits for an ack keeps nobody from bytes; one who is refused here asks again for the same lease.
-    let turn = Arc::clone(&server.turns).try_acquire_owned().map_err(|_| full())?;
+    let permit = Arc::clone(&server.turns).try_acquire_owned().map_err(|_| full())?;
     let word = request.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
     let reader = Reader::new(&server, &who, &job, &epoch, Component::from_word(word))?;
     let pieces = stream_of(reader, &epoch, &ask, granted);
-    let body = of_stream(&server, together(pieces), None, Some(turn));
+    let body = of_stream(&server, together(pieces), None, Some(permit));
     let head = Response::builder()
         .status(StatusCode::OK)
         .header(names::CONTENT_TYPE, headers::FRAMES)
@@ -297,7 +297,7 @@ impl Reader {
     }
 
     async fn bytes(&self, files: &[Found], len: u64, class: DeliveryClass) -> Answer<Content> {
-        let sources = self.delivery.sources(class);
+        let sources = self.delivery.sources_for(class);
         let source = self.delivery.source();
         let spans: Vec<Span> = files.iter().flat_map(|f| spans(source, f, 0..f.entry().size)).collect();
         let charge = self.charge(class);

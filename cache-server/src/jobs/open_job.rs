@@ -1,20 +1,20 @@
-//! One declared job: its file, and what it is opened to.
+//! An open job: its record, and everything that its epochs need.
 //!
 //! ```text
-//! state_dir/jobs/<id>/job.json             what was asked, and what it was resolved to
-//!                    /epoch-<n>.ledger     one for each epoch that is remembered
+//! state_dir/jobs/<id>/job.json             the declaration, and what its names resolved to
+//!                    /epoch-<n>.ledger     one for each remembered epoch
 //! ```
 //!
-//! 1. The file is durable before the job is answered. A crash before that may leave a part of it, which is said at the next
-//!    start and replaced when the job is declared again; what is durable is only ever replaced whole. So with ledgers: one that
-//!    is shorter than its head was never told to anybody.
+//! 1. The record is durable before the declaration is answered. A crash before that may leave a part of it;
+//!    the next start logs it and the next declaration replaces it. A durable record is only replaced as a
+//!    whole. The same holds for ledgers: no client was told of a ledger that is shorter than its head.
 //! 2. A job reads what its names meant when it was declared.
 
 mod rollback;
 mod worlds;
 
 use super::{
-    plan::{bucketed_of, can_be_kept, plan_of},
+    plan::{bucketed_of, check_ledger_size, plan_of},
     record::{Record, RecordSummary},
 };
 use crate::versions::{Source, Sources};
@@ -53,26 +53,26 @@ use tokio::{
     task::spawn_blocking,
 };
 
-/// Epochs remembered of a job.
+/// Most epochs of a job that are remembered.
 const EPOCHS_MAX: usize = 16;
-/// Units of a block of a strict order by units.
+/// Units in a block of a strict order by units.
 const BLOCK_UNITS: u64 = 64;
 
-/// A declared job, opened: everything its epochs need.
+/// A declared job in memory.
 pub struct OpenJob {
-    /// Where its files are.
+    /// Directory of the job's files.
     dir: PathBuf,
     /// What its epochs share.
     pub setup: Arc<JobSetup>,
-    /// The ways to its bytes that were granted.
+    /// Sources of its version, as the access check returned them.
     pub sources: Arc<Sources>,
-    /// The version in its layout.
+    /// The version in the job's layout.
     pub source: Arc<Source>,
     known: Mutex<RecordSummary>,
     epochs: Mutex<BTreeMap<u64, Arc<Epoch>>>,
-    /// One epoch is opened, begun or replaced at a time.
+    /// Serializes what opens, begins or replaces epochs.
     opening: Arc<tokio::sync::Mutex<()>>,
-    /// Nothing is opened any more: the job is gone, or opened anew elsewhere.
+    /// Nothing is opened any more: the job was deleted, or is open elsewhere.
     gone: AtomicBool,
     contents: OnceCell<Arc<Vec<Hash>>>,
 }
@@ -81,7 +81,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs what waits for the disk.
+/// Runs work that waits for the disk on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
 ) -> Result<T, JobError> {
@@ -89,11 +89,13 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl OpenJob {
-    /// Opens a job: reads what its plan needs of the tables. A `turn` that is held for what is long in it is held until that
-    /// is gone, even when whoever asked goes away, and given back.
+    /// Opens a job: reads the parts of the tables that its plan needs.
+    ///
+    /// `permit` covers the long part of the record. It is held until the long part is dropped, even when the
+    /// caller goes away, and then returned.
     pub(super) async fn open(
         record: Record,
-        turn: Option<OwnedSemaphorePermit>,
+        permit: Option<OwnedSemaphorePermit>,
         dir: PathBuf,
         context: &Arc<JobContext>,
         sources: Arc<Sources>,
@@ -107,11 +109,11 @@ impl OpenJob {
         let plan = plan_of(ask, seed, record.root, &source, &samples).await?;
         world_of(&ask.world).check()?;
         let most = context.ledger_bytes;
-        can_be_kept(&plan, None, world_of(&ask.world), most)?;
+        check_ledger_size(&plan, None, world_of(&ask.world), most)?;
         let bucketed = bucketed_of(ask, &plan, &source, &samples).await?;
-        can_be_kept(&plan, bucketed.as_ref(), world_of(&ask.world), most)?;
+        check_ledger_size(&plan, bucketed.as_ref(), world_of(&ask.world), most)?;
         if let Some(ledger) = &ledger {
-            can_be_kept(&plan, bucketed.as_ref(), ledger.header.world, most)
+            check_ledger_size(&plan, bucketed.as_ref(), ledger.header.world, most)
                 .map_err(|e| JobError::BadLedger(format!("in the ledger's world {e}")))?;
         }
         let plan_units = PlanUnits::new(&plan, &samples.unit_map)?;
@@ -140,15 +142,15 @@ impl OpenJob {
             context: Arc::clone(context),
         };
         let world = world_of(&ask.world);
-        let (setup, turn) = blocking(move || {
-            // Whatever cannot be ordered is refused now.
+        let (setup, permit) = blocking(move || {
+            // A plan that cannot be ordered is rejected now.
             Schedule::new(&setup, 0, world)?;
             if let Some(ledger) = &ledger {
                 let told = ReplaySource::new(&setup, ledger)?;
                 told.check(world)?;
                 setup.replay = Some(Arc::new(told));
             }
-            Ok((setup, turn))
+            Ok((setup, permit))
         })
         .await?;
         let opened = OpenJob {
@@ -162,27 +164,27 @@ impl OpenJob {
             gone: AtomicBool::new(false),
             contents: OnceCell::new(),
         };
-        Ok((opened, turn))
+        Ok((opened, permit))
     }
 
-    /// What is known of it without its file.
+    /// Returns the record without its long parts.
     #[must_use]
     pub fn known(&self) -> RecordSummary {
         lock(&self.known).clone()
     }
 
-    /// Its name.
+    /// Returns the job's name.
     #[must_use]
     pub fn name(&self) -> JobName {
         lock(&self.known).ask.name.clone()
     }
 
-    /// Who shares a step of epochs that begin now.
-    fn world_now(&self) -> WorldSpec {
+    /// Returns the world of epochs that begin now.
+    fn current_world(&self) -> WorldSpec {
         lock(&self.known).ask.world
     }
 
-    /// Whether somebody who asks for this context this job.
+    /// Checks whether a declaration has the same settings as this job.
     ///
     /// # Errors
     /// [`JobError::Differs`].
@@ -200,9 +202,10 @@ impl OpenJob {
         self.dir.join(format!("epoch-{epoch}.ledger"))
     }
 
-    /// Numbers of the epochs that have a ledger, whether it can be read or not. Of one that a crash cut off before its first
-    /// sync nothing was told to anybody: it has none.
-    fn on_disk(&self) -> Result<Vec<u64>, JobError> {
+    /// Returns the numbers of the epochs that have a ledger, readable or not.
+    ///
+    /// A ledger that a crash cut off before its first sync does not count: no client was told of it.
+    fn epochs_on_disk(&self) -> Result<Vec<u64>, JobError> {
         let failed = |error| JobError::Io { path: self.dir.clone(), error };
         let mut out = Vec::new();
         for file in std::fs::read_dir(&self.dir).map_err(failed)? {
@@ -210,11 +213,11 @@ impl OpenJob {
             let number: Option<u64> =
                 name.to_str().and_then(|n| n.strip_prefix("epoch-")?.strip_suffix(".ledger")?.parse().ok());
             let Some(number) = number else { continue };
-            // No world has a shorter head.
+            // The head of every ledger is at least this long.
             let shortest = Epoch::head(&self.setup, number, World { ranks: 1, batch: 1, tail: Tail::Keep });
             match is_unsynced(&self.path(number), shortest.len()) {
                 Ok(true) => {}
-                // It was forgotten meanwhile.
+                // The epoch was forgotten in the meantime.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Ok(false) | Err(_) => out.push(number),
             }
@@ -227,7 +230,7 @@ impl OpenJob {
         lock(&self.epochs).get(&epoch).filter(|e| e.ledger().works()).cloned()
     }
 
-    /// An epoch that has begun.
+    /// Returns an epoch that has begun.
     ///
     /// # Errors
     /// [`JobError::NoEpoch`], and what its ledger says.
@@ -235,18 +238,23 @@ impl OpenJob {
         self.find(number, false).await
     }
 
-    /// The epoch of which this asks a lease; begun, if it was not. A beginning ends epochs before it: what an epoch that
-    /// has just begun would refuse begins none.
+    /// Returns the epoch of a lease request, and begins it if necessary.
+    ///
+    /// A new epoch ends the epochs before it. A request that a new epoch would reject begins none.
     ///
     /// # Errors
     /// As [`Epoch::lease`], and what its ledger says.
-    pub async fn to_lease(self: &Arc<Self>, number: u64, ask: &LeaseRequest) -> Result<Arc<Epoch>, JobError> {
+    pub async fn epoch_for_lease(
+        self: &Arc<Self>,
+        number: u64,
+        ask: &LeaseRequest,
+    ) -> Result<Arc<Epoch>, JobError> {
         match self.epoch(number).await {
             Err(JobError::NoEpoch(_)) => {}
             there => return there,
         }
         Epoch::check_want(ask)?;
-        let ranks = self.world_now().ranks;
+        let ranks = self.current_world().ranks;
         if ask.rank >= ranks {
             return Err(LeaseError::Rank { rank: ask.rank, ranks }.into());
         }
@@ -259,11 +267,11 @@ impl OpenJob {
         self.find(number, true).await
     }
 
-    /// The epoch of which something is to be committed; begun, if it was not.
+    /// Returns the epoch of a commit request, and begins it if necessary.
     ///
     /// # Errors
     /// [`JobError::NoCommits`], and what its ledger says.
-    pub async fn to_commit(self: &Arc<Self>, number: u64) -> Result<Arc<Epoch>, JobError> {
+    pub async fn epoch_for_commit(self: &Arc<Self>, number: u64) -> Result<Arc<Epoch>, JobError> {
         if self.setup.visitation != Visitation::Checkpoint {
             return Err(JobError::NoCommits);
         }
@@ -275,31 +283,31 @@ impl OpenJob {
             return Ok(epoch);
         }
         let this = Arc::clone(self);
-        self.alone(async move { this.epoch_alone(number, begin).await }).await
+        self.exclusively(async move { this.epoch_exclusively(number, begin).await }).await
     }
 
-    /// Runs what opens, begins or replaces epochs: one at a time, and to its end even when whoever asked goes away, so
-    /// that no file is ever written by two.
-    async fn alone<T: Send + 'static>(
+    /// Runs work that opens, begins or replaces epochs, one at a time. It goes on when the caller goes away,
+    /// so that two tasks never write one file.
+    async fn exclusively<T: Send + 'static>(
         &self,
         what: impl Future<Output = Result<T, JobError>> + Send + 'static,
     ) -> Result<T, JobError> {
-        let turn = Arc::clone(&self.opening).lock_owned().await;
+        let permit = Arc::clone(&self.opening).lock_owned().await;
         if self.gone.load(SeqCst) {
             return Err(JobError::Reopening);
         }
         let task = self.setup.context.tasks.spawn(async move {
-            let _turn = turn;
+            let _turn = permit;
             what.await
         });
         task.await.map_err(|_| JobError::TaskLost)?
     }
 
-    async fn epoch_alone(self: &Arc<Self>, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
+    async fn epoch_exclusively(self: &Arc<Self>, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
         if let Some(epoch) = self.loaded(number) {
             return Ok(epoch);
         }
-        // One whose ledger failed gives its subscriber back before it is read anew.
+        // An epoch whose ledger failed ends its subscription before it is opened anew.
         if let Some(old) = lock(&self.epochs).remove(&number) {
             old.abandon();
         }
@@ -310,8 +318,8 @@ impl OpenJob {
     }
 
     fn open_epoch(&self, number: u64, begin: bool) -> Result<Arc<Epoch>, JobError> {
-        let known = self.on_disk()?;
-        let world = world_of(&self.world_now());
+        let known = self.epochs_on_disk()?;
+        let world = world_of(&self.current_world());
         let path = self.path(number);
         let failed = |error| JobError::Io { path: path.clone(), error };
         let over = known.last().is_some_and(|&last| last > number.saturating_add(1));
@@ -329,19 +337,19 @@ impl OpenJob {
             if fresh {
                 std::fs::write(&path, Epoch::head(&self.setup, number, world)).map_err(failed)?;
             }
-            // Which syncs the file; and the way to it, which a server that was killed may have left.
+            // This syncs the file and its directory entry, which a killed server may have left unsynced.
             let epoch = Epoch::open(&self.setup, &path, number, world, over)?;
             sync_parent(&path).map_err(failed)?;
             Ok(epoch)
         };
         begun().inspect_err(|_| {
             if fresh && let Err(error) = std::fs::remove_file(&path) {
-                tracing::warn!(file = %path.display(), %error, "an epoch that could not begin leaves a part of its ledger");
+                tracing::warn!(file = %path.display(), %error, "the ledger of an epoch that could not begin stays behind");
             }
         })
     }
 
-    /// A new epoch begins: those before its predecessor are over, and the oldest are forgotten.
+    /// Ends the epochs before the predecessor of a new epoch, and forgets the oldest.
     fn make_room(&self, known: &[u64], number: u64) -> Result<(), JobError> {
         let mut epochs = lock(&self.epochs);
         for (_, old) in epochs.range(..number.saturating_sub(1)) {
@@ -357,7 +365,7 @@ impl OpenJob {
         Ok(())
     }
 
-    /// Puts a state: the epoch is what it says.
+    /// Replaces an epoch by a state.
     ///
     /// # Errors
     /// [`JobError::BadState`], [`JobError::StateDiffers`], [`JobError::StateBehind`].
@@ -373,7 +381,7 @@ impl OpenJob {
             return Err(bad("it ends in the middle of a record".to_owned()));
         }
         read.header.world.check()?;
-        can_be_kept(
+        check_ledger_size(
             &self.setup.plan,
             self.setup.bucketed.as_ref(),
             read.header.world,
@@ -390,35 +398,36 @@ impl OpenJob {
         let mut leases = Leases::new(schedule.planned(), read.header.world)?;
         read.replay(&mut leases, 0).map_err(|e| bad(e.to_string()))?;
         let acked = leases.acked().clone();
-        schedule.can_enter_world(number, &acked, read.header.world, world_of(&self.world_now()))?;
+        schedule.can_enter_world(number, &acked, read.header.world, world_of(&self.current_world()))?;
         let this = Arc::clone(self);
-        self.alone(async move { this.put_alone(number, header, acked, replace).await }).await
+        self.exclusively(async move { this.put_state_exclusively(number, header, acked, replace).await })
+            .await
     }
 
-    async fn put_alone(
+    async fn put_state_exclusively(
         self: Arc<Self>,
         number: u64,
         header: Header,
         acked: Bits,
         replace: bool,
     ) -> Result<Arc<Epoch>, JobError> {
-        let there = match self.epoch_alone(number, false).await {
+        let there = match self.epoch_exclusively(number, false).await {
             Ok(there) => Some(there),
-            // What cannot be read may be replaced.
-            Err(e) if replace && e.is_of_its_file() => None,
+            // A damaged ledger may be replaced.
+            Err(e) if replace && e.is_file_damage() => None,
             Err(JobError::NoEpoch(_)) => None,
             Err(e) => return Err(e),
         };
         let same = there.as_ref().is_some_and(|there| there.is_at(&acked));
-        // Whoever held something when the model died may live; and a full ledger is replaced by a short one.
+        // Leases from before may still live, and a full ledger is replaced by a short one.
         let full = |there: &Epoch| there.state_now() == EpochState::Open && there.is_full();
         let anew = replace && there.as_ref().is_some_and(|there| there.has_leases() || full(there));
         let keeps = same && !anew;
         let this = Arc::clone(&self);
         if replace || self.setup.visitation == Visitation::Checkpoint {
-            // What came since is forgotten; later ones first: after a crash in between the same request finds what is left
-            // to do.
-            blocking(move || this.forget_after(number)).await?;
+            // Later epochs are deleted first, the last one first. After a crash the same request does the
+            // rest.
+            blocking(move || this.delete_later_epochs(number)).await?;
         } else if !same && (there.is_some() || blocking(move || this.has_later(number)).await?) {
             return Err(JobError::StateBehind(number));
         }
@@ -437,21 +446,21 @@ impl OpenJob {
         if !keeps {
             let this = Arc::clone(&self);
             blocking(move || {
-                let known = this.on_disk()?;
+                let known = this.epochs_on_disk()?;
                 this.make_room(&known, number)?;
                 Epoch::begin(&this.path(number), &header, &acked)
             })
             .await?;
         }
-        self.epoch_alone(number, false).await
+        self.epoch_exclusively(number, false).await
     }
 
-    /// Whether a later epoch has begun. Blocking.
+    /// Returns whether a later epoch has begun. Blocking.
     fn has_later(&self, number: u64) -> Result<bool, JobError> {
-        Ok(self.on_disk()?.last().is_some_and(|&last| last > number))
+        Ok(self.epochs_on_disk()?.last().is_some_and(|&last| last > number))
     }
 
-    /// The content hash of every sample.
+    /// Returns the content hash of every sample.
     ///
     /// # Errors
     /// Those of the tables.
@@ -462,22 +471,22 @@ impl OpenJob {
         made.await.cloned()
     }
 
-    /// As it is now, with every epoch that is remembered.
+    /// Returns the job as the API shows it, with every remembered epoch.
     ///
     /// # Errors
     /// What a ledger says.
     pub async fn view(self: &Arc<Self>) -> Result<View, JobError> {
         let this = Arc::clone(self);
-        let known = blocking(move || this.on_disk()).await?;
+        let known = blocking(move || this.epochs_on_disk()).await?;
         let mut epochs: Vec<EpochView> = Vec::new();
         for n in known {
             match self.epoch(n).await {
                 Ok(e) => epochs.push(e.view()),
-                // Forgotten meanwhile.
+                // The epoch was forgotten in the meantime.
                 Err(JobError::NoEpoch(_)) => {}
-                // It alone cannot be believed: the others go on, and it may be replaced.
-                Err(error) if error.is_of_its_file() => {
-                    tracing::error!(job = %self.setup.job, epoch = n, %error, "an epoch's ledger cannot be believed");
+                // Only this epoch is damaged: the others go on, and a state may replace it.
+                Err(error) if error.is_file_damage() => {
+                    tracing::error!(job = %self.setup.job, epoch = n, %error, "an epoch's ledger is damaged; PUT a state with ?replace=true");
                     epochs.push(self.damaged(n));
                 }
                 Err(e) => return Err(e),
@@ -503,12 +512,12 @@ impl OpenJob {
         })
     }
 
-    /// An epoch of which nothing is known.
+    /// Returns the view of an epoch whose ledger is damaged.
     fn damaged(&self, epoch: u64) -> EpochView {
         EpochView {
             epoch,
             state: EpochState::Damaged,
-            world: self.world_now(),
+            world: self.current_world(),
             planned: 0,
             acked: 0,
             held: 0,
@@ -521,7 +530,7 @@ impl OpenJob {
         }
     }
 
-    /// The stream of a lease is being read.
+    /// Renews a lease whose stream is being read.
     pub fn touch(&self, epoch: u64, lease: u64, request: Request) {
         let epoch = lock(&self.epochs).get(&epoch).cloned();
         if let Some(epoch) = epoch {
@@ -529,19 +538,19 @@ impl OpenJob {
         }
     }
 
-    /// Housekeeping.
+    /// Maintenance: expired leases and idle prefetches.
     pub fn tick(&self) {
         let open: Vec<_> = lock(&self.epochs).values().cloned().collect();
         open.iter().for_each(|e| e.tick());
     }
 
-    /// Whether a lease of any of its epochs lives.
+    /// Returns whether a lease of any epoch lives.
     #[must_use]
     pub fn has_leases(&self) -> bool {
         lock(&self.epochs).values().any(|e| e.has_leases())
     }
 
-    /// Epochs in memory, and of them those that go on.
+    /// Returns the number of epochs in memory, and of those that are open.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         let epochs = lock(&self.epochs);
@@ -549,11 +558,11 @@ impl OpenJob {
         (epochs.len() as u64, open as u64)
     }
 
-    /// The job is gone, or opened anew: nothing is granted or written any more when this returns. Goes on to its end even
-    /// when whoever asked goes away.
+    /// Closes the job: nothing is granted or written any more when this returns. Goes on when the caller goes
+    /// away.
     pub async fn close(self: &Arc<Self>) {
         self.gone.store(true, SeqCst);
-        // What is being opened is opened first.
+        // An opening under way ends first.
         let last = Arc::clone(&self.opening).lock_owned().await;
         let this = Arc::clone(self);
         let closing = self.setup.context.tasks.spawn(async move {
@@ -566,7 +575,7 @@ impl OpenJob {
             blocking(close).await
         });
         if let Err(e) = closing.await.map_err(|_| JobError::TaskLost).and_then(|closed| closed) {
-            tracing::error!(job = %self.setup.job, error = %e, "its ledgers were not closed");
+            tracing::error!(job = %self.setup.job, error = %e, "the job's ledgers were not closed");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From what was asked for to a plan, and to its buckets.
+//! The plan of a declaration, and its buckets.
 
 use crate::versions::Source;
 use crate::{
@@ -12,12 +12,12 @@ use fletch_core::{
     plan::{OrderKey, Plan, World},
 };
 
-/// Bytes of a ledger for each granted entry, and for each lease with its ack, at most.
+/// Most bytes of a ledger for each granted entry.
 const ENTRY_BYTES: u64 = 5;
-/// See there.
+/// Most bytes of a ledger for each lease with its ack.
 const LEASE_BYTES: u64 = 96;
 
-/// Weights of some samples as weights of all.
+/// Returns weights of all samples from weights of some; the others weigh 0.
 fn spread(samples: u64, of: &[u64], given: impl ExactSizeIterator<Item = f64>) -> Result<Vec<f64>, JobError> {
     if of.len() != given.len() {
         return Err(JobError::InvalidPlan(format!("{} weights for {} samples", given.len(), of.len())));
@@ -26,7 +26,9 @@ fn spread(samples: u64, of: &[u64], given: impl ExactSizeIterator<Item = f64>) -
     for (&s, weight) in of.iter().zip(given) {
         let slot = usize::try_from(s).ok().and_then(|s| all.get_mut(s));
         let slot = slot.ok_or_else(|| {
-            JobError::InvalidPlan(format!("sample {s} weighs, but the version has {samples}"))
+            JobError::InvalidPlan(format!(
+                "the weights name sample {s}, but the version has {samples} samples"
+            ))
         })?;
         if slot.replace(weight).is_some() {
             return Err(JobError::InvalidPlan(format!("sample {s} has two weights")));
@@ -35,7 +37,7 @@ fn spread(samples: u64, of: &[u64], given: impl ExactSizeIterator<Item = f64>) -
     Ok(all.into_iter().map(|w| w.unwrap_or(0.0)).collect())
 }
 
-/// The buckets that were asked for, where the order needs them.
+/// Returns the plan divided into the buckets of a declaration, for orders that need them.
 pub(super) async fn bucketed_of(
     ask: &StartJob,
     plan: &Plan,
@@ -46,12 +48,12 @@ pub(super) async fn bucketed_of(
         (OrderKind::Bucketed, Some(spec)) => spec,
         (OrderKind::Bucketed, None) => {
             return Err(JobError::InvalidPlan(
-                "an order bucketed needs buckets: lengths, prefixes or groups".into(),
+                "the order bucketed needs buckets: lengths, prefixes or groups".into(),
             ));
         }
-        // The plan of a ledger may be one with buckets.
+        // The recorded epoch of a replay may have had buckets.
         (OrderKind::Replay, Some(spec)) => spec,
-        (_, Some(_)) => return Err(JobError::InvalidPlan("only an order bucketed has buckets".into())),
+        (_, Some(_)) => return Err(JobError::InvalidPlan("only the order bucketed takes buckets".into())),
         (_, None) => return Ok(None),
     };
     let buckets = match spec {
@@ -78,7 +80,7 @@ pub(super) async fn bucketed_of(
     Ok(Some(BucketedPlan::new(buckets, plan)))
 }
 
-/// The plan that was asked for.
+/// Returns the plan of a declaration.
 pub(super) async fn plan_of(
     ask: &StartJob,
     seed: u64,
@@ -112,9 +114,11 @@ pub(super) async fn plan_of(
     })
 }
 
-/// Whether an epoch of this plan in this world can be kept: a ledger of `most` bytes has room for each of its entries once, in leases of a
-/// rank's part of a step (one that came to its bound would not end), and its pads are not more than that.
-pub(super) fn can_be_kept(
+/// Checks whether an epoch of this plan in this world fits a ledger of `most` bytes.
+///
+/// The ledger needs room for every entry once, in leases of a rank's part of a step: an epoch whose ledger is
+/// full could not end. Pads may not be more than that.
+pub(super) fn check_ledger_size(
     plan: &Plan,
     bucketed: Option<&BucketedPlan>,
     world: World,
@@ -144,7 +148,7 @@ mod tests {
         plan::Tail,
     };
 
-    /// Entries whose numbers are as long as they can be.
+    /// The entries have the longest numbers that there are.
     #[test]
     fn a_ledger_has_room_for_every_entry_once() {
         let most = 1 << 30;

@@ -1,7 +1,7 @@
-//! What is written of a declared job: what was asked, and what it was resolved to; and what of that stays in memory.
+//! The record of a declared job: the declaration and what its names resolved to; and the part kept in memory.
 //!
-//! (I6) A plan, buckets or a ledger to replay may be as long as a request. They are in the file, which is read when the job is
-//! opened; [`RecordSummary`] has their hashes.
+//! (I6) A plan, buckets or a ledger to replay may be as long as a request. They stay in the file, which is
+//! read when the job is opened; [`RecordSummary`] has their hashes.
 
 use crate::epochs::{JobError, Staged, stage, sync_parent, write_whole};
 use fletch_api::{PlanBase, PlanSpec, StartJob};
@@ -13,39 +13,39 @@ use std::{
     path::Path,
 };
 
-/// What is written of a job.
+/// The record of a declared job, as it is written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Whose cached bytes.
+    /// The domain whose cached bytes the job shares.
     pub domain: Domain,
-    /// Who is charged.
+    /// The tenant that is charged.
     pub tenant: Tenant,
-    /// What was asked; the world is the one in force.
+    /// The declaration; its world is the one in force.
     pub ask: StartJob,
-    /// The dataset it reads through.
+    /// The dataset through which the job reads.
     pub dataset: DatasetName,
-    /// The version.
+    /// The version's root.
     pub root: Root,
     /// The layout.
     pub layout: LayoutId,
 }
 
 impl Record {
-    /// What a job's routes call it: derived from tenant and name, so that it is the same after a loss.
+    /// Returns the job's id, derived from tenant and name, so that it is the same after a loss of all state.
     #[must_use]
     pub fn id_of(domain: &Domain, tenant: &Tenant, name: &str) -> String {
-        // No name has a zero byte.
+        // Names contain no zero byte.
         let hash = Hash::of(format!("{domain}\0{tenant}\0{name}").as_bytes());
         hash.to_string()[..24].to_owned()
     }
 
-    /// Its id.
+    /// Returns the job's id.
     #[must_use]
     pub fn id(&self) -> String {
         Record::id_of(&self.domain, &self.tenant, self.ask.name.as_str())
     }
 
-    /// What stays in memory.
+    /// Returns the part that is kept in memory.
     #[must_use]
     pub fn known(mut self) -> RecordSummary {
         let (long, is_long) = (Long::of(&self.ask), is_long(&self.ask));
@@ -55,21 +55,21 @@ impl Record {
         RecordSummary { record: self, long, is_long }
     }
 
-    /// Reads the file of a job's directory. Blocking.
+    /// Reads the record in a job's directory. Blocking.
     pub(super) fn read(dir: &Path) -> Result<Self, JobError> {
         let path = dir.join("job.json");
         let read = std::fs::read(&path).and_then(|b| serde_json::from_slice(&b).map_err(io::Error::from));
         read.map_err(|error| JobError::Io { path, error })
     }
 
-    /// Writes beside the file what it is to become. Blocking.
+    /// Writes the record's new content beside it. Blocking.
     pub(super) fn stage(&self, dir: &Path) -> Result<Staged, JobError> {
         let path = dir.join("job.json");
         let staged = serde_json::to_vec(self).map_err(io::Error::from).and_then(|b| stage(&path, &b));
         staged.map_err(|error| JobError::Io { path, error })
     }
 
-    /// Writes the file, durable when this returns. Blocking.
+    /// Writes the record. Durable when this returns. Blocking.
     pub(super) fn write(&self, dir: &Path) -> Result<(), JobError> {
         let path = dir.join("job.json");
         let failed = |error| JobError::Io { path: path.clone(), error };
@@ -78,7 +78,8 @@ impl Record {
         if std::fs::exists(&path).map_err(failed)? {
             write_whole(&path, &bytes).map_err(failed)?;
         } else {
-            // Nothing is replaced: one sync brings the file and, on most file systems, the ways to it.
+            // Nothing is replaced, so one sync of the file suffices; most file systems sync its directory
+            // entry with it.
             let mut file = std::fs::File::create(&path).map_err(failed)?;
             file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed)?;
             sync_parent(&path).map_err(failed)?;
@@ -87,13 +88,13 @@ impl Record {
     }
 }
 
-/// Whether what is asked may be as long as a request: few such are read at once.
+/// Returns whether a declaration may be as long as a request. Few such declarations are read at once.
 #[must_use]
 pub fn is_long(ask: &StartJob) -> bool {
     ask.plan.base != PlanBase::All || ask.buckets.is_some() || ask.replay.is_some()
 }
 
-/// Hashes of what may be long.
+/// Hashes of the parts that may be long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Long {
     plan: Hash,
@@ -103,7 +104,7 @@ struct Long {
 
 impl Long {
     fn of(ask: &StartJob) -> Self {
-        // Strings, numbers and lists of them: there is nothing that JSON has no form for.
+        // The parts consist of strings, numbers and lists, which JSON can always express.
         fn hash(part: &impl Serialize) -> Hash {
             Hash::of(&serde_json::to_vec(part).unwrap_or_default())
         }
@@ -111,12 +112,12 @@ impl Long {
     }
 }
 
-/// A record without what may be long.
+/// A record without its long parts.
 #[derive(Debug, Clone)]
 pub struct RecordSummary {
     record: Record,
     long: Long,
-    /// See [`is_long`].
+    /// Whether the record has a long part ([`is_long`]).
     pub is_long: bool,
 }
 
@@ -129,12 +130,12 @@ impl Deref for RecordSummary {
 }
 
 impl RecordSummary {
-    /// The job goes on in another world.
+    /// Sets another world.
     pub(super) fn set_world(&mut self, world: fletch_api::WorldSpec) {
         self.record.ask.world = world;
     }
 
-    /// What of the settings is another than what is asked now, the world apart.
+    /// Returns the first setting, the world apart, that differs from another declaration.
     pub(super) fn header_mismatch(&self, asked: &RecordSummary) -> Option<&'static str> {
         let (a, ask, long) = (&self.record.ask, &asked.record.ask, &asked.long);
         let pairs = [

@@ -1,12 +1,13 @@
-//! All declared jobs of this server, and the sweeps that they share.
+//! The registry of declared jobs: their records, which of them are open, and the sweeps that they share.
 //!
-//! 1. (I7) A job is its tenant's: to others it does not exist.
-//! 2. A job is opened when it is first asked for, by one caller while others wait; a restart opens none. Declarations and
-//!    deletions of one job follow each other; those of another job wait for neither, but for a turn where they are long.
-//! 3. (I6) At most [`DECLARED_MAX`] jobs are declared. Jobs of one (domain, root, layout) share its samples and its sweep, which
-//!    go with the last of them.
-//! 4. (I6) An open job that nobody asked for during `job_ttl`, and of which no lease lives, is closed. The next request
-//!    opens it from its file and its ledgers.
+//! 1. (I7) A job belongs to its tenant: for others it does not exist.
+//! 2. A job is opened at its first request, by one caller while others wait; a restart opens none.
+//!    Declarations and deletions of one job follow each other. Those of different jobs do not wait for each
+//!    other, except for a permit where a job has a long part.
+//! 3. (I6) At most [`DECLARED_MAX`] jobs are declared. Jobs of one (domain, root, layout) share its samples
+//!    and its sweep, which end with the last of them.
+//! 4. (I6) An open job without a request during `job_ttl` and without a live lease is closed. The next
+//!    request opens it from its record and its ledgers.
 
 use super::{
     open_job::OpenJob,
@@ -37,20 +38,20 @@ use tokio::{
     task::spawn_blocking,
 };
 
-/// Jobs with something long in them that are declared or opened at once.
-const LONG_AT_ONCE: usize = 2;
-/// Jobs declared at once.
+/// Most jobs with a long part that are declared or opened at once.
+const LONG_JOBS_AT_ONCE: usize = 2;
+/// Most declared jobs.
 pub const DECLARED_MAX: usize = 10_000;
 
-/// A job that may be opened.
+/// A declared job, open or not.
 struct RegisteredJob {
     known: RecordSummary,
     opened: OnceCell<Arc<OpenJob>>,
-    /// Nanoseconds since the start: when it was asked for last, as far as housekeeping saw.
+    /// Time of the last request as far as maintenance has seen it, in nanoseconds since the start.
     seen_ns: AtomicU64,
-    /// It was asked for since housekeeping looked.
+    /// A request came since the last maintenance.
     asked: AtomicBool,
-    /// It is being closed.
+    /// The job is being closed.
     closing: AtomicBool,
 }
 
@@ -65,7 +66,7 @@ impl RegisteredJob {
         })
     }
 
-    /// Whether it is open and nobody came for it, nor any of its leases lived, for longer than `ttl_ns`.
+    /// Returns whether the job is open and had no request and no live lease for longer than `ttl_ns`.
     fn is_idle(&self, now_ns: u64, ttl_ns: u64) -> bool {
         let Some(opened) = self.opened.get() else { return false };
         if self.asked.swap(false, SeqCst) || opened.has_leases() {
@@ -79,24 +80,24 @@ type RegisteredJobs = Mutex<BTreeMap<String, Arc<RegisteredJob>>>;
 
 type VersionKey = (Domain, Root, LayoutId);
 
-/// What jobs of one place share.
+/// What jobs of one (domain, root, layout) share.
 #[derive(Default)]
 struct Shared {
     samples: tokio::sync::Mutex<Weak<Samples>>,
     sweep: tokio::sync::Mutex<Weak<Sweep>>,
 }
 
-/// See the module.
+/// All declared jobs of the server.
 pub struct Registry {
     dir: PathBuf,
-    /// What jobs are served with.
+    /// What all jobs share.
     pub context: Arc<JobContext>,
     jobs: Arc<RegisteredJobs>,
-    /// Of each job that is being declared or deleted: whose turn it is.
+    /// By job: the permit to declare or delete it.
     changing: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
-    /// Jobs that are being declared and have no slot yet.
+    /// Jobs that are being declared and are not in `jobs` yet.
     coming: Arc<AtomicUsize>,
-    /// Permits to open what is long.
+    /// Permits to declare or open jobs with a long part.
     long: Arc<Semaphore>,
     places: Mutex<HashMap<VersionKey, Arc<Shared>>>,
 }
@@ -104,13 +105,13 @@ pub struct Registry {
 /// Numbers for metrics.
 #[derive(Debug, Default)]
 pub struct RegistryStats {
-    /// Jobs declared.
+    /// Declared jobs.
     pub declared: u64,
-    /// Of them, those that are open: in memory, with their epochs.
+    /// Declared jobs that are in memory, with their epochs.
     pub open: u64,
-    /// Epochs that go on, in memory.
+    /// Open epochs in memory.
     pub epochs_open: u64,
-    /// Sweeps.
+    /// The numbers of each sweep.
     pub sweeps: Vec<SweepProgress>,
 }
 
@@ -118,7 +119,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes a directory that may not be there. Blocking.
+/// Removes a directory, if it exists. Blocking.
 fn remove_all(dir: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -137,7 +138,7 @@ impl Drop for Coming {
 
 /// Closes an open job; the next request opens it anew.
 async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
-    // Its files first: nobody opens them anew while this one writes.
+    // The files come first: nothing opens them anew while this job writes.
     stale.close().await;
     let mut jobs = lock(jobs);
     let there = jobs.get(id).and_then(|s| s.opened.get());
@@ -147,22 +148,22 @@ async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
 }
 
 impl Registry {
-    /// Reads which jobs there are below the state directory. A job whose file cannot be believed is
-    /// left where it is, and said.
+    /// Reads the records of all jobs below the state directory. A job whose record is damaged stays there and
+    /// is logged.
     ///
     /// # Errors
-    /// What the system said about the directory itself.
+    /// The error of the directory itself.
     pub fn open(state: &Path, context: JobContext) -> std::io::Result<Self> {
         let dir = state.join("jobs");
         std::fs::create_dir_all(&dir)?;
-        // What is believed from here on survives the next crash, too.
+        // Entries that this run relies on survive the next crash, too.
         std::fs::File::open(&dir)?.sync_all()?;
         let mut jobs = BTreeMap::new();
         for entry in std::fs::read_dir(&dir)? {
             let path = entry?.path();
             let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
             if name.starts_with("gone-") {
-                // A deletion that a crash interrupted.
+                // A crash interrupted the deletion.
                 if let Err(error) = remove_all(&path) {
                     tracing::warn!(dir = %path.display(), %error, "a deleted job leaves files");
                 }
@@ -173,10 +174,10 @@ impl Registry {
                     jobs.insert(name, RegisteredJob::new(record.known(), OnceCell::new()));
                 }
                 Ok(_) => {
-                    tracing::error!(dir = %path.display(), "a job's directory has another job's file; it is left alone")
+                    tracing::error!(dir = %path.display(), "a job's directory holds the record of another job; the server ignores it")
                 }
                 Err(e) => {
-                    tracing::error!(dir = %path.display(), error = %e, "a job's file cannot be read; it is left alone")
+                    tracing::error!(dir = %path.display(), error = %e, "a job's record cannot be read; the server ignores the job")
                 }
             }
         }
@@ -186,7 +187,7 @@ impl Registry {
             jobs: Arc::new(Mutex::new(jobs)),
             changing: Mutex::default(),
             coming: Arc::default(),
-            long: Arc::new(Semaphore::new(LONG_AT_ONCE)),
+            long: Arc::new(Semaphore::new(LONG_JOBS_AT_ONCE)),
             places: Mutex::default(),
         })
     }
@@ -199,7 +200,7 @@ impl Registry {
             .ok_or(JobError::NotFound)
     }
 
-    /// Where a declared job's bytes are to be looked for: its root and layout.
+    /// Returns the root and layout of a declared job.
     ///
     /// # Errors
     /// [`JobError::NotFound`].
@@ -208,13 +209,13 @@ impl Registry {
         Ok((registered.known.root, registered.known.layout))
     }
 
-    /// Where the bytes of a job of that name are to be looked for, if one was declared.
+    /// Returns the root and layout of the declared job of a name, if there is one.
     #[must_use]
     pub fn declared(&self, domain: &Domain, tenant: &Tenant, name: &str) -> Option<(Root, LayoutId)> {
         self.place(domain, tenant, &Record::id_of(domain, tenant, name)).ok()
     }
 
-    /// A tenant's jobs, by name.
+    /// Returns a tenant's jobs by name.
     #[must_use]
     pub fn list(&self, domain: &Domain, tenant: &Tenant) -> Vec<JobLine> {
         let jobs = lock(&self.jobs);
@@ -231,7 +232,7 @@ impl Registry {
         lines
     }
 
-    /// A declared job, opened. `sources` and `source` are the ways to its bytes.
+    /// Returns a declared job, opened if it was not. `sources` and `source` lead to its bytes.
     ///
     /// # Errors
     /// [`JobError`].
@@ -248,7 +249,7 @@ impl Registry {
             .opened
             .get_or_try_init(|| async {
                 let shared = self.shared(domain, registered.known.ask.order, sources, source).await?;
-                let long = self.long_turn(registered.known.is_long).await;
+                let long = self.permit_for_long(registered.known.is_long).await;
                 let dir = self.dir.join(id);
                 let record =
                     spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::TaskLost)??;
@@ -256,7 +257,7 @@ impl Registry {
                 Ok::<_, JobError>(Arc::new(opened))
             })
             .await?;
-        // It was deleted, or closed, while it was being opened.
+        // The job was deleted or closed while it was being opened.
         if !lock(&self.jobs).get(id).is_some_and(|there| Arc::ptr_eq(there, &registered)) {
             opened.close().await;
             return Err(JobError::Reopening);
@@ -264,7 +265,7 @@ impl Registry {
         Ok(Arc::clone(opened))
     }
 
-    /// A job that is open already.
+    /// Returns a job that is open already.
     ///
     /// # Errors
     /// [`JobError::NotFound`].
@@ -277,12 +278,12 @@ impl Registry {
         Ok(self.registered(domain, tenant, id)?.opened.get().cloned())
     }
 
-    /// Closes a job whose way to its bytes is gone; the next request opens it anew.
+    /// Closes a job whose sources are gone; the next request opens it anew.
     pub async fn close(&self, id: &str, stale: &Arc<OpenJob>) {
         close(&self.jobs, id, stale).await;
     }
 
-    /// What a job shares with others of its place: made, or found.
+    /// Returns what a job shares with others of its version and layout.
     async fn shared(
         &self,
         domain: &Domain,
@@ -305,7 +306,7 @@ impl Registry {
         };
         let sweep = match order {
             OrderKind::Strict | OrderKind::Bucketed | OrderKind::Replay => {
-                // Before its first read, so that what that brings may stay.
+                // The use is noted before the first read, so that the disk keeps what that read fetches.
                 let now = u64::try_from(self.context.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 let footprint = source.footprint_max();
                 self.context.sweep.shares.note(sources.number(), root, footprint, ReaderKind::Ordered, now);
@@ -330,22 +331,22 @@ impl Registry {
     async fn open_record(
         &self,
         record: Record,
-        turn: Option<OwnedSemaphorePermit>,
+        permit: Option<OwnedSemaphorePermit>,
         shared: (Arc<Samples>, Option<Arc<Sweep>>),
         sources: &Arc<Sources>,
         source: &Arc<Source>,
     ) -> Result<(OpenJob, Option<OwnedSemaphorePermit>), JobError> {
         let (dir, sources, source) = (self.dir.join(record.id()), Arc::clone(sources), Arc::clone(source));
-        OpenJob::open(record, turn, dir, &self.context, sources, source, shared).await
+        OpenJob::open(record, permit, dir, &self.context, sources, source, shared).await
     }
 
-    /// The turn to open a job, if it is long. Whoever has one waits for nobody: it is the last thing that is waited for.
-    async fn long_turn(&self, is_long: bool) -> Option<OwnedSemaphorePermit> {
-        // They are never closed.
+    /// Waits for the permit to open a job with a long part. This is the last thing that an opening waits for.
+    async fn permit_for_long(&self, is_long: bool) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
         if is_long { Arc::clone(&self.long).acquire_owned().await.ok() } else { None }
     }
 
-    /// Declares a job; whether it is new.
+    /// Declares a job; returns whether it is new.
     ///
     /// # Errors
     /// [`JobError`]; nothing was declared.
@@ -366,22 +367,22 @@ impl Registry {
             root: source.version.root(),
             layout: source.version.layout(),
         };
-        let turn = self.permit_to_change(&id).await;
+        let permit = self.permit_to_change(&id).await;
         if lock(&self.jobs).contains_key(&id) {
-            // What is long in it is hashed, and gone.
+            // The long parts are hashed and dropped here.
             let asked = record.known();
             let there = self.get(domain, tenant, &id, sources, source).await?;
             there.is(&asked)?;
             return Ok((there, false));
         }
-        let place = self.place_for_one()?;
+        let place = self.reserve_place()?;
         let shared = self.shared(domain, record.ask.order, sources, source).await?;
-        let long = self.long_turn(is_long(&record.ask)).await;
+        let long = self.permit_for_long(is_long(&record.ask)).await;
         let (opened, long) = self.open_record(record.clone(), long, shared, sources, source).await?;
         let (dir, jobs, opened) = (self.dir.join(&id), Arc::clone(&self.jobs), Arc::new(opened));
-        // To its end even when whoever asked goes away: what is written is known.
+        // The declaration goes on if the caller goes away, so that what is written is also registered.
         let task = self.context.tasks.spawn(async move {
-            let _held = (turn, place, long);
+            let _held = (permit, place, long);
             let known = opened.known();
             spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::TaskLost)??;
             lock(&jobs).insert(id, RegisteredJob::new(known, OnceCell::new_with(Some(Arc::clone(&opened)))));
@@ -390,7 +391,7 @@ impl Registry {
         Ok((task.await.map_err(|_| JobError::TaskLost)??, true))
     }
 
-    /// The turn to declare or delete a job.
+    /// Waits for the permit to declare or delete a job.
     async fn permit_to_change(&self, id: &str) -> OwnedMutexGuard<()> {
         let turns = {
             let mut changing = lock(&self.changing);
@@ -405,29 +406,32 @@ impl Registry {
         turns.lock_owned().await
     }
 
-    fn place_for_one(&self) -> Result<Coming, JobError> {
+    fn reserve_place(&self) -> Result<Coming, JobError> {
         let jobs = lock(&self.jobs);
-        // Counted under the slots' lock, so that no two take the last place.
+        // Counted under the lock of `jobs`, so that two callers cannot both take the last place.
         if jobs.len() + self.coming.load(SeqCst) >= DECLARED_MAX {
-            return Err(JobError::AtLimit(format!("{DECLARED_MAX} jobs are declared, which is the limit")));
+            return Err(JobError::AtLimit(format!(
+                "{DECLARED_MAX} jobs are declared, the most that this server keeps"
+            )));
         }
         self.coming.fetch_add(1, SeqCst);
         Ok(Coming(Arc::clone(&self.coming)))
     }
 
-    /// Forgets a job and its ledgers.
+    /// Deletes a job and its ledgers.
     ///
     /// # Errors
     /// [`JobError::NotFound`], [`JobError::Io`].
     pub async fn delete(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(), JobError> {
-        let turn = self.permit_to_change(id).await;
+        let permit = self.permit_to_change(id).await;
         let registered = self.registered(domain, tenant, id)?;
         let (from, to) = (self.dir.join(id), self.dir.join(format!("gone-{id}")));
         let (jobs, id) = (Arc::clone(&self.jobs), id.to_owned());
-        // To its end even when whoever asked goes away: a job that is closed and still there would refuse everything.
+        // The deletion goes on if the caller goes away: a job that is closed and still there would reject
+        // everything.
         let task = self.context.tasks.spawn(async move {
-            let _turn = turn;
-            // Nobody comes any more; what is being opened is opened first.
+            let _turn = permit;
+            // No new request finds the job; an opening under way ends first.
             lock(&jobs).remove(&id);
             let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };
             if let Ok(opened) = registered.opened.get_or_try_init(none).await {
@@ -436,21 +440,23 @@ impl Registry {
             let there = from.clone();
             let gone = spawn_blocking(move || {
                 let failed = |error| JobError::Io { path: from.clone(), error };
-                // What an earlier deletion could not remove.
+                // An earlier deletion could not remove this.
                 remove_all(&to).and_then(|()| std::fs::rename(&from, &to)).map_err(failed)?;
                 let synced = from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all());
                 if let Err(error) = synced {
-                    // Nobody knows what a crash would leave: it is there, or it is said that it is not.
+                    // A crash leaves the job or removes it; it never leaves a part that the next start would
+                    // open.
                     return std::fs::rename(&to, &from).and(Err(error)).map_err(failed);
                 }
                 if let Err(error) = remove_all(&to) {
-                    tracing::warn!(dir = %to.display(), %error, "a deleted job leaves files, which go at the next start");
+                    tracing::warn!(dir = %to.display(), %error, "a deleted job leaves files; the next start removes them");
                 }
                 Ok(())
             });
             let gone = gone.await.map_err(|_| JobError::TaskLost)?;
             if gone.is_err() && there.exists() {
-                // It is still there, and whoever asks sees so: it is not declared anew over its old ledgers.
+                // The job is still there, and requests see that: nothing declares it anew over its old
+                // ledgers.
                 lock(&jobs).insert(id, RegisteredJob::new(registered.known.clone(), OnceCell::new()));
             }
             gone
@@ -467,8 +473,8 @@ impl Registry {
         lock(&self.jobs).values().filter_map(|s| s.opened.get().cloned()).collect()
     }
 
-    /// Closes jobs that nobody came for, at `now_ns`.
-    fn rest(&self, now_ns: u64) {
+    /// Closes jobs that had no request, as of `now_ns`.
+    fn close_idle(&self, now_ns: u64) {
         let ttl_ns = u64::try_from(self.context.job_ttl.as_nanos()).unwrap_or(u64::MAX);
         let idle: Vec<_> = lock(&self.jobs)
             .iter()
@@ -476,35 +482,35 @@ impl Registry {
             .filter_map(|(id, s)| Some((id.clone(), Arc::clone(s.opened.get()?))))
             .collect();
         for (id, opened) in idle {
-            tracing::info!(job = %opened.setup.job, "nobody came for a job; it is closed until somebody does");
+            tracing::info!(job = %opened.setup.job, "an idle job is closed; its next request opens it");
             let jobs = Arc::clone(&self.jobs);
             self.context.tasks.spawn(async move { close(&jobs, &id, &opened).await });
         }
     }
 
-    /// Housekeeping, at `now_ns` (nanoseconds since the start): leases whose time is over, changed shares, jobs that nobody
-    /// came for, places that nobody reads.
+    /// Maintenance, as of `now_ns` (nanoseconds since the start): expired leases, changed shares, idle jobs,
+    /// versions without a job.
     pub fn tick(&self, now_ns: u64) {
-        self.rest(now_ns);
+        self.close_idle(now_ns);
         self.all_opened().iter().for_each(|o| o.tick());
         self.sweeps().iter().for_each(|w| w.tick(now_ns));
         let unused = |p: &Shared| p.samples.try_lock().is_ok_and(|s| s.strong_count() == 0);
         lock(&self.places).retain(|_, p| Arc::strong_count(p) > 1 || !unused(p));
     }
 
-    /// Writes what was recorded of sweeps and not written. Blocking.
+    /// Writes the recorded calls of sweeps that are not in their trace files yet. Blocking.
     pub fn end_traces(&self) {
         self.sweeps().iter().for_each(|w| w.end_trace());
     }
 
-    /// The sweeps' numbers for the disk tier, of one dataset.
+    /// Returns the identities of a dataset's sweeps at the disk tier.
     #[must_use]
     pub fn sweeps_of(&self, domain: &Domain, dataset: &fletch_core::DatasetName) -> Vec<DatasetId> {
         let of = |w: &Arc<Sweep>| w.kept_sources.domain == *domain && w.source.dataset() == dataset;
         self.sweeps().iter().filter(|w| of(w)).map(|w| w.kept_sources.number()).collect()
     }
 
-    /// Numbers.
+    /// Returns numbers for metrics.
     #[must_use]
     pub fn stats(&self) -> RegistryStats {
         let declared = lock(&self.jobs).len() as u64;

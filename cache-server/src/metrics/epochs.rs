@@ -55,7 +55,7 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
         "fletch_prefetch_unused_bytes_total",
         "Of those, bytes let go before anybody read them",
         &[],
-        &[(vec![], pool.vain_bytes.load(Relaxed))],
+        &[(vec![], pool.unused_bytes.load(Relaxed))],
     )?;
     let sum = |of: fn(&fletch_core::order::sweep::SweepProgress) -> u64| stats.sweeps.iter().map(of).sum();
     page.gauge("fletch_sweeps", "Sweeps", &[], &[(vec![], stats.sweeps.len() as u64)])?;

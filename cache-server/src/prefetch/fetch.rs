@@ -1,4 +1,4 @@
-//! Bringing a unit or a sample into memory, to stay there until it is let go.
+//! Fetching of a unit or a sample into memory, pinned until it is released.
 
 use super::{By, Prefetcher};
 use crate::versions::{ChunkFetch, Located, SamplesError, VersionError};
@@ -10,30 +10,30 @@ use fletch_store::{Pinned, ReadError, Tier};
 use fletch_tables::Found;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
-/// Chunks of one unit or sample that are fetched at once.
+/// Most chunks of one unit or sample that are fetched at once.
 const AT_ONCE: usize = 4;
 
-/// What was brought.
+/// The result of a fetch.
 #[derive(Debug, Default)]
-pub(super) struct Brought {
-    /// What came from the origin for it.
+pub(super) struct Fetched {
+    /// Bytes that came from the origin.
     pub fetched_bytes: u64,
-    /// What is held.
+    /// The pinned chunks.
     _pins: Vec<Pinned>,
 }
 
-/// Why something did not come: a line for the log.
+/// Why a fetch failed: a line for the log.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotBrought {
-    /// The tables.
+pub(super) enum FetchFailed {
+    /// The version's tables cannot be read.
     #[error(transparent)]
     Tables(#[from] SamplesError),
-    /// The store, or the origin.
+    /// The store or the origin failed.
     #[error(transparent)]
     Read(#[from] ReadError),
 }
 
-/// One read, and whether it is held afterwards.
+/// One read, and whether its chunk is pinned.
 struct Piece {
     hash: Hash,
     located: Located,
@@ -41,8 +41,8 @@ struct Piece {
 }
 
 impl Prefetcher {
-    /// Brings what a key names.
-    pub(super) async fn bring(&self, key: u32) -> Result<Brought, NotBrought> {
+    /// Fetches what a key identifies.
+    pub(super) async fn fetch(&self, key: u32) -> Result<Fetched, FetchFailed> {
         let pieces = match self.by {
             By::Unit => self.of_unit(key).await?,
             By::Sample => self.of_sample(key).await?,
@@ -50,7 +50,7 @@ impl Prefetcher {
         let reads = stream::iter(pieces).map(|p| self.read(p)).buffered(AT_ONCE);
         let all: Vec<(u64, Option<Pinned>)> = reads.try_collect().await?;
         let fetched_bytes = all.iter().map(|(n, _)| n).sum();
-        Ok(Brought { fetched_bytes, _pins: all.into_iter().filter_map(|(_, p)| p).collect() })
+        Ok(Fetched { fetched_bytes, _pins: all.into_iter().filter_map(|(_, p)| p).collect() })
     }
 
     async fn read(&self, piece: Piece) -> Result<(u64, Option<Pinned>), ReadError> {
@@ -62,7 +62,7 @@ impl Prefetcher {
         Ok((fetched, held.then(|| store.pin(key, hit.chunk))))
     }
 
-    async fn of_unit(&self, unit: u32) -> Result<Vec<Piece>, NotBrought> {
+    async fn of_unit(&self, unit: u32) -> Result<Vec<Piece>, FetchFailed> {
         let mut pieces = Vec::new();
         let source = &self.sources.first;
         for c in self.samples.chunks(unit) {
@@ -75,7 +75,7 @@ impl Prefetcher {
         Ok(pieces)
     }
 
-    async fn of_sample(&self, sample: u32) -> Result<Vec<Piece>, NotBrought> {
+    async fn of_sample(&self, sample: u32) -> Result<Vec<Piece>, FetchFailed> {
         let mut pieces = Vec::new();
         for found in self.samples.files(&self.sources.first, sample).await? {
             match found.slices() {
@@ -100,9 +100,11 @@ impl Prefetcher {
         Ok(self.context.versions.locate(&self.sources, chunk).await?)
     }
 
-    /// A file that lies in a chunk with others, as its reader will look for it: in the chunk, where that is here or
-    /// comes to stay (and then is the cache's to keep), else by itself.
-    async fn shared(&self, found: &Found, one: &Slice) -> Result<Piece, NotBrought> {
+    /// Returns the read for a file that shares its chunk with others, as the file's reader will read it.
+    ///
+    /// That is the chunk, where the cache has it or would keep it (the cache then keeps it), and else the
+    /// file by itself.
+    async fn shared(&self, found: &Found, one: &Slice) -> Result<Piece, FetchFailed> {
         let (entry, slices) = (found.entry(), found.slices());
         let located = self.locate(one.chunk).await?;
         let (key, number) = (self.key(one.chunk), self.sources.number());

@@ -387,7 +387,7 @@ fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_no
     for entry in walk(&http) {
         let (name, text) = (entry.strip_prefix(&http).expect("below").display().to_string(), code(&entry));
         let count = |what: &str| text.matches(what).count();
-        // Only `grant` asks which versions there are, and it gives the answer of `versions` unchanged.
+        // Only `access` asks which versions there are, and it gives the answer of `versions` unchanged.
         if count(".sources(") > 0 {
             ways_in.push((name.clone(), count(".sources(")));
         }
@@ -399,11 +399,11 @@ fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_no
         for of_a_version in ["chunks.rs", "files.rs", "batch.rs", "tables.rs"] {
             if name == of_a_version {
                 let handlers = count("parsed(&root)?");
-                assert_eq!(count("grant(&"), handlers, "{name}: every root goes through grant");
+                assert_eq!(count("access(&"), handlers, "{name}: every root goes through access");
             }
         }
     }
-    assert_eq!(ways_in, [("grant.rs".to_owned(), 1)]);
+    assert_eq!(ways_in, [("access.rs".to_owned(), 1)]);
     assert_eq!(answers, [("problem.rs".to_owned(), 1)]);
 }
 

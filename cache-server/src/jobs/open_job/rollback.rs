@@ -1,11 +1,13 @@
-//! The model of a job went back: one epoch does, and later ones have not begun.
+//! Rollback of a job to a checkpoint of its model.
 
 use super::{OpenJob, blocking, lock};
 use crate::epochs::{Epoch, JobError};
 use std::sync::Arc;
 
 impl OpenJob {
-    /// The model went back: the epoch is as it was at the commit (the latest unless one is named), and no later one has begun.
+    /// Rolls a job back to a commit: reopens that commit's epoch and deletes every later epoch.
+    ///
+    /// Without a number, rolls back to the latest commit of the epoch.
     ///
     /// # Errors
     /// [`JobError`]: no such commit.
@@ -15,21 +17,22 @@ impl OpenJob {
         commit: Option<u64>,
     ) -> Result<Arc<Epoch>, JobError> {
         let this = Arc::clone(self);
-        self.alone(async move { this.roll_back_alone(number, commit).await }).await
+        self.exclusively(async move { this.roll_back_exclusively(number, commit).await }).await
     }
 
-    async fn roll_back_alone(
+    async fn roll_back_exclusively(
         self: Arc<Self>,
         number: u64,
         commit: Option<u64>,
     ) -> Result<Arc<Epoch>, JobError> {
-        let epoch = self.epoch_alone(number, false).await?;
+        let epoch = self.epoch_exclusively(number, false).await?;
         let commit = epoch.committed(commit)?;
-        // The commit may have been heard of before it was durable; what is forgotten is not to be the only trace of it.
+        // A client can learn of a commit before it is on disk. Make the ledger durable first, then delete
+        // later epochs: they may hold the only other record of the commit.
         epoch.durable().await?;
         let this = Arc::clone(&self);
-        // Later ones first: after a crash in between the same request finds what is left to do.
-        blocking(move || this.forget_after(number)).await?;
+        // Later epochs are deleted first: after a crash in between, the same request does the rest.
+        blocking(move || this.delete_later_epochs(number)).await?;
         if epoch.is_at_commit(commit) {
             return Ok(epoch);
         }
@@ -40,13 +43,13 @@ impl OpenJob {
         })
         .await?;
         lock(&self.epochs).remove(&number);
-        self.epoch_alone(number, false).await
+        self.epoch_exclusively(number, false).await
     }
 
-    /// Closes and forgets all epochs after one, the last first: what a crash leaves is the beginning of them. Blocking.
-    pub(super) fn forget_after(&self, number: u64) -> Result<(), JobError> {
+    /// Closes and deletes all epochs after `number`, the last first, so that a crash leaves no gap. Blocking.
+    pub(super) fn delete_later_epochs(&self, number: u64) -> Result<(), JobError> {
         let mut gone = false;
-        for n in self.on_disk()?.into_iter().rev().filter(|&n| n > number) {
+        for n in self.epochs_on_disk()?.into_iter().rev().filter(|&n| n > number) {
             let open = lock(&self.epochs).remove(&n);
             if let Some(epoch) = open {
                 epoch.close();

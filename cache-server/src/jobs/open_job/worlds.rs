@@ -1,19 +1,19 @@
-//! A job goes over from one world to the next: its file, and the epochs that are under way.
+//! Change of a job's world: its record, and the epochs that are open.
 
-use super::{JobError, OpenJob, Record, blocking, can_be_kept, lock, world_of};
+use super::{JobError, OpenJob, Record, blocking, check_ledger_size, lock, world_of};
 use fletch_api::WorldSpec;
 use fletch_core::plan::World;
 use std::sync::Arc;
 
 impl OpenJob {
-    /// Another world for this and all later epochs. The same changes nothing.
+    /// Changes the world of this and all later epochs. The same world changes nothing.
     ///
     /// # Errors
     /// [`JobError`].
     pub async fn change_world(self: &Arc<Self>, world: WorldSpec) -> Result<(), JobError> {
         world_of(&world).check()?;
-        // Or the job would be refused when it is opened anew.
-        can_be_kept(
+        // Otherwise the job would be rejected when it is opened anew.
+        check_ledger_size(
             &self.setup.plan,
             self.setup.bucketed.as_ref(),
             world_of(&world),
@@ -21,28 +21,29 @@ impl OpenJob {
         )?;
         self.setup.replay.as_ref().map_or(Ok(()), |told| told.check(world_of(&world)))?;
         let this = Arc::clone(self);
-        self.alone(async move { this.world_alone(world).await }).await
+        self.exclusively(async move { this.change_world_exclusively(world).await }).await
     }
 
-    async fn world_alone(self: &Arc<Self>, world: WorldSpec) -> Result<(), JobError> {
+    async fn change_world_exclusively(self: &Arc<Self>, world: WorldSpec) -> Result<(), JobError> {
         if self.setup.bucketed.is_some() {
-            // An epoch may refuse: those that are not in memory are asked, too, and before anything changes.
+            // An epoch may reject the change. Those that are not in memory are asked, too, before anything
+            // changes.
             let this = Arc::clone(self);
-            for n in blocking(move || this.on_disk()).await? {
-                match self.epoch_alone(n, false).await {
+            for n in blocking(move || this.epochs_on_disk()).await? {
+                match self.epoch_exclusively(n, false).await {
                     Ok(epoch) => epoch.can_enter_world(world_of(&world))?,
-                    // Of one that cannot be believed nothing is known that could refuse.
-                    Err(e) if e.is_of_its_file() => {}
+                    // A damaged epoch cannot reject the change.
+                    Err(e) if e.is_file_damage() => {}
                     Err(e) => return Err(e),
                 }
             }
         }
-        if self.world_now() == world {
-            return self.worlds(world_of(&world)).await;
+        if self.current_world() == world {
+            return self.enter_world_in_open_epochs(world_of(&world)).await;
         }
-        // What the disk may refuse comes first; then the epochs, which may refuse because of what was acknowledged a moment
-        // ago; then the file is the new one. After a crash in between the file's world is in force, and nobody was told of
-        // another.
+        // First the write that the disk may refuse, then the epochs, which may reject the change because of
+        // an ack that arrived a moment ago, then the rename. After a crash in between the record's world is
+        // in force, and no client was told of another.
         let dir = self.dir.clone();
         let staged = blocking(move || {
             let mut record = Record::read(&dir)?;
@@ -50,7 +51,7 @@ impl OpenJob {
             record.stage(&dir)
         })
         .await?;
-        let mut changed = self.worlds(world_of(&world)).await;
+        let mut changed = self.enter_world_in_open_epochs(world_of(&world)).await;
         if changed.is_ok() {
             changed = blocking(move || {
                 let path = staged.path().to_owned();
@@ -61,16 +62,16 @@ impl OpenJob {
         match changed {
             Ok(()) => lock(&self.known).set_world(world),
             Err(_) => {
-                if let Err(error) = self.worlds(world_of(&self.world_now())).await {
-                    tracing::error!(job = %self.setup.job, %error, "an epoch stays in a world that was refused; put a world again");
+                if let Err(error) = self.enter_world_in_open_epochs(world_of(&self.current_world())).await {
+                    tracing::error!(job = %self.setup.job, %error, "an epoch stays in a rejected world; PUT a world again");
                 }
             }
         }
         changed
     }
 
-    /// Changes the world of the epochs that are open. One whose ledger failed is read anew in the job's world.
-    async fn worlds(&self, world: World) -> Result<(), JobError> {
+    /// Changes the world of the open epochs. An epoch whose ledger failed is opened anew in the job's world.
+    async fn enter_world_in_open_epochs(&self, world: World) -> Result<(), JobError> {
         let open: Vec<_> = lock(&self.epochs).values().filter(|e| e.ledger().works()).cloned().collect();
         for epoch in open {
             epoch.enter_world(world).await?;

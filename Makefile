@@ -56,7 +56,7 @@ CHECK_CASES ?= 32
 
 check: format-check ## formatting, lints, unit tests of the libraries: after every edit, at most 2 minutes
 	$(CARGO) clippy --release $(TESTED) --all-targets -j$(JOBS) -- -D warnings
-	PROPTEST_CASES=$(CHECK_CASES) $(CARGO) nextest run --release $(UNITS) --lib \
+	PROPTEST_CASES=$(CHECK_CASES) $(CARGO) nextest run --release --profile check $(UNITS) --lib \
 	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 
 formats: install ## the second implementation of the formats, and the judge of the parity study
@@ -72,11 +72,14 @@ ready-and-linted: ## install and lint at the same time
 	cat "$(TARGET)/install.log"; exit $$linted
 
 # `make check`, and `make test` in CI, compile for a short time: each crate is optimised less (Cargo.toml
-# lists the exceptions), by itself, and in as many parts as there are cores.
+# lists the exceptions), by itself, and in as many parts as there are cores. `make check` keeps what it can
+# reuse after an edit.
 QUICK := check $(if $(CI),test)
 $(QUICK): export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
 $(QUICK): export CARGO_PROFILE_RELEASE_LTO := off
 $(QUICK): export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
+check: export CARGO_PROFILE_RELEASE_INCREMENTAL := true
+check: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 64
 
 test: ready-and-linted deny programs wheel formats ## everything that must hold before a change lands
 	$(CARGO) nextest run --release $(TESTED) --no-fail-fast \

@@ -81,7 +81,7 @@ pub const OLD_FILES: &[(&str, &str)] = &[
     ("shape", "crates/core/"),
     ("notes", "crates/core/"),
     ("fill", "cache-server/"),
-    ("grant", "cache-server/"),
+    ("grant", "cache-server/src/http/"),
     ("notes", "cache-server/"),
     ("host", "fuse-client/"),
     ("place", "fuse-client/"),

@@ -78,8 +78,7 @@ QUICK := check $(if $(CI),test)
 $(QUICK): export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
 $(QUICK): export CARGO_PROFILE_RELEASE_LTO := off
 $(QUICK): export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
-check: export CARGO_PROFILE_RELEASE_INCREMENTAL := true
-check: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 64
+check: export CARGO_INCREMENTAL := 1
 
 test: ready-and-linted deny programs wheel formats ## everything that must hold before a change lands
 	$(CARGO) nextest run --release $(TESTED) --no-fail-fast \

@@ -34,7 +34,7 @@ pub const OLD_TYPES: &[(&str, &str)] = &[
     ("Ahead", ""),
     ("Course", ""),
     ("Spot", ""),
-    ("Differs", "crates/core/"),
+    ("Differs", "crates/core/src/delivery/"),
     ("Shape", "crates/core/"),
     ("Line", "crates/core/"),
     ("Feed", "crates/core/"),

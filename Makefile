@@ -56,7 +56,7 @@ CHECK_CASES ?= 32
 
 check: format-check ## formatting, lints, unit tests of the libraries: after every edit, at most 2 minutes
 	$(CARGO) clippy --release $(TESTED) --all-targets -j$(JOBS) -- -D warnings
-	PROPTEST_CASES=$(CHECK_CASES) $(CARGO) nextest run --release $(UNITS) --lib \
+	PROPTEST_CASES=$(CHECK_CASES) $(CARGO) nextest run --release --profile check $(UNITS) --lib \
 	    --build-jobs $(JOBS) -j$(TESTS_AT_ONCE)
 
 formats: install ## the second implementation of the formats, and the judge of the parity study
@@ -72,11 +72,13 @@ ready-and-linted: ## install and lint at the same time
 	cat "$(TARGET)/install.log"; exit $$linted
 
 # `make check`, and `make test` in CI, compile for a short time: each crate is optimised less (Cargo.toml
-# lists the exceptions), by itself, and in as many parts as there are cores.
+# lists the exceptions), by itself, and in as many parts as there are cores. `make check` keeps what it can
+# reuse after an edit.
 QUICK := check $(if $(CI),test)
 $(QUICK): export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
 $(QUICK): export CARGO_PROFILE_RELEASE_LTO := off
 $(QUICK): export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := $(JOBS)
+check: export CARGO_INCREMENTAL := 1
 
 test: ready-and-linted deny programs wheel formats ## everything that must hold before a change lands
 	$(CARGO) nextest run --release $(TESTED) --no-fail-fast \
@@ -87,8 +89,8 @@ SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) 
     or (package(fletch-tests) and (binary(disk) or binary(epochs) or binary(python)))
 
 soak: install programs wheel ## the promises for hours: kill -9, 10 GiB, properties with many cases
-	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) $(CARGO) nextest run --release $(TESTED) --profile soak --no-fail-fast \
-	    --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
+	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) \
+	    $(CARGO) nextest run --release $(TESTED) --profile soak --no-fail-fast --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh

@@ -43,7 +43,8 @@ def code_lines(path: str, text: str) -> int:
 
 def main() -> int:
     """Prints the lines by package, and their sum."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("revision", nargs="?", default=".", help="default: the working tree")
     parser.add_argument("--most", type=int, help="fail above so many lines")
     arguments = parser.parse_args()

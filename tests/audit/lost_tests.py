@@ -51,7 +51,8 @@ def lost(before: Counter[str], after: Counter[str], renamed: list[tuple[str, str
 
 def main() -> int:
     """Runs the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("before", type=Path, help="the list before")
     parser.add_argument("after", type=Path, help="the list after")
     parser.add_argument("renames", type=Path, nargs="*", help="files of `old -> new` lines")
@@ -64,7 +65,8 @@ def main() -> int:
         print(f"lost: {test}" + (f" ({times} times)" if times > 1 else ""))
     for pair in unknown:
         print(f"renamed, but not in the lists: {pair}", file=sys.stderr)
-    print(f"{before.total()} tests before, {after.total()} after, {len(renamed)} renamed, {gone.total()} lost")
+    counts = f"{before.total()} tests before, {after.total()} after, {len(renamed)} renamed"
+    print(f"{counts}, {gone.total()} lost")
     return 1 if gone or not before else 2 if unknown else 0
 
 

@@ -15,8 +15,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-# Tests of the checks themselves: what they name is planted.
-PLANTED = ("tests/harness/prose.rs", "tests/integration/prose.rs", "tests/harness/names.rs")
+# The checks themselves: what they name is planted.
+PLANTED = (
+    "tests/audit/sources.py",
+    "tests/harness/names.rs",
+    "tests/harness/prose.rs",
+    "tests/integration/prose.rs",
+)
 
 KINDS = {
     "invariants": re.compile(r"\bI\d{1,2}\b"),
@@ -43,7 +48,8 @@ def sources(revision: str) -> dict[str, str]:
     listed = git("ls-tree", "-r", "--name-only", "-z", "--full-tree", revision).split("\0")
     paths = [p for p in listed if p.endswith((".rs", ".py", ".pyi"))]
     wanted = "".join(f"{revision}:{p}\n" for p in paths).encode()
-    batch = subprocess.run(["git", "cat-file", "--batch"], input=wanted, check=True, capture_output=True).stdout
+    command = ["git", "cat-file", "--batch"]
+    batch = subprocess.run(command, input=wanted, check=True, capture_output=True).stdout
     texts = {}
     for path in paths:
         head, _, batch = batch.partition(b"\n")
@@ -83,9 +89,10 @@ def found(texts: dict[str, str]) -> dict[str, Counter[str]]:
 
 def main() -> int:
     """Prints both counts of every kind."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("before", help="the revision before")
-    parser.add_argument("after", nargs="?", default=".", help="the revision after (default: the working tree)")
+    parser.add_argument("after", nargs="?", default=".", help="the revision after (default: .)")
     parser.add_argument("--verbose", action="store_true", help="print what each kind lost")
     arguments = parser.parse_args()
     before, after = found(sources(arguments.before)), found(sources(arguments.after))

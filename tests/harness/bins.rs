@@ -6,10 +6,15 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output};
 use std::time::{Duration, Instant};
 
-/// Returns the root of the checkout.
+/// Returns the root of the checkout that runs this test.
+///
+/// Cargo names it when it runs a test. Two checkouts that share a target directory share compiled tests, so
+/// the name at compile time may be the other one's; it serves a test that is run by hand.
 #[must_use]
 pub fn repo() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
+    let package = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    package.parent().expect("tests/ has a parent").to_owned()
 }
 
 /// Returns the directory of the programs that `make build` built beside this test.

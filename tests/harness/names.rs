@@ -34,7 +34,7 @@ pub const OLD_TYPES: &[(&str, &str)] = &[
     ("Ahead", ""),
     ("Course", ""),
     ("Spot", ""),
-    ("Differs", "crates/core/"),
+    ("Differs", "crates/core/src/delivery/"),
     ("Shape", "crates/core/"),
     ("Line", "crates/core/"),
     ("Feed", "crates/core/"),
@@ -81,7 +81,7 @@ pub const OLD_FILES: &[(&str, &str)] = &[
     ("shape", "crates/core/"),
     ("notes", "crates/core/"),
     ("fill", "cache-server/"),
-    ("grant", "cache-server/"),
+    ("grant", "cache-server/src/http/"),
     ("notes", "cache-server/"),
     ("host", "fuse-client/"),
     ("place", "fuse-client/"),
@@ -247,6 +247,17 @@ pub fn answers(contributing: &str) -> Vec<(String, Vec<String>)> {
         (question, files.collect())
     })
     .collect()
+}
+
+/// Returns the paths in a document's code spans that do not exist: words with a `/` and no pattern in them.
+#[must_use]
+pub fn absent_paths(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let spans =
+        text.lines().enumerate().flat_map(|(i, l)| l.split('`').skip(1).step_by(2).map(move |s| (i + 1, s)));
+    let plain = |s: &str| s.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-'));
+    let files = spans.filter(|(_, s)| s.contains('/') && !s.starts_with('/') && plain(s));
+    let absent = files.filter(|(_, s)| !exists(s));
+    absent.map(|(line, s)| format!("{path}:{line}: there is no {s}")).collect()
 }
 
 /// Returns the questions without an answer, and the answers that are no file.

@@ -117,7 +117,8 @@ fn a_call_of_no_target_is_noticed() {
 fn an_untold_package_is_noticed() {
     let script = "need a pack-a\nPATH=\"x\" need b pack-b\nif y; then missing+=(pack-c pack-d); fi\n\
                   need() { missing+=(\"$2\"); }\n# need z z\n    cargo install --locked tool\n\
-                  \"$v/bin/pip\" install --quiet 'py[server]==5.2.*' 'other<2'\nnpm install --prefix \"$x\" 'js@3.35'\n\
+                  \"$v/bin/pip\" install --quiet 'py[server]==5.2.*' 'other<2'\n\
+                  npm install --prefix \"$x\" 'js@3.35'\n\
                   (cd x && apt-get download -qq icons 2>/dev/null)\n";
     let found = installed(script, "req==1.0\n");
     let all = ["icons", "js", "other", "pack-a", "pack-b", "pack-c", "pack-d", "py", "req", "tool"];

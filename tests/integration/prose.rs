@@ -5,7 +5,8 @@
 use fletch_tests::{
     bins::repo,
     names::{
-        OLD_FILES, OLD_FUNCTIONS, OLD_TYPES, QUESTIONS, answers, old_names, outside_references, unanswered,
+        OLD_FILES, OLD_FUNCTIONS, OLD_TYPES, QUESTIONS, absent_paths, answers, old_names, outside_references,
+        unanswered,
     },
     prose::{long_lines, long_paragraphs, long_sentences},
     tree::files,
@@ -52,6 +53,8 @@ fn contributing_answers_ten_questions_with_files_that_exist() {
     let faults = unanswered(&contributing, |f| repo().join(f).is_file());
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert_eq!(answers(&contributing).len(), QUESTIONS.len(), "one row a question");
+    let absent = absent_paths("CONTRIBUTING.md", &contributing, |p| repo().join(p).exists());
+    assert!(absent.is_empty(), "{}", absent.join("\n"));
 }
 
 #[test]
@@ -169,6 +172,13 @@ fn a_document_outside_the_repository_is_noticed() {
     {
         assert!(outside_references("a.md", free).is_empty(), "{free}");
     }
+}
+
+#[test]
+fn a_path_that_does_not_exist_is_noticed() {
+    let text = "In `a/b.rs` and `/dev/fuse`, not `a/*.rs`, `make x` or `c.rs`.\n`d/e`";
+    assert_eq!(absent_paths("x.md", text, |p| p == "d/e"), ["x.md:1: there is no a/b.rs"]);
+    assert_eq!(absent_paths("x.md", text, |p| p == "a/b.rs"), ["x.md:2: there is no d/e"]);
 }
 
 #[test]

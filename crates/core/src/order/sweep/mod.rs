@@ -1,43 +1,47 @@
-//! **SweepPolicy**: a pinned reserve beside one shared sweep (DESIGN §7; ADR 10 has the rules, the
-//! figures, and what was tried).
+//! The sweep policy: chooses each job's next sample and the units that the cache holds (`docs/SWEEP.md`).
 //!
-//! One `SweepPolicy` serves all jobs of one dataset in one layout. The cache is split in a
-//! *window*, through which a shared *sweep* moves units in ring order, first in first out, and
-//! a *reserve* that is kept between epochs. A job gets, in this order:
-//! 1. a sample that the sweep has made *due*;
-//! 2. a reserve sample, while the reserve's share of what it has left is at least the reserve's
-//!    share of its plan (so the fastest job mixes both evenly, and a slower one keeps its
-//!    reserve for the time when it would otherwise have to leave the sweep);
-//! 3. else it moves the sweep by one unit.
+//! The algorithm's own name is *Flywheel*. `docs/SWEEP.md` explains it and numbers its rules R1 to R15;
+//! comments here quote these numbers. ADR 10 has the decisions and what was tried.
 //!
-//! It owns which units *should* be here and which sample comes next; it never waits, and never
-//! assumes that a load has finished: [`CacheAction`]s are orders to the store, and a pick of a unit that
-//! is still on its way is a slow read, not a wrong one.
+//! One [`SweepPolicy`] serves all jobs that read one layout with the order `substitute`. It divides the cache
+//! in a *window*, through which units pass in ring order, first in, first out, and a *reserve*, which stays
+//! from epoch to epoch. A job gets, in this order (R3):
+//! 1. a sample of the window that is *due*;
+//! 2. a sample of the reserve, if the pace of the reserve allows one (R2);
+//! 3. else the sweep moves on by one unit, and the choice starts again.
 //!
-//! I1. A slot is handed out at most once between two `begin`s or a [`SweepPolicy::give_back`].
-//! I2. As long as a job's epoch has slots left, [`SweepPolicy::next`] hands one out: nobody waits
-//!     for another job.
-//! I3. Units in window and reserve together never exceed the capacity, in bytes.
-//! I4. The sweep never jumps: a job whose next unit is far reads its reserve, then ahead of
-//!     time, then aside (by range, or a load that does not move the sweep).
+//! The policy owns two decisions: which units *should* be cached, and which sample a job gets next. It never
+//! waits, and it never assumes that a load has finished. A [`CacheAction`] is an order to the store. A pick
+//! of a unit that is still on its way is a slow read, not a wrong one.
+//!
+//! I1. A slot is handed out at most once, until [`SweepPolicy::begin`] or [`SweepPolicy::give_back`] returns
+//!     it.
+//! I2. While a job's epoch has slots left, [`SweepPolicy::next`] hands one out. No job waits for another.
+//! I3. Window and reserve together never exceed the capacity, in bytes.
+//! I4. The sweep never jumps (R6). A job whose next unit is far away reads its reserve, then taken samples
+//!     ahead of time, then loads that unit aside or reads it by range.
 //! I5. The same calls give the same answers.
 //!
-//! Cost: O(log) a pick; O(jobs) a load, an eviction or an exchange, beside the picks they set up.
-//! Memory: 17 bytes a unit and job, a bit a slot and job, 24 bytes a backlog sample, 21 bytes a
-//! unit shared.
+//! Cost: O(log n) a pick; O(jobs) a load, an eviction or an exchange, beside the samples that jobs take.
+//! Memory: 17 bytes a unit and job, 1 bit a slot and job, 24 bytes a taken sample, 21 bytes a unit for all.
+//!
+//! The methods of [`SweepPolicy`] are divided by what they decide: `choice` (the next sample), `take` (what a
+//! job takes of a loaded unit), `contents` (what window and reserve hold), `ring_order` (where the sweep
+//! goes), `pace` (how fast each job reads). This file has the calls that other code makes.
 
-mod calls;
-mod moves;
+mod choice;
+mod contents;
+mod pace;
 mod params;
 mod pick_queue;
-mod progress;
+mod ring_order;
 mod subscriber;
+mod take;
 pub mod trace;
 mod trace_log;
 
 pub use params::SweepParams;
 pub use pick_queue::{DueCopies, PickQueue};
-pub use progress::SweepProgress;
 pub use trace_log::{Call, CallResult};
 
 use crate::plan::{
@@ -46,24 +50,20 @@ use crate::plan::{
     unit_map::{PlanUnits, UnitMap},
 };
 use crate::residency::{CacheAction, Residency};
-use std::{cmp::Reverse, collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 use subscriber::{Due, Members, Subscriber};
 use trace_log::TraceLog;
 
-/// Generation of a unit that is not here.
-const AWAY: u32 = 0;
+/// Generation of a unit that is neither in the window nor in the reserve.
+const NOT_CACHED: u32 = 0;
 /// Generation of a unit of the reserve.
-const RESERVE: u32 = u32::MAX;
-/// A reserve of fewer units is none: the window has them.
-const RESERVE_UNITS_MIN: f64 = 2.0;
-/// Units of fewer samples cannot be many of ten neighbours, however few of them are read at once.
-const LONG_UNIT_SAMPLES: f64 = 5.0;
+const IN_RESERVE: u32 = u32::MAX;
 
-/// A job's place at a [`SweepPolicy`].
+/// The number of a job at a [`SweepPolicy`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubscriberId(pub u32);
 
-/// How a picked sample is to be read.
+/// Where a picked sample is to be read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReadFrom {
@@ -71,61 +71,81 @@ pub enum ReadFrom {
     Window,
     /// From the reserve.
     Reserve,
-    /// Alone, from the origin; nothing is kept.
+    /// From the origin, this sample alone. The cache keeps nothing of it.
     Range,
 }
 
-/// The sample a job gets.
+/// The sample that a job gets next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pick {
-    /// Its slot in the job's plan ([`PlanUnits::entry`] says which entry that is).
+    /// Its slot in the job's plan. [`PlanUnits::entry`] gives the slot's entry.
     pub slot: u32,
     /// The unit that holds it.
     pub unit: u32,
-    /// How to read it.
+    /// Where to read it from.
     pub read_from: ReadFrom,
-    /// Which pass over the plan's base: 0, or the number of the echo. The plan's entry is
+    /// The pass over the plan's base: 0, or the number of the echo. The plan's entry is
     /// `pass · base + PlanUnits::entry(slot)`.
     pub pass: u32,
 }
 
-/// The state of one dataset's sweep.
+/// Sizes of a sweep and its parts, for people and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct SweepProgress {
+    /// Bytes that the sweep has loaded since it began: its position.
+    pub swept_bytes: u64,
+    /// Bytes in the window.
+    pub window_bytes: u64,
+    /// Bytes that the window may have.
+    pub window_bytes_max: u64,
+    /// Bytes in the reserve.
+    pub reserve_bytes: u64,
+    /// Bytes that the reserve may have.
+    pub reserve_bytes_max: u64,
+    /// Jobs that have joined and not left.
+    pub subscribers: u32,
+}
+
+/// The state of one layout's sweep.
 #[derive(Debug, Clone)]
 pub struct SweepPolicy {
     params: SweepParams,
     unit_map: Arc<UnitMap>,
-    /// Bytes of a mean unit, and samples in it.
-    mean: f64,
-    mean_samples: f64,
+    /// The mean of all units: bytes, and samples.
+    mean_unit_bytes: f64,
+    mean_unit_samples: f64,
     capacity: u64,
     window_max: u64,
     reserve_max: u64,
-    /// Units in sweep order, the place of each, and the next place.
+    /// Units in sweep order; the index of each unit in it; the index that the sweep visits next.
     ring: Vec<u32>,
-    place: Vec<u32>,
+    ring_index: Vec<u32>,
     pointer: usize,
-    /// Of each unit: [`AWAY`], [`RESERVE`] or the number of its load; the sweep's position then.
+    /// Of each unit: [`NOT_CACHED`], [`IN_RESERVE`] or the number of its load into the window.
     generation: Vec<u32>,
+    /// Of each unit: the sweep's position when the unit entered the window or the reserve.
     loaded_at: Vec<u64>,
     loads: u32,
     /// Bytes loaded by the sweep, `u64::MAX` at most.
     position: u64,
-    /// Units of the window, oldest first; a pair is void when the unit's generation differs.
+    /// Units of the window with their generations, oldest first. A pair is void when the unit's generation is
+    /// another one by now.
     window: VecDeque<(u32, u32)>,
     window_bytes: u64,
     reserve: Members,
     reserve_bytes: u64,
-    /// Places of the ring whose unit is in the reserve.
-    solid: Ring,
+    /// Indexes of the ring whose unit is in the reserve.
+    reserve_indexes: Ring,
     subscribers: Vec<Subscriber>,
-    turn: f64,
+    /// Exchanges that rotation owes, as a fraction of one (R10).
+    rotation_due: f64,
     draws: Draws,
-    /// Where calls are told, if anywhere.
+    /// Records every call, if a trace is wanted.
     trace_log: Option<Box<TraceLog>>,
 }
 
 impl SweepPolicy {
-    /// An empty cache of `capacity` bytes for the units of `shape`.
+    /// Returns the sweep of an empty cache of `capacity` bytes over the units of `unit_map`.
     #[must_use]
     pub fn new(unit_map: Arc<UnitMap>, capacity: u64, key: &OrderKey, params: SweepParams) -> Self {
         let units = unit_map.units();
@@ -135,22 +155,22 @@ impl SweepPolicy {
             let q = draws.below(i as u64 + 1) as usize;
             ring.swap(i, q);
         }
-        let mut place = vec![0; units];
-        for (p, &u) in (0u32..).zip(&ring) {
-            place[u as usize] = p;
+        let mut ring_index = vec![0; units];
+        for (index, &unit) in (0u32..).zip(&ring) {
+            ring_index[unit as usize] = index;
         }
         let n = units.max(1) as f64;
         let mut policy = SweepPolicy {
-            mean: (unit_map.total_bytes() as f64 / n).max(1.0),
-            mean_samples: (unit_map.samples() as f64 / n).max(f64::MIN_POSITIVE),
+            mean_unit_bytes: (unit_map.total_bytes() as f64 / n).max(1.0),
+            mean_unit_samples: (unit_map.samples() as f64 / n).max(f64::MIN_POSITIVE),
             params,
             capacity: 0,
             window_max: 0,
             reserve_max: 0,
             ring,
-            place,
+            ring_index,
             pointer: 0,
-            generation: vec![AWAY; units],
+            generation: vec![NOT_CACHED; units],
             loaded_at: vec![0; units],
             loads: 0,
             position: 0,
@@ -158,9 +178,9 @@ impl SweepPolicy {
             window_bytes: 0,
             reserve: Members::new(units),
             reserve_bytes: 0,
-            solid: Ring::new(units),
+            reserve_indexes: Ring::new(units),
             subscribers: Vec::new(),
-            turn: 0.0,
+            rotation_due: 0.0,
             draws,
             unit_map,
             trace_log: None,
@@ -169,68 +189,191 @@ impl SweepPolicy {
         policy
     }
 
-    /// Rule 1: how the capacity is split. A window of few long units hands their samples out one after the other: it is
-    /// widened, and where the cache does not hold even that, there is none ([`SweepParams::window_least`]).
-    fn split(&mut self, capacity: u64) {
-        let (cap, all) = (capacity as f64, self.unit_map.total_bytes() as f64);
-        let fetched = (all - cap).max(0.0);
-        let few = (self.params.window_units * self.mean).min(self.params.window_few * fetched);
-        let long = self.mean_samples > LONG_UNIT_SAMPLES;
-        // What goes through a window of `w` bytes is what is fetched, and as much as the window itself has.
-        let least = |w: f64| {
-            if long { self.params.window_least * ((fetched + w) / all).min(1.0) * self.mean } else { 0.0 }
-        };
-        let window = (self.params.window * fetched)
-            .max(few)
-            .max(least(self.params.window_least * self.mean))
-            .min(self.params.window_of_cache * cap)
-            .max(4.0 * self.mean)
-            .min(cap);
-        // So short a reserve holds less than it leaves empty.
-        let window = if cap - window < RESERVE_UNITS_MIN * self.mean { cap } else { window };
-        let window = if cap < all && window < self.params.window_poor * least(window) { 0.0 } else { window };
-        self.capacity = capacity;
-        // The capacity may have been rounded up.
-        self.window_max = (window as u64).min(capacity);
-        self.reserve_max = capacity - self.window_max;
+    /// Changes the capacity. Evicts random units of the reserve, then the oldest units of the window, until
+    /// the rest fits.
+    pub fn set_capacity(&mut self, capacity: u64, actions: &mut Vec<CacheAction>) {
+        let from = actions.len();
+        self.resize(capacity, actions);
+        self.record(|| Call::Capacity { bytes: capacity }, || CallResult::actions(&actions[from..]));
     }
 
-    fn resize(&mut self, capacity: u64, actions: &mut Vec<CacheAction>) {
-        let begins = self.window_max == 0;
-        self.split(capacity);
-        while self.reserve_bytes > self.reserve_max && !self.reserve.is_empty() {
-            let unit = self.reserve.get(self.draws.below(self.reserve.len() as u64));
-            // A window that begins begins with what is here.
-            if begins && self.window_bytes + self.unit_map.bytes(unit) <= self.window_max {
-                self.leave_reserve(unit);
-                self.enter_window(unit);
-                self.offer(unit, None, false);
-            } else {
-                self.drop_reserve(unit, actions);
-            }
+    /// Adopts the units that the cache already holds, after a restart (R14). They fill the reserve first,
+    /// then the window. The policy evicts what exceeds both.
+    pub fn adopt(&mut self, residency: &Residency, actions: &mut Vec<CacheAction>) {
+        let from = actions.len();
+        self.adopt_units(residency, actions);
+        self.record(
+            || Call::Adopt { residency: residency.clone() },
+            || CallResult::actions(&actions[from..]),
+        );
+    }
+
+    /// Adds a job. Its epoch starts with [`SweepPolicy::begin`].
+    ///
+    /// # Panics
+    /// When 2^32 jobs have joined already.
+    pub fn join(&mut self, plan_units: PlanUnits) -> SubscriberId {
+        let kept = self.trace_log.is_some().then(|| plan_units.clone());
+        let subscriber = self.add_subscriber(plan_units);
+        if let Some(plan_units) = kept {
+            self.record(
+                || Call::Join { plan_units },
+                || CallResult { subscriber: Some(subscriber), ..CallResult::default() },
+            );
         }
-        self.make_room(0, actions);
+        subscriber
     }
 
-    fn take_over(&mut self, residency: &Residency, actions: &mut Vec<CacheAction>) {
-        for unit in (0..self.unit_map.units()).map(|u| u32::try_from(u).unwrap_or(u32::MAX)) {
-            if !residency.has(unit) || self.generation[unit as usize] != AWAY {
-                continue;
-            }
-            let bytes = self.unit_map.bytes(unit);
-            if self.reserve_bytes + bytes <= self.reserve_max {
-                self.enter_reserve(unit);
-            } else if self.window_bytes + bytes <= self.window_max {
-                self.enter_window(unit);
-            } else {
-                actions.push(CacheAction::Evict(unit));
-            }
+    /// Removes a job. From now on it protects no unit and counts in no decision.
+    pub fn leave(&mut self, subscriber: SubscriberId) {
+        self.remove_subscriber(subscriber);
+        self.record(|| Call::Leave { subscriber }, CallResult::default);
+    }
+
+    /// Starts or resumes an epoch of a job: `left` are the slots still to be handed out.
+    ///
+    /// # Panics
+    /// When `left` has another length than the plan has slots.
+    pub fn begin(&mut self, subscriber: SubscriberId, left: Bits) {
+        let kept = self.trace_log.is_some().then(|| left.clone());
+        self.begin_epoch(subscriber, left);
+        if let Some(left) = kept {
+            self.record(|| Call::Begin { subscriber, left }, CallResult::default);
         }
     }
 
-    fn sit(&mut self, plan_units: PlanUnits) -> SubscriberId {
-        let subscriber = Subscriber::new(self.unit_map.units(), plan_units, self.mean_samples, self.position);
-        let at = match self.subscribers.iter().position(|s| !s.on) {
+    /// Returns a job's next sample and appends the orders to the store that come with it. Returns `None` when
+    /// its epoch has no slot left.
+    pub fn next(&mut self, subscriber: SubscriberId, actions: &mut Vec<CacheAction>) -> Option<Pick> {
+        let from = actions.len();
+        let pick = self.pick(subscriber, actions);
+        self.record(
+            || Call::Next { subscriber },
+            || CallResult { pick, ..CallResult::actions(&actions[from..]) },
+        );
+        pick
+    }
+
+    /// Loads one unit ahead of need, for a lone job while the link to the origin is idle (R12).
+    ///
+    /// Returns whether the sweep moved. A lone job pays for the same bytes, only sooner. Several jobs would
+    /// fall out of step (ADR 10). Loads for an epoch that has not begun would displace units that the current
+    /// epoch wants as much.
+    pub fn advance(&mut self, actions: &mut Vec<CacheAction>) -> bool {
+        let from = actions.len();
+        let moved = self.load_early(actions);
+        self.record(|| Call::Advance, || CallResult { moved, ..CallResult::actions(&actions[from..]) });
+        moved
+    }
+
+    /// Takes back a slot that was handed out and not read, because its lease expired. The slot is due at
+    /// once.
+    ///
+    /// # Panics
+    /// When the slot was not handed out.
+    pub fn give_back(&mut self, subscriber: SubscriberId, slot: u32) {
+        self.return_slot(subscriber, slot);
+        self.record(|| Call::GiveBack { subscriber, slot }, CallResult::default);
+    }
+
+    /// Notes that a unit is not cached after all: the cache lost it, or its load failed (R14). No sample is
+    /// handed out twice or lost by this.
+    pub fn lost(&mut self, unit: u32) {
+        self.forget_unit(unit);
+        self.record(|| Call::Lost { unit }, CallResult::default);
+    }
+
+    /// Reduces the capacity by the size of a unit that the store had no room for (R14).
+    ///
+    /// The reduction holds until the next [`SweepPolicy::set_capacity`]. `actions` gets the units to evict.
+    /// Returns whether the policy still holds the unit, so that its load may be tried again. Nothing changes
+    /// when the unit is no longer wanted, or when half of `granted` is already given up: a store that refuses
+    /// more has another trouble than lack of room.
+    pub fn give_way(&mut self, unit: u32, granted: u64, actions: &mut Vec<CacheAction>) -> bool {
+        let less = self.capacity.checked_sub(self.unit_map.bytes(unit)).filter(|&less| less >= granted / 2);
+        let Some(less) = less.filter(|_| self.holds(unit)) else { return false };
+        self.set_capacity(less, actions);
+        self.holds(unit)
+    }
+
+    /// Calls [`SweepPolicy::lost`] for each unit that a snapshot of the cache lacks although it should have
+    /// it.
+    ///
+    /// `as_of` is [`SweepProgress::swept_bytes`] of a moment whose loads had all finished when the snapshot
+    /// was made. Units ordered later are left alone, so an old snapshot is harmless: it only finds less.
+    pub fn reconcile(&mut self, residency: &Residency, as_of: u64) {
+        self.forget_missing(residency, as_of);
+        self.record(|| Call::Reconcile { residency: residency.clone(), as_of }, CallResult::default);
+    }
+
+    /// Returns how many picks may be decided ahead of a grant (R15). The units of more picks could leave the
+    /// window first.
+    #[must_use]
+    pub fn ahead_max(&self, subscriber: SubscriberId) -> usize {
+        self.samples_in(self.params.ahead, subscriber.0 as usize) as usize
+    }
+
+    /// Returns how many slots the job's epoch has left.
+    #[must_use]
+    pub fn left(&self, subscriber: SubscriberId) -> u64 {
+        self.subscribers[subscriber.0 as usize].left.count()
+    }
+
+    /// Returns how many of the slots left lie in the reserve.
+    #[must_use]
+    pub fn left_in_reserve(&self, subscriber: SubscriberId) -> u64 {
+        self.subscribers[subscriber.0 as usize].reserve_left
+    }
+
+    /// Returns the slots that the job's epoch has left. With the plan, they are all that a restart needs.
+    #[must_use]
+    pub fn left_slots(&self, subscriber: SubscriberId) -> &Bits {
+        &self.subscribers[subscriber.0 as usize].left
+    }
+
+    /// Returns the job's plan, sorted by unit.
+    #[must_use]
+    pub fn plan_units(&self, subscriber: SubscriberId) -> &PlanUnits {
+        &self.subscribers[subscriber.0 as usize].plan_units
+    }
+
+    /// Returns the layout that this sweep goes through.
+    #[must_use]
+    pub fn unit_map(&self) -> &Arc<UnitMap> {
+        &self.unit_map
+    }
+
+    /// Returns whether the policy wants the unit cached. The store may not have it yet, or no longer.
+    #[must_use]
+    pub fn holds(&self, unit: u32) -> bool {
+        self.generation[unit as usize] != NOT_CACHED
+    }
+
+    /// Returns the unit that leaves the window next.
+    #[must_use]
+    pub fn oldest(&self) -> Option<u32> {
+        let stays = |w: &&(u32, u32)| self.generation[w.0 as usize] == w.1;
+        self.window.iter().find(stays).map(|w| w.0)
+    }
+
+    /// Returns the sizes of the sweep and its parts.
+    #[must_use]
+    pub fn progress(&self) -> SweepProgress {
+        SweepProgress {
+            swept_bytes: self.position,
+            window_bytes: self.window_bytes,
+            window_bytes_max: self.window_max,
+            reserve_bytes: self.reserve_bytes,
+            reserve_bytes_max: self.reserve_max,
+            subscribers: u32::try_from(self.subscribers.iter().filter(|s| s.joined).count())
+                .unwrap_or(u32::MAX),
+        }
+    }
+
+    fn add_subscriber(&mut self, plan_units: PlanUnits) -> SubscriberId {
+        let units = self.unit_map.units();
+        let subscriber = Subscriber::new(units, plan_units, self.mean_unit_samples, self.position);
+        let at = match self.subscribers.iter().position(|s| !s.joined) {
             Some(i) => {
                 self.subscribers[i] = subscriber;
                 i
@@ -243,239 +386,13 @@ impl SweepPolicy {
         SubscriberId(u32::try_from(at).expect("fewer than 2^32 subscribers"))
     }
 
-    fn rise(&mut self, subscriber: SubscriberId) {
+    /// Frees the memory of a job. Its number stays, for the next job that joins.
+    fn remove_subscriber(&mut self, subscriber: SubscriberId) {
         let units = 0;
         let s = &mut self.subscribers[subscriber.0 as usize];
-        // Keeps the slot, frees the memory.
         let plan_units = s.plan_units.clone();
         *s = Subscriber::new(units, plan_units, 0.0, 0);
-        s.on = false;
-    }
-
-    fn start(&mut self, subscriber: SubscriberId, left: Bits) {
-        let j = subscriber.0 as usize;
-        let (units, alone) = (self.unit_map.units(), self.alone());
-        if alone {
-            self.shuffle_ring();
-        }
-        let s = &mut self.subscribers[j];
-        assert_eq!(left.len(), s.left.len(), "slots of the plan");
-        s.total = left.count();
-        s.left = left;
-        s.last = self.position;
-        s.due.clear();
-        s.backlog = 0;
-        s.pins.clear();
-        (s.pin_left, s.pin_all) = (0, 0);
-        s.books.iter_mut().for_each(|b| b.held = 0);
-        for u in 0..units {
-            let unit = u32::try_from(u).unwrap_or(u32::MAX);
-            let slots = s.plan_units.of_unit(unit);
-            let rem = s.left.count_in(u64::from(slots.start), u64::from(slots.end));
-            s.books[u].rem = u32::try_from(rem).unwrap_or(u32::MAX);
-            let pinned = self.generation[u] == RESERVE;
-            if pinned && rem > 0 {
-                s.pins.insert(unit);
-                s.pin_left += rem;
-                s.pin_all += rem;
-            }
-            s.lack.put(self.place[u] as usize, rem > 0 && !pinned);
-        }
-        // Rule 5: the young part of the window.
-        let young = (self.params.young * self.window_max as f64) as u64;
-        for i in (0..self.window.len()).rev() {
-            let (unit, generation) = self.window[i];
-            let u = unit as usize;
-            if self.generation[u] == generation
-                && self.subscribers[j].books[u].rem > 0
-                && (alone || self.loaded_at[u].saturating_add(young) > self.position)
-            {
-                self.take(j, unit, self.loaded_at[u]);
-            }
-        }
-        self.subscribers[j].carried = self.subscribers[j].backlog;
-    }
-
-    /// So many picks may be decided ahead of service without risking that their units leave the
-    /// window first.
-    #[must_use]
-    pub fn ahead_max(&self, subscriber: SubscriberId) -> usize {
-        self.samples_of(self.params.ahead, subscriber.0 as usize) as usize
-    }
-
-    /// How many slots the job's epoch has left.
-    #[must_use]
-    pub fn left(&self, subscriber: SubscriberId) -> u64 {
-        self.subscribers[subscriber.0 as usize].left.count()
-    }
-
-    /// How many of them lie in the reserve: here, and kept for later.
-    #[must_use]
-    pub fn left_in_reserve(&self, subscriber: SubscriberId) -> u64 {
-        self.subscribers[subscriber.0 as usize].pin_left
-    }
-
-    /// The slots the job's epoch has left: with the plan, all there is to resume from.
-    #[must_use]
-    pub fn left_slots(&self, subscriber: SubscriberId) -> &Bits {
-        &self.subscribers[subscriber.0 as usize].left
-    }
-
-    /// The job's plan as laid over the layout.
-    #[must_use]
-    pub fn plan_units(&self, subscriber: SubscriberId) -> &PlanUnits {
-        &self.subscribers[subscriber.0 as usize].plan_units
-    }
-
-    /// The layout it sweeps.
-    #[must_use]
-    pub fn unit_map(&self) -> &Arc<UnitMap> {
-        &self.unit_map
-    }
-
-    /// Whether the unit should be here, as far as this policy ordered.
-    #[must_use]
-    pub fn holds(&self, unit: u32) -> bool {
-        self.generation[unit as usize] != AWAY
-    }
-
-    fn pick(&mut self, subscriber: SubscriberId, actions: &mut Vec<CacheAction>) -> Option<Pick> {
-        let j = subscriber.0 as usize;
-        if self.subscribers[j].left.count() == 0 {
-            return None;
-        }
-        self.measure(j);
-        loop {
-            self.prune(j);
-            // 1. What the sweep has made due.
-            let soon = self.position.saturating_add(self.mean as u64);
-            let s = &self.subscribers[j];
-            // The last position there is stays where it is: then nothing comes later.
-            if s.due.peek().is_some_and(|d| d.0.at < soon || soon == u64::MAX) {
-                return Some(self.serve_due(j));
-            }
-            // 2. The reserve, as long as its share of what is left is not below its share of the plan.
-            if s.pin_left > 0 && self.reserve_is_next(j) {
-                return Some(self.serve_reserve(j));
-            }
-            // 3. Move the sweep.
-            let Some(p) = s.lack.next(self.pointer) else {
-                return Some(if s.due.is_empty() { self.serve_reserve(j) } else { self.serve_due(j) });
-            };
-            let far = self.is_far(p);
-            let unit = self.ring[p];
-            if far && self.window_max > 0 {
-                // ... but not past what others need.
-                if s.pin_left > 0 {
-                    return Some(self.serve_reserve(j));
-                }
-                if s.backlog as f64 > self.samples_of(self.params.ahead, j) {
-                    return Some(self.serve_due(j));
-                }
-            }
-            if self.holds(unit) {
-                if !far {
-                    self.pointer = p + 1;
-                }
-                self.take(j, unit, self.position);
-                continue;
-            }
-            let need = if far {
-                (self.params.aside * self.actives() as f64).max(self.params.wanted)
-            } else {
-                self.params.wanted
-            };
-            let large = self.unit_map.bytes(unit) > self.window_max;
-            if self.window_max == 0 && self.fits_reserve(unit) && !self.little(j, unit, need) {
-                if !far {
-                    // Not the same again at once, should it not come.
-                    self.pointer = p + 1;
-                }
-                self.pin(unit, actions);
-                continue;
-            }
-            if large || self.little(j, unit, need) {
-                if !self.subscribers[j].due.is_empty() {
-                    return Some(self.serve_due(j));
-                }
-                return Some(if large { self.serve_any(j, p, far) } else { self.serve_range(j, unit, need) });
-            }
-            if !far {
-                self.pointer = p + 1;
-                self.stir(p);
-            }
-            self.load(unit, actions);
-            self.offer(unit, Some(j), far);
-        }
-    }
-
-    fn press(&mut self, actions: &mut Vec<CacheAction>) -> bool {
-        let mut active = (0..self.subscribers.len()).filter(|&q| self.active(q));
-        let (Some(alone), None) = (active.next(), active.next()) else { return false };
-        let Some(p) = self.subscribers[alone].lack.next(self.pointer) else { return false };
-        if self.holds(self.ring[p]) {
-            return false;
-        }
-        let unit = self.ring[p];
-        if self.unit_map.bytes(unit) > self.window_max || !self.oldest_is_read(self.unit_map.bytes(unit)) {
-            return false;
-        }
-        let samples = self.unit_map.samples_of(unit).len() as f64;
-        if f64::from(self.subscribers[alone].books[unit as usize].rem) < self.params.range * samples
-            || self.subscribers[alone].backlog as f64 >= self.samples_of(self.params.early, alone)
-        {
-            return false;
-        }
-        self.pointer = p + 1;
-        self.stir(p);
-        self.load(unit, actions);
-        self.offer(unit, Some(alone), false);
-        true
-    }
-
-    fn put_back(&mut self, subscriber: SubscriberId, slot: u32) {
-        let j = subscriber.0 as usize;
-        let s = &mut self.subscribers[j];
-        assert!(s.left.set(u64::from(slot)), "slot {slot} was not handed out");
-        let unit = s.plan_units.unit(slot);
-        let u = unit as usize;
-        s.books[u].rem += 1;
-        match self.generation[u] {
-            AWAY => {}
-            RESERVE => {
-                s.pins.insert(unit);
-                s.pin_left += 1;
-            }
-            generation => {
-                if s.books[u].taken != generation {
-                    s.books[u].taken = generation;
-                    s.books[u].held = 0;
-                }
-                s.books[u].held += 1;
-                s.backlog += 1;
-                s.due.push(Reverse(Due { at: self.position, slot, unit, generation }));
-            }
-        }
-        self.refresh(j, unit);
-    }
-
-    fn lose(&mut self, unit: u32) {
-        match self.generation[unit as usize] {
-            AWAY => {}
-            RESERVE => self.drop_reserve(unit, &mut Vec::new()),
-            _ => self.drop_window(unit, &mut Vec::new()),
-        }
-    }
-
-    fn compare(&mut self, residency: &Residency, as_of: u64) {
-        let gone: Vec<u32> = self
-            .window
-            .iter()
-            .map(|w| w.0)
-            .chain(self.reserve.list().iter().copied())
-            .filter(|&u| self.holds(u) && self.loaded_at[u as usize] <= as_of && !residency.has(u))
-            .collect();
-        gone.into_iter().for_each(|u| self.lose(u));
+        s.joined = false;
     }
 }
 

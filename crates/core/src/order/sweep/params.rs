@@ -1,59 +1,63 @@
-//! The policy's constants, each with what it trades.
+//! The constants of the sweep's rules, with what each of them trades.
 
-/// Shares of window, cache or ring; the defaults were found by simulation (ADR 10).
+/// The constants of the rules in `docs/SWEEP.md`: parts of the window, the cache or the ring, where not said
+/// otherwise. The defaults were found by simulation (ADR 10).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SweepParams {
-    /// Window = at most this part of what is not cached. The one real trade: more is a better
-    /// shuffle and more traffic.
+    /// R1: window size, as a part of what is not cached. A larger window shuffles better and costs more
+    /// traffic.
     pub window: f64,
-    /// ... and where that is fewer units than this, as many, but at most `window_few` of what is not cached: a sweep shuffles badly
-    /// through few, and jobs that drift apart lose each other ...
+    /// R13: the window is widened to this many units, but not past `window_few`. A sweep shuffles badly
+    /// through few units, and jobs that drift apart lose each other.
     pub window_units: f64,
-    /// See there.
+    /// R13: limit of that widening, as a part of what is not cached.
     pub window_few: f64,
-    /// At least so many units where all of an order goes through the window, and accordingly fewer where a part of it comes
-    /// from the reserve.
+    /// R13: minimum window size, in units, for an order that uses the window only. Scaled down by the share
+    /// that comes from the reserve.
     pub window_least: f64,
-    /// A window of less than this part of that is none where units are long: it would shuffle too badly to train on, and
-    /// share nothing. All of the cache is reserve then, and the rest a plain shuffle.
+    /// R13: with long units, a window of less than this part of the minimum is no window. It would shuffle
+    /// too badly to train on, and share nothing. The whole cache is then reserve, and the rest is a plain
+    /// shuffle.
     pub window_poor: f64,
-    /// ... and at most this part of the cache. The rest of the cache is the reserve.
+    /// R1: window size at most, as a part of the cache. The rest of the cache is the reserve.
     pub window_of_cache: f64,
-    /// For a job that is alone a unit's samples come due no sooner than after this part of a window from its load:
-    /// until then it may be on its way, and the job would wait for it instead of reading its reserve. (With others it
-    /// would cost them some of what they share.)
+    /// R12: for a lone job, samples come due no sooner than this part of a window after their unit's load.
+    /// Until then the unit may be on its way, and the job reads its reserve instead of waiting. With several
+    /// jobs this delay would cost some of what they share.
     pub lead: f64,
-    /// Then they come due over this part of a window after its load, for a job that
-    /// keeps up with the sweep ...
+    /// R4: samples come due within this part of a window after the load, for a job that keeps up with the
+    /// sweep.
     pub spread: f64,
-    /// ... and over this part for one that is much slower.
+    /// R4: the same, for a job that is much slower.
     pub spread_slow: f64,
-    /// A starting epoch takes window units younger than this part of a window (all of them if
-    /// it is alone).
+    /// R5: a job that begins an epoch takes the window's units that are younger than this part of a window. A
+    /// lone job takes all of them.
     pub young: f64,
-    /// A job takes a unit at its load if what it already holds will be read within this part
-    /// of a window.
+    /// R4: a job takes a unit when it is loaded if it will read what it already holds within this part of a
+    /// window.
     pub backlog: f64,
-    /// While the way to the origin is idle, so much of a window may a job hold ahead of need.
+    /// R12: a lone job may hold this part of a window ahead of need while the link to the origin is idle.
     pub early: f64,
-    /// A job that would have to jump reads ahead of time until it holds this part of a window.
+    /// R6: a job that would have to jump reads taken samples ahead of time until it holds this part of a
+    /// window.
     pub ahead: f64,
-    /// The sweep moves over at most this part of the ring at a time.
+    /// R6: the sweep moves over at most this part of the ring at a time.
     pub jump: f64,
-    /// Fewer of a unit's samples than this part are read by range.
+    /// R7: a job reads a unit by range if it wants less than this part of the unit's samples.
     pub range: f64,
-    /// So they are if all active jobs together want less than this many units' worth.
+    /// R7: the sweep does not load a unit of which all active jobs together want less than this many units'
+    /// worth of samples.
     pub wanted: f64,
-    /// Beyond the jump a unit is loaded whole only if this part of the active jobs want it.
+    /// R6, R7: for a load aside, active jobs must want this many units' worth for each active job.
     pub aside: f64,
-    /// A unit just passed changes places with one passed at most this part of the ring earlier.
+    /// R8: a unit just passed changes places with one passed at most this part of the ring earlier.
     pub stir: f64,
-    /// A job that has not asked for this many windows of loads is not counted.
+    /// R9: a job is active if it has asked within this many windows of loads.
     pub active: f64,
-    /// Part of the reserve that changes places with window units per turn of the sweep.
+    /// R10: part of the reserve that rotation replaces in one turn of the sweep.
     pub rotate: f64,
-    /// Where eight jobs or more are active, a unit loaded beyond the jump is taken by those whose backlog is
-    /// within this part of a window (`backlog` up to four, in between between).
+    /// R11: `backlog` for units loaded aside, where eight or more jobs are active. From four to eight active
+    /// jobs the limit grows evenly.
     pub aside_backlog: f64,
 }
 
@@ -86,7 +90,7 @@ impl Default for SweepParams {
 }
 
 impl SweepParams {
-    /// All of them, in the order of the fields (traces carry them so).
+    /// Returns all values in the order of the fields, which is also their order in a trace.
     #[must_use]
     pub fn values(&self) -> [f64; 21] {
         [
@@ -114,7 +118,7 @@ impl SweepParams {
         ]
     }
 
-    /// From values in the order of [`SweepParams::values`].
+    /// Reads values in the order of [`SweepParams::values`]. Returns `None` when a value is missing.
     pub(super) fn of_values(mut next: impl FnMut() -> Option<f64>) -> Option<Self> {
         Some(SweepParams {
             window: next()?,

@@ -1,22 +1,23 @@
-//! One job's picks, decided ahead of time: fetches start early and service comes later, so that
-//! the way to the origin is busy all epoch (pacing, DESIGN §7).
+//! One job's picks, decided ahead of a grant (R15), and the echoes of a plan that repeats its samples.
 //!
-//! What is here may overtake what is still on its way, but only a little: where the origin is
-//! the bottleneck, serving everything on arrival would hand out each unit in one burst, which
-//! gains nothing (the link is busy either way) and ruins the shuffle (ADR 10).
+//! Loads start when a pick is decided, so the link to the origin is busy all epoch. A pick whose bytes are
+//! here may overtake a few older ones, but not many. Without that limit a slow origin would turn every unit
+//! into a burst: that ruins the shuffle and saves no time, because the link is busy either way (ADR 10).
 //!
-//! Echo is done here too: the first pass over the plan's base comes from the sweep; each block of
-//! at least twice the distance is then repeated, its halves shuffled within themselves, so that
-//! copies keep their distance, and blocks are short enough for their units to be here still. An epoch that is
-//! resumed owes copies of blocks that were under way: they come in the order in which their samples were read last, each as soon
-//! as it is far enough, and not before the last samples of the first pass, whose copies want a distance, too.
+//! Data echoing: the first pass over the plan's base comes from the sweep. A block of at least twice the
+//! minimum distance is then repeated, each half shuffled within itself. So copies keep their distance, and a
+//! block is short enough that its units are still cached.
+//!
+//! A resumed epoch may owe copies of samples whose block was under way. They come in the order in which their
+//! samples were read last, each as soon as its distance allows. They do not come before the last samples of
+//! the first pass, whose own copies need a distance too.
 
 use super::{Pick, ReadFrom, SubscriberId, SweepPolicy};
 use crate::plan::{Echo, bits::Bits, key::Draws};
 use crate::residency::CacheAction;
 use std::collections::VecDeque;
 
-/// Picks that were decided and not yet served.
+/// The picks of one job that are decided and not yet served.
 #[derive(Debug, Clone, Default)]
 pub struct PickQueue {
     planned: VecDeque<Pick>,
@@ -27,55 +28,59 @@ pub struct PickQueue {
 struct Echoes {
     echo: Echo,
     draws: Draws,
-    /// Spots whose echoes are arranged for: given back and drawn again, they echo no more often.
-    arranged: Bits,
-    /// Each with its place among what was drawn.
+    /// Slots that had their place in a block. A slot that is given back and drawn again gets no further
+    /// echoes.
+    seen: Bits,
+    /// The block under way: each pick with the number of its draw.
     block: Vec<(u64, Pick)>,
+    /// Echoes of the last full block.
     coming: VecDeque<Pick>,
-    /// Of a resumed epoch: what may come once so much was drawn, soonest first.
+    /// Copies that are owed one by one, each with the number of draws after which it may come, soonest first.
     owed: VecDeque<(u64, DueCopies)>,
     drawn: u64,
 }
 
-/// A slot of a resumed epoch of which copies are left.
+/// A slot of a resumed epoch that has copies left to deliver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DueCopies {
     /// The slot.
     pub slot: u32,
-    /// Its unit.
+    /// The slot's unit.
     pub unit: u32,
     /// The passes that are left, in order.
     pub passes: VecDeque<u32>,
-    /// How many entries at least were handed out since it was, itself not counted.
+    /// How many entries at least were handed out after the slot's last one.
     pub ago: u64,
 }
 
 impl Echoes {
-    fn see(&mut self, pick: Pick, left: u64) {
-        if self.arranged.set(u64::from(pick.slot)) {
+    /// Adds a pick of the first pass to the block. `left` is what the first pass has left.
+    fn add(&mut self, pick: Pick, left: u64) {
+        if self.seen.set(u64::from(pick.slot)) {
             self.block.push((self.drawn, pick));
         }
         let least = 2 * u64::from(self.echo.apart);
         if self.block.len() as u64 >= least && (left == 0 || left >= least) {
-            self.repeat();
+            self.repeat_block();
         } else if left == 0 {
             self.owe_block();
         }
     }
 
-    /// The next of what is owed, when it is due or `anyway`.
-    fn pay(&mut self, anyway: bool) -> Option<Pick> {
+    /// Returns the next copy that is owed, if its distance is reached or `anyway`.
+    fn next_owed(&mut self, anyway: bool) -> Option<Pick> {
         let (_, mut owed) = self.owed.pop_front_if(|(due, _)| anyway || *due <= self.drawn)?;
         let pass = owed.passes.pop_front()?;
         let pick = Pick { slot: owed.slot, unit: owed.unit, read_from: ReadFrom::Range, pass };
         if !owed.passes.is_empty() {
-            // Later than all that is due already.
+            // This is later than all others of the queue.
             self.owed.push_back((self.drawn + u64::from(self.echo.apart), owed));
         }
         Some(pick)
     }
 
-    fn repeat(&mut self) {
+    /// Arranges the echoes of a full block.
+    fn repeat_block(&mut self) {
         for pass in 1..self.echo.copies {
             let half = self.block.len() / 2;
             let (a, b) = self.block.split_at_mut(half);
@@ -89,7 +94,7 @@ impl Echoes {
         self.block.clear();
     }
 
-    /// What is left of a block that is too short to be repeated is owed one by one.
+    /// Ends a block that is too short to be repeated: its copies are owed one by one.
     fn owe_block(&mut self) {
         if self.block.is_empty() {
             return;
@@ -104,8 +109,8 @@ impl Echoes {
 }
 
 impl PickQueue {
-    /// A feed of a plan that echoes. `done` are the slots of the first pass that were handed out
-    /// before (of a resumed epoch), `owed` those of which copies are still to come.
+    /// Returns the queue of a plan that echoes. For a resumed epoch, `done` are the slots of the first pass
+    /// that were handed out before, and `owed` are those that have copies left.
     #[must_use]
     pub fn echoing(echo: Echo, mut draws: Draws, done: Bits, mut owed: Vec<DueCopies>) -> Self {
         if echo.copies <= 1 {
@@ -114,16 +119,17 @@ impl PickQueue {
         for i in (1..owed.len()).rev() {
             owed.swap(i, usize::try_from(draws.below(i as u64 + 1)).unwrap_or(0));
         }
-        // Where that is all that is known they stay shuffled.
+        // A stable sort: slots of equal `ago` stay shuffled.
         owed.sort_by_key(|o| std::cmp::Reverse(o.ago));
-        // The draw after those is one further away.
+        // `ago` entries came after the slot's last one, so the next draw is `ago + 1` away.
         let due = |o: &DueCopies| u64::from(echo.apart).saturating_sub(o.ago + 1);
         let owed = owed.into_iter().map(|o| (due(&o), o)).collect();
         let (block, coming) = (Vec::new(), VecDeque::new());
-        let echoes = Echoes { echo, draws, arranged: done, block, coming, owed, drawn: 0 };
+        let echoes = Echoes { echo, draws, seen: done, block, coming, owed, drawn: 0 };
         PickQueue { planned: VecDeque::new(), echoes: Some(echoes) }
     }
 
+    /// Decides the next pick: from the sweep, or an echo.
     fn draw(
         &mut self,
         policy: &mut SweepPolicy,
@@ -132,17 +138,17 @@ impl PickQueue {
     ) -> Option<Pick> {
         let Some(e) = &mut self.echoes else { return policy.next(subscriber, actions) };
         let (left, least) = (policy.left(subscriber), 2 * u64::from(e.echo.apart));
-        // The last samples of the first pass are a block of their own if there are enough of them.
-        let first = left > 0 && left + (e.block.len() as u64) < least;
-        let mut pick = if first { None } else { e.pay(false) };
+        // Copies that are owed wait while the rest of the first pass is too short for a block of its own.
+        let first_pass_ends = left > 0 && left + (e.block.len() as u64) < least;
+        let mut pick = if first_pass_ends { None } else { e.next_owed(false) };
         if pick.is_none() && e.coming.is_empty() {
             if let Some(pick) = policy.next(subscriber, actions) {
-                e.see(pick, policy.left(subscriber));
+                e.add(pick, policy.left(subscriber));
                 e.drawn += 1;
                 return Some(pick);
             }
             e.owe_block();
-            pick = e.pay(true);
+            pick = e.next_owed(true);
         }
         let pick = pick.or_else(|| e.coming.pop_front())?;
         e.drawn += 1;
@@ -152,7 +158,7 @@ impl PickQueue {
         })
     }
 
-    /// A pick that was served comes back unread (its lease expired).
+    /// Takes back a pick that was served and not read, because its lease expired.
     pub fn take_back(&mut self, policy: &mut SweepPolicy, subscriber: SubscriberId, slot: u32, pass: u32) {
         match &mut self.echoes {
             Some(e) if pass > 0 => {
@@ -163,9 +169,9 @@ impl PickQueue {
         }
     }
 
-    /// Decides until `ahead` picks are planned, or as many as the window allows
-    /// ([`SweepPolicy::ahead_max`]), or the epoch has no more. Orders to the store go
-    /// to `acts`; `new` sees each new pick, so that range reads can start now.
+    /// Decides picks until `ahead` are planned, or as many as [`SweepPolicy::ahead_max`] allows, or the epoch
+    /// has no more. `actions` gets the orders to the store. `new` sees each new pick, so that its range read
+    /// can start now.
     pub fn fill(
         &mut self,
         policy: &mut SweepPolicy,
@@ -182,10 +188,12 @@ impl PickQueue {
         }
     }
 
-    /// The next pick to serve: the first that is `here` among the oldest and the `overtake` picks
-    /// behind it, else the oldest. A pick whose unit left the cache since it was decided is to be
-    /// read by range. Where copies keep a distance nothing overtakes: one that waits for its unit would be
-    /// joined by its copies, which wait for the same.
+    /// Removes and returns the next pick to serve: the first whose bytes are `here`, among the oldest pick
+    /// and the `overtake` picks behind it; else the oldest.
+    ///
+    /// A pick whose unit left the cache since it was decided is to be read by range. With data echoing no
+    /// pick overtakes another: a pick that waits for its unit would be joined by its copies, which wait for
+    /// the same unit, and the distance between them would be lost.
     pub fn next(
         &mut self,
         policy: &SweepPolicy,
@@ -201,25 +209,24 @@ impl PickQueue {
         Some(pick)
     }
 
-    /// What is planned, oldest first.
+    /// Returns the planned picks, oldest first.
     pub fn planned(&self) -> impl Iterator<Item = &Pick> {
         self.planned.iter()
     }
 
-    /// How many picks are planned.
+    /// Returns how many picks are planned.
     #[must_use]
     pub fn len(&self) -> usize {
         self.planned.len()
     }
 
-    /// Whether none is.
+    /// Returns whether no pick is planned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.planned.is_empty()
     }
 
-    /// Gives everything that was not served back to the sweep (the job leaves or its epoch is
-    /// saved).
+    /// Gives all picks that were not served back to the sweep, because the job leaves or its epoch is saved.
     pub fn give_back(&mut self, policy: &mut SweepPolicy, subscriber: SubscriberId) {
         for pick in std::mem::take(&mut self.planned) {
             self.take_back(policy, subscriber, pick.slot, pick.pass);

@@ -1,4 +1,4 @@
-//! One job's side of the sweep: what its epoch still needs, what it has taken, and its pace.
+//! One job at a sweep: what its epoch still needs, what it has taken (R4), and its pace.
 
 use crate::plan::{
     bits::{Bits, Ring},
@@ -59,7 +59,7 @@ impl Members {
     }
 }
 
-/// A taken sample: due when the sweep has reached `at`, void when its unit's generation is no
+/// A taken sample. It is due when the sweep reaches position `at`, and void when its unit's generation is no
 /// longer `generation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Due {
@@ -69,75 +69,82 @@ pub(super) struct Due {
     pub(super) generation: u32,
 }
 
-/// What a job has of one unit. Together, since many jobs' books do not fit into the processor's caches, and whoever
-/// looks at one of these looks at another.
+/// What a job needs and has taken of one unit. The three values stand together because they are read
+/// together, and those of many jobs do not fit into the processor's caches.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct UnitBook {
-    /// Spots that the epoch has left.
-    pub(super) rem: u32,
-    /// The generation under which it was taken.
+pub(super) struct UnitState {
+    /// Slots that the epoch has left.
+    pub(super) left: u32,
+    /// The unit's generation when the job took it.
     pub(super) taken: u32,
-    /// Taken slots that are left.
-    pub(super) held: u32,
+    /// Taken slots that are not handed out yet.
+    pub(super) backlog: u32,
 }
 
-/// What the policy knows of one job. All per-unit vectors are indexed by unit.
+/// The state of one job. Vectors are indexed by unit.
 #[derive(Debug, Clone)]
 pub(super) struct Subscriber {
-    pub(super) on: bool,
+    /// False once the job has left. Another job may then get its number.
+    pub(super) joined: bool,
     pub(super) plan_units: PlanUnits,
-    /// Spots not yet handed out in this epoch; how many the epoch had.
+    /// Slots not yet handed out in this epoch.
     pub(super) left: Bits,
+    /// Slots that the epoch had when it began, or was resumed.
     pub(super) total: u64,
-    /// Of them, what the epoch found in the window when it began.
-    pub(super) carried: u64,
-    /// Of each unit.
-    pub(super) books: Vec<UnitBook>,
-    /// Taken samples by when they are due; how many of them are valid.
+    /// The backlog when the epoch began: what it took of the window then.
+    pub(super) backlog_at_start: u64,
+    pub(super) units: Vec<UnitState>,
+    /// Taken samples, void ones included, soonest first.
     pub(super) due: BinaryHeap<Reverse<Due>>,
+    /// How many entries of `due` are valid.
     pub(super) backlog: u64,
-    /// Reserve units with slots left; slots left in the reserve; reserve slots of the plan.
-    pub(super) pins: Members,
-    pub(super) pin_left: u64,
-    pub(super) pin_all: u64,
-    /// Places of the ring whose unit has slots left that are neither reserve nor taken.
-    pub(super) lack: Ring,
+    /// Units of the reserve that have slots left.
+    pub(super) reserve_units: Members,
+    /// Slots left in units of the reserve.
+    pub(super) reserve_left: u64,
+    /// Slots of the epoch in units of the reserve.
+    pub(super) reserve_total: u64,
+    /// Ring indexes of the units that have slots left and are neither in the reserve nor taken.
+    pub(super) lacking: Ring,
     /// Position of the sweep when the job last asked.
-    pub(super) last: u64,
-    /// Own draws per mean unit of sweep, measured over half windows since `mark`.
+    pub(super) asked_at: u64,
+    /// Samples that the job reads while the sweep loads one mean unit.
     pub(super) pace: f64,
+    /// Samples handed out from window and reserve.
     pub(super) drawn: u64,
-    pub(super) mark: (u64, u64),
+    /// The sweep's position and `drawn` when the pace was last measured.
+    pub(super) measured_at: (u64, u64),
 }
 
 impl Subscriber {
     pub(super) fn new(units: usize, plan_units: PlanUnits, pace: f64, now: u64) -> Self {
         let slots = u64::from(plan_units.slots());
         Subscriber {
-            on: true,
+            joined: true,
             plan_units,
             left: Bits::zeros(slots),
             total: 0,
-            carried: 0,
-            books: vec![UnitBook::default(); units],
+            backlog_at_start: 0,
+            units: vec![UnitState::default(); units],
             due: BinaryHeap::new(),
             backlog: 0,
-            pins: Members::new(units),
-            pin_left: 0,
-            pin_all: 0,
-            lack: Ring::new(units),
-            last: now,
+            reserve_units: Members::new(units),
+            reserve_left: 0,
+            reserve_total: 0,
+            lacking: Ring::new(units),
+            asked_at: now,
             pace,
             drawn: 0,
-            mark: (now, 0),
+            measured_at: (now, 0),
         }
     }
 
+    /// Returns whether the job's epoch has slots left in a unit.
     pub(super) fn needs(&self, unit: u32) -> bool {
-        self.on && self.books[unit as usize].rem > 0
+        self.joined && self.units[unit as usize].left > 0
     }
 
-    /// Spots of the plan in a unit.
+    /// Returns how many slots of the plan are in a unit.
     pub(super) fn planned(&self, unit: u32) -> u64 {
         let r = self.plan_units.of_unit(unit);
         u64::from(r.end - r.start)

@@ -19,7 +19,7 @@ fn unit_map(sizes: &[u32]) -> Arc<UnitMap> {
     Arc::new(UnitMap::new(&unit_of, sizes.iter().map(|&g| u64::from(g) * 1000).collect()).expect("unit_map"))
 }
 
-/// A store that does what it is told, and knows when an order makes no sense (I3).
+/// A store that obeys every order, and fails the test when an order makes no sense (I3).
 #[derive(Clone)]
 struct Store {
     here: BTreeSet<u32>,
@@ -58,7 +58,7 @@ impl Store {
     }
 }
 
-fn sit(policy: &mut SweepPolicy, plan: &Plan) -> SubscriberId {
+fn add_job(policy: &mut SweepPolicy, plan: &Plan) -> SubscriberId {
     let plan_units = PlanUnits::new(plan, policy.unit_map()).expect("same version");
     let slots = u64::from(plan_units.slots());
     let subscriber = policy.join(plan_units);
@@ -102,46 +102,73 @@ struct Job {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// I1, I2, I3 under any interleaving: what each job was handed and not given back, with what
-    /// is left, is its plan; and each epoch ends.
+    /// I1, I2, I3 under any interleaving of calls: the slots that a job was handed and did not give back,
+    /// with those left, are its plan; and each epoch ends.
     #[test]
-    fn exactly_once_whatever_happens(sizes in proptest::collection::vec(1u32..9, 4..60), part in 0u64..9, seed: u64, ops in proptest::collection::vec(op(), 1..80)) {
+    fn exactly_once_whatever_happens(
+        sizes in proptest::collection::vec(1u32..9, 4..60),
+        part in 0u64..9,
+        seed: u64,
+        ops in proptest::collection::vec(op(), 1..80),
+    ) {
         let unit_map = unit_map(&sizes);
         let n = unit_map.samples() as u64;
         let mut store = Store::new(&unit_map, unit_map.total_bytes() * part / 8);
-        let mut policy = SweepPolicy::new(unit_map.clone(), store.capacity, &key(seed), SweepParams { rotate: 0.2, ..SweepParams::default() });
+        let mut policy = SweepPolicy::new(
+            unit_map.clone(),
+            store.capacity,
+            &key(seed),
+            SweepParams { rotate: 0.2, ..SweepParams::default() },
+        );
         let mut jobs: Vec<Job> = Vec::new();
         let mut actions = Vec::new();
         let join = |policy: &mut SweepPolicy, every: u64| {
             let plan = Plan::subset(n, (0..n).filter(|s| s % every == 0)).expect("not empty");
-            Job { subscriber: sit(policy, &plan), plan, out: Vec::new() }
+            Job { subscriber: add_job(policy, &plan), plan, out: Vec::new() }
         };
         jobs.push(join(&mut policy, 1));
         for op in ops {
             match op {
-                Op::Draw { job, n } => if let Some(job) = jobs.get_mut(job) {
-                    for _ in 0..n {
-                        let left = policy.left(job.subscriber);
-                        let pick = policy.next(job.subscriber, &mut actions);
-                        prop_assert_eq!(pick.is_some(), left > 0, "I2");
-                        let Some(pick) = pick else { break };
-                        store.obey(&mut actions);
-                        prop_assert_eq!(policy.plan_units(job.subscriber).unit(pick.slot), pick.unit);
-                        prop_assert_eq!(pick.read_from == ReadFrom::Range, !policy.holds(pick.unit));
-                        prop_assert!(!job.out.contains(&pick.slot), "I1");
-                        job.out.push(pick.slot);
+                Op::Draw { job, n } => {
+                    if let Some(job) = jobs.get_mut(job) {
+                        for _ in 0..n {
+                            let left = policy.left(job.subscriber);
+                            let pick = policy.next(job.subscriber, &mut actions);
+                            prop_assert_eq!(pick.is_some(), left > 0, "I2");
+                            let Some(pick) = pick else { break };
+                            store.obey(&mut actions);
+                            prop_assert_eq!(policy.plan_units(job.subscriber).unit(pick.slot), pick.unit);
+                            prop_assert_eq!(pick.read_from == ReadFrom::Range, !policy.holds(pick.unit));
+                            prop_assert!(!job.out.contains(&pick.slot), "I1");
+                            job.out.push(pick.slot);
+                        }
                     }
-                },
-                Op::GiveBack { job, k } => if let Some(job) = jobs.get_mut(job) && !job.out.is_empty() {
-                    let slot = job.out.swap_remove(k % job.out.len());
-                    policy.give_back(job.subscriber, slot);
-                },
-                Op::Join { part } => if jobs.len() < 4 { jobs.push(join(&mut policy, part)); },
-                Op::Leave { job } => if job < jobs.len() { let job = jobs.remove(job); policy.leave(job.subscriber); },
+                }
+                Op::GiveBack { job, k } => {
+                    if let Some(job) = jobs.get_mut(job)
+                        && !job.out.is_empty()
+                    {
+                        let slot = job.out.swap_remove(k % job.out.len());
+                        policy.give_back(job.subscriber, slot);
+                    }
+                }
+                Op::Join { part } => {
+                    if jobs.len() < 4 {
+                        jobs.push(join(&mut policy, part));
+                    }
+                }
+                Op::Leave { job } => {
+                    if job < jobs.len() {
+                        let job = jobs.remove(job);
+                        policy.leave(job.subscriber);
+                    }
+                }
                 Op::Lose { unit } => {
                     let unit = unit % sizes.len() as u32;
                     policy.lost(unit);
-                    if store.here.remove(&unit) { store.bytes -= unit_map.bytes(unit); }
+                    if store.here.remove(&unit) {
+                        store.bytes -= unit_map.bytes(unit);
+                    }
                 }
                 Op::Capacity { part } => {
                     let capacity = unit_map.total_bytes() * part / 8;
@@ -162,7 +189,12 @@ proptest! {
                 Op::Reconcile => policy.reconcile(&store.residency(), policy.progress().swept_bytes),
                 Op::Restart => {
                     // The process dies; the cache and what each job still needs survive.
-                    let mut again = SweepPolicy::new(unit_map.clone(), store.capacity, &key(seed ^ 1), SweepParams::default());
+                    let mut again = SweepPolicy::new(
+                        unit_map.clone(),
+                        store.capacity,
+                        &key(seed ^ 1),
+                        SweepParams::default(),
+                    );
                     again.adopt(&store.residency(), &mut actions);
                     store.obey(&mut actions);
                     for job in &mut jobs {
@@ -174,12 +206,17 @@ proptest! {
                     policy = again;
                 }
             }
-            for u in 0..sizes.len() as u32 { prop_assert_eq!(policy.holds(u), store.here.contains(&u)); }
+            for u in 0..sizes.len() as u32 {
+                prop_assert_eq!(policy.holds(u), store.here.contains(&u));
+            }
             let progress = policy.progress();
             prop_assert_eq!(progress.window_bytes + progress.reserve_bytes, store.bytes);
         }
         for job in &mut jobs {
-            while let Some(pick) = policy.next(job.subscriber, &mut actions) { store.obey(&mut actions); job.out.push(pick.slot); }
+            while let Some(pick) = policy.next(job.subscriber, &mut actions) {
+                store.obey(&mut actions);
+                job.out.push(pick.slot);
+            }
             job.out.sort_unstable();
             prop_assert_eq!(job.out.clone(), (0..job.plan.entries() as u32).collect::<Vec<_>>());
         }
@@ -192,7 +229,7 @@ fn the_same_calls_give_the_same_answers() {
         let unit_map = unit_map(&[4; 100]);
         let mut policy = SweepPolicy::new(unit_map, 40_000, &key(1), SweepParams::default());
         let plan = Plan::all(400).expect("plan");
-        let (a, b) = (sit(&mut policy, &plan), sit(&mut policy, &plan));
+        let (a, b) = (add_job(&mut policy, &plan), add_job(&mut policy, &plan));
         let mut actions = Vec::new();
         let picks: Vec<_> =
             (0..300).map(|i| policy.next(if i % 3 == 0 { a } else { b }, &mut actions)).collect();
@@ -205,7 +242,7 @@ fn the_same_calls_give_the_same_answers() {
 fn an_empty_cache_is_a_plain_shuffle() {
     let unit_map = unit_map(&[1; 500]);
     let mut policy = SweepPolicy::new(unit_map, 0, &key(5), SweepParams::default());
-    let subscriber = sit(&mut policy, &Plan::all(500).expect("plan"));
+    let subscriber = add_job(&mut policy, &Plan::all(500).expect("plan"));
     let mut actions = Vec::new();
     let order: Vec<u32> =
         std::iter::from_fn(|| policy.next(subscriber, &mut actions)).map(|p| p.slot).collect();
@@ -226,14 +263,17 @@ fn an_empty_cache_is_a_plain_shuffle() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Without a cache nothing is near anything because of how it is stored, whatever the units: neighbours of one unit
-    /// are as frequent as chance has it.
+    /// Without a cache the order does not depend on the units: neighbours come from one unit as often as by
+    /// chance.
     #[test]
-    fn with_an_empty_cache_units_leave_no_trace(sizes in proptest::collection::vec(1u32..17, 100..200), seed: u64) {
+    fn with_an_empty_cache_units_leave_no_trace(
+        sizes in proptest::collection::vec(1u32..17, 100..200),
+        seed: u64,
+    ) {
         let unit_map = unit_map(&sizes);
         let n = unit_map.samples();
         let mut policy = SweepPolicy::new(unit_map.clone(), 0, &key(seed), SweepParams::default());
-        let subscriber = sit(&mut policy, &Plan::all(n as u64).expect("plan"));
+        let subscriber = add_job(&mut policy, &Plan::all(n as u64).expect("plan"));
         let (mut actions, mut shuffle, mut seen) = (Vec::new(), Shuffle::default(), BTreeSet::new());
         while let Some(pick) = policy.next(subscriber, &mut actions) {
             prop_assert!(pick.read_from == ReadFrom::Range && seen.insert(pick.slot));
@@ -244,14 +284,25 @@ proptest! {
         prop_assert!(said.near10 > 0.5 && said.near10 < 1.5, "{:?}", said);
     }
 
-    /// A job that stands still while another runs: when it comes back it must not drag the sweep
-    /// around the ring, nor make the other wait.
+    /// I4: a job that paused while another ran must not drag the sweep around the ring, nor make the other
+    /// wait.
     #[test]
-    fn a_straggler_never_makes_the_sweep_jump(seed: u64, part in 5u64..30, stops in 0u32..1600, lead in 500u32..3100, quick in 1u32..5) {
+    fn a_straggler_never_makes_the_sweep_jump(
+        seed: u64,
+        part in 5u64..30,
+        stops in 0u32..1600,
+        lead in 500u32..3100,
+        quick in 1u32..5,
+    ) {
         let unit_map = unit_map(&[8; 400]);
-        let mut policy = SweepPolicy::new(unit_map.clone(), unit_map.total_bytes() / part, &key(seed), SweepParams::default());
+        let mut policy = SweepPolicy::new(
+            unit_map.clone(),
+            unit_map.total_bytes() / part,
+            &key(seed),
+            SweepParams::default(),
+        );
         let plan = Plan::all(3200).expect("plan");
-        let (a, b) = (sit(&mut policy, &plan), sit(&mut policy, &plan));
+        let (a, b) = (add_job(&mut policy, &plan), add_job(&mut policy, &plan));
         let mut actions = Vec::new();
         for i in 0..lead {
             policy.next(a, &mut actions).expect("left");
@@ -263,8 +314,9 @@ proptest! {
             let before = policy.pointer;
             policy.next(b, &mut actions).expect("left");
             let n = policy.ring.len();
-            // One pick may move the sweep several times, each at most .5 % of the ring past a taken unit.
-            let jump = policy.solid.gaps_in(before.min(n), policy.pointer, n);
+            // One pick may move the sweep several times, each time at most .5 % of the ring past a taken
+            // unit.
+            let jump = policy.reserve_indexes.gaps_in(before.min(n), policy.pointer, n);
             prop_assert!(jump <= 16, "the sweep moved {} of 400 places in one pick", jump);
             for _ in 0..quick {
                 if policy.left(a) > 0 {
@@ -276,15 +328,21 @@ proptest! {
 }
 
 proptest! {
-    /// A cache that loses units by itself and is seen late: every epoch is exact, nobody is kept waiting, and
-    /// once the news has come both agree.
+    /// The cache loses units by itself, and snapshots of it arrive late: every epoch is exact, no job waits,
+    /// and with the last snapshot policy and cache agree.
     #[test]
-    fn late_news_lose_nothing(seed: u64, part in 1u64..8, jobs in 1usize..4, late in 1usize..6, losses in proptest::collection::vec((0usize..400, 0u32..40), 0..60)) {
+    fn late_news_lose_nothing(
+        seed: u64,
+        part in 1u64..8,
+        jobs in 1usize..4,
+        late in 1usize..6,
+        losses in proptest::collection::vec((0usize..400, 0u32..40), 0..60),
+    ) {
         let unit_map = unit_map(&[5; 40]);
         let capacity = unit_map.total_bytes() * part / 8;
         let mut policy = SweepPolicy::new(unit_map.clone(), capacity, &key(seed), SweepParams::default());
         let plan = Plan::all(200).expect("plan");
-        let subscribers: Vec<SubscriberId> = (0..jobs).map(|_| sit(&mut policy, &plan)).collect();
+        let subscribers: Vec<SubscriberId> = (0..jobs).map(|_| add_job(&mut policy, &plan)).collect();
         let mut store = Store::new(&unit_map, capacity);
         let mut news = VecDeque::new();
         let mut actions = Vec::new();
@@ -292,37 +350,49 @@ proptest! {
             let mut got = vec![BTreeSet::new(); jobs];
             for draw in 0..200 {
                 for (subscriber, got) in subscribers.iter().zip(&mut got) {
-                    prop_assert!(got.insert(policy.next(*subscriber, &mut actions).expect("left").slot), "twice");
+                    prop_assert!(
+                        got.insert(policy.next(*subscriber, &mut actions).expect("left").slot),
+                        "twice"
+                    );
                 }
-                // What the cache lost meanwhile it neither drops nor has.
+                // An order to evict a unit that the cache lost already changes nothing.
                 for action in actions.drain(..) {
                     match action {
                         CacheAction::Load(u) => drop(store.here.insert(u)),
                         CacheAction::Evict(u) => drop(store.here.remove(&u)),
                     }
                 }
-                for loss in losses.iter().filter(|l| l.0 == epoch * 200 + draw) { store.here.remove(&loss.1); }
+                for loss in losses.iter().filter(|l| l.0 == epoch * 200 + draw) {
+                    store.here.remove(&loss.1);
+                }
                 if draw % 10 == 0 {
                     news.push_back((store.residency(), policy.progress().swept_bytes));
-                    if news.len() > late && let Some((residency, as_of)) = news.pop_front() { policy.reconcile(&residency, as_of); }
+                    if news.len() > late
+                        && let Some((residency, as_of)) = news.pop_front()
+                    {
+                        policy.reconcile(&residency, as_of);
+                    }
                 }
             }
             prop_assert!(subscribers.iter().all(|&s| policy.left(s) == 0), "epoch {}", epoch);
             subscribers.iter().for_each(|&s| policy.begin(s, Bits::ones(200)));
         }
         policy.reconcile(&store.residency(), policy.progress().swept_bytes);
-        for u in 0..40 { prop_assert!(!policy.holds(u) || store.here.contains(&u), "unit {} is not here", u); }
+        for u in 0..40 {
+            prop_assert!(!policy.holds(u) || store.here.contains(&u), "unit {} is not here", u);
+        }
     }
 }
 
-/// A store that keeps only four fifths of what it was said to have: the sweep finds out, plans with that much, and plans with
-/// all of it again once it is told. A store that refuses everything takes no more than half from it.
+/// A store keeps only four fifths of its granted capacity: the sweep finds out and plans with that much,
+/// until the capacity is set again. A store that refuses every unit reduces the capacity to half, not
+/// further.
 #[test]
 fn a_store_that_keeps_less_makes_a_smaller_sweep() {
     let unit_map = unit_map(&[8; 400]);
     let (granted, real) = (unit_map.total_bytes() / 5, unit_map.total_bytes() * 4 / 25);
     let mut policy = SweepPolicy::new(unit_map.clone(), granted, &key(6), SweepParams::default());
-    let subscriber = sit(&mut policy, &Plan::all(3200).expect("plan"));
+    let subscriber = add_job(&mut policy, &Plan::all(3200).expect("plan"));
     let (mut store, mut actions, mut refused) = (Store::new(&unit_map, real), Vec::new(), 0);
     for _ in 0..3200 {
         policy.next(subscriber, &mut actions).expect("left");
@@ -353,13 +423,17 @@ fn a_store_that_keeps_less_makes_a_smaller_sweep() {
     actions.clear();
     let before = policy.progress();
     assert!(!policy.give_way((0..400).find(|&u| !policy.holds(u)).expect("away"), granted, &mut actions));
-    assert_eq!((before, actions.len()), (policy.progress(), 0), "for what is not wanted nothing leaves");
+    assert_eq!(
+        (before, actions.len()),
+        (policy.progress(), 0),
+        "for a unit that is not wanted, no unit leaves"
+    );
     policy.set_capacity(granted, &mut actions);
     let progress = policy.progress();
     assert_eq!(progress.window_bytes_max + progress.reserve_bytes_max, granted);
 }
 
-/// With a residency snapshot that is many draws old, epochs stay exact and little more is read.
+/// With a residency snapshot that is many draws old, epochs stay exact and jobs fetch little more.
 #[test]
 fn an_old_snapshot_costs_only_a_little() {
     let unit_map = unit_map(&[8; 400]);
@@ -367,7 +441,7 @@ fn an_old_snapshot_costs_only_a_little() {
         SweepPolicy::new(unit_map.clone(), unit_map.total_bytes() / 5, &key(3), SweepParams::default());
     let plan = Plan::all(3200).expect("plan");
     let mut store = Store::new(&unit_map, unit_map.total_bytes() / 5);
-    let subscribers = [sit(&mut policy, &plan), sit(&mut policy, &plan)];
+    let subscribers = [add_job(&mut policy, &plan), add_job(&mut policy, &plan)];
     let mut actions = Vec::new();
     let mut old = (store.residency(), 0);
     let mut draws = 0u64;
@@ -396,10 +470,10 @@ fn an_old_snapshot_costs_only_a_little() {
 }
 
 #[test]
-fn a_feed_serves_what_is_here_first_and_loses_nothing() {
+fn a_queue_serves_what_is_here_first_and_loses_nothing() {
     let unit_map = unit_map(&[4; 50]);
     let mut policy = SweepPolicy::new(unit_map, 40_000, &key(4), SweepParams::default());
-    let subscriber = sit(&mut policy, &Plan::all(200).expect("plan"));
+    let subscriber = add_job(&mut policy, &Plan::all(200).expect("plan"));
     let (mut queue, mut actions, mut out) = (PickQueue::default(), Vec::new(), BTreeSet::new());
     for i in 0..100u32 {
         queue.fill(&mut policy, subscriber, 16, &mut actions, |_| {});
@@ -417,8 +491,9 @@ fn a_feed_serves_what_is_here_first_and_loses_nothing() {
     assert_eq!(out.len(), 200);
 }
 
-/// Two epochs of a lone job have little to do with each other: each goes round another ring, and positions correlate by -.15
-/// or so (what was read last is still here, and comes first). With the same ring it was .5 and more.
+/// R8: each epoch of a lone job goes round a newly shuffled ring, so positions in two epochs correlate by
+/// only about -.15 (what the job read last is still cached, and comes first). With the same ring they would
+/// by .5.
 #[test]
 fn a_job_alone_goes_round_another_ring_each_epoch() {
     let unit_map = unit_map(&[16; 400]);

@@ -1,9 +1,11 @@
-//! Traces of a sweep: written while it runs, and played again against the same code (`docs/FORMATS.md`,
-//! "Trace"). A server's trace that plays on another machine says that both decide with the same code,
-//! and is a bug report that can be run.
+//! Traces of a sweep: recorded while it runs, and played again on the same code (`docs/FORMATS.md`, "Trace").
 //!
-//! I1. Playing a trace makes the very calls, and the first answer that differs is an error.
-//! I2. A tape that nobody takes ends at [`TRACE_LOG_BYTES_MAX`] and says so; the sweep goes on.
+//! A trace of a server that plays on another machine shows that both decide with the same code. It is a bug
+//! report that can be run.
+//!
+//! I1. Playing a trace makes exactly the recorded calls, and the first answer that differs is an error.
+//! I2. A trace log that reaches [`TRACE_LOG_BYTES_MAX`] before its bytes are taken ends with the mark of a
+//!     cut trace; the sweep goes on.
 
 use super::{
     SweepParams, SweepPolicy,
@@ -25,7 +27,7 @@ pub use super::trace_log::TRACE_LOG_BYTES_MAX;
 /// The format's major version.
 pub const FORMAT_MAJOR: u64 = 4;
 /// Values of the layout in one record.
-const PIECE: usize = 65_536;
+const RECORD_VALUES_MAX: usize = 65_536;
 
 const HEADER: u8 = 1;
 const LENGTHS: u8 = 2;
@@ -34,35 +36,37 @@ const PLACES: u8 = 3;
 /// Why a trace cannot be played.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadTrace {
-    /// The log itself is foreign, newer or damaged.
+    /// The log is foreign, newer or damaged.
     #[error(transparent)]
     Log(#[from] BadLog),
-    /// It does not begin with a header and its layout.
-    #[error("not a trace: it does not begin with a header")]
+    /// The trace does not begin with a header and a layout.
+    #[error("not a trace: it does not begin with a header and a layout")]
     Header,
-    /// Written by another Fletch.
+    /// A Fletch with another trace format wrote the trace.
     #[error("trace format {0}: this build reads {FORMAT_MAJOR}; use the build that wrote it, or a newer one")]
     Major(u64),
-    /// Its layout contradicts itself.
-    #[error("the layout of the trace cannot be: {0}")]
+    /// The trace's layout contradicts itself.
+    #[error("the layout of the trace contradicts itself: {0}")]
     Layout(#[from] BadUnitMap),
-    /// A call that cannot be read, or cannot be made where it stands.
+    /// A call cannot be read, or cannot be made in the state that the calls before it left.
     #[error("call {0} of the trace is malformed")]
     Call(u64),
-    /// This build decides otherwise.
-    #[error("call {call} of the trace came to something else: {told}, and now {now}")]
+    /// This build decides otherwise than the build that wrote the trace.
+    #[error(
+        "call {call} of the trace now has another result: {recorded} in the trace, {played} in this build"
+    )]
     Differs {
-        /// Which call, from 1.
+        /// The number of the call, from 1.
         call: u64,
-        /// What the trace tells.
-        told: String,
-        /// What it came to now.
-        now: String,
+        /// The result in the trace.
+        recorded: String,
+        /// The result in this build.
+        played: String,
     },
 }
 
 impl BadTrace {
-    /// Who can act on it.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -75,18 +79,19 @@ impl BadTrace {
 /// A trace that was played to its end.
 #[derive(Debug, Clone)]
 pub struct PlayedTrace {
-    /// How many calls were made.
+    /// Calls that were made.
     pub calls: u64,
-    /// Of them, samples handed out.
+    /// Calls that handed out a sample.
     pub picks: u64,
-    /// Whether the tape was cut before its sweep ended.
+    /// Whether the recording was cut before its sweep ended.
     pub cut: bool,
-    /// The sweep as it stands then.
+    /// The sweep after the last call.
     pub sweep: SweepPolicy,
 }
 
 impl SweepPolicy {
-    /// As [`SweepPolicy::new`], with a tape that runs from the beginning: [`SweepPolicy::take_trace`] gives it.
+    /// Returns the same sweep as [`SweepPolicy::new`], recorded from its beginning.
+    /// [`SweepPolicy::take_trace`] returns the recording.
     #[must_use]
     pub fn recorded(unit_map: Arc<UnitMap>, capacity: u64, key: &OrderKey, params: SweepParams) -> Self {
         let mut out = record::file_header().to_vec();
@@ -98,7 +103,7 @@ impl SweepPolicy {
         record::append(&mut out, HEADER, &head);
         let units: Vec<u32> = (0..unit_map.units()).map(|u| u32::try_from(u).unwrap_or(u32::MAX)).collect();
         let mut unit_of = vec![0; unit_map.samples()];
-        for piece in units.chunks(PIECE) {
+        for piece in units.chunks(RECORD_VALUES_MAX) {
             let mut p = Vec::new();
             for &u in piece {
                 put(&mut p, unit_map.bytes(u));
@@ -106,7 +111,7 @@ impl SweepPolicy {
             }
             record::append(&mut out, LENGTHS, &p);
         }
-        for piece in unit_of.chunks(PIECE) {
+        for piece in unit_of.chunks(RECORD_VALUES_MAX) {
             let mut p = Vec::new();
             put_list(&mut p, piece);
             record::append(&mut out, PLACES, &p);
@@ -116,27 +121,28 @@ impl SweepPolicy {
         policy
     }
 
-    pub(super) fn tell(&mut self, call: impl FnOnce() -> Call, came: impl FnOnce() -> CallResult) {
+    /// Appends a call and its result to the trace log, if the sweep is recorded.
+    pub(super) fn record(&mut self, call: impl FnOnce() -> Call, result: impl FnOnce() -> CallResult) {
         if let Some(trace_log) = &mut self.trace_log {
-            trace_log.tell(&self.unit_map, &call(), &came());
+            trace_log.append(&self.unit_map, &call(), &result());
         }
     }
 
-    /// What the tape holds, to be appended to what was taken before: together a trace. Empty when
-    /// nothing is recorded.
+    /// Takes what was recorded since the last take. All takes, one after another, are the trace. Empty when
+    /// the sweep is not recorded.
     #[must_use]
     pub fn take_trace(&mut self) -> Vec<u8> {
         self.trace_log.as_mut().map_or_else(Vec::new, |t| t.take())
     }
 
-    /// Ends the recording: what the tape holds, with the mark of a trace that was cut. Empty when nothing is
+    /// Ends the recording and takes the rest of it, with the mark of a cut trace. Empty when the sweep is not
     /// recorded.
     #[must_use]
     pub fn cut_trace(&mut self) -> Vec<u8> {
         self.trace_log.take().map_or_else(Vec::new, |mut t| t.cut())
     }
 
-    /// Makes the calls of a trace, and compares what comes of each. A torn end is the end.
+    /// Makes the calls of a trace and compares each result. The trace ends where its last whole record ends.
     ///
     /// # Errors
     /// Any [`BadTrace`].
@@ -179,7 +185,7 @@ impl SweepPolicy {
             played.cut |= r.kind == CUT;
             let mut p = if r.kind == CALLS { r.payload } else { &[] };
             while !p.is_empty() {
-                played.one(&mut p)?;
+                played.play_call(&mut p)?;
             }
         }
         Ok(played)
@@ -187,16 +193,17 @@ impl SweepPolicy {
 }
 
 impl PlayedTrace {
-    fn one(&mut self, at: &mut &[u8]) -> Result<(), BadTrace> {
+    /// Reads one call with its recorded result, makes it, and compares.
+    fn play_call(&mut self, at: &mut &[u8]) -> Result<(), BadTrace> {
         self.calls += 1;
         let bad = BadTrace::Call(self.calls);
         let call = Call::read(at, &self.sweep).ok_or(bad.clone())?;
-        let told = CallResult::read(at).ok_or(bad)?;
-        let now = call.make(&mut self.sweep);
-        self.picks += u64::from(now.pick.is_some());
-        if now != told {
-            let (told, now) = (format!("{told:?}"), format!("{now:?}"));
-            return Err(BadTrace::Differs { call: self.calls, told, now });
+        let recorded = CallResult::read(at).ok_or(bad)?;
+        let played = call.make(&mut self.sweep);
+        self.picks += u64::from(played.pick.is_some());
+        if played != recorded {
+            let (recorded, played) = (format!("{recorded:?}"), format!("{played:?}"));
+            return Err(BadTrace::Differs { call: self.calls, recorded, played });
         }
         Ok(())
     }

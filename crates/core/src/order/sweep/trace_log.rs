@@ -1,4 +1,4 @@
-//! The tape of a trace: calls to a sweep and what came of them, as bytes ([`super::trace`]).
+//! The trace log: calls to a sweep and their results, as bytes. [`super::trace`] has the rest of the format.
 
 use super::{Pick, ReadFrom, SubscriberId, SweepPolicy};
 use crate::residency::CacheAction;
@@ -12,13 +12,14 @@ use crate::{
     varint::{get, get_list, get32, put, put_list, take},
 };
 
-/// A tape that nobody takes is no longer, in bytes.
+/// The longest trace log between two takes, in bytes.
 pub const TRACE_LOG_BYTES_MAX: usize = 64 << 20;
-/// Calls are written in records of about this many bytes; a single one is no longer than 8 MiB.
+/// Calls are written in records of about this many bytes.
 const RECORD_BYTES: usize = 64 << 10;
+/// A longer call ends the recording.
 const CALL_BYTES_MAX: usize = 8 << 20;
 /// Entries of a plan in one list.
-const PIECE: usize = 65_536;
+const LIST_ENTRIES_MAX: usize = 65_536;
 
 pub(super) const CALLS: u8 = 4;
 pub(super) const CUT: u8 = 5;
@@ -28,12 +29,12 @@ pub(super) const CUT: u8 = 5;
 pub enum Call {
     /// [`SweepPolicy::set_capacity`].
     Capacity {
-        /// The new one.
+        /// The new capacity.
         bytes: u64,
     },
     /// [`SweepPolicy::adopt`].
     Adopt {
-        /// What was here.
+        /// The units that the cache held.
         residency: Residency,
     },
     /// [`SweepPolicy::join`].
@@ -43,52 +44,52 @@ pub enum Call {
     },
     /// [`SweepPolicy::leave`].
     Leave {
-        /// Whose.
+        /// The job.
         subscriber: SubscriberId,
     },
     /// [`SweepPolicy::begin`].
     Begin {
-        /// Whose.
+        /// The job.
         subscriber: SubscriberId,
-        /// What is to be handed out.
+        /// The slots to be handed out.
         left: Bits,
     },
     /// [`SweepPolicy::next`].
     Next {
-        /// Whose.
+        /// The job.
         subscriber: SubscriberId,
     },
     /// [`SweepPolicy::advance`].
     Advance,
     /// [`SweepPolicy::give_back`].
     GiveBack {
-        /// Whose.
+        /// The job.
         subscriber: SubscriberId,
-        /// Which slot.
+        /// The slot.
         slot: u32,
     },
     /// [`SweepPolicy::lost`].
     Lost {
-        /// Which unit.
+        /// The unit.
         unit: u32,
     },
     /// [`SweepPolicy::reconcile`].
     Reconcile {
-        /// What was here.
+        /// The units that the cache held.
         residency: Residency,
-        /// As of which position of the sweep.
+        /// The position of the sweep up to which the units count.
         as_of: u64,
     },
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CallResult {
-    /// The subscriber of who joined.
+    /// The job that joined.
     pub subscriber: Option<SubscriberId>,
-    /// What was handed out.
+    /// The sample that was handed out.
     pub pick: Option<Pick>,
-    /// Whether the sweep was moved.
+    /// Whether the sweep moved.
     pub moved: bool,
     /// The orders to the store.
     pub actions: Vec<CacheAction>,
@@ -146,7 +147,7 @@ impl CallResult {
             _ => return None,
         };
         let n = get(at)?;
-        // Each takes at least one byte.
+        // Each action takes at least one byte, which bounds the allocation.
         let n = usize::try_from(n).ok().filter(|&n| n <= at.len())?;
         let action = |x: u64| {
             u32::try_from(x >> 1)
@@ -204,7 +205,7 @@ impl Call {
                 put_all(out, &[2, 1]);
                 (0..plan_units.units()).for_each(|u| put(out, plan_units.of_unit(u).len() as u64));
                 let entries: Vec<u32> = (0..plan_units.slots()).map(|s| plan_units.entry(s)).collect();
-                entries.chunks(PIECE).for_each(|piece| put_list(out, piece));
+                entries.chunks(LIST_ENTRIES_MAX).for_each(|piece| put_list(out, piece));
             }
             Call::Leave { subscriber: s } => put_all(out, &[3, subscriber(s)]),
             Call::Begin { subscriber: s, left } => {
@@ -222,12 +223,12 @@ impl Call {
         }
     }
 
-    /// Reads one that may be made of `fly` as it stands.
+    /// Reads a call. Returns `None` when it cannot be made on `policy` in its present state.
     pub(super) fn read(at: &mut &[u8], policy: &SweepPolicy) -> Option<Self> {
         let units = policy.unit_map.units() as u64;
         let subscriber = |at: &mut &[u8]| {
             let s = get32(at)?;
-            policy.subscribers.get(s as usize).filter(|x| x.on).map(|_| SubscriberId(s))
+            policy.subscribers.get(s as usize).filter(|x| x.joined).map(|_| SubscriberId(s))
         };
         Some(match get(at)? {
             0 => Call::Capacity { bytes: get(at)? },
@@ -271,26 +272,26 @@ impl Call {
         })
     }
 
-    /// Makes the call.
+    /// Makes the call on `policy` and returns its result.
     pub(super) fn make(self, policy: &mut SweepPolicy) -> CallResult {
-        let mut came = CallResult::default();
+        let mut result = CallResult::default();
         match self {
-            Call::Capacity { bytes } => policy.set_capacity(bytes, &mut came.actions),
-            Call::Adopt { residency } => policy.adopt(&residency, &mut came.actions),
-            Call::Join { plan_units } => came.subscriber = Some(policy.join(plan_units)),
+            Call::Capacity { bytes } => policy.set_capacity(bytes, &mut result.actions),
+            Call::Adopt { residency } => policy.adopt(&residency, &mut result.actions),
+            Call::Join { plan_units } => result.subscriber = Some(policy.join(plan_units)),
             Call::Leave { subscriber } => policy.leave(subscriber),
             Call::Begin { subscriber, left } => policy.begin(subscriber, left),
-            Call::Next { subscriber } => came.pick = policy.next(subscriber, &mut came.actions),
-            Call::Advance => came.moved = policy.advance(&mut came.actions),
+            Call::Next { subscriber } => result.pick = policy.next(subscriber, &mut result.actions),
+            Call::Advance => result.moved = policy.advance(&mut result.actions),
             Call::GiveBack { subscriber, slot } => policy.give_back(subscriber, slot),
             Call::Lost { unit } => policy.lost(unit),
             Call::Reconcile { residency, as_of } => policy.reconcile(&residency, as_of),
         }
-        came
+        result
     }
 }
 
-/// What was written and not taken.
+/// The recorded bytes that were not taken yet.
 #[derive(Debug, Clone)]
 pub(super) struct TraceLog {
     out: Vec<u8>,
@@ -299,18 +300,18 @@ pub(super) struct TraceLog {
 }
 
 impl TraceLog {
-    /// A tape that begins with `out`.
+    /// Returns a log that begins with `out`.
     pub(super) fn new(out: Vec<u8>) -> Self {
         TraceLog { out, calls: Vec::new(), cut: false }
     }
 
-    /// What it holds; afterwards it holds nothing.
+    /// Takes the bytes and leaves the log empty.
     pub(super) fn take(&mut self) -> Vec<u8> {
         self.flush();
         std::mem::take(&mut self.out)
     }
 
-    /// What it holds, and that it ends before its sweep.
+    /// Takes the bytes, and marks their end as the end of a cut trace.
     pub(super) fn cut(&mut self) -> Vec<u8> {
         self.flush();
         if !std::mem::replace(&mut self.cut, true) {
@@ -326,20 +327,20 @@ impl TraceLog {
         }
     }
 
-    /// Writes a call, unless the tape was cut.
-    pub(super) fn tell(&mut self, unit_map: &UnitMap, call: &Call, came: &CallResult) {
+    /// Appends a call and its result, unless the log was cut.
+    pub(super) fn append(&mut self, unit_map: &UnitMap, call: &Call, result: &CallResult) {
         if self.cut {
             return;
         }
-        let mut told = Vec::new();
-        call.write(unit_map, &mut told);
-        came.write(&mut told);
-        let long = told.len() > CALL_BYTES_MAX;
-        if long || self.out.len() + self.calls.len() + told.len() > TRACE_LOG_BYTES_MAX {
+        let mut bytes = Vec::new();
+        call.write(unit_map, &mut bytes);
+        result.write(&mut bytes);
+        let long = bytes.len() > CALL_BYTES_MAX;
+        if long || self.out.len() + self.calls.len() + bytes.len() > TRACE_LOG_BYTES_MAX {
             self.out = self.cut();
             return;
         }
-        self.calls.append(&mut told);
+        self.calls.append(&mut bytes);
         if self.calls.len() >= RECORD_BYTES {
             self.flush();
         }

@@ -1,19 +1,31 @@
-//! Plans whose samples come several times.
+//! Data echoing: plans that deliver each sample several times.
 
 use super::*;
 
 proptest! {
-    /// Echo: each sample `copies` times, copies at least `apart` draws from each other, whatever
-    /// comes back unread; and no more units are loaded than without.
+    /// Each sample comes `copies` times, its copies at least `apart` draws from each other, whatever is given
+    /// back unread. Hardly more units are loaded than without echoes.
     #[test]
-    fn echoes_keep_their_distance(units in 10u32..60, copies in 2u32..4, apart in 1u32..30, seed: u64, back in proptest::collection::vec(0u32..400, 0..6)) {
+    fn echoes_keep_their_distance(
+        units in 10u32..60,
+        copies in 2u32..4,
+        apart in 1u32..30,
+        seed: u64,
+        back in proptest::collection::vec(0u32..400, 0..6),
+    ) {
         prop_assume!(apart * 2 <= units * 4);
         let unit_map = unit_map(&vec![4; units as usize]);
         let n = units * 4;
-        let mut policy = SweepPolicy::new(unit_map.clone(), unit_map.total_bytes() / 4, &key(seed), SweepParams::default());
-        let subscriber = sit(&mut policy, &Plan::all(u64::from(n)).expect("plan"));
+        let mut policy = SweepPolicy::new(
+            unit_map.clone(),
+            unit_map.total_bytes() / 4,
+            &key(seed),
+            SweepParams::default(),
+        );
+        let subscriber = add_job(&mut policy, &Plan::all(u64::from(n)).expect("plan"));
         let echo = crate::plan::Echo { copies, apart };
-        let mut queue = PickQueue::echoing(echo, key(seed).draws("echo", 0), Bits::zeros(u64::from(n)), vec![]);
+        let mut queue =
+            PickQueue::echoing(echo, key(seed).draws("echo", 0), Bits::zeros(u64::from(n)), vec![]);
         let (mut actions, mut at, mut count) = (Vec::new(), vec![None; n as usize], BTreeSet::new());
         let mut draw = 0u32;
         loop {
@@ -25,24 +37,40 @@ proptest! {
                 continue;
             }
             prop_assert!(count.insert((p.slot, p.pass)), "twice");
-            // What came back is re-issued at once and may be nearer.
-            if back.is_empty() && let Some(last) = at[p.slot as usize].replace(draw) {
+            // A slot that was given back is handed out again at once, and may be nearer.
+            if back.is_empty()
+                && let Some(last) = at[p.slot as usize].replace(draw)
+            {
                 prop_assert!(draw - last >= apart, "{} apart", draw - last);
             }
         }
         prop_assert_eq!(count.len() as u32, n * copies);
-        prop_assert!(actions.iter().filter(|a| matches!(a, CacheAction::Load(_))).count() as u32 <= units + units / 10);
+        prop_assert!(
+            actions.iter().filter(|a| matches!(a, CacheAction::Load(_))).count() as u32 <= units + units / 10
+        );
     }
 
-    /// Also where a unit is long on its way: nobody passes a sample for so long that its copies catch up with it.
+    /// The distance holds where a load takes long: no pick waits so long that its copies catch up with it.
     #[test]
-    fn echoes_keep_their_distance_from_what_is_awaited(units in 20u32..60, apart in 1u32..30, seed: u64, ahead in 1usize..40, late in 1u32..200) {
+    fn echoes_keep_their_distance_from_what_is_awaited(
+        units in 20u32..60,
+        apart in 1u32..30,
+        seed: u64,
+        ahead in 1usize..40,
+        late in 1u32..200,
+    ) {
         let unit_map = unit_map(&vec![4; units as usize]);
         let n = units * 4;
-        let mut policy = SweepPolicy::new(unit_map.clone(), unit_map.total_bytes() / 4, &key(seed), SweepParams::default());
-        let subscriber = sit(&mut policy, &Plan::all(u64::from(n)).expect("plan"));
+        let mut policy = SweepPolicy::new(
+            unit_map.clone(),
+            unit_map.total_bytes() / 4,
+            &key(seed),
+            SweepParams::default(),
+        );
+        let subscriber = add_job(&mut policy, &Plan::all(u64::from(n)).expect("plan"));
         let echo = crate::plan::Echo { copies: 2, apart };
-        let mut queue = PickQueue::echoing(echo, key(seed).draws("echo", 0), Bits::zeros(u64::from(n)), vec![]);
+        let mut queue =
+            PickQueue::echoing(echo, key(seed).draws("echo", 0), Bits::zeros(u64::from(n)), vec![]);
         let (mut actions, mut at, mut draw) = (Vec::new(), vec![None; n as usize], 0u32);
         loop {
             queue.fill(&mut policy, subscriber, ahead, &mut actions, |_| {});
@@ -56,7 +84,8 @@ proptest! {
     }
 }
 
-/// A sweep and a feed that go on where `order`, what was handed out of `n` samples so far as (slot, pass), ends.
+/// A sweep and a queue that resume an epoch of `n` samples. `order` has the (slot, pass) pairs handed out so
+/// far.
 fn resumed(
     unit_map: &Arc<UnitMap>,
     n: u32,
@@ -88,10 +117,15 @@ fn resumed(
 }
 
 proptest! {
-    /// A server that is started again keeps the distance, too, at whatever moments: of what was read before from what is
-    /// read after.
+    /// The distance holds across restarts at any moment: between samples read before and after a restart.
     #[test]
-    fn echoes_keep_their_distance_over_restarts(units in 10u32..40, copies in 2u32..4, apart in 1u32..30, seed: u64, at in proptest::collection::vec(0u32..400, 1..4)) {
+    fn echoes_keep_their_distance_over_restarts(
+        units in 10u32..40,
+        copies in 2u32..4,
+        apart in 1u32..30,
+        seed: u64,
+        at in proptest::collection::vec(0u32..400, 1..4),
+    ) {
         prop_assume!(apart * 2 <= units * 4);
         let unit_map = unit_map(&vec![4; units as usize]);
         let n = units * 4;
@@ -107,7 +141,12 @@ proptest! {
             let p = queue.next(&policy, 4, |_| true).expect("some are left");
             let last = order.iter().rposition(|o| o.0 == p.slot);
             if let Some(last) = last {
-                prop_assert!(order.len() - last >= apart as usize, "{} apart at {}", order.len() - last, order.len());
+                prop_assert!(
+                    order.len() - last >= apart as usize,
+                    "{} apart at {}",
+                    order.len() - last,
+                    order.len()
+                );
             }
             order.push((p.slot, p.pass));
         }

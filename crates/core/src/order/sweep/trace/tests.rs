@@ -16,7 +16,7 @@ fn unit_map(units: u32, size: u32) -> Arc<UnitMap> {
     Arc::new(UnitMap::new(&unit_of, (0..units).map(|u| 1000 + u64::from(u)).collect()).expect("unit_map"))
 }
 
-/// Runs a sweep with everything that can happen to it; gives its trace and how many samples it handed out.
+/// Runs a sweep with all kinds of calls. Returns its trace and how many samples it handed out.
 fn run(ops: &[(u8, u32)], cuts: bool) -> (Vec<u8>, u64) {
     let unit_map = unit_map(40, 5);
     let mut policy = SweepPolicy::recorded(unit_map.clone(), 12_000, &key(), SweepParams::default());
@@ -70,14 +70,14 @@ fn run(ops: &[(u8, u32)], cuts: bool) -> (Vec<u8>, u64) {
 }
 
 proptest! {
-    /// I1: the same calls come to the same, and one that is told otherwise is noticed.
+    /// I1: a trace plays with the same results, and a trace that is cut short plays up to the cut.
     #[test]
     fn what_was_recorded_plays(ops in proptest::collection::vec((0u8..14, any::<u32>()), 1..60), cuts: bool) {
         let (trace, picks) = run(&ops, cuts);
         let played = SweepPolicy::play(&trace).expect("plays");
         prop_assert_eq!(played.picks, picks);
         prop_assert!(!played.cut);
-        // A torn end is the end of what is told.
+        // The trace ends where its last whole record ends.
         if played.calls > 0 {
             let torn = SweepPolicy::play(&trace[..trace.len() - 1]);
             prop_assert!(torn.is_ok_and(|t| t.calls < played.calls));
@@ -113,13 +113,13 @@ fn a_trace_of_other_decisions_is_noticed() {
     });
     assert!(matches!(SweepPolicy::play(&other), Err(BadTrace::Differs { .. })));
     // So does another constant: the window, the first of them.
-    let knob = changed(&trace, |kind, p| {
+    let other = changed(&trace, |kind, p| {
         if kind == HEADER {
             let at = p.len() - 21 * 8;
             p[at..at + 8].copy_from_slice(&0.9f64.to_le_bytes());
         }
     });
-    assert!(matches!(SweepPolicy::play(&knob), Err(BadTrace::Differs { .. })));
+    assert!(matches!(SweepPolicy::play(&other), Err(BadTrace::Differs { .. })));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn what_is_no_trace() {
         }
     });
     assert_eq!(play(&long), Some(BadTrace::Layout(BadUnitMap::TooLong)));
-    // The first call joins; a begin of a subscriber that is not there cannot be made.
+    // The first call joins. A sample cannot be asked for by a job that has not joined.
     let foreign = changed(&trace, |kind, p| {
         if kind == CALLS {
             *p = vec![5, 9]
@@ -157,16 +157,21 @@ fn what_is_no_trace() {
 }
 
 proptest! {
-    /// Damage that a checksum would not see is an error or another story, never a panic.
+    /// Damage that a checksum does not see gives an error or other results, never a panic.
     #[test]
     fn garbage_never_panics(at: usize, x: u8) {
-        let bad = changed(&some(), |kind, p| if kind == CALLS { let n = p.len(); p[at % n] = x });
+        let bad = changed(&some(), |kind, p| {
+            if kind == CALLS {
+                let n = p.len();
+                p[at % n] = x
+            }
+        });
         drop(SweepPolicy::play(&bad));
     }
 }
 
-/// Units of which the window holds one, when so much was loaded that the sweep's position is at its end: samples that came due
-/// there never did, and a pick loaded the units in turn for ever.
+/// The sweep's position stops at `u64::MAX` bytes. Samples that come due after it must be handed out all the
+/// same; once they were not, and a pick loaded unit after unit for ever.
 #[test]
 fn a_sweep_goes_on_at_its_last_position() {
     let long = 1u64 << 62;
@@ -193,9 +198,14 @@ fn length() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    /// Lengths that a sum or a fraction cannot hold exactly are refused or swept as any, and the capacity is kept.
+    /// Lengths that a sum or an `f64` cannot hold exactly are rejected or swept like others, within the
+    /// capacity.
     #[test]
-    fn lengths_may_be_any(bytes in proptest::collection::vec(length(), 1..12), capacities in [length(), length()], all: bool) {
+    fn lengths_may_be_any(
+        bytes in proptest::collection::vec(length(), 1..12),
+        capacities in [length(), length()],
+        all: bool,
+    ) {
         let all: u64 = if all { u64::MAX } else { 0 };
         let capacities = capacities.map(|c| c | all);
         let n = u32::try_from(bytes.len()).expect("few");
@@ -208,7 +218,8 @@ proptest! {
                 return Ok(());
             }
         };
-        let mut policy = SweepPolicy::recorded(unit_map.clone(), capacities[0], &key(), SweepParams::default());
+        let mut policy =
+            SweepPolicy::recorded(unit_map.clone(), capacities[0], &key(), SweepParams::default());
         let plan = Plan::all(u64::from(n) * 6).expect("plan");
         let subscribers = [0; 2].map(|_| policy.join(PlanUnits::new(&plan, &unit_map).expect("plan_units")));
         let mut actions = Vec::new();
@@ -217,7 +228,10 @@ proptest! {
                 policy.set_capacity(capacities[1], &mut actions);
             }
             subscribers.iter().for_each(|&subscriber| policy.begin(subscriber, Bits::ones(u64::from(n) * 6)));
-            while subscribers.iter().filter(|&&subscriber| policy.next(subscriber, &mut actions).is_some()).count() > 0 {
+            let mut draw_all = |p: &mut SweepPolicy| {
+                subscribers.iter().filter(|&&s| p.next(s, &mut actions).is_some()).count()
+            };
+            while draw_all(&mut policy) > 0 {
                 let s = policy.progress();
                 let sum = |a: u64, b: u64| u128::from(a) + u128::from(b);
                 let most = u128::from(capacities[epoch / 2]);
@@ -229,7 +243,7 @@ proptest! {
     }
 }
 
-/// A capacity that is longer as a fraction than it is.
+/// A capacity that grows when it is rounded to `f64`.
 #[test]
 fn a_window_is_no_longer_than_the_cache() {
     let unit_map = Arc::new(UnitMap::new(&[0, 1, 2, 3], vec![1 << 53; 4]).expect("unit_map"));
@@ -241,20 +255,20 @@ fn a_window_is_no_longer_than_the_cache() {
 
 /// I2.
 #[test]
-fn a_tape_that_nobody_takes_is_cut() {
+fn a_trace_log_that_is_not_taken_is_cut() {
     let unit_map = unit_map(4, 2);
     let mut policy = SweepPolicy::recorded(unit_map.clone(), 3000, &key(), SweepParams::default());
     let subscriber =
         policy.join(PlanUnits::new(&Plan::all(8).expect("plan"), &unit_map).expect("plan_units"));
     let mut trace_log = TraceLog::new(Vec::new());
     let call = Call::Next { subscriber };
-    let came = CallResult {
+    let result = CallResult {
         actions: vec![crate::residency::CacheAction::Load(0); 9 << 20],
         ..CallResult::default()
     };
-    trace_log.tell(&unit_map, &call, &came);
+    trace_log.append(&unit_map, &call, &result);
     assert!(trace_log.take().len() < 100, "a call that is too long ends the trace_log");
-    trace_log.tell(&unit_map, &call, &CallResult::default());
+    trace_log.append(&unit_map, &call, &CallResult::default());
     assert!(trace_log.take().is_empty());
     let mut trace = policy.take_trace();
     let whole = SweepPolicy::play(&trace).expect("plays").cut;

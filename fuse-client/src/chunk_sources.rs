@@ -1,15 +1,12 @@
-//! The chunk sources of a mount: the server, the origin while the server is gone, and the node store before
-//! both.
+//! The chunk sources of a mount: the server, and the origin while the server is gone.
 
 use crate::fs::read::{ChunkSource, FetchRequest};
-use crate::node::Node;
 use bytes::Bytes;
 use fletch_client::fallback::{Fallback, OriginLocation};
 use fletch_client::{Client, ClientError};
 use fletch_core::Root;
 use fletch_store::FetchError;
 use futures::future::{BoxFuture, FutureExt};
-use std::sync::Arc;
 
 /// Fetches the chunks of one version from the server.
 pub struct ServerChunks {
@@ -69,35 +66,6 @@ impl ChunkSource for FallbackChunks {
                 .bytes_unchecked(&location, len, |client| fetch_from_server(client, root, &request))
                 .await;
             got.map_err(|e| FetchError::new(e.kind(), e))
-        }
-        .boxed()
-    }
-}
-
-/// Fetches chunks from the owner of the node store, and otherwise from the source beyond it.
-pub struct NodeChunks {
-    /// This mount's part in the node store.
-    pub node: Arc<Node>,
-    /// The source if this mount is not a client, or the owner sent no bytes.
-    pub beyond: Arc<dyn ChunkSource>,
-}
-
-impl ChunkSource for NodeChunks {
-    fn fetch(
-        &self,
-        request: FetchRequest,
-        location: &OriginLocation,
-        attempt: u32,
-    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
-        let (node, beyond, location) = (Arc::clone(&self.node), Arc::clone(&self.beyond), location.clone());
-        async move {
-            // After wrong bytes from the owner, the retry goes to the source beyond.
-            if attempt == 0
-                && let Some(bytes) = node.fetch_from_owner(&request).await
-            {
-                return Ok(bytes);
-            }
-            beyond.fetch(request, &location, attempt).await
         }
         .boxed()
     }

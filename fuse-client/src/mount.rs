@@ -4,7 +4,6 @@
 //! metrics, write the report, exit. All of it takes at most [`END_WITHIN`].
 
 use crate::access::{self, Access, KernelCache};
-use crate::chunk_sources::NodeChunks;
 use crate::cli::Settings;
 use crate::error_cache::ErrorCache;
 use crate::faults::Faults;
@@ -13,6 +12,7 @@ use crate::fs::read::{ChunkSource, ReadCounters, Reader};
 use crate::fs::tree::Tree;
 use crate::fuse::{self, FuseSession, MountOptions, RequestContext};
 use crate::metrics::{self, RequestCounts, Snapshot};
+use crate::node::chunk_source::NodeChunks;
 use crate::node::{Node, NodeContext, clients::NodeClients, node_store::NodeStore};
 use crate::open_version::{OpenVersion, open};
 use crate::push::{Pusher, WATCH_EVERY};

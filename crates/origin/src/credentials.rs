@@ -111,7 +111,7 @@ impl Profile {
 pub(crate) fn text(path: &Path) -> Result<String, OriginError> {
     let cannot =
         |why: String| OriginError::invalid(path.display(), format!("the credentials cannot be read: {why}"));
-    let (file, meta) = crate::local::open_regular(path).map_err(|e| cannot(e.to_string()))?;
+    let (file, meta) = crate::regular_file::open_regular(path).map_err(|e| cannot(e.to_string()))?;
     if meta.len() > FILE_BYTES_MAX {
         return Err(cannot(format!(
             "the file has {} bytes, at most {FILE_BYTES_MAX} are allowed",

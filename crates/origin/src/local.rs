@@ -9,12 +9,13 @@
 //! 4. A write goes to a temporary file, syncs it, renames it, and syncs the directory.
 
 use crate::OriginError;
-use crate::origin::{ObjectBytes, ObjectMeta, Pin, PutMode};
+use crate::object::{ObjectBytes, ObjectMeta, Pin, PutMode};
+use crate::regular_file::{not_regular, open_regular};
 use bytes::Bytes;
-use std::fs::{File, Metadata, OpenOptions, Permissions};
+use std::fs::{File, Metadata, Permissions};
 use std::io::{self, Read, Seek as _, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 mod confinement;
@@ -37,32 +38,6 @@ pub fn pin_of(meta: &Metadata) -> Pin {
         mtime_ns: Some(ns(meta.mtime(), meta.mtime_nsec())),
         etag: Some(format!("{:x}-{:x}", meta.ino(), ns(meta.ctime(), meta.ctime_nsec()))),
     }
-}
-
-/// Opens a regular file for reading and returns its metadata. Never waits, whatever `path` is.
-///
-/// # Errors
-/// The error of the system; `NotFound` for a directory, which is no object in a store either; `InvalidInput`
-/// for everything else that is not a regular file.
-pub fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
-    // O_NOCTTY: opening a terminal must not make it ours.
-    let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-    let file =
-        OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|e| match e.raw_os_error() {
-            // Sockets and devices without a driver.
-            Some(libc::ENXIO | libc::ENODEV) => not_regular(),
-            _ => e,
-        })?;
-    let meta = file.metadata()?;
-    match meta.file_type() {
-        kind if kind.is_file() => Ok((file, meta)),
-        kind if kind.is_dir() => Err(io::Error::new(io::ErrorKind::NotFound, "a directory, not a file")),
-        _ => Err(not_regular()),
-    }
-}
-
-fn not_regular() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
 }
 
 fn meta_of(path: &str, meta: &Metadata) -> ObjectMeta {

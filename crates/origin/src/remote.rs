@@ -7,7 +7,7 @@
 //! stay in use.
 
 use crate::credentials::{self, FileStamp, Source};
-use crate::origin::{ObjectBytes, ObjectMeta, Pin};
+use crate::object::{ObjectBytes, ObjectMeta, Pin};
 use crate::pace::Pace;
 use crate::retry::retrying;
 use crate::stats::Counters;

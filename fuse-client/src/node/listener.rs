@@ -1,9 +1,10 @@
 //! The listener of the owner: the unix socket of the node store, and HTTP over it with a bound on everything.
 //!
-//! I6: at most [`CONNECTIONS_MAX`] connections are open. The owner closes further connections at once, so no
-//! client waits until another leaves. The owner drops a client that reads no bytes for [`WRITE_TIMEOUT_MAX`]
-//! (or for a quarter of the read deadline, if that is less), and a client that sends nothing for longer than
-//! any answer takes. A request has no body, and the HTTP library bounds its head.
+//! I6: at most [`super::node_store::CONNECTIONS_MAX`] connections are open. The owner closes further
+//! connections at once, so no client waits until another leaves. The owner drops a client that reads no bytes
+//! for [`WRITE_TIMEOUT_MAX`] (or for a quarter of the read deadline, if that is less), and a client that
+//! sends nothing for longer than any answer takes. A request has no body, and the HTTP library bounds its
+//! head.
 
 use super::clients::NodeClient;
 use super::directory::{StoreDirectory, socket_path};
@@ -51,8 +52,6 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 
-/// The most open connections of clients.
-pub const CONNECTIONS_MAX: usize = 256;
 /// How long a client may leave an answer unread.
 const WRITE_TIMEOUT_MAX: Duration = Duration::from_secs(30);
 /// How much longer than the longest answer a connection may be idle. Clients close idle connections sooner.

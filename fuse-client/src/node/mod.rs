@@ -17,6 +17,7 @@
 //! 4. (I6) `fletch_store::disk` limits the disk; [`listener`] and [`node_store`] limit the socket.
 //! 5. The mount that holds the lock of the directory is the owner. A crash releases the lock.
 
+pub mod chunk_source;
 pub mod clients;
 pub mod directory;
 pub mod listener;

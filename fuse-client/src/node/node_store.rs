@@ -11,7 +11,6 @@
 //! 6. (I6) Clients hold at most half of the owner's memory, in fetches and in answers ([`ServedBytes`]).
 
 use super::clients::{NodeClient, NodeClients};
-use super::listener::CONNECTIONS_MAX;
 use crate::chunk_sources::fetch_from_server;
 use crate::fs::read::{FetchRequest, dataset_id};
 use bytes::Bytes;
@@ -28,6 +27,9 @@ use std::{
     },
     time::Duration,
 };
+
+/// The most open connections of clients.
+pub const CONNECTIONS_MAX: usize = 256;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep},

@@ -2,7 +2,7 @@
 
 use super::{Confinement, TEMPORARY, meta_of};
 use crate::OriginError;
-use crate::origin::ObjectMeta;
+use crate::object::ObjectMeta;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use std::io;

@@ -3,7 +3,7 @@
 use super::RemotePrefix;
 use super::translate::{corrupt, translate, unavailable};
 use crate::OriginError;
-use crate::origin::ObjectMeta;
+use crate::object::ObjectMeta;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use object_store::list::PaginatedListOptions;

@@ -3,7 +3,7 @@
 use super::translate::{translate, unavailable};
 use super::{Current, RemotePrefix};
 use crate::OriginError;
-use crate::origin::PutMode;
+use crate::object::PutMode;
 use bytes::Bytes;
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as Key;
@@ -30,7 +30,7 @@ impl RemotePrefix {
     ) -> Result<u64, OriginError> {
         self.writable(what)?;
         let shown = file.display().to_string();
-        let opened = crate::local::open_regular(file).map_err(|e| OriginError::io(&shown, &e))?;
+        let opened = crate::regular_file::open_regular(file).map_err(|e| OriginError::io(&shown, &e))?;
         let (file, length) = (Arc::new(opened.0), opened.1.len());
         if length <= PART_BYTES {
             let bytes = part(&shown, &file, length).await?;

@@ -11,7 +11,7 @@
 use super::translate::{translate, unavailable};
 use super::{Current, RemotePrefix};
 use crate::OriginError;
-use crate::origin::PutMode;
+use crate::object::PutMode;
 use crate::uri::Scheme;
 use bytes::Bytes;
 use object_store::path::Path as Key;

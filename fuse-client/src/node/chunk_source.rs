@@ -1,0 +1,39 @@
+//! The chunk source of a client of the node store: the store's owner first, and the mount's own source beyond
+//! it.
+
+use super::Node;
+use crate::fs::read::{ChunkSource, FetchRequest};
+use bytes::Bytes;
+use fletch_client::fallback::OriginLocation;
+use fletch_store::FetchError;
+use futures::future::{BoxFuture, FutureExt};
+use std::sync::Arc;
+
+/// Fetches chunks from the owner of the node store, and otherwise from the source beyond it.
+pub struct NodeChunks {
+    /// This mount's part in the node store.
+    pub node: Arc<Node>,
+    /// The source if this mount is not a client, or the owner sent no bytes.
+    pub beyond: Arc<dyn ChunkSource>,
+}
+
+impl ChunkSource for NodeChunks {
+    fn fetch(
+        &self,
+        request: FetchRequest,
+        location: &OriginLocation,
+        attempt: u32,
+    ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
+        let (node, beyond, location) = (Arc::clone(&self.node), Arc::clone(&self.beyond), location.clone());
+        async move {
+            // After wrong bytes from the owner, the retry goes to the source beyond.
+            if attempt == 0
+                && let Some(bytes) = node.fetch_from_owner(&request).await
+            {
+                return Ok(bytes);
+            }
+            beyond.fetch(request, &location, attempt).await
+        }
+        .boxed()
+    }
+}

@@ -14,27 +14,27 @@ use std::{
     time::Duration,
 };
 
-/// Live jobs with a metric label of their own.
+/// Most live jobs that have a metric label of their own.
 pub const LABELS_MAX: usize = 1000;
-/// The label of all other jobs.
+/// The metric label of all other jobs.
 pub const OTHER: &str = "other";
 
 /// One live job.
 #[derive(Debug)]
 pub struct LiveJob {
-    /// Whose.
+    /// The tenant.
     pub tenant: Tenant,
-    /// Its name.
+    /// The job's name.
     pub name: JobName,
-    /// What metrics call it.
+    /// The job's label in metrics.
     pub label: Arc<str>,
-    /// Nanoseconds on the caller's clock of the last request.
+    /// Time of the last request, in nanoseconds on the caller's clock.
     seen_ns: AtomicU64,
 }
 
-/// There are as many jobs as there may be.
+/// The server knows as many jobs as it may.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} jobs are known, which is the limit; reuse a job name, or wait until idle ones expire")]
+#[error("the server knows {0} jobs, its limit; reuse a job name, or wait until idle jobs expire")]
 pub struct TooManyJobs(usize);
 
 type Key = (Tenant, JobName);
@@ -48,14 +48,14 @@ pub struct LiveJobs {
 }
 
 impl LiveJobs {
-    /// No jobs yet; at most `max`, each forgotten `ttl` after its last request.
+    /// An empty list of at most `max` jobs, each forgotten `ttl` after its last request.
     #[must_use]
     pub fn new(max: usize, ttl: Duration) -> Self {
         let ttl_ns = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
         LiveJobs { max, ttl_ns, live: RwLock::default() }
     }
 
-    /// The job of a request made at `now_ns` (any clock that only goes forward).
+    /// Returns the job of a request at `now_ns` (any clock that only goes forward).
     ///
     /// # Errors
     /// [`TooManyJobs`].
@@ -73,7 +73,7 @@ impl LiveJobs {
         if live.len() >= self.max {
             return Err(TooManyJobs(self.max));
         }
-        // Expiry frees labels too, so they are counted and not numbered.
+        // Expiry frees labels too, so labelled jobs are counted and not numbered.
         let labelled = live.values().filter(|j| &*j.label != OTHER).count();
         let label = if labelled < LABELS_MAX { name.as_str().into() } else { OTHER.into() };
         let job = Arc::new(LiveJob {
@@ -86,8 +86,9 @@ impl LiveJobs {
         Ok(job)
     }
 
-    /// Forgets jobs whose last request is older than the TTL at `now_ns` and that no request
-    /// holds; returns how many.
+    /// Forgets jobs whose last request is older than the TTL at `now_ns` and that no request holds.
+    ///
+    /// Returns the number of forgotten jobs.
     pub fn expire(&self, now_ns: u64) -> usize {
         let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
         let before = live.len();
@@ -98,14 +99,14 @@ impl LiveJobs {
         before - live.len()
     }
 
-    /// Whether there is such a job now.
+    /// Returns whether the job is live.
     #[must_use]
     pub fn is_live(&self, tenant: &Tenant, name: &JobName) -> bool {
         let key = (tenant.clone(), name.clone());
         self.live.read().unwrap_or_else(PoisonError::into_inner).contains_key(&key)
     }
 
-    /// How many there are.
+    /// Returns the number of live jobs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.live.read().unwrap_or_else(PoisonError::into_inner).len()

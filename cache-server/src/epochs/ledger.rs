@@ -120,7 +120,7 @@ impl LedgerFile {
     pub fn open(path: &Path, len: u64) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).open(path)?;
         if file.metadata()?.len() > len {
-            tracing::warn!(file = %path.display(), at = len, "the last record was torn by a crash and is cut off");
+            tracing::warn!(file = %path.display(), at = len, "a crash tore the last record; it is cut off");
             file.set_len(len)?;
         }
         // Bytes written before a crash may be in the page cache only. The caller is about to rely on them.
@@ -232,9 +232,9 @@ impl Shared {
             match file.write_all(&bytes).and_then(|()| file.sync_data()) {
                 Ok(()) => drop(self.progress.send_replace(Ok(upto))),
                 Err(e) => {
-                    tracing::error!(file = %self.path.display(), error = %e, "the ledger cannot be written");
+                    tracing::error!(file = %self.path.display(), error = %e, "the ledger cannot be written; its epoch is opened anew");
                     if let Err(e) = file.set_len(durable) {
-                        tracing::error!(error = %e, "nor cut back; its torn end is cut at the next start");
+                        tracing::error!(error = %e, "the ledger cannot be cut back; the next start cuts its torn end");
                     }
                     // `writing` stays set: this file is not written again.
                     drop(self.progress.send_replace(Err(Stopped::Failed(Arc::new(e)))));

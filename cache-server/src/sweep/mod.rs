@@ -399,7 +399,7 @@ impl Sweep {
                 self.fetch_early(inner, owner);
             }
             Err(why) => {
-                tracing::debug!(unit, %why, "a unit of a sweep did not come");
+                tracing::debug!(unit, %why, "the fetch of a sweep's unit failed");
                 inner.residence[unit as usize] = ABSENT;
                 self.context.counts.failed.fetch_add(1, Relaxed);
                 inner.policy.lost(unit);

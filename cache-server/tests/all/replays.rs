@@ -1,4 +1,4 @@
-//! Replay through a real server: the order that an earlier epoch's ledger tells, again.
+//! Replay through a real server: an epoch repeats the order that an earlier ledger recorded.
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{BucketSpec, Code, LedgerBytes, OrderKind, ReplaySpec, StartJob, WorldSpec};
@@ -171,7 +171,7 @@ async fn a_damaged_or_foreign_ledger_is_refused() {
     }
     refuse("cut", &ledger[..ledger.len() - 1], "in the middle of a record").await;
     refuse("nothing", b"", "").await;
-    refuse("state", &state, "nothing was acknowledged").await;
+    refuse("state", &state, "no acknowledged entry").await;
     // Another version, plan, seed; entries that are not there; acknowledged twice.
     let with = |change: &dyn Fn(&mut Header)| {
         let mut header = read.header.clone();
@@ -182,7 +182,7 @@ async fn a_damaged_or_foreign_ledger_is_refused() {
     };
     refuse("root", &with(&|h| h.root = fletch_core::Root(Hash::of(b"another"))), "root").await;
     refuse("plan", &with(&|h| h.plan = Hash::of(b"another")), "plan").await;
-    refuse("order", &with(&|h| h.order = "replay".into()), "an order replay").await;
+    refuse("order", &with(&|h| h.order = "replay".into()), "the order replay").await;
     let seeded = StartJob { seed: Some(6), ..replaying("seed", &ledger, world) };
     assert_eq!(client.declare(&seeded).await.expect_err("seed").code(), Some(Code::BadLedger));
     let mut twice = ledger.to_vec();

@@ -90,7 +90,8 @@ SOAK := package(fletch-core) or package(fletch-tables) or package(fletch-store) 
 
 soak: install programs wheel ## the promises for hours: kill -9, 10 GiB, properties with many cases
 	FLETCH_SOAK=1 PROPTEST_CASES=$(SOAK_CASES) \
-	    $(CARGO) nextest run --release $(TESTED) --profile soak --no-fail-fast --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
+	    $(CARGO) nextest run --release $(TESTED) --profile soak --no-fail-fast \
+	    --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
 
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh

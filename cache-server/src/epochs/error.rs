@@ -198,7 +198,8 @@ impl JobError {
         match self {
             JobError::NotFound => "declare the job with POST /v1/jobs first",
             JobError::NoEpoch(_) => {
-                "an epoch begins with its first lease or a state; the server remembers the last 16 epochs of a job"
+                "an epoch begins with its first lease or a state; the server remembers the last 16 epochs \
+                 of a job"
             }
             JobError::Differs { .. } => {
                 "use another name, change only the world (PUT …/world), or delete the job"
@@ -230,24 +231,25 @@ impl JobError {
             }
             JobError::Open { .. } => "acknowledge all received entries first",
             JobError::BadLedger(_) => {
-                "send the bytes of GET …/ledger of an epoch that delivered entries to one number of ranks; name no seed; \
-                 declare dataset, version, plan, buckets and ranks as in that job"
+                "send the bytes of GET …/ledger of an epoch that delivered entries to one number of ranks; \
+                 name no seed; declare dataset, version, plan, buckets and ranks as in that job"
             }
             JobError::MidStep { .. } => {
-                "acknowledge the whole step first, then change the number of ranks; batch and tail can change after the \
-                 epoch has ended"
+                "acknowledge the whole step first, then change the number of ranks; batch and tail can change \
+                 after the epoch has ended"
             }
             JobError::StateDiffers { .. } => {
                 "declare the job with the settings that it had when the state was saved"
             }
             JobError::StateBehind(_) => {
-                "add ?replace=true to forget what was delivered since the state; the server then deletes later epochs and \
-                 their receipts"
+                "add ?replace=true to forget what was delivered since the state; the server then deletes later \
+                 epochs and their receipts"
             }
             JobError::BadState(_) => "put the bytes that GET …/state gave",
             JobError::LedgerFull { .. } => {
-                "replace the ledger: PUT the epoch's own state (GET …/state) with ?replace=true, while no rank is in a later \
-                 epoch (the server deletes later epochs); acknowledge whole or larger leases, or raise limits.ledger_bytes"
+                "replace the ledger: PUT the epoch's own state (GET …/state) with ?replace=true, while no rank \
+                 is in a later epoch (the server deletes later epochs); acknowledge whole or larger leases, \
+                 or raise limits.ledger_bytes"
             }
             JobError::AtLimit(_) => "delete jobs that have ended (DELETE /v1/jobs/{id})",
             JobError::Version(e) => e.hint(),

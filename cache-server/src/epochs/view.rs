@@ -184,7 +184,8 @@ impl Epoch {
             let Certificate { mates, near10, .. } = certificate;
             let why = match self.setup.order {
                 OrderKind::Substitute => {
-                    "too few units lay in the cache at once: give the dataset more of it, or pack it into more chunks"
+                    "too few units lay in the cache at once: give the dataset more of it, or pack it into \
+                     more chunks"
                 }
                 OrderKind::Strict => "pack it into more chunks",
                 OrderKind::Bucketed | OrderKind::Replay => "that is what its buckets or its ledger say",

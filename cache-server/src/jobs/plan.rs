@@ -135,7 +135,8 @@ fn fits_a_ledger(entries: u64, world: World, most: u64) -> Result<(), JobError> 
         return Ok(());
     }
     let why = format!(
-        "the plan has {entries} entries with its pads; the ledger of an epoch has room for {room} in batches of {lease} a rank (limits.ledger_bytes)"
+        "the plan has {entries} entries with its pads; the ledger of an epoch has room for {room} in \
+         batches of {lease} a rank (limits.ledger_bytes)"
     );
     Err(JobError::InvalidPlan(why))
 }

@@ -174,10 +174,12 @@ impl Registry {
                     jobs.insert(name, RegisteredJob::new(record.known(), OnceCell::new()));
                 }
                 Ok(_) => {
-                    tracing::error!(dir = %path.display(), "a job's directory holds the record of another job; the server ignores it")
+                    tracing::error!(dir = %path.display(), "a job's directory holds the record of another \
+                        job; the server ignores it")
                 }
                 Err(e) => {
-                    tracing::error!(dir = %path.display(), error = %e, "a job's record cannot be read; the server ignores the job")
+                    tracing::error!(dir = %path.display(), error = %e, "a job's record cannot be read; the \
+                        server ignores the job")
                 }
             }
         }
@@ -449,7 +451,8 @@ impl Registry {
                     return std::fs::rename(&to, &from).and(Err(error)).map_err(failed);
                 }
                 if let Err(error) = remove_all(&to) {
-                    tracing::warn!(dir = %to.display(), %error, "a deleted job leaves files; the next start removes them");
+                    tracing::warn!(dir = %to.display(), %error, "a deleted job leaves files; the next start \
+                        removes them");
                 }
                 Ok(())
             });

@@ -72,7 +72,7 @@ async fn a_selection_of_a_tenth_is_delivered_exactly() {
     };
     refuse(weights(&[1.0], WeightOf::Keys(text(&["f0001", "f0002"]))), "1 weights for 2 samples").await;
     refuse(weights(&[1.0, 1.0], WeightOf::Samples(vec![3, 3])), "sample 3 has two weights").await;
-    refuse(weights(&[1.0], WeightOf::Samples(vec![200])), "sample 200 weighs").await;
+    refuse(weights(&[1.0], WeightOf::Samples(vec![200])), "the weights name sample 200").await;
     assert_eq!(client.jobs().await.expect("jobs").len(), 2);
     node.running.shutdown().await;
 }

@@ -163,7 +163,7 @@ fn an_owner_that_cannot_listen_keeps_the_store_and_listens_when_it_can() {
     read_all(&three.dir, &data);
     assert_eq!(node.sent("") - before, data.bytes(), "whom nobody serves asks the server");
     let log = node.site.mount_log("two");
-    assert_eq!(log.matches("other mounts cannot reach this node's store").count(), 1, "{log}");
+    assert_eq!(log.matches("other mounts cannot reach this node store").count(), 1, "{log}");
     fs::remove_dir_all(&socket).expect("remove");
     node.settled(two.pid(), 40);
     let log = node.site.mount_log("two");

@@ -187,15 +187,15 @@ why}], summary: {faults, entries, bytes_read}}.")]
     /// Bring a version's chunks to the server's disk, or check that they are there.
     #[command(after_help = "Examples:
   fletch warmup imagenet --wait
-  fletch warmup imagenet@2026-11 --lease 8h
+  fletch warmup imagenet@2026-11 --pin 8h
   fletch warmup imagenet --check
 
 The server does it: with --wait Ctrl-C ends the waiting, and the warm-up goes on unless --cancel is given. Running it
 again brings only what is missing. --check reads and hashes what is kept, brings nothing, and always waits.
 
 Exit code 0: begun; with --wait or --check, every chunk is there. 3: not every chunk is. 1: it failed.
---json prints the warm-up: {id, dataset, root, layout, check, state, total: {chunks, bytes}, looked_at, present, brought,
-refused, failed, damaged, missing, bytes_per_s, eta_s, started_ns, ended_ns, leased_until_ns, error}.")]
+--json prints the warm-up: {id, dataset, root, layout, check, state, total: {chunks, bytes}, looked_at, present, fetched,
+refused, failed, damaged, missing, bytes_per_s, eta_s, started_ns, ended_ns, pinned_until_ns, error}.")]
     Warmup(WarmupArgs),
     /// Evict a dataset's chunks from the server's disk.
     #[command(after_help = "Example:
@@ -315,7 +315,7 @@ pub struct WarmupArgs {
     pub wait: bool,
     /// How long the chunks are protected from eviction afterwards, at most a week [default: 1h].
     #[arg(long, value_name = "TIME", conflicts_with = "check")]
-    pub lease: Option<Span>,
+    pub pin: Option<Span>,
     /// On Ctrl-C cancel the warm-up too.
     #[arg(long)]
     pub cancel: bool,

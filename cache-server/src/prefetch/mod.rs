@@ -311,7 +311,7 @@ impl Prefetcher {
         if inner.taken.is_none() {
             return;
         }
-        if !self.sources.stand() {
+        if !self.sources.is_registered() {
             self.close_now(inner);
             return;
         }
@@ -470,7 +470,7 @@ impl Prefetcher {
         if alive {
             inner.seen = Instant::now();
         }
-        !self.sources.stand() || inner.seen.elapsed() > self.patience()
+        !self.sources.is_registered() || inner.seen.elapsed() > self.patience()
     }
 
     fn patience(&self) -> Duration {

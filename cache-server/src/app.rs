@@ -78,7 +78,7 @@ struct App {
     server: Arc<Server>,
     router: Router,
     /// One for each connection.
-    places: Arc<Semaphore>,
+    connection_permits: Arc<Semaphore>,
     connections: TaskTracker,
     /// Connections end after the answer under way.
     drain: CancellationToken,
@@ -108,7 +108,7 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         .map_err(io(format!("listen on {addr}"), "see the system's log"))?;
     let app = Arc::new(App {
         router: http::router(Arc::clone(&server)),
-        places: Arc::new(Semaphore::new(server.limits.connections)),
+        connection_permits: Arc::new(Semaphore::new(server.limits.connections)),
         connections: TaskTracker::new(),
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
@@ -127,11 +127,11 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     if let Some(unix) = socket.as_ref().and_then(Socket::listener) {
         accepting.spawn(Arc::clone(&app).accept_unix(unix));
     }
-    let (house, keeper) = (CancellationToken::new(), TaskTracker::new());
+    let (stop_maintenance, maintenance_tasks) = (CancellationToken::new(), TaskTracker::new());
     let disk = app.server.store.disk().map(Arc::clone);
     if let Some(disk) = disk.clone() {
         let server = Arc::clone(&app.server);
-        keeper.spawn(maintenance::run(server, disk, house.clone()));
+        maintenance_tasks.spawn(maintenance::run(server, disk, stop_maintenance.clone()));
     }
     let mut expire = tokio::time::interval(EXPIRE_EVERY);
     let mut reload = tokio::time::interval(RELOAD_EVERY);
@@ -172,9 +172,9 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     if tokio::time::timeout(ABORT_WAIT, traces).await.is_err() {
         tracing::warn!("the ends of some traces were not written");
     }
-    house.cancel();
-    keeper.close();
-    keeper.wait().await;
+    stop_maintenance.cancel();
+    maintenance_tasks.close();
+    maintenance_tasks.wait().await;
     if let Some(disk) = disk {
         close(disk).await;
     }
@@ -205,14 +205,14 @@ impl App {
             let accepted = tokio::select! {
                 () = self.drain.cancelled() => return,
                 accepted = async {
-                    let place = Arc::clone(&self.places).acquire_owned().await;
-                    (place, next().await)
+                    let permit = Arc::clone(&self.connection_permits).acquire_owned().await;
+                    (permit, next().await)
                 } => accepted,
             };
             match accepted {
-                (Ok(place), Ok(stream)) => {
+                (Ok(permit), Ok(stream)) => {
                     let app = Arc::clone(self);
-                    self.connections.spawn(async move { app.serve(stream, place).await });
+                    self.connections.spawn(async move { app.serve(stream, permit).await });
                 }
                 (Err(_), _) => return,
                 (_, Err(e)) => {

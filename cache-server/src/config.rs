@@ -8,7 +8,7 @@ mod build;
 mod table;
 
 use crate::{auth::NewToken, limits::Limits, telemetry::LogFormat};
-use build::Builder;
+use build::ConfigBuilder;
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use fletch_origin::{OriginConfig, OriginUri};
 use fletch_settings::{Amount, ByteSize, Span};
@@ -56,7 +56,7 @@ impl Environment {
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingSource {
     /// A flag.
     Flag(&'static str),
     /// An environment variable.
@@ -67,31 +67,31 @@ pub enum Origin {
     Default,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::Flag(name) => write!(f, "flag --{name}"),
-            Origin::Env(name) => write!(f, "environment {name}"),
-            Origin::File(path) => write!(f, "file {}", path.display()),
-            Origin::Default => f.write_str("default"),
+            SettingSource::Flag(name) => write!(f, "flag --{name}"),
+            SettingSource::Env(name) => write!(f, "environment {name}"),
+            SettingSource::File(path) => write!(f, "file {}", path.display()),
+            SettingSource::Default => f.write_str("default"),
         }
     }
 }
 
 /// One setting as it is in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Effective {
+pub struct EffectiveSetting {
     /// Its key in the file.
     pub key: &'static str,
     /// Its value, as it would be written.
     pub value: String,
     /// Where it came from.
-    pub origin: Origin,
+    pub origin: SettingSource,
 }
 
 /// The disk tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cache {
+pub struct CacheConfig {
     /// Its directory.
     pub dir: PathBuf,
     /// What it may occupy, or a part of what the file system has to spare; 0 for none.
@@ -110,7 +110,7 @@ pub struct Config {
     /// Where to listen for local processes; `None` when switched off.
     pub socket: Option<PathBuf>,
     /// What may vanish.
-    pub cache: Cache,
+    pub cache: CacheConfig,
     /// What must not.
     pub state_dir: PathBuf,
     /// Bounds.
@@ -128,12 +128,12 @@ pub struct Config {
     /// Where to write the server's URL once it is ready.
     pub ready_file: Option<PathBuf>,
     /// Every setting as it is in force.
-    pub effective: Vec<Effective>,
+    pub effective: Vec<EffectiveSetting>,
 }
 
 /// What the command line asks for.
 #[derive(Debug)]
-pub enum Task {
+pub enum Action {
     /// To serve.
     Serve(Box<Config>),
     /// Only to check the settings.
@@ -255,24 +255,24 @@ pub fn command() -> Command {
 ///
 /// # Errors
 /// [`ConfigError`] with every fault found.
-pub fn read<I, T>(args: I, environment: &Environment) -> Result<Task, ConfigError>
+pub fn read<I, T>(args: I, environment: &Environment) -> Result<Action, ConfigError>
 where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
     let top = command().try_get_matches_from(args)?;
     if let Some(("token", m)) = top.subcommand() {
-        return Ok(Task::NewToken(NewToken::read(m)));
+        return Ok(Action::NewToken(NewToken::read(m)));
     }
     let deepest =
         std::iter::successors(Some(&top), |m| m.subcommand().map(|(_, m)| m)).last().unwrap_or(&top);
     let config = Box::new(assemble(deepest, environment)?);
     Ok(if top.subcommand().is_some() {
-        Task::Show(config)
+        Action::Show(config)
     } else if top.get_flag("config-check") {
-        Task::Check(config)
+        Action::Check(config)
     } else {
-        Task::Serve(config)
+        Action::Serve(config)
     })
 }
 
@@ -288,10 +288,10 @@ fn assemble(matches: &ArgMatches, environment: &Environment) -> Result<Config, C
             (file, path)
         }
     };
-    let effective: Vec<Effective> =
+    let effective: Vec<EffectiveSetting> =
         SETTINGS.iter().map(|s| resolve(s, matches, &file, &file_path, environment)).collect();
     let ready_file = path("ready-file");
-    Builder { values: effective.iter().map(|e| (e.key, e)).collect(), faults: Vec::new() }.build(
+    ConfigBuilder { values: effective.iter().map(|e| (e.key, e)).collect(), faults: Vec::new() }.build(
         file.origin,
         ready_file,
         effective.clone(),
@@ -304,17 +304,17 @@ fn resolve(
     file: &File,
     file_path: &Path,
     environment: &Environment,
-) -> Effective {
+) -> EffectiveSetting {
     let given = matches.get_one::<String>(s.key).cloned();
     let (value, origin) = match (given, matches.value_source(s.key)) {
-        (Some(v), Some(ValueSource::EnvVariable)) => (v, Origin::Env(s.env())),
-        (Some(v), _) => (v, Origin::Flag(s.flag)),
+        (Some(v), Some(ValueSource::EnvVariable)) => (v, SettingSource::Env(s.env())),
+        (Some(v), _) => (v, SettingSource::Flag(s.flag)),
         (None, _) => match (s.in_file)(file) {
-            Some(v) => (v, Origin::File(file_path.to_owned())),
-            None => ((s.default)(environment), Origin::Default),
+            Some(v) => (v, SettingSource::File(file_path.to_owned())),
+            None => ((s.default)(environment), SettingSource::Default),
         },
     };
-    Effective { key: s.key, value, origin }
+    EffectiveSetting { key: s.key, value, origin }
 }
 
 impl Config {

@@ -16,6 +16,7 @@ mod limits;
 mod metrics;
 mod prefetch;
 mod read_ahead;
+mod request_metrics;
 mod server;
 mod state;
 mod sweep;

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use fletch_server::{
     NewToken, app,
-    config::{self, Config, ConfigError, Environment, Task},
+    config::{self, Action, Config, ConfigError, Environment},
     telemetry,
 };
 use fletch_store::allocator;
@@ -30,12 +30,12 @@ fn main() -> ExitCode {
         }
     };
     let done = match task {
-        Task::Show(config) | Task::Check(config) => {
+        Action::Show(config) | Action::Check(config) => {
             print!("{}", config.show());
             Ok(())
         }
-        Task::Serve(config) => serve(*config),
-        Task::NewToken(new) => new_token(&new),
+        Action::Serve(config) => serve(*config),
+        Action::NewToken(new) => new_token(&new),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,115 +5,35 @@
 
 mod disk;
 mod epochs;
+mod page;
 
-pub use disk::state as disk_state;
+pub use disk::disk_state;
 
 use crate::server::Server;
-use prometheus::{
-    Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
-};
-use std::{sync::atomic::Ordering::Relaxed, time::Duration};
-
-/// Requests by route and outcome.
-pub struct Requests {
-    registry: Registry,
-    total: IntCounterVec,
-    seconds: HistogramVec,
-}
-
-const BUCKETS: &[f64] =
-    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
-
-impl Requests {
-    /// Nothing counted yet.
-    ///
-    /// # Panics
-    /// When names or labels written here break Prometheus' rules: a defect, found by any test.
-    #[must_use]
-    pub fn new() -> Self {
-        let registry = Registry::new();
-        let total = IntCounterVec::new(
-            Opts::new("fletch_requests_total", "Requests answered, by route and status"),
-            &["route", "status"],
-        )
-        .expect("constant options");
-        let seconds = HistogramVec::new(
-            HistogramOpts::new("fletch_request_seconds", "Time until the head of the answer")
-                .buckets(BUCKETS.to_vec()),
-            &["route"],
-        )
-        .expect("constant options");
-        registry.register(Box::new(total.clone())).expect("registered once");
-        registry.register(Box::new(seconds.clone())).expect("registered once");
-        Requests { registry, total, seconds }
-    }
-
-    /// Counts a request whose answer's head is ready. `route` is a template, so labels are bounded.
-    pub fn answered(&self, route: &str, status: u16, took: Duration) {
-        self.total.with_label_values(&[route, status.to_string().as_str()]).inc();
-        self.seconds.with_label_values(&[route]).observe(took.as_secs_f64());
-    }
-}
-
-/// Families that are written from numbers kept elsewhere.
-struct Page {
-    registry: Registry,
-}
-
-type Failed = prometheus::Error;
-
-impl Page {
-    fn counter(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-        rows: &[(Vec<&str>, u64)],
-    ) -> Result<(), Failed> {
-        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
-        self.registry.register(Box::new(family.clone()))?;
-        for (values, n) in rows {
-            family.get_metric_with_label_values(values)?.inc_by(*n);
-        }
-        Ok(())
-    }
-
-    fn gauge(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-        rows: &[(Vec<&str>, u64)],
-    ) -> Result<(), Failed> {
-        let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
-        self.registry.register(Box::new(family.clone()))?;
-        for (values, n) in rows {
-            family.get_metric_with_label_values(values)?.set(i64::try_from(*n).unwrap_or(i64::MAX));
-        }
-        Ok(())
-    }
-}
+use page::{MetricsError, Page};
+use prometheus::{Encoder as _, TextEncoder};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The whole page.
 ///
 /// # Errors
 /// Never with names as they are here; the error is the library's.
-pub fn render(server: &Server) -> Result<Vec<u8>, Failed> {
-    let page = Page { registry: Registry::new() };
+pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
+    let page = Page::default();
     bytes(&page, server)?;
     store(&page, server)?;
     disk::families(&page, server)?;
     epochs::families(&page, server)?;
     origins(&page, server)?;
     process(&page, server)?;
-    let mut families = server.requests.registry.gather();
-    families.extend(page.registry.gather());
+    let mut families = server.requests.gather();
+    families.extend(page.gather());
     let mut out = Vec::new();
     TextEncoder::new().encode(&families, &mut out)?;
     Ok(out)
 }
 
-fn bytes(page: &Page, server: &Server) -> Result<(), Failed> {
+fn bytes(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let rows = server.accounts.rows();
     let rows: Vec<_> = rows
         .iter()
@@ -143,7 +63,7 @@ fn bytes(page: &Page, server: &Server) -> Result<(), Failed> {
     )
 }
 
-fn store(page: &Page, server: &Server) -> Result<(), Failed> {
+fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let s = server.store.stats();
     page.counter(
         "fletch_chunk_reads_total",
@@ -175,7 +95,7 @@ fn store(page: &Page, server: &Server) -> Result<(), Failed> {
         &[(vec![], s.overloaded)],
     )?;
     page.counter("fletch_deadline_total", "Fetches that did not end in time", &[], &[(vec![], s.deadlines)])?;
-    let w = &server.versions.wrong;
+    let w = &server.versions.corruption;
     page.counter(
         "fletch_corrupt_total",
         "Wrong bytes that were noticed and not delivered, by where they came from",
@@ -198,7 +118,7 @@ fn store(page: &Page, server: &Server) -> Result<(), Failed> {
             (vec!["live"], s.live_bytes),
             (vec!["cached"], s.cached_bytes),
             (vec!["copies"], server.read_ahead.copies.taken()),
-            (vec!["read_ahead"], server.read_ahead.taken()),
+            (vec!["read_ahead"], server.read_ahead.reserved_bytes()),
             (vec!["parts"], parts),
             (vec!["blocks"], blocks),
         ],
@@ -213,7 +133,7 @@ fn store(page: &Page, server: &Server) -> Result<(), Failed> {
     page.gauge("fletch_flights", "Fetches under way", &[], &[(vec![], s.flights)])
 }
 
-fn origins(page: &Page, server: &Server) -> Result<(), Failed> {
+fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let o = server.versions.origins().stats();
     page.counter(
         "fletch_origin_requests_total",
@@ -256,8 +176,8 @@ fn origins(page: &Page, server: &Server) -> Result<(), Failed> {
     )
 }
 
-fn process(page: &Page, server: &Server) -> Result<(), Failed> {
-    let in_flight = server.limits.requests.saturating_sub(server.turns.available_permits());
+fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
+    let in_flight = server.limits.requests.saturating_sub(server.read_permits.available_permits());
     page.gauge(
         "fletch_requests_in_flight",
         "Requests for bytes under way",
@@ -275,17 +195,17 @@ fn process(page: &Page, server: &Server) -> Result<(), Failed> {
     let w = server.warmups.stats();
     page.gauge("fletch_warmups", "Warm-ups that wait or work", &[], &[(vec![], w.live)])?;
     page.gauge(
-        "fletch_warmup_leased_chunks",
+        "fletch_warmup_pinned_chunks",
         "Chunks protected from eviction by warm-ups",
         &[],
-        &[(vec![], w.leased)],
+        &[(vec![], w.pinned)],
     )?;
     page.counter(
         "fletch_warmup_bytes_total",
         "Bytes of chunks of warm-ups, by what became of them",
         &["result"],
         &[
-            (vec!["brought"], w.brought.bytes),
+            (vec!["fetched"], w.fetched.bytes),
             (vec!["refused"], w.refused.bytes),
             (vec!["failed"], w.failed.bytes),
         ],
@@ -314,12 +234,12 @@ fn process(page: &Page, server: &Server) -> Result<(), Failed> {
         .flatten()
         .collect();
     page.gauge("fletch_quota_bytes", "Bytes a tenant may use", &["tenant", "of"], &rows)?;
-    let resident = server.resident_bounds();
+    let resident = server.resident_quotas();
     let resident =
         resident.iter().map(|(t, (_, of))| (vec![t.as_str(), "resident"], of.iter().map(|(_, n)| n).sum()));
     let registered = quotas.iter().filter(|(_, q)| q.registered.is_some());
     let registered =
-        registered.map(|(t, _)| (vec![t.as_str(), "registered"], server.registrations.charged(t)));
+        registered.map(|(t, _)| (vec![t.as_str(), "registered"], server.registrations.charged_bytes(t)));
     let rows: Vec<_> = registered.chain(resident).collect();
     page.gauge("fletch_quota_used_bytes", "Bytes a tenant uses of its quota", &["tenant", "of"], &rows)?;
     page.gauge("fletch_versions_open", "Versions open", &[], &[(vec![], server.versions.open_count())])?;

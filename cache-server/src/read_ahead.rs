@@ -15,27 +15,27 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Items up to this many bytes are read ahead; larger ones are read as they are sent.
-pub const AHEAD_BYTES_MAX: u64 = 1 << 20;
+pub const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
 
 /// Memory for all streams of a server.
 #[derive(Debug)]
 pub struct ReadAhead {
     /// What is sent, in buffers of its own.
     pub copies: Copies,
-    all: Kib,
+    all: MemoryBudget,
 }
 
-/// Room, in KiB.
+/// StreamBudget, in KiB.
 #[derive(Debug)]
-struct Kib {
+struct MemoryBudget {
     kib: Arc<Semaphore>,
     all: u32,
 }
 
 /// The room of one stream.
 #[derive(Debug)]
-pub struct Room {
-    own: Kib,
+pub struct StreamBudget {
+    own: MemoryBudget,
     shared: Arc<ReadAhead>,
     /// How many of its items were sent.
     sent: Arc<watch::Sender<u32>>,
@@ -43,7 +43,7 @@ pub struct Room {
 
 /// What one item holds of it.
 #[derive(Debug)]
-pub struct Held {
+pub struct Reservation {
     number: u32,
     own: Option<OwnedSemaphorePermit>,
     shared: Option<OwnedSemaphorePermit>,
@@ -51,7 +51,7 @@ pub struct Held {
 }
 
 /// An item that is being sent.
-struct Sending(Held);
+struct SendingItem(Reservation);
 
 fn kib(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
@@ -61,38 +61,38 @@ impl ReadAhead {
     /// So many bytes.
     #[must_use]
     pub fn new(bytes: u64) -> Arc<Self> {
-        Arc::new(ReadAhead { copies: Copies::new(bytes), all: Kib::of(kib(bytes / 2)) })
+        Arc::new(ReadAhead { copies: Copies::new(bytes), all: MemoryBudget::of(kib(bytes / 2)) })
     }
 
     /// Bytes that wait for their turn, or have room to.
     #[must_use]
-    pub fn taken(&self) -> u64 {
+    pub fn reserved_bytes(&self) -> u64 {
         (u64::from(self.all.all) - self.all.kib.available_permits() as u64) << 10
     }
 }
 
-impl Kib {
+impl MemoryBudget {
     fn of(all: u32) -> Self {
-        Kib { kib: Arc::new(Semaphore::new(all as usize)), all }
+        MemoryBudget { kib: Arc::new(Semaphore::new(all as usize)), all }
     }
 
-    /// Room for so many bytes, or all there is.
-    async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+    /// StreamBudget for so many bytes, or all there is.
+    async fn reserve(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         // It is never closed.
         Arc::clone(&self.kib).acquire_many_owned(kib(bytes).min(self.all)).await.ok()
     }
 
-    fn try_take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+    fn try_reserve(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.kib).try_acquire_many_owned(kib(bytes).min(self.all)).ok()
     }
 }
 
-impl Room {
+impl StreamBudget {
     /// For one stream, at most half of the room of all.
     #[must_use]
     pub fn new(shared: &Arc<ReadAhead>) -> Self {
-        Room {
-            own: Kib::of(shared.all.all / 2),
+        StreamBudget {
+            own: MemoryBudget::of(shared.all.all / 2),
             shared: Arc::clone(shared),
             sent: Arc::new(watch::Sender::new(0)),
         }
@@ -100,47 +100,47 @@ impl Room {
 
     /// For an item that holds nothing.
     #[must_use]
-    pub fn none(&self, number: u32) -> Held {
-        Held { number, own: None, shared: None, sent: Arc::clone(&self.sent) }
+    pub fn empty(&self, number: u32) -> Reservation {
+        Reservation { number, own: None, shared: None, sent: Arc::clone(&self.sent) }
     }
 
-    /// Room for the stream's `number`-th item, counted from 0, which holds so many bytes once it is read; none for more
-    /// than [`AHEAD_BYTES_MAX`], and none when it is its turn to be sent.
-    pub async fn take(&self, number: u32, bytes: u64) -> Held {
-        if let Some(held) = self.try_take(number, bytes) {
+    /// StreamBudget for the stream's `number`-th item, counted from 0, which holds so many bytes once it is read; none for more
+    /// than [`READ_AHEAD_BYTES_MAX`], and none when it is its turn to be sent.
+    pub async fn reserve(&self, number: u32, bytes: u64) -> Reservation {
+        if let Some(held) = self.try_reserve(number, bytes) {
             return held;
         }
-        let mut held = self.none(number);
-        let room = async {
-            let own = self.own.take(bytes).await;
-            (own, self.shared.all.take(bytes).await)
+        let mut held = self.empty(number);
+        let budget = async {
+            let own = self.own.reserve(bytes).await;
+            (own, self.shared.all.reserve(bytes).await)
         };
         let mut sent = self.sent.subscribe();
         tokio::select! {
             biased;
             // The sender is ours: it is not gone.
             _ = sent.wait_for(|&n| n >= number) => {}
-            (own, shared) = room => (held.own, held.shared) = (own, shared),
+            (own, shared) = budget => (held.own, held.shared) = (own, shared),
         }
         held
     }
 
     /// The same, if there is room now.
     #[must_use]
-    pub fn try_take(&self, number: u32, bytes: u64) -> Option<Held> {
-        let mut held = self.none(number);
-        if bytes > 0 && bytes <= AHEAD_BYTES_MAX && *self.sent.borrow() < number {
-            held.own = Some(self.own.try_take(bytes)?);
-            held.shared = Some(self.shared.all.try_take(bytes)?);
+    pub fn try_reserve(&self, number: u32, bytes: u64) -> Option<Reservation> {
+        let mut held = self.empty(number);
+        if bytes > 0 && bytes <= READ_AHEAD_BYTES_MAX && *self.sent.borrow() < number {
+            held.own = Some(self.own.try_reserve(bytes)?);
+            held.shared = Some(self.shared.all.try_reserve(bytes)?);
         }
         Some(held)
     }
 }
 
-impl Held {
+impl Reservation {
     /// Keeps it until the last of the item's pieces was taken: then it is the next one's turn.
     pub fn until_sent<P: Stream>(self, pieces: P) -> impl Stream<Item = P::Item> {
-        let sending = Sending(self);
+        let sending = SendingItem(self);
         pieces.map(move |piece| {
             let _until_the_end = &sending;
             piece
@@ -148,7 +148,7 @@ impl Held {
     }
 }
 
-impl Drop for Sending {
+impl Drop for SendingItem {
     fn drop(&mut self) {
         self.0.sent.send_modify(|n| *n = (*n).max(self.0.number + 1));
     }
@@ -159,52 +159,55 @@ mod tests {
     use super::*;
     use futures::{FutureExt as _, stream};
 
-    fn sent(held: Held) {
+    fn sent(held: Reservation) {
         drop(held.until_sent(stream::empty::<()>()));
     }
 
     #[tokio::test]
     async fn what_is_sent_next_waits_for_nobody() {
         let shared = ReadAhead::new(128 << 10);
-        let (a, b) = (Room::new(&shared), Room::new(&shared));
+        let (a, b) = (StreamBudget::new(&shared), StreamBudget::new(&shared));
         // The first of a stream needs no room; the next ones take half of it at most, and then wait.
-        let first = a.take(0, 40 << 10).await;
-        let second = a.take(1, 20 << 10).await;
-        assert_eq!(shared.taken(), 20 << 10);
-        assert!(a.take(2, 20 << 10).now_or_never().is_none(), "more than its half");
-        let third = a.take(2, 12 << 10).await;
-        let ahead = [b.take(1, 30 << 10).await, b.take(2, 2 << 10).await];
-        assert_eq!(shared.taken(), 64 << 10);
+        let first = a.reserve(0, 40 << 10).await;
+        let second = a.reserve(1, 20 << 10).await;
+        assert_eq!(shared.reserved_bytes(), 20 << 10);
+        assert!(a.reserve(2, 20 << 10).now_or_never().is_none(), "more than its half");
+        let third = a.reserve(2, 12 << 10).await;
+        let ahead = [b.reserve(1, 30 << 10).await, b.reserve(2, 2 << 10).await];
+        assert_eq!(shared.reserved_bytes(), 64 << 10);
         // With nothing left, streams go on item by item; what is long or nothing needs no room.
-        let alone = Room::new(&shared);
+        let alone = StreamBudget::new(&shared);
         for n in 0..3 {
-            assert!(alone.take(n + 1, 1).now_or_never().is_none() && alone.try_take(n + 1, 1).is_none());
             assert!(
-                alone.try_take(n + 1, 0).is_some() && alone.try_take(n + 1, AHEAD_BYTES_MAX + 1).is_some()
+                alone.reserve(n + 1, 1).now_or_never().is_none() && alone.try_reserve(n + 1, 1).is_none()
             );
-            sent(alone.take(n, AHEAD_BYTES_MAX).now_or_never().expect("it is its turn"));
+            assert!(
+                alone.try_reserve(n + 1, 0).is_some()
+                    && alone.try_reserve(n + 1, READ_AHEAD_BYTES_MAX + 1).is_some()
+            );
+            sent(alone.reserve(n, READ_AHEAD_BYTES_MAX).now_or_never().expect("it is its turn"));
         }
         drop((first, second, third, ahead));
-        assert_eq!(shared.taken(), 0);
+        assert_eq!(shared.reserved_bytes(), 0);
     }
 
     #[tokio::test]
     async fn a_turn_that_comes_ends_the_wait() {
         let shared = ReadAhead::new(16 << 10);
-        let (other, room) = (Room::new(&shared), Room::new(&shared));
-        let _kept = other.take(1, 4 << 10).await;
-        let (first, second) = (room.take(0, 4 << 10).await, room.take(1, 4 << 10).await);
-        assert_eq!(shared.taken(), 8 << 10);
-        let waiting = room.take(2, 4 << 10);
+        let (other, budget) = (StreamBudget::new(&shared), StreamBudget::new(&shared));
+        let _kept = other.reserve(1, 4 << 10).await;
+        let (first, second) = (budget.reserve(0, 4 << 10).await, budget.reserve(1, 4 << 10).await);
+        assert_eq!(shared.reserved_bytes(), 8 << 10);
+        let waiting = budget.reserve(2, 4 << 10);
         tokio::pin!(waiting);
         assert!((&mut waiting).now_or_never().is_none());
         sent(first);
         assert!((&mut waiting).now_or_never().is_none(), "the second is not sent");
         // What is dropped unsent is nobody's turn, but its room is free.
-        drop(room.take(5, 0).await);
+        drop(budget.reserve(5, 0).await);
         assert!((&mut waiting).now_or_never().is_none());
         sent(second);
         let last = waiting.now_or_never().expect("it is its turn");
-        assert_eq!((shared.taken(), last.own.is_none()), (4 << 10, true));
+        assert_eq!((shared.reserved_bytes(), last.own.is_none()), (4 << 10, true));
     }
 }

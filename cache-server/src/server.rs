@@ -3,13 +3,13 @@
 use crate::{
     accounting::{Accounts, LiveJobs},
     auth::{Auth, TokensError},
-    config::{Cache, Config},
+    config::{CacheConfig, Config},
     epochs::JobContext,
     jobs::Registry,
     limits::{CACHE_MIN, Limits},
-    metrics::Requests,
     prefetch::{PrefetchContext, PrefetchPool},
     read_ahead::ReadAhead,
+    request_metrics::RequestMetrics,
     state::{Registrations, StateDir, StateError},
     sweep::{Recorder, SweepContext},
     versions::{ATTEMPTS, Allowlist, Versions},
@@ -40,7 +40,7 @@ use tokio_util::task::TaskTracker;
 const SLABS_OPEN: usize = 256;
 
 /// Long bodies (plans, states) that are held at once.
-const PLANS_AT_ONCE: usize = 2;
+const LONG_BODIES_MAX: usize = 2;
 
 /// How far a server is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,9 +91,9 @@ pub struct Server {
     /// Who may ask.
     pub auth: Auth,
     /// What was said about the disk tier.
-    pub cache: Cache,
+    pub cache: CacheConfig,
     /// Says when somebody may have lost a grant, or the server stops.
-    pub changes: watch::Sender<()>,
+    pub access_changes: watch::Sender<()>,
     /// Chunks.
     pub store: Arc<Store>,
     /// Which datasets have a share of the disk.
@@ -107,16 +107,16 @@ pub struct Server {
     /// Declared jobs and their epochs.
     pub registry: Registry,
     /// Turns for requests with long bodies.
-    pub plans: Semaphore,
+    pub long_body_permits: Semaphore,
     /// Live jobs.
     pub live_jobs: LiveJobs,
     /// Bytes delivered.
     pub accounts: Accounts,
     /// Requests, for metrics.
-    pub requests: Requests,
+    pub requests: RequestMetrics,
     /// Turns for requests for bytes.
-    pub turns: Arc<Semaphore>,
-    /// Memory for samples that are read before it is their permit to be sent.
+    pub read_permits: Arc<Semaphore>,
+    /// Memory for samples that are read before it is their turn to be sent.
     pub read_ahead: Arc<ReadAhead>,
     /// What the server does beside answering.
     pub tasks: TaskTracker,
@@ -158,14 +158,14 @@ impl Server {
             deadline: limits.io_timeout,
             attempts: ATTEMPTS,
         };
-        let turns = Arc::new(Semaphore::new(limits.requests));
+        let read_permits = Arc::new(Semaphore::new(limits.requests));
         let disk = (config.cache.size != Amount::Bytes(0)).then(|| DiskTier::new(limits.append_bytes()));
         let store = Store::new(store_limits, disk, tasks.clone());
         let warmup_context = WarmupContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
-            turns: Arc::clone(&turns),
-            requests: limits.requests,
+            read_permits: Arc::clone(&read_permits),
+            read_permits_max: limits.requests,
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
         };
         let shares = Arc::new(Shares::default());
@@ -214,14 +214,14 @@ impl Server {
             warmups: Warmups::new(warmup_context, tasks.clone()),
             shares,
             registry,
-            plans: Semaphore::new(PLANS_AT_ONCE),
-            changes: watch::Sender::new(()),
+            long_body_permits: Semaphore::new(LONG_BODIES_MAX),
+            access_changes: watch::Sender::new(()),
             versions,
             registrations,
             live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
             accounts: Accounts::default(),
-            requests: Requests::new(),
-            turns,
+            requests: RequestMetrics::new(),
+            read_permits,
             read_ahead: ReadAhead::new(limits.read_ahead_bytes()),
             tasks,
             connections: AtomicU64::new(0),
@@ -237,7 +237,7 @@ impl Server {
     /// # Errors
     /// What is wrong with the directory's file system.
     pub fn disk_config(&self) -> Result<DiskConfig, String> {
-        let Cache { dir, size, free_floor, policy } = &self.cache;
+        let CacheConfig { dir, size, free_floor, policy } = &self.cache;
         let room = FsSpace::at(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         let size_max = size.of(room.available.saturating_add(room.own));
         if size_max < CACHE_MIN {
@@ -272,7 +272,7 @@ impl Server {
     /// Goes on to the next phase.
     pub fn enter(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
-        self.changes.send_replace(());
+        self.access_changes.send_replace(());
     }
 
     /// How long it has run.
@@ -297,7 +297,7 @@ impl Server {
 
     /// What tenants may have on disk, and what their datasets have there now.
     #[must_use]
-    pub fn resident_bounds(&self) -> Vec<(Tenant, TenantQuota)> {
+    pub fn resident_quotas(&self) -> Vec<(Tenant, TenantQuota)> {
         let quotas: Vec<_> =
             self.auth.quotas().into_iter().filter_map(|(t, q)| Some((t, q.resident?))).collect();
         if quotas.is_empty() {
@@ -325,7 +325,7 @@ impl Server {
         if self.auth.reload() {
             // Quotas may be others.
             self.shares.forget_applied();
-            self.changes.send_replace(());
+            self.access_changes.send_replace(());
         }
     }
 

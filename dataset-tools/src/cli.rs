@@ -187,7 +187,7 @@ summary: {faults, entries, bytes_read}}.")]
     /// Fetch all chunks of a version to the server's disk, or check the chunks on the disk.
     #[command(after_help = "Examples:
   fletch warmup imagenet --wait
-  fletch warmup imagenet@2026-11 --lease 8h
+  fletch warmup imagenet@2026-11 --pin 8h
   fletch warmup imagenet --check
 
 The server does the work. With --wait, Ctrl-C ends only the waiting; with --cancel it ends the warm-up too.
@@ -196,8 +196,8 @@ nothing, and always waits.
 
 Exit code 0: the warm-up has begun; with --wait or --check, every chunk is on the disk. 3: some chunks are
 missing. 1: the warm-up failed. --json prints {id, dataset, root, layout, check, state,
-total: {chunks, bytes}, looked_at, present, brought, refused, failed, damaged, missing, bytes_per_s, eta_s,
-started_ns, ended_ns, leased_until_ns, error}.")]
+total: {chunks, bytes}, looked_at, present, fetched, refused, failed, damaged, missing, bytes_per_s, eta_s,
+started_ns, ended_ns, pinned_until_ns, error}.")]
     Warmup(WarmupArgs),
     /// Evict a dataset's chunks from the server's disk.
     #[command(after_help = "Example:
@@ -319,7 +319,7 @@ pub struct WarmupArgs {
     pub wait: bool,
     /// How long to protect the chunks from eviction afterwards, at most a week [default: 1h].
     #[arg(long, value_name = "TIME", conflicts_with = "check")]
-    pub lease: Option<Span>,
+    pub pin: Option<Span>,
     /// On Ctrl-C, cancel the warm-up too.
     #[arg(long)]
     pub cancel: bool,

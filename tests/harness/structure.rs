@@ -85,7 +85,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["versions"],
     &["config"],
     &["accounting", "state", "auth"],
-    &["limits", "cgroup", "telemetry", "read_ahead"],
+    &["limits", "cgroup", "telemetry", "read_ahead", "request_metrics"],
 ];
 
 /// The folders of the core that have an order among themselves, each with the folders it may use.

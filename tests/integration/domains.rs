@@ -169,7 +169,7 @@ fn warmup_and_evict_say_what_is_true_by_their_exit_codes() {
     assert!(code == Some(0) && out.contains("30 chunks"), "{out}");
     assert_eq!(fletch(&["warmup", "d", "--check"]).0, Some(3));
     // Without --wait: begun, and its id told.
-    let (code, id, _) = fletch(&["warmup", "d", "--lease", "5m"]);
+    let (code, id, _) = fletch(&["warmup", "d", "--pin", "5m"]);
     assert!(code == Some(0) && id.trim().len() == 16, "{id}");
     until("it is warm", Duration::from_secs(10), || fletch(&["warmup", "d", "--check"]).0 == Some(0));
     assert_eq!(fletch(&["warmup", "none", "--wait"]).0, Some(1));

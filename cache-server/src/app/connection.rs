@@ -27,13 +27,13 @@ const HEADERS_MAX: usize = 128;
 
 impl App {
     /// Serves a connection until it ends, the server drains, or is aborted.
-    pub(super) async fn serve<S>(self: Arc<Self>, stream: S, place: OwnedSemaphorePermit)
+    pub(super) async fn serve<S>(self: Arc<Self>, stream: S, permit: OwnedSemaphorePermit)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         self.server.connections.fetch_add(1, Relaxed);
         let limits = &self.server.limits;
-        let io = TokioIo::new(Patient::new(stream, limits.send_timeout));
+        let io = TokioIo::new(SendTimeout::new(stream, limits.send_timeout));
         let service = TowerToHyperService::new(self.router.clone());
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -56,41 +56,41 @@ impl App {
             tracing::debug!(error = %e, "a connection ended early");
         }
         self.server.connections.fetch_sub(1, Relaxed);
-        drop(place);
+        drop(permit);
     }
 }
 
-/// A stream whose reader may not stall for longer than `patience`: an answer holds buffers that
+/// A stream whose reader may not stall for longer than `timeout`: an answer holds buffers that
 /// others wait for.
-struct Patient<S> {
+struct SendTimeout<S> {
     stream: S,
-    patience: Duration,
+    timeout: Duration,
     /// Armed while the stream takes nothing.
     stalled: Pin<Box<Sleep>>,
     armed: bool,
 }
 
-impl<S> Patient<S> {
-    fn new(stream: S, patience: Duration) -> Self {
-        Patient { stream, patience, stalled: Box::pin(sleep(patience)), armed: false }
+impl<S> SendTimeout<S> {
+    fn new(stream: S, timeout: Duration) -> Self {
+        SendTimeout { stream, timeout, stalled: Box::pin(sleep(timeout)), armed: false }
     }
 
     /// Passes on what a write did, unless nothing was taken for too long.
-    fn judge<T>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn check_stall<T>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if wrote.is_ready() {
             self.armed = false;
             return wrote;
         }
         if !self.armed {
             self.armed = true;
-            self.stalled.as_mut().reset(Instant::now() + self.patience);
+            self.stalled.as_mut().reset(Instant::now() + self.timeout);
         }
         ready!(self.stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes no bytes")))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for SendTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -100,10 +100,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for SendTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let wrote = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.judge(cx, wrote)
+        self.check_stall(cx, wrote)
     }
 
     fn poll_write_vectored(
@@ -112,7 +112,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.judge(cx, wrote)
+        self.check_stall(cx, wrote)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -121,11 +121,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        self.judge(cx, flushed)
+        self.check_stall(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.judge(cx, shut)
+        self.check_stall(cx, shut)
     }
 }

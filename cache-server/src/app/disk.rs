@@ -33,7 +33,7 @@ impl DiskOwner for Server {
 
     fn divide(&self, disk: &DiskTier) {
         let Some(split) = self.shares.next_split(disk, self.now_ns()) else { return };
-        let bounds: Vec<_> = self.resident_bounds().into_iter().map(|(_, bound)| bound).collect();
+        let bounds: Vec<_> = self.resident_quotas().into_iter().map(|(_, bound)| bound).collect();
         self.shares.apply(disk, &apply_quotas(split, &bounds));
     }
 

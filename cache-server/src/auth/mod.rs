@@ -2,18 +2,17 @@
 //! now ([`file`] reads it, [`mint`] makes tokens for it).
 //!
 //! 1. A token is hashed at once and then forgotten: nothing here keeps, logs or shows one.
-//! 2. A missing token and an unknown one are one value, [`Refused`], so that they can only have one
+//! 2. A missing token and an unknown one are one value, [`Unauthenticated`], so that they can only have one
 //!    answer.
 //! 3. A file that cannot be believed changes nothing: what was in force stays in force, and the
 //!    fault is logged once for each state of the file.
 
-mod file;
-mod mint;
+mod new_token;
+mod tokens_file;
 
-pub use file::{Quota, Role, TokensError};
-pub use mint::{Minted, NewToken, command};
+pub use new_token::{Minted, NewToken, command};
+pub use tokens_file::{Quota, Role, TokensError};
 
-use file::Tokens;
 use fletch_core::{Domain, Tenant};
 use std::{
     fs::Metadata,
@@ -25,6 +24,7 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
+use tokens_file::Tokens;
 
 /// Who is asking.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Principal {
 /// No token, or none that is known: never which of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the request carries no token that this server knows")]
-pub struct Refused;
+pub struct Unauthenticated;
 
 /// What was counted since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,36 +67,36 @@ pub struct AuthStats {
 #[derive(Debug)]
 pub struct Auth {
     /// `None`: everybody who can connect is [`Principal::anonymous`].
-    file: Option<Watched>,
+    file: Option<WatchedFile>,
     refused: AtomicU64,
     reloads: AtomicU64,
     reload_errors: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedFile {
     path: PathBuf,
-    now: RwLock<Arc<Tokens>>,
+    tokens: RwLock<Arc<Tokens>>,
     /// The state of the file that was last looked at; `None` when it could not be.
-    seen: Mutex<Option<Stamp>>,
+    last_stamp: Mutex<Option<FileStamp>>,
 }
 
 /// What tells one state of a file from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     inode: (u64, u64),
     len: u64,
     changed: [(i64, i64); 2],
 }
 
-impl Stamp {
+impl FileStamp {
     fn of(m: &Metadata) -> Self {
         let changed = [(m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())];
-        Stamp { inode: (m.dev(), m.ino()), len: m.len(), changed }
+        FileStamp { inode: (m.dev(), m.ino()), len: m.len(), changed }
     }
 
     fn at(path: &Path) -> io::Result<Self> {
-        std::fs::metadata(path).map(|m| Stamp::of(&m))
+        std::fs::metadata(path).map(|m| FileStamp::of(&m))
     }
 }
 
@@ -108,9 +108,9 @@ impl Auth {
     pub fn open(path: Option<&Path>) -> Result<Self, TokensError> {
         let watched = |path: &Path| {
             // Looked at before it is read: a change in between is seen as one later.
-            let seen = Mutex::new(Stamp::at(path).ok());
-            let now = RwLock::new(Arc::new(Tokens::load(path)?));
-            Ok::<_, TokensError>(Watched { path: path.to_owned(), now, seen })
+            let last_stamp = Mutex::new(FileStamp::at(path).ok());
+            let tokens = RwLock::new(Arc::new(Tokens::load(path)?));
+            Ok::<_, TokensError>(WatchedFile { path: path.to_owned(), tokens, last_stamp })
         };
         Ok(Auth {
             file: path.map(watched).transpose()?,
@@ -122,20 +122,20 @@ impl Auth {
 
     fn tokens(&self) -> Option<Arc<Tokens>> {
         let file = self.file.as_ref()?;
-        Some(Arc::clone(&file.now.read().unwrap_or_else(PoisonError::into_inner)))
+        Some(Arc::clone(&file.tokens.read().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Who a request is from, by the bytes of its `Authorization` header.
     ///
     /// # Errors
-    /// [`Refused`].
-    pub fn authenticate(&self, header: Option<&[u8]>) -> Result<Principal, Refused> {
+    /// [`Unauthenticated`].
+    pub fn authenticate(&self, header: Option<&[u8]>) -> Result<Principal, Unauthenticated> {
         let Some(tokens) = self.tokens() else { return Ok(Principal::anonymous()) };
         // A missing token is looked up like any other, as the empty one, which no file can hold.
         let token = header.and_then(bearer).unwrap_or_default();
         tokens.find(token).ok_or_else(|| {
             self.refused.fetch_add(1, Relaxed);
-            Refused
+            Unauthenticated
         })
     }
 
@@ -155,12 +155,12 @@ impl Auth {
     /// nothing.
     pub fn reload(&self) -> bool {
         let Some(file) = &self.file else { return false };
-        let mut seen = match file.seen.try_lock() {
+        let mut seen = match file.last_stamp.try_lock() {
             Ok(seen) => seen,
             Err(TryLockError::Poisoned(p)) => p.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let stamp = Stamp::at(&file.path).ok();
+        let stamp = FileStamp::at(&file.path).ok();
         if stamp == *seen {
             return false;
         }
@@ -168,7 +168,7 @@ impl Auth {
         match Tokens::load(&file.path) {
             Ok(tokens) => {
                 tracing::info!(file = %file.path.display(), tokens = tokens.len(), "another tokens file is in force");
-                *file.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
+                *file.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
                 self.reloads.fetch_add(1, Relaxed);
                 true
             }
@@ -232,7 +232,7 @@ mod tests {
             Some(b"sesame"),
         ];
         for header in none {
-            assert_eq!(auth.authenticate(header), Err(Refused), "{header:?}");
+            assert_eq!(auth.authenticate(header), Err(Unauthenticated), "{header:?}");
         }
         assert_eq!(auth.stats().refused, 7);
         assert_eq!(Auth::open(None).expect("none").authenticate(None), Ok(Principal::anonymous()));

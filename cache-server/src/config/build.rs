@@ -1,6 +1,6 @@
 //! From the texts of all settings to the values in force, with every fault at once.
 
-use super::{Cache, Config, ConfigError, Effective, Origin};
+use super::{CacheConfig, Config, ConfigError, EffectiveSetting, SettingSource};
 use crate::{
     limits::{CACHE_MIN, Limits},
     telemetry::LogFormat,
@@ -11,14 +11,14 @@ use fletch_store::disk::Policy;
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 /// Turns texts into values and collects every fault.
-pub(super) struct Builder<'a> {
-    pub values: BTreeMap<&'static str, &'a Effective>,
+pub(super) struct ConfigBuilder<'a> {
+    pub values: BTreeMap<&'static str, &'a EffectiveSetting>,
     pub faults: Vec<String>,
 }
 
-impl Builder<'_> {
+impl ConfigBuilder<'_> {
     fn fault(&mut self, key: &str, why: impl fmt::Display) {
-        let origin = self.values.get(key).map_or(&Origin::Default, |e| &e.origin);
+        let origin = self.values.get(key).map_or(&SettingSource::Default, |e| &e.origin);
         self.faults.push(format!("{key} ({origin}): {why}"));
     }
 
@@ -118,7 +118,7 @@ impl Builder<'_> {
     }
 
     /// A path that may be left out.
-    fn maybe(&mut self, key: &str) -> Option<PathBuf> {
+    fn optional_path(&mut self, key: &str) -> Option<PathBuf> {
         let text = self.text(key);
         (!text.is_empty()).then(|| std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text)))
     }
@@ -144,12 +144,12 @@ impl Builder<'_> {
         mut self,
         origins: Vec<OriginConfig>,
         ready_file: Option<PathBuf>,
-        effective: Vec<Effective>,
+        effective: Vec<EffectiveSetting>,
     ) -> Result<Config, ConfigError> {
         let config = Config {
             listen: self.listen(),
             socket: self.socket(),
-            cache: Cache {
+            cache: CacheConfig {
                 dir: self.directory("cache.dir"),
                 size: self.get("cache.size", Amount::Bytes(0)),
                 free_floor: self.get("cache.free_floor", Amount::Bytes(0)),
@@ -157,9 +157,9 @@ impl Builder<'_> {
             },
             state_dir: self.directory("state.dir"),
             limits: self.limits(),
-            auth_tokens: self.maybe("auth.tokens"),
+            auth_tokens: self.optional_path("auth.tokens"),
             log_format: self.get("log.format", LogFormat::Text),
-            trace_dir: self.maybe("trace.dir"),
+            trace_dir: self.optional_path("trace.dir"),
             local_dirs: self.local_dirs(),
             origins,
             ready_file,

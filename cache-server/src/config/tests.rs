@@ -7,8 +7,8 @@ fn user() -> Environment {
 fn config(args: &[&str], environment: &Environment) -> Result<Config, ConfigError> {
     let args: Vec<&str> = std::iter::once("fletch-server").chain(args.iter().copied()).collect();
     match read(args, environment)? {
-        Task::Serve(c) | Task::Check(c) | Task::Show(c) => Ok(*c),
-        Task::NewToken(_) => panic!("makes a token"),
+        Action::Serve(c) | Action::Check(c) | Action::Show(c) => Ok(*c),
+        Action::NewToken(_) => panic!("makes a token"),
     }
 }
 

@@ -1,15 +1,13 @@
-//! The one way from a principal and a root to bytes (I7).
+//! The access check (I7): the one way from a principal and a root to bytes.
 //!
-//! Every request that names a root comes through [`access`]. It looks only at what is registered in
-//! the principal's own domain, so a root of another domain, one that exists nowhere and one whose
-//! dataset was unregistered are not told apart here, and cannot be told apart by the answer, by
-//! what is read for it, or by the time that takes.
+//! Every request that names a root calls [`access`], which looks only at the registrations of the principal's
+//! own domain. So a root of another domain, an absent root and the root of an unregistered dataset look the
+//! same: in the reply, in what the server reads for it, and in how long it takes.
 
 use super::{
-    admit::who,
-    datasets::blocking,
-    parsed,
-    problem::{Answer, Fault},
+    admission::authenticate,
+    error::ApiResult,
+    request::{OnePath, parse_param},
 };
 use crate::{
     auth::Principal,
@@ -17,79 +15,90 @@ use crate::{
     versions::{Source, Sources},
 };
 use axum::{
-    extract::{
-        Path, Query, State,
-        rejection::{PathRejection, QueryRejection},
-    },
+    extract::{Path, Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode},
 };
 use fletch_api::Problem;
 use fletch_core::Root;
 use serde::Deserialize;
 use std::{sync::Arc, time::Duration};
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, timeout_at},
+};
 
-/// The longest an answer is held back.
+/// The longest time for which the server holds a reply back.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The ways to a root's bytes, for a principal to whose domain a dataset with it is registered.
-/// They hold as long as they [`Sources::stand`].
-pub async fn access(server: &Server, who: &Principal, root: Root) -> Answer<Arc<Sources>> {
-    let sources = server.versions.sources(&who.domain, root).await?;
+/// Returns the sources of a root, if a dataset of the principal's domain has it and its tenant's quota allows it.
+///
+/// The access ends when the dataset is unregistered: check [`Sources::is_registered`] before each later read.
+///
+/// # Errors
+/// [`fletch_api::Code::NotFound`] and [`fletch_api::Code::QuotaExceeded`]; those of the origin.
+pub async fn access(server: &Server, principal: &Principal, root: Root) -> ApiResult<Arc<Sources>> {
+    let sources = server.versions.sources(&principal.domain, root).await?;
     within_quota(server, &sources.first).await?;
     Ok(sources)
 }
 
-/// Charges a version to the tenant that registered its dataset, unless one as large was before. A version
-/// over the quota is not served; those that were served before it still are.
-pub async fn within_quota(server: &Server, source: &Source) -> Answer<()> {
-    let (of, bytes) = (Arc::clone(&source.registered), source.version.manifest().bytes);
-    if bytes <= of.bytes() {
+/// Charges a version's size to the tenant that registered its dataset, if no version as large was charged before.
+///
+/// # Errors
+/// [`fletch_api::Code::QuotaExceeded`] for a version over the quota. Versions served before stay served.
+pub async fn within_quota(server: &Server, source: &Source) -> ApiResult<()> {
+    let (handle, bytes) = (Arc::clone(&source.registered), source.version.manifest().bytes);
+    if bytes <= handle.bytes() {
         return Ok(());
     }
-    let quota = server.auth.quota(&of.tenant).registered;
+    let quota = server.auth.quota(&handle.tenant).registered;
     let registrations = Arc::clone(&server.registrations);
-    Ok(blocking(move || registrations.grow(&of, bytes, quota)).await??)
+    Ok(spawn_blocking(move || registrations.record_size(&handle, bytes, quota)).await??)
 }
 
-/// How long to hold the answer back.
+/// Query of [`get`].
 #[derive(Debug, Deserialize)]
-pub struct Patience {
+pub struct AccessQuery {
     #[serde(default)]
     wait_ms: u64,
 }
 
-/// Whether a version is granted. While it is, the answer is held back for as long as was asked:
-/// whoever keeps asking knows within a moment that a grant ended, for few requests.
+/// Checks that the caller may read a version.
+///
+/// The reply is 204 while the caller may. With `wait_ms`, the server holds the 204 back for that
+/// time and replies at once when access ends. So a client that keeps one request waiting learns of a revoked
+/// token or an unregistered dataset within a moment.
 #[utoipa::path(
     get, path = "/v1/versions/{root}/access", tag = "bytes",
     params(
         ("root" = String, Path, description = "Root of the version, 64 hex digits"),
-        ("wait_ms" = Option<u64>, Query, description = "Milliseconds to hold the answer back while the version stays granted, at most 10,000"),
+        ("wait_ms" = Option<u64>, Query,
+            description = "How long to hold the 204 back, in milliseconds. At most 10,000"),
     ),
     responses(
-        (status = 204, description = "It is granted"),
-        (status = 401, description = "The token is not known any more", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "Not a version of this domain, or not any more", body = Problem, content_type = "application/problem+json"),
+        (status = 204, description = "The caller may read the version"),
+        (status = 401, description = "The token is not known, or no longer known", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The domain has no dataset with this version, or no longer has one",
+            body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn get(
     State(server): State<Arc<Server>>,
-    path: Result<Path<String>, PathRejection>,
-    patience: Result<Query<Patience>, QueryRejection>,
+    path: OnePath,
+    query: Result<Query<AccessQuery>, QueryRejection>,
     request: HeaderMap,
-) -> Answer<StatusCode> {
-    let Path(root) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let Query(patience) = patience.map_err(|e| Fault::bad(e.body_text()))?;
-    let root: Root = parsed(&root)?;
-    let wait = Duration::from_millis(patience.wait_ms).min(WAIT_MAX).min(server.limits.io_timeout);
+) -> ApiResult<StatusCode> {
+    let (Path(root), Query(query)) = (path?, query?);
+    let root: Root = parse_param(&root)?;
+    let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX).min(server.limits.io_timeout);
     let until = Instant::now() + wait;
-    // Before the first look, so that nothing happens unseen between the two.
-    let mut changes = server.changes.subscribe();
+    // Subscribe before the first check, so that no change between the two is missed.
+    let mut changes = server.access_changes.subscribe();
     loop {
-        access(&server, &who(&server, &request)?, root).await?;
-        let over = server.phase() == Phase::Draining;
-        if over || timeout_at(until, changes.changed()).await.is_err() {
+        access(&server, &authenticate(&server, &request)?, root).await?;
+        let draining = server.phase() == Phase::Draining;
+        if draining || timeout_at(until, changes.changed()).await.is_err() {
             return Ok(StatusCode::NO_CONTENT);
         }
     }

@@ -1,4 +1,4 @@
-//! What this server is, who serves, and what was delivered.
+//! Describes the server: its cluster view, its formats and limits, and the accounts of delivered bytes.
 
 use crate::{auth::Principal, metrics::disk_state, server::Server};
 use axum::{Json, extract::State};
@@ -9,8 +9,8 @@ use fletch_api::{
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use std::sync::Arc;
 
-/// How the cache on disk does.
-fn disk(server: &Server) -> Option<InfoDisk> {
+/// Returns the state of the disk tier.
+fn disk_info(server: &Server) -> Option<InfoDisk> {
     let report = server.store.disk()?.report();
     let (state, detail) = disk_state(&report.state);
     let tier = report.engine.as_ref();
@@ -24,7 +24,9 @@ fn disk(server: &Server) -> Option<InfoDisk> {
     })
 }
 
-/// The member view.
+/// Returns the view of the cluster: its members, and the number of the view.
+///
+/// Clients choose the owner of a chunk by the view, and send its number as `Fletch-View`.
 #[utoipa::path(
     get, path = "/v1/cluster", tag = "server",
     responses((status = 200, description = "The view", body = Cluster))
@@ -33,10 +35,10 @@ pub async fn cluster(State(server): State<Arc<Server>>) -> Json<Cluster> {
     Json(server.cluster())
 }
 
-/// What this server speaks and accepts.
+/// Returns the server's version, formats, limits and disk state.
 #[utoipa::path(
     get, path = "/v1/info", tag = "server",
-    responses((status = 200, description = "Versions and limits", body = Info))
+    responses((status = 200, description = "The description of the server", body = Info))
 )]
 pub async fn info(State(server): State<Arc<Server>>) -> Json<Info> {
     Json(Info {
@@ -52,23 +54,25 @@ pub async fn info(State(server): State<Arc<Server>>) -> Json<Info> {
             batch_bytes: server.limits.batch_bytes,
             chunk_bytes: u64::from(CHUNK_BYTES_MAX),
         },
-        disk: disk(&server),
+        disk: disk_info(&server),
     })
 }
 
-/// Bytes delivered, exactly, by job, version, result and tier.
+/// Returns the exact number of delivered bytes, by job, version, result and tier.
+///
+/// An admin sees the accounts of all tenants, every other role those of its own tenant.
 #[utoipa::path(
     get, path = "/v1/accounts", tag = "server",
-    responses((status = 200, description = "The tenant's accounts; those of all tenants for an admin", body = Accounts))
+    responses((status = 200, description = "The accounts", body = Accounts))
 )]
-pub async fn accounts(State(server): State<Arc<Server>>, who: Principal) -> Json<Accounts> {
-    // Tables are counted for all together, which is no one tenant's business.
-    let table_bytes = if who.role.sees_all() { server.accounts.table_bytes() } else { 0 };
-    Json(Accounts { accounts: accounts_of(&server, &who), table_bytes })
+pub async fn accounts(State(server): State<Arc<Server>>, principal: Principal) -> Json<Accounts> {
+    // Tables are counted for all tenants together, so only an admin may see the number.
+    let table_bytes = if principal.role.may_see_all_tenants() { server.accounts.table_bytes() } else { 0 };
+    Json(Accounts { accounts: accounts_of(&server, &principal), table_bytes })
 }
 
-/// The accounts that a principal may see.
-pub fn accounts_of(server: &Server, who: &Principal) -> Vec<Account> {
-    let all = who.role.sees_all();
-    server.accounts.list(|domain, tenant| all || (*domain == who.domain && *tenant == who.tenant))
+/// Returns the accounts that a principal may see.
+pub fn accounts_of(server: &Server, principal: &Principal) -> Vec<Account> {
+    let all = principal.role.may_see_all_tenants();
+    server.accounts.list(|domain, tenant| all || (*domain == principal.domain && *tenant == principal.tenant))
 }

@@ -1,129 +1,151 @@
-//! Datasets: registering, listing, forgetting, and what their tags name.
+//! Datasets: registers, lists and unregisters them, and resolves their tags.
 
 use super::{
     access::within_quota,
-    admit::Changer,
-    json, parsed,
-    problem::{Answer, Fault},
+    admission::WriteAccess,
+    error::{ApiError, ApiResult},
+    request::{OnePath, TwoPaths, parse_param, read_json},
 };
 use crate::{
     auth::Principal,
     server::Server,
-    state::{Entry, Registered},
+    state::{Registration, RegistrationHandle},
     versions::{Source, UriNotAllowed},
 };
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State, rejection::PathRejection},
+    extract::{Path, State},
     http::StatusCode,
     response::IntoResponse as _,
 };
-use fletch_api::{Code, Dataset, Datasets, Problem, RegisterDataset, ResolvedVersion};
+use fletch_api::{Dataset, Datasets, Problem, RegisterDataset, ResolvedVersion};
 use fletch_core::{DatasetName, Domain, Root, TagName};
 use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
+use tokio::task::spawn_blocking;
 
-type OnePath = Result<Path<String>, PathRejection>;
-type TwoPaths = Result<Path<(String, String)>, PathRejection>;
-
-/// All datasets of the domain.
+/// Lists the datasets of the caller's domain.
 #[utoipa::path(
     get, path = "/v1/datasets", tag = "datasets",
-    responses((status = 200, description = "By name", body = Datasets))
+    responses((status = 200, description = "The datasets, sorted by name", body = Datasets))
 )]
-pub async fn list(State(server): State<Arc<Server>>, who: Principal) -> Json<Datasets> {
-    let datasets = server.registrations.list(&who.domain).iter().map(|e| e.dataset.clone()).collect();
+pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<Datasets> {
+    let datasets = server.registrations.list(&principal.domain).iter().map(|e| e.dataset.clone()).collect();
     Json(Datasets { datasets })
 }
 
-/// Registers a dataset; the same again is no error.
+/// Registers a dataset.
+///
+/// The dataset belongs to the caller's domain, and its name is unique there. Registering the same name, URI
+/// and tables again changes nothing.
 #[utoipa::path(
     post, path = "/v1/datasets", tag = "datasets", request_body = RegisterDataset,
     responses(
-        (status = 201, description = "Registered", body = Dataset),
-        (status = 200, description = "Was registered so already", body = Dataset),
-        (status = 400, description = "No such form of URI or name", body = Problem, content_type = "application/problem+json"),
-        (status = 403, description = "This server may not read that URI, or it is over the tenant's quota", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
+        (status = 201, description = "The dataset is registered", body = Dataset),
+        (status = 200, description = "The same dataset was registered before", body = Dataset),
+        (status = 400, description = "The name or a URI is not valid", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 403, description = "The server may not read the URI, or the tenant is over its quota", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "The name is registered with another URI or other tables", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn register(State(server): State<Arc<Server>>, Changer(who): Changer, body: Body) -> Answer {
-    let ask: RegisterDataset = json(&server, body).await?;
-    let (versions, domain) = (Arc::clone(&server.versions), who.domain.clone());
-    let (uri, tables) = (ask.uri, ask.tables);
-    // On a thread that may wait: directories are looked up.
-    let places = move || {
+pub async fn register(
+    State(server): State<Arc<Server>>,
+    WriteAccess(principal): WriteAccess,
+    body: Body,
+) -> ApiResult {
+    let request: RegisterDataset = read_json(&server, body).await?;
+    let (versions, domain) = (Arc::clone(&server.versions), principal.domain.clone());
+    let (uri, tables) = (request.uri, request.tables);
+    // Blocking: directories are looked up.
+    let check = move || {
         let uri = versions.allowed().check(&domain, &uri)?;
         let tables = tables.map(|t| versions.allowed().check(&domain, &t)).transpose()?;
         Ok::<_, UriNotAllowed>((tables.unwrap_or_else(|| uri.clone()), uri))
     };
-    let (tables, uri) = blocking(places).await??;
+    let (tables, uri) = spawn_blocking(check).await??;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let dataset = Dataset {
-        name: ask.name,
+        name: request.name,
         uri: uri.to_string(),
         tables: tables.to_string(),
         registered_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
     };
-    let entry = Entry { domain: who.domain, tenant: who.tenant, dataset };
+    let entry = Registration { domain: principal.domain, tenant: principal.tenant, dataset };
     let quota = server.auth.quota(&entry.tenant).registered;
-    // Its size is only asked for where it decides something: the origin may be away.
+    // Without a quota the size decides nothing. Do not ask the origin for it: the origin may be down.
     let bytes = match quota {
         Some(_) => server.versions.bytes_of_latest(&entry).await?,
         None => 0,
     };
     let registrations = Arc::clone(&server.registrations);
-    let (entry, new) = blocking(move || registrations.register(entry, bytes, quota)).await??;
+    let (entry, new) = spawn_blocking(move || registrations.register(entry, bytes, quota)).await??;
     if new {
-        server.versions.registered(&entry.domain);
-        tracing::info!(dataset = %entry.dataset.name, uri = %entry.dataset.uri, tables = %entry.dataset.tables, "registered");
+        server.versions.forget_unknown(&entry.domain);
+        let Dataset { name, uri, tables, .. } = &entry.dataset;
+        tracing::info!(dataset = %name, %uri, %tables, "a dataset was registered");
     }
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(entry.dataset.clone())).into_response())
 }
 
-/// One dataset.
+/// Returns a dataset.
 #[utoipa::path(
     get, path = "/v1/datasets/{name}", tag = "datasets",
     params(("name" = String, Path, description = "Name of the dataset")),
     responses(
         (status = 200, description = "The dataset", body = Dataset),
-        (status = 404, description = "None of that name in this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "The domain has no dataset of that name", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(server): State<Arc<Server>>, who: Principal, path: OnePath) -> Answer<Json<Dataset>> {
-    Ok(Json(entry(&server, &who.domain, path)?.dataset.clone()))
+pub async fn get(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+) -> ApiResult<Json<Dataset>> {
+    let Path(name) = path?;
+    Ok(Json(find_dataset(&server, &principal.domain, &name)?.dataset.clone()))
 }
 
-/// Forgets a dataset. Its objects and tables stay as they are.
+/// Unregisters a dataset.
+///
+/// The dataset's objects and tables stay at their origin. When the reply arrives, the server rejects new
+/// requests for the dataset, and running replies end at their next chunk.
 #[utoipa::path(
     delete, path = "/v1/datasets/{name}", tag = "datasets",
     params(("name" = String, Path, description = "Name of the dataset")),
     responses(
-        (status = 204, description = "Forgotten"),
-        (status = 404, description = "None of that name in this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 204, description = "The dataset is unregistered"),
+        (status = 404, description = "The domain has no dataset of that name", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn unregister(
     State(server): State<Arc<Server>>,
-    Changer(who): Changer,
+    WriteAccess(principal): WriteAccess,
     path: OnePath,
-) -> Answer<StatusCode> {
-    let name = entry(&server, &who.domain, path)?.dataset.name.clone();
+) -> ApiResult<StatusCode> {
+    let Path(name) = path?;
+    let name = find_dataset(&server, &principal.domain, &name)?.dataset.name.clone();
     let (registrations, of) = (Arc::clone(&server.registrations), name.clone());
-    let was = blocking(move || registrations.unregister(&who.domain, &of)).await??;
-    if !was {
-        return Err(Fault::not_found());
+    let existed = spawn_blocking(move || registrations.unregister(&principal.domain, &of)).await??;
+    if !existed {
+        return Err(ApiError::not_found());
     }
-    server.changes.send_replace(());
-    tracing::info!(dataset = %name, "unregistered");
+    server.access_changes.send_replace(());
+    tracing::info!(dataset = %name, "a dataset was unregistered");
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What a tag, or a root, of a dataset is now.
+/// Resolves a tag or a root of a dataset.
+///
+/// The server reads a tag from the dataset's tables at every call.
 #[utoipa::path(
     get, path = "/v1/datasets/{name}/versions/{version}", tag = "datasets",
     params(
@@ -132,18 +154,20 @@ pub async fn unregister(
     ),
     responses(
         (status = 200, description = "The version", body = ResolvedVersion),
-        (status = 404, description = "No such dataset, tag or root in this domain", body = Problem, content_type = "application/problem+json"),
-        (status = 502, description = "The tables are damaged", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "The domain has no such dataset, or the dataset has no such tag or root", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 502, description = "The dataset's tables are damaged", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn version(
     State(server): State<Arc<Server>>,
-    who: Principal,
+    principal: Principal,
     path: TwoPaths,
-) -> Answer<Json<ResolvedVersion>> {
-    let Path((name, version)) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let entry = entry(&server, &who.domain, Ok(Path(name)))?;
-    let (source, tag) = source_of(&server, &entry, &version).await?;
+) -> ApiResult<Json<ResolvedVersion>> {
+    let Path((name, version)) = path?;
+    let entry = find_dataset(&server, &principal.domain, &name)?;
+    let (source, tag) = resolve_version(&server, &entry, &version).await?;
     let manifest = source.version.manifest();
     Ok(Json(ResolvedVersion {
         dataset: entry.dataset.name.clone(),
@@ -156,16 +180,19 @@ pub async fn version(
     }))
 }
 
-/// What a root or a tag of a dataset is now, and the tag.
-pub async fn source_of(
+/// Returns the source of a root or a tag of a dataset, and the tag.
+///
+/// # Errors
+/// [`fletch_api::Code::NotFound`]; those of the origin, the tables and the quota.
+pub async fn resolve_version(
     server: &Server,
-    entry: &Arc<Registered>,
+    entry: &Arc<RegistrationHandle>,
     version: &str,
-) -> Answer<(Arc<Source>, Option<TagName>)> {
+) -> ApiResult<(Arc<Source>, Option<TagName>)> {
     let (source, tag) = match version.parse::<Root>() {
         Ok(root) => (server.versions.resolve(entry, root, None).await?, None),
         Err(_) => {
-            let tag: TagName = parsed(version)?;
+            let tag: TagName = parse_param(version)?;
             (server.versions.resolve_tag(entry, &tag).await?, Some(tag))
         }
     };
@@ -173,15 +200,8 @@ pub async fn source_of(
     Ok((source, tag))
 }
 
-/// A dataset of the domain.
-pub fn entry(server: &Server, domain: &Domain, path: OnePath) -> Answer<Arc<Registered>> {
-    let Path(name) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let name: DatasetName = parsed(&name)?;
-    server.registrations.get(domain, &name).ok_or_else(Fault::not_found)
-}
-
-/// Runs what waits for the disk.
-pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
-    let lost = |_| Fault::new(Code::Internal, "a task was lost", "see the server's log");
-    tokio::task::spawn_blocking(work).await.map_err(lost)
+/// Returns a dataset of the domain.
+pub fn find_dataset(server: &Server, domain: &Domain, name: &str) -> ApiResult<Arc<RegistrationHandle>> {
+    let name: DatasetName = parse_param(name)?;
+    server.registrations.get(domain, &name).ok_or_else(ApiError::not_found)
 }

@@ -1,9 +1,9 @@
-//! Acks, state, receipt and ledger of an epoch.
+//! An epoch: acks, state, checkpoints, receipt and ledger.
 
 use super::{
-    jobs::opened,
-    json, long,
-    problem::{Answer, Fault},
+    error::ApiResult,
+    jobs::open_job,
+    request::{read_json, read_long},
 };
 use crate::{
     auth::Principal,
@@ -28,184 +28,243 @@ use serde::Deserialize;
 use std::{io::Read as _, sync::Arc};
 use tokio::task::spawn_blocking;
 
-pub(super) type TwoPaths = Result<Path<(String, u64)>, PathRejection>;
+/// The job and the epoch that a path names.
+pub(super) type EpochPath = Result<Path<(String, u64)>, PathRejection>;
 
-/// The longest state: a bit for each of 2^31 entries, and what is around them.
+/// The longest state: a bit for each of 2^31 entries, and its header.
 const STATE_BYTES_MAX: usize = (1 << 28) + (1 << 20);
-/// Bytes of a ledger that are read at once.
+/// Bytes of a ledger that are read at once, as the client takes them.
 const LEDGER_READ_BYTES: u64 = 256 << 10;
 
-/// The job that a path names, and the number of its epoch.
-pub(super) async fn job_of(server: &Server, who: &Principal, path: TwoPaths) -> Answer<(Arc<OpenJob>, u64)> {
-    let Path((id, number)) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    Ok((opened(server, who, &id).await?, number))
+/// Returns the job that a path names, and the number of the epoch.
+pub(super) async fn job_of(
+    server: &Server,
+    principal: &Principal,
+    path: EpochPath,
+) -> ApiResult<(Arc<OpenJob>, u64)> {
+    let Path((id, number)) = path?;
+    Ok((open_job(server, principal, &id).await?, number))
 }
 
-/// The job that a path names, and its epoch, which has begun.
-async fn epoch_of(server: &Server, who: &Principal, path: TwoPaths) -> Answer<(Arc<OpenJob>, Arc<Epoch>)> {
-    let (job, number) = job_of(server, who, path).await?;
+/// Returns the job and the epoch that a path names. The epoch must have begun.
+async fn epoch_of(
+    server: &Server,
+    principal: &Principal,
+    path: EpochPath,
+) -> ApiResult<(Arc<OpenJob>, Arc<Epoch>)> {
+    let (job, number) = job_of(server, principal, path).await?;
     let epoch = job.epoch(number).await?;
     Ok((job, epoch))
 }
 
-/// Says what was consumed, and what is still held. All of it or nothing.
+/// Acknowledges samples, and renews the leases that the client still holds.
+///
+/// The server applies all acks of a request or none. The reply comes when the acks are durable.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/epochs/{epoch}/acks", tag = "jobs", request_body = Acks,
-    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    params(
+        ("id" = String, Path, description = "Id of the job"),
+        ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
+    ),
     responses(
-        (status = 200, description = "Durable", body = Acked),
-        (status = 400, description = "No such rank, or more than the lease holds", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "Another rank's lease, or a closed epoch", body = Problem, content_type = "application/problem+json"),
-        (status = 410, description = "The lease is gone", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The acks are durable", body = Acked),
+        (status = 400, description = "The world has no such rank, or an ack names more samples than its lease", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "The lease belongs to another rank, or the epoch is closed", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 410, description = "The lease expired, and its samples are granted again", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn acks(
     State(server): State<Arc<Server>>,
-    who: Principal,
-    path: TwoPaths,
+    principal: Principal,
+    path: EpochPath,
     body: Body,
-) -> Answer<Json<Acked>> {
-    let ask: Acks = json(&server, body).await?;
-    let (_, epoch) = epoch_of(&server, &who, path).await?;
-    Ok(Json(epoch.acks(&ask).await?))
+) -> ApiResult<Json<Acked>> {
+    let request: Acks = read_json(&server, body).await?;
+    let (_, epoch) = epoch_of(&server, &principal, path).await?;
+    Ok(Json(epoch.acks(&request).await?))
 }
 
-/// What was acknowledged, self-contained.
+/// Returns the state of an epoch: which entries were acknowledged.
+///
+/// The state is self-contained. `PUT` continues the epoch from it, also on another server.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/epochs/{epoch}/state", tag = "jobs",
-    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    params(
+        ("id" = String, Path, description = "Id of the job"),
+        ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
+    ),
     responses(
-        (status = 200, description = "A ledger of header and resume records", content_type = "application/vnd.fletch.ledger"),
-        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The state: a ledger with a header and one resume record", content_type = "application/vnd.fletch.ledger"),
+        (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn state(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
-    let (_, epoch) = epoch_of(&server, &who, path).await?;
+pub async fn state(State(server): State<Arc<Server>>, principal: Principal, path: EpochPath) -> ApiResult {
+    let (_, epoch) = epoch_of(&server, &principal, path).await?;
     let of = Arc::clone(&epoch);
     let made = spawn_blocking(move || of.state()).await.map_err(|_| JobError::TaskLost)?;
-    // Whoever goes on from it goes on from what stays so.
+    // An epoch that continues from the state must not know acks that a crash can undo.
     epoch.durable().await?;
-    Ok((KINDS, Bytes::from(made)).into_response())
+    Ok((LEDGER_HEADERS, Bytes::from(made)).into_response())
 }
 
-const KINDS: [(HeaderName, &str); 2] =
+const LEDGER_HEADERS: [(HeaderName, &str); 2] =
     [(header::CONTENT_TYPE, headers::LEDGER), (header::CACHE_CONTROL, "no-store")];
 
-/// How a state is put.
+/// Query of [`put_state`].
 #[derive(Debug, Deserialize)]
-pub struct Put {
-    /// Whether what was delivered since is to be forgotten.
+pub struct PutQuery {
+    /// Whether to discard what the epoch delivered after the state.
     #[serde(default)]
     replace: bool,
 }
 
 /// Continues an epoch from a state.
+///
+/// The epoch begins if it has not begun. With `replace`, an epoch that delivered more than the state says
+/// discards the difference and delivers it again.
 #[utoipa::path(
     put, path = "/v1/jobs/{id}/epochs/{epoch}/state", tag = "jobs",
-    request_body(content_type = "application/vnd.fletch.ledger", description = "What GET gave"),
+    request_body(content_type = "application/vnd.fletch.ledger", description = "The state that `GET` returned"),
     params(
-        ("id" = String, Path, description = "The job"),
-        ("epoch" = u64, Path, description = "Which epoch"),
-        ("replace" = Option<bool>, Query, description = "Forget what was delivered since"),
+        ("id" = String, Path, description = "Id of the job"),
+        ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
+        ("replace" = Option<bool>, Query, description = "Discard what the epoch delivered after the state"),
     ),
     responses(
-        (status = 200, description = "The epoch is as the state says", body = View),
-        (status = 400, description = "Not a state", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "No such job", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "Of another root, plan, order, seed, epoch or (strict, on packs) layout; the epoch is not as the state says, or in the middle of a bucketed step", body = Problem, content_type = "application/problem+json"),
-        (status = 504, description = "A long state came too slowly", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The epoch, as the state says", body = View),
+        (status = 400, description = "The body is not a state", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The tenant has no such job", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "The state is of another root, plan, order, seed, epoch or (strict \
+            order on packs) layout; or the epoch differs from it; or a bucketed step is not complete", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 504, description = "The client sent a long state too slowly", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn put_state(
     State(server): State<Arc<Server>>,
-    who: Principal,
-    path: TwoPaths,
-    put: Result<Query<Put>, QueryRejection>,
+    principal: Principal,
+    path: EpochPath,
+    query: Result<Query<PutQuery>, QueryRejection>,
     body: Body,
-) -> Answer<Json<View>> {
-    let Query(put) = put.map_err(|e| Fault::bad(e.body_text()))?;
-    let (job, number) = job_of(&server, &who, path).await?;
-    let (bytes, permit) = long::read(&server, body, STATE_BYTES_MAX, "put what GET …/state gave").await?;
-    let epoch = job.put_state(number, &bytes, put.replace).await?;
+) -> ApiResult<Json<View>> {
+    let Query(query) = query?;
+    let (job, number) = job_of(&server, &principal, path).await?;
+    let hint = "send the state that GET …/state returned";
+    let (bytes, permit) = read_long(&server, body, STATE_BYTES_MAX, hint).await?;
+    let epoch = job.put_state(number, &bytes, query.replace).await?;
     drop(permit);
     Ok(Json(epoch.view()))
 }
 
-/// The model was saved: what is acknowledged now is committed.
+/// Commits a checkpoint: what is acknowledged now is consumed.
+///
+/// Call it when the model was saved. Repeating a commit that the server remembers changes nothing.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/epochs/{epoch}/checkpoint", tag = "jobs", request_body = Checkpoint,
-    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    params(
+        ("id" = String, Path, description = "Id of the job"),
+        ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
+    ),
     responses(
-        (status = 200, description = "Durable; a number that was remembered changed nothing", body = View),
-        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The job's visitation is not checkpoint, or a closed epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The commit is durable", body = View),
+        (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "The job's visitation is not `checkpoint`, or the epoch is closed", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn checkpoint(
     State(server): State<Arc<Server>>,
-    who: Principal,
-    path: TwoPaths,
+    principal: Principal,
+    path: EpochPath,
     body: Body,
-) -> Answer<Json<View>> {
-    let ask: Checkpoint = json(&server, body).await?;
-    let (job, number) = job_of(&server, &who, path).await?;
+) -> ApiResult<Json<View>> {
+    let request: Checkpoint = read_json(&server, body).await?;
+    let (job, number) = job_of(&server, &principal, path).await?;
     let epoch = job.epoch_for_commit(number).await?;
-    epoch.commit(ask.commit).await?;
+    epoch.commit(request.commit).await?;
     Ok(Json(epoch.view()))
 }
 
-/// The model went back to a checkpoint: what was acknowledged after it is delivered again.
+/// Rolls a job back to a checkpoint.
+///
+/// The server delivers again what was acknowledged after the checkpoint, and deletes later epochs. Call it
+/// when the model was loaded from that checkpoint.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/epochs/{epoch}/rollback", tag = "jobs", request_body = Rollback,
-    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    params(
+        ("id" = String, Path, description = "Id of the job"),
+        ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
+    ),
     responses(
-        (status = 200, description = "The epoch is as it was then, and later ones have not begun", body = View),
-        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "No such commit is remembered", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The epoch, as it was at the checkpoint", body = View),
+        (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "The server does not remember the commit", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn rollback(
     State(server): State<Arc<Server>>,
-    who: Principal,
-    path: TwoPaths,
+    principal: Principal,
+    path: EpochPath,
     body: Body,
-) -> Answer<Json<View>> {
-    let ask: Rollback = json(&server, body).await?;
-    let (job, number) = job_of(&server, &who, path).await?;
-    Ok(Json(job.roll_back(number, ask.commit).await?.view()))
+) -> ApiResult<Json<View>> {
+    let request: Rollback = read_json(&server, body).await?;
+    let (job, number) = job_of(&server, &principal, path).await?;
+    Ok(Json(job.roll_back(number, request.commit).await?.view()))
 }
 
-/// The receipt of a finished epoch.
+/// Returns the receipt of a finished epoch.
+///
+/// The receipt proves which plan was delivered. `fletch receipt verify` compares it with what consumers received.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/epochs/{epoch}/receipt", tag = "jobs",
-    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    params(
+        ("id" = String, Path, description = "Id of the job"),
+        ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
+    ),
     responses(
-        (status = 200, description = "What the plan says, and how well shuffled it was", body = EpochReceipt),
-        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The epoch is not finished, or was abandoned", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The receipt and the shuffle certificate", body = EpochReceipt),
+        (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "The epoch is not finished, or it was abandoned", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn receipt(
     State(server): State<Arc<Server>>,
-    who: Principal,
-    path: TwoPaths,
-) -> Answer<Json<EpochReceipt>> {
-    let (job, epoch) = epoch_of(&server, &who, path).await?;
+    principal: Principal,
+    path: EpochPath,
+) -> ApiResult<Json<EpochReceipt>> {
+    let (job, epoch) = epoch_of(&server, &principal, path).await?;
     Ok(Json(epoch.receipt(|| async move { job.contents().await }).await?))
 }
 
-/// The ledger, as far as it is durable.
+/// Returns the durable part of an epoch's ledger.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/epochs/{epoch}/ledger", tag = "jobs",
-    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch")),
+    params(
+        ("id" = String, Path, description = "Id of the job"),
+        ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
+    ),
     responses(
-        (status = 200, description = "The log", content_type = "application/vnd.fletch.ledger"),
-        (status = 404, description = "No such job or epoch", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The ledger", content_type = "application/vnd.fletch.ledger"),
+        (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn ledger(State(server): State<Arc<Server>>, who: Principal, path: TwoPaths) -> Answer {
-    let (_, epoch) = epoch_of(&server, &who, path).await?;
+pub async fn ledger(State(server): State<Arc<Server>>, principal: Principal, path: EpochPath) -> ApiResult {
+    let (_, epoch) = epoch_of(&server, &principal, path).await?;
     let Some(len) = epoch.ledger().durable_len() else { return Err(JobError::Reopening.into()) };
     let at = epoch.ledger().path().to_owned();
     let failed = move |error| JobError::Io { path: at.clone(), error };
@@ -225,5 +284,5 @@ pub async fn ledger(State(server): State<Arc<Server>>, who: Principal, path: Two
         Ok(Some((piece, (file, left))))
     });
     let length = [(header::CONTENT_LENGTH, len.to_string())];
-    Ok((KINDS, length, Body::from_stream(pieces)).into_response())
+    Ok((LEDGER_HEADERS, length, Body::from_stream(pieces)).into_response())
 }

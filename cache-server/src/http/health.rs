@@ -1,6 +1,6 @@
-//! Probes and metrics.
+//! Probes and metrics, for orchestrators and monitoring systems.
 
-use super::problem::{Answer, Fault};
+use super::error::{ApiError, ApiResult};
 use crate::{
     metrics,
     server::{Phase, Server},
@@ -13,57 +13,61 @@ use axum::{
 use fletch_api::{Code, Problem};
 use std::sync::Arc;
 
-/// Whether the process runs.
+/// Checks that the process runs.
 #[utoipa::path(
     get, path = "/livez", tag = "server",
-    responses((status = 200, description = "It does", body = String, content_type = "text/plain"))
+    responses((status = 200, description = "The process runs", body = String, content_type = "text/plain"))
 )]
 pub async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// Whether it wants requests.
+/// Checks that the server takes requests.
 #[utoipa::path(
     get, path = "/readyz", tag = "server",
     responses(
-        (status = 200, description = "It does", body = String, content_type = "text/plain"),
-        (status = 503, description = "It is starting or stopping", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The server takes requests", body = String, content_type = "text/plain"),
+        (status = 503, description = "The server is starting or stopping", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn readyz(State(server): State<Arc<Server>>) -> Answer<&'static str> {
-    let why = match server.phase() {
+pub async fn readyz(State(server): State<Arc<Server>>) -> ApiResult<&'static str> {
+    let detail = match server.phase() {
         Phase::Ready => return Ok("ok\n"),
         Phase::Starting => "the server is starting",
         Phase::Draining => "the server is stopping",
     };
-    Err(Fault::new(Code::NotReady, why, "ask another server, or wait"))
+    Err(ApiError::new(Code::NotReady, detail, "wait, or use another server"))
 }
 
-/// Everything that was counted.
+/// Returns the metrics.
+///
+/// With tokens, only the roles `admin` and `monitor` may read them.
 #[utoipa::path(
     get, path = "/metrics", tag = "server",
-    responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain"))
+    responses((status = 200, description = "Metrics in Prometheus' text format", body = String, content_type = "text/plain"))
 )]
-pub async fn metrics(State(server): State<Arc<Server>>) -> Answer<Response> {
-    let page = metrics::render(&server)
-        .map_err(|e| Fault::new(Code::Internal, e.to_string(), "see the server's log"))?;
+pub async fn metrics(State(server): State<Arc<Server>>) -> ApiResult<Response> {
+    let page = metrics::render(&server).map_err(|e| ApiError::internal(e.to_string()))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{self, Environment, Task};
+    use crate::config::{self, Action, Environment};
     use axum::http::Request;
     use tower::ServiceExt as _;
 
-    /// A draining server takes no connections any more, so this asks without one.
+    /// Calls the router without a connection, because a draining server accepts none.
     #[tokio::test]
     async fn readyz_follows_the_phases() {
         let dir = tempfile::tempdir().expect("tempdir");
         let at = |name: &str| format!("--{name}={}/{name}", dir.path().display());
         let args = ["fletch-server".to_owned(), at("state-dir"), at("cache-dir"), at("socket")];
-        let Ok(Task::Serve(config)) = config::read(args, &Environment::default()) else { panic!("settings") };
+        let Ok(Action::Serve(config)) = config::read(args, &Environment::default()) else {
+            panic!("settings")
+        };
         let server =
             Server::open(&config, config.listen, tokio_util::task::TaskTracker::new()).expect("open");
         let router = super::super::router(Arc::clone(&server));
@@ -77,6 +81,6 @@ mod tests {
         server.enter(Phase::Draining);
         assert_eq!(ask().await, 503, "draining");
         server.enter(Phase::Ready);
-        assert_eq!(ask().await, 503, "there is no way back");
+        assert_eq!(ask().await, 503, "a server that drains never becomes ready again");
     }
 }

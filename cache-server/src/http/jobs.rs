@@ -1,14 +1,13 @@
-//! Declared jobs.
+//! Declared jobs: declares, lists, opens and deletes them.
 
 use super::{
     access::access,
-    datasets::{entry, source_of},
-    json, long, of_json,
-    problem::{Answer, Fault},
+    datasets::{find_dataset, resolve_version},
+    error::{ApiError, ApiResult},
+    request::{OnePath, parse_json, read_json, read_long},
 };
 use crate::{
     auth::Principal,
-    epochs::JobError,
     jobs::{OpenJob, is_long},
     server::Server,
     versions::{Source, Sources},
@@ -16,24 +15,22 @@ use crate::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State, rejection::PathRejection},
+    extract::{Path, State},
     http::{StatusCode, header},
     response::IntoResponse as _,
 };
-use fletch_api::{Code, Job, JobList, Problem, StartJob, WorldSpec, jobs::JOB_BODY_BYTES_MAX, routes};
+use fletch_api::{Job, JobList, Problem, StartJob, WorldSpec, jobs::JOB_BODY_BYTES_MAX, routes};
 use fletch_core::{LayoutId, Root};
 use std::sync::Arc;
 
-type OnePath = Result<Path<String>, PathRejection>;
-
-/// The ways to a version's bytes, and the one in a layout.
-async fn ways(
+/// Returns the sources of a version, and the one of a layout.
+async fn sources_of(
     server: &Server,
-    who: &Principal,
+    principal: &Principal,
     root: Root,
     layout: Option<LayoutId>,
-) -> Answer<(Arc<Sources>, Arc<Source>)> {
-    let sources = access(server, who, root).await?;
+) -> ApiResult<(Arc<Sources>, Arc<Source>)> {
+    let sources = access(server, principal, root).await?;
     let source = match layout {
         Some(layout) => server.versions.in_layout(&sources, layout).await?,
         None => Arc::clone(&sources.first),
@@ -41,61 +38,78 @@ async fn ways(
     Ok((sources, source))
 }
 
-/// A declared job of the tenant, opened.
-pub async fn opened(server: &Server, who: &Principal, id: &str) -> Answer<Arc<OpenJob>> {
-    let (domain, tenant, all) = (&who.domain, &who.tenant, &server.registry);
-    if let Some(open) = all.opened(domain, tenant, id)? {
-        if open.sources.stand() {
+/// Opens a declared job of the caller's tenant.
+///
+/// # Errors
+/// [`fletch_api::Code::NotFound`]; those of the registry, the origin and the tables.
+pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiResult<Arc<OpenJob>> {
+    let (domain, tenant, registry) = (&principal.domain, &principal.tenant, &server.registry);
+    if let Some(open) = registry.opened(domain, tenant, id)? {
+        if open.sources.is_registered() {
             return Ok(open);
         }
-        all.close(id, &open).await;
+        registry.close(id, &open).await;
     }
-    let (root, layout) = all.place(domain, tenant, id)?;
-    let (sources, source) = ways(server, who, root, Some(layout)).await?;
-    Ok(all.get(domain, tenant, id, &sources, &source).await?)
+    let (root, layout) = registry.place(domain, tenant, id)?;
+    let (sources, source) = sources_of(server, principal, root, Some(layout)).await?;
+    Ok(registry.get(domain, tenant, id, &sources, &source).await?)
 }
 
-/// Declares a job; the same again is that job.
+/// Declares a job.
+///
+/// Declaring the same name with the same settings again returns that job. A tag is resolved once, when the job
+/// is declared.
 #[utoipa::path(
     post, path = "/v1/jobs", tag = "jobs", request_body = StartJob,
     responses(
-        (status = 201, description = "Declared; Location names it", body = Job),
-        (status = 200, description = "Was declared so already", body = Job),
-        (status = 400, description = "No such plan or world", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "No such dataset or version in this domain", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "A job of that name has other settings", body = Problem, content_type = "application/problem+json"),
-        (status = 413, description = "The request is too long", body = Problem, content_type = "application/problem+json"),
-        (status = 429, description = "As many jobs are declared as may be", body = Problem, content_type = "application/problem+json"),
-        (status = 504, description = "A long request came too slowly", body = Problem, content_type = "application/problem+json"),
+        (status = 201, description = "The job is declared. `Location` has its URL", body = Job),
+        (status = 200, description = "The same job was declared before", body = Job),
+        (status = 400, description = "The request is not valid, for example its plan or its world", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The domain has no such dataset, or the dataset has no such version", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "A job of that name exists with other settings", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 413, description = "The request's body is too long", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 429, description = "The server is at its limit of declared jobs", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 504, description = "The client sent a long body too slowly", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body) -> Answer {
-    let (bytes, held) = long::read(&server, body, JOB_BODY_BYTES_MAX, "ask for less").await?;
-    let ask: StartJob = of_json(&bytes)?;
+pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body: Body) -> ApiResult {
+    let hint = "send a shorter plan";
+    let (bytes, permit) = read_long(&server, body, JOB_BODY_BYTES_MAX, hint).await?;
+    let request: StartJob = parse_json(&bytes)?;
     drop(bytes);
-    // What is short keeps nobody from being read while an origin is slow.
-    let permit = held.filter(|_| is_long(&ask));
-    if ask.dataset.is_some() == ask.root.is_some() {
-        return Err(Fault::bad("a job names a dataset, or a root, and not both"));
+    // A short request gives its permit back, so that a slow origin does not block other long bodies.
+    let permit = permit.filter(|_| is_long(&request));
+    if request.dataset.is_some() == request.root.is_some() {
+        return Err(ApiError::bad_request(
+            "a job names either a dataset or a root; this request names both or none",
+        ));
     }
-    let (sources, source) = match server.registry.declared(&who.domain, &who.tenant, ask.name.as_str()) {
-        // What its names meant when it was declared.
-        Some((root, layout)) => ways(&server, &who, root, Some(layout)).await?,
-        None => {
-            let root = match (&ask.dataset, ask.root) {
-                (Some(name), _) => {
-                    let dataset = entry(&server, &who.domain, Ok(Path(name.to_string())))?;
-                    let version = ask.version.as_deref().unwrap_or("latest");
-                    let (source, _) = source_of(&server, &dataset, version).await?;
-                    (source.version.root(), ask.layout.or(Some(source.version.layout())))
-                }
-                (None, Some(root)) => (root, ask.layout),
-                (None, None) => return Err(Fault::not_found()),
-            };
-            ways(&server, &who, root.0, root.1).await?
-        }
-    };
-    let (job, new) = server.registry.declare(&who.domain, &who.tenant, ask, &sources, &source).await?;
+    let (sources, source) =
+        match server.registry.declared(&principal.domain, &principal.tenant, request.name.as_str()) {
+            // The job keeps the version that its tag named when it was declared.
+            Some((root, layout)) => sources_of(&server, &principal, root, Some(layout)).await?,
+            None => {
+                let root = match (&request.dataset, request.root) {
+                    (Some(name), _) => {
+                        let dataset = find_dataset(&server, &principal.domain, name.as_str())?;
+                        let version = request.version.as_deref().unwrap_or("latest");
+                        let (source, _) = resolve_version(&server, &dataset, version).await?;
+                        (source.version.root(), request.layout.or(Some(source.version.layout())))
+                    }
+                    (None, Some(root)) => (root, request.layout),
+                    (None, None) => return Err(ApiError::not_found()),
+                };
+                sources_of(&server, &principal, root.0, root.1).await?
+            }
+        };
+    let (job, new) =
+        server.registry.declare(&principal.domain, &principal.tenant, request, &sources, &source).await?;
     drop(permit);
     let job = job.view().await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -103,73 +117,81 @@ pub async fn start(State(server): State<Arc<Server>>, who: Principal, body: Body
     Ok((status, at, Json(job)).into_response())
 }
 
-/// The tenant's jobs.
+/// Lists the declared jobs of the caller's tenant.
 #[utoipa::path(
     get, path = "/v1/jobs", tag = "jobs",
-    responses((status = 200, description = "By name", body = JobList))
+    responses((status = 200, description = "The jobs, sorted by name", body = JobList))
 )]
-pub async fn list(State(server): State<Arc<Server>>, who: Principal) -> Json<JobList> {
-    Json(JobList { jobs: server.registry.list(&who.domain, &who.tenant) })
+pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<JobList> {
+    Json(JobList { jobs: server.registry.list(&principal.domain, &principal.tenant) })
 }
 
-/// One job, with its epochs.
+/// Returns a job and its epochs.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}", tag = "jobs",
-    params(("id" = String, Path, description = "Its id")),
+    params(("id" = String, Path, description = "Id of the job")),
     responses(
-        (status = 200, description = "As it is now", body = Job),
-        (status = 404, description = "None of that id of this tenant", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The job", body = Job),
+        (status = 404, description = "The tenant has no job with that id", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(server): State<Arc<Server>>, who: Principal, path: OnePath) -> Answer<Json<Job>> {
-    let Path(id) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    Ok(Json(opened(&server, &who, &id).await?.view().await?))
+pub async fn get(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+) -> ApiResult<Json<Job>> {
+    let Path(id) = path?;
+    Ok(Json(open_job(&server, &principal, &id).await?.view().await?))
 }
 
-/// Changes who shares a job's steps, in this epoch and all later ones.
+/// Changes the world of a job: how many ranks share its steps.
+///
+/// The leases of the open epoch become void, and the new ranks share its unacknowledged samples. Later epochs
+/// begin in the new world.
 #[utoipa::path(
     put, path = "/v1/jobs/{id}/world", tag = "jobs", request_body = WorldSpec,
-    params(("id" = String, Path, description = "Its id")),
+    params(("id" = String, Path, description = "Id of the job")),
     responses(
-        (status = 200, description = "It is so now", body = Job),
-        (status = 400, description = "No such world", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "None of that id of this tenant", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "A bucketed epoch is in the middle of a step, or its batch or tail would change", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The job in its new world", body = Job),
+        (status = 400, description = "The world is not valid for the job", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The tenant has no job with that id", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "A bucketed epoch is in the middle of a step, or the change would \
+            alter its batch or tail", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn world(
     State(server): State<Arc<Server>>,
-    who: Principal,
+    principal: Principal,
     path: OnePath,
     body: Body,
-) -> Answer<Json<Job>> {
-    let Path(id) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let world: WorldSpec = json(&server, body).await?;
-    let job = opened(&server, &who, &id).await?;
+) -> ApiResult<Json<Job>> {
+    let Path(id) = path?;
+    let world: WorldSpec = read_json(&server, body).await?;
+    let job = open_job(&server, &principal, &id).await?;
     job.change_world(world).await?;
     Ok(Json(job.view().await?))
 }
 
-/// Forgets a job and its ledgers.
+/// Deletes a job and its ledgers.
 #[utoipa::path(
     delete, path = "/v1/jobs/{id}", tag = "jobs",
-    params(("id" = String, Path, description = "Its id")),
+    params(("id" = String, Path, description = "Id of the job")),
     responses(
-        (status = 204, description = "Forgotten"),
-        (status = 404, description = "None of that id of this tenant", body = Problem, content_type = "application/problem+json"),
+        (status = 204, description = "The job is deleted"),
+        (status = 404, description = "The tenant has no job with that id", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn delete(State(server): State<Arc<Server>>, who: Principal, path: OnePath) -> Answer<StatusCode> {
-    let Path(id) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    server.registry.delete(&who.domain, &who.tenant, &id).await?;
+pub async fn delete(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+) -> ApiResult<StatusCode> {
+    let Path(id) = path?;
+    server.registry.delete(&principal.domain, &principal.tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-impl From<JobError> for Fault {
-    fn from(e: JobError) -> Self {
-        if e.code() == Code::Internal {
-            tracing::error!(error = %e, "a job failed");
-        }
-        Fault::new(e.code(), e.to_string(), e.hint())
-    }
 }

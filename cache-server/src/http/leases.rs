@@ -1,32 +1,31 @@
-//! `POST …/leases`: the next samples of an epoch, granted durably and then streamed.
+//! `POST …/leases`: grants the next samples of an epoch durably, then streams them.
 
 use super::{
-    batch::{Content, Item, What, frames_of, header, together},
-    body::{Broken, Charge, Piece, of_stream},
-    chunks::finish,
-    entry::{Span, spans},
-    epochs::{TwoPaths, job_of},
-    files::{content, piece, read_all, read_now},
-    json,
-    problem::{Answer, Fault},
+    admission::{acquire_read_permit, overloaded},
+    entry_read::{Span, content_hash, read_buffered, read_spans, spans},
+    epochs::{EpochPath, job_of},
+    error::ApiResult,
+    frames::{Content, Item, ItemResult, coalesce, frame_header, item_frames, json_frame},
+    request::read_json,
+    response_body::{BodyError, Charge, Piece, body_of_stream, respond},
 };
 use crate::{
     accounting::{Component, Cost, Tally},
     auth::Principal,
     epochs::{Delivery, Epoch, Granted},
     jobs::OpenJob,
-    read_ahead::{AHEAD_BYTES_MAX, Room},
+    read_ahead::{READ_AHEAD_BYTES_MAX, StreamBudget},
     server::Server,
     sweep::DeliveryClass,
 };
 use axum::{
     body::Body,
     extract::State,
-    http::{HeaderMap, Response, StatusCode, header as names},
+    http::{HeaderMap, Response, StatusCode, header},
 };
 use bytes::Bytes;
 use fletch_api::{
-    Code, GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
+    GrantStatus, LeaseGrant, LeaseRequest, Problem, SampleFile, SampleHead, SampleRef,
     epochs::WAIT_MS_MAX,
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
@@ -35,78 +34,83 @@ use fletch_core::{delivery::Request, plan::Item as PlanItem};
 use fletch_store::ReaderKind;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
-use serde::Serialize;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-/// A stream that has nothing to say for so long gives a sign of life; sooner where leases are short.
-const HEARTBEAT: Duration = Duration::from_secs(3);
-/// Samples of a stream that are read at once, at most.
-const AHEAD_MAX: usize = 64;
-/// A lease whose stream is read is renewed so often.
-const TOUCH: Duration = Duration::from_secs(1);
+/// A stream without data sends a heartbeat after this time, and sooner if leases are short.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+/// How many samples of a stream are read at once.
+const SAMPLES_AT_ONCE: usize = 64;
+/// How often a stream renews its lease, at most.
+const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
-/// The next samples for a rank's worker, in one stream.
+/// Grants the next samples of a rank's worker, and streams them.
+///
+/// A repeated request (same rank, worker and sequence number) gets the same samples. The stream renews the lease
+/// while the client reads it. The request may carry acks of earlier leases.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/epochs/{epoch}/leases", tag = "jobs", request_body = LeaseRequest,
-    params(("id" = String, Path, description = "The job"), ("epoch" = u64, Path, description = "Which epoch; it begins with its first request")),
+    params(
+        ("id" = String, Path, description = "Id of the job"),
+        ("epoch" = u64, Path,
+            description = "Number of the epoch, from 0. The epoch begins with its first request"),
+    ),
     responses(
-        (status = 200, description = "A stream of frames: the grant, then of each entry what it is and its bytes", content_type = "application/vnd.fletch.frames"),
-        (status = 400, description = "No such rank or number of entries, or an ack that does not fit", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "No such job", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "A sequence number that is behind, another rank's lease, a closed epoch, a full ledger", body = Problem, content_type = "application/problem+json"),
-        (status = 410, description = "A lease to be acknowledged is gone", body = Problem, content_type = "application/problem+json"),
-        (status = 429, description = "At a limit", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "A stream of frames: the grant, then a head and the data of each sample",
+            content_type = "application/vnd.fletch.frames"),
+        (status = 400, description = "The world has no such rank, the number of samples is not valid, or an ack \
+            does not match its lease", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The tenant has no such job", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 409, description = "The sequence number is too old, the lease belongs to another rank, the \
+            epoch is closed, or its ledger is full", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 410, description = "The lease of an ack expired, and its samples are granted again", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 429, description = "The server is at a limit. Wait for `Retry-After`, then retry", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn post(
     State(server): State<Arc<Server>>,
-    who: Principal,
-    path: TwoPaths,
-    request: HeaderMap,
+    principal: Principal,
+    path: EpochPath,
+    headers_in: HeaderMap,
     body: Body,
-) -> Answer {
-    let ask: LeaseRequest = json(&server, body).await?;
-    let full = || {
-        let detail = format!("{} requests for bytes are under way", server.limits.requests);
-        Fault::new(Code::Overloaded, detail, "wait and ask again, or raise limits.requests")
-    };
-    if server.turns.available_permits() == 0 {
-        return Err(full());
+) -> ApiResult {
+    let request: LeaseRequest = read_json(&server, body).await?;
+    if server.read_permits.available_permits() == 0 {
+        return Err(overloaded(&server));
     }
-    let (job, number) = job_of(&server, &who, path).await?;
-    let epoch = job.epoch_for_lease(number, &ask).await?;
-    let wait = Duration::from_millis(ask.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
-    let granted = epoch.lease(&ask, Instant::now() + wait).await?;
-    // Whoever waits for an ack keeps nobody from bytes; one who is refused here asks again for the same lease.
-    let permit = Arc::clone(&server.turns).try_acquire_owned().map_err(|_| full())?;
-    let word = request.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
-    let reader = Reader::new(&server, &who, &job, &epoch, Component::from_word(word))?;
-    let pieces = stream_of(reader, &epoch, &ask, granted);
-    let body = of_stream(&server, together(pieces), None, Some(permit));
+    let (job, number) = job_of(&server, &principal, path).await?;
+    let epoch = job.epoch_for_lease(number, &request).await?;
+    let wait = Duration::from_millis(request.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
+    let granted = epoch.lease(&request, Instant::now() + wait).await?;
+    // After the wait, so that a request that waits for acks holds no permit. A client without a permit sends
+    // the request again, and gets the same lease.
+    let permit = acquire_read_permit(&server)?;
+    let component = headers_in.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
+    let reader = LeaseReader::new(&server, &principal, &job, &epoch, Component::from_word(component))?;
+    let pieces = lease_stream(reader, &epoch, &request, granted);
+    let body = body_of_stream(&server, coalesce(pieces), None, Some(permit));
     let head = Response::builder()
         .status(StatusCode::OK)
-        .header(names::CONTENT_TYPE, headers::FRAMES)
-        .header(names::CACHE_CONTROL, "no-store");
-    finish(head, body)
+        .header(header::CONTENT_TYPE, headers::FRAMES)
+        .header(header::CACHE_CONTROL, "no-store");
+    respond(head, body)
 }
 
-fn json_frame(kind: FrameKind, index: u32, what: &impl Serialize) -> [Piece; 2] {
-    // Plain fields of text and numbers always serialize.
-    let text = serde_json::to_vec(what).unwrap_or_default();
-    [header(kind, WHOLE, index, text.len() as u64), Piece::Framing(text.into())]
-}
-
-fn stream_of(
-    reader: Reader,
+fn lease_stream(
+    reader: LeaseReader,
     epoch: &Epoch,
-    ask: &LeaseRequest,
+    request: &LeaseRequest,
     granted: Granted,
-) -> BoxStream<'static, Result<Piece, Broken>> {
+) -> BoxStream<'static, Result<Piece, BodyError>> {
     let Granted { status, lease, again, entries, left } = granted;
-    let from = (ask.from as usize).min(entries.len());
+    let from = (request.from as usize).min(entries.len());
     let grant = LeaseGrant {
         status,
         lease,
@@ -117,97 +121,105 @@ fn stream_of(
         left,
     };
     let begin = [Piece::Framing(Bytes::from_static(&PREFACE))];
-    let begin = begin.into_iter().chain(json_frame(FrameKind::Grant, 0, &grant)).map(Ok::<_, Broken>);
+    let begin =
+        begin.into_iter().chain(json_frame(FrameKind::Grant, WHOLE, 0, &grant)).map(Ok::<_, BodyError>);
     let count = u32::try_from(entries.len() - from).unwrap_or(u32::MAX);
-    let end = [Ok(header(FrameKind::End, WHOLE, count, 0))];
+    let end = [Ok(frame_header(FrameKind::End, WHOLE, count, 0))];
     if status != GrantStatus::Granted {
         return stream::iter(begin.chain(end).collect::<Vec<_>>()).boxed();
     }
-    let refs = ask.refs;
-    let life = Life::new(&reader.job, epoch.number(), ask, lease);
+    let refs = request.refs;
+    let renewal = LeaseRenewal::new(&reader.job, epoch.number(), request, lease);
     let todo = (0u32..).zip(entries).skip(from);
-    let room = Arc::new(Room::new(&reader.server.read_ahead));
+    let budget = Arc::new(StreamBudget::new(&reader.server.read_ahead));
     let (finder, first) = (reader.clone(), grant.from);
     let items = stream::iter(todo)
         .map(move |(index, (entry, item, class))| {
             let finder = finder.clone();
             async move { (index, entry, item, class, finder.files(item.sample).await) }
         })
-        .buffered(AHEAD_MAX)
-        // One after the other, so that the next to be sent has room before later ones.
+        .buffered(SAMPLES_AT_ONCE)
+        // In order, so that the sample that is sent next gets memory before later ones.
         .then(move |(index, entry, item, class, files)| {
-            let room = Arc::clone(&room);
+            let budget = Arc::clone(&budget);
             async move {
                 let bytes = files.as_ref().map_or(0, |f| if refs { 0 } else { bytes_of(f) });
-                (index, entry, item, class, files, room.take(index - first, bytes).await)
+                (index, entry, item, class, files, budget.reserve(index - first, bytes).await)
             }
         })
-        .map(move |(index, entry, item, class, files, held)| {
+        .map(move |(index, entry, item, class, files, reservation)| {
             let reader = reader.clone();
             async move {
                 let now = reader.delivery.class_now(item, class);
-                let (head, what) = reader.sample(index, entry, item, now, files, refs).await;
+                let (head, result) = reader.sample(index, entry, item, now, files, refs).await;
                 reader.delivery.was_read(item, class);
-                (head, what.map(|what| Item { index, name: String::new(), what, held }))
+                let item = result.map(|result| Item { index, name: String::new(), result, reservation });
+                (head, item)
             }
         })
-        .buffered(AHEAD_MAX)
+        .buffered(SAMPLES_AT_ONCE)
         .flat_map(|(head, item)| {
-            let rest = item.map(|i| frames_of(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
+            let rest = item.map(|i| item_frames(i).boxed()).unwrap_or_else(|| stream::empty().boxed());
             stream::iter(head.into_iter().map(Ok)).chain(rest)
         });
-    stream::iter(begin.collect::<Vec<_>>()).chain(alive(items.boxed(), life)).chain(stream::iter(end)).boxed()
+    stream::iter(begin.collect::<Vec<_>>())
+        .chain(with_heartbeats(items.boxed(), renewal))
+        .chain(stream::iter(end))
+        .boxed()
 }
 
-/// With signs of life between items that take long. Inside an item nothing is awaited between a frame's
-/// header and its bytes, so none comes there. While somebody takes what is sent, either of them, the lease lives.
-fn alive(
-    items: BoxStream<'static, Result<Piece, Broken>>,
-    life: Life,
-) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
-    stream::unfold((items, life), |(mut items, mut life)| async move {
-        life.touch();
-        match tokio::time::timeout(HEARTBEAT.min(life.often * 4), items.next()).await {
-            Ok(next) => next.map(|piece| (piece, (items, life))),
-            Err(_) => Some((Ok(header(FrameKind::Heartbeat, WHOLE, 0, 0)), (items, life))),
+/// Adds heartbeats between items that take long, and renews the lease while the client takes bytes.
+///
+/// A heartbeat never splits a frame, because nothing is awaited between a frame's header and its bytes.
+fn with_heartbeats(
+    items: BoxStream<'static, Result<Piece, BodyError>>,
+    renewal: LeaseRenewal,
+) -> impl Stream<Item = Result<Piece, BodyError>> + Send + 'static {
+    stream::unfold((items, renewal), |(mut items, mut renewal)| async move {
+        renewal.renew();
+        match tokio::time::timeout(HEARTBEAT_INTERVAL.min(renewal.interval * 4), items.next()).await {
+            Ok(next) => next.map(|piece| (piece, (items, renewal))),
+            Err(_) => Some((Ok(frame_header(FrameKind::Heartbeat, WHOLE, 0, 0)), (items, renewal))),
         }
     })
 }
 
-/// Keeps a lease alive while its stream is read.
-struct Life {
+/// Renews a lease while its stream is read.
+struct LeaseRenewal {
     job: Arc<OpenJob>,
     epoch: u64,
     lease: u64,
     request: Request,
-    often: Duration,
+    interval: Duration,
     last: Option<Instant>,
 }
 
-impl Life {
-    fn new(job: &Arc<OpenJob>, epoch: u64, ask: &LeaseRequest, lease: u64) -> Self {
-        let request = Request { rank: ask.rank, worker: ask.worker, sequence: ask.sequence };
-        let often = (job.setup.context.lease_ttl / 8).clamp(Duration::from_millis(25), TOUCH);
-        Life { job: Arc::clone(job), epoch, lease, request, often, last: None }
+impl LeaseRenewal {
+    fn new(job: &Arc<OpenJob>, epoch: u64, request: &LeaseRequest, lease: u64) -> Self {
+        let request = Request { rank: request.rank, worker: request.worker, sequence: request.sequence };
+        let interval = (job.setup.context.lease_ttl / 8).clamp(Duration::from_millis(25), RENEW_INTERVAL_MAX);
+        LeaseRenewal { job: Arc::clone(job), epoch, lease, request, interval, last: None }
     }
 
-    /// Not for every piece: it takes the epoch's lock. Through the job, which may have read the epoch anew.
-    fn touch(&mut self) {
-        if self.last.is_none_or(|t| t.elapsed() >= self.often) {
+    /// Renews the lease, at most once an interval: a renewal takes the epoch's lock.
+    ///
+    /// It goes through the job, because the job may have reopened the epoch meanwhile.
+    fn renew(&mut self) {
+        if self.last.is_none_or(|t| t.elapsed() >= self.interval) {
             self.last = Some(Instant::now());
             self.job.touch(self.epoch, self.lease, self.request);
         }
     }
 }
 
-/// Bytes of a sample's files.
+/// Returns the bytes of a sample's files.
 fn bytes_of(files: &[Found]) -> u64 {
     files.iter().map(|f| f.entry().size).sum()
 }
 
-/// Streams samples of a job for one request.
+/// Reads samples of a job for one request.
 #[derive(Clone)]
-struct Reader {
+struct LeaseReader {
     server: Arc<Server>,
     job: Arc<OpenJob>,
     delivery: Delivery,
@@ -215,25 +227,25 @@ struct Reader {
     component: Component,
 }
 
-impl Reader {
+impl LeaseReader {
     fn new(
         server: &Arc<Server>,
-        who: &Principal,
+        principal: &Principal,
         job: &Arc<OpenJob>,
         epoch: &Epoch,
         component: Component,
-    ) -> Answer<Self> {
+    ) -> ApiResult<Self> {
         let name = job.name();
-        let live = server.live_jobs.touch(&who.tenant, &name, server.now_ns())?;
+        let live = server.live_jobs.touch(&principal.tenant, &name, server.now_ns())?;
         let source = &job.source;
-        let tally = server.accounts.tally(&who.domain, &live, source.version.root(), source.dataset());
+        let tally = server.accounts.tally(&principal.domain, &live, source.version.root(), source.dataset());
         if job.setup.sweep.is_none() {
-            let number = job.sources.number();
+            let number = job.sources.dataset_id();
             let (root, footprint) = (source.version.root(), source.footprint_max());
             server.shares.note(number, root, footprint, ReaderKind::Ordered, server.now_ns());
         }
         let delivery = Delivery::new(&job.setup, source, epoch);
-        Ok(Reader { server: Arc::clone(server), job: Arc::clone(job), delivery, tally, component })
+        Ok(LeaseReader { server: Arc::clone(server), job: Arc::clone(job), delivery, tally, component })
     }
 
     fn charge(&self, class: DeliveryClass) -> impl Fn(Cost) -> Charge + Clone + Send + 'static {
@@ -241,20 +253,20 @@ impl Reader {
         move |cost| Charge { tally: Arc::clone(&tally), component, cost: Delivery::cost(class, cost) }
     }
 
-    /// The frames before a sample's bytes, and the bytes; no bytes for a request of references.
+    /// Returns the frames before a sample's bytes, and the bytes. A request for references gets no bytes.
     async fn sample(
         &self,
         index: u32,
         entry: u32,
         item: PlanItem,
         class: DeliveryClass,
-        files: Answer<Vec<Found>>,
+        files: ApiResult<Vec<Found>>,
         refs: bool,
-    ) -> (Vec<Piece>, Option<What>) {
-        let failed = |fault| (Vec::new(), Some(Err(fault)));
+    ) -> (Vec<Piece>, Option<ItemResult>) {
+        let failed = |error| (Vec::new(), Some(Err(error)));
         let files = match files {
             Ok(files) => files,
-            Err(fault) => return failed(fault),
+            Err(error) => return failed(error),
         };
         let ordinal = self.delivery.ordinal(item.sample);
         let mut head = SampleHead { entry, sample: item.sample, ordinal, copy: item.copy, files: Vec::new() };
@@ -265,55 +277,55 @@ impl Reader {
             head.files.push(SampleFile { path: e.path.replace('\0', "/"), size: e.size, hash });
             len += e.size;
         }
-        let mut pieces: Vec<Piece> = json_frame(FrameKind::Sample, index, &head).into();
+        let mut pieces: Vec<Piece> = json_frame(FrameKind::Sample, WHOLE, index, &head).into();
         if refs {
             return match self.reference(&files, class).await {
                 Ok(sample) => {
-                    pieces.extend(json_frame(FrameKind::Ref, index, &sample));
+                    pieces.extend(json_frame(FrameKind::Ref, WHOLE, index, &sample));
                     (pieces, None)
                 }
-                Err(fault) => failed(fault),
+                Err(error) => failed(error),
             };
         }
         let class = self.delivery.after_prefetch(entry, class).await;
         match self.bytes(&files, len, class).await {
             Ok(content) => {
-                // Bytes that are read later are needed until the entry is acknowledged.
-                if let Content::Ready(_) = &content {
+                // Prefetched bytes that are read while they are sent stay until the entry is acknowledged.
+                if let Content::Buffered(_) = &content {
                     self.delivery.prefetched_was_read(entry);
                 }
                 (pieces, Some(Ok((len, content))))
             }
-            Err(fault) => failed(fault),
+            Err(error) => failed(error),
         }
     }
 
-    async fn files(&self, sample: u32) -> Answer<Vec<Found>> {
+    async fn files(&self, sample: u32) -> ApiResult<Vec<Found>> {
         let files = self.delivery.files(sample).await?;
         for found in &files {
-            content(&found.entry())?;
+            content_hash(&found.entry())?;
         }
         Ok(files)
     }
 
-    async fn bytes(&self, files: &[Found], len: u64, class: DeliveryClass) -> Answer<Content> {
+    async fn bytes(&self, files: &[Found], len: u64, class: DeliveryClass) -> ApiResult<Content> {
         let sources = self.delivery.sources_for(class);
         let source = self.delivery.source();
         let spans: Vec<Span> = files.iter().flat_map(|f| spans(source, f, 0..f.entry().size)).collect();
         let charge = self.charge(class);
-        if len > AHEAD_BYTES_MAX {
-            let reads = read_all(Arc::clone(&self.server), Arc::clone(sources), spans);
-            return Ok(Content::Later(reads.map(move |read| Ok(piece(read?, &charge))).boxed()));
+        if len > READ_AHEAD_BYTES_MAX {
+            let reads = read_spans(Arc::clone(&self.server), Arc::clone(sources), spans);
+            return Ok(Content::Streamed(reads.map(move |read| Ok(read?.into_piece(&charge))).boxed()));
         }
-        let ready = spans.iter().map(|s| s.ready(&self.server, sources)).collect::<Option<Vec<_>>>();
-        Ok(Content::Ready(match ready {
-            Some(cuts) => cuts.into_iter().map(|cut| piece(cut, &charge)).collect(),
-            None => read_now(&self.server, sources, spans, charge).await?,
+        let ready = spans.iter().map(|s| s.try_read(&self.server, sources)).collect::<Option<Vec<_>>>();
+        Ok(Content::Buffered(match ready {
+            Some(reads) => reads.into_iter().map(|read| read.into_piece(&charge)).collect(),
+            None => read_buffered(&self.server, sources, spans, charge).await?,
         }))
     }
 
-    /// The chunks in which a sample's bytes lie, and the server to ask for them.
-    async fn reference(&self, files: &[Found], class: DeliveryClass) -> Answer<SampleRef> {
+    /// Returns the chunks in which a sample's bytes lie, and the server that has them.
+    async fn reference(&self, files: &[Found], class: DeliveryClass) -> ApiResult<SampleRef> {
         let mut sample = self.delivery.locate(&self.server.versions, files, class).await?;
         sample.owner = self.server.cluster().members.first().map(|m| m.url.clone()).unwrap_or_default();
         Ok(sample)

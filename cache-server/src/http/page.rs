@@ -1,4 +1,4 @@
-//! `/`: what a person wants to see first. Plain HTML, no scripts.
+//! `GET /`: an overview of the server for people. Plain HTML without scripts.
 
 use super::cluster::accounts_of;
 use crate::{auth::Principal, server::Server};
@@ -11,11 +11,11 @@ h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:co
 th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;vertical-align:top}\
 td.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:.9em}";
 
-fn text(s: &str) -> String {
+fn escape(s: &str) -> String {
     s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Three digits are enough for a person.
+/// Formats bytes for people, with one decimal.
 fn size(n: u64) -> String {
     let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.iter().find(|(unit, _)| n >= *unit) {
@@ -27,12 +27,12 @@ fn size(n: u64) -> String {
     }
 }
 
-/// The page.
-pub async fn page(State(server): State<Arc<Server>>, who: Principal) -> Html<String> {
-    Html(render(&server, &who).unwrap_or_else(|_| "formatting failed".to_owned()))
+/// Returns the page.
+pub async fn page(State(server): State<Arc<Server>>, principal: Principal) -> Html<String> {
+    Html(render(&server, &principal).unwrap_or_else(|_| "the page could not be formatted".to_owned()))
 }
 
-fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
+fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Error> {
     let mut out = String::with_capacity(4096);
     let s = server.store.stats();
     write!(
@@ -49,30 +49,33 @@ fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
         server.live_jobs.len(),
     )?;
     write!(out, "<h2>Datasets</h2><table><tr><th>name<th>objects<th>tables</tr>")?;
-    let datasets = server.registrations.list(&who.domain);
+    let datasets = server.registrations.list(&principal.domain);
     for e in &datasets {
         let d = &e.dataset;
         write!(
             out,
             "<tr><td>{}<td><code>{}</code><td><code>{}</code></tr>",
-            text(d.name.as_str()),
-            text(&d.uri),
-            text(&d.tables)
+            escape(d.name.as_str()),
+            escape(&d.uri),
+            escape(&d.tables)
         )?;
     }
     if datasets.is_empty() {
-        write!(out, "<tr><td colspan=\"3\">none yet: <code>fletch register NAME URI</code></tr>")?;
+        write!(
+            out,
+            "<tr><td colspan=\"3\">no dataset is registered: <code>fletch register NAME URI</code></tr>"
+        )?;
     }
     write!(out, "</table><h2>Bytes delivered</h2><table><tr><th>job<th>result<th>tier<th>bytes</tr>")?;
     let mut rows: BTreeMap<_, u64> = BTreeMap::new();
-    for a in accounts_of(server, who) {
+    for a in accounts_of(server, principal) {
         *rows.entry((a.key.job, a.key.result, a.key.tier)).or_default() += a.bytes;
     }
     for ((job, result, tier), bytes) in rows.iter().take(200) {
         write!(
             out,
             "<tr><td>{}<td>{}<td>{}<td class=\"n\">{}</tr>",
-            text(job.as_str()),
+            escape(job.as_str()),
             result.as_str(),
             tier.as_str(),
             size(*bytes)
@@ -80,21 +83,21 @@ fn render(server: &Server, who: &Principal) -> Result<String, std::fmt::Error> {
     }
     write!(out, "</table><h2>Memory</h2><table>")?;
     let (parts, blocks) = server.versions.table_memory();
-    for (what, n) in [
+    for (label, n) in [
         ("chunks cached", s.cached_bytes),
         ("chunk buffers alive", s.live_bytes),
         ("version tables", parts + blocks),
     ] {
-        write!(out, "<tr><td>{what}<td class=\"n\">{}</tr>", size(n))?;
+        write!(out, "<tr><td>{label}<td class=\"n\">{}</tr>", size(n))?;
     }
     write!(
         out,
-        "<tr><td>bound of chunk buffers<td class=\"n\">{}</tr></table>",
+        "<tr><td>limit of chunk buffers<td class=\"n\">{}</tr></table>",
         ByteSize(server.limits.memory_bytes)
     )?;
-    let w = &server.versions.wrong;
-    let wrong =
-        [&w.changed, &w.corrupt, &w.missing, &w.tables].map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
+    let counts = &server.versions.corruption;
+    let wrong = [&counts.changed, &counts.corrupt, &counts.missing, &counts.tables]
+        .map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
     write!(
         out,
         "<h2>Origin</h2><table><tr><td>bytes fetched<td class=\"n\">{}</tr><tr><td>fetches failed<td class=\"n\">{}</tr>\
@@ -116,6 +119,6 @@ mod tests {
     #[test]
     fn sizes_and_texts_are_for_people() {
         assert_eq!((size(0), size(1536), size(5 << 30)), ("0 B".into(), "1.5 KiB".into(), "5.0 GiB".into()));
-        assert_eq!(text("<a&\">"), "&lt;a&amp;&quot;&gt;");
+        assert_eq!(escape("<a&\">"), "&lt;a&amp;&quot;&gt;");
     }
 }

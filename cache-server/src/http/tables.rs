@@ -1,50 +1,47 @@
-//! A version's tables, for clients that load them by range. Counted apart from content.
+//! A version's tables, for clients that read them by range. They are counted apart from content.
 
 use super::{
     access::access,
-    admit::Admitted,
-    body::{Broken, Piece, of_stream},
-    chunks::finish,
-    parsed,
-    problem::{Answer, Fault},
-    range::{not_modified, unsatisfiable, wanted},
+    admission::Admitted,
+    error::ApiResult,
+    range::{not_modified, range_error, requested_range},
+    request::{OnePath, TwoPaths, parse_param},
+    response_body::{BodyError, Piece, body_of_stream, respond},
 };
 use crate::{
     server::Server,
-    versions::{Source, blocks},
+    versions::{Source, VersionError, table_blocks},
 };
 use axum::{
     body::Body,
-    extract::{Path, State, rejection::PathRejection},
+    extract::{Path, State},
     http::{HeaderMap, Method, header},
 };
 use fletch_api::{Problem, headers};
 use fletch_core::{LayoutId, Root};
 use fletch_tables::Table;
-use futures::stream;
+use futures::{StreamExt as _, stream};
 use std::sync::Arc;
 
-/// Bytes read ahead for a slow reader.
-const STEP_BYTES: u64 = 1 << 20;
+/// Bytes of a table that are read at once, as the client takes them.
+const PIECE_BYTES: u64 = 1 << 20;
 
-struct Ask {
+struct TableRequest {
     server: Arc<Server>,
     admitted: Admitted,
     method: Method,
-    request: HeaderMap,
+    headers: HeaderMap,
 }
 
-type OnePath = Result<Path<String>, PathRejection>;
-type TwoPaths = Result<Path<(String, String)>, PathRejection>;
-
-/// A version's manifest.
+/// Reads the manifest of a version.
 #[utoipa::path(
     get, path = "/v1/versions/{root}/manifest.json", tag = "tables",
     params(("root" = String, Path, description = "Root of the version, 64 hex digits")),
     responses(
         (status = 200, description = "The manifest", content_type = "application/json"),
-        (status = 206, description = "A range of it", content_type = "application/json"),
-        (status = 404, description = "Not a version of this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 206, description = "The range", content_type = "application/json"),
+        (status = 404, description = "The domain has no dataset with this version", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn manifest(
@@ -52,19 +49,20 @@ pub async fn manifest(
     path: OnePath,
     admitted: Admitted,
     method: Method,
-    request: HeaderMap,
-) -> Answer {
-    of_root(Table::Manifest, path, Ask { server, admitted, method, request }).await
+    headers: HeaderMap,
+) -> ApiResult {
+    root_table(Table::Manifest, path, TableRequest { server, admitted, method, headers }).await
 }
 
-/// A version's entries.
+/// Reads the table of a version's entries.
 #[utoipa::path(
     get, path = "/v1/versions/{root}/entries.parquet", tag = "tables",
     params(("root" = String, Path, description = "Root of the version, 64 hex digits")),
     responses(
         (status = 200, description = "The table", content_type = "application/vnd.apache.parquet"),
-        (status = 206, description = "A range of it", content_type = "application/vnd.apache.parquet"),
-        (status = 404, description = "Not a version of this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 206, description = "The range", content_type = "application/vnd.apache.parquet"),
+        (status = 404, description = "The domain has no dataset with this version", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn entries(
@@ -72,12 +70,12 @@ pub async fn entries(
     path: OnePath,
     admitted: Admitted,
     method: Method,
-    request: HeaderMap,
-) -> Answer {
-    of_root(Table::Entries, path, Ask { server, admitted, method, request }).await
+    headers: HeaderMap,
+) -> ApiResult {
+    root_table(Table::Entries, path, TableRequest { server, admitted, method, headers }).await
 }
 
-/// A layout's description.
+/// Reads the description of a layout.
 #[utoipa::path(
     get, path = "/v1/versions/{root}/layouts/{layout}/layout.json", tag = "tables",
     params(
@@ -86,8 +84,9 @@ pub async fn entries(
     ),
     responses(
         (status = 200, description = "The description", content_type = "application/json"),
-        (status = 206, description = "A range of it", content_type = "application/json"),
-        (status = 404, description = "Not a layout of a version of this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 206, description = "The range", content_type = "application/json"),
+        (status = 404, description = "The domain has no dataset with this version, or the version has no \
+            such layout", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn layout(
@@ -95,12 +94,12 @@ pub async fn layout(
     path: TwoPaths,
     admitted: Admitted,
     method: Method,
-    request: HeaderMap,
-) -> Answer {
-    of_layout(Table::Layout, path, Ask { server, admitted, method, request }).await
+    headers: HeaderMap,
+) -> ApiResult {
+    layout_table(Table::Layout, path, TableRequest { server, admitted, method, headers }).await
 }
 
-/// Where entries lie in chunks.
+/// Reads the table that places a version's entries in the chunks of a layout.
 #[utoipa::path(
     get, path = "/v1/versions/{root}/layouts/{layout}/placement.parquet", tag = "tables",
     params(
@@ -109,8 +108,9 @@ pub async fn layout(
     ),
     responses(
         (status = 200, description = "The table", content_type = "application/vnd.apache.parquet"),
-        (status = 206, description = "A range of it", content_type = "application/vnd.apache.parquet"),
-        (status = 404, description = "Not a layout of a version of this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 206, description = "The range", content_type = "application/vnd.apache.parquet"),
+        (status = 404, description = "The domain has no dataset with this version, or the version has no \
+            such layout", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn placement(
@@ -118,74 +118,80 @@ pub async fn placement(
     path: TwoPaths,
     admitted: Admitted,
     method: Method,
-    request: HeaderMap,
-) -> Answer {
-    of_layout(Table::Placement, path, Ask { server, admitted, method, request }).await
+    headers: HeaderMap,
+) -> ApiResult {
+    layout_table(Table::Placement, path, TableRequest { server, admitted, method, headers }).await
 }
 
-async fn of_root(table: Table, path: OnePath, ask: Ask) -> Answer {
-    let Path(root) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let root: Root = parsed(&root)?;
-    let sources = access(&ask.server, &ask.admitted.principal, root).await?;
+async fn root_table(table: Table, path: OnePath, request: TableRequest) -> ApiResult {
+    let Path(root) = path?;
+    let root: Root = parse_param(&root)?;
+    let sources = access(&request.server, &request.admitted.principal, root).await?;
     let source = Arc::clone(&sources.first);
     let layout = source.version.layout();
-    send(table, root, layout, &source, ask).await
+    send(table, root, layout, &source, request).await
 }
 
-async fn of_layout(table: Table, path: TwoPaths, ask: Ask) -> Answer {
-    let Path((root, layout)) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let (root, layout): (Root, LayoutId) = (parsed(&root)?, parsed(&layout)?);
-    let sources = access(&ask.server, &ask.admitted.principal, root).await?;
-    let source = ask.server.versions.in_layout(&sources, layout).await?;
-    send(table, root, layout, &source, ask).await
+async fn layout_table(table: Table, path: TwoPaths, request: TableRequest) -> ApiResult {
+    let Path((root, layout)) = path?;
+    let (root, layout): (Root, LayoutId) = (parse_param(&root)?, parse_param(&layout)?);
+    let sources = access(&request.server, &request.admitted.principal, root).await?;
+    let source = request.server.versions.in_layout(&sources, layout).await?;
+    send(table, root, layout, &source, request).await
 }
 
-async fn send(table: Table, root: Root, layout: LayoutId, source: &Source, ask: Ask) -> Answer {
-    let Ask { server, mut admitted, method, request } = ask;
+async fn send(
+    table: Table,
+    root: Root,
+    layout: LayoutId,
+    source: &Source,
+    request: TableRequest,
+) -> ApiResult {
+    let TableRequest { server, mut admitted, method, headers: request } = request;
     let path = table.path(root, layout);
-    let (files, origin) = (source.blocks.clone(), source.tables.clone());
-    let meta = files.meta(&origin, &path).await.map_err(crate::versions::VersionError::from)?;
-    let etag = format!("\"{}\"", blocks::etag(&meta));
+    let (blocks, origin) = (source.blocks.clone(), source.tables.clone());
+    let meta = blocks.meta(&origin, &path).await.map_err(VersionError::from)?;
+    let etag = format!("\"{}\"", table_blocks::etag(&meta));
     if let Some(same) = not_modified(&request, &etag) {
         return Ok(same);
     }
-    let wanted = match wanted(&request, meta.size, &etag) {
-        Ok(w) => w,
-        Err(fault) => return Ok(unsatisfiable(fault, meta.size)),
+    let requested = match requested_range(&request, meta.size, &etag) {
+        Ok(requested) => requested,
+        Err(error) => return Ok(range_error(error, meta.size)),
     };
     let kind = match table {
         Table::Manifest | Table::Layout => "application/json",
         _ => "application/vnd.apache.parquet",
     };
-    // The bytes of a table may be written anew for the same root: revalidate.
-    let head = wanted
+    // A table of the same root may be written anew with other bytes, so that clients must revalidate.
+    let head = requested
         .head(meta.size, &etag)
         .header(header::CONTENT_TYPE, kind)
         .header(header::CACHE_CONTROL, "private, no-cache")
         .header(headers::ROOT, root.to_string());
     if method == Method::HEAD {
-        return finish(head, Body::empty());
+        return respond(head, Body::empty());
     }
-    let range = wanted.range(meta.size);
+    let range = requested.range(meta.size);
     let len = range.end - range.start;
-    // The first step is read before the head is sent, so that an origin's failure has a status.
-    let step = move |at: u64| at..(at - at % STEP_BYTES + STEP_BYTES).min(range.end);
-    let first = step(range.start);
+    // Read the first piece before the head is sent, so that an error of the origin becomes a status.
+    let piece_at = move |at: u64| at..(at - at % PIECE_BYTES + PIECE_BYTES).min(range.end);
+    let first = piece_at(range.start);
     let next = first.end;
-    let bytes = files.read(&origin, &meta, first).await.map_err(crate::versions::VersionError::from)?;
+    let bytes = blocks.read(&origin, &meta, first).await.map_err(VersionError::from)?;
     let end = range.end;
     let later = stream::try_unfold(next, move |at| {
-        let (files, origin, meta) = (files.clone(), origin.clone(), meta.clone());
+        let (blocks, origin, meta) = (blocks.clone(), origin.clone(), meta.clone());
         async move {
             if at >= end {
                 return Ok(None);
             }
-            let r = step(at);
+            let r = piece_at(at);
             let next = r.end;
-            let bytes = files.read(&origin, &meta, r).await.map_err(Broken::from)?;
+            let bytes = blocks.read(&origin, &meta, r).await.map_err(BodyError::from)?;
             Ok(Some((Piece::Table(bytes), next)))
         }
     });
-    let pieces = futures::StreamExt::chain(stream::iter([Ok(Piece::Table(bytes))]), later);
-    finish(head, of_stream(&server, pieces, Some(len), admitted.turn.take()))
+    let pieces = stream::iter([Ok(Piece::Table(bytes))]).chain(later);
+    respond(head, body_of_stream(&server, pieces, Some(len), admitted.permit.take()))
 }

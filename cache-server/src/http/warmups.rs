@@ -1,112 +1,142 @@
-//! Warm-ups and evictions.
+//! Warm-ups: starts, lists and cancels them, and evicts a dataset's chunks.
 
 use super::{
     access::access,
-    admit::Changer,
-    datasets::{entry, source_of},
-    json,
-    problem::{Answer, Fault},
+    admission::WriteAccess,
+    datasets::{find_dataset, resolve_version},
+    error::{ApiError, ApiResult},
+    request::{OnePath, read_json},
 };
-use crate::{auth::Principal, server::Server, warmups::Order};
+use crate::{auth::Principal, server::Server, warmups::WarmupRequest};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State, rejection::PathRejection},
+    extract::{Path, State},
     http::{StatusCode, header},
     response::IntoResponse as _,
 };
-use fletch_api::{Evicted, Problem, StartWarmup, Warmup, Warmups, routes, warmups::LEASE_S_MAX};
+use fletch_api::{Evicted, Problem, StartWarmup, Warmup, Warmups, routes, warmups::PIN_S_MAX};
 use fletch_core::Root;
 use fletch_store::ReaderKind;
 use std::{sync::Arc, time::Duration};
 
-type OnePath = Result<Path<String>, PathRejection>;
-
-/// Begins to bring a version's chunks, or to look whether they are there. It goes on whoever goes
-/// away; the same that is under way already is that one.
+/// Starts a warm-up.
+///
+/// The server fetches the chunks of a version to its disk, or reads and hashes those that it has (`check`).
+/// The warm-up goes on when the client disconnects. If the same warm-up is running already, the reply is that
+/// one.
 #[utoipa::path(
     post, path = "/v1/warmups", tag = "warmups", request_body = StartWarmup,
     responses(
-        (status = 202, description = "Begun, or under way already; Location names it", body = Warmup),
-        (status = 400, description = "No such request", body = Problem, content_type = "application/problem+json"),
-        (status = 404, description = "No such dataset or version in this domain", body = Problem, content_type = "application/problem+json"),
-        (status = 429, description = "Too many are under way", body = Problem, content_type = "application/problem+json"),
+        (status = 202, description = "The warm-up was started, or was running already. `Location` has its URL", body = Warmup),
+        (status = 400, description = "The request is not valid", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 404, description = "The domain has no such dataset, or the dataset has no such version", body = Problem,
+            content_type = "application/problem+json"),
+        (status = 429, description = "The server is at its limit of warm-ups", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn start(State(server): State<Arc<Server>>, Changer(who): Changer, body: Body) -> Answer {
-    let ask: StartWarmup = json(&server, body).await?;
-    if ask.lease_s > LEASE_S_MAX {
-        return Err(Fault::bad(format!("lease_s is {}; at most {LEASE_S_MAX} (a week)", ask.lease_s)));
+pub async fn start(
+    State(server): State<Arc<Server>>,
+    WriteAccess(principal): WriteAccess,
+    body: Body,
+) -> ApiResult {
+    let request: StartWarmup = read_json(&server, body).await?;
+    if request.pin_s > PIN_S_MAX {
+        return Err(ApiError::bad_request(format!(
+            "pin_s is {}; at most {PIN_S_MAX} (a week)",
+            request.pin_s
+        )));
     }
-    let dataset = entry(&server, &who.domain, Ok(Path(ask.dataset.to_string())))?;
-    let (source, _) = source_of(&server, &dataset, ask.version.as_deref().unwrap_or("latest")).await?;
+    let dataset = find_dataset(&server, &principal.domain, request.dataset.as_str())?;
+    let (source, _) =
+        resolve_version(&server, &dataset, request.version.as_deref().unwrap_or("latest")).await?;
     let root = source.version.root();
-    let sources = access(&server, &who, root).await?;
-    // A layout beside the one that is read is as much again.
+    let sources = access(&server, &principal, root).await?;
+    // Chunks of a layout that is not the one in use take room of their own.
     let read = if source.is_same(&sources.first) { root } else { Root(source.version.layout().0) };
     let (footprint, now) = (source.footprint_max(), server.now_ns());
-    server.shares.note(sources.number(), read, footprint, ReaderKind::Plain, now);
-    let order = Order { sources, source, root, check: ask.check, lease: Duration::from_secs(ask.lease_s) };
-    let warmup = server.warmups.start(order)?;
+    server.shares.note(sources.dataset_id(), read, footprint, ReaderKind::Plain, now);
+    let pin = Duration::from_secs(request.pin_s);
+    let request = WarmupRequest { sources, source, root, check: request.check, pin };
+    let warmup = server.warmups.start(request)?;
     let at = [(header::LOCATION, routes::warmup(&warmup.id))];
     Ok((StatusCode::ACCEPTED, at, Json(warmup)).into_response())
 }
 
-/// The domain's warm-ups, the last first.
+/// Lists the warm-ups of the caller's domain.
+///
+/// The server remembers the latest ones until it restarts.
 #[utoipa::path(
     get, path = "/v1/warmups", tag = "warmups",
-    responses((status = 200, description = "Those that are remembered", body = Warmups))
+    responses((status = 200, description = "The warm-ups, the latest first", body = Warmups))
 )]
-pub async fn list(State(server): State<Arc<Server>>, who: Principal) -> Json<Warmups> {
-    Json(Warmups { warmups: server.warmups.list(&who.domain) })
+pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Json<Warmups> {
+    Json(Warmups { warmups: server.warmups.list(&principal.domain) })
 }
 
-/// One warm-up.
+/// Returns a warm-up and its progress.
 #[utoipa::path(
     get, path = "/v1/warmups/{id}", tag = "warmups",
-    params(("id" = String, Path, description = "Its id")),
+    params(("id" = String, Path, description = "Id of the warm-up")),
     responses(
-        (status = 200, description = "As it is now", body = Warmup),
-        (status = 404, description = "None of that id in this domain; a server that restarted has forgotten it", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The warm-up", body = Warmup),
+        (status = 404, description = "The domain has no warm-up with that id. A server forgets its warm-ups at a restart", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn get(State(server): State<Arc<Server>>, who: Principal, path: OnePath) -> Answer<Json<Warmup>> {
-    let Path(id) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    server.warmups.get(&who.domain, &id).map(Json).ok_or_else(Fault::not_found)
+pub async fn get(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    path: OnePath,
+) -> ApiResult<Json<Warmup>> {
+    let Path(id) = path?;
+    server.warmups.get(&principal.domain, &id).map(Json).ok_or_else(ApiError::not_found)
 }
 
-/// Cancels a warm-up, or ends the protection of one that is over. What it brought stays.
+/// Cancels a warm-up, or ends the protection of its chunks.
+///
+/// The chunks that it fetched stay on disk, until the cache evicts them.
 #[utoipa::path(
     delete, path = "/v1/warmups/{id}", tag = "warmups",
-    params(("id" = String, Path, description = "Its id")),
+    params(("id" = String, Path, description = "Id of the warm-up")),
     responses(
-        (status = 202, description = "It ends", body = Warmup),
-        (status = 404, description = "None of that id in this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 202, description = "The warm-up ends", body = Warmup),
+        (status = 404, description = "The domain has no warm-up with that id", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
-pub async fn cancel(State(server): State<Arc<Server>>, Changer(who): Changer, path: OnePath) -> Answer {
-    let Path(id) = path.map_err(|e| Fault::bad(e.body_text()))?;
-    let warmup = server.warmups.cancel(&who.domain, &id).ok_or_else(Fault::not_found)?;
+pub async fn cancel(
+    State(server): State<Arc<Server>>,
+    WriteAccess(principal): WriteAccess,
+    path: OnePath,
+) -> ApiResult {
+    let Path(id) = path?;
+    let warmup = server.warmups.cancel(&principal.domain, &id).ok_or_else(ApiError::not_found)?;
     Ok((StatusCode::ACCEPTED, Json(warmup)).into_response())
 }
 
-/// Evicts a dataset's chunks from this server's disk, and ends its warm-ups. What is in memory goes
-/// when others need the room.
+/// Evicts a dataset's chunks from this server's disk, and cancels its warm-ups.
+///
+/// Chunks in memory stay until other chunks need the memory.
 #[utoipa::path(
     delete, path = "/v1/datasets/{name}/chunks", tag = "warmups",
     params(("name" = String, Path, description = "Name of the dataset")),
     responses(
-        (status = 200, description = "How many left", body = Evicted),
-        (status = 404, description = "None of that name in this domain", body = Problem, content_type = "application/problem+json"),
+        (status = 200, description = "The number of evicted chunks", body = Evicted),
+        (status = 404, description = "The domain has no dataset of that name", body = Problem,
+            content_type = "application/problem+json"),
     )
 )]
 pub async fn evict(
     State(server): State<Arc<Server>>,
-    Changer(who): Changer,
+    WriteAccess(principal): WriteAccess,
     path: OnePath,
-) -> Answer<Json<Evicted>> {
-    let name = entry(&server, &who.domain, path)?.dataset.name.clone();
-    let (warmups, domain) = (Arc::clone(&server.warmups), who.domain);
-    let chunks = super::datasets::blocking(move || warmups.evict(&domain, &name)).await?;
+) -> ApiResult<Json<Evicted>> {
+    let Path(name) = path?;
+    let name = find_dataset(&server, &principal.domain, &name)?.dataset.name.clone();
+    let (warmups, domain) = (Arc::clone(&server.warmups), principal.domain);
+    let chunks = tokio::task::spawn_blocking(move || warmups.evict(&domain, &name)).await?;
     Ok(Json(Evicted { chunks: chunks.unwrap_or(0) }))
 }

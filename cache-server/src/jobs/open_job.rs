@@ -122,7 +122,7 @@ impl OpenJob {
         let block = u32::try_from(BLOCK_UNITS * per_unit).unwrap_or(u32::MAX);
         let strict = OrderKind::Strict;
         let by_units = ledger.as_ref().map_or(ask.order == strict, |l| l.header.order == strict.as_str());
-        let exact = sources.beside(&source, sources.number());
+        let exact = sources.with_source(&source, sources.dataset_id());
         let mut setup = JobSetup {
             exact,
             job: ask.name.to_string(),

@@ -311,7 +311,13 @@ impl Registry {
                 // The use is noted before the first read, so that the disk keeps what that read fetches.
                 let now = u64::try_from(self.context.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 let footprint = source.footprint_max();
-                self.context.sweep.shares.note(sources.number(), root, footprint, ReaderKind::Ordered, now);
+                self.context.sweep.shares.note(
+                    sources.dataset_id(),
+                    root,
+                    footprint,
+                    ReaderKind::Ordered,
+                    now,
+                );
                 None
             }
             OrderKind::Substitute => {
@@ -510,7 +516,7 @@ impl Registry {
     #[must_use]
     pub fn sweeps_of(&self, domain: &Domain, dataset: &fletch_core::DatasetName) -> Vec<DatasetId> {
         let of = |w: &Arc<Sweep>| w.kept_sources.domain == *domain && w.source.dataset() == dataset;
-        self.sweeps().iter().filter(|w| of(w)).map(|w| w.kept_sources.number()).collect()
+        self.sweeps().iter().filter(|w| of(w)).map(|w| w.kept_sources.dataset_id()).collect()
     }
 
     /// Returns numbers for metrics.

@@ -1,6 +1,6 @@
 //! What the disk tier counted.
 
-use super::{Failed, Page};
+use super::page::{MetricsError, Page};
 use crate::server::Server;
 use fletch_store::{
     DiskState,
@@ -9,7 +9,7 @@ use fletch_store::{
 
 /// A word for the tier's state, and what it means unless it is `on`.
 #[must_use]
-pub fn state(state: &DiskState) -> (&'static str, Option<String>) {
+pub fn disk_state(state: &DiskState) -> (&'static str, Option<String>) {
     match state {
         DiskState::Open(Health::On) => ("on", None),
         DiskState::Open(Health::Off { why, .. }) => (why.as_str(), Some(why.to_string())),
@@ -18,9 +18,9 @@ pub fn state(state: &DiskState) -> (&'static str, Option<String>) {
 }
 
 /// The families of the tier; all zero where there is none.
-pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
+pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let report = server.store.disk().map(|d| d.report());
-    let word = report.as_ref().map_or("none", |r| state(&r.state).0);
+    let word = report.as_ref().map_or("none", |r| disk_state(&r.state).0);
     let words = ["none", "absent", "on"].into_iter().chain(OffReason::ALL.map(OffReason::as_str));
     page.gauge(
         "fletch_disk_state",

@@ -1,11 +1,11 @@
 //! Declared jobs, epochs and sweeps.
 
-use super::{Failed, Page};
+use super::page::{MetricsError, Page};
 use crate::server::Server;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Their families.
-pub(super) fn families(page: &Page, server: &Server) -> Result<(), Failed> {
+pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let stats = server.registry.stats();
     let (c, s) = (&server.registry.context.counts, &server.registry.context.sweep.counts);
     page.gauge("fletch_jobs_declared", "Jobs declared", &[], &[(vec![], stats.declared)])?;

@@ -1,7 +1,7 @@
 //! Fetching of a unit or a sample into memory, pinned until it is released.
 
 use super::{By, Prefetcher};
-use crate::versions::{ChunkFetch, Located, SamplesError, VersionError};
+use crate::versions::{ChunkFetch, LocatedChunk, SamplesError, VersionError};
 use fletch_core::{
     Hash,
     manifest::{Slice, locate::ranges},
@@ -36,7 +36,7 @@ pub(super) enum FetchFailed {
 /// One read, and whether its chunk is pinned.
 struct Piece {
     hash: Hash,
-    located: Located,
+    located: LocatedChunk,
     held: bool,
 }
 
@@ -57,7 +57,7 @@ impl Prefetcher {
         let Piece { hash, located, held } = piece;
         let fetch = ChunkFetch::fetch(&self.context.versions, &self.sources, hash, &located);
         let (store, key) = (&self.context.store, self.key(hash));
-        let hit = store.read(key.clone(), located.len, self.sources.number(), fetch).await?;
+        let hit = store.read(key.clone(), located.len, self.sources.dataset_id(), fetch).await?;
         let fetched = if matches!(hit.tier, Tier::Origin | Tier::Bypass) { located.len.into() } else { 0 };
         Ok((fetched, held.then(|| store.pin(key, hit.chunk))))
     }
@@ -69,7 +69,7 @@ impl Prefetcher {
             let rows = source.version.chunk_rows(c.part as usize).await;
             let rows = rows.map_err(|e| SamplesError::from(VersionError::from(e)))?;
             let row = rows.get(c.row as usize).ok_or(SamplesError::Lost)?;
-            let located = Located::at(source, c.part as usize, row.clone());
+            let located = LocatedChunk::from_row(source, c.part as usize, row.clone());
             pieces.push(Piece { hash: c.hash, located, held: true });
         }
         Ok(pieces)
@@ -96,7 +96,7 @@ impl Prefetcher {
         Ok(pieces)
     }
 
-    async fn locate(&self, chunk: Hash) -> Result<Located, SamplesError> {
+    async fn locate(&self, chunk: Hash) -> Result<LocatedChunk, SamplesError> {
         Ok(self.context.versions.locate(&self.sources, chunk).await?)
     }
 
@@ -107,10 +107,10 @@ impl Prefetcher {
     async fn shared(&self, found: &Found, one: &Slice) -> Result<Piece, FetchFailed> {
         let (entry, slices) = (found.entry(), found.slices());
         let located = self.locate(one.chunk).await?;
-        let (key, number) = (self.key(one.chunk), self.sources.number());
-        let stays = self.context.store.would_keep(&key, number, located.len, located.among());
+        let (key, number) = (self.key(one.chunk), self.sources.dataset_id());
+        let stays = self.context.store.would_keep(&key, number, located.len, located.layout_bytes());
         let range = ranges(slices, 0..entry.size).next().map(|r| r.range);
-        let part = range.filter(|_| !stays).and_then(|r| located.part(&r));
+        let part = range.filter(|_| !stays).and_then(|r| located.slice(&r));
         Ok(match (entry.hash, part) {
             (Some(hash), Some(part)) => Piece { hash, located: part, held: true },
             _ => Piece { hash: one.chunk, located, held: false },

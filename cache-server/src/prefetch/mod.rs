@@ -317,7 +317,7 @@ impl Prefetcher {
         if inner.memory.is_none() {
             return;
         }
-        if !self.sources.stand() {
+        if !self.sources.is_registered() {
             self.close_now(inner);
             return;
         }
@@ -479,7 +479,7 @@ impl Prefetcher {
         if alive {
             inner.active_at = Instant::now();
         }
-        !self.sources.stand() || inner.active_at.elapsed() > self.idle_limit()
+        !self.sources.is_registered() || inner.active_at.elapsed() > self.idle_limit()
     }
 
     fn idle_limit(&self) -> Duration {

@@ -2,7 +2,7 @@
 
 mod registrations;
 
-pub use registrations::{Entry, RegisterError, Registered, Registrations};
+pub use registrations::{RegisterError, Registration, RegistrationHandle, Registrations};
 
 use nix::fcntl::{Flock, FlockArg};
 use std::{

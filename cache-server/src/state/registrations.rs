@@ -4,7 +4,7 @@
 //! 2. A torn last record is cut off at start; damage before it is a start-up error, because
 //!    dropping what follows would silently forget datasets.
 //! 3. From the moment a change is answered, nothing is granted through an entry that is gone:
-//!    whoever holds a [`Registered`] asks whether it [`Registered::stands`].
+//!    whoever holds a [`RegistrationHandle`] asks whether it [`RegistrationHandle::stands`].
 //! 4. Records of unknown kinds are skipped (a newer server wrote them).
 
 use super::{StateDir, StateError};
@@ -29,7 +29,7 @@ const SIZED: u8 = 3;
 
 /// A dataset of a domain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct Registration {
     /// Whose it is.
     pub domain: Domain,
     /// Who registered it, and is charged for it.
@@ -42,7 +42,7 @@ pub struct Entry {
 
 /// The largest version of a dataset that was seen.
 #[derive(Debug, Serialize, Deserialize)]
-struct Sized {
+struct SizeRecord {
     domain: Domain,
     name: DatasetName,
     bytes: u64,
@@ -50,15 +50,15 @@ struct Sized {
 
 /// An entry, and whether it still stands.
 #[derive(Debug)]
-pub struct Registered {
-    entry: Entry,
+pub struct RegistrationHandle {
+    entry: Registration,
     ended: AtomicBool,
     bytes: AtomicU64,
 }
 
-impl Registered {
-    fn new(entry: Entry, bytes: u64) -> Arc<Self> {
-        Arc::new(Registered { entry, ended: AtomicBool::new(false), bytes: AtomicU64::new(bytes) })
+impl RegistrationHandle {
+    fn new(entry: Registration, bytes: u64) -> Arc<Self> {
+        Arc::new(RegistrationHandle { entry, ended: AtomicBool::new(false), bytes: AtomicU64::new(bytes) })
     }
 
     /// Content bytes of the largest version of it that was seen; 0 while none was.
@@ -69,20 +69,20 @@ impl Registered {
 
     /// Whether it has not been unregistered: what was granted through it holds only so long.
     #[must_use]
-    pub fn stands(&self) -> bool {
+    pub fn is_registered(&self) -> bool {
         !self.ended.load(Ordering::Acquire)
     }
 }
 
-impl Deref for Registered {
-    type Target = Entry;
-    fn deref(&self) -> &Entry {
+impl Deref for RegistrationHandle {
+    type Target = Registration;
+    fn deref(&self) -> &Registration {
         &self.entry
     }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Gone {
+struct UnregisterRecord {
     domain: Domain,
     name: DatasetName,
 }
@@ -127,7 +127,7 @@ pub enum RegisterError {
     },
 }
 
-type Table = BTreeMap<(Domain, DatasetName), Arc<Registered>>;
+type Table = BTreeMap<(Domain, DatasetName), Arc<RegistrationHandle>>;
 
 #[derive(Debug)]
 struct Inner {
@@ -179,13 +179,13 @@ impl Registrations {
 
     /// One dataset.
     #[must_use]
-    pub fn get(&self, domain: &Domain, name: &DatasetName) -> Option<Arc<Registered>> {
+    pub fn get(&self, domain: &Domain, name: &DatasetName) -> Option<Arc<RegistrationHandle>> {
         self.lock().table.get(&(domain.clone(), name.clone())).cloned()
     }
 
     /// A domain's datasets, by name.
     #[must_use]
-    pub fn list(&self, domain: &Domain) -> Vec<Arc<Registered>> {
+    pub fn list(&self, domain: &Domain) -> Vec<Arc<RegistrationHandle>> {
         self.lock().table.values().filter(|e| e.domain == *domain).cloned().collect()
     }
 
@@ -197,14 +197,14 @@ impl Registrations {
 
     /// All of them.
     #[must_use]
-    pub fn all(&self) -> Vec<Arc<Registered>> {
+    pub fn all(&self) -> Vec<Arc<RegistrationHandle>> {
         self.lock().table.values().cloned().collect()
     }
 
     /// Content bytes that a tenant has registered, as far as versions were seen.
     #[must_use]
-    pub fn charged(&self, tenant: &Tenant) -> u64 {
-        self.lock().charged(tenant)
+    pub fn charged_bytes(&self, tenant: &Tenant) -> u64 {
+        self.lock().charged_bytes(tenant)
     }
 
     /// Notes that a dataset has a version of so many bytes; blocking. It is kept over a restart where
@@ -212,16 +212,21 @@ impl Registrations {
     ///
     /// # Errors
     /// [`RegisterError::Quota`], and then nothing is noted; [`RegisterError::Io`].
-    pub fn grow(&self, of: &Registered, bytes: u64, quota: Option<u64>) -> Result<(), RegisterError> {
+    pub fn record_size(
+        &self,
+        of: &RegistrationHandle,
+        bytes: u64,
+        quota: Option<u64>,
+    ) -> Result<(), RegisterError> {
         let mut inner = self.lock();
         let adds = bytes.saturating_sub(of.bytes());
         if adds == 0 {
             return Ok(());
         }
-        inner.afford(&of.entry, adds, quota)?;
+        inner.check_quota(&of.entry, adds, quota)?;
         if quota.is_some() {
-            let Entry { domain, dataset, .. } = of.entry.clone();
-            self.write(&mut inner, SIZED, &Sized { domain, name: dataset.name, bytes })?;
+            let Registration { domain, dataset, .. } = of.entry.clone();
+            self.write(&mut inner, SIZED, &SizeRecord { domain, name: dataset.name, bytes })?;
         }
         of.bytes.fetch_max(bytes, Ordering::Relaxed);
         Ok(())
@@ -234,10 +239,10 @@ impl Registrations {
     /// [`RegisterError`].
     pub fn register(
         &self,
-        entry: Entry,
+        entry: Registration,
         bytes: u64,
         quota: Option<u64>,
-    ) -> Result<(Arc<Registered>, bool), RegisterError> {
+    ) -> Result<(Arc<RegistrationHandle>, bool), RegisterError> {
         let mut inner = self.lock();
         let key = (entry.domain.clone(), entry.dataset.name.clone());
         if let Some(old) = inner.table.get(&key) {
@@ -251,13 +256,13 @@ impl Registrations {
         if inner.table.len() >= self.max {
             return Err(RegisterError::Full(self.max));
         }
-        inner.afford(&entry, bytes, quota)?;
+        inner.check_quota(&entry, bytes, quota)?;
         self.write(&mut inner, REGISTER, &entry)?;
         if bytes > 0 && quota.is_some() {
             let (domain, name) = key.clone();
-            self.write(&mut inner, SIZED, &Sized { domain, name, bytes })?;
+            self.write(&mut inner, SIZED, &SizeRecord { domain, name, bytes })?;
         }
-        let entry = Registered::new(entry, bytes);
+        let entry = RegistrationHandle::new(entry, bytes);
         inner.table.insert(key, Arc::clone(&entry));
         Ok((entry, true))
     }
@@ -272,7 +277,7 @@ impl Registrations {
         if !inner.table.contains_key(&key) {
             return Ok(false);
         }
-        self.write(&mut inner, UNREGISTER, &Gone { domain: domain.clone(), name: name.clone() })?;
+        self.write(&mut inner, UNREGISTER, &UnregisterRecord { domain: domain.clone(), name: name.clone() })?;
         if let Some(gone) = inner.table.remove(&key) {
             gone.ended.store(true, Ordering::Release);
         }
@@ -289,14 +294,14 @@ impl Registrations {
 }
 
 impl Inner {
-    fn charged(&self, tenant: &Tenant) -> u64 {
+    fn charged_bytes(&self, tenant: &Tenant) -> u64 {
         self.table.values().filter(|r| r.tenant == *tenant).fold(0, |n, r| n.saturating_add(r.bytes()))
     }
 
     /// Refuses what would go over a quota. A tenant that is over it already may keep what it has.
-    fn afford(&self, entry: &Entry, adds: u64, quota: Option<u64>) -> Result<(), RegisterError> {
+    fn check_quota(&self, entry: &Registration, adds: u64, quota: Option<u64>) -> Result<(), RegisterError> {
         let Some(quota) = quota else { return Ok(()) };
-        let has = self.charged(&entry.tenant);
+        let has = self.charged_bytes(&entry.tenant);
         // A new dataset whose size is not known yet is refused where nothing is left.
         if has.saturating_add(adds.max(1)) <= quota {
             return Ok(());
@@ -327,15 +332,15 @@ fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
         let unreadable = |e: serde_json::Error| damaged(format!("record {i} cannot be read: {e}"));
         match r.kind {
             REGISTER => {
-                let e: Entry = serde_json::from_slice(r.payload).map_err(unreadable)?;
-                table.insert((e.domain.clone(), e.dataset.name.clone()), Registered::new(e, 0));
+                let e: Registration = serde_json::from_slice(r.payload).map_err(unreadable)?;
+                table.insert((e.domain.clone(), e.dataset.name.clone()), RegistrationHandle::new(e, 0));
             }
             UNREGISTER => {
-                let gone: Gone = serde_json::from_slice(r.payload).map_err(unreadable)?;
+                let gone: UnregisterRecord = serde_json::from_slice(r.payload).map_err(unreadable)?;
                 table.remove(&(gone.domain, gone.name));
             }
             SIZED => {
-                let s: Sized = serde_json::from_slice(r.payload).map_err(unreadable)?;
+                let s: SizeRecord = serde_json::from_slice(r.payload).map_err(unreadable)?;
                 if let Some(of) = table.get(&(s.domain, s.name)) {
                     of.bytes.fetch_max(s.bytes, Ordering::Relaxed);
                 }
@@ -350,14 +355,14 @@ fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
 mod tests {
     use super::*;
 
-    fn entry(name: &str, uri: &str) -> Entry {
+    fn entry(name: &str, uri: &str) -> Registration {
         let dataset = Dataset {
             name: DatasetName::new(name).expect("name"),
             uri: uri.into(),
             tables: uri.into(),
             registered_ns: 7,
         };
-        Entry { domain: Domain::default_domain(), tenant: Tenant::default_tenant(), dataset }
+        Registration { domain: Domain::default_domain(), tenant: Tenant::default_tenant(), dataset }
     }
 
     fn open(dir: &Path) -> Result<Registrations, StateError> {
@@ -380,9 +385,9 @@ mod tests {
         assert!(matches!(r.register(entry("a", "file:///y"), 0, None), Err(RegisterError::Conflict { .. })));
         assert!(matches!(r.register(entry("d", "file:///x"), 0, None), Err(RegisterError::Full(3))));
         let held = r.get(&Domain::default_domain(), &entry("b", "").dataset.name).expect("registered");
-        assert!(held.stands());
+        assert!(held.is_registered());
         assert!(r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone"));
-        assert!(!held.stands());
+        assert!(!held.is_registered());
         assert!(
             !r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone already")
         );
@@ -448,15 +453,15 @@ mod tests {
         let told = r.register(entry("b", "file:///x"), 50, quota).expect_err("over").to_string();
         assert!(told.contains("60 of 100 bytes") && told.contains("would add 50"), "{told}");
         let (b, _) = r.register(entry("b", "file:///x"), 0, quota).expect("not indexed yet");
-        assert!(matches!(r.grow(&b, 41, quota), Err(RegisterError::Quota { has: 60, adds: 41, .. })));
-        r.grow(&b, 40, quota).expect("fits exactly");
-        r.grow(&a, 10, quota).expect("an older, smaller version");
-        assert_eq!((a.bytes(), b.bytes(), r.charged(&tenant)), (60, 40, 100));
+        assert!(matches!(r.record_size(&b, 41, quota), Err(RegisterError::Quota { has: 60, adds: 41, .. })));
+        r.record_size(&b, 40, quota).expect("fits exactly");
+        r.record_size(&a, 10, quota).expect("an older, smaller version");
+        assert_eq!((a.bytes(), b.bytes(), r.charged_bytes(&tenant)), (60, 40, 100));
         assert!(r.register(entry("c", "file:///x"), 0, quota).is_err(), "nothing is left");
         r.unregister(&Domain::default_domain(), &a.dataset.name).expect("gone");
         drop(r);
         let r = open(dir.path()).expect("again");
-        assert_eq!(r.charged(&tenant), 40);
+        assert_eq!(r.charged_bytes(&tenant), 40);
         r.register(entry("c", "file:///x"), 1000, None).expect("no quota, no bound");
     }
 }

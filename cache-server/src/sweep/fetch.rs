@@ -1,7 +1,7 @@
 //! Fetching of a sweep's units to where they are kept, and checks that they are still there.
 
 use super::{Sweep, pending_reads};
-use crate::versions::{ChunkFetch, Located};
+use crate::versions::{ChunkFetch, LocatedChunk};
 use fletch_core::Verified;
 use fletch_store::{Fetch, Warmed, disk::Health};
 use std::{
@@ -29,12 +29,12 @@ impl Sweep {
         for c in self.samples.chunks(unit) {
             let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
             let row = rows.get(c.row as usize).ok_or("its row is gone")?;
-            let located = Located::at(&self.source, c.part as usize, row.clone());
+            let located = LocatedChunk::from_row(&self.source, c.part as usize, row.clone());
             // One fetch per attempt: a fetch that is asked again takes its earlier bytes for wrong ones.
             let fetch = || ChunkFetch::fetch(&self.context.versions, &self.kept_sources, c.hash, &located);
             match &mut held {
                 Some(held) => {
-                    let (key, number) = (self.key(c.hash), self.kept_sources.number());
+                    let (key, number) = (self.key(c.hash), self.kept_sources.dataset_id());
                     let hit = store.read(key, c.len, number, fetch()).await.map_err(|e| e.to_string())?;
                     held.push(hit.chunk);
                 }
@@ -53,7 +53,7 @@ impl Sweep {
         len: u32,
         fetch: impl Fn() -> Fetch,
     ) -> Result<(), String> {
-        let (key, number) = (self.key(hash), self.kept_sources.number());
+        let (key, number) = (self.key(hash), self.kept_sources.dataset_id());
         let began = Instant::now();
         let mut made_room = began;
         loop {

@@ -124,8 +124,8 @@ impl Sweep {
     ) -> Arc<Self> {
         let version = &source.version;
         let number = DatasetId::sweep_of(&sources.domain, source.dataset(), version.root(), version.layout());
-        let kept_sources = sources.beside(source, number);
-        let uncached_sources = sources.beside(source, DatasetId::UNCACHED);
+        let kept_sources = sources.with_source(source, number);
+        let uncached_sources = sources.with_source(source, DatasetId::UNCACHED);
         let units = samples.unit_map.units();
         let key = OrderKey::new(version.root(), version.layout().0, 0, 0);
         let recording = recording::of(context.recorder.as_ref(), source).await;
@@ -182,13 +182,13 @@ impl Sweep {
         let footprint = self.samples.unit_map.total_bytes();
         let root = self.source.version.root();
         let by = ReaderKind::SweepOver(DatasetId::of(&self.kept_sources.domain, self.source.dataset()));
-        self.context.shares.note(self.kept_sources.number(), root, footprint, by, now_ns);
+        self.context.shares.note(self.kept_sources.dataset_id(), root, footprint, by, now_ns);
     }
 
     fn waits_for_share(&self) -> bool {
         let Some(disk) = self.context.store.disk() else { return false };
         let fletch = disk.engine().is_some_and(|t| t.policy() == Policy::Fletch);
-        fletch && disk.share_of(self.kept_sources.number()).is_none()
+        fletch && disk.share_of(self.kept_sources.dataset_id()).is_none()
     }
 
     /// Returns what the sweep may keep now, in bytes as they occupy the disk.
@@ -197,7 +197,7 @@ impl Sweep {
             return self.context.memory_bytes / self.context.sweeps.load(Relaxed).max(1) as u64;
         };
         let fletch = disk.engine().is_some_and(|t| t.policy() == Policy::Fletch);
-        let share = if fletch { disk.share_of(self.kept_sources.number()).unwrap_or(0) } else { 0 };
+        let share = if fletch { disk.share_of(self.kept_sources.dataset_id()).unwrap_or(0) } else { 0 };
         let all = self.samples.unit_map.total_bytes();
         // The share has room for every unit: no fetch under way ever takes another unit's room.
         if share >= all { all } else { share - (share / 100).min(self.context.fetch_bytes_max) }
@@ -367,7 +367,7 @@ impl Sweep {
     fn evict_chunks(&self, unit: u32) {
         let Some(disk) = self.context.store.disk() else { return };
         for c in self.samples.chunks(unit) {
-            disk.evict_of(&self.key(c.hash), self.kept_sources.number());
+            disk.evict_of(&self.key(c.hash), self.kept_sources.dataset_id());
         }
     }
 

@@ -1,4 +1,4 @@
-//! Why bytes of a version cannot be had.
+//! The errors of opening a version and reading its bytes.
 
 use super::UriNotAllowed;
 use fletch_api::Code;
@@ -6,28 +6,29 @@ use fletch_core::Kind;
 use fletch_origin::OriginError;
 use fletch_tables::TableError;
 
-/// One boundary's error; `http/problem.rs` maps its code once.
+/// Why bytes of a version cannot be read. `http/error.rs` maps it to a reply.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum VersionError {
-    /// No such version, layout, chunk or file in this domain: the same words whether it exists
-    /// elsewhere or nowhere (I7).
-    #[error("no such version, chunk, file or tag here")]
+    /// The domain has no such version, layout, chunk, file or tag.
+    ///
+    /// The text is the same whether another domain has it or not (I7).
+    #[error("the server has no such version, chunk, file or tag for this domain")]
     NotFound,
-    /// An object is not the one that was indexed.
+    /// An object changed after it was indexed.
     #[error("{what} changed after it was indexed: {why}")]
     Changed {
         /// The object.
         what: String,
-        /// How that is known.
+        /// How the object differs.
         why: String,
     },
     /// An object that was indexed is gone.
-    #[error("{0} is gone")]
+    #[error("the object {0} is gone")]
     Missing(String),
     /// An object that seems unchanged has other bytes.
-    #[error("{0} has other bytes than were indexed, although it seems unchanged")]
+    #[error("{0} has other bytes than were indexed, although its size and its etag (or time) are the same")]
     Corrupt(String),
-    /// Its place is not allowed any more.
+    /// The settings no longer allow the dataset's URI.
     #[error(transparent)]
     UriNotAllowed(UriNotAllowed),
     /// The origin failed.
@@ -37,12 +38,12 @@ pub enum VersionError {
     #[error(transparent)]
     Tables(TableError),
     /// A task was lost: it panicked, or the runtime is going down.
-    #[error("a task was lost")]
+    #[error("a task of the server was lost")]
     Lost,
 }
 
 impl VersionError {
-    /// The stable word for it.
+    /// Returns the stable code.
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
@@ -70,24 +71,31 @@ impl VersionError {
         }
     }
 
-    /// Who can act on it.
+    /// Returns the kind, which says who can act.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.code().kind()
     }
 
-    /// What a person can do about it.
+    /// Returns what to do about it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self.code() {
-            Code::NotFound => "check the root, hash or path, and that its dataset is registered here",
+            Code::NotFound => "check the root, hash, path or tag, and that its dataset is registered here",
             Code::OriginChanged | Code::OriginMissing => {
-                "restore the object, or index the dataset again with --parent and read the new version (where its root is the same, restart the server)"
+                "restore the object, or index the dataset again with --parent and read the new version; if its \
+                 root is the same, restart the server"
             }
-            Code::OriginCorrupt => "the storage returned wrong bytes: check it, or restore the object",
-            Code::UriNotAllowed => "the server's settings no longer allow its place; ask the administrator",
+            Code::OriginCorrupt => {
+                "the storage returned wrong bytes: check the storage, or restore the object"
+            }
+            Code::UriNotAllowed => {
+                "the server's settings no longer allow the dataset's URI; ask the administrator"
+            }
             Code::OriginDenied => "check the credentials of its [[origin]] or the permissions of the files",
-            Code::OriginUnavailable => "check that the origin can be reached; asking again is safe",
+            Code::OriginUnavailable => {
+                "check that the origin can be reached; sending the request again is safe"
+            }
             Code::TablesCorrupt => "index the dataset again; no wrong byte was delivered",
             Code::UnsupportedFormat => "use a newer fletch-server",
             _ => "see the server's log",
@@ -101,7 +109,7 @@ impl From<TableError> for VersionError {
     }
 }
 
-/// For an object that was indexed, "not found" means that it is gone.
+/// An indexed object that is not found is gone.
 impl From<OriginError> for VersionError {
     fn from(e: OriginError) -> Self {
         match e {

@@ -1,74 +1,39 @@
-//! Filling: what a store's flight calls to bring a chunk from an origin.
+//! Fetches a chunk from an origin. The store calls this when no tier has the chunk.
 //!
-//! Every row that is said to hold the chunk is tried, at first in the source at hand, then in the
-//! root's others, under this name or, of an entry, in that layout's chunks; then the first once
-//! more, if it seemed unchanged (a flipped bit in transit).
-//! What is wrong with an object is only known once its bytes were hashed, by the store: that is
-//! why a call with `attempt > 0` judges the row of the call before.
+//! The order of the attempts:
+//! 1. the row that located the chunk;
+//! 2. other rows of the chunk in the same source;
+//! 3. the root's other sources, by the chunk's hash or by the entry that the chunk is part of;
+//! 4. the first location once more, if its object seemed unchanged (a bit may have flipped in transit).
+//!
+//! Only the store hashes the bytes. So a second call says that the bytes of the call before were wrong, and
+//! that call decides whether the object changed or is corrupt.
 
 use super::{
     Sources, VersionError, Versions,
-    locate::spot_of,
-    source::{At, Row, Source},
+    locate::location_in_layout,
+    location::{ChunkLocation, LocatedChunk, ObjectPiece},
+    source::{PartRow, Source},
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fletch_core::Hash;
-use fletch_origin::{ObjectMeta, OriginError, Pin};
-use fletch_store::{DatasetId, Fetch, FetchError};
-use fletch_tables::ChunkRow;
-use std::ops::Range;
+use fletch_origin::{ObjectMeta, Pin};
+use fletch_store::{Fetch, FetchError};
 use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed};
 
-/// Rows of one source that are tried.
+/// The most rows of one source that are tried.
 const ROWS_MAX: usize = 4;
+/// The most locations beside the first one.
+const OTHERS_MAX: usize = 2 * ROWS_MAX - 1;
 
-/// How often a store calls a fetch at most: rows of two sources, one repetition, the verdict.
+/// How often a store calls a fetch, at most: rows of two sources, one repetition, and the final error.
 pub const ATTEMPTS: u32 = 2 * ROWS_MAX as u32 + 2;
 
-/// A chunk that a version has.
-pub struct Located {
-    /// Its length in bytes.
-    pub len: u32,
-    source: Arc<Source>,
-    row: Row,
-}
-
-impl Located {
-    pub(super) fn new(source: &Arc<Source>, row: Row) -> Self {
-        Located { len: row.row.len, source: Arc::clone(source), row }
-    }
-
-    /// The chunk of a row of the source's own table.
-    #[must_use]
-    pub fn at(source: &Arc<Source>, part: usize, row: ChunkRow) -> Self {
-        Located::new(source, Row { part, row })
-    }
-
-    /// Bytes of all chunks of its layout, as that says.
-    #[must_use]
-    pub fn among(&self) -> u64 {
-        self.source.version.layout_doc().bytes
-    }
-
-    /// A range of it, to be fetched under its own hash; `None` when it reaches past the end.
-    #[must_use]
-    pub fn part(&self, range: &Range<usize>) -> Option<Self> {
-        let (from, len) = (u64::try_from(range.start).ok()?, u32::try_from(range.len()).ok()?);
-        if range.end > self.len as usize {
-            return None;
-        }
-        let mut row = self.row.clone();
-        row.row.offset += from;
-        row.row.len = len;
-        Some(Located { len, source: Arc::clone(&self.source), row })
-    }
-}
-
-/// Brings one chunk.
+/// Fetches one chunk.
 pub struct ChunkFetch {
     versions: Arc<Versions>,
     sources: Arc<Sources>,
-    /// The source at hand.
+    /// The source that located the chunk.
     source: Arc<Source>,
     hash: Hash,
     len: u32,
@@ -76,86 +41,45 @@ pub struct ChunkFetch {
 }
 
 struct State {
-    /// Rows found and not yet tried, the next one last.
-    ahead: Vec<ChunkLocation>,
-    found_here: bool,
-    found_elsewhere: bool,
+    /// Locations not tried yet, the next one last.
+    untried: Vec<ChunkLocation>,
+    queued_first: bool,
+    queued_others: bool,
     repeated: bool,
-    /// What the call before read.
-    tried: Option<(ChunkLocation, Vec<ObjectMeta>)>,
-    /// What to tell if nothing helps.
-    blame: VersionError,
+    /// The location that the call before read.
+    last_try: Option<(ChunkLocation, Vec<ObjectMeta>)>,
+    /// The error if no location has the right bytes.
+    error: VersionError,
 }
 
-/// Where the chunk's bytes are said to be: pieces that, in order, are it.
-#[derive(Clone)]
-pub(super) struct ChunkLocation {
-    pub pieces: Vec<Piece>,
-}
-
-/// Bytes of an object.
-#[derive(Clone)]
-pub(super) struct Piece {
-    pub at: At,
-    pub offset: u64,
-    pub len: u64,
-}
-
-impl ChunkLocation {
-    async fn of(source: &Source, row: &Row) -> Result<Self, VersionError> {
-        let at = source.at(row).await?;
-        Ok(ChunkLocation { pieces: vec![Piece { at, offset: row.row.offset, len: row.row.len.into() }] })
-    }
-
-    async fn read(&self) -> Result<(Bytes, Vec<ObjectMeta>), OriginError> {
-        let (mut all, mut metas) = (Vec::new(), Vec::new());
-        for p in &self.pieces {
-            let range = p.offset..p.offset + p.len;
-            let got = p.at.origin.get(&p.at.path, Some(range), Some(&p.at.pin)).await?;
-            metas.push(got.meta);
-            all.push(got.bytes);
+impl State {
+    /// Keeps an error that a retry may solve, rather than one that it cannot.
+    fn set_error(&mut self, e: VersionError) {
+        if !self.error.kind().retryable() {
+            self.error = e;
         }
-        let bytes = match all.len() {
-            1 => all.swap_remove(0),
-            _ => {
-                let mut whole = BytesMut::with_capacity(all.iter().map(Bytes::len).sum());
-                all.iter().for_each(|b| whole.extend_from_slice(b));
-                whole.freeze()
-            }
-        };
-        Ok((bytes, metas))
-    }
-}
-
-impl Sources {
-    /// The number of the dataset through which it is read, for the disk tier.
-    #[must_use]
-    pub fn number(&self) -> DatasetId {
-        self.number
-    }
-
-    /// The length of a chunk of this version, if that can be said from memory: the outer `None`
-    /// means that [`Sources::locate`] must be awaited.
-    #[must_use]
-    pub fn try_len(&self, hash: Hash) -> Option<Option<u32>> {
-        self.first.try_len(hash)
     }
 }
 
 impl ChunkFetch {
-    /// The fetch of a chunk, for [`fletch_store::Store::read`].
+    /// Returns the fetch of a chunk, for [`fletch_store::Store::read`].
     #[must_use]
-    pub fn fetch(versions: &Arc<Versions>, sources: &Arc<Sources>, hash: Hash, located: &Located) -> Fetch {
+    pub fn fetch(
+        versions: &Arc<Versions>,
+        sources: &Arc<Sources>,
+        hash: Hash,
+        located: &LocatedChunk,
+    ) -> Fetch {
         let row = located.row.clone();
         let state = State {
-            ahead: Vec::new(),
-            found_here: false,
-            found_elsewhere: false,
+            untried: Vec::new(),
+            queued_first: false,
+            queued_others: false,
             repeated: false,
-            tried: None,
-            blame: VersionError::NotFound,
+            last_try: None,
+            error: VersionError::NotFound,
         };
-        let filler = Arc::new(ChunkFetch {
+        let fetch = Arc::new(ChunkFetch {
             versions: Arc::clone(versions),
             sources: Arc::clone(sources),
             source: Arc::clone(&located.source),
@@ -164,8 +88,8 @@ impl ChunkFetch {
             state: Mutex::new(state),
         });
         Arc::new(move |_| {
-            let (filler, row) = (Arc::clone(&filler), row.clone());
-            Box::pin(async move { filler.bring(row).await.map_err(|e| FetchError::new(e.kind(), e)) })
+            let (fetch, row) = (Arc::clone(&fetch), row.clone());
+            Box::pin(async move { fetch.fetch_next(row).await.map_err(|e| FetchError::new(e.kind(), e)) })
         })
     }
 
@@ -173,115 +97,106 @@ impl ChunkFetch {
         f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The bytes of the next row that can be read.
-    async fn bring(&self, first: Row) -> Result<Bytes, VersionError> {
-        self.judge();
-        if !self.with(|s| std::mem::replace(&mut s.found_here, true)) {
-            let here = ChunkLocation::of(&self.source, &first).await?;
-            self.with(|s| s.ahead.push(here));
+    /// Returns the bytes of the next location that can be read. They are not verified.
+    async fn fetch_next(&self, first: PartRow) -> Result<Bytes, VersionError> {
+        self.judge_last_try();
+        if !self.with(|s| std::mem::replace(&mut s.queued_first, true)) {
+            let location = ChunkLocation::of(&self.source, &first).await?;
+            self.with(|s| s.untried.push(location));
         }
         loop {
-            let Some(next) = self.next(&first).await? else {
-                return Err(self.with(|s| s.blame.clone()));
+            let Some(next) = self.next_location(&first).await? else {
+                return Err(self.with(|s| s.error.clone()));
             };
             match next.read().await {
                 Ok((bytes, metas)) => {
-                    self.with(|s| s.tried = Some((next, metas)));
+                    self.with(|s| s.last_try = Some((next, metas)));
                     return Ok(bytes);
                 }
                 Err(e) => {
                     let e = VersionError::from(e);
                     self.count(&e);
-                    tracing::warn!(chunk = %self.hash, error = %e, "an object cannot be read as indexed");
-                    // What may help if asked again is the better word than what will not.
-                    self.with(|s| {
-                        if !s.blame.kind().retryable() {
-                            s.blame = e;
-                        }
-                    });
+                    tracing::warn!(chunk = %self.hash, error = %e, "cannot read a chunk from an object");
+                    self.with(|s| s.set_error(e));
                 }
             }
         }
     }
 
-    /// Being called again says that the row tried last had wrong bytes.
-    fn judge(&self) {
-        let Some((wrong, metas)) = self.with(|s| s.tried.take()) else { return };
-        let what = |p: &Piece| format!("{}/{}", p.at.origin.uri(), p.at.path);
+    /// Notes that the location of the call before had wrong bytes, if there was a call before.
+    fn judge_last_try(&self) {
+        let Some((wrong, metas)) = self.with(|s| s.last_try.take()) else { return };
+        let name = |p: &ObjectPiece| format!("{}/{}", p.object.origin.uri(), p.object.path);
         let changed = wrong.pieces.iter().zip(&metas).find_map(|(p, meta)| {
-            differs(&p.at.pin, meta).map(|why| VersionError::Changed { what: what(p), why })
+            difference(&p.object.pin, meta).map(|why| VersionError::Changed { what: name(p), why })
         });
-        let first = || wrong.pieces.first().map(what).unwrap_or_default();
+        let first = || wrong.pieces.first().map(name).unwrap_or_default();
         let e = changed.unwrap_or_else(|| VersionError::Corrupt(first()));
         self.count(&e);
-        tracing::warn!(chunk = %self.hash, error = %e, "wrong bytes from the origin");
+        tracing::warn!(chunk = %self.hash, error = %e, "the origin returned wrong bytes");
         self.with(|s| {
             if matches!(e, VersionError::Corrupt(_)) && !s.repeated {
-                // Once more, after all others.
+                // At the front: the repetition comes after all other locations.
                 s.repeated = true;
-                s.ahead.insert(0, wrong);
+                s.untried.insert(0, wrong);
             }
-            if !s.blame.kind().retryable() {
-                s.blame = e;
-            }
+            s.set_error(e);
         });
     }
 
     fn count(&self, e: &VersionError) {
-        let wrong = &self.versions.wrong;
+        let corruption = &self.versions.corruption;
         let counter = match e {
-            VersionError::Changed { .. } => &wrong.changed,
-            VersionError::Corrupt(_) => &wrong.corrupt,
-            VersionError::Missing(_) => &wrong.missing,
+            VersionError::Changed { .. } => &corruption.changed,
+            VersionError::Corrupt(_) => &corruption.corrupt,
+            VersionError::Missing(_) => &corruption.missing,
             _ => return,
         };
         counter.fetch_add(1, Relaxed);
     }
 
-    /// The next row to try. Others than the first are looked for only when it failed.
-    async fn next(&self, first: &Row) -> Result<Option<ChunkLocation>, VersionError> {
+    /// Returns the next location to try. Looks for others than the first only after the first failed.
+    async fn next_location(&self, first: &PartRow) -> Result<Option<ChunkLocation>, VersionError> {
         let (mut next, failed) = self.with(|s| {
-            let failed = !matches!(s.blame, VersionError::NotFound);
-            // A row to be repeated waits until the others were found.
-            let next = if failed && !s.found_elsewhere { None } else { s.ahead.pop() };
+            let failed = !matches!(s.error, VersionError::NotFound);
+            // A location to repeat waits until the others are queued.
+            let next = if failed && !s.queued_others { None } else { s.untried.pop() };
             (next, failed)
         });
-        if next.is_none() && failed && !self.with(|s| std::mem::replace(&mut s.found_elsewhere, true)) {
-            let others = self.others(first).await;
+        if next.is_none() && failed && !self.with(|s| std::mem::replace(&mut s.queued_others, true)) {
+            let others = self.other_locations(first).await;
             next = self.with(|s| {
-                s.ahead.extend(others);
-                s.ahead.pop()
+                s.untried.extend(others);
+                s.untried.pop()
             });
         }
         Ok(next)
     }
 
-    async fn others(&self, first: &Row) -> Vec<ChunkLocation> {
+    async fn other_locations(&self, first: &PartRow) -> Vec<ChunkLocation> {
         let mut found: Vec<ChunkLocation> = Vec::new();
         let others = self.versions.others(&self.sources, true).await;
         let all = [&self.source, &self.sources.first].into_iter().chain(others.iter());
         let mut seen: Vec<&Arc<Source>> = Vec::new();
-        for source in all.filter(|s| s.registered.stands()) {
+        for source in all.filter(|s| s.registered.is_registered()) {
             if seen.iter().any(|s| s.is_same(source)) {
                 continue;
             }
             seen.push(source);
-            if let Err(e) = self.spots(source, first, &mut found).await {
-                tracing::debug!(error = %e, "another source cannot be looked into");
+            if let Err(e) = self.locations_in(source, first, &mut found).await {
+                tracing::debug!(error = %e, "cannot look for a chunk in another source");
             }
         }
-        // The nearest last, where it is taken from.
+        // The nearest location goes last, because the last one is tried next.
         found.reverse();
         found
     }
-}
 
-impl ChunkFetch {
-    /// Where a source has the chunk, or its bytes.
-    async fn spots(
+    /// Adds the locations of the chunk, or of its bytes, in one source.
+    async fn locations_in(
         &self,
         source: &Arc<Source>,
-        first: &Row,
+        first: &PartRow,
         found: &mut Vec<ChunkLocation>,
     ) -> Result<(), VersionError> {
         let own = source.is_same(&self.source);
@@ -289,31 +204,30 @@ impl ChunkFetch {
             let tried = own
                 && (row.part, row.row.offset, &row.row.object)
                     == (first.part, first.row.offset, &first.row.object);
-            if !tried && row.row.len == self.len && found.len() < 2 * ROWS_MAX - 1 {
+            if !tried && row.row.len == self.len && found.len() < OTHERS_MAX {
                 match ChunkLocation::of(source, &row).await {
-                    Ok(spot) => found.push(spot),
-                    Err(e) => tracing::debug!(error = %e, "another row cannot be used"),
+                    Ok(location) => found.push(location),
+                    Err(e) => tracing::debug!(error = %e, "cannot use another row of a chunk"),
                 }
             }
         }
         if !own
-            && found.len() < 2 * ROWS_MAX - 1
-            && let Some(spot) = spot_of(&self.source, first, source).await?
+            && found.len() < OTHERS_MAX
+            && let Some(location) = location_in_layout(&self.source, first, source).await?
         {
-            found.push(spot);
+            found.push(location);
         }
         Ok(())
     }
 }
 
-/// How an object differs from its pin; `None` when it seems to be the same.
-fn differs(pin: &Pin, meta: &ObjectMeta) -> Option<String> {
+/// Returns how an object differs from its pin, or `None` if it seems unchanged.
+fn difference(pin: &Pin, meta: &ObjectMeta) -> Option<String> {
     if pin.size != meta.size {
         return Some(format!("it had {} bytes and has {}", pin.size, meta.size));
     }
     match (&pin.etag, &meta.etag) {
-        // Where there are etags they decide: a store's listing and its answers give times of
-        // different precision.
+        // Etags decide where both exist: a store's listing and its replies give times of different precision.
         (Some(a), Some(b)) => (a != b).then(|| "its etag differs".to_owned()),
         _ => match (pin.mtime_ns, meta.mtime_ns) {
             (Some(a), Some(b)) if a != b => Some("its time of modification differs".to_owned()),

@@ -1,61 +1,66 @@
-//! The same bytes in other layouts. A root has the same entries in each, so bytes of an entry are
-//! found through any of them, whatever its chunks are; who reads them checks what they hash to.
+//! Locates chunks and entries of a root in the layout in use, and in the root's other layouts.
+//!
+//! Every layout of a root has the same entries. So bytes of an entry can be found through any layout, whatever
+//! its chunks are. The tables are only claims: the reader of the bytes checks their hash.
 
 use super::{
     Sources, VersionError, Versions,
-    fetch::{ChunkLocation, Located, Piece},
-    source::{Row, Source},
+    location::{ChunkLocation, LocatedChunk, ObjectPiece},
+    source::{PartRow, Source},
 };
-use fletch_core::Hash;
-use fletch_core::manifest::locate::{ChunkRange, ranges};
+use fletch_core::{
+    Hash,
+    manifest::locate::{ChunkRange, ranges},
+};
 use fletch_tables::ObjectRef;
 use std::{ops::Range, sync::Arc};
 
 impl Versions {
-    /// Where a chunk of this version is: in the layout in use, or in another.
+    /// Locates a chunk of a version: in the layout in use, or in another.
     ///
     /// # Errors
-    /// [`VersionError::NotFound`] when it is none of this version's, and others.
-    pub async fn locate(&self, sources: &Sources, hash: Hash) -> Result<Located, VersionError> {
+    /// [`VersionError::NotFound`] if the version has no such chunk; those of the tables.
+    pub async fn locate(&self, sources: &Sources, hash: Hash) -> Result<LocatedChunk, VersionError> {
         if let Some(row) = sources.first.rows(hash, 1).await?.into_iter().next() {
-            return Ok(Located::new(&sources.first, row));
+            return Ok(LocatedChunk::new(&sources.first, row));
         }
         for fresh in [false, true] {
-            for source in self.others(sources, fresh).await.iter().filter(|s| s.registered.stands()) {
+            let others = self.others(sources, fresh).await;
+            for source in others.iter().filter(|s| s.registered.is_registered()) {
                 match source.rows(hash, 1).await {
                     Ok(rows) => {
                         if let Some(row) = rows.into_iter().next() {
-                            return Ok(Located::new(source, row));
+                            return Ok(LocatedChunk::new(source, row));
                         }
                     }
-                    Err(e) => tracing::debug!(error = %e, "another source cannot be looked into"),
+                    Err(e) => tracing::debug!(error = %e, "cannot look for a chunk in another source"),
                 }
             }
         }
         Err(VersionError::NotFound)
     }
 
-    /// Other chunks that hold bytes `range` of an entry, whole, than the one named.
-    pub async fn elsewhere(
+    /// Returns other chunks than `except` that hold all of bytes `range` of an entry, from other sources.
+    pub async fn other_locations(
         &self,
         sources: &Sources,
         ordinal: u64,
         range: Range<u64>,
-        but: Hash,
+        except: Hash,
     ) -> Vec<ChunkRange> {
         let mut found = Vec::new();
-        for source in self.others(sources, true).await.iter().filter(|s| s.registered.stands()) {
+        for source in self.others(sources, true).await.iter().filter(|s| s.registered.is_registered()) {
             let entry = match source.version.entry(ordinal).await {
                 Ok(Some(entry)) => entry,
                 Ok(None) => continue,
                 Err(e) => {
-                    tracing::debug!(error = %e, "another source cannot be looked into");
+                    tracing::debug!(error = %e, "cannot look for an entry in another source");
                     continue;
                 }
             };
             let mut pieces = ranges(entry.slices(), range.clone());
             if let (Some(one), None) = (pieces.next(), pieces.next())
-                && one.slice.chunk != but
+                && one.slice.chunk != except
             {
                 found.push(one);
             }
@@ -64,11 +69,12 @@ impl Versions {
     }
 }
 
-/// The objects that hold, in another layout, the bytes that `row` of `own` places in an entry's
-/// object; `None` when it places them in none, or the other layout has the same chunk.
-pub(super) async fn spot_of(
+/// Returns the objects of another layout that hold the bytes which `row` of `own` reads from an entry's object.
+///
+/// `None` if the row reads from no entry's object, or the other layout has the same chunk.
+pub(super) async fn location_in_layout(
     own: &Source,
-    row: &Row,
+    row: &PartRow,
     other: &Arc<Source>,
 ) -> Result<Option<ChunkLocation>, VersionError> {
     let ObjectRef::Entry { row: entry } = row.row.object else { return Ok(None) };
@@ -81,9 +87,9 @@ pub(super) async fn spot_of(
             return Ok(None);
         }
         let Some(held) = other.rows(r.slice.chunk, 1).await?.into_iter().next() else { return Ok(None) };
-        let at = other.at(&held).await?;
-        pieces.push(Piece {
-            at,
+        let object = other.object_of(&held).await?;
+        pieces.push(ObjectPiece {
+            object,
             offset: held.row.offset + r.range.start as u64,
             len: (r.range.end - r.range.start) as u64,
         });

@@ -1,36 +1,38 @@
-//! Which versions there are, where their bytes lie, and how they are brought (`fill`).
+//! Opens dataset versions, locates their bytes and fetches them.
 //!
-//! A root is known in a domain if the tables place of one of the domain's datasets has it. A
-//! [`Source`] is one way to its bytes: (dataset, layout). A root has one open source at first, the
-//! one that was resolved; others are looked for when that one fails.
+//! A domain has a root if the tables of one of its datasets have it. A [`Source`] is one way to the root's
+//! bytes: a dataset and a layout. A root is opened with one source. The server looks for the others when that
+//! one fails.
 //!
-//! 1. (I7) Everything begins with (domain, root): a foreign root, an absent one and one whose
-//!    dataset was unregistered take the same path to the same answer. What is kept in memory is
-//!    kept for each domain and place apart, so that not even time tells what others read.
-//! 2. Only registered URIs are read, and they are checked again when they are ([`Allowlist`]). What
-//!    `layout.json` says of an origin is not believed.
-//! 3. What was granted through a registration is no longer granted once it is gone.
+//! Invariants:
+//! 1. (I7) Every lookup starts with (domain, root). A foreign root, an absent root and the root of an
+//!    unregistered dataset take the same path to the same error. Memory is kept per domain and location, so
+//!    that the time of a reply does not tell what other domains read.
+//! 2. The server reads only registered URIs, and checks them again before it reads ([`Allowlist`]). It ignores
+//!    the origin that `layout.json` names.
+//! 3. Access through a registration ends when the dataset is unregistered.
 
 mod allowlist;
-pub mod blocks;
 mod error;
 mod fetch;
 mod locate;
+mod location;
 mod prove;
 mod samples;
 mod source;
+pub mod table_blocks;
 
 pub use allowlist::{Allowlist, UriNotAllowed};
 pub use error::VersionError;
-pub use fetch::{ATTEMPTS, ChunkFetch, Located};
+pub use fetch::{ATTEMPTS, ChunkFetch};
+pub use location::LocatedChunk;
 pub use prove::ProvenFiles;
 pub use samples::{Samples, SamplesError};
 pub use source::Source;
 
-use crate::state::{Entry, Registered, Registrations};
-use blocks::{Blocks, TableLocation};
+use crate::state::{Registration, RegistrationHandle, Registrations};
 use fletch_core::manifest::LayoutKind;
-use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
+use fletch_core::{DatasetName, Domain, Hash, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, Origins};
 use fletch_store::DatasetId;
 use fletch_tables::{PartCache, TagDoc, Version, paths};
@@ -43,104 +45,120 @@ use std::{
     },
     time::Duration,
 };
+use table_blocks::{TableBlocks, TableLocation};
 use tokio::{
     sync::{Mutex, OnceCell},
     time::Instant,
 };
 use tokio_util::task::TaskTracker;
 
-/// How long an unknown root stays unknown without asking the origins again.
+/// How long the server remembers that a domain has no such root, before it asks the origins again.
 const UNKNOWN_TTL: Duration = Duration::from_secs(2);
-/// Unknown roots remembered.
+/// The most unknown roots that are remembered.
 const UNKNOWN_MAX: u64 = 10_000;
-/// Where a root was last seen; a hint only.
+/// The most roots whose last dataset and layout are remembered, as hints.
 const HINTS_MAX: u64 = 100_000;
-/// Datasets asked at once for an unknown root.
+/// How many datasets are searched for a root at once.
 const SCAN_AT_ONCE: usize = 16;
-/// Layouts of one root at one place that are tried.
+/// The most layouts of one root at one location that are tried.
 const LAYOUTS_MAX: usize = 8;
-/// The largest tag document that is read, in bytes.
+/// The longest tag document that is read, in bytes.
 const TAG_BYTES_MAX: u64 = 64 << 10;
 
-/// Cases of wrong bytes, by where they came from.
+/// The number of wrong bytes found, by their source.
 #[derive(Debug, Default)]
-pub struct Wrong {
-    /// An object differs from its pin and from its hash.
+pub struct CorruptionCounts {
+    /// Objects that differ from their pin and from their hash.
     pub changed: AtomicU64,
-    /// An object agrees with its pin and not with its hash.
+    /// Objects that agree with their pin, but not with their hash.
     pub corrupt: AtomicU64,
-    /// An indexed object is gone.
+    /// Indexed objects that are gone.
     pub missing: AtomicU64,
-    /// Tables that do not fold into their root or layout, or cannot be read.
+    /// Tables that do not fold into their root or layout, or cannot be parsed.
     pub tables: AtomicU64,
 }
 
-/// The ways to one root's bytes in one domain.
+/// The sources of one root in one domain.
 pub struct Sources {
-    /// In which domain: what they bring is for nobody else.
+    /// The domain. Chunks that the sources fetch are shared with no other domain.
     pub domain: Domain,
     root: Root,
-    /// The one in use.
+    /// The source in use.
     pub first: Arc<Source>,
-    /// Of its dataset, for the disk tier.
-    number: DatasetId,
-    /// Every other, once somebody had to look.
-    others: Mutex<Others>,
+    /// The id under which the disk tier keeps the chunks.
+    dataset_id: DatasetId,
+    /// The other sources, once a read looked for them.
+    others: Mutex<OtherSources>,
 }
 
-/// What was found when somebody looked for other ways to a root.
+/// The result of the latest search for other sources of a root.
 #[derive(Default)]
-struct Others {
+struct OtherSources {
     found: Arc<[Arc<Source>]>,
-    looked: Option<Instant>,
+    searched_at: Option<Instant>,
 }
 
 impl Sources {
-    /// The same version by one of its sources, whose chunks the disk tier keeps under a number of their own.
+    /// Returns the same version with `source` in use, whose chunks the disk tier keeps under `dataset_id`.
     #[must_use]
-    pub fn beside(&self, source: &Arc<Source>, number: DatasetId) -> Arc<Sources> {
+    pub fn with_source(&self, source: &Arc<Source>, dataset_id: DatasetId) -> Arc<Sources> {
         Arc::new(Sources {
             domain: self.domain.clone(),
             root: self.root,
             first: Arc::clone(source),
-            number,
+            dataset_id,
             others: Mutex::default(),
         })
     }
 
-    /// Under which number a file that is brought alone, without its chunk, stays: none for a sweep, no order of which would
-    /// ever drop it.
+    /// Returns the id under which the disk tier keeps the chunks of this version.
     #[must_use]
-    pub fn number_alone(&self) -> DatasetId {
-        let own = DatasetId::of(&self.domain, self.first.dataset());
-        if self.number == own { own } else { DatasetId::UNCACHED }
+    pub fn dataset_id(&self) -> DatasetId {
+        self.dataset_id
     }
 
-    /// Whether they are still granted.
+    /// Returns the length of a chunk of this version from memory.
+    ///
+    /// The outer `None` says that the tables are not in memory: await [`Versions::locate`].
     #[must_use]
-    pub fn stand(&self) -> bool {
-        self.first.registered.stands()
+    pub fn try_len(&self, hash: Hash) -> Option<Option<u32>> {
+        self.first.try_len(hash)
+    }
+
+    /// Returns the id under which the disk keeps a file that is fetched without its chunk.
+    ///
+    /// A sweep keeps no such file, because its policy evicts whole units and would never evict the file.
+    #[must_use]
+    pub fn single_file_id(&self) -> DatasetId {
+        let own = DatasetId::of(&self.domain, self.first.dataset());
+        if self.dataset_id == own { own } else { DatasetId::UNCACHED }
+    }
+
+    /// Returns whether the dataset is still registered. If not, the access to the version has ended.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.first.registered.is_registered()
     }
 }
 
 type Slot = Arc<OnceCell<Arc<Sources>>>;
 
-/// See the module.
+/// The open versions, and what opens them.
 pub struct Versions {
     allowed: Allowlist,
     registrations: Arc<Registrations>,
-    blocks: Blocks,
+    blocks: TableBlocks,
     parts: PartCache,
     open: Cache<(Domain, Root), Slot>,
     hints: Cache<(Domain, Root), (DatasetName, LayoutId)>,
     unknown: Cache<(Domain, Root), ()>,
     tasks: TaskTracker,
-    /// Wrong bytes so far.
-    pub wrong: Wrong,
+    /// CorruptionCounts bytes so far.
+    pub corruption: CorruptionCounts,
 }
 
 impl Versions {
-    /// Of `tables_bytes`, three quarters are for parts and a quarter for tables as they lie.
+    /// Creates the room. Parsed parts get three quarters of `tables_bytes`, and raw blocks the rest.
     #[must_use]
     pub fn new(
         allowed: Allowlist,
@@ -152,43 +170,45 @@ impl Versions {
         Arc::new(Versions {
             allowed,
             registrations,
-            blocks: Blocks::new(tables_bytes / 4, tasks.clone()),
+            blocks: TableBlocks::new(tables_bytes / 4, tasks.clone()),
             parts: PartCache::new(tables_bytes / 4 * 3),
             open: Cache::new(versions_max),
             hints: Cache::new(HINTS_MAX),
             unknown: Cache::builder().max_capacity(UNKNOWN_MAX).time_to_live(UNKNOWN_TTL).build(),
             tasks,
-            wrong: Wrong::default(),
+            corruption: CorruptionCounts::default(),
         })
     }
 
-    /// The origins, for their numbers.
+    /// Returns the origins, for their statistics.
     #[must_use]
     pub fn origins(&self) -> &Origins {
         self.allowed.origins()
     }
 
-    /// What may be registered.
+    /// Returns the rules for URIs.
     #[must_use]
     pub fn allowed(&self) -> &Allowlist {
         &self.allowed
     }
 
-    /// Bytes of tables kept: (parts, blocks).
+    /// Returns the bytes of cached tables: (parts, blocks).
     #[must_use]
     pub fn table_memory(&self) -> (u64, u64) {
         (self.parts.bytes(), self.blocks.bytes())
     }
 
-    /// Versions open now.
+    /// Returns the number of open versions.
     #[must_use]
     pub fn open_count(&self) -> u64 {
         self.open.entry_count()
     }
 
-    /// A dataset was registered: what the domain did not have it may have now, and there may be
-    /// more sources of what it has. (What goes with a registration needs no word: see 3.)
-    pub fn registered(&self, domain: &Domain) {
+    /// Forgets what the domain has and does not have. Call it after a dataset was registered.
+    ///
+    /// The new dataset may have roots that were unknown, and other sources of open ones. Unregistering needs no
+    /// such call (invariant 3).
+    pub fn forget_unknown(&self, domain: &Domain) {
         for (key, _) in self.open.iter().filter(|(key, _)| key.0 == *domain) {
             self.open.invalidate(&*key);
         }
@@ -197,35 +217,36 @@ impl Versions {
         }
     }
 
-    /// What a tag of a dataset names now: read from its tables place at every call.
+    /// Resolves a tag of a dataset, which is read from the dataset's tables at every call.
     ///
     /// # Errors
-    /// [`VersionError`].
+    /// [`VersionError::NotFound`] for an unknown tag; those of the origin and the tables.
     pub async fn resolve_tag(
         self: &Arc<Self>,
-        entry: &Arc<Registered>,
+        entry: &Arc<RegistrationHandle>,
         tag: &TagName,
     ) -> Result<Arc<Source>, VersionError> {
         let doc = self.tag(entry, tag).await?;
         self.resolve(entry, doc.root, Some(doc.layout)).await
     }
 
-    /// Content bytes of the version that `latest` of a dataset names, which need not be registered yet; 0
-    /// where there is no such tag.
+    /// Returns the content bytes of a dataset's `latest` version, or 0 without that tag.
+    ///
+    /// The dataset need not be registered.
     ///
     /// # Errors
-    /// [`VersionError`].
-    pub async fn bytes_of_latest(&self, entry: &Entry) -> Result<u64, VersionError> {
+    /// Those of the origin and the tables.
+    pub async fn bytes_of_latest(&self, entry: &Registration) -> Result<u64, VersionError> {
         let doc = match self.tag(entry, &TagName::latest()).await {
             Err(VersionError::NotFound) => return Ok(0),
             doc => doc?,
         };
         let (tables, blocks, parts) = self.tables_scoped(entry)?;
-        let place = TableLocation { blocks, origin: tables, root: doc.root, layout: doc.layout };
-        Ok(Version::open(Arc::new(place), doc.root, doc.layout, parts).await?.manifest().bytes)
+        let location = TableLocation { blocks, origin: tables, root: doc.root, layout: doc.layout };
+        Ok(Version::open(Arc::new(location), doc.root, doc.layout, parts).await?.manifest().bytes)
     }
 
-    async fn tag(&self, entry: &Entry, tag: &TagName) -> Result<TagDoc, VersionError> {
+    async fn tag(&self, entry: &Registration, tag: &TagName) -> Result<TagDoc, VersionError> {
         let tables = self.tables_of(entry)?;
         let got = match tables.get(&paths::tag(tag), None, None).await {
             Err(OriginError::NotFound { .. }) => return Err(VersionError::NotFound),
@@ -238,13 +259,13 @@ impl Versions {
         Ok(TagDoc::parse(&got.bytes)?)
     }
 
-    /// A root of a dataset, in the layout given or any it has.
+    /// Opens a root of a dataset, in the given layout or in any.
     ///
     /// # Errors
-    /// [`VersionError::NotFound`] when the dataset's tables place does not have it, and others.
+    /// [`VersionError::NotFound`] if the dataset's tables do not have the root; those of origin and tables.
     pub async fn resolve(
         self: &Arc<Self>,
-        entry: &Arc<Registered>,
+        entry: &Arc<RegistrationHandle>,
         root: Root,
         layout: Option<LayoutId>,
     ) -> Result<Arc<Source>, VersionError> {
@@ -252,7 +273,7 @@ impl Versions {
         if let Some(sources) = self.open.get(&key).and_then(|slot| slot.get().cloned()) {
             let s = &sources.first;
             if Arc::ptr_eq(&s.registered, entry)
-                && s.registered.stands()
+                && s.registered.is_registered()
                 && layout.is_none_or(|l| l == s.version.layout())
             {
                 return Ok(Arc::clone(s));
@@ -267,7 +288,7 @@ impl Versions {
         };
         self.hints.insert(key.clone(), (entry.dataset.name.clone(), layout));
         self.unknown.invalidate(&key);
-        // OpenJob by the hint; an open one of another dataset or layout stays as it is.
+        // Opens the root by the hint. A root that is open with another dataset or layout stays as it is.
         let sources = self.sources(&entry.domain, root).await?;
         if Arc::ptr_eq(&sources.first.registered, entry) && sources.first.version.layout() == layout {
             return Ok(Arc::clone(&sources.first));
@@ -275,10 +296,10 @@ impl Versions {
         self.open_source(entry, root, layout).await
     }
 
-    /// The ways to a root's bytes.
+    /// Returns the sources of a root.
     ///
     /// # Errors
-    /// [`VersionError::NotFound`] for every root this domain does not have, and others.
+    /// [`VersionError::NotFound`] for every root that the domain does not have; those of origin and tables.
     pub async fn sources(
         self: &Arc<Self>,
         domain: &Domain,
@@ -286,7 +307,7 @@ impl Versions {
     ) -> Result<Arc<Sources>, VersionError> {
         let key = (domain.clone(), root);
         if let Some(sources) = self.open.get(&key).and_then(|slot| slot.get().cloned()) {
-            if sources.stand() {
+            if sources.is_registered() {
                 return Ok(sources);
             }
             self.open.invalidate(&key);
@@ -295,44 +316,43 @@ impl Versions {
             return Err(VersionError::NotFound);
         }
         let slot = self.open.get_with(key.clone(), Slot::default);
-        // In a task of its own: whoever asked first may go away while others wait.
-        let (this, of) = (Arc::clone(self), key.clone());
+        // In a task of its own: the first caller may disconnect while other callers wait.
+        let (this, (domain, root)) = (Arc::clone(self), key.clone());
         let task = self.tasks.spawn(async move {
             slot.get_or_try_init(|| async {
-                let first = this.find(&of.0, of.1).await?;
-                let (domain, root) = of;
-                let number = DatasetId::of(&domain, first.dataset());
-                Ok(Arc::new(Sources { domain, root, first, number, others: Mutex::default() }))
+                let first = this.find(&domain, root).await?;
+                let dataset_id = DatasetId::of(&domain, first.dataset());
+                Ok(Arc::new(Sources { domain, root, first, dataset_id, others: Mutex::default() }))
             })
             .await
             .cloned()
         });
         let result = task.await.unwrap_or(Err(VersionError::Lost));
-        // Its dataset may have gone while it was looked for.
-        let result = result.and_then(|s| if s.stand() { Ok(s) } else { Err(VersionError::NotFound) });
+        // The dataset may have been unregistered meanwhile.
+        let result = result.and_then(|s| if s.is_registered() { Ok(s) } else { Err(VersionError::NotFound) });
         if result.is_err() {
-            // An empty slot must not push an open version out.
+            // An empty slot must not evict an open version.
             self.open.invalidate(&key);
         }
         match &result {
             Err(VersionError::NotFound) => self.unknown.insert(key, ()),
             Err(VersionError::Tables(e)) if !e.kind().retryable() => {
-                self.wrong.tables.fetch_add(1, Relaxed);
+                self.corruption.tables.fetch_add(1, Relaxed);
             }
             _ => {}
         }
         result
     }
 
-    /// The source of a root in one layout.
+    /// Returns the source of a root in one layout.
     ///
     /// # Errors
-    /// [`VersionError::NotFound`] when no dataset of the domain has that layout, and others.
+    /// [`VersionError::NotFound`] if no dataset of the domain has that layout; those of origin and tables.
     pub async fn in_layout(&self, sources: &Sources, layout: LayoutId) -> Result<Arc<Source>, VersionError> {
         if sources.first.version.layout() == layout {
             return Ok(Arc::clone(&sources.first));
         }
-        let of = |s: &Arc<Source>| s.registered.stands() && s.version.layout() == layout;
+        let of = |s: &Arc<Source>| s.registered.is_registered() && s.version.layout() == layout;
         for fresh in [false, true] {
             if let Some(found) = self.others(sources, fresh).await.iter().find(|s| of(s)) {
                 return Ok(Arc::clone(found));
@@ -356,14 +376,14 @@ impl Versions {
                         return Ok(first);
                     }
                 }
-                // It may be there: "not found" would be a lie.
+                // The root may be there, so that "not found" would be wrong.
                 Err(e) => failed = e,
             }
         }
         Err(failed)
     }
 
-    /// For each dataset of the domain the sources of `root` that its tables place has.
+    /// Returns the sources of `root`, for each dataset of the domain.
     fn scan(
         &self,
         domain: &Domain,
@@ -374,12 +394,13 @@ impl Versions {
             .buffer_unordered(SCAN_AT_ONCE)
     }
 
-    /// The sources of `root` that a dataset's tables place has: packs, which cost fewer requests,
-    /// before indexes, and otherwise in order of their layouts' ids. One that cannot be opened is
-    /// left out as long as there is another.
+    /// Opens the sources of `root` of one dataset, sorted by preference.
+    ///
+    /// Packs come before indexes, because they cost fewer requests; otherwise the layouts' ids decide. A source
+    /// that cannot be opened is left out, unless it is the only one.
     async fn open_layouts(
         &self,
-        entry: &Arc<Registered>,
+        entry: &Arc<RegistrationHandle>,
         root: Root,
     ) -> Result<Vec<Arc<Source>>, VersionError> {
         let (mut out, mut failed) = (Vec::new(), None);
@@ -387,7 +408,7 @@ impl Versions {
             match self.open_source(entry, root, layout).await {
                 Ok(source) => out.push(source),
                 Err(e) => {
-                    tracing::warn!(%root, %layout, error = %e, "a layout cannot be opened");
+                    tracing::warn!(%root, %layout, error = %e, "cannot open a layout");
                     failed = Some(e);
                 }
             }
@@ -399,8 +420,8 @@ impl Versions {
         }
     }
 
-    /// The layouts of `root` at a dataset's tables place, in order of their ids.
-    async fn layouts(&self, entry: &Entry, root: Root) -> Result<Vec<LayoutId>, VersionError> {
+    /// Returns the layouts of `root` that a dataset's tables have, sorted by id.
+    async fn layouts(&self, entry: &Registration, root: Root) -> Result<Vec<LayoutId>, VersionError> {
         let tables = self.tables_of(entry)?;
         let found: Vec<_> = tables
             .list(&paths::layouts(root))
@@ -420,46 +441,47 @@ impl Versions {
 
     async fn open_source(
         &self,
-        entry: &Arc<Registered>,
+        entry: &Arc<RegistrationHandle>,
         root: Root,
         layout: LayoutId,
     ) -> Result<Arc<Source>, VersionError> {
         let (tables, blocks, parts) = self.tables_scoped(entry)?;
-        let place = TableLocation { blocks: blocks.clone(), origin: tables.clone(), root, layout };
-        let version = Version::open(Arc::new(place), root, layout, parts).await?;
+        let location = TableLocation { blocks: blocks.clone(), origin: tables.clone(), root, layout };
+        let version = Version::open(Arc::new(location), root, layout, parts).await?;
         let data = self.allowed.open(&entry.domain, &entry.dataset.uri)?;
         Ok(Arc::new(Source::new(Arc::clone(entry), version, data, tables, blocks)))
     }
 
-    /// A dataset's tables, and the room in memory that is theirs alone.
-    fn tables_scoped(&self, entry: &Entry) -> Result<(Origin, Blocks, PartCache), VersionError> {
+    /// Returns the origin of a dataset's tables, and the caches for that domain and location alone.
+    fn tables_scoped(&self, entry: &Registration) -> Result<(Origin, TableBlocks, PartCache), VersionError> {
         let tables = self.tables_of(entry)?;
         let scope = format!("{}\0{}", entry.domain, tables.uri());
         Ok((tables, self.blocks.scoped(&scope), self.parts.scoped(&scope)))
     }
 
-    fn tables_of(&self, entry: &Entry) -> Result<Origin, VersionError> {
+    fn tables_of(&self, entry: &Registration) -> Result<Origin, VersionError> {
         self.allowed.open(&entry.domain, &entry.dataset.tables)
     }
 
-    /// Every source of a root but its first: as it was when somebody looked last, or looked for
-    /// again if `fresh` is asked for and that was some time ago.
+    /// Returns every source of a root except the one in use, from the latest search.
+    ///
+    /// `fresh` repeats a search that is older than [`UNKNOWN_TTL`].
     async fn others(&self, sources: &Sources, fresh: bool) -> Arc<[Arc<Source>]> {
         let mut others = sources.others.lock().await;
-        let again = match others.looked {
+        let search = match others.searched_at {
             None => true,
             Some(at) => fresh && at.elapsed() >= UNKNOWN_TTL,
         };
-        if again {
+        if search {
             let mut all = Vec::new();
             let mut scan = Box::pin(self.scan(&sources.domain, sources.root));
             while let Some(found) = scan.next().await {
                 match found {
                     Ok(found) => all.extend(found.into_iter().filter(|s| !s.is_same(&sources.first))),
-                    Err(e) => tracing::debug!(error = %e, "a dataset could not be asked for another source"),
+                    Err(e) => tracing::debug!(error = %e, "cannot search a dataset for another source"),
                 }
             }
-            *others = Others { found: all.into(), looked: Some(Instant::now()) };
+            *others = OtherSources { found: all.into(), searched_at: Some(Instant::now()) };
         }
         Arc::clone(&others.found)
     }

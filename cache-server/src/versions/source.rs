@@ -1,7 +1,7 @@
-//! One way to a version's bytes: a dataset's objects, by one layout.
+//! A source: one way to a version's bytes, by a dataset's objects and one layout.
 
-use super::{VersionError, blocks::Blocks, prove::ProvenFiles};
-use crate::state::Registered;
+use super::{VersionError, prove::ProvenFiles, table_blocks::TableBlocks};
+use crate::state::RegistrationHandle;
 use fletch_core::{DatasetName, Hash};
 use fletch_origin::{Origin, Pin};
 use fletch_store::disk::DiskEngine;
@@ -9,76 +9,76 @@ use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Version};
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
-/// See the module.
+/// One way to a version's bytes.
 pub struct Source {
-    /// The registration it is reached through.
-    pub registered: Arc<Registered>,
+    /// The registration through which the version is read.
+    pub registered: Arc<RegistrationHandle>,
     /// The version in this layout.
     pub version: Version,
-    /// Where the objects are.
+    /// The origin of the objects.
     pub data: Origin,
-    /// Where the tables are.
+    /// The origin of the tables.
     pub tables: Origin,
-    /// The tables as they lie.
-    pub blocks: Blocks,
-    /// Which entries were found where the layout says.
+    /// The cached raw blocks of the tables.
+    pub blocks: TableBlocks,
+    /// The entries that were proven to lie where the layout says.
     pub proven: Arc<ProvenFiles>,
     index: OnceCell<ChunkIndex>,
 }
 
-/// Where a chunk lies.
+/// A row of a part's chunk table.
 #[derive(Debug, Clone)]
-pub struct Row {
+pub struct PartRow {
     /// The part.
     pub part: usize,
-    /// What its table says.
+    /// The row.
     pub row: ChunkRow,
 }
 
-/// One object's bytes, and what it was when they were indexed.
+/// An object, and what it was when it was indexed.
 #[derive(Debug, Clone)]
-pub struct At {
-    /// Where.
+pub struct ObjectLocation {
+    /// The origin.
     pub origin: Origin,
-    /// Which object.
+    /// The object's path.
     pub path: String,
-    /// What it was.
+    /// The object's size, time and etag when it was indexed.
     pub pin: Pin,
 }
 
 impl Source {
     pub(super) fn new(
-        registered: Arc<Registered>,
+        registered: Arc<RegistrationHandle>,
         version: Version,
         data: Origin,
         tables: Origin,
-        blocks: Blocks,
+        blocks: TableBlocks,
     ) -> Self {
         let proven = Arc::new(ProvenFiles::new(version.manifest().entries));
         Source { registered, version, data, tables, blocks, proven, index: OnceCell::new() }
     }
 
-    /// Which dataset.
+    /// Returns the name of the dataset.
     #[must_use]
     pub fn dataset(&self) -> &DatasetName {
         &self.registered.dataset.name
     }
 
-    /// What its chunks occupy on disk together, at most: of equal ones only one is kept.
+    /// Returns the most bytes that its chunks occupy on disk. Equal chunks are kept once.
     #[must_use]
     pub fn footprint_max(&self) -> u64 {
         let doc = self.version.layout_doc();
         DiskEngine::footprint_max(doc.bytes, doc.chunks)
     }
 
-    /// Whether both are the same way.
+    /// Returns whether both are the same dataset and layout.
     #[must_use]
     pub fn is_same(&self, other: &Source) -> bool {
         Arc::ptr_eq(&self.registered, &other.registered) && self.version.layout() == other.version.layout()
     }
 
-    /// At most `max` rows of a chunk; empty when it is none of this version's.
-    pub async fn rows(&self, hash: Hash, max: usize) -> Result<Vec<Row>, VersionError> {
+    /// Returns at most `max` rows of a chunk. Empty if the layout has no such chunk.
+    pub async fn rows(&self, hash: Hash, max: usize) -> Result<Vec<PartRow>, VersionError> {
         let index = self.index.get_or_try_init(|| self.version.chunk_index()).await?;
         let mut found = Vec::new();
         for (part, row) in index.find(hash) {
@@ -86,9 +86,9 @@ impl Source {
                 Some(rows) => rows,
                 None => self.version.chunk_rows(part).await?,
             };
-            // Eight bytes of the hash agree; only all of them mean anything.
+            // The index compares eight bytes of the hash; compare all of them.
             if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
-                found.push(Row { part, row: row.clone() });
+                found.push(PartRow { part, row: row.clone() });
                 if found.len() == max {
                     break;
                 }
@@ -97,7 +97,7 @@ impl Source {
         Ok(found)
     }
 
-    /// The length of a chunk, only from memory: the outer `None` means "not in memory".
+    /// Returns the length of a chunk from memory. The outer `None` says that the tables are not in memory.
     #[must_use]
     pub fn try_len(&self, hash: Hash) -> Option<Option<u32>> {
         for (part, row) in self.index.get()?.find(hash) {
@@ -109,14 +109,14 @@ impl Source {
         Some(None)
     }
 
-    /// The object that a row names.
-    pub async fn at(&self, row: &Row) -> Result<At, VersionError> {
+    /// Returns the object that a row names.
+    pub async fn object_of(&self, row: &PartRow) -> Result<ObjectLocation, VersionError> {
         let pin = &row.row.pin;
         let pin = Pin { size: pin.size, mtime_ns: pin.mtime_ns, etag: pin.etag.clone() };
         match &row.row.object {
             ObjectRef::Key(key) => {
-                // Chunks of packs lie beside the tables, wherever the data is.
-                Ok(At { origin: self.tables.clone(), path: key.clone(), pin })
+                // Packs lie beside the tables, wherever the data is.
+                Ok(ObjectLocation { origin: self.tables.clone(), path: key.clone(), pin })
             }
             ObjectRef::Entry { row: entry } => {
                 let part = match self.version.try_part(row.part) {
@@ -128,7 +128,11 @@ impl Source {
                     let why = format!("part {}: a chunk names entry {entry}, past the end", row.part);
                     return Err(fletch_tables::TableError::Damaged { table: "chunks.parquet", why }.into());
                 }
-                Ok(At { origin: self.data.clone(), path: part.entries.path(entry).to_owned(), pin })
+                Ok(ObjectLocation {
+                    origin: self.data.clone(),
+                    path: part.entries.path(entry).to_owned(),
+                    pin,
+                })
             }
         }
     }

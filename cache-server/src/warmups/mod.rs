@@ -1,12 +1,13 @@
-//! Warm-ups: which there are, how far each is, and what it protects. `run` does the work.
+//! Warm-ups: starts and cancels them, keeps their progress, and pins their chunks. `run` does the work.
 //!
-//! A warm-up keeps no journal: what is there is the truth, so running one again brings only what is
-//! missing. After a restart its id is unknown, which says that it was lost; what it brought is not.
+//! A warm-up has no journal, because the disk tier knows which chunks it has: a repeated warm-up fetches only
+//! what is missing. A restart forgets the warm-ups and their pins; the fetched chunks stay.
 //!
-//! 1. (I6) At most [`RUNNING_MAX`] run at once and [`KNOWN_MAX`] are remembered, finished ones the shortest;
-//!    leased chunks of all of them together are at most [`LEASED_MAX`].
-//! 2. (I7) A warm-up is its domain's: to others it does not exist.
-//! 3. What is said at the end was counted at the end, not added up on the way.
+//! Invariants:
+//! 1. (I6) At most [`RUNNING_MAX`] warm-ups run at once, and [`KNOWN_MAX`] are remembered; the oldest finished
+//!    one is forgotten first. All warm-ups together pin at most [`PINNED_CHUNKS_MAX`] chunks.
+//! 2. (I7) A warm-up belongs to its domain. For other domains it does not exist.
+//! 3. The number of missing chunks comes from a count at the end, not from sums of the run.
 
 mod run;
 
@@ -25,53 +26,53 @@ use std::{
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Warm-ups that work at once; others wait for their turn.
+/// The most warm-ups that run at once. The others wait for a permit.
 const RUNNING_MAX: usize = 2;
-/// Warm-ups remembered.
+/// The most warm-ups that are remembered.
 const KNOWN_MAX: usize = 256;
-/// Chunks leased by all warm-ups together: 32 MiB of hashes.
-const LEASED_MAX: u64 = 1 << 20;
+/// The most chunks that all warm-ups together pin: 32 MiB of hashes.
+const PINNED_CHUNKS_MAX: u64 = 1 << 20;
 
-/// What the work is done with.
+/// What warm-ups use of the server.
 pub struct WarmupContext {
-    /// Where chunks stay.
+    /// Where the chunks are kept.
     pub store: Arc<Store>,
-    /// Where they come from.
+    /// Where the chunks come from.
     pub versions: Arc<Versions>,
-    /// Turns of requests for bytes: readers go first.
-    pub turns: Arc<Semaphore>,
-    /// How many turns there are.
-    pub requests: usize,
-    /// Chunks brought at once while nobody reads.
+    /// The permits of requests for bytes. While readers hold some, warm-ups fetch less.
+    pub read_permits: Arc<Semaphore>,
+    /// The number of those permits.
+    pub read_permits_max: usize,
+    /// How many chunks are fetched at once while there are no readers.
     pub parallel: usize,
 }
 
 impl WarmupContext {
-    fn readers(&self) -> bool {
-        self.turns.available_permits() < self.requests
+    fn has_readers(&self) -> bool {
+        self.read_permits.available_permits() < self.read_permits_max
     }
 }
 
-/// What is to be warmed.
-pub struct Order {
-    /// The ways to its bytes.
+/// What a warm-up fetches or checks.
+pub struct WarmupRequest {
+    /// The sources of the version.
     pub sources: Arc<Sources>,
-    /// The layout whose chunks are meant: the one that readers of the same name are given.
+    /// The layout whose chunks are fetched: the one that readers of the same name get.
     pub source: Arc<Source>,
-    /// Which version.
+    /// The root of the version.
     pub root: Root,
-    /// Whether only to look.
+    /// Whether to check cached chunks instead of fetching missing ones.
     pub check: bool,
-    /// How long to protect it afterwards.
-    pub lease: Duration,
+    /// How long the chunks stay pinned afterwards.
+    pub pin: Duration,
 }
 
-/// There are as many warm-ups as there may be.
+/// Too many warm-ups are queued or running.
 #[derive(Debug, thiserror::Error)]
-#[error("{0} warm-ups are under way, which is the limit")]
+#[error("{0} warm-ups are queued or running, which is the limit")]
 pub struct TooManyWarmups(usize);
 
-/// Chunks and bytes.
+/// A number of chunks and their bytes.
 #[derive(Debug, Default)]
 struct Count {
     chunks: AtomicU64,
@@ -94,8 +95,8 @@ impl Count {
     }
 }
 
-/// One warm-up. It holds no version open once it is over.
-struct One {
+/// The record of a warm-up. A finished one holds no version open.
+struct WarmupRecord {
     id: String,
     domain: Domain,
     dataset: DatasetName,
@@ -108,7 +109,7 @@ struct One {
     state: Mutex<State>,
     looked_at: Count,
     present: Count,
-    brought: Count,
+    fetched: Count,
     refused: Count,
     failed: Count,
     damaged: Count,
@@ -117,20 +118,20 @@ struct One {
 
 struct State {
     state: WarmupState,
-    begun: Option<Instant>,
+    started: Option<Instant>,
     took: Option<Duration>,
     ended_ns: Option<u64>,
-    leased_until_ns: Option<u64>,
+    pinned_until_ns: Option<u64>,
     error: Option<Problem>,
 }
 
-impl One {
+impl WarmupRecord {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what went wrong first.
-    fn blame(&self, code: Code, detail: String, hint: &'static str) {
+    /// Keeps the first error.
+    fn set_error(&self, code: Code, detail: String, hint: &'static str) {
         let mut state = self.lock();
         if state.error.is_none() {
             state.error = Some(Problem::new(code, detail, hint));
@@ -141,16 +142,16 @@ impl One {
         let mut state = self.lock();
         state.state = to;
         if to == WarmupState::Running {
-            state.begun = Some(Instant::now());
+            state.started = Some(Instant::now());
         } else if to.is_over() {
-            state.took = state.begun.map(|b| b.elapsed());
+            state.took = state.started.map(|b| b.elapsed());
             state.ended_ns = Some(unix_ns());
         }
     }
 
     fn view(&self) -> Warmup {
         let state = self.lock();
-        let took = state.took.or_else(|| state.begun.map(|b| b.elapsed())).unwrap_or_default();
+        let took = state.took.or_else(|| state.started.map(|b| b.elapsed())).unwrap_or_default();
         let (total, looked_at) = (self.total, self.looked_at.get());
         let rate = looked_at.bytes as f64 / took.as_secs_f64().max(0.001);
         let left = total.bytes.saturating_sub(looked_at.bytes) as f64;
@@ -165,7 +166,7 @@ impl One {
             total,
             looked_at,
             present: self.present.get(),
-            brought: self.brought.get(),
+            fetched: self.fetched.get(),
             refused: self.refused.get(),
             failed: self.failed.get(),
             damaged: self.damaged.get(),
@@ -174,33 +175,33 @@ impl One {
             eta_s: (running && rate >= 1.0).then(|| (left / rate).ceil() as u64),
             started_ns: self.started_ns,
             ended_ns: state.ended_ns,
-            leased_until_ns: state.leased_until_ns,
+            pinned_until_ns: state.pinned_until_ns,
             error: state.error.clone(),
         }
     }
 }
 
-/// Totals for metrics.
+/// Totals of all warm-ups, for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WarmupStats {
-    /// Waiting or working.
+    /// Warm-ups that are queued or running.
     pub live: u64,
-    /// Chunks leased.
-    pub leased: u64,
-    /// Brought since the start.
-    pub brought: Amount,
-    /// Refused since the start.
+    /// Pinned chunks.
+    pub pinned: u64,
+    /// Chunks fetched since the start.
+    pub fetched: Amount,
+    /// Chunks that the cache rejected since the start.
     pub refused: Amount,
-    /// Failed since the start.
+    /// Chunks that could not be fetched since the start.
     pub failed: Amount,
 }
 
-/// See the module.
+/// All warm-ups.
 pub struct Warmups {
     context: WarmupContext,
-    all: Mutex<VecDeque<Arc<One>>>,
-    turns: Arc<Semaphore>,
-    leased: Arc<AtomicU64>,
+    all: Mutex<VecDeque<Arc<WarmupRecord>>>,
+    permits: Arc<Semaphore>,
+    pinned: Arc<AtomicU64>,
     totals: [Count; 3],
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -212,38 +213,38 @@ fn unix_ns() -> u64 {
 }
 
 impl Warmups {
-    /// None yet; their work runs on `tasks`.
+    /// Creates the room, without warm-ups. Their work runs on `tasks`.
     #[must_use]
     pub fn new(context: WarmupContext, tasks: TaskTracker) -> Arc<Self> {
         Arc::new(Warmups {
             context,
             all: Mutex::default(),
-            turns: Arc::new(Semaphore::new(RUNNING_MAX)),
-            leased: Arc::default(),
+            permits: Arc::new(Semaphore::new(RUNNING_MAX)),
+            pinned: Arc::default(),
             totals: Default::default(),
             tasks,
             stop: CancellationToken::new(),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<One>>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<WarmupRecord>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins one; the same that is under way already is that one.
+    /// Starts a warm-up, or returns the same one if it is queued or running already.
     ///
     /// # Errors
     /// [`TooManyWarmups`].
-    pub fn start(self: &Arc<Self>, order: Order) -> Result<Warmup, TooManyWarmups> {
+    pub fn start(self: &Arc<Self>, request: WarmupRequest) -> Result<Warmup, TooManyWarmups> {
         let mut all = self.lock();
-        let same = |o: &&Arc<One>| {
+        let same = |o: &&Arc<WarmupRecord>| {
             let a = (&o.domain, o.root, o.layout, o.check, &o.dataset);
-            let layout = order.source.version.layout();
-            let b = (&order.sources.domain, order.root, layout, order.check, order.source.dataset());
+            let layout = request.source.version.layout();
+            let b = (&request.sources.domain, request.root, layout, request.check, request.source.dataset());
             a == b && !o.lock().state.is_over()
         };
-        if let Some(one) = all.iter().find(same) {
-            return Ok(one.view());
+        if let Some(record) = all.iter().find(same) {
+            return Ok(record.view());
         }
         if all.len() >= KNOWN_MAX {
             let over = all.iter().position(|o| o.lock().state.is_over());
@@ -251,114 +252,115 @@ impl Warmups {
         }
         let state = State {
             state: WarmupState::Queued,
-            begun: None,
+            started: None,
             took: None,
             ended_ns: None,
-            leased_until_ns: None,
+            pinned_until_ns: None,
             error: None,
         };
-        let doc = order.source.version.layout_doc();
-        let one = Arc::new(One {
+        let doc = request.source.version.layout_doc();
+        let record = Arc::new(WarmupRecord {
             id: format!("{:016x}", rand::random::<u64>()),
-            domain: order.sources.domain.clone(),
-            dataset: order.source.dataset().clone(),
-            root: order.root,
-            layout: order.source.version.layout(),
-            check: order.check,
+            domain: request.sources.domain.clone(),
+            dataset: request.source.dataset().clone(),
+            root: request.root,
+            layout: request.source.version.layout(),
+            check: request.check,
             total: Amount { chunks: doc.chunks, bytes: doc.bytes },
             started_ns: unix_ns(),
             cancel: self.stop.child_token(),
             state: Mutex::new(state),
             looked_at: Count::default(),
             present: Count::default(),
-            brought: Count::default(),
+            fetched: Count::default(),
             refused: Count::default(),
             failed: Count::default(),
             damaged: Count::default(),
             missing: Count::default(),
         });
-        all.push_back(Arc::clone(&one));
-        let view = one.view();
+        all.push_back(Arc::clone(&record));
+        let view = record.view();
         drop(all);
         let this = Arc::clone(self);
-        self.tasks.spawn(async move { this.work(one, order).await });
+        self.tasks.spawn(async move { this.run(record, request).await });
         Ok(view)
     }
 
-    fn find(&self, domain: &Domain, id: &str) -> Option<Arc<One>> {
+    fn find(&self, domain: &Domain, id: &str) -> Option<Arc<WarmupRecord>> {
         self.lock().iter().find(|o| o.id == id && o.domain == *domain).cloned()
     }
 
-    /// One of a domain.
+    /// Returns a warm-up of a domain.
     #[must_use]
     pub fn get(&self, domain: &Domain, id: &str) -> Option<Warmup> {
         self.find(domain, id).map(|o| o.view())
     }
 
-    /// Those of a domain, the last first.
+    /// Returns the warm-ups of a domain, the latest first.
     #[must_use]
     pub fn list(&self, domain: &Domain) -> Vec<Warmup> {
         self.lock().iter().rev().filter(|o| o.domain == *domain).map(|o| o.view()).collect()
     }
 
-    /// Ends one, and what it protects. What it brought stays.
+    /// Cancels a warm-up and removes its pins. The fetched chunks stay.
     #[must_use]
     pub fn cancel(&self, domain: &Domain, id: &str) -> Option<Warmup> {
-        let one = self.find(domain, id)?;
-        one.cancel.cancel();
-        Some(one.view())
+        let record = self.find(domain, id)?;
+        record.cancel.cancel();
+        Some(record.view())
     }
 
-    /// Evicts a dataset's chunks from disk, after ending its warm-ups and what they protect; how
-    /// many. `None` without a disk tier. Blocking.
+    /// Evicts a dataset's chunks from disk, after cancelling its warm-ups. Blocking.
+    ///
+    /// Returns the number of chunks, or `None` without a disk tier.
     #[must_use]
     pub fn evict(&self, domain: &Domain, dataset: &DatasetName) -> Option<u64> {
-        let of: Vec<_> =
+        let records: Vec<_> =
             self.lock().iter().filter(|o| o.domain == *domain && o.dataset == *dataset).cloned().collect();
-        for one in &of {
-            one.cancel.cancel();
-            // Their own tasks release what they leased; this does not wait for more than a moment.
+        for record in &records {
+            record.cancel.cancel();
+            // The warm-up's own task removes its pins. Wait for it, but not longer than a moment.
             let until = Instant::now() + Duration::from_secs(5);
-            while one.lock().leased_until_ns.is_some() && Instant::now() < until {
+            while record.lock().pinned_until_ns.is_some() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
         Some(self.context.store.disk()?.evict_dataset(DatasetId::of(domain, dataset)))
     }
 
-    /// Ends all: the server stops.
+    /// Cancels all warm-ups, because the server stops.
     pub fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// Totals.
+    /// Returns the totals.
     #[must_use]
     pub fn stats(&self) -> WarmupStats {
         let live = self.lock().iter().filter(|o| !o.lock().state.is_over()).count() as u64;
-        let [brought, refused, failed] = &self.totals;
+        let [fetched, refused, failed] = &self.totals;
         WarmupStats {
             live,
-            leased: self.leased.load(Relaxed),
-            brought: brought.get(),
+            pinned: self.pinned.load(Relaxed),
+            fetched: fetched.get(),
             refused: refused.get(),
             failed: failed.get(),
         }
     }
 }
 
-/// Chunks protected by a warm-up; given back when dropped.
-struct Leases {
+/// The chunks that a warm-up pinned. Dropping it unpins them.
+struct Pins {
     store: Arc<Store>,
     all: Arc<AtomicU64>,
     domain: Domain,
     hashes: Vec<fletch_core::Hash>,
 }
 
-impl Leases {
+impl Pins {
     fn new(warmups: &Warmups, domain: &Domain) -> Self {
-        Leases {
+        Pins {
             store: Arc::clone(&warmups.context.store),
-            all: Arc::clone(&warmups.leased),
+            all: Arc::clone(&warmups.pinned),
             domain: domain.clone(),
             hashes: Vec::new(),
         }
@@ -368,10 +370,10 @@ impl Leases {
         StoreKey { domain: self.domain.clone(), hash }
     }
 
-    /// Protects a chunk; `false` when it is not on disk, or there is no more room for leases.
-    fn take(&mut self, hash: fletch_core::Hash) -> bool {
+    /// Pins a chunk. Returns `false` if it is not on disk, or the limit of pins is reached.
+    fn pin(&mut self, hash: fletch_core::Hash) -> bool {
         let Some(disk) = self.store.disk() else { return false };
-        if self.all.fetch_add(1, Relaxed) >= LEASED_MAX || !disk.pin(&[self.key(hash)])[0] {
+        if self.all.fetch_add(1, Relaxed) >= PINNED_CHUNKS_MAX || !disk.pin(&[self.key(hash)])[0] {
             self.all.fetch_sub(1, Relaxed);
             return false;
         }
@@ -380,7 +382,7 @@ impl Leases {
     }
 }
 
-impl Drop for Leases {
+impl Drop for Pins {
     fn drop(&mut self) {
         let Some(disk) = self.store.disk() else { return };
         for some in self.hashes.chunks(1024) {

@@ -1,15 +1,14 @@
-//! The work of a warm-up: every chunk of the layout is looked at, what is missing is brought, and at
-//! the end everything is counted once more.
+//! Runs a warm-up: fetches or checks every chunk of the layout, and counts the missing ones at the end.
 //!
 //! ```text
-//! queued ─► running: rows in the layout's order, a few at once, fewer while somebody reads
-//!        ─► what waits is written ─► counted anew ─► done | partial | failed
-//!        ─► protected until the lease ends
-//! cancelled, or the server stops: what was brought stays
+//! queued ─► running: chunks in the layout's order, several at once, fewer while there are readers
+//!        ─► flush the queue of appends ─► count missing chunks ─► done | partial | failed
+//!        ─► chunks stay pinned until the pin's time is over
+//! cancelled, or the server stops: the fetched chunks stay
 //! ```
 
-use super::{Leases, One, Order, Warmups, unix_ns};
-use crate::versions::{ChunkFetch, Located, VersionError};
+use super::{Pins, WarmupRecord, WarmupRequest, Warmups, unix_ns};
+use crate::versions::{ChunkFetch, LocatedChunk, VersionError};
 use fletch_api::{Amount, Code, WarmupState};
 use fletch_core::StoreKey;
 use fletch_store::{ChunkCheck, ReadError, Warmed};
@@ -18,234 +17,260 @@ use futures::{StreamExt as _, stream::FuturesUnordered};
 use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// Chunks that fail in a row before it is given up: the origin is away, or the tables are wrong.
+/// A warm-up fails after this many failed chunks in a row: the origin is down, or the tables are wrong.
 const FAILURES_MAX: u32 = 16;
-/// How often a chunk is tried for which there was no memory: readers had it.
+/// How often a chunk is tried again that found no memory, because readers had it.
 const TRIES_MAX: u32 = 20;
-/// Between two of those.
-const AGAIN_AFTER: Duration = Duration::from_millis(500);
-/// How long a dataset that nobody read lately, or not in this layout, waits for its share of the disk.
-const SHARE_WITHIN: Duration = Duration::from_secs(2);
-/// How long what was admitted may take to be written, at the end.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
+/// The time between two such tries.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a warm-up waits until its dataset has a share of the disk.
+const SHARE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a warm-up waits at the end until queued chunks are written.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How one chunk went.
-enum Went {
+/// The outcome of one chunk.
+enum ChunkOutcome {
     Warmed(Warmed),
     Checked(ChunkCheck),
     Failed(ReadError),
 }
 
-/// Why the work ended early.
-enum Early {
+/// Why a warm-up ended early.
+enum EndedEarly {
     Cancelled,
     Failed,
 }
 
 impl Warmups {
-    /// From queued to over, and until its lease ends.
-    pub(super) async fn work(self: Arc<Self>, one: Arc<One>, order: Order) {
-        let turn = tokio::select! {
-            turn = Arc::clone(&self.turns).acquire_owned() => turn.ok(),
-            () = one.cancel.cancelled() => None,
+    /// Runs a warm-up from queued to finished, and until its pins end.
+    pub(super) async fn run(self: Arc<Self>, record: Arc<WarmupRecord>, request: WarmupRequest) {
+        let permit = tokio::select! {
+            permit = Arc::clone(&self.permits).acquire_owned() => permit.ok(),
+            () = record.cancel.cancelled() => None,
         };
-        let Some(turn) = turn else { return one.enter(WarmupState::Cancelled) };
-        one.enter(WarmupState::Running);
-        let mut leases = Leases::new(&self, &one.domain);
+        let Some(permit) = permit else { return record.enter(WarmupState::Cancelled) };
+        record.enter(WarmupState::Running);
+        let mut pins = Pins::new(&self, &record.domain);
         let ended = tokio::select! {
-            ended = self.all_of(&one, &order, &mut leases) => ended,
-            () = one.cancel.cancelled() => Err(Early::Cancelled),
+            ended = self.process(&record, &request, &mut pins) => ended,
+            () = record.cancel.cancelled() => Err(EndedEarly::Cancelled),
         };
-        drop(turn);
+        drop(permit);
         let state = match ended {
-            Err(Early::Cancelled) => WarmupState::Cancelled,
-            Err(Early::Failed) => WarmupState::Failed,
-            Ok(()) if one.failed.get().chunks > 0 => WarmupState::Failed,
-            Ok(()) if one.missing.get().chunks > 0 => WarmupState::Partial,
+            Err(EndedEarly::Cancelled) => WarmupState::Cancelled,
+            Err(EndedEarly::Failed) => WarmupState::Failed,
+            Ok(()) if record.failed.get().chunks > 0 => WarmupState::Failed,
+            Ok(()) if record.missing.get().chunks > 0 => WarmupState::Partial,
             Ok(()) => WarmupState::Done,
         };
-        let lease = order.lease;
-        drop(order);
-        let protects = state != WarmupState::Cancelled && !leases.hashes.is_empty() && !lease.is_zero();
-        if protects {
-            let ns = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
-            one.lock().leased_until_ns = Some(unix_ns().saturating_add(ns));
+        let pin = request.pin;
+        drop(request);
+        let pins_stay = state != WarmupState::Cancelled && !pins.hashes.is_empty() && !pin.is_zero();
+        if pins_stay {
+            let ns = u64::try_from(pin.as_nanos()).unwrap_or(u64::MAX);
+            record.lock().pinned_until_ns = Some(unix_ns().saturating_add(ns));
         }
-        one.enter(state);
-        let missing = one.missing.get().chunks;
-        tracing::info!(id = %one.id, dataset = %one.dataset, state = state.as_str(), missing, "a warm-up ended");
-        if protects {
+        record.enter(state);
+        let missing = record.missing.get().chunks;
+        tracing::info!(id = %record.id, dataset = %record.dataset, state = state.as_str(), missing, "a warm-up ended");
+        if pins_stay {
             tokio::select! {
-                () = sleep_until(Instant::now() + lease) => {}
-                () = one.cancel.cancelled() => {}
+                () = sleep_until(Instant::now() + pin) => {}
+                () = record.cancel.cancelled() => {}
             }
         }
-        drop(leases);
-        one.lock().leased_until_ns = None;
+        drop(pins);
+        record.lock().pinned_until_ns = None;
     }
 
-    async fn all_of(&self, one: &Arc<One>, order: &Order, leases: &mut Leases) -> Result<(), Early> {
-        if !one.check {
-            self.share(order).await;
+    async fn process(
+        &self,
+        record: &Arc<WarmupRecord>,
+        request: &WarmupRequest,
+        pins: &mut Pins,
+    ) -> Result<(), EndedEarly> {
+        if !record.check {
+            self.wait_for_share(request).await;
         }
-        self.pass(one, order, leases).await?;
-        if let Some(disk) = self.context.store.disk().filter(|_| !one.check) {
-            disk.wait_flushed(WRITTEN_WITHIN).await;
+        self.process_chunks(record, request, pins).await?;
+        if let Some(disk) = self.context.store.disk().filter(|_| !record.check) {
+            disk.wait_flushed(FLUSH_TIMEOUT).await;
         }
-        if !one.check {
-            one.missing.set(self.count(one, order, leases).await?);
+        if !record.check {
+            record.missing.set(self.count_missing(record, request, pins).await?);
         }
-        if one.refused.get().chunks > 0 {
-            let what = "the cache does not keep all of it: the dataset's share, or the disk, is full, or there is no disk";
-            one.blame(
+        if record.refused.get().chunks > 0 {
+            let detail = "the cache cannot keep all chunks: the dataset's share or the disk is full, or there is no disk tier";
+            record.set_error(
                 Code::Overloaded,
-                what.to_owned(),
-                "give the cache more room (cache.size), or wait until other datasets are idle",
+                detail.to_owned(),
+                "raise cache.size, or wait until other datasets are idle",
             );
         }
         Ok(())
     }
 
-    /// A dataset that nobody read lately has no share yet: it gets one by being noted as read.
-    async fn share(&self, order: &Order) {
+    /// Waits until the dataset has a share of the disk, which it gets because the warm-up counts as a read.
+    async fn wait_for_share(&self, request: &WarmupRequest) {
         let Some(disk) = self.context.store.disk() else { return };
         let shared = async {
-            while !disk.has_share(order.sources.number(), order.source.footprint_max()) {
+            while !disk.has_share(request.sources.dataset_id(), request.source.footprint_max()) {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        // With less, or without one, a part is brought, and that is what is said.
-        drop(timeout(SHARE_WITHIN, shared).await);
+        // Without a full share the warm-up fetches a part, and reports that.
+        drop(timeout(SHARE_TIMEOUT, shared).await);
     }
 
-    async fn rows(&self, one: &One, order: &Order, part: usize) -> Result<Arc<Vec<ChunkRow>>, Early> {
-        let source = &order.source;
+    async fn rows(
+        &self,
+        record: &WarmupRecord,
+        request: &WarmupRequest,
+        part: usize,
+    ) -> Result<Arc<Vec<ChunkRow>>, EndedEarly> {
+        let source = &request.source;
         let rows = source.version.chunk_rows(part).await;
         rows.map_err(|e| {
             let e = VersionError::from(e);
-            one.blame(e.code(), e.to_string(), e.hint());
-            Early::Failed
+            record.set_error(e.code(), e.to_string(), e.hint());
+            EndedEarly::Failed
         })
     }
 
-    fn parts(order: &Order) -> usize {
-        order.source.version.manifest().parts.len()
+    fn parts(request: &WarmupRequest) -> usize {
+        request.source.version.manifest().parts.len()
     }
 
-    /// Looks at every chunk, and brings it if that is the order.
-    async fn pass(&self, one: &Arc<One>, order: &Order, leases: &mut Leases) -> Result<(), Early> {
+    /// Fetches or checks every chunk.
+    async fn process_chunks(
+        &self,
+        record: &Arc<WarmupRecord>,
+        request: &WarmupRequest,
+        pins: &mut Pins,
+    ) -> Result<(), EndedEarly> {
         let mut failures = 0;
-        let mut under_way = FuturesUnordered::new();
-        for part in 0..Self::parts(order) {
-            let rows = self.rows(one, order, part).await?;
+        let mut running = FuturesUnordered::new();
+        for part in 0..Self::parts(request) {
+            let rows = self.rows(record, request, part).await?;
             for row in 0..rows.len() {
-                // Readers go first: while there are any, a quarter of the turns has to do.
+                // Readers go first: while there are any, a warm-up uses a quarter of its parallelism.
                 let most = || {
                     let all = self.context.parallel.max(1);
-                    if self.context.readers() { all.div_ceil(4) } else { all }
+                    if self.context.has_readers() { all.div_ceil(4) } else { all }
                 };
-                while under_way.len() >= most() {
-                    if let Some((row, went)) = under_way.next().await {
-                        self.settle(one, leases, &row, went, &mut failures)?;
+                while running.len() >= most() {
+                    if let Some((row, outcome)) = running.next().await {
+                        self.record_outcome(record, pins, &row, outcome, &mut failures)?;
                     }
                 }
-                if !order.sources.stand() {
-                    one.blame(
+                if !request.sources.is_registered() {
+                    record.set_error(
                         Code::NotFound,
                         "the dataset was unregistered".to_owned(),
-                        "register it again, then warm it up again",
+                        "register it again, then start the warm-up again",
                     );
-                    return Err(Early::Failed);
+                    return Err(EndedEarly::Failed);
                 }
-                under_way.push(self.one_chunk(one, order, part, rows[row].clone()));
+                running.push(self.process_chunk(record, request, part, rows[row].clone()));
             }
         }
-        while let Some((row, went)) = under_way.next().await {
-            self.settle(one, leases, &row, went, &mut failures)?;
+        while let Some((row, outcome)) = running.next().await {
+            self.record_outcome(record, pins, &row, outcome, &mut failures)?;
         }
         Ok(())
     }
 
-    async fn one_chunk(&self, one: &Arc<One>, order: &Order, part: usize, row: ChunkRow) -> (ChunkRow, Went) {
-        let sources = &order.sources;
-        let key = StoreKey { domain: one.domain.clone(), hash: row.chunk };
-        if one.check {
+    async fn process_chunk(
+        &self,
+        record: &Arc<WarmupRecord>,
+        request: &WarmupRequest,
+        part: usize,
+        row: ChunkRow,
+    ) -> (ChunkRow, ChunkOutcome) {
+        let sources = &request.sources;
+        let key = StoreKey { domain: record.domain.clone(), hash: row.chunk };
+        if record.check {
             let found = self.context.store.check_chunk(&key, row.len).await;
-            return (row, Went::Checked(found));
+            return (row, ChunkOutcome::Checked(found));
         }
-        let located = Located::at(&order.source, part, row.clone());
+        let located = LocatedChunk::from_row(&request.source, part, row.clone());
         let mut tries = 0;
         loop {
             let fetch = ChunkFetch::fetch(&self.context.versions, sources, row.chunk, &located);
-            match self.context.store.warm(&key, row.len, sources.number(), fetch).await {
-                Ok(warmed) => return (row, Went::Warmed(warmed)),
+            match self.context.store.warm(&key, row.len, sources.dataset_id(), fetch).await {
+                Ok(warmed) => return (row, ChunkOutcome::Warmed(warmed)),
                 Err(ReadError::Overloaded { .. }) if tries < TRIES_MAX => {
                     tries += 1;
-                    sleep(AGAIN_AFTER).await;
+                    sleep(RETRY_INTERVAL).await;
                 }
-                Err(e) => return (row, Went::Failed(e)),
+                Err(e) => return (row, ChunkOutcome::Failed(e)),
             }
         }
     }
 
-    fn settle(
+    fn record_outcome(
         &self,
-        one: &One,
-        leases: &mut Leases,
+        record: &WarmupRecord,
+        pins: &mut Pins,
         row: &ChunkRow,
-        went: Went,
+        outcome: ChunkOutcome,
         failures: &mut u32,
-    ) -> Result<(), Early> {
+    ) -> Result<(), EndedEarly> {
         let bytes = u64::from(row.len);
-        let [brought, refused, failed] = &self.totals;
-        one.looked_at.add(bytes);
-        match went {
-            Went::Failed(e) => {
-                one.failed.add(bytes);
+        let [fetched, refused, failed] = &self.totals;
+        record.looked_at.add(bytes);
+        match outcome {
+            ChunkOutcome::Failed(e) => {
+                record.failed.add(bytes);
                 failed.add(bytes);
-                tracing::warn!(id = %one.id, chunk = %row.chunk, error = %e, "a chunk cannot be brought");
-                let (code, hint) = told(&e);
-                one.blame(code, e.to_string(), hint);
+                tracing::warn!(id = %record.id, chunk = %row.chunk, error = %e, "cannot fetch a chunk of a warm-up");
+                let (code, hint) = problem_of(&e);
+                record.set_error(code, e.to_string(), hint);
                 *failures += 1;
-                return if *failures >= FAILURES_MAX { Err(Early::Failed) } else { Ok(()) };
+                return if *failures >= FAILURES_MAX { Err(EndedEarly::Failed) } else { Ok(()) };
             }
-            Went::Warmed(Warmed::Already) => one.present.add(bytes),
-            Went::Warmed(Warmed::Fetched) => {
-                one.brought.add(bytes);
-                brought.add(bytes);
+            ChunkOutcome::Warmed(Warmed::Already) => record.present.add(bytes),
+            ChunkOutcome::Warmed(Warmed::Fetched) => {
+                record.fetched.add(bytes);
+                fetched.add(bytes);
             }
-            Went::Warmed(Warmed::Refused) => {
-                one.refused.add(bytes);
+            ChunkOutcome::Warmed(Warmed::Refused) => {
+                record.refused.add(bytes);
                 refused.add(bytes);
             }
-            Went::Checked(ChunkCheck::Whole) => one.present.add(bytes),
-            Went::Checked(ChunkCheck::Missing | ChunkCheck::Unread) => one.missing.add(bytes),
-            Went::Checked(ChunkCheck::Damaged) => {
-                one.damaged.add(bytes);
-                one.missing.add(bytes);
+            ChunkOutcome::Checked(ChunkCheck::Whole) => record.present.add(bytes),
+            ChunkOutcome::Checked(ChunkCheck::Missing | ChunkCheck::Unread) => record.missing.add(bytes),
+            ChunkOutcome::Checked(ChunkCheck::Damaged) => {
+                record.damaged.add(bytes);
+                record.missing.add(bytes);
             }
         }
         *failures = 0;
-        // Protected as soon as it is there: what comes later must not push it out.
-        if !one.check {
-            leases.take(row.chunk);
+        // Pin the chunk at once, so that later chunks cannot evict it.
+        if !record.check {
+            pins.pin(row.chunk);
         }
         Ok(())
     }
 
-    /// What is not where it stays now, chunk by chunk.
-    async fn count(&self, one: &One, order: &Order, leases: &mut Leases) -> Result<Amount, Early> {
-        let leased: std::collections::HashSet<_> = leases.hashes.iter().copied().collect();
+    /// Counts the chunks that are not on disk, and pins those that are.
+    async fn count_missing(
+        &self,
+        record: &WarmupRecord,
+        request: &WarmupRequest,
+        pins: &mut Pins,
+    ) -> Result<Amount, EndedEarly> {
+        let pinned: std::collections::HashSet<_> = pins.hashes.iter().copied().collect();
         let mut missing = Amount::default();
-        for part in 0..Self::parts(order) {
-            let rows = self.rows(one, order, part).await?;
+        for part in 0..Self::parts(request) {
+            let rows = self.rows(record, request, part).await?;
             for row in rows.iter() {
-                let key = StoreKey { domain: one.domain.clone(), hash: row.chunk };
+                let key = StoreKey { domain: record.domain.clone(), hash: row.chunk };
                 if !self.context.store.is_kept(&key, row.len) {
                     missing.chunks += 1;
                     missing.bytes += u64::from(row.len);
-                } else if !leased.contains(&row.chunk) {
-                    leases.take(row.chunk);
+                } else if !pinned.contains(&row.chunk) {
+                    pins.pin(row.chunk);
                 }
             }
         }
@@ -253,13 +278,13 @@ impl Warmups {
     }
 }
 
-fn told(e: &ReadError) -> (Code, &'static str) {
+fn problem_of(e: &ReadError) -> (Code, &'static str) {
     match e {
         ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
             Some(v) => (v.code(), v.hint()),
             None => (Code::Internal, "see the server's log"),
         },
-        ReadError::Corrupt(_) => (Code::OriginCorrupt, "the storage returned wrong bytes: check it"),
+        ReadError::Corrupt(_) => (Code::OriginCorrupt, "the storage returned wrong bytes: check the storage"),
         ReadError::Overloaded { .. } => (Code::Overloaded, "give the server more --memory"),
         ReadError::Deadline(_) => (Code::OriginUnavailable, "check that the origin can be reached"),
         ReadError::Lost => (Code::Internal, "see the server's log"),

@@ -60,9 +60,8 @@ impl Site {
         40 + 3
     }
 
-    async fn start(&self, check: bool, lease_s: u64) -> Warmup {
-        let ask =
-            StartWarmup { dataset: DatasetName::new("d").expect("name"), version: None, check, lease_s };
+    async fn start(&self, check: bool, pin_s: u64) -> Warmup {
+        let ask = StartWarmup { dataset: DatasetName::new("d").expect("name"), version: None, check, pin_s };
         let ask = serde_json::to_string(&ask).expect("json");
         let r = self.node().post("/v1/warmups", ask).send().await.expect("answer");
         let at = r.headers().get("location").cloned();
@@ -139,12 +138,12 @@ async fn a_warmup_brings_all_of_it_once_and_the_next_one_nothing() {
     site.emulator.reset_counts();
     let done = site.warm().await;
     assert_eq!((done.state, done.missing, done.error.clone()), (WarmupState::Done, Amount::default(), None));
-    assert_eq!((done.brought, done.total), (done.total, done.looked_at));
+    assert_eq!((done.fetched, done.total), (done.total, done.looked_at));
     assert_eq!(done.total.chunks, site.chunks());
     assert_eq!(site.emulator.counts().get, site.chunks());
     let again = site.warm().await;
     assert_eq!(
-        (again.state, again.present, again.brought),
+        (again.state, again.present, again.fetched),
         (WarmupState::Done, again.total, Amount::default())
     );
     assert_eq!(site.check().await.state, WarmupState::Done);
@@ -225,7 +224,7 @@ async fn what_went_missing_is_told_by_check_and_exactly_that_is_fetched_again() 
             ),
         }
         let again = site.warm().await;
-        assert_eq!((again.state, again.brought.chunks), (WarmupState::Done, missing), "{what}");
+        assert_eq!((again.state, again.fetched.chunks), (WarmupState::Done, missing), "{what}");
         assert_eq!(again.present.chunks, site.chunks() - missing, "{what}");
         assert_eq!(site.emulator.counts().get, missing, "{what}: exactly those");
         assert_eq!(site.check().await.state, WarmupState::Done, "{what}");
@@ -239,12 +238,12 @@ async fn what_does_not_fit_is_not_claimed() {
     let big = Tree::new((0..30).map(|i| (&*format!("b{i:02}").leak(), content(100 + i, 1 << 20))));
     big.index();
     site.node().register("big", &big.uri(), None).await;
-    let ask = r#"{"dataset":"big","lease_s":60}"#;
+    let ask = r#"{"dataset":"big","pin_s":60}"#;
     let r = site.node().post("/v1/warmups", ask).send().await.expect("answer");
     let begun: Warmup = serde_json::from_slice(&body(r, StatusCode::ACCEPTED).await).expect("a warm-up");
     let told = site.over(&begun.id).await;
     assert_eq!(told.state, WarmupState::Partial, "{told:?}");
-    assert!(told.refused.chunks > 0 && told.brought.chunks > 0, "{told:?}");
+    assert!(told.refused.chunks > 0 && told.fetched.chunks > 0, "{told:?}");
     assert_eq!(told.looked_at, told.total);
     // What was admitted may still be refused when it is written: the last word is the count at the end.
     let there = told.total.chunks - told.missing.chunks;
@@ -257,12 +256,12 @@ async fn what_does_not_fit_is_not_claimed() {
     let checked = site.over(&begun.id).await;
     assert_eq!((checked.state, checked.missing), (WarmupState::Partial, told.missing), "both count the same");
     // What it protects is given back when it is cancelled, also after it is over.
-    assert_eq!(site.node().metric("fletch_warmup_leased_chunks").await, there);
+    assert_eq!(site.node().metric("fletch_warmup_pinned_chunks").await, there);
     let path = format!("/v1/warmups/{}", told.id);
     let r = site.node().ask(Method::DELETE, &path).send().await.expect("answer");
     assert_eq!(r.status(), StatusCode::ACCEPTED);
     let until = Instant::now() + Duration::from_secs(5);
-    while site.node().metric("fletch_warmup_leased_chunks").await > 0 {
+    while site.node().metric("fletch_warmup_pinned_chunks").await > 0 {
         assert!(Instant::now() < until, "the lease does not end");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -274,8 +273,8 @@ async fn an_eviction_ends_what_is_protected_and_a_restart_forgets_ids_and_keeps_
     let mut site = Site::new(&[]).await;
     let begun = site.start(false, 3600).await;
     let done = site.over(&begun.id).await;
-    assert!(done.state == WarmupState::Done && done.leased_until_ns.is_some());
-    assert_eq!(site.node().metric("fletch_warmup_leased_chunks").await, site.chunks());
+    assert!(done.state == WarmupState::Done && done.pinned_until_ns.is_some());
+    assert_eq!(site.node().metric("fletch_warmup_pinned_chunks").await, site.chunks());
     site.meanwhile(|_| {}).await;
     let gone = site.node().get(&format!("/v1/warmups/{}", begun.id)).send().await.expect("answer");
     problem(gone, Code::NotFound).await;
@@ -292,12 +291,8 @@ async fn an_eviction_ends_what_is_protected_and_a_restart_forgets_ids_and_keeps_
     }
     let r = site.node().post("/v1/warmups", r#"{"dataset":"none"}"#).send().await.expect("answer");
     problem(r, Code::NotFound).await;
-    let r = site
-        .node()
-        .post("/v1/warmups", r#"{"dataset":"d","lease_s":99999999}"#)
-        .send()
-        .await
-        .expect("answer");
+    let r =
+        site.node().post("/v1/warmups", r#"{"dataset":"d","pin_s":99999999}"#).send().await.expect("answer");
     problem(r, Code::BadRequest).await;
     site.end().await;
 }
@@ -316,12 +311,12 @@ async fn an_origin_that_fails_is_told_and_what_came_is_kept() {
         "{told:?}"
     );
     assert_eq!(told.error.as_ref().expect("why").code, Code::OriginMissing);
-    assert_eq!(told.brought.chunks, site.chunks() - 2);
+    assert_eq!(told.fetched.chunks, site.chunks() - 2);
     for p in &missing {
         fs::rename(p.with_extension("away"), p).expect("back");
     }
     let again = site.warm().await;
-    assert_eq!((again.state, again.brought.chunks), (WarmupState::Done, 2));
+    assert_eq!((again.state, again.fetched.chunks), (WarmupState::Done, 2));
     site.end().await;
 }
 
@@ -331,7 +326,7 @@ async fn the_same_again_is_the_one_that_is_under_way_and_cancelling_keeps_what_c
     site.emulator.set_fault("f2", fletch_testkit::Fault::Stall, None);
     let one = site.start(false, 0).await;
     let until = Instant::now() + Duration::from_secs(10);
-    while site.get(&one.id).await.brought.chunks < 10 {
+    while site.get(&one.id).await.fetched.chunks < 10 {
         assert!(Instant::now() < until, "nothing comes");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

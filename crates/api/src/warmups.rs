@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// The default time for which the chunks of a warm-up are protected from eviction, in seconds.
-pub const LEASE_S_DEFAULT: u64 = 3600;
+pub const PIN_S_DEFAULT: u64 = 3600;
 /// The longest time for which the chunks of a warm-up are protected from eviction, in seconds.
-pub const LEASE_S_MAX: u64 = 7 * 86_400;
+pub const PIN_S_MAX: u64 = 7 * 86_400;
 
 /// Body of `POST /v1/warmups`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -24,12 +24,12 @@ pub struct StartWarmup {
     #[serde(default)]
     pub check: bool,
     /// How long the chunks are protected from eviction afterwards, in seconds. At most a week.
-    #[serde(default = "lease_default")]
-    pub lease_s: u64,
+    #[serde(default = "pin_default")]
+    pub pin_s: u64,
 }
 
-fn lease_default() -> u64 {
-    LEASE_S_DEFAULT
+fn pin_default() -> u64 {
+    PIN_S_DEFAULT
 }
 
 /// The state of a warm-up.
@@ -105,7 +105,7 @@ pub struct Warmup {
     /// The processed chunks that were cached already. For a check: that were read and are correct.
     pub present: Amount,
     /// The chunks that were fetched from the origin, or written from memory to disk.
-    pub brought: Amount,
+    pub fetched: Amount,
     /// The chunks that the cache rejected, because the dataset's share or the disk is full.
     pub refused: Amount,
     /// The chunks that could not be fetched.
@@ -132,7 +132,7 @@ pub struct Warmup {
     ///
     /// Absent if they are not protected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub leased_until_ns: Option<u64>,
+    pub pinned_until_ns: Option<u64>,
     /// The reason for an early end, or the first problem with a chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Problem>,

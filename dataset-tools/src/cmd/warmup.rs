@@ -5,7 +5,7 @@ use crate::cli::WarmupArgs;
 use crate::failure::{Exit, Failure};
 use crate::out::bytes;
 use crate::progress::{Done, Progress, Total};
-use fletch_api::{StartWarmup, Warmup, WarmupState, warmups::LEASE_S_DEFAULT};
+use fletch_api::{StartWarmup, Warmup, WarmupState, warmups::PIN_S_DEFAULT};
 use fletch_client::{Client, ClientError};
 use fletch_core::{DatasetName, Kind};
 use serde::Serialize;
@@ -33,7 +33,7 @@ pub fn run(ctx: &Context, args: &WarmupArgs) -> Result<Exit, Failure> {
         dataset,
         version: Some(target.select().to_string()),
         check: args.check,
-        lease_s: args.lease.map_or(LEASE_S_DEFAULT, |l| l.0.as_secs()),
+        pin_s: args.pin.map_or(PIN_S_DEFAULT, |l| l.0.as_secs()),
     };
     let client = ctx.client()?;
     ctx.rt.block_on(async {
@@ -132,7 +132,7 @@ fn summary(out: &mut dyn Write, w: &Warmup) -> io::Result<()> {
         bytes(w.total.bytes)
     )?;
     for (what, n) in [
-        ("brought", w.brought),
+        ("fetched", w.fetched),
         ("refused", w.refused),
         ("failed", w.failed),
         ("damaged", w.damaged),

@@ -1,10 +1,12 @@
-//! A batch as a tar archive. Items that fail before their header is written are left out and
-//! listed in a last member, [`PROBLEMS`]; one that fails later cuts the connection.
+//! A batch as a tar archive.
+//!
+//! An item that fails before its header is sent is left out, and listed in the last member ([`PROBLEMS`]). An
+//! item that fails later cuts the connection.
 
-use super::{Content, Item};
 use crate::http::{
-    body::{Broken, Piece},
-    problem::Fault,
+    error::ApiError,
+    frames::{Content, Item},
+    response_body::{BodyError, Piece},
 };
 use bytes::Bytes;
 use fletch_api::{Code, Problem};
@@ -12,61 +14,63 @@ use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The member that lists what is missing.
+/// The member that lists the items that are missing.
 const PROBLEMS: &str = "fletch-problems.json";
 const BLOCK: u64 = 512;
 /// Two zero blocks end an archive.
 const END: [u8; 1024] = [0; 1024];
 
 #[derive(Serialize)]
-struct Missing {
+struct MissingItem {
     index: u32,
     problem: Box<Problem>,
 }
 
-/// The archive of items with bytes, in order.
+/// Returns the archive of the items, in order.
 pub(super) fn archive(
     items: impl Stream<Item = Item> + Send + 'static,
-) -> impl Stream<Item = Result<Piece, Broken>> + Send + 'static {
-    let missing = Arc::new(Mutex::new(Vec::<Missing>::new()));
-    let seen = Arc::clone(&missing);
-    let members = items.map(move |item| member(item, &seen)).flatten();
+) -> impl Stream<Item = Result<Piece, BodyError>> + Send + 'static {
+    let missing = Arc::new(Mutex::new(Vec::<MissingItem>::new()));
+    let to_fill = Arc::clone(&missing);
+    let members = items.map(move |item| member(item, &to_fill)).flatten();
     let end = stream::once(async move {
         let missing = std::mem::take(&mut *missing.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(Piece::Framing(ending(&missing)?.into()))
+        Ok(Piece::Framing(archive_end(&missing)?.into()))
     });
     members.chain(end)
 }
 
-fn member(item: Item, missing: &Mutex<Vec<Missing>>) -> BoxStream<'static, Result<Piece, Broken>> {
-    let Item { index, name, what, held } = item;
-    let note = |problem: Box<Problem>| {
-        missing.lock().unwrap_or_else(PoisonError::into_inner).push(Missing { index, problem });
+fn member(item: Item, missing: &Mutex<Vec<MissingItem>>) -> BoxStream<'static, Result<Piece, BodyError>> {
+    let Item { index, name, result, reservation } = item;
+    let leave_out = |problem: Box<Problem>| {
+        missing.lock().unwrap_or_else(PoisonError::into_inner).push(MissingItem { index, problem });
         stream::empty().boxed()
     };
-    let (len, pieces) = match what {
-        Ok(what) => what,
-        Err(fault) => return note(fault.0),
+    let (len, pieces) = match result {
+        Ok(content) => content,
+        Err(error) => return leave_out(error.0),
     };
     let head = match head(&name, len) {
         Ok(head) => head,
         Err(e) => {
-            let detail = format!("{name:?} cannot be a member's name: {e}");
-            return note(Fault::new(Code::BadRequest, detail, "ask for frames").0);
+            let detail = format!("{name:?} cannot be the name of a tar member: {e}");
+            return leave_out(
+                ApiError::new(Code::BadRequest, detail, "request frames instead of an archive").0,
+            );
         }
     };
     let pad =
         Bytes::from_static(&END).slice(..usize::try_from(len.next_multiple_of(BLOCK) - len).unwrap_or(0));
     let pieces = match pieces {
-        Content::Ready(pieces) => stream::iter(pieces).map(Ok).boxed(),
-        Content::Later(pieces) => pieces,
+        Content::Buffered(pieces) => stream::iter(pieces).map(Ok).boxed(),
+        Content::Streamed(pieces) => pieces,
     };
     let begin = stream::iter([Ok(Piece::Framing(head.into()))]);
     let end = stream::iter([Ok(Piece::Framing(pad))]);
-    held.until_sent(begin.chain(pieces.map(|p| p.map_err(Broken::from))).chain(end)).boxed()
+    reservation.until_sent(begin.chain(pieces.map(|p| p.map_err(BodyError::from))).chain(end)).boxed()
 }
 
-/// A member's header, with the records a long name needs before it.
+/// Returns a member's header, after the records that a long name needs.
 fn head(name: &str, len: u64) -> std::io::Result<Vec<u8>> {
     let mut header = tar::Header::new_gnu();
     header.set_size(len);
@@ -74,14 +78,14 @@ fn head(name: &str, len: u64) -> std::io::Result<Vec<u8>> {
     header.set_mtime(0);
     header.set_entry_type(tar::EntryType::Regular);
     let mut builder = tar::Builder::new(Vec::new());
-    // The library writes headers only: content follows in pieces of its own.
+    // The library writes the header only; the content follows in pieces.
     builder.append_data(&mut header, name, std::io::empty())?;
     let mut out = builder.into_inner()?;
     out.truncate(out.len() - END.len());
     Ok(out)
 }
 
-fn ending(missing: &[Missing]) -> Result<Vec<u8>, Broken> {
+fn archive_end(missing: &[MissingItem]) -> Result<Vec<u8>, BodyError> {
     let mut out = Vec::new();
     if !missing.is_empty() {
         let text = serde_json::to_vec_pretty(missing)?;

@@ -11,7 +11,7 @@ use fletch_core::{
 use fletch_origin::local;
 use fletch_server::{
     app::{self, Running},
-    config::{self, Environment, Task},
+    config::{self, Action, Environment},
 };
 use fletch_tables::{NewChunk, NewRow, PinRow, Provenance, TablesWriter, TagDoc, WrittenVersion, paths};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
@@ -245,7 +245,7 @@ pub fn settings(state: &Path, more: &[&str]) -> Result<config::Config, String> {
         .chain(more.iter().map(|s| (*s).to_owned()))
         .collect();
     match config::read(args, &Environment::default()) {
-        Ok(Task::Serve(c)) => Ok(*c),
+        Ok(Action::Serve(c)) => Ok(*c),
         Ok(_) => Err("not to be served".into()),
         Err(e) => Err(e.to_string()),
     }

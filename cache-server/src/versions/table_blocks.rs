@@ -1,8 +1,7 @@
-//! Version tables as they lie at an origin, read in blocks that are kept for a while: eight
-//! mounts that read the same tables cost the origin one reading.
+//! Caches raw blocks of version tables. Eight mounts that read the same tables cost the origin one read.
 //!
-//! Nothing is believed of these bytes here: whoever reads them (this server's own
-//! `fletch_tables`, or a client's) checks parts against the root and placements against the layout.
+//! This module must not trust the bytes. Their reader (`fletch_tables` of this server or of a client) checks
+//! parts against the root, and placements against the layout.
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -14,58 +13,61 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
-/// Bytes of a block: a few parts' rows.
+/// Bytes of a block, which has the rows of a few parts.
 const BLOCK_BYTES: u64 = 1 << 20;
-/// How long a table's length and etag are believed. Tables are written once; this bounds how long
-/// a place that was made anew under the same root is mistaken for the old one.
+/// How long a table's length and etag are cached.
+///
+/// Tables are written once. If somebody writes them anew under the same root, the server notices after this
+/// time.
 const META_TTL: Duration = Duration::from_secs(300);
-/// Tables whose length and etag are remembered.
+/// The most tables whose length and etag are cached.
 const METAS_MAX: u64 = 4096;
 
-/// In which scope, at which URI and path.
-type File = (Arc<str>, String, String);
+/// A table: its scope, the URI of its origin, and its path.
+type TableKey = (Arc<str>, String, String);
 type Cell<T> = Arc<OnceCell<T>>;
 
-/// A block being read or kept, with the bytes it will have.
+/// A block that is being read or was read, and its length.
 #[derive(Clone)]
 struct Block {
     len: u32,
     cell: Cell<Bytes>,
 }
 
-/// The kept blocks of all tables. Cloning shares them.
+/// The cached blocks of all tables. Clones share them.
 #[derive(Clone)]
-pub struct Blocks {
-    metas: Cache<File, Cell<ObjectMeta>>,
-    blocks: Cache<(File, String, u64), Block>,
-    /// Whose: what one scope brought is nothing to another.
+pub struct TableBlocks {
+    metas: Cache<TableKey, Cell<ObjectMeta>>,
+    blocks: Cache<(TableKey, String, u64), Block>,
+    /// The scope of this handle. One scope does not see the blocks of another.
     scope: Arc<str>,
     tasks: TaskTracker,
 }
 
-impl Blocks {
-    /// Keeps at most `bytes_max` bytes; reads run on `tasks`, so that a reader who goes away does
-    /// not end what others wait for.
+impl TableBlocks {
+    /// Creates a cache of at most `bytes_max` bytes.
+    ///
+    /// Reads run on `tasks`, so that a client that disconnects does not end a read that others wait for.
     #[must_use]
     pub fn new(bytes_max: u64, tasks: TaskTracker) -> Self {
         let metas = Cache::builder().max_capacity(METAS_MAX).time_to_live(META_TTL).build();
         let blocks = Cache::builder().max_capacity(bytes_max).weigher(|_, b: &Block| b.len.max(1)).build();
-        Blocks { metas, blocks, scope: Arc::default(), tasks }
+        TableBlocks { metas, blocks, scope: Arc::default(), tasks }
     }
 
-    /// The same room, for what `scope` reads and nobody else sees.
+    /// Returns a handle to the same cache whose blocks only `scope` sees.
     #[must_use]
     pub fn scoped(&self, scope: &str) -> Self {
-        Blocks { scope: scope.into(), ..self.clone() }
+        TableBlocks { scope: scope.into(), ..self.clone() }
     }
 
-    /// Bytes kept now.
+    /// Returns the bytes of the cached blocks.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks.weighted_size()
     }
 
-    /// Length and etag of a table.
+    /// Returns the length and etag of a table.
     pub async fn meta(&self, origin: &Origin, path: &str) -> Result<ObjectMeta, OriginError> {
         let file = (Arc::clone(&self.scope), origin.uri().to_string(), path.to_owned());
         let cell = self.metas.get_with(file, Arc::default);
@@ -73,7 +75,7 @@ impl Blocks {
         self.once(&cell, async move { origin.head(&path).await }).await
     }
 
-    /// Exactly the bytes `range` of the table that `meta` describes; the range lies within it.
+    /// Returns bytes `range` of the table that `meta` describes. The range must lie within the table.
     pub async fn read(
         &self,
         origin: &Origin,
@@ -87,7 +89,7 @@ impl Blocks {
             let (begin, end) = (n * BLOCK_BYTES, ((n + 1) * BLOCK_BYTES).min(meta.size));
             let block = self.block(origin, meta, n, begin..end).await?;
             let to = range.end.min(end);
-            // Within a block both fit a usize.
+            // Both lie within a block and fit a usize.
             let cut = |x: u64| usize::try_from(x - begin).unwrap_or(usize::MAX);
             out.push(block.slice(cut(at)..cut(to)));
             at = to;
@@ -127,7 +129,7 @@ impl Blocks {
         got
     }
 
-    /// The cell's value, read by `read` in a task of its own if nobody has read it.
+    /// Returns the cell's value, which `read` makes in a task of its own if the cell is empty.
     async fn once<T, F>(&self, cell: &Cell<T>, read: F) -> Result<T, OriginError>
     where
         T: Clone + Send + Sync + 'static,
@@ -141,13 +143,13 @@ impl Blocks {
         task.await.unwrap_or_else(|e| {
             Err(OriginError::Unavailable {
                 what: "a table".to_owned(),
-                why: format!("the read was lost: {e}"),
+                why: format!("the task that read it was lost: {e}"),
             })
         })
     }
 }
 
-/// The etag we give a table: the origin's, or else what distinguishes one file from another.
+/// Returns the etag of a table: the origin's, or one made of its size and time.
 #[must_use]
 pub fn etag(meta: &ObjectMeta) -> String {
     match &meta.etag {
@@ -156,12 +158,12 @@ pub fn etag(meta: &ObjectMeta) -> String {
     }
 }
 
-/// The tables of one (root, layout) at one place.
+/// The tables of one (root, layout) at one origin.
 #[derive(Clone)]
 pub struct TableLocation {
-    /// The kept blocks.
-    pub blocks: Blocks,
-    /// Where `fletch/…` is.
+    /// The cached blocks.
+    pub blocks: TableBlocks,
+    /// The origin that has `fletch/…`.
     pub origin: Origin,
     /// The version.
     pub root: Root,
@@ -178,7 +180,10 @@ impl TableSource for TableLocation {
         let meta = self.blocks.meta(&self.origin, &path).await.map_err(failed)?;
         let range = match range {
             TableRange::All if meta.size > DOCUMENT_BYTES_MAX => {
-                return Err(invalid(format!("{} bytes, at most {DOCUMENT_BYTES_MAX} are read", meta.size)));
+                return Err(invalid(format!(
+                    "it has {} bytes; at most {DOCUMENT_BYTES_MAX} are allowed",
+                    meta.size
+                )));
             }
             TableRange::All => 0..meta.size,
             TableRange::Suffix(n) => meta.size.saturating_sub(n)..meta.size,

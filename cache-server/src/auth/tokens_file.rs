@@ -56,25 +56,25 @@ pub enum Role {
 impl Role {
     /// Whether it may read the domain's datasets.
     #[must_use]
-    pub fn reads(self) -> bool {
+    pub fn may_read(self) -> bool {
         self != Role::Monitor
     }
 
     /// Whether it may change what the server does for the domain.
     #[must_use]
-    pub fn changes(self) -> bool {
+    pub fn may_write(self) -> bool {
         matches!(self, Role::User | Role::Admin)
     }
 
     /// Whether it may see every tenant's accounts.
     #[must_use]
-    pub fn sees_all(self) -> bool {
+    pub fn may_see_all_tenants(self) -> bool {
         self == Role::Admin
     }
 
     /// Whether it may see metrics, whose labels name every tenant.
     #[must_use]
-    pub fn measures(self) -> bool {
+    pub fn may_read_metrics(self) -> bool {
         matches!(self, Role::Admin | Role::Monitor)
     }
 
@@ -308,7 +308,8 @@ mod tests {
     #[test]
     fn roles_are_as_wide_as_documented() {
         let all = [Role::Reader, Role::User, Role::Admin, Role::Monitor];
-        let rights = all.map(|r| (r.reads(), r.changes(), r.sees_all(), r.measures()));
+        let rights =
+            all.map(|r| (r.may_read(), r.may_write(), r.may_see_all_tenants(), r.may_read_metrics()));
         assert_eq!(
             rights,
             [

@@ -1,0 +1,101 @@
+//! Reads whole chunks for a reply: the one call of the store for chunks, files, batches and leases.
+//!
+//! Every function checks first that the version is still registered, so that a long reply outlives its access
+//! by one chunk at most. The hashes come from the version's own tables: whether a chunk is cached in the domain
+//! says nothing about the versions that have it (I7).
+
+use super::error::{ApiError, ApiResult};
+use crate::{
+    accounting::Cost,
+    server::Server,
+    versions::{ChunkFetch, LocatedChunk, Sources},
+};
+use fletch_api::{ByteResult, ByteTier};
+use fletch_core::{Hash, StoreKey};
+use fletch_store::{DatasetId, Hit, Tier};
+use std::{ops::Range, sync::Arc};
+
+/// Returns the result and the tier under which a read is counted.
+#[must_use]
+pub fn cost_of(tier: Tier) -> Cost {
+    match tier {
+        Tier::Memory => (ByteResult::Hit, ByteTier::Memory),
+        Tier::Disk => (ByteResult::Hit, ByteTier::Disk),
+        Tier::Flight => (ByteResult::Hit, ByteTier::Flight),
+        Tier::Origin => (ByteResult::Miss, ByteTier::Origin),
+        Tier::Bypass => (ByteResult::Bypass, ByteTier::Origin),
+    }
+}
+
+/// Returns the `Cache-Status` header of a read (RFC 9211).
+#[must_use]
+pub fn cache_status(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Memory | Tier::Disk => "fletch; hit",
+        Tier::Flight => "fletch; fwd=miss; collapsed",
+        Tier::Origin => "fletch; fwd=miss; stored",
+        Tier::Bypass => "fletch; fwd=miss",
+    }
+}
+
+fn key(sources: &Sources, hash: Hash) -> StoreKey {
+    StoreKey { domain: sources.domain.clone(), hash }
+}
+
+/// Returns a chunk from memory, or `None` if it is not there or the access has ended.
+#[must_use]
+pub fn cached_chunk(server: &Server, sources: &Sources, hash: Hash) -> Option<Hit> {
+    if !sources.is_registered() {
+        return None;
+    }
+    server.store.cached(&key(sources, hash))
+}
+
+/// Returns whether a chunk of `len` bytes is in memory or on disk. Reads nothing.
+#[must_use]
+pub fn has_chunk(server: &Server, sources: &Sources, hash: Hash, len: u32) -> bool {
+    sources.is_registered() && server.store.has(&key(sources, hash), len)
+}
+
+/// Reads a whole chunk, which it locates first unless the chunk is in memory.
+pub async fn read_chunk(server: &Server, sources: &Arc<Sources>, hash: Hash) -> ApiResult<Hit> {
+    if let Some(hit) = cached_chunk(server, sources, hash) {
+        return Ok(hit);
+    }
+    let located = server.versions.locate(sources, hash).await?;
+    read_located_chunk(server, sources, hash, &located, sources.dataset_id()).await
+}
+
+/// Reads a whole chunk that was located. A chunk that is fetched is kept on disk for `dataset`.
+pub async fn read_located_chunk(
+    server: &Server,
+    sources: &Arc<Sources>,
+    hash: Hash,
+    located: &LocatedChunk,
+    dataset: DatasetId,
+) -> ApiResult<Hit> {
+    if let Some(hit) = cached_chunk(server, sources, hash) {
+        return Ok(hit);
+    }
+    if !sources.is_registered() {
+        return Err(ApiError::not_found());
+    }
+    let fetch = ChunkFetch::fetch(&server.versions, sources, hash, located);
+    Ok(server.store.read(key(sources, hash), located.len, dataset, fetch).await?)
+}
+
+/// Reads bytes `range` of a located chunk, which hash to `part`, without reading the whole chunk.
+///
+/// Returns `None` if the store cannot do that, for example because the chunk is not on disk.
+pub async fn read_part(
+    server: &Server,
+    sources: &Sources,
+    (chunk, located): (Hash, &LocatedChunk),
+    range: &Range<usize>,
+    part: Hash,
+) -> ApiResult<Option<Hit>> {
+    if !sources.is_registered() {
+        return Err(ApiError::not_found());
+    }
+    Ok(server.store.part(&key(sources, chunk), located.len, range, part).await?)
+}

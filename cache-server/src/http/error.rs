@@ -1,0 +1,181 @@
+//! The error of every handler: the one place where an error of another room becomes a code and a status.
+
+use crate::{
+    accounting::TooManyJobs,
+    auth::Unauthenticated,
+    epochs::JobError,
+    state::RegisterError,
+    versions::{UriNotAllowed, VersionError},
+    warmups::TooManyWarmups,
+};
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use fletch_api::{Code, Problem, headers};
+use fletch_store::ReadError;
+use tokio::task::JoinError;
+
+/// The `Retry-After` of a 429 or 503, in seconds.
+const RETRY_AFTER_S: &str = "1";
+
+/// The hint of errors that only the log explains.
+const SEE_LOG: &str = "see the server's log";
+
+/// The error of a handler, sent as RFC 9457 problem JSON.
+#[derive(Debug, Clone)]
+pub struct ApiError(pub Box<Problem>);
+
+/// The result of a handler.
+pub type ApiResult<T = Response> = Result<T, ApiError>;
+
+impl ApiError {
+    /// Returns an error with a code, a detail and a hint.
+    pub fn new(
+        code: Code,
+        detail: impl Into<String>,
+        hint: impl Into<std::borrow::Cow<'static, str>>,
+    ) -> Self {
+        ApiError(Box::new(Problem::new(code, detail, hint)))
+    }
+
+    /// Returns the error of a request that cannot be parsed.
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        ApiError::new(Code::BadRequest, detail, "see /v1/openapi.json")
+    }
+
+    /// Returns the one error for what is absent and for what belongs to another domain (I7).
+    pub fn not_found() -> Self {
+        VersionError::NotFound.into()
+    }
+
+    /// Returns the error of a defect of this server; its log has more.
+    pub fn internal(detail: impl Into<String>) -> Self {
+        ApiError::new(Code::Internal, detail, SEE_LOG)
+    }
+
+    /// Returns its code.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        self.0.code
+    }
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        if status.is_server_error() {
+            tracing::warn!(code = %self.0.code, detail = %self.0.detail, "a request failed");
+        }
+        // Text and numbers always serialize.
+        let body = serde_json::to_vec(&self.0).unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = status;
+        let h = response.headers_mut();
+        h.insert(header::CONTENT_TYPE, HeaderValue::from_static(headers::PROBLEM));
+        h.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if self.0.code == Code::Overloaded || self.0.code == Code::NotReady {
+            h.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+        }
+        if self.0.code == Code::Unauthorized {
+            h.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<VersionError> for ApiError {
+    fn from(e: VersionError) -> Self {
+        ApiError::new(e.code(), e.to_string(), e.hint())
+    }
+}
+
+impl From<ReadError> for ApiError {
+    fn from(e: ReadError) -> Self {
+        let (code, hint) = match &e {
+            ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
+                Some(v) => return v.clone().into(),
+                None => (Code::Internal, SEE_LOG),
+            },
+            ReadError::Corrupt(_) => {
+                (Code::OriginCorrupt, "the storage returned wrong bytes: check the storage")
+            }
+            ReadError::Overloaded { .. } => (
+                Code::Overloaded,
+                "wait and send the request again; if this lasts, raise --memory of the server",
+            ),
+            ReadError::Deadline(_) => (
+                Code::OriginUnavailable,
+                "check that the origin can be reached; sending the request again is safe",
+            ),
+            ReadError::Lost => (Code::Internal, SEE_LOG),
+        };
+        ApiError::new(code, e.to_string(), hint)
+    }
+}
+
+impl From<RegisterError> for ApiError {
+    fn from(e: RegisterError) -> Self {
+        let (code, hint) = match &e {
+            RegisterError::Conflict { .. } => {
+                (Code::Conflict, "choose another name, or unregister that dataset first")
+            }
+            RegisterError::Quota { .. } => (
+                Code::QuotaExceeded,
+                "unregister a dataset that is not needed, or ask the administrator for a larger quota",
+            ),
+            RegisterError::Full(_) => (Code::Overloaded, "unregister datasets, or raise limits.datasets"),
+            RegisterError::Io { .. } => (Code::Internal, "check the disk of --state-dir"),
+        };
+        ApiError::new(code, e.to_string(), hint)
+    }
+}
+
+impl From<JoinError> for ApiError {
+    fn from(e: JoinError) -> Self {
+        ApiError::internal(format!("a task of the server was lost: {e}"))
+    }
+}
+
+impl From<UriNotAllowed> for ApiError {
+    fn from(e: UriNotAllowed) -> Self {
+        ApiError::new(e.code(), e.to_string(), e.hint())
+    }
+}
+
+impl From<Unauthenticated> for ApiError {
+    fn from(e: Unauthenticated) -> Self {
+        let hint = "send `Authorization: Bearer TOKEN` with a token of this server's tokens file";
+        ApiError::new(Code::Unauthorized, e.to_string(), hint)
+    }
+}
+
+impl From<TooManyWarmups> for ApiError {
+    fn from(e: TooManyWarmups) -> Self {
+        ApiError::new(Code::Overloaded, e.to_string(), "wait until a warm-up has ended, or cancel one")
+    }
+}
+
+impl From<TooManyJobs> for ApiError {
+    fn from(e: TooManyJobs) -> Self {
+        ApiError::new(Code::Overloaded, e.to_string(), "name jobs by training run, not by process")
+    }
+}
+
+impl From<JobError> for ApiError {
+    fn from(e: JobError) -> Self {
+        if e.code() == Code::Internal {
+            tracing::error!(error = %e, "a job failed");
+        }
+        ApiError::new(e.code(), e.to_string(), e.hint())
+    }
+}

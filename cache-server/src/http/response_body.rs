@@ -1,0 +1,178 @@
+//! Response bodies that count their bytes (I8), at the moment when the connection takes them.
+//!
+//! The connection takes slices of at most [`SLICE_BYTES_MAX`]. So an aborted reply counts at most one slice,
+//! and what the kernel buffers, more than the client read. A completed reply counts exactly its content. A
+//! body that is never polled (HEAD) counts nothing. A body holds its buffers and its permit until it is dropped.
+
+use super::error::{ApiError, ApiResult};
+use crate::accounting::{Component, Cost, Tally};
+use crate::server::Server;
+use axum::{body::Body, http::response::Builder};
+use bytes::Bytes;
+use futures::{Stream, stream::BoxStream};
+use http_body::{Frame, SizeHint};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// The most bytes that a connection takes at once.
+pub const SLICE_BYTES_MAX: usize = 256 << 10;
+
+/// The account that bytes are added to.
+#[derive(Clone)]
+pub struct Charge {
+    /// The account.
+    pub tally: Arc<Tally>,
+    /// The program that sent the request.
+    pub component: Component,
+    /// The result and the tier of the bytes.
+    pub cost: Cost,
+}
+
+impl Charge {
+    fn add(&self, n: usize) {
+        self.tally.add(self.component, self.cost, n as u64);
+    }
+}
+
+/// A piece of a body: bytes, and how to count them.
+pub enum Piece {
+    /// Content of one account, which may be split into slices.
+    Content(Bytes, Charge),
+    /// Framing mixed with content of these charges and lengths, which is never split.
+    Mixed(Bytes, Vec<(Charge, u64)>),
+    /// Bytes that are not content.
+    Framing(Bytes),
+    /// Bytes of a version's tables.
+    Table(Bytes),
+}
+
+impl Piece {
+    fn is_empty(&self) -> bool {
+        match self {
+            Piece::Content(b, _) | Piece::Mixed(b, _) | Piece::Framing(b) | Piece::Table(b) => b.is_empty(),
+        }
+    }
+
+    /// Takes the next bytes for the connection, and counts them.
+    fn take(&mut self, server: &Server) -> Bytes {
+        match self {
+            Piece::Content(b, charge) => {
+                let out = b.split_to(b.len().min(SLICE_BYTES_MAX));
+                charge.add(out.len());
+                out
+            }
+            Piece::Mixed(b, charges) => {
+                for (charge, n) in charges.drain(..) {
+                    charge.add(usize::try_from(n).unwrap_or(usize::MAX));
+                }
+                std::mem::take(b)
+            }
+            Piece::Framing(b) => std::mem::take(b),
+            Piece::Table(b) => {
+                let out = b.split_to(b.len().min(SLICE_BYTES_MAX));
+                server.accounts.add_table_bytes(out.len() as u64);
+                out
+            }
+        }
+    }
+}
+
+/// Why a body ends early. The server then cuts the connection, so that the client notices.
+pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+struct CountedBody {
+    server: Arc<Server>,
+    current: Option<Piece>,
+    rest: Option<BoxStream<'static, Result<Piece, BodyError>>>,
+    /// Bytes not yet taken, if the length was known from the start.
+    remaining: Option<u64>,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// Returns a body of one piece, `len` bytes long.
+pub fn body_of_piece(
+    server: &Arc<Server>,
+    piece: Piece,
+    len: u64,
+    permit: Option<OwnedSemaphorePermit>,
+) -> Body {
+    let current = Some(piece);
+    Body::new(CountedBody {
+        server: Arc::clone(server),
+        current,
+        rest: None,
+        remaining: Some(len),
+        _permit: permit,
+    })
+}
+
+/// Returns a body of many pieces, `len` bytes long if the length is known.
+pub fn body_of_stream(
+    server: &Arc<Server>,
+    pieces: impl Stream<Item = Result<Piece, BodyError>> + Send + 'static,
+    len: Option<u64>,
+    permit: Option<OwnedSemaphorePermit>,
+) -> Body {
+    let rest: Option<BoxStream<'static, _>> = Some(Box::pin(pieces));
+    Body::new(CountedBody {
+        server: Arc::clone(server),
+        current: None,
+        rest,
+        remaining: len,
+        _permit: permit,
+    })
+}
+
+/// Builds a response from a head whose parts are known to be valid.
+pub fn respond(head: Builder, body: Body) -> ApiResult {
+    head.body(body).map_err(|e| ApiError::internal(e.to_string()))
+}
+
+impl http_body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        loop {
+            if let Some(piece) = &mut this.current {
+                if !piece.is_empty() {
+                    let bytes = piece.take(&this.server);
+                    if piece.is_empty() {
+                        this.current = None;
+                    }
+                    if let Some(remaining) = &mut this.remaining {
+                        *remaining = remaining.saturating_sub(bytes.len() as u64);
+                    }
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                }
+                this.current = None;
+            }
+            let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
+            match rest.as_mut().poll_next(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(piece))) => this.current = Some(piece),
+                Poll::Ready(Some(Err(e))) => {
+                    this.rest = None;
+                    return Poll::Ready(Some(Err(e)));
+                }
+                Poll::Ready(None) => this.rest = None,
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.current.is_none() && self.rest.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.remaining.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}

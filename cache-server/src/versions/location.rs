@@ -1,0 +1,91 @@
+//! Where bytes of a version lie: a chunk that was located, and the objects that hold its bytes.
+
+use super::{
+    VersionError,
+    source::{ObjectLocation, PartRow, Source},
+};
+use bytes::{Bytes, BytesMut};
+use fletch_origin::{ObjectMeta, OriginError};
+use fletch_tables::ChunkRow;
+use std::{ops::Range, sync::Arc};
+
+/// A chunk of a version, with the source and the row that locate it.
+pub struct LocatedChunk {
+    /// The chunk's length in bytes.
+    pub len: u32,
+    pub(super) source: Arc<Source>,
+    pub(super) row: PartRow,
+}
+
+impl LocatedChunk {
+    pub(super) fn new(source: &Arc<Source>, row: PartRow) -> Self {
+        LocatedChunk { len: row.row.len, source: Arc::clone(source), row }
+    }
+
+    /// Returns the chunk of a row of the source's own table.
+    #[must_use]
+    pub fn from_row(source: &Arc<Source>, part: usize, row: ChunkRow) -> Self {
+        LocatedChunk::new(source, PartRow { part, row })
+    }
+
+    /// Returns the bytes of all chunks of the chunk's layout, as the layout says.
+    #[must_use]
+    pub fn layout_bytes(&self) -> u64 {
+        self.source.version.layout_doc().bytes
+    }
+
+    /// Returns a range of the chunk, to be fetched under its own hash. `None` if it reaches past the end.
+    #[must_use]
+    pub fn slice(&self, range: &Range<usize>) -> Option<Self> {
+        let (from, len) = (u64::try_from(range.start).ok()?, u32::try_from(range.len()).ok()?);
+        if range.end > self.len as usize {
+            return None;
+        }
+        let mut row = self.row.clone();
+        row.row.offset += from;
+        row.row.len = len;
+        Some(LocatedChunk { len, source: Arc::clone(&self.source), row })
+    }
+}
+
+/// Where the tables say that a chunk's bytes lie: pieces of objects that, in order, are the chunk.
+#[derive(Clone)]
+pub(super) struct ChunkLocation {
+    pub pieces: Vec<ObjectPiece>,
+}
+
+/// A range of an object.
+#[derive(Clone)]
+pub(super) struct ObjectPiece {
+    pub object: ObjectLocation,
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl ChunkLocation {
+    pub async fn of(source: &Source, row: &PartRow) -> Result<Self, VersionError> {
+        let object = source.object_of(row).await?;
+        let piece = ObjectPiece { object, offset: row.row.offset, len: row.row.len.into() };
+        Ok(ChunkLocation { pieces: vec![piece] })
+    }
+
+    /// Reads the pieces from their origin. The bytes are not verified.
+    pub async fn read(&self) -> Result<(Bytes, Vec<ObjectMeta>), OriginError> {
+        let (mut all, mut metas) = (Vec::new(), Vec::new());
+        for p in &self.pieces {
+            let range = p.offset..p.offset + p.len;
+            let got = p.object.origin.get(&p.object.path, Some(range), Some(&p.object.pin)).await?;
+            metas.push(got.meta);
+            all.push(got.bytes);
+        }
+        let bytes = match all.len() {
+            1 => all.swap_remove(0),
+            _ => {
+                let mut whole = BytesMut::with_capacity(all.iter().map(Bytes::len).sum());
+                all.iter().for_each(|b| whole.extend_from_slice(b));
+                whole.freeze()
+            }
+        };
+        Ok((bytes, metas))
+    }
+}

@@ -240,7 +240,7 @@ pub struct Check {
     deliveries: u64,
     left_out: u64,
     value: LtHash,
-    /// Whether a log has sums: they do not tell samples.
+    /// Whether a log has sums, which do not name samples.
     summed: bool,
 }
 
@@ -328,7 +328,7 @@ impl Check {
             }
         }
         if self.summed {
-            // A sum does not tell its samples, so no sample can be called missing.
+            // A sum does not name its samples, so no sample can be called missing.
             return out;
         }
         if let (Some(leases), true) = (&self.leases, self.records.iter().all(|(_, r)| r.at.is_some())) {

@@ -156,11 +156,11 @@ impl Leases {
         self.make_pads(usize::try_from(shares.saturating_sub(rest)).unwrap_or(usize::MAX));
     }
 
-    /// I2 for an order that assigns each entry to a rank ([`crate::order::bucketed`],
-    /// [`crate::order::replay`]): sets each rank's share, in place of equal shares.
+    /// Sets each rank's share, for an order that assigns each entry to a rank (I2).
     ///
-    /// Removes all free pads: such an order makes its own. The caller calls this after everything that
-    /// divides the free entries anew: the start, a resumed state, a change of world, a rollback.
+    /// Such orders are [`crate::order::bucketed`] and [`crate::order::replay`]; other orders have equal
+    /// shares. Removes all free pads: such an order makes its own. The caller calls this after everything
+    /// that divides the free entries anew: the start, a resumed state, a change of world, a rollback.
     pub fn share_as(&mut self, shares: &[u64]) {
         for (rank, &share) in self.ranks.iter_mut().zip(shares) {
             rank.share = share;
@@ -185,21 +185,21 @@ impl Leases {
         }
     }
 
-    /// Gives all leases from here on numbers above `last`, so that lease numbers of an epoch that a state
-    /// replaced mean nothing in this one. Has no effect once a lease was granted: its number is in the
-    /// ledger.
+    /// Gives all leases from here on numbers above `last`.
+    ///
+    /// So the lease numbers of an epoch that a state replaced mean nothing in this one. Has no effect once a
+    /// lease was granted: its number is in the ledger.
     pub fn number_after(&mut self, last: u64) {
         if self.last_id == 0 {
             self.last_id = last;
         }
     }
 
-    /// Returns how much may be granted to a request for `want` entries, when a rank may hold at most
-    /// `held_max` unacknowledged entries.
+    /// Returns how much may be granted to a request for `want` entries.
     ///
-    /// The request gets all that it wants, or the rest of the rank's share. It gets less only when the rank
-    /// holds nothing and `held_max` is less. Batches in the middle of an epoch are whole, or ranks would have
-    /// unequal numbers of them (I3).
+    /// A rank may hold at most `held_max` unacknowledged entries. The request gets all that it wants, or the
+    /// rest of the rank's share. It gets less only when the rank holds nothing and `held_max` is less.
+    /// Batches in the middle of an epoch are whole, or ranks would have unequal numbers of them (I3).
     ///
     /// # Errors
     /// [`LeaseError::Rank`], [`LeaseError::Stale`].
@@ -496,8 +496,7 @@ impl Leases {
     }
 }
 
-/// Checks that a world is possible, and that a further batch of pads, after `made` pads, has numbers of its
-/// own.
+/// Checks that a world is possible, and that after `made` pads another batch of pads has free numbers.
 fn check_pads(entries: u64, made: u32, world: World) -> Result<(), PlanError> {
     world.check()?;
     let pads = u64::from(made) + u64::from(world.batch);

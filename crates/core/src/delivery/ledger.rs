@@ -398,7 +398,7 @@ impl Ledger {
         .map_err(|why| BadLedger::Contradiction { at: at + 1, why })
     }
 
-    /// Returns the entries that were granted to a rank, in order; those granted again come again.
+    /// Returns the entries that were granted to a rank, in order. An entry granted twice is in it twice.
     pub fn order_of(&self, rank: u32) -> impl Iterator<Item = u32> + '_ {
         self.events
             .iter()

@@ -57,8 +57,12 @@ impl PartIndex {
         Some((part, usize::try_from(ordinal - self.starts[part]).ok()?))
     }
 
-    /// Returns the part that holds the first entry not below `path`, *or* the part at whose end `path` would
-    /// come. In the second case that entry is the first of the next part. `None` without parts.
+    /// Returns the part in which `path` is, or would be.
+    ///
+    /// It is the last part whose first path is not above `path`, or else the first part.
+    ///
+    /// The first entry not below `path` is in this part, *or* it is the first entry of the next part. `None`
+    /// without parts.
     #[must_use]
     pub fn candidate(&self, path: &[u8]) -> Option<usize> {
         let after = self.parts.partition_point(|p| p.first.as_bytes() <= path);

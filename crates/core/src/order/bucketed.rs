@@ -292,8 +292,10 @@ impl Bucketed {
         Item { sample: self.plan.item(like).sample, copy: PAD + u32::try_from(i).unwrap_or(0) }
     }
 
-    /// Returns the entries that the epoch delivers, as a bitmap over [`Bucketed::entries`], for
-    /// [`Leases`](crate::delivery::Leases). Every rank's share is then whole steps, and leases add no pads.
+    /// Returns the entries that the epoch delivers, as a bitmap over [`Bucketed::entries`].
+    ///
+    /// [`Leases`](crate::delivery::Leases) are made with it. Every rank's share is then whole steps, and
+    /// leases add no pads.
     #[must_use]
     pub fn planned(&self) -> Bits {
         let mut planned = Bits::ones(self.entries());
@@ -333,9 +335,9 @@ impl Bucketed {
         (j / per + 1) * per
     }
 
-    /// Returns a rank's next `n` entries that are `free`, but none past the step of the first (I5), and the
-    /// position of the first.
+    /// Returns a rank's next `n` entries that are `free`, and the position of the first.
     ///
+    /// No entry is past the step of the first (I5).
     /// After a restart, or a change of world at a step boundary, new cursors continue the order.
     pub fn next(
         &self,

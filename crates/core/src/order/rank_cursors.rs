@@ -19,10 +19,10 @@ impl RankCursors {
         RankCursors { cursors: vec![0; ranks as usize] }
     }
 
-    /// Returns the next `n` free entries of a rank, and the position of the first ([`RankCursors::rewind`]
-    /// takes it).
+    /// Returns the next `n` free entries of a rank, and the position of the first.
     ///
-    /// `entry_at` is the rank's sequence, `None` past its end. A rank that does not exist gets no entries.
+    /// [`RankCursors::rewind`] takes the position. `entry_at` is the rank's sequence, `None` past its end. A
+    /// rank that does not exist gets no entries.
     pub fn next(
         &mut self,
         rank: u32,

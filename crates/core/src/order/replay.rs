@@ -97,10 +97,10 @@ fn commits_rolled_back_to(events: &[Event]) -> BTreeSet<usize> {
 }
 
 impl Replay {
-    /// Returns the order of a ledger that nobody vouches for, after applying every event to `leases`, which
-    /// are those of its epoch when it began.
+    /// Returns the order of an untrusted ledger, after applying every event to `leases`.
     ///
-    /// Memory and time depend on the number of entries, whatever else the ledger contains.
+    /// `leases` are those of the ledger's epoch when it began. Memory and time depend on the number of
+    /// entries, whatever else the ledger contains.
     ///
     /// # Errors
     /// Those of [`Replay::new`], and [`BadLedger::Contradiction`] where an event names what the epoch does

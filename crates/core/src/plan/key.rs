@@ -22,8 +22,9 @@ impl OrderKey {
         OrderKey(*h.finalize().as_bytes())
     }
 
-    /// Returns the random stream for one purpose and number: the XOF of a keyed hash over `label ‖ number
-    /// u64`.
+    /// Returns the random stream for one purpose and number.
+    ///
+    /// It is the XOF of a keyed hash over `label ‖ number u64`.
     #[must_use]
     pub fn draws(&self, label: &str, number: u64) -> Draws {
         let mut h = blake3::Hasher::new_keyed(&self.0);

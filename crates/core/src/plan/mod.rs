@@ -243,8 +243,7 @@ impl Plan {
         Ok(Plan { samples, base, echo: ONCE })
     }
 
-    /// Returns the plan that delivers the same base `copies` times, with copies at least `apart` positions
-    /// apart.
+    /// Returns the plan that delivers the same base `copies` times, copies at least `apart` from each other.
     ///
     /// # Errors
     /// [`PlanError::Echo`] when `copies` is 0 or too large, or when the base has fewer than `2 · apart`

@@ -1,8 +1,8 @@
 //! A keyed permutation of `[0, n)` in constant memory (`docs/FORMATS-epochs.md`, "Permutation").
 //!
 //! The construction is the generalised Feistel cipher of Black and Rogaway ("Ciphers with Arbitrary Finite
-//! Domains", CT-RSA 2002) over `Z_a × Z_b` with cycle walking. `a` is the even number next to √n, and `b =
-//! ⌈n/a⌉`. So at most `a` points lie outside the domain, and a walk is nearly always one step. An even `a`
+//! Domains", CT-RSA 2002) over `Z_a × Z_b` with cycle walking. `a` is the even number next to √n, and
+//! `b = ⌈n/a⌉`. So at most `a` points are outside the domain, and a walk is nearly always one step. An even `a`
 //! makes odd permutations possible too.
 //!
 //! There are eight rounds, or 32 below 1,024 points. Each round adds a keyed hash of one half to the other.

@@ -31,7 +31,7 @@ impl Store<'_> {
                     // Only units that are never used again can tie.
                     let oracle = furthest(uses).expect("something is held");
                     assert_eq!(self.next_use(u), self.next_use(oracle), "the furthest next use leaves");
-                    assert_eq!(self.held.remove(&u), Some(true), "I3: dropped before its use");
+                    assert_eq!(self.held.remove(&u), Some(true), "I3: evicted before its use");
                 }
             }
         }

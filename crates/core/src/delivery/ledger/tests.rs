@@ -113,8 +113,7 @@ fn a_header_with_an_impossible_world_is_rejected() {
     assert_eq!(Ledger::read(&begin(&Header { world: most, ..header() })).map(|l| l.header.world), Ok(most));
 }
 
-/// A state in many small pieces costs no more than one in a few large pieces, and the number of pieces is
-/// bounded.
+/// A state in many small pieces costs no more than in a few large ones, and their number is bounded.
 #[test]
 fn a_state_in_many_small_pieces() {
     let world = World { batch: RANKS_MAX, ranks: RANKS_MAX, tail: Tail::Drop };

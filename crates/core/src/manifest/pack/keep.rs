@@ -176,8 +176,9 @@ impl Keeper {
         Fate::Keep { inside, outside }
     }
 
-    /// Returns the parent's chunks whose live members are all in this group and fill enough of the chunk,
-    /// ascending.
+    /// Returns the parent's chunks that can stay for this group, ascending.
+    ///
+    /// All live members of such a chunk are in this group, and they fill enough of the chunk.
     fn homes(&self, rows: &[Row]) -> Vec<u32> {
         let mut chunks: Vec<u32> = rows.iter().filter_map(|r| r.1).map(|p| p.chunk).collect();
         chunks.sort_unstable();

@@ -101,7 +101,7 @@ impl Keyer {
         let ordinal = self.ordinal;
         self.ordinal += 1;
         let key = match e.sample {
-            // An entry of no sample may lie between those of one: `1.cls`, `1.d/notes`, `1.jpg`.
+            // An entry without a sample may be between entries of one sample: `1.cls`, `1.d/notes`, `1.jpg`.
             SampleRef::None => GroupKey::of(e.path),
             SampleRef::Single => {
                 self.run = None;

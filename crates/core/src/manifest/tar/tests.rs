@@ -76,8 +76,10 @@ fn build(files: &[(String, Vec<u8>, u8)]) -> Vec<u8> {
 }
 
 proptest! {
-    /// The scanner finds the members that the `tar` crate finds, with their contents at the reported offsets,
-    /// in whatever pieces the bytes come. Contents may be skipped instead of fed.
+    /// The scanner finds the members that the `tar` crate finds.
+    ///
+    /// Their contents are at the reported offsets, in whatever pieces the bytes come. Contents may be skipped
+    /// instead of fed.
     #[test]
     fn finds_what_the_tar_crate_finds(
         files in files(),
@@ -206,7 +208,7 @@ fn unsupported_archives_are_rejected_with_a_reason() {
         long.resize(600, 9);
         assert_eq!(scan(&long), Err(BadTar::Compressed(name)));
         assert_eq!(scan(magic), Err(BadTar::Compressed(name)), "short");
-        assert!(scan(&long).expect_err("refused").to_string().contains("Decompress"));
+        assert!(scan(&long).expect_err("rejected").to_string().contains("Decompress"));
     }
     assert_eq!(scan(b""), Err(BadTar::NotTar));
     assert_eq!(scan(b"short"), Err(BadTar::NotTar));
@@ -248,7 +250,7 @@ fn an_archive_ends_at_zeros_or_after_a_member() {
     let found = vec![member("a", 512, 3)];
     assert_eq!(scan(&one), Ok(found.clone()));
     let noise = [one.clone(), vec![0; 512], vec![9; 700]].concat();
-    assert_eq!(scan(&noise), Ok(found), "what follows the end is nobody's");
+    assert_eq!(scan(&noise), Ok(found), "bytes after the end are ignored");
     for cut in [1, 511, 513, 515, 1023] {
         let short = scan(&one[..cut]);
         let want = if cut < 512 { BadTar::NotTar } else { BadTar::Short { at: cut as u64 } };

@@ -89,8 +89,9 @@ proptest! {
         }
     }
 
-    /// Under expired leases, ranks of unequal speed and restarts, every planned entry is acknowledged once,
-    /// by the rank that it is assigned to.
+    /// Every planned entry is acknowledged once, by the rank that it is assigned to.
+    ///
+    /// Leases expire, ranks have unequal speed, and the server restarts.
     #[test]
     fn leases_deliver_it(
         of in proptest::collection::vec(0u32..4, 1..90),
@@ -126,7 +127,7 @@ proptest! {
                     if let Room::Grant(room) = leases.room(request, n, 12).expect("a rank") {
                         let (entries, from) =
                             o.next(&mut cursors, rank, room, |e| leases.free().get(u64::from(e)));
-                        prop_assert!(!entries.is_empty(), "whoever has a share gets some of it");
+                        prop_assert!(!entries.is_empty(), "a rank that has a share gets some of it");
                         let buckets: BTreeSet<u32> =
                             entries.iter().map(|&e| of[o.item(e).sample as usize]).collect();
                         prop_assert!(buckets.len() == 1 && entries.len() <= room as usize, "a mixed lease");
@@ -175,7 +176,7 @@ proptest! {
                 }
             }
         }
-        prop_assert!(leases.finished(), "somebody waits for ever");
+        prop_assert!(leases.finished(), "a rank waits for ever");
         prop_assert_eq!(got.len() as u64, o.planned().count());
         for rank in 0..ranks {
             for e in (0..).map_while(|j| o.entry_of_rank(rank, j)) {
@@ -222,8 +223,7 @@ fn half_a_step_is_no_boundary() {
     assert!(!o.at_boundary(|e| e != first));
 }
 
-/// From a state in which one rank is ahead, each rank continues with its own entries, and no rank waits for
-/// ever.
+/// From a state in which one rank is ahead, each rank continues with its own entries. None waits for ever.
 #[test]
 fn a_state_may_have_one_rank_ahead() {
     let world = World { batch: 4, ranks: 2, tail: Tail::Drop };

@@ -173,9 +173,9 @@ proptest! {
         match replay.by_rank() {
             Some(ranks) => {
                 for (rank, all) in ranks.iter().enumerate() {
-                    let told: Vec<u32> =
+                    let expected: Vec<u32> =
                         replay.stretches().iter().flat_map(|l| l.ranks[rank].clone()).collect();
-                    prop_assert_eq!(all, &told);
+                    prop_assert_eq!(all, &expected);
                 }
             }
             None => prop_assert!(replay.stretches().windows(2).any(|l| l[0].world.ranks != l[1].world.ranks)),
@@ -216,7 +216,7 @@ fn the_order_of_a_sweep_is_replayed() {
     let mut leases = Leases::new(Bits::ones(N), world(2)).expect("world");
     let mut file = ledger::begin(&header());
     let (mut actions, mut back, mut now) = (Vec::new(), VecDeque::new(), 0);
-    let mut told = vec![Vec::new(); 2];
+    let mut expected = vec![Vec::new(); 2];
     for sequence in 1.. {
         if leases.finished() {
             break;
@@ -243,15 +243,15 @@ fn the_order_of_a_sweep_is_replayed() {
         } else {
             let n = u32::try_from(entries.len()).expect("few");
             leases.ack(rank, leases.last_id(), n).expect("live").expect("new").append(&mut file);
-            told[rank as usize].extend(entries);
+            expected[rank as usize].extend(entries);
         }
     }
     let replay = Replay::new(&Ledger::read(&file).expect("a ledger")).expect("an order");
-    assert_eq!(replay.stretches().iter().map(|l| l.ranks.clone()).collect::<Vec<_>>(), [told.clone()]);
+    assert_eq!(replay.stretches().iter().map(|l| l.ranks.clone()).collect::<Vec<_>>(), [expected.clone()]);
     let twice = Replay::new(&again(replay, &[3, 1, 5])).expect("an order");
-    assert_eq!(twice.stretches()[0].ranks, told);
+    assert_eq!(twice.stretches()[0].ranks, expected);
     let sorted: Vec<u32> = (0..N as u32).collect();
-    assert_ne!(told.concat(), sorted, "it is an order of its own");
+    assert_ne!(expected.concat(), sorted, "it is an order of its own");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_ledger_with_too_many_worlds_is_rejected() {
     assert_eq!(new(events(16, wide)), Ok(16));
     assert!(matches!(new(events(17, wide)), Err(BadLedger::TooManyWorlds { .. })));
     let idle = vec![Event::World { world: wide }; 100];
-    assert_eq!(new(idle), Ok(0), "worlds in which nothing was consumed are nothing to tell");
+    assert_eq!(new(idle), Ok(0), "worlds in which nothing was consumed have no entries");
     assert_eq!(new(events(1024, world(2))), Ok(1024));
     assert!(matches!(new(events(1025, world(2))), Err(BadLedger::TooManyWorlds { .. })));
 }

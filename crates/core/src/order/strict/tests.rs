@@ -127,7 +127,7 @@ proptest! {
             }
             for (u, b) in seen {
                 let most = 2 + sizes[u as usize] as usize / block as usize;
-                prop_assert!(b.len() <= most, "unit {} lies in {} blocks", u, b.len());
+                prop_assert!(b.len() <= most, "unit {} is in {} blocks", u, b.len());
             }
         }
     }

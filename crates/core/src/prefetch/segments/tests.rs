@@ -125,5 +125,5 @@ fn another_order_keeps_what_it_needs() {
     ahead.look(u64::MAX, |_| false, &mut actions);
     let loads = [CacheAction::Load(13), CacheAction::Load(14), CacheAction::Load(15)];
     assert_eq!(actions[..3], loads, "12 is held already, 10 is done");
-    assert_eq!(actions[3..], [CacheAction::Evict(11)], "nobody needs it any more");
+    assert_eq!(actions[3..], [CacheAction::Evict(11)], "it has no use left");
 }

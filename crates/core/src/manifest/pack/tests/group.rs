@@ -84,8 +84,9 @@ fn items() -> impl Strategy<Value = Vec<Item>> {
 }
 
 proptest! {
-    /// The packer cuts as the documented rule does, places every item once, keeps the bounds of chunks, and
-    /// holds a bounded number of items.
+    /// The packer cuts as the documented rule does.
+    ///
+    /// It places every item once, keeps the bounds of chunks, and holds a bounded number of items.
     #[test]
     fn the_packer_cuts_as_documented(mut items in items()) {
         items.sort_unstable();

@@ -77,7 +77,7 @@ fn pack(rule: KeepRule, tree: &Tree, parent: &Packed) -> Packed {
     }
     leftover.extend(rest.finish());
     let samples: BTreeSet<_> = leftover.iter().flat_map(|p| p.members.iter().map(|m| m.item.key)).collect();
-    assert_eq!(samples.len(), expect_outside, "surveys tell the truth");
+    assert_eq!(samples.len(), expect_outside, "surveys count correctly");
     out.outside = samples.len();
     for plan in &leftover {
         let fate = keeper.fate(plan, &places(plan), true);
@@ -139,7 +139,7 @@ fn check(rule: KeepRule, v: &Packed) {
         v.places.iter().filter(|(_, at)| strangers.contains(&at.chunk)).map(|(i, _)| v.tree[i].0).collect();
     assert!(
         outside.len() <= v.outside,
-        "{} samples have strangers, {} lie outside",
+        "{} samples share a chunk with another group, {} are outside",
         outside.len(),
         v.outside
     );
@@ -266,7 +266,7 @@ fn a_chunk_stays_for_one_group_only() {
         keeper.survey(&plan, &places)
     };
     assert_eq!(survey(0, 21 * 512).outside, 0, "the stranger is dead");
-    assert_eq!(survey(1, 21 * 512).outside, 20, "it lives elsewhere");
+    assert_eq!(survey(1, 21 * 512).outside, 20, "a live member is in another group");
     assert_eq!(survey(0, 23 * 512).outside, 20, "more than a tenth is dead");
 }
 

@@ -345,7 +345,7 @@ fn lost_notes(
     all: &BTreeMap<u32, (ConsumptionLog, BTreeSet<u64>)>,
     leases: &BTreeMap<u64, LedgerLease>,
 ) -> u64 {
-    let places = all.values().flat_map(|(notes, _)| notes.notes.iter().filter_map(|(_, n)| n.at));
+    let places = all.values().flat_map(|(notes, _)| notes.records.iter().filter_map(|(_, n)| n.at));
     places.filter(|(id, place)| *place >= leases[id].acked).count() as u64
 }
 
@@ -429,7 +429,7 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
     let all_notes = t.all_notes();
     for (&life, (notes, late)) in &all_notes {
         too_late += late.len();
-        for (_, n) in &notes.notes {
+        for (_, n) in &notes.records {
             let (id, place) = n.at.expect("written");
             let lease = &leases[&id];
             assert_eq!(lease.worker, life, "it was granted to it");
@@ -482,7 +482,7 @@ async fn killed(site: &mut Site, order: OrderKind, rounds: u32, samples: u64, se
     // A sample that the server never delivered, and nobody misses: the plan does, whether the server says so
     // or not.
     fs::write(lives, text.replace(note, "# never came")).expect("nobody wrote it down");
-    let (_, first) = ConsumptionLog::parse(&text).expect("notes").notes[0];
+    let (_, first) = ConsumptionLog::parse(&text).expect("notes").records[0];
     let (id, place) = first.at.expect("written");
     for dropped in [vec![leases[&id].entries[place as usize]], vec![]] {
         let mut without = receipt.clone();

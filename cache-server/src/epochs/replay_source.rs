@@ -74,8 +74,8 @@ impl ReplaySource {
         // Applying the ledger to its own epoch proves that it names only entries of that epoch.
         let of = Schedule::new(setup, header.epoch, header.world)?;
         let mut leases = Leases::new(of.planned(), header.world)?;
-        let told = Replay::borne_out(ledger, &mut leases).map_err(|e| JobError::BadLedger(e.to_string()))?;
-        if told.legs().is_empty() {
+        let told = Replay::checked(ledger, &mut leases).map_err(|e| JobError::BadLedger(e.to_string()))?;
+        if told.stretches().is_empty() {
             return bad("the ledger has no acknowledged entry".into());
         }
         let Some(ranks) = told.by_rank() else {

@@ -200,7 +200,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let bad = Code::BadPlan;
     for (body, code, says) in [
         (plan(serde_json::json!({"keys": ["f0001", "nobody"]})), bad, "nobody"),
-        (plan(serde_json::json!({"samples": [3, 12]})), bad, "names sample 12, but the version has 12"),
+        (plan(serde_json::json!({"samples": [3, 12]})), bad, "names sample 12; the version has 12 samples"),
         (plan(serde_json::json!({"samples": []})), bad, "empty"),
         (plan(weights(serde_json::json!([1, null]))), bad, "2 weights for 12 samples"),
         (plan(weights(serde_json::json!([1, 2]))), bad, "2 weights for 12 samples"),

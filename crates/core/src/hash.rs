@@ -1,8 +1,8 @@
-//! 32-byte BLAKE3 identities.
+//! 32-byte BLAKE3 hashes that identify content and structures.
 //!
-//! Content and chunks use plain BLAKE3 (so that `b3sum` agrees); structures use BLAKE3's
-//! key derivation mode with a context string of their own, so that no structure can be
-//! passed off as content or as another structure.
+//! Content and chunks use plain BLAKE3, so that `b3sum` agrees. Each structure uses BLAKE3's key derivation
+//! mode with a context string of its own, so that no structure can be passed off as content or as another
+//! structure.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, str::FromStr};
@@ -39,19 +39,19 @@ pub struct Hash(pub [u8; 32]);
 pub struct BadHash(pub String);
 
 impl Hash {
-    /// Hashes `bytes` with plain BLAKE3 (about 8 GB/s a core from 1 MiB up).
+    /// Returns the plain BLAKE3 hash of `bytes`. About 8 GB/s a core from 1 MiB up.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Hash(*blake3::hash(bytes).as_bytes())
     }
 
-    /// The raw 32 bytes.
+    /// Returns the raw 32 bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The first 12 hex digits, for people.
+    /// Returns the first 12 hex digits, for people.
     #[must_use]
     pub fn short(&self) -> String {
         hex::encode(&self.0[..6])
@@ -135,7 +135,8 @@ identity! {
     Root
 }
 identity! {
-    /// The identity of a layout: how one root's bytes lie in chunks, wherever those are.
+    /// The identity of a layout: the placement of a version's bytes in chunks, wherever the chunks are
+    /// stored.
     LayoutId
 }
 
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hex_round_trips_and_refuses_everything_else() {
+    fn hex_round_trips_and_everything_else_is_rejected() {
         let h = Hash::of(b"abc");
         assert_eq!(h.to_string().parse::<Hash>(), Ok(h));
         assert_eq!(h.to_string(), "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85");

@@ -1,8 +1,8 @@
-//! The pure core of Fletch: what things *are* and what is *decided*.
+//! The pure core of Fletch: its formats and its decisions.
 //!
-//! Nothing here reads a file, a socket, a clock, an environment variable or OS
-//! randomness, and nothing spawns: values in, values out. `clippy.toml` beside this
-//! crate forbids the standard library's ways to do so, and `tests/` checks the dependency edges.
+//! No code here reads a file, a socket, a clock, an environment variable or OS randomness, and none spawns a
+//! thread or task: values in, values out. `clippy.toml` of this crate forbids the standard library's
+//! functions for these, and `tests/integration/structure.rs` checks the dependencies.
 //!
 //! The glossary in `docs/ARCHITECTURE.md` defines the words; `docs/FORMATS.md` describes the formats.
 

@@ -1,8 +1,7 @@
-//! Names people give: datasets, tags, jobs, tenants, domains. And the key of a stored chunk.
+//! Names that people give to datasets, tags, jobs, tenants and domains; and the key of a stored chunk.
 //!
-//! One grammar for all: 1–128 characters of `A–Z a–z 0–9 . _ -`, beginning with a letter or
-//! digit. So a name is safe as a path component, a URL segment and a metric label, and can
-//! never be `..`.
+//! All names have one grammar: 1–128 characters of `A–Z a–z 0–9 . _ -`, beginning with a letter or digit. So
+//! a name is safe as a path component, a URL segment and a metric label, and is never `..`.
 
 use crate::Hash;
 use serde::{Deserialize, Serialize};
@@ -11,13 +10,13 @@ use std::{fmt, str::FromStr, sync::Arc};
 /// The longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
 
-/// A text that is no name.
+/// Why a name is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} name {name:?} is not 1-128 characters of A-Z a-z 0-9 . _ - beginning with a letter or digit")]
 pub struct BadName {
-    /// Which sort of name it was to be.
+    /// The kind of name: "dataset", "tag".
     pub what: &'static str,
-    /// Its first 80 characters.
+    /// The first 80 characters of the text.
     pub name: String,
 }
 
@@ -37,7 +36,7 @@ macro_rules! name {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Checks and wraps a name.
+            /// Returns a name, after checking its grammar.
             ///
             /// # Errors
             /// [`BadName`] when it breaks the grammar of this module.
@@ -46,7 +45,7 @@ macro_rules! name {
                 Ok($name(s.into()))
             }
 
-            /// The name as text.
+            /// Returns the name as text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -90,20 +89,20 @@ name! {
     TagName, "tag"
 }
 name! {
-    /// One training run, or one mount of an unmodified one.
+    /// The name of one training run, or of one mount that an unmodified program reads.
     JobName, "job"
 }
 name! {
-    /// Who owns jobs and quota.
+    /// The name of a tenant, who owns jobs and quotas.
     Tenant, "tenant"
 }
 name! {
-    /// Who may share bytes with whom.
+    /// The name of a domain: tenants of one domain share cached bytes and dataset names.
     Domain, "domain"
 }
 
 impl Domain {
-    /// The one domain of a server without configuration.
+    /// Returns the one domain of a server without configuration.
     #[must_use]
     pub fn default_domain() -> Self {
         Domain("default".into())
@@ -111,7 +110,7 @@ impl Domain {
 }
 
 impl Tenant {
-    /// The one tenant of a server without configuration.
+    /// Returns the one tenant of a server without configuration.
     #[must_use]
     pub fn default_tenant() -> Self {
         Tenant("default".into())
@@ -119,19 +118,19 @@ impl Tenant {
 }
 
 impl TagName {
-    /// The tag that `index` and `pack` move.
+    /// Returns the tag that `fletch index` and `fletch pack` move.
     #[must_use]
     pub fn latest() -> Self {
         TagName("latest".into())
     }
 }
 
-/// I7: what a stored chunk is kept under. Equal bytes of two domains are two entries.
+/// I7: the key of a stored chunk. Equal bytes of two domains have two keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StoreKey {
-    /// Whose bytes.
+    /// The domain that the bytes belong to.
     pub domain: Domain,
-    /// Which bytes.
+    /// The hash of the bytes.
     pub hash: Hash,
 }
 

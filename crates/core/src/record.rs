@@ -1,45 +1,45 @@
-//! Records of append-only logs (`docs/FORMATS.md`, "Log"): checksummed, skippable, and with
-//! a torn tail told apart from damage.
+//! Records of append-only logs (`docs/FORMATS.md`, "Log"). Each record has checksums and can be skipped, and
+//! a reader tells a torn tail from damage.
 //!
-//! A record is `len u32 · kind u8 · flags u8 · zero u16 · header check 8 · payload check 8 ·
-//! payload`, little-endian; the checks are the first 8 bytes of BLAKE3 in key-derivation mode.
-//! A log file begins with [`FILE_MAGIC`], major u32 and minor u32.
+//! A record is `len u32 · kind u8 · flags u8 · zero u16 · header check 8 · payload check 8 · payload`,
+//! little-endian. The checks are the first 8 bytes of BLAKE3 in key-derivation mode. A log file begins with
+//! [`FILE_MAGIC`], major u32 and minor u32.
 
 use crate::hash::context;
 
-/// First bytes of every log file.
+/// The first bytes of every log file.
 pub const FILE_MAGIC: [u8; 8] = *b"FLETCHLG";
-/// Bytes of the file header.
+/// The length of the file header, in bytes.
 pub const FILE_HEADER_BYTES: usize = 16;
-/// Bytes of a record before its payload.
+/// The bytes of a record before its payload.
 pub const RECORD_HEADER_BYTES: usize = 24;
-/// No payload is longer.
+/// The longest payload, in bytes.
 pub const PAYLOAD_BYTES_MAX: u32 = 16 << 20;
 
-/// A record as read.
+/// A record that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// What it says; readers skip kinds they do not know.
+    /// Its kind. Readers skip kinds that they do not know.
     pub kind: u8,
-    /// Its content.
+    /// Its payload.
     pub payload: &'a [u8],
 }
 
-/// Why a log cannot be read on.
+/// Why a log cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLog {
-    /// Not a log of ours.
+    /// The file is not a log of Fletch.
     #[error("not a Fletch log (bad magic)")]
     Magic,
-    /// Written by a newer Fletch.
-    #[error("log format {0} is newer than this build reads (1); use a newer build")]
+    /// A newer Fletch wrote the log.
+    #[error("the log format {0} is newer than this build reads (1); use a newer build")]
     Major(u32),
-    /// A record in the middle is damaged: what follows it must not be dropped silently.
-    #[error("log is damaged at byte {0}")]
+    /// A record before the end is damaged. The records after it must not be lost silently.
+    #[error("the log is damaged at byte {0}")]
     Damaged(usize),
 }
 
-/// The header of a new log file of format 1.0.
+/// Returns the header of a new log file of format 1.0.
 #[must_use]
 pub fn file_header() -> [u8; FILE_HEADER_BYTES] {
     let mut h = [0; FILE_HEADER_BYTES];
@@ -59,7 +59,7 @@ fn check8(bytes: &[u8]) -> [u8; 8] {
 /// Appends one record.
 ///
 /// # Panics
-/// When the payload is longer than [`PAYLOAD_BYTES_MAX`]: the caller splits or refuses.
+/// When the payload is longer than [`PAYLOAD_BYTES_MAX`]. The caller splits or rejects it first.
 pub fn append(out: &mut Vec<u8>, kind: u8, payload: &[u8]) {
     let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     assert!(len <= PAYLOAD_BYTES_MAX, "record payload too long");
@@ -72,14 +72,16 @@ pub fn append(out: &mut Vec<u8>, kind: u8, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Reads a whole log. Returns its records and the length of the valid prefix: a shorter one
-/// than the file means that its last append was torn, and the file is to be cut there.
+/// Reads a whole log. Returns its records and the length of the valid prefix.
+///
+/// A prefix shorter than the file means that a crash tore the last append. The caller truncates the file to
+/// it.
 ///
 /// # Errors
-/// [`BadLog`]: foreign, newer, or damaged before its end.
+/// [`BadLog`]: the log is foreign, newer, or damaged before its end.
 pub fn read(file: &[u8]) -> Result<(Vec<Record<'_>>, usize), BadLog> {
     if file.len() < FILE_HEADER_BYTES {
-        // The very first write was torn.
+        // A crash tore the first write.
         return if file_header().starts_with(file) { Ok((Vec::new(), 0)) } else { Err(BadLog::Magic) };
     }
     if file[..8] != FILE_MAGIC {

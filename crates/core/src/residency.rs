@@ -1,11 +1,11 @@
-//! Which units of a layout are here: a versioned, possibly stale value that pure code reads.
+//! Residency: which units of a layout a cache holds, as a versioned value that may be old.
 //!
-//! Nothing may depend on it for correctness: a unit that is believed here and is not costs a
-//! fetch, a unit that is here and not believed so costs an opportunity.
+//! No correctness may depend on it. A unit that the snapshot has and the cache lacks costs a fetch. A unit
+//! that the cache has and the snapshot lacks costs an opportunity.
 
 use crate::plan::bits::Bits;
 
-/// A snapshot of what a cache (or several, merged) holds of one layout.
+/// A snapshot of the units of one layout that a cache holds, or several caches together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Residency {
     version: u64,
@@ -13,31 +13,31 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// A snapshot; `version` grows with every change that its maker knows of.
+    /// Returns a snapshot. `version` grows with every change of the cache.
     #[must_use]
     pub fn new(version: u64, units: Bits) -> Self {
         Residency { version, units }
     }
 
-    /// Which of two snapshots is the newer.
+    /// Returns the version: the newer of two snapshots has the higher one.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// All that was here.
+    /// Returns the units that the cache held.
     #[must_use]
     pub fn units(&self) -> &Bits {
         &self.units
     }
 
-    /// Whether a unit was here.
+    /// Returns whether the cache held a unit.
     #[must_use]
     pub fn has(&self, unit: u32) -> bool {
         self.units.get(u64::from(unit))
     }
 
-    /// Sets whether a unit is here, and makes the snapshot a newer one.
+    /// Sets whether the cache holds a unit, and raises the version.
     ///
     /// # Panics
     /// When the layout has no such unit.
@@ -50,13 +50,13 @@ impl Residency {
         }
     }
 
-    /// How many units are here.
+    /// Returns how many units the cache held.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.units.count()
     }
 
-    /// What is here or there: the view of a cluster from its members'.
+    /// Returns the units that either of two caches held: the view of a cluster from those of its members.
     #[must_use]
     pub fn merged(&self, other: &Residency) -> Residency {
         let (mut units, more) = if self.units.len() >= other.units.len() {
@@ -71,10 +71,10 @@ impl Residency {
     }
 }
 
-/// What a policy tells the store to do, in sequence, so that the cache holds what the policy wants.
+/// An order of a policy to the store. The store obeys the orders in sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheAction {
-    /// Evict this unit.
+    /// Evict this unit from the cache.
     Evict(u32),
     /// Fetch this unit and keep it.
     Load(u32),

@@ -1,7 +1,7 @@
 //! Integers and lists of integers as bytes, for the ledger and the trace log (`docs/FORMATS-epochs.md`).
 //!
-//! An integer is LEB128: seven bits a byte, lowest first, in the fewest bytes. A list of entries is its length,
-//! then the zigzag-coded difference of each value from the one before it.
+//! An integer is LEB128: seven bits a byte, lowest first, in the fewest bytes. A list of entries is its
+//! length, then the zigzag-coded difference of each value from the one before it.
 
 /// The longest list that [`get_list`] reads.
 pub(crate) const LIST_MAX: usize = 65_536;

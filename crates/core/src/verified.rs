@@ -1,14 +1,14 @@
 //! I1: the one gate for bytes.
 //!
-//! [`Verified`] can be made only by hashing every byte it holds. Everything that stores or
-//! sends a chunk takes this type, so bytes that nobody checked cannot get there.
+//! A [`Verified`] can be made only by hashing every byte of it. All code that stores or sends a chunk takes
+//! this type, so unchecked bytes cannot be stored or sent.
 
 use crate::Hash;
 use bytes::Bytes;
 use std::ops::Range;
 
-/// How much is brought and then hashed at once: fits a second-level cache beside its copy, and
-/// is long enough for the hash to use all lanes.
+/// The bytes that are read and then hashed at once. They fit in a second-level cache beside their copy, and
+/// are enough for the hash to use all lanes.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// A whole chunk whose bytes hash to its name.
@@ -18,24 +18,24 @@ pub struct Verified {
     bytes: Bytes,
 }
 
-/// The bytes are not the ones that were asked for.
+/// Bytes do not have the expected hash.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes hash to {got}, expected {expected}")]
 pub struct Mismatch {
-    /// The name that was asked for.
+    /// The expected hash.
     pub expected: Hash,
-    /// What the bytes hash to.
+    /// The hash of the bytes.
     pub got: Hash,
-    /// How many bytes came.
+    /// The number of bytes.
     pub len: usize,
 }
 
 impl Verified {
-    /// Hashes `bytes` (CPU-bound: large buffers belong on a blocking thread) and keeps
-    /// them only if they are `expected`.
+    /// Returns `bytes` as verified if their hash is `expected`. CPU-bound: large buffers belong on a blocking
+    /// thread.
     ///
     /// # Errors
-    /// [`Mismatch`] when they are not.
+    /// [`Mismatch`] when the hash differs.
     pub fn check(expected: Hash, bytes: Bytes) -> Result<Self, Mismatch> {
         let got = Hash::of(&bytes);
         if got == expected {
@@ -45,12 +45,13 @@ impl Verified {
         }
     }
 
-    /// Has `fill` bring the bytes of `buffer` from the first to the last, in pieces (it is told where each
-    /// begins), and hashes each while it is warm in a cache of the processor. Keeps them only
-    /// if they are `expected`. Blocks as long as `fill` does.
+    /// Fills `buffer` piece by piece with `fill`, and returns it as verified if its hash is `expected`.
+    ///
+    /// `fill` gets the offset of each piece, from the first piece to the last. Each piece is hashed while it
+    /// is still in the processor's cache. Blocks as long as `fill` does.
     ///
     /// # Errors
-    /// What `fill` says; the inner one when the bytes are not the chunk.
+    /// The error of `fill`; the inner [`Mismatch`] when the hash differs.
     pub fn fill<B, E>(
         expected: Hash,
         mut buffer: B,
@@ -74,25 +75,25 @@ impl Verified {
         Ok(Ok(Verified { hash: got, bytes: Bytes::from_owner(buffer) }))
     }
 
-    /// Names bytes by hashing them.
+    /// Hashes bytes and returns them under that hash.
     #[must_use]
     pub fn of(bytes: Bytes) -> Self {
         Verified { hash: Hash::of(&bytes), bytes }
     }
 
-    /// The chunk's name.
+    /// Returns the chunk's hash.
     #[must_use]
     pub fn hash(&self) -> Hash {
         self.hash
     }
 
-    /// The whole chunk; cloning shares it.
+    /// Returns the whole chunk. A clone shares the memory.
     #[must_use]
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// A part of the chunk, or `None` when it reaches past the end.
+    /// Returns a part of the chunk, or `None` when the range reaches past the end.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
         (range.start <= range.end && range.end <= self.bytes.len()).then(|| self.bytes.slice(range))
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn i1_what_is_filled_in_pieces_is_what_is_hashed() {
+    fn i1_bytes_filled_in_pieces_are_hashed() {
         let want: Vec<u8> = (0..3 * PIECE_BYTES + 5).map(|i| (i % 251) as u8).collect();
         let from = |want: &[u8], flip: Option<usize>| {
             let mut bytes = want.to_vec();
@@ -136,6 +137,6 @@ mod tests {
             }
         }
         let short = Verified::fill(Hash::of(&want), vec![0; want.len()], from(&want[1..], None));
-        assert_eq!(short, Err(()), "an error of the source is handed on");
+        assert_eq!(short, Err(()), "an error of `fill` is returned");
     }
 }

@@ -255,7 +255,7 @@ impl SampleNames<'_> {
             Discrepancy::Missing { ordinal } => {
                 ("missing", Some(ordinal), "it was delivered, but no consumption log has it".to_owned())
             }
-            Discrepancy::Unwritten { entry, rank, lease, place } => {
+            Discrepancy::Unrecorded { entry, rank, lease, place } => {
                 let ordinal = self.ordinals.get(entry as usize).copied().filter(|_| self.all);
                 let why = format!(
                     "entry {entry}: rank {rank} acknowledged it (lease {lease}, place {place}), \
@@ -342,7 +342,7 @@ async fn explain(
     let receipt = &evidence.receipt;
     let whole = Plan::all(contents.len() as u64).is_ok_and(|p| p.hash() == receipt.plan);
     let dropped: BTreeSet<u64> = receipt.dropped.iter().map(|&e| e.into()).collect();
-    let mut found = check.differs(&contents, Some(&dropped).filter(|_| whole));
+    let mut found = check.discrepancies(&contents, Some(&dropped).filter(|_| whole));
     if evidence.version.is_none() {
         // Without the version, every content looks altered.
         found.retain(|d| !matches!(d, Discrepancy::Altered { .. }));

@@ -1,5 +1,5 @@
-//! The cluster as pure values: who owns what. Members and leaders are decided elsewhere; here a view of
-//! them becomes an answer that everyone who has the same view gives alike.
+//! The cluster as pure values: which member owns which chunk. Members and leaders are decided elsewhere. From
+//! one view of them, every server computes the same answer.
 
 pub mod placement;
 

@@ -1,14 +1,17 @@
-//! Which member owns a chunk: weighted rendezvous hashing of (domain, hash) over the members of a view
-//! (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998; weights after Schindelhauer
-//! and Schomaker, "Weighted distributed hash tables", 2005).
+//! The placement of chunks: which member of a view owns a chunk.
 //!
-//! I1. Members own in proportion to their weights.
-//! I2. A member that leaves gives away only what it owned, and one that comes takes only what it owns.
+//! Weighted rendezvous hashing of (domain, hash) over the members (Thaler and Ravishankar, "Using name-based
+//! mappings to increase hit rates", 1998; weights after Schindelhauer and Schomaker, "Weighted distributed
+//! hash tables", 2005).
+//!
+//! I1. Members own chunks in proportion to their weights.
+//! I2. When a member leaves, only the chunks that it owned move. When a member joins, only the chunks that it
+//!     now owns move.
 //! I3. The answer depends on the members, not on their order.
 //!
-//! The score of a member is weight / −ln u, u in (0, 1) from the first word of BLAKE3 in key-derivation mode
-//! over `domain length u64 · domain · hash 32 · id length u64 · id`. Where two scores agree in all their digits
-//! the lesser id wins; machines whose logarithms differ in the last digit could then disagree, which costs one
+//! The score of a member is weight / −ln u. The number u in (0, 1) comes from the first word of BLAKE3 in
+//! key-derivation mode over `domain length u64 · domain · hash 32 · id length u64 · id`. Of two equal scores,
+//! the lesser id wins. Machines whose logarithms differ in the last digit could disagree then; that costs one
 //! fetch and never a wrong byte.
 
 use crate::names::StoreKey;
@@ -16,12 +19,12 @@ use crate::names::StoreKey;
 /// The context string of format 1.
 pub const CONTEXT: &str = "fletch 2026 owner 1";
 
-/// Someone who may own chunks.
+/// A server that may own chunks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
     /// Its name in the view.
     pub id: String,
-    /// How much it takes, relative to the others: its bytes of cache. One of 0 or less owns nothing.
+    /// Its share, relative to the other members: its bytes of cache. With 0 or less it owns nothing.
     pub weight: f64,
 }
 
@@ -32,8 +35,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The placement of a view; members that can own nothing (a weight that is no positive number) are
-    /// passed over.
+    /// Returns the placement of a view. Ignores members whose weight is not a positive finite number.
     #[must_use]
     pub fn new(members: impl IntoIterator<Item = Member>) -> Self {
         let mut members: Vec<Member> =
@@ -42,7 +44,7 @@ impl Placement {
         Placement { members }
     }
 
-    /// The `n` best owners of a chunk, best first: the owner, and who stands in for it.
+    /// Returns the `n` best owners of a chunk, best first: the owner, and the members that replace it.
     #[must_use]
     pub fn owners(&self, key: &StoreKey, n: usize) -> Vec<&Member> {
         let mut prefix = blake3::Hasher::new_derive_key(CONTEXT);
@@ -53,17 +55,17 @@ impl Placement {
             h.update(&(m.id.len() as u64).to_le_bytes()).update(m.id.as_bytes());
             let mut word = [0; 8];
             word.copy_from_slice(&h.finalize().as_bytes()[..8]);
-            // 53 bits and a half, so that it is neither 0 nor 1.
+            // 53 bits and a half, so that u is neither 0 nor 1.
             let u = ((u64::from_le_bytes(word) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
             m.weight / -u.ln()
         };
         let mut scored: Vec<(f64, &Member)> = self.members.iter().map(|m| (score(m), m)).collect();
-        // Stable: of equal scores the lesser id is first.
+        // A stable sort: of equal scores the lesser id is first.
         scored.sort_by(|a, b| b.0.total_cmp(&a.0));
         scored.into_iter().take(n).map(|s| s.1).collect()
     }
 
-    /// The owner; `None` when there is no member.
+    /// Returns the owner of a chunk; `None` when there is no member.
     #[must_use]
     pub fn owner(&self, key: &StoreKey) -> Option<&Member> {
         self.owners(key, 1).first().copied()
@@ -104,9 +106,13 @@ mod tests {
     }
 
     proptest! {
-        /// I2, I3, and a second owner is who would own it without the first.
+        /// I2, I3; and the second owner is the member that would own the chunk without the first.
         #[test]
-        fn only_what_must_moves(weights in proptest::collection::vec(0.1f64..5.0, 2..7), gone: usize, keys in proptest::collection::vec(any::<u64>(), 1..40)) {
+        fn only_what_must_moves(
+            weights in proptest::collection::vec(0.1f64..5.0, 2..7),
+            gone: usize,
+            keys in proptest::collection::vec(any::<u64>(), 1..40),
+        ) {
             let all = members(&weights);
             let gone = gone % all.len();
             let mut rest = all.clone();
@@ -116,7 +122,11 @@ mod tests {
             for k in keys {
                 let owners = before.owners(&key(k), 2);
                 let now = after.owner(&key(k)).expect("a member");
-                if owners[0].id == leaver.id { prop_assert_eq!(&now.id, &owners[1].id); } else { prop_assert_eq!(&now.id, &owners[0].id); }
+                if owners[0].id == leaver.id {
+                    prop_assert_eq!(&now.id, &owners[1].id);
+                } else {
+                    prop_assert_eq!(&now.id, &owners[0].id);
+                }
             }
         }
     }
@@ -134,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn who_weighs_nothing_owns_nothing() {
+    fn a_member_without_weight_owns_nothing() {
         let placement = Placement::new(members(&[0.0, f64::NAN, -1.0, f64::INFINITY]));
         assert_eq!(placement.owner(&key(1)), None);
         assert!(Placement::default().owners(&key(1), 2).is_empty());

@@ -1,41 +1,45 @@
-//! Shuffle certificates: how well shuffled what was delivered is, beside a uniform shuffle.
+//! Shuffle certificates: how well shuffled an epoch's deliveries were, compared with a uniform shuffle.
 //!
-//! The statistic is *near*: how often two samples at a distance of 1 to 10 positions in one
-//! consumer's order come from the same unit, relative to a uniform shuffle of the same plan (1
-//! is as good as uniform). Chunks of a pack are random groups, so neighbours from one unit are
-//! not alike; near bounds how much of a batch they can make up. Where too many neighbours do, an order is *poor*. Sweeps are
-//! laid out so that theirs seldom are ([`super::substitute::SweepParams::window_least`]: of a few dozen units with half of them cached up to .44 are mates).
+//! The statistic is *near*: how often two samples at a distance of 1 to 10 positions in one consumer's order
+//! come from the same unit, relative to a uniform shuffle of the same plan. 1 is as good as uniform.
+//!
+//! Chunks of a pack are random groups of samples, so neighbours from one unit are not alike. *Near* bounds
+//! how much of a batch they can make up. An order with too many such neighbours (*mates*) is *poor*. The
+//! sweep policy sizes its window so that this seldom happens
+//! ([`SweepParams::window_least`](crate::order::sweep::SweepParams)): with a few dozen units, half of them
+//! cached, up to .44 of the neighbours are mates.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Distances that are looked at.
+/// The largest distance between two compared samples, in positions.
 pub const LAGS: usize = 10;
-/// More neighbours from one unit make an order poor. In three studies of training (`benches/parity`) orders with .14 and .27 of
-/// them ended as uniform shuffles did, and one with .56 did not.
+/// An order with a larger part of mates is poor. In three training studies (`benches/parity`), orders with
+/// .14 and .27 of mates ended as well as uniform shuffles, and an order with .56 did not.
 pub const MATES_MAX: f64 = 0.4;
-/// Of fewer positions nothing is said, ...
+/// An order of fewer positions is never called poor: they prove nothing.
 const DELIVERED_MIN: u64 = 1000;
-/// ... nor where chance makes nearly as many: there are few units.
+/// An order is not poor if a uniform shuffle has nearly as many mates, because the plan has few units.
 const NEAR10_MIN: f64 = 1.5;
 
-/// What a certificate says.
+/// The statistics of an epoch's order.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Certificate {
-    /// Positions looked at.
+    /// Delivered samples that were counted.
     pub delivered: u64,
-    /// Same-unit neighbours at distance 1, relative to a uniform shuffle.
+    /// Neighbours from one unit at distance 1, relative to a uniform shuffle.
     pub near: f64,
-    /// The mean over distances 1 to 10.
+    /// The same at distances 1 to 10.
     pub near10: f64,
-    /// The expected part of a window of 10 positions that shares a unit with its first.
+    /// Mates: the part of all pairs at distances 1 to 10 that come from one unit.
     pub mates: f64,
-    /// Whether that is over [`MATES_MAX`], not by chance, and enough was looked at: training on such an order may end worse.
+    /// Whether training on such an order may end worse: `mates` is over [`MATES_MAX`], not by chance, and
+    /// enough samples were counted.
     #[serde(default)]
     pub poor: bool,
 }
 
-/// Looks at one consumer's order as it is delivered; sums add up over ranks.
+/// Counts neighbours in one consumer's order while it is delivered. Counts of ranks can be merged.
 #[derive(Debug, Clone, Default)]
 pub struct Shuffle {
     last: VecDeque<u32>,
@@ -45,7 +49,7 @@ pub struct Shuffle {
 }
 
 impl Shuffle {
-    /// The next delivered sample's unit.
+    /// Counts the next delivered sample, which comes from `unit`.
     pub fn see(&mut self, unit: u32) {
         self.delivered += 1;
         for (lag, &x) in self.last.iter().enumerate() {
@@ -56,7 +60,7 @@ impl Shuffle {
         self.last.truncate(LAGS);
     }
 
-    /// Adds what another rank saw.
+    /// Adds the counts of another rank.
     pub fn merge(&mut self, other: &Shuffle) {
         self.delivered += other.delivered;
         for i in 0..LAGS {
@@ -65,8 +69,7 @@ impl Shuffle {
         }
     }
 
-    /// The certificate, given the chance that two random samples of the plan share a unit
-    /// ([`chance`]).
+    /// Returns the certificate, given the [`chance`] that two random samples of the plan share a unit.
     #[must_use]
     pub fn certificate(&self, chance: f64) -> Certificate {
         let part = |from: usize, to: usize| {
@@ -85,8 +88,8 @@ impl Shuffle {
     }
 }
 
-/// The chance that two different random entries of a plan share a unit, from how many entries
-/// each unit holds.
+/// Returns the chance that two different random entries of a plan share a unit. `per_unit` is how many of the
+/// plan's entries each unit holds.
 #[must_use]
 pub fn chance(per_unit: impl IntoIterator<Item = u64>) -> f64 {
     let (mut pairs, mut n) = (0.0, 0.0);
@@ -124,7 +127,7 @@ mod tests {
         let sorted = see(0..n);
         assert!(sorted.near > 350.0 && sorted.poor && sorted.mates > 0.8);
         assert!(!see((0..n).map(|p| Permutation::new(&key, "order", 9, n).at(p))).poor);
-        // Of too few nothing is said; of two units, half of all neighbours are mates in any order.
+        // 999 samples are too few; of two units, half of all neighbours are mates in any order.
         assert!(!see(0..999).poor);
         let two = |unit: fn(u64) -> u64| {
             let mut s = Shuffle::default();

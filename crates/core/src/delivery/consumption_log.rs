@@ -1,9 +1,10 @@
-//! What a consumer wrote down of an epoch, and what of it a receipt does not bear out (`docs/FORMATS-epochs.md`, "Notes").
+//! Consumption logs: the samples that a consumer recorded, and their comparison with a receipt
+//! (`docs/FORMATS-epochs.md`, "Consumption logs").
 //!
-//! I1. Notes agree with a receipt only by its value and its count: what is named besides explains a difference and
-//!     proves nothing.
-//! I2. Where the ledger is at hand, a note whose place it does not have as acknowledged does not count: its consumer died
-//!     before its ack, or the model was rolled back, and the sample was delivered again.
+//! I1. Only sum and count decide whether logs agree with a receipt. The discrepancies that a check names
+//!     explain a difference; they prove nothing.
+//! I2. With a ledger, a record counts only if the ledger has its position as acknowledged. Otherwise the
+//!     consumer died before its ack, or the epoch was rolled back, and the sample was delivered again.
 
 use super::{
     ledger::{Event, Ledger},
@@ -15,7 +16,7 @@ use std::{
     fmt,
 };
 
-/// The first word of a file of notes.
+/// The first word of a consumption log.
 pub const MAGIC: &str = "fletch.notes";
 /// The format's major version.
 pub const FORMAT_MAJOR: u32 = 1;
@@ -23,9 +24,9 @@ pub const FORMAT_MAJOR: u32 = 1;
 /// One consumed sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConsumptionRecord {
-    /// What was received.
+    /// The received copy.
     pub delivery: Delivery,
-    /// The lease it came in, and its place there from 0, where its consumer wrote that down.
+    /// Its lease, and its position in the lease, from 0; `None` if the consumer did not record them.
     pub at: Option<(u64, u32)>,
 }
 
@@ -37,43 +38,43 @@ impl fmt::Display for ConsumptionRecord {
     }
 }
 
-/// All that one consumer wrote down.
+/// The records of one consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsumptionLog {
-    /// The version that was delivered from.
+    /// The version that was delivered.
     pub root: Root,
-    /// Of which epoch.
+    /// The epoch's number.
     pub epoch: u64,
-    /// Each with the number of its line, from 1.
-    pub notes: Vec<(usize, ConsumptionRecord)>,
-    /// Deliveries that were added up already.
+    /// The consumed samples, each with the number of its line, from 1.
+    pub records: Vec<(usize, ConsumptionRecord)>,
+    /// Deliveries that the consumer added up already: their number and their sum.
     pub sums: Vec<(u64, LtHash)>,
 }
 
-/// Why a file of notes cannot be used.
+/// Why a consumption log cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {why}")]
 pub struct BadConsumptionLog {
-    /// Which line, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
     /// What is wrong with it.
     pub why: &'static str,
 }
 
-/// The first line of a file of notes, without its end.
+/// Returns the first line of a consumption log, without its newline.
 #[must_use]
 pub fn head(root: Root, epoch: u64) -> String {
     format!("{MAGIC} {FORMAT_MAJOR} {root} {epoch}")
 }
 
-/// The line that stands for deliveries that were added up, without its end.
+/// Returns the line for deliveries that were added up, without its newline.
 #[must_use]
 pub fn sum(deliveries: u64, value: &LtHash) -> String {
     format!("sum {deliveries} {}", hex::encode(value.to_bytes()))
 }
 
 impl ConsumptionLog {
-    /// Reads a file. What follows its last line's end is a line that a crash tore, and was never acknowledged.
+    /// Reads a log. Ignores what follows the last newline: a crash tore that line before it was acknowledged.
     ///
     /// # Errors
     /// [`BadConsumptionLog`].
@@ -84,21 +85,29 @@ impl ConsumptionLog {
         let (root, epoch) = match first[..] {
             [MAGIC, "1", root, epoch] => (root.parse().ok(), epoch.parse().ok()),
             [MAGIC, _, ..] => {
-                return Err(BadConsumptionLog { line: 1, why: "a newer format than this build reads" });
+                return Err(BadConsumptionLog {
+                    line: 1,
+                    why: "its format is newer than this build reads; use a newer build",
+                });
             }
-            _ => return Err(BadConsumptionLog { line: 1, why: "it does not begin as notes do" }),
+            _ => {
+                return Err(BadConsumptionLog {
+                    line: 1,
+                    why: "not a consumption log: it does not begin with `fletch.notes`",
+                });
+            }
         };
         let (Some(root), Some(epoch)) = (root, epoch) else {
-            return Err(BadConsumptionLog { line: 1, why: "no root, or no epoch" });
+            return Err(BadConsumptionLog { line: 1, why: "the first line has no readable root and epoch" });
         };
-        let mut out = ConsumptionLog { root, epoch, notes: Vec::new(), sums: Vec::new() };
+        let mut out = ConsumptionLog { root, epoch, records: Vec::new(), sums: Vec::new() };
         for (line, words) in lines {
             let bad = |why| BadConsumptionLog { line, why };
             match words[..] {
                 [first, ..] if first.starts_with('#') => {}
                 ["sum", n, value] => {
                     let value = hex::decode(value).ok().and_then(|v| LtHash::from_bytes(&v));
-                    let sum = n.parse().ok().zip(value).ok_or(bad("a sum that cannot be read"))?;
+                    let sum = n.parse().ok().zip(value).ok_or(bad("the sum cannot be read"))?;
                     out.sums.push(sum);
                 }
                 [ordinal, copy, content, ref at @ ..] => {
@@ -111,69 +120,69 @@ impl ConsumptionLog {
                         [lease, place] => lease.parse().ok().zip(place.parse().ok()).map(Some),
                         _ => None,
                     };
-                    let note = delivery().zip(at).map(|(delivery, at)| ConsumptionRecord { delivery, at });
-                    out.notes.push((line, note.ok_or(bad("a sample that cannot be read"))?));
+                    let record = delivery().zip(at).map(|(delivery, at)| ConsumptionRecord { delivery, at });
+                    out.records.push((line, record.ok_or(bad("the sample cannot be read"))?));
                 }
-                _ => return Err(bad("neither a sample nor a sum")),
+                _ => return Err(bad("the line is neither a sample nor a sum nor a remark")),
             }
         }
         Ok(out)
     }
 }
 
-/// Where something is written down: the file's place among those given, and the line.
+/// The position of a record in a set of logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPosition {
-    /// Which file.
+    /// The index of the log, from 0.
     pub file: usize,
-    /// Which line of it.
+    /// The number of the line, from 1.
     pub line: usize,
 }
 
-/// Something that explains why notes do not agree with a receipt.
+/// One reason why logs do not agree with a receipt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Discrepancy {
     /// The same copy of a sample was consumed twice.
     Doubled {
         /// The ordinal of the sample's first entry.
         ordinal: u64,
-        /// Which copy.
+        /// The number of the copy.
         copy: u32,
-        /// Where it stands first.
+        /// Its first record.
         first: LogPosition,
-        /// Where it stands again.
+        /// Its second record.
         again: LogPosition,
     },
-    /// Other bytes than the version's were consumed.
+    /// The consumed bytes are not those of the version.
     Altered {
         /// The ordinal of the sample's first entry.
         ordinal: u64,
-        /// Where it stands.
+        /// Its record.
         at: LogPosition,
-        /// What its bytes hash to.
+        /// The hash of the consumed bytes.
         is: Hash,
-        /// What the version says; `None` when it has no such sample.
+        /// The version's hash of the sample; `None` when the version has no such sample.
         should: Option<Hash>,
     },
-    /// Nobody wrote it down.
+    /// No log has the sample.
     Missing {
         /// The ordinal of the sample's first entry.
         ordinal: u64,
     },
-    /// The ledger has it as acknowledged, and nobody wrote it down.
-    Unwritten {
-        /// The plan's entry.
+    /// The ledger has the entry as acknowledged, and no log has it.
+    Unrecorded {
+        /// The plan entry.
         entry: u32,
-        /// Who acknowledged it.
+        /// The rank that acknowledged it.
         rank: u32,
-        /// In which lease.
+        /// Its lease.
         lease: u64,
-        /// Its place there.
+        /// Its position in the lease, from 0.
         place: u32,
     },
 }
 
-/// A lease as the ledger leaves it.
+/// A lease at the end of a ledger.
 #[derive(Debug, Clone)]
 struct LeaseRecord {
     rank: u32,
@@ -181,36 +190,39 @@ struct LeaseRecord {
     acked: u32,
 }
 
-/// What of a ledger's leases stands; `None` when it goes on from a state, which does not tell leases.
-fn told(ledger: &Ledger) -> Option<BTreeMap<u64, LeaseRecord>> {
+/// Returns the leases at the end of a ledger, with what of them is acknowledged after all rollbacks.
+///
+/// Returns `None` when the ledger begins with a state, which does not name leases.
+fn lease_records(ledger: &Ledger) -> Option<BTreeMap<u64, LeaseRecord>> {
     let mut leases: BTreeMap<u64, LeaseRecord> = BTreeMap::new();
-    // What was acknowledged of a lease before it changed, for every change, and where in that each commit lies.
+    // Undo log: for every change of a lease, what was acknowledged of it before; and where each commit is in
+    // it.
     let mut log: Vec<(u64, u32)> = Vec::new();
     let mut commits: Vec<(u64, usize)> = Vec::new();
     for event in &ledger.events {
         match event {
             Event::Resume { .. } => return None,
             Event::Grant { lease, request, entries } => {
-                let told = LeaseRecord { rank: request.rank, entries: entries.clone(), acked: 0 };
-                let before = leases.insert(*lease, told);
+                let granted = LeaseRecord { rank: request.rank, entries: entries.clone(), acked: 0 };
+                let before = leases.insert(*lease, granted);
                 log.extend(before.map(|b| (*lease, b.acked)));
             }
             Event::Ack { lease, upto } => {
-                if let Some(told) = leases.get_mut(lease).filter(|t| t.acked < *upto) {
-                    log.push((*lease, told.acked));
-                    told.acked = *upto;
+                if let Some(record) = leases.get_mut(lease).filter(|r| r.acked < *upto) {
+                    log.push((*lease, record.acked));
+                    record.acked = *upto;
                 }
             }
             Event::Commit { commit } => {
                 commits.push((*commit, log.len()));
             }
             Event::Rollback { commit } => {
-                // As in `Leases`, commits after it are forgotten: each change is undone once.
+                // As in `Leases`, a rollback deletes later commits, so each change is undone once.
                 let at = commits.iter().rposition(|c| c.0 == *commit)?;
                 commits.truncate(at + 1);
                 for (lease, acked) in log.drain(commits[at].1..).rev() {
-                    if let Some(told) = leases.get_mut(&lease) {
-                        told.acked = acked;
+                    if let Some(record) = leases.get_mut(&lease) {
+                        record.acked = acked;
                     }
                 }
             }
@@ -220,84 +232,92 @@ fn told(ledger: &Ledger) -> Option<BTreeMap<u64, LeaseRecord>> {
     Some(leases)
 }
 
-/// Notes of all consumers of an epoch, as far as they count.
+/// The records of all consumers of an epoch, as far as they count.
 #[derive(Debug)]
 pub struct Check {
-    notes: Vec<(LogPosition, ConsumptionRecord)>,
-    told: Option<BTreeMap<u64, LeaseRecord>>,
+    records: Vec<(LogPosition, ConsumptionRecord)>,
+    leases: Option<BTreeMap<u64, LeaseRecord>>,
     deliveries: u64,
     left_out: u64,
     value: LtHash,
+    /// Whether a log has sums, which do not name samples.
     summed: bool,
 }
 
 impl Check {
-    /// Adds up what consumers wrote down. With a ledger, what it does not have as acknowledged is left out.
+    /// Adds up the records of all consumers. With a ledger, leaves out those that it does not have as
+    /// acknowledged.
     #[must_use]
     pub fn new(files: &[ConsumptionLog], ledger: Option<&Ledger>) -> Self {
-        let told = ledger.and_then(told);
+        let leases = ledger.and_then(lease_records);
         let mut check = Check {
-            notes: Vec::new(),
-            told,
+            records: Vec::new(),
+            leases,
             deliveries: 0,
             left_out: 0,
             value: LtHash::default(),
             summed: false,
         };
-        for (file, notes) in files.iter().enumerate() {
-            for (deliveries, value) in &notes.sums {
+        for (file, log) in files.iter().enumerate() {
+            for (deliveries, value) in &log.sums {
                 check.summed = true;
                 check.deliveries = check.deliveries.saturating_add(*deliveries);
                 check.value.merge(value);
             }
-            for (line, note) in &notes.notes {
-                let lost = |told: &BTreeMap<u64, LeaseRecord>, (lease, place): (u64, u32)| {
-                    told.get(&lease).is_none_or(|t| place >= t.acked)
+            for (line, record) in &log.records {
+                let unacked = |leases: &BTreeMap<u64, LeaseRecord>, (lease, place): (u64, u32)| {
+                    leases.get(&lease).is_none_or(|l| place >= l.acked)
                 };
-                if check.told.as_ref().zip(note.at).is_some_and(|(told, at)| lost(told, at)) {
+                if check.leases.as_ref().zip(record.at).is_some_and(|(leases, at)| unacked(leases, at)) {
                     check.left_out += 1;
                     continue;
                 }
                 check.deliveries = check.deliveries.saturating_add(1);
-                check.value.add(notes.root, &note.delivery);
-                check.notes.push((LogPosition { file, line: *line }, *note));
+                check.value.add(log.root, &record.delivery);
+                check.records.push((LogPosition { file, line: *line }, *record));
             }
         }
         check
     }
 
-    /// Deliveries that count.
+    /// Returns how many deliveries count.
     #[must_use]
     pub fn deliveries(&self) -> u64 {
         self.deliveries
     }
 
-    /// Notes that do not count: consumed and never acknowledged, or rolled back.
+    /// Returns how many records do not count: consumed and never acknowledged, or rolled back.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// The sum.
+    /// Returns the sum of the deliveries that count.
     #[must_use]
     pub fn value(&self) -> &LtHash {
         &self.value
     }
 
-    /// Whether exactly what the receipt says was consumed.
+    /// Returns whether exactly what the receipt states was consumed.
     #[must_use]
     pub fn agrees(&self, receipt: &Receipt) -> bool {
         receipt.agrees(self.deliveries, &self.value)
     }
 
-    /// What explains a difference. `contents` are the version's samples by the ordinal of their first entry; `all`: the
-    /// plan is each of them once, and `dropped` (sample numbers) was left out.
+    /// Returns the discrepancies that explain why logs and receipt do not agree.
+    ///
+    /// `contents` are the content hashes of the version's samples, by the ordinal of their first entry. `all`
+    /// is set if the plan has each sample once: the numbers of the samples that the tail rule dropped.
     #[must_use]
-    pub fn differs(&self, contents: &BTreeMap<u64, Hash>, all: Option<&BTreeSet<u64>>) -> Vec<Discrepancy> {
+    pub fn discrepancies(
+        &self,
+        contents: &BTreeMap<u64, Hash>,
+        all: Option<&BTreeSet<u64>>,
+    ) -> Vec<Discrepancy> {
         let mut out = Vec::new();
         let mut seen: BTreeMap<(u64, u32), LogPosition> = BTreeMap::new();
-        for (at, note) in &self.notes {
-            let Delivery { ordinal, content, copy } = note.delivery;
+        for (at, record) in &self.records {
+            let Delivery { ordinal, content, copy } = record.delivery;
             match seen.get(&(ordinal, copy)) {
                 Some(&first) => out.push(Discrepancy::Doubled { ordinal, copy, first, again: *at }),
                 None => drop(seen.insert((ordinal, copy), *at)),
@@ -308,15 +328,15 @@ impl Check {
             }
         }
         if self.summed {
-            // Who is behind a sum cannot be seen in it.
+            // A sum does not name its samples, so no sample can be called missing.
             return out;
         }
-        if let (Some(told), true) = (&self.told, self.notes.iter().all(|(_, n)| n.at.is_some())) {
-            let written: BTreeSet<(u64, u32)> = self.notes.iter().filter_map(|(_, n)| n.at).collect();
-            for (&lease, t) in told {
-                for (place, &entry) in (0..t.acked).zip(&t.entries) {
-                    if !written.contains(&(lease, place)) {
-                        out.push(Discrepancy::Unwritten { entry, rank: t.rank, lease, place });
+        if let (Some(leases), true) = (&self.leases, self.records.iter().all(|(_, r)| r.at.is_some())) {
+            let recorded: BTreeSet<(u64, u32)> = self.records.iter().filter_map(|(_, r)| r.at).collect();
+            for (&lease, l) in leases {
+                for (place, &entry) in (0..l.acked).zip(&l.entries) {
+                    if !recorded.contains(&(lease, place)) {
+                        out.push(Discrepancy::Unrecorded { entry, rank: l.rank, lease, place });
                     }
                 }
             }

@@ -1,74 +1,74 @@
-//! Leases: which rank was given which entries, and what was acknowledged (DESIGN §7).
+//! Leases: which entries each rank was granted, and which are acknowledged.
 //!
-//! A state machine without a clock. Everything that changes it is an [`Event`]: the shell makes
-//! one ([`Leases::grant`], [`Leases::ack`], …), which applies it here, writes it to the ledger,
-//! and only then lets bytes leave; after a restart the same events are applied again.
+//! A state machine without a clock. Every change is an [`Event`]. The server calls a method that makes an
+//! event and applies it here ([`Leases::grant`], [`Leases::ack`], …), writes the event to the ledger, and
+//! only then sends bytes. After a restart it applies the same events again.
 //!
-//! I1. An entry is at any time in exactly one place: not granted, in one live lease, or
-//!     acknowledged; and an acknowledged entry stays so (but for a rollback).
-//! I2. What ranks may still be granted is exactly what is not granted: nobody waits for ever,
-//!     and no rank gets more than its share, whoever is faster.
-//! I3. Every rank has the same number of steps, in every world; what does not divide follows
-//!     the tail rule and is counted.
-//! I4. A request is idempotent by (rank, worker, sequence); an ack of a lease that expired is
-//!     refused, because its entries may be someone else's by now.
+//! I1. An entry is in exactly one state: free, in one live lease, or acknowledged. Only a rollback makes an
+//!     acknowledged entry free again.
+//! I2. The shares of all ranks together are exactly the free entries. So no rank waits for ever, and no rank
+//!     gets more than its share, however fast it is.
+//! I3. In every world, all ranks have the same number of steps. The tail rule decides about the entries that
+//!     do not fill a step, and they are counted.
+//! I4. A request is idempotent by (rank, worker, sequence). An ack of an expired lease is rejected, because
+//!     its entries may be leased to another rank by now.
 
 use super::ledger::Event;
 use crate::plan::{PAD, PlanError, Tail, World, bits::Bits};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod apply;
 mod error;
-mod view;
 
 pub use error::LeaseError;
 
-/// What a rank asks with; asking again with the same gets the same lease.
+/// A worker's request for a lease. The same request again gets the same lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
-    /// The consumer.
+    /// The rank that asks.
     pub rank: u32,
-    /// Which of its workers.
+    /// The rank's worker.
     pub worker: u32,
-    /// Counts up per worker.
+    /// The worker's number of this request. It counts up.
     pub sequence: u64,
 }
 
-/// Entries granted to a worker, in the order of service.
+/// Entries granted to a worker, in the order of delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// Its number. Numbers of an epoch rise, from 1 or what [`Leases::number_after`] said.
+    /// The lease's number. Numbers of an epoch rise, from 1 or from the argument of [`Leases::number_after`].
     pub id: u64,
-    /// Who asked.
+    /// The request that it answers.
     pub request: Request,
-    /// What was granted. Numbers from the plan's length on are pads.
+    /// The granted entries. Numbers from the plan's length on are pads.
     pub entries: Vec<u32>,
-    /// How many of them, from the first, are acknowledged.
+    /// How many entries, from the first, are acknowledged.
     pub acked: u32,
-    /// When it expires unless renewed, in the shell's milliseconds.
+    /// When the lease expires unless it is renewed, in milliseconds of the caller's clock.
     pub expires_ms: u64,
 }
 
 /// What may be granted to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// The same request again: the same lease.
+    /// The request was answered before: the same lease again.
     Again(u64),
-    /// So many entries.
+    /// This number of entries.
     Grant(u32),
-    /// None now: the rank holds as much as it may; ack first.
+    /// None now: the rank holds as many entries as it may, and must acknowledge some first.
     Full,
-    /// None any more: the rank has its share of the epoch.
+    /// None any more: the rank has been granted its share of the epoch.
     Done,
 }
 
-/// How many commits are remembered; older ones cannot be rolled back to.
+/// How many commits an epoch keeps. It cannot be rolled back to an older commit.
 pub const COMMITS_MAX: usize = 4;
 
 #[derive(Debug, Clone, Default)]
 struct Rank {
-    /// Entries it may still be granted in this world.
+    /// Entries that the rank may still be granted in this world.
     share: u64,
-    /// Entries in its live leases.
+    /// Entries that it holds in live leases and has not acknowledged.
     held: u64,
 }
 
@@ -76,19 +76,21 @@ struct Rank {
 #[derive(Debug, Clone)]
 pub struct Leases {
     world: World,
-    /// Over the plan's entries: to be delivered in this epoch, acknowledged, ever granted.
+    /// Entries that this epoch delivers. All bitmaps are over the plan's entries.
     planned: Bits,
     acked: Bits,
+    /// Entries that were granted at least once.
     issued: Bits,
-    /// In no lease and not acknowledged.
+    /// Entries in no lease and not acknowledged.
     free: Bits,
+    /// Pads that may be granted.
     pads: BTreeSet<u32>,
-    /// Pads that were granted and came back.
+    /// Pads that were granted and became free again.
     pads_back: BTreeSet<u32>,
     pads_made: u32,
     ranks: Vec<Rank>,
     live: BTreeMap<u64, Lease>,
-    /// Of each (rank, worker): its latest sequence and the lease it got.
+    /// Of each (rank, worker): its latest sequence number and the lease that it got.
     latest: BTreeMap<(u32, u32), (u64, u64)>,
     last_id: u64,
     redelivered: u64,
@@ -96,8 +98,8 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// An epoch that delivers the entries of `planned` (a bitmap over the plan's entries
-    /// without those dropped) to the ranks of `fit`.
+    /// Returns the leases of an epoch that delivers the entries of `planned` to the ranks of `world`.
+    /// `planned` is a bitmap over the plan's entries, without those that the tail rule drops.
     ///
     /// # Errors
     /// Those of [`Leases::resumed`].
@@ -106,12 +108,12 @@ impl Leases {
         Leases::resumed(planned, none, world)
     }
 
-    /// An epoch of which `acked` was delivered before: all that a saved state need contain.
+    /// Returns the leases of an epoch of which `acked` was acknowledged before. A saved state needs no more.
     ///
     /// # Errors
-    /// Those of [`Fit::check`], and [`PlanError::Fit`] where pads would have no numbers.
+    /// Those of [`World::check`], and [`PlanError::World`] where pads would have no numbers.
     pub fn resumed(planned: Bits, acked: Bits, world: World) -> Result<Self, PlanError> {
-        numbered(planned.len(), 0, world)?;
+        check_pads(planned.len(), 0, world)?;
         let mut free = planned.clone();
         for e in acked.iter_in(0, acked.len()) {
             free.clear(e);
@@ -132,20 +134,20 @@ impl Leases {
             redelivered: 0,
             commits: Vec::new(),
         };
-        leases.share_out(world);
+        leases.divide(world);
         Ok(leases)
     }
 
-    /// I2, I3: shares what is free. Only called while nothing is leased.
-    fn share_out(&mut self, world: World) {
+    /// I2, I3: divides the free entries among the ranks of a world. Only called while no lease is live.
+    fn divide(&mut self, world: World) {
         self.world = world;
         let (rest, r) = (self.free.count(), u64::from(world.ranks));
         let (batch, per_step) = (u64::from(world.batch), u64::from(world.batch) / r);
         let (each, odd) = (rest / r, rest % r);
         let (short, long) = match world.tail {
-            // Whole steps.
+            // Every rank gets whole steps; pads fill the last one.
             Tail::Pad => (rest.div_ceil(batch) * per_step, rest.div_ceil(batch) * per_step),
-            // Unequal shares are equal steps unless the smaller ones are whole steps.
+            // Where shares differ by one entry, steps are equal unless the smaller share is whole steps.
             Tail::Drop if each.is_multiple_of(per_step) => (each, each),
             Tail::Drop | Tail::Keep => (each, each + 1),
         };
@@ -154,9 +156,11 @@ impl Leases {
         self.make_pads(usize::try_from(shares.saturating_sub(rest)).unwrap_or(usize::MAX));
     }
 
-    /// I2 for an order that says whose each entry is ([`super::bucketed`], [`super::replay`]): what each rank may still be
-    /// granted, in place of equal shares, and no pads but the order's own. To be called after whatever shares
-    /// anew: the beginning, a resumed state, a change of world, a rollback.
+    /// Sets each rank's share, for an order that assigns each entry to a rank (I2).
+    ///
+    /// Such orders are [`crate::order::bucketed`] and [`crate::order::replay`]; other orders have equal
+    /// shares. Removes all free pads: such an order makes its own. The caller calls this after everything
+    /// that divides the free entries anew: the start, a resumed state, a change of world, a rollback.
     pub fn share_as(&mut self, shares: &[u64]) {
         for (rank, &share) in self.ranks.iter_mut().zip(shares) {
             rank.share = share;
@@ -164,8 +168,8 @@ impl Leases {
         self.make_pads(0);
     }
 
-    /// `n` pads to be granted: those that were not delivered by an earlier world first, so that a
-    /// change of world alone changes no pad.
+    /// Makes `n` pads free. Pads that an earlier world left undelivered come first, so that a change of world
+    /// alone changes no pad.
     fn make_pads(&mut self, n: usize) {
         let first = u32::try_from(self.planned.len()).unwrap_or(u32::MAX);
         while self.pads.len() > n
@@ -181,18 +185,21 @@ impl Leases {
         }
     }
 
-    /// Leases from here on have numbers above `last`, so that those of an epoch that was replaced by a state
-    /// mean nothing in it. Without effect once there were leases: their numbers are in the ledger.
+    /// Gives all leases from here on numbers above `last`.
+    ///
+    /// So the lease numbers of an epoch that a state replaced mean nothing in this one. Has no effect once a
+    /// lease was granted: its number is in the ledger.
     pub fn number_after(&mut self, last: u64) {
         if self.last_id == 0 {
             self.last_id = last;
         }
     }
 
-    /// What may be granted to a request that wants `want` entries, when a rank may hold at most
-    /// `held_max` unacknowledged ones. It gets all that it wants, or what is left of the rank's share; less only where
-    /// a rank that holds nothing may not hold as much: batches in the middle of an epoch are whole, or ranks would have
-    /// unequal numbers of them (I3).
+    /// Returns how much may be granted to a request for `want` entries.
+    ///
+    /// A rank may hold at most `held_max` unacknowledged entries. The request gets all that it wants, or the
+    /// rest of the rank's share. It gets less only when the rank holds nothing and `held_max` is less.
+    /// Batches in the middle of an epoch are whole, or ranks would have unequal numbers of them (I3).
     ///
     /// # Errors
     /// [`LeaseError::Rank`], [`LeaseError::Stale`].
@@ -216,12 +223,14 @@ impl Leases {
         if room < due && (rank.held > 0 || room == 0) {
             return Ok(Room::Full);
         }
-        // No more than `want`.
+        // `room` is at most `want`, which is a u32.
         Ok(u32::try_from(room.min(due)).map_or(Room::Full, Room::Grant))
     }
 
-    /// The event of granting `entries` to a request; when the plan has no more, pads fill up
-    /// `room`. It is applied already; the shell makes it durable before a byte leaves.
+    /// Grants `entries` to a request, and returns the event. If no other entry is free, pads fill the grant
+    /// up to `room` entries.
+    ///
+    /// The event is applied already. The caller makes it durable before it sends a byte.
     ///
     /// # Errors
     /// [`LeaseError::Entry`] and those of [`Leases::room`].
@@ -241,8 +250,8 @@ impl Leases {
         Ok(event)
     }
 
-    /// The event of acknowledging the first `upto` entries of a lease; `None` when that was
-    /// known.
+    /// Acknowledges the first `upto` entries of a lease, and returns the event. Returns `None` when they were
+    /// acknowledged before.
     ///
     /// # Errors
     /// [`LeaseError::Gone`], [`LeaseError::Foreign`], [`LeaseError::Beyond`].
@@ -263,14 +272,15 @@ impl Leases {
         Ok(Some(event))
     }
 
-    /// The stream of a worker is alive: its leases expire later.
+    /// Renews all leases of a worker, whose stream is alive: they expire at `expires_ms` or later.
     pub fn renew(&mut self, rank: u32, worker: u32, expires_ms: u64) {
         for l in self.live.values_mut().filter(|l| l.request.rank == rank && l.request.worker == worker) {
             l.expires_ms = l.expires_ms.max(expires_ms);
         }
     }
 
-    /// One lease is still held: it expires later. `false` when there is no such lease of that rank.
+    /// Renews one lease: it expires at `expires_ms` or later. Returns `false` when the rank has no such
+    /// lease.
     pub fn renew_one(&mut self, rank: u32, lease: u64, expires_ms: u64) -> bool {
         match self.live.get_mut(&lease).filter(|l| l.request.rank == rank) {
             Some(l) => {
@@ -281,35 +291,35 @@ impl Leases {
         }
     }
 
-    /// The events of all leases that have expired at `now_ms`, and the entries that are free
-    /// again by them (the order gives them out anew).
+    /// Ends all leases that have expired at `now_ms`. Returns their events and the entries that are free
+    /// again, which the order hands out anew.
     pub fn expire(&mut self, now_ms: u64) -> (Vec<Event>, Vec<u32>) {
         let due: Vec<u64> = self.live.values().filter(|l| l.expires_ms <= now_ms).map(|l| l.id).collect();
         let mut back = Vec::new();
         let events = due
             .into_iter()
             .map(|lease| {
-                back.extend(self.drop_lease(lease));
+                back.extend(self.end_lease(lease));
                 Event::Expire { lease }
             })
             .collect();
         (events, back)
     }
 
-    /// Changes the world at a step boundary: live leases are void, and what is not acknowledged
-    /// is shared anew. Gives the event and the entries that are free again.
+    /// Changes the world at a step boundary: ends all live leases and divides what is not acknowledged anew.
+    /// Returns the event and the entries that are free again.
     ///
     /// # Errors
-    /// Those of [`Leases::resumed`]; then nothing has changed.
+    /// Those of [`Leases::resumed`]. Nothing changes then.
     pub fn change_world(&mut self, world: World) -> Result<(Event, Vec<u32>), PlanError> {
-        numbered(self.planned.len(), self.pads_made, world)?;
-        let back = self.void_all();
-        self.share_out(world);
+        check_pads(self.planned.len(), self.pads_made, world)?;
+        let back = self.end_all();
+        self.divide(world);
         self.latest.clear();
         Ok((Event::World { world }, back))
     }
 
-    /// A checkpoint of the model: what is acknowledged now is committed.
+    /// Commits what is acknowledged now, under the number of the caller's checkpoint.
     pub fn commit(&mut self, commit: u64) -> Event {
         self.commits.retain(|c| c.0 != commit);
         self.commits.push((commit, self.acked.clone()));
@@ -319,35 +329,36 @@ impl Leases {
         Event::Commit { commit }
     }
 
-    /// The model went back to a checkpoint: what was acknowledged since is to be delivered
-    /// again. Gives the event and the entries that are free again.
+    /// Rolls the epoch back to a commit: what was acknowledged after it is to be delivered again. Ends all
+    /// live leases. Returns the event and the entries that are free again.
     ///
     /// # Errors
-    /// [`LeaseError::Commit`]; [`LeaseError::World`] where pads would have no numbers. Nothing has changed.
+    /// [`LeaseError::Commit`]; [`LeaseError::World`] where pads would have no numbers. Nothing changes then.
     pub fn rollback(&mut self, commit: u64) -> Result<(Event, Vec<u32>), LeaseError> {
         let at = self.commits.iter().position(|c| c.0 == commit).ok_or(LeaseError::Commit(commit))?;
         let (ranks, batch) = (self.world.ranks, self.world.batch);
-        numbered(self.planned.len(), self.pads_made, self.world)
+        check_pads(self.planned.len(), self.pads_made, self.world)
             .map_err(|_| LeaseError::World { ranks, batch })?;
         let then = self.commits[at].1.clone();
         self.commits.truncate(at + 1);
-        let mut back = self.void_all();
+        let mut back = self.end_all();
         for e in self.acked.without(&then) {
             self.free.set(e);
             back.push(u32::try_from(e).unwrap_or(u32::MAX));
         }
         self.acked = then;
-        self.share_out(self.world);
+        self.divide(self.world);
         self.latest.clear();
         Ok((Event::Rollback { commit }, back))
     }
 
-    fn void_all(&mut self) -> Vec<u32> {
+    fn end_all(&mut self) -> Vec<u32> {
         let live: Vec<u64> = self.live.keys().copied().collect();
-        live.into_iter().flat_map(|l| self.drop_lease(l)).collect()
+        live.into_iter().flat_map(|l| self.end_lease(l)).collect()
     }
 
-    fn drop_lease(&mut self, lease: u64) -> Vec<u32> {
+    /// Ends a lease and returns the plan's entries that are free again. Its pads become free too.
+    fn end_lease(&mut self, lease: u64) -> Vec<u32> {
         let Some(l) = self.live.remove(&lease) else { return Vec::new() };
         let rest = &l.entries[l.acked as usize..];
         if let Some(rank) = self.ranks.get_mut(l.request.rank as usize) {
@@ -367,121 +378,126 @@ impl Leases {
         back
     }
 
-    /// Applies an event: one just made, or one read from a ledger. Leases of a grant expire at
-    /// `expires_ms`. Gives the entries that are free again by it.
-    ///
-    /// # Errors
-    /// Any [`LeaseError`]: then the ledger contradicts itself, or is of another plan.
-    pub fn apply(&mut self, event: &Event, expires_ms: u64) -> Result<Vec<u32>, LeaseError> {
-        match event {
-            Event::Grant { lease, request, entries } => {
-                let ranks = self.world.ranks;
-                if request.rank >= ranks {
-                    return Err(LeaseError::Rank { rank: request.rank, ranks });
-                }
-                for (i, &e) in entries.iter().enumerate() {
-                    let taken = if u64::from(e) < self.planned.len() {
-                        self.free.clear(u64::from(e))
-                    } else {
-                        self.pads.remove(&e)
-                    };
-                    if !taken {
-                        // Nothing has changed by a bad event.
-                        for &e in &entries[..i] {
-                            if u64::from(e) < self.planned.len() {
-                                self.free.set(u64::from(e));
-                            } else {
-                                self.pads.insert(e);
-                            }
-                        }
-                        return Err(LeaseError::Entry(e));
-                    }
-                }
-                for &e in entries {
-                    let again = if u64::from(e) < self.planned.len() {
-                        !self.issued.set(u64::from(e))
-                    } else {
-                        self.pads_back.remove(&e)
-                    };
-                    self.redelivered += u64::from(again);
-                }
-                let rank = &mut self.ranks[request.rank as usize];
-                rank.share = rank.share.saturating_sub(entries.len() as u64);
-                rank.held += entries.len() as u64;
-                self.last_id = *lease;
-                self.latest.insert((request.rank, request.worker), (request.sequence, *lease));
-                let granted =
-                    Lease { id: *lease, request: *request, entries: entries.clone(), acked: 0, expires_ms };
-                self.live.insert(*lease, granted);
-            }
-            Event::Ack { lease, upto } => {
-                let l = self.live.get_mut(lease).ok_or(LeaseError::Gone(*lease))?;
-                let entries = u32::try_from(l.entries.len()).unwrap_or(u32::MAX);
-                if *upto > entries {
-                    return Err(LeaseError::Beyond { lease: *lease, entries, upto: *upto });
-                }
-                let from = l.acked.min(*upto);
-                for &e in l.entries[from as usize..*upto as usize]
-                    .iter()
-                    .filter(|&&e| u64::from(e) < self.planned.len())
-                {
-                    self.acked.set(u64::from(e));
-                }
-                self.ranks[l.request.rank as usize].held -= u64::from(*upto - from);
-                l.acked = l.acked.max(*upto);
-                if l.acked == entries {
-                    self.live.remove(lease);
-                }
-            }
-            Event::Expire { lease } if !self.live.contains_key(lease) => {
-                return Err(LeaseError::Gone(*lease));
-            }
-            Event::Expire { lease } => return Ok(self.drop_lease(*lease)),
-            Event::World { world } => {
-                let bad = |_| LeaseError::World { ranks: world.ranks, batch: world.batch };
-                return Ok(self.change_world(*world).map_err(bad)?.1);
-            }
-            Event::Commit { commit } => drop(self.commit(*commit)),
-            Event::Rollback { commit } => return Ok(self.rollback(*commit)?.1),
-            Event::Resume { byte, bits } => {
-                self.resume(*byte, bits)?;
-                self.share_resumed();
-            }
-            Event::Load { .. } | Event::End { .. } => {}
+    /// Returns whether an entry or a pad may be granted.
+    #[must_use]
+    pub fn is_free(&self, entry: u32) -> bool {
+        if u64::from(entry) < self.planned.len() {
+            self.free.get(u64::from(entry))
+        } else {
+            self.pads.contains(&entry)
         }
-        Ok(Vec::new())
     }
 
-    /// What was acknowledged elsewhere: a piece of a bitmap, from byte `byte` on. After the last piece
-    /// comes [`Leases::share_resumed`], once: a state may be of many small pieces.
-    pub(super) fn resume(&mut self, byte: u64, bits: &[u8]) -> Result<(), LeaseError> {
-        if let Some(&lease) = self.live.keys().next() {
-            return Err(LeaseError::Busy(lease));
-        }
-        let set = |(i, b): (usize, u8)| {
-            let first = byte.saturating_add(i as u64).saturating_mul(8);
-            (0..8).filter(move |k| b >> k & 1 == 1).map(move |k| first.saturating_add(k))
-        };
-        let entries = || bits.iter().copied().enumerate().flat_map(set);
-        if let Some(bad) = entries().find(|&e| !self.planned.get(e)) {
-            return Err(LeaseError::Entry(u32::try_from(bad).unwrap_or(u32::MAX)));
-        }
-        for e in entries() {
-            self.free.clear(e);
-            self.acked.set(e);
-            self.issued.set(e);
-        }
-        Ok(())
+    /// Returns the pads that may be granted, ascending.
+    pub fn pads_free(&self) -> impl Iterator<Item = u32> + '_ {
+        self.pads.iter().copied()
     }
 
-    /// Shares what [`Leases::resume`] left.
-    pub(super) fn share_resumed(&mut self) {
-        self.share_out(self.world);
+    /// Returns how many entries a rank may still be granted; 0 for a rank that does not exist.
+    #[must_use]
+    pub fn left(&self, rank: u32) -> u64 {
+        self.ranks.get(rank as usize).map_or(0, |r| r.share)
+    }
+
+    /// Returns how many entries a rank holds and has not acknowledged.
+    #[must_use]
+    pub fn held(&self, rank: u32) -> u64 {
+        self.ranks.get(rank as usize).map_or(0, |r| r.held)
+    }
+
+    /// Returns the live leases, by number.
+    pub fn live(&self) -> impl Iterator<Item = &Lease> {
+        self.live.values()
+    }
+
+    /// Returns the number of the latest lease; 0 when there was none.
+    #[must_use]
+    pub fn last_id(&self) -> u64 {
+        self.last_id
+    }
+
+    /// Returns the plan's entries that this epoch delivers.
+    #[must_use]
+    pub fn planned(&self) -> &Bits {
+        &self.planned
+    }
+
+    /// Returns a live lease.
+    #[must_use]
+    pub fn lease(&self, id: u64) -> Option<&Lease> {
+        self.live.get(&id)
+    }
+
+    /// Returns when the next lease expires, in milliseconds of the caller's clock.
+    #[must_use]
+    pub fn next_expiry_ms(&self) -> Option<u64> {
+        self.live.values().map(|l| l.expires_ms).min()
+    }
+
+    /// Returns the acknowledged entries of the plan: the state from which an epoch can be resumed.
+    #[must_use]
+    pub fn acked(&self) -> &Bits {
+        &self.acked
+    }
+
+    /// Returns the entries in no lease and not acknowledged: those that the order may still hand out.
+    #[must_use]
+    pub fn free(&self) -> &Bits {
+        &self.free
+    }
+
+    /// Returns whether every rank has been granted its share and has acknowledged it.
+    #[must_use]
+    pub fn finished(&self) -> bool {
+        self.live.is_empty() && self.ranks.iter().all(|r| r.share == 0)
+    }
+
+    /// Returns the planned entries that a finished epoch did not deliver. After a change of world with `drop`
+    /// these can be fewer entries than ranks; otherwise there are none.
+    pub fn left_out(&self) -> impl Iterator<Item = u64> + '_ {
+        self.free.iter_in(0, self.free.len())
+    }
+
+    /// Returns the commits to which the epoch can be rolled back, the latest last.
+    pub fn commits(&self) -> impl DoubleEndedIterator<Item = u64> + '_ {
+        self.commits.iter().map(|c| c.0)
+    }
+
+    /// Returns the entries that were acknowledged at a commit, if the epoch can be rolled back to it.
+    #[must_use]
+    pub fn committed(&self, commit: u64) -> Option<&Bits> {
+        self.commits.iter().find(|c| c.0 == commit).map(|c| &c.1)
+    }
+
+    /// Returns whether the epoch stands exactly at a commit: the same entries acknowledged, and no lease
+    /// live.
+    #[must_use]
+    pub fn is_at(&self, commit: u64) -> bool {
+        self.live.is_empty() && self.committed(commit) == Some(&self.acked)
+    }
+
+    /// Returns how many entries were granted again, because a lease expired or the epoch was rolled back.
+    #[must_use]
+    pub fn redelivered(&self) -> u64 {
+        self.redelivered
+    }
+
+    /// Returns how many pads were made, in all worlds together. Pads of a world that ended early may never
+    /// have been granted.
+    #[must_use]
+    pub fn pads(&self) -> u32 {
+        self.pads_made
+    }
+
+    /// Returns the present world.
+    #[must_use]
+    pub fn world(&self) -> World {
+        self.world
     }
 }
 
-/// Whether a world is possible, and another batch of pads after `made` ones have numbers and are copies of their own.
-fn numbered(entries: u64, made: u32, world: World) -> Result<(), PlanError> {
+/// Checks that a world is possible, and that after `made` pads another batch of pads has free numbers.
+fn check_pads(entries: u64, made: u32, world: World) -> Result<(), PlanError> {
     world.check()?;
     let pads = u64::from(made) + u64::from(world.batch);
     if pads > u64::from(PAD) || entries + pads > 1 << 32 {

@@ -1,9 +1,10 @@
-//! The ledger of an epoch: the durable log of what was granted and acknowledged, over the
-//! records of [`crate::record`] (`docs/FORMATS.md`, "Ledger").
+//! The ledger of an epoch: the durable log of grants, acks and all other events (`docs/FORMATS-epochs.md`,
+//! "Ledger").
 //!
-//! The first record is the header; each further one an [`Event`]. Numbers are LEB128, texts a
-//! length and UTF-8; the entries of a grant are a first number and zigzag differences. Records
-//! of unknown kinds are skipped, and so is what a newer minor version adds to the header.
+//! A ledger is a log of records ([`crate::record`]). The first record is the header, each further record is
+//! an [`Event`]. Numbers are LEB128; a text is its length and UTF-8; the entries of a grant are a first
+//! number and zigzag differences. A reader skips records of unknown kinds, and fields that a newer minor
+//! version adds to the header.
 
 use super::lease::{LeaseError, Leases, Request};
 use crate::plan::{PlanError, Tail, World, bits::Bits};
@@ -15,7 +16,7 @@ use crate::{
 
 /// The format's major version.
 pub const FORMAT_MAJOR: u32 = 1;
-/// No grant has more entries.
+/// The most entries of a grant.
 pub const GRANT_ENTRIES_MAX: usize = 65_536;
 
 const HEADER: u8 = 1;
@@ -29,21 +30,21 @@ const WORLD: u8 = 8;
 const END: u8 = 9;
 const RESUME: u8 = 10;
 
-/// Bytes of a bitmap in one record: larger ones are several records.
+/// Bytes of a bitmap in one record. A larger bitmap becomes several records.
 pub const RESUME_BYTES_MAX: usize = 8 << 20;
-/// No ledger has more records of this kind.
+/// The most `resume` records of a ledger.
 pub const RESUMES_MAX: usize = 4096;
 
-/// Which epoch a ledger is of.
+/// The epoch that a ledger belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     /// The job's name.
     pub job: String,
-    /// Which epoch of it.
+    /// The epoch's number.
     pub epoch: u64,
-    /// The version delivered.
+    /// The version that the epoch delivers.
     pub root: Root,
-    /// The layout it is read from.
+    /// The layout that it reads.
     pub layout: LayoutId,
     /// The plan's hash.
     pub plan: Hash,
@@ -55,62 +56,62 @@ pub struct Header {
     pub world: World,
 }
 
-/// Something that happened to an epoch.
+/// A change of an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Units were loaded for it (to explain an order; nothing depends on it).
+    /// The sweep loaded units for this epoch. It explains an order; nothing depends on it.
     Load {
-        /// Which, in order.
+        /// The units, in order.
         units: Vec<u32>,
     },
     /// Entries were granted.
     Grant {
         /// The lease's number.
         lease: u64,
-        /// Who asked.
+        /// The request.
         request: Request,
-        /// What was granted, in the order of service.
+        /// The granted entries, in the order of delivery.
         entries: Vec<u32>,
     },
-    /// The first `upto` entries of a lease were consumed.
+    /// The first `upto` entries of a lease were acknowledged.
     Ack {
-        /// Which lease.
+        /// The lease.
         lease: u64,
         /// How many of its entries, from the first.
         upto: u32,
     },
-    /// A lease ended with entries unacknowledged.
+    /// A lease expired with entries unacknowledged.
     Expire {
-        /// Which lease.
+        /// The lease.
         lease: u64,
     },
-    /// The model was saved.
+    /// A checkpoint was committed.
     Commit {
-        /// The checkpoint's number.
+        /// The caller's number of it.
         commit: u64,
     },
-    /// The model went back.
+    /// The epoch was rolled back.
     Rollback {
-        /// To which checkpoint.
+        /// The commit to which it returned.
         commit: u64,
     },
     /// The world changed.
     World {
-        /// The new one.
+        /// The new world.
         world: World,
     },
-    /// A piece of the bitmap of what was acknowledged before this ledger began.
+    /// A piece of the bitmap of entries that were acknowledged before this ledger began.
     Resume {
         /// The piece's first byte in the bitmap.
         byte: u64,
-        /// The piece.
+        /// The piece's bytes.
         bits: Vec<u8>,
     },
     /// The epoch ended.
     End {
         /// Entries delivered.
         delivered: u64,
-        /// Of them, delivered again.
+        /// How many of them were delivered again.
         redelivered: u64,
     },
 }
@@ -118,41 +119,44 @@ pub enum Event {
 /// Why a ledger cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLedger {
-    /// The log itself is foreign, newer or damaged.
+    /// The log is foreign, newer or damaged.
     #[error(transparent)]
     Log(#[from] BadLog),
-    /// It does not begin with a header.
+    /// The ledger does not begin with a header.
     #[error("not a ledger: it does not begin with a header")]
     Header,
-    /// Written by a newer Fletch.
+    /// A newer Fletch wrote the ledger.
     #[error("ledger format {0} is newer than this build reads (1); use a newer build")]
     Major(u64),
-    /// Its world cannot be.
-    #[error("the ledger begins in a world that cannot be: {0}")]
+    /// The header's world is impossible.
+    #[error("the ledger's header has an impossible world: {0}")]
     World(#[from] PlanError),
-    /// A record that cannot be read, or one too many.
+    /// A record cannot be read, or is one `resume` record too many.
     #[error("record {0} of the ledger is malformed")]
     Record(usize),
     /// A record contradicts those before it.
     #[error("record {at} of the ledger: {why}")]
     Contradiction {
-        /// Which record.
+        /// The number of the record.
         at: usize,
-        /// What is wrong with it.
+        /// Why it contradicts them.
         why: LeaseError,
     },
-    /// Its world changed, or was rolled back, more often than is replayed, or with more ranks or pads.
-    #[error("the worlds of the ledger are too many to replay: {ranks} in all, and {most} at most")]
-    Legs {
-        /// Worlds, or their ranks or pads together.
-        ranks: u64,
+    /// The ledger has too many changes of world and rollbacks to replay, or too many ranks or pads in them.
+    #[error(
+        "the ledger's changes of world and rollbacks are too many to replay: {count} of them, or of their \
+             ranks or pads; at most {most} can be replayed"
+    )]
+    TooManyWorlds {
+        /// Changes of world and rollbacks, or the ranks or pads of all of them together.
+        count: u64,
         /// The bound.
         most: u64,
     },
 }
 
 impl BadLedger {
-    /// Who can act on it.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         Kind::Corrupt
@@ -235,7 +239,7 @@ impl Header {
 }
 
 impl Event {
-    /// Appends it to a log as a record.
+    /// Appends the event to a log, as a record.
     pub fn append(&self, out: &mut Vec<u8>) {
         let mut p = Vec::new();
         let kind = match self {
@@ -286,7 +290,8 @@ impl Event {
         record::append(out, kind, &p);
     }
 
-    /// Reads one; `Some(None)` for a kind that this build does not know.
+    /// Reads an event. Returns `Some(None)` for a kind that this build does not know, and `None` for bad
+    /// bytes.
     fn read(kind: u8, mut p: &[u8]) -> Option<Option<Event>> {
         let at = &mut p;
         let event = match kind {
@@ -312,7 +317,7 @@ impl Event {
     }
 }
 
-/// The bytes of a state: a ledger of nothing but what was acknowledged.
+/// Returns the bytes of a state: a ledger with a header and the acknowledged entries only.
 #[must_use]
 pub fn state(header: &Header, acked: &Bits) -> Vec<u8> {
     let mut out = begin(header);
@@ -322,7 +327,7 @@ pub fn state(header: &Header, acked: &Bits) -> Vec<u8> {
     out
 }
 
-/// The events that say what was acknowledged before. None for a bitmap without a bit.
+/// Returns the events that say which entries were acknowledged before. An empty bitmap gives none.
 pub fn resume(acked: &Bits) -> impl Iterator<Item = Event> {
     let bytes = if acked.count() == 0 { Vec::new() } else { acked.to_bytes() };
     let pieces: Vec<Event> = (0u64..)
@@ -332,7 +337,7 @@ pub fn resume(acked: &Bits) -> impl Iterator<Item = Event> {
     pieces.into_iter()
 }
 
-/// The bytes of a new ledger: file header and header record.
+/// Returns the bytes of a new ledger: the file header and the header record.
 #[must_use]
 pub fn begin(header: &Header) -> Vec<u8> {
     let mut out = record::file_header().to_vec();
@@ -340,22 +345,22 @@ pub fn begin(header: &Header) -> Vec<u8> {
     out
 }
 
-/// A ledger as read.
+/// A ledger that was read from bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ledger {
-    /// Which epoch it is of.
+    /// The epoch that it belongs to.
     pub header: Header,
-    /// What happened, in order.
+    /// The events, in order.
     pub events: Vec<Event>,
-    /// Length of the valid prefix: a file that is longer has a torn last append.
+    /// Bytes of the valid prefix. In a longer file a crash tore the last append.
     pub len: usize,
 }
 
 impl Ledger {
-    /// Reads one.
+    /// Reads a ledger.
     ///
     /// # Errors
-    /// Any [`BadLedger`] but a contradiction.
+    /// Any [`BadLedger`] except [`BadLedger::Contradiction`]: the events are not applied.
     pub fn read(file: &[u8]) -> Result<Self, BadLedger> {
         let (records, len) = record::read(file)?;
         let (first, rest) = match records.split_first() {
@@ -374,7 +379,7 @@ impl Ledger {
         Ok(Ledger { header, events, len })
     }
 
-    /// Applies everything to fresh leases of the same plan; what was leased then expires at
+    /// Applies all events to new leases of the same plan. Leases that are live at the end expire at
     /// `expires_ms`.
     ///
     /// # Errors
@@ -383,18 +388,17 @@ impl Ledger {
         (0..self.events.len()).try_for_each(|at| self.apply(at, leases, expires_ms))
     }
 
-    /// Applies one event, after those before it.
+    /// Applies the event number `at`, after those before it.
     pub(crate) fn apply(&self, at: usize, leases: &mut Leases, expires_ms: u64) -> Result<(), BadLedger> {
         match (&self.events[at], self.events.get(at + 1)) {
-            // Shared out once, after the last piece.
+            // The free entries are divided once, after the last piece.
             (Event::Resume { byte, bits }, Some(Event::Resume { .. })) => leases.resume(*byte, bits),
             (event, _) => leases.apply(event, expires_ms).map(drop),
         }
         .map_err(|why| BadLedger::Contradiction { at: at + 1, why })
     }
 
-    /// The order in which entries were granted to a rank, those granted again included: what
-    /// `replay` delivers.
+    /// Returns the entries that were granted to a rank, in order. An entry granted twice is in it twice.
     pub fn order_of(&self, rank: u32) -> impl Iterator<Item = u32> + '_ {
         self.events
             .iter()

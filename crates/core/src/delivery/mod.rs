@@ -1,8 +1,8 @@
 //! Delivery: what an epoch granted, what was acknowledged, and the proof of it.
 //!
-//! [`lease`] hands a plan's entries to ranks exactly once (I2) and [`ledger`] is the durable log of that.
-//! At the end of an epoch the [`receipt`] proves what was delivered, the [`certificate`] says how well it was
-//! shuffled, and [`consumption_log`] checks what consumers wrote down against the receipt.
+//! [`lease`] grants a plan's entries to ranks exactly once (I2), and [`ledger`] is the durable log of that.
+//! At the end of an epoch the [`receipt`] states what was delivered, the [`certificate`] says how well it was
+//! shuffled, and [`consumption_log`] compares the samples that consumers recorded with the receipt.
 //!
 //! Everything here is a value or a state machine: no clock, no IO, no OS randomness. `docs/FORMATS-epochs.md`
 //! describes the formats.

@@ -1,15 +1,13 @@
-//! Receipts: what was delivered, as one value that adds up over ranks and does not depend on
-//! order (`docs/FORMATS.md`, "Receipt").
+//! Receipts: what an epoch delivered, as one value that does not depend on the order of deliveries and can be
+//! added up over ranks (`docs/FORMATS-epochs.md`, "Receipt").
 //!
-//! The value is LtHash (Bellare and Micciancio, EUROCRYPT '97; as in Lewi et al., "Securing
-//! Update Propagation with Homomorphic Hashing", 2019): each delivered copy is hashed to 1,024
-//! lanes of 16 bits with BLAKE3's XOF, and lanes add modulo 2^16. A missing, doubled or altered
-//! delivery changes the sum.
+//! The value is LtHash (Bellare and Micciancio, EUROCRYPT '97; as in Lewi et al., "Securing Update
+//! Propagation with Homomorphic Hashing", 2019). Each delivered copy is hashed to 1,024 lanes of 16 bits with
+//! BLAKE3's XOF, and the lanes are added modulo 2^16. A missing, doubled or altered delivery changes the sum.
 //!
 //! I1. Adding the same deliveries in any order and any grouping gives the same value.
-//! I2. What one delivery adds covers the root, the sample's first ordinal, the BLAKE3 of the
-//!     bytes received, and the copy: the plan's own value can be computed by whoever has the
-//!     manifest, without the data.
+//! I2. A delivery's hash covers the root, the sample's first ordinal, the BLAKE3 of the received bytes, and
+//!     the copy. So a client that has the manifest can compute the value of a plan without the data.
 
 use crate::hash::context;
 use crate::{Hash, Root};
@@ -22,7 +20,7 @@ pub const VALUE_BYTES: usize = 2 * LANES;
 /// The format's major version.
 pub const FORMAT_MAJOR: u32 = 1;
 
-/// A sum of deliveries.
+/// The sum of a set of deliveries.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LtHash {
     lanes: Box<[u16; LANES]>,
@@ -45,15 +43,15 @@ impl Default for LtHash {
 pub struct Delivery {
     /// Ordinal of the sample's first entry.
     pub ordinal: u64,
-    /// Plain BLAKE3 of the bytes received; for a sample of several entries, of their hashes one
-    /// after the other ([`content`]).
+    /// Plain BLAKE3 of the received bytes. For a sample of several entries, BLAKE3 of their hashes, one after
+    /// the other ([`content`]).
     pub content: Hash,
-    /// Which copy ([`super::plan::Item`]).
+    /// The number of the copy ([`crate::plan::Item::copy`]).
     pub copy: u32,
 }
 
-/// The content hash of a sample from those of its entries, in order: the entry's own if there
-/// is one, else BLAKE3 over the hashes one after the other.
+/// Returns the content hash of a sample from the hashes of its entries, in order. For one entry it is the
+/// entry's own hash, else BLAKE3 of all hashes, one after the other.
 #[must_use]
 pub fn content(entries: &[Hash]) -> Hash {
     match entries {
@@ -80,34 +78,34 @@ impl LtHash {
         out
     }
 
-    /// Adds one delivery (about 2 µs).
+    /// Adds one delivery, in about 2 µs.
     pub fn add(&mut self, root: Root, d: &Delivery) {
         for (lane, x) in self.lanes.iter_mut().zip(Self::lanes_of(root, d).chunks_exact(2)) {
             *lane = lane.wrapping_add(u16::from_le_bytes([x[0], x[1]]));
         }
     }
 
-    /// Takes one delivery out again.
+    /// Subtracts one delivery.
     pub fn remove(&mut self, root: Root, d: &Delivery) {
         for (lane, x) in self.lanes.iter_mut().zip(Self::lanes_of(root, d).chunks_exact(2)) {
             *lane = lane.wrapping_sub(u16::from_le_bytes([x[0], x[1]]));
         }
     }
 
-    /// Adds another sum: that of another rank.
+    /// Adds another sum, such as that of another rank.
     pub fn merge(&mut self, other: &LtHash) {
         for (lane, x) in self.lanes.iter_mut().zip(other.lanes.iter()) {
             *lane = lane.wrapping_add(*x);
         }
     }
 
-    /// The value, lanes in order, little-endian.
+    /// Returns the value's bytes: the lanes in order, little-endian.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.lanes.iter().flat_map(|l| l.to_le_bytes()).collect()
     }
 
-    /// Reads a value; `None` unless it has [`VALUE_BYTES`] bytes.
+    /// Reads a value. Returns `None` unless there are [`VALUE_BYTES`] bytes.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != VALUE_BYTES {
@@ -120,7 +118,7 @@ impl LtHash {
         Some(out)
     }
 
-    /// BLAKE3 of the value: what people compare.
+    /// Returns the BLAKE3 of the value: short enough to compare by eye.
     #[must_use]
     pub fn digest(&self) -> Hash {
         Hash::of(&self.to_bytes())
@@ -143,43 +141,43 @@ impl<'de> Deserialize<'de> for LtHash {
     }
 }
 
-/// The proof, at the end of an epoch, that its plan was delivered.
+/// The server's statement, at the end of an epoch, of what the epoch had to deliver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
     /// "fletch.receipt".
     pub format: String,
     /// [`FORMAT_MAJOR`].
     pub major: u32,
-    /// Additions that older readers may ignore.
+    /// The format's minor version. Older readers may ignore its additions.
     pub minor: u32,
-    /// What was delivered from.
+    /// The version that was delivered.
     pub root: Root,
     /// The plan's hash.
     pub plan: Hash,
     /// The job's seed.
     pub seed: u64,
-    /// Which epoch.
+    /// The epoch's number.
     pub epoch: u64,
     /// Copies delivered.
     pub delivered: u64,
-    /// Deliveries whose first consumer died before its ack.
+    /// Entries that were granted again, because a lease expired or the epoch was rolled back.
     pub redelivered: u64,
     /// Entries that the tail rule left out.
     pub dropped: Vec<u32>,
-    /// Entries that only filled up the last step.
+    /// Pads: entries that only fill up the last step.
     pub padded: u32,
-    /// The sum of what was delivered.
+    /// The sum of the deliveries.
     pub value: LtHash,
-    /// Whose signature; none yet.
+    /// The key of the signature. No server signs yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_id: Option<String>,
-    /// The signature, in hex, over the canonical JSON without it; none yet.
+    /// The signature in hex, over the canonical JSON without it. No server signs yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
 }
 
 impl Receipt {
-    /// Whether it says what the plan says: the same value, and as many deliveries.
+    /// Returns whether the receipt states this number of deliveries and this sum.
     #[must_use]
     pub fn agrees(&self, delivered: u64, value: &LtHash) -> bool {
         self.delivered == delivered && self.value == *value
@@ -202,17 +200,35 @@ mod tests {
             let mut whole = LtHash::default();
             (0..n).for_each(|i| whole.add(root, &d(i)));
             let mut parts = vec![LtHash::default(); ranks as usize];
-            for i in 0..n { let j = (i * 7 + turn) % n; if n % 7 != 0 { parts[(j % ranks) as usize].add(root, &d(j)); } else { parts[0].add(root, &d(i)); } }
+            for i in 0..n {
+                let j = (i * 7 + turn) % n;
+                if n % 7 != 0 {
+                    parts[(j % ranks) as usize].add(root, &d(j));
+                } else {
+                    parts[0].add(root, &d(i));
+                }
+            }
             let mut sum = LtHash::default();
             parts.iter().for_each(|p| sum.merge(p));
             prop_assert_eq!(&sum, &whole);
             prop_assert_eq!(LtHash::from_bytes(&sum.to_bytes()), Some(sum.clone()));
-            // Dropped, doubled, altered.
+            // A lost, a doubled and an altered delivery.
             let i = turn % n;
-            let mut bad = whole.clone(); bad.remove(root, &d(i)); prop_assert_ne!(&bad, &whole);
-            let mut bad = whole.clone(); bad.add(root, &d(i)); prop_assert_ne!(&bad, &whole);
-            for other in [Delivery { copy: 9, ..d(i) }, Delivery { ordinal: 99, ..d(i) }, Delivery { content: Hash::of(b"x"), ..d(i) }] {
-                let mut bad = whole.clone(); bad.remove(root, &d(i)); bad.add(root, &other); prop_assert_ne!(&bad, &whole);
+            let mut bad = whole.clone();
+            bad.remove(root, &d(i));
+            prop_assert_ne!(&bad, &whole);
+            let mut bad = whole.clone();
+            bad.add(root, &d(i));
+            prop_assert_ne!(&bad, &whole);
+            for other in [
+                Delivery { copy: 9, ..d(i) },
+                Delivery { ordinal: 99, ..d(i) },
+                Delivery { content: Hash::of(b"x"), ..d(i) },
+            ] {
+                let mut bad = whole.clone();
+                bad.remove(root, &d(i));
+                bad.add(root, &other);
+                prop_assert_ne!(&bad, &whole);
             }
         }
     }

@@ -1,25 +1,24 @@
-//! Entries: one file, symlink, empty directory or tar member, and its canonical encoding.
+//! Entries: one file, symbolic link, empty directory or tar member, and its canonical encoding.
 //!
-//! Invariants of a sequence of entries (checked by [`super::PartCutter`]):
-//! 1. strictly ascending by path bytes;
-//! 2. paths are relative, UTF-8, without empty, `.` or `..` components and without NUL,
-//!    except that an empty directory's path ends in `/` (so that it sorts where its children
-//!    would) and a member's is its shard's path, NUL, and the member's name (so that it
-//!    follows its shard);
-//! 3. no path is both a file and a directory (`a` and `a/b`).
+//! Invariants of a sequence of entries, checked by [`super::PartCutter`]:
+//! 1. Paths ascend strictly, by bytes.
+//! 2. Paths are relative and UTF-8, without empty, `.` or `..` components and without NUL. Two exceptions: an
+//!    empty directory's path ends in `/`, so that it sorts where its children would; and a member's path is
+//!    its shard's path, NUL, and the member's name, so that it follows its shard.
+//! 3. No path is both a file and a directory (`a` and `a/b`).
 
 use super::{COMPONENT_BYTES_MAX, PATH_BYTES_MAX};
 use crate::Hash;
 use serde::{Deserialize, Serialize};
 
-/// What an entry is. The numbers are part of format 1.
+/// The kind of an entry. The numbers are part of format 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum EntryKind {
     /// A regular file.
     File = 1,
-    /// A symbolic link, kept verbatim and never resolved by us.
+    /// A symbolic link. Fletch keeps its target verbatim and never resolves it.
     Symlink = 2,
     /// A directory without entries.
     EmptyDir = 3,
@@ -28,7 +27,7 @@ pub enum EntryKind {
 }
 
 impl EntryKind {
-    /// The word used in tables and output.
+    /// Returns the kind's word in tables and output.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -39,55 +38,55 @@ impl EntryKind {
         }
     }
 
-    /// The kind of that word.
+    /// Returns the kind with this word.
     #[must_use]
     pub fn from_word(s: &str) -> Option<Self> {
         [Self::File, Self::Symlink, Self::EmptyDir, Self::Member].into_iter().find(|k| k.as_str() == s)
     }
 
-    /// Whether it has bytes of its own.
+    /// Returns whether an entry of this kind has bytes of its own.
     #[must_use]
     pub fn has_bytes(self) -> bool {
         matches!(self, EntryKind::File | EntryKind::Member)
     }
 }
 
-/// Whether and with whom an entry forms a sample.
+/// The sample that an entry belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Sample {
-    /// Not part of any sample.
+    /// The entry belongs to no sample.
     None,
-    /// A sample by itself.
+    /// The entry is a sample by itself.
     Single,
-    /// One of the neighbouring entries that share this key.
+    /// The entry belongs to the sample of all neighbouring entries with this key.
     Keyed(String),
 }
 
 /// [`Sample`], borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SampleRef<'a> {
-    /// Not part of any sample.
+    /// The entry belongs to no sample.
     None,
-    /// A sample by itself.
+    /// The entry is a sample by itself.
     Single,
-    /// One of the neighbouring entries that share this key.
+    /// The entry belongs to the sample of all neighbouring entries with this key.
     Keyed(&'a str),
 }
 
 /// One entry, owned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Relative path (see the module's invariant 2).
+    /// The relative path (see the module's invariant 2).
     pub path: String,
-    /// What it is.
+    /// The entry's kind.
     pub kind: EntryKind,
-    /// Bytes of content; of the target for a symlink; 0 for an empty directory.
+    /// Bytes of the content, or of a link's target; 0 for an empty directory.
     pub size: u64,
-    /// BLAKE3 of the content; present exactly for kinds with bytes.
+    /// The BLAKE3 of the content; present exactly for kinds with bytes.
     pub hash: Option<Hash>,
     /// The link target; empty for other kinds.
     pub target: String,
-    /// Its place in a sample.
+    /// The sample that it belongs to.
     pub sample: Sample,
 }
 
@@ -111,7 +110,7 @@ pub struct EntryRef<'a> {
 /// Why an entry cannot be part of a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadEntry {
-    /// The path is empty, absolute, or has an empty, `.` or `..` component.
+    /// The path is empty or absolute, or has an empty, `.` or `..` component.
     #[error("path {0:?} is not a clean relative path")]
     Path(String),
     /// The path, a component or a link target is too long or holds a NUL.
@@ -119,31 +118,32 @@ pub enum BadEntry {
     Length(String),
     /// Kind, size, hash and target do not fit together.
     #[error("entry {0:?}: kind, size, hash and link target do not fit together")]
-    UnitMap(String),
-    /// Not after its predecessor.
+    Fields(String),
+    /// The entry does not come after its predecessor.
     #[error("entry {path:?} does not come after {previous:?} in byte order")]
     Order {
-        /// The entry before.
+        /// The path of the entry before.
         previous: String,
-        /// The one that came.
+        /// The entry's path.
         path: String,
     },
-    /// A file or link whose path is also a directory.
+    /// The path of a file or link is also a directory.
     #[error("{0:?} is both a file and a directory")]
     FileAndDirectory(String),
 }
 
-/// Whether `path` is clean: relative, non-empty components, none of them `.` or `..`.
-fn clean(path: &str) -> bool {
+/// Returns whether a path is relative, with components that are not empty, `.` or `..`.
+fn is_clean(path: &str) -> bool {
     !path.is_empty() && path.split('/').all(|c| !c.is_empty() && c != "." && c != "..")
 }
 
+/// Returns whether a path and its components are short enough.
 fn fits(path: &str) -> bool {
     path.len() <= PATH_BYTES_MAX && path.split('/').all(|c| c.len() <= COMPONENT_BYTES_MAX)
 }
 
 impl Entry {
-    /// A file of `size` bytes that is a sample by itself.
+    /// Returns a file of `size` bytes that is a sample by itself.
     #[must_use]
     pub fn file(path: impl Into<String>, size: u64, hash: Hash) -> Self {
         Entry {
@@ -156,7 +156,7 @@ impl Entry {
         }
     }
 
-    /// A symbolic link, kept verbatim.
+    /// Returns a symbolic link.
     #[must_use]
     pub fn symlink(path: impl Into<String>, target: impl Into<String>) -> Self {
         let target = target.into();
@@ -170,7 +170,7 @@ impl Entry {
         }
     }
 
-    /// An empty directory; `path` without the closing slash, which is added.
+    /// Returns an empty directory. `path` has no closing slash; this function adds it.
     #[must_use]
     pub fn empty_dir(path: impl Into<String>) -> Self {
         let mut path = path.into();
@@ -185,7 +185,7 @@ impl Entry {
         }
     }
 
-    /// Borrows it.
+    /// Returns the entry, borrowed.
     #[must_use]
     pub fn as_ref(&self) -> EntryRef<'_> {
         EntryRef {
@@ -204,7 +204,7 @@ impl Entry {
 }
 
 impl EntryRef<'_> {
-    /// Copies it.
+    /// Returns an owned copy.
     #[must_use]
     pub fn to_owned(&self) -> Entry {
         Entry {
@@ -221,10 +221,10 @@ impl EntryRef<'_> {
         }
     }
 
-    /// Checks everything that can be said of one entry alone.
+    /// Checks all rules that concern one entry alone.
     ///
     /// # Errors
-    /// [`BadEntry`] naming the first rule it breaks.
+    /// [`BadEntry`] with the first rule that the entry breaks.
     pub fn validate(&self) -> Result<(), BadEntry> {
         let named = || self.path.to_owned();
         let (file, member) = match (self.kind, self.path.split_once('\0')) {
@@ -236,26 +236,27 @@ impl EntryRef<'_> {
             (_, None) => (self.path, None),
             (_, Some(_)) => return Err(BadEntry::Length(named())),
         };
-        if !clean(file) || member.is_some_and(str::is_empty) {
+        if !is_clean(file) || member.is_some_and(str::is_empty) {
             return Err(BadEntry::Path(named()));
         }
         let member_fits = member.is_none_or(|m| m.len() <= PATH_BYTES_MAX && !m.contains('\0'));
         if !fits(file) || !member_fits || self.target.len() > PATH_BYTES_MAX || self.target.contains('\0') {
             return Err(BadEntry::Length(named()));
         }
-        let unit_map = match self.kind {
+        let fields_fit = match self.kind {
             EntryKind::File | EntryKind::Member => self.hash.is_some() && self.target.is_empty(),
             EntryKind::Symlink => {
                 self.hash.is_none() && !self.target.is_empty() && self.size == self.target.len() as u64
             }
             EntryKind::EmptyDir => self.hash.is_none() && self.target.is_empty() && self.size == 0,
         };
-        if unit_map { Ok(()) } else { Err(BadEntry::UnitMap(named())) }
+        if fields_fit { Ok(()) } else { Err(BadEntry::Fields(named())) }
     }
 
-    /// Appends the canonical encoding (`docs/FORMATS.md`, "Entry"), little-endian:
-    /// kind u8 · path u32+bytes · size u64 · hash 32 (file, member) or target u32+bytes
-    /// (symlink) or nothing · sample tag u8 (0 none, 1 alone, 2 keyed) · key u32+bytes if keyed.
+    /// Appends the canonical encoding (`docs/FORMATS.md`, "Entry"), little-endian.
+    ///
+    /// kind u8 · path u32+bytes · size u64 · hash 32 (file, member) or target u32+bytes (symbolic link) or
+    /// nothing · sample tag u8 (0 none, 1 single, 2 keyed) · key u32+bytes if keyed.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.kind as u8);
         put_text(out, self.path);

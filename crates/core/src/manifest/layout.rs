@@ -1,47 +1,47 @@
-//! Layouts: how one root's bytes lie in chunks. A layout's id covers the placement and not
-//! the origin, so the same tree has the same layout wherever its objects are.
+//! Layouts: how a version's bytes are placed in chunks. A layout's id covers the placement and not the
+//! origin, so the same tree has the same layout wherever its objects are.
 
 use super::{CHUNK_BYTES_MAX, EntryKind, PackParams, Part, SLICE_BYTES_DEFAULT};
 use crate::hash::context;
 use crate::{Hash, LayoutId, Root};
 use serde::{Deserialize, Serialize};
 
-/// How a layout was made. The numbers are part of format 1.
+/// The kind of a layout. The numbers are part of format 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum LayoutKind {
-    /// The objects stay where they are; every file is a chunk of its own, large ones are cut.
+    /// The objects stay at their place. Every file is a chunk of its own; a large file is cut into several.
     Index = 1,
-    /// Small files are grouped into chunks written as objects of their own.
+    /// Small files are grouped into chunks, which are written as objects of their own.
     Pack = 2,
 }
 
-/// What a layout's chunks depend on. Who changes these shares nothing.
+/// The parameters that decide a layout's chunks. Layouts with different parameters share no chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayoutParams {
-    /// How it was made.
+    /// The kind of the layout.
     pub kind: LayoutKind,
-    /// Files up to this many bytes are one chunk; larger ones are cut into slices of it.
+    /// A file of up to this many bytes is one chunk; a larger file is cut into slices of it.
     pub slice_bytes: u32,
-    /// How small files are grouped; present exactly for packs.
+    /// The grouping of small files; present exactly for packs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pack: Option<PackParams>,
 }
 
 impl LayoutParams {
-    /// The index layout everybody shares.
+    /// The default parameters of an index. Versions indexed with the same parameters share chunks.
     pub const INDEX: LayoutParams =
         LayoutParams { kind: LayoutKind::Index, slice_bytes: SLICE_BYTES_DEFAULT, pack: None };
 
-    /// The packed layout everybody shares.
+    /// The default parameters of a pack.
     pub const PACK: LayoutParams = LayoutParams {
         kind: LayoutKind::Pack,
         slice_bytes: SLICE_BYTES_DEFAULT,
         pack: Some(PackParams::DEFAULT),
     };
 
-    /// Whether a layout can be made with them; what is wrong otherwise.
+    /// Checks that a layout can be made with these parameters.
     ///
     /// # Errors
     /// The rule that they break, in words.
@@ -52,11 +52,11 @@ impl LayoutParams {
         match (self.kind, self.pack) {
             (LayoutKind::Index, None) => Ok(()),
             (LayoutKind::Pack, Some(pack)) => pack.check(),
-            _ => Err("parameters of grouping belong to packs, and to all of them"),
+            _ => Err("group_bytes and align belong to a pack, and every pack has them"),
         }
     }
 
-    /// The parameters as a layout's id covers them: (id, value), ascending by id.
+    /// Returns the parameters that a layout's id covers: (id, value), ascending by id.
     fn canonical(&self) -> Vec<(u16, u64)> {
         let mut all = vec![(1, u64::from(self.slice_bytes))];
         if let Some(pack) = self.pack {
@@ -65,7 +65,7 @@ impl LayoutParams {
         all
     }
 
-    /// The lengths of the slices of a file of `size` bytes, in order; none for an empty file.
+    /// Returns the lengths of the slices of a file of `size` bytes, in order; none for an empty file.
     pub fn slice_lengths(&self, size: u64) -> impl Iterator<Item = u32> + use<> {
         let step = u64::from(self.slice_bytes);
         (0..size.div_ceil(step)).map(move |i| u32::try_from((size - i * step).min(step)).unwrap_or(u32::MAX))
@@ -75,62 +75,62 @@ impl LayoutParams {
 /// A run of an entry's bytes inside one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
-    /// Which chunk.
+    /// The chunk.
     pub chunk: Hash,
-    /// Where in the chunk it begins.
+    /// The offset in the chunk, in bytes.
     pub chunk_offset: u32,
-    /// How many bytes.
+    /// The length, in bytes.
     pub len: u32,
 }
 
-/// The placement of one part: for each entry the slices that, in order, are its bytes.
+/// The placement of one part: for each entry, the slices that hold its bytes, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placed {
     ends: Vec<u32>,
     slices: Vec<Slice>,
 }
 
-/// Why a placement cannot be believed.
+/// Why a placement is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPlacement {
-    /// Not the placement that the layout names.
-    #[error("placement hashes to {got}, the layout names {expected}")]
+    /// The placement is not the one that the layout names.
+    #[error("the placement hashes to {got}, and the layout names {expected}")]
     Mismatch {
-        /// What the layout says.
+        /// The hash that the layout names.
         expected: Hash,
-        /// What the rows hash to.
+        /// The hash of the rows.
         got: Hash,
     },
-    /// It does not cover the entries' bytes.
-    #[error("placement of {path:?} does not fit: {why}")]
+    /// The placement does not cover an entry's bytes.
+    #[error("the placement of {path:?} does not fit: {why}")]
     Entry {
-        /// Whose placement.
+        /// The entry's path.
         path: String,
-        /// What is wrong.
+        /// The rule that is broken.
         why: &'static str,
     },
 }
 
 impl Placed {
-    /// Adds the next entry's slices (none for entries without bytes).
+    /// Adds the next entry's slices; none for an entry without bytes.
     pub fn push(&mut self, slices: impl IntoIterator<Item = Slice>) {
         self.slices.extend(slices);
         self.ends.push(u32::try_from(self.slices.len()).unwrap_or(u32::MAX));
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether it has no entries.
+    /// Returns whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The slices of one entry.
+    /// Returns the slices of one entry.
     ///
     /// # Panics
     /// When `row` is past the end.
@@ -140,14 +140,16 @@ impl Placed {
         &self.slices[start..self.ends[row] as usize]
     }
 
-    /// Approximate bytes of memory it holds.
+    /// Returns about how many bytes of memory the placement holds.
     #[must_use]
     pub fn footprint(&self) -> usize {
         self.ends.len() * 4 + self.slices.len() * size_of::<Slice>() + size_of::<Self>()
     }
 
-    /// Hash of the canonical encoding (`docs/FORMATS.md`, "Placement"): for each entry with
-    /// slices its row u32, their number u32, and each slice as chunk 32 · offset u32 · length u32.
+    /// Returns the hash of the canonical encoding (`docs/FORMATS.md`, "Placement").
+    ///
+    /// For each entry with slices: row u32, number of slices u32, and each slice as chunk 32 · offset u32 ·
+    /// length u32.
     #[must_use]
     pub fn hash(&self) -> Hash {
         let mut h = blake3::Hasher::new_derive_key(context::PLACEMENT);
@@ -170,11 +172,11 @@ impl Placed {
         h.finalize().into()
     }
 
-    /// Checks the rows against the layout's word for them and against the part they place.
+    /// Checks the placement against the hash that the layout names, and against the part that it places.
     ///
     /// # Errors
-    /// [`BadPlacement`]: the hash differs, or some entry's bytes are not covered exactly, or a
-    /// file that is one whole chunk of an index is placed in a chunk of another name.
+    /// [`BadPlacement`]: the hash differs, an entry's bytes are not covered exactly, or a file that is one
+    /// chunk of an index is placed in a chunk with another hash.
     pub fn check(&self, expected: Hash, part: &Part, kind: LayoutKind) -> Result<(), BadPlacement> {
         let got = self.hash();
         if got != expected || self.len() != part.len() {
@@ -186,7 +188,7 @@ impl Placed {
             let bad = |why| Err(BadPlacement::Entry { path: e.path.to_owned(), why });
             let want = if e.kind.has_bytes() { e.size } else { 0 };
             if slices.iter().map(|s| u64::from(s.len)).sum::<u64>() != want {
-                return bad("slices do not add up to the size");
+                return bad("its slices do not add up to its size");
             }
             if slices.iter().any(|s| {
                 s.len == 0 || u64::from(s.chunk_offset) + u64::from(s.len) > u64::from(CHUNK_BYTES_MAX)
@@ -196,14 +198,15 @@ impl Placed {
             if let ([s], LayoutKind::Index, EntryKind::File) = (slices, kind, e.kind)
                 && (Some(s.chunk) != e.hash || s.chunk_offset != 0)
             {
-                return bad("the chunk is not the file");
+                return bad("its chunk has another hash than the file");
             }
         }
         Ok(())
     }
 }
 
-/// The id of a layout: its parameters, the root, and the parts' placements in order.
+/// Returns the id of a layout: the hash over its parameters, the root, and the placements of the parts, in
+/// order.
 #[must_use]
 pub fn layout_id(params: &LayoutParams, root: Root, placements: &[Hash]) -> LayoutId {
     let mut buf = Vec::with_capacity(64);
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn swapped_or_short_placements_are_refused() {
+    fn swapped_or_short_placements_are_rejected() {
         let (a, b) = (Hash::of(b"aaa"), Hash::of(b"bbb"));
         let rows = [Entry::file("a", 3, a), Entry::file("b", 3, b), Entry::symlink("l", "a")];
         let mut cutter = PartCutter::new();

@@ -1,10 +1,10 @@
-//! Where things are: which part holds a path or an ordinal, which bytes of which chunks are a
-//! range of a file, and how a directory is named by its first entry.
+//! Lookups in a version: the part that holds a path or an ordinal, the chunk ranges of a range of a file, and
+//! the directory of an entry.
 
 use super::{PartSummary, Slice};
 use std::ops::Range;
 
-/// The parts of a version as an index over paths and ordinals (a few hundred bytes a part).
+/// An index over the parts of a version, by path and ordinal. A few hundred bytes a part.
 #[derive(Debug, Clone)]
 pub struct PartIndex {
     parts: Vec<PartSummary>,
@@ -13,7 +13,7 @@ pub struct PartIndex {
 }
 
 impl PartIndex {
-    /// Indexes the parts of a manifest.
+    /// Returns the index of a manifest's parts.
     #[must_use]
     pub fn new(parts: Vec<PartSummary>) -> Self {
         let mut starts = Vec::with_capacity(parts.len() + 1);
@@ -26,19 +26,19 @@ impl PartIndex {
         PartIndex { parts, starts }
     }
 
-    /// The parts, in order.
+    /// Returns the parts, in order.
     #[must_use]
     pub fn parts(&self) -> &[PartSummary] {
         &self.parts
     }
 
-    /// Number of entries of the version.
+    /// Returns the number of entries of the version.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Ordinal of a part's first entry.
+    /// Returns the ordinal of a part's first entry.
     ///
     /// # Panics
     /// When `part` is past the end.
@@ -47,7 +47,7 @@ impl PartIndex {
         self.starts[part]
     }
 
-    /// The part that holds an ordinal, and the row in it.
+    /// Returns the part that holds an ordinal, and the row in it.
     #[must_use]
     pub fn find(&self, ordinal: u64) -> Option<(usize, usize)> {
         if ordinal >= self.entries() {
@@ -57,8 +57,12 @@ impl PartIndex {
         Some((part, usize::try_from(ordinal - self.starts[part]).ok()?))
     }
 
-    /// The part in which the first entry not below `path` lies, *or* at whose end `path` would
-    /// come (then the answer is the next part's first entry). `None` without parts.
+    /// Returns the part in which `path` is, or would be.
+    ///
+    /// It is the last part whose first path is not above `path`, or else the first part.
+    ///
+    /// The first entry not below `path` is in this part, *or* it is the first entry of the next part. `None`
+    /// without parts.
     #[must_use]
     pub fn candidate(&self, path: &[u8]) -> Option<usize> {
         let after = self.parts.partition_point(|p| p.first.as_bytes() <= path);
@@ -69,16 +73,16 @@ impl PartIndex {
 /// A range of one chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkRange {
-    /// Which of the entry's slices.
+    /// The entry's slice.
     pub slice: Slice,
-    /// Where in the entry the slice begins, in bytes.
+    /// The offset of the slice in the entry, in bytes.
     pub begin: u64,
-    /// Which bytes of the chunk.
+    /// The bytes of the chunk.
     pub range: Range<usize>,
 }
 
-/// The chunk ranges that, in order, are bytes `range` of an entry placed in `slices`; the
-/// range is cut at the entry's end.
+/// Returns the chunk ranges that, in order, are the bytes `range` of an entry with these slices. The range is
+/// cut at the entry's end.
 pub fn ranges(slices: &[Slice], range: Range<u64>) -> impl Iterator<Item = ChunkRange> + '_ {
     let mut at = 0u64;
     slices.iter().filter_map(move |s| {
@@ -94,19 +98,19 @@ pub fn ranges(slices: &[Slice], range: Range<u64>) -> impl Iterator<Item = Chunk
     })
 }
 
-/// A directory of a version, named by the ordinal of the first entry below it and the number
-/// of its path's components: the first `depth` components of that entry's path. Stateless, so
-/// it can be an inode number.
+/// A directory of a version: the first `depth` components of the path of the first entry below it.
+///
+/// It needs no table, so an inode number can be computed from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DirId {
-    /// Ordinal of the first entry below the directory (or of the empty directory itself).
+    /// The ordinal of the first entry below the directory, or of the empty directory itself.
     pub first: u64,
-    /// Number of components of its path; 0 is the root of the tree.
+    /// The number of components of its path; 0 is the root of the tree.
     pub depth: u16,
 }
 
-/// The first `depth` components of a path, without a closing slash; `None` when it has fewer.
-/// A member's name after the NUL does not count.
+/// Returns the first `depth` components of a path, without a closing slash; `None` when it has fewer. A
+/// member's name, after the NUL, does not count.
 #[must_use]
 pub fn prefix(path: &str, depth: u16) -> Option<&str> {
     let path = path.split('\0').next().unwrap_or(path);
@@ -120,18 +124,19 @@ pub fn prefix(path: &str, depth: u16) -> Option<&str> {
     }
 }
 
-/// The child of directory `dir` (without slash, "" for the root) that an entry below it is in.
+/// A child of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Child<'a> {
     /// The entry itself, by its name.
     Entry(&'a str),
     /// A directory, by its name.
     Dir(&'a str),
-    /// Nothing to list: a member (hidden) or the empty directory itself.
+    /// No child to list: the entry is a member, which is hidden, or the empty directory itself.
     Hidden,
 }
 
-/// Which child of `dir` the entry at `path` is or is in; `None` when it is not below `dir`.
+/// Returns the child of `dir` that is the entry at `path` or holds it; `None` when the entry is not below
+/// `dir`. `dir` has no closing slash and is "" for the root.
 #[must_use]
 pub fn child<'a>(dir: &str, path: &'a str) -> Option<Child<'a>> {
     let rest = if dir.is_empty() { path } else { path.strip_prefix(dir)?.strip_prefix('/')? };
@@ -182,21 +187,32 @@ mod tests {
     }
 
     proptest! {
-        /// Ranges over slices are what a range over the concatenation is.
+        /// A range over slices gives the same bytes as a range over their concatenation.
         #[test]
-        fn ranges_cut_like_the_whole(lens in proptest::collection::vec(1u32..50, 0..8), a in 0u64..300, b in 0u64..300) {
+        fn ranges_cut_like_the_whole(
+            lens in proptest::collection::vec(1u32..50, 0..8),
+            a in 0u64..300,
+            b in 0u64..300,
+        ) {
             let mut whole = Vec::new();
             let mut chunks = Vec::new();
-            let slices: Vec<Slice> = lens.iter().enumerate().map(|(i, &len)| {
-                let pad = u32::try_from(i).expect("small");
-                let chunk: Vec<u8> = (0..pad + len).map(|x| (x as u8).wrapping_mul(7).wrapping_add(i as u8)).collect();
-                whole.extend_from_slice(&chunk[pad as usize..]);
-                let s = Slice { chunk: Hash::of(&chunk), chunk_offset: pad, len };
-                chunks.push(chunk);
-                s
-            }).collect();
+            let slices: Vec<Slice> = lens
+                .iter()
+                .enumerate()
+                .map(|(i, &len)| {
+                    let pad = u32::try_from(i).expect("small");
+                    let chunk: Vec<u8> =
+                        (0..pad + len).map(|x| (x as u8).wrapping_mul(7).wrapping_add(i as u8)).collect();
+                    whole.extend_from_slice(&chunk[pad as usize..]);
+                    let s = Slice { chunk: Hash::of(&chunk), chunk_offset: pad, len };
+                    chunks.push(chunk);
+                    s
+                })
+                .collect();
             let got: Vec<u8> = ranges(&slices, a..b)
-                .flat_map(|r| chunks.iter().find(|c| Hash::of(c) == r.slice.chunk).expect("chunk")[r.range].to_vec())
+                .flat_map(|r| {
+                    chunks.iter().find(|c| Hash::of(c) == r.slice.chunk).expect("chunk")[r.range].to_vec()
+                })
                 .collect();
             let n = whole.len() as u64;
             let want = &whole[a.min(n) as usize..b.clamp(a.min(n), n.max(a.min(n))) as usize];

@@ -1,5 +1,5 @@
-//! One part in memory: a table of columns with its own index, about 60 bytes an entry beside
-//! the paths. What a reader holds of a version is a bounded number of these.
+//! One part in memory: a table of columns with its own index. It takes about 60 bytes an entry, beside the
+//! paths. A reader holds a bounded number of parts of a version.
 
 use super::entries::{BadEntry, EntryKind, EntryRef, SampleRef};
 use super::{PartCutter, PartSummary};
@@ -14,29 +14,29 @@ pub struct Part {
     kinds: Vec<EntryKind>,
     sizes: Vec<u64>,
     hashes: Vec<Option<Hash>>,
-    /// 0 none, 1 alone, 2 keyed; keys are in `texts`.
+    /// 0 none, 1 single, 2 keyed. The keys are in `texts`.
     samples: Vec<u8>,
-    /// Sparse texts by row: link targets and sample keys, ascending by row.
+    /// Link targets and sample keys, with their rows, ascending by row.
     texts: Vec<(u32, Box<str>)>,
 }
 
-/// Why a part cannot be believed.
+/// Why a part is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPart {
     /// An entry, or the order of entries, breaks the format.
     #[error(transparent)]
     Entry(#[from] BadEntry),
-    /// The rows are valid but not the ones the manifest names.
-    #[error("part has {got:?}, the manifest names {expected:?}")]
+    /// The rows are valid, but not those that the manifest names.
+    #[error("the part has {got:?}, and the manifest names {expected:?}")]
     Mismatch {
-        /// What the manifest says.
+        /// The manifest's description of the part.
         expected: Box<PartSummary>,
-        /// What the rows are.
+        /// The description of the rows.
         got: Option<Box<PartSummary>>,
     },
 }
 
-/// Collects rows and releases them as a [`Part`] only if they are the named ones.
+/// Collects rows, and returns them as a [`Part`] only if they are those that the manifest names.
 #[derive(Debug)]
 pub struct PartBuilder {
     cutter: PartCutter,
@@ -45,7 +45,7 @@ pub struct PartBuilder {
 }
 
 impl PartBuilder {
-    /// Begins the part whose first entry has this ordinal.
+    /// Returns a builder for the part whose first entry has this ordinal.
     #[must_use]
     pub fn new(first_ordinal: u64, capacity: usize) -> Self {
         PartBuilder {
@@ -67,10 +67,10 @@ impl PartBuilder {
     /// Adds the next row.
     ///
     /// # Errors
-    /// [`BadEntry`] when the row, or its place, breaks the format.
+    /// [`BadEntry`] when the row, or its position, breaks the format.
     pub fn push(&mut self, e: EntryRef<'_>) -> Result<(), BadEntry> {
         if let Some(cut) = self.cutter.push(e)? {
-            // A second cut means rows after the part's end: `finish` then sees a mismatch.
+            // After a second cut there are rows past the part's end, and `finish` sees a mismatch.
             self.closed = Some(cut);
         }
         let p = &mut self.part;
@@ -94,7 +94,7 @@ impl PartBuilder {
         Ok(())
     }
 
-    /// Releases the part if its rows are the ones `expected` names.
+    /// Returns the part if its rows are those that `expected` describes.
     ///
     /// # Errors
     /// [`BadPart::Mismatch`] when they are not.
@@ -109,25 +109,25 @@ impl PartBuilder {
 }
 
 impl Part {
-    /// Number of entries.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// Whether it has none (a part never has).
+    /// Returns whether there are no entries. A part always has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.kinds.is_empty()
     }
 
-    /// Ordinal of the first entry.
+    /// Returns the ordinal of the first entry.
     #[must_use]
     pub fn first_ordinal(&self) -> u64 {
         self.first_ordinal
     }
 
-    /// Path of a row.
+    /// Returns the path of a row.
     ///
     /// # Panics
     /// When `row` is past the end.
@@ -137,7 +137,7 @@ impl Part {
         &self.paths[start..self.path_ends[row] as usize]
     }
 
-    /// A row.
+    /// Returns a row.
     ///
     /// # Panics
     /// When `row` is past the end.
@@ -162,7 +162,7 @@ impl Part {
         }
     }
 
-    /// The first row whose path is not below `path`.
+    /// Returns the first row whose path is not below `path`.
     #[must_use]
     pub fn lower_bound(&self, path: &[u8]) -> usize {
         let (mut lo, mut hi) = (0, self.len());
@@ -177,7 +177,7 @@ impl Part {
         lo
     }
 
-    /// Approximate bytes of memory it holds.
+    /// Returns about how many bytes of memory the part holds.
     #[must_use]
     pub fn footprint(&self) -> usize {
         self.paths.len()
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_back_and_swapped_rows_do_not() {
+    fn the_named_rows_are_a_part_and_swapped_rows_are_not() {
         let rows = entries();
         let mut cutter = PartCutter::new();
         for e in &rows {

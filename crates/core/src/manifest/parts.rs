@@ -1,4 +1,4 @@
-//! Cutting a sequence of entries into parts and folding the parts into a root.
+//! Parts: where a sequence of entries is cut into parts, and the root over the parts.
 
 use super::entries::{BadEntry, EntryKind, EntryRef};
 use super::{PART_CUT_BITS, PART_ENTRIES_MAX, SampleRule};
@@ -6,8 +6,8 @@ use crate::hash::context;
 use crate::{Hash, Root};
 use serde::{Deserialize, Serialize};
 
-/// One part, described. All but `hash` can be recomputed from the part's entries, and a
-/// reader does so before it believes them.
+/// The manifest's description of one part. A reader recomputes it from the part's entries before it uses
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartSummary {
     /// Hash of the entries' canonical encoding.
@@ -18,7 +18,7 @@ pub struct PartSummary {
     pub first: String,
 }
 
-/// The root of a version: sample rule and parts, in order.
+/// Returns the root of a version: the hash over its sample rule and its parts, in order.
 #[must_use]
 pub fn root(rule: &SampleRule, parts: &[Hash]) -> Root {
     let mut buf = Vec::with_capacity(64);
@@ -33,7 +33,7 @@ pub fn root(rule: &SampleRule, parts: &[Hash]) -> Root {
     Root(h.finalize().into())
 }
 
-/// Whether a part ends after the entry with this path.
+/// Returns whether a part ends after the entry with this path.
 #[must_use]
 pub fn ends_part(path: &str) -> bool {
     let h = blake3::hash(path.as_bytes());
@@ -41,8 +41,9 @@ pub fn ends_part(path: &str) -> bool {
     u32::from_be_bytes([b[0], b[1], b[2], b[3]]) >> (32 - PART_CUT_BITS) == 0
 }
 
-/// Takes entries one by one, refuses a sequence that breaks the invariants of
-/// [`super::entries`], and says where parts end. Memory: one path and its open prefixes.
+/// Takes entries one by one and returns the parts that they end.
+///
+/// Rejects a sequence that breaks the invariants of [`super::entries`]. Memory: one path and its prefixes.
 #[derive(Debug)]
 pub struct PartCutter {
     hasher: blake3::Hasher,
@@ -50,7 +51,7 @@ pub struct PartCutter {
     first: String,
     last: String,
     any: bool,
-    /// Paths of files and links that are prefixes of `last`: what a later `prefix/…` would contradict.
+    /// Paths of files and links that are prefixes of `last`. A later entry `prefix/…` would contradict them.
     prefixes: Vec<String>,
     buf: Vec<u8>,
 }
@@ -62,7 +63,7 @@ impl Default for PartCutter {
 }
 
 impl PartCutter {
-    /// An empty sequence.
+    /// Returns a cutter at the start of a sequence.
     #[must_use]
     pub fn new() -> Self {
         PartCutter {
@@ -76,10 +77,10 @@ impl PartCutter {
         }
     }
 
-    /// Adds the next entry; returns the part it ends, if it ends one.
+    /// Adds the next entry. Returns the part that it ends, if it ends one.
     ///
     /// # Errors
-    /// [`BadEntry`]; the cutter is unchanged then.
+    /// [`BadEntry`]. The cutter does not change then.
     pub fn push(&mut self, e: EntryRef<'_>) -> Result<Option<PartSummary>, BadEntry> {
         e.validate()?;
         if self.any && e.path.as_bytes() <= self.last.as_bytes() {
@@ -90,7 +91,7 @@ impl PartCutter {
             return Err(BadEntry::FileAndDirectory(p.clone()));
         }
         if matches!(e.kind, EntryKind::EmptyDir) {
-            // `a/` followed by `a/b` is a directory that is not empty.
+            // `a/` followed by `a/b` would be an empty directory with a child.
             self.prefixes.push(e.path[..e.path.len() - 1].to_owned());
         } else {
             self.prefixes.push(e.path.to_owned());
@@ -108,7 +109,7 @@ impl PartCutter {
         Ok((self.entries == PART_ENTRIES_MAX || ends_part(e.path)).then(|| self.cut()))
     }
 
-    /// Ends the sequence; the last part, if one was begun.
+    /// Ends the sequence. Returns the last part, if it has entries.
     #[must_use]
     pub fn finish(mut self) -> Option<PartSummary> {
         (self.entries > 0).then(|| self.cut())
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_disorder_duplicates_and_contradictions() {
+    fn rejects_disorder_duplicates_and_contradictions() {
         let f = |p: &str| Entry::file(p, 1, Hash::of(b"x"));
         assert!(push_all(&[f("a"), f("a-b"), f("a.c"), f("ab"), f("b/c")]).is_ok());
         assert!(matches!(push_all(&[f("b"), f("a")]), Err(BadEntry::Order { .. })));
@@ -167,7 +168,7 @@ mod tests {
     }
 
     proptest! {
-        /// Where parts end depends on paths alone: changing one entry's content changes one part.
+        /// The ends of parts depend on paths alone, so a change of one entry's content changes one part.
         #[test]
         fn a_changed_entry_changes_one_part(n in 2usize..400, at in 0usize..400) {
             let at = at % n;

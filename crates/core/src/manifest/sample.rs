@@ -1,42 +1,43 @@
-//! The sample rule: which entries form a sample, and which are samples at all. Part of the root.
+//! The sample rule: which entries form a sample, and which entries are samples at all. The root covers the
+//! rule.
 
 use super::entries::{EntryKind, Sample, put_text};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 
-/// How entries are grouped into samples. The numbers are part of format 1.
+/// The grouping of entries into samples. The numbers are part of format 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum KeyRule {
     /// One file is one sample.
     File = 1,
-    /// WebDataset's rule: entries whose path agrees up to the first dot of the last
-    /// component are one sample; names without a dot, or beginning with one, are in none.
+    /// WebDataset's rule: entries whose paths agree up to the first dot of the last component are one sample.
+    /// Names without a dot, or that begin with one, belong to no sample.
     Stem = 2,
 }
 
-/// The rule, as written in a manifest.
+/// The sample rule of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleRule {
-    /// How entries are grouped.
+    /// The grouping of entries.
     pub key: KeyRule,
-    /// Which entries are samples at all (any match; all of them when empty). Sorted, unique.
+    /// An entry is a sample only if a glob matches it, or if there are no globs. Sorted and unique.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub globs: Vec<String>,
 }
 
-/// A glob that cannot be read.
+/// Why a glob is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("bad sample glob {glob:?}: {why}")]
+#[error("the sample glob {glob:?} is not valid: {why}")]
 pub struct BadGlob {
     /// The glob.
     pub glob: String,
-    /// What is wrong with it.
+    /// Why it is not valid.
     pub why: String,
 }
 
-/// A rule ready to be applied.
+/// A sample rule with compiled globs.
 #[derive(Debug, Clone)]
 pub struct SampleMatcher {
     key: KeyRule,
@@ -44,7 +45,7 @@ pub struct SampleMatcher {
 }
 
 impl SampleRule {
-    /// A rule with its globs sorted and unique, so that equal rules are equal bytes.
+    /// Returns a rule with its globs sorted and unique, so that equal rules have equal bytes.
     #[must_use]
     pub fn new(key: KeyRule, mut globs: Vec<String>) -> Self {
         globs.sort();
@@ -52,13 +53,13 @@ impl SampleRule {
         SampleRule { key, globs }
     }
 
-    /// One file, one sample.
+    /// Returns the rule by which each file is one sample.
     #[must_use]
     pub fn file() -> Self {
         SampleRule::new(KeyRule::File, Vec::new())
     }
 
-    /// Canonical encoding: key rule u8 · number of globs u32 · each u32+bytes.
+    /// Appends the canonical encoding: key rule u8 · number of globs u32 · each glob u32+bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.key as u8);
         let n = u32::try_from(self.globs.len()).unwrap_or(u32::MAX);
@@ -71,7 +72,7 @@ impl SampleRule {
     /// Compiles the globs. `*` does not cross `/`, `**` does.
     ///
     /// # Errors
-    /// [`BadGlob`] naming the first that cannot be read.
+    /// [`BadGlob`] with the first glob that is not valid.
     pub fn matcher(&self) -> Result<SampleMatcher, BadGlob> {
         let bad =
             |glob: &str, e: globset::Error| BadGlob { glob: glob.to_owned(), why: e.kind().to_string() };
@@ -88,8 +89,8 @@ impl SampleRule {
 }
 
 impl SampleMatcher {
-    /// The place of an entry in a sample. For members the part of `path` after the NUL
-    /// counts; entries without bytes are in no sample.
+    /// Returns the sample that an entry belongs to. For a member, only the part of `path` after the NUL
+    /// counts. An entry without bytes belongs to no sample.
     #[must_use]
     pub fn sample(&self, path: &str, kind: EntryKind) -> Sample {
         let name = path.split_once('\0').map_or(path, |(_, member)| member);
@@ -103,7 +104,8 @@ impl SampleMatcher {
     }
 }
 
-/// The path up to the first dot of its last component; `None` without one or at its start.
+/// Returns the path up to the first dot of its last component; `None` without a dot, or with a dot at its
+/// start.
 #[must_use]
 pub fn stem(path: &str) -> Option<&str> {
     let base = path.rfind('/').map_or(0, |i| i + 1);

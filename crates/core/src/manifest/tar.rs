@@ -1,9 +1,10 @@
-//! Which byte ranges of a tar shard are its members: a reader of headers alone, fed with bytes
-//! as they come. It owns no bytes of members and does no IO.
+//! A scanner for tar archives: finds the byte ranges of members from the headers alone.
 //!
-//! Read are v7, ustar (with its name prefix), GNU (long names, binary sizes) and pax (`path` and
-//! `size`). Refused, each with its own error: compressed archives, sparse files, archives in
-//! several volumes, names that are not UTF-8. Links, devices and directories are reported and are no members.
+//! The caller feeds bytes as they arrive. The scanner keeps no bytes of members and does no IO.
+//!
+//! It reads v7, ustar (with its name prefix), GNU (long names, binary sizes) and pax (`path` and `size`). It
+//! rejects compressed archives, sparse files, archives in several volumes, and names that are not UTF-8, each
+//! with its own error. It reports links, devices and directories, which are not members.
 //!
 //! An archive ends at a block of zeros, or where its bytes end after a whole member.
 
@@ -15,64 +16,64 @@ mod tests;
 use super::PATH_BYTES_MAX;
 use header::Header;
 
-/// Everything in a tar archive is a multiple of this many bytes.
+/// The block size of tar, in bytes. Headers and members begin at multiples of it.
 pub const BLOCK_BYTES: usize = 512;
-/// No extended header (pax records, a long name) may be longer, in bytes.
+/// The longest extended header (pax records, a long name), in bytes.
 pub const EXTENDED_BYTES_MAX: u64 = 1 << 20;
 
-/// Something found in an archive.
+/// An item of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// A regular file.
     Member {
-        /// Its name, as the archive has it (`./a` stays `./a`).
+        /// The name, as in the archive (`./a` stays `./a`).
         name: String,
-        /// Where in the archive its bytes begin.
+        /// The offset of its bytes in the archive.
         offset: u64,
-        /// How many bytes it has.
+        /// Its length in bytes.
         size: u64,
     },
-    /// Something without bytes of its own.
+    /// An item without bytes of its own.
     Other {
-        /// Its name.
+        /// The name.
         name: String,
-        /// What it is, in a word or two: "directory", "symbolic link".
+        /// The kind of the item: "directory", "symbolic link".
         what: &'static str,
     },
 }
 
-/// Why an archive cannot be read. Offsets are those of the header at fault.
+/// Why an archive is rejected. Offsets are those of the bad header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadTar {
-    /// It is compressed: members cannot be read by range.
+    /// The archive is compressed: members cannot be read by range.
     #[error("the archive is compressed ({0}): members could not be read by range. Decompress it first")]
     Compressed(&'static str),
-    /// It is no tar archive at all.
+    /// The bytes are not a tar archive.
     #[error("not a tar archive: the first block is no header")]
     NotTar,
-    /// A header that does not check.
+    /// A header is damaged.
     #[error("damaged header at byte {offset}: {why}")]
     Header {
-        /// Where the header begins.
+        /// The offset of the header.
         offset: u64,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         why: &'static str,
     },
-    /// A kind of member that cannot be served as a range of bytes.
+    /// An item cannot be served as a range of bytes.
     #[error("{what} at byte {offset} cannot be read by range. Write the archive without")]
     Unsupported {
-        /// Where the header begins.
+        /// The offset of the header.
         offset: u64,
-        /// What it is: "a sparse file", "a volume of several".
+        /// The kind of the item: "a sparse file", "a volume of several".
         what: &'static str,
     },
-    /// A name that no entry can have.
+    /// No entry can have this name.
     #[error("the name at byte {offset} is empty, not UTF-8, longer than 4096 bytes, or holds a NUL")]
     Name {
-        /// Where the header begins.
+        /// The offset of the header.
         offset: u64,
     },
-    /// Two members of one name, which no version can hold.
+    /// Two members have the same name. A version cannot hold both.
     #[error("the archive has two members of the name {name:?}")]
     Twice {
         /// The name.
@@ -81,20 +82,21 @@ pub enum BadTar {
     /// The bytes end within a header or a member.
     #[error("the archive ends at byte {at}, within a member")]
     Short {
-        /// How many bytes there were.
+        /// The length of the archive in bytes.
         at: u64,
     },
 }
 
+/// What the next bytes are.
 #[derive(Debug)]
 enum State {
-    /// Collecting a header.
+    /// Bytes of a header.
     Header,
-    /// Within an extended header: its kind, and how many of its bytes are still to come.
+    /// Bytes of an extended header: its kind, and how many of its bytes are missing.
     Extended { kind: u8, left: u64 },
-    /// Within bytes that are of no interest: a member's, or padding.
+    /// Bytes to skip: those of a member, or padding.
     Skip(u64),
-    /// Past the end mark: everything is ignored.
+    /// Bytes after the end mark, which are ignored.
     End,
 }
 
@@ -105,7 +107,7 @@ pub struct TarScanner {
     state: State,
     block: Vec<u8>,
     extended: Vec<u8>,
-    /// What extended headers say of the next header.
+    /// The name and size that extended headers give to the next header.
     name: Option<Vec<u8>>,
     pax_name: Option<Vec<u8>>,
     pax_size: Option<u64>,
@@ -118,7 +120,7 @@ impl Default for TarScanner {
 }
 
 impl TarScanner {
-    /// At the first byte of an archive.
+    /// Returns a scanner at the first byte of an archive.
     #[must_use]
     pub fn new() -> Self {
         TarScanner {
@@ -132,14 +134,13 @@ impl TarScanner {
         }
     }
 
-    /// Where in the archive the next byte belongs.
+    /// Returns the offset of the next byte in the archive.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.at
     }
 
-    /// How many of the next bytes need not be fed but may be passed by [`Self::skip`];
-    /// `u64::MAX` when the archive has ended.
+    /// Returns how many of the next bytes [`Self::skip`] may pass over; `u64::MAX` after the archive's end.
     #[must_use]
     pub fn skippable(&self) -> u64 {
         match self.state {
@@ -149,7 +150,7 @@ impl TarScanner {
         }
     }
 
-    /// Passes over bytes, at most [`Self::skippable`] of them; returns how many were passed.
+    /// Passes over bytes, at most [`Self::skippable`]. Returns how many.
     pub fn skip(&mut self, bytes: u64) -> u64 {
         let n = bytes.min(self.skippable()).min(u64::MAX - self.at);
         self.at += n;
@@ -162,14 +163,14 @@ impl TarScanner {
         n
     }
 
-    /// Takes the next bytes, in pieces of any length; adds what they complete to `found`.
+    /// Reads the next bytes, in pieces of any length. Adds the items that they complete to `found`.
     ///
     /// # Errors
-    /// [`BadTar`]; the scanner is of no more use then.
+    /// [`BadTar`]. The scanner cannot be used after that.
     pub fn feed(&mut self, mut bytes: &[u8], found: &mut Vec<Found>) -> Result<(), BadTar> {
         while !bytes.is_empty() {
             let skipped = self.skip(bytes.len() as u64);
-            // No more than `bytes.len()`.
+            // `skipped` is at most `bytes.len()`.
             bytes = &bytes[usize::try_from(skipped).unwrap_or(bytes.len())..];
             match &mut self.state {
                 State::Skip(_) | State::End => {}
@@ -263,7 +264,8 @@ impl TarScanner {
             _ => return unsupported("a member of unknown kind"),
         };
         if !has_bytes {
-            // Their size, if any, is not that of bytes in the archive (Python's reader agrees).
+            // The size of such an item, if any, is not that of bytes in the archive. Python's reader does the
+            // same.
             found.push(Found::Other { name, what });
             self.state = State::Header;
             return Ok(());
@@ -277,7 +279,7 @@ impl TarScanner {
         Ok(())
     }
 
-    /// Takes an extended header at its word.
+    /// Applies an extended header to the next header.
     fn apply(&mut self, kind: u8, text: &[u8]) -> Result<(), BadTar> {
         let offset = self.at - (text.len() + BLOCK_BYTES) as u64;
         match kind {
@@ -302,7 +304,7 @@ impl TarScanner {
                     }
                 }
             }
-            // A long link target: links are not followed.
+            // A long link target (`K`) is ignored: links are not members.
             _ => {}
         }
         Ok(())
@@ -313,12 +315,12 @@ fn skip_or_header(bytes: u64) -> State {
     if bytes == 0 { State::Header } else { State::Skip(bytes) }
 }
 
-/// Bytes from the end of `size` bytes to the next block.
+/// Returns the number of bytes from the end of `size` bytes to the next block.
 fn padding(size: u64) -> u64 {
     (BLOCK_BYTES as u64 - size % BLOCK_BYTES as u64) % BLOCK_BYTES as u64
 }
 
-/// Moves bytes into `to` until it has `whole`; returns the rest.
+/// Moves bytes into `to` until it has `whole` bytes. Returns the rest.
 fn take<'a>(to: &mut Vec<u8>, whole: usize, bytes: &'a [u8], at: &mut u64) -> &'a [u8] {
     let (mine, rest) = bytes.split_at(bytes.len().min(whole - to.len()));
     to.extend_from_slice(mine);
@@ -326,7 +328,7 @@ fn take<'a>(to: &mut Vec<u8>, whole: usize, bytes: &'a [u8], at: &mut u64) -> &'
     rest
 }
 
-/// A name, if an entry can have it.
+/// Returns a name if an entry can have it.
 fn text(name: Vec<u8>) -> Option<String> {
     let name = String::from_utf8(name).ok()?;
     (!name.is_empty() && name.len() <= PATH_BYTES_MAX && !name.contains('\0')).then_some(name)

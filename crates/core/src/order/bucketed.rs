@@ -1,16 +1,19 @@
-//! The bucketed order: coordinated reads (`docs/FORMATS.md`, "Bucketed order"). In each step all ranks
-//! get entries of one bucket: sequences of like length, or one group, so that nobody pads its batch
-//! to somebody else's longest sample.
+//! The bucketed order: coordinated reads (`docs/FORMATS-epochs.md`, "Bucketed order").
 //!
-//! The law follows the coordinated reads of tf.data service (Audibert et al., SoCC 2023). Like the
-//! strict order it is a function of its key and known in advance.
+//! In each step all ranks get entries of one bucket: samples of similar length, or one group. So no rank pads
+//! its batch to the longest sample of another rank.
 //!
-//! I1. All entries of a step are of one bucket: no step is mixed, whatever the number of ranks.
-//! I2. Each entry of the plan stands in exactly one step. What does not fill the last step of its bucket
-//!     is left out (`drop`), made up by repeats of that bucket (`pad`), or a short step (`keep`, one rank).
-//! I3. Every rank has as many steps, and as many entries in each.
+//! The order follows the coordinated reads of tf.data service (Audibert et al., SoCC 2023). Like the strict
+//! order it is a function of its key, and known in advance.
+//!
+//! I1. All entries of a step come from one bucket, whatever the number of ranks.
+//! I2. Each entry of the plan is in exactly one step. The entries that do not fill the last step of their
+//!     bucket are left out (`drop`), completed by repeats from that bucket (`pad`), or make a short step
+//!     (`keep`, one rank).
+//! I3. Every rank has the same number of steps, and the same number of entries in each step.
 //! I4. A step is the same set for every number of ranks that divides its batch.
-//! I5. What is drawn at once is of one step: no lease is mixed, however much was asked for.
+//! I5. Entries that are drawn at once come from one step: no lease mixes steps, however many entries it asks
+//!     for.
 
 use super::rank_cursors::RankCursors;
 use crate::{Hash, Kind};
@@ -20,10 +23,10 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// No plan is cut into more buckets.
+/// The most buckets of a plan.
 pub const BUCKETS_MAX: u32 = 65_536;
 
-/// Which bucket each sample of a version is in.
+/// The bucket of each sample of a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buckets {
     of: Arc<[u32]>,
@@ -33,30 +36,30 @@ pub struct Buckets {
 /// Why an epoch cannot be bucketed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BadBuckets {
-    /// Not as many as the version has samples.
-    #[error("buckets of {buckets} samples for a version of {samples}")]
+    /// The number of buckets is not the number of samples.
+    #[error("{buckets} samples have a bucket, and the version has {samples} samples")]
     Samples {
         /// How many samples have a bucket.
         buckets: usize,
         /// How many samples the version has.
         samples: u32,
     },
-    /// Too many.
-    #[error("bucket {0}; at most {BUCKETS_MAX} are possible")]
+    /// A bucket's number is too large.
+    #[error("bucket {0} is too large a number; bucket numbers are below {BUCKETS_MAX}")]
     TooMany(u32),
-    /// Lengths that do not ascend.
-    #[error("the bounds of length buckets must ascend")]
+    /// The bounds of length buckets do not ascend.
+    #[error("the bounds of length buckets do not ascend")]
     Bounds,
-    /// An echo's distance cannot be kept inside buckets.
-    #[error("a plan that echoes cannot be bucketed")]
+    /// The plan echoes: buckets cannot keep the distance of copies.
+    #[error("a plan with data echoing cannot be bucketed")]
     Echo,
-    /// A world that cannot share steps.
+    /// The world is impossible.
     #[error(transparent)]
     World(#[from] PlanError),
 }
 
 impl BadBuckets {
-    /// Always the caller's to mend.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         Kind::Invalid
@@ -64,7 +67,7 @@ impl BadBuckets {
 }
 
 impl Buckets {
-    /// Buckets by number, one a sample; numbers need not be without gaps.
+    /// Returns buckets by number: `of[s]` is the bucket of sample s. Numbers may have gaps.
     ///
     /// # Errors
     /// [`BadBuckets::TooMany`].
@@ -76,7 +79,8 @@ impl Buckets {
         Ok(Buckets { of: of.into(), count: most + 1 })
     }
 
-    /// Buckets by length: below the first bound, from it to below the next, …, from the last on.
+    /// Returns buckets by length: below the first bound, from it to below the next, …, from the last bound
+    /// on.
     ///
     /// # Errors
     /// [`BadBuckets::Bounds`], [`BadBuckets::TooMany`].
@@ -88,19 +92,19 @@ impl Buckets {
         Buckets::new(lengths.into_iter().map(bucket).collect())
     }
 
-    /// How many samples have a bucket.
+    /// Returns how many samples have a bucket.
     #[must_use]
     pub fn len(&self) -> usize {
         self.of.len()
     }
 
-    /// Whether no sample has one.
+    /// Returns whether no sample has a bucket.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.of.is_empty()
     }
 
-    /// The bucket of a sample.
+    /// Returns the bucket of a sample.
     ///
     /// # Panics
     /// When there is no such sample.
@@ -109,7 +113,7 @@ impl Buckets {
         self.of[sample as usize]
     }
 
-    /// How many entries of a plan each bucket has; buckets without any are 0.
+    /// Returns how many entries of a plan each bucket has.
     ///
     /// # Panics
     /// When the plan is of a version with more samples.
@@ -122,8 +126,8 @@ impl Buckets {
         sizes
     }
 
-    /// The name of a plan with these buckets: it takes the place of the plan's hash wherever an epoch
-    /// is named (key, ledger, receipt), so that no two cuts are mistaken for each other.
+    /// Returns the hash of a plan with these buckets. It takes the place of the plan's hash in the order key,
+    /// the ledger and the receipt, so that two divisions of one plan are never mistaken for each other.
     #[must_use]
     pub fn hash(&self, plan: Hash) -> Hash {
         let mut h = blake3::Hasher::new_derive_key(context::BUCKETS);
@@ -136,7 +140,7 @@ impl Buckets {
     }
 }
 
-/// One bucket: where its entries lie, how they are permuted, its first step and its first pad.
+/// One bucket: the index of its first entry, its permutation, its first step and its first pad.
 #[derive(Debug, Clone)]
 struct Bucket {
     from: usize,
@@ -145,27 +149,28 @@ struct Bucket {
     pad: u64,
 }
 
-/// The bucketed order of one epoch. Entries from [`Plan::entries`] on are its pads; a bitmap over
-/// [`Bucketed::entries`] is its state.
+/// The bucketed order of one epoch. Entries from [`Plan::entries`] on are its pads. Its state is a bitmap
+/// over [`Bucketed::entries`].
 #[derive(Debug, Clone)]
 pub struct Bucketed {
     plan: Plan,
     world: World,
     buckets: Buckets,
-    /// Entries by bucket, ascending in each; the buckets that have any.
+    /// Entries bucket by bucket, ascending in each bucket.
     entries: Vec<u32>,
+    /// The buckets that have entries.
     parts: Vec<Bucket>,
     steps: Permutation,
     pads: u64,
-    /// With `keep`: where each step of the epoch begins, and the end.
+    /// With `keep`: the position where each step of the epoch begins, and the end.
     begins: Vec<u64>,
 }
 
 impl Bucketed {
-    /// The order of the epoch with this key ([`Buckets::hash`] is part of what it is made of).
+    /// Returns the order of the epoch with this key, which was made with [`Buckets::hash`].
     ///
     /// # Errors
-    /// [`BadBuckets::Samples`], [`BadBuckets::Echo`], [`BadBuckets::Fit`].
+    /// [`BadBuckets::Samples`], [`BadBuckets::Echo`], [`BadBuckets::World`].
     pub fn new(plan: Plan, world: World, key: &OrderKey, buckets: Buckets) -> Result<Self, BadBuckets> {
         world.check()?;
         if buckets.of.len() != plan.samples() as usize {
@@ -201,43 +206,44 @@ impl Bucketed {
         Ok(order)
     }
 
-    /// The same epoch for another number of ranks. Its batch stays: steps are what an epoch is cut into.
+    /// Returns the same epoch for another number of ranks. The batch stays, because it divides the epoch in
+    /// steps.
     ///
     /// # Errors
-    /// [`BadBuckets::Fit`].
+    /// [`BadBuckets::World`].
     pub fn with_ranks(&self, ranks: u32) -> Result<Self, BadBuckets> {
         let world = World { ranks, ..self.world };
         world.check()?;
         Ok(Bucketed { world, ..self.clone() })
     }
 
-    /// The plan it orders.
+    /// Returns the plan that it orders.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Steps of the epoch.
+    /// Returns the number of steps of the epoch.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps.len()
     }
 
-    /// Entries, pads included, and those that `drop` leaves out.
+    /// Returns the number of entries, including pads and those that `drop` leaves out.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.plan.entries() + self.pads
     }
 
-    /// Which bucket a step is of (its place among those that have entries), and which of its steps.
+    /// Returns the index of a step's bucket among `parts`, and the number of the step in that bucket.
     fn part(&self, step: u64) -> (usize, u64) {
         let c = self.steps.at(step);
         let b = self.parts.partition_point(|p| p.step <= c) - 1;
-        // A bucket that is all dropped has no step, and the next begins with the same number.
+        // A bucket that `drop` leaves out has no step, so the next bucket begins with the same number.
         (b, c - self.parts[b].step)
     }
 
-    /// How many entries a step has.
+    /// Returns how many entries a step has.
     #[must_use]
     pub fn size(&self, step: u64) -> u64 {
         let (b, k) = self.part(step);
@@ -248,7 +254,7 @@ impl Bucketed {
         }
     }
 
-    /// The bucket of a step.
+    /// Returns the bucket of a step.
     ///
     /// # Panics
     /// Past the last step.
@@ -257,22 +263,22 @@ impl Bucketed {
         self.buckets.of(self.plan.item(self.entries[self.parts[self.part(step).0].from]).sample)
     }
 
-    /// The entry at a place of a step.
+    /// Returns the entry at a position of a step.
     ///
     /// # Panics
-    /// Past the last step, or past its [`Bucketed::size`].
+    /// Past the last step, or past the step's [`Bucketed::size`].
     #[must_use]
-    pub fn entry(&self, step: u64, place: u64) -> u32 {
-        assert!(place < self.size(step), "place {place} of step {step}");
+    pub fn entry(&self, step: u64, position: u64) -> u32 {
+        assert!(position < self.size(step), "position {position} of step {step}");
         let (b, k) = self.part(step);
-        let (part, q) = (&self.parts[b], k * u64::from(self.world.batch) + place);
+        let (part, q) = (&self.parts[b], k * u64::from(self.world.batch) + position);
         match q.checked_sub(part.permutation.len()) {
             None => self.entries[part.from + usize::try_from(part.permutation.at(q)).unwrap_or(usize::MAX)],
             Some(i) => u32::try_from(self.plan.entries() + part.pad + i).unwrap_or(u32::MAX),
         }
     }
 
-    /// What an entry is, pads included: the i-th pad of a bucket repeats the bucket's i-th entry.
+    /// Returns the item of an entry or a pad. The i-th pad of a bucket repeats the bucket's i-th entry.
     ///
     /// # Panics
     /// When there is no such entry.
@@ -286,8 +292,10 @@ impl Bucketed {
         Item { sample: self.plan.item(like).sample, copy: PAD + u32::try_from(i).unwrap_or(0) }
     }
 
-    /// What the epoch delivers, over [`Bucketed::entries`]: what leases are made of. With it every share
-    /// is whole steps, and leases add no pads of their own.
+    /// Returns the entries that the epoch delivers, as a bitmap over [`Bucketed::entries`].
+    ///
+    /// [`Leases`](crate::delivery::Leases) are made with it. Every rank's share is then whole steps, and
+    /// leases add no pads.
     #[must_use]
     pub fn planned(&self) -> Bits {
         let mut planned = Bits::ones(self.entries());
@@ -303,9 +311,9 @@ impl Bucketed {
         planned
     }
 
-    /// The j-th entry of a rank, from the epoch's beginning.
+    /// Returns the j-th entry of a rank, from the epoch's beginning; `None` past the end.
     #[must_use]
-    pub fn turn(&self, rank: u32, j: u64) -> Option<u32> {
+    pub fn entry_of_rank(&self, rank: u32, j: u64) -> Option<u32> {
         if self.world.tail == Tail::Keep {
             let step = self.begins.partition_point(|&b| b <= j) as u64 - 1;
             return (step < self.steps())
@@ -317,7 +325,7 @@ impl Bucketed {
             .then(|| self.entry(step, u64::from(rank) * per + j % per))
     }
 
-    /// The first turn of a rank behind the step that its turn `j` is of.
+    /// Returns a rank's first position after the step that has its position `j`.
     fn step_end(&self, j: u64) -> u64 {
         if self.world.tail == Tail::Keep {
             let step = self.begins.partition_point(|&b| b <= j);
@@ -327,9 +335,10 @@ impl Bucketed {
         (j / per + 1) * per
     }
 
-    /// What a rank is granted next: the next `n` of its entries that are `free`, or as many as there are in
-    /// the step of the first of them (I5), and the turn at which they begin. After a restart, and after a
-    /// change of world at a step boundary, a new line goes on.
+    /// Returns a rank's next `n` entries that are `free`, and the position of the first.
+    ///
+    /// No entry is past the step of the first (I5).
+    /// After a restart, or a change of world at a step boundary, new cursors continue the order.
     pub fn next(
         &self,
         cursors: &mut RankCursors,
@@ -337,24 +346,24 @@ impl Bucketed {
         n: u32,
         free: impl Fn(u32) -> bool,
     ) -> (Vec<u32>, u64) {
-        let (first, from) = cursors.next(rank, n.min(1), |j| self.turn(rank, j), &free);
+        let (first, from) = cursors.next(rank, n.min(1), |j| self.entry_of_rank(rank, j), &free);
         if first.is_empty() {
             return (first, from);
         }
         cursors.rewind(rank, from);
         let end = self.step_end(from);
-        cursors.next(rank, n, |j| if j < end { self.turn(rank, j) } else { None }, free)
+        cursors.next(rank, n, |j| if j < end { self.entry_of_rank(rank, j) } else { None }, free)
     }
 
-    /// How many entries each rank may still be granted, from what is `free`.
+    /// Returns how many `free` entries each rank may still be granted.
     #[must_use]
     pub fn shares(&self, free: impl Fn(u32) -> bool) -> Vec<u64> {
-        let of = |rank| (0..).map_while(|j| self.turn(rank, j)).filter(|&e| free(e)).count() as u64;
+        let of = |rank| (0..).map_while(|j| self.entry_of_rank(rank, j)).filter(|&e| free(e)).count() as u64;
         (0..self.world.ranks).map(of).collect()
     }
 
-    /// Whether an epoch stands at a step boundary: every step is wholly free or not at all. Only then may
-    /// its number of ranks change.
+    /// Returns whether the epoch is at a step boundary: each step is either wholly free or not free at all.
+    /// Only then may its number of ranks change.
     #[must_use]
     pub fn at_boundary(&self, free: impl Fn(u32) -> bool) -> bool {
         (0..self.steps()).all(|s| {

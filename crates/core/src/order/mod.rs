@@ -1,12 +1,13 @@
 //! Orders: which of a plan's entries a rank gets next.
 //!
-//! - [`strict`]: a keyed permutation, known before the epoch starts; [`strict_assignment`] shares it between ranks.
-//! - [`bucketed`]: the same, with every step taken from one bucket.
-//! - [`replay`]: the sequence that a ledger recorded.
+//! - [`strict`]: a keyed permutation, known before the epoch starts; [`strict_assignment`] divides it among
+//!   ranks.
+//! - [`bucketed`]: a permutation that takes each step from one bucket.
+//! - [`replay`]: the order that a ledger recorded.
 //! - [`sweep`]: substitution. The cache chooses among the entries that the epoch still needs.
 //!
-//! An order decides; [`crate::delivery`] grants what it chose and keeps account of it. Everything here is a value
-//! or a state machine: no clock, no IO, no OS randomness.
+//! An order chooses entries; [`crate::delivery`] grants them and accounts for them. Everything here is a
+//! value or a state machine: no clock, no IO, no OS randomness.
 
 pub mod bucketed;
 pub mod rank_cursors;

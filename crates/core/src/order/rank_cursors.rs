@@ -1,8 +1,10 @@
-//! A line: how ranks draw sequences that are known in advance ([`super::bucketed`], [`super::replay`]).
+//! Rank cursors: how far each rank has come in a sequence that is known in advance ([`super::bucketed`],
+//! [`super::replay`]).
 //!
-//! Each rank has a sequence of *turns*, and a cursor before which everything is granted or acknowledged.
-//! What is not free (someone has it, or it was acknowledged in another life) is passed over; what comes
-//! back moves the cursor back. So the same is drawn after a restart, and re-issued entries come first.
+//! Before a rank's cursor, every entry is granted or acknowledged. Behind it, entries that are not free are
+//! skipped: they are in a lease, or were acknowledged before a restart. Entries that become free again move
+//! the cursor back. So a rank draws the same entries after a restart, and entries that are granted again come
+//! first.
 
 /// The cursors of one world.
 #[derive(Debug, Clone)]
@@ -11,25 +13,27 @@ pub struct RankCursors {
 }
 
 impl RankCursors {
-    /// All ranks at their beginning.
+    /// Returns cursors at the beginning of every rank's sequence.
     #[must_use]
     pub fn new(ranks: u32) -> Self {
         RankCursors { cursors: vec![0; ranks as usize] }
     }
 
-    /// The next `n` free entries of a rank, and the turn at which they begin (for [`RankCursors::rewind`]).
-    /// `turn` is the rank's sequence, `None` past its end. Nothing for a rank that is not there.
+    /// Returns the next `n` free entries of a rank, and the position of the first.
+    ///
+    /// [`RankCursors::rewind`] takes the position. `entry_at` is the rank's sequence, `None` past its end. A
+    /// rank that does not exist gets no entries.
     pub fn next(
         &mut self,
         rank: u32,
         n: u32,
-        turn: impl Fn(u64) -> Option<u32>,
+        entry_at: impl Fn(u64) -> Option<u32>,
         free: impl Fn(u32) -> bool,
     ) -> (Vec<u32>, u64) {
         let Some(cursor) = self.cursors.get_mut(rank as usize) else { return (Vec::new(), 0) };
         let (mut out, mut first) = (Vec::new(), None);
         while out.len() < n as usize
-            && let Some(entry) = turn(*cursor)
+            && let Some(entry) = entry_at(*cursor)
         {
             if free(entry) {
                 first.get_or_insert(*cursor);
@@ -40,7 +44,8 @@ impl RankCursors {
         (out, first.unwrap_or(*cursor))
     }
 
-    /// Entries of a rank came back that were drawn from turn `from` on (0 when that is not known).
+    /// Moves a rank back to position `from`, because entries from there on are free again. 0 if the position
+    /// is unknown.
     pub fn rewind(&mut self, rank: u32, from: u64) {
         if let Some(cursor) = self.cursors.get_mut(rank as usize) {
             *cursor = (*cursor).min(from);

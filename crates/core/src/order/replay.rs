@@ -1,13 +1,15 @@
-//! Replay: the order that a ledger tells, again. Each rank gets what it acknowledged then, in the order
-//! in which it was granted, whatever chose it then and whatever is cached now.
+//! Replay: the order that a ledger recorded, delivered again. Each rank gets the entries that it
+//! acknowledged, in the order in which they were granted, whatever order chose them and whatever is cached
+//! now.
 //!
-//! A *leg* is the time between two changes of world or rollbacks. Legs follow each other: the shell
-//! changes the world of its leases when a leg is acknowledged ([`Replay::advance`]).
+//! A *stretch* of a ledger lasts until its next change of world or rollback. The replay delivers one stretch
+//! after another. When all ranks have acknowledged a stretch, the server changes the world of its leases to
+//! that of the next ([`Replay::advance`]).
 //!
-//! I1. An entry whose acknowledgement stood at the end of the ledger is delivered once, to the rank and
-//!     at the place among that rank's entries where it was consumed then.
-//! I2. What was granted and never acknowledged, or rolled back, is not delivered at that place.
-//! I3. What a rank draws depends only on which of its entries are free.
+//! I1. An entry that is acknowledged at the end of the ledger is delivered once: to the same rank, and at the
+//!     same position among that rank's entries.
+//! I2. A grant that was never acknowledged, or was rolled back, is not delivered at its position.
+//! I3. The next entries of a rank depend only on which of its entries are free.
 
 use super::rank_cursors::RankCursors;
 use crate::{
@@ -19,43 +21,45 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Changes of world and rollbacks of a ledger that is replayed: each costs as much as a world may have ranks and pads,
-/// however short its record is.
-const LEGS_MAX: u64 = 1024;
-/// Ranks of all legs together.
-const LEG_RANKS_MAX: u64 = 1 << 20;
-/// Pads of all worlds together, if each were short of a whole batch.
-const LEG_PADS_MAX: u64 = 1 << 23;
+/// The most changes of world and rollbacks of a ledger. Each costs as much as a world may have ranks and
+/// pads, however short its record is.
+const WORLD_CHANGES_MAX: u64 = 1024;
+/// The most ranks of all stretches together.
+const RANKS_IN_ALL_MAX: u64 = 1 << 20;
+/// The most pads of all worlds together, if each world lacked a whole batch.
+const PADS_IN_ALL_MAX: u64 = 1 << 23;
 
-/// What happened in one world.
+/// The entries that were acknowledged in one stretch of a ledger.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leg {
-    /// The world.
+pub struct Stretch {
+    /// The stretch's world.
     pub world: World,
-    /// Of each rank: what it consumed, in order.
+    /// The acknowledged entries of each rank, in order.
     pub ranks: Vec<Vec<u32>>,
 }
 
-/// The order of a ledger.
+/// The order that a ledger recorded.
 #[derive(Debug, Clone)]
 pub struct Replay {
-    legs: Vec<Leg>,
+    stretches: Vec<Stretch>,
+    /// The stretch that is delivered now.
     at: usize,
     cursors: RankCursors,
 }
 
-/// One acknowledged entry: its leg, then lease and place in it (the order of service), and when.
+/// One acknowledged entry, with its stretch, its lease, and its position in the lease.
 #[derive(Debug, Clone, Copy)]
 struct Acknowledged {
-    leg: usize,
+    stretch: usize,
     rank: u32,
     lease: u64,
     place: usize,
     entry: u32,
 }
 
-/// Whether the changes of a ledger's worlds can be followed: a record of a few bytes may make a batch of pads.
-fn followed(ledger: &Ledger) -> Result<(), BadLedger> {
+/// Checks the number of a ledger's changes of world and rollbacks, and of their pads: a record of a few bytes
+/// can make a batch of pads.
+fn check_worlds(ledger: &Ledger) -> Result<(), BadLedger> {
     let (mut world, mut changes, mut pads) = (ledger.header.world, 0, 0);
     for event in &ledger.events {
         match event {
@@ -65,17 +69,18 @@ fn followed(ledger: &Ledger) -> Result<(), BadLedger> {
         }
         changes += 1;
         pads += if world.tail == Tail::Pad { u64::from(world.batch) } else { 0 };
-        let over = [(changes, LEGS_MAX), (pads, LEG_PADS_MAX)].into_iter().find(|(n, most)| n > most);
-        if let Some((ranks, most)) = over {
-            return Err(BadLedger::Legs { ranks, most });
+        let over =
+            [(changes, WORLD_CHANGES_MAX), (pads, PADS_IN_ALL_MAX)].into_iter().find(|(n, most)| n > most);
+        if let Some((count, most)) = over {
+            return Err(BadLedger::TooManyWorlds { count, most });
         }
     }
     Ok(())
 }
 
-/// Which events are commits that a later rollback goes back to. The others tell nothing, and each would cost a copy of what
-/// was acknowledged by then.
-fn returned_to(events: &[Event]) -> BTreeSet<usize> {
+/// Returns which events are commits to which a later rollback returns. Other commits change nothing, and each
+/// would cost a copy of the acknowledged entries.
+fn commits_rolled_back_to(events: &[Event]) -> BTreeSet<usize> {
     let (mut wanted, mut out) = (BTreeSet::new(), BTreeSet::new());
     for (at, event) in events.iter().enumerate().rev() {
         match event {
@@ -92,14 +97,17 @@ fn returned_to(events: &[Event]) -> BTreeSet<usize> {
 }
 
 impl Replay {
-    /// The order that a ledger tells somebody who believes nothing of it: `leases`, those of its epoch as it began, bear
-    /// out every event. Memory and time are those of its entries, whatever else it is made of.
+    /// Returns the order of an untrusted ledger, after applying every event to `leases`.
+    ///
+    /// `leases` are those of the ledger's epoch when it began. Memory and time depend on the number of
+    /// entries, whatever else the ledger contains.
     ///
     /// # Errors
-    /// As [`Replay::new`], and [`BadLedger::Contradiction`] where it names what the epoch has not.
-    pub fn borne_out(ledger: &Ledger, leases: &mut Leases) -> Result<Self, BadLedger> {
-        followed(ledger)?;
-        let kept = returned_to(&ledger.events);
+    /// Those of [`Replay::new`], and [`BadLedger::Contradiction`] where an event names what the epoch does
+    /// not have.
+    pub fn checked(ledger: &Ledger, leases: &mut Leases) -> Result<Self, BadLedger> {
+        check_worlds(ledger)?;
+        let kept = commits_rolled_back_to(&ledger.events);
         for (at, event) in ledger.events.iter().enumerate() {
             if !matches!(event, Event::Commit { .. }) || kept.contains(&at) {
                 ledger.apply(at, leases, 0)?;
@@ -108,22 +116,23 @@ impl Replay {
         Replay::new(ledger)
     }
 
-    /// The order that a ledger tells, finished or not.
+    /// Returns the order of a ledger, whether its epoch ended or not.
     ///
     /// # Errors
-    /// [`BadLedger::Contradiction`] where it acknowledges what it did not grant, or the same entry twice; [`BadLedger::Legs`].
+    /// [`BadLedger::Contradiction`] where it acknowledges an entry that it did not grant, or an entry twice;
+    /// [`BadLedger::TooManyWorlds`].
     pub fn new(ledger: &Ledger) -> Result<Self, BadLedger> {
-        followed(ledger)?;
-        let kept = returned_to(&ledger.events);
-        let mut fits = vec![ledger.header.world];
+        check_worlds(ledger)?;
+        let kept = commits_rolled_back_to(&ledger.events);
+        let mut worlds = vec![ledger.header.world];
         let mut live: BTreeMap<u64, (u32, Vec<u32>, usize)> = BTreeMap::new();
-        let mut told: Vec<Acknowledged> = Vec::new();
+        let mut acknowledged: Vec<Acknowledged> = Vec::new();
         let mut commits: BTreeMap<u64, usize> = BTreeMap::new();
         for (at, event) in (1..).zip(&ledger.events) {
             let bad = |why| BadLedger::Contradiction { at, why };
             match event {
                 Event::Grant { lease, request, entries } => {
-                    let ranks = fits[fits.len() - 1].ranks;
+                    let ranks = worlds[worlds.len() - 1].ranks;
                     if request.rank >= ranks {
                         return Err(bad(LeaseError::Rank { rank: request.rank, ranks }));
                     }
@@ -140,9 +149,9 @@ impl Replay {
                         return Err(bad(LeaseError::Beyond { lease: *lease, entries, upto }));
                     }
                     let from = (*acked).min(upto);
-                    let leg = fits.len() - 1;
-                    told.extend((from..upto).map(|place| Acknowledged {
-                        leg,
+                    let stretch = worlds.len() - 1;
+                    acknowledged.extend((from..upto).map(|place| Acknowledged {
+                        stretch,
                         rank: *rank,
                         lease: *lease,
                         place,
@@ -152,38 +161,38 @@ impl Replay {
                 }
                 Event::Expire { lease } => drop(live.remove(lease)),
                 Event::Commit { commit } if kept.contains(&(at - 1)) => {
-                    commits.insert(*commit, told.len());
+                    commits.insert(*commit, acknowledged.len());
                 }
                 Event::Rollback { commit } => {
                     let then = commits.get(commit).ok_or_else(|| bad(LeaseError::Commit(*commit)))?;
-                    told.truncate(*then);
-                    commits.retain(|_, n| *n <= told.len());
+                    acknowledged.truncate(*then);
+                    commits.retain(|_, n| *n <= acknowledged.len());
                     live.clear();
-                    fits.push(fits[fits.len() - 1]);
+                    worlds.push(worlds[worlds.len() - 1]);
                 }
                 Event::World { world } => {
                     let (ranks, batch) = (world.ranks, world.batch);
                     world.check().map_err(|_| bad(LeaseError::World { ranks, batch }))?;
                     live.clear();
-                    fits.push(*world);
+                    worlds.push(*world);
                 }
                 _ => {}
             }
         }
-        told.sort_unstable_by_key(|t| (t.leg, t.lease, t.place));
-        // A leg whose work was all rolled back has nothing to tell.
-        let (mut legs, mut ranks): (Vec<Leg>, u64) = (Vec::new(), 0);
-        for of in told.chunk_by(|a, b| a.leg == b.leg) {
-            let world = fits[of[0].leg];
+        acknowledged.sort_unstable_by_key(|a| (a.stretch, a.lease, a.place));
+        // A stretch that was rolled back completely has no entries, and is left out.
+        let (mut stretches, mut ranks): (Vec<Stretch>, u64) = (Vec::new(), 0);
+        for of in acknowledged.chunk_by(|a, b| a.stretch == b.stretch) {
+            let world = worlds[of[0].stretch];
             ranks += u64::from(world.ranks);
-            if ranks > LEG_RANKS_MAX {
-                return Err(BadLedger::Legs { ranks, most: LEG_RANKS_MAX });
+            if ranks > RANKS_IN_ALL_MAX {
+                return Err(BadLedger::TooManyWorlds { count: ranks, most: RANKS_IN_ALL_MAX });
             }
-            let mut leg = Leg { world, ranks: vec![Vec::new(); world.ranks as usize] };
-            of.iter().for_each(|t| leg.ranks[t.rank as usize].push(t.entry));
-            legs.push(leg);
+            let mut stretch = Stretch { world, ranks: vec![Vec::new(); world.ranks as usize] };
+            of.iter().for_each(|a| stretch.ranks[a.rank as usize].push(a.entry));
+            stretches.push(stretch);
         }
-        let mut all: Vec<u32> = told.iter().map(|t| t.entry).collect();
+        let mut all: Vec<u32> = acknowledged.iter().map(|a| a.entry).collect();
         all.sort_unstable();
         if let Some(twice) = all.windows(2).find(|w| w[0] == w[1]) {
             return Err(BadLedger::Contradiction {
@@ -191,61 +200,65 @@ impl Replay {
                 why: LeaseError::Entry(twice[0]),
             });
         }
-        let cursors = RankCursors::new(legs.first().map_or(0, |l| l.world.ranks));
-        Ok(Replay { legs, at: 0, cursors })
+        let cursors = RankCursors::new(stretches.first().map_or(0, |s| s.world.ranks));
+        Ok(Replay { stretches, at: 0, cursors })
     }
 
-    /// What it tells, leg by leg.
+    /// Returns the stretches that have entries, in order.
     #[must_use]
-    pub fn legs(&self) -> &[Leg] {
-        &self.legs
+    pub fn stretches(&self) -> &[Stretch] {
+        &self.stretches
     }
 
-    /// What each rank is told, through all legs; `None` where legs have different numbers of ranks, or there is
-    /// none. To deliver it in one world is to deliver each rank its order.
+    /// Returns the entries of each rank through all stretches, for an epoch that delivers them in one world.
+    ///
+    /// Returns `None` when stretches have different numbers of ranks, or when no stretch has entries.
     #[must_use]
     pub fn by_rank(&self) -> Option<Vec<Vec<u32>>> {
-        let mut ranks = self.legs.first()?.ranks.clone();
-        for leg in &self.legs[1..] {
-            if leg.ranks.len() != ranks.len() {
+        let mut ranks = self.stretches.first()?.ranks.clone();
+        for stretch in &self.stretches[1..] {
+            if stretch.ranks.len() != ranks.len() {
                 return None;
             }
-            ranks.iter_mut().zip(&leg.ranks).for_each(|(all, more)| all.extend(more));
+            ranks.iter_mut().zip(&stretch.ranks).for_each(|(all, more)| all.extend(more));
         }
         Some(ranks)
     }
 
-    /// What of an epoch it does not tell: the ledger ended early, or did not begin at the beginning.
+    /// Returns the planned entries that this order does not deliver: the ledger ended early, or began with a
+    /// state.
     #[must_use]
-    pub fn untold(&self, planned: &Bits) -> Bits {
+    pub fn not_delivered(&self, planned: &Bits) -> Bits {
         let mut rest = planned.clone();
-        for &e in self.legs.iter().flat_map(|l| l.ranks.iter().flatten()) {
+        for &e in self.stretches.iter().flat_map(|s| s.ranks.iter().flatten()) {
             rest.clear(u64::from(e));
         }
         rest
     }
 
-    /// The world of the leg that is delivered now; `None` when all are.
+    /// Returns the world of the stretch that is delivered now; `None` after the last one.
     #[must_use]
     pub fn world(&self) -> Option<World> {
-        self.legs.get(self.at).map(|l| l.world)
+        self.stretches.get(self.at).map(|s| s.world)
     }
 
-    /// What a rank is granted next: the next `n` of its entries that are `free`, and where they begin.
+    /// Returns a rank's next `n` entries that are `free`, and the position of the first of them.
     pub fn next(&mut self, rank: u32, n: u32, free: impl Fn(u32) -> bool) -> (Vec<u32>, u64) {
-        let list = self.legs.get(self.at).and_then(|l| l.ranks.get(rank as usize));
-        let turn = |j: u64| list.and_then(|l| l.get(usize::try_from(j).ok()?)).copied();
-        self.cursors.next(rank, n, turn, free)
+        let list = self.stretches.get(self.at).and_then(|s| s.ranks.get(rank as usize));
+        let entry = |j: u64| list.and_then(|l| l.get(usize::try_from(j).ok()?)).copied();
+        self.cursors.next(rank, n, entry, free)
     }
 
-    /// A lease of a rank expired that was drawn from `from` on (0 when that is not known).
+    /// Moves a rank back to position `from`, because a lease from there on expired. 0 if the position is
+    /// unknown.
     pub fn rewind(&mut self, rank: u32, from: u64) {
         self.cursors.rewind(rank, from);
     }
 
-    /// The leg is acknowledged by all: the world of the next, which the shell gives its leases.
+    /// Begins the next stretch, after all ranks acknowledged the present one. Returns its world, which the
+    /// server's leases then change to.
     pub fn advance(&mut self) -> Option<World> {
-        self.at = (self.at + 1).min(self.legs.len());
+        self.at = (self.at + 1).min(self.stretches.len());
         let world = self.world();
         self.cursors = RankCursors::new(world.map_or(0, |f| f.ranks));
         world

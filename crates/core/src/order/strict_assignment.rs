@@ -1,22 +1,21 @@
-//! Whose turn a position of the strict order is: the strict order as ranks draw it, in one world, over
-//! what that world began with.
+//! The assignment of a strict order to ranks, for one world of an epoch.
 //!
-//! The positions that are not acknowledged when a world begins, in order, and then the pads, are shared
-//! like the whole order is ([`super::strict::place`]): whole steps, each in equal runs by rank; what is
-//! left of a last step under `drop`, in runs as long as the ranks' shares say. A world that begins at a
-//! step boundary therefore continues exactly what another number of ranks would have done.
+//! A world divides the positions that are not acknowledged when it begins, in order, and then the pads. It
+//! divides them as the whole order is divided ([`super::strict::step_position`]): step by step, each step in
+//! equal runs by rank. Under `drop`, the rest of a last step is divided in runs as long as the ranks' shares.
+//! So a world that begins at a step boundary continues exactly what another number of ranks would have done.
 //!
-//! I1. Ranks' sequences are disjoint, and together they are what [`Leases`] shares out.
-//! I2. What is drawn depends only on which entries are free: after a restart the same is drawn.
+//! I1. The sequences of ranks are disjoint, and together they are the entries that [`Leases`] divides.
+//! I2. A rank's next entries depend only on which entries are free, so they are the same after a restart.
 
 use super::strict::Strict;
 use crate::delivery::lease::Leases;
 use std::collections::BTreeMap;
 
-/// See the module. One world of one epoch.
+/// The sequences of all ranks in one world of an epoch.
 #[derive(Debug, Clone)]
 pub struct StrictAssignment {
-    /// Positions below `suffix` that are to be delivered, and then all from `suffix` to `end`.
+    /// This world delivers these positions below `suffix`, and then all positions from `suffix` to `end`.
     holes: Vec<u64>,
     suffix: u64,
     end: u64,
@@ -24,19 +23,19 @@ pub struct StrictAssignment {
     batch: u64,
     ranks: u64,
     shares: Vec<u64>,
-    /// Of each rank: everything before is granted or acknowledged.
+    /// Of each rank: before this position of its sequence, every entry is granted or acknowledged.
     cursor: Vec<u64>,
-    /// Of leases of this world: the rank, and where in its sequence it begins.
+    /// Of each live lease of this world: its rank, and the position in the rank's sequence where it begins.
     begun: BTreeMap<u64, (usize, u64)>,
 }
 
 impl StrictAssignment {
-    /// The turns of the world that `leases` is in. Nothing may be leased: a world has just begun.
+    /// Returns the assignment for the world of `leases`, which has just begun: no lease may be live.
     #[must_use]
     pub fn begin(strict: &Strict, leases: &Leases) -> Self {
         let world = leases.world();
         let end = strict.len().min(strict.plan().entries());
-        // From the back: a suffix that nobody touched needs no list.
+        // A suffix of free entries needs no list of positions.
         let mut suffix = end;
         while suffix > 0 && leases.is_free(strict.entry(suffix - 1)) {
             suffix -= 1;
@@ -56,30 +55,32 @@ impl StrictAssignment {
         }
     }
 
-    /// The turns of a world as it is after a restart: `began` is the leases as they were when the world
-    /// began. Cursors begin anew and skip what is not free.
+    /// Returns the assignment after a restart. `began` is the leases as they were when the world began.
+    /// Cursors begin anew and skip entries that are not free.
     #[must_use]
     pub fn resumed(strict: &Strict, began: &Leases) -> Self {
         StrictAssignment::begin(strict, began)
     }
 
+    /// Returns how many positions of the plan this world delivers.
     fn rest(&self) -> u64 {
         self.holes.len() as u64 + (self.end - self.suffix)
     }
 
-    /// How many places this world shares.
+    /// Returns how many entries this world divides, pads included.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.rest() + self.pads.len() as u64
     }
 
-    /// Whether there is nothing to share.
+    /// Returns whether this world has nothing to divide.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The entry at place `q` of everything that this world shares: step after step, ranks in turn.
+    /// Returns the entry at index `q` of all that this world divides: step after step, in each step rank
+    /// after rank.
     #[must_use]
     pub fn at(&self, strict: &Strict, q: u64) -> Option<u32> {
         let rest = self.rest();
@@ -94,8 +95,8 @@ impl StrictAssignment {
         Some(strict.entry(p))
     }
 
-    /// The place of the `j`-th turn of a rank.
-    fn place(&self, rank: usize, j: u64) -> u64 {
+    /// Returns the index, for [`StrictAssignment::at`], of the `j`-th entry of a rank.
+    fn index(&self, rank: usize, j: u64) -> u64 {
         let per = self.batch / self.ranks;
         let full = (self.rest() + self.pads.len() as u64) / self.batch;
         if j < full * per {
@@ -105,7 +106,7 @@ impl StrictAssignment {
         full * self.batch + before + (j - full * per)
     }
 
-    /// The next `n` entries of a rank that are free, and where in its sequence they begin.
+    /// Returns a rank's next `n` free entries, and the position of the first in the rank's sequence.
     #[must_use]
     pub fn next(&mut self, strict: &Strict, leases: &Leases, rank: u32, n: u32) -> (Vec<u32>, u64) {
         let r = rank as usize;
@@ -114,7 +115,7 @@ impl StrictAssignment {
         };
         let (mut out, mut j, mut first) = (Vec::new(), from, None);
         while j < share && out.len() < n as usize {
-            if let Some(e) = self.at(strict, self.place(r, j)).filter(|&e| leases.is_free(e)) {
+            if let Some(e) = self.at(strict, self.index(r, j)).filter(|&e| leases.is_free(e)) {
                 first.get_or_insert(j);
                 out.push(e);
             }
@@ -124,21 +125,21 @@ impl StrictAssignment {
         (out, first.unwrap_or(j))
     }
 
-    /// A lease was made of what was drawn from `from` on.
+    /// Notes that a lease holds entries of a rank from position `from` on.
     pub fn granted(&mut self, lease: u64, rank: u32, from: u64) {
         self.begun.insert(lease, (rank as usize, from));
     }
 
-    /// A lease expired: its entries come again, before anything later of its rank.
+    /// Notes that a lease expired: its entries come again, before later entries of its rank.
     pub fn expired(&mut self, lease: u64, rank: u32) {
-        // One from before a restart: from the beginning, past what is not free.
+        // A lease from before a restart is unknown: begin at 0 and skip what is not free.
         let (rank, from) = self.begun.remove(&lease).unwrap_or((rank as usize, 0));
         if let Some(c) = self.cursor.get_mut(rank) {
             *c = (*c).min(from);
         }
     }
 
-    /// All of a lease was acknowledged.
+    /// Notes that all entries of a lease were acknowledged.
     pub fn settled(&mut self, lease: u64) {
         self.begun.remove(&lease);
     }

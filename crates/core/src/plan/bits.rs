@@ -1,7 +1,7 @@
-//! Bitmaps: the self-contained state of an epoch ([`Bits`]), and an ordered set over a ring
-//! that finds its next member in O(log₆₄ n) ([`Ring`]).
+//! Bitmaps: [`Bits`], such as the state of an epoch, and [`Ring`], an ordered set over a ring that finds its
+//! next member in O(log₆₄ n).
 
-/// A bitmap of fixed length that knows how many of its bits are set.
+/// A bitmap of fixed length that counts its set bits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Bits {
     words: Vec<u64>,
@@ -10,13 +10,13 @@ pub struct Bits {
 }
 
 impl Bits {
-    /// `len` clear bits.
+    /// Returns `len` clear bits.
     #[must_use]
     pub fn zeros(len: u64) -> Self {
         Bits { words: vec![0; usize::try_from(len.div_ceil(64)).unwrap_or(usize::MAX)], len, ones: 0 }
     }
 
-    /// `len` set bits.
+    /// Returns `len` set bits.
     #[must_use]
     pub fn ones(len: u64) -> Self {
         let mut b = Bits::zeros(len);
@@ -28,8 +28,8 @@ impl Bits {
         b
     }
 
-    /// Reads the encoding of [`Bits::to_bytes`]; `None` when the length does not fit or a bit
-    /// past the end is set.
+    /// Reads the encoding of [`Bits::to_bytes`]. Returns `None` when the length is wrong or a bit past the
+    /// end is set.
     #[must_use]
     pub fn from_bytes(len: u64, bytes: &[u8]) -> Option<Self> {
         if bytes.len() as u64 != len.div_ceil(8) {
@@ -44,7 +44,7 @@ impl Bits {
         (!spill).then_some(b)
     }
 
-    /// The bits, least significant first, in ⌈len/8⌉ bytes.
+    /// Returns the bits, least significant first, in ⌈len/8⌉ bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out: Vec<u8> = self.words.iter().flat_map(|w| w.to_le_bytes()).collect();
@@ -52,31 +52,31 @@ impl Bits {
         out
     }
 
-    /// How many bits there are.
+    /// Returns the number of bits.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are no bits at all.
+    /// Returns whether there are no bits at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many are set.
+    /// Returns how many bits are set.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.ones
     }
 
-    /// Whether bit `i` is set; bits past the end are not.
+    /// Returns whether bit `i` is set; false past the end.
     #[must_use]
     pub fn get(&self, i: u64) -> bool {
         i < self.len && self.words[word(i)] >> (i % 64) & 1 == 1
     }
 
-    /// Sets bit `i`; whether it was clear.
+    /// Sets bit `i`. Returns whether it was clear.
     ///
     /// # Panics
     /// Past the end.
@@ -89,7 +89,7 @@ impl Bits {
         new
     }
 
-    /// Clears bit `i`; whether it was set.
+    /// Clears bit `i`. Returns whether it was set.
     pub fn clear(&mut self, i: u64) -> bool {
         let was = self.get(i);
         if was {
@@ -99,6 +99,7 @@ impl Bits {
         was
     }
 
+    /// Returns word `w` with all bits outside `from..to` cleared.
     fn masked(&self, w: usize, from: u64, to: u64) -> u64 {
         let base = w as u64 * 64;
         let mut x = self.words[w];
@@ -111,7 +112,7 @@ impl Bits {
         x
     }
 
-    /// How many bits of `from..to` are set.
+    /// Returns how many bits of `from..to` are set.
     #[must_use]
     pub fn count_in(&self, from: u64, to: u64) -> u64 {
         let to = to.min(self.len);
@@ -121,7 +122,7 @@ impl Bits {
         (word(from)..=word(to - 1)).map(|w| u64::from(self.masked(w, from, to).count_ones())).sum()
     }
 
-    /// The set bits of `from..to`, ascending.
+    /// Returns the positions of the set bits of `from..to`, ascending.
     pub fn iter_in(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
         let to = to.min(self.len);
         let words = if from < to { word(from)..word(to - 1) + 1 } else { 0..0 };
@@ -135,7 +136,8 @@ impl Bits {
         })
     }
 
-    /// The set bits that `other`, as long as this, has not, ascending.
+    /// Returns the positions of bits that are set here and not in `other`, ascending. Both have the same
+    /// length.
     pub fn without<'a>(&'a self, other: &'a Bits) -> impl Iterator<Item = u64> + 'a {
         self.words.iter().zip(&other.words).zip(0u64..).flat_map(|((a, b), w)| {
             let mut x = a & !b;
@@ -147,7 +149,7 @@ impl Bits {
         })
     }
 
-    /// The `k`-th set bit of `from..to`.
+    /// Returns the position of the `k`-th set bit of `from..to`, from 0.
     #[must_use]
     pub fn nth_in(&self, from: u64, to: u64, k: u64) -> Option<u64> {
         let to = to.min(self.len);
@@ -175,17 +177,17 @@ fn word(i: u64) -> usize {
     usize::try_from(i / 64).unwrap_or(usize::MAX)
 }
 
-/// A set of places on a ring of `len` places: a bitmap with a summary bitmap over its words,
-/// and so on, so that the next member is found in a few words.
+/// A set of places on a ring of `len` places: a bitmap, a summary bitmap over its words, and so on. The next
+/// member is found in a few words.
 #[derive(Debug, Clone)]
 pub struct Ring {
-    /// `levels[0]` has one bit a place; each next level one bit a word of the one below.
+    /// `levels[0]` has one bit a place. Each further level has one bit a word of the level below.
     levels: Vec<Vec<u64>>,
     len: usize,
 }
 
 impl Ring {
-    /// The empty set over `len` places.
+    /// Returns the empty set over `len` places.
     #[must_use]
     pub fn new(len: usize) -> Self {
         let mut levels = Vec::new();
@@ -199,13 +201,13 @@ impl Ring {
         }
     }
 
-    /// Whether place `i` is in the set.
+    /// Returns whether place `i` is in the set.
     #[must_use]
     pub fn has(&self, i: usize) -> bool {
         self.levels[0][i / 64] >> (i % 64) & 1 == 1
     }
 
-    /// Puts place `i` in or takes it out.
+    /// Adds place `i` to the set or removes it.
     pub fn put(&mut self, i: usize, member: bool) {
         let mut i = i;
         for level in &mut self.levels {
@@ -223,7 +225,7 @@ impl Ring {
         }
     }
 
-    /// The first member at or after `from`, going round once.
+    /// Returns the first member at or after `from`, going round once.
     #[must_use]
     pub fn next(&self, from: usize) -> Option<usize> {
         self.first(from).or_else(|| self.first(0))
@@ -249,7 +251,7 @@ impl Ring {
         None
     }
 
-    /// Places of `from..to` that are not members, counted until they are more than `enough`.
+    /// Counts the places of `from..to` that are not members, until they are more than `enough`.
     #[must_use]
     pub fn gaps_in(&self, from: usize, to: usize, enough: usize) -> usize {
         let (mut n, mut at) = (0usize, from);
@@ -274,11 +276,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bits_are_a_set(len in 1u64..400, ops in proptest::collection::vec((any::<bool>(), any::<u64>()), 0..200), a: u64, b: u64, k in 0u64..50) {
+        fn bits_are_a_set(
+            len in 1u64..400,
+            ops in proptest::collection::vec((any::<bool>(), any::<u64>()), 0..200),
+            a: u64,
+            b: u64,
+            k in 0u64..50,
+        ) {
             let (mut bits, mut set) = (Bits::zeros(len), BTreeSet::new());
             for (on, i) in ops {
                 let i = i % len;
-                if on { prop_assert_eq!(bits.set(i), set.insert(i)); } else { prop_assert_eq!(bits.clear(i), set.remove(&i)); }
+                if on {
+                    prop_assert_eq!(bits.set(i), set.insert(i));
+                } else {
+                    prop_assert_eq!(bits.clear(i), set.remove(&i));
+                }
             }
             prop_assert_eq!(bits.count(), set.len() as u64);
             let (a, b) = (a % (len + 1), b % (len + 1));
@@ -296,22 +308,33 @@ mod tests {
         }
 
         #[test]
-        fn a_ring_finds_its_next_member(len in 1usize..9000, ops in proptest::collection::vec((any::<bool>(), any::<usize>()), 0..60), from: usize, to: usize) {
+        fn a_ring_finds_its_next_member(
+            len in 1usize..9000,
+            ops in proptest::collection::vec((any::<bool>(), any::<usize>()), 0..60),
+            from: usize,
+            to: usize,
+        ) {
             let (mut ring, mut set) = (Ring::new(len), BTreeSet::new());
             for (on, i) in ops {
                 ring.put(i % len, on);
-                if on { set.insert(i % len); } else { set.remove(&(i % len)); }
+                if on {
+                    set.insert(i % len);
+                } else {
+                    set.remove(&(i % len));
+                }
             }
             let (from, to) = (from % len, to % (len + 1));
             let want = set.range(from..).next().or_else(|| set.iter().next()).copied();
             prop_assert_eq!(ring.next(from), want);
-            if from <= to { prop_assert_eq!(ring.gaps_in(from, to, usize::MAX), to - from - set.range(from..to).count()); }
+            if from <= to {
+                prop_assert_eq!(ring.gaps_in(from, to, usize::MAX), to - from - set.range(from..to).count());
+            }
             prop_assert_eq!(ring.has(from), set.contains(&from));
         }
     }
 
     #[test]
-    fn a_bit_past_the_end_is_refused() {
+    fn a_bit_past_the_end_is_rejected() {
         assert_eq!(Bits::from_bytes(3, &[0b1000]), None);
         assert_eq!(Bits::from_bytes(3, &[0, 0]), None);
         assert!(Bits::from_bytes(3, &[0b101]).is_some_and(|b| b.count() == 2 && b.get(2) && !b.get(3)));

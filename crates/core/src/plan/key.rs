@@ -1,5 +1,6 @@
-//! Where the randomness of an epoch comes from: a key derived from what the epoch *is*, so
-//! that the same epoch is the same everywhere and nobody needs to remember it.
+//! The randomness of an epoch: a key that is derived from root, plan, seed and epoch number.
+//!
+//! So the same epoch has the same order on every server, and no server needs to store it.
 
 use crate::hash::context;
 use crate::{Hash, Root};
@@ -10,7 +11,7 @@ use crate::{Hash, Root};
 pub struct OrderKey(pub [u8; 32]);
 
 impl OrderKey {
-    /// The key of epoch `epoch` of a job with seed `seed` over a plan of a version.
+    /// Returns the key of an epoch of a job with this seed, over a plan of a version.
     #[must_use]
     pub fn new(root: Root, plan: Hash, seed: u64, epoch: u64) -> Self {
         let mut h = blake3::Hasher::new_derive_key(context::ORDER);
@@ -21,7 +22,9 @@ impl OrderKey {
         OrderKey(*h.finalize().as_bytes())
     }
 
-    /// A stream of its own for one purpose and number (`label ‖ number u64`, keyed hash, XOF).
+    /// Returns the random stream for one purpose and number.
+    ///
+    /// It is the XOF of a keyed hash over `label ‖ number u64`.
     #[must_use]
     pub fn draws(&self, label: &str, number: u64) -> Draws {
         let mut h = blake3::Hasher::new_keyed(&self.0);
@@ -48,7 +51,7 @@ impl std::fmt::Debug for Draws {
 }
 
 impl Draws {
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn word(&mut self) -> u64 {
         if self.used == BLOCK {
             self.reader.fill(&mut self.block);
@@ -60,17 +63,18 @@ impl Draws {
         u64::from_le_bytes(w)
     }
 
-    /// A number below `n` (0 when `n` is 0), by multiplying high: biased by at most n/2^64.
+    /// Returns a random number below `n`, or 0 when `n` is 0. Multiplies and takes the high word: biased by
+    /// at most n/2^64.
     pub fn below(&mut self, n: u64) -> u64 {
         u64::try_from((u128::from(self.word()) * u128::from(n)) >> 64).unwrap_or(0)
     }
 
-    /// A number in [0, 1), with 53 random bits.
+    /// Returns a random number in [0, 1), with 53 random bits.
     pub fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// How many bytes of the stream were used.
+    /// Returns how many bytes of the stream were used.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.reader.position() - (BLOCK - self.used) as u64

@@ -1,15 +1,15 @@
-//! Plans: the multiset of samples an epoch delivers (`docs/FORMATS.md`, "Plan").
+//! Plans: the multiset of samples that an epoch delivers (`docs/FORMATS-epochs.md`, "Plan").
 //!
-//! A version's samples are numbered in the order of their first entries. A plan chooses a
-//! multiset of them, the *base*; echo delivers the whole base `copies` times. Entries are
-//! numbered `pass · base + i`, where `i` runs over the base by sample, then by copy. A plan
-//! that is fitted to whole steps of several ranks ([`Fitted`]) leaves out the entries at the
-//! last positions of the epoch's strict order (`drop`), or appends entries that repeat those
-//! at its first positions (`pad`).
+//! A version's samples are numbered in the order of their first entries. A plan chooses a multiset of them,
+//! the *base*. Data echoing delivers the whole base `copies` times. Entries are numbered `pass · base + i`,
+//! where `i` runs over the base by sample, then by copy.
 //!
-//! I1. A plan is a value: its hash names it, and two plans with the same entries hash alike.
-//! I2. Entry numbers are `0..entries()`, each delivered exactly once; [`Plan::item`] says
-//!     which sample and which copy of it that is, and no two entries are the same item.
+//! A [`World`] divides a plan in whole steps. With `drop` it leaves out the entries at the last positions of
+//! the epoch's order; with `pad` it appends entries that repeat those at the first positions.
+//!
+//! I1. A plan is a value: its hash names it, and two plans with the same entries have the same hash.
+//! I2. Entries are numbered `0..entries()`, and each is delivered exactly once. [`Plan::item`] gives an
+//!     entry's sample and copy, and no two entries are the same item.
 
 pub mod bits;
 pub mod key;
@@ -26,41 +26,41 @@ pub use world::{Tail, World};
 use crate::{Hash, Kind, hash::context};
 use std::sync::Arc;
 
-/// No plan has more entries, and no version more samples in a plan.
+/// The most entries of a plan, and the most samples of a version that a plan can name.
 pub const ENTRIES_MAX: u64 = 1 << 31;
-/// No sample is delivered more often by one pass over the base.
+/// The most copies of a sample in one pass over the base.
 pub const COPIES_MAX: u32 = 1 << 20;
-/// No echo delivers the base more often.
+/// The most passes over the base.
 pub const ECHO_MAX: u32 = 1024;
-/// No world has more ranks.
+/// The most ranks of a world.
 pub const RANKS_MAX: u32 = 65_536;
-/// No step of all ranks together has more entries. What a last step lacks is kept in memory, pad by pad.
+/// The largest global batch, in entries. The pads of a last step are kept in memory one by one.
 pub const BATCH_MAX: u32 = 1 << 20;
 
-/// Which samples.
+/// The samples of one pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Base {
     /// Each sample once.
     All,
-    /// `(sample, how often)`, ascending, each at least once; and where each one's entries
-    /// begin, with the total at the end.
+    /// `(sample, copies)`, ascending, each sample at least once; and the first entry of each sample, with the
+    /// total at the end.
     Counts { counts: Arc<[(u32, u32)]>, starts: Arc<[u32]> },
 }
 
-/// Data echoing: the base is delivered `copies` times, copies of one entry at least `apart`
-/// positions from each other.
+/// Data echoing: the base is delivered `copies` times, with copies of one entry at least `apart` positions
+/// from each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Echo {
-    /// How often each entry of the base is delivered; 1 is no echo.
+    /// How often each entry of the base is delivered; 1 means no echoing.
     pub copies: u32,
-    /// At least this many positions lie between two copies of one entry.
+    /// The minimum distance between two copies of one entry, in positions.
     pub apart: u32,
 }
 
-/// No echo.
+/// No echoing.
 pub const ONCE: Echo = Echo { copies: 1, apart: 0 };
 
-/// The multiset of samples an epoch delivers.
+/// The multiset of samples that an epoch delivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     samples: u32,
@@ -68,85 +68,85 @@ pub struct Plan {
     echo: Echo,
 }
 
-/// What one entry of a plan is.
+/// The sample and copy of a plan entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Item {
     /// The sample's number in the version.
     pub sample: u32,
-    /// Which of its copies; those that only fill up a last step count from [`PAD`].
+    /// The number of the copy. Pads, which only fill up a last step, count from [`PAD`].
     pub copy: u32,
 }
 
-/// Copies of this number and above only fill up the last step.
+/// The number of the first pad. Copies of this number and above only fill up the last step.
 pub const PAD: u32 = 1 << 31;
 
-/// Why something is no plan.
+/// Why a plan or a world is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// It has no entries.
+    /// The plan has no entries.
     #[error("the plan is empty")]
     Empty,
-    /// It has too many.
+    /// The plan has too many entries.
     #[error("the plan has {0} entries; at most {ENTRIES_MAX} are possible")]
     TooLong(u64),
-    /// It names a sample that the version does not have.
-    #[error("the plan names sample {sample}, but the version has {samples}")]
+    /// The plan names a sample that the version does not have.
+    #[error("the plan names sample {sample}; the version has {samples} samples, numbered from 0")]
     Unknown {
-        /// The number it names.
+        /// The number that the plan names.
         sample: u64,
         /// How many samples the version has.
         samples: u32,
     },
     /// A weight is negative, infinite or not a number.
-    #[error("weight {weight} of sample {sample} is not a finite number of at least 0")]
+    #[error("the weight {weight} of sample {sample} is not a finite number of at least 0")]
     Weight {
-        /// Whose weight.
+        /// The sample.
         sample: u32,
-        /// As text, since NaN compares with nothing.
+        /// Its weight, as text: NaN would not compare equal to itself.
         weight: String,
     },
-    /// There are not as many weights as samples.
-    #[error("{weights} weights for {samples} samples")]
+    /// The number of weights is not the number of samples.
+    #[error("there are {weights} weights for {samples} samples; give one weight a sample")]
     Weights {
-        /// How many were given.
+        /// How many weights were given.
         weights: usize,
         /// How many samples the version has.
         samples: u32,
     },
-    /// Copies that cannot be delivered, or not that far apart.
+    /// The copies cannot be delivered, or not that far apart.
     #[error("{copies} copies at least {apart} apart do not fit {base} entries: {why}")]
     Echo {
         /// Copies of each entry.
         copies: u32,
-        /// The distance asked for.
+        /// The requested distance.
         apart: u32,
         /// Entries of one pass.
         base: u64,
-        /// Which rule it breaks.
+        /// The rule that is broken.
         why: &'static str,
     },
-    /// One sample too often.
+    /// One sample is planned too often.
     #[error("sample {sample} is planned {copies} times; at most {COPIES_MAX} are possible")]
     Copies {
-        /// Which.
+        /// The sample.
         sample: u32,
-        /// How often.
+        /// How often it is planned.
         copies: u64,
     },
-    /// A step that ranks cannot share.
+    /// The ranks cannot share a step.
     #[error("a global batch of {batch} cannot be shared by {ranks} ranks: {why}")]
     World {
-        /// Entries a step.
+        /// The global batch, in entries.
         batch: u32,
-        /// Ranks.
+        /// The number of ranks.
         ranks: u32,
-        /// Which rule it breaks.
+        /// The rule that is broken.
         why: &'static str,
     },
 }
 
 impl PlanError {
-    /// Always the caller's to mend.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         Kind::Invalid
@@ -154,7 +154,7 @@ impl PlanError {
 }
 
 impl Plan {
-    /// Every sample of a version of `samples` samples, once.
+    /// Returns the plan of every sample, once, of a version with `samples` samples.
     ///
     /// # Errors
     /// [`PlanError::Empty`], [`PlanError::TooLong`].
@@ -162,7 +162,7 @@ impl Plan {
         Ok(Plan { samples: length(samples)?, base: Base::All, echo: ONCE })
     }
 
-    /// The samples of `chosen`, once each, however often they are named.
+    /// Returns the plan of the samples in `chosen`, each once, however often it is named.
     ///
     /// # Errors
     /// [`PlanError::Unknown`] and those of [`Plan::all`].
@@ -180,11 +180,11 @@ impl Plan {
         Plan::counts(samples, v)
     }
 
-    /// `draws` entries in proportion to `weights` (one a sample), as an exact multiset chosen
-    /// by `key`: each sample gets ⌊x⌋ or ⌈x⌉ copies of its expected x, and x on average.
+    /// Returns the plan of `draws` entries in proportion to `weights`, one weight a sample.
     ///
-    /// Weights become integers, `round(w / max · 2³²)`; then one random offset and systematic
-    /// sampling in integer arithmetic, so that everyone gets the same multiset.
+    /// The key chooses an exact multiset: a sample with x expected copies gets ⌊x⌋ or ⌈x⌉, and x on average.
+    /// Weights become integers, `round(w / max · 2³²)`. One random offset and systematic sampling in integer
+    /// arithmetic then give every server the same multiset.
     ///
     /// # Errors
     /// [`PlanError::Weight`], [`PlanError::Weights`], [`PlanError::Copies`] and those of
@@ -226,7 +226,7 @@ impl Plan {
         Plan::counts(samples, counts)
     }
 
-    /// An exact multiset: `(sample, how often)`, ascending and each at least once.
+    /// Returns the plan of an exact multiset: `(sample, copies)`, ascending, each sample at least once.
     fn counts(samples: u32, counts: Vec<(u32, u32)>) -> Result<Self, PlanError> {
         let mut starts = Vec::with_capacity(counts.len() + 1);
         let mut sum = 0u64;
@@ -243,36 +243,36 @@ impl Plan {
         Ok(Plan { samples, base, echo: ONCE })
     }
 
-    /// The same base, delivered `copies` times with copies at least `apart` positions apart.
+    /// Returns the plan that delivers the same base `copies` times, copies at least `apart` from each other.
     ///
     /// # Errors
-    /// [`PlanError::Echo`] when the base has fewer than `2 · apart` entries (then no order
-    /// could keep them apart and still be random), or there are no or too many copies.
+    /// [`PlanError::Echo`] when `copies` is 0 or too large, or when the base has fewer than `2 · apart`
+    /// entries: no order could keep copies apart and still be random.
     pub fn echoed(self, copies: u32, apart: u32) -> Result<Self, PlanError> {
         let base = self.base_entries();
         let bad = |why| Err(PlanError::Echo { copies, apart, base, why });
         match copies {
-            0 => return bad("at least one copy"),
+            0 => return bad("there must be at least one copy"),
             1 => return Ok(Plan { echo: ONCE, ..self }),
             _ => {}
         }
         if copies > ECHO_MAX {
-            return bad("at most 1024 copies");
+            return bad("at most 1024 copies are possible");
         }
         if u64::from(apart) * 2 > base {
-            return bad("twice the distance is more than one pass has");
+            return bad("one pass must have at least twice the distance in entries");
         }
         length(base * u64::from(copies))?;
         Ok(Plan { echo: Echo { copies, apart: apart.max(1) }, ..self })
     }
 
-    /// How many samples the version has.
+    /// Returns how many samples the version has.
     #[must_use]
     pub fn samples(&self) -> u32 {
         self.samples
     }
 
-    /// Entries of one pass over the base.
+    /// Returns the number of entries of one pass.
     #[must_use]
     pub fn base_entries(&self) -> u64 {
         match &self.base {
@@ -281,25 +281,25 @@ impl Plan {
         }
     }
 
-    /// All entries.
+    /// Returns the number of entries of all passes.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.base_entries() * u64::from(self.echo.copies)
     }
 
-    /// How it echoes.
+    /// Returns the plan's echoing.
     #[must_use]
     pub fn echo(&self) -> Echo {
         self.echo
     }
 
-    /// Whether one pass delivers each sample of the version exactly once.
+    /// Returns whether one pass delivers each sample of the version exactly once.
     #[must_use]
     pub fn is_all(&self) -> bool {
         self.base == Base::All
     }
 
-    /// How often one pass delivers a sample.
+    /// Returns how often one pass delivers a sample.
     #[must_use]
     pub fn copies_of(&self, sample: u32) -> u32 {
         match &self.base {
@@ -310,7 +310,7 @@ impl Plan {
         }
     }
 
-    /// The first base entry of a sample, if one pass delivers it.
+    /// Returns the first base entry of a sample, if one pass delivers the sample.
     #[must_use]
     pub fn first_entry(&self, sample: u32) -> Option<u32> {
         match &self.base {
@@ -321,7 +321,7 @@ impl Plan {
         }
     }
 
-    /// What an entry is.
+    /// Returns the sample and copy of an entry.
     ///
     /// # Panics
     /// When there is no such entry.
@@ -339,7 +339,7 @@ impl Plan {
         }
     }
 
-    /// The plan's name: BLAKE3 in key-derivation mode over its canonical encoding.
+    /// Returns the plan's hash: BLAKE3 in key-derivation mode over its canonical encoding.
     #[must_use]
     pub fn hash(&self) -> Hash {
         let mut h = blake3::Hasher::new_derive_key(context::PLAN);
@@ -362,6 +362,7 @@ impl Plan {
     }
 }
 
+/// Checks a number of entries or samples.
 fn length(n: u64) -> Result<u32, PlanError> {
     match u32::try_from(n) {
         Ok(0) => Err(PlanError::Empty),

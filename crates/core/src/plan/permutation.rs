@@ -1,19 +1,18 @@
-//! A keyed permutation of `[0, n)` in constant memory (`docs/FORMATS.md`, "Permutation").
+//! A keyed permutation of `[0, n)` in constant memory (`docs/FORMATS-epochs.md`, "Permutation").
 //!
-//! The construction is the generalised Feistel cipher of Black and Rogaway ("Ciphers with
-//! Arbitrary Finite Domains", CT-RSA 2002) over `Z_a × Z_b` with cycle walking: `a` is the
-//! even number next to √n, `b = ⌈n/a⌉`, so that at most `a` points lie outside and a walk is
-//! nearly always one step. Eight rounds (32 below 1,024 points); each adds a keyed hash of one
-//! half to the other.
-//! `a` is even so that odd permutations can come out too. The round function is two rounds
-//! of multiply-xorshift on 64 bits under a 64-bit key from BLAKE3: statistical, not
-//! cryptographic, strength is what an order needs. Tens of nanoseconds a position.
+//! The construction is the generalised Feistel cipher of Black and Rogaway ("Ciphers with Arbitrary Finite
+//! Domains", CT-RSA 2002) over `Z_a × Z_b` with cycle walking. `a` is the even number next to √n, and
+//! `b = ⌈n/a⌉`. So at most `a` points are outside the domain, and a walk is nearly always one step. An even `a`
+//! makes odd permutations possible too.
+//!
+//! There are eight rounds, or 32 below 1,024 points. Each round adds a keyed hash of one half to the other.
+//! The round function is two rounds of multiply-xorshift on 64 bits under a 64-bit key from BLAKE3: an order
+//! needs statistical, not cryptographic, strength. A position takes tens of nanoseconds.
 
 use super::key::OrderKey;
 
-/// Rounds, and rounds below [`SMALL`] points, where few rounds do not reach every permutation
-/// equally often.
 const ROUNDS: usize = 8;
+/// Rounds below [`SMALL`] points, where eight rounds do not reach every permutation equally often.
 const ROUNDS_SMALL: usize = 32;
 const SMALL: u64 = 1024;
 
@@ -39,7 +38,7 @@ fn below(word: u64, n: u64) -> u64 {
 }
 
 impl Permutation {
-    /// The permutation of `[0, n)` for `key`, `label` and `number`.
+    /// Returns the permutation of `[0, n)` for `key`, `label` and `number`.
     ///
     /// # Panics
     /// When `n` is over 2^62: no plan is that long.
@@ -56,19 +55,19 @@ impl Permutation {
         Permutation { n, a, b: n.div_ceil(a).max(1), keys, rounds }
     }
 
-    /// How many positions there are.
+    /// Returns the number of positions.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.n
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no positions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }
 
-    /// What stands at position `p`.
+    /// Returns the value at position `p`.
     ///
     /// # Panics
     /// When `p ≥ n`.
@@ -91,7 +90,7 @@ impl Permutation {
         }
     }
 
-    /// The position at which `v` stands.
+    /// Returns the position of value `v`.
     ///
     /// # Panics
     /// When `v ≥ n`.

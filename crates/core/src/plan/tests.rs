@@ -17,7 +17,13 @@ fn items(p: &Plan) -> BTreeMap<Item, u32> {
 
 proptest! {
     #[test]
-    fn entries_are_distinct_items_and_sum_up(n in 1u64..200, weights in proptest::collection::vec(0.0f64..5.0, 200), draws in 1u64..500, copies in 1u32..4, seed: u64) {
+    fn entries_are_distinct_items_and_sum_up(
+        n in 1u64..200,
+        weights in proptest::collection::vec(0.0f64..5.0, 200),
+        draws in 1u64..500,
+        copies in 1u32..4,
+        seed: u64,
+    ) {
         let w = &weights[..n as usize];
         prop_assume!(w.iter().any(|&x| x > 0.0));
         let p = Plan::weighted(n, w, draws, &key(seed)).expect("good weights");
@@ -29,14 +35,25 @@ proptest! {
             prop_assert!((got - want).abs() < 1.0 + 1e-6, "sample {s}: {got} of {want}");
         }
         let base = p.base_entries();
-        let p = match p.clone().echoed(copies, (base / 2) as u32) { Ok(p) => p, Err(e) => { prop_assert_eq!(e.kind(), Kind::Invalid); p } };
+        let p = match p.clone().echoed(copies, (base / 2) as u32) {
+            Ok(p) => p,
+            Err(e) => {
+                prop_assert_eq!(e.kind(), Kind::Invalid);
+                p
+            }
+        };
         let m = items(&p);
         prop_assert!(m.values().all(|&n| n == 1));
         prop_assert_eq!(m.len() as u64, p.entries());
         for s in 0..n as u32 {
-            let copies: Vec<u32> = m.range(Item { sample: s, copy: 0 }..=Item { sample: s, copy: u32::MAX }).map(|(i, _)| i.copy).collect();
+            let copies: Vec<u32> = m
+                .range(Item { sample: s, copy: 0 }..=Item { sample: s, copy: u32::MAX })
+                .map(|(i, _)| i.copy)
+                .collect();
             prop_assert_eq!(copies, (0..p.copies_of(s) * p.echo().copies).collect::<Vec<_>>());
-            if let Some(e) = p.first_entry(s) { prop_assert_eq!(p.item(e), Item { sample: s, copy: 0 }); }
+            if let Some(e) = p.first_entry(s) {
+                prop_assert_eq!(p.item(e), Item { sample: s, copy: 0 });
+            }
         }
     }
 
@@ -47,10 +64,16 @@ proptest! {
             Ok(p) => {
                 prop_assert!(known);
                 let got: Vec<u64> = items(&p).keys().map(|i| u64::from(i.sample)).collect();
-                let mut want = named; want.sort_unstable(); want.dedup();
+                let mut want = named;
+                want.sort_unstable();
+                want.dedup();
                 prop_assert_eq!(got, want);
             }
-            Err(e) => { prop_assert!(!known); let unknown = matches!(e, PlanError::Unknown { .. }); prop_assert!(unknown); }
+            Err(e) => {
+                prop_assert!(!known);
+                let unknown = matches!(e, PlanError::Unknown { .. });
+                prop_assert!(unknown);
+            }
         }
     }
 
@@ -65,7 +88,9 @@ proptest! {
             Tail::Drop => prop_assert!(d <= entries && entries - d < u64::from(world.batch)),
             Tail::Pad => prop_assert!(d >= entries && d - entries < u64::from(world.batch)),
         }
-        if tail != Tail::Keep { prop_assert_eq!(d, world.steps(entries) * u64::from(world.batch)); }
+        if tail != Tail::Keep {
+            prop_assert_eq!(d, world.steps(entries) * u64::from(world.batch));
+        }
     }
 }
 
@@ -105,7 +130,7 @@ fn equal_plans_hash_alike_and_others_do_not() {
 }
 
 #[test]
-fn what_is_no_plan() {
+fn impossible_plans_are_rejected() {
     assert_eq!(Plan::all(0), Err(PlanError::Empty));
     assert_eq!(Plan::all(1 << 40), Err(PlanError::TooLong(1 << 40)));
     assert_eq!(Plan::subset(3, []), Err(PlanError::Empty));

@@ -1,14 +1,14 @@
-//! How samples lie in the things that are fetched and evicted: the view of a layout that a
-//! substituting order needs, and a plan laid over it.
+//! The units of a layout: which samples each unit holds ([`UnitMap`]), and a plan sorted by unit
+//! ([`PlanUnits`]).
 //!
-//! A *unit* is what one fetch brings and one eviction drops: a chunk, or the several chunks of
-//! one sample that is larger than a chunk. A sample lies in exactly one unit.
+//! A *unit* is what the sweep loads and evicts as one: a chunk, or the several chunks of one sample that is
+//! larger than a chunk. A sample is in exactly one unit.
 
 use super::{Plan, bits::Bits};
 use crate::Kind;
 use std::{ops::Range, sync::Arc};
 
-/// Which samples each unit holds, and how long it is.
+/// The samples and the length of each unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitMap {
     bytes: Vec<u64>,
@@ -17,27 +17,27 @@ pub struct UnitMap {
     total: u64,
 }
 
-/// Tables that contradict each other.
+/// Why units, samples and plan do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadUnitMap {
-    /// A sample is said to lie in a unit that does not exist.
-    #[error("sample {sample} lies in unit {unit} of {units}")]
+    /// A sample is assigned to a unit that does not exist.
+    #[error("sample {sample} is in unit {unit}, but there are {units} units, numbered from 0")]
     Unit {
-        /// Which sample.
+        /// The sample.
         sample: u32,
-        /// Where it is said to be.
+        /// The unit that it is assigned to.
         unit: u32,
-        /// How many units there are.
+        /// Returns the number of units.
         units: usize,
     },
-    /// More samples or units than 2^31.
-    #[error("{0} samples or units are too many")]
+    /// There are more than 2^31 samples or units.
+    #[error("{0} samples or units are too many; at most 2^31 are possible")]
     TooMany(usize),
-    /// Units that together are longer than a length can be.
-    #[error("the units have 2^64 bytes or more together")]
+    /// The units together have 2^64 bytes or more.
+    #[error("the units together have 2^64 bytes or more")]
     TooLong,
     /// The plan is for a version with another number of samples.
-    #[error("a plan for {plan} samples over a layout of {unit_map}")]
+    #[error("the plan is for {plan} samples, and the layout has {unit_map}")]
     Samples {
         /// Samples of the plan's version.
         plan: u32,
@@ -47,7 +47,7 @@ pub enum BadUnitMap {
 }
 
 impl BadUnitMap {
-    /// Who can act on it.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -58,8 +58,9 @@ impl BadUnitMap {
 }
 
 impl UnitMap {
-    /// `unit_of[s]` is the unit of sample s, `bytes[u]` the length of unit u. Counting sort:
-    /// O(samples + units), 4 bytes a sample and 12 a unit kept.
+    /// Returns the map in which sample s is in unit `unit_of[s]`, and unit u has `bytes[u]` bytes.
+    ///
+    /// A counting sort takes O(samples + units). The map keeps 4 bytes a sample and 12 bytes a unit.
     ///
     /// # Errors
     /// [`BadUnitMap::Unit`], [`BadUnitMap::TooMany`], [`BadUnitMap::TooLong`].
@@ -91,31 +92,31 @@ impl UnitMap {
         Ok(UnitMap { bytes, starts: starts.into(), samples: samples.into(), total })
     }
 
-    /// How many units there are.
+    /// Returns the number of units.
     #[must_use]
     pub fn units(&self) -> usize {
         self.bytes.len()
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     #[must_use]
     pub fn samples(&self) -> usize {
         self.samples.len()
     }
 
-    /// The length of all units together, in bytes.
+    /// Returns the length of all units together, in bytes.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.total
     }
 
-    /// The length of a unit, in bytes.
+    /// Returns the length of a unit, in bytes.
     #[must_use]
     pub fn bytes(&self, unit: u32) -> u64 {
         self.bytes[unit as usize]
     }
 
-    /// The samples of a unit, ascending.
+    /// Returns the samples of a unit, ascending.
     #[must_use]
     pub fn samples_of(&self, unit: u32) -> &[u32] {
         let u = unit as usize;
@@ -123,8 +124,7 @@ impl UnitMap {
     }
 }
 
-/// The first pass of a plan, laid over a shape: its entries in the order of the units they
-/// need. A place in that order is a *slot*; the slots of a unit are a range.
+/// The first pass of a plan, sorted by unit. A position in it is a *slot*; the slots of a unit are a range.
 #[derive(Debug, Clone)]
 pub struct PlanUnits {
     starts: Arc<[u32]>,
@@ -132,11 +132,11 @@ pub struct PlanUnits {
 }
 
 impl PlanUnits {
-    /// Lays `plan` over `shape`. A plan of everything shares the shape's own tables; another
-    /// one costs 4 bytes an entry.
+    /// Sorts a plan by unit. A plan of all samples shares the map's own tables; another plan costs 4 bytes an
+    /// entry.
     ///
     /// # Errors
-    /// [`BadUnitMap::Samples`] when they are not of one version.
+    /// [`BadUnitMap::Samples`] when plan and map belong to different versions.
     pub fn new(plan: &Plan, unit_map: &UnitMap) -> Result<Self, BadUnitMap> {
         if plan.samples() as usize != unit_map.samples() {
             return Err(BadUnitMap::Samples { plan: plan.samples(), unit_map: unit_map.samples() });
@@ -158,17 +158,18 @@ impl PlanUnits {
         Ok(PlanUnits { starts: starts.into(), entries: entries.into() })
     }
 
-    /// Every sample of a shape, once.
+    /// Returns the plan of every sample of a map, once, sorted by unit.
     pub(crate) fn all_of(unit_map: &UnitMap) -> Self {
         PlanUnits { starts: unit_map.starts.clone(), entries: unit_map.samples.clone() }
     }
 
-    /// Whether it is [`PlanUnits::all_of`] this shape.
+    /// Returns whether this is [`PlanUnits::all_of`] this map.
     pub(crate) fn is_all_of(&self, unit_map: &UnitMap) -> bool {
         Arc::ptr_eq(&self.entries, &unit_map.samples)
     }
 
-    /// From the number of slots of each unit, and their entries; `None` when they do not add up.
+    /// Builds the value from the number of slots of each unit, and their entries. Returns `None` when the
+    /// numbers do not add up.
     pub(crate) fn of_sizes(sizes: &[u32], entries: Vec<u32>) -> Option<Self> {
         let mut starts = vec![0u32];
         for &n in sizes {
@@ -178,37 +179,37 @@ impl PlanUnits {
         whole.then(|| PlanUnits { starts: starts.into(), entries: entries.into() })
     }
 
-    /// How many units the layout has.
+    /// Returns how many units the layout has.
     #[must_use]
     pub fn units(&self) -> u32 {
         u32::try_from(self.starts.len() - 1).unwrap_or(u32::MAX)
     }
 
-    /// How many slots there are: the entries of one pass.
+    /// Returns the number of slots: the entries of one pass.
     #[must_use]
     pub fn slots(&self) -> u32 {
         self.starts[self.starts.len() - 1]
     }
 
-    /// The plan entry of a slot.
+    /// Returns the plan entry of a slot.
     #[must_use]
     pub fn entry(&self, slot: u32) -> u32 {
         self.entries[slot as usize]
     }
 
-    /// The slots of a unit.
+    /// Returns the slots of a unit.
     #[must_use]
     pub fn of_unit(&self, unit: u32) -> Range<u32> {
         self.starts[unit as usize]..self.starts[unit as usize + 1]
     }
 
-    /// The unit of a slot: a binary search.
+    /// Returns the unit of a slot, by binary search.
     #[must_use]
     pub fn unit(&self, slot: u32) -> u32 {
         u32::try_from(self.starts.partition_point(|&s| s <= slot) - 1).unwrap_or(u32::MAX)
     }
 
-    /// A bitmap over plan entries (pass 0) as one over slots.
+    /// Converts a bitmap over plan entries (pass 0) to a bitmap over slots.
     #[must_use]
     pub fn to_slots(&self, entries: &Bits) -> Bits {
         let mut out = Bits::zeros(u64::from(self.slots()));
@@ -220,7 +221,7 @@ impl PlanUnits {
         out
     }
 
-    /// A bitmap over slots as one over plan entries (pass 0), `len` bits long.
+    /// Converts a bitmap over slots to a bitmap over plan entries (pass 0), `len` bits long.
     #[must_use]
     pub fn to_entries(&self, slots: &Bits, len: u64) -> Bits {
         let mut out = Bits::zeros(len);
@@ -238,7 +239,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_plan_laid_over_a_shape_is_the_plan(unit_of in proptest::collection::vec(0u32..12, 1..120), chosen in proptest::collection::vec(any::<u64>(), 1..40)) {
+        fn a_plan_sorted_by_unit_is_the_plan(
+            unit_of in proptest::collection::vec(0u32..12, 1..120),
+            chosen in proptest::collection::vec(any::<u64>(), 1..40),
+        ) {
             let n = unit_of.len() as u64;
             let unit_map = UnitMap::new(&unit_of, vec![1; 12]).expect("unit_map");
             for plan in [Plan::all(n), Plan::subset(n, chosen.iter().map(|c| c % n))] {
@@ -254,14 +258,16 @@ mod tests {
                 entries.sort_unstable();
                 prop_assert_eq!(entries, (0..plan.entries() as u32).collect::<Vec<_>>());
                 let mut some = Bits::zeros(plan.entries());
-                (0..plan.entries()).step_by(3).for_each(|e| { some.set(e); });
+                (0..plan.entries()).step_by(3).for_each(|e| {
+                    some.set(e);
+                });
                 prop_assert_eq!(plan_units.to_entries(&plan_units.to_slots(&some), plan.entries()), some);
             }
         }
     }
 
     #[test]
-    fn contradictions_are_refused() {
+    fn contradictions_are_rejected() {
         assert_eq!(UnitMap::new(&[0, 2], vec![1, 1]), Err(BadUnitMap::Unit { sample: 1, unit: 2, units: 2 }));
         let unit_map = UnitMap::new(&[0, 1], vec![1, 1]).expect("unit_map");
         assert!(PlanUnits::new(&Plan::all(3).expect("plan"), &unit_map).is_err());

@@ -1,36 +1,36 @@
-//! Worlds: how the ranks of a job share an epoch.
+//! Worlds: how the ranks of a job share an epoch's steps.
 
 use super::{BATCH_MAX, PlanError, RANKS_MAX};
 
-/// What becomes of a last step that is not whole.
+/// The tail rule: what becomes of an incomplete last step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tail {
-    /// It stays short: one rank only.
+    /// The step stays short. Only for one rank.
     Keep,
-    /// Its entries are left out of the epoch, and listed.
+    /// The epoch leaves the step's entries out, and lists them.
     Drop,
-    /// It is filled with repeats of the order's first entries, and they are listed.
+    /// Repeats of the order's first entries fill the step, and are listed.
     Pad,
 }
 
-/// How a plan is shared by ranks.
+/// The ranks, global batch and tail rule that divide a plan in steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct World {
-    /// Entries of a step of all ranks together (G).
+    /// Entries of one step of all ranks together (G).
     pub batch: u32,
-    /// How many ranks share a step (R divides G).
+    /// The number of ranks that share a step (R, which divides G).
     pub ranks: u32,
-    /// What becomes of a last step that is not whole.
+    /// What becomes of an incomplete last step.
     pub tail: Tail,
 }
 
 impl World {
-    /// Checks it.
+    /// Checks that the world is possible.
     ///
     /// # Errors
-    /// [`PlanError::Fit`]: no ranks or more than [`RANKS_MAX`], no batch, one above [`BATCH_MAX`] or one they
-    /// cannot share evenly, or `keep` with several.
+    /// [`PlanError::World`]: no ranks or more than [`RANKS_MAX`]; no batch, a batch above [`BATCH_MAX`], or a
+    /// batch that the ranks cannot share evenly; `keep` with several ranks.
     pub fn check(&self) -> Result<(), PlanError> {
         let bad = |why| Err(PlanError::World { batch: self.batch, ranks: self.ranks, why });
         if self.ranks == 0 || self.batch == 0 {
@@ -51,7 +51,7 @@ impl World {
         Ok(())
     }
 
-    /// Steps of an epoch of `entries` entries.
+    /// Returns the number of steps of an epoch of `entries` entries.
     #[must_use]
     pub fn steps(&self, entries: u64) -> u64 {
         let g = u64::from(self.batch);
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// Entries an epoch of `entries` entries delivers: whole steps, except with `keep`.
+    /// Returns how many entries an epoch of `entries` entries delivers: whole steps, except with `keep`.
     #[must_use]
     pub fn delivered(&self, entries: u64) -> u64 {
         match self.tail {

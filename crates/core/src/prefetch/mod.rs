@@ -1,17 +1,21 @@
-//! Prefetch for orders that are known in advance: which unit to fetch next, and which to drop for it,
-//! within a budget of bytes (DESIGN §7, clairvoyance).
+//! Prefetch for orders that are known in advance: which unit to fetch next, and which to evict for it, within
+//! a budget of bytes.
 //!
 //! The order is a sequence of *positions*, each of which needs one unit. [`Prefetch::advance`] looks at
-//! positions in order and asks for what is not here yet; a full budget stops it until positions were
-//! served. Belady's rule ("A study of replacement algorithms", 1966) says what leaves: the unit whose
-//! next use is furthest, and only if that use lies behind the position that needs the room.
+//! positions in order and loads the units that are not cached. A full budget stops it until positions are
+//! served.
 //!
-//! I1. What is loaded never exceeds the budget, in bytes; but a single unit that is larger than all of
-//!     it is held alone, since its position must be served. (What is adopted was held before.)
+//! Belady's rule ("A study of replacement algorithms", 1966) chooses the victim: the unit whose next use is
+//! furthest, and only if that use is behind the position that needs the room.
+//!
+//! I1. Loaded units never exceed the budget, in bytes. One exception: a unit that is larger than the whole
+//!     budget is held as the only unit, because its position must be served. (Adopted units were held
+//!     before.)
 //! I2. Loads come in the order of first use.
-//! I3. Nothing in vain: what was loaded is dropped only after a position that needs it was served.
-//! I4. Nobody waits for ever: after `advance` the first position not served has its unit held or here; but
-//!     one that was lost when the budget was full of what is still to be used is read alone, not fetched.
+//! I3. No load is in vain: a loaded unit is evicted only after a position that needs it was served.
+//! I4. No position waits for ever: after `advance`, the unit of the first unserved position is held or
+//!     cached. One exception: a unit that was lost while all of the budget is still needed is not fetched;
+//!     its position is read directly.
 //!
 //! Cost: O(log units) a position. Memory: 8 bytes a position and 16 a unit.
 
@@ -20,38 +24,38 @@ pub mod segments;
 use crate::{plan::bits::Bits, residency::CacheAction};
 use std::{collections::BTreeSet, ops::Range};
 
-/// No use any more.
+/// The next use of a unit that has no use left.
 const NEVER: u64 = u64::MAX;
 
-/// Which positions need which units: the whole future of an order.
+/// The unit that each position of an order needs.
 #[derive(Debug, Clone)]
 pub struct Uses {
     unit_at: Vec<u32>,
-    /// Positions by unit, ascending; those of unit u are `starts[u]..starts[u + 1]`.
+    /// Positions by unit, ascending. Those of unit u are at `starts[u]..starts[u + 1]`.
     starts: Vec<u32>,
     positions: Vec<u32>,
 }
 
-/// A future that cannot be.
+/// Why the uses of an order are impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadUses {
     /// A position needs a unit that does not exist.
-    #[error("position {position} needs unit {unit} of {units}")]
+    #[error("position {position} needs unit {unit}, but there are {units} units, numbered from 0")]
     Unit {
-        /// Which position.
+        /// The position.
         position: u64,
-        /// What it needs.
+        /// The unit that it needs.
         unit: u32,
         /// How many units there are.
         units: usize,
     },
-    /// More than 2^32 − 1 positions.
-    #[error("{0} positions are too many")]
+    /// There are more than 2^32 − 1 positions.
+    #[error("{0} positions are too many; at most 2^32 - 1 are possible")]
     TooMany(usize),
 }
 
 impl BadUses {
-    /// Who can act on it.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> crate::Kind {
         crate::Kind::Invalid
@@ -59,7 +63,7 @@ impl BadUses {
 }
 
 impl Uses {
-    /// The future of an order whose position p needs unit `unit_at[p]`, of `units` units.
+    /// Returns the uses of an order whose position p needs unit `unit_at[p]`, of `units` units.
     ///
     /// # Errors
     /// Any [`BadUses`].
@@ -85,48 +89,50 @@ impl Uses {
         Ok(Uses { unit_at, starts, positions })
     }
 
-    /// How many positions there are.
+    /// Returns the number of positions.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.unit_at.len() as u64
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no positions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.unit_at.is_empty()
     }
 
+    /// Returns where the positions of a unit are in `positions`.
     fn of(&self, unit: u32) -> Range<usize> {
         self.starts[unit as usize] as usize..self.starts[unit as usize + 1] as usize
     }
 }
 
-/// What is fetched ahead for one order.
+/// The units that are prefetched for one order.
 #[derive(Debug, Clone)]
 pub struct Prefetch {
     uses: Uses,
     bytes: Vec<u64>,
     budget: u64,
-    /// Whether a unit that is larger than all of the budget is held alone.
-    alone: bool,
+    /// Whether a unit that is larger than the whole budget may be held as the only unit.
+    oversized_allowed: bool,
     held_bytes: u64,
     held: Vec<bool>,
-    /// Of each unit: the first of its uses that was not served, as an index into the uses.
+    /// Of each unit: its first unserved use, as an index into `uses.positions`.
     first: Vec<u32>,
     served: Bits,
-    /// The first position not served, and the first not looked at.
+    /// The first unserved position.
     head: u64,
+    /// The next position to look at.
     ahead: u64,
-    /// The first position that was never looked at: what is used before is not dropped, even where a loss has
-    /// taken `ahead` back.
+    /// The first position that was never looked at. A unit with a use before it is not evicted, even after a
+    /// loss has moved `ahead` back.
     horizon: u64,
     /// Held units by their next use.
     by_use: BTreeSet<(u64, u32)>,
 }
 
 impl Prefetch {
-    /// Nothing is held yet; `bytes` are the lengths of the units.
+    /// Returns a prefetch that holds no unit. `bytes` are the lengths of the units.
     ///
     /// # Panics
     /// When `bytes` is of another number of units.
@@ -140,7 +146,7 @@ impl Prefetch {
             uses,
             bytes,
             budget,
-            alone: true,
+            oversized_allowed: true,
             held_bytes: 0,
             head: 0,
             ahead: 0,
@@ -155,16 +161,16 @@ impl Prefetch {
         if at < end { u64::from(self.uses.positions[at]) } else { NEVER }
     }
 
-    fn drop_unit(&mut self, unit: u32) {
+    /// Removes a unit from those held.
+    fn release(&mut self, unit: u32) {
         self.by_use.remove(&(self.next_use(unit), unit));
         self.held[unit as usize] = false;
         self.held_bytes -= self.bytes[unit as usize];
     }
 
-    /// Makes room for `bytes` by dropping units whose next use lies behind `position` and was not yet looked
-    /// at; whether there is.
-    /// Nothing is dropped when that would not do.
-    fn room(&mut self, bytes: u64, position: u64, actions: &mut Vec<CacheAction>) -> bool {
+    /// Makes room for `bytes` by evicting units whose next use is behind `position` and was never looked at.
+    /// Returns whether there is room. Evicts nothing when that would not suffice.
+    fn make_room(&mut self, bytes: u64, position: u64, actions: &mut Vec<CacheAction>) -> bool {
         let (mut left, mut victims) = (self.held_bytes, Vec::new());
         for &(next, unit) in self.by_use.iter().rev() {
             if left == 0
@@ -176,23 +182,23 @@ impl Prefetch {
             left -= self.bytes[unit as usize];
             victims.push(unit);
         }
-        let fits = (self.alone && left == 0) || left + bytes <= self.budget;
+        let fits = (self.oversized_allowed && left == 0) || left + bytes <= self.budget;
         for unit in victims.into_iter().filter(|_| fits) {
-            self.drop_unit(unit);
+            self.release(unit);
             actions.push(CacheAction::Evict(unit));
         }
         fits
     }
 
-    /// Decides as far ahead as the budget allows, at most to position `until`. What is `here` anyway (in
-    /// a cache that is shared) is neither fetched nor held.
+    /// Looks at positions as far as the budget allows, at most to position `until`, and loads their units. A
+    /// unit that is `here` anyway, in a shared cache, is neither loaded nor held.
     pub fn advance(&mut self, until: u64, here: impl Fn(u32) -> bool, actions: &mut Vec<CacheAction>) {
         let end = until.max(self.head + 1).min(self.uses.len());
         while self.ahead < end {
             let unit = self.uses.unit_at[usize::try_from(self.ahead).unwrap_or(usize::MAX)];
             if !self.served.get(self.ahead) && !self.held[unit as usize] && !here(unit) {
                 let bytes = self.bytes[unit as usize];
-                if !self.room(bytes, self.ahead, actions) {
+                if !self.make_room(bytes, self.ahead, actions) {
                     return;
                 }
                 actions.push(CacheAction::Load(unit));
@@ -205,7 +211,7 @@ impl Prefetch {
         }
     }
 
-    /// A position was served, in whatever order ranks get to theirs.
+    /// Marks a position as served. Ranks serve positions in any order.
     ///
     /// # Panics
     /// Past the end.
@@ -230,25 +236,25 @@ impl Prefetch {
         self.horizon = self.horizon.max(self.ahead);
     }
 
-    /// A unit is not here after all: its load failed, or it vanished from the cache that is shared. It is
-    /// fetched again if a position that was looked at already needs it.
+    /// Notes that a unit is not cached: its load failed, or it vanished from the shared cache. It is loaded
+    /// again if a position that was looked at needs it.
     pub fn lost(&mut self, unit: u32) {
         if self.held[unit as usize] {
-            self.drop_unit(unit);
+            self.release(unit);
         }
         self.ahead = self.ahead.min(self.next_use(unit));
     }
 
-    /// Drops what is held and has no use any more, without waiting until room is needed.
-    pub fn drop_spent(&mut self, actions: &mut Vec<CacheAction>) {
+    /// Evicts held units that have no use left, before their room is needed.
+    pub fn evict_unused(&mut self, actions: &mut Vec<CacheAction>) {
         while let Some(&(NEVER, unit)) = self.by_use.last() {
-            self.drop_unit(unit);
+            self.release(unit);
             actions.push(CacheAction::Evict(unit));
         }
     }
 
-    /// Takes over a unit that is here already and would be dropped by who has it; whether there is a use for it.
-    /// It counts as loaded, whatever the budget says.
+    /// Takes over a cached unit that its holder would evict. Returns whether this order has a use for it. The
+    /// unit counts as loaded, even beyond the budget.
     pub fn adopt(&mut self, unit: u32) -> bool {
         let next = self.next_use(unit);
         if next == NEVER {
@@ -261,48 +267,49 @@ impl Prefetch {
         true
     }
 
-    /// Whether a unit that is larger than all of the budget is held alone (at first, yes) or not at all.
-    pub fn hold_alone(&mut self, yes: bool) {
-        self.alone = yes;
+    /// Sets whether a unit that is larger than the whole budget may be held as the only unit. The default is
+    /// yes.
+    pub fn allow_oversized(&mut self, yes: bool) {
+        self.oversized_allowed = yes;
     }
 
-    /// Another budget. What is held stays until room is needed or its uses are over.
+    /// Changes the budget. A held unit stays until room is needed or its uses are over.
     pub fn set_budget(&mut self, budget: u64, actions: &mut Vec<CacheAction>) {
         self.budget = budget;
         while self.held_bytes > budget
             && let Some(&(next, unit)) = self.by_use.last()
             && next >= self.horizon
         {
-            self.drop_unit(unit);
+            self.release(unit);
             actions.push(CacheAction::Evict(unit));
         }
     }
 
-    /// Whether a unit is held (asked for, and not dropped).
+    /// Returns whether a unit is held: loaded, and not evicted.
     #[must_use]
     pub fn holds(&self, unit: u32) -> bool {
         self.held[unit as usize]
     }
 
-    /// How long a unit is, in bytes.
+    /// Returns the length of a unit, in bytes.
     #[must_use]
     pub fn bytes_of(&self, unit: u32) -> u64 {
         self.bytes[unit as usize]
     }
 
-    /// Bytes held.
+    /// Returns the bytes of all held units.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
 
-    /// The first position that was not looked at.
+    /// Returns the next position to look at.
     #[must_use]
     pub fn ahead(&self) -> u64 {
         self.ahead
     }
 
-    /// The first position that was not served.
+    /// Returns the first unserved position.
     #[must_use]
     pub fn head(&self) -> u64 {
         self.head

@@ -1,38 +1,40 @@
-//! Reading ahead of an order that is known, segment by segment: [`super::prefetch`] over a part of the order at a
-//! time, so that an order of any length costs the memory of two parts.
+//! Prefetch of a known order, segment by segment: a [`Prefetch`] over a part of the order at a time, so that
+//! an order of any length costs the memory of two parts.
 //!
-//! What is fetched has a *key*: a unit, or a sample where samples are fetched by themselves. Segments follow each
-//! other in the order; positions are named by the entries that stand there.
+//! A *key* names what is fetched: a unit, or a sample where samples are fetched one by one. Segments follow
+//! each other in the order. A position is named by its entry.
 //!
-//! I1. The segments together hold at most the budget, in bytes; a key that is larger than all of it is held alone.
-//! I2. What one segment is done with and the next one needs is handed over, not fetched again: with room for what is
-//!     read together, and segments no shorter than that, nothing is fetched twice.
-//! I3. What has no use any more is dropped at once, when it is known what comes next.
+//! I1. The segments together hold at most the budget, in bytes. A key that is larger than the whole budget is
+//!     held as the only key.
+//! I2. A key that one segment no longer needs and the next segment needs is handed over, not fetched again.
+//!     So nothing is fetched twice, if the budget has room for what is read together and segments are no
+//!     shorter than that.
+//! I3. A key without further use is evicted at once, as soon as the next segment is known.
 //!
-//! Cost: O(log keys) a position. Memory: about 80 bytes a position of the segments that are open.
+//! Cost: O(log keys) a position. Memory: about 80 bytes a position of the open segments.
 
 use super::{BadUses, Prefetch, Uses};
 use crate::{plan::bits::Bits, residency::CacheAction};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Segments that are open at once.
-const OPEN: usize = 2;
+/// The most segments that are open at once.
+const OPEN_MAX: usize = 2;
 
-/// A part of the order.
+/// A part of an order, before it is opened.
 #[derive(Debug, Clone)]
 pub struct Segment {
-    /// Where each entry stands.
+    /// The position of each entry in the segment.
     places: BTreeMap<u32, u32>,
-    /// The key of each of its units, and the unit of each key.
+    /// The key of each unit of the segment, and the unit of each key.
     keys: Vec<u32>,
     units: BTreeMap<u32, u32>,
-    /// The unit at each place.
+    /// The unit at each position.
     at: Vec<u32>,
     bytes: Vec<u64>,
 }
 
 impl Segment {
-    /// A part in which these (entry, key) stand in this order; `bytes` says how long what a key names is.
+    /// Returns the segment with these (entry, key) pairs, in order. `bytes` is the length of each key's data.
     #[must_use]
     pub fn new(steps: impl IntoIterator<Item = (u32, u32)>, bytes: impl Fn(u32) -> u64) -> Self {
         let mut c = Segment {
@@ -56,8 +58,9 @@ impl Segment {
     }
 }
 
+/// An open segment, with its own prefetch.
 #[derive(Debug)]
-struct Open {
+struct OpenSegment {
     places: BTreeMap<u32, u32>,
     keys: Vec<u32>,
     units: BTreeMap<u32, u32>,
@@ -65,71 +68,74 @@ struct Open {
     prefetch: Prefetch,
 }
 
-impl Open {
-    fn read(&self) -> bool {
+impl OpenSegment {
+    /// Returns whether all positions were served.
+    fn is_served(&self) -> bool {
         self.prefetch.head() == self.at.len() as u64
     }
 
-    fn looked(&self) -> bool {
+    /// Returns whether the prefetch has looked at all positions.
+    fn is_looked_at(&self) -> bool {
         self.prefetch.ahead() == self.at.len() as u64
     }
 }
 
-/// See the module. Orders are [`CacheAction`]s whose numbers are keys.
+/// The prefetch of one order. The numbers in its [`CacheAction`]s are keys.
 #[derive(Debug)]
 pub struct SegmentedPrefetch {
     budget: u64,
-    segments: VecDeque<Open>,
+    segments: VecDeque<OpenSegment>,
     /// The last segment is open, or was.
-    whole: bool,
-    /// By how many segments a key is held.
-    claims: BTreeMap<u32, u32>,
-    /// Bytes of keys that are held by more than one segment, once for each more.
-    again: u64,
-    /// Held for an order that was given up, until the new one has said what it needs.
+    last_opened: bool,
+    /// How many segments hold each key.
+    holders: BTreeMap<u32, u32>,
+    /// Bytes of keys that several segments hold, once for each further segment.
+    shared_bytes: u64,
+    /// Keys held for an order that was given up, until the first segments of the new order are open.
     former: BTreeSet<u32>,
-    /// Entries that need nothing any more.
+    /// Entries that need no prefetch any more.
     done: Bits,
 }
 
 impl SegmentedPrefetch {
-    /// Nothing is open yet. `done` are the entries that need nothing, of as many as there are.
+    /// Returns a prefetch without open segments. `done` marks the entries, of all entries of the epoch, that
+    /// need no prefetch.
     #[must_use]
     pub fn new(budget: u64, done: Bits) -> Self {
         SegmentedPrefetch {
             budget,
             segments: VecDeque::new(),
-            whole: false,
-            claims: BTreeMap::new(),
-            again: 0,
+            last_opened: false,
+            holders: BTreeMap::new(),
+            shared_bytes: 0,
             former: BTreeSet::new(),
             done,
         }
     }
 
-    /// Another order from here on: what is held stays until its first segments are open and say what they need.
+    /// Begins another order. Keys that are held stay until its first segments are open, which may need them.
     pub fn renew(&mut self, done: Bits) {
-        self.former.extend(std::mem::take(&mut self.claims).into_keys());
+        self.former.extend(std::mem::take(&mut self.holders).into_keys());
         self.segments.clear();
-        (self.whole, self.done, self.again) = (false, done, 0);
+        (self.last_opened, self.done, self.shared_bytes) = (false, done, 0);
     }
 
-    /// Whether another segment should be opened.
+    /// Returns whether another segment should be opened.
     #[must_use]
     pub fn wants(&self) -> bool {
-        !self.whole && self.segments.len() < OPEN
+        !self.last_opened && self.segments.len() < OPEN_MAX
     }
 
-    /// Whether nothing was opened yet.
+    /// Returns whether no segment was opened yet.
     #[must_use]
     pub fn is_new(&self) -> bool {
-        !self.whole && self.segments.is_empty()
+        !self.last_opened && self.segments.is_empty()
     }
 
-    /// Opens the next segment; `last` says that no other follows.
+    /// Opens the next segment. `last` means that no other segment follows.
     ///
     /// # Errors
-    /// [`BadUses`]: a segment of more than 2^32 − 1 positions.
+    /// [`BadUses`]: the segment has more than 2^32 − 1 positions.
     pub fn open(&mut self, segment: Segment, last: bool) -> Result<(), BadUses> {
         let uses = Uses::new(segment.at.clone(), segment.keys.len())?;
         let mut prefetch = Prefetch::new(uses, segment.bytes, self.budget);
@@ -139,52 +145,52 @@ impl SegmentedPrefetch {
             }
         }
         let Segment { places, keys, units, at, .. } = segment;
-        self.segments.push_back(Open { places, keys, units, at, prefetch });
-        self.whole = last;
+        self.segments.push_back(OpenSegment { places, keys, units, at, prefetch });
+        self.last_opened = last;
         Ok(())
     }
 
-    /// The key of an entry in an open segment.
+    /// Returns the key of an entry in an open segment.
     #[must_use]
     pub fn key(&self, entry: u32) -> Option<u32> {
-        let of = |c: &Open| Some(c.keys[c.at[*c.places.get(&entry)? as usize] as usize]);
+        let of = |c: &OpenSegment| Some(c.keys[c.at[*c.places.get(&entry)? as usize] as usize]);
         self.segments.iter().find_map(of)
     }
 
-    /// Whether a key is held: asked for, and not dropped.
+    /// Returns whether a key is held: loaded, and not evicted.
     #[must_use]
     pub fn holds(&self, key: u32) -> bool {
-        self.claims.contains_key(&key)
+        self.holders.contains_key(&key)
     }
 
-    /// Bytes held.
+    /// Returns the bytes of all held keys.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.segments.iter().map(|c| c.prefetch.held_bytes()).sum::<u64>() - self.again
+        self.segments.iter().map(|c| c.prefetch.held_bytes()).sum::<u64>() - self.shared_bytes
     }
 
-    /// Looks at up to `positions` more positions, as far as the budget allows. What is `here` anyway is not asked
-    /// for.
+    /// Looks at up to `positions` more positions, as far as the budget allows, and loads their keys. A key
+    /// that is `here` anyway is not loaded.
     pub fn look(&mut self, positions: u64, here: impl Fn(u32) -> bool, actions: &mut Vec<CacheAction>) {
         let (mut left, mut i) = (positions, 0);
         while left > 0 && i < self.segments.len() {
             let own = self.segments[i].prefetch.held_bytes();
             let all = self.held_bytes();
             let room = self.budget.saturating_sub(all);
-            let (again, mut local) = (self.again, Vec::new());
+            let (shared_bytes, mut local) = (self.shared_bytes, Vec::new());
             let c = &mut self.segments[i];
             c.prefetch.set_budget(own + room, &mut local);
-            c.prefetch.hold_alone(own == all);
+            c.prefetch.allow_oversized(own == all);
             let before = c.prefetch.ahead();
             let (keys, until) = (&c.keys, before.saturating_add(left));
             c.prefetch.advance(until, |u| here(keys[u as usize]), &mut local);
             left = left.saturating_sub(c.prefetch.ahead() - before);
-            let looked = c.looked();
-            self.obey(i, local, actions);
-            // What another segment holds, too, left room for more.
-            if looked {
+            let looked_at = c.is_looked_at();
+            self.apply_actions(i, local, actions);
+            // A key that two segments hold counts once, which can leave room for more: look again.
+            if looked_at {
                 i += 1;
-            } else if self.again == again {
+            } else if self.shared_bytes == shared_bytes {
                 break;
             }
         }
@@ -193,10 +199,10 @@ impl SegmentedPrefetch {
                 actions.push(CacheAction::Evict(key));
             }
         }
-        self.tidy(actions);
+        self.close_served(actions);
     }
 
-    /// An entry needs nothing any more, in whatever order ranks get to theirs.
+    /// Marks an entry as served. Ranks serve entries in any order.
     pub fn serve(&mut self, entry: u32, actions: &mut Vec<CacheAction>) {
         if u64::from(entry) < self.done.len() && !self.done.set(entry.into()) {
             return;
@@ -205,10 +211,10 @@ impl SegmentedPrefetch {
             let place = c.places[&entry];
             c.prefetch.serve(place.into());
         }
-        self.tidy(actions);
+        self.close_served(actions);
     }
 
-    /// What a key names was to be here anyway and is not: it is asked for, if there is room.
+    /// Notes that a key that was cached anyway has vanished. It is loaded if there is room.
     pub fn lost(&mut self, key: u32) {
         if self.holds(key) {
             return;
@@ -220,30 +226,33 @@ impl SegmentedPrefetch {
         }
     }
 
-    /// Drops what is spent, and closes segments that were read, in their order.
-    fn tidy(&mut self, actions: &mut Vec<CacheAction>) {
+    /// Evicts keys without further use, and closes segments that were served, in order.
+    fn close_served(&mut self, actions: &mut Vec<CacheAction>) {
         for i in 0..self.segments.len() {
-            // Only with the next one open it is known whether that needs it.
-            if i + 1 < self.segments.len() || self.whole {
+            // The next segment must be open: it may need the key.
+            if i + 1 < self.segments.len() || self.last_opened {
                 let mut local = Vec::new();
-                self.segments[i].prefetch.drop_spent(&mut local);
-                self.obey(i, local, actions);
+                self.segments[i].prefetch.evict_unused(&mut local);
+                self.apply_actions(i, local, actions);
             }
         }
-        while self.segments.front().is_some_and(Open::read) && (self.segments.len() > 1 || self.whole) {
+        while self.segments.front().is_some_and(OpenSegment::is_served)
+            && (self.segments.len() > 1 || self.last_opened)
+        {
             self.segments.pop_front();
         }
     }
 
-    fn obey(&mut self, segment: usize, local: Vec<CacheAction>, actions: &mut Vec<CacheAction>) {
+    /// Turns the actions of one segment, on its units, into actions on keys.
+    fn apply_actions(&mut self, segment: usize, local: Vec<CacheAction>, actions: &mut Vec<CacheAction>) {
         for action in local {
             match action {
                 CacheAction::Load(unit) => {
                     let key = self.segments[segment].keys[unit as usize];
-                    let claims = self.claims.entry(key).or_default();
-                    *claims += 1;
-                    if *claims > 1 {
-                        self.again += self.segments[segment].prefetch.bytes_of(unit);
+                    let holders = self.holders.entry(key).or_default();
+                    *holders += 1;
+                    if *holders > 1 {
+                        self.shared_bytes += self.segments[segment].prefetch.bytes_of(unit);
                     } else if !self.former.remove(&key) {
                         actions.push(CacheAction::Load(key));
                     }
@@ -256,12 +265,12 @@ impl SegmentedPrefetch {
                     if taken {
                         continue;
                     }
-                    let Some(claims) = self.claims.get_mut(&key) else { continue };
-                    *claims -= 1;
-                    if *claims > 0 {
-                        self.again -= self.segments[segment].prefetch.bytes_of(unit);
+                    let Some(holders) = self.holders.get_mut(&key) else { continue };
+                    *holders -= 1;
+                    if *holders > 0 {
+                        self.shared_bytes -= self.segments[segment].prefetch.bytes_of(unit);
                     } else {
-                        self.claims.remove(&key);
+                        self.holders.remove(&key);
                         actions.push(CacheAction::Evict(key));
                     }
                 }

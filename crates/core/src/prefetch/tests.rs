@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What a store sees, with every promise checked on the way.
+/// A store that obeys, and checks every invariant at every action.
 struct Store<'a> {
     order: &'a [u32],
     bytes: &'a [u64],
@@ -28,17 +28,17 @@ impl Store<'_> {
                 }
                 CacheAction::Evict(u) => {
                     let uses = self.held.keys().map(|&u| (u, self.next_use(u)));
-                    // Ties are only among units that are never used again.
+                    // Only units that are never used again can tie.
                     let oracle = furthest(uses).expect("something is held");
                     assert_eq!(self.next_use(u), self.next_use(oracle), "the furthest next use leaves");
-                    assert_eq!(self.held.remove(&u), Some(true), "I3: dropped before its use");
+                    assert_eq!(self.held.remove(&u), Some(true), "I3: evicted before its use");
                 }
             }
         }
     }
 }
 
-/// The fewest loads that any rule could do with room for `room` units, fetching on demand.
+/// The fewest loads that any rule can achieve with room for `room` units, fetching on demand.
 fn belady(order: &[u32], room: usize) -> usize {
     let (mut held, mut loads) = (Vec::new(), 0);
     for (p, u) in order.iter().enumerate() {
@@ -57,20 +57,33 @@ fn belady(order: &[u32], room: usize) -> usize {
 }
 
 proptest! {
-    /// I1 to I4, whatever the budget, with positions served a little out of order.
+    /// I1 to I4, with any budget, and positions served a little out of order.
     #[test]
-    fn promises(order in proptest::collection::vec(0u32..12, 1..120), bytes in proptest::collection::vec(1u64..9, 12), budget in 1u64..60, early in proptest::collection::vec(0usize..5, 120)) {
+    fn promises(
+        order in proptest::collection::vec(0u32..12, 1..120),
+        bytes in proptest::collection::vec(1u64..9, 12),
+        budget in 1u64..60,
+        early in proptest::collection::vec(0usize..5, 120),
+    ) {
         let uses = Uses::new(order.clone(), 12).expect("uses");
         let mut p = Prefetch::new(uses, bytes.clone(), budget);
-        let mut store = Store { order: &order, bytes: &bytes, budget, held: BTreeMap::new(), loads: Vec::new(), served: vec![false; order.len()] };
+        let mut store = Store {
+            order: &order,
+            bytes: &bytes,
+            budget,
+            held: BTreeMap::new(),
+            loads: Vec::new(),
+            served: vec![false; order.len()],
+        };
         let mut actions = Vec::new();
         let mut round = 0;
         while p.head() < order.len() as u64 {
             p.advance(u64::MAX, |_| false, &mut actions);
             store.obey(&mut actions);
             prop_assert!(p.holds(order[p.head() as usize]), "I4");
-            // One that is held, not always the first.
-            let ready: Vec<u64> = (p.head()..p.ahead()).filter(|&q| !store.served[q as usize]).take(5).collect();
+            // Serve a position whose unit is held, not always the first.
+            let ready: Vec<u64> =
+                (p.head()..p.ahead()).filter(|&q| !store.served[q as usize]).take(5).collect();
             let q = ready[early[round % early.len()].min(ready.len() - 1)];
             let unit = order[q as usize];
             prop_assert_eq!(store.held.insert(unit, true).is_some(), true, "served from what is held");
@@ -80,13 +93,21 @@ proptest! {
         }
         // I2: the first loads are the first uses.
         let mut seen = Vec::new();
-        for u in &store.loads { if !seen.contains(u) { seen.push(*u); } }
+        for u in &store.loads {
+            if !seen.contains(u) {
+                seen.push(*u);
+            }
+        }
         let mut first = Vec::new();
-        for u in &order { if !first.contains(u) { first.push(*u); } }
+        for u in &order {
+            if !first.contains(u) {
+                first.push(*u);
+            }
+        }
         prop_assert_eq!(seen, first);
     }
 
-    /// Asked only for what is needed now, it fetches no more than the best possible rule.
+    /// On demand, without looking ahead, it loads no more than the best possible rule.
     #[test]
     fn on_demand_it_is_belady(order in proptest::collection::vec(0u32..9, 1..100), room in 1usize..8) {
         let uses = Uses::new(order.clone(), 9).expect("uses");
@@ -100,10 +121,15 @@ proptest! {
         prop_assert_eq!(loads, belady(&order, room));
     }
 
-    /// What is lost, and what is here anyway: every position is served, nothing is dropped unread, and no
-    /// more positions go without than units were lost.
+    /// With lost units, and units that are cached anyway: every position is served, no unit is evicted
+    /// unread, and no more positions are read directly than units were lost.
     #[test]
-    fn losses_cost_a_read_and_no_wait(order in proptest::collection::vec(0u32..10, 1..80), budget in 1u64..8, here in 0u32..10, lose in proptest::collection::vec(any::<Option<u32>>(), 80)) {
+    fn losses_cost_a_read_and_no_wait(
+        order in proptest::collection::vec(0u32..10, 1..80),
+        budget in 1u64..8,
+        here in 0u32..10,
+        lose in proptest::collection::vec(any::<Option<u32>>(), 80),
+    ) {
         let uses = Uses::new(order.clone(), 10).expect("uses");
         let mut p = Prefetch::new(uses, vec![1; 10], budget);
         let (mut actions, mut used, mut losses, mut without) = (Vec::new(), [true; 10], 0, 0);
@@ -117,7 +143,10 @@ proptest! {
             p.advance(u64::MAX, |u| u == here, &mut actions);
             for action in actions.drain(..) {
                 match action {
-                    CacheAction::Load(u) => { prop_assert!(u != here); used[u as usize] = false; }
+                    CacheAction::Load(u) => {
+                        prop_assert!(u != here);
+                        used[u as usize] = false;
+                    }
                     CacheAction::Evict(u) => prop_assert!(used[u as usize], "unit {} in vain", u),
                 }
             }
@@ -132,7 +161,7 @@ proptest! {
 }
 
 #[test]
-fn a_smaller_budget_drops_nothing_that_is_due() {
+fn a_smaller_budget_evicts_nothing_that_is_due() {
     let order = vec![0, 1, 2, 3, 0, 1, 2, 3];
     let mut p = Prefetch::new(Uses::new(order, 4).expect("uses"), vec![1; 4], 4);
     let mut actions = Vec::new();
@@ -150,13 +179,13 @@ fn a_smaller_budget_drops_nothing_that_is_due() {
 }
 
 #[test]
-fn a_future_that_cannot_be() {
+fn impossible_uses_are_rejected() {
     assert_eq!(Uses::new(vec![0, 3], 3).err(), Some(BadUses::Unit { position: 1, unit: 3, units: 3 }));
     assert!(Uses::new(Vec::new(), 0).expect("uses").is_empty());
 }
 
-/// The victim that Belady's rule names: of `(unit, position of its next use)` the one used last; a unit without
-/// a next use goes first, and ties go to the lowest unit.
+/// Returns the victim of Belady's rule: of `(unit, position of its next use)`, the unit whose next use is
+/// furthest. A unit without a next use goes first. Of equal units the lowest goes.
 fn furthest<C: Copy + Ord>(candidates: impl IntoIterator<Item = (C, Option<u64>)>) -> Option<C> {
     candidates
         .into_iter()

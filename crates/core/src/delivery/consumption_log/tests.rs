@@ -21,13 +21,13 @@ fn contents() -> BTreeMap<u64, Hash> {
     (0..SAMPLES).map(|s| (2 * s, content(s))).collect()
 }
 
-fn note(sample: u64, at: Option<(u64, u32)>) -> ConsumptionRecord {
+fn record(sample: u64, at: Option<(u64, u32)>) -> ConsumptionRecord {
     ConsumptionRecord { delivery: Delivery { ordinal: 2 * sample, content: content(sample), copy: 0 }, at }
 }
 
 fn receipt() -> Receipt {
     let mut value = LtHash::default();
-    (0..SAMPLES).for_each(|s| value.add(root(), &note(s, None).delivery));
+    (0..SAMPLES).for_each(|s| value.add(root(), &record(s, None).delivery));
     Receipt {
         format: "fletch.receipt".into(),
         major: receipt::FORMAT_MAJOR,
@@ -46,7 +46,7 @@ fn receipt() -> Receipt {
     }
 }
 
-/// Two ranks' files: sample s is place s/2 mod 3 of lease 1 + s mod 2 + 2·(s/6).
+/// Two ranks' logs: sample s is position s/2 mod 3 of lease 1 + s mod 2 + 2·(s/6).
 fn place(s: u64) -> (u64, u32) {
     (1 + s % 2 + 2 * (s / 6), u32::try_from(s / 2 % 3).expect("few"))
 }
@@ -54,13 +54,13 @@ fn place(s: u64) -> (u64, u32) {
 fn files(samples: &[u64], leases: bool) -> Vec<String> {
     let mut out = vec![head(root(), 3) + "\n"; 2];
     for &s in samples {
-        out[(s % 2) as usize] += &format!("{}\n", note(s, leases.then(|| place(s))));
+        out[(s % 2) as usize] += &format!("{}\n", record(s, leases.then(|| place(s))));
     }
     out
 }
 
 fn parsed(files: &[String]) -> Vec<ConsumptionLog> {
-    files.iter().map(|f| ConsumptionLog::parse(f).expect("notes")).collect()
+    files.iter().map(|f| ConsumptionLog::parse(f).expect("a log")).collect()
 }
 
 fn ledger(events: Vec<Event>) -> Ledger {
@@ -97,29 +97,29 @@ fn an_honest_file_agrees_and_a_dropped_doubled_or_altered_sample_is_named() {
     let all: Vec<u64> = (0..SAMPLES).collect();
     let ledger = ledger(granted());
     let none = BTreeSet::new();
-    for told in [None, Some(&ledger)] {
-        let leases = told.is_some();
+    for with in [None, Some(&ledger)] {
+        let leases = with.is_some();
         let differs = |files: &[String]| {
-            let check = Check::new(&parsed(files), told);
+            let check = Check::new(&parsed(files), with);
             assert!(!check.agrees(&receipt()));
-            check.differs(&contents(), Some(&none))
+            check.discrepancies(&contents(), Some(&none))
         };
         let honest = files(&all, leases);
-        let check = Check::new(&parsed(&honest), told);
+        let check = Check::new(&parsed(&honest), with);
         assert!(check.agrees(&receipt()));
         assert_eq!((check.deliveries(), check.left_out()), (SAMPLES, 0));
-        assert_eq!(check.differs(&contents(), Some(&none)), []);
+        assert_eq!(check.discrepancies(&contents(), Some(&none)), []);
 
         let without: Vec<u64> = all.iter().copied().filter(|s| *s != 7).collect();
         let missing = if leases {
-            Discrepancy::Unwritten { entry: 7, rank: 1, lease: 4, place: 0 }
+            Discrepancy::Unrecorded { entry: 7, rank: 1, lease: 4, place: 0 }
         } else {
             Discrepancy::Missing { ordinal: 14 }
         };
         assert_eq!(differs(&files(&without, leases)), [missing]);
 
         let mut twice = files(&all, leases);
-        twice[0] += &format!("{}\n", note(7, leases.then(|| place(7))));
+        twice[0] += &format!("{}\n", record(7, leases.then(|| place(7))));
         let (first, again) = (LogPosition { file: 0, line: 8 }, LogPosition { file: 1, line: 5 });
         assert_eq!(differs(&twice), [Discrepancy::Doubled { ordinal: 14, copy: 0, first, again }]);
 
@@ -129,52 +129,53 @@ fn an_honest_file_agrees_and_a_dropped_doubled_or_altered_sample_is_named() {
         let (is, should) = (content(99), Some(content(7)));
         assert_eq!(differs(&altered), [Discrepancy::Altered { ordinal: 14, at, is, should }]);
     }
-    // One sample in the place of another: both are named.
+    // One sample instead of another: the check names both.
     let mut other = files(&all, false);
-    other[1] = other[1].replace(&note(7, None).to_string(), &note(5, None).to_string());
+    other[1] = other[1].replace(&record(7, None).to_string(), &record(5, None).to_string());
     let check = Check::new(&parsed(&other), None);
     assert!(!check.agrees(&receipt()) && check.deliveries() == SAMPLES);
-    let found = check.differs(&contents(), Some(&none));
+    let found = check.discrepancies(&contents(), Some(&none));
     assert!(matches!(
         found[..],
         [Discrepancy::Doubled { ordinal: 10, .. }, Discrepancy::Missing { ordinal: 14 }]
     ));
-    // What the tail left out is not missing.
+    // A sample that the tail rule dropped is not missing.
     let without: Vec<u64> = all.iter().copied().filter(|s| *s != 7).collect();
     let check = Check::new(&parsed(&files(&without, false)), None);
-    assert_eq!(check.differs(&contents(), Some(&[7].into())), []);
+    assert_eq!(check.discrepancies(&contents(), Some(&[7].into())), []);
 }
 
-/// A consumer that died before its ack wrote down what somebody else consumed later; so did one whose model went back.
+/// I2: a consumer that died before its ack recorded a sample that another consumed later. So did a consumer
+/// whose epoch was rolled back.
 #[test]
-fn what_was_not_acknowledged_does_not_count() {
+fn an_unacknowledged_record_does_not_count() {
     let all: Vec<u64> = (0..SAMPLES).collect();
-    let mut notes = files(&all, true);
+    let mut logs = files(&all, true);
     let mut events = granted();
     events.insert(2, grant(9, [6, 8].into_iter()));
     events.insert(3, Event::Ack { lease: 9, upto: 1 });
     events.insert(4, Event::Expire { lease: 9 });
-    notes[1] += &format!("{}\n", note(8, Some((9, 1))));
-    let check = Check::new(&parsed(&notes), Some(&ledger(events.clone())));
+    logs[1] += &format!("{}\n", record(8, Some((9, 1))));
+    let check = Check::new(&parsed(&logs), Some(&ledger(events.clone())));
     assert!(check.agrees(&receipt()) && check.left_out() == 1);
-    assert!(!Check::new(&parsed(&notes), None).agrees(&receipt()), "without the ledger it stands twice");
-    // The same, acknowledged, and taken back.
+    assert!(!Check::new(&parsed(&logs), None).agrees(&receipt()), "without the ledger it stands twice");
+    // The same with entries that were acknowledged and rolled back.
     events.insert(0, Event::Commit { commit: 1 });
     events.insert(1, grant(8, [1, 3].into_iter()));
     events.insert(2, Event::Ack { lease: 8, upto: 2 });
     events.insert(3, Event::Rollback { commit: 1 });
-    notes[0] += &format!("{}\n{}\n", note(1, Some((8, 0))), note(3, Some((8, 1))));
-    let check = Check::new(&parsed(&notes), Some(&ledger(events)));
+    logs[0] += &format!("{}\n{}\n", record(1, Some((8, 0))), record(3, Some((8, 1))));
+    let check = Check::new(&parsed(&logs), Some(&ledger(events)));
     assert!(check.agrees(&receipt()) && check.left_out() == 3);
 }
 
-/// What is acknowledged of each lease in the end.
+/// How many entries of each lease are acknowledged at the end of a ledger.
 fn acked(ledger: &Ledger) -> Vec<(u64, u32)> {
-    told(ledger).expect("no resume").iter().map(|(&lease, t)| (lease, t.acked)).collect()
+    lease_records(ledger).expect("no resume").iter().map(|(&lease, t)| (lease, t.acked)).collect()
 }
 
-/// The same, with a copy of everything at each commit.
-fn plainly(events: &[Event]) -> Vec<(u64, u32)> {
+/// The same, computed with a copy of everything at each commit.
+fn acked_by_copies(events: &[Event]) -> Vec<(u64, u32)> {
     let mut acked: BTreeMap<u64, u32> = BTreeMap::new();
     let mut commits: BTreeMap<u64, BTreeMap<u64, u32>> = BTreeMap::new();
     for event in events {
@@ -194,9 +195,11 @@ fn plainly(events: &[Event]) -> Vec<(u64, u32)> {
 }
 
 proptest! {
-    /// I2: whatever is granted, acknowledged, committed (some under a number that was there) and taken back.
+    /// I2: any sequence of grants, acks, commits (some under a number used before) and rollbacks.
     #[test]
-    fn commits_are_what_was_acknowledged_then(ops in proptest::collection::vec((0u8..8, any::<u32>()), 1..120)) {
+    fn commits_are_what_was_acknowledged_then(
+        ops in proptest::collection::vec((0u8..8, any::<u32>()), 1..120),
+    ) {
         let (mut events, mut leases, mut commits) = (Vec::new(), 0, Vec::new());
         for (op, x) in ops {
             let among = |n: u64| u64::from(x) % n.max(1);
@@ -223,12 +226,12 @@ proptest! {
                 _ => {}
             }
         }
-        let plainly = plainly(&events);
-        prop_assert_eq!(acked(&ledger(events)), plainly);
+        let copied = acked_by_copies(&events);
+        prop_assert_eq!(acked(&ledger(events)), copied);
     }
 }
 
-/// With a copy of everything at each commit this would take many minutes, and be ended as a test that hangs.
+/// With a copy of everything at each commit this would take many minutes, and fail as a test that hangs.
 #[test]
 fn a_long_ledger_is_quick() {
     let mut events = Vec::new();
@@ -248,7 +251,7 @@ fn a_long_ledger_is_quick() {
 fn sums_of_ranks_agree_and_what_they_hide_is_not_guessed() {
     let sum_of = |samples: &[u64]| {
         let mut value = LtHash::default();
-        samples.iter().for_each(|&s| value.add(root(), &note(s, None).delivery));
+        samples.iter().for_each(|&s| value.add(root(), &record(s, None).delivery));
         format!("{}\n# a rank\n{}\n", head(root(), 3), sum(samples.len() as u64, &value))
     };
     let (a, b): (Vec<u64>, Vec<u64>) = (0..SAMPLES).partition(|s| s % 3 == 0);
@@ -256,12 +259,12 @@ fn sums_of_ranks_agree_and_what_they_hide_is_not_guessed() {
     assert!(Check::new(&honest, None).agrees(&receipt()));
     let twice = Check::new(&[honest[0].clone(), honest[0].clone(), honest[1].clone()], None);
     assert!(!twice.agrees(&receipt()));
-    assert_eq!(twice.differs(&contents(), Some(&BTreeSet::new())), []);
+    assert_eq!(twice.discrepancies(&contents(), Some(&BTreeSet::new())), []);
     assert!(!Check::new(&honest[1..], None).agrees(&receipt()));
 }
 
 #[test]
-fn what_is_no_note_is_refused_by_its_line() {
+fn a_bad_line_is_rejected_with_its_number() {
     let head = head(root(), 3);
     let line = |text: &str| ConsumptionLog::parse(text).map_err(|e| e.line);
     assert_eq!(line(""), Err(1));
@@ -275,20 +278,26 @@ fn what_is_no_note_is_refused_by_its_line() {
         assert_eq!(line(&format!("{head}\n# fine\n{bad}\n")), Err(3), "{bad}");
     }
     let torn = ConsumptionLog::parse(&format!("{head}\n1 0 {hash}\n2 0 {}", &hash.to_string()[..20]))
-        .expect("notes");
+        .expect("a log");
     assert_eq!(
-        torn.notes,
+        torn.records,
         [(2, ConsumptionRecord { delivery: Delivery { ordinal: 1, content: hash, copy: 0 }, at: None })]
     );
 }
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(ordinal: u64, copy: u32, at in proptest::option::of(any::<(u64, u32)>()), epoch: u64) {
-        let note = ConsumptionRecord { delivery: Delivery { ordinal, content: content(ordinal), copy }, at };
-        let read = ConsumptionLog::parse(&format!("{}\n{note}\n", head(root(), epoch))).expect("notes");
+    fn what_is_written_is_read(
+        ordinal: u64,
+        copy: u32,
+        at in proptest::option::of(any::<(u64, u32)>()),
+        epoch: u64,
+    ) {
+        let record =
+            ConsumptionRecord { delivery: Delivery { ordinal, content: content(ordinal), copy }, at };
+        let read = ConsumptionLog::parse(&format!("{}\n{record}\n", head(root(), epoch))).expect("a log");
         prop_assert_eq!((read.root, read.epoch), (root(), epoch));
-        prop_assert_eq!(read.notes, [(2, note)]);
+        prop_assert_eq!(read.records, [(2, record)]);
     }
 
     #[test]

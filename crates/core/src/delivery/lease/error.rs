@@ -1,70 +1,70 @@
-//! What is refused, and whose fault it is.
+//! Why a call on leases is rejected.
 
 use crate::Kind;
 
-/// Why a request or an ack changes nothing.
+/// Why a request, an ack or an event was rejected. It changed nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LeaseError {
     /// The world has no such rank.
-    #[error("rank {rank} of a world of {ranks}")]
+    #[error("there is no rank {rank}: the world has {ranks} ranks, numbered from 0")]
     Rank {
-        /// The rank named.
+        /// The rank that was named.
         rank: u32,
-        /// How many there are.
+        /// How many ranks the world has.
         ranks: u32,
     },
-    /// The worker asked with a later sequence number already.
-    #[error("sequence {got} after {last}")]
+    /// The worker has asked with a later sequence number before.
+    #[error("sequence number {got} is too old: the worker has used {last}")]
     Stale {
-        /// What was asked with.
+        /// The sequence number of the request.
         got: u64,
-        /// The latest.
+        /// The worker's latest sequence number.
         last: u64,
     },
-    /// There is no such lease, or no longer: its entries may be someone else's by now.
-    #[error("lease {0} has expired or never was; what it held is granted again")]
+    /// No such lease is live. Its entries may be leased to another worker by now.
+    #[error("lease {0} has expired or never existed; its entries are granted again")]
     Gone(u64),
     /// The lease belongs to another rank.
     #[error("lease {lease} belongs to rank {owner}, not {rank}")]
     Foreign {
-        /// Which lease.
+        /// The lease.
         lease: u64,
-        /// Whose it is.
+        /// The rank that holds it.
         owner: u32,
-        /// Who spoke.
+        /// The rank that acknowledged it.
         rank: u32,
     },
-    /// More than the lease holds.
+    /// The ack covers more entries than the lease holds.
     #[error("lease {lease} holds {entries} entries, not {upto}")]
     Beyond {
-        /// Which lease.
+        /// The lease.
         lease: u64,
-        /// What it holds.
+        /// How many entries it holds.
         entries: u32,
-        /// What was acknowledged.
+        /// How many entries the ack covers.
         upto: u32,
     },
-    /// A world that cannot share its steps.
+    /// The ranks of a world cannot share its batch equally.
     #[error("{ranks} ranks cannot share a batch of {batch}")]
     World {
-        /// Ranks.
+        /// The world's ranks.
         ranks: u32,
-        /// Entries a step.
+        /// The world's global batch size.
         batch: u32,
     },
-    /// No such checkpoint is remembered.
-    #[error("no commit {0} is remembered")]
+    /// The epoch has no such commit, or keeps it no longer.
+    #[error("the epoch has no commit {0}, or keeps it no longer")]
     Commit(u64),
-    /// Something that only a world without leases allows.
-    #[error("lease {0} lives")]
+    /// The change is only possible while no lease is live.
+    #[error("lease {0} is live; wait until it is acknowledged or expires")]
     Busy(u64),
-    /// An event names an entry that is not there to be granted.
+    /// An event names an entry that is not free.
     #[error("entry {0} is granted or acknowledged already, or not in the plan")]
     Entry(u32),
 }
 
 impl LeaseError {
-    /// Who can act on it.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {

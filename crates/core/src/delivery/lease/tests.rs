@@ -17,8 +17,8 @@ fn key(seed: u64) -> OrderKey {
     OrderKey::new(Root(Hash::of(b"root")), Hash::of(b"plan"), seed, 0)
 }
 
-/// An epoch as a server runs it: the sweep chooses, leases keep the books, the ledger is the
-/// only thing that survives; and consumers that write down what they consumed.
+/// An epoch as a server runs it: the sweep chooses entries, leases account for them, and only the ledger
+/// survives a restart. Consumers record what they consumed.
 struct Epoch {
     unit_map: Arc<UnitMap>,
     plan: Plan,
@@ -108,7 +108,7 @@ impl Epoch {
                     .collect();
                 let event = self.leases.grant(request, picks, n, self.now + TTL).expect("I1");
                 let Event::Grant { lease, entries, .. } = &event else { panic!("a grant") };
-                assert_eq!(entries.len(), n as usize, "I2: whoever has a share gets it");
+                assert_eq!(entries.len(), n as usize, "I2: a rank that has a share gets it");
                 event.append(&mut self.file);
                 Some(*lease)
             }
@@ -138,7 +138,7 @@ impl Epoch {
         self.back(back);
     }
 
-    /// kill -9, with the last append torn at some byte that was never answered for.
+    /// kill -9, with the last append torn at some byte. The server never answered for that append.
     fn restart(&mut self, torn: &[u8]) {
         self.file.extend_from_slice(torn);
         let l = Ledger::read(&self.file).expect("torn is not damaged");
@@ -174,7 +174,7 @@ impl Epoch {
         let mut rounds = 0;
         while !self.leases.finished() {
             rounds += 1;
-            assert!(rounds < 100_000, "I2: somebody waits for ever");
+            assert!(rounds < 100_000, "I2: a rank waits for ever");
             for rank in 0..self.leases.world().ranks {
                 if let Some(lease) = self.ask(rank, 9, 1 + rank, false) {
                     self.ack(lease, 4);
@@ -200,7 +200,8 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        8 => (0u32..4, 0u32..2, 1u32..12, any::<bool>()).prop_map(|(rank, worker, want, again)| Op::Ask { rank, worker, want, again }),
+        8 => (0u32..4, 0u32..2, 1u32..12, any::<bool>())
+            .prop_map(|(rank, worker, want, again)| Op::Ask { rank, worker, want, again }),
         8 => (any::<usize>(), 1u32..5).prop_map(|(which, part)| Op::Ack { which, part }),
         3 => (1u64..150).prop_map(Op::Tick),
         1 => (0u32..4, 0u32..2).prop_map(|(rank, worker)| Op::Renew { rank, worker }),
@@ -214,11 +215,19 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// I1–I4, and DESIGN's I2: any interleaving of leases, acks, expiries, re-issues, restarts,
-    /// changes of world, commits and rollbacks delivers each planned entry acknowledged exactly
-    /// once, and all ranks end with the same number of steps.
+    /// I1–I4, and the promise I2 of `docs/ARCHITECTURE.md`: under any interleaving of leases, acks, expiries,
+    /// repeated requests, restarts, changes of world, commits and rollbacks, each planned entry is
+    /// acknowledged exactly once, and all ranks end with the same number of steps.
     #[test]
-    fn exactly_once_under_any_interleaving(n in 1u32..150, per_unit in 1u32..6, ranks in 1u32..4, per in 1u32..5, drop: bool, seed: u64, ops in proptest::collection::vec(op(), 0..120)) {
+    fn exactly_once_under_any_interleaving(
+        n in 1u32..150,
+        per_unit in 1u32..6,
+        ranks in 1u32..4,
+        per in 1u32..5,
+        drop: bool,
+        seed: u64,
+        ops in proptest::collection::vec(op(), 0..120),
+    ) {
         let tail = if drop { Tail::Drop } else { Tail::Pad };
         let mut e = Epoch::new(n, per_unit, World { batch: ranks * per, ranks, tail }, seed);
         let mut seen: Vec<u64> = Vec::new();
@@ -229,8 +238,16 @@ proptest! {
                     let again = again && e.sequence.contains_key(&(rank, worker));
                     seen.extend(e.ask(rank, worker, want, again));
                 }
-                Op::Ack { which, part } => if !seen.is_empty() { let lease = seen[which % seen.len()]; e.ack(lease, part); },
-                Op::Tick(ms) => { e.now += ms; e.expire(); }
+                Op::Ack { which, part } => {
+                    if !seen.is_empty() {
+                        let lease = seen[which % seen.len()];
+                        e.ack(lease, part);
+                    }
+                }
+                Op::Tick(ms) => {
+                    e.now += ms;
+                    e.expire();
+                }
                 Op::Renew { rank, worker } => e.leases.renew(rank, worker, e.now + TTL),
                 Op::Restart(torn) => {
                     // A torn append is the beginning of a record.
@@ -239,7 +256,9 @@ proptest! {
                     whole.truncate(torn.len().min(whole.len() - 1));
                     e.leases.renew(0, 0, 0);
                     let expiry: Vec<u64> = e.leases.live.values().map(|l| l.expires_ms).collect();
-                    for (l, _) in e.leases.live.values_mut().zip(expiry) { l.expires_ms = e.now + TTL; }
+                    for (l, _) in e.leases.live.values_mut().zip(expiry) {
+                        l.expires_ms = e.now + TTL;
+                    }
                     e.restart(&whole);
                 }
                 Op::World { ranks, per } => e.world(World { batch: ranks * per, ranks, tail }),
@@ -247,23 +266,36 @@ proptest! {
                     let id = e.file.len() as u64;
                     e.leases.commit(id).append(&mut e.file);
                     e.saved.push((id, e.consumed.clone()));
-                    if e.saved.len() > COMMITS_MAX { e.saved.remove(0); }
+                    if e.saved.len() > COMMITS_MAX {
+                        e.saved.remove(0);
+                    }
                 }
-                Op::Rollback(k) => if !e.saved.is_empty() {
-                    let at = k % e.saved.len();
-                    let (id, then) = e.saved[at].clone();
-                    let (event, back) = e.leases.rollback(id).expect("a recent commit");
-                    event.append(&mut e.file);
-                    e.back(back);
-                    e.consumed = then;
-                    e.saved.truncate(at + 1);
-                    e.sequence.clear();
-                    let ranks = e.leases.world().ranks as usize;
-                    e.per_rank = vec![0; ranks];
+                Op::Rollback(k) => {
+                    if !e.saved.is_empty() {
+                        let at = k % e.saved.len();
+                        let (id, then) = e.saved[at].clone();
+                        let (event, back) = e.leases.rollback(id).expect("a recent commit");
+                        event.append(&mut e.file);
+                        e.back(back);
+                        e.consumed = then;
+                        e.saved.truncate(at + 1);
+                        e.sequence.clear();
+                        let ranks = e.leases.world().ranks as usize;
+                        e.per_rank = vec![0; ranks];
+                    }
                 }
             }
-            let live: u64 = e.leases.live.values().map(|l| l.entries[l.acked as usize..].iter().filter(|&&x| x < n).count() as u64).sum();
-            prop_assert_eq!(e.leases.free().count() + live + e.leases.acked().count(), e.planned.count(), "I1");
+            let live: u64 = e
+                .leases
+                .live
+                .values()
+                .map(|l| l.entries[l.acked as usize..].iter().filter(|&&x| x < n).count() as u64)
+                .sum();
+            prop_assert_eq!(
+                e.leases.free().count() + live + e.leases.acked().count(),
+                e.planned.count(),
+                "I1"
+            );
             prop_assert_eq!(e.policy.left(e.subscriber), e.leases.free().count());
         }
         e.finish();
@@ -276,7 +308,7 @@ proptest! {
         let per = u64::from(e.leases.world().batch / e.leases.world().ranks);
         let steps: Vec<u64> = e.per_rank.iter().map(|x| x.div_ceil(per)).collect();
         prop_assert!(steps.iter().all(|&s| s == steps[0]), "I3: steps {:?}", steps);
-        // The ledger alone tells the same story.
+        // The ledger alone gives the same result.
         let l = Ledger::read(&e.file).expect("whole");
         let mut again = Leases::new(e.planned.clone(), e.first).expect("world");
         l.replay(&mut again, 0).expect("no contradiction");
@@ -303,7 +335,8 @@ fn replay_reproduces_the_order() {
     }
 }
 
-/// A rank at its bound waits for room for a whole batch: a short one would be a step more than other ranks have.
+/// A rank at its bound waits for room for a whole batch: with a short batch it would have more steps than
+/// others.
 #[test]
 fn a_lease_is_whole_or_the_last() {
     let mut leases =
@@ -321,7 +354,7 @@ fn a_lease_is_whole_or_the_last() {
     assert_eq!(leases.room(ask(3), 7, 13), Ok(Room::Grant(6)), "the rest of its share");
 }
 
-/// Leases of a ledger that was replaced have no namesakes in the new one.
+/// Lease numbers of a ledger that was replaced do not come again in the new one.
 #[test]
 fn numbers_of_leases_may_begin_late() {
     let mut leases =
@@ -339,7 +372,7 @@ fn numbers_of_leases_may_begin_late() {
 }
 
 #[test]
-fn what_is_refused_changes_nothing() {
+fn a_rejected_call_changes_nothing() {
     let mut e = Epoch::new(40, 4, World { batch: 4, ranks: 2, tail: Tail::Drop }, 7);
     let lease = e.ask(0, 0, 4, false).expect("granted");
     let before = e.leases.clone();
@@ -356,7 +389,7 @@ fn what_is_refused_changes_nothing() {
     assert_eq!(e.leases.apply(&twice, 0), Err(LeaseError::Entry(held)));
     assert!(e.leases.change_world(World { batch: 3, ranks: 2, tail: Tail::Drop }).is_err());
     assert_eq!(format!("{before:?}"), format!("{:?}", e.leases));
-    // An expired lease cannot be acknowledged, and its entries go to whoever asks.
+    // An expired lease cannot be acknowledged, and its entries are free for other requests.
     e.now = TTL;
     e.expire();
     assert_eq!(e.leases.ack(0, lease, 1), Err(LeaseError::Gone(lease)));
@@ -364,7 +397,7 @@ fn what_is_refused_changes_nothing() {
     assert_eq!(e.leases.redelivered(), 4);
 }
 
-/// One world cannot make the server count to 2^32: what is too large is refused, and nothing changes.
+/// A world that is too large is rejected, and nothing changes: no request makes the server count to 2^32.
 #[test]
 fn a_world_has_bounds() {
     let wide = |ranks, batch, tail| World { batch, ranks, tail };
@@ -386,17 +419,17 @@ fn a_world_has_bounds() {
             "nothing changed"
         );
     }
-    // The largest there is.
+    // The largest possible world.
     let most = wide(RANKS_MAX, BATCH_MAX, Tail::Pad);
     let l = Leases::new(Bits::ones(9), most).expect("possible");
     assert_eq!((l.pads(), l.left(RANKS_MAX - 1)), (BATCH_MAX - 9, u64::from(BATCH_MAX / RANKS_MAX)));
-    // Numbers of pads end somewhere, however many worlds and rollbacks have used some up.
-    assert!(numbered(1 << 31, PAD - BATCH_MAX, most).is_ok());
-    assert!(numbered(1 << 31, PAD - BATCH_MAX + 1, most).is_err());
-    assert!(numbered((1 << 32) - 1, 0, most).is_err());
+    // Numbers of pads are limited, however many worlds and rollbacks have used some.
+    assert!(check_pads(1 << 31, PAD - BATCH_MAX, most).is_ok());
+    assert!(check_pads(1 << 31, PAD - BATCH_MAX + 1, most).is_err());
+    assert!(check_pads((1 << 32) - 1, 0, most).is_err());
 }
 
-/// A pad that is granted again is delivered again, as any entry.
+/// A pad that is granted again counts as redelivered, as any entry does.
 #[test]
 fn pads_that_come_again_are_counted() {
     let world = World { batch: 4, ranks: 1, tail: Tail::Pad };

@@ -42,14 +42,16 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// What was written is read, unknown kinds are skipped, and a torn tail loses whole events.
+    /// Events that were written are read, unknown kinds are skipped, and a torn tail loses whole events.
     #[test]
     fn ledgers_round_trip_and_tear(events in proptest::collection::vec(event(), 0..12), cut: usize) {
         let mut file = begin(&header());
         let first = file.len();
         for (i, e) in events.iter().enumerate() {
             e.append(&mut file);
-            if i % 3 == 0 { record::append(&mut file, 250, b"from a newer build"); }
+            if i % 3 == 0 {
+                record::append(&mut file, 250, b"from a newer build");
+            }
         }
         let whole = Ledger::read(&file).expect("whole");
         prop_assert_eq!(&whole.header, &header());
@@ -86,7 +88,7 @@ fn numbers_have_one_encoding() {
 }
 
 #[test]
-fn what_is_no_ledger() {
+fn a_file_that_is_not_a_ledger_is_rejected() {
     assert_eq!(Ledger::read(&record::file_header()), Err(BadLedger::Header));
     let mut newer = record::file_header().to_vec();
     record::append(&mut newer, HEADER, &[2]);
@@ -94,9 +96,9 @@ fn what_is_no_ledger() {
     assert!(matches!(Ledger::read(b"GIF89a, surely no ledger"), Err(BadLedger::Log(_))));
 }
 
-/// A header of a world that cannot be is refused as it is read, before anything counts its ranks or steps.
+/// A header with an impossible world is rejected when it is read, before anything counts its ranks or steps.
 #[test]
-fn a_world_that_cannot_be_is_no_header() {
+fn a_header_with_an_impossible_world_is_rejected() {
     for (ranks, batch, tail) in [
         (1, u32::MAX, Tail::Pad),
         (u32::MAX, u32::MAX, Tail::Drop),
@@ -111,9 +113,9 @@ fn a_world_that_cannot_be_is_no_header() {
     assert_eq!(Ledger::read(&begin(&Header { world: most, ..header() })).map(|l| l.header.world), Ok(most));
 }
 
-/// A state in many small pieces costs no more than a few large ones, and there are bounds to it.
+/// A state in many small pieces costs no more than in a few large ones, and their number is bounded.
 #[test]
-fn a_state_of_crumbs() {
+fn a_state_in_many_small_pieces() {
     let world = World { batch: RANKS_MAX, ranks: RANKS_MAX, tail: Tail::Drop };
     let n = 4 * u64::from(RANKS_MAX);
     let crumbs = |count: usize| {
@@ -130,14 +132,14 @@ fn a_state_of_crumbs() {
     // Three whole steps are left, and not a fourth.
     assert_eq!(leases.acked().count(), RESUMES_MAX as u64);
     assert!((0..RANKS_MAX).all(|r| leases.left(r) == 3), "what is left is shared");
-    // As if it had come in one piece.
+    // The same as from one piece.
     let mut whole = Leases::resumed(Bits::ones(n), leases.acked().clone(), world).expect("world");
     assert_eq!(whole.left(0), leases.left(0));
     let request = Request { rank: 0, worker: 0, sequence: 1 };
     assert_eq!(whole.grant(request, vec![1], 1, 9), leases.grant(request, vec![1], 1, 9));
 }
 
-/// A state is a ledger from which an epoch goes on, in pieces or not, and what is no part of the plan is refused.
+/// An epoch resumes from a state, in one piece or several. An entry outside the plan is rejected.
 #[test]
 fn a_state_is_a_ledger() {
     let n = 8 * RESUME_BYTES_MAX as u64 + 77;

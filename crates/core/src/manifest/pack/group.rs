@@ -1,77 +1,78 @@
-//! Cutting the order of a pack into groups.
+//! The groups of a pack: where its order is cut.
 //!
-//! Keys are leaves of a binary tree, bit by bit. A group is a highest node of that tree whose
-//! members take at most `group_bytes`; a single sample that takes more is a group of its own,
-//! and one past the largest chunk is cut between its entries. What a node holds depends on that
-//! node alone, so a change cannot travel to its neighbours.
+//! Keys are leaves of a binary tree, bit by bit. A group is a highest node of that tree whose members take at
+//! most `group_bytes`. A single sample that takes more is a group of its own, and a sample larger than the
+//! largest chunk is cut between its entries. The members of a node depend on that node alone, so a change
+//! does not affect its neighbours.
 //!
 //! ```text
-//!          9 MiB              the stream sees keys ascending; `pending` is the part of the
-//!         /     \             current node that came so far. When it grows too heavy, its left
-//!      5 MiB   4 MiB          half is complete and goes out, and no group may then reach above
+//!          9 MiB              keys arrive ascending; `pending` is the part of the current node
+//!         /     \             that has arrived. When it grows too heavy, its left half is
+//!      5 MiB   4 MiB          complete and becomes a group, and no later group may reach above
 //!      group   group          the right half: that depth is the floor.
 //! ```
 
 use super::{GroupKey, Item, PackParams};
 use crate::manifest::{CHUNK_BYTES_MAX, LayoutParams};
 
-/// Where an item lies in its chunk.
+/// An item and its offset in its chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// Whose bytes.
+    /// The item.
     pub item: Item,
-    /// Where in the chunk they begin, a multiple of the alignment.
+    /// Its offset in the chunk, a multiple of the alignment.
     pub offset: u32,
 }
 
-/// A chunk to be assembled: its members in order, zeros between them.
+/// A chunk to be assembled: its members in order, with zeros between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkPlan {
     /// The members, ascending by offset; never empty.
     pub members: Vec<Member>,
-    /// Length of the chunk in bytes: the end of its last member.
+    /// The length of the chunk in bytes: the end of its last member.
     pub len: u32,
 }
 
 /// Why an item cannot be packed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadItem {
-    /// It does not come after its predecessor in the order of (key, ordinal).
-    #[error("item of entry {0} does not come after the one before it in the order of a pack")]
+    /// The item does not come after its predecessor in the order of (key, ordinal).
+    #[error("the item of entry {0} does not come after the one before it in the order of a pack")]
     Order(u64),
-    /// It is empty or longer than `slice_bytes`.
-    #[error("item of entry {ordinal} has {len} bytes: a pack groups 1 to {max}")]
+    /// The item is empty or longer than `slice_bytes`.
+    #[error("the item of entry {ordinal} has {len} bytes: a pack groups items of 1 to {max} bytes")]
     Length {
-        /// Which entry.
+        /// The entry.
         ordinal: u64,
-        /// Its length in bytes.
+        /// The item's length in bytes.
         len: u32,
-        /// The longest that is grouped.
+        /// The longest item that is grouped.
         max: u32,
     },
 }
 
-/// Takes items in the order of a pack and gives out the plans of chunks. Memory: the items of
-/// less than two chunks (at most 65,536 at 512 bytes).
+/// Takes items in the order of a pack and returns the plans of chunks. Memory: the items of less than two
+/// chunks, at most 65,536 with 512 bytes each.
 #[derive(Debug)]
 pub struct Packer {
     params: PackParams,
     len_max: u32,
     last: Option<Item>,
-    /// Complete samples of the node that is being filled, and the bytes of that node so far.
+    /// Complete samples of the present node, and the bytes of that node so far.
     pending: Vec<Item>,
     pending_bytes: u64,
-    /// The node being filled may not reach above this depth.
+    /// The present node may not reach above this depth.
     floor: u32,
-    /// The sample being read, and its bytes with those that already went out.
+    /// The present sample, and its bytes, those in plans already returned included.
     sample: Vec<Item>,
     sample_bytes: u64,
-    /// How much of `sample_bytes` is still in `sample`.
+    /// The bytes of `sample_bytes` that are still in `sample`.
     held_bytes: u64,
 }
 
 impl Packer {
-    /// At the first item. Parameters of an index (no pack) take the default grouping.
+    /// Returns a packer at the first item. Parameters without a pack, such as those of an index, get the
+    /// default grouping.
     #[must_use]
     pub fn new(params: &LayoutParams) -> Self {
         Packer {
@@ -87,10 +88,10 @@ impl Packer {
         }
     }
 
-    /// Adds the next item; returns the chunks that are complete now, in order.
+    /// Adds the next item. Returns the chunks that are complete now, in order.
     ///
     /// # Errors
-    /// [`BadItem`]; the packer is unchanged then.
+    /// [`BadItem`]. The packer does not change then.
     pub fn push(&mut self, item: Item) -> Result<Vec<ChunkPlan>, BadItem> {
         if item.len == 0 || item.len > self.len_max {
             return Err(BadItem::Length { ordinal: item.ordinal, len: item.len, max: self.len_max });
@@ -105,8 +106,8 @@ impl Packer {
         self.last = Some(item);
         let room = self.params.room(item.len);
         if self.held_bytes + room > u64::from(CHUNK_BYTES_MAX) {
-            // Not even one chunk holds the sample: what is there goes out, alone.
-            self.make_way(item.key, self.sample_bytes + room, &mut out);
+            // The sample is larger than a chunk: its entries so far become a chunk of their own.
+            self.emit_before(item.key, self.sample_bytes + room, &mut out);
             emit(&self.params, &self.sample, &mut out);
             self.sample.clear();
             self.held_bytes = 0;
@@ -117,7 +118,7 @@ impl Packer {
         Ok(out)
     }
 
-    /// Ends the order; the chunks that remain.
+    /// Ends the order. Returns the remaining chunks.
     #[must_use]
     pub fn finish(mut self) -> Vec<ChunkPlan> {
         let mut out = Vec::new();
@@ -128,20 +129,20 @@ impl Packer {
 
     fn close_sample(&mut self, out: &mut Vec<ChunkPlan>) {
         let Some(first) = self.sample.first() else { return };
-        self.make_way(first.key, self.sample_bytes, out);
+        self.emit_before(first.key, self.sample_bytes, out);
         self.pending.append(&mut self.sample);
-        // With what already went out: a node that once was too heavy stays so.
+        // Bytes in plans already returned count too: a node that was too heavy stays too heavy.
         self.pending_bytes += self.sample_bytes;
         self.sample_bytes = 0;
         self.held_bytes = 0;
     }
 
-    /// Sends out what cannot be in one group with a sample of `bytes` at `key`.
-    fn make_way(&mut self, key: GroupKey, bytes: u64, out: &mut Vec<ChunkPlan>) {
+    /// Emits the pending samples that cannot be in one group with a sample of `bytes` bytes at `key`.
+    fn emit_before(&mut self, key: GroupKey, bytes: u64, out: &mut Vec<ChunkPlan>) {
         while let Some(first) = self.pending.first() {
             let depth = first.key.common_bits(key);
             let left = if depth < self.floor {
-                // Another node: one above both was too heavy before.
+                // Another node: the node above both was too heavy before.
                 self.pending.len()
             } else if self.pending_bytes + bytes <= u64::from(self.params.group_bytes) {
                 return;
@@ -157,7 +158,7 @@ impl Packer {
     }
 }
 
-/// Lays items out one after the other.
+/// Appends the plan of one chunk with these items, one after another.
 fn emit(params: &PackParams, items: &[Item], out: &mut Vec<ChunkPlan>) {
     let mut at = 0u64;
     let mut len = 0u64;

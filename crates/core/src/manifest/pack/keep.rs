@@ -1,78 +1,80 @@
 //! Packing a version whose parent is packed: which of the parent's chunks stay.
 //!
-//! A sample lies *inside* the canonical grouping when every live member of the chunk that it is
-//! in belongs to one and the same canonical group; else *outside*. What a change leaves over is
-//! packed by itself, in the same order and by the same cuts, and lies outside. Chunks of only
-//! new data are biased samples, so their share is bounded: past it, the groups with the most
-//! samples outside are written anew, until the share holds again.
+//! A sample is *inside* the canonical grouping when every live member of its chunk belongs to one and the
+//! same canonical group; else it is *outside*. Entries that a change leaves over are packed by themselves, in
+//! the same order and with the same cuts, and are outside. Chunks of new data only are biased samples, so
+//! their share is bounded. Past the bound, the groups with the most samples outside are written anew, until
+//! the share is small enough.
 //!
-//! Three passes, each over the plans of [`super::Packer`] in order: [`Keeper::found`] for every
-//! unchanged entry (while joining by path), [`Keeper::survey`] for every plan, and, after
-//! [`Keeper::decide`], [`Keeper::fate`] for every plan. Memory: 8 bytes a chunk of the parent,
-//! 13 a group. The root is the entries' and knows nothing of any of this.
+//! There are three passes, each over the plans of [`super::Packer`] in order: [`Keeper::found`] for every
+//! unchanged entry, while old and new entries are joined by path; [`Keeper::survey`] for every plan; and,
+//! after [`Keeper::decide`], [`Keeper::fate`] for every plan.
+//!
+//! Memory: 8 bytes a chunk of the parent, 13 bytes a group. The root covers entries only, so it does not
+//! depend on any of this.
 
 use super::{ChunkPlan, Item, Member, PackParams};
 use crate::manifest::LayoutParams;
 
-/// How much of a parent may stay.
+/// Limits on the parent's chunks that stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepRule {
-    /// How many of 100 grouped samples may lie outside the canonical grouping. 0 is the canonical
-    /// layout, which has the same id whether there was a parent or not; equal chunks still stay.
+    /// How many of 100 grouped samples may be outside the canonical grouping. 0 gives the canonical layout,
+    /// with the same id as without a parent; equal chunks still stay.
     pub outside_percent: u32,
-    /// How many of 100 bytes of a kept chunk may belong to nobody any more.
+    /// How many of 100 bytes of a kept chunk may belong to no entry any more.
     pub dead_percent: u32,
 }
 
 impl KeepRule {
-    /// 3 % outside, 10 % dead.
+    /// The default: 3 % outside, 10 % dead.
     pub const DEFAULT: KeepRule = KeepRule { outside_percent: 3, dead_percent: 10 };
 }
 
-/// Where an unchanged entry lies in the parent's layout.
+/// The position of an unchanged entry in the parent's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParentLocation {
-    /// Which chunk of the parent, as numbered for [`Keeper::new`].
+    /// The number of the parent's chunk, as in [`Keeper::new`].
     pub chunk: u32,
-    /// Where in it the entry begins.
+    /// The offset of the entry in the chunk, in bytes.
     pub offset: u32,
 }
 
-/// What keeping a group's old chunks would mean.
+/// The effect of keeping a group's old chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Survey {
-    /// Samples of the group.
+    /// The samples of the group.
     pub samples: u32,
-    /// How many of them would lie outside.
+    /// How many of them would be outside.
     pub outside: u32,
-    /// Bytes to write when the group is written anew.
+    /// Bytes to write if the group is written anew.
     pub bytes: u32,
 }
 
-/// What becomes of a group.
+/// The decision about a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
-    /// It is this chunk of the parent, byte for byte: nothing is read or written.
+    /// The group is this chunk of the parent, byte for byte. Nothing is read or written.
     Same(u32),
-    /// It is written as planned.
+    /// The group is written as planned.
     Write,
     /// The old chunks stay.
     Keep {
-        /// Members that stay where the parent has them.
+        /// The members that stay in the parent's chunks.
         inside: Vec<(Item, ParentLocation)>,
-        /// Members that go to a [`super::Packer`] of what lies outside, in order.
+        /// The members outside, in order. They go to a [`super::Packer`] of their own.
         outside: Vec<Item>,
     },
 }
 
-/// Decides, group by group, what stays of a parent whose parameters are the same.
+/// Decides, group by group, which chunks of a parent with the same parameters stay.
 #[derive(Debug, Clone)]
 pub struct Keeper {
     rule: KeepRule,
     pack: PackParams,
-    /// Length of each chunk of the parent.
+    /// The length of each chunk of the parent.
     len: Vec<u32>,
-    /// Entries of this version that lie in it, unchanged.
+    /// How many unchanged entries of this version are in each chunk of the parent.
     live: Vec<u32>,
 }
 
@@ -87,17 +89,18 @@ fn rows(plan: &ChunkPlan, places: &[Option<ParentLocation>]) -> Vec<Row> {
 }
 
 impl Keeper {
-    /// For a parent whose grouped chunks have these lengths. Nothing can be kept of a parent
-    /// with other parameters: give none of its chunks then.
+    /// Returns a keeper for a parent whose grouped chunks have these lengths. Nothing can be kept of a parent
+    /// with other parameters: the caller then gives no chunks.
     #[must_use]
     pub fn new(rule: KeepRule, params: &LayoutParams, parent_len: Vec<u32>) -> Self {
         let live = vec![0; parent_len.len()];
         Keeper { rule, pack: params.pack.unwrap_or(PackParams::DEFAULT), len: parent_len, live }
     }
 
-    /// Counts a grouped entry that the parent has too, with equal content. To be called once for
-    /// each such entry, before the first survey. False when there is no such chunk: the entry
-    /// then counts as new.
+    /// Counts a grouped entry that the parent has too, with equal content. The caller calls this once for
+    /// each such entry, before the first survey.
+    ///
+    /// Returns false when the parent has no such chunk: the entry then counts as new.
     #[must_use]
     pub fn found(&mut self, place: ParentLocation) -> bool {
         match self.live.get_mut(place.chunk as usize) {
@@ -109,8 +112,8 @@ impl Keeper {
         }
     }
 
-    /// Looks at one group. `places` are those of its members, in order: `None` for an entry that
-    /// is new or has changed.
+    /// Returns the effect of keeping one group. `places` has one value for each member, in order: `None` for
+    /// an entry that is new or has changed.
     #[must_use]
     pub fn survey(&self, plan: &ChunkPlan, places: &[Option<ParentLocation>]) -> Survey {
         let rows = rows(plan, places);
@@ -124,8 +127,9 @@ impl Keeper {
         Survey { samples: count(samples(&rows).count()), outside: count(outside), bytes: plan.len }
     }
 
-    /// Which groups are written anew: those that would lie outside altogether, and as many more
-    /// as the share needs, most samples outside a byte first, earlier groups first among equals.
+    /// Returns which groups are written anew: those that would be outside altogether, and as many more as the
+    /// bound needs. Groups with the most samples outside per byte come first, and among equals the earlier
+    /// groups.
     #[must_use]
     pub fn decide(&self, surveys: &[Survey]) -> Vec<bool> {
         let total: u64 = surveys.iter().map(|s| u64::from(s.samples)).sum();
@@ -135,7 +139,7 @@ impl Keeper {
         let mut open: Vec<usize> =
             (0..surveys.len()).filter(|&i| !write[i] && surveys[i].outside > 0).collect();
         let mut outside: u64 = open.iter().map(|&i| u64::from(surveys[i].outside)).sum();
-        // Cross-multiplied, so that no rounding decides.
+        // Cross-multiplied in integers, so that rounding cannot change the order.
         let gain = |i: usize, other: usize| u64::from(surveys[i].outside) * u64::from(surveys[other].bytes);
         open.sort_unstable_by(|&a, &b| gain(b, a).cmp(&gain(a, b)).then(a.cmp(&b)));
         for i in open {
@@ -148,7 +152,7 @@ impl Keeper {
         write
     }
 
-    /// What becomes of one group, given the decision for it.
+    /// Returns the fate of one group, given the decision of [`Keeper::decide`].
     #[must_use]
     pub fn fate(&self, plan: &ChunkPlan, places: &[Option<ParentLocation>], write: bool) -> Fate {
         let rows = rows(plan, places);
@@ -172,7 +176,9 @@ impl Keeper {
         Fate::Keep { inside, outside }
     }
 
-    /// The chunks whose live members are all in this group and fill enough of them, ascending.
+    /// Returns the parent's chunks that can stay for this group, ascending.
+    ///
+    /// All live members of such a chunk are in this group, and they fill enough of the chunk.
     fn homes(&self, rows: &[Row]) -> Vec<u32> {
         let mut chunks: Vec<u32> = rows.iter().filter_map(|r| r.1).map(|p| p.chunk).collect();
         chunks.sort_unstable();
@@ -192,8 +198,8 @@ impl Keeper {
         whole.into_iter().zip(used).filter(|&(c, u)| enough(c, u)).map(|(c, _)| c).collect()
     }
 
-    /// The chunk of the parent that the plan would come out as: plans have no gaps, so equal
-    /// places and an equal length leave nothing else in it.
+    /// Returns the chunk of the parent that is equal to the planned chunk. Plans have no gaps, so a chunk
+    /// with equal offsets and an equal length has no other members.
     fn same(&self, plan: &ChunkPlan, rows: &[Row]) -> Option<u32> {
         let chunk = rows.first()?.1?.chunk;
         let fits = self.len.get(chunk as usize) == Some(&plan.len)
@@ -202,7 +208,7 @@ impl Keeper {
     }
 }
 
-/// Which of `homes` (ascending) holds all of a sample.
+/// Returns the index of the chunk in `homes` (ascending) that holds all of a sample.
 fn home(homes: &[u32], sample: &[Row]) -> Option<usize> {
     let chunk = sample.first()?.1?.chunk;
     let whole = sample.iter().all(|r| r.1.is_some_and(|p| p.chunk == chunk));

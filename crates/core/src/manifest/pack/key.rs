@@ -1,16 +1,17 @@
-//! The order of a pack: every small entry gets a key, and sorting by (key, ordinal) is the pack's
-//! order. Rows are fixed-length and compare as bytes, so that any external sort will do.
+//! The order of a pack: every small entry gets a key, and the pack's order is ascending by (key, ordinal).
+//! Rows have a fixed length and compare as bytes, so any external sort can order them.
 
 use crate::Hash;
 use crate::manifest::{EntryRef, LayoutParams, SampleRef};
 
-/// Where a sample stands in the order of a pack: the first 16 bytes of the BLAKE3 of the path
-/// of the sample's first entry. Compares as bytes.
+/// The position of a sample in the order of a pack: the first 16 bytes of the BLAKE3 of the path of the
+/// sample's first entry. Compares as bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupKey(pub [u8; 16]);
 
 impl GroupKey {
-    /// The key of a sample whose first entry has this path (for a member with its shard and NUL).
+    /// Returns the key of a sample whose first entry has this path. A member's path includes its shard and
+    /// NUL.
     #[must_use]
     pub fn of(path: &str) -> Self {
         let hash = Hash::of(path.as_bytes());
@@ -19,34 +20,34 @@ impl GroupKey {
         GroupKey(key)
     }
 
-    /// How many leading bits two keys share, 0 to 128.
+    /// Returns how many leading bits two keys share, 0 to 128.
     pub(super) fn common_bits(self, other: Self) -> u32 {
         (u128::from_be_bytes(self.0) ^ u128::from_be_bytes(other.0)).leading_zeros()
     }
 
-    /// One bit of it, counted from the first.
+    /// Returns one bit of the key, counted from the first.
     pub(super) fn bit(self, at: u32) -> bool {
         (u128::from_be_bytes(self.0) << at) >> 127 == 1
     }
 }
 
-/// A small entry that is to be grouped.
+/// A small entry to be grouped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Item {
-    /// Its sample's place in the order.
+    /// The position of its sample in the order.
     pub key: GroupKey,
-    /// Its ordinal in the version: the order inside a sample.
+    /// Its ordinal in the version, which is the order inside a sample.
     pub ordinal: u64,
-    /// Its bytes, 1 to `slice_bytes`.
+    /// Its length in bytes, 1 to `slice_bytes`.
     pub len: u32,
 }
 
-/// Length of [`Item::to_row`], in bytes.
+/// The length of [`Item::to_row`], in bytes.
 pub const SORT_ROW_BYTES: usize = 28;
 
 impl Item {
-    /// The item as bytes whose order is that of items: key 16 · ordinal u64 · length u32,
-    /// big-endian. Rows of one version are unique in their first 24 bytes.
+    /// Returns the item as bytes that sort as items do: key 16 · ordinal u64 · length u32, big-endian. Rows
+    /// of one version differ in their first 24 bytes.
     #[must_use]
     pub fn to_row(&self) -> [u8; SORT_ROW_BYTES] {
         let mut row = [0; SORT_ROW_BYTES];
@@ -56,7 +57,7 @@ impl Item {
         row
     }
 
-    /// The item that [`Item::to_row`] wrote.
+    /// Reads an item that [`Item::to_row`] wrote.
     #[must_use]
     pub fn from_row(row: &[u8; SORT_ROW_BYTES]) -> Self {
         let (mut key, mut ordinal, mut len) = ([0; 16], [0; 8], [0; 4]);
@@ -67,40 +68,40 @@ impl Item {
     }
 }
 
-/// How a pack places an entry.
+/// The way in which a pack places an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placing {
-    /// It has no bytes and no placement: links, empty directories, empty files.
+    /// The entry has no bytes and no placement: a link, an empty directory, an empty file.
     Nothing,
-    /// It is grouped with others.
+    /// The entry is grouped with others.
     Group(Item),
-    /// It is longer than `slice_bytes` and cut into slices, each a chunk, as in an index.
+    /// The entry is longer than `slice_bytes`. It is cut into slices, each a chunk, as in an index.
     Slices,
 }
 
-/// Gives every entry of a version its place. Takes entries in path order, remembers one sample.
+/// Gives every entry of a version its place in a pack. Takes entries in path order and remembers one sample.
 #[derive(Debug)]
 pub struct Keyer {
     slice_bytes: u32,
     ordinal: u64,
-    /// The sample that is open: its shard ("" for files), its key in the version, its key here.
+    /// The present sample: its shard ("" for files), its key in the version, its group key.
     run: Option<(String, String, GroupKey)>,
 }
 
 impl Keyer {
-    /// At the first entry of a version.
+    /// Returns a keyer at the first entry of a version.
     #[must_use]
     pub fn new(params: &LayoutParams) -> Self {
         Keyer { slice_bytes: params.slice_bytes, ordinal: 0, run: None }
     }
 
-    /// The place of the next entry. Entries of one sample share the key of the first of them,
-    /// whatever its size or kind of place.
+    /// Returns the place of the next entry. All entries of a sample share the group key of the sample's first
+    /// entry, whatever that entry's size or place.
     pub fn next(&mut self, e: EntryRef<'_>) -> Placing {
         let ordinal = self.ordinal;
         self.ordinal += 1;
         let key = match e.sample {
-            // An entry of no sample may lie between those of one: `1.cls`, `1.d/notes`, `1.jpg`.
+            // An entry without a sample may be between entries of one sample: `1.cls`, `1.d/notes`, `1.jpg`.
             SampleRef::None => GroupKey::of(e.path),
             SampleRef::Single => {
                 self.run = None;

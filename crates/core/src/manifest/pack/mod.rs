@@ -1,23 +1,23 @@
-//! Packed layouts: which small files lie together in which chunk (`docs/FORMATS.md`, "Packs").
+//! Packed layouts: which small files are grouped in which chunk (`docs/FORMATS-pack.md`).
 //!
-//! Owns the order of a pack, the cuts between its groups, the place of every member in its
-//! chunk, and what is kept of a parent's chunks. Reads and writes no bytes: who calls it
-//! assembles and hashes. Plans need paths and sizes only, so that a pack reads each file once.
+//! Owns the order of a pack, the cuts between its groups, the offset of every member in its chunk, and the
+//! choice of the parent's chunks that stay. Reads and writes no bytes: the caller assembles and hashes
+//! chunks. Plans need paths and sizes only, so a pack reads each file once.
 //!
 //! Invariants:
-//! 1. the grouping is a function of the *set* of (path, size, sample) and the parameters: not
-//!    of the order of arrival, nor of content, nor of what was packed before;
-//! 2. a chunk holds all small entries of an interval of BLAKE3(path) and no others, so it is a
-//!    uniform sample of the version; a sample is never torn over chunks while it fits in one;
-//! 3. adding, removing or resizing one sample rewrites at most what [`PackParams::group_bytes`]
-//!    and the sample itself hold;
-//! 4. no chunk exceeds [`super::CHUNK_BYTES_MAX`]; members begin at multiples of
-//!    [`PackParams::align`], zeros between them, nothing after the last.
+//! 1. The grouping is a function of the *set* of (path, size, sample) and the parameters. It depends neither
+//!    on the order of arrival, nor on content, nor on what was packed before.
+//! 2. A chunk holds all small entries of an interval of BLAKE3(path) and no others, so it is a uniform sample
+//!    of the version. A sample that fits in one chunk is never divided.
+//! 3. Adding, removing or resizing one sample rewrites at most [`PackParams::group_bytes`] bytes and the
+//!    sample itself.
+//! 4. No chunk exceeds [`super::CHUNK_BYTES_MAX`]. Members begin at multiples of [`PackParams::align`], with
+//!    zeros between them and nothing after the last.
 //!
 //! ```text
 //! entries (path order) → Keyer → Item → sort by (key, ordinal) → Packer → ChunkPlan
 //!                                                     Keeper (with a parent) ↓
-//!                                        Same │ Write │ Keep + what lies outside → Packer
+//!                                        Same │ Write │ Keep + members outside → Packer
 //! ```
 
 mod group;
@@ -33,23 +33,24 @@ pub use key::{GroupKey, Item, Keyer, Placing, SORT_ROW_BYTES};
 use super::CHUNK_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 
-/// What the grouping of a packed layout depends on, beside its slices.
+/// The parameters of the grouping of a packed layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PackParams {
-    /// No group of more than one sample is longer, in bytes. The mean is about 0.7 of it.
+    /// The longest group of more than one sample, in bytes. The mean is about 0.7 of it.
     pub group_bytes: u32,
     /// Members begin at multiples of this many bytes, a power of two.
     pub align: u32,
 }
 
-/// No pack may align its members to more bytes.
+/// The largest alignment of members, in bytes.
 pub const ALIGN_BYTES_MAX: u32 = 64 << 10;
 
 impl PackParams {
-    /// The pack everybody shares: 6 MiB at most, 4.2 MiB on average; what the kernel can map.
+    /// The default: groups of 6 MiB at most, 4.2 MiB on average; members aligned so that a mount can map
+    /// them.
     pub const DEFAULT: PackParams = PackParams { group_bytes: 6 << 20, align: 512 };
 
-    /// Whether a pack can be made with them; what is wrong otherwise.
+    /// Checks that a pack can be made with these parameters.
     ///
     /// # Errors
     /// The rule that they break, in words.
@@ -63,7 +64,7 @@ impl PackParams {
         Ok(())
     }
 
-    /// The bytes that a member of `len` takes in a group, up to where the next may begin.
+    /// Returns the bytes that a member of `len` bytes takes in a group, up to the next possible member.
     #[must_use]
     pub fn room(&self, len: u32) -> u64 {
         u64::from(len).next_multiple_of(u64::from(self.align.max(1)))

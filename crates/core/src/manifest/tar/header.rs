@@ -1,8 +1,8 @@
-//! One header block, pax records, and what compressed files begin with.
+//! One header block, pax records, and the first bytes of compressed files.
 
 use super::BLOCK_BYTES;
 
-/// What a header says, before extended headers change it.
+/// The fields of a header, before extended headers change them.
 pub(super) struct Header {
     pub kind: u8,
     pub name: Vec<u8>,
@@ -15,7 +15,7 @@ impl Header {
         let sum = octal(&block[148..156]).ok_or("its checksum is no number")?;
         let bytes = || block.iter().enumerate().map(|(i, b)| if (148..156).contains(&i) { b' ' } else { *b });
         let unsigned: u64 = bytes().map(u64::from).sum();
-        // Old programs summed signed characters.
+        // Old programs added up signed characters.
         let signed: i64 = bytes().map(|b| i64::from(b.cast_signed())).sum();
         if sum != unsigned && i64::try_from(sum) != Ok(signed) {
             return Err("its checksum differs");
@@ -35,7 +35,7 @@ pub(super) fn until_nul(b: &[u8]) -> &[u8] {
     b.split(|x| *x == 0).next().unwrap_or(b)
 }
 
-/// A number in octal digits, or in binary when the first bit is set (GNU); below 2⁶³.
+/// Reads a number below 2⁶³, in octal digits, or in binary when the first bit is set (GNU).
 fn number(field: &[u8]) -> Option<u64> {
     match field.split_first() {
         Some((first, rest)) if first & 0x80 != 0 => {
@@ -50,7 +50,7 @@ fn number(field: &[u8]) -> Option<u64> {
     }
 }
 
-/// Octal digits between spaces or NULs; an empty field is 0.
+/// Reads octal digits between spaces or NULs; an empty field is 0.
 fn octal(field: &[u8]) -> Option<u64> {
     let text = until_nul(field.trim_ascii_start()).trim_ascii_end();
     let digits = text.iter().all(|b| (b'0'..=b'7').contains(b));
@@ -59,13 +59,13 @@ fn octal(field: &[u8]) -> Option<u64> {
 
 type Record<'a> = Result<(&'a [u8], &'a [u8]), &'static str>;
 
-/// The records `length key=value\n` of a pax header; ends after the first that cannot be read.
+/// Returns the records `length key=value\n` of a pax header, up to the first that cannot be read.
 pub(super) fn pax(mut text: &[u8]) -> impl Iterator<Item = Record<'_>> {
     std::iter::from_fn(move || {
         if text.is_empty() {
             return None;
         }
-        let record = one(text);
+        let record = pax_record(text);
         text = record.map_or(&[], |(_, rest)| rest);
         Some(record.map(|(kv, _)| kv).ok_or("a pax record that cannot be read"))
     })
@@ -73,7 +73,8 @@ pub(super) fn pax(mut text: &[u8]) -> impl Iterator<Item = Record<'_>> {
 
 type KeyValue<'a> = (&'a [u8], &'a [u8]);
 
-fn one(text: &[u8]) -> Option<(KeyValue<'_>, &[u8])> {
+/// Reads the first record; returns it and the rest.
+fn pax_record(text: &[u8]) -> Option<(KeyValue<'_>, &[u8])> {
     let space = text.iter().position(|b| *b == b' ')?;
     let len: usize = std::str::from_utf8(&text[..space]).ok()?.parse().ok()?;
     let (record, rest) = text.split_at_checked(len)?;
@@ -82,7 +83,7 @@ fn one(text: &[u8]) -> Option<(KeyValue<'_>, &[u8])> {
     Some(((&record[..equals], &record[equals + 1..]), rest))
 }
 
-/// The program that compressed a file which begins like this.
+/// Returns the program that compressed a file with this beginning.
 pub(super) fn compression(start: &[u8]) -> Option<&'static str> {
     const MAGIC: [(&[u8], &str); 6] = [
         (b"\x1f\x8b", "gzip"),

@@ -1,47 +1,47 @@
-//! A tar shard on its way past: where its chunks end, and what its members are, found and hashed
-//! in one pass over its bytes (`docs/FORMATS-pack.md`, "Tar shards").
+//! Tar shards: the chunks and members of an archive, found and hashed in one pass over its bytes
+//! (`docs/FORMATS-pack.md`, "Tar shards").
 //!
-//! A slice that begins at `s` ends at the last sample boundary in `(s, s + slice_bytes]`, else at
-//! the last member boundary there, else at `s + slice_bytes`; the last one ends with the archive. So
-//! a sample that fits into a slice lies in one chunk. Where slices end depends on the archive and
-//! `slice_bytes` alone, not on the version's sample rule.
+//! A slice that begins at `s` ends at the last sample boundary in `(s, s + slice_bytes]`; else at the last
+//! member boundary there; else at `s + slice_bytes`. The last slice ends with the archive. So a sample that
+//! fits in a slice is in one chunk. The ends of slices depend on the archive and `slice_bytes` alone, not on
+//! the version's sample rule.
 //!
-//! Memory: one slice and one extended header of bytes, and the members' names and hashes.
+//! Memory: the bytes of one slice and one extended header, and the members' names and hashes.
 
 use super::{BLOCK_BYTES, BadTar, Found, TarScanner};
 use crate::Hash;
 use crate::manifest::{CHUNK_BYTES_MAX, Slice, sample::stem};
 use std::collections::VecDeque;
 
-/// No shard has more members: their names are held until the archive ends.
+/// The most members of a shard: their names are in memory until the archive ends.
 pub const MEMBERS_MAX: usize = 4_000_000;
 
-/// A member: a run of its shard's bytes with a name.
+/// A member of a shard: a run of its bytes, with a name.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShardMember {
-    /// As the archive has it.
+    /// The name, as in the archive.
     pub name: String,
-    /// In bytes.
+    /// Its length in bytes.
     pub size: u64,
     /// Plain BLAKE3 of its bytes.
     pub hash: Hash,
-    /// Its bytes in the shard's chunks, in order; none for an empty member.
+    /// The slices that hold its bytes, in order; none for an empty member.
     pub slices: Vec<Slice>,
 }
 
-/// What a whole archive turned out to be.
+/// The chunks and members of a whole archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sharded {
     /// Plain BLAKE3 of the archive.
     pub hash: Hash,
-    /// Its chunks, in order; none for an empty one.
+    /// Its chunks, in order; none for an empty archive.
     pub slices: Vec<Slice>,
     /// Its members, in byte order of their names.
     pub members: Vec<ShardMember>,
 }
 
-/// A member that is being hashed.
-struct Open {
+/// A member whose bytes are not all hashed yet.
+struct OpenMember {
     name: String,
     offset: u64,
     size: u64,
@@ -49,7 +49,7 @@ struct Open {
     slices: Vec<Slice>,
 }
 
-/// Takes the bytes of one archive, in pieces of any length.
+/// Cuts one archive into slices and finds its members. Takes bytes in pieces of any length.
 pub struct Sharder {
     slice_bytes: usize,
     scanner: TarScanner,
@@ -57,22 +57,22 @@ pub struct Sharder {
     /// The bytes from `start`, where the current slice begins.
     buffer: Vec<u8>,
     start: u64,
-    /// Member boundaries after `start`, and whether each is one of samples too.
+    /// Member boundaries after `start`, and whether each is also a sample boundary.
     bounds: VecDeque<(u64, bool)>,
-    /// The end of the last member found, padding included, and its key.
+    /// The end of the last member found, with its padding, and the member's sample key.
     known_to: u64,
     last_key: Option<String>,
-    /// The first member was found: what comes before it is no boundary.
+    /// Whether the first member was found: there is no boundary before it.
     begun: bool,
     /// Members whose bytes are not all in slices yet, by offset.
-    open: VecDeque<Open>,
+    open: VecDeque<OpenMember>,
     slices: Vec<Slice>,
     members: Vec<ShardMember>,
     found: Vec<Found>,
 }
 
 impl Sharder {
-    /// At the first byte; `slice_bytes` is 1 byte to 16 MiB.
+    /// Returns a sharder at the first byte of an archive. `slice_bytes` is 1 byte to 16 MiB.
     #[must_use]
     pub fn new(slice_bytes: u32) -> Self {
         Sharder {
@@ -92,10 +92,10 @@ impl Sharder {
         }
     }
 
-    /// Takes the next bytes.
+    /// Reads the next bytes.
     ///
     /// # Errors
-    /// [`BadTar`]; the archive is then a file like any other.
+    /// [`BadTar`]. The archive is then a file like any other.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), BadTar> {
         self.scanner.feed(bytes, &mut self.found)?;
         for found in std::mem::take(&mut self.found) {
@@ -105,17 +105,19 @@ impl Sharder {
         }
         self.whole.update(bytes);
         self.buffer.extend_from_slice(bytes);
-        // Cut only what no boundary that is still to be found could change.
-        while self.buffer.len() > self.slice_bytes && self.settled() {
+        // A boundary that is not found yet could change the cut.
+        while self.buffer.len() > self.slice_bytes && self.bounds_known() {
             self.cut(false);
         }
         Ok(())
     }
 
-    /// Whether every boundary up to the longest end of this slice is known.
-    fn settled(&self) -> bool {
+    /// Returns whether every boundary up to the largest possible end of this slice is known.
+    fn bounds_known(&self) -> bool {
         let end = self.start + self.slice_bytes as u64;
-        self.known_to > end || self.scanner.skippable() == u64::MAX || self.scanner.position() > end + LOOK
+        self.known_to > end
+            || self.scanner.skippable() == u64::MAX
+            || self.scanner.position() > end + HEADERS_BYTES_MAX
     }
 
     fn member(&mut self, name: String, offset: u64, size: u64) -> Result<(), BadTar> {
@@ -130,18 +132,24 @@ impl Sharder {
         if self.members.len() + self.open.len() == MEMBERS_MAX {
             return Err(BadTar::Unsupported { offset, what: "more than 4,000,000 members" });
         }
-        self.open.push_back(Open { name, offset, size, hasher: blake3::Hasher::new(), slices: Vec::new() });
+        self.open.push_back(OpenMember {
+            name,
+            offset,
+            size,
+            hasher: blake3::Hasher::new(),
+            slices: Vec::new(),
+        });
         Ok(())
     }
 
-    /// Ends the current slice, which is the last one if `last` and all that is left fits.
+    /// Ends the current slice. With `last`, the slice takes all bytes that are left, if they fit.
     fn cut(&mut self, last: bool) {
         let limit = self.start + self.slice_bytes as u64;
         let tail = self.start + self.buffer.len() as u64;
         let end = if last && tail <= limit {
             tail
         } else {
-            // The end of the last member is a boundary too: what follows is the archive's own.
+            // The end of the last member is a boundary too: only the archive's end mark follows.
             let ended = self.scanner.skippable() == u64::MAX || last;
             let archive = (ended && self.begun).then_some((self.known_to, true));
             let fits = |(at, _): &(u64, bool)| *at > self.start && *at <= limit;
@@ -158,7 +166,7 @@ impl Sharder {
             let from = member.offset.max(self.start);
             let to = (member.offset + member.size).min(end);
             if from < to {
-                // Both lie within this slice.
+                // Both offsets are within this slice.
                 let at = |n: u64| usize::try_from(n - self.start).unwrap_or(length).min(length);
                 member.hasher.update(&bytes[at(from)..at(to)]);
                 member.slices.push(Slice {
@@ -188,7 +196,7 @@ impl Sharder {
     /// Ends the archive.
     ///
     /// # Errors
-    /// [`BadTar`]: it ends within a member, is none at all, or has a name twice.
+    /// [`BadTar`]: the archive ends within a member, is not an archive, or has a name twice.
     pub fn finish(mut self) -> Result<Sharded, BadTar> {
         self.scanner.finish()?;
         while !self.buffer.is_empty() {
@@ -205,16 +213,17 @@ impl Sharder {
     }
 }
 
-/// How far past a slice's end the next header may begin to be known: its extended headers.
-const LOOK: u64 = 4 * super::EXTENDED_BYTES_MAX;
+/// How far past a slice's end the scanner must be before all boundaries up to that end are known, in bytes: a
+/// header that begins there may have extended headers before it.
+const HEADERS_BYTES_MAX: u64 = 4 * super::EXTENDED_BYTES_MAX;
 
-/// Whether a file of this name is taken for a tar shard.
+/// Returns whether a file with this name is treated as a tar shard.
 #[must_use]
 pub fn is_shard(path: &str) -> bool {
     path.ends_with(".tar")
 }
 
-/// Whether its name says that it is a compressed archive, whose members cannot be read by range.
+/// Returns whether a file's name says that it is a compressed archive, whose members cannot be read by range.
 #[must_use]
 pub fn is_compressed_shard(path: &str) -> bool {
     [".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".tar.lz4"].iter().any(|end| path.ends_with(end))
@@ -321,7 +330,8 @@ mod tests {
                 .map(|(key, kind, n)| (format!("{key:02}.{kind}"), vec![b'0' + key; *n]))
                 .filter(|(name, _)| seen.insert(name.clone()))
                 .collect();
-            let members: Vec<(&str, &[u8])> = members.iter().map(|(n, b)| (n.as_str(), b.as_slice())).collect();
+            let members: Vec<(&str, &[u8])> =
+                members.iter().map(|(n, b)| (n.as_str(), b.as_slice())).collect();
             let bytes = archive(&members);
             let s = shard(&bytes, slice, piece).expect("an archive");
             check(&bytes, &s, &members);
@@ -331,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_archive_or_has_a_name_twice_is_refused() {
+    fn bad_archives_and_names_used_twice_are_rejected() {
         assert!(matches!(shard(&[0x1f, 0x8b, 8, 0], 4096, 4), Err(BadTar::Compressed(_))));
         assert!(matches!(shard(b"", 4096, 1), Err(BadTar::NotTar)));
         let twice = archive(&[("a", b"1"), ("b", b""), ("a", b"2")]);

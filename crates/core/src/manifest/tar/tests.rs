@@ -1,4 +1,4 @@
-//! Against archives written by the `tar` crate, and against archives that lie.
+//! The scanner on archives that the `tar` crate wrote, and on archives with false headers.
 
 use super::*;
 use ::tar::{Archive, Builder, EntryType, Header as Written};
@@ -16,7 +16,7 @@ fn member(name: &str, offset: u64, size: u64) -> Found {
     Found::Member { name: name.into(), offset, size }
 }
 
-/// A header of a kind, without the checks that builders do.
+/// A header of any kind, without the checks of the crate's builder.
 fn block(kind: u8, name: &[u8], size: &[u8], edit: impl Fn(&mut [u8; 512])) -> Vec<u8> {
     let mut b = [0u8; 512];
     b[..name.len()].copy_from_slice(name);
@@ -43,7 +43,7 @@ fn pax_header(kind: u8, records: &[u8]) -> Vec<u8> {
     [block(kind, b"pax", size.as_bytes(), plain), padded(records)].concat()
 }
 
-/// Names, contents, and how each is written: as the builder does, with pax records, or ustar only.
+/// Names, contents, and the way to write each: as the builder does, with pax records, or ustar only.
 fn files() -> impl Strategy<Value = Vec<(String, Vec<u8>, u8)>> {
     let name =
         prop_oneof!["[a-zé0-9]{1,20}(/[a-z0-9]{1,40}\\.[a-z]{1,4}){1,2}", "[a-z]{60,120}/[a-z.]{2,90}x"];
@@ -76,8 +76,10 @@ fn build(files: &[(String, Vec<u8>, u8)]) -> Vec<u8> {
 }
 
 proptest! {
-    /// Members are those that the `tar` crate finds, however the bytes are cut, with their
-    /// contents where they are said to be; contents may be skipped instead of fed.
+    /// The scanner finds the members that the `tar` crate finds.
+    ///
+    /// Their contents are at the reported offsets, in whatever pieces the bytes come. Contents may be skipped
+    /// instead of fed.
     #[test]
     fn finds_what_the_tar_crate_finds(
         files in files(),
@@ -116,9 +118,13 @@ proptest! {
         }
     }
 
-    /// Damage is an error or other members, never a panic, and members do not overlap.
+    /// Damage gives an error or other members, never a panic, and members do not overlap.
     #[test]
-    fn damage_is_contained(files in files(), hits in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..6), cut in any::<usize>()) {
+    fn damage_is_contained(
+        files in files(),
+        hits in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..6),
+        cut in any::<usize>(),
+    ) {
         let mut archive = build(&files);
         for (at, to) in hits {
             let at = at % archive.len();
@@ -195,14 +201,14 @@ fn sizes_past_eight_gigabytes() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_its_reason() {
+fn unsupported_archives_are_rejected_with_a_reason() {
     for (magic, name) in [(&b"\x1f\x8b\x08\0"[..], "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh9", "bzip2")]
     {
         let mut long = magic.to_vec();
         long.resize(600, 9);
         assert_eq!(scan(&long), Err(BadTar::Compressed(name)));
         assert_eq!(scan(magic), Err(BadTar::Compressed(name)), "short");
-        assert!(scan(&long).expect_err("refused").to_string().contains("Decompress"));
+        assert!(scan(&long).expect_err("rejected").to_string().contains("Decompress"));
     }
     assert_eq!(scan(b""), Err(BadTar::NotTar));
     assert_eq!(scan(b"short"), Err(BadTar::NotTar));
@@ -232,7 +238,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
         let second = scan(&[good, bad].concat());
         assert!(matches!(second, Err(BadTar::Header { offset: 512, .. })), "{second:?}");
     }
-    // A later header that does not check is damage, not the end.
+    // A bad later header is damage, not the end.
     let mut second = [block(b'0', b"a", zero, plain), block(b'0', b"b", zero, plain)].concat();
     second[512] ^= 1;
     assert!(matches!(scan(&second), Err(BadTar::Header { offset: 512, .. })));
@@ -244,7 +250,7 @@ fn an_archive_ends_at_zeros_or_after_a_member() {
     let found = vec![member("a", 512, 3)];
     assert_eq!(scan(&one), Ok(found.clone()));
     let noise = [one.clone(), vec![0; 512], vec![9; 700]].concat();
-    assert_eq!(scan(&noise), Ok(found), "what follows the end is nobody's");
+    assert_eq!(scan(&noise), Ok(found), "bytes after the end are ignored");
     for cut in [1, 511, 513, 515, 1023] {
         let short = scan(&one[..cut]);
         let want = if cut < 512 { BadTar::NotTar } else { BadTar::Short { at: cut as u64 } };

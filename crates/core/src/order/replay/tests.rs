@@ -34,7 +34,7 @@ fn header() -> Header {
     }
 }
 
-/// What happens to an epoch.
+/// An operation on an epoch.
 #[derive(Debug, Clone)]
 enum Op {
     Ask { rank: u32, n: u32 },
@@ -56,7 +56,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// An epoch whose entries are chosen by a multiplication, as good as any other order.
+/// Returns the ledger of an epoch whose order is a multiplication: as good as any other order.
 fn epoch(ops: Vec<Op>, stride: u32) -> Ledger {
     let mut leases = Leases::new(Bits::ones(N), world(2)).expect("world");
     let mut events = Vec::new();
@@ -116,9 +116,10 @@ fn epoch(ops: Vec<Op>, stride: u32) -> Ledger {
     Ledger { header: header(), events, len: 0 }
 }
 
-/// Delivers a replay with other requests: one worker a rank, other sizes, leases that expire.
+/// Delivers a replay with other requests: one worker a rank, other sizes, leases that expire. Returns its
+/// ledger.
 fn again(mut replay: Replay, sizes: &[u32]) -> Ledger {
-    let first = replay.world().expect("a leg");
+    let first = replay.world().expect("a stretch");
     let mut leases = Leases::new(Bits::ones(N), first).expect("world");
     let mut events = Vec::new();
     let (mut sequence, mut now, mut lost) = (0, 0, 0);
@@ -138,7 +139,7 @@ fn again(mut replay: Replay, sizes: &[u32]) -> Ledger {
             let event = leases.grant(request, entries.clone(), 0, now + 10).expect("free");
             let Event::Grant { lease, .. } = event else { panic!("a grant") };
             events.push(event);
-            // Now and then the consumer dies with half of it.
+            // Sometimes the consumer dies when it has acknowledged half.
             let dies = sequence % 5 == 0 && lost < 9;
             let upto = if dies { n.div_ceil(2).min(entries.len() as u32) } else { entries.len() as u32 };
             events.extend(leases.ack(rank, lease, upto).expect("live"));
@@ -158,34 +159,47 @@ fn again(mut replay: Replay, sizes: &[u32]) -> Ledger {
 }
 
 proptest! {
-    /// The order of each rank exactly, whatever happened in the first run and happens in the second; and
-    /// the replay of a replay is the same.
+    /// Each rank gets exactly its order again, whatever happened in the first run and in the second. The
+    /// replay of a replay is the same.
     #[test]
-    fn each_rank_gets_its_order_again(ops in proptest::collection::vec(op(), 0..80), stride in 1u32..60, sizes in proptest::collection::vec(1u32..7, 1..5)) {
+    fn each_rank_gets_its_order_again(
+        ops in proptest::collection::vec(op(), 0..80),
+        stride in 1u32..60,
+        sizes in proptest::collection::vec(1u32..7, 1..5),
+    ) {
         let ledger = epoch(ops, stride);
         let replay = Replay::new(&ledger).expect("a ledger");
-        prop_assert_eq!(replay.untold(&Bits::ones(N)).count(), 0);
+        prop_assert_eq!(replay.not_delivered(&Bits::ones(N)).count(), 0);
         match replay.by_rank() {
-            Some(ranks) => for (rank, all) in ranks.iter().enumerate() {
-                let told: Vec<u32> = replay.legs().iter().flat_map(|l| l.ranks[rank].clone()).collect();
-                prop_assert_eq!(all, &told);
-            },
-            None => prop_assert!(replay.legs().windows(2).any(|l| l[0].world.ranks != l[1].world.ranks)),
+            Some(ranks) => {
+                for (rank, all) in ranks.iter().enumerate() {
+                    let expected: Vec<u32> =
+                        replay.stretches().iter().flat_map(|l| l.ranks[rank].clone()).collect();
+                    prop_assert_eq!(all, &expected);
+                }
+            }
+            None => prop_assert!(replay.stretches().windows(2).any(|l| l[0].world.ranks != l[1].world.ranks)),
         }
         let twice = again(replay.clone(), &sizes);
         let same = Replay::new(&twice).expect("a ledger");
         let no_pads = |r: &Replay| -> Vec<Vec<Vec<u32>>> {
-            let leg = |l: &Leg| l.ranks.iter().map(|r| r.iter().copied().filter(|&e| u64::from(e) < N).collect()).collect();
-            r.legs().iter().map(leg).filter(|l: &Vec<Vec<u32>>| !l.concat().is_empty()).collect()
+            let plan_entries = |l: &Stretch| {
+                l.ranks.iter().map(|r| r.iter().copied().filter(|&e| u64::from(e) < N).collect()).collect()
+            };
+            r.stretches()
+                .iter()
+                .map(plan_entries)
+                .filter(|l: &Vec<Vec<u32>>| !l.concat().is_empty())
+                .collect()
         };
         prop_assert_eq!(no_pads(&same), no_pads(&replay));
     }
 }
 
-/// What the cache chose for ranks of unequal speed, beside another job and with a lease lost on the way, comes again in the
-/// same order, from the bytes of its ledger alone.
+/// The order that a sweep chose comes again from the bytes of the ledger alone. In the first run, ranks had
+/// unequal speed, another job shared the sweep, and a lease expired.
 #[test]
-fn what_a_sweep_chose_comes_again_in_the_same_order() {
+fn the_order_of_a_sweep_is_replayed() {
     let unit_of: Vec<u32> = (0..N as u32).map(|s| s / 5).collect();
     let unit_map = Arc::new(UnitMap::new(&unit_of, vec![5_000; 12]).expect("unit_map"));
     let key = OrderKey::new(Root(Hash::of(b"r")), Hash::of(b"p"), 1, 0);
@@ -202,7 +216,7 @@ fn what_a_sweep_chose_comes_again_in_the_same_order() {
     let mut leases = Leases::new(Bits::ones(N), world(2)).expect("world");
     let mut file = ledger::begin(&header());
     let (mut actions, mut back, mut now) = (Vec::new(), VecDeque::new(), 0);
-    let mut told = vec![Vec::new(); 2];
+    let mut expected = vec![Vec::new(); 2];
     for sequence in 1.. {
         if leases.finished() {
             break;
@@ -229,22 +243,23 @@ fn what_a_sweep_chose_comes_again_in_the_same_order() {
         } else {
             let n = u32::try_from(entries.len()).expect("few");
             leases.ack(rank, leases.last_id(), n).expect("live").expect("new").append(&mut file);
-            told[rank as usize].extend(entries);
+            expected[rank as usize].extend(entries);
         }
     }
     let replay = Replay::new(&Ledger::read(&file).expect("a ledger")).expect("an order");
-    assert_eq!(replay.legs().iter().map(|l| l.ranks.clone()).collect::<Vec<_>>(), [told.clone()]);
+    assert_eq!(replay.stretches().iter().map(|l| l.ranks.clone()).collect::<Vec<_>>(), [expected.clone()]);
     let twice = Replay::new(&again(replay, &[3, 1, 5])).expect("an order");
-    assert_eq!(twice.legs()[0].ranks, told);
+    assert_eq!(twice.stretches()[0].ranks, expected);
     let sorted: Vec<u32> = (0..N as u32).collect();
-    assert_ne!(told.concat(), sorted, "it is an order of its own");
+    assert_ne!(expected.concat(), sorted, "it is an order of its own");
 }
 
 #[test]
 fn a_ledger_that_contradicts_itself() {
     let request = Request { rank: 0, worker: 0, sequence: 1 };
     let grant = |lease, entries| Event::Grant { lease, request, entries };
-    let new = |events| Replay::new(&Ledger { header: header(), events, len: 0 }).map(|r| r.legs().to_vec());
+    let new =
+        |events| Replay::new(&Ledger { header: header(), events, len: 0 }).map(|r| r.stretches().to_vec());
     let ack = |lease, upto| Event::Ack { lease, upto };
     let why = |at, why| Err(BadLedger::Contradiction { at, why });
     assert_eq!(new(vec![ack(7, 1)]), why(1, LeaseError::Gone(7)));
@@ -256,17 +271,18 @@ fn a_ledger_that_contradicts_itself() {
     let far = Request { rank: 2, ..request };
     let event = Event::Grant { lease: 1, request: far, entries: vec![] };
     assert_eq!(new(vec![event]), why(1, LeaseError::Rank { rank: 2, ranks: 2 }));
-    // A ledger that ended early tells what it can.
+    // A ledger that ended early has a shorter order.
     let short =
         Replay::new(&Ledger { header: header(), events: vec![grant(1, vec![4, 5]), ack(1, 1)], len: 0 })
             .expect("a ledger");
-    assert_eq!(short.legs()[0].ranks, [vec![4], vec![]]);
-    assert_eq!(short.untold(&Bits::ones(8)).count(), 7);
+    assert_eq!(short.stretches()[0].ranks, [vec![4], vec![]]);
+    assert_eq!(short.not_delivered(&Bits::ones(8)).count(), 7);
 }
 
-/// Worlds are short to write and long to tell: a ledger of nothing but those makes nobody build them.
+/// A record of a world is short, and its ranks are many. A ledger with too many worlds is rejected before
+/// they are built.
 #[test]
-fn worlds_without_end_are_no_replay() {
+fn a_ledger_with_too_many_worlds_is_rejected() {
     let events = |worlds: u32, world: World| -> Vec<Event> {
         let each = |i: u32| {
             let request = Request { rank: 0, worker: 0, sequence: 1 };
@@ -279,59 +295,59 @@ fn worlds_without_end_are_no_replay() {
         };
         (0..worlds).flat_map(each).collect()
     };
-    let new = |events| Replay::new(&Ledger { header: header(), events, len: 0 }).map(|r| r.legs().len());
+    let new = |events| Replay::new(&Ledger { header: header(), events, len: 0 }).map(|r| r.stretches().len());
     let wide = World { batch: 1 << 16, ranks: 1 << 16, tail: Tail::Pad };
     assert_eq!(new(events(16, wide)), Ok(16));
-    assert!(matches!(new(events(17, wide)), Err(BadLedger::Legs { .. })));
+    assert!(matches!(new(events(17, wide)), Err(BadLedger::TooManyWorlds { .. })));
     let idle = vec![Event::World { world: wide }; 100];
-    assert_eq!(new(idle), Ok(0), "worlds in which nothing was consumed are nothing to tell");
+    assert_eq!(new(idle), Ok(0), "worlds in which nothing was consumed have no entries");
     assert_eq!(new(events(1024, world(2))), Ok(1024));
-    assert!(matches!(new(events(1025, world(2))), Err(BadLedger::Legs { .. })));
+    assert!(matches!(new(events(1025, world(2))), Err(BadLedger::TooManyWorlds { .. })));
 }
 
-/// What a record of a few bytes makes whoever replays it do is bounded by the epoch's entries, not by its records.
+/// The cost of a replay is bounded by the epoch's entries, not by the number of records.
 #[test]
-fn records_that_tell_nothing_cost_nothing() {
+fn records_without_effect_cost_nothing() {
     let request = Request { rank: 0, worker: 0, sequence: 1 };
     let grant = |lease, entries| Event::Grant { lease, request, entries };
     let ack = |lease, upto| Event::Ack { lease, upto };
     let all = |events| Ledger { header: header(), events, len: 0 };
-    // An acknowledgement that takes others back takes nothing back, and tells nothing twice.
+    // An ack of fewer entries than before takes nothing back, and adds no entry twice.
     let mut events = vec![grant(1, vec![4, 5, 6])];
     (0..50).for_each(|_| events.extend([ack(1, 2), ack(1, 0)]));
-    assert_eq!(Replay::new(&all(events)).expect("an order").legs()[0].ranks[0], [4, 5]);
-    // Pads of worlds.
+    assert_eq!(Replay::new(&all(events)).expect("an order").stretches()[0].ranks[0], [4, 5]);
+    // Worlds whose pads are too many.
     let worlds = |n: usize, tail| vec![Event::World { world: World { batch: 1 << 20, ranks: 1, tail } }; n];
-    let legs = |events| Replay::new(&all(events)).map(|r| r.legs().len());
-    assert_eq!(legs(worlds(8, Tail::Pad)), Ok(0));
-    assert!(matches!(legs(worlds(9, Tail::Pad)), Err(BadLedger::Legs { .. })));
-    assert_eq!(legs(worlds(9, Tail::Keep)), Ok(0));
-    // Commits.
+    let count = |events| Replay::new(&all(events)).map(|r| r.stretches().len());
+    assert_eq!(count(worlds(8, Tail::Pad)), Ok(0));
+    assert!(matches!(count(worlds(9, Tail::Pad)), Err(BadLedger::TooManyWorlds { .. })));
+    assert_eq!(count(worlds(9, Tail::Keep)), Ok(0));
+    // Commits without a rollback to them cost nothing.
     let commit = |commit| Event::Commit { commit };
     let back = |commit| Event::Rollback { commit };
     let events = [vec![commit(7); 90], vec![commit(8), commit(7), back(7), back(7), commit(9)]].concat();
-    assert_eq!(returned_to(&events), BTreeSet::from([91]));
+    assert_eq!(commits_rolled_back_to(&events), BTreeSet::from([91]));
 }
 
 #[test]
-fn leases_bear_out_what_is_told() {
+fn a_ledger_is_checked_against_its_leases() {
     let request = Request { rank: 0, worker: 0, sequence: 1 };
     let grant = |lease, entries| Event::Grant { lease, request, entries };
     let ack = |lease, upto| Event::Ack { lease, upto };
-    let told = |events| {
+    let checked = |events| {
         let mut leases = Leases::new(Bits::ones(N), world(2)).expect("world");
-        Replay::borne_out(&Ledger { header: header(), events, len: 0 }, &mut leases)
-            .map(|r| r.legs().iter().map(|l| l.ranks[0].clone()).collect::<Vec<_>>())
+        Replay::checked(&Ledger { header: header(), events, len: 0 }, &mut leases)
+            .map(|r| r.stretches().iter().map(|l| l.ranks[0].clone()).collect::<Vec<_>>())
     };
     let why = |at, why| Err(BadLedger::Contradiction { at, why });
-    assert_eq!(told(vec![grant(1, vec![60])]), why(1, LeaseError::Entry(60)), "no such entry");
-    assert_eq!(told(vec![grant(1, vec![4]), grant(2, vec![4])]), why(2, LeaseError::Entry(4)));
-    // Commits that nothing goes back to are passed over, and events keep their numbers.
+    assert_eq!(checked(vec![grant(1, vec![60])]), why(1, LeaseError::Entry(60)), "no such entry");
+    assert_eq!(checked(vec![grant(1, vec![4]), grant(2, vec![4])]), why(2, LeaseError::Entry(4)));
+    // Commits without a rollback to them are skipped, and events keep their numbers.
     let commit = |commit| Event::Commit { commit };
     let events = vec![grant(1, vec![4]), ack(1, 1), commit(1), commit(2), grant(2, vec![5]), ack(2, 1)];
-    assert_eq!(told(events.clone()), Ok(vec![vec![4, 5]]));
+    assert_eq!(checked(events.clone()), Ok(vec![vec![4, 5]]));
     let back =
         |to| [events.clone(), vec![Event::Rollback { commit: to }, grant(3, vec![5, 6]), ack(3, 2)]].concat();
-    assert_eq!(told(back(1)), Ok(vec![vec![4], vec![5, 6]]));
-    assert_eq!(told(back(3)), why(7, LeaseError::Commit(3)));
+    assert_eq!(checked(back(1)), Ok(vec![vec![4], vec![5, 6]]));
+    assert_eq!(checked(back(3)), why(7, LeaseError::Commit(3)));
 }

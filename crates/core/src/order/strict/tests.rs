@@ -11,9 +11,15 @@ fn key(seed: u64) -> OrderKey {
 }
 
 proptest! {
-    /// I1, I2: the same sets for every number of ranks, and the plan exactly.
+    /// I1, I2: steps are the same sets for every number of ranks, and together exactly the plan.
     #[test]
-    fn steps_are_the_same_sets_for_all_worlds(n in 1u64..400, per in 1u32..6, tail in 0usize..2, copies in 1u32..4, seed: u64) {
+    fn steps_are_the_same_sets_for_all_worlds(
+        n in 1u64..400,
+        per in 1u32..6,
+        tail in 0usize..2,
+        copies in 1u32..4,
+        seed: u64,
+    ) {
         let tail = [Tail::Drop, Tail::Pad][tail];
         let batch = per * 12;
         let plan = Plan::all(n).expect("plan");
@@ -22,19 +28,21 @@ proptest! {
         for ranks in [1, 2, 3, 4, 6, 12] {
             let order = Strict::new(plan.clone(), World { batch, ranks, tail }, key(seed));
             let mut seen = BTreeSet::new();
-            let sets: Vec<BTreeSet<u32>> = (0..order.steps()).map(|step| {
-                let mut set = BTreeSet::new();
-                for rank in 0..ranks {
-                    let range = order.positions(step, rank);
-                    assert_eq!(range.end - range.start, u64::from(batch / ranks));
-                    for (slot, p) in (0u32..).zip(range) {
-                        assert_eq!(order.place(p), StepPosition { step, rank, slot });
-                        assert!(seen.insert(order.entry(p)));
-                        set.insert(order.entry(p));
+            let sets: Vec<BTreeSet<u32>> = (0..order.steps())
+                .map(|step| {
+                    let mut set = BTreeSet::new();
+                    for rank in 0..ranks {
+                        let range = order.positions(step, rank);
+                        assert_eq!(range.end - range.start, u64::from(batch / ranks));
+                        for (index, p) in (0u32..).zip(range) {
+                            assert_eq!(order.step_position(p), StepPosition { step, rank, index });
+                            assert!(seen.insert(order.entry(p)));
+                            set.insert(order.entry(p));
+                        }
                     }
-                }
-                set
-            }).collect();
+                    set
+                })
+                .collect();
             let left_out: BTreeSet<u32> = order.dropped().collect();
             prop_assert!(left_out.iter().all(|e| seen.insert(*e)));
             let extra: BTreeSet<u32> = order.padded().collect();
@@ -42,14 +50,17 @@ proptest! {
             let items: BTreeSet<Item> = seen.iter().map(|&e| order.item(e)).collect();
             prop_assert_eq!(items.len(), seen.len());
             prop_assert!(extra.iter().all(|&e| order.item(e).copy >= PAD));
-            match &first { None => first = Some(sets), Some(f) => prop_assert_eq!(f, &sets) }
+            match &first {
+                None => first = Some(sets),
+                Some(f) => prop_assert_eq!(f, &sets),
+            }
         }
     }
 
     /// I3.
     #[test]
     fn copies_keep_their_distance(n in 2u64..500, copies in 2u32..5, part in 0u64..1000, seed: u64) {
-        // Every distance that a plan of n samples can keep: at most half of it.
+        // A plan of n samples can keep any distance up to n / 2.
         let apart = u32::try_from(1 + part * (n / 2) / 1000).expect("small");
         prop_assert!(u64::from(apart) * 2 <= n);
         let plan = Plan::all(n).expect("plan").echoed(copies, apart).expect("fits");
@@ -88,9 +99,14 @@ fn keep_shortens_only_the_last_step() {
 }
 
 proptest! {
-    /// By units: still the plan exactly, and a reader of one block needs few units.
+    /// By units the order is still exactly the plan, and a reader of one block needs few units.
     #[test]
-    fn by_units_is_the_plan_in_blocks(sizes in proptest::collection::vec(0u32..9, 1..80), block in 1u32..100, copies in 1u32..3, seed: u64) {
+    fn by_units_is_the_plan_in_blocks(
+        sizes in proptest::collection::vec(0u32..9, 1..80),
+        block in 1u32..100,
+        copies in 1u32..3,
+        seed: u64,
+    ) {
         let unit_of: Vec<u32> = (0u32..).zip(&sizes).flat_map(|(u, &g)| vec![u; g as usize]).collect();
         prop_assume!(unit_of.len() > 1);
         let unit_map = UnitMap::new(&unit_of, vec![1; sizes.len()]).expect("unit_map");
@@ -111,7 +127,7 @@ proptest! {
             }
             for (u, b) in seen {
                 let most = 2 + sizes[u as usize] as usize / block as usize;
-                prop_assert!(b.len() <= most, "unit {} lies in {} blocks", u, b.len());
+                prop_assert!(b.len() <= most, "unit {} is in {} blocks", u, b.len());
             }
         }
     }

@@ -119,8 +119,10 @@ impl SweepPolicy {
         u128::from(s.reserve_left) * u128::from(total) >= u128::from(s.reserve_total) * u128::from(left)
     }
 
-    /// R7: returns whether jobs want too little of a unit to load it: the asking job by itself, or all active
-    /// jobs together, who must want `wanted_min` units' worth of samples.
+    /// R7: returns whether jobs want too little of a unit to load it.
+    ///
+    /// Either the asking job wants too little, or all active jobs together want less than `wanted_min` units'
+    /// worth of samples.
     fn is_straggler(&self, job: usize, unit: u32, wanted_min: f64) -> bool {
         let u = unit as usize;
         let samples = self.unit_map.samples_of(unit).len() as f64;

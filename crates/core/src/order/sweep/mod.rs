@@ -296,8 +296,7 @@ impl SweepPolicy {
         self.holds(unit)
     }
 
-    /// Calls [`SweepPolicy::lost`] for each unit that a snapshot of the cache lacks although it should have
-    /// it.
+    /// Notes as lost each unit that a snapshot of the cache lacks although the cache should have it (R14).
     ///
     /// `as_of` is [`SweepProgress::swept_bytes`] of a moment whose loads had all finished when the snapshot
     /// was made. Units ordered later are left alone, so an old snapshot is harmless: it only finds less.
@@ -319,7 +318,7 @@ impl SweepPolicy {
         self.subscribers[subscriber.0 as usize].left.count()
     }
 
-    /// Returns how many of the slots left lie in the reserve.
+    /// Returns how many of the slots left are in the reserve.
     #[must_use]
     pub fn left_in_reserve(&self, subscriber: SubscriberId) -> u64 {
         self.subscribers[subscriber.0 as usize].reserve_left

@@ -169,9 +169,10 @@ impl PickQueue {
         }
     }
 
-    /// Decides picks until `ahead` are planned, or as many as [`SweepPolicy::ahead_max`] allows, or the epoch
-    /// has no more. `actions` gets the orders to the store. `new` sees each new pick, so that its range read
-    /// can start now.
+    /// Decides picks until `ahead` are planned.
+    ///
+    /// Plans no more than [`SweepPolicy::ahead_max`] allows, and stops at the epoch's end. `actions` gets the
+    /// orders to the store. `new` sees each new pick, so that its range read can start now.
     pub fn fill(
         &mut self,
         policy: &mut SweepPolicy,

@@ -400,7 +400,7 @@ fn a_store_that_keeps_less_makes_a_smaller_sweep() {
             if let CacheAction::Load(unit) = action {
                 while store.bytes + unit_map.bytes(unit) > real {
                     refused += 1;
-                    assert!(policy.give_way(unit, granted, &mut actions), "there is enough to drop");
+                    assert!(policy.give_way(unit, granted, &mut actions), "there is enough to evict");
                     store.obey(&mut actions);
                 }
             }

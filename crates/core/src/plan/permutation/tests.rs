@@ -6,7 +6,7 @@ fn key(seed: u64) -> OrderKey {
     OrderKey::new(Root(Hash::of(b"root")), Hash::of(b"plan"), seed, 1)
 }
 
-/// χ² per degree of freedom must lie within `z` standard deviations of 1.
+/// Asserts that χ² per degree of freedom is within `z` standard deviations of 1.
 fn chi2(counts: &[u64], z: f64) {
     let n: u64 = counts.iter().sum();
     let want = n as f64 / counts.len() as f64;

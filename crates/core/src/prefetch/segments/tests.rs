@@ -1,10 +1,10 @@
 use super::*;
 use proptest::prelude::*;
 
-/// What a store sees.
+/// A store that obeys, and checks every action.
 #[derive(Default)]
 struct Seen {
-    /// Of each key that is held: whether it was used since it was loaded.
+    /// Of each held key: whether it was used after its load.
     held: BTreeMap<u32, bool>,
     loads: BTreeMap<u32, u32>,
 }
@@ -25,17 +25,24 @@ impl Seen {
 }
 
 proptest! {
-    /// Blocks of units, cut anywhere into segments that are no shorter, read a little out of order, by a budget of two blocks: every unit is
-    /// loaded exactly once, used, and dropped; a lookahead goes over segments.
+    /// The order is blocks of units, cut anywhere into segments that are no shorter than a block. Entries are
+    /// served a little out of order, with a budget of two blocks. Then every unit is loaded exactly once,
+    /// used, and evicted, and the prefetch looks across segments.
     #[test]
-    fn blocks_are_fetched_once_whatever_the_chapters(
-        blocks in 1usize..8, units in 1usize..5, per in 1usize..5, longer in 0usize..30, seed in any::<u64>(), late in 0usize..6, skip in proptest::collection::vec(any::<bool>(), 160)
+    fn blocks_are_fetched_once_whatever_the_segments(
+        blocks in 1usize..8,
+        units in 1usize..5,
+        per in 1usize..5,
+        longer in 0usize..30,
+        seed in any::<u64>(),
+        late in 0usize..6,
+        skip in proptest::collection::vec(any::<bool>(), 160),
     ) {
         let size = 10;
         let budget = size * 2 * units as u64;
         let segment = units * per + longer;
         let late = late.min(units * per - 1);
-        // Each block's samples, shuffled by a small law.
+        // Each block's samples, shuffled by a simple rule.
         let mut order: Vec<u32> = Vec::new();
         for b in 0..blocks {
             let n = units * per;
@@ -118,5 +125,5 @@ fn another_order_keeps_what_it_needs() {
     ahead.look(u64::MAX, |_| false, &mut actions);
     let loads = [CacheAction::Load(13), CacheAction::Load(14), CacheAction::Load(15)];
     assert_eq!(actions[..3], loads, "12 is held already, 10 is done");
-    assert_eq!(actions[3..], [CacheAction::Evict(11)], "nobody needs it any more");
+    assert_eq!(actions[3..], [CacheAction::Evict(11)], "it has no use left");
 }

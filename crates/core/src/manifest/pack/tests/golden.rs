@@ -1,4 +1,4 @@
-//! `tests/golden/pack`, made by another program from `docs/FORMATS.md` alone.
+//! The golden files `tests/golden/pack`, made by another program from `docs/FORMATS-pack.md` alone.
 
 use super::pack_all;
 use crate::manifest::layout::layout_id;
@@ -65,7 +65,7 @@ fn layout_ids_are_the_documented_ones() {
     }
 }
 
-/// An index's parameters are written as they were before there were packs.
+/// An index's parameters have the same JSON as before packs existed.
 #[test]
 fn parameters_in_json() {
     let index = r#"{"kind":"index","slice_bytes":4194304}"#;
@@ -77,7 +77,7 @@ fn parameters_in_json() {
 }
 
 #[test]
-fn parameters_outside_the_limits_are_refused() {
+fn parameters_outside_the_limits_are_rejected() {
     let pack = |group_bytes, align| LayoutParams {
         pack: Some(PackParams { group_bytes, align }),
         ..LayoutParams::PACK

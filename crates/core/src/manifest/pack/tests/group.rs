@@ -1,4 +1,4 @@
-//! Order and cuts.
+//! The order of a pack, and the cuts between its groups.
 
 use super::{Rng, key, pack_all};
 use crate::Hash;
@@ -9,7 +9,7 @@ use crate::manifest::{CHUNK_BYTES_MAX, Entry, EntryKind, LayoutParams, Sample};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Small parameters, so that small trees have many groups.
+/// Small parameters, with which small trees have many groups.
 const SMALL: LayoutParams = LayoutParams {
     slice_bytes: 4 << 10,
     pack: Some(PackParams { group_bytes: 6 << 10, align: 64 }),
@@ -20,8 +20,8 @@ fn pack_of(params: &LayoutParams) -> PackParams {
     params.pack.expect("a pack")
 }
 
-/// The rule as `docs/FORMATS.md` has it: recursive, with the whole set at hand.
-fn by_the_book(params: &LayoutParams, items: &[Item], depth: u32, out: &mut Vec<Vec<Item>>) {
+/// The rule as in `docs/FORMATS-pack.md`: recursive, over the whole set.
+fn documented_groups(params: &LayoutParams, items: &[Item], depth: u32, out: &mut Vec<Vec<Item>>) {
     let pack = pack_of(params);
     let Some(first) = items.first() else { return };
     if items.iter().map(|i| pack.room(i.len)).sum::<u64>() <= u64::from(pack.group_bytes) {
@@ -39,8 +39,8 @@ fn by_the_book(params: &LayoutParams, items: &[Item], depth: u32, out: &mut Vec<
         out.push(group);
     } else {
         let (left, right): (Vec<Item>, Vec<Item>) = items.iter().partition(|i| !i.key.bit(depth));
-        by_the_book(params, &left, depth + 1, out);
-        by_the_book(params, &right, depth + 1, out);
+        documented_groups(params, &left, depth + 1, out);
+        documented_groups(params, &right, depth + 1, out);
     }
 }
 
@@ -58,7 +58,7 @@ fn check_chunk(params: &LayoutParams, plan: &ChunkPlan) {
     assert!(samples.len() == 1 || plan.len <= pack.group_bytes, "groups of several samples are bounded");
 }
 
-/// Keys of few bits, so that trees are deep and lopsided; samples of several entries.
+/// Keys of few bits, which make deep and unbalanced trees; samples of several entries.
 fn items() -> impl Strategy<Value = Vec<Item>> {
     let key = prop_oneof![
         any::<u128>(),
@@ -84,13 +84,14 @@ fn items() -> impl Strategy<Value = Vec<Item>> {
 }
 
 proptest! {
-    /// The stream's cuts are the documented rule's; every item is placed once; chunks keep the
-    /// bounds; what is held back is bounded.
+    /// The packer cuts as the documented rule does.
+    ///
+    /// It places every item once, keeps the bounds of chunks, and holds a bounded number of items.
     #[test]
-    fn stream_agrees_with_the_book(mut items in items()) {
+    fn the_packer_cuts_as_documented(mut items in items()) {
         items.sort_unstable();
         let mut want = Vec::new();
-        by_the_book(&SMALL, &items, 0, &mut want);
+        documented_groups(&SMALL, &items, 0, &mut want);
         let mut packer = Packer::new(&SMALL);
         let mut got = Vec::new();
         let mut held = 0u64;
@@ -111,7 +112,7 @@ proptest! {
         prop_assert_eq!(got, want);
     }
 
-    /// Whatever the order of arrival, rows sorted as bytes give the same chunks.
+    /// Rows sorted as bytes give the same chunks, whatever their order of arrival.
     #[test]
     fn rows_sort_as_bytes(items in items().prop_flat_map(|v| Just(v).prop_shuffle())) {
         let want = pack_all(&SMALL, items.clone());
@@ -144,10 +145,12 @@ proptest! {
             };
             allowed.insert(at, (6 << 10) + u64::from(len.unwrap_or(0).next_multiple_of(64)));
         }
-        // Names stand for entries, as ordinals move when others come and go.
+        // Names identify entries, because ordinals move when entries are added or removed.
         let chunks = |tree: &BTreeMap<u64, (u32, bool)>| -> BTreeMap<Vec<(u64, u32, bool)>, u64> {
             let items = tree.iter().map(|(&i, v)| Item { key: key(i), ordinal: i, len: v.0 }).collect();
-            let of = |p: &ChunkPlan| p.members.iter().map(|m| (m.item.ordinal, m.offset, tree[&m.item.ordinal].1)).collect();
+            let of = |p: &ChunkPlan| {
+                p.members.iter().map(|m| (m.item.ordinal, m.offset, tree[&m.item.ordinal].1)).collect()
+            };
             pack_all(&SMALL, items).iter().map(|p| (of(p), u64::from(p.len))).collect()
         };
         let old = chunks(&before);
@@ -207,7 +210,7 @@ fn a_sample_shares_the_key_of_its_first_entry() {
 }
 
 #[test]
-fn disorder_and_odd_lengths_are_refused() {
+fn disorder_and_odd_lengths_are_rejected() {
     let item = |key: u8, ordinal, len| Item { key: GroupKey([key; 16]), ordinal, len };
     let mut p = Packer::new(&LayoutParams::PACK);
     let max = 4 << 20;
@@ -222,7 +225,7 @@ fn disorder_and_odd_lengths_are_refused() {
     assert_eq!(Packer::new(&LayoutParams::PACK).finish(), vec![]);
 }
 
-/// The largest groups and a sample past the largest chunk, between others.
+/// The largest groups, and a sample larger than the largest chunk, between others.
 #[test]
 fn the_largest_sample_is_cut_and_alone() {
     let params = LayoutParams {
@@ -233,7 +236,7 @@ fn the_largest_sample_is_cut_and_alone() {
     let mut items: Vec<Item> =
         (0..40).map(|i| Item { key: key(i), ordinal: i, len: 1 + 30_000 * i as u32 }).collect();
     let huge = key(7);
-    // The nearest neighbour of all: it may not share a chunk with a piece of the sample.
+    // The nearest possible neighbour: it must not share a chunk with a piece of the sample.
     let near = u128::from_be_bytes(huge.0) - 1;
     items.push(Item { key: GroupKey(near.to_be_bytes()), ordinal: 500, len: 100 });
     items.extend((0..5).map(|i| Item { key: huge, ordinal: 1000 + i, len: (7 << 20) + 1 }));
@@ -242,16 +245,15 @@ fn the_largest_sample_is_cut_and_alone() {
     let got = pack_all(&params, items.clone());
     got.iter().for_each(|p| check_chunk(&params, p));
     let mut want = Vec::new();
-    by_the_book(&params, &items, 0, &mut want);
+    documented_groups(&params, &items, 0, &mut want);
     let got: Vec<Vec<Item>> = got.iter().map(|p| p.members.iter().map(|m| m.item).collect()).collect();
     assert_eq!(got, want);
     let pieces = got.iter().filter(|g| g.iter().any(|i| i.key == huge));
     assert_eq!(pieces.map(Vec::len).collect::<Vec<_>>(), [3, 2, 1, 1, 1]);
 }
 
-/// Invariant 2: with paths sorted by class and sizes that differ by class, the classes of
-/// chunk-mates are those of independent draws (χ² within 5 standard deviations), and a plan's
-/// fill is the documented one.
+/// Invariant 2: with paths sorted by class and sizes that differ by class, the classes of a chunk's members
+/// are those of independent draws (χ² within 5 standard deviations). Chunks are as full as documented.
 #[test]
 fn chunk_mates_are_a_uniform_sample() {
     const CLASSES: usize = 16;
@@ -279,7 +281,7 @@ fn chunk_mates_are_a_uniform_sample() {
     assert!((0.5..0.95).contains(&mean), "mean fill {mean}");
 }
 
-/// 1 % of files added, removed and changed: what is written stays near the documented factor.
+/// With 1 % of the files added, removed and changed, the bytes written are near the documented factor.
 #[test]
 fn one_percent_of_changes() {
     let mut rng = Rng(7);

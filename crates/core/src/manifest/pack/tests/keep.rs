@@ -1,4 +1,4 @@
-//! Parents: what stays, what is regrouped, and that nothing is ever misplaced.
+//! Packing with a parent: which chunks stay, which are regrouped, and that no entry is ever misplaced.
 
 use super::{Rng, key, pack_all};
 use crate::Hash;
@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A version: entry number → (sample, length, content).
 type Tree = BTreeMap<u64, (u64, u32, u64)>;
-/// A chunk: what lies where in it, as (offset, length, content), dead or alive.
+/// A chunk: its members as (offset, length, content), dead or alive.
 type Chunk = Vec<(u32, u32, u64)>;
 
 /// A packed version, as a tool would hold it.
 #[derive(Default, Clone)]
 struct Packed {
     chunks: Vec<Chunk>,
-    /// Where each entry is.
+    /// The chunk and offset of each entry.
     places: BTreeMap<u64, ParentLocation>,
     /// Bytes written that the parent did not have.
     written: u64,
@@ -77,7 +77,7 @@ fn pack(rule: KeepRule, tree: &Tree, parent: &Packed) -> Packed {
     }
     leftover.extend(rest.finish());
     let samples: BTreeSet<_> = leftover.iter().flat_map(|p| p.members.iter().map(|m| m.item.key)).collect();
-    assert_eq!(samples.len(), expect_outside, "surveys tell the truth");
+    assert_eq!(samples.len(), expect_outside, "surveys count correctly");
     out.outside = samples.len();
     for plan in &leftover {
         let fate = keeper.fate(plan, &places(plan), true);
@@ -101,7 +101,7 @@ fn place_plan(out: &mut Packed, plan: &ChunkPlan, fate: &Fate, parent: &Packed, 
     out.chunks.push(chunk);
 }
 
-/// Everything that holds for a packed version, whatever its parents were.
+/// Checks all that holds for a packed version, whatever its parents were.
 fn check(rule: KeepRule, v: &Packed) {
     let ours: Vec<u64> = v.tree.keys().copied().collect();
     assert_eq!(v.places.keys().copied().collect::<Vec<_>>(), ours, "every entry is placed");
@@ -116,8 +116,8 @@ fn check(rule: KeepRule, v: &Packed) {
     for (i, at) in &v.places {
         assert_eq!(*chunk_of.entry(v.tree[i].0).or_insert(at.chunk), at.chunk, "a sample stays whole");
     }
-    // No chunk is mostly dead, and live samples of a chunk are of one canonical group, but for
-    // those that lie outside.
+    // No chunk is mostly dead, and live samples of a chunk belong to one canonical group, except those
+    // outside.
     let mut alive = vec![0u64; v.chunks.len()];
     for (i, at) in &v.places {
         alive[at.chunk as usize] += u64::from(v.tree[i].1.next_multiple_of(512));
@@ -139,7 +139,7 @@ fn check(rule: KeepRule, v: &Packed) {
         v.places.iter().filter(|(_, at)| strangers.contains(&at.chunk)).map(|(i, _)| v.tree[i].0).collect();
     assert!(
         outside.len() <= v.outside,
-        "{} samples have strangers, {} lie outside",
+        "{} samples share a chunk with another group, {} are outside",
         outside.len(),
         v.outside
     );
@@ -222,7 +222,7 @@ fn a_chain_of_versions_keeps_the_rule() {
     assert!(with * 10 < without * 7, "{with} bytes against {without}");
 }
 
-/// Half of the dataset is new: everything that is worth it is regrouped at once.
+/// Half of the dataset is new: all groups that gain by it are regrouped at once.
 #[test]
 fn much_new_data_is_mixed_in() {
     let (mut tree, mut rng) = tree_of(2000, 3);
@@ -230,7 +230,7 @@ fn much_new_data_is_mixed_in() {
     (2000..4000).for_each(|n| sample(&mut tree, &mut rng, n));
     let second = pack(KeepRule::DEFAULT, &tree, &first);
     check(KeepRule::DEFAULT, &second);
-    // Removing most leaves chunks mostly dead: they go.
+    // After most entries are removed, chunks are mostly dead, so they do not stay.
     tree.retain(|_, e| e.0 % 5 == 0);
     let third = pack(KeepRule::DEFAULT, &tree, &second);
     check(KeepRule::DEFAULT, &third);
@@ -248,9 +248,9 @@ fn groups_with_the_most_outside_go_first() {
     assert_eq!(keeper.decide(&[s(1, 1, 100), s(1000, 0, 100)]), [true, false], "nothing to keep");
 }
 
-/// A chunk with one living member elsewhere is home to nobody, however full it is of this group.
+/// A chunk with one live member of another group does not stay, however full it is of this group.
 #[test]
-fn a_home_is_a_home_to_one_group() {
+fn a_chunk_stays_for_one_group_only() {
     let params = LayoutParams::PACK;
     let items: Vec<Item> = (0..20).map(|i| Item { key: key(i), ordinal: i, len: 512 }).collect();
     let plan = pack_all(&params, items).remove(0);
@@ -266,11 +266,11 @@ fn a_home_is_a_home_to_one_group() {
         keeper.survey(&plan, &places)
     };
     assert_eq!(survey(0, 21 * 512).outside, 0, "the stranger is dead");
-    assert_eq!(survey(1, 21 * 512).outside, 20, "it lives elsewhere");
+    assert_eq!(survey(1, 21 * 512).outside, 20, "a live member is in another group");
     assert_eq!(survey(0, 23 * 512).outside, 20, "more than a tenth is dead");
 }
 
-/// Two files that have become one sample leave the chunks that they were in.
+/// Two files that became one sample do not stay in their chunks.
 #[test]
 fn a_torn_sample_is_outside() {
     let params = LayoutParams::PACK;
@@ -284,7 +284,7 @@ fn a_torn_sample_is_outside() {
     assert_eq!(keeper.fate(&plan, &places, true), Fate::Write);
 }
 
-/// The parent decides chunks, never the root; both layouts are of one root, side by side.
+/// The parent affects the chunks, never the root: layouts with and without a parent have the same root.
 #[test]
 fn the_root_is_the_same_with_and_without_a_parent() {
     let (mut tree, mut rng) = tree_of(300, 4);

@@ -1,4 +1,4 @@
-//! What a pack promises, as properties; golden files are in `golden`, parents in `keep`.
+//! The invariants of packs, as properties. `golden` has the golden files, `keep` the packs with a parent.
 
 mod golden;
 mod group;
@@ -7,7 +7,7 @@ mod keep;
 use super::{ChunkPlan, GroupKey, Item, Packer};
 use crate::manifest::LayoutParams;
 
-/// A small generator with a fixed sequence, so that measured figures are the same everywhere.
+/// A small random generator with a fixed sequence, so that figures are the same on every machine.
 struct Rng(u64);
 
 impl Rng {
@@ -22,7 +22,7 @@ impl Rng {
         self.next() % n
     }
 
-    /// A length whose logarithm is about normal (a sum of twelve), like the files of photos.
+    /// Returns a length whose logarithm is about normal (a sum of twelve), as for files of photos.
     fn length(&mut self, median: f64, sigma: f64) -> u32 {
         let sum: f64 = (0..12).map(|_| self.below(1 << 20) as f64 / f64::from(1 << 20)).sum();
         ((median * ((sum - 6.0) * sigma).exp()) as u32).clamp(1, 4 << 20)

@@ -3,8 +3,9 @@
 use super::*;
 
 proptest! {
-    /// Each sample comes `copies` times, its copies at least `apart` draws from each other, whatever is given
-    /// back unread. Hardly more units are loaded than without echoes.
+    /// Each sample comes `copies` times, its copies at least `apart` draws from each other.
+    ///
+    /// Some picks are given back unread. Hardly more units are loaded than without echoes.
     #[test]
     fn echoes_keep_their_distance(
         units in 10u32..60,

@@ -198,8 +198,7 @@ fn length() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    /// Lengths that a sum or an `f64` cannot hold exactly are rejected or swept like others, within the
-    /// capacity.
+    /// Lengths that a sum or an `f64` cannot hold are rejected, or swept within the capacity like others.
     #[test]
     fn lengths_may_be_any(
         bytes in proptest::collection::vec(length(), 1..12),

@@ -4,7 +4,7 @@
 use super::{IN_RESERVE, NOT_CACHED, SweepPolicy};
 use crate::residency::{CacheAction, Residency};
 
-/// A reserve of fewer units joins the window (R13).
+/// A reserve of fewer units joins the window (R13): it would hold less than it leaves empty.
 const RESERVE_UNITS_MIN: f64 = 2.0;
 /// A unit of at most this many samples cannot be many of ten neighbours, however small the window is (R13).
 const LONG_UNIT_SAMPLES: f64 = 5.0;

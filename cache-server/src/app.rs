@@ -1,13 +1,15 @@
-//! Owns every task of the server and states the order in which it stops.
+//! Starts and stops the server. Owns every task.
 //!
 //! ```text
-//! start:  bind TCP (for its port) → lock and read state → open the disk tier → bind the socket → phase Ready → accept
-//! stop:   phase Draining (readyz says 503) → stop accepting, remove the socket file
-//!         → ask connections to end after the answer under way, wait at most `grace`
-//!         → drop the rest → close the disk tier (registrations are fsynced when answered) → exit
+//! start:  bind TCP (for its port) → lock and read state → open the disk tier → bind the unix socket
+//!         → phase Ready → accept connections
+//! stop:   phase Draining (readyz returns 503) → stop accepting, remove the socket file
+//!         → let each connection finish its reply, for at most `limits.grace`
+//!         → cut the rest → close the disk tier → exit
 //! ```
-//! A fetch under way is not waited for: it only fills a cache (I5). A stop takes at most
-//! `grace` and 2 s, whatever origins, disks and clients do.
+//! A stop does not wait for running fetches, because they only fill a cache (I5), nor for registrations, which
+//! were fsynced before their reply. It takes at most `limits.grace` and 2 s, whatever origins, disks and clients
+//! do.
 
 mod connection;
 mod disk;
@@ -30,77 +32,78 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// How often the tokens file is looked at.
-const RELOAD_EVERY: Duration = Duration::from_secs(1);
-/// How often idle jobs are looked for.
-const EXPIRE_EVERY: Duration = Duration::from_secs(60);
-/// How often leases are looked at whose time may be over.
-const LEASES_EVERY: Duration = Duration::from_millis(250);
-/// How long accepting rests when the system has no more descriptors.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// How long dropped connections get to go away.
-const ABORT_WAIT: Duration = Duration::from_millis(500);
+/// How often the server checks whether the tokens file changed.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the server forgets idle jobs.
+const EXPIRE_JOBS_INTERVAL: Duration = Duration::from_secs(60);
+/// How often the server expires leases.
+const EXPIRE_LEASES_INTERVAL: Duration = Duration::from_millis(250);
+/// How long the server waits after a failed accept, for example for lack of descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How long the server waits for connections that it cut.
+const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A server that answers requests.
+/// A running server.
 pub struct Running {
-    /// Where it listens for TCP.
+    /// The address of its TCP listener.
     pub addr: SocketAddr,
-    /// Where it listens for local processes.
+    /// The path of its unix socket, if it has one.
     pub socket: Option<PathBuf>,
-    /// Cancelling it begins the stop.
+    /// Cancel it to stop the server.
     pub stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Running {
-    /// `http://host:port`.
+    /// Returns the server's URL, `http://host:port`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
-    /// Stops it and waits until it has.
+    /// Stops the server and waits until it has stopped.
     pub async fn shutdown(self) {
         self.stop.cancel();
         self.stopped().await;
     }
 
-    /// Waits until somebody stopped it.
+    /// Waits until the server has stopped.
     pub async fn stopped(self) {
         if let Err(e) = self.task.await {
-            tracing::error!(error = %e, "the server's main task was lost");
+            tracing::error!(error = %e, "the server's main task panicked");
         }
     }
 }
 
-/// What the tasks share.
+/// The values that the tasks share.
 struct App {
     server: Arc<Server>,
     router: Router,
-    /// One for each connection.
+    /// A permit for each connection.
     connection_permits: Arc<Semaphore>,
     connections: TaskTracker,
-    /// Connections end after the answer under way.
+    /// Cancelled to end connections after their current reply.
     drain: CancellationToken,
-    /// Connections end now.
+    /// Cancelled to cut connections now.
     abort: CancellationToken,
 }
 
-/// Starts a server. When this returns it answers requests.
+/// Starts a server, which takes requests when this returns.
 ///
 /// # Errors
-/// [`StartError`], each with its fix.
+/// [`StartError`], which says what to do.
 pub async fn start(config: Config) -> Result<Running, StartError> {
     let tasks = TaskTracker::new();
     let io = |what: String, hint| move |error| StartError::Io { what, error, hint };
     let listener = std::net::TcpListener::bind(config.listen).map_err(io(
         format!("listen on {}", config.listen),
-        "stop what listens there, or give another address with --listen (port 0 takes a free one)",
+        "stop the process that listens there, or give another address with --listen (port 0 takes a free one)",
     ))?;
-    let addr = listener.local_addr().map_err(io("local address".to_owned(), "see the system's log"))?;
+    let addr =
+        listener.local_addr().map_err(io("read the local address".to_owned(), "see the system's log"))?;
     let server = Server::open(&config, addr, tasks.clone())?;
     disk::open_first(&server).await.map_err(StartError::Disk)?;
-    // After the state: its lock keeps a second server from coming this far.
+    // After the state directory is locked, so that a second server does not get this far.
     let socket = config.socket.clone().map(Socket::bind).transpose()?;
     let tcp = listener
         .set_nonblocking(true)
@@ -133,9 +136,9 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
         let server = Arc::clone(&app.server);
         maintenance_tasks.spawn(maintenance::run(server, disk, stop_maintenance.clone()));
     }
-    let mut expire = tokio::time::interval(EXPIRE_EVERY);
-    let mut reload = tokio::time::interval(RELOAD_EVERY);
-    let mut leases = tokio::time::interval(LEASES_EVERY);
+    let mut expire = tokio::time::interval(EXPIRE_JOBS_INTERVAL);
+    let mut reload = tokio::time::interval(RELOAD_INTERVAL);
+    let mut leases = tokio::time::interval(EXPIRE_LEASES_INTERVAL);
     leases.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -144,12 +147,12 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
             _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);
-                // Not waited for: the file may lie on a disk that does not answer.
+                // Do not wait: the file may lie on a disk that does not reply.
                 accepting.spawn_blocking(move || server.reload_tokens());
             }
         }
     }
-    tracing::info!("stopping: no new connections, answers under way are finished");
+    tracing::info!("stopping: no new connections; running replies are finished");
     app.server.enter(Phase::Draining);
     app.server.warmups.stop();
     app.drain.cancel();
@@ -160,17 +163,17 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
     if tokio::time::timeout(app.server.limits.grace, app.connections.wait()).await.is_err() {
         tracing::warn!(
             connections = app.connections.len(),
-            "answers still under way after the grace are cut"
+            "replies took longer than limits.grace; their connections are cut"
         );
         app.abort.cancel();
-        if tokio::time::timeout(ABORT_WAIT, app.connections.wait()).await.is_err() {
-            tracing::warn!("some connections did not end");
+        if tokio::time::timeout(ABORT_TIMEOUT, app.connections.wait()).await.is_err() {
+            tracing::warn!("some connections did not end after they were cut");
         }
     }
     let server = Arc::clone(&app.server);
     let traces = tokio::task::spawn_blocking(move || server.registry.end_traces());
-    if tokio::time::timeout(ABORT_WAIT, traces).await.is_err() {
-        tracing::warn!("the ends of some traces were not written");
+    if tokio::time::timeout(ABORT_TIMEOUT, traces).await.is_err() {
+        tracing::warn!("the last records of some traces were not written");
     }
     stop_maintenance.cancel();
     maintenance_tasks.close();
@@ -195,7 +198,7 @@ impl App {
         self.accept(|| async { Ok(listener.accept().await?.0) }).await;
     }
 
-    /// Takes a place before it takes a connection: more wait in the kernel's queue.
+    /// Accepts connections. Takes a permit first, so that connections over the limit wait in the kernel's queue.
     async fn accept<S, F>(self: &Arc<Self>, next: impl Fn() -> F)
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
@@ -216,8 +219,8 @@ impl App {
                 }
                 (Err(_), _) => return,
                 (_, Err(e)) => {
-                    tracing::warn!(error = %e, "accepting a connection failed");
-                    tokio::time::sleep(ACCEPT_REST).await;
+                    tracing::warn!(error = %e, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             }
         }

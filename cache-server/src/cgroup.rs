@@ -1,21 +1,23 @@
-//! The memory limit of the cgroup this process is in, for both versions of cgroups.
+//! Reads the memory limit of this process's cgroup, for both versions of cgroups.
 
 use std::path::Path;
 
-/// Values from here on mean "no limit" (version 1 writes a huge number for it).
+/// A value from here on means "no limit" (version 1 writes a huge number).
 const UNLIMITED_FROM: u64 = 1 << 60;
 
-/// The tightest memory limit, in bytes, that holds for the process whose `/proc/<pid>/cgroup`
-/// reads `membership`, with cgroups mounted at `mount` (`/sys/fs/cgroup`). `None` without one.
+/// Returns the smallest memory limit of a process, in bytes, or `None` if it has no limit.
+///
+/// `membership` is the text of its `/proc/<pid>/cgroup`; `mount` is where cgroups are mounted
+/// (`/sys/fs/cgroup`).
 #[must_use]
 pub fn memory_limit(membership: &str, mount: &Path) -> Option<u64> {
     membership.lines().filter_map(|line| of_line(line, mount)).min()
 }
 
-/// The limit for this process.
+/// Returns the memory limit of this process, in bytes.
 #[must_use]
 pub fn own_memory_limit() -> Option<u64> {
-    // Without /proc there are no cgroups either: not having a limit is the answer.
+    // Without /proc there are no cgroups, and so no limit.
     let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     memory_limit(&membership, Path::new("/sys/fs/cgroup"))
 }

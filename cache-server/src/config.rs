@@ -1,8 +1,8 @@
-//! Settings: one table says every setting's key, flag, environment variable and default, so that
-//! the three ways of giving one are one schema. Precedence: flag, environment, file, default.
+//! The settings. One table has the key, flag, environment variable and default of every setting.
 //!
-//! Reading and checking are pure but for the one file: tests pass arguments and an
-//! [`Environment`]. Every fault is reported at once, each with its fix.
+//! A flag overrides the environment, the environment overrides the file, and the file overrides the default.
+//! Reading the settings is pure, except for the settings file: tests pass arguments and an [`Environment`]. All
+//! faults are reported at once, each with its fix.
 
 mod build;
 mod table;
@@ -21,10 +21,10 @@ use std::{
 };
 use table::{SETTINGS, Setting};
 
-/// What defaults depend on.
+/// The values of the process on which defaults depend.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
-    /// Whether the process is root's.
+    /// Whether the process runs as root.
     pub root: bool,
     /// `HOME`.
     pub home: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// The one this process runs in.
+    /// Returns the environment of this process.
     #[must_use]
     pub fn own() -> Self {
         let dir = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
@@ -54,7 +54,7 @@ impl Environment {
     }
 }
 
-/// Where a value came from.
+/// The source of a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingSource {
     /// A flag.
@@ -63,7 +63,7 @@ pub enum SettingSource {
     Env(String),
     /// The settings file.
     File(PathBuf),
-    /// Nobody said anything.
+    /// The default.
     Default,
 }
 
@@ -78,84 +78,84 @@ impl fmt::Display for SettingSource {
     }
 }
 
-/// One setting as it is in force.
+/// A setting in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EffectiveSetting {
-    /// Its key in the file.
+    /// The key in the settings file.
     pub key: &'static str,
-    /// Its value, as it would be written.
+    /// The value, as the settings file would have it.
     pub value: String,
-    /// Where it came from.
-    pub origin: SettingSource,
+    /// The source of the value.
+    pub source: SettingSource,
 }
 
-/// The disk tier.
+/// The settings of the disk tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Its directory.
+    /// The directory.
     pub dir: PathBuf,
-    /// What it may occupy, or a part of what the file system has to spare; 0 for none.
+    /// The bytes that it may occupy, or a part of what the file system has to spare. 0: no disk tier.
     pub size: Amount,
-    /// What stays free on the file system, or a part of all of it.
+    /// The bytes that stay free on the file system, or a part of all of it.
     pub free_floor: Amount,
-    /// What decides residency.
+    /// The policy that decides which chunks stay.
     pub policy: Policy,
 }
 
-/// Everything the server is told.
+/// The configuration of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where to listen for TCP; loopback only, unless tokens are configured.
+    /// The TCP address. Loopback only, unless a tokens file is configured.
     pub listen: SocketAddr,
-    /// Where to listen for local processes; `None` when switched off.
+    /// The unix socket, or `None` if it is switched off.
     pub socket: Option<PathBuf>,
-    /// What may vanish.
+    /// The disk tier. Its content may vanish at any moment.
     pub cache: CacheConfig,
-    /// What must not.
+    /// The state directory. Its content must not vanish.
     pub state_dir: PathBuf,
-    /// Bounds.
+    /// The limits.
     pub limits: Limits,
-    /// The file that says who may ask; everybody on this machine without one.
+    /// The tokens file. Without one, every process of this machine may connect.
     pub auth_tokens: Option<PathBuf>,
-    /// How log lines look.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// Where sweeps are recorded; `None` when they are not.
+    /// The directory for traces of sweeps, or `None` if they are not recorded.
     pub trace_dir: Option<PathBuf>,
-    /// Directories under which `file://` datasets may be registered; any when empty.
+    /// The directories under which `file://` datasets may be registered. Empty: any, or none with tokens.
     pub local_dirs: Vec<OriginUri>,
-    /// How to reach remote origins.
+    /// The configured origins.
     pub origins: Vec<OriginConfig>,
-    /// Where to write the server's URL once it is ready.
+    /// The file to which the server writes its URL when it is ready.
     pub ready_file: Option<PathBuf>,
-    /// Every setting as it is in force.
+    /// All settings in force.
     pub effective: Vec<EffectiveSetting>,
 }
 
-/// What the command line asks for.
+/// The action that the command line asks for.
 #[derive(Debug)]
 pub enum Action {
-    /// To serve.
+    /// Run the server.
     Serve(Box<Config>),
-    /// Only to check the settings.
+    /// Check the settings.
     Check(Box<Config>),
-    /// To show the settings in force.
+    /// Print the settings in force.
     Show(Box<Config>),
-    /// To make a token.
+    /// Make a token.
     NewToken(NewToken),
 }
 
-/// Why there is no configuration.
+/// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Help, version, or a command line that cannot be read.
+    /// Help, version, or a command line that cannot be parsed.
     #[error(transparent)]
     Usage(#[from] clap::Error),
-    /// Faults, one line each.
+    /// Faults, one on each line.
     #[error("{}", .0.join("\n"))]
     Faults(Vec<String>),
 }
 
-/// The settings file. Values with units are texts or numbers.
+/// The settings file. A value with a unit is a text or a number.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct File {
@@ -208,7 +208,7 @@ section!(FileLimits {
     origin_requests: u64
 });
 
-/// The command, with a flag and a variable for every setting.
+/// Returns the command, with a flag and an environment variable for every setting.
 #[must_use]
 pub fn command() -> Command {
     let settings = SETTINGS.iter().map(|s| {
@@ -225,11 +225,11 @@ pub fn command() -> Command {
     };
     Command::new("fletch-server")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Serves datasets by content hash from memory and their origins")
+        .about("Serves dataset versions by content hash from memory, disk and their origins")
         .args(settings)
         .arg(only("config", "FILE", "Settings file (TOML)").env("FLETCH_CONFIG"))
         .arg(
-            only("ready-file", "FILE", "Write the URL here once requests are served")
+            only("ready-file", "FILE", "File to which the server writes its URL when it takes requests")
                 .env("FLETCH_READY_FILE"),
         )
         .arg(
@@ -240,21 +240,23 @@ pub fn command() -> Command {
         )
         .subcommand(crate::auth::command())
         .subcommand(
-            Command::new("config").about("About the settings").subcommand_required(true).subcommand(
-                Command::new("show").about("Print every setting, its value and where it came from").arg(
-                    Arg::new("effective")
-                        .long("effective")
-                        .action(ArgAction::SetTrue)
-                        .help("The settings in force (what `show` prints in any case)"),
-                ),
+            Command::new("config").about("Shows the settings").subcommand_required(true).subcommand(
+                Command::new("show")
+                    .about("Prints every setting, its value and where the value came from")
+                    .arg(
+                        Arg::new("effective")
+                            .long("effective")
+                            .action(ArgAction::SetTrue)
+                            .help("Print the settings in force, which `show` does anyway"),
+                    ),
             ),
         )
 }
 
-/// Reads the command line, the environment's `FLETCH_…` variables and the settings file.
+/// Reads the command line, the `FLETCH_…` environment variables and the settings file.
 ///
 /// # Errors
-/// [`ConfigError`] with every fault found.
+/// [`ConfigError`] with every fault.
 pub fn read<I, T>(args: I, environment: &Environment) -> Result<Action, ConfigError>
 where
     I: IntoIterator<Item = T>,
@@ -306,7 +308,7 @@ fn resolve(
     environment: &Environment,
 ) -> EffectiveSetting {
     let given = matches.get_one::<String>(s.key).cloned();
-    let (value, origin) = match (given, matches.value_source(s.key)) {
+    let (value, source) = match (given, matches.value_source(s.key)) {
         (Some(v), Some(ValueSource::EnvVariable)) => (v, SettingSource::Env(s.env())),
         (Some(v), _) => (v, SettingSource::Flag(s.flag)),
         (None, _) => match (s.in_file)(file) {
@@ -314,18 +316,18 @@ fn resolve(
             None => ((s.default)(environment), SettingSource::Default),
         },
     };
-    EffectiveSetting { key: s.key, value, origin }
+    EffectiveSetting { key: s.key, value, source }
 }
 
 impl Config {
-    /// The settings in force, one a line: `key = value  # where it came from`.
+    /// Returns the settings in force, one on each line: `key = value  # source`.
     #[must_use]
     pub fn show(&self) -> String {
         let wide = self.effective.iter().map(|e| e.key.len() + e.value.len()).max().unwrap_or(0).min(60);
         let mut out = String::new();
         for e in &self.effective {
             let pad = wide.saturating_sub(e.key.len() + e.value.len());
-            out.push_str(&format!("{} = {:?}{}  # {}\n", e.key, e.value, " ".repeat(pad), e.origin));
+            out.push_str(&format!("{} = {:?}{}  # {}\n", e.key, e.value, " ".repeat(pad), e.source));
         }
         for o in &self.origins {
             out.push_str(&format!("[[origin]] {o:?}\n"));

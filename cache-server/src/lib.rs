@@ -1,8 +1,14 @@
-//! `fletch-server`: one node that serves versions by content hash.
+//! `fletch-server`: a cache node that serves dataset versions by content hash.
 //!
-//! `app` owns every task and states the stop order; `http` translates requests and answers;
-//! `versions` knows where a version's bytes are and brings them; `jobs` keeps accounts; `state`
-//! keeps what must survive; `auth` says who asks; `read_ahead` is the memory of what waits to be sent. Dependencies point one way: `app → http → {jobs, versions} → store`.
+//! The rooms, from the top down; each may use only those below it:
+//! - `app` owns every task, and states the order of the stop.
+//! - `http` maps requests to calls, and errors to replies.
+//! - `metrics` writes what other rooms count. `server` holds the parts of a running server.
+//! - `jobs` declares and opens jobs; `warmups` fetches versions before jobs read them.
+//! - `epochs` grants, acknowledges and records samples; `sweep` and `prefetch` decide what is fetched for them.
+//! - `versions` opens versions, locates their bytes and fetches them.
+//! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows tokens.
+//! - `limits`, `read_ahead`, `request_metrics`, `cgroup` and `telemetry` use no other room.
 
 mod accounting;
 pub mod app;

@@ -1,29 +1,29 @@
-//! I6: every bound of the server in one value, and the relations between them.
+//! Every bound of the server in one value (I6), and the relations between the bounds.
 
 use fletch_core::manifest::CHUNK_BYTES_MAX;
 use std::time::Duration;
 
-/// The least memory a server works in: four of the largest chunks.
+/// The least memory in which a server works: four of the largest chunks.
 pub const MEMORY_MIN: u64 = 4 * CHUNK_BYTES_MAX as u64;
 /// The smallest disk tier.
 pub const CACHE_MIN: u64 = 16 << 20;
-/// The longest grace: a stop takes at most 10 s, the last 2 are for ending what is left.
+/// The longest `limits.grace`. A stop takes at most 10 s, and needs the last 2 to cut connections.
 pub const GRACE_MAX: Duration = Duration::from_secs(8);
 
-/// Bounds, in bytes, seconds and numbers. Checked by [`Limits::faults`] before anything starts.
+/// Bounds in bytes, time and numbers. [`Limits::faults`] checks them before the server starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all chunk buffers alive, and of what is read ahead of being sent.
+    /// Bytes of all chunk buffers, and of data that is read ahead of being sent.
     pub memory_bytes: u64,
-    /// Bytes of `memory_bytes` that may be fetched ahead of epochs whose order is known; 0 for none.
+    /// Bytes of `memory_bytes` for prefetched data of epochs in a known order. 0: no prefetch.
     pub prefetch_bytes: u64,
     /// Bytes of version tables kept in memory.
     pub tables_bytes: u64,
-    /// The longest a fetch takes; a call to an origin ends a little sooner.
+    /// The longest time of a fetch. A call to an origin ends a little sooner.
     pub io_timeout: Duration,
-    /// Connections open at once; more wait in the kernel's queue.
+    /// Open connections. More wait in the kernel's queue.
     pub connections: usize,
-    /// Requests for bytes at once; more are answered 429.
+    /// Running requests for bytes. The server rejects more with 429.
     pub requests: usize,
     /// Bytes of a request's header.
     pub header_bytes: u64,
@@ -31,73 +31,76 @@ pub struct Limits {
     pub body_bytes: u64,
     /// Content bytes of one batch.
     pub batch_bytes: u64,
-    /// The longest wait for a (next) request's whole header on a connection.
+    /// The longest wait on a connection for the whole header of the next request.
     pub idle_timeout: Duration,
-    /// The longest time a client may take no bytes of an answer.
+    /// The longest time for which a client may take no bytes of a reply.
     pub send_timeout: Duration,
-    /// The longest a stop waits for answers under way.
+    /// The longest time for which a stop waits for running replies.
     pub grace: Duration,
-    /// Jobs known at once.
+    /// Jobs that are known at once.
     pub jobs: usize,
-    /// How long a job without requests is remembered by name.
+    /// How long an idle job keeps its name in the accounts, and a declared job stays open.
     pub job_ttl: Duration,
-    /// How long a lease lives without a sign of life.
+    /// How long a lease lives without a renewal.
     pub lease_ttl: Duration,
-    /// No epoch's ledger is longer.
+    /// The longest ledger of an epoch.
     pub ledger_bytes: u64,
-    /// Bytes of all traces of one run together.
+    /// Bytes of all traces that one run of the server writes.
     pub trace_bytes: u64,
-    /// Versions open at once.
+    /// Open versions.
     pub versions: u64,
-    /// Datasets registered.
+    /// Registered datasets.
     pub datasets: usize,
-    /// Calls to origins at once.
+    /// Running calls to origins.
     pub origin_requests: usize,
 }
 
 impl Limits {
-    /// The longest a request may take until its answer's head: what it fetches for has its own
-    /// deadline, and a second for everything else.
+    /// Returns the longest time until the head of a reply: that of a fetch, and a second for the rest.
     #[must_use]
     pub fn request_deadline(&self) -> Duration {
         self.io_timeout + Duration::from_secs(1)
     }
 
-    /// The longest a call to an origin takes, retries included: a little less than the read that waits for it, so that
-    /// its reader is told, and the metrics count, what the origin did.
+    /// Returns the longest time of a call to an origin, with its retries.
+    ///
+    /// It is a little less than that of the read that waits for it, so that the reader and the metrics get the
+    /// origin's own error.
     #[must_use]
     pub fn origin_timeout(&self) -> Duration {
         self.io_timeout - self.io_timeout / 32
     }
 
-    /// Bytes of chunks that wait to be appended to the disk: part of `memory_bytes`, and small enough
-    /// that reads have most of it.
+    /// Returns the bytes of chunks that may wait to be appended to the disk.
+    ///
+    /// They are a part of `memory_bytes`, and small enough that reads have most of it.
     #[must_use]
     pub fn append_bytes(&self) -> u64 {
         (self.memory_bytes / 4).min(256 << 20)
     }
 
-    /// Items of a batch that are fetched at once: bounded by the share of memory that a few
-    /// batches may hold while their first items are still being sent.
+    /// Returns how many items of a batch are read at once.
+    ///
+    /// The number bounds the memory that a few batches hold while their first items are being sent.
     #[must_use]
     pub fn batch_ahead(&self) -> usize {
         usize::try_from(self.memory_bytes / MEMORY_MIN).unwrap_or(usize::MAX).clamp(2, 16)
     }
 
-    /// Bytes of copies out of chunks, and of samples that are read before it is their turn to be sent: a part of
-    /// `memory_bytes` of its own (`read_ahead`).
+    /// Returns the part of `memory_bytes` for copies out of chunks, and for data that is read ahead of being
+    /// sent (`read_ahead`).
     #[must_use]
     pub fn read_ahead_bytes(&self) -> u64 {
         self.memory_bytes / 8
     }
 
-    /// Bytes of `memory_bytes` that chunks have.
+    /// Returns the part of `memory_bytes` for chunks.
     #[must_use]
     pub fn store_bytes(&self) -> u64 {
         self.memory_bytes - self.read_ahead_bytes()
     }
 
-    /// Every relation that does not hold, as (key, what to do).
+    /// Returns every relation that does not hold, as the setting's key and what to do.
     #[must_use]
     pub fn faults(&self) -> Vec<(&'static str, String)> {
         let mut faults = Vec::new();

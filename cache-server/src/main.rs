@@ -10,26 +10,28 @@ use fletch_store::allocator;
 use std::{process::ExitCode, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How long blocking reads of origins get to end before the process ends without them.
-const LAST_WAIT: Duration = Duration::from_millis(600);
-const FAILED: u8 = 1;
-const USAGE: u8 = 2;
+/// How long the process waits at the end for blocking reads of origins.
+const BLOCKING_TIMEOUT: Duration = Duration::from_millis(600);
+const EXIT_FAILED: u8 = 1;
+const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     if !allocator::map_from(allocator::CHUNKS) {
-        eprintln!("fletch-server: the allocator keeps its own threshold; memory may exceed memory.max");
+        eprintln!(
+            "fletch-server: the allocator rejected its threshold for mapping chunks; memory may exceed memory.max"
+        );
     }
-    let task = match config::read(std::env::args_os(), &Environment::own()) {
+    let action = match config::read(std::env::args_os(), &Environment::own()) {
         Ok(task) => task,
         Err(ConfigError::Usage(e)) => e.exit(),
         Err(ConfigError::Faults(faults)) => {
             for fault in faults {
                 eprintln!("fletch-server: {fault}");
             }
-            return ExitCode::from(USAGE);
+            return ExitCode::from(EXIT_USAGE);
         }
     };
-    let done = match task {
+    let done = match action {
         Action::Show(config) | Action::Check(config) => {
             print!("{}", config.show());
             Ok(())
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("fletch-server: {e:#}");
-            ExitCode::from(FAILED)
+            ExitCode::from(EXIT_FAILED)
         }
     }
 }
@@ -50,7 +52,7 @@ fn new_token(new: &NewToken) -> anyhow::Result<()> {
     let made = new.mint()?;
     match &made.appended {
         Some(file) => {
-            eprintln!("appended to {}; a running server takes it over within seconds", file.display())
+            eprintln!("appended to {}; a running server uses it within seconds", file.display())
         }
         None => eprint!("add this to the tokens file:\n{}", made.lines),
     }
@@ -62,8 +64,8 @@ fn serve(config: Config) -> anyhow::Result<()> {
     telemetry::init(config.log_format)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(until_stopped(config));
-    // An origin that never answers holds a thread for ever: it is left behind.
-    runtime.shutdown_timeout(LAST_WAIT);
+    // An origin that never replies holds its thread for ever, so the process does not wait for all threads.
+    runtime.shutdown_timeout(BLOCKING_TIMEOUT);
     served
 }
 
@@ -78,11 +80,11 @@ async fn until_stopped(config: Config) -> anyhow::Result<()> {
         None => eprintln!("listening on {url}"),
     }
     if let Some(path) = &ready_file {
-        // Whole or not at all: scripts wait for the file to appear.
+        // Renamed into place, because scripts wait for the file and then read it.
         let part = path.with_extension("part");
-        std::fs::write(&part, format!("{url}\n"))
-            .and_then(|()| std::fs::rename(&part, path))
-            .with_context(|| format!("ready file {}; give another path with --ready-file", path.display()))?;
+        std::fs::write(&part, format!("{url}\n")).and_then(|()| std::fs::rename(&part, path)).with_context(
+            || format!("cannot write the ready file {}; give another path with --ready-file", path.display()),
+        )?;
     }
     let stop = running.stop.clone();
     let stopped = running.stopped();

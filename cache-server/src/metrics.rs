@@ -1,7 +1,6 @@
-//! `/metrics`: everything that was counted, in Prometheus' text format (`docs/METRICS.md`).
+//! `GET /metrics`: writes what the rooms count, in Prometheus' text format (`docs/METRICS.md`).
 //!
-//! Counters live where things happen; this module only reads them. What it owns itself is the
-//! count and duration of requests.
+//! Counters live where things happen. This room only reads them.
 
 mod disk;
 mod epochs;
@@ -14,10 +13,10 @@ use page::{MetricsError, Page};
 use prometheus::{Encoder as _, TextEncoder};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The whole page.
+/// Returns the page.
 ///
 /// # Errors
-/// Never with names as they are here; the error is the library's.
+/// If a name or label breaks Prometheus' rules, which the names written here do not.
 pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     let page = Page::default();
     bytes(&page, server)?;
@@ -67,7 +66,7 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let s = server.store.stats();
     page.counter(
         "fletch_chunk_reads_total",
-        "Reads of chunks, by where they were answered from",
+        "Reads of chunks, by the tier that had them",
         &["tier"],
         &[
             (vec!["memory"], s.hits_memory),
@@ -84,13 +83,13 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )?;
     page.counter(
         "fletch_chunk_fetched_bytes_total",
-        "Bytes of chunks fetched and found right",
+        "Bytes of chunks that were fetched and hashed to their names",
         &[],
         &[(vec![], s.fetched_bytes)],
     )?;
     page.counter(
         "fletch_overloaded_total",
-        "Reads refused because no memory came free in time",
+        "Reads rejected because no memory became free in time",
         &[],
         &[(vec![], s.overloaded)],
     )?;
@@ -98,7 +97,7 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let w = &server.versions.corruption;
     page.counter(
         "fletch_corrupt_total",
-        "Wrong bytes that were noticed and not delivered, by where they came from",
+        "Wrong bytes that were noticed and not delivered, by their source",
         &["source"],
         &[
             (vec!["hash"], s.corrupt),
@@ -112,7 +111,8 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let (parts, blocks) = server.versions.table_memory();
     page.gauge(
         "fletch_memory_bytes",
-        "Bytes in memory: `live` of all chunk buffers, `cached` of them in the cache, `copies` out of chunks that are being sent, `read_ahead` what may wait for its turn to be sent, parts and blocks of tables",
+        "Bytes in memory: `live` of all chunk buffers; `cached` those of them in the cache; `copies` of parts of \
+         chunks, for sending; `read_ahead` of data read ahead of being sent; `parts` and `blocks` of version tables",
         &["of"],
         &[
             (vec!["live"], s.live_bytes),
@@ -125,12 +125,12 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )?;
     page.gauge(
         "fletch_memory_limit_bytes",
-        "Bound of `live`",
+        "Limit of `live`",
         &[],
         &[(vec![], server.limits.store_bytes())],
     )?;
-    page.gauge("fletch_cached_chunks", "Chunks in the cache", &[], &[(vec![], s.cached_chunks)])?;
-    page.gauge("fletch_flights", "Fetches under way", &[], &[(vec![], s.flights)])
+    page.gauge("fletch_cached_chunks", "Chunks in the memory cache", &[], &[(vec![], s.cached_chunks)])?;
+    page.gauge("fletch_flights", "Running fetches", &[], &[(vec![], s.flights)])
 }
 
 fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {
@@ -144,13 +144,13 @@ fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {
     page.counter("fletch_origin_retries_total", "Attempts after the first", &[], &[(vec![], o.retries)])?;
     page.counter(
         "fletch_origin_pauses_total",
-        "Times an origin asked to slow down and was left alone",
+        "Times that an origin asked to slow down and the server paused",
         &[],
         &[(vec![], o.pauses)],
     )?;
     page.counter(
         "fletch_origin_credentials_read_total",
-        "Times changed credentials were read again",
+        "Times that changed credentials were read again",
         &[],
         &[(vec![], o.credentials_read)],
     )?;
@@ -180,29 +180,29 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let in_flight = server.limits.requests.saturating_sub(server.read_permits.available_permits());
     page.gauge(
         "fletch_requests_in_flight",
-        "Requests for bytes under way",
+        "Running requests for bytes",
         &[],
         &[(vec![], in_flight as u64)],
     )?;
-    page.gauge("fletch_connections", "Connections open", &[], &[(vec![], server.connections.load(Relaxed))])?;
-    page.gauge("fletch_jobs", "Jobs known", &[], &[(vec![], server.live_jobs.len() as u64)])?;
+    page.gauge("fletch_connections", "Open connections", &[], &[(vec![], server.connections.load(Relaxed))])?;
+    page.gauge("fletch_jobs", "Known jobs", &[], &[(vec![], server.live_jobs.len() as u64)])?;
     page.gauge(
         "fletch_datasets",
-        "Datasets registered",
+        "Registered datasets",
         &[],
         &[(vec![], server.registrations.len() as u64)],
     )?;
     let w = server.warmups.stats();
-    page.gauge("fletch_warmups", "Warm-ups that wait or work", &[], &[(vec![], w.live)])?;
+    page.gauge("fletch_warmups", "Warm-ups that wait or run", &[], &[(vec![], w.live)])?;
     page.gauge(
         "fletch_warmup_pinned_chunks",
-        "Chunks protected from eviction by warm-ups",
+        "Chunks that warm-ups pin, so that they are not evicted",
         &[],
         &[(vec![], w.pinned)],
     )?;
     page.counter(
         "fletch_warmup_bytes_total",
-        "Bytes of chunks of warm-ups, by what became of them",
+        "Bytes of chunks of warm-ups, by their outcome",
         &["result"],
         &[
             (vec!["fetched"], w.fetched.bytes),
@@ -212,15 +212,10 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )?;
     let a = server.auth.stats();
     page.gauge("fletch_auth_tokens", "Tokens in force", &[], &[(vec![], a.tokens)])?;
-    page.counter(
-        "fletch_auth_refused_total",
-        "Requests without a token that is known",
-        &[],
-        &[(vec![], a.refused)],
-    )?;
+    page.counter("fletch_auth_refused_total", "Requests without a known token", &[], &[(vec![], a.refused)])?;
     page.counter(
         "fletch_auth_reloads_total",
-        "Changed tokens files, by whether they came into force",
+        "Changed tokens files: `ok` came into force, `error` had a fault",
         &["result"],
         &[(vec!["ok"], a.reloads), (vec!["error"], a.reload_errors)],
     )?;
@@ -233,7 +228,7 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
         })
         .flatten()
         .collect();
-    page.gauge("fletch_quota_bytes", "Bytes a tenant may use", &["tenant", "of"], &rows)?;
+    page.gauge("fletch_quota_bytes", "Quotas of tenants in bytes", &["tenant", "of"], &rows)?;
     let resident = server.resident_quotas();
     let resident =
         resident.iter().map(|(t, (_, of))| (vec![t.as_str(), "resident"], of.iter().map(|(_, n)| n).sum()));
@@ -241,8 +236,13 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let registered =
         registered.map(|(t, _)| (vec![t.as_str(), "registered"], server.registrations.charged_bytes(t)));
     let rows: Vec<_> = registered.chain(resident).collect();
-    page.gauge("fletch_quota_used_bytes", "Bytes a tenant uses of its quota", &["tenant", "of"], &rows)?;
-    page.gauge("fletch_versions_open", "Versions open", &[], &[(vec![], server.versions.open_count())])?;
+    page.gauge(
+        "fletch_quota_used_bytes",
+        "Bytes that tenants use of their quotas",
+        &["tenant", "of"],
+        &rows,
+    )?;
+    page.gauge("fletch_versions_open", "Open versions", &[], &[(vec![], server.versions.open_count())])?;
     page.gauge(
         "fletch_uptime_seconds",
         "Seconds since the start",
@@ -251,7 +251,7 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )?;
     page.gauge(
         "fletch_build_info",
-        "1, with the version of the program",
+        "1, with the version of the server",
         &["version"],
         &[(vec![env!("CARGO_PKG_VERSION")], 1)],
     )

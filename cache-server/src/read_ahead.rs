@@ -1,47 +1,47 @@
-//! Memory for what a stream (of a lease, of a batch) has read before it is its turn to be sent.
+//! Memory for items that a stream (of a lease or a batch) reads ahead of sending them.
 //!
-//! What is little beside its chunk is copied out of it ([`Copies`]), as long as there is room for copies: what waits for
-//! its turn, or for a reader that takes its time, then holds no chunk.
+//! A few bytes of a large chunk are copied out of it ([`Copies`]) as long as the budget has room. So an item that
+//! waits to be sent, or whose client is slow, holds no chunk.
 //!
 //! Invariants:
-//! 1. what streams have read ahead is at most half of [`ReadAhead`], all streams together, and a quarter of it each; copies
-//!    are at most all of it (I6);
-//! 2. what a stream sends next waits for no room: only what is sent later does. So no stream keeps what another needs
-//!    to go on, however many there are and however slowly some of them are read.
+//! 1. (I6) All streams together reserve at most half of [`ReadAhead`], and one stream at most a quarter. Copies
+//!    take at most all of it.
+//! 2. The item that a stream sends next waits for no memory; only later items do. So no stream can block
+//!    another, however many there are and however slow their clients are.
 
 use fletch_store::Copies;
 use futures::{Stream, StreamExt as _};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// Items up to this many bytes are read ahead; larger ones are read as they are sent.
+/// Items of at most this many bytes are read ahead. Larger ones are read while they are sent.
 pub const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
 
-/// Memory for all streams of a server.
+/// The memory of all streams of a server.
 #[derive(Debug)]
 pub struct ReadAhead {
-    /// What is sent, in buffers of its own.
+    /// Copies out of chunks.
     pub copies: Copies,
     all: MemoryBudget,
 }
 
-/// StreamBudget, in KiB.
+/// A budget in KiB.
 #[derive(Debug)]
 struct MemoryBudget {
     kib: Arc<Semaphore>,
     all: u32,
 }
 
-/// The room of one stream.
+/// The budget of one stream.
 #[derive(Debug)]
 pub struct StreamBudget {
     own: MemoryBudget,
     shared: Arc<ReadAhead>,
-    /// How many of its items were sent.
+    /// The number of items that were sent.
     sent: Arc<watch::Sender<u32>>,
 }
 
-/// What one item holds of it.
+/// The memory that is reserved for one item.
 #[derive(Debug)]
 pub struct Reservation {
     number: u32,
@@ -50,7 +50,7 @@ pub struct Reservation {
     sent: Arc<watch::Sender<u32>>,
 }
 
-/// An item that is being sent.
+/// Marks its item as sent when it is dropped.
 struct SendingItem(Reservation);
 
 fn kib(bytes: u64) -> u32 {
@@ -58,13 +58,13 @@ fn kib(bytes: u64) -> u32 {
 }
 
 impl ReadAhead {
-    /// So many bytes.
+    /// Creates a budget of `bytes` bytes.
     #[must_use]
     pub fn new(bytes: u64) -> Arc<Self> {
         Arc::new(ReadAhead { copies: Copies::new(bytes), all: MemoryBudget::of(kib(bytes / 2)) })
     }
 
-    /// Bytes that wait for their turn, or have room to.
+    /// Returns the reserved bytes.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         (u64::from(self.all.all) - self.all.kib.available_permits() as u64) << 10
@@ -76,9 +76,9 @@ impl MemoryBudget {
         MemoryBudget { kib: Arc::new(Semaphore::new(all as usize)), all }
     }
 
-    /// StreamBudget for so many bytes, or all there is.
+    /// Waits for `bytes` bytes, or for the whole budget if it is smaller.
     async fn reserve(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        // It is never closed.
+        // The semaphore is never closed.
         Arc::clone(&self.kib).acquire_many_owned(kib(bytes).min(self.all)).await.ok()
     }
 
@@ -88,7 +88,7 @@ impl MemoryBudget {
 }
 
 impl StreamBudget {
-    /// For one stream, at most half of the room of all.
+    /// Creates the budget of one stream, which is half of what all streams may reserve.
     #[must_use]
     pub fn new(shared: &Arc<ReadAhead>) -> Self {
         StreamBudget {
@@ -98,14 +98,16 @@ impl StreamBudget {
         }
     }
 
-    /// For an item that holds nothing.
+    /// Returns an empty reservation, for an item without bytes.
     #[must_use]
     pub fn empty(&self, number: u32) -> Reservation {
         Reservation { number, own: None, shared: None, sent: Arc::clone(&self.sent) }
     }
 
-    /// StreamBudget for the stream's `number`-th item, counted from 0, which holds so many bytes once it is read; none for more
-    /// than [`READ_AHEAD_BYTES_MAX`], and none when it is its turn to be sent.
+    /// Waits for memory for the stream's item `number`, counted from 0, of `bytes` bytes.
+    ///
+    /// The reservation is empty for an item of more than [`READ_AHEAD_BYTES_MAX`], and for the item that is sent
+    /// next.
     pub async fn reserve(&self, number: u32, bytes: u64) -> Reservation {
         if let Some(held) = self.try_reserve(number, bytes) {
             return held;
@@ -118,14 +120,14 @@ impl StreamBudget {
         let mut sent = self.sent.subscribe();
         tokio::select! {
             biased;
-            // The sender is ours: it is not gone.
+            // This stream owns the sender, so that it cannot be dropped.
             _ = sent.wait_for(|&n| n >= number) => {}
             (own, shared) = budget => (held.own, held.shared) = (own, shared),
         }
         held
     }
 
-    /// The same, if there is room now.
+    /// Does the same without waiting. `None` if there is not enough memory now.
     #[must_use]
     pub fn try_reserve(&self, number: u32, bytes: u64) -> Option<Reservation> {
         let mut held = self.empty(number);
@@ -138,7 +140,7 @@ impl StreamBudget {
 }
 
 impl Reservation {
-    /// Keeps it until the last of the item's pieces was taken: then it is the next one's turn.
+    /// Holds the reservation until the last piece of the item was taken. Then the next item is sent.
     pub fn until_sent<P: Stream>(self, pieces: P) -> impl Stream<Item = P::Item> {
         let sending = SendingItem(self);
         pieces.map(move |piece| {
@@ -167,7 +169,7 @@ mod tests {
     async fn what_is_sent_next_waits_for_nobody() {
         let shared = ReadAhead::new(128 << 10);
         let (a, b) = (StreamBudget::new(&shared), StreamBudget::new(&shared));
-        // The first of a stream needs no room; the next ones take half of it at most, and then wait.
+        // The first item of a stream needs no memory. Later ones reserve at most half, and then wait.
         let first = a.reserve(0, 40 << 10).await;
         let second = a.reserve(1, 20 << 10).await;
         assert_eq!(shared.reserved_bytes(), 20 << 10);
@@ -175,7 +177,7 @@ mod tests {
         let third = a.reserve(2, 12 << 10).await;
         let ahead = [b.reserve(1, 30 << 10).await, b.reserve(2, 2 << 10).await];
         assert_eq!(shared.reserved_bytes(), 64 << 10);
-        // With nothing left, streams go on item by item; what is long or nothing needs no room.
+        // Without free memory, a stream still sends item after item. Long and empty items need no memory.
         let alone = StreamBudget::new(&shared);
         for n in 0..3 {
             assert!(
@@ -203,7 +205,7 @@ mod tests {
         assert!((&mut waiting).now_or_never().is_none());
         sent(first);
         assert!((&mut waiting).now_or_never().is_none(), "the second is not sent");
-        // What is dropped unsent is nobody's turn, but its room is free.
+        // A reservation that is dropped unsent does not advance the stream, but frees its memory.
         drop(budget.reserve(5, 0).await);
         assert!((&mut waiting).now_or_never().is_none());
         sent(second);

@@ -1,4 +1,4 @@
-//! What every request sees: the parts of a running server.
+//! The parts of a running server, which every request can use.
 
 use crate::{
     accounting::{Accounts, LiveJobs},
@@ -36,93 +36,93 @@ use std::{
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
-/// Slab files that are kept open for reading.
-const SLABS_OPEN: usize = 256;
+/// The most slab files that are kept open for reading.
+const OPEN_SLABS_MAX: usize = 256;
 
-/// Long bodies (plans, states) that are held at once.
+/// The most long bodies (plans, epoch states) that are held at once.
 const LONG_BODIES_MAX: usize = 2;
 
-/// How far a server is in its life.
+/// The phases of a server's life, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// State is being loaded.
+    /// The server loads its state.
     Starting = 0,
-    /// Requests are served.
+    /// The server takes requests.
     Ready = 1,
-    /// It is stopping.
+    /// The server stops.
     Draining = 2,
 }
 
 /// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The state directory.
+    /// The state directory cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The tokens file.
+    /// The tokens file cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokensError),
-    /// The configured origins.
+    /// The configured origins are not valid.
     #[error("{0}")]
     Origins(OriginError),
-    /// The cache directory is somebody else's.
+    /// Another process uses the cache directory.
     #[error("cache directory: {0}")]
     Disk(DiskError),
-    /// Something of the system.
-    #[error("{what}: {error}; {hint}")]
+    /// An operation of the system failed.
+    #[error("cannot {what}: {error}; {hint}")]
     Io {
-        /// What it was about.
+        /// The operation.
         what: String,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
         /// What to do.
         hint: &'static str,
     },
-    /// Somebody else listens there.
-    #[error("{0}: another server listens there; stop it, or give another place with --socket")]
+    /// Another process listens on the socket.
+    #[error("another server listens on {0}; stop it, or give another path with --socket")]
     SocketInUse(PathBuf),
 }
 
 /// The parts of a running server.
 pub struct Server {
-    /// Bounds.
+    /// The limits.
     pub limits: Limits,
-    /// Who may ask.
+    /// Authentication.
     pub auth: Auth,
-    /// What was said about the disk tier.
+    /// The settings of the disk tier.
     pub cache: CacheConfig,
-    /// Says when somebody may have lost a grant, or the server stops.
+    /// Notifies when access to a version may have ended, or the server stops.
     pub access_changes: watch::Sender<()>,
-    /// Chunks.
+    /// The store of chunks, in memory and on disk.
     pub store: Arc<Store>,
-    /// Which datasets have a share of the disk.
+    /// The datasets' shares of the disk.
     pub shares: Arc<Shares>,
-    /// What is brought before it is read.
+    /// The warm-ups.
     pub warmups: Arc<Warmups>,
-    /// Versions.
+    /// The open versions.
     pub versions: Arc<Versions>,
-    /// Datasets.
+    /// The registered datasets.
     pub registrations: Arc<Registrations>,
-    /// Declared jobs and their epochs.
+    /// The declared jobs and their epochs.
     pub registry: Registry,
-    /// Turns for requests with long bodies.
+    /// Permits for requests with long bodies.
     pub long_body_permits: Semaphore,
-    /// Live jobs.
+    /// The live jobs, declared or not.
     pub live_jobs: LiveJobs,
-    /// Bytes delivered.
+    /// The accounts of delivered bytes.
     pub accounts: Accounts,
-    /// Requests, for metrics.
+    /// The metrics of requests.
     pub requests: RequestMetrics,
-    /// Turns for requests for bytes.
+    /// Permits for requests for bytes.
     pub read_permits: Arc<Semaphore>,
-    /// Memory for samples that are read before it is their turn to be sent.
+    /// Memory for samples that are read ahead of being sent.
     pub read_ahead: Arc<ReadAhead>,
-    /// What the server does beside answering.
+    /// The tasks that outlive a request.
     pub tasks: TaskTracker,
-    /// Connections open now.
+    /// The number of open connections.
     pub connections: AtomicU64,
-    /// This server's address.
+    /// The address of the TCP listener.
     pub addr: SocketAddr,
     phase: AtomicU8,
     started: Instant,
@@ -130,7 +130,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Loads everything that is loaded at start.
+    /// Loads the state and creates all parts. The disk tier is opened later.
     ///
     /// # Errors
     /// [`StartError`].
@@ -202,7 +202,7 @@ impl Server {
             counts: Default::default(),
         };
         let registry = Registry::open(state.path(), job_context).map_err(|error| StartError::Io {
-            what: format!("jobs below {}", state.path().display()),
+            what: format!("open the jobs below {}", state.path().display()),
             error,
             hint: "check the permissions of --state-dir",
         })?;
@@ -232,21 +232,24 @@ impl Server {
         }))
     }
 
-    /// The disk tier as it is to be opened now, or why it cannot be.
+    /// Returns the configuration with which the disk tier is opened now.
     ///
     /// # Errors
-    /// What is wrong with the directory's file system.
+    /// A text that says what is wrong with the directory's file system.
     pub fn disk_config(&self) -> Result<DiskConfig, String> {
         let CacheConfig { dir, size, free_floor, policy } = &self.cache;
         let room = FsSpace::at(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         let size_max = size.of(room.available.saturating_add(room.own));
         if size_max < CACHE_MIN {
             let spare = ByteSize(room.available);
-            return Err(format!("{size} of the {spare} that are free at {} is too little", dir.display()));
+            return Err(format!(
+                "cache.size = {size} of the {spare} free at {} is less than 16MiB",
+                dir.display()
+            ));
         }
         if size_max > room.total {
             let (size, total) = (ByteSize(size_max), ByteSize(room.total));
-            tracing::warn!(%size, %total, "cache.size is more than its file system has; cache.free_floor bounds it");
+            tracing::warn!(%size, %total, "cache.size is more than the whole file system; cache.free_floor bounds the cache");
         }
         Ok(DiskConfig {
             dir: dir.clone(),
@@ -255,11 +258,11 @@ impl Server {
             slab_bytes: None,
             policy: *policy,
             seed: rand::random(),
-            files_max: SLABS_OPEN,
+            files_max: OPEN_SLABS_MAX,
         })
     }
 
-    /// How far it is.
+    /// Returns the phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Acquire) {
@@ -269,25 +272,25 @@ impl Server {
         }
     }
 
-    /// Goes on to the next phase.
+    /// Enters a phase. There is no way back to an earlier one.
     pub fn enter(&self, phase: Phase) {
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.access_changes.send_replace(());
     }
 
-    /// How long it has run.
+    /// Returns the time since the start.
     #[must_use]
     pub fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Nanoseconds since it started.
+    /// Returns the nanoseconds since the start.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.uptime().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The view with this server as its one member.
+    /// Returns the view of the cluster, which has this server as its only member.
     #[must_use]
     pub fn cluster(&self) -> Cluster {
         let id =
@@ -295,7 +298,7 @@ impl Server {
         Cluster { view: 1, members: vec![Member { id, url: format!("http://{}", self.addr), weight: 1 }] }
     }
 
-    /// What tenants may have on disk, and what their datasets have there now.
+    /// Returns the tenants' quotas on disk, and the bytes that their datasets have there now.
     #[must_use]
     pub fn resident_quotas(&self) -> Vec<(Tenant, TenantQuota)> {
         let quotas: Vec<_> =
@@ -320,16 +323,16 @@ impl Server {
         quotas.into_iter().map(|(t, quota)| (t.clone(), (quota, of(&t)))).collect()
     }
 
-    /// Takes a changed tokens file over. Blocking.
+    /// Reloads the tokens file if it changed. Blocking.
     pub fn reload_tokens(&self) {
         if self.auth.reload() {
-            // Quotas may be others.
+            // The quotas may have changed.
             self.shares.forget_applied();
             self.access_changes.send_replace(());
         }
     }
 
-    /// Forgets jobs that were idle too long and moves their accounts.
+    /// Forgets jobs that were idle for too long, and moves their accounts to the job `expired`.
     pub fn expire_jobs(&self) {
         self.live_jobs.expire(self.now_ns());
         self.accounts.fold(|tenant, name| self.live_jobs.is_live(tenant, name));

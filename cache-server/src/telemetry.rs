@@ -1,15 +1,15 @@
-//! Log lines on stderr.
+//! Writes log lines to stderr.
 
 use std::{fmt, str::FromStr};
 use tracing_subscriber::EnvFilter;
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object on each line.
     Json,
 }
 
@@ -19,7 +19,7 @@ impl FromStr for LogFormat {
         match s {
             "text" => Ok(LogFormat::Text),
             "json" => Ok(LogFormat::Json),
-            _ => Err(format!("{s:?} is no log format; write text or json")),
+            _ => Err(format!("{s:?} is not a log format; write text or json")),
         }
     }
 }
@@ -33,19 +33,21 @@ impl fmt::Display for LogFormat {
     }
 }
 
-/// Starts logging for the whole process; `FLETCH_LOG` (or `RUST_LOG`) chooses what is logged,
-/// `info` by default.
+/// Starts logging for the whole process.
+///
+/// `FLETCH_LOG` (or `RUST_LOG`) is the filter; the default is `info`.
 ///
 /// # Errors
-/// When the filter cannot be read, or logging was started before.
+/// If the filter is not valid, or logging was started before.
 pub fn init(format: LogFormat) -> anyhow::Result<()> {
     let text = ["FLETCH_LOG", "RUST_LOG"].iter().find_map(|v| std::env::var(v).ok());
     let text = text.unwrap_or_else(|| "info".to_owned());
-    let filter = EnvFilter::try_new(&text).map_err(|e| anyhow::anyhow!("FLETCH_LOG={text:?}: {e}"))?;
+    let filter = EnvFilter::try_new(&text)
+        .map_err(|e| anyhow::anyhow!("FLETCH_LOG={text:?} is not a valid filter: {e}"))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),
     };
-    started.map_err(|e| anyhow::anyhow!("logging: {e}"))
+    started.map_err(|e| anyhow::anyhow!("cannot start logging: {e}"))
 }

@@ -464,7 +464,7 @@ def test_what_is_no_selection_is_said(server: Server, tree: Path, tmp_path: Path
     said = why("key,label\n0001,3\n", select=Selection(file, keys="path"))
     assert "has no column path; it has key, label" in said
     said = why("key\n0001\nnone\n0002\nnowhere\n")
-    assert '2 keys are of no sample, among them "none", "nowhere"' in said
+    assert '2 keys name no sample of the version, among them "none", "nowhere"' in said
     assert 'more than once, among them "0001"' in why("key\n0001\n0001\n")
     assert "names sample 150" in why("number\n150\n")
     assert "give one of them" in why("number\n1\n", plan={"base": "all"})

@@ -1,4 +1,4 @@
-//! One connection: HTTP/1.1 with bounds on how long either side may make the other wait.
+//! Serves one HTTP/1.1 connection. Bounds how long the client may be silent, and how long it may take no bytes.
 
 use super::App;
 use hyper::server::conn::http1;
@@ -19,14 +19,15 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-/// What hyper buffers of a request's head; the header's own limit, at most this, answers with a
-/// problem, beyond it hyper answers 431 by itself.
+/// The bytes of a request's head that hyper buffers.
+///
+/// Up to this size a header over `limits.header_bytes` gets a problem as its reply; over it hyper sends a 431.
 const HEAD_BYTES_MAX: usize = 128 << 10;
-/// Header lines of a request.
+/// The most header lines of a request.
 const HEADERS_MAX: usize = 128;
 
 impl App {
-    /// Serves a connection until it ends, the server drains, or is aborted.
+    /// Serves a connection until it ends, or the server drains or cuts it.
     pub(super) async fn serve<S>(self: Arc<Self>, stream: S, permit: OwnedSemaphorePermit)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -53,19 +54,20 @@ impl App {
             }
         };
         if let Some(Err(e)) = ended {
-            tracing::debug!(error = %e, "a connection ended early");
+            tracing::debug!(error = %e, "a connection ended with an error");
         }
         self.server.connections.fetch_sub(1, Relaxed);
         drop(permit);
     }
 }
 
-/// A stream whose reader may not stall for longer than `timeout`: an answer holds buffers that
-/// others wait for.
+/// A stream that fails if the client takes no bytes for `timeout`.
+///
+/// A reply holds buffers that other requests wait for.
 struct SendTimeout<S> {
     stream: S,
     timeout: Duration,
-    /// Armed while the stream takes nothing.
+    /// The timer, armed while a write is pending.
     stalled: Pin<Box<Sleep>>,
     armed: bool,
 }
@@ -75,7 +77,7 @@ impl<S> SendTimeout<S> {
         SendTimeout { stream, timeout, stalled: Box::pin(sleep(timeout)), armed: false }
     }
 
-    /// Passes on what a write did, unless nothing was taken for too long.
+    /// Returns the result of a write, or an error if writes have been pending for too long.
     fn check_stall<T>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if wrote.is_ready() {
             self.armed = false;
@@ -86,7 +88,10 @@ impl<S> SendTimeout<S> {
             self.stalled.as_mut().reset(Instant::now() + self.timeout);
         }
         ready!(self.stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes no bytes")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client took no bytes for limits.send_timeout",
+        )))
     }
 }
 

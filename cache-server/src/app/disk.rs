@@ -1,4 +1,4 @@
-//! The server as the owner of its disk tier: what it is opened with, and how it is divided.
+//! The server as the owner of its disk tier: how the tier is opened, and how datasets share it.
 
 use crate::server::Server;
 use fletch_store::{
@@ -9,13 +9,13 @@ use fletch_store::{
 use futures::future::{BoxFuture, FutureExt as _};
 use std::sync::Arc;
 
-/// Opens the tier before the first request.
+/// Opens the disk tier before the first request.
 ///
 /// # Errors
-/// Only when another process uses the directory: everything else may pass.
+/// If another process uses the directory. After any other error the server runs and tries again later.
 pub(super) async fn open_first(server: &Arc<Server>) -> Result<(), DiskError> {
     let Some(disk) = server.store.disk().map(Arc::clone) else {
-        tracing::info!("no cache on disk: cache.size is 0");
+        tracing::info!("there is no disk tier, because cache.size is 0");
         return Ok(());
     };
     maintenance::open_first(Arc::clone(server) as Arc<dyn DiskOwner>, disk).await
@@ -27,7 +27,7 @@ impl DiskOwner for Server {
     }
 
     fn on_open(&self) {
-        // The shares of a tier that was not there yet.
+        // A tier that is opened anew has no shares yet.
         self.shares.forget_applied();
     }
 

@@ -1,4 +1,4 @@
-//! The unix socket: bound over a stale file, never over one that somebody listens on.
+//! Binds the unix socket. It replaces a stale socket file, but never one on which a process listens.
 
 use crate::server::StartError;
 use std::{
@@ -11,7 +11,7 @@ use std::{
 };
 use tokio::net::UnixListener;
 
-/// Owner and group may ask; on a node shared by others, put readers in the group.
+/// The owner and the group may connect. On a shared node, put readers in the group.
 const MODE: u32 = 0o660;
 
 /// A bound socket file, removed when dropped.
@@ -21,11 +21,11 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Binds it, making its directory if need be.
+    /// Binds the socket. Creates its directory if it does not exist.
     pub fn bind(path: PathBuf) -> Result<Self, StartError> {
         let shown = path.clone();
         let failed = move |error| StartError::Io {
-            what: format!("socket {}", shown.display()),
+            what: format!("bind the socket {}", shown.display()),
             error,
             hint: "give another path with --socket, or `--socket none`",
         };
@@ -48,38 +48,35 @@ impl Socket {
         Ok(Socket { path, listener })
     }
 
-    /// The file.
+    /// Returns the path of the socket file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// For accepting; `None` when the runtime refuses it, which is logged.
+    /// Returns the listener, or `None` and a log line if the runtime rejects it.
     pub fn listener(&self) -> Option<UnixListener> {
         let listener = self.listener.try_clone().and_then(UnixListener::from_std);
-        listener.inspect_err(|e| tracing::error!(error = %e, "the socket cannot be listened on")).ok()
+        listener.inspect_err(|e| tracing::error!(error = %e, "cannot listen on the unix socket")).ok()
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
         if let Err(e) = std::fs::remove_file(&self.path) {
-            tracing::warn!(socket = %self.path.display(), error = %e, "the socket file stays");
+            tracing::warn!(socket = %self.path.display(), error = %e, "cannot remove the socket file");
         }
     }
 }
 
-/// Removes a socket file that nobody listens on.
+/// Removes a socket file on which no process listens.
 fn remove_stale(path: &Path) -> Result<(), StartError> {
     let failed = |error| StartError::Io {
-        what: format!("socket {}", path.display()),
+        what: format!("replace the socket {}", path.display()),
         error,
         hint: "remove the file, or give another path with --socket",
     };
     if !std::fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {
-        return Err(failed(io::Error::new(
-            io::ErrorKind::AlreadyExists,
-            "a file that is no socket is there",
-        )));
+        return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, "the file there is not a socket")));
     }
     match UnixStream::connect(path) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(failed),
@@ -100,12 +97,12 @@ mod tests {
         assert!(matches!(Socket::bind(path.clone()), Err(StartError::SocketInUse(_))));
         drop(first);
         assert!(!path.exists());
-        // What a killed server leaves.
+        // A killed server leaves its socket file.
         drop(StdListener::bind(&path).expect("bind"));
         assert!(path.exists());
         drop(Socket::bind(path.clone()).expect("stale"));
         std::fs::write(&path, "precious").expect("write");
         let told = Socket::bind(path.clone()).err().expect("no socket").to_string();
-        assert!(told.contains("no socket") && path.exists(), "{told}");
+        assert!(told.contains("not a socket") && path.exists(), "{told}");
     }
 }

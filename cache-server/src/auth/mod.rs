@@ -1,11 +1,14 @@
-//! Who asks: from the token of a request to a [`Principal`]. Owns the tokens file and what it says
-//! now ([`file`] reads it, [`mint`] makes tokens for it).
+//! Authentication: maps the token of a request to a [`Principal`].
 //!
-//! 1. A token is hashed at once and then forgotten: nothing here keeps, logs or shows one.
-//! 2. A missing token and an unknown one are one value, [`Unauthenticated`], so that they can only have one
-//!    answer.
-//! 3. A file that cannot be believed changes nothing: what was in force stays in force, and the
-//!    fault is logged once for each state of the file.
+//! Owns the tokens file: [`tokens_file`] reads it, [`new_token`] makes tokens for it, and [`Auth`] reloads it when
+//! it changes.
+//!
+//! Invariants:
+//! 1. A token is hashed at once and then dropped. Nothing here keeps, logs or shows a token.
+//! 2. A missing token and an unknown one are the same error ([`Unauthenticated`]), so that they get the same
+//!    reply.
+//! 3. A tokens file with a fault changes nothing: the previous tokens stay in force. The fault is logged once
+//!    for each state of the file.
 
 mod new_token;
 mod tokens_file;
@@ -26,47 +29,47 @@ use std::{
 };
 use tokens_file::Tokens;
 
-/// Who is asking.
+/// The identity of a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
-    /// Who may share bytes with them.
+    /// The domain whose bytes the caller shares.
     pub domain: Domain,
-    /// Who owns jobs and quota.
+    /// The tenant that owns the caller's jobs and quota.
     pub tenant: Tenant,
-    /// What they may do.
+    /// What the caller may do.
     pub role: Role,
 }
 
 impl Principal {
-    /// Everybody on this machine, where no tokens are configured.
+    /// Returns the principal of every caller of a server without a tokens file.
     #[must_use]
     pub fn anonymous() -> Self {
         Principal { domain: Domain::default_domain(), tenant: Tenant::default_tenant(), role: Role::Admin }
     }
 }
 
-/// No token, or none that is known: never which of the two.
+/// The request has no token, or an unknown one. The error never says which (invariant 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the request carries no token that this server knows")]
+#[error("the request has no token that this server knows")]
 pub struct Unauthenticated;
 
-/// What was counted since the start.
+/// What authentication counted since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AuthStats {
     /// Tokens in force.
     pub tokens: u64,
-    /// Requests refused.
+    /// Requests without a known token.
     pub refused: u64,
-    /// Times that a changed file was taken over.
+    /// Changed tokens files that came into force.
     pub reloads: u64,
-    /// Times that a changed file was not believed.
+    /// Changed tokens files with a fault.
     pub reload_errors: u64,
 }
 
-/// See the module.
+/// The authentication of a server.
 #[derive(Debug)]
 pub struct Auth {
-    /// `None`: everybody who can connect is [`Principal::anonymous`].
+    /// `None`: every caller is [`Principal::anonymous`].
     file: Option<WatchedFile>,
     refused: AtomicU64,
     reloads: AtomicU64,
@@ -77,11 +80,11 @@ pub struct Auth {
 struct WatchedFile {
     path: PathBuf,
     tokens: RwLock<Arc<Tokens>>,
-    /// The state of the file that was last looked at; `None` when it could not be.
+    /// The state of the file at the last check. `None` if the file could not be read.
     last_stamp: Mutex<Option<FileStamp>>,
 }
 
-/// What tells one state of a file from another.
+/// What distinguishes one state of a file from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     inode: (u64, u64),
@@ -101,13 +104,13 @@ impl FileStamp {
 }
 
 impl Auth {
-    /// Reads the tokens file, where there is to be one. Blocking.
+    /// Reads the tokens file, if a path is given. Blocking.
     ///
     /// # Errors
     /// [`TokensError`] with every fault of the file.
     pub fn open(path: Option<&Path>) -> Result<Self, TokensError> {
         let watched = |path: &Path| {
-            // Looked at before it is read: a change in between is seen as one later.
+            // Stamped before it is read, so that the next check notices a change in between.
             let last_stamp = Mutex::new(FileStamp::at(path).ok());
             let tokens = RwLock::new(Arc::new(Tokens::load(path)?));
             Ok::<_, TokensError>(WatchedFile { path: path.to_owned(), tokens, last_stamp })
@@ -125,13 +128,13 @@ impl Auth {
         Some(Arc::clone(&file.tokens.read().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Who a request is from, by the bytes of its `Authorization` header.
+    /// Returns the principal of a request, by the bytes of its `Authorization` header.
     ///
     /// # Errors
     /// [`Unauthenticated`].
     pub fn authenticate(&self, header: Option<&[u8]>) -> Result<Principal, Unauthenticated> {
         let Some(tokens) = self.tokens() else { return Ok(Principal::anonymous()) };
-        // A missing token is looked up like any other, as the empty one, which no file can hold.
+        // A missing token is looked up as the empty token, which no file can have. So both take the same time.
         let token = header.and_then(bearer).unwrap_or_default();
         tokens.find(token).ok_or_else(|| {
             self.refused.fetch_add(1, Relaxed);
@@ -139,20 +142,21 @@ impl Auth {
         })
     }
 
-    /// What a tenant may use.
+    /// Returns the quota of a tenant.
     #[must_use]
     pub fn quota(&self, tenant: &Tenant) -> Quota {
         self.tokens().map_or_else(Quota::default, |t| t.quota(tenant))
     }
 
-    /// Every tenant with a quota.
+    /// Returns every tenant that has a quota.
     #[must_use]
     pub fn quotas(&self) -> Vec<(Tenant, Quota)> {
         self.tokens().map_or_else(Vec::new, |t| t.quotas())
     }
 
-    /// Takes a changed file over; says whether it did. Blocking; a second call while one runs does
-    /// nothing.
+    /// Reloads the tokens file if it changed. Returns whether other tokens are now in force. Blocking.
+    ///
+    /// A second call while one runs does nothing.
     pub fn reload(&self) -> bool {
         let Some(file) = &self.file else { return false };
         let mut seen = match file.last_stamp.try_lock() {
@@ -167,20 +171,20 @@ impl Auth {
         *seen = stamp;
         match Tokens::load(&file.path) {
             Ok(tokens) => {
-                tracing::info!(file = %file.path.display(), tokens = tokens.len(), "another tokens file is in force");
+                tracing::info!(file = %file.path.display(), tokens = tokens.len(), "the changed tokens file is in force");
                 *file.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
                 self.reloads.fetch_add(1, Relaxed);
                 true
             }
             Err(error) => {
                 self.reload_errors.fetch_add(1, Relaxed);
-                tracing::error!(%error, "the tokens file is not believed; what was in force before stays in force");
+                tracing::error!(%error, "the changed tokens file has a fault; the previous tokens stay in force");
                 false
             }
         }
     }
 
-    /// What was counted.
+    /// Returns what was counted.
     #[must_use]
     pub fn stats(&self) -> AuthStats {
         AuthStats {
@@ -192,7 +196,7 @@ impl Auth {
     }
 }
 
-/// The token of an `Authorization: Bearer …` header.
+/// Returns the token of an `Authorization: Bearer …` header.
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = header.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())

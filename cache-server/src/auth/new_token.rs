@@ -1,4 +1,4 @@
-//! `fletch-server token new`: a random token, and the lines that make it known.
+//! `fletch-server token new`: makes a random token, and the lines for the tokens file.
 
 use super::Role;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -11,10 +11,10 @@ use std::{
     path::PathBuf,
 };
 
-/// Random bytes of a token: guessing one is as hard as breaking its hash.
+/// The random bytes of a token. Guessing them is as hard as breaking the token's hash.
 const RANDOM_BYTES: usize = 32;
 
-/// A token to be made.
+/// The settings of a token that is to be made.
 #[derive(Debug, Clone)]
 pub struct NewToken {
     tenant: Tenant,
@@ -24,13 +24,13 @@ pub struct NewToken {
     append: Option<PathBuf>,
 }
 
-/// A token that was made. Its `Debug` does not show it.
+/// A token that was made. `Debug` does not show it.
 pub struct Minted {
-    /// What the client sends. It stands nowhere else.
+    /// The token, which the client sends. It is stored nowhere else.
     pub token: String,
-    /// What the tokens file needs, as TOML.
+    /// The lines for the tokens file, as TOML.
     pub lines: String,
-    /// The file that they were added to.
+    /// The file to which the lines were appended.
     pub appended: Option<PathBuf>,
 }
 
@@ -40,34 +40,45 @@ impl std::fmt::Debug for Minted {
     }
 }
 
-/// The `token` subcommand.
+/// Returns the `token` subcommand.
 pub fn command() -> Command {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help)
     };
-    Command::new("token").about("About tokens").subcommand_required(true).subcommand(
+    Command::new("token").about("Makes tokens for authentication").subcommand_required(true).subcommand(
         Command::new("new")
-            .about("Make a token: the token on stdout, the lines for the tokens file on stderr or appended to it")
-            .arg(arg("tenant", "TENANT", "Whose it is").required(true).value_parser(value_parser!(Tenant)))
+            .about("Makes a token. Prints it on stdout, and prints or appends the lines for the tokens file")
             .arg(
-                arg("domain", "DOMAIN", "With whom its tenant shares bytes [default: the tenant alone]")
-                    .value_parser(value_parser!(Domain)),
+                arg("tenant", "TENANT", "Tenant that owns the token's jobs, registrations and quota")
+                    .required(true)
+                    .value_parser(value_parser!(Tenant)),
             )
             .arg(
-                arg("role", "ROLE", "reader, user, admin or monitor [default: user]")
+                arg(
+                    "domain",
+                    "DOMAIN",
+                    "Domain with which the tenant shares bytes [default: the tenant alone]",
+                )
+                .value_parser(value_parser!(Domain)),
+            )
+            .arg(
+                arg("role", "ROLE", "Role: reader, user, admin or monitor [default: user]")
                     .value_parser(value_parser!(Role)),
             )
-            .arg(arg("note", "TEXT", "For people, such as where it is used"))
-            .arg(arg("append", "FILE", "Append the lines to this tokens file").value_parser(value_parser!(PathBuf))),
+            .arg(arg("note", "TEXT", "Note for people, such as where the token is used"))
+            .arg(
+                arg("append", "FILE", "Append the lines to this tokens file")
+                    .value_parser(value_parser!(PathBuf)),
+            ),
     )
 }
 
 impl NewToken {
-    /// From the arguments of [`command`].
+    /// Reads the arguments of [`command`].
     #[must_use]
     pub fn read(matches: &ArgMatches) -> Self {
         let m = matches.subcommand().map_or(matches, |(_, m)| m);
-        // Required by the parser.
+        // The parser requires the argument.
         let tenant = m.get_one::<Tenant>("tenant").cloned().unwrap_or_else(Tenant::default_tenant);
         NewToken {
             tenant,
@@ -78,10 +89,10 @@ impl NewToken {
         }
     }
 
-    /// Makes it.
+    /// Makes the token, and appends its lines to the file if there is one.
     ///
     /// # Errors
-    /// When the system gives no randomness, or the file cannot be written.
+    /// If the system gives no random bytes, or the file cannot be written.
     pub fn mint(&self) -> io::Result<Minted> {
         let mut random = [0; RANDOM_BYTES];
         rand::rngs::OsRng.try_fill_bytes(&mut random).map_err(io::Error::other)?;
@@ -99,11 +110,11 @@ impl NewToken {
             lines += &format!("note = {}\n", toml::Value::from(note.as_str()));
         }
         if let Some(file) = &self.append {
-            let told = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", file.display()));
+            let failed = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", file.display()));
             let mut file =
-                OpenOptions::new().append(true).create(true).mode(0o600).open(file).map_err(told)?;
-            // One write: a server that reads meanwhile sees all of it or nothing.
-            file.write_all(lines.as_bytes()).and_then(|()| file.sync_all()).map_err(told)?;
+                OpenOptions::new().append(true).create(true).mode(0o600).open(file).map_err(failed)?;
+            // One write, so that a server that reads the file meanwhile sees all lines or none.
+            file.write_all(lines.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
         }
         Ok(Minted { token, lines, appended: self.append.clone() })
     }

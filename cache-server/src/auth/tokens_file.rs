@@ -1,10 +1,10 @@
-//! The tokens file: which token is whose, and what a tenant may use.
+//! The tokens file: the principals of tokens, and the quotas of tenants.
 //!
 //! ```toml
 //! [[token]]
-//! hash = "…"            # BLAKE3 of the token, 64 hex digits; the token itself stands nowhere
+//! hash = "…"            # BLAKE3 of the token, 64 hex digits; the token itself is stored nowhere
 //! tenant = "vision"
-//! domain = "research"   # who shares bytes; the tenant alone unless given
+//! domain = "research"   # shares bytes with the tenants of this domain; default: the tenant alone
 //! role = "user"         # reader | user | admin | monitor
 //! note = "CI runner"    # for people
 //!
@@ -38,41 +38,41 @@ const KEYS: &[&str] = &[
     "tenant.*.resident",
 ];
 
-/// What a principal may do. Nobody, an admin included, reads another domain's data.
+/// What a principal may do. No role, not even admin, may read another domain's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Read the domain's datasets: what a mount or a loader needs.
+    /// May read the domain's datasets. Mounts and loaders need this.
     Reader,
-    /// And register, unregister, warm up and evict them.
+    /// May also register, unregister, warm up and evict them.
     #[default]
     User,
-    /// And see the accounts and metrics of every tenant.
+    /// May also see the accounts and metrics of every tenant.
     Admin,
-    /// Only see metrics: for a monitoring system.
+    /// May only see metrics. For a monitoring system.
     Monitor,
 }
 
 impl Role {
-    /// Whether it may read the domain's datasets.
+    /// Returns whether the role may read the domain's datasets.
     #[must_use]
     pub fn may_read(self) -> bool {
         self != Role::Monitor
     }
 
-    /// Whether it may change what the server does for the domain.
+    /// Returns whether the role may change what the server does for the domain.
     #[must_use]
     pub fn may_write(self) -> bool {
         matches!(self, Role::User | Role::Admin)
     }
 
-    /// Whether it may see every tenant's accounts.
+    /// Returns whether the role may see every tenant's accounts.
     #[must_use]
     pub fn may_see_all_tenants(self) -> bool {
         self == Role::Admin
     }
 
-    /// Whether it may see metrics, whose labels name every tenant.
+    /// Returns whether the role may see metrics, whose labels name every tenant.
     #[must_use]
     pub fn may_read_metrics(self) -> bool {
         matches!(self, Role::Admin | Role::Monitor)
@@ -100,23 +100,23 @@ impl FromStr for Role {
         let all = [Role::Reader, Role::User, Role::Admin, Role::Monitor];
         all.into_iter()
             .find(|r| r.word() == s)
-            .ok_or_else(|| format!("{s:?} is no role; write reader, user, admin or monitor"))
+            .ok_or_else(|| format!("{s:?} is not a role; write reader, user, admin or monitor"))
     }
 }
 
-/// What a tenant may use, in bytes; without a bound where there is none.
+/// The bounds of a tenant, in bytes. `None`: no bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quota {
-    /// Content bytes of the datasets that it registered.
+    /// Content bytes of the datasets that the tenant registered.
     pub registered: Option<u64>,
-    /// Bytes of chunks that it had this server keep.
+    /// Bytes that the chunks of those datasets occupy on this server's disk.
     pub resident: Option<u64>,
 }
 
-/// Why a tokens file is not believed.
+/// Why a tokens file is not used.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TokensError {
-    /// It cannot be read, or is no such file; every fault with its line.
+    /// It cannot be read or parsed. The error has every fault with its line.
     #[error("tokens file: {0}")]
     Settings(#[from] SettingsError),
     /// It contradicts itself.
@@ -124,7 +124,7 @@ pub enum TokensError {
     Faults {
         /// The file.
         file: String,
-        /// Every fault.
+        /// All faults.
         faults: Vec<String>,
     },
 }
@@ -155,10 +155,11 @@ struct TenantRow {
     resident: Option<ByteSize>,
 }
 
-/// A tokens file that holds together.
+/// A valid tokens file.
 pub(super) struct Tokens {
-    /// By a keyed hash of the token's hash, under a key of this process: which bucket a guess falls
-    /// into tells nothing, and inside one the comparison takes the same time for every guess.
+    /// Principals, by a keyed hash of the token's hash, under a key of this process.
+    ///
+    /// So the bucket of a guess tells nothing, and inside a bucket each comparison takes the same time.
     by_hash: HashMap<u64, Vec<(Hash, Principal)>>,
     key: RandomState,
     quotas: BTreeMap<Tenant, Quota>,
@@ -172,7 +173,7 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Reads a file.
+    /// Reads and checks a tokens file.
     ///
     /// # Errors
     /// [`TokensError`].
@@ -184,14 +185,14 @@ impl Tokens {
     fn of(file: File) -> Result<Self, Vec<String>> {
         let mut faults = Vec::new();
         if file.token.is_empty() {
-            // Most likely a file that is being written: nobody at all could ask.
+            // Most likely the file is being written. An empty file would reject every caller.
             faults.push("it has no [[token]]; make one with `fletch-server token new`".to_owned());
         }
         let mut tokens =
             Tokens { by_hash: HashMap::new(), key: RandomState::new(), quotas: BTreeMap::new(), len: 0 };
         let mut domains: BTreeMap<Tenant, Domain> = BTreeMap::new();
         for t in file.token {
-            // Both have one grammar.
+            // Names of domains and tenants have the same grammar.
             let own = Domain::new(t.tenant.as_str()).unwrap_or_else(|_| Domain::default_domain());
             let domain = t.domain.unwrap_or(own);
             let of = domains.entry(t.tenant.clone()).or_insert_with(|| domain.clone());
@@ -203,7 +204,7 @@ impl Tokens {
             }
             let slot = tokens.by_hash.entry(tokens.key.hash_one(t.hash.as_bytes())).or_default();
             if slot.iter().any(|(h, _)| *h == t.hash) {
-                faults.push(format!("the hash {}… is there twice", t.hash.short()));
+                faults.push(format!("the hash {}… is listed twice", t.hash.short()));
             }
             slot.push((t.hash, Principal { domain, tenant: t.tenant, role: t.role }));
             tokens.len += 1;
@@ -214,18 +215,18 @@ impl Tokens {
             }
             let quota = Quota { registered: t.registered.map(|b| b.0), resident: t.resident.map(|b| b.0) };
             if tokens.quotas.insert(t.name.clone(), quota).is_some() {
-                faults.push(format!("[[tenant]] {} is there twice", t.name));
+                faults.push(format!("[[tenant]] {} is listed twice", t.name));
             }
         }
         if faults.is_empty() { Ok(tokens) } else { Err(faults) }
     }
 
-    /// How many tokens it has.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whose a token is.
+    /// Returns the principal of a token.
     pub fn find(&self, token: &[u8]) -> Option<Principal> {
         let hash = Hash::of(token);
         let slot = self.by_hash.get(&self.key.hash_one(hash.as_bytes()))?;
@@ -238,12 +239,12 @@ impl Tokens {
         found.cloned()
     }
 
-    /// What a tenant may use.
+    /// Returns the quota of a tenant.
     pub fn quota(&self, tenant: &Tenant) -> Quota {
         self.quotas.get(tenant).copied().unwrap_or_default()
     }
 
-    /// Every tenant with a quota, by name.
+    /// Returns every tenant that has a quota, sorted by name.
     pub fn quotas(&self) -> Vec<(Tenant, Quota)> {
         self.quotas.iter().map(|(t, q)| (t.clone(), *q)).collect()
     }

@@ -1,4 +1,4 @@
-//! From the texts of all settings to the values in force, with every fault at once.
+//! Builds the configuration from the texts of all settings, and collects every fault.
 
 use super::{CacheConfig, Config, ConfigError, EffectiveSetting, SettingSource};
 use crate::{
@@ -10,7 +10,7 @@ use fletch_settings::{Amount, ByteSize, Span};
 use fletch_store::disk::Policy;
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
-/// Turns texts into values and collects every fault.
+/// Parses the settings and collects their faults.
 pub(super) struct ConfigBuilder<'a> {
     pub values: BTreeMap<&'static str, &'a EffectiveSetting>,
     pub faults: Vec<String>,
@@ -18,15 +18,15 @@ pub(super) struct ConfigBuilder<'a> {
 
 impl ConfigBuilder<'_> {
     fn fault(&mut self, key: &str, why: impl fmt::Display) {
-        let origin = self.values.get(key).map_or(&SettingSource::Default, |e| &e.origin);
-        self.faults.push(format!("{key} ({origin}): {why}"));
+        let source = self.values.get(key).map_or(&SettingSource::Default, |e| &e.source);
+        self.faults.push(format!("{key} ({source}): {why}"));
     }
 
     fn text(&self, key: &str) -> &str {
         self.values.get(key).map_or("", |e| e.value.as_str())
     }
 
-    /// The value of a key, or a fault and a placeholder that nobody will see.
+    /// Returns the value of a key. After a fault it returns the placeholder, which is never used.
     fn get<T: FromStr<Err: fmt::Display>>(&mut self, key: &str, placeholder: T) -> T {
         match self.text(key).parse() {
             Ok(v) => v,
@@ -48,7 +48,7 @@ impl ConfigBuilder<'_> {
     fn directory(&mut self, key: &str) -> PathBuf {
         let path = PathBuf::from(self.text(key));
         if path.as_os_str().is_empty() {
-            self.fault(key, "there is no home directory to derive it from; give a directory");
+            self.fault(key, "its default needs a home directory, and there is none; give a directory");
         }
         std::path::absolute(&path).unwrap_or(path)
     }
@@ -86,7 +86,8 @@ impl ConfigBuilder<'_> {
             Ok(addr) if addr.ip().is_loopback() || !self.text("auth.tokens").is_empty() => addr,
             Ok(addr) => {
                 let why = format!(
-                    "{addr} is not a loopback address, and without authentication only this machine may ask; write 127.0.0.1:{}, or name a tokens file with --auth-tokens",
+                    "{addr} is not a loopback address, and without a tokens file only this machine may connect; \
+                     write 127.0.0.1:{}, or name a tokens file with --auth-tokens",
                     addr.port()
                 );
                 self.fault("listen", why);
@@ -95,7 +96,7 @@ impl ConfigBuilder<'_> {
             Err(_) => {
                 self.fault(
                     "listen",
-                    format!("{text:?} is no address; write IP:PORT, such as 127.0.0.1:7380"),
+                    format!("{text:?} is not an address; write IP:PORT, such as 127.0.0.1:7380"),
                 );
                 placeholder
             }
@@ -111,13 +112,13 @@ impl ConfigBuilder<'_> {
         if path.as_os_str().len() > 104 {
             self.fault(
                 "socket",
-                "the path is longer than the 104 bytes a socket may have; write a shorter one",
+                "the path is longer than 104 bytes, the limit of a socket's path; give a shorter one",
             );
         }
         Some(path)
     }
 
-    /// A path that may be left out.
+    /// Returns the path of a setting that may be empty.
     fn optional_path(&mut self, key: &str) -> Option<PathBuf> {
         let text = self.text(key);
         (!text.is_empty()).then(|| std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text)))
@@ -132,9 +133,10 @@ impl ConfigBuilder<'_> {
                     Ok(uri) => dirs.push(uri),
                     Err(e) => self.fault("local.dirs", e),
                 },
-                Err(e) => {
-                    self.fault("local.dirs", format!("{dir}: {e}; create it or remove it from the list"))
-                }
+                Err(e) => self.fault(
+                    "local.dirs",
+                    format!("cannot use {dir}: {e}; create it, or remove it from the list"),
+                ),
             }
         }
         dirs
@@ -166,10 +168,13 @@ impl ConfigBuilder<'_> {
             effective,
         };
         if let Amount::Bytes(1..CACHE_MIN) = config.cache.size {
-            self.fault("cache.size", "is too small: at least 16MiB, or 0 for no cache on disk");
+            self.fault("cache.size", "is too small; give at least 16MiB, or 0 for no disk tier");
         }
         if config.state_dir == config.cache.dir {
-            self.fault("state.dir", "is the cache directory, which may vanish; give a directory of its own");
+            self.fault(
+                "state.dir",
+                "is the cache directory, whose content may vanish; give a directory of its own",
+            );
         }
         if self.faults.is_empty() {
             for (key, why) in config.limits.faults() {

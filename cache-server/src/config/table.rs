@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 
 /// One setting.
 pub(super) struct Setting {
-    /// Its key in the file.
+    /// The key in the settings file.
     pub key: &'static str,
-    /// Its flag; the variable is derived from it.
+    /// The flag. The environment variable is derived from it.
     pub flag: &'static str,
-    /// What its value is, in the help.
+    /// The name of the value in `--help`.
     pub value: &'static str,
-    /// One line for the help.
+    /// The text of `--help`.
     pub help: &'static str,
-    /// Its value in the file.
+    /// Returns the value in the settings file.
     pub in_file: fn(&File) -> Option<String>,
-    /// Its value when nobody says anything.
+    /// Returns the default.
     pub default: fn(&Environment) -> String,
 }
 
 impl Setting {
-    /// `FLETCH_` and the flag.
+    /// Returns the name of the environment variable: `FLETCH_` and the flag.
     pub fn env(&self) -> String {
         format!("FLETCH_{}", self.flag.to_ascii_uppercase().replace('-', "_"))
     }
@@ -33,7 +33,7 @@ fn text<T: ToString>(v: &Option<T>) -> Option<String> {
     v.as_ref().map(T::to_string)
 }
 
-/// `root` as root, else `fletch` below the XDG directory or its default below the home.
+/// Returns `root` for root, and for a user `fletch` below the XDG directory or its default.
 fn directory(e: &Environment, root: &str, xdg: Option<&PathBuf>, below_home: &str) -> String {
     if e.root {
         return root.to_owned();
@@ -74,13 +74,13 @@ macro_rules! setting {
     };
 }
 
-/// Every setting, in the order they are shown.
+/// All settings, in the order in which they are shown.
 pub(super) const SETTINGS: &[Setting] = &[
     setting!(
         "listen",
         "listen",
         "ADDR",
-        "Where to listen, IP:PORT; port 0 takes a free one",
+        "Address to listen on, IP:PORT; port 0 takes a free one",
         |f| text(&f.listen),
         "127.0.0.1:7380"
     ),
@@ -92,14 +92,19 @@ pub(super) const SETTINGS: &[Setting] = &[
         |f| text(&f.socket),
         socket
     ),
-    setting!("cache.dir", "cache-dir", "DIR", "What may vanish at any moment", |f| text(&f.cache.dir), |e| {
-        directory(e, "/var/cache/fletch", e.cache_home.as_ref(), ".cache")
-    }),
+    setting!(
+        "cache.dir",
+        "cache-dir",
+        "DIR",
+        "Directory of the disk tier, whose content may vanish at any moment",
+        |f| text(&f.cache.dir),
+        |e| { directory(e, "/var/cache/fletch", e.cache_home.as_ref(), ".cache") }
+    ),
     setting!(
         "cache.size",
         "cache-size",
         "SIZE|PERCENT",
-        "Bytes the cache may occupy on disk, as du counts them, or a part of what its file system has to spare; 0 for no disk",
+        "Bytes that the disk tier may occupy, as du counts them, or a part of what its file system has to spare; 0: no disk tier",
         |f| text(&f.cache.size),
         "50%"
     ),
@@ -107,7 +112,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "cache.free_floor",
         "cache-free-floor",
         "SIZE|PERCENT",
-        "Bytes, or a part of all, that the cache leaves free on its file system",
+        "Bytes that stay free on the file system of the disk tier, or a part of all of it",
         |f| text(&f.cache.free_floor),
         "5%"
     ),
@@ -115,7 +120,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "cache.policy",
         "cache-policy",
         "POLICY",
-        "What stays on disk: fletch (a share for each dataset, nothing thrashes), lru, or pin (first come, first kept)",
+        "Policy of the disk tier: fletch (a share for each dataset, without thrashing), lru, or pin (first come, first kept)",
         |f| text(&f.cache.policy),
         "fletch"
     ),
@@ -123,7 +128,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "state.dir",
         "state-dir",
         "DIR",
-        "What must not vanish: registrations",
+        "Directory of registrations, jobs and ledgers, which must not vanish",
         |f| text(&f.state.dir),
         state_dir
     ),
@@ -131,7 +136,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "auth.tokens",
         "auth-tokens",
         "FILE",
-        "Tokens file: who may ask, as which tenant; without one only this machine may",
+        "Tokens file with the principals that may connect; without one only this machine may",
         |f| text(&f.auth.tokens),
         ""
     ),
@@ -139,7 +144,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "memory.max",
         "memory",
         "SIZE",
-        "Bytes of all chunks in memory [default: half the cgroup's limit, at most 2GiB]",
+        "Bytes of all chunks in memory, at least 64MiB [default: half the cgroup's limit, at most 2GiB]",
         |f| text(&f.memory.max),
         memory
     ),
@@ -147,7 +152,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "memory.prefetch",
         "memory-prefetch",
         "SIZE|PERCENT",
-        "Bytes of memory.max, or a part of it, that epochs in a known order may fill ahead of need; at most half, 0 for none",
+        "Bytes of memory.max, or a part of it, for prefetch of epochs in a known order; at most half, 0: no prefetch",
         |f| text(&f.memory.prefetch),
         "25%"
     ),
@@ -155,7 +160,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "tables.memory",
         "tables-memory",
         "SIZE",
-        "Bytes of version tables kept in memory",
+        "Bytes of version tables in memory, at least 16MiB",
         |f| text(&f.tables.memory),
         "256MiB"
     ),
@@ -163,16 +168,23 @@ pub(super) const SETTINGS: &[Setting] = &[
         "io.timeout",
         "io-timeout",
         "TIME",
-        "The longest a read of an origin takes",
+        "The longest time of a read of an origin",
         |f| text(&f.io.timeout),
         "30s"
     ),
-    setting!("log.format", "log-format", "FORMAT", "text or json", |f| text(&f.log.format), "text"),
+    setting!(
+        "log.format",
+        "log-format",
+        "FORMAT",
+        "Format of log lines: text or json",
+        |f| text(&f.log.format),
+        "text"
+    ),
     setting!(
         "trace.dir",
         "trace-dir",
         "DIR",
-        "Where every sweep is recorded, for `fletch simulate --play`; nothing is when empty",
+        "Directory for traces of sweeps, for `fletch simulate --play`; empty: no traces",
         |f| text(&f.trace.dir),
         ""
     ),
@@ -180,7 +192,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "trace.bytes",
         "trace-bytes",
         "SIZE",
-        "Bytes of all traces of one run together",
+        "Bytes of all traces that one run of the server writes",
         |f| text(&f.trace.bytes),
         "1GiB"
     ),
@@ -188,7 +200,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "local.dirs",
         "local-dirs",
         "DIR[:DIR]",
-        "Directories under which datasets may be registered; when empty any, or with tokens none",
+        "Directories under which datasets may be registered; empty: any, or none with a tokens file",
         |f| { f.local.dirs.as_ref().map(|d| d.join(":")) },
         ""
     ),
@@ -196,7 +208,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.connections",
         "limits-connections",
         "N",
-        "Connections at once",
+        "Connections at once; more wait in the kernel's queue",
         |f| text(&f.limits.connections),
         "4096"
     ),
@@ -204,7 +216,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.requests",
         "limits-requests",
         "N",
-        "Requests for bytes at once; more are answered 429",
+        "Requests for bytes at once; more are rejected with 429",
         |f| text(&f.limits.requests),
         "1024"
     ),
@@ -220,7 +232,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.body_bytes",
         "limits-body-bytes",
         "SIZE",
-        "Bytes of a request's body",
+        "Bytes of a request's body, 1KiB to 64MiB",
         |f| text(&f.limits.body_bytes),
         "4MiB"
     ),
@@ -228,7 +240,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.batch_bytes",
         "limits-batch-bytes",
         "SIZE",
-        "Content bytes of one batch",
+        "Content bytes of one batch, at least 16MiB",
         |f| text(&f.limits.batch_bytes),
         "1GiB"
     ),
@@ -236,7 +248,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.idle_timeout",
         "limits-idle-timeout",
         "TIME",
-        "The longest a connection waits for a request",
+        "The longest time for which a connection waits for a request",
         |f| text(&f.limits.idle_timeout),
         "60s"
     ),
@@ -244,7 +256,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.send_timeout",
         "limits-send-timeout",
         "TIME",
-        "The longest a client may take no bytes",
+        "The longest time for which a client may take no bytes of a reply",
         |f| text(&f.limits.send_timeout),
         "30s"
     ),
@@ -252,16 +264,23 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.grace",
         "limits-grace",
         "TIME",
-        "The longest a stop waits for answers under way, at most 8s",
+        "The longest time for which a stop waits for running replies, at most 8s",
         |f| text(&f.limits.grace),
         "5s"
     ),
-    setting!("limits.jobs", "limits-jobs", "N", "Jobs known at once", |f| text(&f.limits.jobs), "100000"),
+    setting!(
+        "limits.jobs",
+        "limits-jobs",
+        "N",
+        "Jobs that are known at once",
+        |f| text(&f.limits.jobs),
+        "100000"
+    ),
     setting!(
         "limits.job_ttl",
         "limits-job-ttl",
         "TIME",
-        "How long an idle job is remembered by name, and a declared one stays open",
+        "How long an idle job keeps its name in the accounts, and a declared job stays open",
         |f| text(&f.limits.job_ttl),
         "1h"
     ),
@@ -269,7 +288,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.lease_ttl",
         "limits-lease-ttl",
         "TIME",
-        "How long samples that were granted and not acknowledged wait for a sign of life, at least 1s",
+        "How long a lease lives without a renewal, at least 1s",
         |f| text(&f.limits.lease_ttl),
         "30s"
     ),
@@ -277,23 +296,16 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.ledger_bytes",
         "limits-ledger-bytes",
         "SIZE",
-        "How long an epoch's ledger may become, from 4KiB to 1GiB; of jobs for whose plan that is too short none is declared or opened",
+        "The longest ledger of an epoch, 4KiB to 1GiB; a job whose plan would need more is rejected",
         |f| text(&f.limits.ledger_bytes),
         "1GiB"
     ),
-    setting!(
-        "limits.versions",
-        "limits-versions",
-        "N",
-        "Versions open at once",
-        |f| text(&f.limits.versions),
-        "64"
-    ),
+    setting!("limits.versions", "limits-versions", "N", "Open versions", |f| text(&f.limits.versions), "64"),
     setting!(
         "limits.datasets",
         "limits-datasets",
         "N",
-        "Datasets registered",
+        "Registered datasets",
         |f| text(&f.limits.datasets),
         "10000"
     ),

@@ -18,7 +18,7 @@ fn faults(args: &[&str]) -> String {
 
 fn value<'a>(c: &'a Config, key: &str) -> (&'a str, String) {
     let e = c.effective.iter().find(|e| e.key == key).expect("known key");
-    (&e.value, e.origin.to_string())
+    (&e.value, e.source.to_string())
 }
 
 #[test]

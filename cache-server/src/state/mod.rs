@@ -1,4 +1,4 @@
-//! What must survive a restart (I5): one locked directory of append-only logs.
+//! The state directory: what must survive a restart (I5), in append-only logs. One server locks it.
 
 mod registrations;
 
@@ -14,32 +14,33 @@ use std::{
 /// Why the state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// It cannot be made or opened.
-    #[error("state directory {path}: {error}; create it, or name another with --state-dir")]
+    /// It cannot be created or opened.
+    #[error("cannot open {path} of the state directory: {error}; fix it, or name another with --state-dir")]
     Open {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// Another process works in it.
+    /// Another process uses it.
     #[error(
         "state directory {0} is in use by another server; stop that one, or name another with --state-dir"
     )]
     InUse(PathBuf),
-    /// A log cannot be believed.
+    /// A log is damaged.
     #[error(
-        "{path}: {why}; restore the file from a backup, or move it away and register the datasets again (no data is lost by that)"
+        "{path} is damaged: {why}; restore the file from a backup, or move it away and register the datasets \
+         again (no data is lost by that)"
     )]
     Damaged {
         /// The log.
         path: PathBuf,
-        /// What is wrong, with the offset.
+        /// What is wrong, with its offset.
         why: String,
     },
 }
 
-/// The state directory, locked for this process as long as this lives.
+/// The state directory, locked until this value is dropped.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
@@ -47,7 +48,7 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Makes the directory if need be (readable by the owner only) and locks it.
+    /// Creates the directory if it does not exist (for its owner only), and locks it.
     ///
     /// # Errors
     /// [`StateError`].
@@ -72,7 +73,7 @@ impl StateDir {
         Ok(StateDir { path: path.to_owned(), _lock: lock })
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

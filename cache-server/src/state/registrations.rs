@@ -1,11 +1,12 @@
-//! Which datasets are registered: a table in memory and the log it is rebuilt from.
+//! The registered datasets: a table in memory, and the log from which it is rebuilt.
 //!
-//! 1. A change is answered after its record was fsynced; a crash loses no answered change.
-//! 2. A torn last record is cut off at start; damage before it is a start-up error, because
-//!    dropping what follows would silently forget datasets.
-//! 3. From the moment a change is answered, nothing is granted through an entry that is gone:
-//!    whoever holds a [`RegistrationHandle`] asks whether it [`RegistrationHandle::stands`].
-//! 4. Records of unknown kinds are skipped (a newer server wrote them).
+//! Invariants:
+//! 1. A change is confirmed after its record was fsynced. A crash loses no confirmed change.
+//! 2. At start, a torn last record is cut off. Damage before it stops the server, because a log that is cut
+//!    there would silently forget datasets.
+//! 3. When an unregistration is confirmed, access through the registration ends. The holder of a
+//!    [`RegistrationHandle`] checks [`RegistrationHandle::is_registered`] before each read.
+//! 4. Records of unknown kinds are skipped, because a newer server wrote them.
 
 use super::{StateDir, StateError};
 use fletch_api::Dataset;
@@ -27,20 +28,20 @@ const REGISTER: u8 = 1;
 const UNREGISTER: u8 = 2;
 const SIZED: u8 = 3;
 
-/// A dataset of a domain.
+/// A registered dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registration {
-    /// Whose it is.
+    /// The domain that may read it.
     pub domain: Domain,
-    /// Who registered it, and is charged for it.
+    /// The tenant that registered it, and whose quota it uses.
     #[serde(default = "Tenant::default_tenant")]
     pub tenant: Tenant,
-    /// What it is.
+    /// The dataset.
     #[serde(flatten)]
     pub dataset: Dataset,
 }
 
-/// The largest version of a dataset that was seen.
+/// The record of the largest version of a dataset that was opened.
 #[derive(Debug, Serialize, Deserialize)]
 struct SizeRecord {
     domain: Domain,
@@ -48,26 +49,30 @@ struct SizeRecord {
     bytes: u64,
 }
 
-/// An entry, and whether it still stands.
+/// A handle to a registration, which says whether it is still registered.
 #[derive(Debug)]
 pub struct RegistrationHandle {
-    entry: Registration,
+    registration: Registration,
     ended: AtomicBool,
     bytes: AtomicU64,
 }
 
 impl RegistrationHandle {
-    fn new(entry: Registration, bytes: u64) -> Arc<Self> {
-        Arc::new(RegistrationHandle { entry, ended: AtomicBool::new(false), bytes: AtomicU64::new(bytes) })
+    fn new(registration: Registration, bytes: u64) -> Arc<Self> {
+        Arc::new(RegistrationHandle {
+            registration,
+            ended: AtomicBool::new(false),
+            bytes: AtomicU64::new(bytes),
+        })
     }
 
-    /// Content bytes of the largest version of it that was seen; 0 while none was.
+    /// Returns the content bytes of the largest version that was opened, or 0 before any was.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it has not been unregistered: what was granted through it holds only so long.
+    /// Returns whether the dataset is still registered. If not, access through the handle has ended.
     #[must_use]
     pub fn is_registered(&self) -> bool {
         !self.ended.load(Ordering::Acquire)
@@ -77,7 +82,7 @@ impl RegistrationHandle {
 impl Deref for RegistrationHandle {
     type Target = Registration;
     fn deref(&self) -> &Registration {
-        &self.entry
+        &self.registration
     }
 }
 
@@ -87,42 +92,42 @@ struct UnregisterRecord {
     name: DatasetName,
 }
 
-/// Why a change was refused. Nothing was changed.
+/// Why a change was rejected. A rejected change has no effect.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The name stands for something else.
-    #[error("{name} is registered for {uri} with tables in {tables}")]
+    /// The name is registered with another URI or other tables.
+    #[error("the name {name} is already registered for {uri} with tables in {tables}")]
     Conflict {
         /// The name.
         name: DatasetName,
-        /// What it stands for.
+        /// The registered URI.
         uri: String,
-        /// And where its tables are.
+        /// The registered URI of the tables.
         tables: String,
     },
-    /// There are as many as there may be.
+    /// The limit of registered datasets is reached.
     #[error("{0} datasets are registered, which is the limit")]
     Full(usize),
     /// The tenant's datasets would be larger than its quota.
-    #[error("tenant {tenant} has {has} of {quota} bytes registered, and {name} would add {adds}")]
+    #[error("tenant {tenant} has registered {has} of {quota} bytes, and {name} would add {adds}")]
     Quota {
-        /// Whose.
+        /// The tenant.
         tenant: Tenant,
-        /// Which dataset.
+        /// The dataset.
         name: DatasetName,
-        /// What it has without this.
+        /// The bytes that the tenant has registered.
         has: u64,
-        /// What this would add.
+        /// The bytes that the dataset would add.
         adds: u64,
-        /// What it may have.
+        /// The bytes that the tenant may register.
         quota: u64,
     },
     /// The log cannot be written.
-    #[error("{path}: {error}")]
+    #[error("cannot write {path}: {error}")]
     Io {
         /// The log.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -133,11 +138,11 @@ type Table = BTreeMap<(Domain, DatasetName), Arc<RegistrationHandle>>;
 struct Inner {
     table: Table,
     log: File,
-    /// Length of the log up to its last whole record.
+    /// The length of the log, up to its last complete record.
     len: u64,
 }
 
-/// See the module.
+/// The registered datasets of all domains.
 #[derive(Debug)]
 pub struct Registrations {
     path: PathBuf,
@@ -146,10 +151,10 @@ pub struct Registrations {
 }
 
 impl Registrations {
-    /// Reads the log, cutting a torn tail off.
+    /// Reads the log, and cuts off a torn last record.
     ///
     /// # Errors
-    /// [`StateError`] when it cannot be read, written or believed.
+    /// [`StateError`] if the log cannot be read or written, or is damaged.
     pub fn open(dir: &StateDir, max: usize) -> Result<Self, StateError> {
         let path = dir.path().join("registrations.log");
         let failed = |error| StateError::Open { path: path.clone(), error };
@@ -161,7 +166,7 @@ impl Registrations {
         let (table, len) = replay(&path, &bytes)?;
         let log = OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
         if len < bytes.len() {
-            tracing::warn!(file = %path.display(), at = len, "the last record was torn by a crash and is cut off");
+            tracing::warn!(file = %path.display(), at = len, "a crash tore the last record, which is cut off");
         }
         log.set_len(len as u64).map_err(failed)?;
         let mut inner = Inner { table, log, len: len as u64 };
@@ -173,45 +178,46 @@ impl Registrations {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Changes are applied after everything that can fail.
+        // A panic cannot leave a half-made change, because changes come after everything that can fail.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One dataset.
+    /// Returns a dataset.
     #[must_use]
     pub fn get(&self, domain: &Domain, name: &DatasetName) -> Option<Arc<RegistrationHandle>> {
         self.lock().table.get(&(domain.clone(), name.clone())).cloned()
     }
 
-    /// A domain's datasets, by name.
+    /// Returns a domain's datasets, sorted by name.
     #[must_use]
     pub fn list(&self, domain: &Domain) -> Vec<Arc<RegistrationHandle>> {
         self.lock().table.values().filter(|e| e.domain == *domain).cloned().collect()
     }
 
-    /// How many there are in all.
+    /// Returns the number of datasets of all domains.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().table.len()
     }
 
-    /// All of them.
+    /// Returns the datasets of all domains.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<RegistrationHandle>> {
         self.lock().table.values().cloned().collect()
     }
 
-    /// Content bytes that a tenant has registered, as far as versions were seen.
+    /// Returns the content bytes that a tenant has registered, as far as their versions were opened.
     #[must_use]
     pub fn charged_bytes(&self, tenant: &Tenant) -> u64 {
         self.lock().charged_bytes(tenant)
     }
 
-    /// Notes that a dataset has a version of so many bytes; blocking. It is kept over a restart where
-    /// the tenant has a quota.
+    /// Records that a dataset has a version of `bytes` content bytes. Blocking.
+    ///
+    /// The record survives a restart if the tenant has a quota.
     ///
     /// # Errors
-    /// [`RegisterError::Quota`], and then nothing is noted; [`RegisterError::Io`].
+    /// [`RegisterError::Quota`] and [`RegisterError::Io`].
     pub fn record_size(
         &self,
         of: &RegistrationHandle,
@@ -223,30 +229,31 @@ impl Registrations {
         if adds == 0 {
             return Ok(());
         }
-        inner.check_quota(&of.entry, adds, quota)?;
+        inner.check_quota(&of.registration, adds, quota)?;
         if quota.is_some() {
-            let Registration { domain, dataset, .. } = of.entry.clone();
+            let Registration { domain, dataset, .. } = of.registration.clone();
             self.write(&mut inner, SIZED, &SizeRecord { domain, name: dataset.name, bytes })?;
         }
         of.bytes.fetch_max(bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Registers a dataset, whose largest version known has `bytes` bytes; blocking (it waits for the
-    /// disk). Registering the same again returns what is there; the flag says whether it is new.
+    /// Registers a dataset, whose largest known version has `bytes` content bytes. Blocking.
+    ///
+    /// Returns the handle and whether it is new: registering the same again returns the existing handle.
     ///
     /// # Errors
     /// [`RegisterError`].
     pub fn register(
         &self,
-        entry: Registration,
+        registration: Registration,
         bytes: u64,
         quota: Option<u64>,
     ) -> Result<(Arc<RegistrationHandle>, bool), RegisterError> {
         let mut inner = self.lock();
-        let key = (entry.domain.clone(), entry.dataset.name.clone());
+        let key = (registration.domain.clone(), registration.dataset.name.clone());
         if let Some(old) = inner.table.get(&key) {
-            let (a, b) = (&old.dataset, &entry.dataset);
+            let (a, b) = (&old.dataset, &registration.dataset);
             if a.uri == b.uri && a.tables == b.tables {
                 return Ok((Arc::clone(old), false));
             }
@@ -256,18 +263,18 @@ impl Registrations {
         if inner.table.len() >= self.max {
             return Err(RegisterError::Full(self.max));
         }
-        inner.check_quota(&entry, bytes, quota)?;
-        self.write(&mut inner, REGISTER, &entry)?;
+        inner.check_quota(&registration, bytes, quota)?;
+        self.write(&mut inner, REGISTER, &registration)?;
         if bytes > 0 && quota.is_some() {
             let (domain, name) = key.clone();
             self.write(&mut inner, SIZED, &SizeRecord { domain, name, bytes })?;
         }
-        let entry = RegistrationHandle::new(entry, bytes);
-        inner.table.insert(key, Arc::clone(&entry));
-        Ok((entry, true))
+        let handle = RegistrationHandle::new(registration, bytes);
+        inner.table.insert(key, Arc::clone(&handle));
+        Ok((handle, true))
     }
 
-    /// Forgets a dataset; blocking. `false` when there is none of that name.
+    /// Unregisters a dataset. Returns `false` if the domain has none of that name. Blocking.
     ///
     /// # Errors
     /// [`RegisterError::Io`].
@@ -298,20 +305,26 @@ impl Inner {
         self.table.values().filter(|r| r.tenant == *tenant).fold(0, |n, r| n.saturating_add(r.bytes()))
     }
 
-    /// Refuses what would go over a quota. A tenant that is over it already may keep what it has.
-    fn check_quota(&self, entry: &Registration, adds: u64, quota: Option<u64>) -> Result<(), RegisterError> {
+    /// Rejects bytes over the tenant's quota. A tenant that is over its quota already keeps what it has.
+    fn check_quota(
+        &self,
+        registration: &Registration,
+        adds: u64,
+        quota: Option<u64>,
+    ) -> Result<(), RegisterError> {
         let Some(quota) = quota else { return Ok(()) };
-        let has = self.charged_bytes(&entry.tenant);
-        // A new dataset whose size is not known yet is refused where nothing is left.
+        let has = self.charged_bytes(&registration.tenant);
+        // A new dataset of unknown size needs at least one free byte.
         if has.saturating_add(adds.max(1)) <= quota {
             return Ok(());
         }
-        let (tenant, name) = (entry.tenant.clone(), entry.dataset.name.clone());
+        let (tenant, name) = (registration.tenant.clone(), registration.dataset.name.clone());
         Err(RegisterError::Quota { tenant, name, has, adds, quota })
     }
 
-    /// Appends and fsyncs; on failure the log is cut back, so that the next append does not
-    /// follow a torn record (which would read as damage).
+    /// Appends and fsyncs a record.
+    ///
+    /// A failed append is cut off, because a torn record before the next one would read as damage.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let written = self.log.write_all(bytes).and_then(|()| self.log.sync_all());
         if let Err(e) = written {
@@ -323,13 +336,13 @@ impl Inner {
     }
 }
 
-/// The table a log says, and the length of its valid prefix.
+/// Replays a log. Returns the table and the length of the log's valid prefix.
 fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
     let damaged = |why: String| StateError::Damaged { path: path.to_owned(), why };
     let (records, len) = record::read(bytes).map_err(|e| damaged(e.to_string()))?;
     let mut table = Table::new();
     for (i, r) in records.iter().enumerate() {
-        let unreadable = |e: serde_json::Error| damaged(format!("record {i} cannot be read: {e}"));
+        let unreadable = |e: serde_json::Error| damaged(format!("record {i} cannot be parsed: {e}"));
         match r.kind {
             REGISTER => {
                 let e: Registration = serde_json::from_slice(r.payload).map_err(unreadable)?;
@@ -345,7 +358,9 @@ fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
                     of.bytes.fetch_max(s.bytes, Ordering::Relaxed);
                 }
             }
-            kind => tracing::info!(file = %path.display(), kind, "a record of a newer server is skipped"),
+            kind => {
+                tracing::info!(file = %path.display(), kind, "skipped a record that a newer server wrote")
+            }
         }
     }
     Ok((table, len))

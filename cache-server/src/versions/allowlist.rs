@@ -1,16 +1,15 @@
-//! Which places a domain may register, and what of them is read.
+//! Decides which URIs a domain may register, and which files of a directory the server reads.
 //!
-//! The server reads with its own rights, which are wider than those of whoever registers. So:
-//! 1. A store is read only under a configured `[[origin]]` that is for the domain; a directory only
-//!    under one of `local.dirs` or under such an `[[origin]]`, or anywhere where everybody who
-//!    can ask is on this machine and no directories are named.
-//! 2. A place is checked when it is registered and again whenever it is opened; and every file of a
-//!    directory is checked when it is open, by where it really is, so that no link leads out and
-//!    no directory can be swapped for one ([`Origin::confined`]).
-//! 3. Addresses that name the machine's own metadata are refused whatever is configured: what
-//!    answers there are credentials.
-//! 4. A place of another domain and one that nobody configured are refused with one answer, and so
-//!    are a directory outside and one that is not there.
+//! The server reads with its own rights, which are wider than those of the caller who registers. So:
+//! 1. The server reads a store only under an `[[origin]]` that is configured for the domain. It reads a directory
+//!    only under one of `local.dirs` or under such an `[[origin]]`; or any directory, if every caller is on this
+//!    machine and `local.dirs` is empty.
+//! 2. A URI is checked when it is registered, and again whenever it is opened. Each file of a directory is
+//!    checked when it is open, by its real location, so that neither a link nor a swapped directory leads
+//!    outside ([`Origin::confined`]).
+//! 3. Addresses of cloud metadata are rejected whatever is configured, because they return credentials.
+//! 4. A URI of another domain and one that is not configured get the same error, and so do a directory outside
+//!    and one that does not exist.
 
 use super::VersionError;
 use fletch_api::Code;
@@ -23,35 +22,35 @@ use std::{
 };
 use url::{Host, Url};
 
-/// Hosts by which clouds call the machine's metadata.
+/// Host names of cloud metadata.
 const METADATA_HOSTS: [&str; 4] =
     ["metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"];
-/// And addresses outside the link-local ranges.
+/// Addresses of cloud metadata outside the link-local ranges.
 const METADATA_V4: [Ipv4Addr; 2] = [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16)];
 const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
 
 /// Why a place may not be registered, or is not read any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UriNotAllowed {
-    /// The server has another working directory.
+    /// A relative path. The server has another working directory than the client.
     #[error("{0:?} is a relative path; give an absolute path or a URI")]
     Relative(String),
-    /// It is no URI.
+    /// Not a valid URI.
     #[error(transparent)]
     Invalid(OriginError),
-    /// Credentials answer there.
-    #[error("{0} is the address of a machine's metadata, where no dataset is")]
+    /// An address of cloud metadata, which returns credentials.
+    #[error("{0} is an address of cloud metadata, which this server never reads")]
     Metadata(String),
     /// A store that this domain may not read.
-    #[error("{0} is under no [[origin]] that is configured for this domain")]
+    #[error("{0} is not under an [[origin]] that is configured for this domain")]
     Store(OriginUri),
     /// A directory that this domain may not read.
-    #[error("{0} is no directory under one of local.dirs")]
+    #[error("{0} is not a directory under one of local.dirs")]
     Directory(OriginUri),
 }
 
 impl UriNotAllowed {
-    /// The stable word for it.
+    /// Returns the stable code.
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
@@ -62,12 +61,12 @@ impl UriNotAllowed {
         }
     }
 
-    /// What a person can do about it.
+    /// Returns what to do about it.
     #[must_use]
     pub fn hint(&self) -> String {
         match self {
             UriNotAllowed::Relative(_) | UriNotAllowed::Invalid(_) => "see /v1/openapi.json".to_owned(),
-            UriNotAllowed::Metadata(_) => "name the store that has the dataset".to_owned(),
+            UriNotAllowed::Metadata(_) => "give the URI of the store that has the dataset".to_owned(),
             UriNotAllowed::Store(uri) => {
                 format!("add an [[origin]] with a prefix of {uri} to the server's settings")
             }
@@ -76,32 +75,32 @@ impl UriNotAllowed {
     }
 }
 
-/// See the module.
+/// The rules for URIs.
 #[derive(Debug, Clone)]
 pub struct Allowlist {
     origins: Origins,
     dirs: Arc<[PathBuf]>,
-    anywhere: bool,
+    any_dir: bool,
 }
 
 impl Allowlist {
-    /// `dirs` are `local.dirs`, real paths; `anywhere` says that everybody who can ask is on this
-    /// machine, which without `dirs` makes every directory allowed.
+    /// Creates the rules. `dirs` are `local.dirs`, as real paths.
+    ///
+    /// `local_only` says that every caller is on this machine. Without `dirs`, every directory is then allowed.
     #[must_use]
-    pub fn new(origins: Origins, dirs: &[OriginUri], anywhere: bool) -> Self {
+    pub fn new(origins: Origins, dirs: &[OriginUri], local_only: bool) -> Self {
         let dirs: Arc<[PathBuf]> = dirs.iter().filter_map(|d| d.as_local().map(Path::to_owned)).collect();
-        let anywhere = anywhere && dirs.is_empty();
-        Allowlist { origins, dirs, anywhere }
+        let any_dir = local_only && dirs.is_empty();
+        Allowlist { origins, dirs, any_dir }
     }
 
-    /// The origins.
+    /// Returns the configured origins.
     #[must_use]
     pub fn origins(&self) -> &Origins {
         &self.origins
     }
 
-    /// A place that `domain` wants to register, in the form to keep: a directory by its real path.
-    /// Blocking.
+    /// Checks a URI that `domain` registers. Returns it, with the real path of a directory. Blocking.
     ///
     /// # Errors
     /// [`UriNotAllowed`].
@@ -109,52 +108,53 @@ impl Allowlist {
         if !text.contains("://") && !text.starts_with('/') {
             return Err(UriNotAllowed::Relative(text.to_owned()));
         }
-        // Before anything else: the reason must not depend on what this build can read.
+        // First, so that the error does not depend on the schemes of this build.
         if let Some(host) = Url::parse(text).ok().as_ref().and_then(Url::host).filter(is_metadata) {
             return Err(UriNotAllowed::Metadata(host.to_string()));
         }
         let uri = OriginUri::parse(text).map_err(UriNotAllowed::Invalid)?;
-        let Some(dir) = uri.as_local() else { return self.place(domain, &uri).map(|()| uri) };
-        if self.anywhere {
+        let Some(dir) = uri.as_local() else { return self.check_name(domain, &uri).map(|()| uri) };
+        if self.any_dir {
             return Ok(uri);
         }
-        // Links are followed, or one of them would lead out.
+        // Follow links, because a link may lead outside.
         let real = std::fs::canonicalize(dir).ok().filter(|real| real.is_dir());
         let real = real.and_then(|real| OriginUri::local(&real).ok());
-        let inside = real.filter(|real| self.place(domain, real).is_ok());
+        let inside = real.filter(|real| self.check_name(domain, real).is_ok());
         inside.ok_or(UriNotAllowed::Directory(uri))
     }
 
-    /// Opens a registered place of `domain`.
+    /// Opens a registered URI of `domain`.
     ///
     /// # Errors
-    /// [`VersionError::UriNotAllowed`] when it is not allowed any more.
+    /// [`VersionError::UriNotAllowed`] if the settings no longer allow it.
     pub fn open(&self, domain: &Domain, uri: &str) -> Result<Origin, VersionError> {
         let uri = OriginUri::parse(uri).map_err(VersionError::Origin)?;
-        self.place(domain, &uri).map_err(VersionError::UriNotAllowed)?;
+        self.check_name(domain, &uri).map_err(VersionError::UriNotAllowed)?;
         let origin = self.origins.open(&uri).map_err(VersionError::Origin)?;
-        if self.anywhere || uri.as_local().is_none() {
+        if self.any_dir || uri.as_local().is_none() {
             return Ok(origin);
         }
         let (rules, domain) = (self.clone(), domain.clone());
-        let inside =
-            move |real: &Path| OriginUri::local(real).is_ok_and(|real| rules.place(&domain, &real).is_ok());
+        let inside = move |real: &Path| {
+            OriginUri::local(real).is_ok_and(|real| rules.check_name(&domain, &real).is_ok())
+        };
         Ok(origin.confined(Arc::new(inside)))
     }
 
-    /// Whether `domain` may read a place, by names alone.
-    fn place(&self, domain: &Domain, uri: &OriginUri) -> Result<(), UriNotAllowed> {
+    /// Checks by name alone that `domain` may read a URI.
+    fn check_name(&self, domain: &Domain, uri: &OriginUri) -> Result<(), UriNotAllowed> {
         let domains = self.origins.domains(uri);
         let listed = |all: &[String]| all.is_empty() || all.iter().any(|d| d == domain.as_str());
         let Some(dir) = uri.as_local() else {
             return if domains.is_some_and(listed) { Ok(()) } else { Err(UriNotAllowed::Store(uri.clone())) };
         };
-        // The longest prefix decides, here too: `local.dirs` open nothing that an [[origin]] closes.
+        // The longest prefix decides, so that `local.dirs` opens nothing that an [[origin]] closes.
         let within = match domains {
             Some(domains) => listed(domains),
             None => self.dirs.iter().any(|d| dir.starts_with(d)),
         };
-        if within || self.anywhere { Ok(()) } else { Err(UriNotAllowed::Directory(uri.clone())) }
+        if within || self.any_dir { Ok(()) } else { Err(UriNotAllowed::Directory(uri.clone())) }
     }
 }
 
@@ -165,7 +165,7 @@ fn is_metadata(host: &Host<&str>) -> bool {
             if METADATA_HOSTS.contains(&name.as_str()) {
                 return true;
             }
-            // Of schemes that are not the web's a host is not read as an address.
+            // Url parses addresses for web schemes only.
             let Ok(ip) = name.parse::<IpAddr>() else { return false };
             ip
         }

@@ -1,10 +1,10 @@
-//! A version in one layout as an epoch sees it: samples, and the units that they lie in.
+//! The samples of a version in one layout, and the units that they lie in.
 //!
-//! A unit is what one fetch brings: a chunk, with those further chunks that only its one sample needs. It is
-//! built by one pass over the tables and kept for all jobs of the (domain, root, layout).
+//! A unit is what one fetch loads: a chunk, and further chunks that only one of its samples needs. The units are
+//! built by one pass over the tables, and shared by all jobs of the (domain, root, layout).
 //!
-//! Invariant: sample s of a unit has its first bytes there; a sample whose entries lie in chunks that others
-//! need, too, reads those on the way, which costs a fetch and never a wrong byte.
+//! Invariant: the first bytes of each sample of a unit lie in that unit. A sample whose entries lie in chunks that
+//! other samples need, too, reads those chunks while it is sent. That costs a fetch, and never a wrong byte.
 
 use super::{Source, VersionError};
 use fletch_core::{
@@ -16,7 +16,7 @@ use fletch_core::{
 use fletch_store::disk::DiskEngine;
 use fletch_tables::{Found, Table, TableError};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map::Entry as MapEntry},
     sync::Arc,
 };
 
@@ -32,38 +32,38 @@ pub enum SamplesError {
     /// The version's tables contradict themselves.
     #[error(transparent)]
     UnitMap(#[from] BadUnitMap),
-    /// An entry that the tables promised is not in them.
+    /// An entry that the sample table names is missing from the tables.
     #[error("an entry of the sample is missing from the version's tables")]
     Lost,
 }
 
-/// A chunk, and where its row is.
+/// A chunk, and the position of its row.
 #[derive(Debug, Clone, Copy)]
 pub struct Chunk {
-    /// Its name.
+    /// The hash.
     pub hash: Hash,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len: u32,
     /// The part of its row in `chunks.parquet`.
     pub part: u32,
-    /// The row.
+    /// The number of the row in that part.
     pub row: u32,
 }
 
-/// See the module. About 20 bytes a sample, 12 a unit and 44 a chunk.
+/// The samples and units of a version. Takes about 20 bytes a sample, 12 a unit and 44 a chunk.
 pub struct Samples {
-    /// The ordinal of each sample's first entry, and how many ordinals it spans.
+    /// The ordinal of each sample's first entry, and the number of ordinals that it spans.
     firsts: Box<[u32]>,
     spans: Box<[u32]>,
     /// Bytes of each sample's files, at most 2^32 − 1.
     sizes: Box<[u32]>,
     /// The unit of each sample.
     unit_of: Box<[u32]>,
-    /// Where each unit's chunks begin in `chunks`.
+    /// The index in `chunks` of each unit's first chunk, and the end.
     starts: Box<[u32]>,
-    /// Each unit's chunks.
+    /// The chunks of each unit.
     chunks: Box<[Chunk]>,
-    /// The same as the orders see it. Lengths are what the chunks occupy on disk.
+    /// The units as the orders see them. Lengths are what the chunks occupy on disk.
     pub unit_map: Arc<UnitMap>,
 }
 
@@ -72,23 +72,23 @@ fn damaged(why: &str) -> SamplesError {
     VersionError::from(e).into()
 }
 
-/// Grows sample by sample.
+/// Collects samples, entry by entry.
 #[derive(Default)]
 struct Build {
     firsts: Vec<u32>,
     spans: Vec<u32>,
     sizes: Vec<u32>,
-    /// The key of the sample that may go on.
+    /// The key of the latest sample, to which the next entry may belong.
     open: Option<String>,
-    /// First chunk of each sample; further ones as (sample, chunk).
+    /// The first chunk of each sample. Further ones are in `more`, as (sample, chunk).
     first_chunk: Vec<u32>,
     more: Vec<(u32, u32)>,
 }
 
 /// How many unknown keys an error names.
-const NAMED: usize = 5;
-/// A sample without bytes.
-const NOWHERE: u32 = u32::MAX;
+const NAMED_KEYS_MAX: usize = 5;
+/// The chunk of a sample without bytes.
+const NO_CHUNK: u32 = u32::MAX;
 
 impl Build {
     fn entry(
@@ -106,14 +106,14 @@ impl Build {
                 self.firsts.push(ordinal);
                 self.spans.push(0);
                 self.sizes.push(0);
-                self.first_chunk.push(NOWHERE);
+                self.first_chunk.push(NO_CHUNK);
             }
         }
         let s = self.firsts.len() - 1;
         self.spans[s] = ordinal - self.firsts[s] + 1;
         self.sizes[s] = self.sizes[s].saturating_add(u32::try_from(e.size).unwrap_or(u32::MAX));
         for c in chunks {
-            if self.first_chunk[s] == NOWHERE {
+            if self.first_chunk[s] == NO_CHUNK {
                 self.first_chunk[s] = c;
             } else if self.first_chunk[s] != c {
                 self.more.push((u32::try_from(s).unwrap_or(u32::MAX), c));
@@ -127,18 +127,19 @@ impl Samples {
     /// Reads the tables of a source, part by part.
     ///
     /// # Errors
-    /// Those of the tables; [`SamplesError::Request`] when there is no sample.
+    /// Those of the tables; [`SamplesError::Request`] if the version has no sample.
     pub async fn load(source: &Source) -> Result<Self, SamplesError> {
         let version = &source.version;
         let parts = version.manifest().parts.len();
-        // Chunks by hash, in the order of their rows; a chunk that stands twice is its first row.
+        // Chunks by hash, in the order of their rows. A repeated chunk counts as its first row.
         let mut known: HashMap<Hash, u32> = HashMap::new();
         let mut rows: Vec<Chunk> = Vec::new();
         for part in 0..parts {
             let number = u32::try_from(part).unwrap_or(u32::MAX);
             for (row, r) in (0u32..).zip(version.chunk_rows(part).await.map_err(VersionError::from)?.iter()) {
                 let next = u32::try_from(rows.len()).map_err(|_| damaged("more than 2^32 chunks"))?;
-                if known.try_insert_first(r.chunk, next) {
+                if let MapEntry::Vacant(slot) = known.entry(r.chunk) {
+                    slot.insert(next);
                     rows.push(Chunk { hash: r.chunk, len: r.len, part: number, row });
                 }
             }
@@ -160,20 +161,20 @@ impl Samples {
             }
         }
         drop(known);
-        Self::lay(build, &rows)
+        Self::build_units(build, &rows)
     }
 
-    fn lay(build: Build, rows: &[Chunk]) -> Result<Self, SamplesError> {
+    fn build_units(build: Build, rows: &[Chunk]) -> Result<Self, SamplesError> {
         let Build { firsts, spans, sizes, first_chunk, more, .. } = build;
         if firsts.is_empty() {
             return Err(SamplesError::Request(
                 "the version has no samples; see --samples of fletch index".to_owned(),
             ));
         }
-        // Which chunks several samples need, and which are somebody's first.
+        // How many samples need each chunk, and which chunks are a sample's first.
         let mut users = vec![0u8; rows.len()];
         let mut heads = vec![false; rows.len()];
-        for &c in first_chunk.iter().filter(|&&c| c != NOWHERE) {
+        for &c in first_chunk.iter().filter(|&&c| c != NO_CHUNK) {
             users[c as usize] = users[c as usize].saturating_add(1);
             heads[c as usize] = true;
         }
@@ -181,7 +182,7 @@ impl Samples {
         for &(_, c) in &distinct {
             users[c as usize] = users[c as usize].saturating_add(1);
         }
-        let mut unit_of_chunk = vec![NOWHERE; rows.len()];
+        let mut unit_of_chunk = vec![NO_CHUNK; rows.len()];
         let mut of_unit: Vec<Vec<u32>> = Vec::new();
         for (c, _) in heads.iter().enumerate().filter(|(_, h)| **h) {
             unit_of_chunk[c] = u32::try_from(of_unit.len()).unwrap_or(u32::MAX);
@@ -194,14 +195,14 @@ impl Samples {
             let u = unit_of_chunk[first_chunk[s as usize] as usize];
             of_unit[u as usize].push(c);
         }
-        // Samples without bytes share a unit without bytes.
+        // Samples without bytes share one unit without chunks.
         let nothing = u32::try_from(of_unit.len()).unwrap_or(u32::MAX);
-        if first_chunk.contains(&NOWHERE) {
+        if first_chunk.contains(&NO_CHUNK) {
             of_unit.push(Vec::new());
         }
         let unit_of: Vec<u32> = first_chunk
             .iter()
-            .map(|&c| if c == NOWHERE { nothing } else { unit_of_chunk[c as usize] })
+            .map(|&c| if c == NO_CHUNK { nothing } else { unit_of_chunk[c as usize] })
             .collect();
         let bytes = of_unit
             .iter()
@@ -225,41 +226,41 @@ impl Samples {
         })
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.firsts.len() as u64
     }
 
-    /// The unit of a sample.
+    /// Returns the unit of a sample.
     #[must_use]
     pub fn unit(&self, sample: u32) -> u32 {
         self.unit_of[sample as usize]
     }
 
-    /// The chunks of a unit.
+    /// Returns the chunks of a unit.
     #[must_use]
     pub fn chunks(&self, unit: u32) -> &[Chunk] {
         let u = unit as usize;
         &self.chunks[self.starts[u] as usize..self.starts[u + 1] as usize]
     }
 
-    /// The ordinal of a sample's first entry, and how many ordinals it spans.
+    /// Returns the ordinal of a sample's first entry, and the number of ordinals that it spans.
     #[must_use]
     pub fn ordinals(&self, sample: u32) -> (u64, u32) {
         (u64::from(self.firsts[sample as usize]), self.spans[sample as usize])
     }
 
-    /// Bytes of a sample's files, at most 2^32 − 1.
+    /// Returns the bytes of a sample's files, at most 2^32 − 1.
     #[must_use]
     pub fn bytes(&self, sample: u32) -> u64 {
         self.sizes[sample as usize].into()
     }
 
-    /// The entries of a sample, in their order.
+    /// Returns the entries of a sample, in order.
     ///
     /// # Errors
-    /// Those of the tables; [`SamplesError::Lost`] when one of them is not there.
+    /// Those of the tables; [`SamplesError::Lost`] if an entry is missing.
     pub async fn files(&self, source: &Source, sample: u32) -> Result<Vec<Found>, SamplesError> {
         let (first, span) = self.ordinals(sample);
         let version = &source.version;
@@ -270,7 +271,7 @@ impl Samples {
                 None => version.entry(ordinal).await.map_err(VersionError::from)?,
             };
             let found = found.ok_or(SamplesError::Lost)?;
-            // Between a sample's files may lie entries of none.
+            // Entries that belong to no sample may lie between a sample's files.
             let belongs = match (files.first().map(|f| f.entry().sample), found.entry().sample) {
                 (None, _) => true,
                 (Some(SampleRef::Keyed(a)), SampleRef::Keyed(b)) => a == b,
@@ -283,7 +284,7 @@ impl Samples {
         Ok(files)
     }
 
-    /// The numbers of the samples with these keys, one for each.
+    /// Returns the number of the sample for each key.
     ///
     /// # Errors
     /// [`SamplesError::Request`] naming the first few keys that no sample has; those of the tables.
@@ -300,18 +301,23 @@ impl Samples {
         let missing: Vec<&str> = wanted.iter().filter(|(_, n)| n.is_none()).map(|(k, _)| *k).collect();
         if !missing.is_empty() {
             let lost = |k: &&String| wanted.get(k.as_str()).is_some_and(Option::is_none);
-            let first: Vec<String> = keys.iter().filter(lost).take(NAMED).map(|k| format!("{k:?}")).collect();
-            let why = format!("{} keys are of no sample, among them {}", missing.len(), first.join(", "));
+            let first: Vec<String> =
+                keys.iter().filter(lost).take(NAMED_KEYS_MAX).map(|k| format!("{k:?}")).collect();
+            let why = format!(
+                "{} keys name no sample of the version, among them {}",
+                missing.len(),
+                first.join(", ")
+            );
             return Err(SamplesError::Request(why));
         }
         Ok(keys.iter().filter_map(|k| wanted.get(k.as_str()).copied().flatten()).collect())
     }
 
-    /// The key of every sample, in order.
+    /// Visits the key of every sample, in order.
     ///
     /// # Errors
     /// Those of the tables.
-    pub async fn each_key(&self, source: &Source, mut see: impl FnMut(&str)) -> Result<(), SamplesError> {
+    pub async fn each_key(&self, source: &Source, mut visit: impl FnMut(&str)) -> Result<(), SamplesError> {
         let mut s = 0;
         for part in 0..source.version.manifest().parts.len() {
             let loaded = source.version.part(part).await.map_err(VersionError::from)?;
@@ -320,14 +326,14 @@ impl Samples {
             while let Some(&ordinal) = self.firsts.get(s).filter(|&&o| u64::from(o) < end) {
                 let row = usize::try_from(u64::from(ordinal) - first).unwrap_or(usize::MAX);
                 let e = loaded.entries.get(row);
-                see(if let SampleRef::Keyed(k) = e.sample { k } else { e.path });
+                visit(if let SampleRef::Keyed(k) = e.sample { k } else { e.path });
                 s += 1;
             }
         }
         Ok(())
     }
 
-    /// The content hash of every sample, from the manifest.
+    /// Returns the content hash of every sample, from the manifest.
     ///
     /// # Errors
     /// Those of the tables.
@@ -348,7 +354,7 @@ impl Samples {
         Ok(out)
     }
 
-    /// The length of every sample, all its files together, in bytes.
+    /// Returns the length of every sample in bytes, all its files together.
     ///
     /// # Errors
     /// Those of the tables.
@@ -365,11 +371,11 @@ impl Samples {
         Ok(out)
     }
 
-    /// Every entry of every sample, in order, and whether it is a sample's first.
+    /// Visits every entry of every sample, in order, with whether it is the sample's first.
     async fn each_entry(
         &self,
         source: &Source,
-        mut see: impl FnMut(bool, &EntryRef<'_>) -> Result<(), SamplesError>,
+        mut visit: impl FnMut(bool, &EntryRef<'_>) -> Result<(), SamplesError>,
     ) -> Result<(), SamplesError> {
         let mut open: Option<String> = None;
         for part in 0..source.version.manifest().parts.len() {
@@ -384,22 +390,9 @@ impl Samples {
                         true
                     }
                 };
-                see(new, &e)?;
+                visit(new, &e)?;
             }
         }
         Ok(())
-    }
-}
-
-trait First {
-    fn try_insert_first(&mut self, hash: Hash, n: u32) -> bool;
-}
-
-impl First for HashMap<Hash, u32> {
-    /// Inserts unless it is there; whether it was not.
-    fn try_insert_first(&mut self, hash: Hash, n: u32) -> bool {
-        let before = self.len();
-        self.entry(hash).or_insert(n);
-        self.len() > before
     }
 }

@@ -64,7 +64,7 @@ async fn a_selection_of_a_tenth_is_delivered_exactly() {
     };
     let text = |t: &[&str]| t.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
     let unknown = text(&["z1", "f0001", "z2", "z3", "z4", "z5", "z6"]);
-    let says = r#"6 keys are of no sample, among them "z1", "z2", "z3", "z4", "z5""#;
+    let says = r#"6 keys name no sample of the version, among them "z1", "z2", "z3", "z4", "z5""#;
     refuse(PlanBase::Keys(unknown), says).await;
     let weights = |weights: &[f64], of| {
         let weights = weights.iter().copied().map(Some).collect();

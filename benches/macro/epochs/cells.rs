@@ -11,7 +11,7 @@ const STRICT_BLOCK_UNITS: usize = 64;
 const LEASES_HELD: usize = 4;
 /// Picks that the server decides ahead of a grant (R15 of docs/SWEEP.md).
 const AHEAD: usize = 32;
-/// Older picks that one whose bytes are cached may overtake (R15).
+/// Older picks that one whose bytes are cached may overtake (R15, ADR 10).
 const OVERTAKE: usize = 4;
 
 /// A case that is simulated and also played on a real server.

@@ -39,7 +39,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most picks that a pick with a resident unit may overtake (rule R15).
+/// Most picks that a pick with a resident unit may overtake (rule R15, ADR 10).
 const OVERTAKE: usize = 4;
 /// Picks decided ahead of a grant (rule R15).
 ///

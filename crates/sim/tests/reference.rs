@@ -55,7 +55,7 @@ fn main_rows() {
 }
 
 /// Compares means of a few seeds with the reference's means of eight seeds, and of 48 for the job that runs
-/// in bursts. A single seed is up to .035 from that (benches/log/sweep-policy.md).
+/// in bursts. A single seed is up to .035 from that (ADR 10; benches/log/sweep-policy.md).
 #[test]
 fn odd_cases() {
     check(
@@ -82,7 +82,8 @@ fn odd_cases() {
     );
 }
 
-/// One cache size after the other. The rest of the grid was compared by hand (benches/log/sweep-policy.md).
+/// One cache size after the other. The rest of the grid was compared by hand (ADR 10;
+/// benches/log/sweep-policy.md).
 #[test]
 fn every_tenth_of_the_grid() {
     check(

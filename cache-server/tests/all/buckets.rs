@@ -322,13 +322,13 @@ async fn what_cannot_be_bucketed_is_not_declared() {
     let lengths = BucketSpec::Lengths(vec![100]);
     refuse(StartJob { buckets: None, ..with(lengths.clone()) }, "needs buckets").await;
     refuse(StartJob { order: OrderKind::Strict, ..with(lengths.clone()) }, "only the order bucketed").await;
-    refuse(with(BucketSpec::Lengths(vec![5, 5])), "must ascend").await;
+    refuse(with(BucketSpec::Lengths(vec![5, 5])), "do not ascend").await;
     refuse(with(BucketSpec::Groups(vec![0; 96])), "96 samples have a bucket, and the version has 97 samples").await;
     refuse(with(BucketSpec::Groups(vec![65_536; 97])), "bucket 65536").await;
     refuse(with(BucketSpec::Prefixes(vec![String::new(); 1025])), "1024 prefixes").await;
     let mut echo = with(lengths.clone());
     echo.plan.echo = Some(EchoSpec { copies: 2, apart: 1 });
-    refuse(echo, "echoes").await;
+    refuse(echo, "data echoing").await;
     assert_eq!((refused.load(Relaxed), client.jobs().await.expect("jobs").len()), (7, 0));
     // A selection keeps its samples' buckets.
     let mut some = bucketed("j", &specs(&tree)[1], world);

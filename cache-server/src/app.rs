@@ -7,9 +7,9 @@
 //!         → let each connection finish its reply, for at most `limits.grace`
 //!         → cut the rest → close the disk tier → exit
 //! ```
-//! A stop does not wait for running fetches, because they only fill a cache (I5), nor for registrations, which
-//! were fsynced before their reply. It takes at most `limits.grace` and 2 s, whatever origins, disks and clients
-//! do.
+//! A stop does not wait for running fetches, because they only fill a cache (I5), nor for registrations,
+//! which were fsynced before their reply. It takes at most `limits.grace` and 2 s, whatever origins, disks
+//! and clients do.
 
 mod connection;
 mod disk;
@@ -97,7 +97,8 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let io = |what: String, hint| move |error| StartError::Io { what, error, hint };
     let listener = std::net::TcpListener::bind(config.listen).map_err(io(
         format!("listen on {}", config.listen),
-        "stop the process that listens there, or give another address with --listen (port 0 takes a free one)",
+        "stop the process that listens there, or give another address with --listen (port 0 takes a free \
+            one)",
     ))?;
     let addr =
         listener.local_addr().map_err(io("read the local address".to_owned(), "see the system's log"))?;
@@ -198,7 +199,8 @@ impl App {
         self.accept(|| async { Ok(listener.accept().await?.0) }).await;
     }
 
-    /// Accepts connections. Takes a permit first, so that connections over the limit wait in the kernel's queue.
+    /// Accepts connections. Takes a permit first, so that connections over the limit wait in the kernel's
+    /// queue.
     async fn accept<S, F>(self: &Arc<Self>, next: impl Fn() -> F)
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,

@@ -1,8 +1,8 @@
 //! The settings. One table has the key, flag, environment variable and default of every setting.
 //!
 //! A flag overrides the environment, the environment overrides the file, and the file overrides the default.
-//! Reading the settings is pure, except for the settings file: tests pass arguments and an [`Environment`]. All
-//! faults are reported at once, each with its fix.
+//! Reading the settings is pure, except for the settings file: tests pass arguments and an [`Environment`].
+//! All faults are reported at once, each with its fix.
 
 mod build;
 mod table;

@@ -5,9 +5,11 @@
 //! - `http` maps requests to calls, and errors to replies.
 //! - `metrics` writes what other rooms count. `server` holds the parts of a running server.
 //! - `jobs` declares and opens jobs; `warmups` fetches versions before jobs read them.
-//! - `epochs` grants, acknowledges and records samples; `sweep` and `prefetch` decide what is fetched for them.
+//! - `epochs` grants, acknowledges and records samples; `sweep` and `prefetch` decide what is fetched for
+//!   them.
 //! - `versions` opens versions, locates their bytes and fetches them.
-//! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows tokens.
+//! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
+//!   tokens.
 //! - `limits`, `read_ahead`, `request_metrics`, `cgroup` and `telemetry` use no other room.
 
 mod accounting;

@@ -64,8 +64,8 @@ impl Limits {
 
     /// Returns the longest time of a call to an origin, with its retries.
     ///
-    /// It is a little less than that of the read that waits for it, so that the reader and the metrics get the
-    /// origin's own error.
+    /// It is a little less than that of the read that waits for it, so that the reader and the metrics get
+    /// the origin's own error.
     #[must_use]
     pub fn origin_timeout(&self) -> Duration {
         self.io_timeout - self.io_timeout / 32

@@ -18,7 +18,8 @@ const EXIT_USAGE: u8 = 2;
 fn main() -> ExitCode {
     if !allocator::map_from(allocator::CHUNKS) {
         eprintln!(
-            "fletch-server: the allocator rejected its threshold for mapping chunks; memory may exceed memory.max"
+            "fletch-server: the allocator rejected its threshold for mapping chunks; memory may exceed \
+                memory.max"
         );
     }
     let action = match config::read(std::env::args_os(), &Environment::own()) {

@@ -111,8 +111,9 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     let (parts, blocks) = server.versions.table_memory();
     page.gauge(
         "fletch_memory_bytes",
-        "Bytes in memory: `live` of all chunk buffers; `cached` those of them in the cache; `copies` of parts of \
-         chunks, for sending; `read_ahead` of data read ahead of being sent; `parts` and `blocks` of version tables",
+        "Bytes in memory: `live` of all chunk buffers; `cached` those of them in the cache; `copies` of \
+         parts of chunks, for sending; `read_ahead` of data read ahead of being sent; `parts` and `blocks` of \
+         version tables",
         &["of"],
         &[
             (vec!["live"], s.live_bytes),

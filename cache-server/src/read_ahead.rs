@@ -1,11 +1,11 @@
 //! Memory for items that a stream (of a lease or a batch) reads ahead of sending them.
 //!
-//! A few bytes of a large chunk are copied out of it ([`Copies`]) as long as the budget has room. So an item that
-//! waits to be sent, or whose client is slow, holds no chunk.
+//! A few bytes of a large chunk are copied out of it ([`Copies`]) as long as the budget has room. So an item
+//! that waits to be sent, or whose client is slow, holds no chunk.
 //!
 //! Invariants:
-//! 1. (I6) All streams together reserve at most half of [`ReadAhead`], and one stream at most a quarter. Copies
-//!    take at most all of it.
+//! 1. (I6) All streams together reserve at most half of [`ReadAhead`], and one stream at most a quarter.
+//!    Copies take at most all of it.
 //! 2. The item that a stream sends next waits for no memory; only later items do. So no stream can block
 //!    another, however many there are and however slow their clients are.
 
@@ -106,8 +106,8 @@ impl StreamBudget {
 
     /// Waits for memory for the stream's item `number`, counted from 0, of `bytes` bytes.
     ///
-    /// The reservation is empty for an item of more than [`READ_AHEAD_BYTES_MAX`], and for the item that is sent
-    /// next.
+    /// The reservation is empty for an item of more than [`READ_AHEAD_BYTES_MAX`], and for the item that is
+    /// sent next.
     pub async fn reserve(&self, number: u32, bytes: u64) -> Reservation {
         if let Some(held) = self.try_reserve(number, bytes) {
             return held;

@@ -1,4 +1,5 @@
-//! Serves one HTTP/1.1 connection. Bounds how long the client may be silent, and how long it may take no bytes.
+//! Serves one HTTP/1.1 connection. Bounds how long the client may be silent, and how long it may take no
+//! bytes.
 
 use super::App;
 use hyper::server::conn::http1;
@@ -21,7 +22,8 @@ use tokio::{
 
 /// The bytes of a request's head that hyper buffers.
 ///
-/// Up to this size a header over `limits.header_bytes` gets a problem as its reply; over it hyper sends a 431.
+/// Up to this size a header over `limits.header_bytes` gets a problem as its reply; over it hyper sends a
+/// 431.
 const HEAD_BYTES_MAX: usize = 128 << 10;
 /// The most header lines of a request.
 const HEADERS_MAX: usize = 128;

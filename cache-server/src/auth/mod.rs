@@ -1,7 +1,7 @@
 //! Authentication: maps the token of a request to a [`Principal`].
 //!
-//! Owns the tokens file: [`tokens_file`] reads it, [`new_token`] makes tokens for it, and [`Auth`] reloads it when
-//! it changes.
+//! Owns the tokens file: [`tokens_file`] reads it, [`new_token`] makes tokens for it, and [`Auth`] reloads it
+//! when it changes.
 //!
 //! Invariants:
 //! 1. A token is hashed at once and then dropped. Nothing here keeps, logs or shows a token.
@@ -134,7 +134,8 @@ impl Auth {
     /// [`Unauthenticated`].
     pub fn authenticate(&self, header: Option<&[u8]>) -> Result<Principal, Unauthenticated> {
         let Some(tokens) = self.tokens() else { return Ok(Principal::anonymous()) };
-        // A missing token is looked up as the empty token, which no file can have. So both take the same time.
+        // A missing token is looked up as the empty token, which no file can have. So both take the same
+        // time.
         let token = header.and_then(bearer).unwrap_or_default();
         tokens.find(token).ok_or_else(|| {
             self.refused.fetch_add(1, Relaxed);
@@ -171,14 +172,16 @@ impl Auth {
         *seen = stamp;
         match Tokens::load(&file.path) {
             Ok(tokens) => {
-                tracing::info!(file = %file.path.display(), tokens = tokens.len(), "the changed tokens file is in force");
+                tracing::info!(file = %file.path.display(), tokens = tokens.len(), "the changed tokens file \
+                    is in force");
                 *file.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
                 self.reloads.fetch_add(1, Relaxed);
                 true
             }
             Err(error) => {
                 self.reload_errors.fetch_add(1, Relaxed);
-                tracing::error!(%error, "the changed tokens file has a fault; the previous tokens stay in force");
+                tracing::error!(%error, "the changed tokens file has a fault; the previous tokens stay in \
+                    force");
                 false
             }
         }

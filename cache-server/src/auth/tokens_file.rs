@@ -279,7 +279,8 @@ mod tests {
             ),
             (
                 &format!(
-                    "[[token]]\nhash = \"{a}\"\ntenant = \"t\"\n[[token]]\nhash = \"{b}\"\ntenant = \"t\"\ndomain = \"d\""
+                    "[[token]]\nhash = \"{a}\"\ntenant = \"t\"\n[[token]]\nhash = \"{b}\"\ntenant = \
+                        \"t\"\ndomain = \"d\""
                 ),
                 "one domain",
             ),

@@ -86,8 +86,8 @@ impl ConfigBuilder<'_> {
             Ok(addr) if addr.ip().is_loopback() || !self.text("auth.tokens").is_empty() => addr,
             Ok(addr) => {
                 let why = format!(
-                    "{addr} is not a loopback address, and without a tokens file only this machine may connect; \
-                     write 127.0.0.1:{}, or name a tokens file with --auth-tokens",
+                    "{addr} is not a loopback address, and without a tokens file only this machine may \
+                     connect; write 127.0.0.1:{}, or name a tokens file with --auth-tokens",
                     addr.port()
                 );
                 self.fault("listen", why);

@@ -104,7 +104,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         "cache.size",
         "cache-size",
         "SIZE|PERCENT",
-        "Bytes that the disk tier may occupy, as du counts them, or a part of what its file system has to spare; 0: no disk tier",
+        "Bytes that the disk tier may occupy, as du counts them, or a part of what its file system has to \
+            spare; 0: no disk tier",
         |f| text(&f.cache.size),
         "50%"
     ),
@@ -120,7 +121,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         "cache.policy",
         "cache-policy",
         "POLICY",
-        "Policy of the disk tier: fletch (a share for each dataset, without thrashing), lru, or pin (first come, first kept)",
+        "Policy of the disk tier: fletch (a share for each dataset, without thrashing), lru, or pin (first \
+            come, first kept)",
         |f| text(&f.cache.policy),
         "fletch"
     ),
@@ -152,7 +154,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         "memory.prefetch",
         "memory-prefetch",
         "SIZE|PERCENT",
-        "Bytes of memory.max, or a part of it, for prefetch of epochs in a known order; at most half, 0: no prefetch",
+        "Bytes of memory.max, or a part of it, for prefetch of epochs in a known order; at most half, 0: no \
+            prefetch",
         |f| text(&f.memory.prefetch),
         "25%"
     ),

@@ -58,8 +58,11 @@ fn a_flag_beats_the_file_and_the_file_beats_the_default() {
     let file = dir.path().join("fletch.toml");
     std::fs::write(
         &file,
-        "listen = \"127.0.0.1:1\"\n[cache]\nsize = \"3GiB\"\nfree_floor = 4096\npolicy = \"pin\"\n[memory]\nmax = \"1GiB\"\n[io]\ntimeout = \"7s\"\n[limits]\nrequests = 9\n\
-         [local]\ndirs = [\"/tmp\"]\n[[origin]]\nprefix = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:9\"\nallow_http = true\n",
+        "listen = \"127.0.0.1:1\"\n[cache]\nsize = \"3GiB\"\nfree_floor = 4096\npolicy = \"pin\"\n\
+         [memory]\nmax = \"1GiB\"\n\
+         [io]\ntimeout = \"7s\"\n[limits]\nrequests = 9\n\
+         [local]\ndirs = [\"/tmp\"]\n[[origin]]\n\
+         prefix = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:9\"\nallow_http = true\n",
     )
     .expect("write");
     let file = file.to_str().expect("utf-8");

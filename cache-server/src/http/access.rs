@@ -30,7 +30,8 @@ use tokio::{
 /// The longest time for which the server holds a reply back.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Returns the sources of a root, if a dataset of the principal's domain has it and its tenant's quota allows it.
+/// Returns the sources of a root, if a dataset of the principal's domain has it and its tenant's quota allows
+/// it.
 ///
 /// The access ends when the dataset is unregistered: check [`Sources::is_registered`] before each later read.
 ///
@@ -42,7 +43,8 @@ pub async fn access(server: &Server, principal: &Principal, root: Root) -> ApiRe
     Ok(sources)
 }
 
-/// Charges a version's size to the tenant that registered its dataset, if no version as large was charged before.
+/// Charges a version's size to the tenant that registered its dataset, if no version as large was charged
+/// before.
 ///
 /// # Errors
 /// [`fletch_api::Code::QuotaExceeded`] for a version over the quota. Versions served before stay served.

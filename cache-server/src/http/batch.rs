@@ -44,7 +44,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Reads many items of one version.
 ///
 /// An item is a file by path, an entry by ordinal, or a range of a chunk. By default the reply is a stream of
-/// frames, in which each item has its own status. With `Accept: application/x-tar` the reply is a tar archive.
+/// frames, in which each item has its own status. With `Accept: application/x-tar` the reply is a tar
+/// archive.
 #[utoipa::path(
     post, path = "/v1/versions/{root}/batch", tag = "bytes", request_body = BatchRequest,
     params(

@@ -1,8 +1,8 @@
 //! Reads whole chunks for a reply: the one call of the store for chunks, files, batches and leases.
 //!
 //! Every function checks first that the version is still registered, so that a long reply outlives its access
-//! by one chunk at most. The hashes come from the version's own tables: whether a chunk is cached in the domain
-//! says nothing about the versions that have it (I7).
+//! by one chunk at most. The hashes come from the version's own tables: whether a chunk is cached in the
+//! domain says nothing about the versions that have it (I7).
 
 use super::error::{ApiError, ApiResult};
 use crate::{

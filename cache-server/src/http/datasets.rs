@@ -48,9 +48,11 @@ pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Js
         (status = 200, description = "The same dataset was registered before", body = Dataset),
         (status = 400, description = "The name or a URI is not valid", body = Problem,
             content_type = "application/problem+json"),
-        (status = 403, description = "The server may not read the URI, or the tenant is over its quota", body = Problem,
+        (status = 403,
+            description = "The server may not read the URI, or the tenant is over its quota", body = Problem,
             content_type = "application/problem+json"),
-        (status = 409, description = "The name is registered with another URI or other tables", body = Problem,
+        (status = 409,
+            description = "The name is registered with another URI or other tables", body = Problem,
             content_type = "application/problem+json"),
     )
 )]
@@ -154,8 +156,9 @@ pub async fn unregister(
     ),
     responses(
         (status = 200, description = "The version", body = ResolvedVersion),
-        (status = 404, description = "The domain has no such dataset, or the dataset has no such tag or root", body = Problem,
-            content_type = "application/problem+json"),
+        (status = 404,
+            description = "The domain has no such dataset, or the dataset has no such tag or root",
+            body = Problem, content_type = "application/problem+json"),
         (status = 502, description = "The dataset's tables are damaged", body = Problem,
             content_type = "application/problem+json"),
     )

@@ -246,8 +246,8 @@ impl PackedFile {
     /// Reads the bytes from a placement of the whole file, by its own layout (`own`) or by another.
     ///
     /// In this order: the file alone from its chunk on disk; the whole chunk, if the disk would keep it; the
-    /// file alone from the origin. Fetching a chunk that is not kept for one of its forty files would read the
-    /// chunk forty times.
+    /// file alone from the origin. Fetching a chunk that is not kept for one of its forty files would read
+    /// the chunk forty times.
     async fn read_from(
         &self,
         server: &Server,

@@ -68,11 +68,13 @@ async fn epoch_of(
     ),
     responses(
         (status = 200, description = "The acks are durable", body = Acked),
-        (status = 400, description = "The world has no such rank, or an ack names more samples than its lease", body = Problem,
-            content_type = "application/problem+json"),
+        (status = 400,
+            description = "The world has no such rank, or an ack names more samples than its lease",
+            body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
             content_type = "application/problem+json"),
-        (status = 409, description = "The lease belongs to another rank, or the epoch is closed", body = Problem,
+        (status = 409,
+            description = "The lease belongs to another rank, or the epoch is closed", body = Problem,
             content_type = "application/problem+json"),
         (status = 410, description = "The lease expired, and its samples are granted again", body = Problem,
             content_type = "application/problem+json"),
@@ -99,7 +101,9 @@ pub async fn acks(
         ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
     ),
     responses(
-        (status = 200, description = "The state: a ledger with a header and one resume record", content_type = "application/vnd.fletch.ledger"),
+        (status = 200,
+            description = "The state: a ledger with a header and one resume record",
+            content_type = "application/vnd.fletch.ledger"),
         (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -130,7 +134,8 @@ pub struct PutQuery {
 /// discards the difference and delivers it again.
 #[utoipa::path(
     put, path = "/v1/jobs/{id}/epochs/{epoch}/state", tag = "jobs",
-    request_body(content_type = "application/vnd.fletch.ledger", description = "The state that `GET` returned"),
+    request_body(content_type = "application/vnd.fletch.ledger",
+            description = "The state that `GET` returned"),
     params(
         ("id" = String, Path, description = "Id of the job"),
         ("epoch" = u64, Path, description = "Number of the epoch, from 0"),
@@ -143,8 +148,8 @@ pub struct PutQuery {
         (status = 404, description = "The tenant has no such job", body = Problem,
             content_type = "application/problem+json"),
         (status = 409, description = "The state is of another root, plan, order, seed, epoch or (strict \
-            order on packs) layout; or the epoch differs from it; or a bucketed step is not complete", body = Problem,
-            content_type = "application/problem+json"),
+            order on packs) layout; or the epoch differs from it; or a bucketed step is not complete",
+            body = Problem, content_type = "application/problem+json"),
         (status = 504, description = "The client sent a long state too slowly", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -178,7 +183,8 @@ pub async fn put_state(
         (status = 200, description = "The commit is durable", body = View),
         (status = 404, description = "The tenant has no such job, or the epoch has not begun", body = Problem,
             content_type = "application/problem+json"),
-        (status = 409, description = "The job's visitation is not `checkpoint`, or the epoch is closed", body = Problem,
+        (status = 409,
+            description = "The job's visitation is not `checkpoint`, or the epoch is closed", body = Problem,
             content_type = "application/problem+json"),
     )
 )]
@@ -226,7 +232,8 @@ pub async fn rollback(
 
 /// Returns the receipt of a finished epoch.
 ///
-/// The receipt proves which plan was delivered. `fletch receipt verify` compares it with what consumers received.
+/// The receipt proves which plan was delivered. `fletch receipt verify` compares it with what consumers
+/// received.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/epochs/{epoch}/receipt", tag = "jobs",
     params(

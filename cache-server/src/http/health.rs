@@ -45,7 +45,8 @@ pub async fn readyz(State(server): State<Arc<Server>>) -> ApiResult<&'static str
 /// With tokens, only the roles `admin` and `monitor` may read them.
 #[utoipa::path(
     get, path = "/metrics", tag = "server",
-    responses((status = 200, description = "Metrics in Prometheus' text format", body = String, content_type = "text/plain"))
+    responses((status = 200,
+            description = "Metrics in Prometheus' text format", body = String, content_type = "text/plain"))
 )]
 pub async fn metrics(State(server): State<Arc<Server>>) -> ApiResult<Response> {
     let page = metrics::render(&server).map_err(|e| ApiError::internal(e.to_string()))?;

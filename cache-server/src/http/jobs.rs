@@ -57,16 +57,19 @@ pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiRe
 
 /// Declares a job.
 ///
-/// Declaring the same name with the same settings again returns that job. A tag is resolved once, when the job
-/// is declared.
+/// Declaring the same name with the same settings again returns that job. A tag is resolved once, when the
+/// job is declared.
 #[utoipa::path(
     post, path = "/v1/jobs", tag = "jobs", request_body = StartJob,
     responses(
         (status = 201, description = "The job is declared. `Location` has its URL", body = Job),
         (status = 200, description = "The same job was declared before", body = Job),
-        (status = 400, description = "The request is not valid, for example its plan or its world", body = Problem,
+        (status = 400,
+            description = "The request is not valid, for example its plan or its world", body = Problem,
             content_type = "application/problem+json"),
-        (status = 404, description = "The domain has no such dataset, or the dataset has no such version", body = Problem,
+        (status = 404,
+            description = "The domain has no such dataset, or the dataset has no such \
+            version", body = Problem,
             content_type = "application/problem+json"),
         (status = 409, description = "A job of that name exists with other settings", body = Problem,
             content_type = "application/problem+json"),

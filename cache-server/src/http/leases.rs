@@ -48,8 +48,8 @@ const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
 /// Grants the next samples of a rank's worker, and streams them.
 ///
-/// A repeated request (same rank, worker and sequence number) gets the same samples. The stream renews the lease
-/// while the client reads it. The request may carry acks of earlier leases.
+/// A repeated request (same rank, worker and sequence number) gets the same samples. The stream renews the
+/// lease while the client reads it. The request may carry acks of earlier leases.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/epochs/{epoch}/leases", tag = "jobs", request_body = LeaseRequest,
     params(
@@ -60,7 +60,8 @@ const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
     responses(
         (status = 200, description = "A stream of frames: the grant, then a head and the data of each sample",
             content_type = "application/vnd.fletch.frames"),
-        (status = 400, description = "The world has no such rank, the number of samples is not valid, or an ack \
+        (status = 400,
+            description = "The world has no such rank, the number of samples is not valid, or an ack \
             does not match its lease", body = Problem,
             content_type = "application/problem+json"),
         (status = 404, description = "The tenant has no such job", body = Problem,
@@ -68,9 +69,11 @@ const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
         (status = 409, description = "The sequence number is too old, the lease belongs to another rank, the \
             epoch is closed, or its ledger is full", body = Problem,
             content_type = "application/problem+json"),
-        (status = 410, description = "The lease of an ack expired, and its samples are granted again", body = Problem,
+        (status = 410,
+            description = "The lease of an ack expired, and its samples are granted again", body = Problem,
             content_type = "application/problem+json"),
-        (status = 429, description = "The server is at a limit. Wait for `Retry-After`, then retry", body = Problem,
+        (status = 429,
+            description = "The server is at a limit. Wait for `Retry-After`, then retry", body = Problem,
             content_type = "application/problem+json"),
     )
 )]

@@ -44,7 +44,8 @@ use utoipa_axum::{router::OpenApiRouter, routes as documented};
 #[openapi(
     info(
         title = "Fletch",
-        description = "Fletch serves datasets by content hash. An error is an RFC 9457 problem, with a stable \
+        description = "Fletch serves datasets by content hash. An error is an RFC 9457 problem, with a \
+            stable \
             `code`, a `hint` that says what to do, and `retryable`.",
         license(name = "Apache-2.0")
     ),

@@ -6,7 +6,8 @@ use axum::{extract::State, response::Html};
 use fletch_settings::ByteSize;
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#222}\
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 \
+    1rem;color:#222}\
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:collapse;width:100%}\
 th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;vertical-align:top}\
 td.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:.9em}";
@@ -42,7 +43,8 @@ fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Er
     write!(out, "<h1>Fletch {} at {}</h1>", env!("CARGO_PKG_VERSION"), server.addr)?;
     write!(
         out,
-        "<p>{:?} for {} s, {} connections, {} jobs. <a href=\"/metrics\">metrics</a> · <a href=\"/v1/accounts\">accounts</a> · <a href=\"/v1/openapi.json\">API</a></p>",
+        "<p>{:?} for {} s, {} connections, {} jobs. <a href=\"/metrics\">metrics</a> · <a \
+            href=\"/v1/accounts\">accounts</a> · <a href=\"/v1/openapi.json\">API</a></p>",
         server.phase(),
         server.uptime().as_secs(),
         server.connections.load(std::sync::atomic::Ordering::Relaxed),
@@ -100,8 +102,10 @@ fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Er
         .map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
     write!(
         out,
-        "<h2>Origin</h2><table><tr><td>bytes fetched<td class=\"n\">{}</tr><tr><td>fetches failed<td class=\"n\">{}</tr>\
-         <tr><td>objects changed, corrupt, missing; tables damaged<td class=\"n\">{}, {}, {}; {}</tr></table></html>",
+        "<h2>Origin</h2><table><tr><td>bytes fetched<td class=\"n\">{}</tr><tr><td>fetches failed<td \
+            class=\"n\">{}</tr>\
+         <tr><td>objects changed, corrupt, missing; tables damaged<td class=\"n\">{}, {}, {}; {}</tr>\
+         </table></html>",
         size(s.fetched_bytes),
         s.fetch_errors,
         wrong[0],

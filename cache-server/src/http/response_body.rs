@@ -2,7 +2,8 @@
 //!
 //! The connection takes slices of at most [`SLICE_BYTES_MAX`]. So an aborted reply counts at most one slice,
 //! and what the kernel buffers, more than the client read. A completed reply counts exactly its content. A
-//! body that is never polled (HEAD) counts nothing. A body holds its buffers and its permit until it is dropped.
+//! body that is never polled (HEAD) counts nothing. A body holds its buffers and its permit until it is
+//! dropped.
 
 use super::error::{ApiError, ApiResult};
 use crate::accounting::{Component, Cost, Tally};

@@ -28,10 +28,14 @@ use std::{sync::Arc, time::Duration};
 #[utoipa::path(
     post, path = "/v1/warmups", tag = "warmups", request_body = StartWarmup,
     responses(
-        (status = 202, description = "The warm-up was started, or was running already. `Location` has its URL", body = Warmup),
+        (status = 202,
+            description = "The warm-up was started, or was running already. `Location` has its URL",
+            body = Warmup),
         (status = 400, description = "The request is not valid", body = Problem,
             content_type = "application/problem+json"),
-        (status = 404, description = "The domain has no such dataset, or the dataset has no such version", body = Problem,
+        (status = 404,
+            description = "The domain has no such dataset, or the dataset has no such \
+            version", body = Problem,
             content_type = "application/problem+json"),
         (status = 429, description = "The server is at its limit of warm-ups", body = Problem,
             content_type = "application/problem+json"),
@@ -82,8 +86,10 @@ pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Js
     params(("id" = String, Path, description = "Id of the warm-up")),
     responses(
         (status = 200, description = "The warm-up", body = Warmup),
-        (status = 404, description = "The domain has no warm-up with that id. A server forgets its warm-ups at a restart", body = Problem,
-            content_type = "application/problem+json"),
+        (status = 404,
+            description = "The domain has no warm-up with that id. A server forgets its \
+            warm-ups at a restart",
+            body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn get(

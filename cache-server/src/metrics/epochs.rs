@@ -72,7 +72,8 @@ pub(super) fn families(page: &Page, server: &Server) -> Result<(), MetricsError>
     )?;
     page.counter(
         "fletch_sweep_picks_total",
-        "Samples that sweeps picked: their unit was cached, absent, or absent while cached samples were held back",
+        "Samples that sweeps picked: their unit was cached, absent, or absent while cached samples were held \
+            back",
         &["unit"],
         &[
             (vec!["resident"], s.picked_resident.load(Relaxed)),

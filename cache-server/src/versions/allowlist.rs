@@ -1,15 +1,15 @@
 //! Decides which URIs a domain may register, and which files of a directory the server reads.
 //!
 //! The server reads with its own rights, which are wider than those of the caller who registers. So:
-//! 1. The server reads a store only under an `[[origin]]` that is configured for the domain. It reads a directory
-//!    only under one of `local.dirs` or under such an `[[origin]]`; or any directory, if every caller is on this
-//!    machine and `local.dirs` is empty.
+//! 1. The server reads a store only under an `[[origin]]` that is configured for the domain. It reads a
+//!    directory only under one of `local.dirs` or under such an `[[origin]]`; or any directory, if every
+//!    caller is on this machine and `local.dirs` is empty.
 //! 2. A URI is checked when it is registered, and again whenever it is opened. Each file of a directory is
 //!    checked when it is open, by its real location, so that neither a link nor a swapped directory leads
 //!    outside ([`Origin::confined`]).
 //! 3. Addresses of cloud metadata are rejected whatever is configured, because they return credentials.
-//! 4. A URI of another domain and one that is not configured get the same error, and so do a directory outside
-//!    and one that does not exist.
+//! 4. A URI of another domain and one that is not configured get the same error, and so do a directory
+//!    outside and one that does not exist.
 
 use super::VersionError;
 use fletch_api::Code;
@@ -86,7 +86,8 @@ pub struct Allowlist {
 impl Allowlist {
     /// Creates the rules. `dirs` are `local.dirs`, as real paths.
     ///
-    /// `local_only` says that every caller is on this machine. Without `dirs`, every directory is then allowed.
+    /// `local_only` says that every caller is on this machine. Without `dirs`, every directory is then
+    /// allowed.
     #[must_use]
     pub fn new(origins: Origins, dirs: &[OriginUri], local_only: bool) -> Self {
         let dirs: Arc<[PathBuf]> = dirs.iter().filter_map(|d| d.as_local().map(Path::to_owned)).collect();

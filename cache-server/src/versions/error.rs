@@ -83,7 +83,8 @@ impl VersionError {
         match self.code() {
             Code::NotFound => "check the root, hash, path or tag, and that its dataset is registered here",
             Code::OriginChanged | Code::OriginMissing => {
-                "restore the object, or index the dataset again with --parent and read the new version; if its \
+                "restore the object, or index the dataset again with --parent and read the new version; if \
+                    its \
                  root is the same, restart the server"
             }
             Code::OriginCorrupt => {

@@ -1,7 +1,7 @@
 //! Locates chunks and entries of a root in the layout in use, and in the root's other layouts.
 //!
-//! Every layout of a root has the same entries. So bytes of an entry can be found through any layout, whatever
-//! its chunks are. The tables are only claims: the reader of the bytes checks their hash.
+//! Every layout of a root has the same entries. So bytes of an entry can be found through any layout,
+//! whatever its chunks are. The tables are only claims: the reader of the bytes checks their hash.
 
 use super::{
     Sources, VersionError, Versions,
@@ -69,7 +69,8 @@ impl Versions {
     }
 }
 
-/// Returns the objects of another layout that hold the bytes which `row` of `own` reads from an entry's object.
+/// Returns the objects of another layout that hold the bytes which `row` of `own` reads from an entry's
+/// object.
 ///
 /// `None` if the row reads from no entry's object, or the other layout has the same chunk.
 pub(super) async fn location_in_layout(

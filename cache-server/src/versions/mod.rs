@@ -8,8 +8,8 @@
 //! 1. (I7) Every lookup starts with (domain, root). A foreign root, an absent root and the root of an
 //!    unregistered dataset take the same path to the same error. Memory is kept per domain and location, so
 //!    that the time of a reply does not tell what other domains read.
-//! 2. The server reads only registered URIs, and checks them again before it reads ([`Allowlist`]). It ignores
-//!    the origin that `layout.json` names.
+//! 2. The server reads only registered URIs, and checks them again before it reads ([`Allowlist`]). It
+//!    ignores the origin that `layout.json` names.
 //! 3. Access through a registration ends when the dataset is unregistered.
 
 mod allowlist;
@@ -206,8 +206,8 @@ impl Versions {
 
     /// Forgets what the domain has and does not have. Call it after a dataset was registered.
     ///
-    /// The new dataset may have roots that were unknown, and other sources of open ones. Unregistering needs no
-    /// such call (invariant 3).
+    /// The new dataset may have roots that were unknown, and other sources of open ones. Unregistering needs
+    /// no such call (invariant 3).
     pub fn forget_unknown(&self, domain: &Domain) {
         for (key, _) in self.open.iter().filter(|(key, _)| key.0 == *domain) {
             self.open.invalidate(&*key);
@@ -396,8 +396,8 @@ impl Versions {
 
     /// Opens the sources of `root` of one dataset, sorted by preference.
     ///
-    /// Packs come before indexes, because they cost fewer requests; otherwise the layouts' ids decide. A source
-    /// that cannot be opened is left out, unless it is the only one.
+    /// Packs come before indexes, because they cost fewer requests; otherwise the layouts' ids decide. A
+    /// source that cannot be opened is left out, unless it is the only one.
     async fn open_layouts(
         &self,
         entry: &Arc<RegistrationHandle>,

@@ -1,10 +1,11 @@
 //! The samples of a version in one layout, and the units that they lie in.
 //!
-//! A unit is what one fetch loads: a chunk, and further chunks that only one of its samples needs. The units are
-//! built by one pass over the tables, and shared by all jobs of the (domain, root, layout).
+//! A unit is what one fetch loads: a chunk, and further chunks that only one of its samples needs. The units
+//! are built by one pass over the tables, and shared by all jobs of the (domain, root, layout).
 //!
-//! Invariant: the first bytes of each sample of a unit lie in that unit. A sample whose entries lie in chunks that
-//! other samples need, too, reads those chunks while it is sent. That costs a fetch, and never a wrong byte.
+//! Invariant: the first bytes of each sample of a unit lie in that unit. A sample whose entries lie in chunks
+//! that other samples need, too, reads those chunks while it is sent. That costs a fetch, and never a wrong
+//! byte.
 
 use super::{Source, VersionError};
 use fletch_core::{

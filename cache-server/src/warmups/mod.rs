@@ -4,8 +4,8 @@
 //! what is missing. A restart forgets the warm-ups and their pins; the fetched chunks stay.
 //!
 //! Invariants:
-//! 1. (I6) At most [`RUNNING_MAX`] warm-ups run at once, and [`KNOWN_MAX`] are remembered; the oldest finished
-//!    one is forgotten first. All warm-ups together pin at most [`PINNED_CHUNKS_MAX`] chunks.
+//! 1. (I6) At most [`RUNNING_MAX`] warm-ups run at once, and [`KNOWN_MAX`] are remembered; the oldest
+//!    finished one is forgotten first. All warm-ups together pin at most [`PINNED_CHUNKS_MAX`] chunks.
 //! 2. (I7) A warm-up belongs to its domain. For other domains it does not exist.
 //! 3. The number of missing chunks comes from a count at the end, not from sums of the run.
 

@@ -72,7 +72,8 @@ impl Warmups {
         }
         record.enter(state);
         let missing = record.missing.get().chunks;
-        tracing::info!(id = %record.id, dataset = %record.dataset, state = state.as_str(), missing, "a warm-up ended");
+        tracing::info!(id = %record.id, dataset = %record.dataset, state = state.as_str(), missing, "a \
+            warm-up ended");
         if pins_stay {
             tokio::select! {
                 () = sleep_until(Instant::now() + pin) => {}
@@ -100,7 +101,8 @@ impl Warmups {
             record.missing.set(self.count_missing(record, request, pins).await?);
         }
         if record.refused.get().chunks > 0 {
-            let detail = "the cache cannot keep all chunks: the dataset's share or the disk is full, or there is no disk tier";
+            let detail = "the cache cannot keep all chunks: the dataset's share or the disk is full, or \
+                there is no disk tier";
             record.set_error(
                 Code::Overloaded,
                 detail.to_owned(),
@@ -223,7 +225,8 @@ impl Warmups {
             ChunkOutcome::Failed(e) => {
                 record.failed.add(bytes);
                 failed.add(bytes);
-                tracing::warn!(id = %record.id, chunk = %row.chunk, error = %e, "cannot fetch a chunk of a warm-up");
+                tracing::warn!(id = %record.id, chunk = %row.chunk, error = %e, "cannot fetch a chunk of a \
+                    warm-up");
                 let (code, hint) = problem_of(&e);
                 record.set_error(code, e.to_string(), hint);
                 *failures += 1;

@@ -1,4 +1,4 @@
-//! I3 and I8: one fetch for many readers, and accounts that agree with the readers' own sums.
+//! Tests I3 and I8: many readers of a chunk cost one fetch, and accounts equal what the readers received.
 
 use crate::common::{Node, Tree, body, content, index_bucket, problem};
 use fletch_api::{AccountKey, ByteResult, ByteTier, Code, routes};
@@ -90,7 +90,7 @@ async fn i8_whole_ranges_heads_batches_and_errors_agree_with_the_readers_sums() 
     node.running.shutdown().await;
 }
 
-/// Asks for a chunk on a connection of its own, reads `n` bytes of the answer and goes away.
+/// Requests a chunk on a connection of its own, reads `n` bytes of the reply and disconnects.
 async fn read_some_and_leave(node: &Node, path: &str, job: &str, n: usize) -> usize {
     let mut stream = TcpStream::connect(node.running.addr).await.expect("connect");
     let ask = format!("GET {path} HTTP/1.1\r\nhost: x\r\nfletch-job: {job}\r\n\r\n");
@@ -154,7 +154,8 @@ async fn i3_64_readers_of_a_cold_chunk_make_one_read_though_the_first_is_killed(
     let settings = tempfile::tempdir().expect("tempdir");
     let file = settings.path().join("f.toml");
     let text = format!(
-        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"\ncredentials = \"anonymous\"\n",
+        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \
+            \"us-east-1\"\ncredentials = \"anonymous\"\n",
         emulator.uri(),
         emulator.endpoint()
     );

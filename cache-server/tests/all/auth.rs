@@ -1,4 +1,4 @@
-//! Tokens: who gets in, as whom, and what is never told.
+//! Tests authentication: which token may use which route, and that no reply or log shows a token.
 
 use crate::common::{Node, Tree, body, problem};
 use fletch_api::{Accounts, Code, routes};
@@ -17,7 +17,8 @@ fn put(path: &Path, text: &str) {
     std::fs::rename(&part, path).expect("rename");
 }
 
-/// A server with tokens `r`eader, `u`ser, `a`dmin, `m`onitor of tenant t, and `o` of another.
+/// Starts a server with the tokens `r`eader, `u`ser, `a`dmin and `m`onitor of tenant t, and `o` of another
+/// tenant.
 async fn node(tree: &Tree, more: &str) -> (Node, TempDir) {
     let dir = tempfile::tempdir().expect("tempdir");
     let file = dir.path().join("tokens.toml");

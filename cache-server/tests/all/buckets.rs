@@ -1,4 +1,4 @@
-//! Coordinated reads through a real server: all ranks' entries of one step are of one bucket.
+//! Tests the bucketed order: all entries of one step, of every rank, are of one bucket.
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{
@@ -14,10 +14,10 @@ use std::{
 };
 
 const LANGUAGES: [&str; 4] = ["de", "en", "fr", "pt"];
-/// Bounds between the lengths of the four languages.
+/// The bounds between the lengths of the four languages' sentences.
 const BOUNDS: [u64; 3] = [1000, 2000, 3000];
 
-/// 97 sentences in four languages, those of one language of like length.
+/// Creates 97 sentences in four languages. Sentences of one language have similar lengths.
 fn sentences() -> Tree {
     let mut tree = Tree::new([]);
     for i in 0..97_u64 {
@@ -49,7 +49,7 @@ fn bucketed(name: &str, buckets: &BucketSpec, world: WorldSpec) -> StartJob {
     StartJob { buckets: Some(buckets.clone()), ..ask(name, OrderKind::Bucketed, world) }
 }
 
-/// The bucket of a lease, which has only one.
+/// Returns the bucket of a lease. All its entries must be of one bucket.
 fn bucket(tree: &Tree, b: &LeaseBatch) -> usize {
     let of: BTreeSet<usize> = b.samples.iter().map(|s| language(&s.heads[0].path)).collect();
     b.samples.iter().for_each(|s| right(tree, s));
@@ -64,7 +64,8 @@ struct Got {
     dropped: u64,
 }
 
-/// A rank's epoch from here on. Of the first leases each `dies`th is never acknowledged: whoever had it is gone.
+/// Reads a rank's epoch from its current step. Never acknowledges each `dies`th of the first leases, as if
+/// its worker died.
 async fn rank(job: &JobHandle, tree: &Tree, rank: u32, want: u32, dies: u64, stop: u64) -> Got {
     let mut got = Got { order: Vec::new(), received: ReceivedSum::new(job.info().root), dropped: 0 };
     let mut reader = job.reader(0, rank, 0);
@@ -158,7 +159,7 @@ async fn no_step_of_unequal_ranks_mixes_buckets() {
     node.running.shutdown().await;
 }
 
-/// Workers die with their leases, the server stops in the middle, and later all it has is lost.
+/// Workers die with their leases, the server restarts in mid-epoch, and later loses its state.
 #[tokio::test(flavor = "multi_thread")]
 async fn deaths_a_restart_and_a_loss_mix_nothing() {
     let tree = sentences();
@@ -197,7 +198,8 @@ async fn deaths_a_restart_and_a_loss_mix_nothing() {
     let receipt = job.receipt(0).await.expect("finished");
     let parts: Vec<&Got> = first.iter().chain(&second).chain(&third).collect();
     assert_eq!(proved(&parts, &receipt), 132);
-    // Every rank has as many entries of each bucket, so that steps can be matched; and each entry is its turn's.
+    // Every rank has as many entries of each bucket, so that steps match, and each entry is of its step's
+    // bucket.
     let count = |r: usize| {
         let mut of: BTreeMap<usize, usize> = BTreeMap::new();
         let entries = [&first[r], &second[r], &third[r]].into_iter().flat_map(|g| &g.order);
@@ -208,7 +210,8 @@ async fn deaths_a_restart_and_a_loss_mix_nothing() {
     assert_eq!((count(1), count(2)), (count(0), count(0)));
     let died: u64 = parts.iter().map(|g| g.dropped).sum();
     println!(
-        "132 entries once over a restart and a loss, {died} leases died with their workers, {} entries redelivered after the loss",
+        "132 entries once over a restart and a loss, {died} leases died with their workers, {} entries \
+            redelivered after the loss",
         receipt.receipt.redelivered
     );
     assert!(died > 3 && receipt.receipt.redelivered > 0);
@@ -264,7 +267,8 @@ async fn the_number_of_ranks_changes_between_steps_only() {
     node.running.shutdown().await;
 }
 
-/// A commit in the middle of a step is one of the ranks that had begun it: others would be a step apart from there on.
+/// A rollback to a commit in mid-step restores the ranks of that step, so that all ranks end with as many
+/// steps.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollback_into_the_middle_of_a_step_brings_its_ranks_back() {
     let tree = sentences();
@@ -342,7 +346,8 @@ async fn what_cannot_be_bucketed_is_not_declared() {
     node.running.shutdown().await;
 }
 
-/// Pads of many buckets and a large batch would be far more than the plan: such a plan is refused before anything is made of it.
+/// Many buckets with a large batch would need more pads than entries. The server rejects the plan before it
+/// builds it.
 #[tokio::test(flavor = "multi_thread")]
 async fn pads_have_a_bound() {
     let tree = tree(300);

@@ -1,4 +1,4 @@
-//! Chunks, tables, files and batches, as clients see them.
+//! Tests the routes for chunks, tables, files and batches, as clients see them.
 
 use crate::common::{Node, Tree, body, content, problem};
 use bytes::Bytes;
@@ -151,7 +151,7 @@ async fn tables_by_range_as_they_lie() {
     node.running.shutdown().await;
 }
 
-/// What a batch brought: bytes by index, or the problem.
+/// The result of a batch: bytes or a problem for each index.
 async fn batch(node: &Node, root: Root, items: serde_json::Value) -> BTreeMap<u32, Result<Vec<u8>, Problem>> {
     let ask = serde_json::json!({"items": items}).to_string();
     let r = node.post(&routes::batch(root), ask).send().await.expect("answer");
@@ -252,7 +252,8 @@ async fn a_batch_as_tar_is_what_tar_reads() {
     let tree = Tree::new([("a.bin", content(1, 5000)), (long, content(2, 600)), ("empty", Vec::new())]);
     let root = tree.index().root();
     let node = Node::serving(&tree, &[]).await;
-    let items = serde_json::json!({"items": [{"path": "a.bin"}, {"path": "gone"}, {"path": long}, {"path": "empty"}]});
+    let paths = ["a.bin", "gone", long, "empty"];
+    let items = serde_json::json!({"items": paths.map(|path| serde_json::json!({"path": path}))});
     let r = node
         .post(&routes::batch(root), items.to_string())
         .header("accept", "application/x-tar")

@@ -1,4 +1,4 @@
-//! The law of each visitation, under one script of faults; and checkpoints of the model.
+//! Tests every visitation with the same script of faults, and checkpoints of the model.
 
 use crate::common::{Node, Tree, epochs::*, problem};
 use fletch_api::{BatchTimes, Code, EpochState, OrderKind, Visitation, routes};
@@ -18,11 +18,11 @@ use tempfile::TempDir;
 
 const RANKS: u32 = 2;
 const WANT: u32 = 4;
-/// Batches a rank steps before the model is saved, and after.
+/// The batches of each rank before the model is saved, and after.
 const BEFORE: usize = 3;
 const AFTER: usize = 2;
 
-/// The state directory of a node that is ended, for the next.
+/// The state directory of a stopped node, for the next node.
 async fn ended(node: Node) -> TempDir {
     let Node { running, state, .. } = node;
     running.shutdown().await;
@@ -33,10 +33,10 @@ fn entries(b: &LeaseBatch) -> impl Iterator<Item = u32> + '_ {
     b.samples.iter().map(|s| s.entry)
 }
 
-/// What the models of all ranks were trained on, in the end.
+/// What the models of all ranks were trained on.
 #[derive(Default)]
 struct Trained {
-    /// How often each entry.
+    /// How often each entry was consumed.
     times: BTreeMap<u32, u32>,
     sum: Option<ReceivedSum>,
 }
@@ -66,8 +66,8 @@ async fn steps(job: &JobHandle, tree: &Tree, trained: &mut Trained, n: usize) {
     }
 }
 
-/// Steps; the model is saved; steps; a step that everybody dies in, the server too; the model is what was saved, where that
-/// is the law; and the rest.
+/// Runs the script: train, save the model, train, kill all ranks and the server in mid-step, load the model
+/// if the visitation says so, and train to the end.
 async fn script(tree: &Tree, order: OrderKind, visitation: Visitation) {
     let node = Node::serving(tree, &["--limits-lease-ttl=4s"]).await;
     let mut spec = ask("j", order, world(RANKS, RANKS * WANT, Tail::Drop));
@@ -166,7 +166,8 @@ async fn script(tree: &Tree, order: OrderKind, visitation: Visitation) {
     all.merge(&rest.sum.expect("a sum"));
     assert_eq!(all.agrees(&job.receipt(0).await.expect("finished")), visitation != Visitation::AtMostOnce);
     println!(
-        "{visitation:?}, {}: {planned} delivered, {} before the fault, {} after, {lost} lost, 0 doubled, {} redelivered",
+        "{visitation:?}, {}: {planned} delivered, {} before the fault, {} after, {lost} lost, 0 doubled, {} \
+            redelivered",
         order.as_str(),
         before.len(),
         rest_set.len(),
@@ -185,7 +186,7 @@ async fn each_visitation_holds_under_one_script_of_faults() {
     futures::future::join_all([OrderKind::Strict, OrderKind::Substitute].into_iter().flat_map(of)).await;
 }
 
-/// A commit is known by its number; a rollback reaches over a finished epoch, over pads, and over later epochs; what
+/// A rollback names a commit. It reaches back over a finished epoch, over pads and over later epochs. What
 /// was rolled back cannot be acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_goes_back_over_the_end_of_an_epoch() {

@@ -1,4 +1,4 @@
-//! What is checked in agrees with what is served: the API's description and the list of metrics.
+//! Tests that the checked-in description of the API and the documented metrics match the server.
 
 use crate::common::{Node, Tree, body};
 use fletch_core::Hash;
@@ -32,7 +32,8 @@ async fn every_metric_is_documented_and_every_documented_metric_exists() {
     let dir = tempfile::tempdir().expect("tempdir");
     let tokens = dir.path().join("tokens.toml");
     let text = format!(
-        "[[token]]\nhash = \"{}\"\ntenant = \"t\"\nrole = \"admin\"\n[[tenant]]\nname = \"t\"\nregistered = \"1GiB\"\nresident = \"1GiB\"\n",
+        "[[token]]\nhash = \"{}\"\ntenant = \"t\"\nrole = \"admin\"\n[[tenant]]\nname = \"t\"\nregistered = \
+            \"1GiB\"\nresident = \"1GiB\"\n",
         Hash::of(b"secret")
     );
     std::fs::write(&tokens, text).expect("write");

@@ -1,4 +1,4 @@
-//! I6: many streams of leases through little memory go on, beside those that nobody reads.
+//! Tests I6: many lease streams share little memory, and streams that no client reads block no other.
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, routes};
@@ -7,11 +7,11 @@ use fletch_core::plan::Tail;
 use reqwest::StatusCode;
 use std::time::Duration;
 
-/// Files of 100 KB, in chunks of forty.
+/// Files of 100 KB, forty in each chunk.
 const FILES: u64 = 1_200;
 const WANT: u32 = 64;
 
-/// The next leases of a job, read and checked.
+/// Reads and checks the next leases of a job.
 async fn read_on(job: &JobHandle, tree: &Tree, leases: u32) -> u32 {
     let (mut reader, mut got) = (job.reader(0, 0, 0), 0);
     for _ in 0..leases {

@@ -1,4 +1,4 @@
-//! Registrations: what may be registered, what tags name, and what survives.
+//! Tests registrations: which URIs are allowed, what tags resolve to, and what survives a restart.
 
 use crate::common::{Node, Tree, body, content, problem, settings};
 use fletch_api::{Code, Datasets, routes};

@@ -1,4 +1,4 @@
-//! I7: what is registered in one domain does not exist in another, whoever asks and however.
+//! Tests I7: a dataset of one domain does not exist for another, whatever the role and the route.
 
 use crate::common::{Indexed, Node, Tree, body, content, problem};
 use fletch_api::{Code, routes};
@@ -11,7 +11,7 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// A server of two domains, `a` and `b`, that may each read below one directory.
+/// A server with two domains, `a` and `b`. Each may read below a directory of its own.
 struct Two {
     node: Node,
     dir: TempDir,
@@ -34,7 +34,7 @@ impl Two {
         Two { node: Node::start(&args).await, dir }
     }
 
-    /// A tree below the directory that may be read.
+    /// A tree below the directory that a domain may read.
     fn tree(&self, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Tree {
         Tree::new_in(&self.dir.path().join("data"), files)
     }
@@ -56,7 +56,7 @@ impl Two {
     }
 }
 
-/// Every way of naming a version, as (method, path, body).
+/// Returns every request that names a version, as (method, path, body).
 fn ways(root: Root, layout: LayoutId, chunk: Hash) -> Vec<(Method, String, String)> {
     let get = |p: String| (Method::GET, p, String::new());
     vec![
@@ -71,7 +71,8 @@ fn ways(root: Root, layout: LayoutId, chunk: Hash) -> Vec<(Method, String, Strin
             Method::POST,
             routes::batch(root),
             format!(
-                "{{\"items\":[{{\"chunk\":{{\"hash\":\"{chunk}\"}}}},{{\"path\":\"a.bin\"}},{{\"ordinal\":0}}]}}"
+                "{{\"items\":[{{\"chunk\":{{\"hash\":\"{chunk}\"}}}},\
+                  {{\"path\":\"a.bin\"}},{{\"ordinal\":0}}]}}"
             ),
         ),
         get(format!("/v1/datasets/secret/versions/{root}")),
@@ -372,7 +373,7 @@ async fn a_quota_is_enforced_when_registering_and_when_a_dataset_grows() {
     two.node.running.shutdown().await;
 }
 
-/// The code of a source file, without its tests and comments.
+/// Returns the code of a source file, without its tests and comments.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("source");
     let text = text.split("#[cfg(test)]").next().unwrap_or("");

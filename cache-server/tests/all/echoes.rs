@@ -1,10 +1,10 @@
-//! Plans whose samples come several times, and what stands between.
+//! Tests data echoing: the distance between the copies of a sample.
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{EchoSpec, OrderKind};
 use fletch_core::plan::Tail;
 
-/// Copies keep their distance over restarts, in the middle of whatever block.
+/// Copies keep their distance when the server restarts in the middle of a block.
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_keep_their_distance_over_restarts() {
     const APART: u32 = 11;

@@ -1,4 +1,5 @@
-//! Epochs through a real server: exactly once, in order, proved; and what is refused.
+//! Tests epochs: every sample exactly once, in the right order, with a receipt; and which requests are
+//! rejected.
 
 use crate::common::{Node, Tree, content, epochs::*, index_bucket, problem};
 use fletch_api::{Ack, Acks, BatchTimes, Code, EpochState, OrderKind, PlanBase, Visitation, routes};
@@ -77,7 +78,7 @@ async fn i2_every_rank_gets_its_share_once_and_the_receipt_proves_it() {
         other.seed = Some(6);
         assert_eq!(client.declare(&other).await.expect_err("differs").code(), Some(Code::JobDiffers));
     }
-    // Strict orders do not depend on who asks: the golden law is core's; here, that two jobs of one seed agree.
+    // Two jobs with the same seed get the same strict order. Golden files in core fix the order itself.
     let a = client.declare(&ask("same-a", OrderKind::Strict, world(1, 4, Tail::Keep))).await.expect("job");
     let b = client.declare(&ask("same-b", OrderKind::Strict, world(1, 4, Tail::Keep))).await.expect("job");
     let (of_a, of_b) = (consumed(&a, &tree, 0, 0, 4).await, consumed(&b, &tree, 0, 0, 7).await);
@@ -91,7 +92,7 @@ async fn i2_every_rank_gets_its_share_once_and_the_receipt_proves_it() {
     node.running.shutdown().await;
 }
 
-/// I8: what was counted is what was received, however it was come by.
+/// I8: the accounts equal what the consumers received, from whatever tier.
 async fn i8(node: &Node, received: u64) {
     let counted: u64 = node.accounts().await.accounts.iter().map(|a| a.bytes).sum();
     let page = node.get("/metrics").send().await.expect("answer").text().await.expect("text");
@@ -383,7 +384,7 @@ async fn plans_echo_weights_worlds_and_refs() {
     node.running.shutdown().await;
 }
 
-/// At most once: asked again the same comes, and is not spent twice; nothing comes to anybody else, whatever happens.
+/// At most once: a repeated request gets the same samples, counted once. No other worker ever gets them.
 #[tokio::test(flavor = "multi_thread")]
 async fn at_most_once_a_retry_costs_nothing_and_nothing_comes_twice() {
     let tree = tree(20);
@@ -432,7 +433,7 @@ async fn at_most_once_a_retry_costs_nothing_and_nothing_comes_twice() {
     node.running.shutdown().await;
 }
 
-/// A lease lives while its stream is waited for, though a sample takes longer than a lease lives.
+/// A stream renews its lease while the client waits for a sample that takes longer than the lease's time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_lives_renews_its_lease() {
     let tree = Tree::new([("a", content(1, 70_000)), ("b", content(2, 80_000))]);
@@ -444,7 +445,8 @@ async fn a_stream_that_lives_renews_its_lease() {
     let settings = tempfile::tempdir().expect("tempdir");
     let file = settings.path().join("f.toml");
     let text = format!(
-        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"\ncredentials = \"anonymous\"\n",
+        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \
+            \"us-east-1\"\ncredentials = \"anonymous\"\n",
         emulator.uri(),
         emulator.endpoint()
     );

@@ -1,4 +1,4 @@
-//! How long an epoch's ledger may become.
+//! Tests the limit of a ledger's length.
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{Code, LedgerBytes, OrderKind, ReplaySpec, StartJob};
@@ -8,7 +8,8 @@ use fletch_core::{
     plan::Tail,
 };
 
-/// It is granted what has room; what is granted is acknowledged; and its own state, put anew, makes room for the rest.
+/// A full ledger grants no more samples, but takes acks of those it granted. Putting the epoch's own state
+/// starts a short ledger, with room for the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_ledger_says_so_and_its_state_begins_a_short_one() {
     const BYTES: u64 = 4 << 10;
@@ -42,7 +43,8 @@ async fn a_full_ledger_says_so_and_its_state_begins_a_short_one() {
                 let long = job.current().await.expect("job").epochs[0].ledger_bytes;
                 assert!((BYTES..BYTES + 200).contains(&long), "{long} bytes");
                 let state = job.state(0).await.expect("state");
-                // As a wish it changes nothing; as a demand it begins the ledger anew, though nobody holds anything.
+                // Without `replace` the state changes nothing. With it, the ledger starts anew, although no
+                // lease is held.
                 job.put_state(0, state.clone(), false).await.expect("it is there");
                 assert_eq!(job.current().await.expect("job").epochs[0].ledger_bytes, long);
                 let there = job.put_state(0, state, true).await.expect("anew");

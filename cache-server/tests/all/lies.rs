@@ -1,4 +1,5 @@
-//! I1: whatever the origin does, no wrong byte leaves; each case has its code and its count.
+//! Tests I1: no wrong byte leaves the server, whatever the origin does. Each case has its code and its
+//! counter.
 
 use crate::common::{Node, Tree, body, content, problem, tag, write};
 use fletch_api::{Code, routes};
@@ -18,7 +19,7 @@ fn chunk_of(root: Root, bytes: &[u8]) -> String {
     routes::chunk(root, Hash::of(bytes))
 }
 
-/// Writes other bytes into a file and gives it back its time: ctime still tells, mtime does not.
+/// Writes other bytes into a file and restores its mtime. Only its ctime shows the change.
 fn overwrite_in_place(at: &Path, bytes: &[u8]) {
     let before = std::fs::metadata(at).expect("metadata").modified().expect("mtime");
     std::fs::write(at, bytes).expect("write");

@@ -1,4 +1,4 @@
-//! I6: overload, oversize and silence are answers; a stop always ends.
+//! Tests I6: overload, oversized requests and silent peers get an error in time, and a stop always ends.
 
 use crate::common::{Node, Tree, body, epochs, problem};
 use fletch_api::{Code, OrderKind, PlanBase, routes};
@@ -81,7 +81,7 @@ async fn probes_pages_and_descriptions() {
     node.running.shutdown().await;
 }
 
-/// A place that takes connections and never says a word.
+/// A listener that accepts connections and never replies.
 async fn silent() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let url = format!("http://{}", listener.local_addr().expect("addr"));
@@ -93,7 +93,8 @@ async fn node_of_silence(more: &[&str]) -> (Node, TcpListener) {
     let dir = tempfile::tempdir().expect("tempdir");
     let file = dir.path().join("f.toml");
     let text = format!(
-        "[[origin]]\nprefix = \"s3://silent\"\nendpoint = \"{endpoint}\"\nallow_http = true\nregion = \"x\"\ncredentials = \"anonymous\"\n"
+        "[[origin]]\nprefix = \"s3://silent\"\nendpoint = \"{endpoint}\"\nallow_http = true\nregion = \
+            \"x\"\ncredentials = \"anonymous\"\n"
     );
     std::fs::write(&file, text).expect("write");
     let config = format!("--config={}", file.display());
@@ -183,7 +184,7 @@ async fn connections_are_bounded_and_idle_ones_are_closed() {
     node.running.shutdown().await;
 }
 
-/// Who begins to declare a job and sends nothing keeps nobody else from declaring one.
+/// A client that starts a long body and sends nothing does not block other declarations.
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_that_do_not_come_are_not_waited_for() {
     let tree = epochs::tree(14);

@@ -1,4 +1,5 @@
-//! The server in this process, asked over its sockets: one program, since each one more would link all of the server.
+//! Tests a server in this process, over its sockets. All tests are one program, so that the server is linked
+//! once.
 
 mod common;
 

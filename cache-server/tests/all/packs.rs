@@ -1,5 +1,5 @@
-//! Packs, served: what one request brings, what is read when a layout's objects are gone, and
-//! what a wrong placement cannot do.
+//! Tests packs: what one request fetches, what is read if a layout's objects are gone, and that a wrong
+//! placement delivers no wrong byte.
 
 use crate::common::{Node, Tree, body, content, problem};
 use fletch_api::{Code, routes};
@@ -7,7 +7,7 @@ use fletch_core::{Hash, Root};
 use reqwest::StatusCode;
 use std::collections::BTreeMap;
 
-/// Files of about 60 KB, one long one and an empty one.
+/// Files of about 60 KB, a long file and an empty one.
 fn tree(files: u64) -> Tree {
     let mut tree = Tree::new([("empty", Vec::new()), ("long", content(9, 9_000_000))]);
     for i in 0..files {
@@ -159,7 +159,7 @@ async fn a_wrong_placement_delivers_nothing() {
     node.running.shutdown().await;
 }
 
-/// A chunk that would not stay is not fetched for one of its files.
+/// The server does not fetch a chunk that the disk would not keep for one of its files.
 #[tokio::test]
 async fn files_of_chunks_that_are_not_kept_are_read_by_range() {
     let node = Node::start(&["--cache-size=16MiB", "--cache-policy=pin", "--memory=64MiB"]).await;

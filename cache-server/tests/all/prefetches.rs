@@ -1,4 +1,5 @@
-//! Strict epochs are fetched ahead: each byte once, none in vain, within a budget, and nothing stays behind.
+//! Tests prefetch of strict epochs: each byte is fetched once and used, within the budget, and nothing stays
+//! behind.
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, StartJob};
@@ -7,7 +8,7 @@ use fletch_core::plan::Tail;
 use fletch_testkit::{Backing, EmulatorConfig, Latency, OriginEmulator};
 use std::{path::Path, time::Duration};
 
-/// A tree in a bucket of an emulated origin, indexed or packed.
+/// A tree in a bucket of the emulated origin, indexed or packed.
 struct Bucket {
     tree: Tree,
     origin: OriginEmulator,
@@ -15,7 +16,7 @@ struct Bucket {
     packed: bool,
 }
 
-/// `files` of `len` bytes each; a file of several chunks and an empty one, if they are to be `mixed`.
+/// Creates `files` files of `len` bytes. `mixed` adds a file of several chunks and an empty one.
 fn bucket(files: u64, len: usize, mixed: bool, packed: bool, delay_ms: u64) -> Bucket {
     let mut tree = Tree::new([]);
     let mut add = |name: String, bytes: Vec<u8>| {
@@ -35,7 +36,7 @@ fn bucket(files: u64, len: usize, mixed: bool, packed: bool, delay_ms: u64) -> B
 }
 
 impl Bucket {
-    /// A server with it as `d`.
+    /// Starts a server that has the bucket as dataset `d`.
     async fn serve(&self, more: &[&str]) -> Node {
         let to = self.settings.path().join("tables");
         let tables: &Path = if self.packed { self.tree.dir.path() } else { &to };
@@ -46,7 +47,8 @@ impl Bucket {
         }
         let file = self.settings.path().join("f.toml");
         let text = format!(
-            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"\ncredentials = \"anonymous\"\n",
+            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \
+                \"us-east-1\"\ncredentials = \"anonymous\"\n",
             self.origin.uri(),
             self.origin.endpoint()
         );
@@ -66,7 +68,7 @@ impl Bucket {
         std::fs::rename(self.tree.path("fletch"), to.join("fletch")).expect("moved");
     }
 
-    /// Requests for data, and whether each of `objects` was asked for as often as it has chunks.
+    /// Returns the number of requests for each object that is not a table.
     fn gets(&self) -> Vec<(String, u64)> {
         let data = |key: &str| !key.starts_with("fletch/") || key.starts_with("fletch/chunks/");
         self.origin.counts().gets.into_iter().filter(|(key, _)| data(key)).collect()
@@ -76,7 +78,7 @@ impl Bucket {
         self.gets().iter().map(|(_, n)| n).sum()
     }
 
-    /// Of all its chunks: those of packs have gaps between files.
+    /// Returns the bytes of all chunks. Chunks of packs have gaps between files.
     fn chunk_bytes(&self) -> u64 {
         let len = |key: &str| std::fs::metadata(self.tree.path(key)).expect("an object").len();
         if self.packed { self.gets().iter().map(|(key, _)| len(key)).sum() } else { self.bytes() }
@@ -92,7 +94,7 @@ async fn strict(node: &Node, name: &str, ranks: u32) -> JobHandle {
     client(node).declare(&ask).await.expect("declared")
 }
 
-/// Waits for a condition that no clock decides.
+/// Waits until a condition holds.
 async fn until<F: Future<Output = bool>>(what: &str, is: impl Fn() -> F) {
     let wait = async {
         while !is().await {
@@ -205,7 +207,7 @@ async fn a_budget_bounds_it_and_samples_of_packs_come_by_range() {
     }
 }
 
-/// Jobs that end in the middle, and what may not stay behind.
+/// Epochs that end early release their prefetched data: deleted, abandoned, in a new world, or unregistered.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ends_in_the_middle_leaves_nothing_behind() {
     let bucket = bucket(400, 100_000, false, false, 20);
@@ -227,7 +229,7 @@ async fn what_ends_in_the_middle_leaves_nothing_behind() {
     until("it is fetched ahead", under_way).await;
     batch(&job, 2, 0, 8).await.expect("a batch");
     until("one of them", || async { node.metric(EPOCHS).await == 1 }).await;
-    // Nobody comes any more: after ten lease lifetimes what is held is let go, and the next request begins anew.
+    // Without requests for ten lease times, the prefetched data is released. The next request starts anew.
     nothing_is_left(&node).await;
     let (rest, _) = consume(&job, &bucket.tree, 2, 0, 64).await;
     assert_eq!(rest.len(), 400, "the lease had expired");
@@ -252,7 +254,7 @@ async fn what_ends_in_the_middle_leaves_nothing_behind() {
     node.running.shutdown().await;
 }
 
-/// Two jobs divide the budget; an origin that fails costs the ahead nothing but itself.
+/// Two jobs share the budget, and a failed prefetch fails only the sample that it was for.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_share_the_budget_and_failures_are_their_readers_own() {
     let bucket = bucket(300, 50_000, false, false, 0);
@@ -281,7 +283,8 @@ async fn jobs_share_the_budget_and_failures_are_their_readers_own() {
     node.running.shutdown().await;
 }
 
-/// How many frames of a lease were errors; the lease is left to be asked for again.
+/// Returns how many frames of a lease were errors. The lease is not acknowledged, so that it can be requested
+/// again.
 async fn batch_of(node: &Node, job: &JobHandle) -> usize {
     let path = fletch_api::routes::epoch(&job.info().id, 0, "leases");
     let body = serde_json::json!({"rank": 0, "worker": 9, "sequence": 1, "want": 64});

@@ -1,4 +1,4 @@
-//! The program itself: its line when ready, its exit codes, and that it always ends.
+//! Tests the program: its line when it is ready, its exit codes, and that it always ends.
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -56,7 +56,7 @@ fn start(dir: &Path, more: &[&str]) -> (Child, String) {
     panic!("never ready, ended as {:?}: {told}", child.wait());
 }
 
-/// Sends a signal and gives the exit code, what was written to stderr, and how long it took.
+/// Sends a signal. Returns the exit code, the text on stderr, and the time until the exit.
 fn stop(mut child: Child, signal: Signal) -> (Option<i32>, String, Duration) {
     let begun = Instant::now();
     kill(Pid::from_raw(i32::try_from(child.id()).expect("pid")), signal).expect("kill");
@@ -87,7 +87,8 @@ async fn it_ends_in_time_though_an_origin_never_answers() {
     let endpoint = silent.local_addr().expect("addr");
     let file = dir.path().join("f.toml");
     let text = format!(
-        "[[origin]]\nprefix = \"s3://silent\"\nendpoint = \"http://{endpoint}\"\nallow_http = true\nregion = \"x\"\ncredentials = \"anonymous\"\n"
+        "[[origin]]\nprefix = \"s3://silent\"\nendpoint = \"http://{endpoint}\"\nallow_http = true\nregion = \
+            \"x\"\ncredentials = \"anonymous\"\n"
     );
     std::fs::write(&file, text).expect("write");
     let (child, url) = start(dir.path(), &["--config", file.to_str().expect("utf-8"), "--io-timeout", "10m"]);

@@ -1,4 +1,4 @@
-//! A whole epoch by `ref` frames only: the lease says where bytes lie, and the consumer reads them there.
+//! Tests an epoch of `ref` frames: a lease says where the bytes lie, and the consumer reads them there.
 
 use crate::common::{Node, Tree, body, epochs::*};
 use bytes::Bytes;
@@ -16,17 +16,17 @@ use fletch_core::{
 };
 use reqwest::StatusCode;
 
-/// What one consumer of refs saw.
+/// What one consumer of references received.
 #[derive(Default)]
 struct Saw {
     refs: u64,
     data: u64,
-    /// Samples whose bytes lie in several chunks, and pieces in all.
+    /// The samples whose bytes lie in several chunks, and all pieces.
     split: u64,
     pieces: u64,
 }
 
-/// The bytes that a ref means, each piece by a range of its chunk.
+/// Reads the bytes of a reference, each piece as a range of its chunk.
 async fn read(node: &Node, job: &JobHandle, place: &SampleRef) -> Vec<u8> {
     let mut bytes = Vec::new();
     for p in &place.pieces {
@@ -38,7 +38,7 @@ async fn read(node: &Node, job: &JobHandle, place: &SampleRef) -> Vec<u8> {
     bytes
 }
 
-/// A rank's epoch from the wire up: every frame of it is looked at.
+/// Reads a rank's epoch from the wire, and checks every frame.
 async fn by_refs(
     node: &Node,
     tree: &Tree,

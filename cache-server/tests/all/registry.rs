@@ -1,4 +1,4 @@
-//! Many jobs: a slow one holds up none, and idle ones are closed until somebody comes.
+//! Tests many jobs: a slow one delays no other, and an idle one is closed until its next request.
 
 use crate::common::{Node, content, epochs::*};
 use fletch_api::OrderKind;
@@ -26,7 +26,8 @@ async fn a_slow_declaration_holds_up_no_other_job() {
     let settings = tempfile::tempdir().expect("tempdir");
     let file = settings.path().join("f.toml");
     let text = format!(
-        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"\ncredentials = \"anonymous\"\n",
+        "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \
+            \"us-east-1\"\ncredentials = \"anonymous\"\n",
         origin.uri(),
         origin.endpoint()
     );
@@ -67,7 +68,7 @@ async fn a_slow_declaration_holds_up_no_other_job() {
     node.running.shutdown().await;
 }
 
-/// Of one name and at once: one declares, and the others find it.
+/// Of concurrent declarations of one job, one declares it and the others find it.
 #[tokio::test(flavor = "multi_thread")]
 async fn declarations_of_one_job_follow_each_other() {
     let tree = tree(10);

@@ -1,4 +1,4 @@
-//! Replay through a real server: an epoch repeats the order that an earlier ledger recorded.
+//! Tests replay: an epoch in the order of an earlier epoch's ledger.
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{BucketSpec, Code, LedgerBytes, OrderKind, ReplaySpec, StartJob, WorldSpec};
@@ -22,7 +22,8 @@ fn replaying(name: &str, ledger: &[u8], world: WorldSpec) -> StartJob {
 /// What a rank consumed, in order: each entry, its copy, and the hash of its bytes.
 type Said = Vec<(u32, u32, Hash)>;
 
-/// A rank's epoch from here on, `most` leases of it; of the first ten each `dies`th is lost with its worker.
+/// Reads at most `most` leases of a rank's epoch. Loses each `dies`th of the first ten, as if its worker
+/// died.
 async fn rank(
     job: &JobHandle,
     epoch: u64,
@@ -52,7 +53,7 @@ async fn rank(
     (said, received)
 }
 
-/// All ranks' epochs, at the same time.
+/// Reads the epochs of all ranks, at the same time.
 async fn ranks(job: &JobHandle, epoch: u64, wants: [u32; 3], dies: u64) -> (Vec<Said>, ReceivedSum) {
     let all = (0..3).map(|r| rank(job, epoch, r, wants[r as usize], dies, u64::MAX));
     let got = futures::future::join_all(all).await;
@@ -74,7 +75,7 @@ async fn a_substituted_epoch_is_replayed_exactly() {
     let ledger = first.ledger(4).await.expect("ledger");
     let redelivered = first.current().await.expect("job").epochs[0].redelivered;
     let tells = |bytes: &[u8]| Replay::new(&Ledger::read(bytes).expect("a ledger")).expect("tells").by_rank();
-    // A lease that was granted again was acknowledged later than it was first granted: ranks wrote down the same.
+    // A lease that was granted twice is acknowledged later than its first grant, as the ranks recorded it.
     let entries: Vec<Vec<u32>> = order.iter().map(|o| o.iter().map(|s| s.0).collect()).collect();
     assert_eq!(tells(&ledger), Some(entries.clone()));
     node.running.shutdown().await;
@@ -105,7 +106,8 @@ async fn a_substituted_epoch_is_replayed_exactly() {
         "{} entries of 3 ranks replayed bit for bit; {redelivered} were redelivered the first time",
         order.iter().map(Vec::len).sum::<usize>()
     );
-    // The next epoch is the same again, in other steps, with workers that die: each lease once more, in its place.
+    // The next epoch replays it in other steps. Workers die, and their leases are granted again in their
+    // place.
     again.set_world(crate::common::epochs::world(3, 24, Tail::Pad)).await.expect("another batch");
     assert_eq!(again.current().await.expect("job").steps, 4);
     let (mut next, _) = ranks(&again, 1, [8, 8, 8], 3).await;
@@ -208,7 +210,8 @@ async fn a_damaged_or_foreign_ledger_is_refused() {
         let again = StartJob { buckets, ..replaying(&format!("{name}-again"), &ledger, ask.world) };
         let again = client.declare(&again).await.expect("declared");
         assert_eq!([rank(&again, 0, 0, 2, 99, 99).await.0, rank(&again, 0, 1, 2, 99, 99).await.0], got);
-        // In a world of that batch leases lack two entries, and would pad; buckets have their pads from the beginning.
+        // In a world of that batch, leases lack two entries and would need pads. Buckets have their pads from
+        // the start.
         let all = u32::try_from(got[0].len() + got[1].len()).expect("a number");
         let mut bytes = ledger::begin(&Ledger::read(&ledger).expect("a ledger").header);
         let request = Request { rank: 0, worker: 0, sequence: 1 };

@@ -1,4 +1,4 @@
-//! Plans from a selection file, delivered by a real server.
+//! Tests plans that come from a selection file.
 
 use crate::common::{Node, epochs::*};
 use fletch_api::{Code, OrderKind, PlanBase, StartJob, WeightOf, Weights};

@@ -1,6 +1,8 @@
-//! How random the orders are that a real server delivers: positions, neighbours, chunk-mates, and what repeats from epoch
-//! to epoch. Bounds are well beyond what is delivered, also on a slow machine, so that only a defect crosses them, and below
-//! what defects had.
+//! Tests how random the delivered orders are: positions, neighbours, samples of one chunk, and repetition
+//! from epoch to epoch.
+//!
+//! Each bound lies well beyond what a server delivers, also on a slow machine, and below what known defects
+//! caused.
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::{OrderKind, routes};
@@ -12,23 +14,26 @@ use fletch_core::{
 };
 use std::path::Path;
 
-/// Samples, and bytes of each; the disk holds a fifth of them.
+/// The number of samples, and the bytes of each. The disk holds a fifth of them.
 const SAMPLES: usize = 3_800;
 const BYTES: usize = 16 << 10;
 const LEASE: u32 = 32;
 const EPOCHS: usize = 3;
-/// Delivered: .17 to .30. Units handed out each in one burst would have .9.
+/// A server delivers .17 to .30. Units delivered in one burst each would have .9.
 const MATES_MOST: f64 = 0.6;
-/// Delivered: .33 to .80, since the sweep goes round one ring, a little stirred. The same order again would have 1.
+/// A server delivers .33 to .80, because a sweep goes round one ring in a slightly changed order. The same
+/// order twice would have 1.
 const AGAIN_MOST: f64 = 0.97;
 
-/// A uniform shuffle has 49 ± 10; delivered, over 26 seeds, also on a machine with too little time: 41 ± 7, at most 58. Samples that
-/// are read alone come by their numbers: an order with many of them (a disk that refused units) had 172.
+/// A uniform shuffle has 49 ± 10. A server delivers 41 ± 7, at most 58, over 26 seeds and also on a slow
+/// machine. Samples that are read alone come in order of their numbers: an order with many of them had 172,
+/// because the disk rejected units.
 const CHI2_MOST: f64 = 110.0;
-/// Either way. A uniform shuffle has 0 ± .016; delivered: .004 ± .015, at most .05. That order had .09.
+/// Of either sign. A uniform shuffle has 0 ± .016. A server delivers .004 ± .015, at most .05. The order with
+/// many samples read alone had .09.
 const SERIAL_MOST: f64 = 0.08;
 
-/// One job on its way, and its orders so far.
+/// A running job, and its orders so far.
 struct Reading {
     job: JobHandle,
     reader: EpochReader,
@@ -41,7 +46,7 @@ impl Reading {
         Reading { job, reader, orders: vec![Vec::new()] }
     }
 
-    /// Takes and acknowledges a batch; whether there was one.
+    /// Reads and acknowledges a batch. Returns whether there was one.
     async fn step(&mut self) -> bool {
         loop {
             match self.reader.next(LEASE).await.expect("a lease") {
@@ -71,7 +76,7 @@ fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
     xy / (xx * yy).sqrt()
 }
 
-/// Chi square, 49 degrees of freedom, of eighths of the numbers against eighths of the positions.
+/// Returns chi square (49 degrees of freedom) of eighths of the numbers against eighths of the positions.
 fn chi2(order: &[u32]) -> f64 {
     let n = order.len();
     let mut table = [[0.0; 8]; 8];
@@ -82,7 +87,7 @@ fn chi2(order: &[u32]) -> f64 {
     table.iter().flatten().map(|x: &f64| (x - expected).powi(2) / expected).sum()
 }
 
-/// A tree, and a pack of it with some thirty samples a chunk: each chunk's members, by number.
+/// Creates a tree and a pack of it, with about thirty samples a chunk. Returns each chunk's samples.
 fn packed(to: &Path) -> (Tree, Vec<(String, Vec<u64>)>) {
     let mut tree = Tree::new([]);
     for i in 0..SAMPLES {
@@ -169,7 +174,7 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
         async |how| node.metric(&format!("fletch_epochs_finished_total{{shuffle=\"{how}\"}}")).await;
     let all = (jobs.len() * EPOCHS) as u64;
     assert_eq!((finished("well").await, finished("poor").await), (all - poor, poor));
-    // A reader that is so slow that the units of its lease are gone when it comes to them reads its samples alone.
+    // A reader that is so slow that its lease's units are evicted first reads those samples alone.
     let slow = client
         .declare(&ask("slow", OrderKind::Substitute, world(1, 1024, Tail::Keep)))
         .await
@@ -193,7 +198,7 @@ async fn delivered_orders_are_shuffled_as_their_certificates_say() {
     node.running.shutdown().await;
 }
 
-/// Where nothing is kept for the sweep, samples of one chunk are no nearer to each other than chance has them.
+/// If the disk keeps nothing for the sweep, samples of one chunk lie no nearer to each other than by chance.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_kept_for_an_order_does_not_shape_it() {
     let to = tempfile::tempdir().expect("tempdir");

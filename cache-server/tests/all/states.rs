@@ -1,4 +1,4 @@
-//! States, worlds and the beginnings of epochs, at the same time and in odd orders.
+//! Tests states, changes of world and first requests of epochs, concurrently and in unusual orders.
 
 use crate::common::{Node, epochs::*, problem};
 use fletch_api::{BatchTimes, BucketSpec, Code, EpochState, OrderKind, StartJob, Visitation, routes};
@@ -8,7 +8,7 @@ use fletch_client::{
 };
 use fletch_core::{delivery::ledger::Ledger, plan::Tail};
 
-/// A change of world that leaves out all that was left is the end of the epoch; epochs go forward.
+/// A change of world that drops all remaining samples finishes the epoch. Earlier epochs cannot begin later.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_epoch_ends_when_a_new_world_leaves_out_its_rest_and_none_begins_in_the_past() {
     let tree = tree(14);
@@ -43,7 +43,7 @@ async fn acked(job: &JobHandle, epoch: u64) -> LeaseBatch {
     some
 }
 
-/// A model that goes back to a state has seen nothing of later epochs: they come whole.
+/// A state that is put takes back the later epochs: they are delivered completely.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_takes_back_the_epochs_after_it() {
     let tree = tree(14);
@@ -97,7 +97,8 @@ async fn a_state_takes_back_the_epochs_after_it() {
     node.running.shutdown().await;
 }
 
-/// Whoever held something when a model died may live: what it acknowledges later the model that went back did not consume.
+/// Putting a state with `replace` voids the held leases. Their workers may still live, but the restored model
+/// did not consume those samples, so that their acks are rejected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_that_is_put_again_voids_what_is_held() {
     let tree = tree(14);
@@ -121,7 +122,7 @@ async fn a_state_that_is_put_again_voids_what_is_held() {
     node.running.shutdown().await;
 }
 
-/// Of an epoch that cannot be believed, or not even be read, nothing is known that could refuse a world; and the job goes on.
+/// A damaged or unreadable epoch cannot reject a change of world, and the job goes on with the next epoch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_epoch_refuses_no_world() {
     let tree = tree(14);
@@ -156,7 +157,7 @@ async fn a_damaged_epoch_refuses_no_world() {
     }
 }
 
-/// Nothing is known of what came between: not without saying that it is to be forgotten.
+/// A state of an epoch before the current one is rejected, unless `replace` says to discard the later epochs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_before_epochs_that_have_begun_is_refused() {
     let tree = tree(14);
@@ -178,7 +179,8 @@ async fn a_state_before_epochs_that_have_begun_is_refused() {
     node.running.shutdown().await;
 }
 
-/// A beginning ends the epochs before it, so what is refused begins none.
+/// The first request of an epoch ends the epochs before it. A rejected request neither begins nor ends an
+/// epoch.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_refused_begins_no_epoch() {
     let tree = tree(14);
@@ -206,7 +208,8 @@ async fn what_is_refused_begins_no_epoch() {
     node.running.shutdown().await;
 }
 
-/// Ranks that begin while one puts the state: whatever came first, nobody writes to a file that is gone.
+/// Ranks send their first requests while one puts a state. Whichever comes first, no write goes to a deleted
+/// ledger.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_put_among_beginning_ranks_loses_nothing() {
     let tree = tree(61);
@@ -246,8 +249,8 @@ async fn a_state_put_among_beginning_ranks_loses_nothing() {
     node.running.shutdown().await;
 }
 
-/// A power cut before the first sync of a job's file or of an epoch's ledger leaves a part of it, or nothing in it: nobody
-/// was told of either, and both begin anew. A ledger that was synced and is damaged is not taken for one of those.
+/// A power loss before the first sync leaves an incomplete or empty job file or ledger. No client was told of
+/// it, so that it starts anew. A synced ledger that is damaged is not mistaken for an incomplete one.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_cut_off_before_it_was_told_begins_anew() {
     let tree = tree(14);
@@ -294,7 +297,8 @@ async fn what_was_cut_off_before_it_was_told_begins_anew() {
     node.running.shutdown().await;
 }
 
-/// A deletion that the disk refuses leaves the job as it was: nobody declares it anew over its old ledgers.
+/// A deletion that fails on disk leaves the job as it was, so that no new job of that name gets its old
+/// ledgers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deletion_that_fails_deletes_nothing() {
     let tree = tree(14);
@@ -323,7 +327,7 @@ async fn a_deletion_that_fails_deletes_nothing() {
     node.running.shutdown().await;
 }
 
-/// Weights are read from their file as they were sent, to the last bit, however often.
+/// Weights keep every bit when they are written to the job's file and read back, several times.
 #[tokio::test(flavor = "multi_thread")]
 async fn weights_survive_their_file() {
     let tree = tree(62);
@@ -346,7 +350,8 @@ async fn weights_survive_their_file() {
     node.running.shutdown().await;
 }
 
-/// A plan is kept in its file, not in memory; what is declared again is compared all the same, before and after a restart.
+/// A long plan is kept in its file, not in memory. A repeated declaration is compared by the plan's hash,
+/// before and after a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_plan_is_compared_by_its_hash() {
     let tree = tree(14);

@@ -1,4 +1,4 @@
-//! Epochs that outlive servers, and sweeps that jobs share.
+//! Tests sweeps that jobs share, and epochs that survive restarts of the server.
 
 use crate::common::{Node, Tree, body, content, epochs::*};
 use fletch_api::{OrderKind, StartJob, routes};
@@ -154,8 +154,8 @@ async fn jobs_of_one_dataset_share_a_sweep() {
     node.running.shutdown().await;
 }
 
-/// Records that are damaged are brought anew by who reads them. What leaves because the disk is divided anew is chosen by the disk:
-/// the sweep hears of it, and every epoch is exact and right.
+/// A reader of a damaged record fetches the chunk again. When shares change, the disk evicts chunks of a
+/// sweep: the sweep is told, and every epoch stays exact.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sweep_hears_of_what_left_and_what_is_damaged_is_brought_anew() {
     let mut tree = Tree::new([]);

@@ -1,4 +1,4 @@
-//! A real server's sweep, recorded, and made again by the simulator's code, answer by answer.
+//! Tests traces: the simulator replays a recorded sweep of a server and makes the same decisions.
 
 use crate::common::{Node, Tree, content, epochs::*};
 use fletch_api::OrderKind;

@@ -1,4 +1,4 @@
-//! Warm-ups tell the truth: what is there, what had to be brought, and what the cache would not keep.
+//! Tests that warm-ups report what is cached, what they fetched, and what the cache could not keep.
 
 use crate::common::{Node, Tree, body, content, index_bucket, problem};
 use fletch_api::{Amount, Code, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 const CACHE: u64 = 64 << 20;
 
-/// A server before a counted origin, with 40 small files and one of three slices.
+/// A server with an origin that counts requests, 40 small files and a file of three slices.
 struct Site {
     node: Option<Node>,
     tree: Tree,
@@ -34,7 +34,8 @@ impl Site {
         let settings = tempfile::tempdir().expect("tempdir");
         let file = settings.path().join("f.toml");
         let text = format!(
-            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \"us-east-1\"\ncredentials = \"anonymous\"\n",
+            "[[origin]]\nprefix = \"{}\"\nendpoint = \"{}\"\nallow_http = true\nregion = \
+                \"us-east-1\"\ncredentials = \"anonymous\"\n",
             emulator.uri(),
             emulator.endpoint()
         );
@@ -97,7 +98,7 @@ impl Site {
         self.over(&begun.id).await
     }
 
-    /// Stops the server, lets something happen to its cache, and starts it again.
+    /// Stops the server, changes its cache directory, and starts it again.
     async fn meanwhile(&mut self, happens: impl FnOnce(&Path)) {
         let Node { state, running, .. } = self.node.take().expect("it runs");
         running.shutdown().await;
@@ -122,7 +123,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     out
 }
 
-/// Where these bytes lie in a file of the cache.
+/// Returns where these bytes lie in a file of the cache.
 fn find(dir: &Path, bytes: &[u8]) -> (PathBuf, usize) {
     let holds = |p: PathBuf| {
         let all = fs::read(&p).expect("read");

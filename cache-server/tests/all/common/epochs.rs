@@ -1,4 +1,4 @@
-//! A consumer of epochs.
+//! Consumes epochs, for tests.
 
 use super::{Node, Tree, content};
 use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
@@ -34,7 +34,7 @@ pub fn ask(name: &str, order: OrderKind, world: WorldSpec) -> StartJob {
     }
 }
 
-/// `n` files of a few KB, an empty one, and one of several slices.
+/// Creates `n` files of a few KB, an empty file, and a file of several slices.
 pub fn tree(n: u64) -> Tree {
     let mut tree = Tree::new([("empty", Vec::new()), ("long", content(9, 9_000_000))]);
     for i in 0..n {
@@ -66,7 +66,7 @@ pub async fn ack(job: &JobHandle, b: &LeaseBatch) -> bool {
     job.ack(t.epoch, t.rank, &[t.ack(times)]).await.expect("acknowledged").finished
 }
 
-/// A rank's whole epoch: the entries it got, in order, and their sum.
+/// Reads a rank's whole epoch. Returns its entries in order, and their sum.
 pub async fn consume(
     job: &JobHandle,
     tree: &Tree,

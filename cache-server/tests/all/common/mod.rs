@@ -1,4 +1,4 @@
-//! A real tree, indexed with the tables' own writer, and a server in this process.
+//! Makes trees, indexes and packs them, and runs a server in this process, for tests.
 
 pub mod epochs;
 
@@ -21,12 +21,12 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// Bytes that no two files share.
+/// Returns bytes that no two files share.
 pub fn content(seed: u64, len: usize) -> Vec<u8> {
     fletch_testkit::dataset::content(seed, 0, len as u64)
 }
 
-/// A directory with files, and what was put into it.
+/// A directory with files, and their contents.
 pub struct Tree {
     pub dir: TempDir,
     pub files: BTreeMap<String, Vec<u8>>,
@@ -37,7 +37,7 @@ impl Tree {
         Tree::new_in(&std::env::temp_dir(), files)
     }
 
-    /// In a directory of its own below this one.
+    /// Creates a tree in a directory of its own below this one.
     pub fn new_in(above: &Path, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         let tree = Tree {
             dir: TempDir::with_prefix_in("tree-", above).expect("tempdir"),
@@ -51,7 +51,8 @@ impl Tree {
         tree
     }
 
-    /// Small files, one of several slices, an empty one, one in a directory with an odd name.
+    /// Creates small files, a file of several slices, an empty file, and one in a directory with an unusual
+    /// name.
     pub fn usual() -> Self {
         Tree::new([
             ("a.bin", content(1, 5000)),
@@ -71,7 +72,7 @@ impl Tree {
         self.dir.path().display().to_string()
     }
 
-    /// Indexes the tree with its tables in itself, and tags it.
+    /// Indexes the tree, writes the tables into it, and tags it.
     pub fn index(&self) -> Indexed {
         self.index_to(self.dir.path(), LayoutParams::INDEX)
     }
@@ -105,13 +106,13 @@ impl Tree {
         write_rows(to, rows.collect(), LayoutParams::INDEX)
     }
 
-    /// Packs the tree into `to`, tags it there, and gives the names of the chunks' objects.
+    /// Packs the tree into `to`, and tags it there. Returns the names of the chunks' objects.
     pub fn pack_to(&self, to: &Path, wrong: bool) -> (Indexed, Vec<String>) {
         let (indexed, chunks) = self.pack_with(to, LayoutParams::PACK, wrong);
         (indexed, chunks.into_iter().map(|c| c.0).collect())
     }
 
-    /// The same with other parameters; each chunk's object, and the ordinals of the files in it.
+    /// Does the same with other parameters. Returns each chunk's object and the ordinals of its files.
     pub fn pack_with(
         &self,
         to: &Path,
@@ -175,7 +176,7 @@ pub fn slices(bytes: &[u8], params: LayoutParams) -> Vec<Slice> {
     params.slice_lengths(bytes.len() as u64).map(cut).collect()
 }
 
-/// Writes the tables of rows under a place, and the tag `latest`.
+/// Writes the tables of rows into a directory, and the tag `latest`.
 pub fn write(to: &Path, rows: Vec<(Entry, Vec<Slice>, PinRow)>, params: LayoutParams) -> Indexed {
     let rows = rows.into_iter().map(|(entry, slices, pin)| NewRow::indexed(entry, slices, &pin));
     write_rows(to, rows.collect(), params)
@@ -261,14 +262,14 @@ impl Node {
         Node { state, running, http: reqwest::Client::new() }
     }
 
-    /// A server with the tree registered as `d`.
+    /// Starts a server with the tree registered as `d`.
     pub async fn serving(tree: &Tree, more: &[&str]) -> Self {
         let node = Node::start(more).await;
         node.register("d", &tree.uri(), None).await;
         node
     }
 
-    /// Sends this token from now on.
+    /// Sends this token with later requests.
     pub fn sign(&mut self, token: &str) {
         let value = format!("Bearer {token}").parse().expect("a header's value");
         let headers = [(reqwest::header::AUTHORIZATION, value)].into_iter().collect();
@@ -317,7 +318,7 @@ impl Node {
         serde_json::from_str(&text).expect("accounts")
     }
 
-    /// A sample of `/metrics`, by the beginning of its line.
+    /// Returns a value of `/metrics`, by the beginning of its line.
     pub async fn metric(&self, begins: &str) -> u64 {
         let text = self.get("/metrics").send().await.expect("answer").text().await.expect("text");
         let line =
@@ -326,7 +327,7 @@ impl Node {
     }
 }
 
-/// Asserts that an answer is a problem of this code, with everything a problem has.
+/// Asserts that a reply is a problem with this code and with every field of a problem.
 pub async fn problem(r: Response, code: Code) -> Problem {
     let status = r.status();
     let kind = r.headers().get("content-type").cloned();
@@ -346,7 +347,7 @@ pub async fn body(r: Response, status: StatusCode) -> Vec<u8> {
     bytes
 }
 
-/// Indexes the tree with the etags of the bucket; the tables lie in the tree.
+/// Indexes the tree with the etags of the bucket, and writes the tables into the tree.
 pub async fn index_bucket(tree: &Tree, emulator: &fletch_testkit::OriginEmulator) -> Root {
     let config = fletch_origin::OriginConfig {
         prefix: emulator.uri(),

@@ -105,7 +105,7 @@ impl PrefetchPool {
     }
 }
 
-/// Memory memory from a [`PrefetchPool`], returned when it is dropped.
+/// Memory taken from a [`PrefetchPool`], returned when it is dropped.
 #[derive(Debug)]
 struct PoolMemory {
     pool: Arc<PrefetchPool>,
@@ -146,7 +146,7 @@ enum FetchState {
 
 /// What all prefetchers of a server share.
 pub struct PrefetchContext {
-    /// FetchState chunks are kept.
+    /// Where chunks are kept.
     pub store: Arc<Store>,
     /// Fetches chunks.
     pub versions: Arc<Versions>,
@@ -173,7 +173,7 @@ struct Inner {
     building: bool,
     /// Number of the current upcoming reads.
     reads_number: u64,
-    what: HashMap<u32, Held>,
+    held: HashMap<u32, Held>,
     /// Serials of fetches under way whose bytes a reader took from the same flight, and that are no longer
     /// needed.
     read: HashSet<u64>,
@@ -235,7 +235,7 @@ impl Prefetcher {
             next: 0,
             building: false,
             reads_number: 0,
-            what: HashMap::new(),
+            held: HashMap::new(),
             read: HashSet::new(),
             queue: VecDeque::new(),
             serials: 0,
@@ -338,11 +338,11 @@ impl Prefetcher {
                         fetched: Fetched::default(),
                         used: false,
                     };
-                    inner.what.insert(key, held);
+                    inner.held.insert(key, held);
                     inner.queue.push_back(key);
                 }
                 CacheAction::Evict(key) => {
-                    if let Some(held) = inner.what.remove(&key) {
+                    if let Some(held) = inner.held.remove(&key) {
                         self.release(&mut inner.read, &held);
                     }
                 }
@@ -369,7 +369,7 @@ impl Prefetcher {
     }
 
     fn start_fetch(self: &Arc<Self>, inner: &mut Inner, key: u32) {
-        let Some(held) = inner.what.get_mut(&key).filter(|h| h.at == FetchState::Queued) else { return };
+        let Some(held) = inner.held.get_mut(&key).filter(|h| h.at == FetchState::Queued) else { return };
         held.at = FetchState::Fetching;
         let (serial, bytes) = (held.serial, self.bytes(key));
         inner.fetching += 1;
@@ -386,7 +386,7 @@ impl Prefetcher {
                 Fetched::default()
             });
             this.context.pool.fetched_bytes.fetch_add(fetched.fetched_bytes, Relaxed);
-            match inner.what.get_mut(&key).filter(|h| h.serial == serial) {
+            match inner.held.get_mut(&key).filter(|h| h.serial == serial) {
                 Some(held) => (held.at, held.fetched) = (FetchState::Done, fetched),
                 None if inner.read.remove(&serial) => {}
                 // The plan gave the key up in the meantime.
@@ -415,7 +415,7 @@ impl Prefetcher {
                     return false;
                 }
                 let key = inner.plan.key(entry);
-                match key.and_then(|key| Some((key, inner.what.get(&key)?))) {
+                match key.and_then(|key| Some((key, inner.held.get(&key)?))) {
                     Some((_, held)) if held.at == FetchState::Done => return held.fetched.fetched_bytes > 0,
                     // A reader wants the key now, so it does not wait behind keys for later reads.
                     Some((key, held)) if held.at == FetchState::Queued => self.start_fetch(inner, key),
@@ -436,7 +436,7 @@ impl Prefetcher {
         let inner = &mut *inner;
         for &entry in entries {
             if let Some(key) = inner.plan.key(entry)
-                && let Some(held) = inner.what.get_mut(&key)
+                && let Some(held) = inner.held.get_mut(&key)
             {
                 held.used = true;
             }
@@ -494,7 +494,7 @@ impl Prefetcher {
     fn close_now(&self, inner: &mut Inner) {
         inner.memory = None;
         inner.queue.clear();
-        for (_, held) in inner.what.drain() {
+        for (_, held) in inner.held.drain() {
             self.release(&mut inner.read, &held);
         }
         self.arrived.notify_waiters();

@@ -327,7 +327,8 @@ async fn what_cannot_be_bucketed_is_not_declared() {
     refuse(StartJob { buckets: None, ..with(lengths.clone()) }, "needs buckets").await;
     refuse(StartJob { order: OrderKind::Strict, ..with(lengths.clone()) }, "only the order bucketed").await;
     refuse(with(BucketSpec::Lengths(vec![5, 5])), "do not ascend").await;
-    refuse(with(BucketSpec::Groups(vec![0; 96])), "96 samples have a bucket, and the version has 97 samples").await;
+    refuse(with(BucketSpec::Groups(vec![0; 96])), "96 samples have a bucket, and the version has 97 samples")
+        .await;
     refuse(with(BucketSpec::Groups(vec![65_536; 97])), "bucket 65536").await;
     refuse(with(BucketSpec::Prefixes(vec![String::new(); 1025])), "1024 prefixes").await;
     let mut echo = with(lengths.clone());

@@ -7,7 +7,8 @@
 //!     consumer died before its ack, or the epoch was rolled back, and the sample was delivered again.
 
 use super::{
-    ledger::{Event, Ledger},
+    event::Event,
+    ledger::Ledger,
     receipt::{Delivery, LtHash, Receipt},
 };
 use crate::{Hash, Root};

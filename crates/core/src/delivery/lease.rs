@@ -13,7 +13,7 @@
 //! I4. A request is idempotent by (rank, worker, sequence). An ack of an expired lease is rejected, because
 //!     its entries may be leased to another rank by now.
 
-use super::ledger::Event;
+use super::event::{Event, Request};
 use crate::plan::{PAD, PlanError, Tail, World, bits::Bits};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,17 +21,6 @@ mod apply;
 mod error;
 
 pub use error::LeaseError;
-
-/// A worker's request for a lease. The same request again gets the same lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Request {
-    /// The rank that asks.
-    pub rank: u32,
-    /// The rank's worker.
-    pub worker: u32,
-    /// The worker's number of this request. It counts up.
-    pub sequence: u64,
-}
 
 /// Entries granted to a worker, in the order of delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]

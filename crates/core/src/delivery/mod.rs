@@ -9,9 +9,11 @@
 
 pub mod certificate;
 pub mod consumption_log;
+pub mod event;
 pub mod lease;
 pub mod ledger;
 pub mod receipt;
 
-pub use lease::{Lease, Leases, Request, Room};
-pub use ledger::{Event, Ledger};
+pub use event::{Event, Request};
+pub use lease::{Lease, Leases, Room};
+pub use ledger::Ledger;

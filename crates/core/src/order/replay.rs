@@ -14,8 +14,9 @@
 use super::rank_cursors::RankCursors;
 use crate::{
     delivery::{
+        event::Event,
         lease::{LeaseError, Leases},
-        ledger::{BadLedger, Event, Ledger},
+        ledger::{BadLedger, Ledger},
     },
     plan::{Tail, World, bits::Bits},
 };

@@ -1,7 +1,7 @@
 //! Applying events to leases: those that [`Leases`] just made, and those read from a ledger.
 
 use super::{Lease, LeaseError, Leases};
-use crate::delivery::ledger::Event;
+use crate::delivery::event::Event;
 
 impl Leases {
     /// Applies an event. A lease that it grants expires at `expires_ms`. Returns the entries that are free

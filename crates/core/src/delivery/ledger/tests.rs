@@ -1,5 +1,6 @@
 use super::*;
-use crate::plan::{BATCH_MAX, RANKS_MAX};
+use crate::delivery::Request;
+use crate::plan::{BATCH_MAX, RANKS_MAX, Tail};
 use proptest::prelude::*;
 
 fn header() -> Header {

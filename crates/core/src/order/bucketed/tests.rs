@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     Root,
-    delivery::lease::{Leases, Request, Room},
+    delivery::{Leases, Request, Room},
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,8 @@ use super::*;
 use crate::{
     Hash, LayoutId, Root,
     delivery::{
-        lease::{Leases, Request, Room},
+        Request,
+        lease::{Leases, Room},
         ledger::{self, Header},
     },
     order::sweep::{SweepParams, SweepPolicy},

@@ -9,7 +9,7 @@ use fletch_core::{
 };
 use std::{io, path::PathBuf};
 
-/// The error of a request to a job or an epoch; `http/problem.rs` maps its code to a status.
+/// The error of a request to a job or an epoch; `http/error.rs` maps its code to a status.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     /// The tenant has no such job.

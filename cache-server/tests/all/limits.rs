@@ -208,7 +208,7 @@ async fn bodies_that_do_not_come_are_not_waited_for() {
     for stream in &mut silent[3..] {
         let mut got = String::new();
         stream.read_to_string(&mut got).await.expect("an answer");
-        assert!(got.starts_with("HTTP/1.1 504") && got.contains("0 bytes of the body came"), "{got}");
+        assert!(got.starts_with("HTTP/1.1 504") && got.contains("0 bytes of the body arrived"), "{got}");
     }
     node.running.shutdown().await;
 }

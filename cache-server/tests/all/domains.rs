@@ -400,6 +400,7 @@ fn i7_by_structure_there_is_one_way_to_a_version_and_one_answer_when_there_is_no
         for of_a_version in ["chunks.rs", "files.rs", "batch.rs", "tables.rs"] {
             if name == of_a_version {
                 let handlers = count("parse_param(&root)?");
+                assert!(handlers > 0, "{name}: no handler reads a root");
                 assert_eq!(count("access(&"), handlers, "{name}: every root goes through access");
             }
         }

@@ -200,15 +200,15 @@ async fn bodies_that_do_not_come_are_not_waited_for() {
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     let mut what = epochs::ask("all", OrderKind::Strict, epochs::world(1, 4, Tail::Keep));
-    client.declare(&what).await.expect("a short one needs no turn");
-    // A plan needs one, and has it when those are given up that have them.
+    client.declare(&what).await.expect("a short one needs no permit");
+    // A plan needs a permit, and gets it when the server gives up the silent clients that hold them.
     what.name = "some".parse().expect("a name");
     what.plan.base = PlanBase::Keys(tree.files.keys().take(4).cloned().collect());
     assert_eq!(client.declare(&what).await.expect("declared").info().entries, 4);
     for stream in &mut silent[3..] {
         let mut got = String::new();
         stream.read_to_string(&mut got).await.expect("an answer");
-        assert!(got.starts_with("HTTP/1.1 504") && got.contains("0 bytes of the body arrived"), "{got}");
+        assert!(got.starts_with("HTTP/1.1 504") && got.contains("only 0 bytes of the body arrived"), "{got}");
     }
     node.running.shutdown().await;
 }

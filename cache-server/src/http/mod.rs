@@ -45,8 +45,7 @@ use utoipa_axum::{router::OpenApiRouter, routes as documented};
     info(
         title = "Fletch",
         description = "Fletch serves datasets by content hash. An error is an RFC 9457 problem, with a \
-            stable \
-            `code`, a `hint` that says what to do, and `retryable`.",
+            stable `code`, a `hint` that says what to do, and `retryable`.",
         license(name = "Apache-2.0")
     ),
     // The router's path of this route is a wildcard, which OpenAPI cannot express.

@@ -84,8 +84,7 @@ impl VersionError {
             Code::NotFound => "check the root, hash, path or tag, and that its dataset is registered here",
             Code::OriginChanged | Code::OriginMissing => {
                 "restore the object, or index the dataset again with --parent and read the new version; if \
-                    its \
-                 root is the same, restart the server"
+                 its root is the same, restart the server"
             }
             Code::OriginCorrupt => {
                 "the storage returned wrong bytes: check the storage, or restore the object"

@@ -249,8 +249,10 @@ impl Server {
         }
         if size_max > room.total {
             let (size, total) = (ByteSize(size_max), ByteSize(room.total));
-            tracing::warn!(%size, %total, "cache.size is more than the whole file system; cache.free_floor \
-                bounds the cache");
+            tracing::warn!(
+                %size, %total,
+                "cache.size is more than the whole file system; cache.free_floor bounds the cache"
+            );
         }
         Ok(DiskConfig {
             dir: dir.clone(),

@@ -172,16 +172,20 @@ impl Auth {
         *seen = stamp;
         match Tokens::load(&file.path) {
             Ok(tokens) => {
-                tracing::info!(file = %file.path.display(), tokens = tokens.len(), "the changed tokens file \
-                    is in force");
+                tracing::info!(
+                    file = %file.path.display(), tokens = tokens.len(),
+                    "the changed tokens file is in force"
+                );
                 *file.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
                 self.reloads.fetch_add(1, Relaxed);
                 true
             }
             Err(error) => {
                 self.reload_errors.fetch_add(1, Relaxed);
-                tracing::error!(%error, "the changed tokens file has a fault; the previous tokens stay in \
-                    force");
+                tracing::error!(
+                    %error,
+                    "the changed tokens file has a fault; the previous tokens stay in force"
+                );
                 false
             }
         }

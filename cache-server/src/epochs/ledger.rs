@@ -232,11 +232,15 @@ impl Shared {
             match file.write_all(&bytes).and_then(|()| file.sync_data()) {
                 Ok(()) => drop(self.progress.send_replace(Ok(upto))),
                 Err(e) => {
-                    tracing::error!(file = %self.path.display(), error = %e, "the ledger cannot be written; \
-                        its epoch is opened anew");
+                    tracing::error!(
+                        file = %self.path.display(), error = %e,
+                        "the ledger cannot be written; its epoch is opened anew"
+                    );
                     if let Err(e) = file.set_len(durable) {
-                        tracing::error!(error = %e, "the ledger cannot be cut back; the next start cuts its \
-                            torn end");
+                        tracing::error!(
+                            error = %e,
+                            "the ledger cannot be cut back; the next start cuts its torn end"
+                        );
                     }
                     // `writing` stays set: this file is not written again.
                     drop(self.progress.send_replace(Err(Stopped::Failed(Arc::new(e)))));

@@ -263,8 +263,10 @@ impl Epoch {
         }
         let (events, back) = inner.leases.expire(now);
         for &(lease, rank) in &due {
-            tracing::info!(job = %self.setup.job, epoch = self.number(), lease, rank, "a lease expired; \
-                what it held is granted again");
+            tracing::info!(
+                job = %self.setup.job, epoch = self.number(), lease, rank,
+                "a lease expired; what it held is granted again"
+            );
             inner.sequence.expired(lease, rank);
             inner.classes.remove(&lease);
         }

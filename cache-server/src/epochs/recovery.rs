@@ -140,8 +140,10 @@ impl Epoch {
                 match changed {
                     // The epoch stays in its world until another request asks for the change.
                     Err(e @ JobError::MidStep { .. }) => {
-                        tracing::warn!(job = %setup.job, epoch, error = %e, "an epoch goes on in the world \
-                            of its ledger");
+                        tracing::warn!(
+                            job = %setup.job, epoch, error = %e,
+                            "an epoch goes on in the world of its ledger"
+                        );
                     }
                     changed => changed?,
                 }

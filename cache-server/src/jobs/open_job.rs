@@ -344,8 +344,10 @@ impl OpenJob {
         };
         begun().inspect_err(|_| {
             if fresh && let Err(error) = std::fs::remove_file(&path) {
-                tracing::warn!(file = %path.display(), %error, "the ledger of an epoch that could not begin \
-                    stays behind");
+                tracing::warn!(
+                    file = %path.display(), %error,
+                    "the ledger of an epoch that could not begin stays behind"
+                );
             }
         })
     }
@@ -487,8 +489,10 @@ impl OpenJob {
                 Err(JobError::NoEpoch(_)) => {}
                 // Only this epoch is damaged: the others go on, and a state may replace it.
                 Err(error) if error.is_file_damage() => {
-                    tracing::error!(job = %self.setup.job, epoch = n, %error, "an epoch's ledger is \
-                        damaged; PUT a state with ?replace=true");
+                    tracing::error!(
+                        job = %self.setup.job, epoch = n, %error,
+                        "an epoch's ledger is damaged; PUT a state with ?replace=true"
+                    );
                     epochs.push(self.damaged(n));
                 }
                 Err(e) => return Err(e),

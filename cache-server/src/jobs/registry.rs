@@ -174,12 +174,16 @@ impl Registry {
                     jobs.insert(name, RegisteredJob::new(record.known(), OnceCell::new()));
                 }
                 Ok(_) => {
-                    tracing::error!(dir = %path.display(), "a job's directory holds the record of another \
-                        job; the server ignores it")
+                    tracing::error!(
+                        dir = %path.display(),
+                        "a job's directory holds the record of another job; the server ignores it"
+                    )
                 }
                 Err(e) => {
-                    tracing::error!(dir = %path.display(), error = %e, "a job's record cannot be read; the \
-                        server ignores the job")
+                    tracing::error!(
+                        dir = %path.display(), error = %e,
+                        "a job's record cannot be read; the server ignores the job"
+                    )
                 }
             }
         }
@@ -452,13 +456,15 @@ impl Registry {
                 remove_all(&to).and_then(|()| std::fs::rename(&from, &to)).map_err(failed)?;
                 let synced = from.parent().map_or(Ok(()), |dir| std::fs::File::open(dir)?.sync_all());
                 if let Err(error) = synced {
-                    // A crash leaves the job or removes it; it never leaves a part that the next start would
-                    // open.
+                    // A crash could undo the rename. Move the job back, so that the directory agrees with
+                    // the error that the caller gets.
                     return std::fs::rename(&to, &from).and(Err(error)).map_err(failed);
                 }
                 if let Err(error) = remove_all(&to) {
-                    tracing::warn!(dir = %to.display(), %error, "a deleted job leaves files; the next start \
-                        removes them");
+                    tracing::warn!(
+                        dir = %to.display(), %error,
+                        "a deleted job leaves files; the next start removes them"
+                    );
                 }
                 Ok(())
             });

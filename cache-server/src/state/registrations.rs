@@ -166,8 +166,10 @@ impl Registrations {
         let (table, len) = replay(&path, &bytes)?;
         let log = OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
         if len < bytes.len() {
-            tracing::warn!(file = %path.display(), at = len, "a crash tore the last record, which is cut \
-                off");
+            tracing::warn!(
+                file = %path.display(), at = len,
+                "a crash tore the last record, which is cut off"
+            );
         }
         log.set_len(len as u64).map_err(failed)?;
         let mut inner = Inner { table, log, len: len as u64 };

@@ -106,8 +106,10 @@ impl Recording {
         }
         self.begun.store(true, Relaxed);
         if taken.is_err() {
-            tracing::warn!(trace = %self.path.display(), "traces are as long as trace.bytes allows; this \
-                one ends");
+            tracing::warn!(
+                trace = %self.path.display(),
+                "traces are as long as trace.bytes allows; this one ends"
+            );
             piece = sweep.cut_trace();
         }
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(piece);
@@ -134,8 +136,10 @@ impl Recording {
         }
         let Some(open) = file.as_mut() else { return };
         if let Err(e) = pieces.iter().try_for_each(|p| open.write_all(p)) {
-            tracing::error!(trace = %self.path.display(), error = %e, "a trace cannot be written; it ends \
-                here");
+            tracing::error!(
+                trace = %self.path.display(), error = %e,
+                "a trace cannot be written; it ends here"
+            );
             *file = None;
         }
     }

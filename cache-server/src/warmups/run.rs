@@ -72,8 +72,10 @@ impl Warmups {
         }
         record.enter(state);
         let missing = record.missing.get().chunks;
-        tracing::info!(id = %record.id, dataset = %record.dataset, state = state.as_str(), missing, "a \
-            warm-up ended");
+        tracing::info!(
+            id = %record.id, dataset = %record.dataset, state = state.as_str(), missing,
+            "a warm-up ended"
+        );
         if pins_stay {
             tokio::select! {
                 () = sleep_until(Instant::now() + pin) => {}
@@ -225,8 +227,10 @@ impl Warmups {
             ChunkOutcome::Failed(e) => {
                 record.failed.add(bytes);
                 failed.add(bytes);
-                tracing::warn!(id = %record.id, chunk = %row.chunk, error = %e, "cannot fetch a chunk of a \
-                    warm-up");
+                tracing::warn!(
+                    id = %record.id, chunk = %row.chunk, error = %e,
+                    "cannot fetch a chunk of a warm-up"
+                );
                 let (code, hint) = problem_of(&e);
                 record.set_error(code, e.to_string(), hint);
                 *failures += 1;

@@ -63,8 +63,10 @@ impl OpenJob {
             Ok(()) => lock(&self.known).set_world(world),
             Err(_) => {
                 if let Err(error) = self.enter_world_in_open_epochs(world_of(&self.current_world())).await {
-                    tracing::error!(job = %self.setup.job, %error, "an epoch stays in a rejected world; PUT \
-                        a world again");
+                    tracing::error!(
+                        job = %self.setup.job, %error,
+                        "an epoch stays in a rejected world; PUT a world again"
+                    );
                 }
             }
         }

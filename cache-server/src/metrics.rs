@@ -112,8 +112,8 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     page.gauge(
         "fletch_memory_bytes",
         "Bytes in memory: `live` of all chunk buffers; `cached` those of them in the cache; `copies` of \
-         parts of chunks, for sending; `read_ahead` of data read ahead of being sent; `parts` and `blocks` of \
-         version tables",
+         parts of chunks, for sending; `read_ahead` of data read ahead of being sent; `parts` and \
+         `blocks` of version tables",
         &["of"],
         &[
             (vec!["live"], s.live_bytes),

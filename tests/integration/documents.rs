@@ -1,4 +1,5 @@
-//! Documents that run: the commands of README, tutorial and how-to pages, the promises of SEMANTICS, the demo.
+//! Documents that run: the commands of README, tutorial and how-to pages, the promises of SEMANTICS, and the
+//! demo.
 
 use fletch_origin::{Credentials, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers;
@@ -50,8 +51,9 @@ fn read(document: &str) -> String {
     fs::read_to_string(repo().join(document)).unwrap_or_else(|e| panic!("{document}: {e}"))
 }
 
-/// Runs all commands of a document in one shell, with `env` as the variables that its reader sets. The folder that
-/// a document reads, unless told otherwise, is below the reader's home, and the test has a home of its own.
+/// Runs all commands of a document in one shell, with `env` as the variables that its reader sets. The folder
+/// that a document reads, unless told otherwise, is below the reader's home, and the test has a home of its
+/// own.
 fn execute(document: &str, env: &[(&str, &str)]) {
     assert!(EXECUTED.contains(&document), "{document} is not listed in EXECUTED");
     let steps = console::steps(&read(document), "console");

@@ -235,20 +235,20 @@ impl JobError {
                  name no seed; declare dataset, version, plan, buckets and ranks as in that job"
             }
             JobError::MidStep { .. } => {
-                "acknowledge the whole step first, then change the number of ranks; batch and tail can change \
-                 after the epoch has ended"
+                "acknowledge the whole step first, then change the number of ranks; batch and tail can \
+                 change after the epoch has ended"
             }
             JobError::StateDiffers { .. } => {
                 "declare the job with the settings that it had when the state was saved"
             }
             JobError::StateBehind(_) => {
-                "add ?replace=true to forget what was delivered since the state; the server then deletes later \
-                 epochs and their receipts"
+                "add ?replace=true to forget what was delivered since the state; the server then deletes \
+                 later epochs and their receipts"
             }
             JobError::BadState(_) => "put the bytes that GET …/state gave",
             JobError::LedgerFull { .. } => {
-                "replace the ledger: PUT the epoch's own state (GET …/state) with ?replace=true, while no rank \
-                 is in a later epoch (the server deletes later epochs); acknowledge whole or larger leases, \
+                "replace the ledger: PUT the epoch's own state (GET …/state) with ?replace=true, while no \
+                 rank is in a later epoch (the server deletes later epochs); acknowledge whole or larger leases, \
                  or raise limits.ledger_bytes"
             }
             JobError::AtLimit(_) => "delete jobs that have ended (DELETE /v1/jobs/{id})",

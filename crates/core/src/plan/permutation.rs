@@ -2,8 +2,8 @@
 //!
 //! The construction is the generalised Feistel cipher of Black and Rogaway ("Ciphers with Arbitrary Finite
 //! Domains", CT-RSA 2002) over `Z_a × Z_b` with cycle walking. `a` is the even number next to √n, and
-//! `b = ⌈n/a⌉`. So at most `a` points are outside the domain, and a walk is nearly always one step. An even `a`
-//! makes odd permutations possible too.
+//! `b = ⌈n/a⌉`. So at most `a` points are outside the domain, and a walk is nearly always one step. An
+//! even `a` makes odd permutations possible too.
 //!
 //! There are eight rounds, or 32 below 1,024 points. Each round adds a keyed hash of one half to the other.
 //! The round function is two rounds of multiply-xorshift on 64 bits under a 64-bit key from BLAKE3: an order

@@ -248,8 +248,8 @@ impl JobError {
             JobError::BadState(_) => "put the bytes that GET …/state gave",
             JobError::LedgerFull { .. } => {
                 "replace the ledger: PUT the epoch's own state (GET …/state) with ?replace=true, while no \
-                 rank is in a later epoch (the server deletes later epochs); acknowledge whole or larger leases, \
-                 or raise limits.ledger_bytes"
+                 rank is in a later epoch (the server deletes later epochs); acknowledge whole or larger \
+                 leases, or raise limits.ledger_bytes"
             }
             JobError::AtLimit(_) => "delete jobs that have ended (DELETE /v1/jobs/{id})",
             JobError::Version(e) => e.hint(),

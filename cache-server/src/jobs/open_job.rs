@@ -297,7 +297,7 @@ impl OpenJob {
             return Err(JobError::Reopening);
         }
         let task = self.setup.context.tasks.spawn(async move {
-            let _turn = permit;
+            let _permit = permit;
             what.await
         });
         task.await.map_err(|_| JobError::TaskLost)?

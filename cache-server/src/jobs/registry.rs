@@ -442,7 +442,7 @@ impl Registry {
         // The deletion goes on if the caller goes away: a job that is closed and still there would reject
         // everything.
         let task = self.context.tasks.spawn(async move {
-            let _turn = permit;
+            let _permit = permit;
             // No new request finds the job; an opening under way ends first.
             lock(&jobs).remove(&id);
             let none = || async { Err::<Arc<OpenJob>, _>(JobError::NotFound) };

@@ -42,7 +42,7 @@ pub struct LeaseRequest {
     pub worker: u32,
     /// The sequence number. It starts at 1 or higher and grows with each request of a worker of a rank.
     pub sequence: u64,
-    /// Entries to grant, 1 to 4,096; the last lease of a rank may have fewer. Usually a rank's share of a step.
+    /// Entries to grant, 1 to 4,096, usually a rank's share of a step. A rank's last lease may have fewer.
     pub want: u32,
     /// Whether to send the locations of the bytes instead of the bytes.
     #[serde(default)]

@@ -2,8 +2,7 @@
 
 use super::{Sweep, pending_reads};
 use crate::versions::{ChunkFetch, LocatedChunk};
-use fletch_core::Verified;
-use fletch_store::{Fetch, Warmed, disk::Health};
+use fletch_store::{Fetch, Pinned, Warmed, disk::Health};
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -22,8 +21,8 @@ const REGAINED_AFTER: Duration = Duration::from_secs(60);
 const LOOKED_FOR: usize = 16_384;
 
 impl Sweep {
-    /// Fetches a unit's chunks to where they are kept; returns the chunks where that is memory.
-    pub(super) async fn fetch_unit(self: &Arc<Self>, unit: u32) -> Result<Option<Vec<Verified>>, String> {
+    /// Fetches a unit's chunks to where they are kept; returns their pins where that is memory.
+    pub(super) async fn fetch_unit(self: &Arc<Self>, unit: u32) -> Result<Option<Vec<Pinned>>, String> {
         let store = &self.context.store;
         let mut held = store.disk().is_none().then(Vec::new);
         for c in self.samples.chunks(unit) {
@@ -35,8 +34,8 @@ impl Sweep {
             match &mut held {
                 Some(held) => {
                     let (key, number) = (self.key(c.hash), self.kept_sources.dataset_id());
-                    let hit = store.read(key, c.len, number, fetch()).await.map_err(|e| e.to_string())?;
-                    held.push(hit.chunk);
+                    let hit = store.read(key.clone(), c.len, number, fetch()).await;
+                    held.push(store.pin(key, hit.map_err(|e| e.to_string())?.chunk));
                 }
                 None => self.keep_on_disk(unit, c.hash, c.len, fetch).await?,
             }

@@ -24,12 +24,12 @@ use crate::versions::{Source, Sources};
 pub use context::SweepContext;
 use fetch_permits::FetchPermits;
 use fletch_core::{
-    StoreKey, Verified,
+    StoreKey,
     order::sweep::{Pick, PickQueue, ReadFrom, SubscriberId, SweepParams, SweepPolicy, SweepProgress},
     plan::{Bits, OrderKey, PlanUnits},
     residency::{CacheAction, Residency},
 };
-use fletch_store::{DatasetId, ReaderKind, disk::Policy};
+use fletch_store::{DatasetId, Pinned, ReaderKind, disk::Policy};
 use pending_reads::PendingReads;
 pub use recording::Recorder;
 use recording::Recording;
@@ -83,8 +83,8 @@ struct Inner {
     residence: Vec<u8>,
     fetches: Vec<u32>,
     fetched_for: Vec<u64>,
-    /// The chunks of resident units, where there is no disk tier.
-    held: HashMap<u32, Vec<Verified>>,
+    /// Pins of the chunks of resident units, where there is no disk tier: a read finds them in memory.
+    held: HashMap<u32, Vec<Pinned>>,
     /// Units evicted within [`WRITTEN_WITHIN`].
     evicted: VecDeque<(Instant, u32)>,
     pending_reads: PendingReads,

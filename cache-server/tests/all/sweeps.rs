@@ -3,7 +3,11 @@
 use crate::common::{Node, Tree, body, content, epochs::*};
 use fletch_api::{OrderKind, StartJob, routes};
 use fletch_client::epochs::{JobHandle, Next, ReceivedSum};
-use fletch_core::{JobName, plan::Tail};
+use fletch_core::{
+    JobName,
+    manifest::{LayoutParams, PackParams},
+    plan::Tail,
+};
 use reqwest::StatusCode;
 use std::os::unix::fs::FileExt as _;
 
@@ -229,4 +233,66 @@ async fn a_sweep_hears_of_what_left_and_what_is_damaged_is_brought_anew() {
     }
     whole(2).await;
     node.running.shutdown().await;
+}
+
+/// Reads two staggered epochs of three jobs, and returns the fetched bytes per delivered byte.
+async fn staggered_jobs(tree: &Tree, tables: &std::path::Path, more: &[&str]) -> f64 {
+    let node = Node::start(&[&["--cache-free-floor=0", "--memory=64MiB"], more].concat()).await;
+    node.register("d", &tree.uri(), Some(&tables.display().to_string())).await;
+    let client = client(&node);
+    let mut jobs = Vec::new();
+    for name in ["a", "b", "c"] {
+        let ask = ask(name, OrderKind::Substitute, world(1, 8, Tail::Keep));
+        jobs.push(client.declare(&ask).await.expect("declared"));
+    }
+    let epochs = 2;
+    let turns_of_an_epoch = tree.files.len() / 16;
+    let mut readers: Vec<_> = jobs.iter().map(|j| (0, j.reader(0, 0, 0))).collect();
+    let mut turn = 0;
+    while readers.iter().any(|(epoch, _)| *epoch < epochs) {
+        for (i, job) in jobs.iter().enumerate() {
+            let (epoch, reader) = &mut readers[i];
+            // Each job begins a third of an epoch after the one before it.
+            if *epoch == epochs || turn < i * turns_of_an_epoch / 3 {
+                continue;
+            }
+            match reader.next(16).await.expect("lease") {
+                Next::Batch(b) => {
+                    b.samples.iter().for_each(|s| right(tree, s));
+                    ack(job, &b).await;
+                }
+                Next::Done => {
+                    *epoch += 1;
+                    *reader = job.reader(*epoch, 0, 0);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        turn += 1;
+    }
+    let accounts = node.accounts().await.accounts;
+    let delivered: u64 = accounts.iter().map(|a| a.bytes).sum();
+    let fetched = node.metric("fletch_origin_read_bytes_total").await;
+    node.running.shutdown().await;
+    fetched as f64 / delivered as f64
+}
+
+/// A sweep holds its chunks in memory where the server has no disk. Reads find them there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_in_memory_shares_as_much_as_a_sweep_on_a_disk() {
+    let mut tree = Tree::new([]);
+    for i in 0..4_000 {
+        let name = format!("f{i:04}");
+        let bytes = content(3_000 + i, 24 << 10);
+        std::fs::write(tree.path(&name), &bytes).expect("write");
+        tree.files.insert(name, bytes);
+    }
+    let to = tempfile::tempdir().expect("tempdir");
+    let group_bytes = 256 << 10;
+    let pack = PackParams { group_bytes, ..PackParams::DEFAULT };
+    tree.pack_with(to.path(), LayoutParams { pack: Some(pack), ..LayoutParams::PACK }, false);
+    let on_disk = staggered_jobs(&tree, to.path(), &["--cache-size=37MiB"]).await;
+    let in_memory = staggered_jobs(&tree, to.path(), &["--cache-size=0"]).await;
+    println!("origin bytes per delivered byte: {on_disk:.3} on disk, {in_memory:.3} in memory");
+    assert!(in_memory <= on_disk + 0.03, "{in_memory} in memory, {on_disk} on disk");
 }

@@ -266,7 +266,7 @@ impl PackedFile {
             }
             let would_keep = || {
                 let (dataset, all) = (sources.dataset_id(), located.layout_bytes());
-                server.store.would_keep(&key(chunk_hash), dataset, located.len, all)
+                server.store.would_keep(&key(chunk_hash), dataset, (size, located.len), all)
             };
             let alone = server.store.has(&key(hash), size) || !would_keep();
             if alone && let Some(part) = located.slice(&at) {

@@ -61,7 +61,7 @@ pub async fn start(
     // Chunks of a layout that is not the one in use take room of their own.
     let read = if source.is_same(&sources.first) { root } else { Root(source.version.layout().0) };
     let (footprint, now) = (source.footprint_max(), server.now_ns());
-    server.shares.note(sources.dataset_id(), read, footprint, ReaderKind::Plain, now);
+    server.shares.note(sources.dataset_id(), read, footprint, ReaderKind::Warmup, now);
     let pin = Duration::from_secs(request.pin_s);
     let request = WarmupRequest { sources, source, root, check: request.check, pin };
     let warmup = server.warmups.start(request)?;

@@ -108,8 +108,10 @@ impl Prefetcher {
         let (entry, slices) = (found.entry(), found.slices());
         let located = self.locate(one.chunk).await?;
         let (key, number) = (self.key(one.chunk), self.sources.dataset_id());
-        let stays = self.context.store.would_keep(&key, number, located.len, located.layout_bytes());
         let range = ranges(slices, 0..entry.size).next().map(|r| r.range);
+        let part = range.as_ref().map_or(located.len, |r| u32::try_from(r.len()).unwrap_or(u32::MAX));
+        let all = located.layout_bytes();
+        let stays = self.context.store.would_keep(&key, number, (part, located.len), all);
         let part = range.filter(|_| !stays).and_then(|r| located.slice(&r));
         Ok(match (entry.hash, part) {
             (Some(hash), Some(part)) => Piece { hash, located: part, held: true },

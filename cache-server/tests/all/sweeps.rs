@@ -214,7 +214,7 @@ async fn a_sweep_hears_of_what_left_and_what_is_damaged_is_brought_anew() {
     assert!(flips > 200, "{flips}");
     whole(1).await;
     assert!(node.metric("fletch_disk_quarantined_total").await > 0);
-    // A strict epoch takes nothing from the sweep; a plain reader gets its share.
+    // A strict epoch takes nothing from the sweep; a plain reader gets the room of what it reads.
     let strict = client(&node).declare(&ask("s", OrderKind::Strict, world(1, 8, Tail::Keep))).await;
     let strict = strict.expect("declared");
     let b = batch(&strict, 0, 0, 8).await.expect("a batch");
@@ -224,12 +224,16 @@ async fn a_sweep_hears_of_what_left_and_what_is_damaged_is_brought_anew() {
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     assert!(share().await >= whole_share / 10 * 9, "{whole_share}, then {}", share().await);
     let before = node.metric("fletch_sweep_failed_units_total").await;
-    let file = node.get(&routes::file(job.info().root, "f0007")).send().await.expect("answer");
-    assert!(body(file, StatusCode::OK).await == tree.files["f0007"]);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while node.metric("fletch_sweep_failed_units_total").await < before + 5 {
+    // The share of plain readers grows with what they read.
+    for (path, bytes) in tree.files.iter().cycle() {
+        if node.metric("fletch_sweep_failed_units_total").await >= before + 5 {
+            break;
+        }
         assert!(std::time::Instant::now() < until, "the sweep believes in what is gone");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        let file = node.get(&routes::file(job.info().root, path)).send().await.expect("answer");
+        assert!(body(file, StatusCode::OK).await == *bytes);
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     whole(2).await;
     node.running.shutdown().await;
@@ -295,4 +299,63 @@ async fn a_sweep_in_memory_shares_as_much_as_a_sweep_on_a_disk() {
     let in_memory = staggered_jobs(&tree, to.path(), &["--cache-size=0"]).await;
     println!("origin bytes per delivered byte: {on_disk:.3} on disk, {in_memory:.3} in memory");
     assert!(in_memory <= on_disk + 0.03, "{in_memory} in memory, {on_disk} on disk");
+}
+
+/// Reads `epochs` epochs of two jobs, and returns the bytes that were read from the origin meanwhile.
+///
+/// The server's disk has room for a fifth of the tree. `beside` runs once, in the middle of the first epoch.
+async fn two_jobs_beside(tree: &Tree, node: &Node, epochs: std::ops::Range<u64>, beside: bool) -> u64 {
+    let client = client(node);
+    let root = node.resolve("d", "latest").await.root;
+    let mut jobs = Vec::new();
+    for name in ["a", "b"] {
+        let ask = ask(name, OrderKind::Substitute, world(1, 8, Tail::Keep));
+        jobs.push(client.declare(&ask).await.expect("declared"));
+    }
+    let before = node.metric("fletch_chunk_fetched_bytes_total").await;
+    for epoch in epochs.clone() {
+        let mut readers: Vec<_> = jobs.iter().map(|j| Some(j.reader(epoch, 0, 0))).collect();
+        let mut turn = 0;
+        while readers.iter().any(Option::is_some) {
+            for (job, reader) in jobs.iter().zip(&mut readers) {
+                let Some(open) = reader else { continue };
+                match open.next(16).await.expect("lease") {
+                    Next::Batch(b) => drop(ack(job, &b).await),
+                    Next::Done => *reader = None,
+                    other => panic!("{other:?}"),
+                }
+            }
+            turn += 1;
+            if beside && epoch == epochs.start && turn == 20 {
+                let file = node.get(&routes::file(root, "f0007")).send().await.expect("answer");
+                assert!(body(file, StatusCode::OK).await == tree.files["f0007"]);
+                // Until the disk is divided anew.
+                tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+            }
+        }
+    }
+    node.metric("fletch_chunk_fetched_bytes_total").await - before
+}
+
+/// A plain read of one file takes the room of that file from a sweep, and no more.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_plain_read_costs_a_sweep_next_to_nothing() {
+    let mut tree = Tree::new([]);
+    for i in 0..4_000 {
+        let name = format!("f{i:04}");
+        let bytes = content(9_000 + i, 27_000);
+        std::fs::write(tree.path(&name), &bytes).expect("write");
+        tree.files.insert(name, bytes);
+    }
+    tree.index();
+    let node = Node::serving(&tree, &["--cache-size=24MiB", "--cache-free-floor=0", "--memory=64MiB"]).await;
+    // The first epoch fills the cache.
+    two_jobs_beside(&tree, &node, 0..1, false).await;
+    let share = async || node.metric("fletch_sweep_bytes{of=\"reserve_max\"}").await;
+    let (alone, share_alone) = (two_jobs_beside(&tree, &node, 1..3, false).await, share().await);
+    let (beside, share_beside) = (two_jobs_beside(&tree, &node, 3..5, true).await, share().await);
+    println!("{alone} bytes alone, {beside} beside; share {share_alone}, then {share_beside}");
+    assert!(share_beside * 100 >= share_alone * 98, "the share {share_alone} became {share_beside}");
+    assert!(beside * 100 <= alone * 102 + 100 * 27_000, "{alone} bytes alone, {beside} beside a plain read");
+    node.running.shutdown().await;
 }

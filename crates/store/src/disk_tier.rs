@@ -22,14 +22,15 @@ use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk::{
-        Admission, DiskConfig, DiskEngine, DiskError, DiskStats, Health, Policy, ReapReport, Recovery,
-        ScrubReport, equal_split,
+        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, Policy, ReapReport, Recovery,
+        ScrubReport, split_by_claims,
     },
     stats::Counters,
 };
 use append_queue::{Append, Queue};
 use fletch_core::{Hash, StoreKey, Verified};
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -47,6 +48,9 @@ pub const READERS: usize = 32;
 /// Longest wait for a chunk on disk. A reader waits at most a quarter of the time that it has left.
 const READ_WAIT: Duration = Duration::from_secs(5);
 
+/// Most datasets whose refused reads are remembered until the next division.
+const DATASETS_REFUSED_MAX: usize = 4096;
+
 /// Time between two looks at a full append queue.
 const QUEUE_POLL_EVERY: Duration = Duration::from_millis(5);
 
@@ -61,6 +65,8 @@ pub struct DiskTier {
     queue: Mutex<Queue>,
     emptied: Notify,
     counters: DiskCounters,
+    /// Footprints of reads that found no room in a dataset's share, since the last division.
+    refused: Mutex<HashMap<DatasetId, u64>>,
 }
 
 #[derive(Debug, Default)]
@@ -124,6 +130,7 @@ impl DiskTier {
             queue: Mutex::default(),
             emptied: Notify::new(),
             counters: DiskCounters::default(),
+            refused: Mutex::default(),
         })
     }
 
@@ -209,12 +216,31 @@ impl DiskTier {
         self.engine().map_or(Ok(ScrubReport::default()), |t| t.scrub_next(budget))
     }
 
-    /// Divides the tier equally among datasets, each up to the footprint it can use, if known. Blocks.
+    /// Divides the tier among datasets by their claims. Blocks.
     ///
     /// Returns how many chunks the new shares evicted; `None` while the tier is absent.
-    pub fn divide_equally(&self, datasets: &[(DatasetId, Option<u64>)]) -> Option<u64> {
+    pub fn divide(&self, claims: &[Claim]) -> Option<u64> {
         let engine = self.engine()?;
-        Some(engine.set_shares(&equal_split(engine.capacity(), datasets)))
+        Some(engine.set_shares(&split_by_claims(engine.capacity(), claims)))
+    }
+
+    /// Notes that a read of `len` bytes found no room in its dataset's share.
+    pub(crate) fn note_refused(&self, dataset: DatasetId, len: u32) {
+        let mut refused = lock(&self.refused);
+        if refused.len() < DATASETS_REFUSED_MAX || refused.contains_key(&dataset) {
+            *refused.entry(dataset).or_default() += DiskEngine::footprint(len);
+        }
+    }
+
+    /// Returns what each dataset asked for: what it has, and what was refused since the last call.
+    ///
+    /// Datasets that have nothing and were refused nothing are missing. Forgets the refusals.
+    pub(crate) fn take_demand(&self) -> HashMap<DatasetId, u64> {
+        let mut demand = std::mem::take(&mut *lock(&self.refused));
+        for usage in self.engine().iter().flat_map(|t| t.stats().datasets) {
+            *demand.entry(usage.dataset).or_default() += usage.bytes;
+        }
+        demand
     }
 
     /// Waits until the append queue is empty, at most for `within`.
@@ -425,6 +451,7 @@ impl DiskTier {
             None => {}
         }
         if engine.admit(key, dataset, len) == Admission::No {
+            self.note_refused(dataset, len);
             return false;
         }
         let mut queue = lock(&self.queue);

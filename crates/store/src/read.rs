@@ -106,14 +106,25 @@ impl Store {
     /// Whether a read of the chunk finds it, joins a fetch of it, or keeps what it fetches. Reads nothing.
     ///
     /// `working_set` is the length of everything that is read along with the chunk. The store keeps a chunk
-    /// in memory when all of that fits there, else on disk when the tier admits it. If a caller needs only a
-    /// part of a chunk that the store would not keep, it should read that range under a key of its own.
+    /// in memory when all of that fits there, else on disk when the tier admits it. If a caller needs only
+    /// `part` bytes of a chunk that the store would not keep, it should read that range under a key of its
+    /// own. Those bytes then count as what the dataset asked of the disk.
     #[must_use]
-    pub fn would_keep(&self, key: &StoreKey, dataset: DatasetId, len: u32, working_set: u64) -> bool {
-        working_set <= self.limits.memory_bytes / 2
+    pub fn would_keep(
+        &self,
+        key: &StoreKey,
+        dataset: DatasetId,
+        (part, len): (u32, u32),
+        working_set: u64,
+    ) -> bool {
+        let kept = working_set <= self.limits.memory_bytes / 2
             || self.has(key, len)
             || self.flights.has(key)
-            || self.disk.as_ref().is_some_and(|d| d.admits(key, dataset, len))
+            || self.disk.as_ref().is_some_and(|d| d.admits(key, dataset, len));
+        if let Some(disk) = self.disk.as_ref().filter(|_| !kept && dataset != DatasetId::UNCACHED) {
+            disk.note_refused(dataset, part);
+        }
+        kept
     }
 
     /// Returns a chunk of `len` bytes from memory, a flight, the disk, or `fetch`.

@@ -1,7 +1,11 @@
 //! The shares of datasets in the disk tier, by which datasets were read in the last hour.
 //!
-//! Until jobs are measured, all datasets that were read in the last hour have equal shares. Requests note
-//! what they read. The owner of the disk asks for a new split when the datasets changed.
+//! Until jobs are measured, the disk is divided equally among what datasets want. Requests note what they
+//! read. The owner of the disk asks for a new split when the wants changed.
+//!
+//! A sweep, an ordered epoch and a warm-up want their whole version. Plain readers want what they asked for:
+//! the want of their dataset starts at zero and grows with their reads. So one plain read of a file takes
+//! only the room of that file from a sweep. What nobody wants goes to whoever can use it.
 //!
 //! A dataset has no share of its own while a sweep goes over it and only ordered epochs read it. An ordered
 //! epoch reads each sample once, so it hits the same part of the samples in the sweep's share as in a share
@@ -10,7 +14,11 @@
 //! Invariant (I6): at most [`VERSIONS_MAX`] versions are remembered. Further versions get no share of their
 //! own, only the space that the others leave.
 
-use crate::{dataset_id::DatasetId, disk::equal_split, disk_tier::DiskTier};
+use crate::{
+    dataset_id::DatasetId,
+    disk::{Claim, split_by_claims},
+    disk_tier::DiskTier,
+};
 use fletch_core::Root;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -27,14 +35,16 @@ const IDLE_AFTER: Duration = Duration::from_secs(3600);
 /// Most versions that are remembered.
 const VERSIONS_MAX: usize = 65_536;
 
-/// Datasets, each with the most bytes that its chunks can occupy on disk, if that is known.
-pub type Split = Vec<(DatasetId, Option<u64>)>;
+/// The claims by which the disk is divided.
+pub type Split = Vec<Claim>;
 
 /// The kind of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReaderKind {
     /// A reader in any order, such as a mount.
     Plain,
+    /// A warm-up, which reads the whole version for plain readers.
+    Warmup,
     /// An ordered epoch, which reads each sample once.
     Ordered,
     /// A sweep over this dataset. The sweep keeps its chunks under a number of its own.
@@ -46,8 +56,10 @@ pub enum ReaderKind {
 struct VersionReads {
     /// Time of the last read, in nanoseconds since the start.
     last: AtomicU64,
-    /// Time of the last read by a plain reader, plus one; 0 for never.
+    /// Time of the last read by a plain reader or a warm-up, plus one; 0 for never.
     last_plain: AtomicU64,
+    /// Time of the last warm-up, plus one; 0 for never.
+    last_warmup: AtomicU64,
     /// The most bytes that its chunks can occupy on disk.
     footprint: u64,
     kind: ReaderKind,
@@ -55,23 +67,43 @@ struct VersionReads {
 
 impl VersionReads {
     fn new(footprint: u64, kind: ReaderKind) -> Self {
-        VersionReads { last: AtomicU64::new(0), last_plain: AtomicU64::new(0), footprint, kind }
+        let never = || AtomicU64::new(0);
+        VersionReads { last: never(), last_plain: never(), last_warmup: never(), footprint, kind }
     }
 
     /// Notes a read, and returns whether it may change the split.
     fn note(&self, kind: ReaderKind, now_ns: u64) -> bool {
         self.last.fetch_max(now_ns, Relaxed);
-        kind == ReaderKind::Plain && self.last_plain.fetch_max(now_ns.saturating_add(1), Relaxed) == 0
+        let first = |last: &AtomicU64| last.fetch_max(now_ns.saturating_add(1), Relaxed) == 0;
+        match kind {
+            ReaderKind::Plain => first(&self.last_plain),
+            ReaderKind::Warmup => first(&self.last_plain) | first(&self.last_warmup),
+            ReaderKind::Ordered | ReaderKind::SweepOver(_) => false,
+        }
     }
 
     fn within(at: u64, now_ns: u64) -> bool {
         now_ns.saturating_sub(at) < u64::try_from(IDLE_AFTER.as_nanos()).unwrap_or(u64::MAX)
     }
 
+    fn lately(last: &AtomicU64, now_ns: u64) -> bool {
+        let last = last.load(Relaxed);
+        last > 0 && Self::within(last, now_ns)
+    }
+
     /// Whether the dataset needs a share of its own, even if a sweep goes over it.
     fn needs_own_share(&self, now_ns: u64) -> bool {
-        let last_plain = self.last_plain.load(Relaxed);
-        matches!(self.kind, ReaderKind::SweepOver(_)) || (last_plain > 0 && Self::within(last_plain, now_ns))
+        matches!(self.kind, ReaderKind::SweepOver(_)) || Self::lately(&self.last_plain, now_ns)
+    }
+
+    /// Whether its readers read all of the version, so that it wants its whole footprint.
+    fn wants_all(&self, swept: bool, now_ns: u64) -> bool {
+        match self.kind {
+            ReaderKind::SweepOver(_) => true,
+            // Its epochs read what the sweep keeps.
+            ReaderKind::Ordered if !swept => true,
+            _ => Self::lately(&self.last_warmup, now_ns),
+        }
     }
 }
 
@@ -79,6 +111,8 @@ impl VersionReads {
 #[derive(Debug, Default)]
 pub struct Shares {
     read: RwLock<HashMap<(DatasetId, Root), VersionReads>>,
+    /// What plain readers of each dataset want, in footprints. It grows until the dataset is idle.
+    wants: Mutex<HashMap<DatasetId, u64>>,
     /// The split that was applied last.
     applied: Mutex<Option<Split>>,
     /// The capacity of the tier at that time, in footprints.
@@ -91,24 +125,36 @@ pub type TenantQuota = (u64, Vec<(DatasetId, u64)>);
 
 /// Limits a split by the quotas of tenants. Pure.
 ///
-/// All datasets of a tenant, idle ones included, divide its quota equally. None may use more than its part.
+/// All datasets of a tenant, idle ones included, divide its quota by their claims. None may use more than its
+/// part.
 #[must_use]
 pub fn apply_quotas(split: Split, quotas: &[TenantQuota]) -> Split {
-    let mut limited: BTreeMap<DatasetId, Option<u64>> = split.into_iter().collect();
+    let mut limited: BTreeMap<DatasetId, Claim> = split.into_iter().map(|c| (c.dataset, c)).collect();
     for (quota, datasets) in quotas {
         // An idle dataset wants what it has, and no more.
-        let wants: Vec<_> =
-            datasets.iter().map(|(id, has)| (*id, limited.get(id).copied().unwrap_or(Some(*has)))).collect();
-        for (id, part) in equal_split(*quota, &wants) {
-            limited.insert(id, Some(part));
+        let idle = |dataset, has| Claim { dataset, want: Some(has), most: Some(has) };
+        let claims: Vec<Claim> =
+            datasets.iter().map(|&(id, has)| limited.get(&id).copied().unwrap_or(idle(id, has))).collect();
+        let wants: HashMap<_, _> = claims.iter().filter_map(|c| Some((c.dataset, c.want?))).collect();
+        for (id, part) in split_by_claims(*quota, &claims) {
+            let want = wants.get(&id).map_or(part, |want| part.min(*want));
+            limited.insert(id, Claim { dataset: id, want: Some(want), most: Some(part) });
         }
     }
-    limited.into_iter().collect()
+    limited.into_values().collect()
 }
 
 /// Returns the capacity of a disk, in footprints.
 fn capacity(disk: &DiskTier) -> u64 {
     disk.engine().map_or(0, |t| t.capacity())
+}
+
+/// Returns what plain readers want after they asked for `demand` in all. Pure.
+///
+/// It grows by an eighth at least, so that a dataset that is read for the first time changes the split a few
+/// dozen times, and not in each round.
+fn grown(want: u64, demand: u64) -> u64 {
+    if demand <= want { want } else { demand.max(want.saturating_add(want / 8)) }
 }
 
 /// Whether the capacity changed so much that the disk must be divided again. Pure.
@@ -155,29 +201,51 @@ impl Shares {
         if capacity_changed(self.capacity.load(Relaxed), capacity(disk)) {
             self.forget_applied();
         }
-        self.changed_split(now_ns)
+        self.changed_split(&disk.take_demand(), now_ns)
     }
 
-    /// Forgets idle versions, and returns the datasets that are left if they differ from the last call.
-    fn changed_split(&self, now_ns: u64) -> Option<Split> {
-        let mut footprints: BTreeMap<DatasetId, u64> = BTreeMap::new();
+    /// Forgets idle versions, and returns the claims of the others if they differ from the last call.
+    ///
+    /// `demand` is what each dataset has and was refused, in footprints.
+    fn changed_split(&self, demand: &HashMap<DatasetId, u64>, now_ns: u64) -> Option<Split> {
+        /// The versions of one dataset together.
+        #[derive(Default)]
+        struct Sum {
+            footprint: u64,
+            wants_all: u64,
+        }
+        let mut sums: BTreeMap<DatasetId, Sum> = BTreeMap::new();
         {
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
             read.retain(|_, r| VersionReads::within(r.last.load(Relaxed), now_ns));
             // A sweep keeps nothing of another version.
             let over = |((_, root), r): (&(DatasetId, Root), &VersionReads)| match r.kind {
                 ReaderKind::SweepOver(dataset) => Some((dataset, *root)),
-                ReaderKind::Plain | ReaderKind::Ordered => None,
+                ReaderKind::Plain | ReaderKind::Warmup | ReaderKind::Ordered => None,
             };
             let swept: HashSet<(DatasetId, Root)> = read.iter().filter_map(over).collect();
-            for ((dataset, _), r) in
-                read.iter().filter(|(v, r)| r.needs_own_share(now_ns) || !swept.contains(v))
-            {
-                let sum = footprints.entry(*dataset).or_default();
-                *sum = sum.saturating_add(r.footprint);
+            for (version, r) in read.iter() {
+                let swept = swept.contains(version);
+                if swept && !r.needs_own_share(now_ns) {
+                    continue;
+                }
+                let sum = sums.entry(version.0).or_default();
+                sum.footprint = sum.footprint.saturating_add(r.footprint);
+                if r.wants_all(swept, now_ns) {
+                    sum.wants_all = sum.wants_all.saturating_add(r.footprint);
+                }
             }
         }
-        let split: Split = footprints.into_iter().map(|(d, n)| (d, Some(n))).collect();
+        let mut wants = self.wants.lock().unwrap_or_else(PoisonError::into_inner);
+        wants.retain(|dataset, _| sums.contains_key(dataset));
+        let claim = |(dataset, sum): (DatasetId, Sum)| {
+            let want = wants.entry(dataset).or_default();
+            *want = grown(*want, demand.get(&dataset).copied().unwrap_or(0));
+            let want = (*want).max(sum.wants_all).min(sum.footprint);
+            Claim { dataset, want: Some(want), most: Some(sum.footprint) }
+        };
+        let split: Split = sums.into_iter().map(claim).collect();
+        drop(wants);
         let mut applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
         (applied.as_ref() != Some(&split)).then(|| applied.insert(split).clone())
     }
@@ -185,9 +253,9 @@ impl Shares {
     /// Applies a split. Without an open tier, the next call of `next_split` returns it again.
     pub fn apply(&self, disk: &DiskTier, split: &Split) {
         self.capacity.store(capacity(disk), Relaxed);
-        match disk.divide_equally(split) {
+        match disk.divide(split) {
             Some(evicted) => {
-                tracing::info!(datasets = split.len(), evicted, "the disk tier has new shares of datasets");
+                tracing::debug!(datasets = split.len(), evicted, "the disk tier has new shares of datasets");
             }
             None => self.forget_applied(),
         }
@@ -204,15 +272,57 @@ mod tests {
     use super::*;
     use fletch_core::Hash;
 
+    /// A claim of `want` footprints, of `most` at most.
+    fn claim(dataset: DatasetId, want: u64, most: u64) -> Claim {
+        Claim { dataset, want: Some(want), most: Some(most) }
+    }
+
+    /// A claim of all that the dataset can use.
+    fn all(dataset: DatasetId, footprint: u64) -> Claim {
+        claim(dataset, footprint, footprint)
+    }
+
+    fn split(s: &Shares, now_ns: u64) -> Option<Split> {
+        s.changed_split(&HashMap::new(), now_ns)
+    }
+
     #[test]
     fn a_tenants_datasets_divide_its_quota() {
         let d = DatasetId;
-        let split = vec![(d(1), Some(100)), (d(2), None), (d(9), Some(500))];
+        let greedy = Claim { dataset: d(2), want: None, most: None };
+        let split = vec![all(d(1), 100), greedy, all(d(9), 500)];
         let bounds = [(90, vec![(d(1), 5), (d(2), 80), (d(3), 40)])];
-        let want = vec![(d(1), Some(30)), (d(2), Some(30)), (d(3), Some(30)), (d(9), Some(500))];
+        let want = vec![all(d(1), 30), all(d(2), 30), all(d(3), 30), all(d(9), 500)];
         assert_eq!(apply_quotas(split.clone(), &bounds), want, "an idle dataset counts, too");
-        assert_eq!(apply_quotas(split.clone(), &[(90, vec![(d(1), 5), (d(4), 0)])])[..1], [(d(1), Some(90))]);
+        assert_eq!(apply_quotas(split.clone(), &[(90, vec![(d(1), 5), (d(4), 0)])])[..1], [all(d(1), 90)]);
         assert_eq!(apply_quotas(split.clone(), &[]), split);
+        // What one dataset does not want is for the other, and comes back when the first wants it.
+        let split = vec![claim(d(1), 10, 500), all(d(2), 300)];
+        let bounds = [(90, vec![(d(1), 0), (d(2), 0)])];
+        assert_eq!(apply_quotas(split, &bounds), vec![all(d(1), 10), all(d(2), 80)]);
+    }
+
+    #[test]
+    fn plain_readers_want_what_they_asked_for() {
+        let (s, set, sweep, root) = (Shares::default(), DatasetId(1), DatasetId(2), Root(Hash::of(b"r")));
+        s.note(sweep, root, 1000, ReaderKind::SweepOver(set), 1);
+        s.note(set, root, 1000, ReaderKind::Plain, 1);
+        let claims = |want| Some(vec![claim(set, want, 1000), all(sweep, 1000)]);
+        let after = |demand: u64| s.changed_split(&HashMap::from([(set, demand)]), 2);
+        assert_eq!(split(&s, 2), claims(0), "nothing was asked for yet");
+        assert_eq!(after(8), claims(8), "one file");
+        assert_eq!(after(8), None, "which it has now");
+        assert_eq!(after(9), claims(9));
+        assert_eq!(after(80), claims(80));
+        assert_eq!(after(81), claims(90), "it grows by an eighth at least");
+        assert_eq!(after(10), None, "it does not fall while the dataset is read");
+        assert_eq!(after(5000), claims(1000), "it cannot use more");
+        s.note(sweep, root, 1000, ReaderKind::SweepOver(set), HOUR);
+        assert_eq!(split(&s, HOUR + 2), Some(vec![all(sweep, 1000)]), "idle for an hour");
+        s.note(set, root, 1000, ReaderKind::Plain, HOUR + 3);
+        assert_eq!(split(&s, HOUR + 4), claims(0), "it begins anew");
+        s.note(set, root, 1000, ReaderKind::Warmup, HOUR + 5);
+        assert_eq!(split(&s, HOUR + 6), claims(1000), "a warm-up reads all of it");
     }
 
     const HOUR: u64 = 3_600_000_000_000;
@@ -237,22 +347,22 @@ mod tests {
     fn datasets_come_with_their_first_read_and_go_an_hour_after_their_last() {
         let s = Shares::default();
         let (a, b, root) = (DatasetId(1), DatasetId(2), |n: u8| Root(Hash::of(&[n])));
-        assert_eq!(s.changed_split(0), Some(vec![]));
+        assert_eq!(split(&s, 0), Some(vec![]));
         s.note(a, root(1), 100, ReaderKind::Plain, 5);
-        assert_eq!(s.changed_split(6), Some(vec![(a, Some(100))]));
+        assert_eq!(split(&s, 6), Some(vec![claim(a, 0, 100)]));
         s.note(a, root(1), 100, ReaderKind::Ordered, 7);
-        assert_eq!(s.changed_split(8), None, "nothing new");
+        assert_eq!(split(&s, 8), None, "nothing new");
         // Another version of it, and another dataset.
         s.note(a, root(2), 50, ReaderKind::Plain, 10);
         s.note(b, root(3), 7, ReaderKind::Ordered, HOUR);
-        assert_eq!(s.changed_split(HOUR), Some(vec![(a, Some(150)), (b, Some(7))]));
-        assert_eq!(s.changed_split(HOUR + 8), Some(vec![(a, Some(50)), (b, Some(7))]), "one version is idle");
-        assert_eq!(s.changed_split(HOUR + 10), Some(vec![(b, Some(7))]));
+        assert_eq!(split(&s, HOUR), Some(vec![claim(a, 0, 150), all(b, 7)]));
+        assert_eq!(split(&s, HOUR + 8), Some(vec![claim(a, 0, 50), all(b, 7)]), "one version is idle");
+        assert_eq!(split(&s, HOUR + 10), Some(vec![all(b, 7)]));
         // A clock that steps back forgets nobody.
         s.note(b, root(3), 7, ReaderKind::Plain, 3);
-        assert_eq!(s.changed_split(1), None);
+        assert_eq!(split(&s, 1), None);
         s.forget_applied();
-        assert_eq!(s.changed_split(1), Some(vec![(b, Some(7))]));
+        assert_eq!(split(&s, 1), Some(vec![all(b, 7)]));
     }
 
     #[test]
@@ -262,35 +372,24 @@ mod tests {
         let root = Root(Hash::of(b"r"));
         s.note(set, root, 100, ReaderKind::Ordered, 1);
         s.note(other, root, 30, ReaderKind::Ordered, 1);
-        assert_eq!(
-            s.changed_split(2),
-            Some(vec![(set, Some(100)), (other, Some(30))]),
-            "alone they have shares"
-        );
+        assert_eq!(split(&s, 2), Some(vec![all(set, 100), all(other, 30)]), "alone they have shares");
         s.note(sweep, root, 100, ReaderKind::SweepOver(set), 3);
-        assert_eq!(
-            s.changed_split(4),
-            Some(vec![(sweep, Some(100)), (other, Some(30))]),
-            "of another domain"
-        );
+        assert_eq!(split(&s, 4), Some(vec![all(sweep, 100), all(other, 30)]), "of another domain");
         // Somebody reads the mount: a floor for as long as that is not idle.
         s.note(set, root, 100, ReaderKind::Plain, 5);
-        let all = vec![(set, Some(100)), (sweep, Some(100)), (other, Some(30))];
-        assert_eq!(s.changed_split(6), Some(all));
+        let each = vec![claim(set, 0, 100), all(sweep, 100), all(other, 30)];
+        assert_eq!(split(&s, 6), Some(each));
         for id in [set, sweep, other] {
             let by = if id == sweep { ReaderKind::SweepOver(set) } else { ReaderKind::Ordered };
             s.note(id, root, 100, by, HOUR);
         }
-        assert_eq!(s.changed_split(HOUR + 6), Some(vec![(sweep, Some(100)), (other, Some(30))]));
+        assert_eq!(split(&s, HOUR + 6), Some(vec![all(sweep, 100), all(other, 30)]));
         // Nor does a sweep stand for another version of the dataset.
         let newer = Root(Hash::of(b"s"));
         s.note(set, newer, 40, ReaderKind::Ordered, HOUR);
-        assert_eq!(
-            s.changed_split(HOUR + 7),
-            Some(vec![(set, Some(40)), (sweep, Some(100)), (other, Some(30))])
-        );
+        assert_eq!(split(&s, HOUR + 7), Some(vec![all(set, 40), all(sweep, 100), all(other, 30)]));
         // The sweep has ended.
         s.note(set, root, 100, ReaderKind::Ordered, 2 * HOUR);
-        assert_eq!(s.changed_split(2 * HOUR + 1), Some(vec![(set, Some(100))]));
+        assert_eq!(split(&s, 2 * HOUR + 1), Some(vec![all(set, 100)]));
     }
 }

@@ -48,7 +48,7 @@ pub use error::{DiskError, OffReason};
 pub use fs_space::FsSpace;
 pub use health::Health;
 pub use open::Recovery;
-pub use policy::{Admission, BadPolicy, Policy, Refusal, Stored, equal_split};
+pub use policy::{Admission, BadPolicy, Claim, Policy, Refusal, Stored, equal_split, split_by_claims};
 pub use reaper::ReapReport;
 pub use scrub::ScrubReport;
 pub use stats::{Counts, DatasetUsage, DirectoryUsage, DiskStats};

@@ -1,7 +1,7 @@
 //! The values of `cache.policy`, the answers to a newcomer, and the equal division of the disk. Pure.
 
 use crate::dataset_id::DatasetId;
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 /// The policy that decides which chunks stay on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -73,6 +73,37 @@ pub enum Stored {
     Refused(Refusal),
 }
 
+/// What a dataset claims of the disk, in footprints. `None` stands for no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// The dataset.
+    pub dataset: DatasetId,
+    /// What its reads asked for so far. It competes with the wants of the other datasets.
+    pub want: Option<u64>,
+    /// The most that it can use. It takes that much where the others leave it.
+    pub most: Option<u64>,
+}
+
+/// Divides `capacity` equally among the wants, and what they leave equally up to what each dataset can use.
+///
+/// The shares add up to at most `capacity`.
+#[must_use]
+pub fn split_by_claims(capacity: u64, claims: &[Claim]) -> Vec<(DatasetId, u64)> {
+    let bounded = |c: &Claim| match (c.want, c.most) {
+        (Some(want), Some(most)) => Some(want.min(most)),
+        (want, most) => want.or(most),
+    };
+    let wants: Vec<_> = claims.iter().map(|c| (c.dataset, bounded(c))).collect();
+    let mut shares: BTreeMap<DatasetId, u64> = equal_split(capacity, &wants).into_iter().collect();
+    let left = capacity - shares.values().sum::<u64>();
+    let has = |c: &Claim| shares.get(&c.dataset).copied().unwrap_or(0);
+    let rest: Vec<_> = claims.iter().map(|c| (c.dataset, c.most.map(|m| m.saturating_sub(has(c))))).collect();
+    for (dataset, more) in equal_split(left, &rest) {
+        *shares.entry(dataset).or_default() += more;
+    }
+    shares.into_iter().collect()
+}
+
 /// Divides `capacity` equally among datasets, each up to the footprints it can use, if that is known.
 ///
 /// What a dataset cannot use is divided among the others. The shares add up to at most `capacity`.
@@ -105,6 +136,23 @@ mod tests {
         );
         assert_eq!(equal_split(100, &[]), []);
         assert_eq!(equal_split(100, &[(d(1), Some(7))]), [(d(1), 7)]);
+    }
+
+    #[test]
+    fn wants_compete_and_what_they_leave_goes_to_those_who_can_use_it() {
+        let claim = |id, want, most| Claim { dataset: DatasetId(id), want, most };
+        let d = DatasetId;
+        // A plain reader that asked for little beside a sweep that can use everything.
+        let beside = [claim(1, Some(2), Some(500)), claim(2, None, Some(400))];
+        assert_eq!(split_by_claims(100, &beside), [(d(1), 2), (d(2), 98)]);
+        // Alone it takes what is free, although it asked for nothing yet.
+        assert_eq!(split_by_claims(100, &[claim(1, Some(0), Some(500))]), [(d(1), 100)]);
+        assert_eq!(split_by_claims(100, &[claim(1, Some(0), Some(30))]), [(d(1), 30)]);
+        // A sweep that needs less than its part leaves the rest.
+        let small = [claim(1, Some(2), Some(500)), claim(2, None, Some(40))];
+        assert_eq!(split_by_claims(100, &small), [(d(1), 60), (d(2), 40)]);
+        let two = [claim(1, Some(200), Some(500)), claim(2, Some(10), None)];
+        assert_eq!(split_by_claims(100, &two), [(d(1), 90), (d(2), 10)]);
     }
 
     #[test]

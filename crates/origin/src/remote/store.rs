@@ -3,6 +3,9 @@
 //! Each client of a store is built twice. The first build has the HTTP client for credentials, and only its
 //! provider of credentials is kept. The second build has that provider, and the HTTP client for data. So no
 //! request for data can go through the client that may connect to metadata services.
+//!
+//! An anonymous client gets empty credentials: without any, `object_store` asks a metadata service for some
+//! calls even if it signs nothing.
 
 use crate::address::AddressRule;
 use crate::credentials::{self, Profile, Source};
@@ -12,13 +15,13 @@ use crate::transport::{ClientSettings, Connector};
 use crate::uri::Scheme;
 use crate::{OriginConfig, OriginError};
 use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
-use object_store::aws::{AmazonS3, AmazonS3Builder};
-use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
+use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzure, MicrosoftAzureBuilder};
+use object_store::gcp::{GcpCredential, GoogleCloudStorage, GoogleCloudStorageBuilder};
 use object_store::http::{HttpBuilder, HttpStore};
 use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,9 +177,17 @@ impl Recipe<'_> {
         if let Some(region) = &self.config.region {
             builder = builder.with_region(region);
         }
-        let first = builder.clone().with_http_connector(self.credentials_connector()).build();
-        let credentials = Named(Arc::clone(first.map_err(|e| self.failed(&e))?.credentials()));
-        let builder = builder.with_credentials(Arc::new(credentials));
+        let builder = match self.source {
+            Source::Anonymous => {
+                let none = AwsCredential { key_id: String::new(), secret_key: String::new(), token: None };
+                builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
+            }
+            Source::Env | Source::File { .. } => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+                let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
+                builder.with_credentials(Arc::new(Named(credentials)))
+            }
+        };
         builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
     }
 
@@ -226,9 +237,17 @@ impl Recipe<'_> {
         if let Some(endpoint) = self.endpoint() {
             builder = builder.with_endpoint(endpoint.to_owned());
         }
-        let first = builder.clone().with_http_connector(self.credentials_connector()).build();
-        let credentials = Named(Arc::clone(first.map_err(|e| self.failed(&e))?.credentials()));
-        let builder = builder.with_credentials(Arc::new(credentials));
+        let builder = match self.source {
+            Source::Anonymous => {
+                let none = AzureCredential::BearerToken(String::new());
+                builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
+            }
+            Source::Env | Source::File { .. } => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+                let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
+                builder.with_credentials(Arc::new(Named(credentials)))
+            }
+        };
         builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
     }
 
@@ -248,9 +267,17 @@ impl Recipe<'_> {
         if let Some(endpoint) = self.endpoint() {
             builder = builder.with_base_url(endpoint);
         }
-        let first = builder.clone().with_http_connector(self.credentials_connector()).build();
-        let credentials = Named(Arc::clone(first.map_err(|e| self.failed(&e))?.credentials()));
-        let builder = builder.with_credentials(Arc::new(credentials));
+        let builder = match self.source {
+            Source::Anonymous => {
+                let none = GcpCredential { bearer: String::new() };
+                builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
+            }
+            Source::Env | Source::File { .. } => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+                let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
+                builder.with_credentials(Arc::new(Named(credentials)))
+            }
+        };
         builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
     }
 

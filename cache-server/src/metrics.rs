@@ -172,7 +172,7 @@ fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {
             (vec!["invalid"], o.invalid),
             (vec!["throttled"], o.throttled),
             (vec!["unavailable"], o.unavailable),
-            (vec!["corrupt"], o.corrupt),
+            (vec!["wrong_answer"], o.wrong_answer),
         ],
     )
 }

@@ -21,7 +21,9 @@ impl From<OriginError> for Failure {
     fn from(e: OriginError) -> Self {
         let exit = match &e {
             OriginError::Denied { .. } => Exit::Denied,
-            OriginError::Unavailable { .. } | OriginError::Throttled { .. } => Exit::Unreachable,
+            OriginError::Unavailable { .. }
+            | OriginError::Throttled { .. }
+            | OriginError::WrongAnswer { .. } => Exit::Unreachable,
             _ => Exit::Failed,
         };
         Failure::new(e.to_string()).exit(exit)

@@ -185,21 +185,10 @@ fn ctrl_c_ends_the_waiting_and_the_warmup_goes_on() {
     for i in 0..30u8 {
         fs::write(data.join(format!("{i}.bin")), vec![i; 50_000]).expect("write");
     }
-    // Slow enough that there is something to wait for.
     let tables = home.path().join("tables");
     fs::create_dir(&tables).expect("mkdir");
-    let config = home.path().join("server.toml");
-    let text = format!("[[origin]]\nprefix = \"{}\"\nrequests_per_second = 8\n", data.display());
-    fs::write(&config, text).expect("write");
     drop(index(&data, &tables, &[]));
-    let site = Site::start(&[
-        "--cache-size",
-        "64MiB",
-        "--cache-free-floor",
-        "0",
-        "--config",
-        config.to_str().expect("utf-8"),
-    ]);
+    let site = Site::start(&["--cache-size", "64MiB", "--cache-free-floor", "0"]);
     site.register("d", &data.display().to_string(), &tables.display().to_string());
     let mut c = command("fletch");
     c.args(["warmup", "d", "--wait", "--server", &site.url]).stdout(Stdio::null()).stderr(Stdio::piped());

@@ -115,7 +115,7 @@ impl Lie {
 
 #[test]
 fn a_range_answered_with_200() {
-    setup().lasting(&Fault::IgnoreRange, "origin_corrupt", "corrupt");
+    setup().lasting(&Fault::IgnoreRange, "origin_invalid", "wrong_answer");
 }
 
 #[test]
@@ -124,15 +124,15 @@ fn a_wrong_range() {
     // The small file is asked for whole: there is no other range of it to be had.
     lie.emulator.set_fault("set/", Fault::ShiftRange(1), None);
     lie.is_right("small");
-    lie.is_refused("large", "origin_corrupt");
-    assert!(lie.errors("corrupt") >= 1.0);
+    lie.is_refused("large", "origin_invalid");
+    assert!(lie.errors("wrong_answer") >= 1.0);
     lie.emulator.clear_faults();
     lie.is_right("large");
 }
 
 #[test]
 fn a_wrong_length() {
-    setup().lasting(&Fault::Short { by: 1 }, "origin_corrupt", "corrupt");
+    setup().lasting(&Fault::Short { by: 1 }, "origin_invalid", "wrong_answer");
 }
 
 #[test]

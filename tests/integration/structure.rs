@@ -161,3 +161,32 @@ fn names_are_found_with_their_line() {
     assert_eq!(found, [(2, "crate::one::a::B".to_owned()), (3, "crate::one::c".to_owned())]);
     assert!(names("x.rs", "fn {").is_err());
 }
+
+/// A client that follows redirects, or takes a proxy from the environment, connects where nobody configured it.
+#[test]
+fn every_http_client_follows_no_redirect_and_reads_no_environment() {
+    let (mut clients, mut faults) = (0, Vec::new());
+    for src in ["crates", "cache-server/src", "fuse-client/src", "dataset-tools/src", "python/src"] {
+        for file in sources(&repo().join(src)) {
+            let shown = file.strip_prefix(repo()).expect("below").display().to_string();
+            if shown.contains("/tests/") || shown.contains("testkit") || shown.ends_with("/tests.rs") {
+                continue;
+            }
+            let text = fs::read_to_string(&file).expect("source");
+            let made = text.matches("reqwest::Client::builder()").count();
+            let chained = text.matches("Policy::none()").count().min(text.matches(".no_proxy()").count());
+            clients += made;
+            if made > chained {
+                faults.push(format!("{shown}: a client without Policy::none() or no_proxy()"));
+            }
+            for short in
+                ["reqwest::Client::new()", "reqwest::get(", "ClientBuilder::new()", "reqwest::blocking"]
+            {
+                if text.contains(short) {
+                    faults.push(format!("{shown}: {short} follows redirects"));
+                }
+            }
+        }
+    }
+    assert_eq!((clients, faults), (2, Vec::<String>::new()), "one client of servers, one of origins");
+}

@@ -311,6 +311,7 @@ fn another_layout_may_help(code: Code) -> bool {
             | Code::OriginMissing
             | Code::OriginCorrupt
             | Code::OriginDenied
+            | Code::OriginInvalid
             | Code::TablesCorrupt
     )
 }

@@ -57,14 +57,16 @@ impl VersionError {
                 OriginError::Denied { .. } => Code::OriginDenied,
                 OriginError::NotFound { .. } => Code::OriginMissing,
                 OriginError::Changed { .. } => Code::OriginChanged,
-                OriginError::Corrupt { .. } => Code::OriginCorrupt,
+                // Also a request that the origin rejects, and an address that its `[[origin]]` does not allow.
+                OriginError::WrongAnswer { .. } | OriginError::Invalid { .. } => Code::OriginInvalid,
                 OriginError::Throttled { .. } | OriginError::Unavailable { .. } => Code::OriginUnavailable,
-                OriginError::Invalid { .. } | OriginError::AlreadyExists { .. } => Code::Internal,
+                OriginError::AlreadyExists { .. } => Code::Internal,
             },
             VersionError::Tables(e) => match e {
                 TableError::Newer { .. } => Code::UnsupportedFormat,
                 TableError::Source(s) if s.kind == Kind::NotFound => Code::OriginMissing,
                 TableError::Source(s) if s.kind.retryable() => Code::OriginUnavailable,
+                TableError::Source(s) if s.kind == Kind::Invalid => Code::OriginInvalid,
                 TableError::Internal(_) => Code::Internal,
                 _ => Code::TablesCorrupt,
             },
@@ -88,6 +90,10 @@ impl VersionError {
             }
             Code::OriginCorrupt => {
                 "the storage returned wrong bytes: check the storage, or restore the object"
+            }
+            Code::OriginInvalid => {
+                "the fault is at the origin or at its [[origin]] table: check that the URL and the region are \
+                 the store's own, and that no proxy or gateway answers in its place"
             }
             Code::UriNotAllowed => {
                 "the server's settings no longer allow the dataset's URI; ask the administrator"

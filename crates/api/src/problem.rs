@@ -125,6 +125,8 @@ codes! {
     OriginCorrupt = "origin_corrupt", Corrupt, None, "the origin returned bytes with a wrong hash";
     /// An indexed object no longer exists at the origin.
     OriginMissing = "origin_missing", Corrupt, None, "an indexed object is missing at the origin";
+    /// The origin's answer does not fit the request, or its `[[origin]]` does not fit the origin.
+    OriginInvalid = "origin_invalid", Corrupt, None, "the origin's answer cannot be used";
     /// The origin rejected the server's credentials.
     OriginDenied = "origin_denied", Corrupt, None, "the origin denied access";
     /// The tables of the version contradict each other or the root.

@@ -51,6 +51,26 @@ pub enum ClientError {
         /// The expected hash and the hash of the bytes.
         mismatch: Mismatch,
     },
+    /// The bytes of a leased sample do not have the length or the hashes that the lease names.
+    #[error(
+        "wrong bytes from {endpoint}: plan entry {entry} of the lease does not match its hash or length; \
+         nothing of it was delivered, check the network and the server's disks"
+    )]
+    CorruptSample {
+        /// The server that sent them.
+        endpoint: String,
+        /// The plan entry of the sample.
+        entry: u32,
+    },
+    /// The lease expired before it was received whole. The server grants its entries again.
+    #[error(
+        "a lease of {endpoint} expired while it was received: this worker reads more slowly than the lease \
+         lives; take fewer samples in a lease or raise its time to live"
+    )]
+    LeaseExpired {
+        /// The server that granted the lease.
+        endpoint: String,
+    },
     /// The server does not answer, and the read from the origin failed too.
     #[error("{server}: {why}")]
     Origin {
@@ -71,13 +91,15 @@ impl ClientError {
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
-            ClientError::Unreachable { .. } => Kind::Unavailable,
+            ClientError::Unreachable { .. } | ClientError::LeaseExpired { .. } => Kind::Unavailable,
             ClientError::Problem { problem, .. } => match problem.code {
                 // The code of a newer server: only the status is known to this build.
                 Code::Unknown => kind_of_status(problem),
                 code => code.kind(),
             },
-            ClientError::Protocol { .. } | ClientError::Corrupt { .. } => Kind::Corrupt,
+            ClientError::Protocol { .. }
+            | ClientError::Corrupt { .. }
+            | ClientError::CorruptSample { .. } => Kind::Corrupt,
             ClientError::Origin { kind, .. } => *kind,
             ClientError::Version { .. } | ClientError::Config(_) => Kind::Invalid,
         }

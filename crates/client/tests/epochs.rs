@@ -16,10 +16,10 @@ use fletch_api::{
     routes,
 };
 use fletch_client::{
-    Client, ClientConfig, Endpoint,
+    Client, ClientConfig, ClientError, Endpoint,
     epochs::{JobHandle, Next},
 };
-use fletch_core::{Hash, LayoutId, Root, plan::Tail};
+use fletch_core::{Hash, Kind, LayoutId, Root, plan::Tail};
 use std::{
     collections::BTreeSet,
     sync::{
@@ -39,7 +39,14 @@ enum Stream {
     Never(u64),
     /// Lease `.0`, complete.
     Whole(u64),
+    /// Lease `.0`, complete. The first sample has another length than its head says.
+    Damaged(u64),
+    /// Lease `.0`, complete, after longer than [`PATIENCE`].
+    Late(u64),
 }
+
+/// The patience of a reader that is to give up.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 #[derive(Default)]
 struct Seen {
@@ -110,8 +117,11 @@ async fn leases(State(seen): Served, Json(ask): Json<LeaseRequest>) -> Response 
     let (lease, whole) = match stream {
         Stream::Short(lease, n) => (lease, n),
         Stream::Never(lease) => (lease, 0),
-        Stream::Whole(lease) => (lease, 2),
+        Stream::Whole(lease) | Stream::Damaged(lease) | Stream::Late(lease) => (lease, 2),
     };
+    if matches!(stream, Stream::Late(_)) {
+        tokio::time::sleep(PATIENCE).await;
+    }
     let grant = LeaseGrant {
         status: GrantStatus::Granted,
         lease,
@@ -125,7 +135,8 @@ async fn leases(State(seen): Served, Json(ask): Json<LeaseRequest>) -> Response 
     for entry in from..whole {
         let head = SampleHead { entry, sample: entry, ordinal: entry.into(), copy: 0, files: Vec::new() };
         frame(&mut out, FrameKind::Sample, WHOLE, entry, &serde_json::to_vec(&head).expect("json"));
-        frame(&mut out, FrameKind::Data, WHOLE, entry, b"");
+        let bytes: &[u8] = if matches!(stream, Stream::Damaged(_)) { b"damaged" } else { b"" };
+        frame(&mut out, FrameKind::Data, WHOLE, entry, bytes);
     }
     if whole < 2 {
         let code =
@@ -251,6 +262,32 @@ async fn a_new_lease_replaces_a_partly_received_one() {
     assert_eq!((b.token.lease, entries(&b), job.held().len()), (4, vec![0, 1], 1));
     let from: Vec<u32> = seen.asked.lock().expect("lock").iter().map(|a| a.from).collect();
     assert_eq!(from, [0, 1, 0]);
+}
+
+/// Damaged samples are damage, not a silent server. The reader asks again until its patience ends.
+#[tokio::test]
+async fn a_damaged_sample_is_refused_and_asked_for_again() {
+    let (job, seen) = serve(&[Stream::Damaged(3), Stream::Whole(3)]).await;
+    let Next::Batch(b) = job.reader(2, 0, 0).next(2).await.expect("a batch") else { panic!("a batch") };
+    assert!(b.samples.iter().all(|s| s.bytes.is_empty()));
+    assert_eq!(seen.asked.lock().expect("lock").len(), 2);
+    let (job, _) = serve(&[Stream::Damaged(3)]).await;
+    let error = job.reader(2, 0, 0).patience(Duration::ZERO).next(2).await.expect_err("damaged");
+    assert!(matches!(error, ClientError::CorruptSample { entry: 0, .. }), "{error:?}");
+    assert_eq!((error.kind(), error.is_unreachable()), (Kind::Corrupt, false));
+    let text = error.to_string();
+    assert!(text.contains("wrong bytes") && !text.contains("does not answer"), "{text}");
+}
+
+/// An expired lease is reported as such.
+#[tokio::test]
+async fn a_lease_that_expires_while_it_is_received_is_named() {
+    let (job, _) = serve(&[Stream::Short(3, 1), Stream::Late(4)]).await;
+    let error = job.reader(2, 0, 0).patience(PATIENCE).next(2).await.expect_err("expired");
+    assert!(matches!(error, ClientError::LeaseExpired { .. }), "{error:?}");
+    assert_eq!((error.kind(), error.is_unreachable()), (Kind::Unavailable, false));
+    let text = error.to_string();
+    assert!(text.contains("expired") && !text.contains("does not answer"), "{text}");
 }
 
 /// A gone epoch releases its leases and nothing else. Many leases need several requests. The first is in

@@ -1,5 +1,6 @@
 //! The `[[origin]]` table of the configuration, and the limits that all origins share.
 
+use crate::address::AddressRule;
 use crate::uri::Scheme;
 use crate::{OriginError, OriginUri};
 use serde::{Deserialize, Deserializer};
@@ -16,6 +17,8 @@ pub const KEYS: &[&str] = &[
     "origin.*.credentials",
     "origin.*.credentials.file",
     "origin.*.allow_http",
+    "origin.*.allow_link_local",
+    "origin.*.proxy",
     "origin.*.concurrency",
     "origin.*.requests_per_second",
     "origin.*.bytes_per_second",
@@ -47,6 +50,13 @@ pub struct OriginConfig {
     /// Whether the endpoint or the prefix may be plain `http://`.
     #[serde(default)]
     pub allow_http: bool,
+    /// Whether the server may have a link-local address, or that of a cloud's metadata service.
+    #[serde(default)]
+    pub allow_link_local: bool,
+    /// The URL of the HTTP proxy to use. The default is none: variables such as `HTTPS_PROXY` are ignored.
+    ///
+    /// The proxy resolves the names of servers, so it must reject the addresses that Fletch would reject.
+    pub proxy: Option<String>,
     /// The most calls in flight below this prefix. The default is the limit of the process.
     pub concurrency: Option<u32>,
     /// The most requests a second from this process. The default is no limit.
@@ -69,15 +79,10 @@ impl OriginConfig {
             ));
         }
         let Some(scheme) = prefix.scheme() else {
-            let plain = self.endpoint.is_none()
-                && self.region.is_none()
-                && self.account.is_none()
-                && matches!(self.credentials, None | Some(Credentials::Anonymous));
-            if !plain {
-                return Err(OriginError::invalid(
-                    what,
-                    "a local directory takes no endpoint, region, account or credentials; remove these keys",
-                ));
+            let unknown = self.keys_of_a_server();
+            if !unknown.is_empty() {
+                let why = format!("a local directory takes no {}; remove these keys", unknown.join(", "));
+                return Err(OriginError::invalid(what, why));
             }
             return Ok(prefix);
         };
@@ -98,9 +103,19 @@ impl OriginConfig {
                 "http:// sends data unencrypted; set allow_http = true or use https://",
             ));
         }
+        let rule = AddressRule { allow_link_local: self.allow_link_local };
+        if scheme.is_plain() {
+            let url = url::Url::parse(&prefix.to_string())
+                .map_err(|e| OriginError::invalid(&what, format!("prefix: {e}")))?;
+            rule.check_host(&url).map_err(|e| OriginError::invalid(&what, e))?;
+        }
+        if let Some(proxy) = &self.proxy {
+            check_proxy(&what, proxy)?;
+        }
         if let Some(endpoint) = &self.endpoint {
             let url = url::Url::parse(endpoint)
                 .map_err(|e| OriginError::invalid(&what, format!("endpoint: {e}")))?;
+            rule.check_host(&url).map_err(|e| OriginError::invalid(&what, e))?;
             if !url.username().is_empty() || url.password().is_some() {
                 return Err(OriginError::invalid(
                     what,
@@ -132,6 +147,43 @@ impl OriginConfig {
         }
         Ok(prefix)
     }
+}
+
+impl OriginConfig {
+    /// Returns the keys of this table that only a store or a server uses.
+    fn keys_of_a_server(&self) -> Vec<&'static str> {
+        let keys = [
+            ("endpoint", self.endpoint.is_some()),
+            ("region", self.region.is_some()),
+            ("account", self.account.is_some()),
+            ("credentials", !matches!(self.credentials, None | Some(Credentials::Anonymous))),
+            ("allow_http", self.allow_http),
+            ("allow_link_local", self.allow_link_local),
+            ("proxy", self.proxy.is_some()),
+            ("concurrency", self.concurrency.is_some()),
+            ("requests_per_second", self.requests_per_second.is_some()),
+            ("bytes_per_second", self.bytes_per_second.is_some()),
+        ];
+        keys.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key).collect()
+    }
+}
+
+/// Checks the URL of a proxy. The text of a URL with a password appears in no error.
+fn check_proxy(what: &str, proxy: &str) -> Result<(), OriginError> {
+    let bad = |why: &str| Err(OriginError::invalid(what, format!("proxy: {why}")));
+    let Ok(url) = url::Url::parse(proxy) else {
+        return bad("not a URL; write, for example, http://proxy.example:3128");
+    };
+    if !url.username().is_empty() || url.password().is_some() {
+        return bad("the URL must not contain a user or password");
+    }
+    if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
+        return bad("write an http:// or https:// URL with a host");
+    }
+    if url.query().is_some() || url.fragment().is_some() || !matches!(url.path(), "" | "/") {
+        return bad("the URL must not contain a path, a query or a fragment");
+    }
+    Ok(())
 }
 
 /// Parses a number of bytes, or a text with a unit.

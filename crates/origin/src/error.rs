@@ -62,9 +62,11 @@ pub enum OriginError {
         /// How the call failed.
         why: String,
     },
-    /// The origin sent other bytes than were requested: too few, or another range.
+    /// The origin sent an answer that does not fit the request: a redirect, another range, other lengths.
+    ///
+    /// The fault is the origin's, or of a proxy before it. It says nothing about the object.
     #[error("{what}: the origin sent a wrong answer: {why}")]
-    Corrupt {
+    WrongAnswer {
         /// The object.
         what: String,
         /// How the answer differs from the request.
@@ -75,15 +77,17 @@ pub enum OriginError {
 impl OriginError {
     /// Returns who can act on the error.
     ///
-    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied` is `Unavailable`: the
-    /// operator can act, the reader cannot.
+    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied` and `WrongAnswer` are
+    /// `Unavailable`: the operator can act, the reader cannot.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
             OriginError::NotFound { .. } => Kind::NotFound,
             OriginError::AlreadyExists { .. } | OriginError::Invalid { .. } => Kind::Invalid,
-            OriginError::Changed { .. } | OriginError::Corrupt { .. } => Kind::Corrupt,
-            OriginError::Denied { .. } | OriginError::Unavailable { .. } => Kind::Unavailable,
+            OriginError::Changed { .. } => Kind::Corrupt,
+            OriginError::Denied { .. }
+            | OriginError::Unavailable { .. }
+            | OriginError::WrongAnswer { .. } => Kind::Unavailable,
             OriginError::Throttled { .. } => Kind::Overloaded,
         }
     }

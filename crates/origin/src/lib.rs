@@ -9,8 +9,10 @@
 //! 2. Every call ends within `io_timeout`, retries included. Every buffer has at most `get_bytes_max` bytes.
 //!    At most `requests_max` calls are in flight.
 //! 3. A write that succeeds is whole and durable. A write that fails leaves a whole object or none.
-//! 4. No secret is in a URI, an error, a log line or a `Debug` output.
+//! 4. No secret is in a URI, an error, a log line or a `Debug` output. No body or header of a server is.
+//! 5. No client follows a redirect. A client of data connects only to addresses that its `[[origin]]` allows.
 
+mod address;
 mod config;
 mod credentials;
 mod error;

@@ -11,7 +11,7 @@ use crate::object::{ObjectBytes, ObjectMeta, Pin};
 use crate::pace::Pace;
 use crate::retry::retrying;
 use crate::stats::Counters;
-use crate::transport::BadAnswer;
+use crate::transport::{Answered, BadAnswer, warn_of_ignored_proxy};
 use crate::uri::Scheme;
 use crate::{OriginConfig, OriginError, OriginLimits};
 use bytes::{Bytes, BytesMut};
@@ -28,7 +28,7 @@ use std::time::Duration;
 use store::{Recipe, Store};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
-use translate::{cause, changed, corrupt, translate, unavailable};
+use translate::{cause, changed, translate, unavailable, wrong_answer};
 
 mod listing;
 mod multipart;
@@ -100,6 +100,9 @@ impl Remote {
         counters: &Arc<Counters>,
         permits: &Arc<Semaphore>,
     ) -> Result<Self, OriginError> {
+        if config.proxy.is_none() {
+            warn_of_ignored_proxy();
+        }
         let source = credentials::source(config.credentials.as_ref(), scheme);
         let file = match &source {
             Source::File { path, .. } => Some(path.clone()),
@@ -334,7 +337,7 @@ impl RemotePrefix {
         let mut sent =
             range.clone().filter(|r| !head && !(plain && (all(r) || remote.whole_only.load(Relaxed))));
         let mut answer = self.ask(at, what, key, options(sent.clone())).await?;
-        if plain && matches!(&answer, Err(e) if cause(e) == Some(&BadAnswer::RangeIgnored)) {
+        if plain && matches!(&answer, Err(e) if matches!(cause(e), Some(BadAnswer::RangeIgnored(_)))) {
             // Ranges are optional in HTTP. From now on, request whole objects.
             if !remote.whole_only.swap(true, Relaxed) {
                 tracing::warn!(
@@ -348,9 +351,16 @@ impl RemotePrefix {
         let result = match answer {
             Ok(result) => result,
             Err(error) => {
-                let fitted = pin.is_some_and(|p| range.as_ref().is_some_and(|r| r.end <= p.size));
-                if fitted && cause(&error) == Some(&BadAnswer::PastEnd) {
-                    return Err(changed(what, "the range now begins after its end"));
+                if let (Some(range), Some(BadAnswer::PastEnd { size })) = (&range, cause(&error)) {
+                    let fitted = pin.is_some_and(|p| range.end <= p.size);
+                    match size {
+                        Some(size) if range.end <= *size => {
+                            let why = format!("status 416 for {range:?} of an object of {size} bytes");
+                            return Err(wrong_answer(what, why));
+                        }
+                        _ if fitted => return Err(changed(what, "the range now begins after its end")),
+                        _ => {}
+                    }
                 }
                 let error = translate(what, &error);
                 if remote.scheme == Scheme::Azure && matches!(error, OriginError::Changed { .. }) {
@@ -360,8 +370,16 @@ impl RemotePrefix {
                 return Err(error);
             }
         };
-        let meta = remote.meta_of(path, &result.meta);
-        check_pin(what, pin, &meta)?;
+        let answered = result.extensions.get::<Answered>().copied();
+        let mut meta = remote.meta_of(path, &result.meta);
+        if answered.is_some_and(|a| a.is_size_unknown) {
+            // `Content-Range: bytes 0-9/*`: the etag of the answer, or the hash of the bytes, decides.
+            meta.size = match pin {
+                Some(pin) => pin.size,
+                None => remote.with_patience(what, at.store.objects().head(key)).await?.size,
+            };
+        }
+        check_pin(what, pin, &meta, answered)?;
         let asked = range.unwrap_or(0..meta.size);
         if asked.end > meta.size {
             return Err(OriginError::invalid(
@@ -374,10 +392,8 @@ impl RemotePrefix {
         }
         let expected = sent.unwrap_or(0..meta.size);
         if result.range != expected {
-            return Err(corrupt(
-                what,
-                format!("the server sent bytes {:?} instead of {expected:?}", result.range),
-            ));
+            let got = &result.range;
+            return Err(wrong_answer(what, format!("the server sent bytes {got:?} instead of {expected:?}")));
         }
         let part = expected != asked;
         if part && meta.size > WHOLE_BYTES_MAX {
@@ -390,7 +406,7 @@ impl RemotePrefix {
                 ),
             ));
         }
-        let bytes = self.collect(what, result, expected.end - expected.start).await?;
+        let bytes = self.collect(what, result, expected.end - expected.start, answered).await?;
         if part {
             let at = |n: u64| usize::try_from(n).map_err(|e| OriginError::invalid(what, e));
             // A copy, so that the part does not keep the whole object in memory.
@@ -400,7 +416,13 @@ impl RemotePrefix {
         Ok(ObjectBytes { bytes, meta })
     }
 
-    async fn collect(&self, what: &str, result: GetResult, length: u64) -> Result<Bytes, OriginError> {
+    async fn collect(
+        &self,
+        what: &str,
+        result: GetResult,
+        length: u64,
+        answered: Option<Answered>,
+    ) -> Result<Bytes, OriginError> {
         let max = self.remote.limits.get_bytes_max;
         if length > max {
             return Err(OriginError::invalid(
@@ -409,12 +431,20 @@ impl RemotePrefix {
             ));
         }
         let length = usize::try_from(length).map_err(|e| OriginError::invalid(what, e))?;
+        let said = answered.map(|a| format!("{a}; ")).unwrap_or_default();
         let mut stream = result.into_stream();
         let mut bytes = BytesMut::with_capacity(length);
         loop {
             let piece = match timeout(self.remote.patience(), stream.next()).await {
                 Ok(None) => break,
-                Ok(Some(piece)) => piece.map_err(|e| translate(what, &e))?,
+                Ok(Some(piece)) => piece.map_err(|e| match translate(what, &e) {
+                    OriginError::Unavailable { why, .. } => {
+                        let came = bytes.len();
+                        let why = format!("{said}the answer ended after {came} of {length} bytes: {why}");
+                        unavailable(what, &why)
+                    }
+                    other => other,
+                })?,
                 Err(_) => {
                     let why = format!("the answer stalled after {} of {length} bytes", bytes.len());
                     return Err(unavailable(what, &why));
@@ -422,15 +452,14 @@ impl RemotePrefix {
             };
             self.remote.counters.read(piece.len() as u64);
             if piece.len() > length - bytes.len() {
-                return Err(corrupt(what, format!("the answer has more than the requested {length} bytes")));
+                let why = format!("{said}the answer has more than the requested {length} bytes");
+                return Err(wrong_answer(what, why));
             }
             bytes.extend_from_slice(&piece);
         }
         if bytes.len() < length {
-            return Err(corrupt(
-                what,
-                format!("the answer has {} of the requested {length} bytes", bytes.len()),
-            ));
+            let why = format!("{said}the answer has {} of the requested {length} bytes", bytes.len());
+            return Err(wrong_answer(what, why));
         }
         Ok(bytes.freeze())
     }
@@ -448,19 +477,42 @@ impl RemotePrefix {
 }
 
 /// Compares an object with its pin. A store may ignore `If-Match`, and a pin may have no etag.
-fn check_pin(what: &str, pin: Option<&Pin>, meta: &ObjectMeta) -> Result<(), OriginError> {
+///
+/// An answer with a content coding, or with the pin's strong etag and another length, does not describe the
+/// pinned object: something between the store and this process made it.
+fn check_pin(
+    what: &str,
+    pin: Option<&Pin>,
+    meta: &ObjectMeta,
+    answered: Option<Answered>,
+) -> Result<(), OriginError> {
     let Some(pin) = pin else { return Ok(()) };
+    let Some(why) = difference(pin, meta) else { return Ok(()) };
+    let strong = pin.etag.as_ref().filter(|tag| !tag.starts_with("W/"));
+    let same_etag = strong.is_some() && strong == meta.etag.as_ref();
+    match answered {
+        Some(answered) if answered.coding.is_some() => {
+            Err(wrong_answer(what, answered.expected(format!("the stored bytes, {} of them", pin.size))))
+        }
+        Some(answered) if same_etag => {
+            let expected = format!("{} bytes: the etag is that of the indexed object", pin.size);
+            Err(wrong_answer(what, answered.expected(expected)))
+        }
+        _ => Err(changed(what, &why)),
+    }
+}
+
+/// Returns how an object differs from its pin.
+fn difference(pin: &Pin, meta: &ObjectMeta) -> Option<String> {
     if pin.size != meta.size {
-        return Err(changed(what, &format!("{} bytes when it was indexed, {} now", pin.size, meta.size)));
+        return Some(format!("{} bytes when it was indexed, {} now", pin.size, meta.size));
     }
     match (&pin.etag, &meta.etag) {
-        (Some(then), Some(now)) if then != now => {
-            Err(changed(what, &format!("etag {then} when it was indexed, {now} now")))
-        }
-        (Some(then), None) => Err(changed(what, &format!("etag {then} when it was indexed, none now"))),
+        (Some(then), Some(now)) if then != now => Some(format!("etag {then} when it was indexed, {now} now")),
+        (Some(then), None) => Some(format!("etag {then} when it was indexed, none now")),
         (None, _) if pin.mtime_ns.is_some() && pin.mtime_ns != meta.mtime_ns => {
-            Err(changed(what, "its modification time differs"))
+            Some("its modification time differs".to_owned())
         }
-        _ => Ok(()),
+        _ => None,
     }
 }

@@ -34,8 +34,8 @@ pub struct OriginStats {
     pub throttled: u64,
     /// Calls that failed with [`OriginError::Unavailable`].
     pub unavailable: u64,
-    /// Calls that failed with [`OriginError::Corrupt`].
-    pub corrupt: u64,
+    /// Calls that failed with [`OriginError::WrongAnswer`].
+    pub wrong_answer: u64,
 }
 
 #[derive(Debug, Default)]
@@ -71,13 +71,13 @@ impl Counters {
             OriginError::Invalid { .. } => 4,
             OriginError::Throttled { .. } => 5,
             OriginError::Unavailable { .. } => 6,
-            OriginError::Corrupt { .. } => 7,
+            OriginError::WrongAnswer { .. } => 7,
         };
         self.errors[i].fetch_add(1, Relaxed);
     }
 
     pub fn snapshot(&self) -> OriginStats {
-        let [not_found, already_exists, changed, denied, invalid, throttled, unavailable, corrupt] =
+        let [not_found, already_exists, changed, denied, invalid, throttled, unavailable, wrong_answer] =
             self.errors.each_ref().map(|n| n.load(Relaxed));
         OriginStats {
             requests: self.requests.load(Relaxed),
@@ -93,7 +93,7 @@ impl Counters {
             invalid,
             throttled,
             unavailable,
-            corrupt,
+            wrong_answer,
         }
     }
 }

@@ -1,16 +1,28 @@
-//! The HTTP layer below `object_store`: counts requests, limits error bodies, and turns statuses into errors.
+//! The HTTP layer below `object_store`: counts requests, checks addresses, and turns answers into errors.
 //!
-//! `object_store` drops the `Retry-After` header and accepts some wrong answers, so this layer checks each
-//! answer first.
+//! `object_store` drops the `Retry-After` header, accepts some wrong answers, and quotes bodies in its
+//! errors. So this layer checks each answer first, and passes on no error body.
+//!
+//! 1. No client follows a redirect, and none takes a proxy from the environment.
+//! 2. A client of a store connects only to addresses that [`AddressRule`] allows.
+//! 3. A client of credentials connects to any address: the metadata services of clouds have link-local ones.
+//!    Only the environment of the process, which an administrator sets, names its servers. It is a client of
+//!    its own, and no request for data goes through it.
 
+mod answer;
+pub(crate) mod credentials_client;
+
+pub(crate) use answer::{Answered, BadAnswer};
+
+use crate::address::{AddressRule, CheckedResolver, SystemResolver};
 use crate::stats::Counters;
-use http::header::{CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
-use http::{HeaderMap, HeaderValue, StatusCode};
+use answer::{Asked, ErrorCode};
+use http::header::{ACCEPT_ENCODING, HeaderValue, LOCATION, RETRY_AFTER};
+use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
-    ReqwestConnector,
 };
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -23,161 +35,167 @@ const ERROR_BYTES_MAX: usize = 16 << 10;
 /// 1,000 keys of S3 need less than 2 MiB, 5,000 of Azure less than 10 MiB.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
-/// An answer that does not fit the request. Travels as the source of an `HttpError`.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadAnswer {
-    #[error("the origin asks clients to slow down")]
-    SlowDown { retry_after: Option<Duration> },
-    #[error("status {status} {code}")]
-    Failed { status: u16, code: String },
-    #[error("status {status} {code}")]
-    Denied { status: u16, code: String },
-    #[error("the server rejected the request with status {status} {code}")]
-    Refused { status: u16, code: String },
-    #[error("the range begins after the end of the object")]
-    PastEnd,
-    #[error("the server sent the whole object for a range")]
-    RangeIgnored,
-    #[error(
-        "the server redirects to another URL, and redirects are not followed; use the other URL as origin"
-    )]
-    Redirected,
-    #[error("a page of a listing is longer than 16 MiB")]
-    TooLong,
+/// What every client of one origin has in common.
+#[derive(Debug, Clone)]
+pub(crate) struct ClientSettings {
+    pub connect_timeout: Duration,
+    pub allow_http: bool,
+    /// The URL of the proxy in the `[[origin]]`.
+    pub proxy: Option<String>,
 }
 
-/// Makes HTTP clients that count requests and check answers.
+impl ClientSettings {
+    /// Returns a builder whose client follows no redirect and reads no environment.
+    fn builder(&self) -> reqwest::ClientBuilder {
+        reqwest::Client::builder()
+            .user_agent(concat!("fletch/", env!("CARGO_PKG_VERSION")))
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            // Decoded bytes would not be the stored ones.
+            .no_gzip()
+            .no_brotli()
+            .no_zstd()
+            .no_deflate()
+            .connect_timeout(self.connect_timeout)
+            .http1_only()
+    }
+}
+
+/// Warns once if the environment names a proxy, which no client of an origin uses.
+///
+/// A proxy resolves names by itself, so the check of addresses would be void without anybody's intent.
+pub(crate) fn warn_of_ignored_proxy() {
+    static WARNED: std::sync::Once = std::sync::Once::new();
+    let names = ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
+    if let Some(variable) = names.into_iter().find(|n| std::env::var_os(n).is_some_and(|v| !v.is_empty())) {
+        WARNED.call_once(|| {
+            tracing::warn!(
+                variable,
+                "origins are read without the proxy of the environment; give it as `proxy` in [[origin]]"
+            );
+        });
+    }
+}
+
+fn unusable(error: reqwest::Error) -> object_store::Error {
+    object_store::Error::Generic { store: "HTTP", source: Box::new(error) }
+}
+
+/// Makes the HTTP clients of one origin's data.
 #[derive(Debug)]
 pub(crate) struct Connector {
     pub counters: Arc<Counters>,
-    /// For a plain server: the connect timeout, and the headers of every request.
-    pub plain: Option<(Duration, HeaderMap)>,
+    pub settings: ClientSettings,
+    pub rule: AddressRule,
+    /// For a plain server: the headers of every request.
+    pub plain: Option<HeaderMap>,
 }
 
 #[derive(Debug)]
 struct CheckedService {
     client: HttpClient,
     counters: Arc<Counters>,
+    rule: AddressRule,
     plain: bool,
 }
 
 impl HttpConnector for Connector {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = match &self.plain {
-            None => ReqwestConnector::default().connect(options)?,
-            Some((connect_timeout, headers)) => {
-                // No redirects: neither to a host that is not configured, nor from a file to the page of a
-                // directory.
-                let client = reqwest::Client::builder()
-                    .redirect(reqwest::redirect::Policy::none())
-                    .connect_timeout(*connect_timeout)
-                    .default_headers(headers.clone())
-                    .http1_only()
-                    .build();
-                let client = client
-                    .map_err(|e| object_store::Error::Generic { store: "HTTP", source: Box::new(e) })?;
-                HttpClient::new(client)
-            }
-        };
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        let resolver = CheckedResolver { inner: Arc::new(SystemResolver), rule: self.rule };
+        let mut builder =
+            self.settings.builder().https_only(!self.settings.allow_http).dns_resolver(Arc::new(resolver));
+        if let Some(proxy) = &self.settings.proxy {
+            builder = builder.proxy(reqwest::Proxy::all(proxy.as_str()).map_err(unusable)?);
+        }
+        if let Some(headers) = &self.plain {
+            let mut headers = headers.clone();
+            // A plain server may compress what it sends. The stored bytes are wanted.
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            builder = builder.default_headers(headers);
+        }
         Ok(HttpClient::new(CheckedService {
-            client,
+            client: HttpClient::new(builder.build().map_err(unusable)?),
             counters: Arc::clone(&self.counters),
+            rule: self.rule,
             plain: self.plain.is_some(),
         }))
     }
+}
+
+/// `Unknown` is a kind that `object_store` never retries by itself.
+fn refused(error: impl std::error::Error + Send + Sync + 'static) -> HttpError {
+    HttpError::new(HttpErrorKind::Unknown, error)
 }
 
 #[async_trait::async_trait]
 impl HttpService for CheckedService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         self.counters.request();
-        let range = request.headers().get(RANGE).cloned();
-        let ranged = range.is_some();
-        let page_of = |q| matches!(q, "list-type=2" | "comp=list");
-        let listing = request.uri().query().is_some_and(|query| query.split('&').any(page_of));
+        // The HTTP client parses the URL in the same way, so it connects to the host that is checked here.
+        let url = request.uri().to_string().parse::<url::Url>().map_err(refused)?;
+        self.rule.check_host(&url).map_err(refused)?;
+        let asked = Asked::of(request.method(), request.uri().query(), request.headers(), self.plain);
         let path = request.uri().path().to_owned();
-        let response = self.client.execute(request).await?;
-        let status = response.status();
-        let answer = match status {
-            StatusCode::OK if ranged => BadAnswer::RangeIgnored,
-            StatusCode::RANGE_NOT_SATISFIABLE => BadAnswer::PastEnd,
-            // Some servers send an empty body for a range that begins at the end, instead of 416.
-            StatusCode::PARTIAL_CONTENT if past_end(range.as_ref(), response.headers()) => BadAnswer::PastEnd,
-            s if s.is_redirection() && self.plain && s != StatusCode::NOT_MODIFIED => {
-                let to = response.headers().get(LOCATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
-                if to.strip_suffix('/').is_some_and(|to| to.ends_with(&path)) {
+        let (mut parts, body) = self.client.execute(request).await?.into_parts();
+        let answered = asked.check(parts.status, &mut parts.headers).map_err(refused)?;
+        let status = answered.status;
+        let bad = match parts.status {
+            StatusCode::NOT_MODIFIED => return Ok(HttpResponse::from_parts(parts, Vec::new().into())),
+            s if s.is_redirection() => {
+                let to = parts.headers.get(LOCATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
+                if self.plain && to.strip_suffix('/').is_some_and(|to| to.ends_with(&path)) {
                     // The page of a directory is no object, as in a store.
-                    let (mut parts, _) = response.into_parts();
                     parts.status = StatusCode::NOT_FOUND;
                     return Ok(HttpResponse::from_parts(parts, Vec::new().into()));
                 }
-                BadAnswer::Redirected
+                BadAnswer::Redirected { answered, code: code(body).await }
             }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                let asked = response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok());
+                let asked = parts.headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
                 BadAnswer::SlowDown { retry_after: asked.and_then(|v| retry_after(v, SystemTime::now())) }
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                BadAnswer::Denied { status: status.as_u16(), code: code(response).await }
+                BadAnswer::Denied { status, code: code(body).await }
             }
-            StatusCode::REQUEST_TIMEOUT => BadAnswer::Failed { status: 408, code: code(response).await },
-            // `object_store` has a variant for each of these; only the body is bounded.
+            StatusCode::REQUEST_TIMEOUT => BadAnswer::Failed { status, code: code(body).await },
+            // Azure answers a read of an archived blob with 409.
+            StatusCode::CONFLICT if asked.is_read() => BadAnswer::Refused { status, code: code(body).await },
+            // `object_store` has a variant for each of these, by the status alone.
             StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
-                let (parts, body) = response.into_parts();
-                let body = bounded(body).await;
-                return Ok(HttpResponse::from_parts(parts, body.into()));
+                return Ok(HttpResponse::from_parts(parts, Vec::new().into()));
             }
             // A retry would not help: the server does not know the method.
-            StatusCode::NOT_IMPLEMENTED => BadAnswer::Refused { status: 501, code: code(response).await },
-            s if s.is_server_error() => BadAnswer::Failed { status: s.as_u16(), code: code(response).await },
-            s if s.is_client_error() => BadAnswer::Refused { status: s.as_u16(), code: code(response).await },
-            _ if listing => return page(response).await,
-            _ => return Ok(response),
+            StatusCode::NOT_IMPLEMENTED => BadAnswer::Refused { status, code: code(body).await },
+            s if s.is_server_error() => BadAnswer::Failed { status, code: code(body).await },
+            s if s.is_client_error() => BadAnswer::Refused { status, code: code(body).await },
+            _ if asked.is_listing => return page(parts, body).await,
+            _ => {
+                parts.extensions.insert(answered);
+                return Ok(HttpResponse::from_parts(parts, body));
+            }
         };
-        // `Unknown` is a kind that `object_store` never retries by itself.
-        Err(HttpError::new(HttpErrorKind::Unknown, answer))
+        Err(refused(bad))
     }
 }
 
+type Body = object_store::client::HttpResponseBody;
+
 /// Reads a listing page here, because `object_store` would read a page of any length.
-async fn page(response: HttpResponse) -> Result<HttpResponse, HttpError> {
-    let (parts, body) = response.into_parts();
+async fn page(parts: http::response::Parts, body: Body) -> Result<HttpResponse, HttpError> {
     match Limited::new(body, PAGE_BYTES_MAX).collect().await {
         Ok(body) => Ok(HttpResponse::from_parts(parts, body.to_bytes().into())),
-        Err(error) if error.is::<LengthLimitError>() => {
-            Err(HttpError::new(HttpErrorKind::Unknown, BadAnswer::TooLong))
-        }
+        Err(error) if error.is::<LengthLimitError>() => Err(refused(BadAnswer::TooLong)),
         Err(error) => Err(HttpError::new_boxed(HttpErrorKind::Unknown, error)),
     }
 }
 
-async fn bounded(body: object_store::client::HttpResponseBody) -> Vec<u8> {
-    // A body that cannot be read does not hide the error that it belongs to.
-    Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|b| b.to_bytes().to_vec()).unwrap_or_default()
-}
-
-/// Returns the word in `<Code>` of an error of S3, Azure or GCS, or an empty text.
+/// Returns the known error code in an error body, and nothing else of the body.
 ///
-/// Keeps nothing else of the body, because some servers put keys and signed strings into it.
-async fn code(response: HttpResponse) -> String {
-    let body = bounded(response.into_body()).await;
-    let text = String::from_utf8_lossy(&body);
-    let word =
-        text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(word, _)| word);
-    word.filter(|w| w.len() <= 64 && w.bytes().all(|b| b.is_ascii_alphanumeric()))
-        .unwrap_or_default()
-        .to_owned()
-}
-
-/// Returns whether the requested range begins at or after the end of the object that the answer describes.
-fn past_end(asked: Option<&HeaderValue>, answer: &HeaderMap) -> bool {
-    let number = |text: Option<&str>| text.and_then(|t| t.parse::<u64>().ok());
-    let start = asked.and_then(|v| v.to_str().ok()?.strip_prefix("bytes=")?.split_once('-'));
-    let size = answer.get(CONTENT_RANGE).and_then(|v| v.to_str().ok()?.rsplit_once('/'));
-    match (number(start.map(|s| s.0)), number(size.map(|s| s.1))) {
-        (Some(start), Some(size)) => start >= size,
-        _ => false,
-    }
+/// Some servers put keys and signed strings into it, and a request that was led astray answers with anything.
+async fn code(body: Body) -> ErrorCode {
+    // A body that cannot be read does not hide the error that it belongs to.
+    let body = Limited::new(body, ERROR_BYTES_MAX).collect().await;
+    body.map(|b| ErrorCode::in_document(&b.to_bytes())).unwrap_or_default()
 }
 
 /// Parses the value of `Retry-After`: seconds, or an HTTP date.

@@ -8,6 +8,7 @@ pub mod dataset;
 mod emulator;
 pub mod fuse_trace;
 mod rules;
+pub mod scripted;
 pub mod seeds;
 mod serve;
 pub mod servers;

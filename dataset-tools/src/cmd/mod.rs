@@ -61,6 +61,9 @@ impl From<ClientError> for Failure {
     fn from(e: ClientError) -> Self {
         let exit = if e.is_denied() {
             Exit::Denied
+        } else if matches!(e, ClientError::LeaseExpired { .. }) {
+            // The server answers, and the worker was too slow.
+            Exit::Failed
         } else if e.is_unreachable() || e.kind().retryable() {
             Exit::Unreachable
         } else {

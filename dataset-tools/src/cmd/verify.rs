@@ -432,8 +432,9 @@ fn fault_of(path: &str, e: &OriginError) -> Result<Option<VerifyFault>, Failure>
     let fault = match e {
         OriginError::NotFound { .. } => "missing",
         OriginError::Changed { .. } => "changed",
-        OriginError::Corrupt { .. } => "corrupt",
-        OriginError::Denied { .. } | OriginError::Invalid { .. } => "unreadable",
+        OriginError::Denied { .. } | OriginError::Invalid { .. } | OriginError::WrongAnswer { .. } => {
+            "unreadable"
+        }
         _ => return Err(e.clone().into()),
     };
     Ok(Some(VerifyFault { path: path.to_owned(), fault, why: e.to_string() }))

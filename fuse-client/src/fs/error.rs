@@ -199,6 +199,8 @@ mod tests {
     #[test]
     fn every_failure_has_its_errno_and_fault() {
         let gone = ClientError::Unreachable { endpoint: "e".into(), why: "refused".into() };
+        let expired = ClientError::LeaseExpired { endpoint: "e".into() };
+        let damaged = ClientError::CorruptSample { endpoint: "e".into(), entry: 7 };
         let origin = |kind| read(ClientError::Origin { server: "s".into(), kind, why: "w".into() });
         let source = |kind| FsError::Table(SourceError { kind, message: "m".into() }.into());
         let cases = [
@@ -208,7 +210,10 @@ mod tests {
             (problem(Code::OriginCorrupt), libc::EIO, Fault::Origin),
             (problem(Code::OriginUnavailable), libc::EIO, Fault::Unavailable),
             (problem(Code::Overloaded), libc::EIO, Fault::Overloaded),
+            (problem(Code::OriginInvalid), libc::EIO, Fault::Origin),
             (read(gone), libc::EIO, Fault::Unavailable),
+            (read(expired), libc::EIO, Fault::Unavailable),
+            (read(damaged), libc::EIO, Fault::Corrupt),
             (origin(Kind::NotFound), libc::EIO, Fault::Origin),
             (origin(Kind::Unavailable), libc::EIO, Fault::Unavailable),
             (source(Kind::NotFound), libc::ESTALE, Fault::Gone),

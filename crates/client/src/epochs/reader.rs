@@ -250,8 +250,8 @@ impl Requester {
                 let new = partial.insert(new);
                 // This stream skips as many samples as were received of the old lease.
                 if received > 0 {
-                    let why = "the lease expired while it was received";
-                    return Err(StreamError::Retry(stream.server.unreachable(why)));
+                    let expired = ClientError::LeaseExpired { endpoint: endpoint.clone() };
+                    return Err(StreamError::Retry(expired));
                 }
                 new
             }

@@ -37,7 +37,7 @@ pub(super) fn checked(
     if right {
         return Ok(sample);
     }
-    Err(server.unreachable(format!("the bytes of plan entry {entry} do not match their hash or length")))
+    Err(ClientError::CorruptSample { endpoint: server.0.to_owned(), entry })
 }
 
 /// The frames of one answer.

@@ -1,7 +1,7 @@
 //! Lists a store page by page. Each page is a call with its own deadline and retries.
 
 use super::RemotePrefix;
-use super::translate::{corrupt, translate, unavailable};
+use super::translate::{translate, unavailable, wrong_answer};
 use crate::OriginError;
 use crate::object::ObjectMeta;
 use futures::StreamExt as _;
@@ -77,10 +77,11 @@ impl Pages {
                 continue;
             }
             let path = key.get(below..).filter(|_| key.starts_with(&self.prefix));
-            let path = path
-                .ok_or_else(|| corrupt(what, format!("the listing of {:?} contains {key:?}", self.prefix)))?;
+            let path = path.ok_or_else(|| {
+                wrong_answer(what, format!("the listing of {:?} contains {key:?}", self.prefix))
+            })?;
             if path <= self.last.as_str() {
-                return Err(corrupt(
+                return Err(wrong_answer(
                     what,
                     format!("the listing is not sorted: {path:?} comes after {:?}", self.last),
                 ));

@@ -1,18 +1,27 @@
 //! Makes the `object_store` client of an origin, from its `[[origin]]` table and its current credentials.
+//!
+//! Each client of a store is built twice. The first build has the HTTP client for credentials, and only its
+//! provider of credentials is kept. The second build has that provider, and the HTTP client for data. So no
+//! request for data can go through the client that may connect to metadata services.
+//!
+//! An anonymous client gets empty credentials: without any, `object_store` asks a metadata service for some
+//! calls even if it signs nothing.
 
+use crate::address::AddressRule;
 use crate::credentials::{self, Profile, Source};
 use crate::stats::Counters;
-use crate::transport::Connector;
+use crate::transport::credentials_client::{CredentialsConnector, Named};
+use crate::transport::{ClientSettings, Connector};
 use crate::uri::Scheme;
 use crate::{OriginConfig, OriginError};
-use http::header::{AUTHORIZATION, HeaderValue};
-use object_store::aws::{AmazonS3, AmazonS3Builder};
-use object_store::azure::{AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
+use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzure, MicrosoftAzureBuilder};
+use object_store::gcp::{GcpCredential, GoogleCloudStorage, GoogleCloudStorageBuilder};
 use object_store::http::{HttpBuilder, HttpStore};
 use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,8 +118,25 @@ impl Recipe<'_> {
         RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() }
     }
 
-    fn connector(&self) -> Connector {
-        Connector { counters: Arc::clone(self.counters), plain: None }
+    fn settings(&self) -> ClientSettings {
+        ClientSettings {
+            connect_timeout: self.connect_timeout,
+            allow_http: self.config.allow_http,
+            proxy: self.config.proxy.clone(),
+        }
+    }
+
+    fn connector(&self, plain: Option<HeaderMap>) -> Connector {
+        Connector {
+            counters: Arc::clone(self.counters),
+            settings: self.settings(),
+            rule: AddressRule { allow_link_local: self.config.allow_link_local },
+            plain,
+        }
+    }
+
+    fn credentials_connector(&self) -> CredentialsConnector {
+        CredentialsConnector(self.settings())
     }
 
     fn endpoint(&self) -> Option<&str> {
@@ -144,15 +170,25 @@ impl Recipe<'_> {
             .with_bucket_name(self.host)
             .with_client_options(self.options())
             .with_disable_bulk_delete(true)
-            .with_retry(Self::no_retry())
-            .with_http_connector(self.connector());
+            .with_retry(Self::no_retry());
         if let Some(endpoint) = self.endpoint() {
             builder = builder.with_endpoint(endpoint);
         }
         if let Some(region) = &self.config.region {
             builder = builder.with_region(region);
         }
-        builder.build().map_err(|e| self.failed(&e))
+        let builder = match self.source {
+            Source::Anonymous => {
+                let none = AwsCredential { key_id: String::new(), secret_key: String::new(), token: None };
+                builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
+            }
+            Source::Env | Source::File { .. } => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+                let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
+                builder.with_credentials(Arc::new(Named(credentials)))
+            }
+        };
+        builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
     }
 
     fn azure(&self) -> Result<MicrosoftAzure, OriginError> {
@@ -194,15 +230,25 @@ impl Recipe<'_> {
             // Off, because the emulator mode takes its address from a variable.
             .with_use_emulator(false)
             .with_client_options(self.options())
-            .with_retry(Self::no_retry())
-            .with_http_connector(self.connector());
+            .with_retry(Self::no_retry());
         if let Some(account) = &self.config.account {
             builder = builder.with_account(account);
         }
         if let Some(endpoint) = self.endpoint() {
             builder = builder.with_endpoint(endpoint.to_owned());
         }
-        builder.build().map_err(|e| self.failed(&e))
+        let builder = match self.source {
+            Source::Anonymous => {
+                let none = AzureCredential::BearerToken(String::new());
+                builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
+            }
+            Source::Env | Source::File { .. } => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+                let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
+                builder.with_credentials(Arc::new(Named(credentials)))
+            }
+        };
+        builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
     }
 
     fn gcs(&self) -> Result<GoogleCloudStorage, OriginError> {
@@ -217,12 +263,22 @@ impl Recipe<'_> {
         let mut builder = builder
             .with_bucket_name(self.host)
             .with_client_options(self.options())
-            .with_retry(Self::no_retry())
-            .with_http_connector(self.connector());
+            .with_retry(Self::no_retry());
         if let Some(endpoint) = self.endpoint() {
             builder = builder.with_base_url(endpoint);
         }
-        builder.build().map_err(|e| self.failed(&e))
+        let builder = match self.source {
+            Source::Anonymous => {
+                let none = GcpCredential { bearer: String::new() };
+                builder.with_credentials(Arc::new(StaticCredentialProvider::new(none)))
+            }
+            Source::Env | Source::File { .. } => {
+                let first = builder.clone().with_http_connector(self.credentials_connector()).build();
+                let credentials = Arc::clone(first.map_err(|e| self.failed(&e))?.credentials());
+                builder.with_credentials(Arc::new(Named(credentials)))
+            }
+        };
+        builder.with_http_connector(self.connector(None)).build().map_err(|e| self.failed(&e))
     }
 
     fn plain(&self) -> Result<HttpStore, OriginError> {
@@ -242,10 +298,7 @@ impl Recipe<'_> {
                 Some((AUTHORIZATION, value))
             }
         };
-        let connector = Connector {
-            counters: Arc::clone(self.counters),
-            plain: Some((self.connect_timeout, authorization.into_iter().collect())),
-        };
+        let connector = self.connector(Some(authorization.into_iter().collect()));
         HttpBuilder::new()
             .with_url(format!("{}://{}", self.scheme.as_str(), self.host))
             .with_client_options(self.options())

@@ -1,18 +1,20 @@
 //! Translates the errors of `object_store` into [`OriginError`].
 //!
-//! Leaves out texts that may repeat a signed request.
+//! Leaves out texts that may repeat a signed request, a body or a header. An error of `object_store` has them.
 
 use crate::OriginError;
+use crate::address::RefusedAddress;
 use crate::transport::BadAnswer;
+use crate::transport::credentials_client::NoCredentials;
 use object_store::Error;
-use object_store::client::HttpError;
+use object_store::client::{HttpError, HttpErrorKind};
 
 pub(super) fn changed(what: &str, why: &str) -> OriginError {
     OriginError::Changed { what: what.to_owned(), why: why.to_owned() }
 }
 
-pub(super) fn corrupt(what: &str, why: String) -> OriginError {
-    OriginError::Corrupt { what: what.to_owned(), why }
+pub(super) fn wrong_answer(what: &str, why: impl ToString) -> OriginError {
+    OriginError::WrongAnswer { what: what.to_owned(), why: why.to_string() }
 }
 
 pub(super) fn unavailable(what: &str, why: &str) -> OriginError {
@@ -41,20 +43,32 @@ pub(super) fn translate(what: &str, error: &Error) -> OriginError {
             }
             BadAnswer::Failed { .. } => OriginError::Unavailable { what: owned, why },
             BadAnswer::Denied { .. } => OriginError::Denied { what: owned, why },
-            BadAnswer::Refused { .. } | BadAnswer::PastEnd | BadAnswer::Redirected => {
+            BadAnswer::Refused { .. } | BadAnswer::PastEnd { .. } => {
                 OriginError::Invalid { what: owned, why }
             }
-            BadAnswer::RangeIgnored | BadAnswer::TooLong => OriginError::Corrupt { what: owned, why },
+            BadAnswer::RangeIgnored(_)
+            | BadAnswer::Redirected { .. }
+            | BadAnswer::Unexpected { .. }
+            | BadAnswer::TooLong => OriginError::WrongAnswer { what: owned, why },
         };
     }
-    let transport = cause::<HttpError>(error);
-    match (transport, error) {
-        (Some(error), _) => unavailable(what, &deepest(error)),
+    if let Some(refused) = cause::<RefusedAddress>(error) {
+        return OriginError::invalid(what, refused);
+    }
+    if let Some(NoCredentials { why, transient }) = cause(error) {
+        let why = why.clone();
+        return match transient {
+            true => OriginError::Unavailable { what: owned, why },
+            false => OriginError::Denied { what: owned, why },
+        };
+    }
+    match (cause::<HttpError>(error), error) {
+        (Some(http), _) if http.kind() != HttpErrorKind::Decode => unavailable(what, &deepest(http)),
         (None, Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) => {
             OriginError::Denied { what: owned, why: "the store rejected the credentials".to_owned() }
         }
-        (None, Error::Generic { .. }) => corrupt(what, deepest(error)),
-        (None, _) => unavailable(what, &deepest(error)),
+        // The error of a parser quotes what it parsed.
+        _ => wrong_answer(what, "its headers or its body have another form than this kind of store sends"),
     }
 }
 
@@ -70,7 +84,7 @@ pub(super) fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T>
     None
 }
 
-/// Returns the innermost cause, such as "connection refused".
+/// Returns the innermost cause of a failed transport, such as "connection refused".
 fn deepest(error: &dyn std::error::Error) -> String {
     let mut last: &dyn std::error::Error = error;
     while let Some(next) = last.source() {

@@ -79,9 +79,9 @@ async fn each_fault_has_its_kind_and_ends_in_time() {
         (Fault::Error { rate: 1.0, status: 400 }, |e| matches!(e, OriginError::Invalid { .. }), 1),
         (Fault::Error { rate: 1.0, status: 404 }, |e| matches!(e, OriginError::NotFound { .. }), 1),
         (Fault::Truncate { after: 50_000 }, |e| matches!(e, OriginError::Unavailable { .. }), 0),
-        (Fault::Short { by: 1 }, |e| matches!(e, OriginError::Corrupt { .. }), 1),
-        (Fault::IgnoreRange, |e| matches!(e, OriginError::Corrupt { .. }), 1),
-        (Fault::ShiftRange(1), |e| matches!(e, OriginError::Corrupt { .. }), 1),
+        (Fault::Short { by: 1 }, |e| matches!(e, OriginError::WrongAnswer { .. }), 1),
+        (Fault::IgnoreRange, |e| matches!(e, OriginError::WrongAnswer { .. }), 1),
+        (Fault::ShiftRange(1), |e| matches!(e, OriginError::WrongAnswer { .. }), 1),
     ];
     for (fault, check, requests) in cases {
         let (emulator, origins, origin, _) = setup(3_000);
@@ -108,7 +108,7 @@ async fn a_pinned_object_is_not_mixed_with_another() {
     // The whole object, one byte short, with a matching Content-Length.
     emulator.set_fault("x", Fault::Short { by: 1 }, Some(1));
     let error = origin.get("x", None, Some(&pin)).await.expect_err("short");
-    assert!(matches!(error, OriginError::Changed { .. }), "{error:?}");
+    assert!(matches!(error, OriginError::WrongAnswer { .. }), "the etag is that of the pin: {error:?}");
     // A refusal is not a changed object, whatever the pin says.
     emulator.set_fault("x", Fault::Error { rate: 1.0, status: 400 }, Some(1));
     let error = origin.get("x", Some(0..10), Some(&pin)).await.expect_err("refused");

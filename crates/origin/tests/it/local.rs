@@ -167,3 +167,28 @@ fn configurations_are_checked_all_at_once() {
     assert!(!error.contains("hunter2"), "{error}");
     assert!(Origins::new(vec![], OriginLimits { requests_max: 0, ..OriginLimits::default() }).is_err());
 }
+
+/// A key that has no effect would mislead the administrator who wrote it.
+#[test]
+fn keys_of_servers_are_refused_at_a_directory() {
+    let dir = OriginConfig { prefix: "/data".to_owned(), ..OriginConfig::default() };
+    Origins::new(vec![OriginConfig { domains: vec!["d".to_owned()], ..dir.clone() }], limits(1_000))
+        .expect("a prefix and domains");
+    let cases: [(&str, OriginConfig); 8] = [
+        ("allow_http", OriginConfig { allow_http: true, ..dir.clone() }),
+        ("allow_link_local", OriginConfig { allow_link_local: true, ..dir.clone() }),
+        ("proxy", OriginConfig { proxy: Some("http://p:1".to_owned()), ..dir.clone() }),
+        ("concurrency", OriginConfig { concurrency: Some(4), ..dir.clone() }),
+        ("requests_per_second", OriginConfig { requests_per_second: Some(4), ..dir.clone() }),
+        ("bytes_per_second", OriginConfig { bytes_per_second: Some(4), ..dir.clone() }),
+        ("region", OriginConfig { region: Some("r".to_owned()), ..dir.clone() }),
+        ("endpoint", OriginConfig { endpoint: Some("https://e".to_owned()), ..dir.clone() }),
+    ];
+    for (key, config) in cases {
+        let text = Origins::new(vec![config], limits(1_000)).expect_err(key).to_string();
+        assert!(text.contains(&format!("takes no {key};")) && text.contains("/data"), "{text}");
+    }
+    let all = OriginConfig { allow_http: true, concurrency: Some(4), bytes_per_second: Some(1), ..dir };
+    let text = Origins::new(vec![all], limits(1_000)).expect_err("three keys").to_string();
+    assert!(text.contains("allow_http, concurrency, bytes_per_second"), "{text}");
+}

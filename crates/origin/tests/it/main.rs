@@ -1,8 +1,10 @@
 //! Tests the promises of origins over a directory, an emulator and real servers.
 
+mod answers;
 mod backends;
 mod contract;
 mod faults;
+mod identity;
 mod local;
 
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginLimits, OriginUri, Origins};

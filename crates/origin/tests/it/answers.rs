@@ -1,0 +1,352 @@
+//! Answers that do not fit their request: redirects, 204, foreign encodings, wrong lengths and ranges.
+//!
+//! Each is an error of the origin, in words that name status, encoding and length. No text of such an answer
+//! appears in an error or a log line.
+
+use crate::{limits, uri};
+use fletch_core::Kind;
+use fletch_origin::{Credentials, Origin, OriginConfig, OriginError, Origins, Pin};
+use fletch_testkit::scripted::{ScriptedServer, answer, header};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+const BODY: &[u8] = b"0123456789abcdefghij";
+const SECRET: &str = "hunter2SECRET";
+
+fn store(server: &ScriptedServer) -> OriginConfig {
+    OriginConfig {
+        prefix: "s3://bucket".to_owned(),
+        endpoint: Some(server.endpoint()),
+        credentials: Some(Credentials::Anonymous),
+        allow_http: true,
+        ..OriginConfig::default()
+    }
+}
+
+fn plain(server: &ScriptedServer) -> OriginConfig {
+    OriginConfig { prefix: server.endpoint(), allow_http: true, ..OriginConfig::default() }
+}
+
+fn open(config: OriginConfig) -> Origin {
+    let at = uri(&config.prefix);
+    Origins::new(vec![config], limits(2_000)).expect("a right configuration").open(&at).expect("open")
+}
+
+fn pin() -> Pin {
+    Pin { size: BODY.len() as u64, mtime_ns: None, etag: Some("\"e\"".to_owned()) }
+}
+
+/// Asserts that the error is the origin's: no kind that blames the object or Fletch, and not asked again.
+fn assert_origins_fault(error: &OriginError, words: &[&str], server: &ScriptedServer, requests: usize) {
+    assert!(matches!(error, OriginError::WrongAnswer { .. }), "{error:?}");
+    assert_eq!(error.kind(), Kind::Unavailable);
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "{text:?} should name {word:?}");
+    }
+    assert!(!text.contains("changed") && !text.contains(SECRET), "{text}");
+    assert_eq!(server.heads().len(), requests, "{text}: {:#?}", server.heads());
+}
+
+/// One answer, whether the range `0..10` is requested (else the whole object), and the words of the error.
+type Case = (&'static str, Vec<(&'static str, &'static str)>, &'static [u8], bool, Vec<&'static str>);
+
+#[tokio::test]
+async fn wrong_answers_are_the_origins_fault_and_say_what_came() {
+    let etag = ("ETag", "\"e\"");
+    let cases: Vec<Case> = vec![
+        (
+            "301 Moved",
+            vec![("Location", "/elsewhere")],
+            b"hunter2SECRET",
+            true,
+            vec!["status 301", "redirects"],
+        ),
+        (
+            "302 Found",
+            vec![("Location", "http://127.0.0.1:1/x")],
+            b"hunter2SECRET",
+            false,
+            vec!["status 302"],
+        ),
+        (
+            "307 Temporary",
+            vec![("Location", "//x/")],
+            b"hunter2SECRET",
+            true,
+            vec!["status 307", "redirects"],
+        ),
+        ("308 Permanent", vec![], b"hunter2SECRET", true, vec!["status 308", "redirects"]),
+        ("300 Choices", vec![], b"hunter2SECRET", false, vec!["status 300"]),
+        ("304 Not Modified", vec![("Content-Length", "")], b"", true, vec!["status 304"]),
+        ("204 No Content", vec![("Content-Length", "")], b"", true, vec!["status 204", "status 206"]),
+        ("204 No Content", vec![("Content-Length", "")], b"", false, vec!["status 204", "status 200"]),
+        ("202 Accepted", vec![etag], b"hunter2SECRET", false, vec!["status 202", "Content-Length 13"]),
+        (
+            "200 OK",
+            vec![etag, ("Content-Encoding", "gzip")],
+            b"hunter2SECRET",
+            false,
+            vec!["status 200", "Content-Encoding gzip", "Content-Length 13", "expected the stored bytes"],
+        ),
+        (
+            "206 Partial Content",
+            vec![etag, ("Content-Encoding", "gzip"), ("Content-Range", "bytes 0-9/20")],
+            b"hunter2SECRET",
+            true,
+            vec!["status 206", "Content-Encoding gzip", "Content-Length 13", "stored bytes"],
+        ),
+        (
+            "206 Partial Content",
+            vec![etag, ("Content-Range", "bytes 5-14/20")],
+            b"hunter2SEC",
+            true,
+            vec!["status 206", "Content-Range 5-14", "expected bytes 0-9"],
+        ),
+        (
+            "206 Partial Content",
+            vec![etag, ("Content-Range", "bytes 0-9/20")],
+            b"hunter2SECRET",
+            true,
+            vec!["status 206", "Content-Length 13", "expected bytes 0-9"],
+        ),
+        ("206 Partial Content", vec![etag], b"hunter2SEC", true, vec!["status 206", "expected bytes 0-9"]),
+        ("206 Partial Content", vec![etag], b"hunter2SEC", false, vec!["status 206", "status 200"]),
+        // The etag is that of the pin, so the object is the same and the length is wrong.
+        (
+            "200 OK",
+            vec![etag],
+            b"hunter2SECRET",
+            false,
+            vec!["status 200", "Content-Length 13", "20 bytes", "etag"],
+        ),
+    ];
+    for (status, headers, body, is_ranged, words) in cases {
+        for config in [store as fn(&ScriptedServer) -> OriginConfig, plain] {
+            let bytes = answer(status, &headers, body);
+            let server = ScriptedServer::start(move |_| bytes.clone());
+            let origin = open(config(&server));
+            let range = is_ranged.then_some(0..10);
+            let error = origin.get("d/x", range, Some(&pin())).await.expect_err(status);
+            assert_origins_fault(&error, &words, &server, 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_whole_object_for_a_range_of_a_store_is_the_origins_fault() {
+    let server = ScriptedServer::start(|_| answer("200 OK", &[("ETag", "\"e\"")], BODY));
+    let error = open(store(&server)).get("x", Some(0..10), Some(&pin())).await.expect_err("no range");
+    assert_origins_fault(&error, &["status 200", "Content-Length 20", "status 206"], &server, 1);
+    // A plain server may do so. The object is read whole, and its part is returned.
+    let server = ScriptedServer::start(|_| answer("200 OK", &[("ETag", "\"e\"")], BODY));
+    let got = open(plain(&server)).get("x", Some(3..10), Some(&pin())).await.expect("the part");
+    assert_eq!(got.bytes, "3456789");
+}
+
+#[tokio::test]
+async fn a_length_that_the_body_does_not_have_is_named() {
+    let headers = [("ETag", "\"e\""), ("Content-Length", "20")];
+    let bytes = answer("200 OK", &headers, &BODY[..7]);
+    let server = ScriptedServer::start(move |_| bytes.clone());
+    let error = open(store(&server)).get("x", None, Some(&pin())).await.expect_err("short");
+    let text = error.to_string();
+    assert!(matches!(error, OriginError::Unavailable { .. }), "{error:?}");
+    assert!(text.contains("Content-Length 20") && text.contains("7 of 20 bytes"), "{text}");
+}
+
+#[tokio::test]
+async fn a_coding_that_the_writer_of_an_object_gave_is_no_fault() {
+    let headers = [("ETag", "\"e\""), ("Content-Encoding", "gzip")];
+    let bytes = answer("200 OK", &headers, BODY);
+    let server = ScriptedServer::start(move |_| bytes.clone());
+    let got = open(store(&server)).get("x", None, Some(&pin())).await.expect("the stored bytes");
+    assert_eq!(got.bytes, BODY);
+    // A plain server is asked for no coding.
+    let server = ScriptedServer::start(|_| answer("404 Not Found", &[], b""));
+    open(plain(&server)).get("x", None, None).await.expect_err("none");
+    assert_eq!(header(&server.heads()[0], "accept-encoding"), Some("identity"));
+}
+
+#[tokio::test]
+async fn ranges_of_an_object_of_unknown_size_are_read() {
+    for config in [store as fn(&ScriptedServer) -> OriginConfig, plain] {
+        let server = ScriptedServer::start(|head| {
+            let range = header(head, "range").and_then(|r| r.strip_prefix("bytes=")?.split_once('-'));
+            let Some((first, last)) = range else { return answer("200 OK", &[("ETag", "\"e\"")], BODY) };
+            let (first, last): (usize, usize) = (first.parse().expect("first"), last.parse().expect("last"));
+            let range = format!("bytes {first}-{last}/*");
+            answer("206 Partial", &[("ETag", "\"e\""), ("Content-Range", &range)], &BODY[first..=last])
+        });
+        let origin = open(config(&server));
+        let got = origin.get("x", Some(3..10), Some(&pin())).await.expect("a pinned range");
+        assert_eq!((got.bytes.as_ref(), got.meta.size), (&BODY[3..10], 20));
+        let got = origin.get("x", Some(10..20), None).await.expect("a range without a pin");
+        assert_eq!((got.bytes.as_ref(), got.meta.size), (&BODY[10..], 20));
+        let other = Pin { etag: Some("\"other\"".to_owned()), ..pin() };
+        let error = origin.get("x", Some(3..10), Some(&other)).await.expect_err("another object");
+        assert!(matches!(error, OriginError::Changed { .. }), "{error:?}");
+    }
+}
+
+/// The 302 of a fake store leads to a second server, which plays a metadata service.
+#[tokio::test]
+async fn no_call_follows_a_redirect() {
+    let metadata = ScriptedServer::start(|_| answer("200 OK", &[("ETag", "\"e\"")], SECRET.as_bytes()));
+    let target = format!("{}/latest/meta-data/iam", metadata.endpoint());
+    for status in ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"] {
+        let location = target.clone();
+        let server = ScriptedServer::start(move |_| answer(status, &[("Location", &location)], b""));
+        for (is_plain, origin) in every_kind(&server) {
+            let mut errors = vec![
+                origin.get("x", None, None).await.expect_err("get"),
+                origin.get("x", Some(0..5), Some(&pin())).await.expect_err("get a range"),
+                origin.head("x").await.expect_err("head"),
+            ];
+            if !is_plain {
+                let mut listing = origin.list("");
+                let listed = futures::StreamExt::next(&mut listing).await.expect("an item");
+                errors.push(listed.expect_err("list"));
+                let put = origin.put("x", "1".into(), fletch_origin::PutMode::Overwrite).await;
+                errors.push(put.expect_err("put"));
+                errors.push(origin.delete("x").await.expect_err("delete"));
+            }
+            for error in errors {
+                let text = format!("{error} {error:?}");
+                assert!(matches!(error, OriginError::WrongAnswer { .. }), "{text}");
+                assert!(text.contains(&status[..3]) && !text.contains(SECRET), "{text}");
+                assert!(!text.contains(&target), "{text}");
+            }
+        }
+    }
+    assert_eq!(metadata.heads(), [String::new(); 0], "no request reached the second server");
+}
+
+/// Collects what a subscriber of `tracing` writes.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("the log").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Opens an origin of each kind at one server. No call is tried twice.
+fn every_kind(server: &ScriptedServer) -> Vec<(bool, Origin)> {
+    let configs = vec![
+        store(server),
+        OriginConfig { prefix: "gs://bucket".to_owned(), ..store(server) },
+        OriginConfig {
+            prefix: "az://bucket".to_owned(),
+            account: Some("account".to_owned()),
+            ..store(server)
+        },
+        plain(server),
+    ];
+    let limits = fletch_origin::OriginLimits { attempts_max: 1, ..limits(2_000) };
+    let origins = Origins::new(configs.clone(), limits).expect("right");
+    configs.iter().map(|c| (c.endpoint.is_none(), origins.open(&uri(&c.prefix)).expect("open"))).collect()
+}
+
+/// Makes every kind of call, and adds the errors to `outputs`.
+async fn call_all(origin: &Origin, is_plain: bool, outputs: &mut Vec<String>) {
+    let mut note = |error: OriginError| outputs.push(format!("{error} {error:?}"));
+    // An answer that fits is no error, and its bytes are the caller's.
+    origin.get("x", Some(0..10), Some(&pin())).await.err().map(&mut note);
+    origin.get("x", None, Some(&pin())).await.err().map(&mut note);
+    origin.head("x").await.err().map(&mut note);
+    if !is_plain {
+        let mut listing = origin.list("");
+        if let Some(Err(error)) = futures::StreamExt::next(&mut listing).await {
+            note(error);
+        }
+        origin.put("x", "1".into(), fletch_origin::PutMode::Create).await.err().map(&mut note);
+        origin.delete("x").await.err().map(&mut note);
+    }
+}
+
+/// The secret lies in the body, in the error code, in the reason, and in headers that errors are about.
+#[tokio::test]
+async fn no_text_of_a_foreign_answer_is_quoted() {
+    let log = Log::default();
+    let sink = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::INFO)
+        .with_writer(move || sink.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let documents = [
+        format!("<Error><Code>{SECRET}</Code><Message>{SECRET}</Message></Error>"),
+        format!("<Error><Code>AccessDenied</Code><Message>{SECRET}</Message></Error>"),
+        format!("{{\"AccessKeyId\": \"{SECRET}\", \"Token\": \"{SECRET}\"}}"),
+        format!("<ListBucketResult><KeyCount>{SECRET}</KeyCount></ListBucketResult>"),
+    ];
+    let headers = [
+        vec![],
+        vec![("Last-Modified", SECRET), ("ETag", "\"e\"")],
+        vec![("Content-Range", SECRET), ("Content-Encoding", SECRET), ("Location", SECRET)],
+        vec![("Retry-After", SECRET), ("Content-Type", SECRET), ("x-amz-version-id", SECRET)],
+    ];
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let saying = Arc::clone(&said);
+    let server = ScriptedServer::start(move |_| saying.lock().expect("lock").clone());
+    let mut outputs = Vec::new();
+    for status in [200, 206, 301, 302, 400, 401, 403, 404, 405, 409, 412, 416, 500, 501, 503, 599] {
+        // New clients for each status: after a 503 a client slows down.
+        let origins = every_kind(&server);
+        for (document, headers) in documents.iter().zip(headers.iter().cycle().skip(status % 4)) {
+            *said.lock().expect("lock") = answer(&format!("{status} {SECRET}"), headers, document.as_bytes());
+            for (is_plain, origin) in &origins {
+                call_all(origin, *is_plain, &mut outputs).await;
+            }
+        }
+    }
+    assert!(outputs.len() > 1_000, "{} errors were searched", outputs.len());
+    let quoted = outputs.iter().find(|line| line.contains(SECRET));
+    assert_eq!(quoted, None, "an error quotes the answer");
+    let log = String::from_utf8(log.0.lock().expect("the log").clone()).expect("text");
+    let quoted = log.lines().find(|line| line.contains(SECRET));
+    assert_eq!(quoted, None, "a log line quotes the answer");
+}
+
+/// On Linux a connection to `0.0.0.0` reaches this machine. Only the check keeps the client away.
+#[tokio::test]
+async fn addresses_that_are_refused_are_refused_at_the_start() {
+    let hits = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&hits);
+    let server = ScriptedServer::start(move |_| {
+        counted.fetch_add(1, SeqCst);
+        answer("200 OK", &[("ETag", "\"e\"")], BODY)
+    });
+    let port = server.address().port();
+    let at = |endpoint: String, allow_link_local| OriginConfig {
+        endpoint: Some(endpoint),
+        allow_link_local,
+        ..store(&server)
+    };
+    for host in
+        ["0.0.0.0", "0", "[::]", "[::ffff:0.0.0.0]", "169.254.169.254", "0xa9fea9fe", "100.100.100.200"]
+    {
+        let config = at(format!("http://{host}:{port}"), false);
+        let error = Origins::new(vec![config], limits(2_000)).expect_err(host);
+        assert!(matches!(error, OriginError::Invalid { .. }), "{error:?}");
+        let plain = OriginConfig {
+            prefix: format!("http://{host}:{port}/d"),
+            endpoint: None,
+            credentials: None,
+            ..store(&server)
+        };
+        Origins::new(vec![plain], limits(2_000)).expect_err(host);
+    }
+    let error = Origins::new(vec![at("http://169.254.169.254".to_owned(), false)], limits(2_000));
+    let text = error.expect_err("link-local").to_string();
+    assert!(text.contains("169.254.169.254") && text.contains("allow_link_local = true"), "{text}");
+    Origins::new(vec![at("http://169.254.169.254".to_owned(), true)], limits(2_000)).expect("as configured");
+    Origins::new(vec![at(format!("http://10.0.0.7:{port}"), false)], limits(2_000)).expect("private");
+    assert_eq!(hits.load(SeqCst), 0);
+}

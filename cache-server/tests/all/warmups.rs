@@ -190,6 +190,7 @@ async fn what_went_missing_is_told_by_check_and_exactly_that_is_fetched_again() 
                     policy: Policy::Fletch,
                     seed: 1,
                     files_max: 8,
+                    mount_memory: None,
                 };
                 let (tier, _) = DiskEngine::open(config, SystemTime::now()).expect("open");
                 let key = StoreKey { domain: Domain::default_domain(), hash: Hash::of(&evicted) };

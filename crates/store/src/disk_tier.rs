@@ -22,8 +22,8 @@ use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk::{
-        Admission, DiskConfig, DiskEngine, DiskError, DiskStats, Health, Policy, ReapReport, Recovery,
-        ScrubReport, equal_split,
+        Admission, DiskConfig, DiskEngine, DiskError, DiskStats, Health, OffReason, Policy, ReapReport,
+        Recovery, ScrubReport, equal_split,
     },
     stats::Counters,
 };
@@ -186,9 +186,15 @@ impl DiskTier {
     }
 
     /// Checks whether the tier works, as [`DiskEngine::probe`]. Blocks.
+    ///
+    /// Detaches a tier whose file system was unmounted. Its chunks are there again once it can be opened.
     pub fn probe(&self, now: SystemTime) -> DiskState {
-        if let Some(engine) = self.engine() {
-            engine.probe(now);
+        if let Some(engine) = self.engine()
+            && let Health::Off { why: OffReason::Vanished, .. } = engine.probe(now)
+            && let Err(e @ DiskError::Unmounted { .. }) = engine.check_mounted()
+        {
+            tracing::warn!(error = %e, "the disk tier is absent; reads skip it until it can be opened");
+            self.detach(e.to_string());
         }
         self.state()
     }

@@ -34,6 +34,7 @@ mod health;
 mod index;
 mod layout;
 mod lru;
+mod mount_memory;
 mod open;
 mod policy;
 mod reaper;
@@ -47,6 +48,7 @@ mod writer;
 pub use error::{DiskError, OffReason};
 pub use fs_space::FsSpace;
 pub use health::Health;
+pub use mount_memory::MountMemory;
 pub use open::Recovery;
 pub use policy::{Admission, BadPolicy, Policy, Refusal, Stored, equal_split};
 pub use reaper::ReapReport;
@@ -93,6 +95,8 @@ pub struct DiskConfig {
     pub seed: u64,
     /// Most slab files that stay open for reading.
     pub files_max: usize,
+    /// Where the directory's mount point is remembered; `None` remembers nothing.
+    pub mount_memory: Option<MountMemory>,
 }
 
 /// The engine of an open disk tier. See the invariants of the module.

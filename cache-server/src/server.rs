@@ -163,14 +163,15 @@ impl Server {
         let read_permits = Arc::new(Semaphore::new(limits.requests));
         let disk = (config.cache.size != Amount::Bytes(0)).then(|| DiskTier::new(limits.append_bytes()));
         let store = Store::new(store_limits, disk, tasks.clone());
+        let shares = Arc::new(Shares::default());
         let warmup_context = WarmupContext {
             store: Arc::clone(&store),
+            shares: Arc::clone(&shares),
             versions: Arc::clone(&versions),
             read_permits: Arc::clone(&read_permits),
             read_permits_max: limits.requests,
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
         };
-        let shares = Arc::new(Shares::default());
         let sweep = SweepContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),

@@ -17,6 +17,7 @@
 //! 4. a reader never waits for an append.
 
 mod append_queue;
+mod promise;
 
 use crate::{
     buffer_pool::PooledBuffer,
@@ -29,6 +30,8 @@ use crate::{
 };
 use append_queue::{Append, Queue};
 use fletch_core::{Hash, StoreKey, Verified};
+pub(crate) use promise::PromiseOutcome;
+use promise::Promises;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
@@ -60,6 +63,7 @@ pub struct DiskTier {
     queue_bytes: u64,
     queue: Mutex<Queue>,
     emptied: Notify,
+    promises: Promises,
     counters: DiskCounters,
 }
 
@@ -123,6 +127,7 @@ impl DiskTier {
             queue_bytes,
             queue: Mutex::default(),
             emptied: Notify::new(),
+            promises: Promises::default(),
             counters: DiskCounters::default(),
         })
     }
@@ -247,7 +252,9 @@ impl DiskTier {
 
     /// Removes a chunk of `dataset` from the append queue, unless its append began.
     pub(crate) fn cancel_append(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        lock(&self.queue).cancel(key, dataset)
+        let cancelled = lock(&self.queue).cancel(key, dataset);
+        self.promises.changed.notify_waiters();
+        cancelled
     }
 
     /// Returns the chunk if it is queued: it is not on disk, and may have left memory.
@@ -489,6 +496,7 @@ struct AppendInProgress<'a> {
 impl Drop for AppendInProgress<'_> {
     fn drop(&mut self) {
         lock(&self.disk.queue).finish(&self.append);
+        self.disk.promises.changed.notify_waiters();
     }
 }
 

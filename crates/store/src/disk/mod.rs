@@ -262,6 +262,17 @@ impl DiskEngine {
     /// Says whether the tier would keep a chunk of `len` bytes now. Does no IO.
     #[must_use]
     pub fn admit(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> Admission {
+        self.admit_beside(key, dataset, len, 0)
+    }
+
+    /// As [`DiskEngine::admit`], if the dataset occupied `beside` more bytes, in footprints.
+    pub(crate) fn admit_beside(
+        &self,
+        key: &StoreKey,
+        dataset: DatasetId,
+        len: u32,
+        beside: u64,
+    ) -> Admission {
         if self.check_writable().is_err() || !self.plan.fits(len) {
             return Admission::No;
         }
@@ -274,7 +285,10 @@ impl DiskEngine {
         let yes = match self.config.policy {
             Policy::Lru => true,
             Policy::Pin => room,
-            Policy::Fletch => room && index.datasets.has_space(dataset, need, self.capacity_of(&index)),
+            Policy::Fletch => {
+                let need = need.saturating_add(beside);
+                room && index.datasets.has_space(dataset, need, self.capacity_of(&index))
+            }
         };
         if yes { Admission::Yes } else { Admission::No }
     }

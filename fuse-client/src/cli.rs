@@ -63,8 +63,8 @@ pub struct Cli {
     /// URI of the objects, if the server names another one, or if they are not beside --tables
     #[arg(long, env = "FLETCH_URI", value_name = "URI")]
     pub uri: Option<String>,
-    /// Directory for the last answers of the server and the log of --daemon [default: /var/lib/fletch as
-    /// root, else ~/.local/state/fletch]
+    /// Directory for the last answers of the server, the place of the cache and the log of --daemon [default:
+    /// /var/lib/fletch as root, else ~/.local/state/fletch]
     #[arg(long, env = "FLETCH_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Job to read for; the server accounts the bytes to it [default: an id of this mount]

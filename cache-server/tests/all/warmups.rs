@@ -275,7 +275,7 @@ async fn what_does_not_fit_is_not_claimed() {
 #[tokio::test]
 async fn a_warmup_that_does_not_fit_fetches_only_what_is_kept() {
     // More chunks than one round of the append queue, so that many are fetched while others are written.
-    let tree = Tree::new((0..300u32).map(|i| (&*format!("b{i:03}").leak(), content(100 + i, 100_000))));
+    let tree = Tree::new((0..300).map(|i| (&*format!("b{i:03}").leak(), content(100 + i, 100_000))));
     let site = Site::with_tree(tree, &["--cache-size=16MiB", "--memory=1GiB"]).await;
     site.emulator.reset_counts();
     let told = site.warm().await;

@@ -21,7 +21,7 @@ use fletch_origin::{OriginError, OriginLimits, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
     DatasetId, DiskTier, Shares, Store, StoreLimits, TenantQuota,
-    disk::{DiskConfig, DiskError, FsSpace},
+    disk::{DiskConfig, DiskError, FsSpace, MountMemory},
 };
 use std::{
     collections::HashMap,
@@ -38,6 +38,8 @@ use tokio_util::task::TaskTracker;
 
 /// The most slab files that are kept open for reading.
 const OPEN_SLABS_MAX: usize = 256;
+/// The directory of the state directory that remembers where cache directories lie.
+const CACHE_RECORDS: &str = "caches";
 
 /// The most long bodies (plans, epoch states) that are held at once.
 const LONG_BODIES_MAX: usize = 2;
@@ -126,7 +128,7 @@ pub struct Server {
     pub addr: SocketAddr,
     phase: AtomicU8,
     started: Instant,
-    _state: StateDir,
+    state: StateDir,
 }
 
 impl Server {
@@ -161,14 +163,15 @@ impl Server {
         let read_permits = Arc::new(Semaphore::new(limits.requests));
         let disk = (config.cache.size != Amount::Bytes(0)).then(|| DiskTier::new(limits.append_bytes()));
         let store = Store::new(store_limits, disk, tasks.clone());
+        let shares = Arc::new(Shares::default());
         let warmup_context = WarmupContext {
             store: Arc::clone(&store),
+            shares: Arc::clone(&shares),
             versions: Arc::clone(&versions),
             read_permits: Arc::clone(&read_permits),
             read_permits_max: limits.requests,
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
         };
-        let shares = Arc::new(Shares::default());
         let sweep = SweepContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
@@ -228,7 +231,7 @@ impl Server {
             addr,
             phase: AtomicU8::new(Phase::Starting as u8),
             started: Instant::now(),
-            _state: state,
+            state,
         }))
     }
 
@@ -238,6 +241,9 @@ impl Server {
     /// A text that says what is wrong with the directory's file system.
     pub fn disk_config(&self) -> Result<DiskConfig, String> {
         let CacheConfig { dir, size, free_floor, policy } = &self.cache;
+        let mount_memory = MountMemory::new(dir, &self.state.path().join(CACHE_RECORDS));
+        // Before the size: what is mounted below has another size.
+        mount_memory.check().map_err(|e| e.to_string())?;
         let room = FsSpace::at(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         let size_max = size.of(room.available.saturating_add(room.own));
         if size_max < CACHE_MIN {
@@ -262,6 +268,7 @@ impl Server {
             policy: *policy,
             seed: rand::random(),
             files_max: OPEN_SLABS_MAX,
+            mount_memory: Some(mount_memory),
         })
     }
 

@@ -63,8 +63,8 @@ pub struct Cli {
     /// URI of the objects, if the server names another one, or if they are not beside --tables
     #[arg(long, env = "FLETCH_URI", value_name = "URI")]
     pub uri: Option<String>,
-    /// Directory for the last answers of the server and the log of --daemon [default: /var/lib/fletch as
-    /// root, else ~/.local/state/fletch]
+    /// Directory for the last answers of the server, the place of the cache and the log of --daemon [default:
+    /// /var/lib/fletch as root, else ~/.local/state/fletch]
     #[arg(long, env = "FLETCH_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Job to read for; the server accounts the bytes to it [default: an id of this mount]
@@ -294,17 +294,18 @@ impl Cli {
         if !fallback && (tables.is_some() || uri.is_some()) {
             bail!("--tables and --uri apply only while the server is gone: add --origin-fallback");
         }
-        let remembered_dir = || self.state_dir.clone().or_else(default_state_dir).map(|d| d.join("known"));
+        let in_state_dir = |name| self.state_dir.clone().or_else(default_state_dir).map(|d| d.join(name));
         let fallback = fallback.then(|| FallbackSettings {
             uri,
             tables,
             origins: file.origin,
-            remembered_dir: remembered_dir(),
+            remembered_dir: in_state_dir("known"),
         });
         // Absolute: a daemon has another working directory.
         let token_file = self.token_file.or(file.token_file).map(absolute).transpose()?;
         let token = TokenSource::of(std::env::var("FLETCH_TOKEN").ok(), token_file)?;
         let cache = self.cache.into_settings(file.cache, server.as_ref(), from.as_deref(), token.as_ref())?;
+        let cache = cache.map(|c| CacheSettings { records: in_state_dir("caches"), ..c });
         let memory_default =
             if server.as_ref().is_some_and(Endpoint::is_unix) { 64 << 20 } else { 256 << 20 };
         let memory_bytes = self.memory.or(file.memory.max).map_or(memory_default, |b| b.0);

@@ -10,7 +10,7 @@ use crate::faults::Faults;
 use crate::fs::attr::{Attr, CommonAttr, InodeKind};
 use crate::fs::error::FsError;
 use crate::fs::read::{ReadReply, Reader};
-use crate::fs::tree::{DirEntry, Tree};
+use crate::fs::tree::{self, DirEntry, Tree};
 use crate::metrics::{Op, RequestCounts};
 use crate::push::{PageCache, Pusher};
 use fuser::{
@@ -409,6 +409,12 @@ impl Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if !tree::has_namespace(name.as_bytes()) {
+            // `ls -l` asks for such names. It stops asking after this answer, as at any file system without
+            // ACLs and labels; after ENODATA it would ask again for each file.
+            self.fs.requests.count(Op::Xattr);
+            return reply.error(self.fs.check_access().err().unwrap_or(Errno::ENOTSUP));
+        }
         let name = name.as_bytes().to_vec();
         self.dispatch(Op::Xattr, |fs| async move {
             let value = fs.run(fs.tree.xattr(ino.0, &name)).await;

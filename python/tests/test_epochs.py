@@ -57,6 +57,13 @@ def number(sample: EpochSample) -> int:
     return n
 
 
+def number_at_own_pace(sample: EpochSample) -> int:
+    """The number of a sample. Workers differ in speed, so that their batches overtake each other."""
+    worker = torch.utils.data.get_worker_info()
+    time.sleep(0 if worker is None else worker.id * 0.003)
+    return number(sample)
+
+
 def epochs(server: Server, job: str, **settings: Any) -> EpochDataset:
     client = fletch.Client(f"unix:{server.socket}", job=job, timeout=20)
     settings = {"batch_size": 8, "transform": number, **settings}
@@ -450,6 +457,27 @@ def test_a_selection_is_delivered_exactly(server: Server, tree: Path, tmp_path: 
     weighted = Selection(by_number, weights="weight", draws=210)
     drawn = collections.Counter(seen(iter(DataLoader(epochs(server, "select-weights", select=weighted)))))
     assert drawn == {n: 2 * i for i, n in enumerate(chosen) if i > 0}
+
+
+@pytest.mark.parametrize("order", ["substitute", "strict"])
+@pytest.mark.parametrize("workers", [0, 4])
+def test_copies_of_a_sample_keep_their_distance_in_the_loop(
+    server: Server, tree: Path, order: str, workers: int
+) -> None:
+    copies, apart = 3, 24
+    plan = {"echo": {"copies": copies, "apart": apart}}
+    settings: dict[str, Any] = {"plan": plan, "order": order, "batch_size": 8}
+    dataset = epochs(server, f"apart-{order}-{workers}", transform=number_at_own_pace, **settings)
+    order_seen = seen(iter(DataLoader(dataset, num_workers=workers)))
+    assert len(order_seen) == copies * SAMPLES
+    last: dict[int, int] = {}
+    distances = []
+    for at, sample in enumerate(order_seen):
+        if sample in last:
+            distances.append(at - last[sample])
+        last[sample] = at
+    assert min(distances) >= apart, f"{min(distances)} apart"
+    assert dataset.stats()["receipt"] == "agrees"
 
 
 def test_what_is_no_selection_is_said(server: Server, tree: Path, tmp_path: Path) -> None:

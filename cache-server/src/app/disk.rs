@@ -2,7 +2,7 @@
 
 use crate::server::Server;
 use fletch_store::{
-    DiskOwner, DiskTier, apply_quotas,
+    DiskOwner, DiskTier,
     disk::{DiskConfig, DiskError},
     maintenance,
 };
@@ -34,7 +34,7 @@ impl DiskOwner for Server {
     fn divide(&self, disk: &DiskTier) {
         let Some(split) = self.shares.next_split(disk, self.now_ns()) else { return };
         let bounds: Vec<_> = self.resident_quotas().into_iter().map(|(_, bound)| bound).collect();
-        self.shares.apply(disk, &apply_quotas(split, &bounds));
+        self.shares.apply_within(disk, split, &bounds);
     }
 
     fn wake(&self) -> BoxFuture<'_, ()> {

@@ -14,7 +14,7 @@ mod run;
 use crate::versions::{Source, Sources, Versions};
 use fletch_api::{Amount, Code, Problem, Warmup, WarmupState};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, StoreKey};
-use fletch_store::{DatasetId, Store};
+use fletch_store::{DatasetId, Shares, Store};
 use std::{
     collections::VecDeque,
     sync::{
@@ -37,6 +37,8 @@ const PINNED_CHUNKS_MAX: u64 = 1 << 20;
 pub struct WarmupContext {
     /// Where the chunks are kept.
     pub store: Arc<Store>,
+    /// The datasets' shares of the disk.
+    pub shares: Arc<Shares>,
     /// Where the chunks come from.
     pub versions: Arc<Versions>,
     /// The permits of requests for bytes. While readers hold some, warm-ups fetch less.

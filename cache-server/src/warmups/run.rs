@@ -11,7 +11,8 @@ use super::{Pins, WarmupRecord, WarmupRequest, Warmups, unix_ns};
 use crate::versions::{ChunkFetch, LocatedChunk, VersionError};
 use fletch_api::{Amount, Code, WarmupState};
 use fletch_core::StoreKey;
-use fletch_store::{ChunkCheck, ReadError, Warmed};
+use fletch_settings::ByteSize;
+use fletch_store::{ChunkCheck, DiskState, ReadError, Warmed};
 use fletch_tables::ChunkRow;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use std::{sync::Arc, time::Duration};
@@ -103,15 +104,35 @@ impl Warmups {
             record.missing.set(self.count_missing(record, request, pins).await?);
         }
         if record.refused.get().chunks > 0 {
-            let detail = "the cache cannot keep all chunks: the dataset's share or the disk is full, or \
-                there is no disk tier";
-            record.set_error(
-                Code::Overloaded,
-                detail.to_owned(),
-                "raise cache.size, or wait until other datasets are idle",
-            );
+            let (code, detail, hint) = self.why_refused(request);
+            record.set_error(code, detail, hint);
         }
         Ok(())
+    }
+
+    /// Returns why the disk does not keep all chunks.
+    fn why_refused(&self, request: &WarmupRequest) -> (Code, String, &'static str) {
+        let disk = self.context.store.disk();
+        let dataset = request.sources.dataset_id();
+        let needs = ByteSize(request.source.footprint_max());
+        if let Some(DiskState::Absent(why)) = disk.map(|d| d.state()) {
+            let hint = "make the cache directory usable, then start the warm-up again";
+            return (Code::Overloaded, format!("the disk tier is absent: {why}"), hint);
+        }
+        if let Some(share) = disk.and_then(|d| self.context.shares.share_by_quota(d, dataset)) {
+            let detail = format!(
+                "the tenant's quota `resident` leaves {} of the disk to this dataset, whose chunks need {needs}",
+                ByteSize(share)
+            );
+            let hint = "unregister datasets of this tenant that are not needed, or ask the administrator for a \
+                larger quota";
+            return (Code::QuotaExceeded, detail, hint);
+        }
+        let share = disk.and_then(|d| d.share_of(dataset));
+        let has = share
+            .map_or_else(String::new, |s| format!(", of which the dataset has a share of {}", ByteSize(s)));
+        let detail = format!("the chunks need {needs}, which is more than fits on the disk{has}");
+        (Code::Overloaded, detail, "raise cache.size, or wait until other datasets are idle")
     }
 
     /// Waits until the dataset has a share of the disk, which it gets because the warm-up counts as a read.
@@ -201,7 +222,7 @@ impl Warmups {
         let mut tries = 0;
         loop {
             let fetch = ChunkFetch::fetch(&self.context.versions, sources, row.chunk, &located);
-            match self.context.store.warm(&key, row.len, sources.dataset_id(), fetch).await {
+            match self.context.store.warm_to_disk(&key, row.len, sources.dataset_id(), fetch).await {
                 Ok(warmed) => return (row, ChunkOutcome::Warmed(warmed)),
                 Err(ReadError::Overloaded { .. }) if tries < TRIES_MAX => {
                     tries += 1;

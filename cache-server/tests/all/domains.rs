@@ -326,6 +326,57 @@ async fn whoever_waits_at_a_grant_is_told_when_it_ends_and_nobody_else() {
 }
 
 #[tokio::test]
+async fn a_warmup_that_a_quota_cuts_short_names_the_quota_and_not_the_size_of_the_cache() {
+    let two = Two::new(&["--cache-size=64MiB", "--cache-free-floor=0"]).await;
+    let tokens = two.dir.path().join("tokens.toml");
+    let text = fs::read_to_string(&tokens).expect("tokens");
+    let quota = "[[tenant]]\nname = \"a\"\nresident = \"8MiB\"\n";
+    fs::write(tokens.with_extension("part"), text + quota).expect("write");
+    fs::rename(tokens.with_extension("part"), &tokens).expect("rename");
+    let until = Instant::now() + Duration::from_secs(10);
+    let line = "fletch_quota_bytes{of=\"resident\",tenant=\"a\"} 8388608";
+    let page = async || {
+        two.ask("z", Method::GET, "/metrics").send().await.expect("answer").text().await.expect("text")
+    };
+    while !page().await.contains(line) {
+        assert!(Instant::now() < until, "the quota is not in force");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let names = (0..20u32).map(|i| &*format!("f{i:02}").leak());
+    let tree = two.tree(names.zip(0..).map(|(n, i)| (n, content(i, 1_000_000))));
+    tree.index();
+    for token in ["a", "b"] {
+        assert_eq!(two.register(token, "d", &tree.uri()).await.status(), 201);
+        let r = two.ask(token, Method::POST, "/v1/warmups").body(r#"{"dataset":"d"}"#).send().await;
+        let r = body(r.expect("answer"), StatusCode::ACCEPTED).await;
+        let begun: fletch_api::Warmup = serde_json::from_slice(&r).expect("a warm-up");
+        let until = Instant::now() + Duration::from_secs(30);
+        let told = loop {
+            let r = two.ask(token, Method::GET, &format!("/v1/warmups/{}", begun.id)).send().await;
+            let r = body(r.expect("answer"), StatusCode::OK).await;
+            let now: fletch_api::Warmup = serde_json::from_slice(&r).expect("a warm-up");
+            if now.state.is_over() {
+                break now;
+            }
+            assert!(Instant::now() < until, "never over: {now:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        if token == "b" {
+            assert_eq!((told.missing.chunks, told.error), (0, None), "no quota, and it fits");
+            break;
+        }
+        let kept = told.total.chunks - told.missing.chunks;
+        assert!((5..=8).contains(&kept), "{told:?}");
+        assert_eq!((told.fetched.chunks, told.refused.chunks), (kept, told.missing.chunks), "{told:?}");
+        let why = told.error.expect("a reason");
+        assert_eq!(why.code, Code::QuotaExceeded);
+        assert!(why.detail.contains("`resident`") && why.hint.contains("quota"), "{why}");
+        assert!(!why.hint.contains("cache.size"), "{why}");
+    }
+    two.node.running.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_quota_is_enforced_when_registering_and_when_a_dataset_grows() {
     let quota = |bytes: u64| format!("[[tenant]]\nname = \"a\"\nregistered = {bytes}\nresident = \"1GiB\"\n");
     let two = Two::new(&[]).await;

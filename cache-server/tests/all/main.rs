@@ -28,4 +28,5 @@ mod shuffles;
 mod states;
 mod sweeps;
 mod traces;
+mod unmounted;
 mod warmups;

@@ -38,6 +38,7 @@ fn open(dir: &Path, size_max: u64, what: &str) -> Result<DiskEngine, Box<dyn Err
         policy: Policy::Fletch,
         seed: 1,
         files_max: 64,
+        mount_memory: None,
     };
     let (tier, found) = DiskEngine::open(config, SystemTime::now())?;
     println!(

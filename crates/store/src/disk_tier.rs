@@ -17,18 +17,21 @@
 //! 4. a reader never waits for an append.
 
 mod append_queue;
+mod promise;
 
 use crate::{
     buffer_pool::PooledBuffer,
     dataset_id::DatasetId,
     disk::{
-        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, Policy, ReapReport, Recovery,
-        ScrubReport, split_by_claims,
+        Admission, Claim, DiskConfig, DiskEngine, DiskError, DiskStats, Health, OffReason, Policy,
+        ReapReport, Recovery, ScrubReport, split_by_claims,
     },
     stats::Counters,
 };
 use append_queue::{Append, Queue};
 use fletch_core::{Hash, StoreKey, Verified};
+pub(crate) use promise::PromiseOutcome;
+use promise::Promises;
 use std::{
     collections::HashMap,
     sync::{
@@ -64,6 +67,7 @@ pub struct DiskTier {
     queue_bytes: u64,
     queue: Mutex<Queue>,
     emptied: Notify,
+    promises: Promises,
     counters: DiskCounters,
     /// Footprints of reads that found no room in a dataset's share, since the last division.
     refused: Mutex<HashMap<DatasetId, u64>>,
@@ -129,6 +133,7 @@ impl DiskTier {
             queue_bytes,
             queue: Mutex::default(),
             emptied: Notify::new(),
+            promises: Promises::default(),
             counters: DiskCounters::default(),
             refused: Mutex::default(),
         })
@@ -193,9 +198,15 @@ impl DiskTier {
     }
 
     /// Checks whether the tier works, as [`DiskEngine::probe`]. Blocks.
+    ///
+    /// Detaches a tier whose file system was unmounted. Its chunks are there again once it can be opened.
     pub fn probe(&self, now: SystemTime) -> DiskState {
-        if let Some(engine) = self.engine() {
-            engine.probe(now);
+        if let Some(engine) = self.engine()
+            && let Health::Off { why: OffReason::Vanished, .. } = engine.probe(now)
+            && let Err(e @ DiskError::Unmounted { .. }) = engine.check_mounted()
+        {
+            tracing::warn!(error = %e, "the disk tier is absent; reads skip it until it can be opened");
+            self.detach(e.to_string());
         }
         self.state()
     }
@@ -267,7 +278,9 @@ impl DiskTier {
 
     /// Removes a chunk of `dataset` from the append queue, unless its append began.
     pub(crate) fn cancel_append(&self, key: &StoreKey, dataset: DatasetId) -> bool {
-        lock(&self.queue).cancel(key, dataset)
+        let cancelled = lock(&self.queue).cancel(key, dataset);
+        self.promises.changed.notify_waiters();
+        cancelled
     }
 
     /// Returns the chunk if it is queued: it is not on disk, and may have left memory.
@@ -510,6 +523,7 @@ struct AppendInProgress<'a> {
 impl Drop for AppendInProgress<'_> {
     fn drop(&mut self) {
         lock(&self.disk.queue).finish(&self.append);
+        self.disk.promises.changed.notify_waiters();
     }
 }
 

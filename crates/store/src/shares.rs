@@ -115,6 +115,8 @@ pub struct Shares {
     wants: Mutex<HashMap<DatasetId, u64>>,
     /// The split that was applied last.
     applied: Mutex<Option<Split>>,
+    /// The parts of quotas that the datasets got with it, where a dataset wanted more.
+    quota_parts: Mutex<BTreeMap<DatasetId, u64>>,
     /// The capacity of the tier at that time, in footprints.
     capacity: AtomicU64,
     changed: Notify,
@@ -142,6 +144,16 @@ pub fn apply_quotas(split: Split, quotas: &[TenantQuota]) -> Split {
         }
     }
     limited.into_values().collect()
+}
+
+/// Returns the datasets of a split that get less of a quota than they want, and what they get. Pure.
+fn quota_parts(split: &Split, limited: &Split) -> BTreeMap<DatasetId, u64> {
+    let wants: BTreeMap<DatasetId, Option<u64>> = split.iter().map(|c| (c.dataset, c.want)).collect();
+    let part = |limited: &Claim| {
+        let (want, part) = (*wants.get(&limited.dataset)?, limited.most?);
+        want.is_none_or(|want| part < want).then_some((limited.dataset, part))
+    };
+    limited.iter().filter_map(part).collect()
 }
 
 /// Returns the capacity of a disk, in footprints.
@@ -261,6 +273,20 @@ impl Shares {
         }
     }
 
+    /// Applies a split, limited by the quotas of tenants.
+    pub fn apply_within(&self, disk: &DiskTier, split: Split, quotas: &[TenantQuota]) {
+        let limited = apply_quotas(split.clone(), quotas);
+        *self.quota_parts.lock().unwrap_or_else(PoisonError::into_inner) = quota_parts(&split, &limited);
+        self.apply(disk, &limited);
+    }
+
+    /// Returns the dataset's share, if the quota of its tenant and not the disk is what limits it.
+    #[must_use]
+    pub fn share_by_quota(&self, disk: &DiskTier, dataset: DatasetId) -> Option<u64> {
+        let part = *self.quota_parts.lock().unwrap_or_else(PoisonError::into_inner).get(&dataset)?;
+        disk.share_of(dataset).filter(|&share| share == part)
+    }
+
     /// Forgets which split was applied, so that the next call of `next_split` returns one.
     pub fn forget_applied(&self) {
         *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -296,6 +322,10 @@ mod tests {
         assert_eq!(apply_quotas(split.clone(), &bounds), want, "an idle dataset counts, too");
         assert_eq!(apply_quotas(split.clone(), &[(90, vec![(d(1), 5), (d(4), 0)])])[..1], [all(d(1), 90)]);
         assert_eq!(apply_quotas(split.clone(), &[]), split);
+        let parts = quota_parts(&split, &apply_quotas(split.clone(), &bounds));
+        assert_eq!(parts, BTreeMap::from([(d(1), 30), (d(2), 30)]), "an idle dataset asks for no more");
+        let wide = [(1000, vec![(d(1), 5), (d(9), 0)])];
+        assert!(quota_parts(&split, &apply_quotas(split.clone(), &wide)).is_empty(), "the quota is no limit");
         // What one dataset does not want is for the other, and comes back when the first wants it.
         let split = vec![claim(d(1), 10, 500), all(d(2), 300)];
         let bounds = [(90, vec![(d(1), 0), (d(2), 0)])];

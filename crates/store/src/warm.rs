@@ -5,6 +5,7 @@
 
 use crate::{
     dataset_id::DatasetId,
+    disk_tier::PromiseOutcome,
     outcome::{ReadError, Tier},
     read::{Fetch, Store},
 };
@@ -72,6 +73,40 @@ impl Store {
             kept = disk.has(key, len) || disk.enqueue(key, dataset, &hit.chunk);
         }
         Ok(if kept { Warmed::Fetched } else { Warmed::Refused })
+    }
+
+    /// As [`Store::warm`], but fetches only what the disk tier will keep, and waits until it was appended.
+    ///
+    /// `Fetched` means here that the chunk is on disk. A chunk that was fetched and did not get there counts as
+    /// `Refused`: only a failing disk and readers that fill the same share at the same time cause that.
+    ///
+    /// # Errors
+    /// [`ReadError`], as [`Store::read`]; [`ReadError::Overloaded`] also if other warm-ups held the space for
+    /// too long.
+    pub async fn warm_to_disk(
+        self: &Arc<Self>,
+        key: &StoreKey,
+        len: u32,
+        dataset: DatasetId,
+        fetch: Fetch,
+    ) -> Result<Warmed, ReadError> {
+        let Some(disk) = self.disk().filter(|_| !self.is_kept(key, len)) else {
+            return self.warm(key, len, dataset, fetch).await;
+        };
+        let within = self.deadline();
+        let _promise = match disk.promise(key, dataset, len, Instant::now() + within).await {
+            PromiseOutcome::Promised(promise) => promise,
+            PromiseOutcome::Refused => return Ok(Warmed::Refused),
+            PromiseOutcome::Late => return Err(ReadError::Overloaded { len, within }),
+        };
+        let warmed = self.warm(key, len, dataset, fetch).await?;
+        if warmed == Warmed::Fetched {
+            disk.wait_appended(key, Instant::now() + within).await;
+            if !disk.has(key, len) {
+                return Ok(Warmed::Refused);
+            }
+        }
+        Ok(warmed)
     }
 
     /// Whether the chunk is where the store keeps chunks. Reads nothing.

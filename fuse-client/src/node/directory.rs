@@ -1,12 +1,14 @@
 //! The directory of the node store: one for each server and principal, owned by one user alone.
 //!
 //! ```text
+//! <cache dir>/mounts-<uid>/id        the id of all stores of this user (crates/store, `MountMemory`)
 //! <cache dir>/mounts-<uid>/<name>/   0700: lock, slabs/, catalogue (crates/store), node.sock (its owner)
 //! ```
 //! Mounts reach the socket through an open descriptor of its directory: the path of a unix socket may have
 //! 107 bytes, and the path of a cache directory may be longer.
 
 use fletch_core::Hash;
+use fletch_store::disk::MountMemory;
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::geteuid;
 use std::{
@@ -46,6 +48,12 @@ impl StoreDirectory {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns the memory of where this user's stores of the cache directory lie. Does not touch the disk.
+    #[must_use]
+    pub fn mount_memory(&self, records: &Path) -> MountMemory {
+        MountMemory::new(&self.user_dir, records)
     }
 
     /// Creates the directory, mode 0700, unless it exists. Then checks it as [`StoreDirectory::check`].
@@ -95,7 +103,8 @@ impl StoreDirectory {
     /// Removes the stores beside this one that no mount owns and no mount used for a week. Blocks.
     pub fn remove_idle(&self) {
         for other in fs::read_dir(&self.user_dir).into_iter().flatten().flatten().map(|e| e.path()) {
-            if other != self.dir && is_idle(&other, SystemTime::now()) {
+            // The id of the cache directory lies beside the stores.
+            if other != self.dir && other.is_dir() && is_idle(&other, SystemTime::now()) {
                 self.remove(&other);
             }
         }
@@ -229,7 +238,11 @@ mod tests {
         }
         let lock = File::open(held.dir().join("lock")).expect("open");
         let _lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).expect("lock");
+        let id = own.user_dir.join("id");
+        fs::write(&id, "x").expect("an id");
+        File::open(&id).expect("open").set_modified(old).expect("times");
         own.remove_idle();
+        assert!(id.exists(), "no store");
         let there = [&own, &fresh, &idle, &held, &half].map(|p| p.dir().exists());
         assert_eq!(there, [true, true, false, true, false]);
         assert!(held.dir().join("slabs/1").exists(), "whole");

@@ -10,7 +10,7 @@ use super::{Node, RETRY_PAUSE, Role, directory::StoreDirectory, listener::Socket
 use fletch_settings::ByteSize;
 use fletch_store::{
     DiskOwner, DiskState, DiskTier,
-    disk::{DiskConfig, FsSpace, Health, OffReason, Policy},
+    disk::{DiskConfig, FsSpace, Health, MountMemory, OffReason, Policy},
     maintenance,
 };
 use futures::future::{BoxFuture, FutureExt};
@@ -143,9 +143,12 @@ impl Node {
 
 impl DiskOwner for Node {
     fn config(&self) -> Result<DiskConfig, String> {
-        let directory = self.directory();
+        let (directory, s) = (self.directory(), &self.context.settings);
+        let mount_memory = s.records.as_deref().map(|records| directory.mount_memory(records));
+        // First: while its file system is not mounted, nothing is created in its place.
+        mount_memory.as_ref().map_or(Ok(()), MountMemory::check).map_err(|e| e.to_string())?;
         directory.make()?;
-        let (dir, s) = (directory.dir(), &self.context.settings);
+        let dir = directory.dir();
         let shown = dir.display();
         let room = FsSpace::at(dir).map_err(|e| format!("{shown}: {e}"))?;
         let size_max = s.size.of(room.available.saturating_add(room.own));
@@ -167,6 +170,7 @@ impl DiskOwner for Node {
             // Any value will do that differs between two stores.
             seed: u64::from(std::process::id()),
             files_max: SLABS_OPEN,
+            mount_memory,
         })
     }
 

@@ -50,6 +50,8 @@ pub struct CacheSettings {
     pub free_floor: Amount,
     /// The name of the store: a hash of server and principal. I7: stores with different names share nothing.
     pub name: Hash,
+    /// The directory that remembers where cache directories lie; `None` if this user has no state directory.
+    pub records: Option<PathBuf>,
     /// The server or tables that the name was made for. A rotated token gives another name in the same scope.
     pub scope: String,
 }
@@ -85,7 +87,7 @@ impl CacheFlags {
         };
         let name = TokenSource::name_of(token, &scope)?;
         let free_floor = self.cache_free_floor.or(file.free_floor).unwrap_or(FREE_FLOOR);
-        Ok(Some(CacheSettings { dir, size, free_floor, name, scope }))
+        Ok(Some(CacheSettings { dir, size, free_floor, name, records: None, scope }))
     }
 }
 

@@ -165,7 +165,11 @@ async fn xattrs_and_link_targets_are_those_of_the_version() {
     assert_eq!(tree.xattr_names(file).await.expect("names"), b"user.fletch.root\0user.fletch.blake3\0");
     assert_eq!(tree.xattr_names(1).await.expect("names"), b"user.fletch.root\0");
     assert!(matches!(tree.xattr(1, tree::XATTR_BLAKE3.as_bytes()).await, Err(FsError::NoAttribute)));
-    assert!(matches!(tree.xattr(file, b"security.selinux").await, Err(FsError::NoAttribute)));
+    assert!(matches!(tree.xattr(file, b"user.other").await, Err(FsError::NoAttribute)));
+    for name in ["security.selinux", "system.posix_acl_access", "trusted.overlay.opaque", "user"] {
+        assert!(!tree::has_namespace(name.as_bytes()), "{name}");
+    }
+    assert!(tree::has_namespace(tree::XATTR_ROOT.as_bytes()) && tree::has_namespace(b"user.other"));
     let link = lookup(&tree, "links/dangling").await.expect("link").ino;
     assert_eq!(tree.target(link).await.expect("target"), "/nowhere/at all");
     assert_eq!(tree.totals().entries, dataset.nodes.len() as u64);

@@ -89,6 +89,26 @@ fn the_second_epoch_sends_no_requests() {
 }
 
 #[test]
+fn a_long_listing_asks_for_acls_and_labels_once_and_not_once_a_file() {
+    if !can_mount() || !can_trace() {
+        return;
+    }
+    let files = (0..3000).map(|i| (format!("d/{i:04}"), Node::File("x".into()))).collect();
+    let stub = Stub::start(Arc::new(Dataset::in_memory(files)));
+    let mount = Mount::start(&stub.url(), &[]);
+    let trace = FuseTrace::start(mount.path());
+    let out = Command::new("ls").arg("-l").arg(mount.path().join("d")).output().expect("ls");
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(out.stdout.iter().filter(|&&b| b == b'\n').count(), 3001, "all files and a total");
+    let counts = trace.take();
+    let count = |op: &str| counts.get(op).copied().unwrap_or(0);
+    // One for each of the names that `ls` knows: labels, ACLs, capabilities.
+    assert!(count("FUSE_GETXATTR") <= 4, "{counts:?}");
+    // READDIRPLUS brings the attributes along.
+    assert!(count("FUSE_LOOKUP") + count("FUSE_GETATTR") <= 300, "{counts:?}");
+}
+
+#[test]
 fn small_blocks_cost_no_more_reads_than_whole_files() {
     if !can_mount() || !can_trace() {
         return;

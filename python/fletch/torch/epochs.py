@@ -157,7 +157,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         version = client.resolve(f"{name}@{self.root}")
         self._keys = SampleKeys(version) if version.sample_rule == "stem" else None
         self._visitation = visitation
-        self._fixed_order = order != "substitute"
+        echo = (plan or {}).get("echo") or {}
+        # The server keeps the copies of a sample apart in the order of its grants, so the loop needs that order.
+        self._fixed_order = order != "substitute" or echo.get("copies", 1) > 1
         self._replays = order == "replay"
         self._begin_epoch(epoch)
         #: The number of iterations that began in this process.

@@ -3,7 +3,8 @@
 Invariants:
     1. A batch that the loop did not get is not acknowledged, and its lease is held no longer than the
        iteration lives.
-    2. In every order but ``substitute`` the loop gets the epoch's order, with any number of workers.
+    2. In every order but ``substitute``, and in every plan with an echo, the loop gets the order in which the
+       server grants leases, with any number of workers.
     3. A worker lives until the loop has the batches that it received: until then only the worker renews their
        leases.
 """

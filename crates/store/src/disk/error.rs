@@ -77,6 +77,19 @@ pub enum DiskError {
         /// ` (pid …)`, if the lock file names the process.
         holder: String,
     },
+    /// The file system of the directory is not mounted.
+    #[error(
+        "{dir} lay on the file system mounted at {mount_point}, which is not mounted now; mount it again, or \
+         remove {record} to begin a new cache on the file system that is there"
+    )]
+    Unmounted {
+        /// The directory.
+        dir: PathBuf,
+        /// The mount point that was remembered.
+        mount_point: PathBuf,
+        /// The file that remembers it.
+        record: PathBuf,
+    },
     /// The settings are invalid.
     #[error("{0}")]
     Invalid(String),
@@ -101,7 +114,7 @@ impl DiskError {
     pub fn kind(&self) -> Kind {
         match self {
             DiskError::Locked { .. } | DiskError::Invalid(_) => Kind::Invalid,
-            DiskError::Off(_) | DiskError::Io { .. } => Kind::Unavailable,
+            DiskError::Unmounted { .. } | DiskError::Off(_) | DiskError::Io { .. } => Kind::Unavailable,
         }
     }
 

@@ -13,13 +13,13 @@
 //! leave an unbiased sample of the dataset. Damaged records do not leave here: they are quarantined.
 //!
 //! Invariants:
-//! 1. a pinned record is no victim, and neither is a slab that holds one when the slab is chosen;
+//! 1. a pinned record is no victim, and neither is a slab that holds one when its records leave;
 //! 2. a victim leaves the index only. The reaper gives its bytes back to the file system.
 
 use super::{
     DiskEngine, Policy,
     datasets::{Dataset, DatasetTable},
-    index::{Index, NO_RECORD, SlabMeta, SlabState},
+    index::{Index, NO_RECORD, SlabState},
     stats::add,
 };
 use crate::dataset_id::DatasetId;
@@ -27,6 +27,9 @@ use fletch_core::StoreKey;
 
 /// Victims that are chosen under one lock of the index, so that readers get their turn.
 const BATCH: usize = 256;
+
+/// How often a slab is chosen anew because it was pinned after it was chosen.
+const CHOICES_MAX: usize = 8;
 
 impl DiskEngine {
     /// Evicts a chunk; `false` when it is absent or pinned.
@@ -144,17 +147,32 @@ impl DiskEngine {
 
     /// Evicts all records of a random sealed slab without pins, and returns how many.
     ///
-    /// `None` when there is no such slab.
+    /// `None` when there is no such slab, or pins were faster each time.
     /// Whole slabs hold a mixture of what arrived together. Evicting one is cheap and surely frees its file.
     pub(super) fn evict_random_slab(&self) -> Option<u64> {
+        for _ in 0..CHOICES_MAX {
+            let n = self.choose_random_slab()?;
+            if let Some(evicted) = self.evict_slab(n) {
+                return Some(evicted);
+            }
+        }
+        None
+    }
+
+    /// Chooses a random sealed slab without pins. Readers go on meanwhile.
+    fn choose_random_slab(&self) -> Option<u32> {
         let pick = self.random();
-        let n = {
-            let index = self.read_index();
-            let free = |&(n, m): &(u32, &SlabMeta)| m.state == SlabState::Sealed && !index.slab_has_pins(n);
-            let all: Vec<u32> = index.slabs().filter(free).map(|(n, _)| n).collect();
-            *all.get(usize::try_from(pick.checked_rem(all.len() as u64)?).ok()?)?
-        };
+        let index = self.read_index();
+        let all: Vec<u32> = index.slabs().map(|(n, _)| n).filter(|&n| index.is_evictable_slab(n)).collect();
+        all.get(usize::try_from(pick.checked_rem(all.len() as u64)?).ok()?).copied()
+    }
+
+    /// Evicts all records of a slab, and returns how many; `None` if it was pinned or left since it was chosen.
+    fn evict_slab(&self, n: u32) -> Option<u64> {
         let mut index = self.write_index();
+        if !index.is_evictable_slab(n) {
+            return None;
+        }
         let live: Vec<u32> = index
             .slab(n)
             .map_or(Vec::new(), |s| s.records.iter().copied().filter(|&r| r != NO_RECORD).collect());
@@ -183,6 +201,11 @@ impl DiskEngine {
 }
 
 impl Index {
+    /// Whether all records of the slab may leave at once.
+    fn is_evictable_slab(&self, n: u32) -> bool {
+        self.slab(n).is_some_and(|m| m.state == SlabState::Sealed) && !self.slab_has_pins(n)
+    }
+
     /// Evicts the least recently used record that is not pinned, and returns its footprint.
     fn evict_least_recent(&mut self) -> Option<u64> {
         let lru = self.lru()?;
@@ -215,4 +238,52 @@ fn furthest_over_allowance(datasets: &DatasetTable, capacity: u64) -> Option<(u3
     let over = |d: &Dataset| d.bytes.saturating_sub(allowed(d));
     let all = datasets.iter().filter(|(_, d)| !d.records.is_empty());
     all.map(|(n, d)| (n, over(d))).filter(|&(_, o)| o > 0).max_by_key(|&(_, o)| o)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::DiskConfig;
+    use fletch_core::{Domain, Verified};
+    use std::time::SystemTime;
+
+    #[test]
+    fn a_pin_that_is_taken_after_a_slab_was_chosen_protects_the_slab() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let config = DiskConfig {
+            dir: dir.path().to_owned(),
+            size_max: 64 << 20,
+            free_floor: 0,
+            slab_bytes: Some(1 << 20),
+            policy: Policy::Fletch,
+            seed: 3,
+            files_max: 8,
+            mount_memory: None,
+        };
+        let (tier, _) = DiskEngine::open(config, SystemTime::now()).expect("opens");
+        let domain = Domain::default_domain();
+        let keys: Vec<StoreKey> = (0..60u8)
+            .map(|n| {
+                let chunk = Verified::of(vec![n; 100_000].into());
+                let key = StoreKey { domain: domain.clone(), hash: chunk.hash() };
+                tier.put(&key, DatasetId(1), &chunk).expect("kept");
+                key
+            })
+            .collect();
+        let chosen = tier.choose_random_slab().expect("sealed slabs");
+        let pinned: Vec<StoreKey> = {
+            let index = tier.read_index();
+            keys.iter().filter(|k| index.find(k).is_some_and(|at| at.slab == chosen)).cloned().collect()
+        };
+        assert!(pinned.len() > 1, "a slab of several records");
+        assert_eq!(tier.pin(&pinned[..1]), 1);
+        assert_eq!(tier.evict_slab(chosen), None, "it was pinned meanwhile");
+        assert!(pinned.iter().all(|k| tier.contains(k)), "nothing of it left");
+        tier.unpin(&pinned[..1]);
+        assert_eq!(tier.evict_slab(chosen), Some(pinned.len() as u64));
+        assert!(!pinned.iter().any(|k| tier.contains(k)));
+        assert_eq!(tier.pin(&keys), keys.len() - pinned.len());
+        while tier.evict_random_slab().is_some_and(|evicted| evicted > 0) {}
+        assert_eq!(tier.stats().chunks, (keys.len() - pinned.len()) as u64, "every other slab has pins");
+    }
 }

@@ -11,11 +11,12 @@
 //! are served. `Off(Closed)` is final.
 
 use super::{
-    DiskEngine, DiskError, OffReason,
+    DiskEngine, DiskError, MountMemory, OffReason,
     directory_lock::DirectoryLock,
     error::off_reason_for,
     index::SlabLocation,
     lock,
+    open::lock_directory,
     slab::{Files, Slab},
     stats::add,
 };
@@ -180,8 +181,18 @@ impl DiskEngine {
         written.map_err(fail)
     }
 
+    /// Checks that the file system of the directory is mounted.
+    ///
+    /// # Errors
+    /// As [`MountMemory::check`].
+    pub(crate) fn check_mounted(&self) -> Result<(), DiskError> {
+        self.config.mount_memory.as_ref().map_or(Ok(()), MountMemory::check)
+    }
+
     /// Starts with an empty index in a new directory, after the old directory vanished.
     fn start_in_new_directory(&self) -> Result<(), DiskError> {
+        // The chunks come back with their file system.
+        self.check_mounted()?;
         let _exclusive = lock(&self.maintenance);
         self.abandon_writing();
         self.catalogue.disconnect();
@@ -195,7 +206,7 @@ impl DiskEngine {
             self.space.give(m.blocks);
         }
         lock(&self.state).directory = None;
-        let directory = DirectoryLock::take(&self.config.dir)?;
+        let directory = lock_directory(&self.config)?;
         // Another process may have put slabs there that this tier does not know.
         let strays = fs::read_dir(self.files.dir()).into_iter().flatten().flatten();
         for e in strays.filter(|e| e.file_name().to_str().and_then(Files::id_of).is_some()) {

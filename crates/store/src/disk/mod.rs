@@ -34,6 +34,7 @@ mod health;
 mod index;
 mod layout;
 mod lru;
+mod mount_memory;
 mod open;
 mod policy;
 mod reaper;
@@ -47,6 +48,7 @@ mod writer;
 pub use error::{DiskError, OffReason};
 pub use fs_space::FsSpace;
 pub use health::Health;
+pub use mount_memory::MountMemory;
 pub use open::Recovery;
 pub use policy::{Admission, BadPolicy, Claim, Policy, Refusal, Stored, equal_split, split_by_claims};
 pub use reaper::ReapReport;
@@ -93,6 +95,8 @@ pub struct DiskConfig {
     pub seed: u64,
     /// Most slab files that stay open for reading.
     pub files_max: usize,
+    /// Where the directory's mount point is remembered; `None` remembers nothing.
+    pub mount_memory: Option<MountMemory>,
 }
 
 /// The engine of an open disk tier. See the invariants of the module.
@@ -258,6 +262,17 @@ impl DiskEngine {
     /// Says whether the tier would keep a chunk of `len` bytes now. Does no IO.
     #[must_use]
     pub fn admit(&self, key: &StoreKey, dataset: DatasetId, len: u32) -> Admission {
+        self.admit_beside(key, dataset, len, 0)
+    }
+
+    /// As [`DiskEngine::admit`], if the dataset occupied `beside` more bytes, in footprints.
+    pub(crate) fn admit_beside(
+        &self,
+        key: &StoreKey,
+        dataset: DatasetId,
+        len: u32,
+        beside: u64,
+    ) -> Admission {
         if self.check_writable().is_err() || !self.plan.fits(len) {
             return Admission::No;
         }
@@ -270,7 +285,10 @@ impl DiskEngine {
         let yes = match self.config.policy {
             Policy::Lru => true,
             Policy::Pin => room,
-            Policy::Fletch => room && index.datasets.has_space(dataset, need, self.capacity_of(&index)),
+            Policy::Fletch => {
+                let need = need.saturating_add(beside);
+                room && index.datasets.has_space(dataset, need, self.capacity_of(&index))
+            }
         };
         if yes { Admission::Yes } else { Admission::No }
     }

@@ -1,7 +1,7 @@
 //! Opening and closing a tier.
 
 use super::{
-    DiskConfig, DiskEngine, DiskError, Health, OffReason, Policy,
+    DiskConfig, DiskEngine, DiskError, Health, MountMemory, OffReason, Policy,
     catalogue::{Catalogue, DeadMarks},
     directory_lock::DirectoryLock,
     health::HealthState,
@@ -48,18 +48,30 @@ pub struct Recovery {
     pub took: Duration,
 }
 
+/// Takes the lock of the directory, and creates it if its file system is mounted.
+pub(super) fn lock_directory(config: &DiskConfig) -> Result<DirectoryLock, DiskError> {
+    let memory = config.mount_memory.as_ref();
+    memory.map_or(Ok(()), MountMemory::check)?;
+    let lock = DirectoryLock::take(&config.dir)?;
+    if let Some(memory) = memory {
+        memory.remember();
+    }
+    Ok(lock)
+}
+
 impl DiskEngine {
     /// Opens the tier in `config.dir`. `now` is only for [`Health`].
     ///
-    /// Takes the directory's lock, reads the tables of sealed slabs, and walks the few slabs without one.
+    /// Checks that the directory's file system is mounted, takes its lock, reads the tables of sealed slabs, and walks the few slabs without one.
     ///
     /// # Errors
-    /// [`DiskError::Invalid`] for invalid settings, [`DiskError::Locked`] when another tier uses the
+    /// [`DiskError::Invalid`] for invalid settings, [`DiskError::Unmounted`] when the directory's file system is
+    /// not mounted, [`DiskError::Locked`] when another tier uses the
     /// directory, [`DiskError::Io`] when it cannot be used at all. Damage in the directory is no error.
     pub fn open(config: DiskConfig, now: SystemTime) -> Result<(Self, Recovery), DiskError> {
         let begin = Instant::now();
         let plan = SpacePlan::new(config.size_max, config.slab_bytes).map_err(DiskError::Invalid)?;
-        let directory = DirectoryLock::take(&config.dir)?;
+        let directory = lock_directory(&config)?;
         let (catalogue, marks, error) = Catalogue::open(&config.dir, plan.catalogue_bytes, plan.aside_bytes);
         let mut rng = seeded(config.seed);
         let key = rng.random();

@@ -21,7 +21,16 @@ const D1: DatasetId = DatasetId(1);
 const D2: DatasetId = DatasetId(2);
 
 fn config(dir: &Path, size_max: u64, policy: Policy) -> DiskConfig {
-    DiskConfig { dir: dir.into(), size_max, free_floor: 0, slab_bytes: None, policy, seed: 7, files_max: 16 }
+    DiskConfig {
+        dir: dir.into(),
+        size_max,
+        free_floor: 0,
+        slab_bytes: None,
+        policy,
+        seed: 7,
+        files_max: 16,
+        mount_memory: None,
+    }
 }
 
 fn open(dir: &Path, size_max: u64, policy: Policy) -> (DiskEngine, Recovery) {

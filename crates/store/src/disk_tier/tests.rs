@@ -10,13 +10,24 @@ use fletch_core::Domain;
 use std::{fs, os::unix::fs::FileExt, path::Path, sync::atomic::AtomicU32};
 use tokio_util::task::TaskTracker;
 
+mod unmounted;
+
 const D1: DatasetId = DatasetId(1);
 const MIB: u64 = 1 << 20;
 const ALL: Claim = Claim { dataset: D1, want: None, most: None };
 
 fn config(dir: &Path, policy: Policy) -> DiskConfig {
     let (size_max, dir) = (64 * MIB, dir.to_owned());
-    DiskConfig { dir, size_max, free_floor: 0, slab_bytes: None, policy, seed: 7, files_max: 16 }
+    DiskConfig {
+        dir,
+        size_max,
+        free_floor: 0,
+        slab_bytes: None,
+        policy,
+        seed: 7,
+        files_max: 16,
+        mount_memory: None,
+    }
 }
 
 fn store(memory: u64, queue: u64) -> (Arc<Store>, Arc<DiskTier>) {

@@ -169,6 +169,23 @@ async fn i6_joining_twice_takes_no_longer_than_once() {
     let (_, got, ()) = tokio::join!(leader, other, release);
     assert!(matches!(got, Err(ReadError::Deadline(_))), "{got:?}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // The second flight began late and outlives its reader, but not its own deadline.
+    until("the second flight ends, too", || s.stats().flights == 0).await;
+    assert_eq!((s.stats().deadlines, s.stats().live_bytes), (1, 0));
+}
+
+#[tokio::test]
+async fn every_reader_that_finds_no_memory_counts_as_overloaded() {
+    let s = store(MIB, 200, 1);
+    let held = content(1, 1 << 20);
+    let held = s.read(key_of(&held), 1 << 20, ANY, always(Ok(held.clone()))).await.expect("fits");
+    let c = content(2, 1000);
+    let reads = (0..5).map(|_| s.read(key_of(&c), 1000, ANY, always(Ok(c.clone()))));
+    for outcome in futures::future::join_all(reads).await {
+        assert_eq!(outcome.expect_err("all memory is held").kind(), Kind::Overloaded);
+    }
+    assert_eq!((s.stats().hits_flight, s.stats().overloaded), (4, 5), "one flight, five readers");
+    drop(held);
 }
 
 #[tokio::test]

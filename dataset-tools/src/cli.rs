@@ -159,6 +159,9 @@ summary: {faults, entries, bytes_read}}.")]
         /// Objects to read at once [default: twice the number of cores].
         #[arg(long, value_name = "N")]
         threads: Option<usize>,
+        /// Look for additional files only on the file system of the dataset's top.
+        #[arg(long)]
+        one_file_system: bool,
     },
     /// Register a dataset with the server.
     #[command(after_help = "Examples:
@@ -356,6 +359,9 @@ pub struct IndexArgs {
     /// What to do at symbolic links.
     #[arg(long, value_enum, default_value_t = Symlinks::Keep)]
     pub symlinks: Symlinks,
+    /// Leave out the content of directories on other file systems than the dataset's top.
+    #[arg(long)]
+    pub one_file_system: bool,
     /// Report all entries that cannot be part of a version, not only the first, and write no version.
     #[arg(long)]
     pub keep_going: bool,

@@ -15,6 +15,7 @@ use fletch_core::manifest::pack::PackParams;
 use fletch_core::manifest::{KeyRule, LayoutParams, SampleRule};
 use fletch_settings::ByteSize;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::signal::unix::{SignalKind, signal};
@@ -109,17 +110,21 @@ fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
         return Err(Failure::usage(format!("tables cannot be written to {to}"))
             .hint("Fletch only reads from plain HTTP servers; name another location with --to URI"));
     }
+    let shard_dirs = match args.sample_rule {
+        Some(RuleArg::File) => BTreeSet::new(),
+        _ => listing::shard_directories(ctx.rt.handle(), &ctx.origins, &uri, list.as_ref())?,
+    };
     let key = match args.sample_rule {
         Some(RuleArg::File) => KeyRule::File,
         Some(RuleArg::Stem) => KeyRule::Stem,
-        None if listing::begins_with_shards(ctx.rt.handle(), &ctx.origins, &uri, list.as_ref())? => {
+        None if shard_dirs.is_empty() => KeyRule::File,
+        None => {
             ctx.out.note(
-                "the dataset has tar shards: members with the same name up to the first dot are one sample \
-                 (--sample-rule stem)",
+                "the dataset has tar shards: members with the same name up to the first dot are one sample, \
+                 and no file beside a shard is one (--sample-rule stem; --samples names other files)",
             );
             KeyRule::Stem
         }
-        None => KeyRule::File,
     };
     let parent = match args.parent.as_deref() {
         None => None,
@@ -137,7 +142,9 @@ fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
         parent,
         tag: (!args.no_tag).then_some(args.tag),
         rule: SampleRule::new(key, args.samples),
+        shard_dirs,
         symlinks: args.symlinks,
+        one_file_system: args.one_file_system,
         on_fault: match (args.keep_going, args.skip_failed) {
             (_, true) => OnFault::Skip,
             (true, _) => OnFault::Report,

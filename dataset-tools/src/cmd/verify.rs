@@ -68,7 +68,12 @@ struct Checker {
     bytes: AtomicU64,
 }
 
-pub fn run(ctx: &Context, target: &Target, threads: Option<usize>) -> Result<Exit, Failure> {
+pub fn run(
+    ctx: &Context,
+    target: &Target,
+    threads: Option<usize>,
+    one_file_system: bool,
+) -> Result<Exit, Failure> {
     let opened = ctx.open(target)?;
     let version = &opened.version;
     // The objects are where the layout says, or beside the tables.
@@ -99,7 +104,7 @@ pub fn run(ctx: &Context, target: &Target, threads: Option<usize>) -> Result<Exi
     let mut packed = Packed::new(&std::env::temp_dir())?;
     let entries = objects(ctx, version, &checker, threads, &mut packed, &mut sink)?;
     packed.check(ctx.rt.handle(), version, &chunks, &checker.bytes, threads, &mut sink)?;
-    extras(ctx, version, &checker.origin, tables.as_ref(), &mut sink)?;
+    extras(ctx, version, &checker.origin, tables.as_ref(), one_file_system, &mut sink)?;
     drop(progress);
 
     let read = checker.bytes.load(Relaxed);

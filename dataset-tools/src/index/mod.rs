@@ -21,9 +21,9 @@ use crate::run::state::RunState;
 use crate::run::{Counters, Run, RunContext, publish};
 use crate::source::content::Content;
 use crate::source::count;
+use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
 use crate::tables_location::layout_of;
-use fletch_core::manifest::sample::SampleMatcher;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams};
 use fletch_tables::{Fault, NewRow, PinRow, TableError, TablesWriter};
@@ -75,7 +75,7 @@ pub enum Outcome {
 struct EntryWriter<'a> {
     tables: TablesWriter,
     journal: FileJournalWriter,
-    matcher: SampleMatcher,
+    sampler: Sampler,
     faults: Faults,
     /// The path of the last entry.
     last: String,
@@ -107,7 +107,7 @@ impl EntryWriter<'_> {
     fn member(&mut self, shard: &str, m: ShardMember) -> Result<(), Failure> {
         let path = format!("{shard}\0{}", m.name);
         let kind = EntryKind::Member;
-        let sample = self.matcher.sample(&path, kind);
+        let sample = self.sampler.sample(&path, kind);
         let entry = Entry { sample, kind, ..Entry::file(path, m.size, m.hash) };
         self.push(NewRow { entry, slices: m.slices, chunks: Vec::new() })
     }
@@ -120,7 +120,7 @@ impl EntryWriter<'_> {
                 }
                 self.compressed += u64::from(is_compressed_shard(&path));
                 self.journal.push(&path, &pin, &content).map_err(|e| write_failed(&e))?;
-                let sample = self.matcher.sample(&path, EntryKind::File);
+                let sample = self.sampler.sample(&path, EntryKind::File);
                 let entry = Entry { sample, ..Entry::file(path.as_str(), pin.size, content.hash) };
                 let before = self.faults.len();
                 self.push(NewRow::indexed(entry, content.slices, &pin))?;
@@ -167,7 +167,7 @@ fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
 
 fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
     let (options, out) = (run.options, run.ctx.out);
-    let matcher = run.matcher()?;
+    let sampler = run.sampler()?;
     let earlier = state.earlier(run.is_local())?;
     if earlier.files > 0 {
         out.note(format_args!("resuming: {} files already hashed", earlier.files));
@@ -189,7 +189,7 @@ fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
             .map_err(Failure::from)?,
         journal: FileJournalWriter::create(state.file_journal(), run.started_ns)
             .map_err(|e| write_failed(&e))?,
-        matcher,
+        sampler,
         faults: Faults::new(options.on_fault, out),
         last: String::new(),
         compressed: 0,
@@ -242,6 +242,13 @@ fn read_all(
         .map_err(|e| Failure::io(format_args!("cannot read the dataset {}", base.display()), &e))?;
     let feed = move || {
         let Some(step) = walk.next_step().map_err(|e| Failure::scratch(&e))? else { return Ok(None) };
+        let step = match step {
+            Step::OtherFileSystem { path } => {
+                run.note_other_file_system(&path);
+                Step::DirEnd { path }
+            }
+            step => step,
+        };
         let record = match &step {
             Step::File { path, .. } => known(path)?,
             _ => None,

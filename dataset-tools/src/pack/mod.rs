@@ -156,7 +156,7 @@ impl Pack<'_> {
     /// The first pass: lists the dataset, and returns what was found with the chunks of the parent.
     fn scan(&self, faults: &mut Faults) -> Result<(Scan, Option<Arc<ParentChunks>>), Failure> {
         let (options, run) = (self.options, self.run);
-        let matcher = run.matcher()?;
+        let sampler = run.sampler()?;
         let parent = self.open_parent()?;
         let chunks = parent.as_ref().map(PackParent::chunks);
         let keeper = chunks.as_ref().map(|chunks| {
@@ -167,7 +167,7 @@ impl Pack<'_> {
         let mut scanner = Scanner::new(
             &self.scratch,
             &options.params,
-            &matcher,
+            &sampler,
             parent,
             keeper,
             faults,
@@ -176,7 +176,9 @@ impl Pack<'_> {
         )?;
         let (threads, stop) = (options.run.threads, run.ctx.stop);
         match &run.base {
-            Some(base) => scanner.local(run.walk_options(base), &self.scratch, threads, stop)?,
+            Some(base) => scanner.local(run.walk_options(base), &self.scratch, threads, stop, |path| {
+                run.note_other_file_system(path);
+            })?,
             None => {
                 let names = options.run.list.as_ref();
                 scanner.remote(run.ctx.rt, &run.source, names, run.excluded_prefixes(), stop)?;

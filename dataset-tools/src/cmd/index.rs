@@ -3,7 +3,7 @@
 use super::{Context, fail};
 use crate::cli::{IndexArgs, PackArgs, RuleArg};
 use crate::failure::{Exit, Failure};
-use crate::out::bytes;
+use crate::out::{bytes, count};
 use crate::pack::{PackOptions, PackReport};
 use crate::run::options::{OnFault, ParentChoice, RunFailure, RunOptions, RunReport};
 use crate::run::{RunContext, state};
@@ -22,7 +22,12 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub fn index(ctx: &Context, args: IndexArgs) -> Exit {
     let note = |report: &RunReport| {
-        ctx.out.note(format_args!("{} entries, {}; {}", report.entries, bytes(report.bytes), reads(report)));
+        ctx.out.note(format_args!(
+            "{}, {}; {}",
+            count(report.entries, "entry"),
+            bytes(report.bytes),
+            reads(report)
+        ));
     };
     run(ctx, run_options(ctx, args), index::run, |report| report, note)
 }
@@ -30,21 +35,21 @@ pub fn index(ctx: &Context, args: IndexArgs) -> Exit {
 pub fn pack(ctx: &Context, args: PackArgs) -> Exit {
     let note = |report: &PackReport| {
         ctx.out.note(format_args!(
-            "{} entries, {}; wrote {} chunks, {}; found {} chunks; {}",
-            report.run.entries,
+            "{}, {}; wrote {}, {}; found {}; {}",
+            count(report.run.entries, "entry"),
             bytes(report.run.bytes),
-            report.chunks_written,
+            count(report.chunks_written, "chunk"),
             bytes(report.chunk_bytes_written),
-            report.chunks_found,
+            count(report.chunks_found, "chunk"),
             reads(&report.run)
         ));
         if let Some(kept) = &report.kept {
             ctx.out.note(format_args!(
-                "of the parent: kept {} chunks, {}; {} of {} samples are outside the canonical grouping",
-                kept.chunks,
+                "of the parent: kept {}, {}; outside the canonical grouping: {} of {}",
+                count(kept.chunks, "chunk"),
                 bytes(kept.bytes),
                 kept.samples_outside,
-                kept.samples
+                count(kept.samples, "sample")
             ));
         }
     };
@@ -76,16 +81,17 @@ fn run<O, R: Serialize>(
     if common.skipped.is_empty() {
         return Exit::Ok;
     }
-    ctx.out.warn(format_args!("{} entries were left out; the manifest lists them", common.skipped.len()));
+    ctx.out
+        .warn(format_args!("left out, and listed in the manifest: {}", count(common.skipped.len(), "entry")));
     Exit::Partial
 }
 
 fn reads(report: &RunReport) -> String {
     format!(
-        "read {} files, {}; reused {} files, {}; {:.1} s",
-        report.files_read,
+        "read {}, {}; reused {}, {}; {:.1} s",
+        count(report.files_read, "file"),
         bytes(report.bytes_read),
-        report.files_reused,
+        count(report.files_reused, "file"),
         bytes(report.bytes_reused),
         report.seconds
     )

@@ -8,7 +8,7 @@ mod packed;
 
 use super::Context;
 use crate::failure::{Exit, Failure};
-use crate::out::{Rows, bytes, stdout_failed};
+use crate::out::{self, Rows, bytes, stdout_failed};
 use crate::progress::{Progress, Total};
 use crate::source::pin::{origin_pin, pin_row};
 use crate::target::Target;
@@ -117,7 +117,12 @@ pub fn run(
     }
     let summary = Summary { faults: count, entries, bytes_read: read };
     sink.rows.end("summary", &summary).map_err(|e| stdout_failed(&e))?;
-    ctx.out.note(format_args!("{entries} entries, {} read: {count} faults", bytes(read)));
+    ctx.out.note(format_args!(
+        "{}, {} read: {}",
+        out::count(entries, "entry"),
+        bytes(read),
+        out::count(count, "fault")
+    ));
     Ok(match (count, tables_damaged) {
         (0, _) => Exit::Ok,
         (_, true) => Exit::Failed,

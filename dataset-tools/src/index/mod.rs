@@ -10,6 +10,7 @@ pub mod local;
 pub mod remote;
 
 use crate::failure::Failure;
+use crate::out::count;
 use crate::progress::{Progress, Total};
 use crate::run::faults::Faults;
 use crate::run::file_record::{FileRecord, Lookup};
@@ -146,7 +147,7 @@ impl EntryWriter<'_> {
 pub fn run(options: &RunOptions, ctx: RunContext<'_>) -> Result<RunReport, RunFailure> {
     let run = Run::open(options, ctx)?;
     let key = format!("{}\n{:?}\n{}", options.uri, options.rule, options.symlinks.as_str());
-    let state = RunState::lock(&options.state_dir, &key)?;
+    let state = RunState::lock(&options.state_dir, &key, "indexing")?;
     let done = index(&run, &state);
     state.end(done, "the journal keeps the files that were read")
 }
@@ -156,12 +157,15 @@ fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
         run.ctx.rt.block_on(async {
             // A pack has no pins; the index layout beside it has them.
             let layouts = run.tables.layouts(root).await?;
-            let layout = layout_of(&layouts, &LayoutParams::INDEX, layout).unwrap_or(layout);
+            let index = layout_of(&layouts, &LayoutParams::INDEX, layout).ok_or_else(|| {
+                Failure::new(format!("the parent {root} has no layout that `index` makes"))
+                    .hint("give a parent that was indexed, or leave --parent out")
+            })?;
             // The cursor reads each part once, so a cache of parts would not help.
-            run.tables.version_keeping(root, layout, 1).await.map(Some)
+            run.tables.version_keeping(root, index, 1).await.map(Some)
         })
     })?;
-    let parent = version.map(|version| IndexParent::new(run.ctx.rt, version, run.is_local())).transpose()?;
+    let parent = version.map(|version| IndexParent::new(run.ctx.rt, version, run.is_local()));
     Ok(parent.map(|parent| Lookup::new(Box::new(parent))))
 }
 
@@ -170,7 +174,7 @@ fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
     let sampler = run.sampler()?;
     let earlier = state.earlier(run.is_local())?;
     if earlier.files > 0 {
-        out.note(format_args!("resuming: {} files already hashed", earlier.files));
+        out.note(format_args!("resuming: {} already hashed", count(earlier.files, "file")));
     }
     let mut lookups = vec![Lookup::new(Box::new(earlier))];
     lookups.extend(open_parent(run)?);

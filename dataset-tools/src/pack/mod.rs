@@ -129,7 +129,7 @@ pub fn run(options: &PackOptions, ctx: RunContext<'_>) -> Result<PackReport, Run
         options.run.symlinks.as_str(),
         options.params
     );
-    let state = RunState::lock(&options.run.state_dir, &key)?;
+    let state = RunState::lock(&options.run.state_dir, &key, "packing")?;
     let pack = Pack { options, run: &run, scratch: state.scratch(), total: Arc::default() };
     let done = pack.pack(&state);
     state.end(done, "the journal keeps the chunks that were written")
@@ -193,7 +193,7 @@ impl Pack<'_> {
             .map_err(|e| Failure::io("cannot use the journal", &e).hint("give another --state-dir"))?;
         if !journal.is_empty() {
             let made = journal.len();
-            run.ctx.out.note(format_args!("resuming: {made} chunks and long files already made"));
+            run.ctx.out.note(format_args!("resuming: chunks and long files already made: {made}"));
         }
         let mut faults = Faults::new(self.options.run.on_fault, run.ctx.out);
         let made = self.scan(&mut faults).and_then(|(scan, chunks)| {

@@ -3,6 +3,7 @@
 //! The root covers the hash of a member but not its place in the shard. So a right shard does not prove that
 //! the slices of its members are right: the bytes at these slices are hashed too.
 
+use crate::out::count;
 use fletch_core::Hash;
 use fletch_core::manifest::{EntryRef, Slice};
 use std::collections::HashMap;
@@ -86,7 +87,11 @@ impl Members {
         } else {
             "is outside of its shard"
         };
-        Some(format!("{} {why}; {} members are wrong; index again", first.path, wrong.count() + 1))
+        Some(format!(
+            "{} {why}; wrong in all: {}; index again",
+            first.path,
+            count(wrong.count() + 1, "member")
+        ))
     }
 }
 

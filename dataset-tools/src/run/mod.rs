@@ -18,10 +18,10 @@ use crate::failure::{Exit, Failure};
 use crate::out::Out;
 use crate::progress::{Late, Progress, Total};
 use crate::source::sampler::Sampler;
-use crate::source::walk::{NAMES_BYTES_MAX, RESERVED, WalkOptions, reserved_extras};
-use crate::tables_location::TablesLocation;
+use crate::source::walk::{NAMES_BYTES_MAX, WalkOptions, reserved_extras};
+use crate::tables_location::{TablesLocation, in_the_way};
 use fletch_origin::{Origin, Origins};
-use fletch_tables::{Fault, Provenance, TagDoc, WrittenVersion, paths};
+use fletch_tables::{Fault, Provenance, TagDoc, WrittenVersion};
 use options::{RunOptions, RunReport};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -243,22 +243,6 @@ fn dataset_dir(dir: &Path) -> Result<PathBuf, Failure> {
     }
     Err(Failure::new(format!("the dataset {} is not a directory", dir.display()))
         .hint("give a directory, or the URI of a prefix in a bucket"))
-}
-
-/// Returns what is in the way of the directories of tables below `to`, and what it is.
-#[must_use]
-pub fn in_the_way(to: &Path) -> Option<(PathBuf, &'static str)> {
-    let top = to.join(paths::PREFIX.trim_end_matches('/'));
-    let below = RESERVED.iter().map(|name| top.join(name));
-    std::iter::once(top.clone()).chain(below).find_map(|path| {
-        let itself = std::fs::symlink_metadata(&path).ok()?;
-        match std::fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => None,
-            Err(_) if itself.is_symlink() => Some((path, "a link to nothing")),
-            Ok(_) if itself.is_symlink() => Some((path, "a link to a file")),
-            _ => Some((path, "a file")),
-        }
-    })
 }
 
 /// Fails before hours of reading when tables cannot be written to `to`.

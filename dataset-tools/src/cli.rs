@@ -349,8 +349,8 @@ pub struct IndexArgs {
     /// Move no tag.
     #[arg(long, conflicts_with = "tag")]
     pub no_tag: bool,
-    /// Which files and members are samples [default: all, but with the rule `stem` no shard and no file beside
-    /// one]. May be repeated. `*` does not match `/`, `**` does.
+    /// Which files and members are samples [default: all, but with the rule `stem` no shard and no file
+    /// beside one]. May be repeated. `*` does not match `/`, `**` does.
     #[arg(long, value_name = "GLOB")]
     pub samples: Vec<String>,
     /// What a sample is: one file, or all files with the same name up to its first dot. The default is `stem`

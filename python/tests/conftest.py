@@ -153,7 +153,7 @@ def files(server: Server) -> Path:
 
 @pytest.fixture(scope="session")
 def shards(server: Server) -> Path:
-    """The dataset `shards`: two tar shards, four samples of a .jpg and a .cls each, and a README beside them."""
+    """The dataset `shards`: two tar shards with four samples of a .jpg and a .cls each, and a README."""
     tree = server.scratch / "tree-shards"
     tree.mkdir()
     rng = random.Random(8)

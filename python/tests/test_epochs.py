@@ -71,8 +71,8 @@ def seen(batches: Iterator[torch.Tensor]) -> list[int]:
 def keyed(server: Server) -> None:
     """The dataset `keyed`: samples of two files, whose keys differ only in their directories.
 
-    They are in a shard, in a shard of a folder, in a directory with the name of a shard, and in none. The glob
-    makes samples of the files beside shards, too.
+    They are in a shard, in a shard of a folder, in a directory with the name of a shard, and in none. The
+    glob makes samples of the files beside shards, too.
     """
     tree = server.scratch / "tree-keyed"
     body = server.scratch / "keyed-body"

@@ -274,8 +274,9 @@ impl Registrations {
         Ok(())
     }
 
-    /// Records that a tag of a dataset named this version, so that a restarted server finds its layout without
-    /// a listing. Does nothing if the version is recorded, or if the dataset has its most records. Blocking.
+    /// Records that a tag of a dataset named this version, so that a restarted server finds its layout
+    /// without a listing. Does nothing if the version is recorded, or if the dataset has its most records.
+    /// Blocking.
     ///
     /// # Errors
     /// [`RegisterError::Io`].

@@ -48,8 +48,8 @@ pub struct RunOptions {
     pub tag: Option<TagName>,
     /// How entries form samples.
     pub rule: SampleRule,
-    /// The directories with tar shards. With the rule `stem`, files beside shards are no samples unless a glob
-    /// of the rule names them.
+    /// The directories with tar shards. With the rule `stem`, files beside shards are no samples unless a
+    /// glob of the rule names them.
     pub shard_dirs: BTreeSet<String>,
     /// What to do at symbolic links.
     pub symlinks: Symlinks,

@@ -28,8 +28,8 @@ pub fn default_dir() -> Result<PathBuf, Failure> {
 }
 
 impl RunState {
-    /// Locks the run directory that `key` names, and removes the scratch files of an earlier run. `doing` says
-    /// in an error what the runs with such keys do.
+    /// Locks the run directory that `key` names, and removes the scratch files of an earlier run. `doing`
+    /// says in an error what the runs with such keys do.
     ///
     /// # Errors
     /// When another run holds the lock, or the directory cannot be written.

@@ -177,11 +177,11 @@ fn all_objects(origin: &Origin, names: Option<&NameList>) -> BoxStream<'static, 
         .boxed()
 }
 
-/// Returns the directories that have a tar shard, if one of the first [`FIRST_FILES`] files, in path order, is
-/// one; otherwise none.
+/// Returns the directories that have a tar shard, if one of the first [`FIRST_FILES`] files, in path order,
+/// is one; otherwise none.
 ///
-/// Looks at the first [`SHARD_FILES_MAX`] files, by their names alone. Ignores a directory that cannot be read:
-/// the run itself reports it.
+/// Looks at the first [`SHARD_FILES_MAX`] files, by their names alone. Ignores a directory that cannot be
+/// read: the run itself reports it.
 ///
 /// # Errors
 /// [`Failure`] when the listing of a store fails.

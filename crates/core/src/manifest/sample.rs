@@ -14,7 +14,8 @@ pub enum KeyRule {
     /// One file is one sample.
     File = 1,
     /// WebDataset's rule: entries whose paths agree up to the first dot of the last component are one sample.
-    /// Names without a dot, or that begin with one, belong to no sample. Nor does a tar shard: its members do.
+    /// Names without a dot, or that begin with one, belong to no sample. Neither does a tar shard, but
+    /// its members do.
     Stem = 2,
 }
 

@@ -159,6 +159,9 @@ summary: {faults, entries, bytes_read}}.")]
         /// Objects to read at once [default: twice the number of cores].
         #[arg(long, value_name = "N")]
         threads: Option<usize>,
+        /// Look for additional files only on the file system of the dataset's top.
+        #[arg(long)]
+        one_file_system: bool,
     },
     /// Register a dataset with the server.
     #[command(after_help = "Examples:
@@ -346,7 +349,8 @@ pub struct IndexArgs {
     /// Move no tag.
     #[arg(long, conflicts_with = "tag")]
     pub no_tag: bool,
-    /// Which files are samples [default: all]. May be repeated. `*` does not match `/`, `**` does.
+    /// Which files and members are samples [default: all, but with the rule `stem` no shard and no file
+    /// beside one]. May be repeated. `*` does not match `/`, `**` does.
     #[arg(long, value_name = "GLOB")]
     pub samples: Vec<String>,
     /// What a sample is: one file, or all files with the same name up to its first dot. The default is `stem`
@@ -356,6 +360,9 @@ pub struct IndexArgs {
     /// What to do at symbolic links.
     #[arg(long, value_enum, default_value_t = Symlinks::Keep)]
     pub symlinks: Symlinks,
+    /// Leave out the content of directories on other file systems than the dataset's top.
+    #[arg(long)]
+    pub one_file_system: bool,
     /// Report all entries that cannot be part of a version, not only the first, and write no version.
     #[arg(long)]
     pub keep_going: bool,

@@ -38,8 +38,9 @@ impl Out {
     pub fn note_compressed(&self, archives: u64) {
         if archives > 0 {
             self.note(format_args!(
-                "{archives} compressed archives are treated as plain files, without members: only members of \
-                 an uncompressed .tar can be read by range; decompress the archives to get their members"
+                "without members, because only members of an uncompressed .tar can be read by range: {}; \
+                 decompress them to get their members",
+                count(archives, "compressed archive")
             ));
         }
     }
@@ -117,8 +118,32 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// Formats a number with its noun, in the plural unless the number is 1: "1 fault", "2 entries".
+#[must_use]
+pub fn count(n: impl TryInto<u64>, noun: &str) -> String {
+    let n: u64 = n.try_into().unwrap_or(u64::MAX);
+    match noun.strip_suffix('y') {
+        _ if n == 1 => format!("1 {noun}"),
+        Some(begin) => format!("{n} {begin}ies"),
+        None => format!("{n} {noun}s"),
+    }
+}
+
 /// Formats a number of bytes with a binary unit.
 #[must_use]
 pub fn bytes(n: u64) -> String {
     indicatif::BinaryBytes(n).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        let said: Vec<String> = [0, 1, 2].map(|n| count(n, "fault")).into();
+        assert_eq!(said, ["0 faults", "1 fault", "2 faults"]);
+        assert_eq!((count(1, "entry"), count(7, "entry")), ("1 entry".into(), "7 entries".into()));
+        assert_eq!(count(12_usize, "empty file"), "12 empty files");
+    }
 }

@@ -1,7 +1,7 @@
 //! The progress display on stderr: a bar with rate and time left on a terminal, otherwise a line every few
 //! seconds.
 
-use crate::out::{Out, bytes};
+use crate::out::{Out, bytes, count};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
@@ -70,8 +70,8 @@ pub fn line(done: (u64, u64), total: (u64, u64), elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(0.001);
     let rate = done.1 as f64 / seconds;
     let mut text = format!(
-        "{} files, {} ({}/s, {:.0} files/s)",
-        done.0,
+        "{}, {} ({}/s, {:.0} files/s)",
+        count(done.0, "file"),
         bytes(done.1),
         bytes(rate as u64),
         done.0 as f64 / seconds
@@ -83,8 +83,8 @@ pub fn line(done: (u64, u64), total: (u64, u64), elapsed: Duration) -> String {
         let share = ((by_files + by_bytes) / 2.0).clamp(0.0001, 1.0);
         let left = Duration::from_secs_f64(seconds * (1.0 - share) / share);
         text += &format!(
-            " of {} files, {}: {:.0} %, {} left",
-            total.0,
+            " of {}, {}: {:.0} %, {} left",
+            count(total.0, "file"),
             bytes(total.1),
             share * 100.0,
             indicatif::HumanDuration(left)

@@ -3,6 +3,7 @@
 //! It is the dataset itself, or what `--to` names.
 
 use crate::failure::{Exit, Failure};
+use crate::source::walk::RESERVED;
 use crate::target::Select;
 use fletch_client::fallback::OriginTables;
 use fletch_core::manifest::{LayoutKind, LayoutParams};
@@ -10,6 +11,7 @@ use fletch_core::{Kind, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError, OriginUri, Origins, PutMode};
 use fletch_tables::{LayoutDoc, PartCache, TableError, TagDoc, Version, paths};
 use futures::TryStreamExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Parts held in memory by one command, in bytes.
@@ -115,6 +117,14 @@ impl TablesLocation {
     }
 
     fn no_tag(&self, tag: &TagName) -> Failure {
+        if let Some((path, what)) = self.origin.local_dir().and_then(in_the_way) {
+            return Failure::new(format!(
+                "{}: there is no tag {tag}: {} is {what}",
+                self.uri(),
+                path.display()
+            ))
+            .hint("tables are in directories below `fletch/`; if the run used --to, give that URI");
+        }
         Failure::new(format!("{}: there is no tag {tag}", self.uri())).hint(
             "`fletch tag URI` lists the tags; `fletch index URI` makes a version and moves `latest`; \
              if the run used --to, give that URI",
@@ -124,6 +134,10 @@ impl TablesLocation {
     /// Lists the names directly below `prefix`, each once: of every object the first component after
     /// `prefix`.
     async fn listed(&self, prefix: &str) -> Result<Vec<String>, Failure> {
+        if self.origin.uri().is_plain_http() {
+            return Err(Failure::new(format!("{} is a plain HTTP server, which has no listing", self.uri()))
+                .hint("name a version by a tag, such as @latest"));
+        }
         let mut out: Vec<String> = Vec::new();
         let mut list = self.origin.list(prefix);
         loop {
@@ -202,6 +216,22 @@ impl TablesLocation {
         let source = Arc::new(OriginTables::new(self.origin.clone(), root, layout));
         Ok(Version::open(source, root, layout, PartCache::new(bytes)).await?)
     }
+}
+
+/// Returns what is in the way of the directories of tables below `to`, and what it is.
+#[must_use]
+pub fn in_the_way(to: &Path) -> Option<(PathBuf, &'static str)> {
+    let top = to.join(paths::PREFIX.trim_end_matches('/'));
+    let below = RESERVED.iter().map(|name| top.join(name));
+    std::iter::once(top.clone()).chain(below).find_map(|path| {
+        let itself = std::fs::symlink_metadata(&path).ok()?;
+        match std::fs::metadata(&path) {
+            Ok(meta) if meta.is_dir() => None,
+            Err(_) if itself.is_symlink() => Some((path, "a link to nothing")),
+            Ok(_) if itself.is_symlink() => Some((path, "a link to a file")),
+            _ => Some((path, "a file")),
+        }
+    })
 }
 
 /// Returns the layout with these parameters. Prefers `preferred` if several have them.

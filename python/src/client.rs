@@ -1,76 +1,43 @@
 //! `fletch.Client`: the address of a server, the credentials for it, and the timeout of calls.
 
+use crate::connections::{Connections, Settings};
 use crate::errors::{Failure, Pickled};
-use crate::process::{Slot, wait};
+use crate::process::wait;
 use crate::version::Version;
-use fletch_client::{ClientConfig, Endpoint, TokenSource};
-use fletch_core::{DatasetName, JobName};
+use crate::version_handle::VersionHandle;
+use fletch_api::ResolvedVersion;
+use fletch_core::DatasetName;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
-use std::time::Duration;
-
-/// The number of idle connections that a client keeps.
-const CONNECTIONS_IDLE_MAX: usize = 8;
-/// The longest timeout, in seconds. A longer one is probably a mistake in the unit.
-const TIMEOUT_MAX: f64 = 86_400.0;
-
-/// The settings of a client. Pickling a client sends only these.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    pub server: String,
-    pub token: Option<String>,
-    pub token_file: Option<PathBuf>,
-    pub job: Option<String>,
-    pub timeout: f64,
-}
-
-impl Settings {
-    fn connect(&self) -> Result<fletch_client::Client, Failure> {
-        let endpoint: Endpoint = self.server.parse().map_err(|e| Failure::Invalid(format!("{e}")))?;
-        let mut config = ClientConfig::new(endpoint, "loader");
-        let job = self.job.as_deref().map(JobName::new).transpose();
-        config.job = job.map_err(|e| Failure::Invalid(format!("job: {e}")))?;
-        config.token = TokenSource::of(self.token.clone(), self.token_file.clone())?;
-        config.connections_idle_max = CONNECTIONS_IDLE_MAX;
-        if !(self.timeout > 0.0 && self.timeout <= TIMEOUT_MAX) {
-            let text = format!("timeout is {} s; it must be above 0 and at most 86400", self.timeout);
-            return Err(Failure::Invalid(text));
-        }
-        config.io_timeout = Duration::from_secs_f64(self.timeout);
-        Ok(fletch_client::Client::new(config)?)
-    }
-}
+use std::sync::Arc;
 
 /// A client of a server. A process makes its connections when it first needs them.
 #[pyclass(frozen, module = "fletch")]
 #[derive(Debug)]
 pub struct Client {
-    settings: Settings,
-    live: Slot<fletch_client::Client>,
+    connections: Arc<Connections>,
 }
 
 impl Client {
     /// Creates a client from checked settings. It sends no request.
     pub fn of(settings: Settings) -> Result<Self, Failure> {
-        // A faulty setting is an error here, in the process that wrote it, and not in one that unpickles it.
-        settings.connect()?;
-        Ok(Client { settings, live: Slot::new() })
+        Ok(Client { connections: Arc::new(Connections::new(settings)?) })
     }
 
-    /// Returns the client's settings.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
+    fn settings(&self) -> &Settings {
+        self.connections.settings()
     }
 
     /// Returns this process's connections, and makes them if necessary.
     pub fn live(&self, py: Python<'_>) -> PyResult<fletch_client::Client> {
-        if let Some(client) = self.live.get(py) {
-            return Ok(client);
-        }
-        let client = self.settings.connect()?;
-        self.live.set(py, client.clone());
-        Ok(client)
+        self.connections.live(py)
+    }
+
+    /// Returns a version of a dataset of the server. It reads nothing.
+    fn version(slf: Bound<'_, Self>, resolved: ResolvedVersion) -> Version {
+        let connections = Arc::clone(&slf.get().connections);
+        Version::new(slf.into_any().unbind(), VersionHandle::new(connections, resolved))
     }
 }
 
@@ -97,19 +64,19 @@ impl Client {
     /// The server's address, as it was given.
     #[getter]
     fn server(&self) -> &str {
-        &self.settings.server
+        &self.settings().server
     }
 
     /// The job to which the server counts the bytes; `None` is the job `anonymous`.
     #[getter]
     fn job(&self) -> Option<&str> {
-        self.settings.job.as_deref()
+        self.settings().job.as_deref()
     }
 
     /// The seconds within which every call ends, all its attempts together.
     #[getter]
     fn timeout(&self) -> f64 {
-        self.settings.timeout
+        self.settings().timeout
     }
 
     /// The server's version, formats and limits, as `GET /v1/info` returns them.
@@ -132,7 +99,7 @@ impl Client {
         let (dataset, tag) = split_tag(name)?;
         let client = slf.get().live(py)?;
         let found = wait(py, async { client.resolve(&dataset, tag).await.map_err(Failure::from) })?;
-        Ok(Version::new(slf.unbind(), found))
+        Ok(Client::version(slf, found))
     }
 
     /// Counters of this process's connections since they were made.
@@ -149,13 +116,13 @@ impl Client {
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, PickledSettings> {
-        let s = self.settings.clone();
+        let s = self.settings().clone();
         let revive = py.import("fletch._native")?.getattr("_client")?;
         Ok((revive, (s.server, s.token, s.token_file, s.job, s.timeout)))
     }
 
     fn __repr__(&self) -> String {
-        let Settings { server, job, .. } = &self.settings;
+        let Settings { server, job, .. } = self.settings();
         format!("Client({server:?}, job={})", job.as_ref().map_or("None".into(), |j| format!("{j:?}")))
     }
 }
@@ -173,6 +140,13 @@ pub fn unpickle_client(
     timeout: f64,
 ) -> PyResult<Client> {
     Ok(Client::of(Settings { server, token, token_file, job, timeout })?)
+}
+
+/// Creates a version from its client and its pickled description.
+#[pyfunction(name = "_version")]
+pub fn unpickle_version(client: Bound<'_, Client>, what: &str) -> PyResult<Version> {
+    let what = serde_json::from_str(what).map_err(|e| Failure::Invalid(format!("pickled version: {e}")))?;
+    Ok(Client::version(client, what))
 }
 
 /// Splits `NAME[@TAG]` into the dataset and its tag or root.

@@ -10,10 +10,11 @@
 //!    above 16 MiB).
 //! 2. Every call ends within the client's timeout, or when a signal handler raises.
 //! 3. Memory and threads are bounded: one runtime for each process, and tables up to
-//!    [`version::TABLES_BYTES`].
+//!    [`version_handle::TABLES_BYTES`].
 
 mod buffer;
 mod client;
+mod connections;
 mod entry;
 mod epochs;
 mod errors;
@@ -22,6 +23,7 @@ mod pending_read;
 mod process;
 mod receipt_sum;
 mod version;
+mod version_handle;
 
 use pyo3::prelude::*;
 
@@ -47,7 +49,7 @@ fn native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(client::unpickle_client, m)?)?;
     m.add_function(wrap_pyfunction!(entry::unpickle_entry, m)?)?;
     m.add_function(wrap_pyfunction!(entry::unpickle_sample, m)?)?;
-    m.add_function(wrap_pyfunction!(version::unpickle_version, m)?)?;
+    m.add_function(wrap_pyfunction!(client::unpickle_version, m)?)?;
     m.add_function(wrap_pyfunction!(process::before_fork, m)?)?;
     m.add_function(wrap_pyfunction!(process::after_fork_in_child, m)?)?;
     m.add("LEASE_MAX", fletch_api::epochs::WANT_MAX)?;

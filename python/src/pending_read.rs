@@ -9,7 +9,7 @@ use crate::buffer;
 use crate::errors::Failure;
 use crate::fetch::{Item, bytes_of, file_requests, read_all};
 use crate::process::{Live, spawn_background, wait};
-use crate::version::Version;
+use crate::version_handle::VersionHandle;
 use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -27,7 +27,7 @@ type Task = AbortOnDropHandle<Result<Vec<Bytes>, Failure>>;
 #[pyclass(frozen, module = "fletch")]
 #[derive(Debug)]
 pub struct PendingRead {
-    version: Py<Version>,
+    version: Arc<VersionHandle>,
     items: Arc<[Item]>,
     task: Mutex<Option<Live<Task>>>,
     /// Cancelled at the end of the task, also if it failed.
@@ -38,11 +38,11 @@ impl PendingRead {
     /// Starts to read. A read of many bytes waits until `after` ends or is dropped.
     pub fn start(
         py: Python<'_>,
-        version: Py<Version>,
+        version: Arc<VersionHandle>,
         items: Vec<Item>,
         after: Option<&PendingRead>,
     ) -> PyResult<Self> {
-        let open = version.get().open(py)?;
+        let open = version.open(py)?;
         let items: Arc<[Item]> = items.into();
         let (asked, over) = (Arc::clone(&items), CancellationToken::new());
         let (before, end) = (after.map(|a| a.over.clone()), over.clone().drop_guard());
@@ -88,7 +88,7 @@ impl PendingRead {
             Some(Err(e)) if fresh && !e.kind().retryable() => Err(e.into()),
             // The read failed with an error that may have passed, or was lost.
             Some(Err(_)) | None => {
-                self.version.get().read_all(py, &self.items).and_then(|all| buffer::views(py, all))
+                self.version.read_all(py, &self.items).and_then(|all| buffer::views(py, all))
             }
         }
     }

@@ -1,71 +1,36 @@
 //! `fletch.Version`: lists and reads an immutable state of a dataset.
 
-use crate::client::Client;
+use crate::buffer;
 use crate::entry::{Entry, Sample, shown};
 use crate::errors::{Failure, Pickled};
 use crate::fetch::{self, Item, OpenVersion};
 use crate::pending_read::PendingRead;
-use crate::process::{Slot, wait};
-use crate::{buffer, client::Settings};
-use bytes::Bytes;
-use fletch_api::ResolvedVersion;
+use crate::process::wait;
+use crate::version_handle::VersionHandle;
 use fletch_core::manifest::{KeyRule, SampleRef};
-use fletch_tables::PartCache;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMemoryView};
 use std::collections::BTreeMap;
-
-/// The bytes of version tables in the memory of a process, for all versions together.
-pub const TABLES_BYTES: u64 = 256 << 20;
-
-static TABLES: Slot<PartCache> = Slot::new();
+use std::sync::Arc;
 
 /// An immutable state of a dataset. Its tables are read and checked when they are first needed.
 #[pyclass(frozen, module = "fletch")]
 #[derive(Debug)]
 pub struct Version {
-    client: Py<Client>,
-    resolved: ResolvedVersion,
-    open: Slot<OpenVersion>,
+    /// The `fletch.Client` that reads the version.
+    client: Py<PyAny>,
+    handle: Arc<VersionHandle>,
 }
 
 impl Version {
-    /// Creates a version from the server's answer. It reads nothing.
-    pub fn new(client: Py<Client>, resolved: ResolvedVersion) -> Self {
-        Version { client, resolved, open: Slot::new() }
+    /// Creates a version of `client`. It reads nothing.
+    pub fn new(client: Py<PyAny>, handle: Arc<VersionHandle>) -> Self {
+        Version { client, handle }
     }
 
-    /// Returns the version, opened in this process.
-    pub fn open(&self, py: Python<'_>) -> PyResult<OpenVersion> {
-        if let Some(open) = self.open.get(py) {
-            return Ok(open);
-        }
-        let client = self.client.get().live(py)?;
-        let tables = tables(py, self.client.get().settings());
-        let (root, layout) = (self.resolved.root, self.resolved.layout);
-        let source = client.tables(root, layout);
-        let opening = fletch_tables::Version::open(source, root, layout, tables);
-        let version = wait(py, async { opening.await.map_err(Failure::from) })?;
-        let open = OpenVersion { client, version };
-        self.open.set(py, open.clone());
-        Ok(open)
+    fn open(&self, py: Python<'_>) -> PyResult<OpenVersion> {
+        self.handle.open(py)
     }
-
-    /// Reads whole files. Returns them in the order of `items`.
-    pub fn read_all(&self, py: Python<'_>, items: &[Item]) -> PyResult<Vec<Bytes>> {
-        let open = self.open(py)?;
-        wait(py, fetch::read_many(&open, items))
-    }
-}
-
-/// Returns this process's cache of tables, scoped to one principal.
-fn tables(py: Python<'_>, settings: &Settings) -> PartCache {
-    let all = TABLES.get(py).unwrap_or_else(|| {
-        let made = PartCache::new(TABLES_BYTES);
-        TABLES.set(py, made.clone());
-        made
-    });
-    all.scoped(&format!("{}\n{:?}\n{:?}", settings.server, settings.token, settings.token_file))
 }
 
 /// Returns the entries `start..stop` of a version.
@@ -126,42 +91,42 @@ impl Version {
     /// The dataset's name.
     #[getter]
     fn dataset(&self) -> &str {
-        self.resolved.dataset.as_str()
+        self.handle.resolved.dataset.as_str()
     }
 
     /// The tag that was resolved; `None` if a root was given.
     #[getter]
     fn tag(&self) -> Option<&str> {
-        self.resolved.tag.as_ref().map(fletch_core::TagName::as_str)
+        self.handle.resolved.tag.as_ref().map(fletch_core::TagName::as_str)
     }
 
     /// The version's identity, 64 hex digits.
     #[getter]
     fn root(&self) -> String {
-        self.resolved.root.to_string()
+        self.handle.resolved.root.to_string()
     }
 
     /// The identity of the layout that is read, 64 hex digits.
     #[getter]
     fn layout(&self) -> String {
-        self.resolved.layout.to_string()
+        self.handle.resolved.layout.to_string()
     }
 
     /// The bytes of content of the version.
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.resolved.bytes
+        self.handle.resolved.bytes
     }
 
     /// The time when the version was made, in nanoseconds since 1970 UTC.
     #[getter]
     fn created_ns(&self) -> u64 {
-        self.resolved.created_ns
+        self.handle.resolved.created_ns
     }
 
     /// The client that reads the version.
     #[getter]
-    fn client(&self, py: Python<'_>) -> Py<Client> {
+    fn client(&self, py: Python<'_>) -> Py<PyAny> {
         self.client.clone_ref(py)
     }
 
@@ -176,7 +141,7 @@ impl Version {
 
     /// The number of entries.
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.resolved.entries)?)
+        Ok(usize::try_from(self.handle.resolved.entries)?)
     }
 
     /// The entry with this ordinal or path.
@@ -227,32 +192,34 @@ impl Version {
 
     /// Reads a whole file, by its ordinal or path.
     fn read<'py>(&self, py: Python<'py>, item: Item) -> PyResult<Bound<'py, PyMemoryView>> {
-        let mut all = self.read_all(py, &[item])?;
+        let mut all = self.handle.read_all(py, &[item])?;
         buffer::view(py, all.pop().unwrap_or_default())
     }
 
     /// Reads whole files, by ordinals or paths, in few requests. Returns views in the order of `items`.
     fn read_many<'py>(&self, py: Python<'py>, items: Vec<Item>) -> PyResult<Bound<'py, PyList>> {
-        buffer::views(py, self.read_all(py, &items)?)
+        buffer::views(py, self.handle.read_all(py, &items)?)
     }
 
     /// Starts to read whole files in the background, and returns at once.
     #[pyo3(signature = (items, after=None))]
     fn prefetch(
-        slf: Bound<'_, Self>,
+        &self,
+        py: Python<'_>,
         items: Vec<Item>,
         after: Option<Bound<'_, PendingRead>>,
     ) -> PyResult<PendingRead> {
-        PendingRead::start(slf.py(), slf.clone().unbind(), items, after.as_ref().map(Bound::get))
+        PendingRead::start(py, Arc::clone(&self.handle), items, after.as_ref().map(Bound::get))
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<Client>, String)> {
-        let what = serde_json::to_string(&self.resolved).map_err(|e| Failure::Invalid(e.to_string()))?;
+    fn __reduce__<'py>(&self, py: Python<'py>) -> Pickled<'py, (Py<PyAny>, String)> {
+        let what =
+            serde_json::to_string(&self.handle.resolved).map_err(|e| Failure::Invalid(e.to_string()))?;
         Ok((py.import("fletch._native")?.getattr("_version")?, (self.client.clone_ref(py), what)))
     }
 
     fn __repr__(&self) -> String {
-        let what = &self.resolved;
+        let what = &self.handle.resolved;
         format!(
             "Version({:?}, root={}, {} entries)",
             what.dataset.as_str(),
@@ -262,18 +229,11 @@ impl Version {
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
-        let what = |v: &Version| (v.resolved.root, v.resolved.layout);
+        let what = |v: &Version| (v.handle.resolved.root, v.handle.resolved.layout);
         other.cast::<Version>().is_ok_and(|o| what(o.get()) == what(self))
     }
 
     fn __hash__(&self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|i| self.resolved.root.0.0[i]))
+        u64::from_le_bytes(std::array::from_fn(|i| self.handle.resolved.root.0.0[i]))
     }
-}
-
-/// Creates a version from its pickled description.
-#[pyfunction(name = "_version")]
-pub fn unpickle_version(client: Py<Client>, what: &str) -> PyResult<Version> {
-    let what = serde_json::from_str(what).map_err(|e| Failure::Invalid(format!("pickled version: {e}")))?;
-    Ok(Version::new(client, what))
 }

@@ -153,7 +153,7 @@ def files(server: Server) -> Path:
 
 @pytest.fixture(scope="session")
 def shards(server: Server) -> Path:
-    """The dataset `shards`: two tar shards, four samples of a .jpg and a .cls each."""
+    """The dataset `shards`: two tar shards with four samples of a .jpg and a .cls each, and a README."""
     tree = server.scratch / "tree-shards"
     tree.mkdir()
     rng = random.Random(8)
@@ -164,6 +164,7 @@ def shards(server: Server) -> Path:
                     path = server.scratch / "member"
                     path.write_bytes(body)
                     tar.add(path, arcname=f"{s}-{i}.{ext}")
+    (tree / "README.md").write_text("two shards")
     server.publish("shards", tree)
     return tree
 

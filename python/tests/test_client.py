@@ -78,7 +78,7 @@ def test_many_files_come_in_few_requests(client: fletch.Client, files: Path) -> 
 def test_members_of_shards_are_read_by_their_names(client: fletch.Client, shards: Path) -> None:
     version = client.resolve("shards")
     assert bytes(version.read("0.tar/0-3.cls")) == b"3"
-    samples = [s for s in version.samples() if len(s.ordinals) == 2]
+    samples = version.samples()
     assert [s.key for s in samples] == [f"{s}-{i}" for s in range(2) for i in range(4)]
     for sample in samples:
         paths = [version.entry(o).path for o in sample.ordinals]

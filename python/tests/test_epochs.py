@@ -78,7 +78,8 @@ def seen(batches: Iterator[torch.Tensor]) -> list[int]:
 def keyed(server: Server) -> None:
     """The dataset `keyed`: samples of two files, whose keys differ only in their directories.
 
-    They are in a shard, in a shard of a folder, in a directory with the name of a shard, and in none.
+    They are in a shard, in a shard of a folder, in a directory with the name of a shard, and in none. The
+    glob makes samples of the files beside shards, too.
     """
     tree = server.scratch / "tree-keyed"
     body = server.scratch / "keyed-body"
@@ -93,7 +94,7 @@ def keyed(server: Server) -> None:
     for name in ("loose.tar/cat/0001", "deep/0001", "0001"):
         for extension in ("cls.txt", "jpg"):
             (tree / f"{name}.{extension}").write_text(f"{name} {extension}")
-    server.publish("keyed", tree, "--sample-rule", "stem")
+    server.publish("keyed", tree, "--sample-rule", "stem", "--samples", "**")
 
 
 def texts(content: dict[str, Any]) -> dict[str, str]:
@@ -113,12 +114,21 @@ def test_keys_of_an_epoch_are_those_of_the_version(server: Server, keyed: None, 
     by_index = zip(samples, MapDataset(version, texts, samples))
     expected = {sample.ordinals[0]: content for sample, content in by_index}
     assert sorted(content["__key__"] for content in expected.values()) == sorted(
-        ["cat/0001", "dog/0001", "top"] * 2 + ["loose.tar/cat/0001", "deep/0001", "0001", "0", "deep/1"]
+        ["cat/0001", "dog/0001", "top"] * 2 + ["loose.tar/cat/0001", "deep/0001", "0001"]
     )
     dataset = EpochDataset(client, "keyed", job=f"keyed-{workers}", batch_size=2, transform=texts_of)
     for _ in range(2):
         batches = DataLoader(dataset, num_workers=workers, collate_fn=list)
         assert dict(item for batch in batches for item in batch) == expected
+
+
+def test_every_sample_of_shards_has_its_members_and_no_shard_travels(server: Server, shards: Path) -> None:
+    client = fletch.Client(f"unix:{server.socket}", timeout=20)
+    dataset = EpochDataset(client, "shards", job="members", batch_size=4, transform=texts_of)
+    batches = list(DataLoader(dataset, num_workers=0, collate_fn=list))
+    contents = [content for batch in batches for _, content in batch]
+    assert [content.keys() for content in contents] == [{"__key__", "cls", "jpg"}] * 8
+    assert dataset.stats()["bytes"] == 8 * 9001
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -239,6 +239,18 @@ fn the_tutorial_does_what_it_says() {
     );
 }
 
+/// The server refuses a cache below 16 MiB, and a quarter of a small dataset is less.
+#[test]
+fn the_tutorial_gives_a_small_dataset_the_smallest_cache() {
+    let page = read("docs/TUTORIAL.md");
+    let size = page.split("--cache-size ").nth(1).and_then(|rest| rest.split(" --").next()).expect("a size");
+    let given = |bytes: u64| {
+        let out = shell("sh").args(["-c", &format!("BYTES={bytes}; echo {size}")]).output().expect("sh runs");
+        String::from_utf8(out.stdout).expect("UTF-8").trim().parse::<u64>().expect("a number")
+    };
+    assert_eq!([1_000, 64 << 20, 400 << 20].map(given), [16 << 20, 16 << 20, 100 << 20]);
+}
+
 /// A tree that holds one of everything that SEMANTICS speaks of.
 fn semantics_tree(dir: &Path) {
     let put = |p: &str, b: &[u8]| {

@@ -5,7 +5,11 @@ use fletch_tests::structure::{
     CORE_BASE, CORE_FOLDERS, Rooms, Rules, SERVER_LAYERS, core_rules, edges, impurities, names, server_rules,
     sources, unlisted, wrong_edges, wrong_uses,
 };
-use std::{collections::BTreeSet, fs, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    process::Command,
+};
 
 fn metadata() -> serde_json::Value {
     let out = Command::new(env!("CARGO"))
@@ -144,6 +148,27 @@ fn a_room_that_no_rule_lists_is_noticed() {
     assert_eq!(found, ["fresh/mod.rs:1: room fresh is in no rule: list it"]);
     let without = Rooms::parse(&listed.replace("mod sweep;", "")).expect("Rust");
     assert_eq!(unlisted(&server_rules(), &without), ["room sweep is listed and does not exist"]);
+}
+
+#[test]
+fn files_of_the_python_package_look_one_way() {
+    let uses_of = |path: &std::path::PathBuf| {
+        let file = path.file_name().expect("a file").to_string_lossy().into_owned();
+        let names = names(&file, &fs::read_to_string(path).expect("source")).expect("Rust");
+        let used = names.into_iter().filter(|n| n.path.first().is_some_and(|root| root == "crate"));
+        let module = file.trim_end_matches(".rs").to_owned();
+        let used = used.filter_map(|n| n.path.get(1).cloned()).filter(|m| *m != module);
+        (module.clone(), used.collect::<BTreeSet<String>>())
+    };
+    let mut left: BTreeMap<_, _> = sources(&repo().join("python/src")).iter().map(uses_of).collect();
+    assert!(left.len() > 8 && left["client"].contains("version"), "{left:?}");
+    // Take away the files that use none of the others. What is left uses each other in a circle.
+    while let Some(free) =
+        left.iter().find(|(_, used)| !used.iter().any(|m| left.contains_key(m))).map(|(m, _)| m.clone())
+    {
+        left.remove(&free);
+    }
+    assert!(left.is_empty(), "a circle of files: {left:?}");
 }
 
 #[test]

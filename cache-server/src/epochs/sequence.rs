@@ -151,7 +151,7 @@ impl Sequence {
     /// `began` is the leases as they were when their world began.
     pub fn of(schedule: &Schedule, began: &Leases) -> Result<Self, JobError> {
         Ok(match schedule {
-            Schedule::Strict(strict) => Sequence::Strict(Box::new(StrictAssignment::resumed(strict, began))),
+            Schedule::Strict(strict) => Sequence::Strict(Box::new(StrictAssignment::begin(strict, began))),
             Schedule::Buckets(order) => {
                 let ranks = began.world().ranks;
                 Sequence::Assigned(AssignedSequence::begin(

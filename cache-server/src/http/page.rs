@@ -95,7 +95,7 @@ fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Er
     write!(
         out,
         "<tr><td>limit of chunk buffers<td class=\"n\">{}</tr></table>",
-        ByteSize(server.limits.memory_bytes)
+        ByteSize(server.limits.store_bytes())
     )?;
     let counts = &server.versions.corruption;
     let wrong = [&counts.changed, &counts.corrupt, &counts.missing, &counts.tables]

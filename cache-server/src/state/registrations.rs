@@ -10,7 +10,7 @@
 
 use super::{StateDir, StateError};
 use fletch_api::Dataset;
-use fletch_core::{DatasetName, Domain, Tenant, record};
+use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, record};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -27,6 +27,10 @@ use std::{
 const REGISTER: u8 = 1;
 const UNREGISTER: u8 = 2;
 const SIZED: u8 = 3;
+const TAGGED: u8 = 4;
+
+/// The most layouts that are recorded for one dataset. A record takes about 250 bytes of the log.
+const TAGGED_MAX: usize = 1_000;
 
 /// A registered dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,12 +53,22 @@ struct SizeRecord {
     bytes: u64,
 }
 
+/// The record of a version that a tag named, where the tables have no listing.
+#[derive(Debug, Serialize, Deserialize)]
+struct TagRecord {
+    domain: Domain,
+    name: DatasetName,
+    root: Root,
+    layout: LayoutId,
+}
+
 /// A handle to a registration, which says whether it is still registered.
 #[derive(Debug)]
 pub struct RegistrationHandle {
     registration: Registration,
     ended: AtomicBool,
     bytes: AtomicU64,
+    tagged: Mutex<Vec<(Root, LayoutId)>>,
 }
 
 impl RegistrationHandle {
@@ -63,7 +77,26 @@ impl RegistrationHandle {
             registration,
             ended: AtomicBool::new(false),
             bytes: AtomicU64::new(bytes),
+            tagged: Mutex::default(),
         })
+    }
+
+    /// Returns the layouts of a root that tags have named, as far as they were recorded
+    /// ([`Registrations::record_tagged`]).
+    #[must_use]
+    pub fn tagged_layouts(&self, root: Root) -> Vec<LayoutId> {
+        self.tagged().iter().filter(|(r, _)| *r == root).map(|(_, layout)| *layout).collect()
+    }
+
+    fn tagged(&self) -> MutexGuard<'_, Vec<(Root, LayoutId)>> {
+        // A panic cannot leave a half-made change: the only change is a push.
+        self.tagged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a version is neither recorded nor beyond [`TAGGED_MAX`].
+    fn records(&self, version: (Root, LayoutId)) -> bool {
+        let tagged = self.tagged();
+        tagged.len() < TAGGED_MAX && !tagged.contains(&version)
     }
 
     /// Returns the content bytes of the largest version that was opened, or 0 before any was.
@@ -241,6 +274,29 @@ impl Registrations {
         Ok(())
     }
 
+    /// Records that a tag of a dataset named this version, so that a restarted server finds its layout
+    /// without a listing. Does nothing if the version is recorded, or if the dataset has its most records.
+    /// Blocking.
+    ///
+    /// # Errors
+    /// [`RegisterError::Io`].
+    pub fn record_tagged(
+        &self,
+        of: &RegistrationHandle,
+        root: Root,
+        layout: LayoutId,
+    ) -> Result<(), RegisterError> {
+        // The lock orders the records of two callers that resolve the same tag.
+        let mut inner = self.lock();
+        if !of.is_registered() || !of.records((root, layout)) {
+            return Ok(());
+        }
+        let Registration { domain, dataset, .. } = of.registration.clone();
+        self.write(&mut inner, TAGGED, &TagRecord { domain, name: dataset.name, root, layout })?;
+        of.tagged().push((root, layout));
+        Ok(())
+    }
+
     /// Registers a dataset, whose largest known version has `bytes` content bytes. Blocking.
     ///
     /// Returns the handle and whether it is new: registering the same again returns the existing handle.
@@ -359,6 +415,12 @@ fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
                 let s: SizeRecord = serde_json::from_slice(r.payload).map_err(unreadable)?;
                 if let Some(of) = table.get(&(s.domain, s.name)) {
                     of.bytes.fetch_max(s.bytes, Ordering::Relaxed);
+                }
+            }
+            TAGGED => {
+                let t: TagRecord = serde_json::from_slice(r.payload).map_err(unreadable)?;
+                if let Some(of) = table.get(&(t.domain, t.name)).filter(|of| of.records((t.root, t.layout))) {
+                    of.tagged().push((t.root, t.layout));
                 }
             }
             kind => {

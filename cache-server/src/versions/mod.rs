@@ -227,7 +227,30 @@ impl Versions {
         tag: &TagName,
     ) -> Result<Arc<Source>, VersionError> {
         let doc = self.tag(entry, tag).await?;
-        self.resolve(entry, doc.root, Some(doc.layout)).await
+        let source = self.resolve(entry, doc.root, Some(doc.layout)).await?;
+        if source.tables.uri().is_plain_http() && !entry.tagged_layouts(doc.root).contains(&doc.layout) {
+            self.record_tagged(entry, &doc).await;
+        }
+        Ok(source)
+    }
+
+    /// Records the version that a tag named. Without a listing, a restarted server finds it by this record.
+    async fn record_tagged(&self, entry: &Arc<RegistrationHandle>, doc: &TagDoc) {
+        let (registrations, handle) = (Arc::clone(&self.registrations), Arc::clone(entry));
+        let (root, layout) = (doc.root, doc.layout);
+        let recorded =
+            tokio::task::spawn_blocking(move || registrations.record_tagged(&handle, root, layout)).await;
+        // The reader needs no record now, so it gets its version all the same.
+        let failed = match recorded {
+            Ok(Ok(())) => return,
+            Ok(Err(e)) => e.to_string(),
+            Err(e) => e.to_string(),
+        };
+        let dataset = &entry.dataset.name;
+        tracing::warn!(
+            %dataset, %root, error = %failed,
+            "cannot record a tagged version; after a restart, resolve its tag again"
+        );
     }
 
     /// Returns the content bytes of a dataset's `latest` version, or 0 without that tag.
@@ -421,8 +444,23 @@ impl Versions {
     }
 
     /// Returns the layouts of `root` that a dataset's tables have, sorted by id.
-    async fn layouts(&self, entry: &Registration, root: Root) -> Result<Vec<LayoutId>, VersionError> {
+    ///
+    /// A plain HTTP server has no listing. There the recorded tags and the tag `latest` decide.
+    async fn layouts(&self, entry: &RegistrationHandle, root: Root) -> Result<Vec<LayoutId>, VersionError> {
         let tables = self.tables_of(entry)?;
+        if tables.uri().is_plain_http() {
+            let mut found = entry.tagged_layouts(root);
+            if found.is_empty() {
+                match self.tag(entry, &TagName::latest()).await {
+                    Ok(doc) if doc.root == root => found.push(doc.layout),
+                    Ok(_) | Err(VersionError::NotFound) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            found.sort_unstable();
+            found.truncate(LAYOUTS_MAX);
+            return Ok(found);
+        }
         let found: Vec<_> = tables
             .list(&paths::layouts(root))
             .try_filter_map(|meta| async move {

@@ -3,6 +3,7 @@
 use crate::common::{Node, Tree, body, content, problem, settings};
 use fletch_api::{Code, Datasets, routes};
 use fletch_core::{Hash, manifest::LayoutParams};
+use fletch_testkit::{Backing, EmulatorConfig, OriginEmulator};
 use reqwest::{Method, StatusCode};
 
 async fn names(node: &Node) -> Vec<String> {
@@ -101,6 +102,47 @@ async fn a_restart_keeps_registrations_and_serves_at_once() {
     // By root alone: nobody resolved a tag since the start.
     let r = node.get(&routes::chunk(root, Hash::of(&tree.files["a.bin"]))).send().await.expect("answer");
     assert_eq!(body(r, StatusCode::OK).await, tree.files["a.bin"]);
+    node.running.shutdown().await;
+}
+
+/// Starts a plain HTTP server over a directory, and writes settings that allow it.
+fn plain_http(of: &std::path::Path) -> (OriginEmulator, tempfile::TempDir, String) {
+    let http = OriginEmulator::start(EmulatorConfig::default(), Backing::Directory(of.to_owned()));
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("f.toml");
+    let text = format!("[[origin]]\nprefix = \"{}\"\nallow_http = true\n", http.endpoint());
+    std::fs::write(&file, text).expect("write");
+    let flag = format!("--config={}", file.display());
+    (http, dir, flag)
+}
+
+/// A plain HTTP server has no listing. So nothing there says which layouts a root has.
+#[tokio::test]
+async fn tables_at_a_plain_http_server_serve_tagged_versions_after_a_restart() {
+    let mut tree = Tree::new([("a", content(1, 100))]);
+    let to = tempfile::tempdir().expect("tempdir");
+    let (http, _settings, config) = plain_http(to.path());
+    let tables = format!("{}/bucket", http.endpoint());
+    let first = tree.index_to(to.path(), LayoutParams::INDEX);
+    let node = Node::start(&[&config]).await;
+    node.register("d", &tree.uri(), Some(&tables)).await;
+    assert_eq!(node.resolve("d", "latest").await.root, first.root());
+    tree.files.insert("b".into(), content(2, 50));
+    std::fs::write(tree.path("b"), &tree.files["b"]).expect("write");
+    // Nobody resolves the tag of the second version before the restart.
+    let second = tree.index_to(to.path(), LayoutParams::INDEX);
+    let Node { state, running, .. } = node;
+    running.shutdown().await;
+    let node = Node::start_in(state, &[&config]).await;
+    for root in [first.root(), second.root()] {
+        let r = node.get(&format!("/v1/versions/{root}/files/a")).send().await.expect("answer");
+        assert_eq!(body(r, StatusCode::OK).await, tree.files["a"]);
+        assert_eq!(node.resolve("d", &root.to_string()).await.root, root);
+    }
+    let absent = Hash::of(b"no such root");
+    for path in [format!("/v1/versions/{absent}/files/a"), format!("/v1/datasets/d/versions/{absent}")] {
+        problem(node.get(&path).send().await.expect("answer"), Code::NotFound).await;
+    }
     node.running.shutdown().await;
 }
 

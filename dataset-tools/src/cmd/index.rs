@@ -3,7 +3,7 @@
 use super::{Context, fail};
 use crate::cli::{IndexArgs, PackArgs, RuleArg};
 use crate::failure::{Exit, Failure};
-use crate::out::bytes;
+use crate::out::{bytes, count};
 use crate::pack::{PackOptions, PackReport};
 use crate::run::options::{OnFault, ParentChoice, RunFailure, RunOptions, RunReport};
 use crate::run::{RunContext, state};
@@ -15,13 +15,19 @@ use fletch_core::manifest::pack::PackParams;
 use fletch_core::manifest::{KeyRule, LayoutParams, SampleRule};
 use fletch_settings::ByteSize;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::signal::unix::{SignalKind, signal};
 
 pub fn index(ctx: &Context, args: IndexArgs) -> Exit {
     let note = |report: &RunReport| {
-        ctx.out.note(format_args!("{} entries, {}; {}", report.entries, bytes(report.bytes), reads(report)));
+        ctx.out.note(format_args!(
+            "{}, {}; {}",
+            count(report.entries, "entry"),
+            bytes(report.bytes),
+            reads(report)
+        ));
     };
     run(ctx, run_options(ctx, args), index::run, |report| report, note)
 }
@@ -29,21 +35,21 @@ pub fn index(ctx: &Context, args: IndexArgs) -> Exit {
 pub fn pack(ctx: &Context, args: PackArgs) -> Exit {
     let note = |report: &PackReport| {
         ctx.out.note(format_args!(
-            "{} entries, {}; wrote {} chunks, {}; found {} chunks; {}",
-            report.run.entries,
+            "{}, {}; wrote {}, {}; found {}; {}",
+            count(report.run.entries, "entry"),
             bytes(report.run.bytes),
-            report.chunks_written,
+            count(report.chunks_written, "chunk"),
             bytes(report.chunk_bytes_written),
-            report.chunks_found,
+            count(report.chunks_found, "chunk"),
             reads(&report.run)
         ));
         if let Some(kept) = &report.kept {
             ctx.out.note(format_args!(
-                "of the parent: kept {} chunks, {}; {} of {} samples are outside the canonical grouping",
-                kept.chunks,
+                "of the parent: kept {}, {}; outside the canonical grouping: {} of {}",
+                count(kept.chunks, "chunk"),
                 bytes(kept.bytes),
                 kept.samples_outside,
-                kept.samples
+                count(kept.samples, "sample")
             ));
         }
     };
@@ -75,16 +81,17 @@ fn run<O, R: Serialize>(
     if common.skipped.is_empty() {
         return Exit::Ok;
     }
-    ctx.out.warn(format_args!("{} entries were left out; the manifest lists them", common.skipped.len()));
+    ctx.out
+        .warn(format_args!("left out, and listed in the manifest: {}", count(common.skipped.len(), "entry")));
     Exit::Partial
 }
 
 fn reads(report: &RunReport) -> String {
     format!(
-        "read {} files, {}; reused {} files, {}; {:.1} s",
-        report.files_read,
+        "read {}, {}; reused {}, {}; {:.1} s",
+        count(report.files_read, "file"),
         bytes(report.bytes_read),
-        report.files_reused,
+        count(report.files_reused, "file"),
         bytes(report.bytes_reused),
         report.seconds
     )
@@ -109,17 +116,21 @@ fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
         return Err(Failure::usage(format!("tables cannot be written to {to}"))
             .hint("Fletch only reads from plain HTTP servers; name another location with --to URI"));
     }
+    let shard_dirs = match args.sample_rule {
+        Some(RuleArg::File) => BTreeSet::new(),
+        _ => listing::shard_directories(ctx.rt.handle(), &ctx.origins, &uri, list.as_ref())?,
+    };
     let key = match args.sample_rule {
         Some(RuleArg::File) => KeyRule::File,
         Some(RuleArg::Stem) => KeyRule::Stem,
-        None if listing::begins_with_shards(ctx.rt.handle(), &ctx.origins, &uri, list.as_ref())? => {
+        None if shard_dirs.is_empty() => KeyRule::File,
+        None => {
             ctx.out.note(
-                "the dataset has tar shards: members with the same name up to the first dot are one sample \
-                 (--sample-rule stem)",
+                "the dataset has tar shards: members with the same name up to the first dot are one sample, \
+                 and no file beside a shard is one (--sample-rule stem; --samples names other files)",
             );
             KeyRule::Stem
         }
-        None => KeyRule::File,
     };
     let parent = match args.parent.as_deref() {
         None => None,
@@ -137,7 +148,9 @@ fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
         parent,
         tag: (!args.no_tag).then_some(args.tag),
         rule: SampleRule::new(key, args.samples),
+        shard_dirs,
         symlinks: args.symlinks,
+        one_file_system: args.one_file_system,
         on_fault: match (args.keep_going, args.skip_failed) {
             (_, true) => OnFault::Skip,
             (true, _) => OnFault::Report,

@@ -2,7 +2,7 @@
 
 use super::{Context, OpenVersion, streamed};
 use crate::failure::Failure;
-use crate::out::{Rows, bytes};
+use crate::out::{Rows, bytes, count};
 use crate::target::Target;
 use fletch_core::manifest::{EntryKind, LayoutKind, SampleRef};
 use fletch_tables::version::{Found, Resolved};
@@ -171,8 +171,8 @@ fn show_version(ctx: &Context, opened: &OpenVersion) -> Result<(), Failure> {
         writeln!(w, "tables    {}", v.base)?;
         writeln!(w, "objects   {}", v.origin.unwrap_or("beside the tables"))?;
         writeln!(w, "created   {} by {}", v.created, v.tool)?;
-        writeln!(w, "entries   {} in {} parts, {} samples", v.entries, v.parts, v.samples)?;
-        writeln!(w, "bytes     {} ({}) in {} chunks", v.bytes, bytes(v.bytes), v.chunks)?;
+        writeln!(w, "entries   {} in {}, {}", v.entries, count(v.parts, "part"), count(v.samples, "sample"))?;
+        writeln!(w, "bytes     {} ({}) in {}", v.bytes, bytes(v.bytes), count(v.chunks, "chunk"))?;
         for f in v.skipped {
             writeln!(w, "left out  {}: {}", f.path, f.why)?;
         }
@@ -213,7 +213,7 @@ fn show_entry(ctx: &Context, opened: &OpenVersion, path: &str) -> Result<(), Fai
     };
     ctx.out.result(&row, |w| {
         writeln!(w, "path      {}", row.path)?;
-        writeln!(w, "kind      {}, {} bytes, ordinal {}", row.kind, row.size, row.ordinal)?;
+        writeln!(w, "kind      {}, {}, ordinal {}", row.kind, count(row.size, "byte"), row.ordinal)?;
         if let Some(hash) = &row.blake3 {
             writeln!(w, "blake3    {hash}")?;
         }

@@ -120,7 +120,9 @@ pub fn run(cli: Cli) -> Exit {
     let done = match cli.command {
         Command::Index(args) => return index::index(&ctx, args),
         Command::Pack(args) => return index::pack(&ctx, args),
-        Command::Verify { target, threads } => verify::run(&ctx, &target, threads),
+        Command::Verify { target, threads, one_file_system } => {
+            verify::run(&ctx, &target, threads, one_file_system)
+        }
         Command::Ls { target, path, long } => list::ls(&ctx, &target, &path, long).map(|()| Exit::Ok),
         Command::Show { target, path } => list::show(&ctx, &target, path.as_deref()).map(|()| Exit::Ok),
         Command::Diff { a, b } => diff::run(&ctx, &a, &b).map(|()| Exit::Ok),

@@ -3,6 +3,7 @@
 //! `docs/EPOCHS.md`, "Receipts", says what a receipt proves.
 
 use super::Context;
+use crate::out::count;
 use crate::{
     cli::{Proof, ReceiptCommand},
     failure::{Exit, Failure},
@@ -163,14 +164,14 @@ impl Evidence {
             let most = tail + anew.clone().map(|world| u64::from(world.ranks)).max().unwrap_or(0);
             if dropped.len() as u64 > most {
                 return Some(format!(
-                    "it says that {} samples were dropped, but the tail of a step has at most {most}",
-                    dropped.len()
+                    "it says that it dropped {}, but the tail of a step has at most {most}",
+                    count(dropped.len(), "sample")
                 ));
             }
             if r.padded > 0 && anew.chain([world]).all(|world| world.tail != Tail::Pad) {
                 return Some(format!(
-                    "it says that {} entries pad a step, but no world of the epoch pads",
-                    r.padded
+                    "it says that a step is padded with {}, but no world of the epoch pads",
+                    count(r.padded, "entry")
                 ));
             }
         }
@@ -354,8 +355,11 @@ async fn explain(
         rows.push(names.row(differs).await?);
     }
     if check.deliveries() != receipt.delivered {
-        let why =
-            format!("the logs have {} samples, but {} were delivered", check.deliveries(), receipt.delivered);
+        let why = format!(
+            "the logs have {}, but {} delivered",
+            count(check.deliveries(), "sample"),
+            receipt.delivered
+        );
         rows.push(plain("count", why));
     } else if rows.is_empty() {
         let why = format!(
@@ -377,7 +381,7 @@ fn print(w: &mut dyn io::Write, v: &Verdict) -> io::Result<()> {
         writeln!(w, "and {} more", v.more)?;
     }
     let word = if v.agrees { "agrees" } else { "differs" };
-    write!(w, "{word}: epoch {} of {}, {} deliveries", v.epoch, v.root, v.deliveries)?;
+    write!(w, "{word}: epoch {} of {}, {}", v.epoch, v.root, count(v.deliveries, "delivery"))?;
     if v.left_out > 0 {
         write!(w, ", {} consumed but not acknowledged, and delivered again", v.left_out)?;
     }

@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::failure::Failure;
-use crate::out::bytes;
+use crate::out::{bytes, count};
 use fletch_api::{Accounts, Cluster, Dataset, Info, RegisterDataset};
 use fletch_core::DatasetName;
 use serde::Serialize;
@@ -65,7 +65,7 @@ pub fn status(ctx: &Context) -> Result<(), Failure> {
         for m in &status.cluster.members {
             writeln!(w, "member\t{}\t{}", m.id, m.url)?;
         }
-        writeln!(w, "{} datasets", status.datasets.len())?;
+        writeln!(w, "{}", count(status.datasets.len(), "dataset"))?;
         status.datasets.iter().try_for_each(|d| row(w, d))?;
         writeln!(w, "delivered since the server started:")?;
         for a in &status.accounts.accounts {

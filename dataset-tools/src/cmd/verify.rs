@@ -8,7 +8,7 @@ mod packed;
 
 use super::Context;
 use crate::failure::{Exit, Failure};
-use crate::out::{Rows, bytes, stdout_failed};
+use crate::out::{self, Rows, bytes, stdout_failed};
 use crate::progress::{Progress, Total};
 use crate::source::pin::{origin_pin, pin_row};
 use crate::target::Target;
@@ -68,7 +68,12 @@ struct Checker {
     bytes: AtomicU64,
 }
 
-pub fn run(ctx: &Context, target: &Target, threads: Option<usize>) -> Result<Exit, Failure> {
+pub fn run(
+    ctx: &Context,
+    target: &Target,
+    threads: Option<usize>,
+    one_file_system: bool,
+) -> Result<Exit, Failure> {
     let opened = ctx.open(target)?;
     let version = &opened.version;
     // The objects are where the layout says, or beside the tables.
@@ -99,7 +104,7 @@ pub fn run(ctx: &Context, target: &Target, threads: Option<usize>) -> Result<Exi
     let mut packed = Packed::new(&std::env::temp_dir())?;
     let entries = objects(ctx, version, &checker, threads, &mut packed, &mut sink)?;
     packed.check(ctx.rt.handle(), version, &chunks, &checker.bytes, threads, &mut sink)?;
-    extras(ctx, version, &checker.origin, tables.as_ref(), &mut sink)?;
+    extras(ctx, version, &checker.origin, tables.as_ref(), one_file_system, &mut sink)?;
     drop(progress);
 
     let read = checker.bytes.load(Relaxed);
@@ -112,7 +117,12 @@ pub fn run(ctx: &Context, target: &Target, threads: Option<usize>) -> Result<Exi
     }
     let summary = Summary { faults: count, entries, bytes_read: read };
     sink.rows.end("summary", &summary).map_err(|e| stdout_failed(&e))?;
-    ctx.out.note(format_args!("{entries} entries, {} read: {count} faults", bytes(read)));
+    ctx.out.note(format_args!(
+        "{}, {} read: {}",
+        out::count(entries, "entry"),
+        bytes(read),
+        out::count(count, "fault")
+    ));
     Ok(match (count, tables_damaged) {
         (0, _) => Exit::Ok,
         (_, true) => Exit::Failed,

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::cli::WarmupArgs;
 use crate::failure::{Exit, Failure};
-use crate::out::bytes;
+use crate::out::{bytes, count};
 use crate::progress::{Done, Progress, Total};
 use fletch_api::{StartWarmup, Warmup, WarmupState, warmups::PIN_S_DEFAULT};
 use fletch_client::{Client, ClientError};
@@ -127,8 +127,8 @@ fn summary(out: &mut dyn Write, w: &Warmup) -> io::Result<()> {
     writeln!(out, "{}\t{}@{}", w.state.as_str(), w.dataset, w.root.0.short())?;
     writeln!(
         out,
-        "there\t{there} of {} chunks ({done}.{tenths} %), {} in all",
-        w.total.chunks,
+        "there\t{there} of {} ({done}.{tenths} %), {} in all",
+        count(w.total.chunks, "chunk"),
         bytes(w.total.bytes)
     )?;
     for (what, n) in [
@@ -139,7 +139,7 @@ fn summary(out: &mut dyn Write, w: &Warmup) -> io::Result<()> {
         ("missing", w.missing),
     ] {
         if n.chunks > 0 {
-            writeln!(out, "{what}\t{} chunks, {}", n.chunks, bytes(n.bytes))?;
+            writeln!(out, "{what}\t{}, {}", count(n.chunks, "chunk"), bytes(n.bytes))?;
         }
     }
     Ok(())
@@ -153,5 +153,5 @@ pub fn evict(ctx: &Context, name: &DatasetName) -> Result<(), Failure> {
     }
     let client = ctx.client()?;
     let evicted = Evicted { name, chunks: ctx.rt.block_on(client.evict(name))?.chunks };
-    ctx.out.result(&evicted, |w| writeln!(w, "{name}\t{} chunks evicted", evicted.chunks))
+    ctx.out.result(&evicted, |w| writeln!(w, "{name}\t{} evicted", count(evicted.chunks, "chunk")))
 }

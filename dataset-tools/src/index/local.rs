@@ -218,7 +218,7 @@ impl Pool<'_> {
             for (step, known) in batch.drain(..) {
                 let seq = s.first + s.ring.len() as u64;
                 let done = match step {
-                    Step::DirEnd { path } => Some(Outcome::DirEnd { path }),
+                    Step::DirEnd { path } | Step::OtherFileSystem { path } => Some(Outcome::DirEnd { path }),
                     Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
                     step => {
                         s.jobs.push_back(Job { seq, step, known });
@@ -343,7 +343,7 @@ impl Pool<'_> {
                 Ok(target) => Outcome::Link { path, target },
                 Err(why) => Outcome::Fault { path, why },
             }),
-            Step::DirEnd { path } => Some(Outcome::DirEnd { path }),
+            Step::DirEnd { path } | Step::OtherFileSystem { path } => Some(Outcome::DirEnd { path }),
             Step::Fault { path, why } => Some(Outcome::Fault { path, why }),
         }
     }

@@ -10,6 +10,7 @@ pub mod local;
 pub mod remote;
 
 use crate::failure::Failure;
+use crate::out::count;
 use crate::progress::{Progress, Total};
 use crate::run::faults::Faults;
 use crate::run::file_record::{FileRecord, Lookup};
@@ -21,9 +22,9 @@ use crate::run::state::RunState;
 use crate::run::{Counters, Run, RunContext, publish};
 use crate::source::content::Content;
 use crate::source::count;
+use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
 use crate::tables_location::layout_of;
-use fletch_core::manifest::sample::SampleMatcher;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams};
 use fletch_tables::{Fault, NewRow, PinRow, TableError, TablesWriter};
@@ -75,7 +76,7 @@ pub enum Outcome {
 struct EntryWriter<'a> {
     tables: TablesWriter,
     journal: FileJournalWriter,
-    matcher: SampleMatcher,
+    sampler: Sampler,
     faults: Faults,
     /// The path of the last entry.
     last: String,
@@ -107,7 +108,7 @@ impl EntryWriter<'_> {
     fn member(&mut self, shard: &str, m: ShardMember) -> Result<(), Failure> {
         let path = format!("{shard}\0{}", m.name);
         let kind = EntryKind::Member;
-        let sample = self.matcher.sample(&path, kind);
+        let sample = self.sampler.sample(&path, kind);
         let entry = Entry { sample, kind, ..Entry::file(path, m.size, m.hash) };
         self.push(NewRow { entry, slices: m.slices, chunks: Vec::new() })
     }
@@ -120,7 +121,7 @@ impl EntryWriter<'_> {
                 }
                 self.compressed += u64::from(is_compressed_shard(&path));
                 self.journal.push(&path, &pin, &content).map_err(|e| write_failed(&e))?;
-                let sample = self.matcher.sample(&path, EntryKind::File);
+                let sample = self.sampler.sample(&path, EntryKind::File);
                 let entry = Entry { sample, ..Entry::file(path.as_str(), pin.size, content.hash) };
                 let before = self.faults.len();
                 self.push(NewRow::indexed(entry, content.slices, &pin))?;
@@ -146,7 +147,7 @@ impl EntryWriter<'_> {
 pub fn run(options: &RunOptions, ctx: RunContext<'_>) -> Result<RunReport, RunFailure> {
     let run = Run::open(options, ctx)?;
     let key = format!("{}\n{:?}\n{}", options.uri, options.rule, options.symlinks.as_str());
-    let state = RunState::lock(&options.state_dir, &key)?;
+    let state = RunState::lock(&options.state_dir, &key, "indexing")?;
     let done = index(&run, &state);
     state.end(done, "the journal keeps the files that were read")
 }
@@ -156,21 +157,24 @@ fn open_parent(run: &Run<'_>) -> Result<Option<Lookup<FileRecord>>, Failure> {
         run.ctx.rt.block_on(async {
             // A pack has no pins; the index layout beside it has them.
             let layouts = run.tables.layouts(root).await?;
-            let layout = layout_of(&layouts, &LayoutParams::INDEX, layout).unwrap_or(layout);
+            let index = layout_of(&layouts, &LayoutParams::INDEX, layout).ok_or_else(|| {
+                Failure::new(format!("the parent {root} has no layout that `index` makes"))
+                    .hint("give a parent that was indexed, or leave --parent out")
+            })?;
             // The cursor reads each part once, so a cache of parts would not help.
-            run.tables.version_keeping(root, layout, 1).await.map(Some)
+            run.tables.version_keeping(root, index, 1).await.map(Some)
         })
     })?;
-    let parent = version.map(|version| IndexParent::new(run.ctx.rt, version, run.is_local())).transpose()?;
+    let parent = version.map(|version| IndexParent::new(run.ctx.rt, version, run.is_local()));
     Ok(parent.map(|parent| Lookup::new(Box::new(parent))))
 }
 
 fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
     let (options, out) = (run.options, run.ctx.out);
-    let matcher = run.matcher()?;
+    let sampler = run.sampler()?;
     let earlier = state.earlier(run.is_local())?;
     if earlier.files > 0 {
-        out.note(format_args!("resuming: {} files already hashed", earlier.files));
+        out.note(format_args!("resuming: {} already hashed", count(earlier.files, "file")));
     }
     let mut lookups = vec![Lookup::new(Box::new(earlier))];
     lookups.extend(open_parent(run)?);
@@ -189,7 +193,7 @@ fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
             .map_err(Failure::from)?,
         journal: FileJournalWriter::create(state.file_journal(), run.started_ns)
             .map_err(|e| write_failed(&e))?,
-        matcher,
+        sampler,
         faults: Faults::new(options.on_fault, out),
         last: String::new(),
         compressed: 0,
@@ -242,6 +246,13 @@ fn read_all(
         .map_err(|e| Failure::io(format_args!("cannot read the dataset {}", base.display()), &e))?;
     let feed = move || {
         let Some(step) = walk.next_step().map_err(|e| Failure::scratch(&e))? else { return Ok(None) };
+        let step = match step {
+            Step::OtherFileSystem { path } => {
+                run.note_other_file_system(&path);
+                Step::DirEnd { path }
+            }
+            step => step,
+        };
         let record = match &step {
             Step::File { path, .. } => known(path)?,
             _ => None,

@@ -129,7 +129,7 @@ pub fn run(options: &PackOptions, ctx: RunContext<'_>) -> Result<PackReport, Run
         options.run.symlinks.as_str(),
         options.params
     );
-    let state = RunState::lock(&options.run.state_dir, &key)?;
+    let state = RunState::lock(&options.run.state_dir, &key, "packing")?;
     let pack = Pack { options, run: &run, scratch: state.scratch(), total: Arc::default() };
     let done = pack.pack(&state);
     state.end(done, "the journal keeps the chunks that were written")
@@ -156,7 +156,7 @@ impl Pack<'_> {
     /// The first pass: lists the dataset, and returns what was found with the chunks of the parent.
     fn scan(&self, faults: &mut Faults) -> Result<(Scan, Option<Arc<ParentChunks>>), Failure> {
         let (options, run) = (self.options, self.run);
-        let matcher = run.matcher()?;
+        let sampler = run.sampler()?;
         let parent = self.open_parent()?;
         let chunks = parent.as_ref().map(PackParent::chunks);
         let keeper = chunks.as_ref().map(|chunks| {
@@ -167,7 +167,7 @@ impl Pack<'_> {
         let mut scanner = Scanner::new(
             &self.scratch,
             &options.params,
-            &matcher,
+            &sampler,
             parent,
             keeper,
             faults,
@@ -176,7 +176,9 @@ impl Pack<'_> {
         )?;
         let (threads, stop) = (options.run.threads, run.ctx.stop);
         match &run.base {
-            Some(base) => scanner.local(run.walk_options(base), &self.scratch, threads, stop)?,
+            Some(base) => scanner.local(run.walk_options(base), &self.scratch, threads, stop, |path| {
+                run.note_other_file_system(path);
+            })?,
             None => {
                 let names = options.run.list.as_ref();
                 scanner.remote(run.ctx.rt, &run.source, names, run.excluded_prefixes(), stop)?;
@@ -191,7 +193,7 @@ impl Pack<'_> {
             .map_err(|e| Failure::io("cannot use the journal", &e).hint("give another --state-dir"))?;
         if !journal.is_empty() {
             let made = journal.len();
-            run.ctx.out.note(format_args!("resuming: {made} chunks and long files already made"));
+            run.ctx.out.note(format_args!("resuming: chunks and long files already made: {made}"));
         }
         let mut faults = Faults::new(self.options.run.on_fault, run.ctx.out);
         let made = self.scan(&mut faults).and_then(|(scan, chunks)| {

@@ -16,10 +16,10 @@ use crate::run::parent::{PackParent, PackRecord};
 use crate::source::content::{self, ReadFault};
 use crate::source::listing::{Listed, NameList, Objects};
 use crate::source::pin::{pin_of, pin_row};
+use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
 use fletch_core::Hash;
 use fletch_core::manifest::pack::{Item, Keeper, Keyer, ParentLocation, Placing};
-use fletch_core::manifest::sample::SampleMatcher;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard, is_shard};
 use fletch_core::manifest::{Entry, EntryKind, LayoutParams, PartCutter};
 use fletch_origin::Origin;
@@ -45,7 +45,7 @@ pub struct Scanner<'a> {
     /// Finds entries that no version can have, before anything is read for them.
     order: PartCutter,
     last: String,
-    matcher: &'a SampleMatcher,
+    sampler: &'a Sampler,
     parent: Option<Lookup<PackRecord>>,
     keeper: Option<Keeper>,
     faults: &'a mut Faults,
@@ -75,7 +75,7 @@ impl<'a> Scanner<'a> {
     pub fn new(
         scratch: &Path,
         params: &LayoutParams,
-        matcher: &'a SampleMatcher,
+        sampler: &'a Sampler,
         parent: Option<PackParent>,
         keeper: Option<Keeper>,
         faults: &'a mut Faults,
@@ -89,7 +89,7 @@ impl<'a> Scanner<'a> {
             keyer: Keyer::new(params),
             order: PartCutter::new(),
             last: String::new(),
-            matcher,
+            sampler,
             parent: parent.map(|parent| Lookup::new(Box::new(parent))),
             keeper,
             faults,
@@ -143,7 +143,7 @@ impl<'a> Scanner<'a> {
             None => None,
         };
         // The hash is not known yet, and the checks here do not depend on it.
-        let sample = self.matcher.sample(&path, EntryKind::File);
+        let sample = self.sampler.sample(&path, EntryKind::File);
         let entry = Entry { sample, ..Entry::file(&path, pin.size, Hash::of(&[])) };
         if !self.is_valid(&entry)? {
             return Ok(());
@@ -188,7 +188,7 @@ impl<'a> Scanner<'a> {
             None => None,
         };
         let found = found.filter(|r| r.file.content.hash == hash && r.file.pin.size == size);
-        let sample = self.matcher.sample(&path, EntryKind::Member);
+        let sample = self.sampler.sample(&path, EntryKind::Member);
         let entry = Entry { sample, kind: EntryKind::Member, ..Entry::file(&path, size, hash) };
         if !self.is_valid(&entry)? {
             return Ok(());
@@ -221,7 +221,8 @@ impl<'a> Scanner<'a> {
         self.push(&Row::DirEnd { path })
     }
 
-    /// Walks a local tree.
+    /// Walks a local tree. Passes each directory that is not walked, because it is on another file system, to
+    /// `other_file_system`.
     ///
     /// # Errors
     /// [`Failure`] when a fault ends the run, the tree cannot be read, or `stop` was set.
@@ -231,6 +232,7 @@ impl<'a> Scanner<'a> {
         scratch: &Path,
         threads: usize,
         stop: &AtomicBool,
+        other_file_system: impl Fn(&str),
     ) -> Result<(), Failure> {
         let base = options.base.clone();
         let cannot =
@@ -267,6 +269,10 @@ impl<'a> Scanner<'a> {
                     Inspected::File(path, pin) => self.file(path, pin)?,
                     Inspected::Link(path, target) => self.link(path, target)?,
                     Inspected::DirEnd(path) => self.dir_end(path)?,
+                    Inspected::OtherFileSystem(path) => {
+                        other_file_system(&path);
+                        self.dir_end(path)?;
+                    }
                     Inspected::Fault(path, why) => self.fault(&path, why)?,
                 }
             }
@@ -305,6 +311,7 @@ enum Inspected {
     File(String, PinRow),
     Link(String, String),
     DirEnd(String),
+    OtherFileSystem(String),
     Fault(String, String),
 }
 
@@ -335,6 +342,7 @@ fn inspect(base: &Path, step: &Step) -> Inspected {
             Err(why) => Inspected::Fault(path.clone(), why),
         },
         Step::DirEnd { path } => Inspected::DirEnd(path.clone()),
+        Step::OtherFileSystem { path } => Inspected::OtherFileSystem(path.clone()),
         Step::Fault { path, why } => Inspected::Fault(path.clone(), why.clone()),
     }
 }

@@ -97,7 +97,7 @@ pub fn write(
     scratch: &Path,
     mut faults: Faults,
 ) -> Result<(PackTables, Vec<Fault>), Failure> {
-    let (rule, matcher) = (&run.options.rule, run.matcher()?);
+    let (rule, sampler) = (&run.options.rule, run.sampler()?);
     let io = |e: std::io::Error| Failure::scratch(&e);
     let dir = |name: &str| {
         let dir = scratch.join(name);
@@ -129,7 +129,7 @@ pub fn write(
                 (path, size, EntryKind::Member, BytesSource::Shard(hash, slices))
             }
         };
-        let sample = matcher.sample(&path, kind);
+        let sample = sampler.sample(&path, kind);
         let entry = |hash| Entry { sample: sample.clone(), kind, ..Entry::file(path.clone(), size, hash) };
         match (packed.placements.get(number).map_err(io)?, source) {
             (Placement::Empty, _) => {

@@ -2,7 +2,7 @@
 
 use super::options::OnFault;
 use crate::failure::Failure;
-use crate::out::Out;
+use crate::out::{Out, count};
 use fletch_tables::Fault;
 
 /// A run with more faults than this fails: something is wrong with the whole tree.
@@ -68,7 +68,7 @@ impl Faults {
     /// The failure of a run that only reported its faults.
     #[must_use]
     pub fn failure(faults: usize) -> Failure {
-        Failure::new(format!("{faults} entries cannot be part of a version; no version was written"))
+        Failure::new(format!("no version was written; cannot be part of one: {}", count(faults, "entry")))
             .hint("repair them, or leave them out with --skip-failed")
     }
 

@@ -17,9 +17,9 @@ pub mod state;
 use crate::failure::{Exit, Failure};
 use crate::out::Out;
 use crate::progress::{Late, Progress, Total};
+use crate::source::sampler::Sampler;
 use crate::source::walk::{NAMES_BYTES_MAX, WalkOptions, reserved_extras};
-use crate::tables_location::TablesLocation;
-use fletch_core::manifest::sample::SampleMatcher;
+use crate::tables_location::{TablesLocation, in_the_way};
 use fletch_origin::{Origin, Origins};
 use fletch_tables::{Fault, Provenance, TagDoc, WrittenVersion};
 use options::{RunOptions, RunReport};
@@ -113,20 +113,33 @@ impl<'a> Run<'a> {
         self.base.is_some()
     }
 
-    /// The matcher of the sample rule.
+    /// What marks the samples.
     ///
     /// # Errors
     /// A usage [`Failure`] when a glob of `--samples` is invalid.
-    pub fn matcher(&self) -> Result<SampleMatcher, Failure> {
-        self.options.rule.matcher().map_err(|e| Failure::usage(e.to_string()))
+    pub fn sampler(&self) -> Result<Sampler, Failure> {
+        Sampler::new(&self.options.rule, &self.options.shard_dirs)
+    }
+
+    /// Notes a directory of another file system that is not walked.
+    pub fn note_other_file_system(&self, path: &str) {
+        self.ctx.out.note(format_args!(
+            "not part of the version: the content of {path}/, on another file system (--one-file-system)"
+        ));
     }
 
     /// How to walk the dataset's directory. Warns of everything in it that is not walked.
     pub fn walk_options(&self, base: &Path) -> WalkOptions {
-        for extra in reserved_extras(base).unwrap_or_default() {
-            self.ctx
-                .out
-                .warn(format_args!("{extra} is not part of the version: fletch/ is reserved for Fletch"));
+        let out = self.ctx.out;
+        match reserved_extras(base, self.options.symlinks) {
+            Ok(extras) => extras.iter().for_each(|(path, why)| {
+                out.warn(format_args!(
+                    "{path} is not part of the version: it is {why}, and fletch/ is reserved for Fletch"
+                ));
+            }),
+            Err(e) => out.warn(format_args!(
+                "fletch/ is not part of the version: the name is reserved for Fletch; it cannot be read: {e}"
+            )),
         }
         let to = self.options.to.as_local().filter(|_| self.options.to != self.options.uri);
         let mut exclude = BTreeSet::from(["fletch".to_owned()]);
@@ -141,8 +154,13 @@ impl<'a> Run<'a> {
                 exclude.insert(rel.to_owned());
             }
         }
-        let (base, symlinks) = (base.to_owned(), self.options.symlinks);
-        WalkOptions { base, symlinks, exclude, names_bytes_max: NAMES_BYTES_MAX }
+        WalkOptions {
+            base: base.to_owned(),
+            symlinks: self.options.symlinks,
+            exclude,
+            one_file_system: self.options.one_file_system,
+            names_bytes_max: NAMES_BYTES_MAX,
+        }
     }
 
     /// Prefixes below the dataset in a store that are not listed: the tables location, if it lies there.
@@ -229,6 +247,13 @@ fn dataset_dir(dir: &Path) -> Result<PathBuf, Failure> {
 
 /// Fails before hours of reading when tables cannot be written to `to`.
 fn check_writable(to: &Path, is_dataset: bool) -> Result<(), Failure> {
+    if let Some((path, what)) = in_the_way(to) {
+        return Err(Failure::new(format!(
+            "cannot write tables below {}: the path is {what}, not a directory",
+            path.display()
+        ))
+        .hint("rename it, or name another location with --to URI"));
+    }
     let mut dir = to.to_owned();
     if dir.join("fletch").is_dir() {
         dir.push("fletch");

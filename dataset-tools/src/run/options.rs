@@ -10,6 +10,7 @@ use fletch_core::manifest::SampleRule;
 use fletch_origin::OriginUri;
 use fletch_tables::Fault;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// What a run does at an entry that cannot be part of a version.
@@ -47,8 +48,13 @@ pub struct RunOptions {
     pub tag: Option<TagName>,
     /// How entries form samples.
     pub rule: SampleRule,
+    /// The directories with tar shards. With the rule `stem`, files beside shards are no samples unless a
+    /// glob of the rule names them.
+    pub shard_dirs: BTreeSet<String>,
     /// What to do at symbolic links.
     pub symlinks: Symlinks,
+    /// Whether directories on other file systems than the dataset's top are left out.
+    pub one_file_system: bool,
     /// What to do at faults.
     pub on_fault: OnFault,
     /// Reader threads of `index`; chunks that `pack` makes at once on a local disk.

@@ -141,19 +141,10 @@ pub struct IndexParent {
 }
 
 impl IndexParent {
-    /// Begins at the first entry of `version`, in its index layout.
-    ///
-    /// # Errors
-    /// [`Failure`] when the layout is not one that `index` makes.
-    pub fn new(rt: &Handle, version: Version, local: bool) -> Result<Self, Failure> {
-        if version.layout_doc().params != LayoutParams::INDEX {
-            return Err(Failure::new(format!(
-                "the parent's layout {} is not one that `index` makes",
-                version.layout()
-            ))
-            .hint("give a parent that was indexed, or leave --parent out"));
-        }
-        Ok(IndexParent { rows: ParentRows::new(rt, version, None), local })
+    /// Begins at the first entry of `version`, which is in an index layout: only that has pins.
+    #[must_use]
+    pub fn new(rt: &Handle, version: Version, local: bool) -> Self {
+        IndexParent { rows: ParentRows::new(rt, version, None), local }
     }
 
     /// The members that follow the row of their shard.

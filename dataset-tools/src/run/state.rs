@@ -28,11 +28,12 @@ pub fn default_dir() -> Result<PathBuf, Failure> {
 }
 
 impl RunState {
-    /// Locks the run directory that `key` names, and removes the scratch files of an earlier run.
+    /// Locks the run directory that `key` names, and removes the scratch files of an earlier run. `doing`
+    /// says in an error what the runs with such keys do.
     ///
     /// # Errors
     /// When another run holds the lock, or the directory cannot be written.
-    pub fn lock(state_dir: &Path, key: &str) -> Result<Self, Failure> {
+    pub fn lock(state_dir: &Path, key: &str, doing: &str) -> Result<Self, Failure> {
         let dir = state_dir.join("index").join(&Hash::of(key.as_bytes()).to_string()[..24]);
         let fail = |e: &std::io::Error| {
             Failure::io(format_args!("cannot use the state directory {}", dir.display()), e)
@@ -54,7 +55,7 @@ impl RunState {
                     let mut pid = String::new();
                     let _empty_if_unreadable = lock.read_to_string(&mut pid);
                     return Err(Failure::new(format!(
-                        "another run is indexing the same dataset (process {}, lock {})",
+                        "another run is {doing} the same dataset (process {}, lock {})",
                         pid.trim(),
                         path.display()
                     ))
@@ -146,15 +147,16 @@ mod tests {
     #[test]
     fn one_run_at_a_time_and_nothing_left_after_success() {
         let tmp = tempfile::tempdir().expect("tempdir");
-        let a = RunState::lock(tmp.path(), "k").expect("free");
+        let a = RunState::lock(tmp.path(), "k", "packing").expect("free");
         assert!(a.scratch().is_dir());
-        let held = RunState::lock(tmp.path(), "k").expect_err("held");
+        let held = RunState::lock(tmp.path(), "k", "packing").expect_err("held");
         assert!(held.what.contains(&std::process::id().to_string()), "{held}");
-        let other = RunState::lock(tmp.path(), "other").expect("another key");
+        assert!(held.what.contains("another run is packing"), "{held}");
+        let other = RunState::lock(tmp.path(), "other", "packing").expect("another key");
         other.finish();
         fs::write(a.scratch().join("left"), b"x").expect("write");
         drop(a);
-        let a = RunState::lock(tmp.path(), "k").expect("free again");
+        let a = RunState::lock(tmp.path(), "k", "packing").expect("free again");
         assert_eq!(fs::read_dir(a.scratch()).expect("dir").count(), 0);
         a.finish();
         assert_eq!(fs::read_dir(tmp.path().join("index")).expect("dir").count(), 0);

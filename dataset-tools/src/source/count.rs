@@ -5,7 +5,8 @@
 use super::walk::WalkOptions;
 use crate::progress::Total;
 use std::fs::{self, ReadDir};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The most directories open at once. A deeper tree is not counted.
@@ -15,6 +16,8 @@ const DEPTH_MAX: usize = 200;
 pub fn count(tree: &WalkOptions, total: &Total, ended: &AtomicBool) {
     let mut stack: Vec<(ReadDir, PathBuf)> = Vec::new();
     let Ok(top) = fs::read_dir(&tree.base) else { return };
+    let device = |path: &Path| fs::metadata(path).ok().map(|m| m.dev());
+    let top_device = tree.one_file_system.then(|| device(&tree.base)).flatten();
     stack.push((top, PathBuf::new()));
     let (mut files, mut bytes) = (0, 0);
     while let Some((dir, rel)) = stack.last_mut() {
@@ -34,6 +37,9 @@ pub fn count(tree: &WalkOptions, total: &Total, ended: &AtomicBool) {
             }
             if stack.len() == DEPTH_MAX {
                 return;
+            }
+            if top_device.is_some_and(|top| device(&item.path()) != Some(top)) {
+                continue;
             }
             if let Ok(dir) = fs::read_dir(item.path()) {
                 stack.push((dir, rel));

@@ -4,6 +4,7 @@
 //! dataset, or a URI below the URI of the dataset. The list may be in any order. Empty lines are skipped, and
 //! a name that comes twice counts once.
 
+use super::sampler::directory;
 use super::walk::{NAMES_BYTES_MAX, Step, Symlinks, Walk, WalkOptions};
 use crate::failure::Failure;
 use fletch_core::manifest::tar::shard::is_shard;
@@ -13,6 +14,7 @@ use futures::stream::{BoxStream, Fuse};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -25,6 +27,8 @@ const LINE_BYTES_MAX: usize = 16 << 10;
 const HEADS_MAX: usize = 64;
 /// The number of first files whose names decide whether a dataset has tar shards.
 const FIRST_FILES: usize = 1000;
+/// The number of first files, of a dataset with shards, that are looked at for directories with shards.
+const SHARD_FILES_MAX: usize = 100_000;
 
 /// The names of a `--list` file, sorted by their bytes, each once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,44 +177,70 @@ fn all_objects(origin: &Origin, names: Option<&NameList>) -> BoxStream<'static, 
         .boxed()
 }
 
-/// Whether one of the first [`FIRST_FILES`] files, in path order, is a tar shard.
+/// Returns the directories that have a tar shard, if one of the first [`FIRST_FILES`] files, in path order,
+/// is one; otherwise none.
 ///
-/// Ignores a directory that cannot be read: the run itself reports it.
+/// Looks at the first [`SHARD_FILES_MAX`] files, by their names alone. Ignores a directory that cannot be
+/// read: the run itself reports it.
 ///
 /// # Errors
 /// [`Failure`] when the listing of a store fails.
-pub fn begins_with_shards(
+pub fn shard_directories(
     rt: &Handle,
     origins: &Origins,
     uri: &OriginUri,
     names: Option<&NameList>,
-) -> Result<bool, Failure> {
+) -> Result<BTreeSet<String>, Failure> {
+    let mut found = ShardDirs::default();
     if let Some(names) = names {
-        return Ok(names.0.iter().take(FIRST_FILES).any(|name| is_shard(name)));
+        let _all_or_enough = names.0.iter().try_for_each(|name| found.see(name));
+        return Ok(found.dirs);
     }
     let Some(dir) = uri.as_local() else {
         let origin = origins.open(uri)?;
-        let first = origin.list("").take(FIRST_FILES);
-        let any = first.try_any(|object| {
-            std::future::ready(is_shard(&object.path) && !object.path.starts_with(paths::PREFIX))
-        });
-        return Ok(rt.block_on(any)?);
+        let mut objects = origin.list("");
+        while let Some(object) = rt.block_on(objects.try_next())? {
+            if !object.path.starts_with(paths::PREFIX) && found.see(&object.path).is_break() {
+                break;
+            }
+        }
+        return Ok(found.dirs);
     };
     let options = WalkOptions {
         base: dir.to_owned(),
         symlinks: Symlinks::Keep,
         exclude: BTreeSet::from(["fletch".to_owned()]),
+        one_file_system: false,
         names_bytes_max: NAMES_BYTES_MAX,
     };
-    let Ok(mut walk) = Walk::new(options, &std::env::temp_dir()) else { return Ok(false) };
-    for _ in 0..FIRST_FILES {
-        match walk.next_step() {
-            Ok(Some(Step::File { path, .. })) if is_shard(&path) => return Ok(true),
-            Ok(Some(_)) => {}
-            Ok(None) | Err(_) => break,
+    let Ok(mut walk) = Walk::new(options, &std::env::temp_dir()) else { return Ok(found.dirs) };
+    while let Ok(Some(step)) = walk.next_step() {
+        if let Step::File { path, .. } = step
+            && found.see(&path).is_break()
+        {
+            break;
         }
     }
-    Ok(false)
+    Ok(found.dirs)
+}
+
+/// The directories with shards among the files so far.
+#[derive(Default)]
+struct ShardDirs {
+    files: usize,
+    dirs: BTreeSet<String>,
+}
+
+impl ShardDirs {
+    /// Looks at the next file. Breaks when the files after it do not matter.
+    fn see(&mut self, path: &str) -> ControlFlow<()> {
+        if is_shard(path) && !self.dirs.contains(directory(path)) {
+            self.dirs.insert(directory(path).to_owned());
+        }
+        self.files += 1;
+        let enough = if self.dirs.is_empty() { FIRST_FILES } else { SHARD_FILES_MAX };
+        if self.files < enough { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
 }
 
 #[cfg(test)]

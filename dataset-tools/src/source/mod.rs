@@ -8,5 +8,6 @@ pub mod count;
 pub mod dir_names;
 pub mod listing;
 pub mod pin;
+pub mod sampler;
 pub mod spill;
 pub mod walk;

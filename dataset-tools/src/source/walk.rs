@@ -72,6 +72,11 @@ pub enum Step {
         /// Its path, without a slash at the end.
         path: String,
     },
+    /// A directory on another file system, which is not walked: an empty directory of the version.
+    OtherFileSystem {
+        /// Its path, without a slash at the end.
+        path: String,
+    },
     /// A name that cannot be an entry.
     Fault {
         /// Its path, with unprintable bytes escaped.
@@ -90,6 +95,8 @@ pub struct WalkOptions {
     pub symlinks: Symlinks,
     /// Relative paths of directories that are not walked, without a slash at the end.
     pub exclude: BTreeSet<String>,
+    /// Whether directories on other file systems than the top are not walked.
+    pub one_file_system: bool,
     /// The memory for names, in bytes.
     pub names_bytes_max: usize,
 }
@@ -97,7 +104,7 @@ pub struct WalkOptions {
 #[derive(Debug)]
 struct Frame {
     names: DirNames,
-    /// Device and inode, known only when links are followed.
+    /// Device and inode, known only when a rule needs them.
     id: Option<(u64, u64)>,
 }
 
@@ -132,7 +139,7 @@ impl Walk {
     }
 
     fn dir_id(&self, dir: &Path) -> io::Result<Option<(u64, u64)>> {
-        if self.options.symlinks != Symlinks::Follow {
+        if self.options.symlinks != Symlinks::Follow && !self.options.one_file_system {
             return Ok(None);
         }
         let m = fs::metadata(dir)?;
@@ -168,6 +175,17 @@ impl Walk {
             names.push(&name, kind, budget, &mut self.spill)?;
         }
         Ok(Frame { names: names.finish(&mut self.spill)?, id })
+    }
+
+    /// Reads the directory at `rel`. Returns `None` if it is on another file system that is not walked.
+    fn enter(&mut self) -> io::Result<Option<Frame>> {
+        let id = self.dir_id(&self.options.base.join(&self.rel))?;
+        let device = |id: Option<(u64, u64)>| id.map(|id| id.0);
+        let top = self.stack.first().and_then(|frame| frame.id);
+        if self.options.one_file_system && device(id) != device(top) {
+            return Ok(None);
+        }
+        self.load(id).map(Some)
     }
 
     /// Returns the kind of a name, `None` when it is left out, or the reason why it cannot be an entry.
@@ -276,9 +294,12 @@ impl Walk {
                         continue;
                     }
                     let above = std::mem::replace(&mut self.rel, path);
-                    let loaded = self.dir_id(&self.options.base.join(&self.rel)).and_then(|id| self.load(id));
-                    match loaded {
-                        Ok(frame) => self.stack.push(frame),
+                    match self.enter() {
+                        Ok(Some(frame)) => self.stack.push(frame),
+                        Ok(None) => {
+                            let path = std::mem::replace(&mut self.rel, above);
+                            return Ok(Some(Step::OtherFileSystem { path }));
+                        }
                         Err(e) if e.kind() == io::ErrorKind::StorageFull => return Err(e),
                         Err(e) => {
                             let path = std::mem::replace(&mut self.rel, above) + "/";
@@ -304,23 +325,42 @@ fn special(ft: fs::FileType) -> String {
     format!("it is {what}, which a dataset cannot hold; move it out of the tree")
 }
 
-/// Returns up to five names in the reserved directory `fletch/` that Fletch did not create.
+/// The directories that Fletch creates in the reserved directory `fletch/`.
+pub const RESERVED: [&str; 4] = ["versions", "layouts", "chunks", "tags"];
+
+/// Returns up to five paths at or below the top-level name `fletch` that are left out of the version,
+/// although Fletch did not create them, each with the reason.
 ///
 /// # Errors
 /// When the directory exists and cannot be read.
-pub fn reserved_extras(base: &Path) -> io::Result<Vec<String>> {
+pub fn reserved_extras(base: &Path, symlinks: Symlinks) -> io::Result<Vec<(String, &'static str)>> {
     let mut found = Vec::new();
-    let dir = match fs::read_dir(base.join("fletch")) {
+    let top = base.join("fletch");
+    let linked = fs::symlink_metadata(&top).is_ok_and(|m| m.is_symlink());
+    if linked && symlinks != Symlinks::Follow {
+        // An entry like every other link, or left out like every other link.
+        return Ok(found);
+    }
+    let dir = match fs::read_dir(&top) {
         Ok(dir) => dir,
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(found);
         }
         Err(e) => return Err(e),
     };
+    if linked {
+        found.push(("fletch".to_owned(), "a link to a directory"));
+    }
     for item in dir {
         let name = item?.file_name();
-        if !["versions", "layouts", "chunks", "tags"].iter().any(|own| name == *own) && found.len() < 5 {
-            found.push(format!("fletch/{}", name.as_bytes().escape_ascii()));
+        let path = || format!("fletch/{}", name.as_bytes().escape_ascii());
+        let why = match RESERVED.iter().any(|own| name == *own) {
+            false => "not a name of Fletch",
+            true if fs::metadata(top.join(&name)).is_ok_and(|m| m.is_dir()) => continue,
+            true => "not a directory",
+        };
+        if found.len() < 5 {
+            found.push((path(), why));
         }
     }
     found.sort();

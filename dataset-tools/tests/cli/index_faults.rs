@@ -155,7 +155,7 @@ fn our_own_places_in_the_tree_are_not_indexed() {
         .ok()
         .says("not part of the version: tables/");
     assert_eq!(ran.stdout.trim(), root);
-    w.run(&["verify", "data/tables"]).code(3).says("1 faults");
+    w.run(&["verify", "data/tables"]).code(3).says(": 1 fault\n");
     fs::remove_dir_all(w.data().join("st")).expect("rm");
     w.run(&["verify", "data/tables"]).ok();
     fs::write(w.data().join("fletch/mine"), b"x").expect("write");
@@ -164,6 +164,69 @@ fn our_own_places_in_the_tree_are_not_indexed() {
     w.write("sub/fletch/f", "x");
     w.index(&[]);
     w.run(&["show", "data", "sub/fletch/f"]).ok();
+}
+
+/// The top-level name `fletch` is Fletch's own. What is in its place is an entry, or is named.
+#[test]
+fn a_reserved_name_in_the_way_is_told_before_reading() {
+    for command in ["index", "pack"] {
+        let w = Fixture::new();
+        w.write("f", "x");
+        let fletch = w.data().join("fletch");
+        let refused = |what: &str| {
+            let ran = w.run(&[command, "data"]).code(1).says(what).says("--to").says("not a directory");
+            assert!(ran.stderr.contains("data/fletch"), "{}", ran.stderr);
+            w.run(&[command, "data", "--to", "to"]).ok()
+        };
+        // A file is an entry of a version whose tables are elsewhere.
+        fs::write(&fletch, "a file").expect("write");
+        refused("a file");
+        w.run(&["show", "to", "fletch"]).ok();
+        w.run(&["show", "data"]).code(1).says("data/fletch is a file");
+        fs::remove_file(&fletch).expect("rm");
+        // So is a link to nothing.
+        symlink("nowhere", &fletch).expect("link");
+        refused("a link to nothing");
+        assert_eq!(w.json(&["show", "to", "fletch"])["kind"], "symlink");
+        fs::remove_file(&fletch).expect("rm");
+        // A followed link to a directory is the reserved directory.
+        fs::create_dir(w.path("elsewhere")).expect("mkdir");
+        fs::write(w.path("elsewhere/mine"), "x").expect("write");
+        symlink("../elsewhere", &fletch).expect("link");
+        let followed = [command, "data", "--to", "to", "--symlinks", "follow"];
+        w.run(&followed).ok().says("fletch is not part of the version").says("fletch/mine is not");
+        fs::remove_file(&fletch).expect("rm");
+        // A file in the place of a directory of tables is left out, and said to be.
+        w.write("fletch/versions", "x");
+        refused("data/fletch/versions: the path is a file")
+            .says("fletch/versions is not part of the version: it is not a directory");
+        w.run(&["show", "to", "fletch/versions"]).code(1);
+    }
+}
+
+/// `/dev/shm` and the directory of the dataset are two file systems.
+#[test]
+fn one_file_system_leaves_out_the_content_of_others_and_says_so() {
+    use std::os::unix::fs::MetadataExt;
+    let w = Fixture::new();
+    let shm = tempfile::tempdir_in("/dev/shm").expect("shm");
+    w.write("a", "x");
+    fs::write(shm.path().join("secret"), "x").expect("write");
+    symlink(shm.path(), w.data().join("shm")).expect("link");
+    let device = |path: &std::path::Path| fs::metadata(path).expect("stat").dev();
+    if device(shm.path()) == device(&w.data()) {
+        eprintln!("skipped: /dev/shm is on the file system of the tests");
+        return;
+    }
+    let root = w.index(&["--symlinks", "follow"]);
+    w.run(&["show", "data", "shm/secret"]).ok();
+    for command in ["index", "pack"] {
+        let args = [command, "data", "--symlinks", "follow", "--one-file-system"];
+        let ran = w.run(&args).ok().says("not part of the version: the content of shm/");
+        assert_ne!(ran.stdout.trim(), root);
+        assert_eq!(w.json(&["show", "data", "shm/"])["kind"], "empty-dir");
+        w.run(&["verify", "data", "--one-file-system"]).ok();
+    }
 }
 
 #[test]

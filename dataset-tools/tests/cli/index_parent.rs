@@ -211,3 +211,20 @@ fn young_files_are_read_again_and_auto_needs_no_parent() {
     let third = w.json(&["index", "data", "--parent", root]);
     assert_eq!((&third["files_read"], &third["files_reused"]), (&0.into(), &1.into()));
 }
+
+/// A pack without the index layout beside it proves no file unchanged.
+#[test]
+fn an_automatic_parent_without_pins_is_left_out() {
+    let w = Fixture::new();
+    w.write("a", "a");
+    let pack = w.json(&["pack", "data"]);
+    let (root, index) =
+        (pack["root"].as_str().expect("root"), pack["index_layout"].as_str().expect("layout"));
+    fs::remove_dir_all(w.data().join(format!("fletch/versions/{root}/layouts/{index}"))).expect("rm");
+    let ran = w.run(&["index", "data", "--parent", "auto"]).ok().says("every file is read");
+    assert_eq!(ran.stdout.trim(), root);
+    let other = w.json(&["pack", "data", "--tag", "packed"]);
+    fs::remove_dir_all(w.data().join(format!("fletch/versions/{root}/layouts/{index}"))).expect("rm");
+    assert_eq!(other["root"], root);
+    w.run(&["index", "data", "--parent", "packed"]).code(1).says("no layout that `index` makes");
+}

@@ -37,13 +37,14 @@ fn members_are_packed_with_their_samples_and_the_root_is_that_of_an_index() {
     let w = Fixture::new();
     shard(&w, "a.tar", 0..250, 40_000);
     shard(&w, "b.tar", 250..255, 5_000_000);
-    w.write("c", bytes(9, 70_000));
+    w.write("c.bin", bytes(9, 70_000));
     std::thread::sleep(std::time::Duration::from_millis(2200));
     let index = w.json(&["index", "data", "--to", "to-index"]);
     let pack = w.json(&["pack", "data", "--to", "packs"]);
     assert_eq!((&pack["root"], &pack["index_layout"]), (&index["root"], &index["layout"]));
     assert_eq!((&pack["samples"], &pack["entries"]), (&index["samples"], &index["entries"]));
     let size = |name: &str| fs::metadata(w.data().join(name)).expect("stat").len();
+    assert_eq!(pack["samples"], 255, "neither the shards nor the file beside them");
     // Shards are read for what is in them, then the members that are grouped; the rest once.
     let grouped: u64 = (0..250).map(|key| 1 + 40_000 + key).sum::<u64>() + 5;
     assert_eq!(pack["bytes_read"], size("a.tar") + size("b.tar") + grouped + 70_000);
@@ -65,7 +66,7 @@ fn members_are_packed_with_their_samples_and_the_root_is_that_of_an_index() {
 
     // A bucket has the same chunks.
     let origin = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
-    for name in ["a.tar", "b.tar", "c"] {
+    for name in ["a.tar", "b.tar", "c.bin"] {
         origin.insert(&format!("set/{name}"), fs::read(w.data().join(name)).expect("file"));
     }
     w.configure(&origin);

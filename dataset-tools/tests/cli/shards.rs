@@ -36,14 +36,17 @@ fn members_are_entries_and_a_bucket_has_the_same_root() {
     let a = shard(&w, "train-000.tar", 0..120, 100_000);
     let b = shard(&w, "train-001.tar", 120..125, 1_000);
     w.write("README", "read me");
+    w.write("README.md", "read");
     // Files younger than two seconds would be read again.
     std::thread::sleep(std::time::Duration::from_millis(2_100));
     let report = w.run(&["index", "data", "--json"]).ok().says("--sample-rule stem").json();
-    assert_eq!(report["entries"], 3 + a.len() + b.len());
-    // One sample for each key of a shard, and the shards themselves, whose names have a stem too.
-    assert_eq!(report["samples"], 120 + 5 + 2);
+    assert_eq!(report["entries"], 4 + a.len() + b.len());
+    // One sample for each key of a shard. A shard is no sample, nor is a file beside it.
+    assert_eq!(report["samples"], 120 + 5);
+    let named = ["index", "data", "--to", "named", "--samples", "*.jpg", "--samples", "*.cls"];
+    assert_eq!(w.json(&[&named[..], &["--samples", "README*"]].concat())["samples"], 120 + 5 + 1);
     let size = |name: &str| fs::metadata(w.data().join(name)).expect("stat").len();
-    assert_eq!(report["bytes_read"], size("train-000.tar") + size("train-001.tar") + 7);
+    assert_eq!(report["bytes_read"], size("train-000.tar") + size("train-001.tar") + 7 + 4);
     w.run(&["verify", "data"]).ok();
 
     // Nothing is read again, members and all.
@@ -52,7 +55,7 @@ fn members_are_entries_and_a_bucket_has_the_same_root() {
     assert_eq!(again["layout"], report["layout"]);
 
     let origin = OriginEmulator::start(EmulatorConfig::default(), Backing::empty());
-    for name in ["README", "train-000.tar", "train-001.tar"] {
+    for name in ["README", "README.md", "train-000.tar", "train-001.tar"] {
         origin.insert(&format!("set/{name}"), fs::read(w.data().join(name)).expect("read"));
     }
     w.configure(&origin);
@@ -106,7 +109,7 @@ fn a_file_that_is_not_a_plain_archive_is_kept_as_a_file_with_a_reason() {
         let line = ran.stderr.lines().find(|l| l.contains(name)).unwrap_or_else(|| panic!("{}", ran.stderr));
         assert!(line.contains("without members") && line.contains(why), "{line}");
     }
-    assert!(ran.stderr.contains("2 compressed archives"), "{}", ran.stderr);
+    assert!(ran.stderr.contains(": 2 compressed archives;"), "{}", ran.stderr);
     assert_eq!(ran.json()["entries"], 8 + 6);
     w.run(&["verify", "data"]).ok();
 }

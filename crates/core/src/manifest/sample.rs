@@ -2,6 +2,7 @@
 //! rule.
 
 use super::entries::{EntryKind, Sample, put_text};
+use super::tar::shard::is_shard;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,8 @@ pub enum KeyRule {
     /// One file is one sample.
     File = 1,
     /// WebDataset's rule: entries whose paths agree up to the first dot of the last component are one sample.
-    /// Names without a dot, or that begin with one, belong to no sample.
+    /// Names without a dot, or that begin with one, belong to no sample. Neither does a tar shard, but
+    /// its members do.
     Stem = 2,
 }
 
@@ -99,6 +101,8 @@ impl SampleMatcher {
         }
         match self.key {
             KeyRule::File => Sample::Single,
+            // A whole shard beside its own members would deliver every sample twice.
+            KeyRule::Stem if kind == EntryKind::File && is_shard(path) => Sample::None,
             KeyRule::Stem => stem(name).map_or(Sample::None, |k| Sample::Keyed(k.to_owned())),
         }
     }
@@ -126,6 +130,16 @@ mod tests {
         assert_eq!(stem("README"), None);
         assert_eq!(stem("d.x/README"), None);
         assert_eq!(stem(".hidden"), None);
+    }
+
+    #[test]
+    fn a_shard_is_no_sample_by_the_rule_of_its_members() {
+        let sample = |key, path: &str, kind| {
+            SampleRule::new(key, Vec::new()).matcher().expect("no globs").sample(path, kind)
+        };
+        assert_eq!(sample(KeyRule::Stem, "d/0.tar", EntryKind::File), Sample::None);
+        assert_eq!(sample(KeyRule::Stem, "d/0.tar\0a/7.tar", EntryKind::Member), Sample::Keyed("a/7".into()));
+        assert_eq!(sample(KeyRule::File, "d/0.tar", EntryKind::File), Sample::Single);
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub struct StrictAssignment {
 
 impl StrictAssignment {
     /// Returns the assignment for the world of `leases`, which has just begun: no lease may be live.
+    ///
+    /// After a restart, `leases` are those at the beginning of the world too. The cursors begin anew and skip
+    /// entries that are not free.
     #[must_use]
     pub fn begin(strict: &Strict, leases: &Leases) -> Self {
         let world = leases.world();
@@ -53,13 +56,6 @@ impl StrictAssignment {
             shares,
             begun: BTreeMap::new(),
         }
-    }
-
-    /// Returns the assignment after a restart. `began` is the leases as they were when the world began.
-    /// Cursors begin anew and skip entries that are not free.
-    #[must_use]
-    pub fn resumed(strict: &Strict, began: &Leases) -> Self {
-        StrictAssignment::begin(strict, began)
     }
 
     /// Returns how many positions of the plan this world delivers.

@@ -68,6 +68,8 @@ pub(crate) type Change = (u64, Option<DeadMarks>);
 pub(crate) enum CatalogueError {
     #[error("catalogue: {0}")]
     Damaged(String),
+    #[error("the catalogue was made for another cache.size")]
+    Resized,
     #[error("the catalogue has grown to {0} bytes, near its limit")]
     Grown(u64),
 }
@@ -253,6 +255,10 @@ impl Catalogue {
 fn catch_sled<T>(f: impl FnOnce() -> sled::Result<T>) -> Result<T, CatalogueError> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(t)) => Ok(t),
+        // sled's own text advises to restore a setting that Fletch does not have.
+        Ok(Err(sled::Error::Unsupported(why))) if why.contains("io buffer size") => {
+            Err(CatalogueError::Resized)
+        }
         Ok(Err(e)) => Err(CatalogueError::Damaged(e.to_string())),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
@@ -347,6 +353,20 @@ mod tests {
         assert!(c.rebuild(huge, false).is_err());
         assert!(!c.is_open() && !c.path().exists());
         c.write(vec![(1, None)]).expect("nothing is written while there is none");
+    }
+
+    #[test]
+    fn a_catalogue_for_another_cache_size_is_rebuilt_with_the_reason_in_our_words() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (c, _, error) = Catalogue::open(dir.path(), 3 << 19, 0);
+        assert!(error.is_none());
+        c.disconnect();
+        let (c, rows, error) = Catalogue::open(dir.path(), 64 << 20, 64 << 20);
+        let error = error.expect("sled does not change the size of its segments");
+        assert_eq!(error.to_string(), "the catalogue was made for another cache.size");
+        assert!(rows.is_empty() && !c.is_open());
+        c.rebuild(vec![(1, Some(marks(1, 3)))], true).expect("rebuilt");
+        assert!(c.is_open());
     }
 
     #[test]

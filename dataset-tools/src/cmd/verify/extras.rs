@@ -18,6 +18,7 @@ pub fn extras(
     version: &Version,
     origin: &Origin,
     tables: Option<&OriginUri>,
+    one_file_system: bool,
     sink: &mut FaultSink<'_>,
 ) -> Result<(), Failure> {
     let skipped: BTreeSet<&str> = version.manifest().skipped.iter().map(|f| f.path.as_str()).collect();
@@ -50,7 +51,13 @@ pub fn extras(
     {
         exclude.insert(rel.to_owned());
     }
-    let options = WalkOptions { base, symlinks: Symlinks::Keep, exclude, names_bytes_max: NAMES_BYTES_MAX };
+    let options = WalkOptions {
+        base,
+        symlinks: Symlinks::Keep,
+        exclude,
+        one_file_system,
+        names_bytes_max: NAMES_BYTES_MAX,
+    };
     let cannot = |e: io::Error| Failure::io(format_args!("cannot list {}", dir.display()), &e);
     let mut walk = Walk::new(options, &std::env::temp_dir()).map_err(cannot)?;
     let mut last = String::new();
@@ -65,7 +72,7 @@ pub fn extras(
                 }
                 (path, "link")
             }
-            Step::DirEnd { path } => {
+            Step::DirEnd { path } | Step::OtherFileSystem { path } => {
                 if last.strip_prefix(path.as_str()).is_some_and(|r| r.starts_with('/')) {
                     continue;
                 }

@@ -3,6 +3,7 @@
 //! The root covers the hash of a member but not its place in the shard. So a right shard does not prove that
 //! the slices of its members are right: the bytes at these slices are hashed too.
 
+use crate::out::count;
 use fletch_core::Hash;
 use fletch_core::manifest::{EntryRef, Slice};
 use std::collections::HashMap;
@@ -86,7 +87,11 @@ impl Members {
         } else {
             "is outside of its shard"
         };
-        Some(format!("{} {why}; {} members are wrong; index again", first.path, wrong.count() + 1))
+        Some(format!(
+            "{} {why}; wrong in all: {}; index again",
+            first.path,
+            count(wrong.count() + 1, "member")
+        ))
     }
 }
 
@@ -136,7 +141,10 @@ mod tests {
         let swapped =
             [("s.tar\0one", &b"ONE"[..], &[slice(a, 10, 3)][..]), ("s.tar\0two", b"TWO", &[slice(a, 4, 3)])];
         let why = with(&swapped, &[a]).expect("wrong");
-        assert!(why.starts_with("s.tar/one has other bytes") && why.contains("2 members are wrong"), "{why}");
+        assert!(
+            why.starts_with("s.tar/one has other bytes") && why.contains("wrong in all: 2 members"),
+            "{why}"
+        );
         let outside = [("s.tar\0one", &b"ONE"[..], &[slice(a, 15, 3)][..])];
         assert!(with(&outside, &[a]).expect("wrong").contains("outside"));
         let elsewhere = [("s.tar\0one", &b"ONE"[..], &[slice(b"other", 0, 3)][..])];

@@ -4,6 +4,7 @@
 
 use super::{CHUNK_BYTES_MAX, FaultSink, VerifyFault, fault_of};
 use crate::failure::Failure;
+use crate::out::count;
 use crate::pack::sorter::Sorter;
 use fletch_core::Hash;
 use fletch_core::manifest::Slice;
@@ -125,7 +126,7 @@ async fn check(
     let Chunk { hash, members } = chunk;
     let first = version.entry(members.first().map_or(0, |m| m.ordinal)).await?;
     let first = first.map_or_else(String::new, |f| f.entry().path.to_owned());
-    let held = format!("the chunk has {} entries, the first is {first}", members.len());
+    let held = format!("the chunk has {}, the first is {first}", count(members.len(), "entry"));
     let mut object = None;
     for (part, row) in index.find(hash) {
         let rows = version.chunk_rows(part).await?;

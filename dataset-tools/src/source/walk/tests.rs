@@ -9,6 +9,7 @@ fn steps(base: &Path, symlinks: Symlinks, exclude: &[&str], budget: usize) -> Ve
         base: base.to_owned(),
         symlinks,
         exclude: exclude.iter().map(|s| s.to_string()).collect(),
+        one_file_system: false,
         names_bytes_max: budget,
     };
     let mut walk = Walk::new(options, scratch.path()).expect("walk");
@@ -25,7 +26,7 @@ fn entries(steps: &[Step]) -> Vec<String> {
     for s in steps {
         match s {
             Step::File { path, .. } | Step::Link { path } => out.push(path.clone()),
-            Step::DirEnd { path } => {
+            Step::DirEnd { path } | Step::OtherFileSystem { path } => {
                 if !out.last().is_some_and(|l| l.starts_with(&format!("{path}/"))) {
                     out.push(format!("{path}/"));
                 }
@@ -115,6 +116,7 @@ fn names_of_many_directories_stay_within_the_budget() {
         base: dir.path().to_owned(),
         symlinks: Symlinks::Keep,
         exclude: BTreeSet::new(),
+        one_file_system: false,
         names_bytes_max: budget,
     };
     let mut walk = Walk::new(options, scratch.path()).expect("walk");
@@ -196,7 +198,51 @@ fn odd_names_and_excluded_places() {
     assert!(f[0].1.contains("named pipe") && f[1].1.contains("socket") && f[2].1.contains("UTF-8"), "{f:?}");
     let good: Vec<_> = all.into_iter().filter(|s| !matches!(s, Step::Fault { .. })).collect();
     assert_eq!(entries(&good), ["sub/fletch/f"]);
-    assert_eq!(reserved_extras(base).expect("list"), ["fletch/strange"]);
+    let extras = |symlinks| reserved_extras(base, symlinks).expect("list");
+    assert_eq!(extras(Symlinks::Keep), [("fletch/strange".to_owned(), "not a name of Fletch")]);
+    // A file in the place of a directory of Fletch, and the reserved directory behind a link.
+    std::fs::write(base.join("fletch/tags"), b"").expect("write");
+    let both = extras(Symlinks::Keep);
+    assert_eq!(both[1], ("fletch/tags".to_owned(), "not a directory"), "{both:?}");
+    std::fs::rename(base.join("fletch"), base.join("real")).expect("rename");
+    symlink("real", base.join("fletch")).expect("link");
+    assert_eq!(extras(Symlinks::Keep), [], "the link is an entry");
+    let followed = extras(Symlinks::Follow);
+    assert_eq!(followed[0], ("fletch".to_owned(), "a link to a directory"), "{followed:?}");
+}
+
+/// `/dev/shm` and `/tmp` are two file systems, and a followed link is a directory like any other.
+#[test]
+fn a_directory_on_another_file_system_is_left_out_only_on_request() {
+    use std::os::unix::fs::MetadataExt;
+    let (dir, other) =
+        (tempfile::tempdir().expect("tempdir"), tempfile::tempdir_in("/dev/shm").expect("shm"));
+    let device = |path: &Path| std::fs::metadata(path).expect("stat").dev();
+    let base = dir.path();
+    std::fs::create_dir_all(base.join("a/b")).expect("mkdir");
+    std::fs::write(base.join("a/b/f"), b"").expect("write");
+    std::fs::write(other.path().join("secret"), b"").expect("write");
+    symlink(other.path(), base.join("a/shm")).expect("link");
+    let walk = |one_file_system| {
+        let options = WalkOptions {
+            base: base.to_owned(),
+            symlinks: Symlinks::Follow,
+            exclude: BTreeSet::new(),
+            one_file_system,
+            names_bytes_max: NAMES_BYTES_MAX,
+        };
+        let scratch = tempfile::tempdir().expect("tempdir");
+        let mut walk = Walk::new(options, scratch.path()).expect("walk");
+        std::iter::from_fn(move || walk.next_step().expect("step")).collect::<Vec<_>>()
+    };
+    assert_eq!(entries(&walk(false)), ["a/b/f", "a/shm/secret"]);
+    if device(base) == device(other.path()) {
+        eprintln!("skipped: /dev/shm and {} are one file system here", base.display());
+        return;
+    }
+    let left_out = walk(true);
+    assert!(left_out.contains(&Step::OtherFileSystem { path: "a/shm".into() }), "{left_out:?}");
+    assert_eq!(entries(&left_out), ["a/b/f", "a/shm/"]);
 }
 
 #[test]

@@ -105,7 +105,7 @@ proptest! {
                     }
                     Some(1) => {
                         // The server restarted, and then the lease expired.
-                        t = StrictAssignment::resumed(&s, &began);
+                        t = StrictAssignment::begin(&s, &began);
                         l.expire(sequence);
                         t.expired(id, rank);
                     }

@@ -1,0 +1,72 @@
+//! The settings of a client, and the connections that this process has made with them.
+
+use crate::errors::Failure;
+use crate::process::Slot;
+use fletch_client::{ClientConfig, Endpoint, TokenSource};
+use fletch_core::JobName;
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The number of idle connections that a client keeps.
+const CONNECTIONS_IDLE_MAX: usize = 8;
+/// The longest timeout, in seconds. A longer one is probably a mistake in the unit.
+const TIMEOUT_MAX: f64 = 86_400.0;
+
+/// The settings of a client. Pickling a client sends only these.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    pub server: String,
+    pub token: Option<String>,
+    pub token_file: Option<PathBuf>,
+    pub job: Option<String>,
+    pub timeout: f64,
+}
+
+impl Settings {
+    fn connect(&self) -> Result<fletch_client::Client, Failure> {
+        let endpoint: Endpoint = self.server.parse().map_err(|e| Failure::Invalid(format!("{e}")))?;
+        let mut config = ClientConfig::new(endpoint, "loader");
+        let job = self.job.as_deref().map(JobName::new).transpose();
+        config.job = job.map_err(|e| Failure::Invalid(format!("job: {e}")))?;
+        config.token = TokenSource::of(self.token.clone(), self.token_file.clone())?;
+        config.connections_idle_max = CONNECTIONS_IDLE_MAX;
+        if !(self.timeout > 0.0 && self.timeout <= TIMEOUT_MAX) {
+            let text = format!("timeout is {} s; it must be above 0 and at most 86400", self.timeout);
+            return Err(Failure::Invalid(text));
+        }
+        config.io_timeout = Duration::from_secs_f64(self.timeout);
+        Ok(fletch_client::Client::new(config)?)
+    }
+}
+
+/// The connections to a server. A process makes its own when it first needs them.
+#[derive(Debug)]
+pub struct Connections {
+    settings: Settings,
+    live: Slot<fletch_client::Client>,
+}
+
+impl Connections {
+    /// Checks the settings. Sends no request.
+    pub fn new(settings: Settings) -> Result<Self, Failure> {
+        // A faulty setting is an error here, in the process that wrote it, and not in one that unpickles it.
+        settings.connect()?;
+        Ok(Connections { settings, live: Slot::new() })
+    }
+
+    /// Returns the settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Returns this process's connections, and makes them if necessary.
+    pub fn live(&self, py: Python<'_>) -> PyResult<fletch_client::Client> {
+        if let Some(client) = self.live.get(py) {
+            return Ok(client);
+        }
+        let client = self.settings.connect()?;
+        self.live.set(py, client.clone());
+        Ok(client)
+    }
+}

@@ -43,6 +43,7 @@ impl Version {
         let client = self.client.get().live(py)?;
         let tables = tables(py, self.client.get().settings());
         let (root, layout) = (self.resolved.root, self.resolved.layout);
+        let client = client.for_dataset(Some(&self.resolved.dataset));
         let source = client.tables(root, layout);
         let opening = fletch_tables::Version::open(source, root, layout, tables);
         let version = wait(py, async { opening.await.map_err(Failure::from) })?;

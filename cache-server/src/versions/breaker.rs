@@ -33,27 +33,16 @@ pub const OVERTAKEN_MIN: Duration = Duration::from_millis(300);
 /// A probe that has no outcome after this time is lost.
 pub const PROBE_MAX: Duration = Duration::from_secs(30);
 
-/// The state of a breaker, as metrics show it.
+/// The state of a breaker. Metrics show the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
 pub enum BreakerState {
     /// The home is asked.
-    Closed,
+    Closed = 0,
     /// One probe runs. Readers leave the home alone.
-    HalfOpen,
+    HalfOpen = 1,
     /// The home is left alone.
-    Open,
-}
-
-impl BreakerState {
-    /// Returns the word for metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            BreakerState::Closed => "closed",
-            BreakerState::HalfOpen => "half_open",
-            BreakerState::Open => "open",
-        }
-    }
+    Open = 2,
 }
 
 /// What a caller may do with the home now.

@@ -165,22 +165,18 @@ impl Versions {
         self.homes.counts()
     }
 
-    /// Returns the datasets that the server leaves alone, because the home of their objects or tables does
-    /// not answer. Datasets of the same name in several domains are one row.
+    /// Returns the state of every registered dataset: that of its objects' or tables' home, whichever is
+    /// worse. Datasets of the same name in several domains are one row.
     #[must_use]
-    pub fn unhealthy_datasets(&self) -> BTreeMap<DatasetName, BreakerState> {
+    pub fn dataset_states(&self) -> BTreeMap<DatasetName, BreakerState> {
         let unhealthy = self.homes.unhealthy();
         let mut out = BTreeMap::new();
-        if unhealthy.is_empty() {
-            return out;
-        }
         for entry in self.registrations.all() {
-            for uri in [&entry.dataset.uri, &entry.dataset.tables] {
-                let Ok(uri) = OriginUri::parse(uri) else { continue };
-                if let Some(state) = unhealthy.get(&(entry.domain.clone(), uri)) {
-                    let worst = out.entry(entry.dataset.name.clone()).or_insert(*state);
-                    *worst = (*worst).max(*state);
-                }
+            let worst = out.entry(entry.dataset.name.clone()).or_insert(BreakerState::Closed);
+            let uris = [&entry.dataset.uri, &entry.dataset.tables].into_iter().filter(|_| !unhealthy.is_empty());
+            for uri in uris.filter_map(|uri| OriginUri::parse(uri).ok()) {
+                let state = unhealthy.get(&(entry.domain.clone(), uri));
+                *worst = state.copied().unwrap_or(BreakerState::Closed).max(*worst);
             }
         }
         out

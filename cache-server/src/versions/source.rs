@@ -2,7 +2,7 @@
 
 use super::{HomeOrigin, VersionError, prove::ProvenFiles, table_blocks::TableBlocks};
 use crate::state::RegistrationHandle;
-use fletch_core::{DatasetName, Hash};
+use fletch_core::Hash;
 use fletch_origin::Pin;
 use fletch_store::disk::DiskEngine;
 use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Table, Version};
@@ -56,12 +56,6 @@ impl Source {
     ) -> Self {
         let proven = Arc::new(ProvenFiles::new(version.manifest().entries));
         Source { registered, version, data, tables, blocks, proven, index: OnceCell::new() }
-    }
-
-    /// Returns the name of the dataset.
-    #[must_use]
-    pub fn dataset(&self) -> &DatasetName {
-        &self.registered.dataset.name
     }
 
     /// Returns whether the dataset is still registered.

@@ -123,7 +123,8 @@ impl Sweep {
         samples: Arc<Samples>,
     ) -> Arc<Self> {
         let version = &source.version;
-        let number = DatasetId::sweep_of(&sources.domain, sources.dataset(), version.root(), version.layout());
+        let number =
+            DatasetId::sweep_of(&sources.domain, sources.dataset(), version.root(), version.layout());
         let kept_sources = sources.with_source(source, number);
         let uncached_sources = sources.with_source(source, DatasetId::UNCACHED);
         let units = samples.unit_map.units();

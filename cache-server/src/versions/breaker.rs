@@ -153,8 +153,7 @@ impl Breaker {
                     self.phase = Phase::Closed { strikes };
                     return None;
                 }
-                let recent =
-                    self.closed.is_some_and(|at| now.saturating_duration_since(at) < COOLDOWN_MAX);
+                let recent = self.closed.is_some_and(|at| now.saturating_duration_since(at) < COOLDOWN_MAX);
                 self.cooldown = if recent { self.cooldown } else { Duration::ZERO };
                 self.opened = Some(now);
                 self.open(now);

@@ -115,7 +115,13 @@ impl VersionError {
             (a, b) if a.is_outage() && b.is_outage() => {
                 VersionError::Homes([a.to_string(), b.to_string()].into())
             }
-            (a, b) => if b.is_outage() { b } else { a },
+            (a, b) => {
+                if b.is_outage() {
+                    b
+                } else {
+                    a
+                }
+            }
         }
     }
 

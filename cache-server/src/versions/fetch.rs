@@ -229,7 +229,10 @@ impl ChunkFetch {
     }
 
     /// Returns the locations of the chunk, or of its bytes, in one source.
-    async fn located_in(&self, source: Arc<Source>) -> (Arc<Source>, Result<Vec<ChunkLocation>, VersionError>) {
+    async fn located_in(
+        &self,
+        source: Arc<Source>,
+    ) -> (Arc<Source>, Result<Vec<ChunkLocation>, VersionError>) {
         let found = self.locations_in(&source).await;
         (source, found)
     }

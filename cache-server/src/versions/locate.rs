@@ -107,7 +107,8 @@ impl Versions {
             return Ok(LocatedChunk::new(&sources.first, row));
         }
         let row_of: AskTables<PartRow> = Box::new(move |source| {
-            async move { source.rows(hash, 1).await?.into_iter().next().ok_or(VersionError::NotFound) }.boxed()
+            async move { source.rows(hash, 1).await?.into_iter().next().ok_or(VersionError::NotFound) }
+                .boxed()
         });
         let (source, row) = self.ask_tables(sources, None, row_of).await?;
         Ok(LocatedChunk::new(&source, row))

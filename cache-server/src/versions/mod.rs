@@ -173,7 +173,8 @@ impl Versions {
         let mut out = BTreeMap::new();
         for entry in self.registrations.all() {
             let worst = out.entry(entry.dataset.name.clone()).or_insert(BreakerState::Closed);
-            let uris = [&entry.dataset.uri, &entry.dataset.tables].into_iter().filter(|_| !unhealthy.is_empty());
+            let uris =
+                [&entry.dataset.uri, &entry.dataset.tables].into_iter().filter(|_| !unhealthy.is_empty());
             for uri in uris.filter_map(|uri| OriginUri::parse(uri).ok()) {
                 let state = unhealthy.get(&(entry.domain.clone(), uri));
                 *worst = state.copied().unwrap_or(BreakerState::Closed).max(*worst);

@@ -289,7 +289,8 @@ impl Versions {
             Ok(Err(OriginError::NotFound { .. })) => return Err(VersionError::NotFound),
             Ok(got) => got?,
             Err(_) => {
-                let (what, why) = (format!("{}/{path}", tables.uri()), format!("no answer in {DOCUMENT_TIMEOUT:?}"));
+                let (what, why) =
+                    (format!("{}/{path}", tables.uri()), format!("no answer in {DOCUMENT_TIMEOUT:?}"));
                 return Err(VersionError::Origin(OriginError::Unavailable { what, why }));
             }
         };

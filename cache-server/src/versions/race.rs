@@ -280,7 +280,9 @@ impl<C: Choices> Race<'_, C> {
             if call.ended {
                 continue;
             }
-            if call.hedge_at.take_if(|at| *at <= now).is_some() && !call.given_up && self.need == Need::Nothing
+            if call.hedge_at.take_if(|at| *at <= now).is_some()
+                && !call.given_up
+                && self.need == Need::Nothing
             {
                 self.need = Need::Hedge;
             }
@@ -332,3 +334,6 @@ impl<C: Choices> Race<'_, C> {
         Finish { won, left, failed: self.failed }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,8 +20,15 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit, watch},
+    time::{Instant, sleep},
+};
 
+/// The most calls at once to a home that is left alone.
+///
+/// Readers that have no other home ask it all the same. They must not use up the calls of healthy homes.
+const UNHEALTHY_CALLS_MAX: usize = 4;
 /// The most homes that are remembered. Beyond it, healthy ones that no version uses are forgotten.
 const HOMES_MAX: usize = 32_768;
 
@@ -45,6 +52,10 @@ pub struct Home {
     /// The dataset for which the home was opened first, for the log.
     dataset: DatasetName,
     health: Mutex<Health>,
+    /// Permits for calls while the home is not healthy.
+    unhealthy_permits: Semaphore,
+    /// Notified when the home answers again: no call waits for a permit then.
+    closed: Notify,
     shared: Arc<Shared>,
 }
 
@@ -57,6 +68,7 @@ struct Health {
 #[derive(Debug)]
 struct Shared {
     counts: HomeCounts,
+    call_timeout: Duration,
     /// Notified when a breaker opens: calls that wait for that home turn to another.
     opened: watch::Sender<()>,
 }
@@ -118,9 +130,31 @@ impl Home {
                 self.shared.opened.send_replace(());
             }
             Some(Change::Closed(after)) => {
+                self.closed.notify_waiters();
                 tracing::info!(
                     origin = %self.uri, dataset = %self.dataset, ?after, "an origin answers again"
                 );
+            }
+        }
+    }
+
+    /// Waits until a call may be made. Returns the permit that the call holds, if it needs one.
+    async fn permit(&self) -> Result<Option<SemaphorePermit<'_>>, OriginError> {
+        let closed = self.closed.notified();
+        tokio::pin!(closed);
+        closed.as_mut().enable();
+        if self.is_healthy() {
+            return Ok(None);
+        }
+        tokio::select! {
+            () = closed => Ok(None),
+            // The semaphore is never closed.
+            permit = self.unhealthy_permits.acquire() => Ok(permit.ok()),
+            () = sleep(self.shared.call_timeout) => {
+                let why = format!(
+                    "it does not answer, and {UNHEALTHY_CALLS_MAX} other calls wait for it; retry later"
+                );
+                Err(OriginError::Unavailable { what: self.uri.to_string(), why })
             }
         }
     }
@@ -192,6 +226,24 @@ impl HomeOrigin {
         &self,
         call: impl Future<Output = Result<T, OriginError>>,
     ) -> Result<T, OriginError> {
+        let _permit = self.home.permit().await?;
+        self.recorded(call).await
+    }
+
+    /// Reads an object beside the readers, past the bound on calls to a home that is not healthy.
+    pub(super) async fn probe_get(&self, path: &str, range: Range<u64>, pin: &Pin) {
+        drop(self.recorded(self.origin.get(path, Some(range), Some(pin))).await);
+    }
+
+    /// Asks for an object's metadata, as [`HomeOrigin::probe_get`].
+    pub(super) async fn probe_head(&self, path: &str) {
+        drop(self.recorded(self.origin.head(path)).await);
+    }
+
+    async fn recorded<T>(
+        &self,
+        call: impl Future<Output = Result<T, OriginError>>,
+    ) -> Result<T, OriginError> {
         let begun = Instant::now();
         lock(&self.home.health).patience.earn();
         let result = call.await;
@@ -207,14 +259,13 @@ pub struct Homes {
     shared: Arc<Shared>,
 }
 
-impl Default for Homes {
-    fn default() -> Self {
-        let shared = Shared { counts: HomeCounts::default(), opened: watch::Sender::new(()) };
-        Homes { homes: Mutex::default(), shared: Arc::new(shared) }
-    }
-}
-
 impl Homes {
+    /// Creates the homes. A call waits at most `call_timeout` for a home that does not answer.
+    pub(super) fn new(call_timeout: Duration) -> Self {
+        let (counts, opened) = (HomeCounts::default(), watch::Sender::new(()));
+        Homes { homes: Mutex::default(), shared: Arc::new(Shared { counts, call_timeout, opened }) }
+    }
+
     /// Returns an origin of a dataset with its home.
     pub(super) fn with_home(&self, domain: &Domain, dataset: &DatasetName, origin: Origin) -> HomeOrigin {
         let mut homes = lock(&self.homes);
@@ -229,6 +280,8 @@ impl Homes {
             uri: origin.uri().clone(),
             dataset: dataset.clone(),
             health: Mutex::default(),
+            unhealthy_permits: Semaphore::new(UNHEALTHY_CALLS_MAX),
+            closed: Notify::new(),
             shared: Arc::clone(&self.shared),
         });
         // Every place may be taken by a home in use: then this one is not remembered.

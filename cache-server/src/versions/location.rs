@@ -83,9 +83,7 @@ impl ChunkLocation {
     pub async fn probe(&self) {
         let Some(p) = self.pieces.first() else { return };
         let range = p.offset..p.offset + p.len.min(PROBE_BYTES);
-        if let Err(e) = p.object.origin.get(&p.object.path, Some(range), Some(&p.object.pin)).await {
-            tracing::debug!(error = %e, "a probe of an origin failed");
-        }
+        p.object.origin.probe_get(&p.object.path, range, &p.object.pin).await;
     }
 
     /// Reads the pieces from their origin. The bytes are not verified.

@@ -140,7 +140,7 @@ impl Versions {
             unknown: Cache::builder().max_capacity(UNKNOWN_MAX).time_to_live(UNKNOWN_TTL).build(),
             searches: Cache::new(SEARCHES_MAX),
             lookups: RootLookups::new(limits.root_lookups),
-            homes: Homes::default(),
+            homes: Homes::new(limits.call_timeout),
             call_timeout: limits.call_timeout,
             tasks,
             corruption: CorruptionCounts::default(),

@@ -164,7 +164,7 @@ impl Versions {
                 let tables = tables.clone();
                 self.tasks.spawn(async move {
                     let path = paths::manifest(root);
-                    if timeout(DOCUMENT_TIMEOUT, tables.head(&path)).await.is_err() {
+                    if timeout(DOCUMENT_TIMEOUT, tables.probe_head(&path)).await.is_err() {
                         tables.home().report(Outcome::Silent);
                     }
                 });

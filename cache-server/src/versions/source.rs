@@ -114,9 +114,7 @@ impl Source {
     /// Makes a small call to the home of the tables, to find out whether it answers.
     pub(super) async fn probe_tables(&self) {
         let path = Table::Manifest.path(self.version.root(), self.version.layout());
-        if let Err(e) = self.tables.head(&path).await {
-            tracing::debug!(error = %e, "a probe of an origin failed");
-        }
+        self.tables.probe_head(&path).await;
     }
 
     /// Returns the object that a row names.

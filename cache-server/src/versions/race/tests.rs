@@ -36,7 +36,7 @@ impl Script {
     /// Returns candidates at the homes of these numbers.
     fn new(homes_of: &[usize], answers: Vec<Answer>) -> Self {
         let (homes, origins) =
-            (Homes::default(), Origins::new(Vec::new(), OriginLimits::default()).expect("origins"));
+            (Homes::new(MS(10_000)), Origins::new(Vec::new(), OriginLimits::default()).expect("origins"));
         let dataset = DatasetName::new("d").expect("name");
         let home = |n: &usize| {
             let uri = OriginUri::local(Path::new(&format!("/home-{n}"))).expect("uri");

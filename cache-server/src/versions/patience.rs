@@ -11,7 +11,7 @@ const LATENCIES: usize = 128;
 /// With fewer latencies than this, the longest one stands for the percentile.
 const LATENCIES_MIN: usize = 8;
 /// The shortest wait before a hedge, however fast the home is: a loaded machine is not a slow home.
-const HEDGE_MIN: Duration = Duration::from_millis(50);
+const HEDGE_MIN: Duration = Duration::from_millis(100);
 /// The wait before a hedge at a home that has not answered often enough.
 const HEDGE_UNKNOWN: Duration = Duration::from_millis(300);
 /// The shortest silence of a call that counts as its failure.
@@ -94,11 +94,11 @@ mod tests {
         patience.record(MS(400));
         assert_eq!(patience.hedge_after(), MS(1200), "a slow first answer is believed");
         for _ in 0..1000 {
-            patience.record(MS(20));
+            patience.record(MS(50));
         }
-        assert_eq!((patience.hedge_after(), patience.silent_after()), (MS(60), MS(750)));
+        assert_eq!((patience.hedge_after(), patience.silent_after()), (MS(150), MS(750)));
         patience.record(MS(5000));
-        assert_eq!(patience.hedge_after(), MS(60), "one of 128 is beyond the percentile");
+        assert_eq!(patience.hedge_after(), MS(150), "one of 128 is beyond the percentile");
         patience.record(MS(5000));
         assert_eq!((patience.hedge_after(), patience.silent_after()), (MS(15_000), MS(30_000)));
     }

@@ -55,12 +55,14 @@ impl Versions {
             }
         }
         let known = latest.as_ref().map(|s| s.progress.borrow().found.clone()).unwrap_or_default();
+        let open = self.open.iter().filter(|(key, _)| key.0 == *domain && key.1 == root);
+        let open: Vec<_> = open.filter_map(|(_, slot)| Some(Arc::clone(&slot.get()?.first))).collect();
         let (sender, progress) = watch::channel(Progress::default());
         let search = Search { begun: Instant::now(), progress };
         *latest = Some(search.clone());
         let (versions, domain) = (Arc::clone(self), domain.clone());
         self.tasks.spawn(async move {
-            versions.run_search(&domain, root, known, &sender).await;
+            versions.run_search(&domain, root, (open, known), &sender).await;
             sender.send_modify(|p| p.done = true);
         });
         search
@@ -70,7 +72,7 @@ impl Versions {
         self: &Arc<Self>,
         domain: &Domain,
         root: Root,
-        known: Vec<Arc<Source>>,
+        (open, known): (Vec<Arc<Source>>, Vec<Arc<Source>>),
         sender: &watch::Sender<Progress>,
     ) {
         let add = |source: Arc<Source>| {
@@ -80,6 +82,8 @@ impl Versions {
                 }
             });
         };
+        // What a reader opened needs no search.
+        open.into_iter().filter(|source| source.is_registered()).for_each(add);
         let all = self.registrations.list(domain);
         let (ask, skip): (Vec<_>, Vec<_>) = all.into_iter().partition(|entry| self.may_ask(entry, root));
         for source in known {

@@ -158,7 +158,7 @@ accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names fi
 	$(CARGO) nextest list --release $(TESTED) --message-format oneline > "$(TARGET)/tests-after.txt"
 	python3 tests/audit/lost_tests.py "$(BEFORE)" "$(TARGET)/tests-after.txt" $(RENAMES)
 
-accept-neighbour: programs ## a dataset is read past a dead neighbour with the same root: first read at most 1 s
+accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
 	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture
 
 accept-readme: programs wheel ## README's commands print what README says

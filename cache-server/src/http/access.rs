@@ -82,7 +82,8 @@ pub struct AccessQuery {
         ("root" = String, Path, description = "Root of the version, 64 hex digits"),
         ("wait_ms" = Option<u64>, Query,
             description = "How long to hold the 204 back, in milliseconds. At most 10,000"),
-        ("Fletch-Dataset" = Option<String>, Header, description = "The dataset through which the client reads"),
+        ("Fletch-Dataset" = Option<String>, Header,
+            description = "The dataset through which the client reads"),
     ),
     responses(
         (status = 204, description = "The caller may read the version"),

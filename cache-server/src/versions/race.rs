@@ -98,6 +98,17 @@ struct Race<'a, C: Choices> {
     searched: [bool; 2],
 }
 
+/// A search: whether it is fresh, when it began, and its result.
+type Search<'a, K> = (bool, Instant, BoxFuture<'a, Found<K>>);
+
+/// Waits for the search, or for ever without one.
+async fn found_by<K>(search: &mut Option<Search<'_, K>>) -> Found<K> {
+    match search {
+        Some((_, _, found)) => found.await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Asks the candidates until one answers, all have failed, or the deadline has passed.
 pub(super) async fn race<C: Choices>(
     homes: &Homes,
@@ -117,7 +128,7 @@ pub(super) async fn race<C: Choices>(
         need: Need::Next,
         searched: [false; 2],
     };
-    let mut search: Option<(bool, Instant, BoxFuture<'_, Found<C::Key>>)> = None;
+    let mut search: Option<Search<'_, C::Key>> = None;
     loop {
         if let Some(fresh) = race.start(search.is_some())
             && search.is_none()
@@ -144,7 +155,7 @@ pub(super) async fn race<C: Choices>(
                     }
                 }
             }
-            found = async { match &mut search { Some((_, _, s)) => s.await, None => std::future::pending().await } } => {
+            found = found_by(&mut search) => {
                 if let Some((fresh, ..)) = search.take()
                     && found.all
                 {

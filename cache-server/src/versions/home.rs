@@ -205,7 +205,7 @@ impl HomeOrigin {
         range: Option<Range<u64>>,
         pin: Option<&Pin>,
     ) -> Result<ObjectBytes, OriginError> {
-        self.observed(self.origin.get(path, range, pin)).await
+        self.observed(|| self.origin.get(path, range.clone(), pin)).await
     }
 
     /// Returns an object's metadata, as [`Origin::head`].
@@ -213,7 +213,7 @@ impl HomeOrigin {
     /// # Errors
     /// As [`Origin::get`].
     pub async fn head(&self, path: &str) -> Result<ObjectMeta, OriginError> {
-        self.observed(self.origin.head(path)).await
+        self.observed(|| self.origin.head(path)).await
     }
 
     /// Lists objects, as [`Origin::list`]. The caller records the outcome with [`HomeOrigin::observed`].
@@ -222,12 +222,22 @@ impl HomeOrigin {
     }
 
     /// Runs a call to the origin, and records its outcome and latency. A call that is dropped has no outcome.
-    pub(super) async fn observed<T>(
+    ///
+    /// When the home answers again after an outage, a call that began before is made anew: it may hang on a
+    /// connection that is dead.
+    pub(super) async fn observed<T, F: Future<Output = Result<T, OriginError>>>(
         &self,
-        call: impl Future<Output = Result<T, OriginError>>,
+        call: impl Fn() -> F,
     ) -> Result<T, OriginError> {
-        let _permit = self.home.permit().await?;
-        self.recorded(call).await
+        loop {
+            let _permit = self.home.permit().await?;
+            let closed = self.home.closed.notified();
+            tokio::select! {
+                biased;
+                () = closed => {}
+                result = self.recorded(call()) => return result,
+            }
+        }
     }
 
     /// Reads an object beside the readers, past the bound on calls to a home that is not healthy.

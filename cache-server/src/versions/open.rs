@@ -234,7 +234,7 @@ impl Versions {
                 Err(e) => Err(e),
             };
         }
-        let found = tables.observed(async {
+        let found = tables.observed(|| async {
             let found: Vec<_> = tables
                 .list(&paths::layouts(root))
                 .try_filter_map(|meta| async move {

@@ -25,7 +25,6 @@ struct Script {
     answers: Vec<Answer>,
     /// How many candidates a race begins with. The search finds the others.
     first: usize,
-    given: Mutex<bool>,
     /// Who was asked, and when.
     asked: Arc<Mutex<Vec<(usize, Duration)>>>,
     probed: Arc<Mutex<Vec<usize>>>,
@@ -50,7 +49,6 @@ impl Script {
             answers,
             tasks: TaskTracker::new(),
             first: 1,
-            given: Mutex::new(false),
             asked: Arc::default(),
             probed: Arc::default(),
             begun: Instant::now(),
@@ -64,8 +62,8 @@ impl Script {
     async fn run(&self) -> (Finish<usize, &'static str>, Duration) {
         let begun = Instant::now();
         let ready = (0..self.first).map(|key| self.candidate(key)).collect();
-        *self.given.lock().expect("lock") = false;
-        let finish = race(&self.homes, &self.tasks, self, ready, begun + MS(10_000)).await;
+        let turn = Turn { script: self, given: Mutex::new(false) };
+        let finish = race(&self.homes, &self.tasks, &turn, ready, begun + MS(10_000)).await;
         (finish, begun.elapsed())
     }
 
@@ -79,13 +77,19 @@ impl Script {
     }
 }
 
-impl Choices for Script {
+/// One race over a script.
+struct Turn<'a> {
+    script: &'a Script,
+    given: Mutex<bool>,
+}
+
+impl Choices for Turn<'_> {
     type Key = usize;
     type Value = &'static str;
 
     fn ask(&self, key: &usize) -> BoxFuture<'static, Result<&'static str, VersionError>> {
-        self.asked.lock().expect("lock").push((*key, self.begun.elapsed()));
-        let answer = self.answers[*key].clone();
+        self.script.asked.lock().expect("lock").push((*key, self.script.begun.elapsed()));
+        let answer = self.script.answers[*key].clone();
         async move {
             match answer {
                 Some((ms, answer)) => {
@@ -99,8 +103,8 @@ impl Choices for Script {
     }
 
     fn probe(&self, key: &usize) -> BoxFuture<'static, ()> {
-        self.probed.lock().expect("lock").push(*key);
-        let (home, hangs) = (Arc::clone(&self.of[*key]), self.answers[*key].is_none());
+        self.script.probed.lock().expect("lock").push(*key);
+        let (home, hangs) = (Arc::clone(&self.script.of[*key]), self.script.answers[*key].is_none());
         async move {
             if hangs {
                 std::future::pending::<()>().await;
@@ -112,8 +116,12 @@ impl Choices for Script {
 
     fn more(&self, _: bool) -> BoxFuture<'_, Found<usize>> {
         let given = std::mem::replace(&mut *self.given.lock().expect("lock"), true);
-        let keys = if given { self.of.len()..self.of.len() } else { self.first..self.of.len() };
-        let candidates = keys.map(|key| self.candidate(key)).collect();
+        let keys = if given {
+            self.script.of.len()..self.script.of.len()
+        } else {
+            self.script.first..self.script.of.len()
+        };
+        let candidates = keys.map(|key| self.script.candidate(key)).collect();
         async move { Found { candidates, all: true } }.boxed()
     }
 }

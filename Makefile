@@ -20,7 +20,8 @@ export FLETCH_TEST_REQUIRE
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
     bench deny clean accept accept-check-time accept-code-size accept-comments accept-contributing \
     accept-formats accept-help accept-lines accept-lost-tests accept-old-names accept-outside \
-    accept-paragraphs accept-questions accept-readme accept-sentences accept-structure accept-test-time
+    accept-neighbour accept-paragraphs accept-questions accept-readme accept-sentences accept-structure \
+    accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -156,6 +157,9 @@ accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names fi
 	    echo '  cargo nextest list --workspace --message-format oneline > FILE'; exit 2; }
 	$(CARGO) nextest list --release $(TESTED) --message-format oneline > "$(TARGET)/tests-after.txt"
 	python3 tests/audit/lost_tests.py "$(BEFORE)" "$(TARGET)/tests-after.txt" $(RENAMES)
+
+accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
+	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture
 
 accept-readme: programs wheel ## README's commands print what README says
 	$(TREE) --test documents -E 'test(=readme_commands_do_what_it_says)'

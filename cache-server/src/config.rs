@@ -205,7 +205,8 @@ section!(FileLimits {
     ledger_bytes: ByteSize,
     versions: u64,
     datasets: u64,
-    origin_requests: u64
+    origin_requests: u64,
+    root_lookups: u64
 });
 
 /// Returns the command, with a flag and an environment variable for every setting.

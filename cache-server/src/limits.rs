@@ -53,6 +53,8 @@ pub struct Limits {
     pub datasets: usize,
     /// Running calls to origins.
     pub origin_requests: usize,
+    /// Datasets that a tenant may search in a second for roots that are not open.
+    pub root_lookups: usize,
 }
 
 impl Limits {
@@ -69,6 +71,15 @@ impl Limits {
     #[must_use]
     pub fn origin_timeout(&self) -> Duration {
         self.io_timeout - self.io_timeout / 32
+    }
+
+    /// Returns the longest time of a read that may ask several origins.
+    ///
+    /// It lies between that of a call and that of the reader, so that the reader's error names each origin
+    /// that was silent.
+    #[must_use]
+    pub fn homes_timeout(&self) -> Duration {
+        self.io_timeout - self.io_timeout / 64
     }
 
     /// Returns the bytes of chunks that may wait to be appended to the disk.
@@ -157,6 +168,7 @@ impl Limits {
             (self.jobs, "limits.jobs"),
             (self.datasets, "limits.datasets"),
             (self.origin_requests, "limits.origin_requests"),
+            (self.root_lookups, "limits.root_lookups"),
             (usize::try_from(self.versions).unwrap_or(usize::MAX), "limits.versions"),
         ] {
             need((1..=1 << 20).contains(&n), key, "must be within 1 and 1048576");

@@ -8,7 +8,7 @@ mod page;
 
 pub use disk::disk_state;
 
-use crate::server::Server;
+use crate::{server::Server, versions::BreakerState};
 use page::{MetricsError, Page};
 use prometheus::{Encoder as _, TextEncoder};
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,6 +24,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     disk::families(&page, server)?;
     epochs::families(&page, server)?;
     origins(&page, server)?;
+    homes(&page, server)?;
     process(&page, server)?;
     let mut families = server.requests.gather();
     families.extend(page.gather());
@@ -132,6 +133,43 @@ fn store(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )?;
     page.gauge("fletch_cached_chunks", "Chunks in the memory cache", &[], &[(vec![], s.cached_chunks)])?;
     page.gauge("fletch_flights", "Running fetches", &[], &[(vec![], s.flights)])
+}
+
+/// The most datasets that one family names.
+const DATASETS_MAX: usize = 1000;
+
+fn homes(page: &Page, server: &Server) -> Result<(), MetricsError> {
+    let mut states: Vec<_> = server.versions.dataset_states().into_iter().collect();
+    // Those that do not answer come first, and are named even where there are too many datasets.
+    states.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let open = states.iter().filter(|(_, state)| *state != BreakerState::Closed).count();
+    let rows = states.iter().take(DATASETS_MAX);
+    let rows: Vec<_> = rows.map(|(name, state)| (vec![name.as_str()], *state as u64)).collect();
+    page.gauge(
+        "fletch_origin_breaker_state",
+        "Whether a dataset's origin answers: 0 it does, 1 the server probes it, 2 the server leaves it alone",
+        &["dataset"],
+        &rows,
+    )?;
+    page.gauge(
+        "fletch_origin_breakers_open",
+        "Datasets whose origin does not answer",
+        &[],
+        &[(vec![], open as u64)],
+    )?;
+    let counts = server.versions.home_counts();
+    page.counter(
+        "fletch_origin_breaker_opened_total",
+        "Times that an origin stopped answering and the server began to leave it alone",
+        &[],
+        &[(vec![], counts.opened.load(Relaxed))],
+    )?;
+    page.counter(
+        "fletch_origin_hedged_total",
+        "Reads that asked a second origin while the first still might answer",
+        &[],
+        &[(vec![], counts.hedged.load(Relaxed))],
+    )
 }
 
 fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {

@@ -12,7 +12,7 @@ use crate::{
     request_metrics::RequestMetrics,
     state::{Registrations, StateDir, StateError},
     sweep::{Recorder, SweepContext},
-    versions::{ATTEMPTS, Allowlist, Versions},
+    versions::{ATTEMPTS, Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
 use fletch_api::{Cluster, Member};
@@ -151,8 +151,12 @@ impl Server {
         let versions = Versions::new(
             allowed,
             Arc::clone(&registrations),
-            limits.tables_bytes,
-            limits.versions,
+            VersionLimits {
+                tables_bytes: limits.tables_bytes,
+                versions: limits.versions,
+                root_lookups: u32::try_from(limits.root_lookups).unwrap_or(u32::MAX),
+                call_timeout: limits.homes_timeout(),
+            },
             tasks.clone(),
         );
         let store_limits = StoreLimits {

@@ -199,6 +199,7 @@ impl RunningMount {
                 version: MountedVersion { root: version.root(), footprint: footprint_max(version) },
                 read: Arc::clone(&read),
                 job: settings.job.clone(),
+                dataset: settings.target.dataset.clone(),
                 io_timeout: settings.io_timeout,
             })
         });

@@ -95,13 +95,14 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
 
 fn client(settings: &Settings, server: &fletch_client::Endpoint) -> Result<Client> {
     let io_timeout = settings.io_timeout;
-    Ok(Client::new(ClientConfig {
+    let client = Client::new(ClientConfig {
         token: settings.token.clone(),
         job: Some(settings.job.clone()),
         // A little less than the store's own deadline, so that the client reports its reason first.
         io_timeout: io_timeout - (io_timeout / 20).min(Duration::from_millis(500)),
         ..ClientConfig::new(server.clone(), "mount")
-    })?)
+    })?;
+    Ok(client.for_dataset(Some(&settings.target.dataset)))
 }
 
 fn is_unreachable(e: &anyhow::Error) -> bool {

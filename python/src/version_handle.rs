@@ -38,6 +38,7 @@ impl VersionHandle {
         let client = self.connections.live(py)?;
         let tables = tables(py, self.connections.settings());
         let (root, layout) = (self.resolved.root, self.resolved.layout);
+        let client = client.for_dataset(Some(&self.resolved.dataset));
         let source = client.tables(root, layout);
         let opening = fletch_tables::Version::open(source, root, layout, tables);
         let version = wait(py, async { opening.await.map_err(Failure::from) })?;

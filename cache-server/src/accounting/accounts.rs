@@ -1,6 +1,6 @@
 //! Accounts: bytes counted once, where they are handed to a connection (I8).
 //!
-//! Each (domain, tenant, job, root) has one [`Tally`] of counters by component and tier. A request
+//! Each (domain, tenant, job, root, dataset) has one [`Tally`] of counters by component and tier. A request
 //! looks its tally up once and then only adds. When a job expires, its sums move to the job
 //! [`EXPIRED`], so that sums over jobs stay exact and memory stays bounded.
 
@@ -8,7 +8,7 @@ use super::LiveJob;
 use fletch_api::{Account, AccountKey, ByteResult, ByteTier};
 use fletch_core::{DatasetName, Domain, JobName, Root, Tenant};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -69,17 +69,16 @@ pub const TIERS: [Cost; 11] = [
     (ByteResult::Bypass, ByteTier::Origin),
 ];
 
-/// The counters of one (domain, tenant, job, root).
+/// The counters of one (domain, tenant, job, root, dataset).
 #[derive(Debug)]
 pub struct Tally {
-    dataset: DatasetName,
     label: Arc<str>,
     bytes: [[AtomicU64; TIERS.len()]; COMPONENTS.len()],
 }
 
 impl Tally {
-    fn new(dataset: DatasetName, label: Arc<str>) -> Self {
-        Tally { dataset, label, bytes: Default::default() }
+    fn new(label: Arc<str>) -> Self {
+        Tally { label, bytes: Default::default() }
     }
 
     /// Counts `n` bytes that were handed to a connection.
@@ -95,6 +94,8 @@ struct Of {
     tenant: Tenant,
     job: JobName,
     root: Root,
+    /// Several datasets of a domain may have the same root.
+    dataset: DatasetName,
 }
 
 /// Bytes by the labels of metrics.
@@ -124,12 +125,13 @@ pub struct Accounts {
 impl Accounts {
     /// Returns the tally of a job's reads of a version; `dataset` is the version's label in metrics.
     pub fn tally(&self, domain: &Domain, job: &LiveJob, root: Root, dataset: &DatasetName) -> Arc<Tally> {
-        let of = Of { domain: domain.clone(), tenant: job.tenant.clone(), job: job.name.clone(), root };
+        let (domain, dataset) = (domain.clone(), dataset.clone());
+        let of = Of { domain, tenant: job.tenant.clone(), job: job.name.clone(), root, dataset };
         if let Some(t) = self.tallies.read().unwrap_or_else(PoisonError::into_inner).get(&of) {
             return Arc::clone(t);
         }
         let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(Tally::new(dataset.clone(), Arc::clone(&job.label)));
+        let new = || Arc::new(Tally::new(Arc::clone(&job.label)));
         Arc::clone(tallies.entry(of).or_insert_with(new))
     }
 
@@ -148,18 +150,18 @@ impl Accounts {
     #[must_use]
     pub fn list(&self, wanted: impl Fn(&Domain, &Tenant) -> bool) -> Vec<Account> {
         let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
-        let mut out = Vec::new();
+        // One account for all datasets that have the root.
+        let mut sums: BTreeMap<AccountKey, u64> = BTreeMap::new();
         for (of, tally) in tallies.iter().filter(|(of, _)| wanted(&of.domain, &of.tenant)) {
             for (i, (result, tier)) in TIERS.into_iter().enumerate() {
-                let bytes = tally.bytes.iter().map(|c| c[i].load(Relaxed)).sum();
+                let bytes: u64 = tally.bytes.iter().map(|c| c[i].load(Relaxed)).sum();
                 if bytes > 0 {
-                    let Of { domain, tenant, job, root } = of.clone();
-                    out.push(Account { key: AccountKey { domain, tenant, job, root, result, tier }, bytes });
+                    let Of { domain, tenant, job, root, .. } = of.clone();
+                    *sums.entry(AccountKey { domain, tenant, job, root, result, tier }).or_default() += bytes;
                 }
             }
         }
-        out.sort_by(|a, b| a.key.cmp(&b.key));
-        out
+        sums.into_iter().map(|(key, bytes)| Account { key, bytes }).collect()
     }
 
     /// Returns sums by the labels of metrics, without empty ones.
@@ -175,7 +177,7 @@ impl Accounts {
                         let row = Row {
                             tenant: of.tenant.clone(),
                             job: Arc::clone(&tally.label),
-                            dataset: tally.dataset.clone(),
+                            dataset: of.dataset.clone(),
                             component,
                             result,
                             tier,
@@ -201,7 +203,7 @@ impl Accounts {
         let folded: Vec<_> = tallies.extract_if(|of, tally| over(of, tally)).collect();
         for (of, tally) in folded {
             let to = Of { job: expired.clone(), ..of };
-            let new = || Arc::new(Tally::new(tally.dataset.clone(), EXPIRED.into()));
+            let new = || Arc::new(Tally::new(EXPIRED.into()));
             let into = tallies.entry(to).or_insert_with(new);
             for (a, b) in into.bytes.iter().flatten().zip(tally.bytes.iter().flatten()) {
                 a.fetch_add(b.load(Relaxed), Relaxed);

@@ -76,6 +76,7 @@ impl ConfigBuilder<'_> {
             versions: self.get("limits.versions", 0),
             datasets: self.get("limits.datasets", 0),
             origin_requests: self.get("limits.origin_requests", 0),
+            root_lookups: self.get("limits.root_lookups", 0),
         }
     }
 

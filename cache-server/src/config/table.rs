@@ -320,4 +320,12 @@ pub(super) const SETTINGS: &[Setting] = &[
         |f| text(&f.limits.origin_requests),
         "64"
     ),
+    setting!(
+        "limits.root_lookups",
+        "limits-root-lookups",
+        "N",
+        "Datasets that a tenant may search in a second for roots that are not open",
+        |f| text(&f.limits.root_lookups),
+        "200"
+    ),
 ];

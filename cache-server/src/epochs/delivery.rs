@@ -118,7 +118,7 @@ impl Delivery {
     /// [`VersionError`].
     pub async fn locate(
         &self,
-        versions: &Versions,
+        versions: &Arc<Versions>,
         files: &[Found],
         class: DeliveryClass,
     ) -> Result<SampleRef, VersionError> {

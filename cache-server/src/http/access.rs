@@ -5,21 +5,21 @@
 //! same: in the reply, in what the server reads for it, and in how long it takes.
 
 use super::{
-    admission::authenticate,
+    admission::{authenticate, named_dataset},
     error::ApiResult,
     request::{OnePath, parse_param},
 };
 use crate::{
     auth::Principal,
     server::{Phase, Server},
-    versions::{Source, Sources},
+    versions::{Reader, Source, Sources},
 };
 use axum::{
     extract::{Path, Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode},
 };
 use fletch_api::Problem;
-use fletch_core::Root;
+use fletch_core::{DatasetName, Root};
 use serde::Deserialize;
 use std::{sync::Arc, time::Duration};
 use tokio::{
@@ -31,14 +31,20 @@ use tokio::{
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Returns the sources of a root, if a dataset of the principal's domain has it and its tenant's quota allows
-/// it.
+/// it. `dataset` is the one that the reader named.
 ///
 /// The access ends when the dataset is unregistered: check [`Sources::is_registered`] before each later read.
 ///
 /// # Errors
 /// [`fletch_api::Code::NotFound`] and [`fletch_api::Code::QuotaExceeded`]; those of the origin.
-pub async fn access(server: &Server, principal: &Principal, root: Root) -> ApiResult<Arc<Sources>> {
-    let sources = server.versions.sources(&principal.domain, root).await?;
+pub async fn access(
+    server: &Server,
+    principal: &Principal,
+    root: Root,
+    dataset: Option<&DatasetName>,
+) -> ApiResult<Arc<Sources>> {
+    let reader = Reader { domain: &principal.domain, tenant: &principal.tenant, dataset };
+    let sources = server.versions.sources(reader, root).await?;
     within_quota(server, &sources.first).await?;
     Ok(sources)
 }
@@ -76,6 +82,8 @@ pub struct AccessQuery {
         ("root" = String, Path, description = "Root of the version, 64 hex digits"),
         ("wait_ms" = Option<u64>, Query,
             description = "How long to hold the 204 back, in milliseconds. At most 10,000"),
+        ("Fletch-Dataset" = Option<String>, Header,
+            description = "The dataset through which the client reads"),
     ),
     responses(
         (status = 204, description = "The caller may read the version"),
@@ -93,12 +101,13 @@ pub async fn get(
 ) -> ApiResult<StatusCode> {
     let (Path(root), Query(query)) = (path?, query?);
     let root: Root = parse_param(&root)?;
+    let dataset = named_dataset(&request)?;
     let wait = Duration::from_millis(query.wait_ms).min(WAIT_MAX).min(server.limits.io_timeout);
     let until = Instant::now() + wait;
     // Subscribe before the first check, so that no change between the two is missed.
     let mut changes = server.access_changes.subscribe();
     loop {
-        access(&server, &authenticate(&server, &request)?, root).await?;
+        access(&server, &authenticate(&server, &request)?, root, dataset.as_ref()).await?;
         let draining = server.phase() == Phase::Draining;
         if draining || timeout_at(until, changes.changed()).await.is_err() {
             return Ok(StatusCode::NO_CONTENT);

@@ -18,7 +18,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, header, request::Parts},
 };
 use fletch_api::{Code, headers, routes};
-use fletch_core::{JobName, Root};
+use fletch_core::{DatasetName, JobName, Root};
 use fletch_store::ReaderKind;
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
@@ -94,6 +94,8 @@ pub struct Admitted {
     pub principal: Principal,
     /// The job of its `Fletch-Job` header.
     pub job: Arc<LiveJob>,
+    /// The dataset of its `Fletch-Dataset` header.
+    pub dataset: Option<DatasetName>,
     /// The program of its `Fletch-Component` header.
     pub component: Component,
     /// Its permit, which the response body holds until it is dropped.
@@ -119,6 +121,15 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> ApiResult<Option<&'a str>> {
     value.to_str().map(Some).map_err(|_| ApiError::bad_request(format!("header {name} is not ASCII text")))
 }
 
+/// Returns the dataset of a request's `Fletch-Dataset` header.
+///
+/// # Errors
+/// [`Code::BadRequest`] for a name that no dataset can have.
+pub fn named_dataset(request: &HeaderMap) -> ApiResult<Option<DatasetName>> {
+    let name = text(request, headers::DATASET)?.map(DatasetName::new).transpose();
+    name.map_err(|e| ApiError::bad_request(format!("header {}: {e}", headers::DATASET)))
+}
+
 impl FromRequestParts<Arc<Server>> for Admitted {
     type Rejection = ApiError;
 
@@ -133,10 +144,11 @@ impl FromRequestParts<Arc<Server>> for Admitted {
             view.parse::<u64>()
                 .map_err(|_| ApiError::bad_request(format!("Fletch-View {view:?} is not a number")))?;
         }
+        let dataset = named_dataset(h)?;
         let component = Component::from_word(text(h, headers::COMPONENT)?.unwrap_or(""));
         let permit = acquire_read_permit(server)?;
         let job = server.live_jobs.touch(&principal.tenant, &name, server.now_ns())?;
-        Ok(Admitted { principal, job, component, permit: Some(permit) })
+        Ok(Admitted { principal, job, dataset, component, permit: Some(permit) })
     }
 }
 
@@ -152,7 +164,7 @@ impl Admitted {
     ) -> impl Fn(Cost) -> Charge + Clone + Send + 'static {
         let (dataset, footprint) = (sources.dataset_id(), sources.first.footprint_max());
         server.shares.note(dataset, root, footprint, ReaderKind::Plain, server.now_ns());
-        let tally = server.accounts.tally(&self.principal.domain, &self.job, root, sources.first.dataset());
+        let tally = server.accounts.tally(&self.principal.domain, &self.job, root, sources.dataset());
         let component = self.component;
         move |cost| Charge { tally: Arc::clone(&tally), component, cost }
     }

@@ -17,7 +17,7 @@ use crate::{
     accounting::Cost,
     read_ahead::{READ_AHEAD_BYTES_MAX, Reservation, StreamBudget},
     server::Server,
-    versions::{Source, Sources, VersionError},
+    versions::{AskTables, Source, Sources},
 };
 use axum::{
     body::Body,
@@ -35,7 +35,7 @@ use fletch_core::{
 };
 use fletch_tables::{Found, Resolved};
 use futures::{
-    Stream, StreamExt as _,
+    FutureExt as _, Stream, StreamExt as _,
     future::{BoxFuture, Either, ready},
     stream,
 };
@@ -53,6 +53,9 @@ use std::sync::{Arc, Mutex, PoisonError};
         ("Accept" = Option<String>, Header,
             description = "`application/x-tar` for an archive. Anything else: frames"),
         ("Fletch-Job" = Option<String>, Header, description = "The job that the bytes are counted for"),
+        ("Fletch-Dataset" = Option<String>, Header,
+            description = "The dataset through which the client reads: its origin is asked first, and the \
+                bytes are counted for it"),
     ),
     responses(
         (status = 200, description = "A stream of frames, with a status for each item. An archive leaves out \
@@ -82,7 +85,7 @@ pub async fn post(
         let detail = format!("the batch has {} items; send 1 to {BATCH_ITEMS_MAX}", request.items.len());
         return Err(ApiError::bad_request(detail));
     }
-    let sources = access(&server, &admitted.principal, root).await?;
+    let sources = access(&server, &admitted.principal, root, admitted.dataset.as_ref()).await?;
     let charge = admitted.charges(&server, &sources, root);
     let count = u32::try_from(request.items.len()).unwrap_or(u32::MAX);
     let reader = BatchReader {
@@ -197,19 +200,30 @@ impl BatchReader {
     }
 
     async fn find(&self, item: &BatchItem) -> ApiResult<ItemSpans> {
-        let version = &self.sources.first.version;
-        let found = match item {
+        let versions = &self.server.versions;
+        let (source, found) = match item {
             BatchItem::Chunk(span) => {
-                let len = u64::from(self.server.versions.locate(&self.sources, span.hash).await?.len);
+                let len = u64::from(versions.locate(&self.sources, span.hash).await?.len);
                 let found = spans_of_chunk(span, len)?;
                 self.take_bytes(found.len)?;
                 return Ok(found);
             }
-            BatchItem::Path(path) => version.find(path).await,
-            BatchItem::Ordinal(ordinal) => version.entry(*ordinal).await,
+            BatchItem::Path(path) => {
+                let path = path.clone();
+                let find: AskTables<_> = Box::new(move |source| {
+                    let path = path.clone();
+                    async move { Ok(source.version.find(&path).await?) }.boxed()
+                });
+                versions.ask_tables(&self.sources, None, find).await?
+            }
+            BatchItem::Ordinal(ordinal) => {
+                let ordinal = *ordinal;
+                let entry: AskTables<_> =
+                    Box::new(move |source| async move { Ok(source.version.entry(ordinal).await?) }.boxed());
+                versions.ask_tables(&self.sources, None, entry).await?
+            }
         };
-        let found = found.map_err(VersionError::from)?.ok_or_else(ApiError::not_found)?;
-        let found = spans_of_entry(&self.sources.first, &found)?;
+        let found = spans_of_entry(&source, &found.ok_or_else(ApiError::not_found)?)?;
         self.take_bytes(found.len)?;
         Ok(found)
     }

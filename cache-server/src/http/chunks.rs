@@ -31,6 +31,9 @@ const FOREVER: &str = "private, max-age=31536000, immutable";
         ("hash" = String, Path, description = "BLAKE3 of the chunk, 64 hex digits"),
         ("Range" = Option<String>, Header, description = "One range of bytes"),
         ("Fletch-Job" = Option<String>, Header, description = "The job that the bytes are counted for"),
+        ("Fletch-Dataset" = Option<String>, Header,
+            description = "The dataset through which the client reads: its origin is asked first, and the \
+                bytes are counted for it"),
         ("Fletch-View" = Option<u64>, Header,
             description = "Number of the cluster view by which the client chose this server"),
         ("Fletch-Component" = Option<String>, Header,
@@ -61,7 +64,7 @@ pub async fn get(
 ) -> ApiResult {
     let Path((root, hash)) = path?;
     let (root, hash): (Root, Hash) = (parse_param(&root)?, parse_param(&hash)?);
-    let sources = access(&server, &admitted.principal, root).await?;
+    let sources = access(&server, &admitted.principal, root, admitted.dataset.as_ref()).await?;
     let located = server.versions.locate(&sources, hash).await?;
     let (len, etag) = (u64::from(located.len), format!("\"{hash}\""));
     if let Some(same) = not_modified(&request, &etag) {

@@ -10,7 +10,7 @@ use super::{
     request::{TwoPaths, parse_param},
     response_body::{BodyError, body_of_stream, respond},
 };
-use crate::{server::Server, versions::VersionError};
+use crate::{server::Server, versions::AskTables};
 use axum::{
     body::Body,
     extract::{Path, State},
@@ -18,7 +18,7 @@ use axum::{
 };
 use fletch_api::{Problem, headers};
 use fletch_core::Root;
-use futures::{StreamExt as _, stream};
+use futures::{FutureExt as _, StreamExt as _, stream};
 use std::sync::Arc;
 
 /// Reads a file of a version.
@@ -31,6 +31,9 @@ use std::sync::Arc;
         ("path" = String, Path, description = "Path of the file in the version, with slashes"),
         ("Range" = Option<String>, Header, description = "One range of bytes"),
         ("Fletch-Job" = Option<String>, Header, description = "The job that the bytes are counted for"),
+        ("Fletch-Dataset" = Option<String>, Header,
+            description = "The dataset through which the client reads: its origin is asked first, and the \
+                bytes are counted for it"),
     ),
     responses(
         (status = 200, description = "The file", content_type = "application/octet-stream"),
@@ -54,8 +57,13 @@ pub async fn get(
 ) -> ApiResult {
     let Path((root, path)) = path?;
     let root: Root = parse_param(&root)?;
-    let sources = access(&server, &admitted.principal, root).await?;
-    let found = sources.first.version.find(&path).await.map_err(VersionError::from)?;
+    let sources = access(&server, &admitted.principal, root, admitted.dataset.as_ref()).await?;
+    let path: Arc<str> = path.into();
+    let find: AskTables<_> = Box::new(move |source| {
+        let path = Arc::clone(&path);
+        async move { Ok(source.version.find(&path).await?) }.boxed()
+    });
+    let (source, found) = server.versions.ask_tables(&sources, None, find).await?;
     let found = found.ok_or_else(ApiError::not_found)?;
     let entry = found.entry();
     let hash = content_hash(&entry)?;
@@ -76,7 +84,7 @@ pub async fn get(
     }
     let range = requested.range(len);
     let n = range.end - range.start;
-    let spans = spans(&sources.first, &found, range);
+    let spans = spans(&source, &found, range);
     let charge = admitted.charges(&server, &sources, root);
     let mut reads = Box::pin(read_spans(Arc::clone(&server), sources, spans));
     // Read the first span before the head is sent, so that its failure becomes a status.

@@ -20,7 +20,7 @@ use axum::{
     response::IntoResponse as _,
 };
 use fletch_api::{Job, JobList, Problem, StartJob, WorldSpec, jobs::JOB_BODY_BYTES_MAX, routes};
-use fletch_core::{LayoutId, Root};
+use fletch_core::{DatasetName, LayoutId, Root};
 use std::sync::Arc;
 
 /// Returns the sources of a version, and the one of a layout.
@@ -29,8 +29,9 @@ async fn sources_of(
     principal: &Principal,
     root: Root,
     layout: Option<LayoutId>,
+    dataset: Option<&DatasetName>,
 ) -> ApiResult<(Arc<Sources>, Arc<Source>)> {
-    let sources = access(server, principal, root).await?;
+    let sources = access(server, principal, root, dataset).await?;
     let source = match layout {
         Some(layout) => server.versions.in_layout(&sources, layout).await?,
         None => Arc::clone(&sources.first),
@@ -50,8 +51,9 @@ pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiRe
         }
         registry.close(id, &open).await;
     }
-    let (root, layout) = registry.place(domain, tenant, id)?;
-    let (sources, source) = sources_of(server, principal, root, Some(layout)).await?;
+    let place = registry.place(domain, tenant, id)?;
+    let (root, layout) = (place.root, Some(place.layout));
+    let (sources, source) = sources_of(server, principal, root, layout, Some(&place.dataset)).await?;
     Ok(registry.get(domain, tenant, id, &sources, &source).await?)
 }
 
@@ -96,7 +98,10 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
     let (sources, source) =
         match server.registry.declared(&principal.domain, &principal.tenant, request.name.as_str()) {
             // The job keeps the version that its tag named when it was declared.
-            Some((root, layout)) => sources_of(&server, &principal, root, Some(layout)).await?,
+            Some(place) => {
+                let (root, layout) = (place.root, Some(place.layout));
+                sources_of(&server, &principal, root, layout, Some(&place.dataset)).await?
+            }
             None => {
                 let root = match (&request.dataset, request.root) {
                     (Some(name), _) => {
@@ -108,7 +113,7 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
                     (None, Some(root)) => (root, request.layout),
                     (None, None) => return Err(ApiError::not_found()),
                 };
-                sources_of(&server, &principal, root.0, root.1).await?
+                sources_of(&server, &principal, root.0, root.1, request.dataset.as_ref()).await?
             }
         };
     let (job, new) =

@@ -241,7 +241,8 @@ impl LeaseReader {
         let name = job.name();
         let live = server.live_jobs.touch(&principal.tenant, &name, server.now_ns())?;
         let source = &job.source;
-        let tally = server.accounts.tally(&principal.domain, &live, source.version.root(), source.dataset());
+        let tally =
+            server.accounts.tally(&principal.domain, &live, source.version.root(), job.sources.dataset());
         if job.setup.sweep.is_none() {
             let number = job.sources.dataset_id();
             let (root, footprint) = (source.version.root(), source.footprint_max());

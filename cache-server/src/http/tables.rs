@@ -4,23 +4,24 @@ use super::{
     access::access,
     admission::Admitted,
     error::ApiResult,
-    range::{not_modified, range_error, requested_range},
+    range::{Requested, not_modified, range_error, requested_range},
     request::{OnePath, TwoPaths, parse_param},
     response_body::{BodyError, Piece, body_of_stream, respond},
 };
 use crate::{
     server::Server,
-    versions::{Source, VersionError, table_blocks},
+    versions::{AskTables, Source, VersionError, table_blocks},
 };
 use axum::{
-    body::Body,
+    body::{Body, Bytes},
     extract::{Path, State},
     http::{HeaderMap, Method, header},
 };
 use fletch_api::{Problem, headers};
 use fletch_core::{LayoutId, Root};
+use fletch_origin::ObjectMeta;
 use fletch_tables::Table;
-use futures::{StreamExt as _, stream};
+use futures::{FutureExt as _, StreamExt as _, stream};
 use std::sync::Arc;
 
 /// Bytes of a table that are read at once, as the client takes them.
@@ -125,37 +126,74 @@ pub async fn placement(
 
 async fn root_table(table: Table, path: OnePath, request: TableRequest) -> ApiResult {
     let Path(root) = path?;
-    let root: Root = parse_param(&root)?;
-    let sources = access(&request.server, &request.admitted.principal, root).await?;
-    let source = Arc::clone(&sources.first);
-    let layout = source.version.layout();
-    send(table, root, layout, &source, request).await
+    send(table, parse_param(&root)?, None, request).await
 }
 
 async fn layout_table(table: Table, path: TwoPaths, request: TableRequest) -> ApiResult {
     let Path((root, layout)) = path?;
-    let (root, layout): (Root, LayoutId) = (parse_param(&root)?, parse_param(&layout)?);
-    let sources = access(&request.server, &request.admitted.principal, root).await?;
-    let source = request.server.versions.in_layout(&sources, layout).await?;
-    send(table, root, layout, &source, request).await
+    send(table, parse_param(&root)?, Some(parse_param(&layout)?), request).await
 }
 
-async fn send(
-    table: Table,
-    root: Root,
-    layout: LayoutId,
-    source: &Source,
-    request: TableRequest,
-) -> ApiResult {
-    let TableRequest { server, mut admitted, method, headers: request } = request;
-    let path = table.path(root, layout);
+/// A table's metadata, the bytes that the client asked for, and the first piece of them.
+struct FirstPiece {
+    meta: ObjectMeta,
+    requested: ApiResult<Requested>,
+    bytes: Bytes,
+}
+
+/// Reads the first piece of a table, so that an error of the origin becomes a status.
+async fn first_piece(source: &Source, path: &str, client: &TableHead) -> Result<FirstPiece, VersionError> {
+    let meta = source.blocks.meta(&source.tables, path).await?;
+    let etag = etag_of(&meta);
+    let requested = requested_range(&client.headers, meta.size, &etag);
+    let unread = client.is_head || not_modified(&client.headers, &etag).is_some();
+    let bytes = match &requested {
+        Ok(requested) if !unread => {
+            let range = requested.range(meta.size);
+            let end = piece_end(range.start, range.end);
+            source.blocks.read(&source.tables, &meta, range.start..end).await?
+        }
+        _ => Bytes::new(),
+    };
+    Ok(FirstPiece { meta, requested, bytes })
+}
+
+/// Returns the end of the piece that begins at `at`, in a range that ends at `end`.
+fn piece_end(at: u64, end: u64) -> u64 {
+    (at - at % PIECE_BYTES + PIECE_BYTES).min(end)
+}
+
+fn etag_of(meta: &ObjectMeta) -> String {
+    format!("\"{}\"", table_blocks::etag(meta))
+}
+
+/// What the client asks for.
+struct TableHead {
+    headers: HeaderMap,
+    is_head: bool,
+}
+
+async fn send(table: Table, root: Root, layout: Option<LayoutId>, request: TableRequest) -> ApiResult {
+    let TableRequest { server, mut admitted, method, headers } = request;
+    let sources = access(&server, &admitted.principal, root, admitted.dataset.as_ref()).await?;
+    let client = Arc::new(TableHead { headers, is_head: method == Method::HEAD });
+    let asked = Arc::clone(&client);
+    let first: AskTables<_> = Box::new(move |source| {
+        let client = Arc::clone(&asked);
+        async move {
+            let path = table.path(root, source.version.layout());
+            first_piece(&source, &path, &client).await
+        }
+        .boxed()
+    });
+    let (source, FirstPiece { meta, requested, bytes }) =
+        server.versions.ask_tables(&sources, layout, first).await?;
     let (blocks, origin) = (source.blocks.clone(), source.tables.clone());
-    let meta = blocks.meta(&origin, &path).await.map_err(VersionError::from)?;
-    let etag = format!("\"{}\"", table_blocks::etag(&meta));
-    if let Some(same) = not_modified(&request, &etag) {
+    let etag = etag_of(&meta);
+    if let Some(same) = not_modified(&client.headers, &etag) {
         return Ok(same);
     }
-    let requested = match requested_range(&request, meta.size, &etag) {
+    let requested = match requested {
         Ok(requested) => requested,
         Err(error) => return Ok(range_error(error, meta.size)),
     };
@@ -174,11 +212,7 @@ async fn send(
     }
     let range = requested.range(meta.size);
     let len = range.end - range.start;
-    // Read the first piece before the head is sent, so that an error of the origin becomes a status.
-    let piece_at = move |at: u64| at..(at - at % PIECE_BYTES + PIECE_BYTES).min(range.end);
-    let first = piece_at(range.start);
-    let next = first.end;
-    let bytes = blocks.read(&origin, &meta, first).await.map_err(VersionError::from)?;
+    let next = piece_end(range.start, range.end);
     let end = range.end;
     let later = stream::try_unfold(next, move |at| {
         let (blocks, origin, meta) = (blocks.clone(), origin.clone(), meta.clone());
@@ -186,9 +220,8 @@ async fn send(
             if at >= end {
                 return Ok(None);
             }
-            let r = piece_at(at);
-            let next = r.end;
-            let bytes = blocks.read(&origin, &meta, r).await.map_err(BodyError::from)?;
+            let next = piece_end(at, end);
+            let bytes = blocks.read(&origin, &meta, at..next).await.map_err(BodyError::from)?;
             Ok(Some((Piece::Table(bytes), next)))
         }
     });

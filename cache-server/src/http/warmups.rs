@@ -57,7 +57,7 @@ pub async fn start(
     let (source, _) =
         resolve_version(&server, &dataset, request.version.as_deref().unwrap_or("latest")).await?;
     let root = source.version.root();
-    let sources = access(&server, &principal, root).await?;
+    let sources = access(&server, &principal, root, Some(&request.dataset)).await?;
     // Chunks of a layout that is not the one in use take room of their own.
     let read = if source.is_same(&sources.first) { root } else { Root(source.version.layout().0) };
     let (footprint, now) = (source.footprint_max(), server.now_ns());

@@ -20,7 +20,7 @@ use crate::{
     versions::Samples,
 };
 use fletch_api::{JobLine, OrderKind, StartJob};
-use fletch_core::{Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
+use fletch_core::{DatasetName, Domain, LayoutId, Root, Tenant, order::sweep::SweepProgress};
 use fletch_store::{DatasetId, ReaderKind};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -147,6 +147,17 @@ async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
     }
 }
 
+/// The version that a declared job reads.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The dataset through which the job reads.
+    pub dataset: DatasetName,
+    /// The root.
+    pub root: Root,
+    /// The layout.
+    pub layout: LayoutId,
+}
+
 impl Registry {
     /// Reads the records of all jobs below the state directory. A job whose record is damaged stays there and
     /// is logged.
@@ -206,18 +217,18 @@ impl Registry {
             .ok_or(JobError::NotFound)
     }
 
-    /// Returns the root and layout of a declared job.
+    /// Returns the version that a declared job reads.
     ///
     /// # Errors
     /// [`JobError::NotFound`].
-    pub fn place(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<(Root, LayoutId), JobError> {
-        let registered = self.registered(domain, tenant, id)?;
-        Ok((registered.known.root, registered.known.layout))
+    pub fn place(&self, domain: &Domain, tenant: &Tenant, id: &str) -> Result<Place, JobError> {
+        let known = &self.registered(domain, tenant, id)?.known;
+        Ok(Place { dataset: known.dataset.clone(), root: known.root, layout: known.layout })
     }
 
-    /// Returns the root and layout of the declared job of a name, if there is one.
+    /// Returns the version that the declared job of a name reads, if there is one.
     #[must_use]
-    pub fn declared(&self, domain: &Domain, tenant: &Tenant, name: &str) -> Option<(Root, LayoutId)> {
+    pub fn declared(&self, domain: &Domain, tenant: &Tenant, name: &str) -> Option<Place> {
         self.place(domain, tenant, &Record::id_of(domain, tenant, name)).ok()
     }
 
@@ -375,7 +386,7 @@ impl Registry {
             domain: domain.clone(),
             tenant: tenant.clone(),
             ask,
-            dataset: source.dataset().clone(),
+            dataset: sources.dataset().clone(),
             root: source.version.root(),
             layout: source.version.layout(),
         };
@@ -520,8 +531,8 @@ impl Registry {
 
     /// Returns the identities of a dataset's sweeps at the disk tier.
     #[must_use]
-    pub fn sweeps_of(&self, domain: &Domain, dataset: &fletch_core::DatasetName) -> Vec<DatasetId> {
-        let of = |w: &Arc<Sweep>| w.kept_sources.domain == *domain && w.source.dataset() == dataset;
+    pub fn sweeps_of(&self, domain: &Domain, dataset: &DatasetName) -> Vec<DatasetId> {
+        let of = |w: &Arc<Sweep>| w.kept_sources.domain == *domain && w.kept_sources.dataset() == dataset;
         self.sweeps().iter().filter(|w| of(w)).map(|w| w.kept_sources.dataset_id()).collect()
     }
 

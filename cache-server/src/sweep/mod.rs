@@ -123,7 +123,8 @@ impl Sweep {
         samples: Arc<Samples>,
     ) -> Arc<Self> {
         let version = &source.version;
-        let number = DatasetId::sweep_of(&sources.domain, source.dataset(), version.root(), version.layout());
+        let number =
+            DatasetId::sweep_of(&sources.domain, sources.dataset(), version.root(), version.layout());
         let kept_sources = sources.with_source(source, number);
         let uncached_sources = sources.with_source(source, DatasetId::UNCACHED);
         let units = samples.unit_map.units();
@@ -181,7 +182,7 @@ impl Sweep {
     pub fn note_use(&self, now_ns: u64) {
         let footprint = self.samples.unit_map.total_bytes();
         let root = self.source.version.root();
-        let by = ReaderKind::SweepOver(DatasetId::of(&self.kept_sources.domain, self.source.dataset()));
+        let by = ReaderKind::SweepOver(DatasetId::of(&self.kept_sources.domain, self.kept_sources.dataset()));
         self.context.shares.note(self.kept_sources.dataset_id(), root, footprint, by, now_ns);
     }
 

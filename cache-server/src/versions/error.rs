@@ -1,10 +1,11 @@
 //! The errors of opening a version and reading its bytes.
 
-use super::UriNotAllowed;
+use super::{UriNotAllowed, home::Home};
 use fletch_api::Code;
 use fletch_core::Kind;
 use fletch_origin::OriginError;
 use fletch_tables::TableError;
+use std::sync::Arc;
 
 /// Why bytes of a version cannot be read. `http/error.rs` maps it to a reply.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -34,6 +35,12 @@ pub enum VersionError {
     /// The origin failed.
     #[error(transparent)]
     Origin(OriginError),
+    /// Several homes of the version failed, each of them in its own way.
+    #[error("{} homes of this version do not answer: {}", .0.len(), .0.join("; "))]
+    Homes(Arc<[String]>),
+    /// The tenant looked for too many roots that are not open.
+    #[error("this tenant looked for too many versions that are not open")]
+    TooManyLookups,
     /// The tables failed.
     #[error(transparent)]
     Tables(TableError),
@@ -52,6 +59,8 @@ impl VersionError {
             VersionError::Missing(_) => Code::OriginMissing,
             VersionError::Corrupt(_) => Code::OriginCorrupt,
             VersionError::Lost => Code::Internal,
+            VersionError::Homes(_) => Code::OriginUnavailable,
+            VersionError::TooManyLookups => Code::Overloaded,
             VersionError::UriNotAllowed(e) => e.code(),
             VersionError::Origin(e) => match e {
                 OriginError::Denied { .. } => Code::OriginDenied,
@@ -70,6 +79,51 @@ impl VersionError {
                 TableError::Internal(_) => Code::Internal,
                 _ => Code::TablesCorrupt,
             },
+        }
+    }
+
+    /// Returns whether a home did not answer, or answered that it cannot answer now.
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
+        match self {
+            VersionError::Origin(e) => e.transient(),
+            VersionError::Tables(TableError::Source(s)) => {
+                matches!(s.kind, Kind::Unavailable | Kind::Overloaded)
+            }
+            VersionError::Homes(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns the error of a read that failed at these homes. `None` for no home.
+    pub(super) fn of_outages(outages: &[(Arc<Home>, VersionError)]) -> Option<Self> {
+        let mut homes: Vec<&(Arc<Home>, VersionError)> = Vec::new();
+        for outage in outages.iter().rev() {
+            if !homes.iter().any(|(home, _)| Arc::ptr_eq(home, &outage.0)) {
+                homes.push(outage);
+            }
+        }
+        match &homes[..] {
+            [] => None,
+            [(_, e)] => Some(e.clone()),
+            several => Some(VersionError::Homes(several.iter().rev().map(|(_, e)| e.to_string()).collect())),
+        }
+    }
+
+    /// Returns the error of a read that failed in two places: the one that says more.
+    pub(super) fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (VersionError::NotFound, e) | (e, VersionError::NotFound) => e,
+            (a, b) if a.is_outage() && b.is_outage() => {
+                VersionError::Homes([a.to_string(), b.to_string()].into())
+            }
+            (a, b) => {
+                if b.is_outage() {
+                    b
+                } else {
+                    a
+                }
+            }
         }
     }
 
@@ -103,6 +157,10 @@ impl VersionError {
                 "check that the origin can be reached; sending the request again is safe"
             }
             Code::TablesCorrupt => "index the dataset again; no wrong byte was delivered",
+            Code::Overloaded => {
+                "wait and send the request again; name the dataset in a Fletch-Dataset header, or raise \
+                 limits.root_lookups"
+            }
             Code::UnsupportedFormat => "use a newer fletch-server",
             _ => "see the server's log",
         }

@@ -1,30 +1,45 @@
 //! Fetches a chunk from an origin. The store calls this when no tier has the chunk.
 //!
-//! The order of the attempts:
+//! The order of the locations:
 //! 1. the row that located the chunk;
 //! 2. other rows of the chunk in the same source;
 //! 3. the root's other sources, by the chunk's hash or by the entry that the chunk is part of;
 //! 4. the first location once more, if its object seemed unchanged (a bit may have flipped in transit).
+//!
+//! `race.rs` decides when the next location is asked, and leaves out homes that do not answer.
 //!
 //! Only the store hashes the bytes. So a second call says that the bytes of the call before were wrong, and
 //! that call decides whether the object changed or is corrupt.
 
 use super::{
     Sources, VersionError, Versions,
+    home::Home,
     locate::location_in_layout,
     location::{ChunkLocation, LocatedChunk, ObjectPiece},
+    race::{Candidate, Choices, Finish, Found, race},
     source::{PartRow, Source},
 };
 use bytes::Bytes;
 use fletch_core::Hash;
 use fletch_origin::{ObjectMeta, Pin};
 use fletch_store::{Fetch, FetchError};
-use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed};
+use futures::{
+    StreamExt as _,
+    future::{BoxFuture, FutureExt as _},
+    stream::FuturesUnordered,
+};
+use std::{
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+use tokio::time::{Instant, timeout_at};
 
 /// The most rows of one source that are tried.
 const ROWS_MAX: usize = 4;
 /// The most locations beside the first one.
 const OTHERS_MAX: usize = 2 * ROWS_MAX - 1;
+/// How long a reader with a location waits for locations in further sources.
+const MORE_WITHIN: Duration = Duration::from_millis(300);
 
 /// How often a store calls a fetch, at most: rows of two sources, one repetition, and the final error.
 pub const ATTEMPTS: u32 = 2 * ROWS_MAX as u32 + 2;
@@ -35,29 +50,39 @@ pub struct ChunkFetch {
     sources: Arc<Sources>,
     /// The source that located the chunk.
     source: Arc<Source>,
+    /// The row that located it.
+    first: PartRow,
     hash: Hash,
     len: u32,
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
-    /// Locations not tried yet, the next one last.
-    untried: Vec<ChunkLocation>,
-    queued_first: bool,
-    queued_others: bool,
+    /// When every call of this fetch ends. `None` before the first call.
+    deadline: Option<Instant>,
+    /// Locations not tried yet.
+    untried: Vec<Candidate<ChunkLocation>>,
+    /// The sources whose locations were tried or are untried.
+    seen: Vec<Arc<Source>>,
+    /// How many locations beside the first one were found.
+    others: usize,
+    /// The location to try again after all others.
+    again: Option<Candidate<ChunkLocation>>,
     repeated: bool,
     /// The location that the call before read.
     last_try: Option<(ChunkLocation, Vec<ObjectMeta>)>,
-    /// The error if no location has the right bytes.
-    error: VersionError,
+    /// The errors of homes that did not answer.
+    outages: Vec<(Arc<Home>, VersionError)>,
+    /// The error if no location has the right bytes, although every home answered.
+    damage: Option<VersionError>,
 }
 
 impl State {
-    /// Keeps an error that a retry may solve, rather than one that it cannot.
-    fn set_error(&mut self, e: VersionError) {
-        if !self.error.kind().retryable() {
-            self.error = e;
-        }
+    /// Returns the error of the whole fetch: one that a retry may solve, rather than one that it cannot.
+    fn error(&self) -> VersionError {
+        let outage = VersionError::of_outages(&self.outages);
+        outage.or_else(|| self.damage.clone()).unwrap_or(VersionError::NotFound)
     }
 }
 
@@ -70,26 +95,18 @@ impl ChunkFetch {
         hash: Hash,
         located: &LocatedChunk,
     ) -> Fetch {
-        let row = located.row.clone();
-        let state = State {
-            untried: Vec::new(),
-            queued_first: false,
-            queued_others: false,
-            repeated: false,
-            last_try: None,
-            error: VersionError::NotFound,
-        };
         let fetch = Arc::new(ChunkFetch {
             versions: Arc::clone(versions),
             sources: Arc::clone(sources),
             source: Arc::clone(&located.source),
+            first: located.row.clone(),
             hash,
             len: located.len,
-            state: Mutex::new(state),
+            state: Mutex::default(),
         });
         Arc::new(move |_| {
-            let (fetch, row) = (Arc::clone(&fetch), row.clone());
-            Box::pin(async move { fetch.fetch_next(row).await.map_err(|e| FetchError::new(e.kind(), e)) })
+            let fetch = Arc::clone(&fetch);
+            Box::pin(async move { fetch.fetch_next().await.map_err(|e| FetchError::new(e.kind(), e)) })
         })
     }
 
@@ -98,28 +115,41 @@ impl ChunkFetch {
     }
 
     /// Returns the bytes of the next location that can be read. They are not verified.
-    async fn fetch_next(&self, first: PartRow) -> Result<Bytes, VersionError> {
+    async fn fetch_next(&self) -> Result<Bytes, VersionError> {
         self.judge_last_try();
-        if !self.with(|s| std::mem::replace(&mut s.queued_first, true)) {
-            let location = ChunkLocation::of(&self.source, &first).await?;
-            self.with(|s| s.untried.push(location));
+        let begins = self.with(|s| s.deadline.is_none());
+        let deadline = self.with(|s| *s.deadline.get_or_insert_with(|| self.versions.call_deadline()));
+        if begins {
+            let location = ChunkLocation::of(&self.source, &self.first).await?;
+            self.with(|s| s.untried.extend(location.candidate()));
         }
         loop {
-            let Some(next) = self.next_location(&first).await? else {
-                return Err(self.with(|s| s.error.clone()));
-            };
-            match next.read().await {
-                Ok((bytes, metas)) => {
-                    self.with(|s| s.last_try = Some((next, metas)));
-                    return Ok(bytes);
-                }
-                Err(e) => {
-                    let e = VersionError::from(e);
-                    self.count(&e);
-                    tracing::warn!(chunk = %self.hash, error = %e, "cannot read a chunk from an object");
-                    self.with(|s| s.set_error(e));
-                }
+            let ready = self.with(|s| std::mem::take(&mut s.untried));
+            let Finish { won, left, failed } =
+                race(&self.versions.homes, &self.versions.tasks, self, ready, deadline).await;
+            self.with(|s| s.untried = left);
+            for (home, e) in failed {
+                self.failed(home, e);
             }
+            if let Some((location, (bytes, metas))) = won {
+                self.with(|s| s.last_try = Some((location, metas)));
+                return Ok(bytes);
+            }
+            let again = self.with(|s| s.again.take()).filter(|_| Instant::now() < deadline);
+            let Some(again) = again else { return Err(self.with(|s| s.error())) };
+            self.with(|s| s.untried = vec![again]);
+        }
+    }
+
+    fn failed(&self, home: Arc<Home>, e: VersionError) {
+        self.count(&e);
+        if e.is_outage() {
+            // The home's health logs the outage once, for all chunks.
+            tracing::debug!(chunk = %self.hash, error = %e, "cannot read a chunk from its home");
+            self.with(|s| s.outages.push((home, e)));
+        } else {
+            tracing::warn!(chunk = %self.hash, error = %e, "cannot read a chunk from an object");
+            self.with(|s| s.damage = Some(e));
         }
     }
 
@@ -136,11 +166,10 @@ impl ChunkFetch {
         tracing::warn!(chunk = %self.hash, error = %e, "the origin returned wrong bytes");
         self.with(|s| {
             if matches!(e, VersionError::Corrupt(_)) && !s.repeated {
-                // At the front: the repetition comes after all other locations.
                 s.repeated = true;
-                s.untried.insert(0, wrong);
+                s.again = wrong.candidate();
             }
-            s.set_error(e);
+            s.damage = Some(e);
         });
     }
 
@@ -155,69 +184,96 @@ impl ChunkFetch {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// Returns the next location to try. Looks for others than the first only after the first failed.
-    async fn next_location(&self, first: &PartRow) -> Result<Option<ChunkLocation>, VersionError> {
-        let (mut next, failed) = self.with(|s| {
-            let failed = !matches!(s.error, VersionError::NotFound);
-            // A location to repeat waits until the others are queued.
-            let next = if failed && !s.queued_others { None } else { s.untried.pop() };
-            (next, failed)
-        });
-        if next.is_none() && failed && !self.with(|s| std::mem::replace(&mut s.queued_others, true)) {
-            let others = self.other_locations(first).await;
-            next = self.with(|s| {
-                s.untried.extend(others);
-                s.untried.pop()
-            });
+    /// Returns the locations in sources that were not seen before.
+    ///
+    /// A source that is slow to locate the chunk is left for the next call, if another one has it.
+    async fn other_locations(&self, fresh: bool) -> Found<ChunkLocation> {
+        let mut seen = self.with(|s| s.seen.clone());
+        let mut asking = FuturesUnordered::new();
+        // The source that located the chunk may have further rows of it.
+        if !seen.iter().any(|s| s.is_same(&self.source)) {
+            asking.push(self.located_in(Arc::clone(&self.source)));
+            seen.push(Arc::clone(&self.source));
         }
-        Ok(next)
+        let new = self.versions.new_sources(&self.sources, fresh, &seen).await;
+        for source in new.sources {
+            seen.push(Arc::clone(&source));
+            asking.push(self.located_in(source));
+        }
+        let first = &self.sources.first;
+        if !seen.iter().any(|s| s.is_same(first)) {
+            asking.push(self.located_in(Arc::clone(first)));
+        }
+        let (mut candidates, begun) = (Vec::new(), Instant::now());
+        loop {
+            let until = begun + MORE_WITHIN;
+            let next = match candidates.is_empty() {
+                true => Ok(asking.next().await),
+                false => timeout_at(until, asking.next()).await,
+            };
+            match next {
+                Ok(Some((source, found))) => {
+                    match found {
+                        Ok(found) => candidates.extend(found.iter().filter_map(ChunkLocation::candidate)),
+                        Err(e) => tracing::debug!(error = %e, "cannot look for a chunk in another source"),
+                    }
+                    self.with(|s| s.seen.push(source));
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+        let room = OTHERS_MAX.saturating_sub(self.with(|s| s.others));
+        candidates.truncate(room);
+        self.with(|s| s.others += candidates.len());
+        Found { all: (new.all && asking.is_empty()) || room == 0, candidates }
     }
 
-    async fn other_locations(&self, first: &PartRow) -> Vec<ChunkLocation> {
-        let mut found: Vec<ChunkLocation> = Vec::new();
-        let others = self.versions.others(&self.sources, true).await;
-        let all = [&self.source, &self.sources.first].into_iter().chain(others.iter());
-        let mut seen: Vec<&Arc<Source>> = Vec::new();
-        for source in all.filter(|s| s.registered.is_registered()) {
-            if seen.iter().any(|s| s.is_same(source)) {
-                continue;
-            }
-            seen.push(source);
-            if let Err(e) = self.locations_in(source, first, &mut found).await {
-                tracing::debug!(error = %e, "cannot look for a chunk in another source");
-            }
-        }
-        // The nearest location goes last, because the last one is tried next.
-        found.reverse();
-        found
-    }
-
-    /// Adds the locations of the chunk, or of its bytes, in one source.
-    async fn locations_in(
+    /// Returns the locations of the chunk, or of its bytes, in one source.
+    async fn located_in(
         &self,
-        source: &Arc<Source>,
-        first: &PartRow,
-        found: &mut Vec<ChunkLocation>,
-    ) -> Result<(), VersionError> {
+        source: Arc<Source>,
+    ) -> (Arc<Source>, Result<Vec<ChunkLocation>, VersionError>) {
+        let found = self.locations_in(&source).await;
+        (source, found)
+    }
+
+    async fn locations_in(&self, source: &Arc<Source>) -> Result<Vec<ChunkLocation>, VersionError> {
+        let (first, mut found) = (&self.first, Vec::new());
         let own = source.is_same(&self.source);
         for row in source.rows(self.hash, ROWS_MAX).await? {
             let tried = own
                 && (row.part, row.row.offset, &row.row.object)
                     == (first.part, first.row.offset, &first.row.object);
-            if !tried && row.row.len == self.len && found.len() < OTHERS_MAX {
+            if !tried && row.row.len == self.len {
                 match ChunkLocation::of(source, &row).await {
                     Ok(location) => found.push(location),
                     Err(e) => tracing::debug!(error = %e, "cannot use another row of a chunk"),
                 }
             }
         }
-        if !own
-            && found.len() < OTHERS_MAX
-            && let Some(location) = location_in_layout(&self.source, first, source).await?
-        {
+        if !own && let Some(location) = location_in_layout(&self.source, first, source).await? {
             found.push(location);
         }
-        Ok(())
+        Ok(found)
+    }
+}
+
+impl Choices for ChunkFetch {
+    type Key = ChunkLocation;
+    type Value = (Bytes, Vec<ObjectMeta>);
+
+    fn ask(&self, location: &ChunkLocation) -> BoxFuture<'static, Result<Self::Value, VersionError>> {
+        let location = location.clone();
+        async move { Ok(location.read().await?) }.boxed()
+    }
+
+    fn probe(&self, location: &ChunkLocation) -> BoxFuture<'static, ()> {
+        let location = location.clone();
+        async move { location.probe().await }.boxed()
+    }
+
+    fn more(&self, fresh: bool) -> BoxFuture<'_, Found<ChunkLocation>> {
+        self.other_locations(fresh).boxed()
     }
 }
 

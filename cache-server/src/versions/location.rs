@@ -2,12 +2,16 @@
 
 use super::{
     VersionError,
+    race::Candidate,
     source::{ObjectLocation, PartRow, Source},
 };
 use bytes::{Bytes, BytesMut};
 use fletch_origin::{ObjectMeta, OriginError};
 use fletch_tables::ChunkRow;
 use std::{ops::Range, sync::Arc};
+
+/// The most bytes that a probe reads.
+const PROBE_BYTES: u64 = 64 << 10;
 
 /// A chunk of a version, with the source and the row that locate it.
 pub struct LocatedChunk {
@@ -67,6 +71,19 @@ impl ChunkLocation {
         let object = source.object_of(row).await?;
         let piece = ObjectPiece { object, offset: row.row.offset, len: row.row.len.into() };
         Ok(ChunkLocation { pieces: vec![piece] })
+    }
+
+    /// Returns the location with the home of its objects. `None` for a location without pieces.
+    pub fn candidate(&self) -> Option<Candidate<ChunkLocation>> {
+        let home = Arc::clone(self.pieces.first()?.object.origin.home());
+        Some(Candidate { home, key: self.clone() })
+    }
+
+    /// Reads a few bytes of the location, to find out whether its home answers.
+    pub async fn probe(&self) {
+        let Some(p) = self.pieces.first() else { return };
+        let range = p.offset..p.offset + p.len.min(PROBE_BYTES);
+        p.object.origin.probe_get(&p.object.path, range, &p.object.pin).await;
     }
 
     /// Reads the pieces from their origin. The bytes are not verified.

@@ -1,11 +1,11 @@
 //! A source: one way to a version's bytes, by a dataset's objects and one layout.
 
-use super::{VersionError, prove::ProvenFiles, table_blocks::TableBlocks};
+use super::{HomeOrigin, VersionError, prove::ProvenFiles, table_blocks::TableBlocks};
 use crate::state::RegistrationHandle;
-use fletch_core::{DatasetName, Hash};
-use fletch_origin::{Origin, Pin};
+use fletch_core::Hash;
+use fletch_origin::Pin;
 use fletch_store::disk::DiskEngine;
-use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Version};
+use fletch_tables::{ChunkIndex, ChunkRow, ObjectRef, Table, Version};
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
@@ -16,9 +16,9 @@ pub struct Source {
     /// The version in this layout.
     pub version: Version,
     /// The origin of the objects.
-    pub data: Origin,
+    pub data: HomeOrigin,
     /// The origin of the tables.
-    pub tables: Origin,
+    pub tables: HomeOrigin,
     /// The cached raw blocks of the tables.
     pub blocks: TableBlocks,
     /// The entries that were proven to lie where the layout says.
@@ -39,7 +39,7 @@ pub struct PartRow {
 #[derive(Debug, Clone)]
 pub struct ObjectLocation {
     /// The origin.
-    pub origin: Origin,
+    pub origin: HomeOrigin,
     /// The object's path.
     pub path: String,
     /// The object's size, time and etag when it was indexed.
@@ -50,18 +50,18 @@ impl Source {
     pub(super) fn new(
         registered: Arc<RegistrationHandle>,
         version: Version,
-        data: Origin,
-        tables: Origin,
+        data: HomeOrigin,
+        tables: HomeOrigin,
         blocks: TableBlocks,
     ) -> Self {
         let proven = Arc::new(ProvenFiles::new(version.manifest().entries));
         Source { registered, version, data, tables, blocks, proven, index: OnceCell::new() }
     }
 
-    /// Returns the name of the dataset.
+    /// Returns whether the dataset is still registered.
     #[must_use]
-    pub fn dataset(&self) -> &DatasetName {
-        &self.registered.dataset.name
+    pub fn is_registered(&self) -> bool {
+        self.registered.is_registered()
     }
 
     /// Returns the most bytes that its chunks occupy on disk. Equal chunks are kept once.
@@ -97,16 +97,24 @@ impl Source {
         Ok(found)
     }
 
-    /// Returns the length of a chunk from memory. The outer `None` says that the tables are not in memory.
+    /// Returns the first row of a chunk from memory.
+    ///
+    /// The outer `None` says that the tables are not in memory.
     #[must_use]
-    pub fn try_len(&self, hash: Hash) -> Option<Option<u32>> {
+    pub fn try_row(&self, hash: Hash) -> Option<Option<PartRow>> {
         for (part, row) in self.index.get()?.find(hash) {
             let rows = self.version.try_chunk_rows(part)?;
             if let Some(row) = rows.get(row).filter(|r| r.chunk == hash) {
-                return Some(Some(row.len));
+                return Some(Some(PartRow { part, row: row.clone() }));
             }
         }
         Some(None)
+    }
+
+    /// Makes a small call to the home of the tables, to find out whether it answers.
+    pub(super) async fn probe_tables(&self) {
+        let path = Table::Manifest.path(self.version.root(), self.version.layout());
+        self.tables.probe_head(&path).await;
     }
 
     /// Returns the object that a row names.

@@ -3,10 +3,11 @@
 //! This module must not trust the bytes. Their reader (`fletch_tables` of this server or of a client) checks
 //! parts against the root, and placements against the layout.
 
+use super::HomeOrigin;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use fletch_core::{Kind, LayoutId, Root};
-use fletch_origin::{ObjectMeta, Origin, OriginError};
+use fletch_origin::{ObjectMeta, OriginError};
 use fletch_tables::{SourceError, Table, TableRange, TableSource, source::DOCUMENT_BYTES_MAX};
 use moka::sync::Cache;
 use std::{ops::Range, sync::Arc, time::Duration};
@@ -68,7 +69,7 @@ impl TableBlocks {
     }
 
     /// Returns the length and etag of a table.
-    pub async fn meta(&self, origin: &Origin, path: &str) -> Result<ObjectMeta, OriginError> {
+    pub async fn meta(&self, origin: &HomeOrigin, path: &str) -> Result<ObjectMeta, OriginError> {
         let file = (Arc::clone(&self.scope), origin.uri().to_string(), path.to_owned());
         let cell = self.metas.get_with(file, Arc::default);
         let (origin, path) = (origin.clone(), path.to_owned());
@@ -78,7 +79,7 @@ impl TableBlocks {
     /// Returns bytes `range` of the table that `meta` describes. The range must lie within the table.
     pub async fn read(
         &self,
-        origin: &Origin,
+        origin: &HomeOrigin,
         meta: &ObjectMeta,
         range: Range<u64>,
     ) -> Result<Bytes, OriginError> {
@@ -107,7 +108,7 @@ impl TableBlocks {
 
     async fn block(
         &self,
-        origin: &Origin,
+        origin: &HomeOrigin,
         meta: &ObjectMeta,
         n: u64,
         range: Range<u64>,
@@ -164,7 +165,7 @@ pub struct TableLocation {
     /// The cached blocks.
     pub blocks: TableBlocks,
     /// The origin that has `fletch/…`.
-    pub origin: Origin,
+    pub origin: HomeOrigin,
     /// The version.
     pub root: Root,
     /// The layout.

@@ -242,7 +242,7 @@ impl Warmups {
         let same = |o: &&Arc<WarmupRecord>| {
             let a = (&o.domain, o.root, o.layout, o.check, &o.dataset);
             let layout = request.source.version.layout();
-            let b = (&request.sources.domain, request.root, layout, request.check, request.source.dataset());
+            let b = (&request.sources.domain, request.root, layout, request.check, request.sources.dataset());
             a == b && !o.lock().state.is_over()
         };
         if let Some(record) = all.iter().find(same) {
@@ -264,7 +264,7 @@ impl Warmups {
         let record = Arc::new(WarmupRecord {
             id: format!("{:016x}", rand::random::<u64>()),
             domain: request.sources.domain.clone(),
-            dataset: request.source.dataset().clone(),
+            dataset: request.sources.dataset().clone(),
             root: request.root,
             layout: request.source.version.layout(),
             check: request.check,

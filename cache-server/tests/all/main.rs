@@ -17,6 +17,7 @@ mod epochs;
 mod ledgers;
 mod lies;
 mod limits;
+mod neighbours;
 mod packs;
 mod prefetches;
 mod process;

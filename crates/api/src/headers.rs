@@ -2,6 +2,10 @@
 
 /// The job that the bytes are accounted to, a [`fletch_core::JobName`]. The default is [`JOB_ANONYMOUS`].
 pub const JOB: &str = "fletch-job";
+/// The dataset through which the client reads a version, a [`fletch_core::DatasetName`].
+///
+/// The server asks that dataset's origin first, and accounts the bytes to it.
+pub const DATASET: &str = "fletch-dataset";
 /// The number of the member view by which the client chose the server.
 pub const VIEW: &str = "fletch-view";
 /// The component that sends the request: `mount`, `loader`, `cli` or `peer`. Other values count as `other`.

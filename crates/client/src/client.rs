@@ -110,6 +110,8 @@ pub struct Client {
     fail_fast: bool,
     /// The value of the job header.
     job: Option<HeaderValue>,
+    /// The dataset through which this client reads.
+    dataset: Option<DatasetName>,
     counters: Arc<Counters>,
     bearer: Arc<Bearer>,
 }
@@ -146,6 +148,7 @@ impl Client {
             io_timeout: config.io_timeout,
             fail_fast: false,
             job: config.job.as_ref().map(job_header).transpose()?,
+            dataset: None,
             counters: Arc::default(),
             bearer: Arc::new(Bearer::new(config.token.as_ref())?),
         })
@@ -178,6 +181,15 @@ impl Client {
     /// [`ClientError::Config`]: the name does not fit in a header.
     pub fn for_job(&self, job: &JobName) -> Result<Self, ClientError> {
         Ok(Client { job: Some(job_header(job)?), ..self.clone() })
+    }
+
+    /// Returns the same client for reads through a dataset.
+    ///
+    /// The server asks that dataset's origin first, and accounts the bytes to it. Without a dataset the
+    /// server chooses one that has the version.
+    #[must_use]
+    pub fn for_dataset(&self, dataset: Option<&DatasetName>) -> Self {
+        Client { dataset: dataset.cloned(), ..self.clone() }
     }
 
     /// Returns the name of the principal, as [`TokenSource::name_of`], for the token in use.
@@ -398,8 +410,12 @@ impl Client {
 
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}{path}", self.base));
-        match &self.job {
+        let request = match &self.job {
             Some(job) => request.header(HeaderName::from_static(headers::JOB), job),
+            None => request,
+        };
+        match &self.dataset {
+            Some(dataset) => request.header(HeaderName::from_static(headers::DATASET), dataset.as_str()),
             None => request,
         }
     }

@@ -230,7 +230,7 @@ impl Context {
                     .warn(format!("--origin-fallback cannot use this version when the server is gone: {e}"));
             }
         }
-        let source = client.tables(resolved.root, resolved.layout);
+        let source = client.for_dataset(Some(&name)).tables(resolved.root, resolved.layout);
         let cache = PartCache::new(PART_CACHE_BYTES);
         let version = Version::open(source, resolved.root, resolved.layout, cache).await?;
         Ok(OpenVersion { version, base: name.to_string(), location: None })

@@ -109,7 +109,7 @@ impl Evidence {
         ctx.rt.block_on(async {
             let job = job_of(&client, name).await?;
             let (root, layout) = (job.info().root, job.info().layout);
-            let source = client.tables(root, layout);
+            let source = client.for_dataset(Some(&job.info().dataset)).tables(root, layout);
             let cache = PartCache::new(super::PART_CACHE_BYTES);
             Ok(Evidence {
                 receipt: job.receipt(epoch).await?.receipt,

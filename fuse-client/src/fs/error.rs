@@ -1,5 +1,6 @@
 //! The errors of a request: each as an errno for the program, and as a log line with advice for the operator.
 
+use fletch_api::Code;
 use fletch_client::ClientError;
 use fletch_core::Kind;
 use fletch_store::ReadError;
@@ -47,13 +48,13 @@ pub enum FsError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
 pub enum Fault {
-    /// The server does not answer, or its origin does not.
+    /// The server does not answer.
     Unavailable,
     /// The server refuses the token of this mount.
     Denied,
     /// The dataset or version is no longer registered.
     Gone,
-    /// An object was changed, damaged or removed after it was indexed.
+    /// An object was changed, damaged or removed after it was indexed, or its origin does not answer.
     Origin,
     /// Bytes did not hash to their name.
     Corrupt,
@@ -94,7 +95,7 @@ impl Fault {
     pub fn advice(self) -> &'static str {
         match self {
             Fault::Unavailable => {
-                "check that fletch-server runs and reaches its origin; reads then work again by themselves \
+                "check that fletch-server runs and can be reached; reads then work again by themselves \
                  (with --origin-fallback the mount reads the origin meanwhile)"
             }
             Fault::Denied => "check the token of this mount, and which datasets the server lets it read",
@@ -103,7 +104,7 @@ impl Fault {
                  register it again, or unmount"
             }
             Fault::Origin => {
-                "an object at the origin differs from the indexed one, or cannot be read: follow \
+                "an object at the origin differs from the indexed one, or the origin does not answer: follow \
                  the server's hint; if the new content is right, index the dataset again and \
                  mount the new version"
             }
@@ -135,6 +136,8 @@ impl Fault {
             e if e.is_denied() => Fault::Denied,
             // The server checked its tables and its origin, so the problem is at the origin.
             ClientError::Problem { .. } if e.kind() == Kind::Corrupt => Fault::Origin,
+            // The server answers. The problem names the origin that does not.
+            e if matches!(e.code(), Some(Code::OriginUnavailable | Code::OriginDenied)) => Fault::Origin,
             // This mount read the origin itself: a missing or changed object does not mean revoked access.
             ClientError::Origin { kind: Kind::Corrupt | Kind::NotFound, .. } => Fault::Origin,
             e => Fault::of_kind(e.kind()),
@@ -184,7 +187,7 @@ impl FsError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fletch_api::{Code, Problem};
+    use fletch_api::Problem;
     use fletch_store::FetchError;
     use fletch_tables::SourceError;
 
@@ -208,7 +211,7 @@ mod tests {
             (problem(Code::UriNotAllowed), libc::EACCES, Fault::Denied),
             (problem(Code::OriginChanged), libc::EIO, Fault::Origin),
             (problem(Code::OriginCorrupt), libc::EIO, Fault::Origin),
-            (problem(Code::OriginUnavailable), libc::EIO, Fault::Unavailable),
+            (problem(Code::OriginUnavailable), libc::EIO, Fault::Origin),
             (problem(Code::Overloaded), libc::EIO, Fault::Overloaded),
             (problem(Code::OriginInvalid), libc::EIO, Fault::Origin),
             (read(gone), libc::EIO, Fault::Unavailable),

@@ -8,7 +8,7 @@
 
 use crate::access::{self, Access};
 use fletch_client::Client;
-use fletch_core::{JobName, Root};
+use fletch_core::{DatasetName, JobName, Root};
 use std::{
     collections::HashMap,
     sync::{
@@ -37,6 +37,8 @@ pub struct NodeClient {
     pub root: Root,
     /// The job that the client reads for.
     pub job: JobName,
+    /// The dataset through which the client reads.
+    pub dataset: Option<DatasetName>,
 }
 
 /// The versions that clients read, each with the server's last answer about access.
@@ -69,6 +71,8 @@ impl NodeClients {
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
+        // The clients' versions may belong to other datasets than the owner's.
+        let client = client.map(|c| c.for_dataset(None));
         NodeClients { client, own_version, versions: Mutex::default(), tasks, stop }
     }
 

@@ -27,7 +27,7 @@ use fletch_api::{
     Code, Problem, headers,
     node::{CHUNK, FILE, MountedVersion, NodeState, STATE},
 };
-use fletch_core::{Hash, JobName, Root};
+use fletch_core::{DatasetName, Hash, JobName, Root};
 use futures::stream;
 use std::{
     convert::Infallible,
@@ -269,7 +269,9 @@ async fn serve_bytes(
 ) -> Result<Response, Declined> {
     let job = head.get(headers::JOB).and_then(|v| v.to_str().ok()).and_then(|v| JobName::new(v).ok());
     let job = job.ok_or(Declined("the request has no Fletch-Job header"))?;
-    let served = node_store.serve(NodeClient { root: parsed::<Root>(root)?, job }, request).await?;
+    let dataset = head.get(headers::DATASET).and_then(|v| DatasetName::new(v.to_str().ok()?).ok());
+    let client = NodeClient { root: parsed::<Root>(root)?, job, dataset };
+    let served = node_store.serve(client, request).await?;
     let len = served.hit.chunk.bytes().len();
     let tier = served.hit.tier;
     let (mut rest, node_store) = (served.hit.chunk.bytes().clone(), Arc::clone(node_store));

@@ -31,7 +31,7 @@ use bytes::Bytes;
 use directory::{StoreDirectory, socket_path};
 use fletch_api::node::MountedVersion;
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint};
-use fletch_core::JobName;
+use fletch_core::{DatasetName, JobName};
 use fletch_store::{DiskTier, Store, disk::DiskError, maintenance};
 use node_store::NodeStore;
 use settings::CacheSettings;
@@ -132,6 +132,8 @@ pub struct NodeContext {
     pub read: Arc<ReadCounters>,
     /// The job that this mount reads for.
     pub job: JobName,
+    /// The dataset that this mount shows.
+    pub dataset: DatasetName,
     /// The time within which every read ends.
     pub io_timeout: Duration,
 }
@@ -333,7 +335,7 @@ impl Node {
             connections_idle_max,
             ..ClientConfig::new(Endpoint::Unix(socket_path(&dir)), "mount")
         };
-        let client = Client::new(config(IDLE_MAX))?.fail_fast();
+        let client = Client::new(config(IDLE_MAX))?.fail_fast().for_dataset(Some(&self.context.dataset));
         let health = Client::new(config(1))?.fail_fast().within(self.owner_check_within());
         health.node_state(self.context.version).await?;
         let (permits, check_now, gone) = (Semaphore::new(READS_MAX), Notify::new(), CancellationToken::new());

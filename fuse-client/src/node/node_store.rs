@@ -220,7 +220,8 @@ impl NodeStore {
     /// while any reader waits for its bytes.
     fn fetch(self: &Arc<Self>, reader: &NodeClient, request: FetchRequest, memory: &MemoryPermit) -> Fetch {
         let (node_store, root, memory) = (Arc::clone(self), reader.root, Arc::clone(memory));
-        let client = self.client.as_ref().map(|c| c.for_job(&reader.job));
+        let client =
+            self.client.as_ref().map(|c| c.for_dataset(reader.dataset.as_ref()).for_job(&reader.job));
         Arc::new(move |_| {
             let (node_store, client, request) = (Arc::clone(&node_store), client.clone(), request.clone());
             let memory = Arc::clone(&memory);

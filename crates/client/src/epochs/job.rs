@@ -43,7 +43,8 @@ impl Client {
     /// Returns a new handle of a job that the caller has already read. Sends no request; holds no lease yet.
     #[must_use]
     pub fn job_handle(&self, job: Job) -> JobHandle {
-        JobHandle { client: self.clone(), job: Arc::new(job), held: Arc::default() }
+        let client = self.for_dataset(Some(&job.dataset));
+        JobHandle { client, job: Arc::new(job), held: Arc::default() }
     }
 
     /// Returns the jobs of the caller's tenant.

@@ -17,7 +17,7 @@ fn node_store(memory: u32, client: Option<Client>) -> (Arc<NodeStore>, NodeClien
     let own = (root, Arc::<Access>::default());
     let clients = NodeClients::new(client.clone(), own, TaskTracker::new(), CancellationToken::new());
     let node_store = NodeStore::new(store, clients.into(), client, memory.into(), limits.deadline);
-    (node_store, NodeClient { root, job: JobName::new("client-job").expect("a name") })
+    (node_store, NodeClient { root, job: JobName::new("client-job").expect("a name"), dataset: None })
 }
 
 fn chunk(seed: u8) -> Bytes {

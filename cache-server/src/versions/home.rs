@@ -1,0 +1,322 @@
+//! The homes of datasets: each origin of a dataset, with what the server knows about its health.
+//!
+//! A home is an origin's URI in one domain. Domains share no health, so that the time of a reply does not
+//! tell what other domains read (I7). Every call to a home goes through [`HomeOrigin`], which records its
+//! outcome. Whether a home is asked at all is the choice of `race.rs`.
+
+use super::{
+    breaker::{Admission, Breaker, BreakerState, Change, Outcome},
+    patience::Patience,
+};
+use fletch_core::{DatasetName, Domain};
+use fletch_origin::{ObjectBytes, ObjectMeta, Origin, OriginError, OriginUri, Pin};
+use futures::stream::BoxStream;
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit, watch},
+    time::{Instant, sleep},
+};
+
+/// The most calls at once to a home that is left alone.
+///
+/// Readers that have no other home ask it all the same. They must not use up the calls of healthy homes.
+const UNHEALTHY_CALLS_MAX: usize = 4;
+/// The most homes that are remembered. Beyond it, healthy ones that no version uses are forgotten.
+const HOMES_MAX: usize = 32_768;
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What all homes count.
+#[derive(Debug, Default)]
+pub struct HomeCounts {
+    /// Calls to a second home while the first still might answer.
+    pub hedged: AtomicU64,
+    /// Times that a breaker opened.
+    pub opened: AtomicU64,
+}
+
+/// One origin of a dataset, and its health.
+#[derive(Debug)]
+pub struct Home {
+    uri: OriginUri,
+    /// The dataset for which the home was opened first, for the log.
+    dataset: DatasetName,
+    health: Mutex<Health>,
+    /// Permits for calls while the home is not healthy.
+    unhealthy_permits: Semaphore,
+    /// Notified when the home answers again: no call waits for a permit then.
+    closed: Notify,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    breaker: Breaker,
+    patience: Patience,
+}
+
+#[derive(Debug)]
+struct Shared {
+    counts: HomeCounts,
+    call_timeout: Duration,
+    /// Notified when a breaker opens: calls that wait for that home turn to another.
+    opened: watch::Sender<()>,
+}
+
+impl Home {
+    /// Returns the URI, which holds no secret.
+    #[must_use]
+    pub fn uri(&self) -> &OriginUri {
+        &self.uri
+    }
+
+    /// Returns the state of the breaker.
+    #[must_use]
+    pub fn state(&self) -> BreakerState {
+        lock(&self.health).breaker.state()
+    }
+
+    /// Returns whether the home is asked.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        self.state() == BreakerState::Closed
+    }
+
+    /// Returns what a caller may do with the home now.
+    pub(super) fn admit(&self) -> Admission {
+        lock(&self.health).breaker.admit(Instant::now())
+    }
+
+    /// Returns how long a call waits for a hedge, and the silence after which it counts as failed.
+    pub(super) fn patience(&self) -> (Duration, Duration) {
+        let health = lock(&self.health);
+        (health.patience.hedge_after(), health.patience.silent_after())
+    }
+
+    /// Takes a hedge from this home's budget, and counts it. Returns whether the budget had one.
+    pub(super) fn take_hedge(&self) -> bool {
+        let taken = lock(&self.health).patience.take_hedge();
+        self.shared.counts.hedged.fetch_add(u64::from(taken), Relaxed);
+        taken
+    }
+
+    /// Records the outcome of a call, and logs a change.
+    pub(super) fn report(&self, outcome: Outcome) {
+        let change = lock(&self.health).breaker.report(outcome, Instant::now());
+        match change {
+            None => {}
+            Some(Change::Opened(cooldown)) => {
+                self.shared.counts.opened.fetch_add(1, Relaxed);
+                let why = match outcome {
+                    Outcome::Overtaken(silent) => format!("no answer in {silent:.1?}"),
+                    Outcome::Silent => format!("no answer in {:.1?}", self.patience().1),
+                    Outcome::Failed | Outcome::Answered => "several calls in a row failed".to_owned(),
+                };
+                tracing::warn!(
+                    origin = %self.uri, dataset = %self.dataset, %why, probe_in = ?cooldown,
+                    "an origin does not answer: the server reads from other datasets with the same root, \
+                     where there are any"
+                );
+                self.shared.opened.send_replace(());
+            }
+            Some(Change::Closed(after)) => {
+                self.closed.notify_waiters();
+                tracing::info!(
+                    origin = %self.uri, dataset = %self.dataset, ?after, "an origin answers again"
+                );
+            }
+        }
+    }
+
+    /// Waits until a call may be made. Returns the permit that the call holds, if it needs one.
+    async fn permit(&self) -> Result<Option<SemaphorePermit<'_>>, OriginError> {
+        let closed = self.closed.notified();
+        tokio::pin!(closed);
+        closed.as_mut().enable();
+        if self.is_healthy() {
+            return Ok(None);
+        }
+        tokio::select! {
+            () = closed => Ok(None),
+            // The semaphore is never closed.
+            permit = self.unhealthy_permits.acquire() => Ok(permit.ok()),
+            () = sleep(self.shared.call_timeout) => {
+                let why = format!(
+                    "it does not answer, and {UNHEALTHY_CALLS_MAX} other calls wait for it; retry later"
+                );
+                Err(OriginError::Unavailable { what: self.uri.to_string(), why })
+            }
+        }
+    }
+
+    /// Records the outcome of a finished call that began at `begun`.
+    fn observe<T>(&self, begun: Instant, result: &Result<T, OriginError>) {
+        match result {
+            Err(OriginError::Unavailable { .. } | OriginError::Throttled { .. }) => {
+                self.report(Outcome::Failed);
+            }
+            // A missing, changed or corrupt object is the answer of a home that works.
+            Err(_) => self.report(Outcome::Answered),
+            Ok(_) => {
+                lock(&self.health).patience.record(begun.elapsed());
+                self.report(Outcome::Answered);
+            }
+        }
+    }
+}
+
+/// An origin whose calls are recorded in its home's health. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct HomeOrigin {
+    origin: Origin,
+    home: Arc<Home>,
+}
+
+impl HomeOrigin {
+    /// Returns the home.
+    #[must_use]
+    pub fn home(&self) -> &Arc<Home> {
+        &self.home
+    }
+
+    /// Returns the URI.
+    #[must_use]
+    pub fn uri(&self) -> &OriginUri {
+        self.origin.uri()
+    }
+
+    /// Reads an object, as [`Origin::get`].
+    ///
+    /// # Errors
+    /// As [`Origin::get`].
+    pub async fn get(
+        &self,
+        path: &str,
+        range: Option<Range<u64>>,
+        pin: Option<&Pin>,
+    ) -> Result<ObjectBytes, OriginError> {
+        self.observed(|| self.origin.get(path, range.clone(), pin)).await
+    }
+
+    /// Returns an object's metadata, as [`Origin::head`].
+    ///
+    /// # Errors
+    /// As [`Origin::get`].
+    pub async fn head(&self, path: &str) -> Result<ObjectMeta, OriginError> {
+        self.observed(|| self.origin.head(path)).await
+    }
+
+    /// Lists objects, as [`Origin::list`]. The caller records the outcome with [`HomeOrigin::observed`].
+    pub(super) fn list(&self, prefix: &str) -> BoxStream<'static, Result<ObjectMeta, OriginError>> {
+        self.origin.list(prefix)
+    }
+
+    /// Runs a call to the origin, and records its outcome and latency. A call that is dropped has no outcome.
+    ///
+    /// When the home answers again after an outage, a call that began before is made anew: it may hang on a
+    /// connection that is dead.
+    pub(super) async fn observed<T, F: Future<Output = Result<T, OriginError>>>(
+        &self,
+        call: impl Fn() -> F,
+    ) -> Result<T, OriginError> {
+        loop {
+            let _permit = self.home.permit().await?;
+            let closed = self.home.closed.notified();
+            tokio::select! {
+                biased;
+                () = closed => {}
+                result = self.recorded(call()) => return result,
+            }
+        }
+    }
+
+    /// Reads an object beside the readers, past the bound on calls to a home that is not healthy.
+    pub(super) async fn probe_get(&self, path: &str, range: Range<u64>, pin: &Pin) {
+        drop(self.recorded(self.origin.get(path, Some(range), Some(pin))).await);
+    }
+
+    /// Asks for an object's metadata, as [`HomeOrigin::probe_get`].
+    pub(super) async fn probe_head(&self, path: &str) {
+        drop(self.recorded(self.origin.head(path)).await);
+    }
+
+    async fn recorded<T>(
+        &self,
+        call: impl Future<Output = Result<T, OriginError>>,
+    ) -> Result<T, OriginError> {
+        let begun = Instant::now();
+        lock(&self.home.health).patience.earn();
+        let result = call.await;
+        self.home.observe(begun, &result);
+        result
+    }
+}
+
+/// The homes of all domains.
+#[derive(Debug)]
+pub struct Homes {
+    homes: Mutex<HashMap<(Domain, OriginUri), Arc<Home>>>,
+    shared: Arc<Shared>,
+}
+
+impl Homes {
+    /// Creates the homes. A call waits at most `call_timeout` for a home that does not answer.
+    pub(super) fn new(call_timeout: Duration) -> Self {
+        let (counts, opened) = (HomeCounts::default(), watch::Sender::new(()));
+        Homes { homes: Mutex::default(), shared: Arc::new(Shared { counts, call_timeout, opened }) }
+    }
+
+    /// Returns an origin of a dataset with its home.
+    pub(super) fn with_home(&self, domain: &Domain, dataset: &DatasetName, origin: Origin) -> HomeOrigin {
+        let mut homes = lock(&self.homes);
+        let key = (domain.clone(), origin.uri().clone());
+        if let Some(home) = homes.get(&key) {
+            return HomeOrigin { origin, home: Arc::clone(home) };
+        }
+        if homes.len() >= HOMES_MAX {
+            homes.retain(|_, home| Arc::strong_count(home) > 1 || !home.is_healthy());
+        }
+        let home = Arc::new(Home {
+            uri: origin.uri().clone(),
+            dataset: dataset.clone(),
+            health: Mutex::default(),
+            unhealthy_permits: Semaphore::new(UNHEALTHY_CALLS_MAX),
+            closed: Notify::new(),
+            shared: Arc::clone(&self.shared),
+        });
+        // Every place may be taken by a home in use: then this one is not remembered.
+        if homes.len() < HOMES_MAX {
+            homes.insert(key, Arc::clone(&home));
+        }
+        HomeOrigin { origin, home }
+    }
+
+    /// Returns what all homes count.
+    #[must_use]
+    pub fn counts(&self) -> &HomeCounts {
+        &self.shared.counts
+    }
+
+    /// Returns a receiver that changes whenever a breaker opens.
+    pub(super) fn openings(&self) -> watch::Receiver<()> {
+        self.shared.opened.subscribe()
+    }
+
+    /// Returns the homes that are not healthy, by domain and URI.
+    #[must_use]
+    pub fn unhealthy(&self) -> HashMap<(Domain, OriginUri), BreakerState> {
+        let homes = lock(&self.homes);
+        let states = homes.iter().map(|(key, home)| (key, home.state()));
+        states.filter(|(_, s)| *s != BreakerState::Closed).map(|(key, s)| (key.clone(), s)).collect()
+    }
+}

@@ -205,7 +205,11 @@ section!(FileLimits {
     ledger_bytes: ByteSize,
     versions: u64,
     datasets: u64,
-    origin_requests: u64
+    origin_requests: u64,
+    tenant_jobs: u64,
+    tenant_declared_jobs: u64,
+    tenant_state_bytes: ByteSize,
+    job_bytes: ByteSize
 });
 
 /// Returns the command, with a flag and an environment variable for every setting.

@@ -1,5 +1,6 @@
 //! Every bound of the server in one value (I6), and the relations between the bounds.
 
+use fletch_api::jobs::JOB_BODY_BYTES_MAX;
 use fletch_core::manifest::CHUNK_BYTES_MAX;
 use std::time::Duration;
 
@@ -9,6 +10,9 @@ pub const MEMORY_MIN: u64 = 4 * CHUNK_BYTES_MAX as u64;
 pub const CACHE_MIN: u64 = 16 << 20;
 /// The longest `limits.grace`. A stop takes at most 10 s, and needs the last 2 to cut connections.
 pub const GRACE_MAX: Duration = Duration::from_secs(8);
+
+/// The most declared jobs of all tenants together.
+pub const DECLARED_MAX: usize = 10_000;
 
 /// Bounds in bytes, time and numbers. [`Limits::faults`] checks them before the server starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +57,16 @@ pub struct Limits {
     pub datasets: usize,
     /// Running calls to origins.
     pub origin_requests: usize,
+
+    // Bounds of one tenant, unless its quota in the tokens file has others.
+    /// Known jobs of one tenant.
+    pub tenant_jobs: usize,
+    /// Declared jobs of one tenant.
+    pub tenant_declared_jobs: usize,
+    /// Bytes of the job records and ledgers of one tenant.
+    pub tenant_state_bytes: u64,
+    /// Bytes of the declaration of one job.
+    pub job_bytes: u64,
 }
 
 impl Limits {
@@ -161,6 +175,27 @@ impl Limits {
         ] {
             need((1..=1 << 20).contains(&n), key, "must be within 1 and 1048576");
         }
+        self.tenant_faults(&mut need);
         faults
+    }
+
+    /// Checks the bounds of one tenant.
+    fn tenant_faults(&self, need: &mut impl FnMut(bool, &'static str, &str)) {
+        need(
+            (1 << 10..=JOB_BODY_BYTES_MAX as u64).contains(&self.job_bytes),
+            "limits.job_bytes",
+            "must be within 1KiB and 64MiB",
+        );
+        need(
+            self.tenant_state_bytes >= self.ledger_bytes.max(self.job_bytes),
+            "limits.tenant_state_bytes",
+            "must be at least limits.ledger_bytes and limits.job_bytes, so that one job fits",
+        );
+        need((1..=1 << 20).contains(&self.tenant_jobs), "limits.tenant_jobs", "must be within 1 and 1048576");
+        need(
+            (1..=DECLARED_MAX).contains(&self.tenant_declared_jobs),
+            "limits.tenant_declared_jobs",
+            "must be within 1 and 10000",
+        );
     }
 }

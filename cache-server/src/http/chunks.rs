@@ -1,8 +1,7 @@
 //! `GET|HEAD /v1/versions/{root}/chunks/{hash}`: one chunk by its hash.
 
 use super::{
-    access::access,
-    admission::Admitted,
+    admission::ReadRequest,
     chunk_read::{cache_status, cost_of, has_chunk, read_located_chunk},
     error::{ApiError, ApiResult},
     range::{not_modified, range_error, requested_range},
@@ -55,13 +54,13 @@ const FOREVER: &str = "private, max-age=31536000, immutable";
 pub async fn get(
     State(server): State<Arc<Server>>,
     path: TwoPaths,
-    mut admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     request: HeaderMap,
 ) -> ApiResult {
     let Path((root, hash)) = path?;
     let (root, hash): (Root, Hash) = (parse_param(&root)?, parse_param(&hash)?);
-    let sources = access(&server, &admitted.principal, root).await?;
+    let (mut admitted, sources) = asked.access(&server, root).await?;
     let located = server.versions.locate(&sources, hash).await?;
     let (len, etag) = (u64::from(located.len), format!("\"{hash}\""));
     if let Some(same) = not_modified(&request, &etag) {
@@ -80,7 +79,10 @@ pub async fn get(
         let status = if cached { "fletch; hit" } else { "fletch; fwd=miss" };
         return respond(head.header(headers::CACHE_STATUS, status), Body::empty());
     }
-    let hit = read_located_chunk(&server, &sources, hash, &located, sources.dataset_id()).await?;
+    let hit = {
+        let (tenant, dataset) = (&admitted.principal.tenant, sources.dataset_id());
+        read_located_chunk(&server, tenant, &sources, hash, &located, dataset).await?
+    };
     let range = requested.range(len);
     // A chunk is at most 16 MiB.
     let to_usize = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);

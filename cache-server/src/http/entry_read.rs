@@ -22,7 +22,7 @@ use crate::{
 use bytes::Bytes;
 use fletch_api::Code;
 use fletch_core::{
-    Hash, StoreKey, Verified,
+    Hash, StoreKey, Tenant, Verified,
     manifest::{
         EntryKind, EntryRef,
         locate::{ChunkRange, ranges},
@@ -155,12 +155,13 @@ pub fn spans(source: &Source, found: &Found, range: Range<u64>) -> Vec<Span> {
 /// Reads spans in order, [`SPANS_AT_ONCE`] at once.
 pub fn read_spans(
     server: Arc<Server>,
+    tenant: Tenant,
     sources: Arc<Sources>,
     spans: Vec<Span>,
 ) -> impl Stream<Item = ApiResult<SpanBytes>> + Send + 'static {
     let reads = stream::iter(spans).map(move |span| {
-        let (server, sources) = (Arc::clone(&server), Arc::clone(&sources));
-        async move { span.read(&server, &sources).await }
+        let (server, tenant, sources) = (Arc::clone(&server), tenant.clone(), Arc::clone(&sources));
+        async move { span.read(&server, &tenant, &sources).await }
     });
     reads.buffered(SPANS_AT_ONCE)
 }
@@ -170,11 +171,12 @@ pub fn read_spans(
 /// The task copies bytes out of a chunk as soon as the chunk is there, however slowly the client reads.
 pub async fn read_buffered(
     server: &Arc<Server>,
+    tenant: &Tenant,
     sources: &Arc<Sources>,
     spans: Vec<Span>,
     charge: impl Fn(Cost) -> Charge,
 ) -> ApiResult<Vec<Piece>> {
-    let reads = read_spans(Arc::clone(server), Arc::clone(sources), spans);
+    let reads = read_spans(Arc::clone(server), tenant.clone(), Arc::clone(sources), spans);
     let reading = AbortOnDropHandle::new(server.tasks.spawn(reads.try_collect::<Vec<SpanBytes>>()));
     Ok(reading.await??.into_iter().map(|read| read.into_piece(&charge)).collect())
 }
@@ -208,12 +210,17 @@ impl Span {
     }
 
     /// Reads the bytes.
-    pub async fn read(self, server: &Server, sources: &Arc<Sources>) -> ApiResult<SpanBytes> {
+    pub async fn read(
+        self,
+        server: &Server,
+        tenant: &Tenant,
+        sources: &Arc<Sources>,
+    ) -> ApiResult<SpanBytes> {
         match self {
             Span::Chunk(r) => {
-                SpanBytes::of(server, &read_chunk(server, sources, r.slice.chunk).await?, &r.range)
+                SpanBytes::of(server, &read_chunk(server, tenant, sources, r.slice.chunk).await?, &r.range)
             }
-            Span::PackedFile(f) => f.read(server, sources).await,
+            Span::PackedFile(f) => f.read(server, tenant, sources).await,
         }
     }
 }
@@ -226,8 +233,13 @@ impl PackedFile {
         inside.then(|| start + self.range.start..start + self.range.end)
     }
 
-    async fn read(&self, server: &Server, sources: &Arc<Sources>) -> ApiResult<SpanBytes> {
-        let error = match self.read_from(server, sources, &self.placement, true).await {
+    async fn read(
+        &self,
+        server: &Server,
+        tenant: &Tenant,
+        sources: &Arc<Sources>,
+    ) -> ApiResult<SpanBytes> {
+        let error = match self.read_from((server, tenant), sources, &self.placement, true).await {
             Ok(read) => return Ok(read),
             Err(error) if !another_layout_may_help(error.code()) => return Err(error),
             Err(error) => error,
@@ -235,7 +247,7 @@ impl PackedFile {
         let size = (self.placement.range.end - self.placement.range.start) as u64;
         let chunk = self.placement.slice.chunk;
         for other in server.versions.other_locations(sources, self.ordinal, 0..size, chunk).await {
-            match self.read_from(server, sources, &other, false).await {
+            match self.read_from((server, tenant), sources, &other, false).await {
                 Ok(read) => return Ok(read),
                 Err(e) => tracing::debug!(error = %e, "another layout does not have the file either"),
             }
@@ -250,7 +262,7 @@ impl PackedFile {
     /// the chunk forty times.
     async fn read_from(
         &self,
-        server: &Server,
+        (server, tenant): (&Server, &Tenant),
         sources: &Arc<Sources>,
         placement: &ChunkRange,
         own: bool,
@@ -271,11 +283,11 @@ impl PackedFile {
             let alone = server.store.has(&key(hash), size) || !would_keep();
             if alone && let Some(part) = located.slice(&at) {
                 let dataset = sources.single_file_id();
-                let hit = read_located_chunk(server, sources, hash, &part, dataset).await?;
+                let hit = read_located_chunk(server, tenant, sources, hash, &part, dataset).await?;
                 return SpanBytes::of(server, &hit, &self.range);
             }
         }
-        let hit = read_chunk(server, sources, chunk_hash).await?;
+        let hit = read_chunk(server, tenant, sources, chunk_hash).await?;
         if let Some(range) = self.proven_range().filter(|_| own) {
             return SpanBytes::of(server, &hit, &range);
         }

@@ -5,6 +5,7 @@ use crate::{
     auth::Unauthenticated,
     epochs::JobError,
     state::RegisterError,
+    tenants::NoOriginPermit,
     versions::{UriNotAllowed, VersionError},
     warmups::TooManyWarmups,
 };
@@ -104,6 +105,7 @@ impl From<ReadError> for ApiError {
         let (code, hint) = match &e {
             ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
                 Some(v) => return v.clone().into(),
+                None if f.source.is::<NoOriginPermit>() => (Code::Overloaded, NoOriginPermit::HINT),
                 None => (Code::Internal, SEE_LOG),
             },
             ReadError::Corrupt(_) => {
@@ -167,7 +169,9 @@ impl From<TooManyWarmups> for ApiError {
 
 impl From<TooManyJobs> for ApiError {
     fn from(e: TooManyJobs) -> Self {
-        ApiError::new(Code::Overloaded, e.to_string(), "name jobs by training run, not by process")
+        let hint = "name jobs by training run, not by process; or raise the tenant's quota `jobs`, \
+            limits.tenant_jobs or limits.jobs";
+        ApiError::new(Code::Overloaded, e.to_string(), hint)
     }
 }
 

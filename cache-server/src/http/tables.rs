@@ -1,8 +1,7 @@
 //! A version's tables, for clients that read them by range. They are counted apart from content.
 
 use super::{
-    access::access,
-    admission::Admitted,
+    admission::{Admitted, ReadRequest},
     error::ApiResult,
     range::{not_modified, range_error, requested_range},
     request::{OnePath, TwoPaths, parse_param},
@@ -28,7 +27,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 struct TableRequest {
     server: Arc<Server>,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 }
@@ -47,11 +46,11 @@ struct TableRequest {
 pub async fn manifest(
     State(server): State<Arc<Server>>,
     path: OnePath,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 ) -> ApiResult {
-    root_table(Table::Manifest, path, TableRequest { server, admitted, method, headers }).await
+    root_table(Table::Manifest, path, TableRequest { server, asked, method, headers }).await
 }
 
 /// Reads the table of a version's entries.
@@ -68,11 +67,11 @@ pub async fn manifest(
 pub async fn entries(
     State(server): State<Arc<Server>>,
     path: OnePath,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 ) -> ApiResult {
-    root_table(Table::Entries, path, TableRequest { server, admitted, method, headers }).await
+    root_table(Table::Entries, path, TableRequest { server, asked, method, headers }).await
 }
 
 /// Reads the description of a layout.
@@ -92,11 +91,11 @@ pub async fn entries(
 pub async fn layout(
     State(server): State<Arc<Server>>,
     path: TwoPaths,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 ) -> ApiResult {
-    layout_table(Table::Layout, path, TableRequest { server, admitted, method, headers }).await
+    layout_table(Table::Layout, path, TableRequest { server, asked, method, headers }).await
 }
 
 /// Reads the table that places a version's entries in the chunks of a layout.
@@ -116,38 +115,39 @@ pub async fn layout(
 pub async fn placement(
     State(server): State<Arc<Server>>,
     path: TwoPaths,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 ) -> ApiResult {
-    layout_table(Table::Placement, path, TableRequest { server, admitted, method, headers }).await
+    layout_table(Table::Placement, path, TableRequest { server, asked, method, headers }).await
 }
 
 async fn root_table(table: Table, path: OnePath, request: TableRequest) -> ApiResult {
     let Path(root) = path?;
     let root: Root = parse_param(&root)?;
-    let sources = access(&request.server, &request.admitted.principal, root).await?;
+    let TableRequest { server, asked, method, headers } = request;
+    let (admitted, sources) = asked.access(&server, root).await?;
     let source = Arc::clone(&sources.first);
     let layout = source.version.layout();
-    send(table, root, layout, &source, request).await
+    send((table, root, layout), &source, server, admitted, (method, headers)).await
 }
 
 async fn layout_table(table: Table, path: TwoPaths, request: TableRequest) -> ApiResult {
     let Path((root, layout)) = path?;
     let (root, layout): (Root, LayoutId) = (parse_param(&root)?, parse_param(&layout)?);
-    let sources = access(&request.server, &request.admitted.principal, root).await?;
-    let source = request.server.versions.in_layout(&sources, layout).await?;
-    send(table, root, layout, &source, request).await
+    let TableRequest { server, asked, method, headers } = request;
+    let (admitted, sources) = asked.access(&server, root).await?;
+    let source = server.versions.in_layout(&sources, layout).await?;
+    send((table, root, layout), &source, server, admitted, (method, headers)).await
 }
 
 async fn send(
-    table: Table,
-    root: Root,
-    layout: LayoutId,
+    (table, root, layout): (Table, Root, LayoutId),
     source: &Source,
-    request: TableRequest,
+    server: Arc<Server>,
+    mut admitted: Admitted,
+    (method, request): (Method, HeaderMap),
 ) -> ApiResult {
-    let TableRequest { server, mut admitted, method, headers: request } = request;
     let path = table.path(root, layout);
     let (blocks, origin) = (source.blocks.clone(), source.tables.clone());
     let meta = blocks.meta(&origin, &path).await.map_err(VersionError::from)?;

@@ -13,6 +13,7 @@
 
 mod connection;
 mod disk;
+mod drain;
 mod listen;
 
 pub use crate::server::StartError;

@@ -27,5 +27,6 @@ mod selections;
 mod shuffles;
 mod states;
 mod sweeps;
+mod tenants;
 mod traces;
 mod warmups;

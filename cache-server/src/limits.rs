@@ -114,6 +114,12 @@ impl Limits {
         self.memory_bytes - self.read_ahead_bytes()
     }
 
+    /// Returns the part of `memory_bytes` for chunks that reads fetch and replies hold.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u64 {
+        self.store_bytes().saturating_sub(self.prefetch_bytes)
+    }
+
     /// Returns every relation that does not hold, as the setting's key and what to do.
     #[must_use]
     pub fn faults(&self) -> Vec<(&'static str, String)> {

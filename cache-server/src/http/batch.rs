@@ -222,7 +222,8 @@ impl BatchReader {
         charge: impl Fn(Cost) -> Charge + Clone + Send + 'static,
     ) -> ApiResult<Content> {
         if found.len <= READ_AHEAD_BYTES_MAX {
-            let pieces = read_buffered(&self.server, &self.tenant, &self.sources, found.spans, charge).await?;
+            let pieces =
+                read_buffered(&self.server, &self.tenant, &self.sources, found.spans, charge).await?;
             return Ok(Content::Buffered(pieces));
         }
         let reads = read_spans(self.server, self.tenant, self.sources, found.spans);

@@ -89,8 +89,7 @@ pub async fn read_located_chunk(
     let (key, len) = (key(sources, hash), located.len);
     let fetch = ChunkFetch::fetch(&server.versions, sources, hash, located);
     let chunk = (&*server.store, &key, len);
-    let fetch =
-        server.tenants.with_origin_permit(tenant, chunk, fetch).await.map_err(ReadError::from)?;
+    let fetch = server.tenants.with_origin_permit(tenant, chunk, fetch).await.map_err(ReadError::from)?;
     Ok(server.store.read(key, len, dataset, fetch).await?)
 }
 

@@ -8,7 +8,7 @@ use super::{
     request::{TwoPaths, parse_param},
     response_body::{Piece, body_of_piece, respond},
 };
-use crate::server::Server;
+use crate::{server::Server, tenants::bind_memory};
 use axum::{
     body::Body,
     extract::{Path, State},
@@ -79,10 +79,9 @@ pub async fn get(
         let status = if cached { "fletch; hit" } else { "fletch; fwd=miss" };
         return respond(head.header(headers::CACHE_STATUS, status), Body::empty());
     }
-    let hit = {
-        let (tenant, dataset) = (&admitted.principal.tenant, sources.dataset_id());
-        read_located_chunk(&server, tenant, &sources, hash, &located, dataset).await?
-    };
+    let (tenant, dataset) = (&admitted.principal.tenant, sources.dataset_id());
+    let held = server.tenants.hold_memory(tenant, hash, located.len.into()).await?;
+    let hit = read_located_chunk(&server, tenant, &sources, hash, &located, dataset).await?;
     let range = requested.range(len);
     // A chunk is at most 16 MiB.
     let to_usize = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);
@@ -92,7 +91,7 @@ pub async fn get(
         return Err(ApiError::new(Code::TablesCorrupt, detail, "index the dataset again"));
     };
     let charge = admitted.charges(&server, &sources, root)(cost_of(hit.tier));
-    let n = bytes.len() as u64;
+    let (n, bytes) = (bytes.len() as u64, bind_memory(bytes, held));
     let body = body_of_piece(&server, Piece::Content(bytes, charge), n, admitted.permit.take());
     respond(head.header(headers::CACHE_STATUS, cache_status(hit.tier)), body)
 }

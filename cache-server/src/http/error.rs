@@ -5,7 +5,7 @@ use crate::{
     auth::Unauthenticated,
     epochs::JobError,
     state::RegisterError,
-    tenants::NoOriginPermit,
+    tenants::{NoChunkMemory, NoOriginPermit},
     versions::{UriNotAllowed, VersionError},
     warmups::TooManyWarmups,
 };
@@ -105,8 +105,10 @@ impl From<ReadError> for ApiError {
         let (code, hint) = match &e {
             ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
                 Some(v) => return v.clone().into(),
-                None if f.source.is::<NoOriginPermit>() => (Code::Overloaded, NoOriginPermit::HINT),
-                None => (Code::Internal, SEE_LOG),
+                None => f
+                    .source
+                    .downcast_ref::<NoOriginPermit>()
+                    .map_or((Code::Internal, SEE_LOG), |e| (Code::Overloaded, e.hint())),
             },
             ReadError::Corrupt(_) => {
                 (Code::OriginCorrupt, "the storage returned wrong bytes: check the storage")
@@ -139,6 +141,12 @@ impl From<RegisterError> for ApiError {
             RegisterError::Io { .. } => (Code::Internal, "check the disk of --state-dir"),
         };
         ApiError::new(code, e.to_string(), hint)
+    }
+}
+
+impl From<NoChunkMemory> for ApiError {
+    fn from(e: NoChunkMemory) -> Self {
+        ApiError::new(Code::Overloaded, e.to_string(), NoChunkMemory::HINT)
     }
 }
 

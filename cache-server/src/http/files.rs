@@ -77,7 +77,8 @@ pub async fn get(
     let n = range.end - range.start;
     let spans = spans(&sources.first, &found, range);
     let charge = admitted.charges(&server, &sources, root);
-    let mut reads = Box::pin(read_spans(Arc::clone(&server), admitted.principal.tenant.clone(), sources, spans));
+    let mut reads =
+        Box::pin(read_spans(Arc::clone(&server), admitted.principal.tenant.clone(), sources, spans));
     // Read the first span before the head is sent, so that its failure becomes a status.
     let first = reads.next().await.transpose()?;
     let status = first.as_ref().map_or("fletch; hit", |read| cache_status(read.tier));

@@ -322,7 +322,8 @@ impl LeaseReader {
         let spans: Vec<Span> = files.iter().flat_map(|f| spans(source, f, 0..f.entry().size)).collect();
         let charge = self.charge(class);
         if len > READ_AHEAD_BYTES_MAX {
-            let reads = read_spans(Arc::clone(&self.server), self.tenant().clone(), Arc::clone(sources), spans);
+            let reads =
+                read_spans(Arc::clone(&self.server), self.tenant().clone(), Arc::clone(sources), spans);
             return Ok(Content::Streamed(reads.map(move |read| Ok(read?.into_piece(&charge))).boxed()));
         }
         let ready = spans.iter().map(|s| s.try_read(&self.server, sources)).collect::<Option<Vec<_>>>();

@@ -95,12 +95,7 @@ struct CountedBody {
 }
 
 /// Returns a body of one piece, `len` bytes long.
-pub fn body_of_piece(
-    server: &Arc<Server>,
-    piece: Piece,
-    len: u64,
-    permit: Option<FairPermit>,
-) -> Body {
+pub fn body_of_piece(server: &Arc<Server>, piece: Piece, len: u64, permit: Option<FairPermit>) -> Body {
     let current = Some(piece);
     Body::new(CountedBody {
         server: Arc::clone(server),

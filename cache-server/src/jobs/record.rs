@@ -55,7 +55,8 @@ impl Record {
     pub fn bytes(&self) -> Result<u64, JobError> {
         let mut count = ByteCount(0);
         let path = || RECORD_FILE.into();
-        serde_json::to_writer(&mut count, self).map_err(|e| JobError::Io { path: path(), error: e.into() })?;
+        serde_json::to_writer(&mut count, self)
+            .map_err(|e| JobError::Io { path: path(), error: e.into() })?;
         Ok(count.0)
     }
 

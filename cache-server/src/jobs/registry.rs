@@ -58,11 +58,7 @@ struct RegisteredJob {
 }
 
 impl RegisteredJob {
-    fn new(
-        known: RecordSummary,
-        charges: Arc<JobCharges>,
-        opened: OnceCell<Arc<OpenJob>>,
-    ) -> Arc<Self> {
+    fn new(known: RecordSummary, charges: Arc<JobCharges>, opened: OnceCell<Arc<OpenJob>>) -> Arc<Self> {
         Arc::new(RegisteredJob {
             known,
             charges,
@@ -158,7 +154,10 @@ async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
     let mut jobs = lock(jobs);
     let there = jobs.get(id).and_then(|s| s.opened.get());
     if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
-        jobs.insert(id.to_owned(), RegisteredJob::new(stale.known(), Arc::clone(&stale.setup.charges), OnceCell::new()));
+        jobs.insert(
+            id.to_owned(),
+            RegisteredJob::new(stale.known(), Arc::clone(&stale.setup.charges), OnceCell::new()),
+        );
     }
 }
 
@@ -408,8 +407,7 @@ impl Registry {
         let shared = self.shared(domain, record.ask.order, sources, source).await?;
         let long = self.permit_for_long(is_long(&record.ask)).await;
         let held = Arc::clone(&charges);
-        let (opened, long) =
-            self.open_record(record.clone(), held, long, shared, (sources, source)).await?;
+        let (opened, long) = self.open_record(record.clone(), held, long, shared, (sources, source)).await?;
         let (dir, jobs, opened) = (self.dir.join(&id), Arc::clone(&self.jobs), Arc::new(opened));
         // The declaration goes on if the caller goes away, so that what is written is also registered.
         let task = self.context.tasks.spawn(async move {

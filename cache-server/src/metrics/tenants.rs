@@ -13,14 +13,11 @@ fn use_of(server: &Server, tenant: &Tenant, limit: TenantLimit) -> ShareUse {
     let alone = |used, max| ShareUse { used, guaranteed: max, max };
     match limit {
         TenantLimit::Requests => tenants.requests.of(tenant),
-        TenantLimit::Jobs => {
-            alone(server.live_jobs.len_of(tenant) as u64, tenants.jobs_max(tenant) as u64)
-        }
+        TenantLimit::Jobs => alone(server.live_jobs.len_of(tenant) as u64, tenants.jobs_max(tenant) as u64),
         TenantLimit::DeclaredJobs => tenants.declared_jobs.of(tenant),
-        TenantLimit::StateBytes => {
-            alone(tenants.state_bytes.used(tenant), tenants.state_bytes_max(tenant))
-        }
+        TenantLimit::StateBytes => alone(tenants.state_bytes.used(tenant), tenants.state_bytes_max(tenant)),
         TenantLimit::OriginRequests => tenants.origin_requests.of(tenant),
+        TenantLimit::MemoryBytes => tenants.memory.permits.of(tenant),
     }
 }
 

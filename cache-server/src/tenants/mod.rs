@@ -10,11 +10,13 @@
 
 mod fair_permits;
 mod fair_share;
+mod memory;
 mod origin;
 mod state_bytes;
 
 pub use fair_permits::{FairPermit, FairPermits};
 pub use fair_share::{Refused, ShareUse};
+pub use memory::{ChunkMemory, HeldMemory, NoChunkMemory, bind_memory};
 pub use origin::NoOriginPermit;
 pub use state_bytes::{FileCharge, JobCharges, StateBytes};
 
@@ -41,16 +43,19 @@ pub enum TenantLimit {
     StateBytes,
     /// Chunks that are being read from origins.
     OriginRequests,
+    /// Bytes of chunks that are being fetched, or held by replies.
+    MemoryBytes,
 }
 
 impl TenantLimit {
     /// Every limit.
-    pub const ALL: [TenantLimit; 5] = [
+    pub const ALL: [TenantLimit; 6] = [
         TenantLimit::Requests,
         TenantLimit::Jobs,
         TenantLimit::DeclaredJobs,
         TenantLimit::StateBytes,
         TenantLimit::OriginRequests,
+        TenantLimit::MemoryBytes,
     ];
 
     /// Returns the limit's label in metrics.
@@ -62,6 +67,7 @@ impl TenantLimit {
             TenantLimit::DeclaredJobs => "declared_jobs",
             TenantLimit::StateBytes => "state_bytes",
             TenantLimit::OriginRequests => "origin_requests",
+            TenantLimit::MemoryBytes => "memory_bytes",
         }
     }
 }
@@ -77,6 +83,8 @@ pub struct Tenants {
     pub declared_jobs: Arc<FairPermits>,
     /// Permits for chunks that are being read from origins.
     pub origin_requests: Arc<FairPermits>,
+    /// Memory for chunks that reads fetch and replies hold.
+    pub memory: Arc<ChunkMemory>,
     /// Bytes of job records and ledgers.
     pub state_bytes: StateBytes,
     refused: Mutex<BTreeMap<(Tenant, TenantLimit), u64>>,
@@ -100,6 +108,7 @@ impl Tenants {
             requests: FairPermits::new(to_u64(limits.requests), 1),
             declared_jobs: FairPermits::new(to_u64(DECLARED_MAX), 1),
             origin_requests: FairPermits::new(to_u64(limits.origin_requests), 1),
+            memory: ChunkMemory::new(limits.chunk_bytes()),
             state_bytes: StateBytes::default(),
             refused: Mutex::default(),
         });
@@ -114,6 +123,7 @@ impl Tenants {
         };
         self.requests.set_tenants(&most(|quota| quota.requests));
         self.origin_requests.set_tenants(&most(|quota| quota.origin_requests));
+        self.memory.permits.set_tenants(&most(|_| None));
         let own = to_u64(self.limits.tenant_declared_jobs);
         let declared: Vec<_> =
             known.iter().map(|(t, q)| (t.clone(), Some(q.declared_jobs.unwrap_or(own)))).collect();
@@ -121,7 +131,9 @@ impl Tenants {
         let tenants = known.len();
         if tenants > self.limits.requests || tenants > self.limits.origin_requests {
             tracing::warn!(
-                tenants, requests = self.limits.requests, origin_requests = self.limits.origin_requests,
+                tenants,
+                requests = self.limits.requests,
+                origin_requests = self.limits.origin_requests,
                 "there are more tenants than limits.requests or limits.origin_requests, so that no tenant is \
                  guaranteed a part; raise the limit"
             );
@@ -135,6 +147,11 @@ impl Tenants {
 
     fn quota(&self, tenant: &Tenant) -> Quota {
         self.quotas().get(tenant).copied().unwrap_or_default()
+    }
+
+    /// Returns whether there is at most one tenant, so that none needs protection from another.
+    fn are_alone(&self) -> bool {
+        self.quotas().len() <= 1
     }
 
     /// Returns the known tenants.

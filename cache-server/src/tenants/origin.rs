@@ -1,25 +1,39 @@
 //! Permits for chunks that are read from origins, so that one tenant's cold reads leave room for others.
 
-use super::{TenantLimit, Tenants};
+use super::{NoChunkMemory, TenantLimit, Tenants};
 use fletch_core::{Kind, StoreKey, Tenant};
 use fletch_store::{Fetch, FetchError, ReadError, Store};
 use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-/// A tenant waited too long for a permit.
+/// Why a tenant may not read a chunk from an origin now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this tenant reads {used} chunks from origins, and the request waited {waited:?} for its turn")]
-pub struct NoOriginPermit {
-    /// What the tenant uses now.
-    pub used: u64,
-    /// How long the request waited.
-    pub waited: Duration,
+pub enum NoOriginPermit {
+    /// The tenant waited too long for a permit.
+    #[error("this tenant reads {used} chunks from origins, and the request waited {waited:?} for its turn")]
+    Requests {
+        /// What the tenant uses now.
+        used: u64,
+        /// How long the request waited.
+        waited: Duration,
+    },
+    /// The tenant waited too long for memory.
+    #[error(transparent)]
+    Memory(#[from] NoChunkMemory),
 }
 
 impl NoOriginPermit {
-    /// What the caller can do about the error.
-    pub const HINT: &str = "wait and send the request again; if this lasts, raise the tenant's quota \
-                            `origin_requests` or limits.origin_requests";
+    /// Returns what the caller can do about the error.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            NoOriginPermit::Requests { .. } => {
+                "wait and send the request again; if this lasts, raise the tenant's quota `origin_requests` or \
+                 limits.origin_requests"
+            }
+            NoOriginPermit::Memory(_) => NoChunkMemory::HINT,
+        }
+    }
 }
 
 impl From<NoOriginPermit> for ReadError {
@@ -29,8 +43,8 @@ impl From<NoOriginPermit> for ReadError {
 }
 
 impl Tenants {
-    /// Waits for a permit, if a read of the chunk would begin a fetch. Returns the fetch with the permit,
-    /// which is returned when the last clone of the fetch is dropped.
+    /// Waits for a permit and for memory, if a read of the chunk would begin a fetch. Returns the fetch with
+    /// both, which are given back when the last clone of the fetch is dropped.
     ///
     /// Call it before the read: a flight that waited for a permit would keep other tenants from fetching the
     /// same chunk.
@@ -46,13 +60,15 @@ impl Tenants {
         if !store.needs_fetch(key, len) {
             return Ok(fetch);
         }
+        // First the memory: who has a permit waits for nothing else here.
+        let memory = self.hold_memory(tenant, key.hash, len.into()).await?;
         let waited = self.limits.io_timeout / 2;
         let Ok(permit) = timeout(waited, self.origin_requests.acquire(tenant, 1)).await else {
             self.count_refusal(tenant, TenantLimit::OriginRequests);
-            return Err(NoOriginPermit { used: self.origin_requests.of(tenant).used, waited });
+            return Err(NoOriginPermit::Requests { used: self.origin_requests.of(tenant).used, waited });
         };
         Ok(Arc::new(move |attempt| {
-            let _held = &permit;
+            let _held = (&permit, &memory);
             fetch(attempt)
         }))
     }

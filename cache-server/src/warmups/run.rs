@@ -304,8 +304,10 @@ fn problem_of(e: &ReadError) -> (Code, &'static str) {
     match e {
         ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
             Some(v) => (v.code(), v.hint()),
-            None if is_overloaded(e) => (Code::Overloaded, NoOriginPermit::HINT),
-            None => (Code::Internal, "see the server's log"),
+            None => f
+                .source
+                .downcast_ref::<NoOriginPermit>()
+                .map_or((Code::Internal, "see the server's log"), |e| (Code::Overloaded, e.hint())),
         },
         ReadError::Corrupt(_) => (Code::OriginCorrupt, "the storage returned wrong bytes: check the storage"),
         ReadError::Overloaded { .. } => (Code::Overloaded, "give the server more --memory"),

@@ -156,7 +156,8 @@ async fn i8_ten_thousand_job_names_of_one_tenant_displace_no_job_of_another() {
     assert_eq!(shared.metric(&used("b", "jobs")).await, 1);
     assert_eq!(shared.metric(&refused("a", "jobs")).await, 0, "idle jobs make room");
     let accounts = async |tenant: &str| {
-        let text = shared.get(tenant, "/v1/accounts").send().await.expect("answer").text().await.expect("text");
+        let text =
+            shared.get(tenant, "/v1/accounts").send().await.expect("answer").text().await.expect("text");
         let all: fletch_api::Accounts = serde_json::from_str(&text).expect("accounts");
         let sum: u64 = all.accounts.iter().map(|a| a.bytes).sum();
         (all.accounts.len(), sum, all.accounts.iter().any(|a| a.key.job.as_str() == "training"))
@@ -211,6 +212,44 @@ async fn i6_unread_replies_of_one_tenant_leave_the_others_their_permits() {
     assert_eq!(body(shared.get("b", &small).send().await.expect("answer"), StatusCode::OK).await.len(), 50);
     drop(streams);
     shared.until("fletch_requests_in_flight", |n| n == 0).await;
+    shared.node.running.shutdown().await;
+}
+
+/// Unread replies of one tenant hold its part of the memory for chunks. Another tenant's cold reads go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn i6_unread_replies_of_one_tenant_leave_the_others_their_memory() {
+    let more = ["--memory=64MiB", "--cache-size=0", "--io-timeout=4m", "--limits-send-timeout=10m"];
+    let shared = Shared::new("", &more).await;
+    let mut tree = Tree::new_in(&shared.data(), []);
+    for i in 0..20 {
+        let (name, bytes) = (format!("f{i:02}"), content(100 + i, 4 << 20));
+        fs::write(tree.path(&name), &bytes).expect("write");
+        tree.files.insert(name, bytes);
+    }
+    let root = tree.index().root();
+    shared.register("a", serde_json::json!({"name": "d", "uri": tree.uri()})).await;
+    let chunks: Vec<_> =
+        tree.files.values().map(|bytes| (routes::chunk(root, Hash::of(bytes)), bytes)).collect();
+    let mut streams = Vec::new();
+    for (path, _) in &chunks[..16] {
+        streams.push(unread(&shared, "a", path).await);
+        // The same chunk again takes no more memory.
+        streams.push(unread(&shared, "a", path).await);
+    }
+    shared.until(&used("a", "memory_bytes"), |n| n >= 12 << 20).await;
+    let go_on = async {
+        for (path, bytes) in &chunks[16..] {
+            let r = shared.get("b", path).send().await.expect("answer");
+            assert!(body(r, StatusCode::OK).await == bytes[..]);
+        }
+    };
+    tokio::time::timeout(SOON, go_on).await.expect("cold reads of another tenant go on");
+    let (of_a, limit) =
+        (shared.metric(&used("a", "memory_bytes")).await, shared.metric("fletch_memory_limit").await);
+    assert!(of_a < limit / 2, "{of_a} of {limit}");
+    assert_eq!(shared.metric("fletch_overloaded_total").await, 0);
+    drop(streams);
+    shared.until(&used("a", "memory_bytes"), |n| n == 0).await;
     shared.node.running.shutdown().await;
 }
 

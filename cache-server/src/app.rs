@@ -13,7 +13,6 @@
 
 mod connection;
 mod disk;
-mod drain;
 mod listen;
 
 pub use crate::server::StartError;

@@ -1,7 +1,7 @@
-//! Serves one HTTP/1.1 connection. Bounds how long the client may be silent, and how long it may keep a
-//! reply waiting.
+//! Serves one HTTP/1.1 connection. Bounds how long the client may be silent, and how long it may take no
+//! bytes.
 
-use super::{App, drain::DrainBudget};
+use super::App;
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -63,54 +63,37 @@ impl App {
     }
 }
 
-/// A stream that fails if the client keeps replies waiting for too long ([`DrainBudget`]).
+/// A stream that fails if the client takes no bytes for `timeout`.
 ///
 /// A reply holds buffers that other requests wait for.
 struct SendTimeout<S> {
     stream: S,
-    budget: DrainBudget,
-    /// The timer, which runs while a write is pending.
+    timeout: Duration,
+    /// The timer, armed while a write is pending.
     stalled: Pin<Box<Sleep>>,
-    pending_since: Option<Instant>,
+    armed: bool,
 }
 
 impl<S> SendTimeout<S> {
     fn new(stream: S, timeout: Duration) -> Self {
-        let budget = DrainBudget::new(timeout);
-        SendTimeout { stream, budget, stalled: Box::pin(sleep(timeout)), pending_since: None }
+        SendTimeout { stream, timeout, stalled: Box::pin(sleep(timeout)), armed: false }
     }
 
     /// Returns the result of a write, or an error if writes have been pending for too long.
     fn check_stall<T>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if wrote.is_ready() {
-            if let Some(since) = self.pending_since.take() {
-                self.budget.waited(since.elapsed());
-            }
+            self.armed = false;
             return wrote;
         }
-        if self.pending_since.is_none() {
-            let now = Instant::now();
-            self.pending_since = Some(now);
-            self.stalled.as_mut().reset(now + self.budget.left());
+        if !self.armed {
+            self.armed = true;
+            self.stalled.as_mut().reset(Instant::now() + self.timeout);
         }
         ready!(self.stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            "the client kept a reply waiting for limits.send_timeout",
+            "the client took no bytes for limits.send_timeout",
         )))
-    }
-
-    /// Does the same for a write, and counts its bytes.
-    fn check_write(
-        &mut self,
-        cx: &mut Context<'_>,
-        wrote: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
-        let wrote = self.check_stall(cx, wrote);
-        if let Poll::Ready(Ok(bytes)) = &wrote {
-            self.budget.took(*bytes);
-        }
-        wrote
     }
 }
 
@@ -127,7 +110,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for SendTimeout<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for SendTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let wrote = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.check_write(cx, wrote)
+        self.check_stall(cx, wrote)
     }
 
     fn poll_write_vectored(
@@ -136,7 +119,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for SendTimeout<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.check_write(cx, wrote)
+        self.check_stall(cx, wrote)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -200,11 +200,14 @@ impl Tenants {
         *refused.entry((tenant.clone(), limit)).or_default() += 1;
     }
 
-    /// Returns the refusals so far, in order.
+    /// Returns the refusals so far, in order: those of every known tenant, and of tenants that were removed.
     #[must_use]
     pub fn refusals(&self) -> Vec<(Tenant, TenantLimit, u64)> {
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.iter().map(|((tenant, limit), n)| (tenant.clone(), *limit, *n)).collect()
+        let known = self.known();
+        let none = known.iter().flat_map(|t| TenantLimit::ALL.map(|limit| ((t.clone(), limit), 0)));
+        let mut all: BTreeMap<_, _> = none.collect();
+        all.extend(self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        all.into_iter().map(|((tenant, limit), n)| (tenant, limit, n)).collect()
     }
 }
 
@@ -257,6 +260,7 @@ mod tests {
         assert_eq!(tenants.check_state_bytes(&b, 1), Ok(()));
         assert_eq!(tenants.check_state_bytes(&b, 2), Err(StateFull { used: 4, more: 2, most: 5 }));
         assert_eq!(tenants.check_state_bytes(&a, 77), Ok(()));
-        assert_eq!(tenants.refusals(), [(b, TenantLimit::StateBytes, 1)]);
+        let counted: Vec<_> = tenants.refusals().into_iter().filter(|(_, _, n)| *n > 0).collect();
+        assert_eq!((counted, tenants.refusals().len()), (vec![(b, TenantLimit::StateBytes, 1)], 18));
     }
 }

@@ -155,13 +155,18 @@ impl Store {
             return Ok(hit);
         }
         let until = Instant::now() + self.limits.deadline;
-        match self.join_or_lead(&key, len, dataset, &fetch).await {
+        let outcome = match self.join_or_lead(&key, len, dataset, &fetch).await {
             (Err(ReadError::Fetch(_) | ReadError::Corrupt(_)), true) if Instant::now() < until => {
                 let again = timeout_at(until, self.join_or_lead(&key, len, dataset, &fetch)).await;
                 again.map_err(|_| ReadError::Deadline(self.limits.deadline))?.0
             }
             (outcome, _) => outcome,
+        };
+        // Counted here and not by the flight: each reader that joined it is rejected.
+        if matches!(outcome, Err(ReadError::Overloaded { .. })) {
+            Counters::add(&self.counters.overloaded, 1);
         }
+        outcome
     }
 
     /// Joins the flight of this chunk or leads one. Returns its outcome, and whether another reader led it.
@@ -268,7 +273,6 @@ impl Store {
         };
         match &outcome {
             Ok(hit) => self.memory.insert(key, hit.chunk.clone()),
-            Err(ReadError::Overloaded { .. }) => Counters::add(&self.counters.overloaded, 1),
             Err(ReadError::Deadline(_)) => Counters::add(&self.counters.deadlines, 1),
             Err(e) => tracing::debug!(chunk = %key.hash, error = %e, "the fetch of a chunk failed"),
         }

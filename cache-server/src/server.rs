@@ -43,6 +43,9 @@ const OPEN_SLABS_MAX: usize = 256;
 /// The most long bodies (plans, epoch states) that are held at once.
 const LONG_BODIES_MAX: usize = 2;
 
+/// The most displaced jobs whose accounts wait to be folded.
+const DISPLACED_MAX: usize = 256;
+
 /// The phases of a server's life, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -125,6 +128,8 @@ pub struct Server {
     pub connections: AtomicU64,
     /// The address of the TCP listener.
     pub addr: SocketAddr,
+    /// Jobs that were displaced, and whose accounts were not folded yet.
+    displaced: AtomicUsize,
     phase: AtomicU8,
     started: Instant,
     _state: StateDir,
@@ -229,6 +234,7 @@ impl Server {
             tasks,
             connections: AtomicU64::new(0),
             addr,
+            displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),
             started: Instant::now(),
             _state: state,
@@ -353,13 +359,17 @@ impl Server {
         let touched = self.live_jobs.touch(tenant, name, most, self.now_ns());
         let (job, displaced) =
             touched.inspect_err(|_| self.tenants.count_refusal(tenant, TenantLimit::Jobs))?;
-        if displaced > 0 {
+        // Folding looks at every account, so that many displaced jobs share one fold.
+        if displaced > 0
+            && self.displaced.fetch_add(displaced, Ordering::Relaxed) + displaced >= DISPLACED_MAX
+        {
             self.fold_accounts();
         }
         Ok(job)
     }
 
     fn fold_accounts(&self) {
+        self.displaced.store(0, Ordering::Relaxed);
         self.accounts.fold(|tenant, name| self.live_jobs.is_live(tenant, name));
     }
 

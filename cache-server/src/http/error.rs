@@ -74,7 +74,8 @@ impl std::error::Error for ApiError {}
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        if status.is_server_error() {
+        // A tenant that is full could fill the log; metrics count its refusals.
+        if status.is_server_error() && self.0.code != Code::StateFull {
             tracing::warn!(code = %self.0.code, detail = %self.0.detail, "a request failed");
         }
         // Text and numbers always serialize.

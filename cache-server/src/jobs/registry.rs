@@ -130,21 +130,31 @@ fn remove_all(dir: &Path) -> std::io::Result<()> {
 
 /// Returns the charges of a job that was declared before the server started, by the lengths of its files.
 /// Blocking.
-fn charges_of(context: &JobContext, tenant: &Tenant, dir: &Path) -> std::io::Result<Arc<JobCharges>> {
+fn charges_of(context: &JobContext, tenant: &Tenant, dir: &Path) -> Arc<JobCharges> {
     let tenants = &context.tenants;
     let charges = tenants.state_bytes.job(tenant, tenants.declared_jobs.force(tenant, 1));
-    for file in std::fs::read_dir(dir)? {
-        let file = file?;
-        let name = file.file_name();
-        let Some(name) = name.to_str() else { continue };
-        let bytes = file.metadata()?.len();
-        match epoch_of_file(name) {
-            Some(epoch) => charges.ledger(epoch).set(bytes),
-            None if name == RECORD_FILE => charges.record().set(bytes),
-            None => {}
+    let charge = || -> std::io::Result<()> {
+        for file in std::fs::read_dir(dir)? {
+            let file = file?;
+            let name = file.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let bytes = file.metadata()?.len();
+            match epoch_of_file(name) {
+                Some(epoch) => charges.ledger(epoch).set(bytes),
+                None if name == RECORD_FILE => charges.record().set(bytes),
+                None => {}
+            }
         }
+        Ok(())
+    };
+    // One file that cannot be read keeps no job from starting.
+    if let Err(error) = charge() {
+        tracing::error!(
+            dir = %dir.display(), %error,
+            "the length of a job's file cannot be read; the tenant is charged for less than it has"
+        );
     }
-    Ok(charges)
+    charges
 }
 
 /// Closes an open job; the next request opens it anew.
@@ -185,7 +195,7 @@ impl Registry {
             }
             match Record::read(&path) {
                 Ok(record) if record.id() == name => {
-                    let charges = charges_of(&context, &record.tenant, &path)?;
+                    let charges = charges_of(&context, &record.tenant, &path);
                     jobs.insert(name, RegisteredJob::new(record.known(), charges, OnceCell::new()));
                 }
                 Ok(_) => {

@@ -163,7 +163,8 @@ async fn i8_thousands_of_job_names_of_one_tenant_displace_no_job_of_another() {
         (all.accounts.len(), sum, all.accounts.iter().any(|a| a.key.job.as_str() == "training"))
     };
     let (rows, sum, _) = accounts("a").await;
-    assert!(rows <= 2 * 64 + 2, "{rows} rows");
+    // Those of live jobs, and of few that were displaced lately; the others are one row.
+    assert!(rows <= 2 * (64 + 256), "{rows} rows");
     assert_eq!(sum, 50 * NAMES, "every byte is counted once");
     assert_eq!(accounts("b").await, (1, 50, true));
     shared.node.running.shutdown().await;

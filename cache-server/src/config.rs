@@ -206,7 +206,11 @@ section!(FileLimits {
     versions: u64,
     datasets: u64,
     origin_requests: u64,
-    root_lookups: u64
+    root_lookups: u64,
+    tenant_jobs: u64,
+    tenant_declared_jobs: u64,
+    tenant_state_bytes: ByteSize,
+    job_bytes: ByteSize
 });
 
 /// Returns the command, with a flag and an environment variable for every setting.

@@ -29,6 +29,7 @@ mod server;
 mod state;
 mod sweep;
 pub mod telemetry;
+mod tenants;
 mod versions;
 mod warmups;
 

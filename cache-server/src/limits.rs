@@ -1,5 +1,6 @@
 //! Every bound of the server in one value (I6), and the relations between the bounds.
 
+use fletch_api::jobs::JOB_BODY_BYTES_MAX;
 use fletch_core::manifest::CHUNK_BYTES_MAX;
 use std::time::Duration;
 
@@ -9,6 +10,9 @@ pub const MEMORY_MIN: u64 = 4 * CHUNK_BYTES_MAX as u64;
 pub const CACHE_MIN: u64 = 16 << 20;
 /// The longest `limits.grace`. A stop takes at most 10 s, and needs the last 2 to cut connections.
 pub const GRACE_MAX: Duration = Duration::from_secs(8);
+
+/// The most declared jobs of all tenants together.
+pub const DECLARED_MAX: usize = 10_000;
 
 /// Bounds in bytes, time and numbers. [`Limits::faults`] checks them before the server starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +59,16 @@ pub struct Limits {
     pub origin_requests: usize,
     /// Datasets that a tenant may search in a second for roots that are not open.
     pub root_lookups: usize,
+
+    // Bounds of one tenant, unless its quota in the tokens file has others.
+    /// Known jobs of one tenant.
+    pub tenant_jobs: usize,
+    /// Declared jobs of one tenant.
+    pub tenant_declared_jobs: usize,
+    /// Bytes of the job records and ledgers of one tenant.
+    pub tenant_state_bytes: u64,
+    /// Bytes of the declaration of one job.
+    pub job_bytes: u64,
 }
 
 impl Limits {
@@ -109,6 +123,12 @@ impl Limits {
     #[must_use]
     pub fn store_bytes(&self) -> u64 {
         self.memory_bytes - self.read_ahead_bytes()
+    }
+
+    /// Returns the part of `memory_bytes` for chunks that reads fetch and replies hold.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u64 {
+        self.store_bytes().saturating_sub(self.prefetch_bytes)
     }
 
     /// Returns every relation that does not hold, as the setting's key and what to do.
@@ -173,6 +193,27 @@ impl Limits {
         ] {
             need((1..=1 << 20).contains(&n), key, "must be within 1 and 1048576");
         }
+        self.tenant_faults(&mut need);
         faults
+    }
+
+    /// Checks the bounds of one tenant.
+    fn tenant_faults(&self, need: &mut impl FnMut(bool, &'static str, &str)) {
+        need(
+            (1 << 10..=JOB_BODY_BYTES_MAX as u64).contains(&self.job_bytes),
+            "limits.job_bytes",
+            "must be within 1KiB and 64MiB",
+        );
+        need(
+            self.tenant_state_bytes >= self.ledger_bytes.max(self.job_bytes),
+            "limits.tenant_state_bytes",
+            "must be at least limits.ledger_bytes and limits.job_bytes, so that one job fits",
+        );
+        need((1..=1 << 20).contains(&self.tenant_jobs), "limits.tenant_jobs", "must be within 1 and 1048576");
+        need(
+            (1..=DECLARED_MAX).contains(&self.tenant_declared_jobs),
+            "limits.tenant_declared_jobs",
+            "must be within 1 and 10000",
+        );
     }
 }

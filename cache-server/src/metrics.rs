@@ -5,6 +5,7 @@
 mod disk;
 mod epochs;
 mod page;
+mod tenants;
 
 pub use disk::disk_state;
 
@@ -23,6 +24,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     store(&page, server)?;
     disk::families(&page, server)?;
     epochs::families(&page, server)?;
+    tenants::families(&page, server)?;
     origins(&page, server)?;
     homes(&page, server)?;
     process(&page, server)?;
@@ -216,12 +218,11 @@ fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {
 }
 
 fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
-    let in_flight = server.limits.requests.saturating_sub(server.read_permits.available_permits());
     page.gauge(
         "fletch_requests_in_flight",
         "Running requests for bytes",
         &[],
-        &[(vec![], in_flight as u64)],
+        &[(vec![], server.tenants.requests.used())],
     )?;
     page.gauge("fletch_connections", "Open connections", &[], &[(vec![], server.connections.load(Relaxed))])?;
     page.gauge("fletch_jobs", "Known jobs", &[], &[(vec![], server.live_jobs.len() as u64)])?;

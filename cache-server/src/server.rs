@@ -1,7 +1,7 @@
 //! The parts of a running server, which every request can use.
 
 use crate::{
-    accounting::{Accounts, LiveJobs},
+    accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     auth::{Auth, TokensError},
     config::{CacheConfig, Config},
     epochs::JobContext,
@@ -12,11 +12,12 @@ use crate::{
     request_metrics::RequestMetrics,
     state::{Registrations, StateDir, StateError},
     sweep::{Recorder, SweepContext},
+    tenants::{TenantLimit, Tenants},
     versions::{ATTEMPTS, Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
 use fletch_api::{Cluster, Member};
-use fletch_core::Tenant;
+use fletch_core::{JobName, Tenant};
 use fletch_origin::{OriginError, OriginLimits, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
@@ -43,6 +44,9 @@ const CACHE_RECORDS: &str = "caches";
 
 /// The most long bodies (plans, epoch states) that are held at once.
 const LONG_BODIES_MAX: usize = 2;
+
+/// The most displaced jobs whose accounts wait to be folded.
+const DISPLACED_MAX: usize = 256;
 
 /// The phases of a server's life, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,8 +120,8 @@ pub struct Server {
     pub accounts: Accounts,
     /// The metrics of requests.
     pub requests: RequestMetrics,
-    /// Permits for requests for bytes.
-    pub read_permits: Arc<Semaphore>,
+    /// What each tenant may use, and what it uses.
+    pub tenants: Arc<Tenants>,
     /// Memory for samples that are read ahead of being sent.
     pub read_ahead: Arc<ReadAhead>,
     /// The tasks that outlive a request.
@@ -126,6 +130,8 @@ pub struct Server {
     pub connections: AtomicU64,
     /// The address of the TCP listener.
     pub addr: SocketAddr,
+    /// Jobs that were displaced, and whose accounts were not folded yet.
+    displaced: AtomicUsize,
     phase: AtomicU8,
     started: Instant,
     state: StateDir,
@@ -139,6 +145,7 @@ impl Server {
     pub fn open(config: &Config, addr: SocketAddr, tasks: TaskTracker) -> Result<Arc<Self>, StartError> {
         let limits = config.limits;
         let auth = Auth::open(config.auth_tokens.as_deref())?;
+        let tenants = Tenants::new(limits, auth.tenants());
         let state = StateDir::open(&config.state_dir)?;
         let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
         let origin_limits = OriginLimits {
@@ -164,7 +171,6 @@ impl Server {
             deadline: limits.io_timeout,
             attempts: ATTEMPTS,
         };
-        let read_permits = Arc::new(Semaphore::new(limits.requests));
         let disk = (config.cache.size != Amount::Bytes(0)).then(|| DiskTier::new(limits.append_bytes()));
         let store = Store::new(store_limits, disk, tasks.clone());
         let shares = Arc::new(Shares::default());
@@ -172,14 +178,14 @@ impl Server {
             store: Arc::clone(&store),
             shares: Arc::clone(&shares),
             versions: Arc::clone(&versions),
-            read_permits: Arc::clone(&read_permits),
-            read_permits_max: limits.requests,
+            tenants: Arc::clone(&tenants),
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
         };
         let sweep = SweepContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
             shares: Arc::clone(&shares),
+            tenants: Arc::clone(&tenants),
             tasks: tasks.clone(),
             memory_bytes: limits.memory_bytes / 2,
             fetches_max: limits.origin_requests.div_ceil(2),
@@ -191,6 +197,7 @@ impl Server {
         let prefetch = PrefetchContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
+            tenants: Arc::clone(&tenants),
             tasks: tasks.clone(),
             pool: PrefetchPool::new(
                 limits.prefetch_bytes,
@@ -201,6 +208,7 @@ impl Server {
         let job_context = JobContext {
             sweep: Arc::new(sweep),
             prefetch: Arc::new(prefetch),
+            tenants: Arc::clone(&tenants),
             tasks: tasks.clone(),
             lease_ttl: limits.lease_ttl,
             ledger_bytes: limits.ledger_bytes,
@@ -228,11 +236,12 @@ impl Server {
             live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
             accounts: Accounts::default(),
             requests: RequestMetrics::new(),
-            read_permits,
+            tenants,
             read_ahead: ReadAhead::new(limits.read_ahead_bytes()),
             tasks,
             connections: AtomicU64::new(0),
             addr,
+            displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),
             started: Instant::now(),
             state,
@@ -340,15 +349,44 @@ impl Server {
     /// Reloads the tokens file if it changed. Blocking.
     pub fn reload_tokens(&self) {
         if self.auth.reload() {
-            // The quotas may have changed.
+            // The tenants and their quotas may have changed.
+            self.tenants.set_known(self.auth.tenants());
             self.shares.forget_applied();
             self.access_changes.send_replace(());
         }
     }
 
+    /// Returns the live job of a request whose access was decided.
+    ///
+    /// A tenant at its limit makes room among its own idle jobs. Their accounts move to the job `expired`.
+    ///
+    /// # Errors
+    /// [`TooManyJobs`], which is counted.
+    pub fn live_job(&self, tenant: &Tenant, name: &JobName) -> Result<Arc<LiveJob>, TooManyJobs> {
+        let most = JobLimits {
+            jobs: self.tenants.jobs_max(tenant),
+            labels: self.tenants.job_labels_max(LABELS_MAX),
+        };
+        let touched = self.live_jobs.touch(tenant, name, most, self.now_ns());
+        let (job, displaced) =
+            touched.inspect_err(|_| self.tenants.count_refusal(tenant, TenantLimit::Jobs))?;
+        // Folding looks at every account, so that many displaced jobs share one fold.
+        if displaced > 0
+            && self.displaced.fetch_add(displaced, Ordering::Relaxed) + displaced >= DISPLACED_MAX
+        {
+            self.fold_accounts();
+        }
+        Ok(job)
+    }
+
+    fn fold_accounts(&self) {
+        self.displaced.store(0, Ordering::Relaxed);
+        self.accounts.fold(|tenant, name| self.live_jobs.is_live(tenant, name));
+    }
+
     /// Forgets jobs that were idle for too long, and moves their accounts to the job `expired`.
     pub fn expire_jobs(&self) {
         self.live_jobs.expire(self.now_ns());
-        self.accounts.fold(|tenant, name| self.live_jobs.is_live(tenant, name));
+        self.fold_accounts();
     }
 }

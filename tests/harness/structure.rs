@@ -83,6 +83,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["epochs"],
     &["sweep", "prefetch"],
     &["versions"],
+    &["tenants"],
     &["config"],
     &["accounting", "state", "auth"],
     &["limits", "cgroup", "telemetry", "read_ahead", "request_metrics"],

@@ -214,7 +214,7 @@ impl Accounts {
 
 #[cfg(test)]
 mod tests {
-    use super::super::LiveJobs;
+    use super::super::{JobLimits, LiveJobs};
     use super::*;
     use fletch_core::Hash;
     use std::time::Duration;
@@ -226,7 +226,8 @@ mod tests {
         let (root, dataset) = (Root(Hash::of(b"r")), DatasetName::new("d").expect("name"));
         for i in 0..1200u64 {
             let name = JobName::new(&format!("j{i}")).expect("name");
-            let job = jobs.touch(&tenant, &name, 0).expect("job");
+            let most = JobLimits { jobs: 10_000, labels: super::super::live_jobs::LABELS_MAX };
+            let (job, _) = jobs.touch(&tenant, &name, most, 0).expect("job");
             let tally = accounts.tally(&domain, &job, root, &dataset);
             tally.add(Component::Mount, (ByteResult::Hit, ByteTier::Memory), i);
             tally.add(Component::Other, (ByteResult::Miss, ByteTier::Origin), 1);

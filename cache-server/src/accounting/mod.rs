@@ -4,4 +4,4 @@ mod accounts;
 mod live_jobs;
 
 pub use accounts::{Accounts, Component, Cost, Tally};
-pub use live_jobs::{LiveJob, LiveJobs, TooManyJobs};
+pub use live_jobs::{JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs};

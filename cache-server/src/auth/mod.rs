@@ -149,6 +149,13 @@ impl Auth {
         self.tokens().map_or_else(Quota::default, |t| t.quota(tenant))
     }
 
+    /// Returns every tenant with its quota. Without a tokens file, that is the tenant of every caller.
+    #[must_use]
+    pub fn tenants(&self) -> Vec<(Tenant, Quota)> {
+        let anonymous = || vec![(Principal::anonymous().tenant, Quota::default())];
+        self.tokens().map_or_else(anonymous, |t| t.tenants())
+    }
+
     /// Returns every tenant that has a quota.
     #[must_use]
     pub fn quotas(&self) -> Vec<(Tenant, Quota)> {

@@ -12,6 +12,11 @@
 //! name = "vision"
 //! registered = "2TiB"   # content bytes of the datasets it registered
 //! resident = "500GiB"   # bytes of its chunks on this server
+//! state = "4GiB"        # bytes of the records and ledgers of its jobs
+//! jobs = 1000           # known jobs
+//! declared_jobs = 100   # declared jobs
+//! requests = 256        # running requests for bytes
+//! origin_requests = 16  # chunks that are being read from origins
 //! ```
 
 use super::Principal;
@@ -20,7 +25,7 @@ use fletch_core::{Domain, Hash, Tenant};
 use fletch_settings::{ByteSize, SettingsError};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     hash::{BuildHasher as _, RandomState},
     path::Path,
@@ -36,6 +41,11 @@ const KEYS: &[&str] = &[
     "tenant.*.name",
     "tenant.*.registered",
     "tenant.*.resident",
+    "tenant.*.state",
+    "tenant.*.jobs",
+    "tenant.*.declared_jobs",
+    "tenant.*.requests",
+    "tenant.*.origin_requests",
 ];
 
 /// What a principal may do. No role, not even admin, may read another domain's data.
@@ -104,13 +114,23 @@ impl FromStr for Role {
     }
 }
 
-/// The bounds of a tenant, in bytes. `None`: no bound.
+/// The bounds of a tenant. `None`: no bound of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quota {
     /// Content bytes of the datasets that the tenant registered.
     pub registered: Option<u64>,
     /// Bytes that the chunks of those datasets occupy on this server's disk.
     pub resident: Option<u64>,
+    /// Bytes of the records and ledgers of its jobs.
+    pub state: Option<u64>,
+    /// Known jobs.
+    pub jobs: Option<u64>,
+    /// Declared jobs.
+    pub declared_jobs: Option<u64>,
+    /// Running requests for bytes.
+    pub requests: Option<u64>,
+    /// Chunks that are being read from origins.
+    pub origin_requests: Option<u64>,
 }
 
 /// Why a tokens file is not used.
@@ -153,6 +173,36 @@ struct TenantRow {
     name: Tenant,
     registered: Option<ByteSize>,
     resident: Option<ByteSize>,
+    state: Option<ByteSize>,
+    jobs: Option<u64>,
+    declared_jobs: Option<u64>,
+    requests: Option<u64>,
+    origin_requests: Option<u64>,
+}
+
+impl TenantRow {
+    fn quota(&self) -> Quota {
+        Quota {
+            registered: self.registered.map(|b| b.0),
+            resident: self.resident.map(|b| b.0),
+            state: self.state.map(|b| b.0),
+            jobs: self.jobs,
+            declared_jobs: self.declared_jobs,
+            requests: self.requests,
+            origin_requests: self.origin_requests,
+        }
+    }
+
+    /// Returns the keys whose value is 0, which would shut the tenant out.
+    fn zeros(&self) -> impl Iterator<Item = &'static str> {
+        let counts = [
+            ("jobs", self.jobs),
+            ("declared_jobs", self.declared_jobs),
+            ("requests", self.requests),
+            ("origin_requests", self.origin_requests),
+        ];
+        counts.into_iter().filter(|(_, n)| *n == Some(0)).map(|(key, _)| key)
+    }
 }
 
 /// A valid tokens file.
@@ -163,6 +213,7 @@ pub(super) struct Tokens {
     by_hash: HashMap<u64, Vec<(Hash, Principal)>>,
     key: RandomState,
     quotas: BTreeMap<Tenant, Quota>,
+    tenants: BTreeSet<Tenant>,
     len: usize,
 }
 
@@ -188,8 +239,13 @@ impl Tokens {
             // Most likely the file is being written. An empty file would reject every caller.
             faults.push("it has no [[token]]; make one with `fletch-server token new`".to_owned());
         }
-        let mut tokens =
-            Tokens { by_hash: HashMap::new(), key: RandomState::new(), quotas: BTreeMap::new(), len: 0 };
+        let mut tokens = Tokens {
+            by_hash: HashMap::new(),
+            key: RandomState::new(),
+            quotas: BTreeMap::new(),
+            tenants: BTreeSet::new(),
+            len: 0,
+        };
         let mut domains: BTreeMap<Tenant, Domain> = BTreeMap::new();
         for t in file.token {
             // Names of domains and tenants have the same grammar.
@@ -213,11 +269,17 @@ impl Tokens {
             if !domains.contains_key(&t.name) {
                 faults.push(format!("[[tenant]] {} has no [[token]]", t.name));
             }
-            let quota = Quota { registered: t.registered.map(|b| b.0), resident: t.resident.map(|b| b.0) };
-            if tokens.quotas.insert(t.name.clone(), quota).is_some() {
+            for key in t.zeros() {
+                let name = &t.name;
+                faults.push(format!(
+                    "[[tenant]] {name} has {key} = 0, which shuts it out; write at least 1, or remove its tokens"
+                ));
+            }
+            if tokens.quotas.insert(t.name.clone(), t.quota()).is_some() {
                 faults.push(format!("[[tenant]] {} is listed twice", t.name));
             }
         }
+        tokens.tenants = domains.into_keys().collect();
         if faults.is_empty() { Ok(tokens) } else { Err(faults) }
     }
 
@@ -242,6 +304,11 @@ impl Tokens {
     /// Returns the quota of a tenant.
     pub fn quota(&self, tenant: &Tenant) -> Quota {
         self.quotas.get(tenant).copied().unwrap_or_default()
+    }
+
+    /// Returns every tenant that has a token, sorted by name, with its quota.
+    pub fn tenants(&self) -> Vec<(Tenant, Quota)> {
+        self.tenants.iter().map(|t| (t.clone(), self.quota(t))).collect()
     }
 
     /// Returns every tenant that has a quota, sorted by name.
@@ -288,6 +355,10 @@ mod tests {
                 &format!("[[token]]\nhash = \"{a}\"\ntenant = \"t\"\n[[tenant]]\nname = \"u\""),
                 "u has no [[token]]",
             ),
+            (
+                &format!("[[token]]\nhash = \"{a}\"\ntenant = \"t\"\n[[tenant]]\nname = \"t\"\nrequests = 0"),
+                "t has requests = 0",
+            ),
         ];
         for (text, says) in cases {
             let told = read(text).expect_err(text);
@@ -302,9 +373,27 @@ mod tests {
             hash("a")
         );
         let tokens = read(&text).expect("holds together");
-        let quota = Quota { registered: Some(2 << 40), resident: None };
+        let quota = Quota { registered: Some(2 << 40), ..Quota::default() };
         assert_eq!(tokens.quotas(), [(Tenant::new("t").expect("name"), quota)]);
         assert_eq!(tokens.len(), 1);
+    }
+
+    #[test]
+    fn every_tenant_is_known_with_or_without_a_quota() {
+        let rows = ["a", "b"].map(|t| format!("[[token]]\nhash = \"{}\"\ntenant = \"{t}\"\n", hash(t)));
+        let quota = "[[tenant]]\nname = \"b\"\nstate = \"1GiB\"\njobs = 7\ndeclared_jobs = 3\nrequests = 9\n\
+            origin_requests = 2\n";
+        let tokens = read(&(rows.concat() + quota)).expect("holds together");
+        let name = |t| Tenant::new(t).expect("name");
+        let of_b = Quota {
+            state: Some(1 << 30),
+            jobs: Some(7),
+            declared_jobs: Some(3),
+            requests: Some(9),
+            origin_requests: Some(2),
+            ..Quota::default()
+        };
+        assert_eq!(tokens.tenants(), [(name("a"), Quota::default()), (name("b"), of_b)]);
     }
 
     #[test]

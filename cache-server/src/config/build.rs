@@ -77,6 +77,10 @@ impl ConfigBuilder<'_> {
             datasets: self.get("limits.datasets", 0),
             origin_requests: self.get("limits.origin_requests", 0),
             root_lookups: self.get("limits.root_lookups", 0),
+            tenant_jobs: self.get("limits.tenant_jobs", 0),
+            tenant_declared_jobs: self.get("limits.tenant_declared_jobs", 0),
+            tenant_state_bytes: self.bytes("limits.tenant_state_bytes"),
+            job_bytes: self.bytes("limits.job_bytes"),
         }
     }
 

@@ -328,4 +328,36 @@ pub(super) const SETTINGS: &[Setting] = &[
         |f| text(&f.limits.root_lookups),
         "200"
     ),
+    setting!(
+        "limits.tenant_jobs",
+        "limits-tenant-jobs",
+        "N",
+        "Known jobs of one tenant; idle ones of the same tenant make room for new ones",
+        |f| text(&f.limits.tenant_jobs),
+        "10000"
+    ),
+    setting!(
+        "limits.tenant_declared_jobs",
+        "limits-tenant-declared-jobs",
+        "N",
+        "Declared jobs of one tenant, at most 10000",
+        |f| text(&f.limits.tenant_declared_jobs),
+        "1000"
+    ),
+    setting!(
+        "limits.tenant_state_bytes",
+        "limits-tenant-state-bytes",
+        "SIZE",
+        "Bytes of the job records and ledgers of one tenant, at least limits.ledger_bytes",
+        |f| text(&f.limits.tenant_state_bytes),
+        "8GiB"
+    ),
+    setting!(
+        "limits.job_bytes",
+        "limits-job-bytes",
+        "SIZE",
+        "Bytes of the declaration of a job, 1KiB to 64MiB",
+        |f| text(&f.limits.job_bytes),
+        "16MiB"
+    ),
 ];

@@ -39,6 +39,8 @@ impl Epoch {
             if inner.leases.commits().any(|c| c == commit) {
                 self.ledger.len()
             } else {
+                // A commit has a bit for each entry of the plan.
+                self.check_state_bytes()?;
                 let event = inner.leases.commit(commit);
                 inner.record_commit(commit);
                 self.ledger.append(&[event])

@@ -1,6 +1,6 @@
 //! What the server gives to jobs and their epochs, and what it counts of them.
 
-use crate::{prefetch::PrefetchContext, sweep::SweepContext};
+use crate::{prefetch::PrefetchContext, sweep::SweepContext, tenants::Tenants};
 use std::{
     sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
@@ -13,6 +13,8 @@ pub struct JobContext {
     pub sweep: Arc<SweepContext>,
     /// What prefetchers share.
     pub prefetch: Arc<PrefetchContext>,
+    /// What each tenant may use.
+    pub tenants: Arc<Tenants>,
     /// Owns the jobs' tasks.
     pub tasks: TaskTracker,
     /// How long a lease lives without a sign of life.

@@ -1,6 +1,9 @@
 //! Errors of jobs and epochs. A request that ends in one of them changed nothing.
 
-use crate::versions::{SamplesError, VersionError};
+use crate::{
+    tenants::StateFull,
+    versions::{SamplesError, VersionError},
+};
 use fletch_api::Code;
 use fletch_core::{
     delivery::{lease::LeaseError, ledger::BadLedger},
@@ -98,6 +101,9 @@ pub enum JobError {
         /// The limit in bytes.
         most: u64,
     },
+    /// The tenant's job records and ledgers have reached their limit.
+    #[error(transparent)]
+    StateFull(#[from] StateFull),
     /// The version cannot be read.
     #[error(transparent)]
     Version(#[from] VersionError),
@@ -184,6 +190,7 @@ impl JobError {
             JobError::NoCommits => Code::NoCommit,
             JobError::AtLimit(_) => Code::Overloaded,
             JobError::LedgerFull { .. } => Code::LedgerFull,
+            JobError::StateFull(_) => Code::StateFull,
             JobError::Version(e) => e.code(),
             JobError::UnitMap(e) if e.kind() == fletch_core::Kind::Corrupt => Code::TablesCorrupt,
             JobError::UnitMap(_) => Code::BadPlan,
@@ -250,6 +257,10 @@ impl JobError {
                 "replace the ledger: PUT the epoch's own state (GET …/state) with ?replace=true, while no \
                  rank is in a later epoch (the server deletes later epochs); acknowledge whole or larger \
                  leases, or raise limits.ledger_bytes"
+            }
+            JobError::StateFull(_) => {
+                "delete jobs that have ended (DELETE /v1/jobs/{id}), or ask the administrator for a larger quota \
+                 `state`; nothing that was acknowledged is lost, and the epoch then goes on"
             }
             JobError::AtLimit(_) => "delete jobs that have ended (DELETE /v1/jobs/{id})",
             JobError::Version(e) => e.hint(),

@@ -131,6 +131,7 @@ impl Epoch {
                         most: self.setup.context.ledger_bytes,
                     });
                 }
+                self.check_state_bytes()?;
                 let lease = self.grant(inner, request, n, events)?;
                 Step::Answer(self.granted(inner, lease, false), 0)
             }

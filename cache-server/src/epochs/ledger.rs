@@ -11,6 +11,7 @@
 //!    be opened anew from the file.
 
 use super::JobError;
+use crate::tenants::FileCharge;
 use fletch_core::delivery::Event;
 use std::{
     fs::{File, OpenOptions},
@@ -49,6 +50,8 @@ struct Shared {
     file: Mutex<File>,
     state: Mutex<State>,
     progress: watch::Sender<Progress>,
+    /// Follows the length of the file.
+    charge: Arc<FileCharge>,
 }
 
 /// The ledger file of one epoch. Clones share the file.
@@ -115,9 +118,11 @@ pub fn is_unsynced(path: &Path, head_bytes: usize) -> io::Result<bool> {
 impl LedgerFile {
     /// Opens a ledger file with `len` valid bytes; cuts off the torn append after them. Blocking.
     ///
+    /// `charge` follows the length of the file.
+    ///
     /// # Errors
     /// What the system said.
-    pub fn open(path: &Path, len: u64) -> io::Result<Self> {
+    pub fn open(path: &Path, len: u64, charge: Arc<FileCharge>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).open(path)?;
         if file.metadata()?.len() > len {
             tracing::warn!(file = %path.display(), at = len, "a crash tore the last record; it is cut off");
@@ -125,11 +130,13 @@ impl LedgerFile {
         }
         // Bytes written before a crash may be in the page cache only. The caller is about to rely on them.
         file.sync_all()?;
+        charge.set(len);
         Ok(LedgerFile(Arc::new(Shared {
             path: path.to_owned(),
             file: Mutex::new(file),
             state: Mutex::new(State { pending: Vec::new(), appended: len, writing: false, closed: false }),
             progress: watch::Sender::new(Ok(len)),
+            charge,
         })))
     }
 
@@ -163,6 +170,9 @@ impl LedgerFile {
         let before = state.pending.len();
         events.iter().for_each(|e| e.append(&mut state.pending));
         state.appended += (state.pending.len() - before) as u64;
+        if !state.closed {
+            self.0.charge.set(state.appended);
+        }
         state.appended
     }
 
@@ -242,6 +252,7 @@ impl Shared {
                             "the ledger cannot be cut back; the next start cuts its torn end"
                         );
                     }
+                    self.charge.set(durable);
                     // `writing` stays set: this file is not written again.
                     drop(self.progress.send_replace(Err(Stopped::Failed(Arc::new(e)))));
                     return;
@@ -254,11 +265,18 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tenants::{FairPermits, StateBytes};
     use fletch_core::delivery::ledger::{Header, Ledger, begin};
     use fletch_core::{
         LayoutId, Root,
         plan::{Tail, World},
     };
+
+    fn charge() -> Arc<FileCharge> {
+        let tenant = fletch_core::Tenant::default_tenant();
+        let place = FairPermits::new(1, 1).force(&tenant, 1);
+        StateBytes::default().job(&tenant, place).ledger(0)
+    }
 
     fn header() -> Vec<u8> {
         let h = fletch_core::Hash::of(b"x");
@@ -281,7 +299,7 @@ mod tests {
         let path = dir.path().join("e.ledger");
         let head = header();
         write_whole(&path, &head).expect("written");
-        let file = LedgerFile::open(&path, head.len() as u64).expect("open");
+        let file = LedgerFile::open(&path, head.len() as u64, charge()).expect("open");
         let event = |lease| Event::Expire { lease };
         let waits = (0..50).map(|i| {
             let upto = file.append(&[event(i)]);
@@ -292,11 +310,12 @@ mod tests {
             done.expect("durable");
         }
         assert_eq!(file.durable_len(), Some(file.len()));
+        assert_eq!(file.0.charge.bytes(), file.len(), "the charge follows the file");
         // A crash in the middle of an append.
         OpenOptions::new().append(true).open(&path).expect("open").write_all(&[9; 11]).expect("torn");
         let read = Ledger::read(&std::fs::read(&path).expect("bytes")).expect("torn is not damaged");
         assert_eq!(read.events, (0..50).map(event).collect::<Vec<_>>());
-        let again = LedgerFile::open(&path, read.len as u64).expect("open");
+        let again = LedgerFile::open(&path, read.len as u64, charge()).expect("open");
         assert_eq!(std::fs::metadata(&path).expect("metadata").len(), again.len());
         let upto = again.append(&[event(99)]);
         again.durable(upto).await.expect("durable");
@@ -309,7 +328,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("e.ledger");
         write_whole(&path, &header()).expect("written");
-        let file = LedgerFile::open(&path, header().len() as u64).expect("open");
+        let file = LedgerFile::open(&path, header().len() as u64, charge()).expect("open");
         let mut progress = file.0.progress.subscribe();
         let (busy, free) = std::sync::mpsc::channel::<()>();
         let shared = Arc::clone(&file.0);
@@ -349,7 +368,7 @@ mod tests {
         let path = dir.path().join("e.ledger");
         let head = header();
         write_whole(&path, &head).expect("written");
-        let file = LedgerFile::open(&path, head.len() as u64).expect("open");
+        let file = LedgerFile::open(&path, head.len() as u64, charge()).expect("open");
         let (closing, waiting) = (file.clone(), file.clone());
         // The disk is busy: nothing becomes durable until this is given back.
         let busy = lock(&file.0.file);
@@ -386,6 +405,7 @@ mod tests {
             file: Mutex::new(file),
             state: Mutex::new(State { pending: Vec::new(), appended: len, writing: false, closed: false }),
             progress: watch::Sender::new(Ok(len)),
+            charge: charge(),
         }));
         for _ in 0..2 {
             let upto = broken.append(&[Event::Expire { lease: 1 }]);

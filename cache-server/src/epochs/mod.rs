@@ -29,6 +29,7 @@ mod worlds;
 use crate::{
     prefetch::Prefetcher,
     sweep::{DeliveryClass, Sweep},
+    tenants::JobCharges,
     versions::{Samples, Sources},
 };
 use commits::Committed;
@@ -37,7 +38,7 @@ pub use delivery::Delivery;
 pub use error::JobError;
 use fletch_api::{EpochState, OrderKind, Times, Visitation};
 use fletch_core::{
-    Hash, LayoutId, Root,
+    Hash, LayoutId, Root, Tenant,
     delivery::{Event, Lease, Leases, Request, certificate::Shuffle, ledger::Header},
     plan::{OrderKey, Plan, World},
 };
@@ -62,8 +63,12 @@ const ACKED_LEASES_PER_RANK: usize = 8;
 
 /// What all epochs of a job share.
 pub struct JobSetup {
+    /// The tenant of the job.
+    pub tenant: Tenant,
     /// The job's name.
     pub job: String,
+    /// What the job uses of its tenant's limits.
+    pub charges: Arc<JobCharges>,
     /// The version's root.
     pub root: Root,
     /// The layout.
@@ -150,6 +155,14 @@ impl JobSetup {
             (None, Some(bucketed)) => bucketed.steps(world),
             (None, None) => world.steps(self.plan.entries()),
         }
+    }
+
+    /// Checks whether the records and ledgers of the job's tenant may grow by `more` bytes.
+    ///
+    /// # Errors
+    /// [`JobError::StateFull`].
+    pub fn check_state_bytes(&self, more: u64) -> Result<(), JobError> {
+        Ok(self.context.tenants.check_state_bytes(&self.tenant, more)?)
     }
 
     fn ttl_ms(&self) -> u64 {

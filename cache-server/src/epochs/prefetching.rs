@@ -21,6 +21,7 @@ impl Epoch {
         let Self { setup, .. } = self;
         inner.prefetcher = Prefetcher::start(
             &setup.context.prefetch,
+            &setup.tenant,
             &setup.samples,
             &setup.exact,
             setup.block,

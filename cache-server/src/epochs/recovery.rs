@@ -105,7 +105,8 @@ impl Epoch {
         if inner.leases.finished() {
             inner.state = EpochState::Finished;
         }
-        let file = LedgerFile::open(path, read.len as u64).map_err(failed)?;
+        let charge = setup.charges.ledger(epoch);
+        let file = LedgerFile::open(path, read.len as u64, charge).map_err(failed)?;
         if over && inner.state == EpochState::Open {
             inner.state = EpochState::Abandoned;
         }

@@ -72,6 +72,15 @@ impl Epoch {
         self.ledger.len() > self.setup.context.ledger_bytes
     }
 
+    /// Checks whether the tenant's ledgers may grow. Acks are accepted even where they may not: what a lease
+    /// holds bounds them.
+    ///
+    /// # Errors
+    /// [`JobError::StateFull`].
+    pub(super) fn check_state_bytes(&self) -> Result<(), JobError> {
+        self.setup.check_state_bytes(1)
+    }
+
     /// Returns the number of delivered pads: those that the leases added, and those of the order itself.
     fn padded(&self, inner: &Inner) -> u64 {
         let acked = inner.leases.acked();

@@ -1,9 +1,11 @@
 //! Admission: authenticates a request, checks its role, and gives a request for bytes its permit.
 //!
 //! [`identify`] runs before every handler. A handler takes a [`Principal`] to read, a [`WriteAccess`] to
-//! change what the server does, and an [`Admitted`] to send content.
+//! change what the server does, and a [`ReadRequest`] to send content. The server remembers nothing of a
+//! request for bytes, not even its job, before [`ReadRequest::access`] decided that it may read the root.
 
 use super::{
+    access::access,
     error::{ApiError, ApiResult},
     response_body::Charge,
 };
@@ -11,6 +13,7 @@ use crate::{
     accounting::{Component, Cost, LiveJob},
     auth::{Principal, Role},
     server::Server,
+    tenants::{FairPermit, Refused, TenantLimit},
     versions::Sources,
 };
 use axum::{
@@ -18,10 +21,9 @@ use axum::{
     http::{HeaderMap, HeaderValue, header, request::Parts},
 };
 use fletch_api::{Code, headers, routes};
-use fletch_core::{DatasetName, JobName, Root};
+use fletch_core::{DatasetName, JobName, Root, Tenant};
 use fletch_store::ReaderKind;
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Routes without authentication: probes, which a kubelet sends, and the public description of the API.
 const UNAUTHENTICATED_ROUTES: [&str; 3] = [routes::LIVEZ, routes::READYZ, routes::OPENAPI];
@@ -88,32 +90,63 @@ impl FromRequestParts<Arc<Server>> for WriteAccess {
     }
 }
 
-/// A request for bytes that was admitted.
+/// A request for bytes that has its permit, and whose access is not decided yet.
+pub struct ReadRequest {
+    principal: Principal,
+    job: JobName,
+    dataset: Option<DatasetName>,
+    component: Component,
+    permit: FairPermit,
+}
+
+/// A request for bytes that was admitted: its principal may read the root.
 pub struct Admitted {
     /// The principal of its token.
     pub principal: Principal,
     /// The job of its `Fletch-Job` header.
     pub job: Arc<LiveJob>,
-    /// The dataset of its `Fletch-Dataset` header.
-    pub dataset: Option<DatasetName>,
     /// The program of its `Fletch-Component` header.
     pub component: Component,
     /// Its permit, which the response body holds until it is dropped.
-    pub permit: Option<OwnedSemaphorePermit>,
+    pub permit: Option<FairPermit>,
 }
 
-/// Takes one of the `limits.requests` permits for requests for bytes.
+/// Takes one of the tenant's permits for requests for bytes.
 ///
 /// # Errors
 /// [`Code::Overloaded`] if none is free.
-pub fn acquire_read_permit(server: &Server) -> ApiResult<OwnedSemaphorePermit> {
-    Arc::clone(&server.read_permits).try_acquire_owned().map_err(|_| overloaded(server))
+pub fn acquire_read_permit(server: &Server, tenant: &Tenant) -> ApiResult<FairPermit> {
+    server.tenants.requests.try_acquire(tenant, 1).map_err(|why| overloaded(server, tenant, why))
 }
 
-/// Returns the error of a request that finds no free permit.
-pub fn overloaded(server: &Server) -> ApiError {
-    let detail = format!("{} requests for bytes are running, which is the limit", server.limits.requests);
-    ApiError::new(Code::Overloaded, detail, "wait and send the request again, or raise limits.requests")
+/// Checks whether a read permit is free for the tenant now.
+///
+/// # Errors
+/// [`Code::Overloaded`].
+pub fn check_read_permit(server: &Server, tenant: &Tenant) -> ApiResult<()> {
+    server.tenants.requests.check(tenant, 1).map_err(|why| overloaded(server, tenant, why))
+}
+
+/// Returns the error of a request that finds no free permit, and counts it.
+fn overloaded(server: &Server, tenant: &Tenant, why: Refused) -> ApiError {
+    server.tenants.count_refusal(tenant, TenantLimit::Requests);
+    let used = server.tenants.requests.of(tenant).used;
+    let (detail, hint) = match why {
+        Refused::OwnLimit => (
+            format!("{used} requests for bytes of this tenant are running, which is its limit"),
+            "wait and send the request again, or raise the tenant's quota `requests` or limits.requests",
+        ),
+        // How much other tenants use is not this tenant's business (I7).
+        Refused::Shared => (
+            format!(
+                "{used} requests for bytes of this tenant are running; the rest of the limit of {} is in use \
+                 or kept for other tenants",
+                server.limits.requests
+            ),
+            "wait and send the request again, or raise limits.requests",
+        ),
+    };
+    ApiError::new(Code::Overloaded, detail, hint)
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> ApiResult<Option<&'a str>> {
@@ -130,7 +163,7 @@ pub fn named_dataset(request: &HeaderMap) -> ApiResult<Option<DatasetName>> {
     name.map_err(|e| ApiError::bad_request(format!("header {}: {e}", headers::DATASET)))
 }
 
-impl FromRequestParts<Arc<Server>> for Admitted {
+impl FromRequestParts<Arc<Server>> for ReadRequest {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> ApiResult<Self> {
@@ -146,9 +179,22 @@ impl FromRequestParts<Arc<Server>> for Admitted {
         }
         let dataset = named_dataset(h)?;
         let component = Component::from_word(text(h, headers::COMPONENT)?.unwrap_or(""));
-        let permit = acquire_read_permit(server)?;
-        let job = server.live_jobs.touch(&principal.tenant, &name, server.now_ns())?;
-        Ok(Admitted { principal, job, dataset, component, permit: Some(permit) })
+        // Before the access is decided, so that a tenant has a bounded number of undecided requests.
+        let permit = acquire_read_permit(server, &principal.tenant)?;
+        Ok(ReadRequest { principal, job: name, dataset, component, permit })
+    }
+}
+
+impl ReadRequest {
+    /// Decides whether the principal may read the root, and only then remembers the job.
+    ///
+    /// # Errors
+    /// Those of [`access`]; [`Code::Overloaded`] if the tenant reads as too many jobs at once.
+    pub async fn access(self, server: &Server, root: Root) -> ApiResult<(Admitted, Arc<Sources>)> {
+        let ReadRequest { principal, job, dataset, component, permit } = self;
+        let sources = access(server, &principal, root, dataset.as_ref()).await?;
+        let job = server.live_job(&principal.tenant, &job)?;
+        Ok((Admitted { principal, job, component, permit: Some(permit) }, sources))
     }
 }
 

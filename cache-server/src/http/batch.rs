@@ -5,8 +5,7 @@
 mod tar;
 
 use super::{
-    access::access,
-    admission::Admitted,
+    admission::ReadRequest,
     entry_read::{Span, content_hash, read_buffered, read_spans, spans},
     error::{ApiError, ApiResult},
     frames::{Content, Item, ItemResult, coalesce, frame_header, item_frames},
@@ -30,7 +29,7 @@ use fletch_api::{
     headers,
 };
 use fletch_core::{
-    Root,
+    Root, Tenant,
     manifest::{Slice, locate::ChunkRange},
 };
 use fletch_tables::{Found, Resolved};
@@ -74,22 +73,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub async fn post(
     State(server): State<Arc<Server>>,
     path: OnePath,
-    mut admitted: Admitted,
+    asked: ReadRequest,
     headers_in: HeaderMap,
     body: Body,
 ) -> ApiResult {
     let Path(root) = path?;
     let root: Root = parse_param(&root)?;
+    let (mut admitted, sources) = asked.access(&server, root).await?;
     let request: BatchRequest = read_json(&server, body).await?;
     if request.items.is_empty() || request.items.len() > BATCH_ITEMS_MAX {
         let detail = format!("the batch has {} items; send 1 to {BATCH_ITEMS_MAX}", request.items.len());
         return Err(ApiError::bad_request(detail));
     }
-    let sources = access(&server, &admitted.principal, root, admitted.dataset.as_ref()).await?;
     let charge = admitted.charges(&server, &sources, root);
     let count = u32::try_from(request.items.len()).unwrap_or(u32::MAX);
     let reader = BatchReader {
         server: Arc::clone(&server),
+        tenant: admitted.principal.tenant.clone(),
         sources,
         bytes_left: Arc::new(Mutex::new(server.limits.batch_bytes)),
     };
@@ -111,6 +111,7 @@ pub async fn post(
 #[derive(Clone)]
 struct BatchReader {
     server: Arc<Server>,
+    tenant: Tenant,
     sources: Arc<Sources>,
     /// Content bytes that this batch may still send.
     bytes_left: Arc<Mutex<u64>>,
@@ -235,10 +236,11 @@ impl BatchReader {
         charge: impl Fn(Cost) -> Charge + Clone + Send + 'static,
     ) -> ApiResult<Content> {
         if found.len <= READ_AHEAD_BYTES_MAX {
-            let pieces = read_buffered(&self.server, &self.sources, found.spans, charge).await?;
+            let pieces =
+                read_buffered(&self.server, &self.tenant, &self.sources, found.spans, charge).await?;
             return Ok(Content::Buffered(pieces));
         }
-        let reads = read_spans(self.server, self.sources, found.spans);
+        let reads = read_spans(self.server, self.tenant, self.sources, found.spans);
         Ok(Content::Streamed(reads.map(move |read| Ok(read?.into_piece(&charge))).boxed()))
     }
 }

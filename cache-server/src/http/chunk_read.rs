@@ -11,8 +11,8 @@ use crate::{
     versions::{ChunkFetch, LocatedChunk, Sources},
 };
 use fletch_api::{ByteResult, ByteTier};
-use fletch_core::{Hash, StoreKey};
-use fletch_store::{DatasetId, Hit, Tier};
+use fletch_core::{Hash, StoreKey, Tenant};
+use fletch_store::{DatasetId, Hit, ReadError, Tier};
 use std::{ops::Range, sync::Arc};
 
 /// Returns the result and the tier under which a read is counted.
@@ -58,17 +58,23 @@ pub fn has_chunk(server: &Server, sources: &Sources, hash: Hash, len: u32) -> bo
 }
 
 /// Reads a whole chunk, which it locates first unless the chunk is in memory.
-pub async fn read_chunk(server: &Server, sources: &Arc<Sources>, hash: Hash) -> ApiResult<Hit> {
+pub async fn read_chunk(
+    server: &Server,
+    tenant: &Tenant,
+    sources: &Arc<Sources>,
+    hash: Hash,
+) -> ApiResult<Hit> {
     if let Some(hit) = cached_chunk(server, sources, hash) {
         return Ok(hit);
     }
     let located = server.versions.locate(sources, hash).await?;
-    read_located_chunk(server, sources, hash, &located, sources.dataset_id()).await
+    read_located_chunk(server, tenant, sources, hash, &located, sources.dataset_id()).await
 }
 
-/// Reads a whole chunk that was located. A chunk that is fetched is kept on disk for `dataset`.
+/// Reads a whole chunk that was located, with a permit of the tenant if it must be fetched. A chunk that is fetched is kept on disk for `dataset`.
 pub async fn read_located_chunk(
     server: &Server,
+    tenant: &Tenant,
     sources: &Arc<Sources>,
     hash: Hash,
     located: &LocatedChunk,
@@ -80,8 +86,11 @@ pub async fn read_located_chunk(
     if !sources.is_registered() {
         return Err(ApiError::not_found());
     }
+    let (key, len) = (key(sources, hash), located.len);
     let fetch = ChunkFetch::fetch(&server.versions, sources, hash, located);
-    Ok(server.store.read(key(sources, hash), located.len, dataset, fetch).await?)
+    let chunk = (&*server.store, &key, len);
+    let fetch = server.tenants.with_origin_permit(tenant, chunk, fetch).await.map_err(ReadError::from)?;
+    Ok(server.store.read(key, len, dataset, fetch).await?)
 }
 
 /// Reads bytes `range` of a located chunk, which hash to `part`, without reading the whole chunk.

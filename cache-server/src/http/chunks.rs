@@ -1,15 +1,14 @@
 //! `GET|HEAD /v1/versions/{root}/chunks/{hash}`: one chunk by its hash.
 
 use super::{
-    access::access,
-    admission::Admitted,
+    admission::ReadRequest,
     chunk_read::{cache_status, cost_of, has_chunk, read_located_chunk},
     error::{ApiError, ApiResult},
     range::{not_modified, range_error, requested_range},
     request::{TwoPaths, parse_param},
     response_body::{Piece, body_of_piece, respond},
 };
-use crate::server::Server;
+use crate::{server::Server, tenants::bind_memory};
 use axum::{
     body::Body,
     extract::{Path, State},
@@ -58,13 +57,13 @@ const FOREVER: &str = "private, max-age=31536000, immutable";
 pub async fn get(
     State(server): State<Arc<Server>>,
     path: TwoPaths,
-    mut admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     request: HeaderMap,
 ) -> ApiResult {
     let Path((root, hash)) = path?;
     let (root, hash): (Root, Hash) = (parse_param(&root)?, parse_param(&hash)?);
-    let sources = access(&server, &admitted.principal, root, admitted.dataset.as_ref()).await?;
+    let (mut admitted, sources) = asked.access(&server, root).await?;
     let located = server.versions.locate(&sources, hash).await?;
     let (len, etag) = (u64::from(located.len), format!("\"{hash}\""));
     if let Some(same) = not_modified(&request, &etag) {
@@ -83,7 +82,9 @@ pub async fn get(
         let status = if cached { "fletch; hit" } else { "fletch; fwd=miss" };
         return respond(head.header(headers::CACHE_STATUS, status), Body::empty());
     }
-    let hit = read_located_chunk(&server, &sources, hash, &located, sources.dataset_id()).await?;
+    let (tenant, dataset) = (&admitted.principal.tenant, sources.dataset_id());
+    let held = server.tenants.hold_memory(tenant, hash, located.len.into()).await?;
+    let hit = read_located_chunk(&server, tenant, &sources, hash, &located, dataset).await?;
     let range = requested.range(len);
     // A chunk is at most 16 MiB.
     let to_usize = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);
@@ -93,7 +94,7 @@ pub async fn get(
         return Err(ApiError::new(Code::TablesCorrupt, detail, "index the dataset again"));
     };
     let charge = admitted.charges(&server, &sources, root)(cost_of(hit.tier));
-    let n = bytes.len() as u64;
+    let (n, bytes) = (bytes.len() as u64, bind_memory(bytes, held));
     let body = body_of_piece(&server, Piece::Content(bytes, charge), n, admitted.permit.take());
     respond(head.header(headers::CACHE_STATUS, cache_status(hit.tier)), body)
 }

@@ -17,12 +17,13 @@ use crate::{
     accounting::Cost,
     read_ahead::READ_AHEAD_BYTES_MAX,
     server::Server,
+    tenants::{HeldMemory, bind_memory},
     versions::{ProvenFiles, Source, Sources},
 };
 use bytes::Bytes;
 use fletch_api::Code;
 use fletch_core::{
-    Hash, StoreKey, Verified,
+    Hash, StoreKey, Tenant, Verified,
     manifest::{
         EntryKind, EntryRef,
         locate::{ChunkRange, ranges},
@@ -73,7 +74,13 @@ pub struct SpanBytes {
 }
 
 impl SpanBytes {
-    fn of(server: &Server, hit: &Hit, range: &Range<usize>) -> ApiResult<Self> {
+    /// Cuts bytes out of a chunk. `held` is the memory of the chunk, if a reply that sends it needs some.
+    pub fn of(
+        server: &Server,
+        hit: &Hit,
+        range: &Range<usize>,
+        held: Option<Arc<HeldMemory>>,
+    ) -> ApiResult<Self> {
         let chunk = &hit.chunk;
         let bytes = chunk.slice(range.clone()).ok_or_else(|| {
             let detail = format!("bytes {range:?} lie past the end of chunk {}", chunk.hash());
@@ -81,7 +88,7 @@ impl SpanBytes {
             ApiError::new(Code::TablesCorrupt, detail, hint)
         })?;
         let copied = is_copied(bytes.len(), chunk.bytes().len());
-        let bytes = if copied { server.read_ahead.copies.copy(bytes) } else { bytes };
+        let bytes = if copied { server.read_ahead.copies.copy(bytes) } else { bind_memory(bytes, held) };
         Ok(SpanBytes { bytes, tier: hit.tier })
     }
 
@@ -155,12 +162,25 @@ pub fn spans(source: &Source, found: &Found, range: Range<u64>) -> Vec<Span> {
 /// Reads spans in order, [`SPANS_AT_ONCE`] at once.
 pub fn read_spans(
     server: Arc<Server>,
+    tenant: Tenant,
     sources: Arc<Sources>,
     spans: Vec<Span>,
 ) -> impl Stream<Item = ApiResult<SpanBytes>> + Send + 'static {
-    let reads = stream::iter(spans).map(move |span| {
-        let (server, sources) = (Arc::clone(&server), Arc::clone(&sources));
-        async move { span.read(&server, &sources).await }
+    let (tenants, reader) = (Arc::clone(&server.tenants), tenant.clone());
+    let held = stream::iter(spans).then(move |span| {
+        let (tenants, tenant) = (Arc::clone(&tenants), reader.clone());
+        // In order, so that no span waits for memory that a later one of the same reply has.
+        async move {
+            let held = match span.chunk_held() {
+                Some((chunk, bytes)) => tenants.hold_memory(&tenant, chunk, bytes).await,
+                None => Ok(None),
+            };
+            (span, held)
+        }
+    });
+    let reads = held.map(move |(span, held)| {
+        let (server, tenant, sources) = (Arc::clone(&server), tenant.clone(), Arc::clone(&sources));
+        async move { span.read(&server, &tenant, &sources, held?).await }
     });
     reads.buffered(SPANS_AT_ONCE)
 }
@@ -170,26 +190,38 @@ pub fn read_spans(
 /// The task copies bytes out of a chunk as soon as the chunk is there, however slowly the client reads.
 pub async fn read_buffered(
     server: &Arc<Server>,
+    tenant: &Tenant,
     sources: &Arc<Sources>,
     spans: Vec<Span>,
     charge: impl Fn(Cost) -> Charge,
 ) -> ApiResult<Vec<Piece>> {
-    let reads = read_spans(Arc::clone(server), Arc::clone(sources), spans);
+    let reads = read_spans(Arc::clone(server), tenant.clone(), Arc::clone(sources), spans);
     let reading = AbortOnDropHandle::new(server.tasks.spawn(reads.try_collect::<Vec<SpanBytes>>()));
     Ok(reading.await??.into_iter().map(|read| read.into_piece(&charge)).collect())
 }
 
 impl Span {
+    /// Returns the chunk, and its bytes, that a reply holds while it sends the span, if they are many.
+    ///
+    /// Few bytes are copied, or bounded by the number of replies and by what is read ahead.
+    fn chunk_held(&self) -> Option<(Hash, u64)> {
+        let (range, slice) = match self {
+            Span::Chunk(r) => (&r.range, &r.slice),
+            Span::PackedFile(f) => (&f.range, &f.placement.slice),
+        };
+        (range.len() as u64 > READ_AHEAD_BYTES_MAX).then(|| (slice.chunk, u64::from(slice.len)))
+    }
+
     /// Returns the bytes if they are in memory, and hashing them is cheap.
     pub fn try_read(&self, server: &Server, sources: &Sources) -> Option<SpanBytes> {
         match self {
             // If the bytes cannot be cut, `read` reads them again and returns the error.
             Span::Chunk(r) => {
-                SpanBytes::of(server, &cached_chunk(server, sources, r.slice.chunk)?, &r.range).ok()
+                SpanBytes::of(server, &cached_chunk(server, sources, r.slice.chunk)?, &r.range, None).ok()
             }
             Span::PackedFile(f) => {
                 if let Some(file) = cached_chunk(server, sources, f.hash) {
-                    return SpanBytes::of(server, &file, &f.range).ok();
+                    return SpanBytes::of(server, &file, &f.range, None).ok();
                 }
                 let proven = f.proven_range();
                 if proven.is_none() && f.placement.range.len() > INLINE_HASH_BYTES_MAX {
@@ -197,23 +229,30 @@ impl Span {
                 }
                 let hit = cached_chunk(server, sources, f.placement.slice.chunk)?;
                 if let Some(range) = proven {
-                    return SpanBytes::of(server, &hit, &range).ok();
+                    return SpanBytes::of(server, &hit, &range, None).ok();
                 }
                 let copies = &server.read_ahead.copies;
                 let file = verify_file(copies, f.hash, &hit.chunk, &f.placement.range).ok()?;
                 f.proven.insert(f.ordinal);
-                SpanBytes::of(server, &Hit { chunk: file, ..hit }, &f.range).ok()
+                SpanBytes::of(server, &Hit { chunk: file, ..hit }, &f.range, None).ok()
             }
         }
     }
 
     /// Reads the bytes.
-    pub async fn read(self, server: &Server, sources: &Arc<Sources>) -> ApiResult<SpanBytes> {
+    pub async fn read(
+        self,
+        server: &Server,
+        tenant: &Tenant,
+        sources: &Arc<Sources>,
+        held: Option<Arc<HeldMemory>>,
+    ) -> ApiResult<SpanBytes> {
         match self {
             Span::Chunk(r) => {
-                SpanBytes::of(server, &read_chunk(server, sources, r.slice.chunk).await?, &r.range)
+                let hit = read_chunk(server, tenant, sources, r.slice.chunk).await?;
+                SpanBytes::of(server, &hit, &r.range, held)
             }
-            Span::PackedFile(f) => f.read(server, sources).await,
+            Span::PackedFile(f) => f.read(server, tenant, sources, held).await,
         }
     }
 }
@@ -226,8 +265,15 @@ impl PackedFile {
         inside.then(|| start + self.range.start..start + self.range.end)
     }
 
-    async fn read(&self, server: &Server, sources: &Arc<Sources>) -> ApiResult<SpanBytes> {
-        let error = match self.read_from(server, sources, &self.placement, true).await {
+    async fn read(
+        &self,
+        server: &Server,
+        tenant: &Tenant,
+        sources: &Arc<Sources>,
+        held: Option<Arc<HeldMemory>>,
+    ) -> ApiResult<SpanBytes> {
+        let held = held.as_ref();
+        let error = match self.read_from((server, tenant), sources, (&self.placement, true), held).await {
             Ok(read) => return Ok(read),
             Err(error) if !another_layout_may_help(error.code()) => return Err(error),
             Err(error) => error,
@@ -235,7 +281,7 @@ impl PackedFile {
         let size = (self.placement.range.end - self.placement.range.start) as u64;
         let chunk = self.placement.slice.chunk;
         for other in server.versions.other_locations(sources, self.ordinal, 0..size, chunk).await {
-            match self.read_from(server, sources, &other, false).await {
+            match self.read_from((server, tenant), sources, (&other, false), held).await {
                 Ok(read) => return Ok(read),
                 Err(e) => tracing::debug!(error = %e, "another layout does not have the file either"),
             }
@@ -250,11 +296,12 @@ impl PackedFile {
     /// the chunk forty times.
     async fn read_from(
         &self,
-        server: &Server,
+        (server, tenant): (&Server, &Tenant),
         sources: &Arc<Sources>,
-        placement: &ChunkRange,
-        own: bool,
+        (placement, own): (&ChunkRange, bool),
+        held: Option<&Arc<HeldMemory>>,
     ) -> ApiResult<SpanBytes> {
+        let cut = |hit: &Hit, range: &Range<usize>| SpanBytes::of(server, hit, range, held.cloned());
         let hash = self.hash;
         let (chunk_hash, at) = (placement.slice.chunk, placement.range.clone());
         let key = |hash| StoreKey { domain: sources.domain.clone(), hash };
@@ -262,7 +309,7 @@ impl PackedFile {
         if cached_chunk(server, sources, chunk_hash).is_none() {
             let located = server.versions.locate(sources, chunk_hash).await?;
             if let Some(hit) = read_part(server, sources, (chunk_hash, &located), &at, hash).await? {
-                return SpanBytes::of(server, &hit, &self.range);
+                return cut(&hit, &self.range);
             }
             let would_keep = || {
                 let (dataset, all) = (sources.dataset_id(), located.layout_bytes());
@@ -271,13 +318,13 @@ impl PackedFile {
             let alone = server.store.has(&key(hash), size) || !would_keep();
             if alone && let Some(part) = located.slice(&at) {
                 let dataset = sources.single_file_id();
-                let hit = read_located_chunk(server, sources, hash, &part, dataset).await?;
-                return SpanBytes::of(server, &hit, &self.range);
+                let hit = read_located_chunk(server, tenant, sources, hash, &part, dataset).await?;
+                return cut(&hit, &self.range);
             }
         }
-        let hit = read_chunk(server, sources, chunk_hash).await?;
+        let hit = read_chunk(server, tenant, sources, chunk_hash).await?;
         if let Some(range) = self.proven_range().filter(|_| own) {
-            return SpanBytes::of(server, &hit, &range);
+            return cut(&hit, &range);
         }
         let whole = hit.chunk;
         let checked = if at.len() <= INLINE_HASH_BYTES_MAX {
@@ -299,7 +346,7 @@ impl PackedFile {
         if own {
             self.proven.insert(self.ordinal);
         }
-        SpanBytes::of(server, &Hit { chunk, tier: hit.tier }, &self.range)
+        cut(&Hit { chunk, tier: hit.tier }, &self.range)
     }
 }
 

@@ -1,9 +1,11 @@
 //! An epoch: acks, state, checkpoints, receipt and ledger.
 
 use super::{
+    admission::acquire_read_permit,
     error::ApiResult,
     jobs::open_job,
     request::{read_json, read_long},
+    response_body::{BodyError, Piece, body_of_piece, body_of_stream},
 };
 use crate::{
     auth::Principal,
@@ -109,12 +111,16 @@ pub async fn acks(
     )
 )]
 pub async fn state(State(server): State<Arc<Server>>, principal: Principal, path: EpochPath) -> ApiResult {
+    // A state is in memory until the client has read it.
+    let permit = acquire_read_permit(&server, &principal.tenant)?;
     let (_, epoch) = epoch_of(&server, &principal, path).await?;
     let of = Arc::clone(&epoch);
     let made = spawn_blocking(move || of.state()).await.map_err(|_| JobError::TaskLost)?;
     // An epoch that continues from the state must not know acks that a crash can undo.
     epoch.durable().await?;
-    Ok((LEDGER_HEADERS, Bytes::from(made)).into_response())
+    let len = made.len() as u64;
+    let body = body_of_piece(&server, Piece::Framing(Bytes::from(made)), len, Some(permit));
+    Ok((LEDGER_HEADERS, body).into_response())
 }
 
 const LEDGER_HEADERS: [(HeaderName, &str); 2] =
@@ -271,6 +277,7 @@ pub async fn receipt(
     )
 )]
 pub async fn ledger(State(server): State<Arc<Server>>, principal: Principal, path: EpochPath) -> ApiResult {
+    let permit = acquire_read_permit(&server, &principal.tenant)?;
     let (_, epoch) = epoch_of(&server, &principal, path).await?;
     let Some(len) = epoch.ledger().durable_len() else { return Err(JobError::Reopening.into()) };
     let at = epoch.ledger().path().to_owned();
@@ -280,7 +287,7 @@ pub async fn ledger(State(server): State<Arc<Server>>, principal: Principal, pat
     let file = file.map_err(failed)?;
     let pieces = stream::try_unfold((file, len), |(file, left)| async move {
         if left == 0 {
-            return Ok::<_, std::io::Error>(None);
+            return Ok::<_, BodyError>(None);
         }
         let read = spawn_blocking(move || {
             let mut piece = BytesMut::zeroed(usize::try_from(left.min(LEDGER_READ_BYTES)).unwrap_or(0));
@@ -288,8 +295,8 @@ pub async fn ledger(State(server): State<Arc<Server>>, principal: Principal, pat
         });
         let (file, piece) = read.await.map_err(std::io::Error::other)??;
         let left = left - piece.len() as u64;
-        Ok(Some((piece, (file, left))))
+        Ok(Some((Piece::Framing(piece), (file, left))))
     });
-    let length = [(header::CONTENT_LENGTH, len.to_string())];
-    Ok((LEDGER_HEADERS, length, Body::from_stream(pieces)).into_response())
+    let body = body_of_stream(&server, pieces, Some(len), Some(permit));
+    Ok((LEDGER_HEADERS, body).into_response())
 }

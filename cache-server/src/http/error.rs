@@ -5,6 +5,7 @@ use crate::{
     auth::Unauthenticated,
     epochs::JobError,
     state::RegisterError,
+    tenants::{NoChunkMemory, NoOriginPermit},
     versions::{UriNotAllowed, VersionError},
     warmups::TooManyWarmups,
 };
@@ -73,7 +74,8 @@ impl std::error::Error for ApiError {}
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        if status.is_server_error() {
+        // A tenant that is full could fill the log; metrics count its refusals.
+        if status.is_server_error() && self.0.code != Code::StateFull {
             tracing::warn!(code = %self.0.code, detail = %self.0.detail, "a request failed");
         }
         // Text and numbers always serialize.
@@ -104,7 +106,10 @@ impl From<ReadError> for ApiError {
         let (code, hint) = match &e {
             ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
                 Some(v) => return v.clone().into(),
-                None => (Code::Internal, SEE_LOG),
+                None => f
+                    .source
+                    .downcast_ref::<NoOriginPermit>()
+                    .map_or((Code::Internal, SEE_LOG), |e| (Code::Overloaded, e.hint())),
             },
             ReadError::Corrupt(_) => {
                 (Code::OriginCorrupt, "the storage returned wrong bytes: check the storage")
@@ -140,6 +145,12 @@ impl From<RegisterError> for ApiError {
     }
 }
 
+impl From<NoChunkMemory> for ApiError {
+    fn from(e: NoChunkMemory) -> Self {
+        ApiError::new(Code::Overloaded, e.to_string(), NoChunkMemory::HINT)
+    }
+}
+
 impl From<JoinError> for ApiError {
     fn from(e: JoinError) -> Self {
         ApiError::internal(format!("a task of the server was lost: {e}"))
@@ -167,7 +178,9 @@ impl From<TooManyWarmups> for ApiError {
 
 impl From<TooManyJobs> for ApiError {
     fn from(e: TooManyJobs) -> Self {
-        ApiError::new(Code::Overloaded, e.to_string(), "name jobs by training run, not by process")
+        let hint = "name jobs by training run, not by process; or raise the tenant's quota `jobs`, \
+            limits.tenant_jobs or limits.jobs";
+        ApiError::new(Code::Overloaded, e.to_string(), hint)
     }
 }
 

@@ -1,8 +1,7 @@
 //! `GET|HEAD /v1/versions/{root}/files/{path}`: whole files, for example for `curl`.
 
 use super::{
-    access::access,
-    admission::Admitted,
+    admission::ReadRequest,
     chunk_read::cache_status,
     entry_read::{content_hash, read_spans, spans},
     error::{ApiError, ApiResult},
@@ -51,13 +50,13 @@ use std::sync::Arc;
 pub async fn get(
     State(server): State<Arc<Server>>,
     path: TwoPaths,
-    mut admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     request: HeaderMap,
 ) -> ApiResult {
     let Path((root, path)) = path?;
     let root: Root = parse_param(&root)?;
-    let sources = access(&server, &admitted.principal, root, admitted.dataset.as_ref()).await?;
+    let (mut admitted, sources) = asked.access(&server, root).await?;
     let path: Arc<str> = path.into();
     let find: AskTables<_> = Box::new(move |source| {
         let path = Arc::clone(&path);
@@ -86,7 +85,8 @@ pub async fn get(
     let n = range.end - range.start;
     let spans = spans(&source, &found, range);
     let charge = admitted.charges(&server, &sources, root);
-    let mut reads = Box::pin(read_spans(Arc::clone(&server), sources, spans));
+    let mut reads =
+        Box::pin(read_spans(Arc::clone(&server), admitted.principal.tenant.clone(), sources, spans));
     // Read the first span before the head is sent, so that its failure becomes a status.
     let first = reads.next().await.transpose()?;
     let status = first.as_ref().map_or("fletch; hit", |read| cache_status(read.tier));

@@ -19,7 +19,7 @@ use axum::{
     http::{StatusCode, header},
     response::IntoResponse as _,
 };
-use fletch_api::{Job, JobList, Problem, StartJob, WorldSpec, jobs::JOB_BODY_BYTES_MAX, routes};
+use fletch_api::{Job, JobList, Problem, StartJob, WorldSpec, routes};
 use fletch_core::{DatasetName, LayoutId, Root};
 use std::sync::Arc;
 
@@ -77,15 +77,18 @@ pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiRe
             content_type = "application/problem+json"),
         (status = 413, description = "The request's body is too long", body = Problem,
             content_type = "application/problem+json"),
-        (status = 429, description = "The server is at its limit of declared jobs", body = Problem,
+        (status = 429, description = "The tenant is at its limit of declared jobs", body = Problem,
             content_type = "application/problem+json"),
+        (status = 507, description = "The job records and ledgers of the tenant are at their limit",
+            body = Problem, content_type = "application/problem+json"),
         (status = 504, description = "The client sent a long body too slowly", body = Problem,
             content_type = "application/problem+json"),
     )
 )]
 pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body: Body) -> ApiResult {
-    let hint = "send a shorter plan";
-    let (bytes, permit) = read_long(&server, body, JOB_BODY_BYTES_MAX, hint).await?;
+    let hint = "send a shorter plan, or raise limits.job_bytes";
+    let most = usize::try_from(server.limits.job_bytes).unwrap_or(usize::MAX);
+    let (bytes, permit) = read_long(&server, body, most, hint).await?;
     let request: StartJob = parse_json(&bytes)?;
     drop(bytes);
     // A short request gives its permit back, so that a slow origin does not block other long bodies.

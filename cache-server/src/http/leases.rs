@@ -1,7 +1,7 @@
 //! `POST …/leases`: grants the next samples of an epoch durably, then streams them.
 
 use super::{
-    admission::{acquire_read_permit, overloaded},
+    admission::{acquire_read_permit, check_read_permit},
     entry_read::{Span, content_hash, read_buffered, read_spans, spans},
     epochs::{EpochPath, job_of},
     error::ApiResult,
@@ -30,7 +30,7 @@ use fletch_api::{
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
 };
-use fletch_core::{delivery::Request, plan::Item as PlanItem};
+use fletch_core::{Tenant, delivery::Request, plan::Item as PlanItem};
 use fletch_store::ReaderKind;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
@@ -75,6 +75,9 @@ const RENEW_INTERVAL_MAX: Duration = Duration::from_secs(1);
         (status = 429,
             description = "The server is at a limit. Wait for `Retry-After`, then retry", body = Problem,
             content_type = "application/problem+json"),
+        (status = 507,
+            description = "The job records and ledgers of the tenant are at their limit. Nothing was granted",
+            body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub async fn post(
@@ -85,16 +88,14 @@ pub async fn post(
     body: Body,
 ) -> ApiResult {
     let request: LeaseRequest = read_json(&server, body).await?;
-    if server.read_permits.available_permits() == 0 {
-        return Err(overloaded(&server));
-    }
+    check_read_permit(&server, &principal.tenant)?;
     let (job, number) = job_of(&server, &principal, path).await?;
     let epoch = job.epoch_for_lease(number, &request).await?;
     let wait = Duration::from_millis(request.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
     let granted = epoch.lease(&request, Instant::now() + wait).await?;
     // After the wait, so that a request that waits for acks holds no permit. A client without a permit sends
     // the request again, and gets the same lease.
-    let permit = acquire_read_permit(&server)?;
+    let permit = acquire_read_permit(&server, &principal.tenant)?;
     let component = headers_in.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
     let reader = LeaseReader::new(&server, &principal, &job, &epoch, Component::from_word(component))?;
     let pieces = lease_stream(reader, &epoch, &request, granted);
@@ -239,7 +240,7 @@ impl LeaseReader {
         component: Component,
     ) -> ApiResult<Self> {
         let name = job.name();
-        let live = server.live_jobs.touch(&principal.tenant, &name, server.now_ns())?;
+        let live = server.live_job(&principal.tenant, &name)?;
         let source = &job.source;
         let tally =
             server.accounts.tally(&principal.domain, &live, source.version.root(), job.sources.dataset());
@@ -304,6 +305,10 @@ impl LeaseReader {
         }
     }
 
+    fn tenant(&self) -> &Tenant {
+        &self.job.setup.tenant
+    }
+
     async fn files(&self, sample: u32) -> ApiResult<Vec<Found>> {
         let files = self.delivery.files(sample).await?;
         for found in &files {
@@ -318,13 +323,14 @@ impl LeaseReader {
         let spans: Vec<Span> = files.iter().flat_map(|f| spans(source, f, 0..f.entry().size)).collect();
         let charge = self.charge(class);
         if len > READ_AHEAD_BYTES_MAX {
-            let reads = read_spans(Arc::clone(&self.server), Arc::clone(sources), spans);
+            let reads =
+                read_spans(Arc::clone(&self.server), self.tenant().clone(), Arc::clone(sources), spans);
             return Ok(Content::Streamed(reads.map(move |read| Ok(read?.into_piece(&charge))).boxed()));
         }
         let ready = spans.iter().map(|s| s.try_read(&self.server, sources)).collect::<Option<Vec<_>>>();
         Ok(Content::Buffered(match ready {
             Some(reads) => reads.into_iter().map(|read| read.into_piece(&charge)).collect(),
-            None => read_buffered(&self.server, sources, spans, charge).await?,
+            None => read_buffered(&self.server, self.tenant(), sources, spans, charge).await?,
         }))
     }
 

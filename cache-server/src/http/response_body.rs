@@ -8,6 +8,7 @@
 use super::error::{ApiError, ApiResult};
 use crate::accounting::{Component, Cost, Tally};
 use crate::server::Server;
+use crate::tenants::FairPermit;
 use axum::{body::Body, http::response::Builder};
 use bytes::Bytes;
 use futures::{Stream, stream::BoxStream};
@@ -17,7 +18,6 @@ use std::{
     sync::Arc,
     task::{Context, Poll},
 };
-use tokio::sync::OwnedSemaphorePermit;
 
 /// The most bytes that a connection takes at once.
 pub const SLICE_BYTES_MAX: usize = 256 << 10;
@@ -91,16 +91,11 @@ struct CountedBody {
     rest: Option<BoxStream<'static, Result<Piece, BodyError>>>,
     /// Bytes not yet taken, if the length was known from the start.
     remaining: Option<u64>,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: Option<FairPermit>,
 }
 
 /// Returns a body of one piece, `len` bytes long.
-pub fn body_of_piece(
-    server: &Arc<Server>,
-    piece: Piece,
-    len: u64,
-    permit: Option<OwnedSemaphorePermit>,
-) -> Body {
+pub fn body_of_piece(server: &Arc<Server>, piece: Piece, len: u64, permit: Option<FairPermit>) -> Body {
     let current = Some(piece);
     Body::new(CountedBody {
         server: Arc::clone(server),
@@ -116,7 +111,7 @@ pub fn body_of_stream(
     server: &Arc<Server>,
     pieces: impl Stream<Item = Result<Piece, BodyError>> + Send + 'static,
     len: Option<u64>,
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<FairPermit>,
 ) -> Body {
     let rest: Option<BoxStream<'static, _>> = Some(Box::pin(pieces));
     Body::new(CountedBody {

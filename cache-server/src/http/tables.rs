@@ -1,8 +1,7 @@
 //! A version's tables, for clients that read them by range. They are counted apart from content.
 
 use super::{
-    access::access,
-    admission::Admitted,
+    admission::ReadRequest,
     error::ApiResult,
     range::{Requested, not_modified, range_error, requested_range},
     request::{OnePath, TwoPaths, parse_param},
@@ -29,7 +28,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 struct TableRequest {
     server: Arc<Server>,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 }
@@ -48,11 +47,11 @@ struct TableRequest {
 pub async fn manifest(
     State(server): State<Arc<Server>>,
     path: OnePath,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 ) -> ApiResult {
-    root_table(Table::Manifest, path, TableRequest { server, admitted, method, headers }).await
+    root_table(Table::Manifest, path, TableRequest { server, asked, method, headers }).await
 }
 
 /// Reads the table of a version's entries.
@@ -69,11 +68,11 @@ pub async fn manifest(
 pub async fn entries(
     State(server): State<Arc<Server>>,
     path: OnePath,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 ) -> ApiResult {
-    root_table(Table::Entries, path, TableRequest { server, admitted, method, headers }).await
+    root_table(Table::Entries, path, TableRequest { server, asked, method, headers }).await
 }
 
 /// Reads the description of a layout.
@@ -93,11 +92,11 @@ pub async fn entries(
 pub async fn layout(
     State(server): State<Arc<Server>>,
     path: TwoPaths,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 ) -> ApiResult {
-    layout_table(Table::Layout, path, TableRequest { server, admitted, method, headers }).await
+    layout_table(Table::Layout, path, TableRequest { server, asked, method, headers }).await
 }
 
 /// Reads the table that places a version's entries in the chunks of a layout.
@@ -117,11 +116,11 @@ pub async fn layout(
 pub async fn placement(
     State(server): State<Arc<Server>>,
     path: TwoPaths,
-    admitted: Admitted,
+    asked: ReadRequest,
     method: Method,
     headers: HeaderMap,
 ) -> ApiResult {
-    layout_table(Table::Placement, path, TableRequest { server, admitted, method, headers }).await
+    layout_table(Table::Placement, path, TableRequest { server, asked, method, headers }).await
 }
 
 async fn root_table(table: Table, path: OnePath, request: TableRequest) -> ApiResult {
@@ -174,12 +173,12 @@ struct TableHead {
 }
 
 async fn send(table: Table, root: Root, layout: Option<LayoutId>, request: TableRequest) -> ApiResult {
-    let TableRequest { server, mut admitted, method, headers } = request;
-    let sources = access(&server, &admitted.principal, root, admitted.dataset.as_ref()).await?;
+    let TableRequest { server, asked, method, headers } = request;
+    let (mut admitted, sources) = asked.access(&server, root).await?;
     let client = Arc::new(TableHead { headers, is_head: method == Method::HEAD });
-    let asked = Arc::clone(&client);
+    let head = Arc::clone(&client);
     let first: AskTables<_> = Box::new(move |source| {
-        let client = Arc::clone(&asked);
+        let client = Arc::clone(&head);
         async move {
             let path = table.path(root, source.version.layout());
             first_piece(&source, &path, &client).await

@@ -63,7 +63,8 @@ pub async fn start(
     let (footprint, now) = (source.footprint_max(), server.now_ns());
     server.shares.note(sources.dataset_id(), read, footprint, ReaderKind::Warmup, now);
     let pin = Duration::from_secs(request.pin_s);
-    let request = WarmupRequest { sources, source, root, check: request.check, pin };
+    let tenant = principal.tenant;
+    let request = WarmupRequest { tenant, sources, source, root, check: request.check, pin };
     let warmup = server.warmups.start(request)?;
     let at = [(header::LOCATION, routes::warmup(&warmup.id))];
     Ok((StatusCode::ACCEPTED, at, Json(warmup)).into_response())

@@ -24,6 +24,7 @@ use crate::{
         replayed_ledger, sync_parent, world_of,
     },
     sweep::Sweep,
+    tenants::JobCharges,
     versions::Samples,
 };
 use fletch_api::{
@@ -81,6 +82,11 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the number of the epoch whose ledger has this file name.
+pub(super) fn epoch_of_file(name: &str) -> Option<u64> {
+    name.strip_prefix("epoch-")?.strip_suffix(".ledger")?.parse().ok()
+}
+
 /// Runs work that waits for the disk on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
@@ -96,7 +102,7 @@ impl OpenJob {
     pub(super) async fn open(
         record: Record,
         permit: Option<OwnedSemaphorePermit>,
-        dir: PathBuf,
+        (dir, charges): (PathBuf, Arc<JobCharges>),
         context: &Arc<JobContext>,
         sources: Arc<Sources>,
         source: Arc<Source>,
@@ -125,6 +131,8 @@ impl OpenJob {
         let exact = sources.with_source(&source, sources.dataset_id());
         let mut setup = JobSetup {
             exact,
+            tenant: record.tenant.clone(),
+            charges,
             job: ask.name.to_string(),
             root: record.root,
             layout: record.layout,
@@ -210,9 +218,7 @@ impl OpenJob {
         let mut out = Vec::new();
         for file in std::fs::read_dir(&self.dir).map_err(failed)? {
             let name = file.map_err(failed)?.file_name();
-            let number: Option<u64> =
-                name.to_str().and_then(|n| n.strip_prefix("epoch-")?.strip_suffix(".ledger")?.parse().ok());
-            let Some(number) = number else { continue };
+            let Some(number) = name.to_str().and_then(epoch_of_file) else { continue };
             // The head of every ledger is at least this long.
             let shortest = Epoch::head(&self.setup, number, World { ranks: 1, batch: 1, tail: Tail::Keep });
             match is_unsynced(&self.path(number), shortest.len()) {
@@ -264,6 +270,7 @@ impl OpenJob {
         if let Some(ack) = ask.acks.first() {
             return Err(LeaseError::Gone(ack.lease).into());
         }
+        self.setup.check_state_bytes(1)?;
         self.find(number, true).await
     }
 
@@ -274,6 +281,9 @@ impl OpenJob {
     pub async fn epoch_for_commit(self: &Arc<Self>, number: u64) -> Result<Arc<Epoch>, JobError> {
         if self.setup.visitation != Visitation::Checkpoint {
             return Err(JobError::NoCommits);
+        }
+        if let Err(JobError::NoEpoch(_)) = self.epoch(number).await {
+            self.setup.check_state_bytes(1)?;
         }
         self.find(number, true).await
     }
@@ -343,6 +353,9 @@ impl OpenJob {
             Ok(epoch)
         };
         begun().inspect_err(|_| {
+            if fresh {
+                self.setup.charges.forget(number);
+            }
             if fresh && let Err(error) = std::fs::remove_file(&path) {
                 tracing::warn!(
                     file = %path.display(), %error,
@@ -363,6 +376,7 @@ impl OpenJob {
         for &n in known.iter().filter(|&&n| n < number.saturating_sub(1)).take(too_many) {
             let path = self.path(n);
             std::fs::remove_file(&path).map_err(|error| JobError::Io { path, error })?;
+            self.setup.charges.forget(n);
             epochs.remove(&n);
         }
         Ok(())
@@ -396,6 +410,11 @@ impl OpenJob {
         let header = Epoch::header(&self.setup, number, read.header.world);
         if let Some((what, got, want)) = header_mismatch(&read.header, &header, self.setup.block > 0) {
             return Err(JobError::StateDiffers { what, got, want });
+        }
+        // The state replaces the epoch's ledger. One that is shorter fits even where the tenant is full.
+        let more = (bytes.len() as u64).saturating_sub(self.setup.charges.ledger(number).bytes());
+        if more > 0 {
+            self.setup.check_state_bytes(more)?;
         }
         let schedule = Schedule::new(&self.setup, number, read.header.world)?;
         let mut leases = Leases::new(schedule.planned(), read.header.world)?;

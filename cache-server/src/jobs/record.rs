@@ -13,6 +13,9 @@ use std::{
     path::Path,
 };
 
+/// The name of a record's file in its job's directory.
+pub const RECORD_FILE: &str = "job.json";
+
 /// The record of a declared job, as it is written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -45,6 +48,18 @@ impl Record {
         Record::id_of(&self.domain, &self.tenant, self.ask.name.as_str())
     }
 
+    /// Returns the bytes of the record as it is written.
+    ///
+    /// # Errors
+    /// [`JobError::Io`] if it cannot be written as JSON.
+    pub fn bytes(&self) -> Result<u64, JobError> {
+        let mut count = ByteCount(0);
+        let path = || RECORD_FILE.into();
+        serde_json::to_writer(&mut count, self)
+            .map_err(|e| JobError::Io { path: path(), error: e.into() })?;
+        Ok(count.0)
+    }
+
     /// Returns the part that is kept in memory.
     #[must_use]
     pub fn known(mut self) -> RecordSummary {
@@ -57,21 +72,21 @@ impl Record {
 
     /// Reads the record in a job's directory. Blocking.
     pub(super) fn read(dir: &Path) -> Result<Self, JobError> {
-        let path = dir.join("job.json");
+        let path = dir.join(RECORD_FILE);
         let read = std::fs::read(&path).and_then(|b| serde_json::from_slice(&b).map_err(io::Error::from));
         read.map_err(|error| JobError::Io { path, error })
     }
 
     /// Writes the record's new content beside it. Blocking.
     pub(super) fn stage(&self, dir: &Path) -> Result<Staged, JobError> {
-        let path = dir.join("job.json");
+        let path = dir.join(RECORD_FILE);
         let staged = serde_json::to_vec(self).map_err(io::Error::from).and_then(|b| stage(&path, &b));
         staged.map_err(|error| JobError::Io { path, error })
     }
 
     /// Writes the record. Durable when this returns. Blocking.
     pub(super) fn write(&self, dir: &Path) -> Result<(), JobError> {
-        let path = dir.join("job.json");
+        let path = dir.join(RECORD_FILE);
         let failed = |error| JobError::Io { path: path.clone(), error };
         let bytes = serde_json::to_vec(self).map_err(|e| failed(e.into()))?;
         std::fs::create_dir_all(dir).map_err(failed)?;
@@ -85,6 +100,20 @@ impl Record {
             sync_parent(&path).map_err(failed)?;
         }
         sync_parent(dir).map_err(failed)
+    }
+}
+
+/// Counts the bytes that are written to it.
+struct ByteCount(u64);
+
+impl io::Write for ByteCount {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -4,19 +4,22 @@
 //! 2. A job is opened at its first request, by one caller while others wait; a restart opens none.
 //!    Declarations and deletions of one job follow each other. Those of different jobs do not wait for each
 //!    other, except for a permit where a job has a long part.
-//! 3. (I6) At most [`DECLARED_MAX`] jobs are declared. Jobs of one (domain, root, layout) share its samples
+//! 3. (I6) Each declared job holds a place of its tenant, and a charge for its record and its ledgers
+//!    (`tenants`). Jobs of one (domain, root, layout) share its samples
 //!    and its sweep, which end with the last of them.
 //! 4. (I6) An open job without a request during `job_ttl` and without a live lease is closed. The next
 //!    request opens it from its record and its ledgers.
 
 use super::{
-    open_job::OpenJob,
-    record::{Record, RecordSummary, is_long},
+    open_job::{OpenJob, epoch_of_file},
+    record::{RECORD_FILE, Record, RecordSummary, is_long},
 };
 use crate::versions::{Source, Sources};
 use crate::{
     epochs::{JobContext, JobError},
+    limits::DECLARED_MAX,
     sweep::Sweep,
+    tenants::{JobCharges, ShareUse, TenantLimit},
     versions::Samples,
 };
 use fletch_api::{JobLine, OrderKind, StartJob};
@@ -28,7 +31,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{
-            AtomicBool, AtomicU64, AtomicUsize,
+            AtomicBool, AtomicU64,
             Ordering::{Relaxed, SeqCst},
         },
     },
@@ -40,12 +43,11 @@ use tokio::{
 
 /// Most jobs with a long part that are declared or opened at once.
 const LONG_JOBS_AT_ONCE: usize = 2;
-/// Most declared jobs.
-pub const DECLARED_MAX: usize = 10_000;
 
 /// A declared job, open or not.
 struct RegisteredJob {
     known: RecordSummary,
+    charges: Arc<JobCharges>,
     opened: OnceCell<Arc<OpenJob>>,
     /// Time of the last request as far as maintenance has seen it, in nanoseconds since the start.
     seen_ns: AtomicU64,
@@ -56,9 +58,10 @@ struct RegisteredJob {
 }
 
 impl RegisteredJob {
-    fn new(known: RecordSummary, opened: OnceCell<Arc<OpenJob>>) -> Arc<Self> {
+    fn new(known: RecordSummary, charges: Arc<JobCharges>, opened: OnceCell<Arc<OpenJob>>) -> Arc<Self> {
         Arc::new(RegisteredJob {
             known,
+            charges,
             opened,
             seen_ns: AtomicU64::new(0),
             asked: AtomicBool::new(true),
@@ -95,8 +98,6 @@ pub struct Registry {
     jobs: Arc<RegisteredJobs>,
     /// By job: the permit to declare or delete it.
     changing: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
-    /// Jobs that are being declared and are not in `jobs` yet.
-    coming: Arc<AtomicUsize>,
     /// Permits to declare or open jobs with a long part.
     long: Arc<Semaphore>,
     places: Mutex<HashMap<VersionKey, Arc<Shared>>>,
@@ -127,13 +128,33 @@ fn remove_all(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// A job that is being declared.
-struct Coming(Arc<AtomicUsize>);
-
-impl Drop for Coming {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
+/// Returns the charges of a job that was declared before the server started, by the lengths of its files.
+/// Blocking.
+fn charges_of(context: &JobContext, tenant: &Tenant, dir: &Path) -> Arc<JobCharges> {
+    let tenants = &context.tenants;
+    let charges = tenants.state_bytes.job(tenant, tenants.declared_jobs.force(tenant, 1));
+    let charge = || -> std::io::Result<()> {
+        for file in std::fs::read_dir(dir)? {
+            let file = file?;
+            let name = file.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let bytes = file.metadata()?.len();
+            match epoch_of_file(name) {
+                Some(epoch) => charges.ledger(epoch).set(bytes),
+                None if name == RECORD_FILE => charges.record().set(bytes),
+                None => {}
+            }
+        }
+        Ok(())
+    };
+    // One file that cannot be read keeps no job from starting.
+    if let Err(error) = charge() {
+        tracing::error!(
+            dir = %dir.display(), %error,
+            "the length of a job's file cannot be read; the tenant is charged for less than it has"
+        );
     }
+    charges
 }
 
 /// Closes an open job; the next request opens it anew.
@@ -143,7 +164,10 @@ async fn close(jobs: &RegisteredJobs, id: &str, stale: &Arc<OpenJob>) {
     let mut jobs = lock(jobs);
     let there = jobs.get(id).and_then(|s| s.opened.get());
     if there.is_some_and(|there| Arc::ptr_eq(there, stale)) {
-        jobs.insert(id.to_owned(), RegisteredJob::new(stale.known(), OnceCell::new()));
+        jobs.insert(
+            id.to_owned(),
+            RegisteredJob::new(stale.known(), Arc::clone(&stale.setup.charges), OnceCell::new()),
+        );
     }
 }
 
@@ -182,7 +206,8 @@ impl Registry {
             }
             match Record::read(&path) {
                 Ok(record) if record.id() == name => {
-                    jobs.insert(name, RegisteredJob::new(record.known(), OnceCell::new()));
+                    let charges = charges_of(&context, &record.tenant, &path);
+                    jobs.insert(name, RegisteredJob::new(record.known(), charges, OnceCell::new()));
                 }
                 Ok(_) => {
                     tracing::error!(
@@ -203,7 +228,6 @@ impl Registry {
             context: Arc::new(context),
             jobs: Arc::new(Mutex::new(jobs)),
             changing: Mutex::default(),
-            coming: Arc::default(),
             long: Arc::new(Semaphore::new(LONG_JOBS_AT_ONCE)),
             places: Mutex::default(),
         })
@@ -270,7 +294,9 @@ impl Registry {
                 let dir = self.dir.join(id);
                 let record =
                     spawn_blocking(move || Record::read(&dir)).await.map_err(|_| JobError::TaskLost)??;
-                let (opened, _long) = self.open_record(record, long, shared, sources, source).await?;
+                let charges = Arc::clone(&registered.charges);
+                let (opened, _long) =
+                    self.open_record(record, charges, long, shared, (sources, source)).await?;
                 Ok::<_, JobError>(Arc::new(opened))
             })
             .await?;
@@ -354,13 +380,13 @@ impl Registry {
     async fn open_record(
         &self,
         record: Record,
+        charges: Arc<JobCharges>,
         permit: Option<OwnedSemaphorePermit>,
         shared: (Arc<Samples>, Option<Arc<Sweep>>),
-        sources: &Arc<Sources>,
-        source: &Arc<Source>,
+        (sources, source): (&Arc<Sources>, &Arc<Source>),
     ) -> Result<(OpenJob, Option<OwnedSemaphorePermit>), JobError> {
         let (dir, sources, source) = (self.dir.join(record.id()), Arc::clone(sources), Arc::clone(source));
-        OpenJob::open(record, permit, dir, &self.context, sources, source, shared).await
+        OpenJob::open(record, permit, (dir, charges), &self.context, sources, source, shared).await
     }
 
     /// Waits for the permit to open a job with a long part. This is the last thing that an opening waits for.
@@ -398,17 +424,19 @@ impl Registry {
             there.is(&asked)?;
             return Ok((there, false));
         }
-        let place = self.reserve_place()?;
+        let charges = self.reserve(&record)?;
         let shared = self.shared(domain, record.ask.order, sources, source).await?;
         let long = self.permit_for_long(is_long(&record.ask)).await;
-        let (opened, long) = self.open_record(record.clone(), long, shared, sources, source).await?;
+        let held = Arc::clone(&charges);
+        let (opened, long) = self.open_record(record.clone(), held, long, shared, (sources, source)).await?;
         let (dir, jobs, opened) = (self.dir.join(&id), Arc::clone(&self.jobs), Arc::new(opened));
         // The declaration goes on if the caller goes away, so that what is written is also registered.
         let task = self.context.tasks.spawn(async move {
-            let _held = (permit, place, long);
+            let _held = (permit, long);
             let known = opened.known();
             spawn_blocking(move || record.write(&dir)).await.map_err(|_| JobError::TaskLost)??;
-            lock(&jobs).insert(id, RegisteredJob::new(known, OnceCell::new_with(Some(Arc::clone(&opened)))));
+            let cell = OnceCell::new_with(Some(Arc::clone(&opened)));
+            lock(&jobs).insert(id, RegisteredJob::new(known, charges, cell));
             Ok::<_, JobError>(opened)
         });
         Ok((task.await.map_err(|_| JobError::TaskLost)??, true))
@@ -429,16 +457,26 @@ impl Registry {
         turns.lock_owned().await
     }
 
-    fn reserve_place(&self) -> Result<Coming, JobError> {
-        let jobs = lock(&self.jobs);
-        // Counted under the lock of `jobs`, so that two callers cannot both take the last place.
-        if jobs.len() + self.coming.load(SeqCst) >= DECLARED_MAX {
-            return Err(JobError::AtLimit(format!(
-                "{DECLARED_MAX} jobs are declared, the most that this server keeps"
-            )));
+    /// Takes a place and the bytes of a new job's record from its tenant.
+    fn reserve(&self, record: &Record) -> Result<Arc<JobCharges>, JobError> {
+        let (tenants, tenant) = (&self.context.tenants, &record.tenant);
+        let place = tenants.declared_jobs.try_acquire(tenant, 1).map_err(|_| {
+            tenants.count_refusal(tenant, TenantLimit::DeclaredJobs);
+            let ShareUse { used, max, .. } = tenants.declared_jobs.of(tenant);
+            JobError::AtLimit(format!(
+                "this tenant has declared {used} jobs; it may declare {max}, and all tenants together \
+                 {DECLARED_MAX}"
+            ))
+        })?;
+        let bytes = record.bytes()?;
+        let charges = tenants.state_bytes.job(tenant, place);
+        // Charged first and checked then, so that two callers cannot both take the last bytes.
+        charges.record().set(bytes);
+        if let Err(mut full) = tenants.check_state_bytes(tenant, 0) {
+            (full.used, full.more) = (full.used.saturating_sub(bytes), bytes);
+            return Err(full.into());
         }
-        self.coming.fetch_add(1, SeqCst);
-        Ok(Coming(Arc::clone(&self.coming)))
+        Ok(charges)
     }
 
     /// Deletes a job and its ledgers.
@@ -483,7 +521,10 @@ impl Registry {
             if gone.is_err() && there.exists() {
                 // The job is still there, and requests see that: nothing declares it anew over its old
                 // ledgers.
-                lock(&jobs).insert(id, RegisteredJob::new(registered.known.clone(), OnceCell::new()));
+                lock(&jobs).insert(id, {
+                    let charges = Arc::clone(&registered.charges);
+                    RegisteredJob::new(registered.known.clone(), charges, OnceCell::new())
+                });
             }
             gone
         });

@@ -53,10 +53,16 @@ impl Prefetcher {
         Ok(Fetched { fetched_bytes, _pins: all.into_iter().filter_map(|(_, p)| p).collect() })
     }
 
-    async fn read(&self, piece: Piece) -> Result<(u64, Option<Pinned>), ReadError> {
+    async fn read(&self, piece: Piece) -> Result<(u64, Option<Pinned>), FetchFailed> {
         let Piece { hash, located, held } = piece;
         let fetch = ChunkFetch::fetch(&self.context.versions, &self.sources, hash, &located);
         let (store, key) = (&self.context.store, self.key(hash));
+        let fetch = self
+            .context
+            .tenants
+            .with_origin_permit(&self.tenant, (store, &key, located.len), fetch)
+            .await
+            .map_err(ReadError::from)?;
         let hit = store.read(key.clone(), located.len, self.sources.dataset_id(), fetch).await?;
         let fetched = if matches!(hit.tier, Tier::Origin | Tier::Bypass) { located.len.into() } else { 0 };
         Ok((fetched, held.then(|| store.pin(key, hit.chunk))))

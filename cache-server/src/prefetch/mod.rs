@@ -19,10 +19,13 @@
 
 mod fetch;
 
-use crate::versions::{Samples, Sources, Versions};
+use crate::{
+    tenants::Tenants,
+    versions::{Samples, Sources, Versions},
+};
 use fetch::Fetched;
 use fletch_core::{
-    StoreKey,
+    StoreKey, Tenant,
     plan::Bits,
     prefetch::segments::{Segment, SegmentedPrefetch as Plan},
     residency::CacheAction,
@@ -150,6 +153,8 @@ pub struct PrefetchContext {
     pub store: Arc<Store>,
     /// Fetches chunks.
     pub versions: Arc<Versions>,
+    /// Whose permits the fetches take.
+    pub tenants: Arc<Tenants>,
     /// Owns the fetches' tasks.
     pub tasks: TaskTracker,
     /// The memory that prefetchers share.
@@ -190,6 +195,8 @@ struct Inner {
 /// The prefetcher of one epoch.
 pub struct Prefetcher {
     context: Arc<PrefetchContext>,
+    /// The tenant of the epoch's job.
+    tenant: Tenant,
     samples: Arc<Samples>,
     sources: Arc<Sources>,
     by: By,
@@ -206,6 +213,7 @@ impl Prefetcher {
     /// `None` when the pool has no memory.
     pub fn start(
         context: &Arc<PrefetchContext>,
+        tenant: &Tenant,
         samples: &Arc<Samples>,
         sources: &Arc<Sources>,
         block: u32,
@@ -247,6 +255,7 @@ impl Prefetcher {
         };
         let this = Arc::new(Prefetcher {
             context: Arc::clone(context),
+            tenant: tenant.clone(),
             samples: Arc::clone(samples),
             sources: Arc::clone(sources),
             by,

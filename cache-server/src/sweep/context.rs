@@ -1,7 +1,7 @@
 //! What the server gives to its sweeps, and what it counts of them.
 
 use super::Recorder;
-use crate::versions::Versions;
+use crate::{tenants::Tenants, versions::Versions};
 use fletch_store::{Shares, Store};
 use std::sync::{
     Arc,
@@ -17,6 +17,8 @@ pub struct SweepContext {
     pub versions: Arc<Versions>,
     /// Divides the disk between datasets.
     pub shares: Arc<Shares>,
+    /// Whose permits the fetches take.
+    pub tenants: Arc<Tenants>,
     /// Owns the fetches' tasks.
     pub tasks: TaskTracker,
     /// Memory for all sweeps together where the server has no disk tier, in bytes.

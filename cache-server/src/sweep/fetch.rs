@@ -2,6 +2,7 @@
 
 use super::{Sweep, pending_reads};
 use crate::versions::{ChunkFetch, LocatedChunk};
+use fletch_core::StoreKey;
 use fletch_store::{Fetch, Pinned, Warmed, disk::Health};
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -34,7 +35,8 @@ impl Sweep {
             match &mut held {
                 Some(held) => {
                     let (key, number) = (self.key(c.hash), self.kept_sources.dataset_id());
-                    let hit = store.read(key.clone(), c.len, number, fetch()).await;
+                    let fetch = self.with_permit(&key, c.len, fetch()).await?;
+                    let hit = store.read(key.clone(), c.len, number, fetch).await;
                     held.push(store.pin(key, hit.map_err(|e| e.to_string())?.chunk));
                 }
                 None => self.keep_on_disk(unit, c.hash, c.len, fetch).await?,
@@ -56,7 +58,8 @@ impl Sweep {
         let began = Instant::now();
         let mut made_room = began;
         loop {
-            let warmed = self.context.store.warm(&key, len, number, fetch()).await;
+            let fetch = self.with_permit(&key, len, fetch()).await?;
+            let warmed = self.context.store.warm(&key, len, number, fetch).await;
             if warmed.map_err(|e| e.to_string())? != Warmed::Refused {
                 return Ok(());
             }
@@ -72,6 +75,14 @@ impl Sweep {
             }
             tokio::time::sleep(SETTLE_EVERY).await;
         }
+    }
+
+    /// Waits for a permit for a fetch. A sweep may serve several tenants; it takes the permits of the tenant
+    /// that registered the dataset.
+    async fn with_permit(&self, key: &StoreKey, len: u32, fetch: Fetch) -> Result<Fetch, String> {
+        let (tenants, tenant) = (&self.context.tenants, &self.source.registered.tenant);
+        let chunk = (&*self.context.store, key, len);
+        tenants.with_origin_permit(tenant, chunk, fetch).await.map_err(|e| e.to_string())
     }
 
     /// Evicts recently evicted units once more; returns whether there were any.

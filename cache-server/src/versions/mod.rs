@@ -46,7 +46,7 @@ pub use sources::{Reader, Sources};
 use crate::state::{Registration, RegistrationHandle, Registrations};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{OriginUri, Origins};
-use fletch_tables::{PartCache, Version};
+use fletch_tables::{PartCache, TagDoc, Version};
 use home::Homes;
 use lookups::RootLookups;
 use moka::sync::Cache;

@@ -11,9 +11,12 @@
 
 mod run;
 
-use crate::versions::{Source, Sources, Versions};
+use crate::{
+    tenants::Tenants,
+    versions::{Source, Sources, Versions},
+};
 use fletch_api::{Amount, Code, Problem, Warmup, WarmupState};
-use fletch_core::{DatasetName, Domain, LayoutId, Root, StoreKey};
+use fletch_core::{DatasetName, Domain, LayoutId, Root, StoreKey, Tenant};
 use fletch_store::{DatasetId, Shares, Store};
 use std::{
     collections::VecDeque,
@@ -41,22 +44,22 @@ pub struct WarmupContext {
     pub shares: Arc<Shares>,
     /// Where the chunks come from.
     pub versions: Arc<Versions>,
-    /// The permits of requests for bytes. While readers hold some, warm-ups fetch less.
-    pub read_permits: Arc<Semaphore>,
-    /// The number of those permits.
-    pub read_permits_max: usize,
+    /// Whose permits the fetches take. While readers hold permits, warm-ups fetch less.
+    pub tenants: Arc<Tenants>,
     /// How many chunks are fetched at once while there are no readers.
     pub parallel: usize,
 }
 
 impl WarmupContext {
     fn has_readers(&self) -> bool {
-        self.read_permits.available_permits() < self.read_permits_max
+        self.tenants.requests.used() > 0
     }
 }
 
 /// What a warm-up fetches or checks.
 pub struct WarmupRequest {
+    /// The tenant that asked for it.
+    pub tenant: Tenant,
     /// The sources of the version.
     pub sources: Arc<Sources>,
     /// The layout whose chunks are fetched: the one that readers of the same name get.

@@ -8,6 +8,7 @@
 //! ```
 
 use super::{Pins, WarmupRecord, WarmupRequest, Warmups, unix_ns};
+use crate::tenants::NoOriginPermit;
 use crate::versions::{ChunkFetch, LocatedChunk, VersionError};
 use fletch_api::{Amount, Code, WarmupState};
 use fletch_core::StoreKey;
@@ -222,9 +223,15 @@ impl Warmups {
         let mut tries = 0;
         loop {
             let fetch = ChunkFetch::fetch(&self.context.versions, sources, row.chunk, &located);
-            match self.context.store.warm_to_disk(&key, row.len, sources.dataset_id(), fetch).await {
+            let (store, tenants) = (&self.context.store, &self.context.tenants);
+            let permitted = tenants.with_origin_permit(&request.tenant, (store, &key, row.len), fetch).await;
+            let warmed = match permitted {
+                Ok(fetch) => store.warm_to_disk(&key, row.len, sources.dataset_id(), fetch).await,
+                Err(e) => Err(e.into()),
+            };
+            match warmed {
                 Ok(warmed) => return (row, ChunkOutcome::Warmed(warmed)),
-                Err(ReadError::Overloaded { .. }) if tries < TRIES_MAX => {
+                Err(e) if is_overloaded(&e) && tries < TRIES_MAX => {
                     tries += 1;
                     sleep(RETRY_INTERVAL).await;
                 }
@@ -306,11 +313,22 @@ impl Warmups {
     }
 }
 
+fn is_overloaded(e: &ReadError) -> bool {
+    match e {
+        ReadError::Overloaded { .. } => true,
+        ReadError::Fetch(f) => f.source.is::<NoOriginPermit>(),
+        _ => false,
+    }
+}
+
 fn problem_of(e: &ReadError) -> (Code, &'static str) {
     match e {
         ReadError::Fetch(f) => match f.source.downcast_ref::<VersionError>() {
             Some(v) => (v.code(), v.hint()),
-            None => (Code::Internal, "see the server's log"),
+            None => f
+                .source
+                .downcast_ref::<NoOriginPermit>()
+                .map_or((Code::Internal, "see the server's log"), |e| (Code::Overloaded, e.hint())),
         },
         ReadError::Corrupt(_) => (Code::OriginCorrupt, "the storage returned wrong bytes: check the storage"),
         ReadError::Overloaded { .. } => (Code::Overloaded, "give the server more --memory"),

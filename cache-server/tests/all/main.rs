@@ -28,6 +28,7 @@ mod selections;
 mod shuffles;
 mod states;
 mod sweeps;
+mod tenants;
 mod traces;
 mod unmounted;
 mod warmups;

@@ -93,6 +93,8 @@ codes! {
     EpochClosed = "epoch_closed", Invalid, Some(409), "the epoch is closed";
     /// The ledger of the epoch has reached its limit. The server grants no more entries.
     LedgerFull = "ledger_full", Invalid, Some(409), "the epoch's ledger is full";
+    /// The job records and ledgers of the tenant have reached their limit. The server keeps no more of them.
+    StateFull = "state_full", Invalid, Some(507), "the tenant's jobs and ledgers are full";
     /// The epoch is not finished, so it has no receipt.
     EpochOpen = "epoch_open", Invalid, Some(409), "the epoch is not finished";
     /// The number of ranks cannot change in the middle of a step.

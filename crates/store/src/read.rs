@@ -93,6 +93,12 @@ impl Store {
         self.disk.as_ref().is_some_and(|d| d.has(key, len)) || self.memory_or_queued(key).is_some()
     }
 
+    /// Whether a read of the chunk would begin a fetch: it is not cached, and nobody fetches it now.
+    #[must_use]
+    pub fn needs_fetch(&self, key: &StoreKey, len: u32) -> bool {
+        !self.has(key, len) && !self.flights.has(key)
+    }
+
     /// Whether the whole chunk is in memory, so that a part handed out keeps all of it there. Counts no hit.
     #[must_use]
     pub fn holds_chunk(&self, key: &StoreKey) -> bool {
@@ -156,6 +162,7 @@ impl Store {
             }
             (outcome, _) => outcome,
         };
+        // Counted here and not by the flight: each reader that joined it is rejected.
         if let Err(ReadError::Overloaded { .. }) = outcome {
             Counters::add(&self.counters.overloaded, 1);
         }

@@ -56,6 +56,7 @@ impl OpenJob {
             }
             let path = self.path(n);
             std::fs::remove_file(&path).map_err(|error| JobError::Io { path, error })?;
+            self.setup.charges.forget(n);
             gone = true;
         }
         let synced = if gone { std::fs::File::open(&self.dir).and_then(|d| d.sync_all()) } else { Ok(()) };

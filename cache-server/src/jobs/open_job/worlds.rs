@@ -19,6 +19,9 @@ impl OpenJob {
             world_of(&world),
             self.setup.context.ledger_bytes,
         )?;
+        if self.current_world() != world {
+            self.setup.check_state_bytes(1)?;
+        }
         self.setup.replay.as_ref().map_or(Ok(()), |told| told.check(world_of(&world)))?;
         let this = Arc::clone(self);
         self.exclusively(async move { this.change_world_exclusively(world).await }).await

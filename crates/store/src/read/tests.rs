@@ -309,8 +309,12 @@ async fn i6_without_memory_a_read_ends_as_overloaded_and_dropped_readers_give_it
     assert_eq!(s.stats().live_bytes, MIB);
     let c = content(9, 256 << 10);
     let begun = Instant::now();
-    let e = s.read(key_of(&c), 256 << 10, ANY, always(Ok(c.clone()))).await.expect_err("all memory is held");
-    assert_eq!((e.kind(), s.stats().overloaded), (Kind::Overloaded, 1));
+    // Three readers share a flight, and each of them is rejected and counted.
+    let readers = (0..3).map(|_| s.read(key_of(&c), 256 << 10, ANY, always(Ok(c.clone()))));
+    for rejected in futures::future::join_all(readers).await {
+        assert_eq!(rejected.expect_err("all memory is held").kind(), Kind::Overloaded);
+    }
+    assert_eq!(s.stats().overloaded, 3);
     assert!(begun.elapsed() >= Duration::from_millis(100) && begun.elapsed() < Duration::from_secs(2));
     // A slice keeps its whole buffer, and so must keep its whole permit.
     let slice = held[0].chunk.slice(0..10).expect("slice");

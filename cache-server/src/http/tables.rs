@@ -4,7 +4,7 @@ use super::{
     access::access,
     admission::Admitted,
     error::ApiResult,
-    range::{not_modified, range_error, requested_range},
+    range::{precondition, range_error, requested_range},
     request::{OnePath, TwoPaths, parse_param},
     response_body::{BodyError, Piece, body_of_stream, respond},
 };
@@ -40,6 +40,8 @@ struct TableRequest {
     responses(
         (status = 200, description = "The manifest", content_type = "application/json"),
         (status = 206, description = "The range", content_type = "application/json"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -61,6 +63,8 @@ pub async fn manifest(
     responses(
         (status = 200, description = "The table", content_type = "application/vnd.apache.parquet"),
         (status = 206, description = "The range", content_type = "application/vnd.apache.parquet"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -85,6 +89,8 @@ pub async fn entries(
     responses(
         (status = 200, description = "The description", content_type = "application/json"),
         (status = 206, description = "The range", content_type = "application/json"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version, or the version has no \
             such layout", body = Problem, content_type = "application/problem+json"),
     )
@@ -109,6 +115,8 @@ pub async fn layout(
     responses(
         (status = 200, description = "The table", content_type = "application/vnd.apache.parquet"),
         (status = 206, description = "The range", content_type = "application/vnd.apache.parquet"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version, or the version has no \
             such layout", body = Problem, content_type = "application/problem+json"),
     )
@@ -152,8 +160,8 @@ async fn send(
     let (blocks, origin) = (source.blocks.clone(), source.tables.clone());
     let meta = blocks.meta(&origin, &path).await.map_err(VersionError::from)?;
     let etag = format!("\"{}\"", table_blocks::etag(&meta));
-    if let Some(same) = not_modified(&request, &etag) {
-        return Ok(same);
+    if let Some(reply) = precondition(&request, &etag) {
+        return Ok(reply);
     }
     let requested = match requested_range(&request, meta.size, &etag) {
         Ok(requested) => requested,

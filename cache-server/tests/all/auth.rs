@@ -28,7 +28,7 @@ async fn node(tree: &Tree, more: &str) -> (Node, TempDir) {
     }
     put(&file, &(text + &line("tok-o", "tenant = \"o\"") + more));
     let tokens = format!("--auth-tokens={}", file.display());
-    let node = Node::start(&[&tokens, &format!("--local-dirs={}", tree.uri())]).await;
+    let node = Node::start(&[&tokens, &format!("--local-dirs={}=*", tree.uri())]).await;
     (node, dir)
 }
 

@@ -286,7 +286,7 @@ async fn the_unix_socket_serves_the_same() {
     let path = node.running.socket.clone().expect("socket");
     let mut stream = tokio::net::UnixStream::connect(&path).await.expect("connect");
     let ask = format!(
-        "GET {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        "GET {} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
         routes::chunk(root, Hash::of(&tree.files["a.bin"]))
     );
     stream.write_all(ask.as_bytes()).await.expect("write");

@@ -303,7 +303,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let anew = batch(&job, 0, 1, 2).await.expect("a batch");
     assert_eq!(anew.samples.len(), 2, "what was forgotten comes again");
     // Methods and paths.
-    let r = node.ask(Method::PUT, &routes::job_world(&id)).body(r#"{"ranks":3,"batch":4,"tail":"drop"}"#);
+    let r = node.json(Method::PUT, &routes::job_world(&id), r#"{"ranks":3,"batch":4,"tail":"drop"}"#);
     problem(r.send().await.expect("answer"), Code::BadPlan).await;
     let wide = node.ask(Method::PUT, &routes::job_world(&id));
     let wide = wide.body(r#"{"ranks":1,"batch":4294967295,"tail":"pad"}"#);

@@ -241,8 +241,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         "local.dirs",
         "local-dirs",
         "DIR[=DOMAINS][:DIR]",
-        "Directories under which datasets may be registered, with the domains that may read them: /a=x,y:/b=*; \
-            empty: any, or none with a tokens file",
+        "Directories under which datasets may be registered, with the domains that may read them: \
+            /a=x,y:/b=*; empty: any, or none with a tokens file",
         |f| { f.local.dirs.as_ref().map(|d| d.join(":")) },
         ""
     ),

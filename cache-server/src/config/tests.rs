@@ -179,6 +179,7 @@ fn other_value(s: &Setting) -> String {
     let value = match s.key {
         "listen" => "127.0.0.2:7",
         "socket" => "/run/other \"1\"/s.sock",
+        "cache.dir" => "/srv/cache",
         "cache.size" => "37%",
         "cache.policy" => "pin",
         "auth.tokens" => "/etc/tokens.toml",
@@ -208,10 +209,11 @@ fn what_is_shown_is_a_settings_file_with_the_same_settings() {
     let origins = dir.path().join("origins.toml");
     std::fs::write(
         &origins,
-        "[[origin]]\nprefix = \"s3://a\"\nendpoint = \"http://127.0.0.1:9\"\nregion = \"r\"\nallow_http = true\n\
-         concurrency = 3\nrequests_per_second = 4\nbytes_per_second = \"5MiB\"\ndomains = [\"a\"]\n\
-         credentials = { file = \"/etc/keys\" }\n[[origin]]\nprefix = \"az://b\"\naccount = \"c\"\n\
-         credentials = \"chain\"\ndomains = [\"*\"]\n[[origin]]\nprefix = \"/data\"\ndomains = [\"a\", \"b\"]\n",
+        "[[origin]]\nprefix = \"s3://a\"\nendpoint = \"http://127.0.0.1:9\"\nregion = \"r\"\n\
+         allow_http = true\nconcurrency = 3\nrequests_per_second = 4\nbytes_per_second = \"5MiB\"\n\
+         domains = [\"a\"]\ncredentials = { file = \"/etc/keys\" }\n[[origin]]\nprefix = \"az://b\"\naccount = \"c\"\n\
+         credentials = \"chain\"\ndomains = [\"*\"]\n\
+         [[origin]]\nprefix = \"/data\"\ndomains = [\"a\", \"b\"]\n",
     )
     .expect("write");
     let origins = origins.to_str().expect("utf-8");

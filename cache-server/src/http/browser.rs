@@ -1,6 +1,8 @@
 //! Refuses requests that a web page of another site sent through the browser of somebody on this machine.
 //!
-//! A server without tokens trusts every process that can connect, and a browser is such a process. Invariants:
+//! A server without tokens trusts every process that can connect, and a browser is such a process.
+//!
+//! Invariants:
 //! 1. Without tokens, a TCP request names this server as its host. So a page whose own name leads to this
 //!    machine (DNS rebinding) reads nothing. Probes are exempt: they say `ok` and do nothing.
 //! 2. A request that another site's page sent (`Origin`, `Sec-Fetch-Site`) is refused, with tokens, too.

@@ -50,7 +50,7 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Creates the directory if it does not exist, locks it, and makes all that is in it private to its owner.
+    /// Creates the directory if it does not exist, locks it, and makes all in it private to its owner.
     ///
     /// # Errors
     /// [`StateError`].
@@ -76,7 +76,7 @@ impl StateDir {
             // Another user may own the directory, as with a volume of a container.
             tracing::warn!(
                 dir = %path.display(), %error,
-                "the state directory cannot be made private; other users may read it: change its owner or mode"
+                "the state directory cannot be made private; change its owner or mode"
             );
         }
         Ok(StateDir { path: path.to_owned(), _lock: lock })

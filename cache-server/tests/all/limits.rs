@@ -195,7 +195,8 @@ async fn bodies_that_do_not_come_are_not_waited_for() {
     for length in [9, 9, 9, 50 << 20, 50 << 20] {
         let mut stream = TcpStream::connect(node.addr()).await.expect("connect");
         let head = format!(
-            "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n",
+            "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                content-length: {length}\r\n\r\n",
             routes::JOBS
         );
         stream.write_all(head.as_bytes()).await.expect("a head");

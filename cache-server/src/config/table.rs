@@ -292,7 +292,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "TIME",
         "The longest time for which a connection waits for a request",
         |f| text(&f.limits.idle_timeout),
-        "60s"
+        "1m"
     ),
     setting!(
         "limits.send_timeout",

@@ -19,8 +19,8 @@ export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
     bench deny clean accept accept-check-time accept-code-size accept-comments accept-contributing \
-    accept-formats accept-help accept-lines accept-lost-tests accept-old-names accept-outside \
-    accept-neighbour accept-paragraphs accept-questions accept-readme accept-sentences accept-structure \
+    accept-domains accept-formats accept-help accept-lines accept-lost-tests accept-neighbour accept-old-names \
+    accept-outside accept-paragraphs accept-questions accept-readme accept-sentences accept-structure \
     accept-test-time
 
 help: ## this list
@@ -147,6 +147,10 @@ accept-comments: ## comments have no fewer invariants and sources than at BASE
 
 accept-code-size: ## product code has at most CODE_LINES_MAX lines
 	python3 tests/audit/code_lines.py --most $(CODE_LINES_MAX)
+
+accept-domains: programs ## with tokens, an origin or a directory without domains stops the start
+	$(CARGO) nextest run --release -p fletch-server -E \
+	    'test(with_tokens_an_origin_and_a_directory_without_domains) or test(browser::)'
 
 accept-formats: formats ## golden files are those of BASE, and every implementation reads them
 	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'

@@ -51,7 +51,7 @@ fn get(addr: &str, path: &str, range: Option<(u64, u64)>) -> u64 {
     let mut s = TcpStream::connect(addr).expect("connect");
     let range =
         range.map_or(String::new(), |(from, len)| format!("Range: bytes={from}-{}\r\n", from + len - 1));
-    write!(s, "GET {path} HTTP/1.1\r\nHost: x\r\n{range}Connection: close\r\n\r\n").expect("request");
+    write!(s, "GET {path} HTTP/1.1\r\nHost: localhost\r\n{range}Connection: close\r\n\r\n").expect("request");
     let mut all = vec![0; 1 << 20];
     let mut head = Vec::new();
     let mut body = 0;

@@ -101,7 +101,7 @@ fn load(addr: &str, requests: &[Vec<u8>], connections: usize, time: Duration) ->
 }
 
 fn get(path: &str) -> Vec<u8> {
-    format!("GET {path} HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\n\r\n").into_bytes()
+    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nFletch-Job: bench\r\n\r\n").into_bytes()
 }
 
 /// Starts a server of the dataset in `scratch`, with its own folder there, and returns it and its address.
@@ -143,7 +143,7 @@ fn serve(scratch: &Path, name: &str, more: &[&str]) -> (Daemon, String) {
 /// Returns the chunk reads that a server answered from its disk, and from its origin.
 fn chunk_reads(addr: &str) -> [u64; 2] {
     let mut stream = TcpStream::connect(addr).expect("connect");
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").expect("request");
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("request");
     let mut page = String::new();
     stream.read_to_string(&mut page).expect("metrics");
     ["disk", "origin"].map(|tier| {
@@ -235,7 +235,7 @@ fn main() {
             let items: Vec<String> = c.iter().map(item).collect();
             let body = format!("{{\"items\":[{}]}}", items.join(","));
             format!(
-                "POST /v1/versions/{root}/batch HTTP/1.1\r\nHost: bench\r\nFletch-Job: bench\r\n\
+                "POST /v1/versions/{root}/batch HTTP/1.1\r\nHost: localhost\r\nFletch-Job: bench\r\n\
                  Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
                 body.len()
             )

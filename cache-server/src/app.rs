@@ -17,6 +17,7 @@ mod listen;
 
 pub use crate::server::StartError;
 use crate::{
+    auth::Peer,
     config::Config,
     http,
     server::{Phase, Server},
@@ -24,7 +25,13 @@ use crate::{
 use axum::Router;
 use fletch_store::maintenance::{self, close};
 use listen::Socket;
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::Semaphore,
@@ -45,8 +52,8 @@ const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A running server.
 pub struct Running {
-    /// The address of its TCP listener.
-    pub addr: SocketAddr,
+    /// The address of its TCP listener, if it has one.
+    pub addr: Option<SocketAddr>,
     /// The path of its unix socket, if it has one.
     pub socket: Option<PathBuf>,
     /// Cancel it to stop the server.
@@ -55,10 +62,10 @@ pub struct Running {
 }
 
 impl Running {
-    /// Returns the server's URL, `http://host:port`.
+    /// Returns the server's URL: `http://host:port`, or `unix:PATH` if it listens on its socket only.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://{}", self.addr)
+        url(self.addr, self.socket.as_deref())
     }
 
     /// Stops the server and waits until it has stopped.
@@ -72,6 +79,14 @@ impl Running {
         if let Err(e) = self.task.await {
             tracing::error!(error = %e, "the server's main task panicked");
         }
+    }
+}
+
+/// Returns the URL by which clients on this machine reach a server that listens on one of these.
+fn url(addr: Option<SocketAddr>, socket: Option<&Path>) -> String {
+    match (addr, socket) {
+        (Some(addr), _) => format!("http://{addr}"),
+        (None, socket) => format!("unix:{}", socket.unwrap_or(Path::new("")).display()),
     }
 }
 
@@ -95,21 +110,22 @@ struct App {
 pub async fn start(config: Config) -> Result<Running, StartError> {
     let tasks = TaskTracker::new();
     let io = |what: String, hint| move |error| StartError::Io { what, error, hint };
-    let listener = std::net::TcpListener::bind(config.listen).map_err(io(
-        format!("listen on {}", config.listen),
-        "stop the process that listens there, or give another address with --listen (port 0 takes a free \
-            one)",
-    ))?;
-    let addr =
-        listener.local_addr().map_err(io("read the local address".to_owned(), "see the system's log"))?;
-    let server = Server::open(&config, addr, tasks.clone())?;
+    let bind = |addr: SocketAddr| {
+        std::net::TcpListener::bind(addr).map_err(io(
+            format!("listen on {addr}"),
+            "stop the process that listens there, or give another address with --listen (port 0 takes a \
+                free one, none takes no port)",
+        ))
+    };
+    let listener = config.listen.map(bind).transpose()?;
+    let addr = listener.as_ref().map(std::net::TcpListener::local_addr).transpose();
+    let addr = addr.map_err(io("read the local address".to_owned(), "see the system's log"))?;
+    let server = Server::open(&config, url(addr, config.socket.as_deref()), tasks.clone())?;
     disk::open_first(&server).await.map_err(StartError::Disk)?;
     // After the state directory is locked, so that a second server does not get this far.
     let socket = config.socket.clone().map(Socket::bind).transpose()?;
-    let tcp = listener
-        .set_nonblocking(true)
-        .and_then(|()| TcpListener::from_std(listener))
-        .map_err(io(format!("listen on {addr}"), "see the system's log"))?;
+    let tcp = listener.map(|l| l.set_nonblocking(true).and_then(|()| TcpListener::from_std(l))).transpose();
+    let tcp = tcp.map_err(io("listen on the TCP address".to_owned(), "see the system's log"))?;
     let app = Arc::new(App {
         router: http::router(Arc::clone(&server)),
         connection_permits: Arc::new(Semaphore::new(server.limits.connections)),
@@ -125,9 +141,11 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     Ok(Running { addr, socket: path, stop, task })
 }
 
-async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: CancellationToken) {
+async fn run(app: Arc<App>, tcp: Option<TcpListener>, socket: Option<Socket>, stop: CancellationToken) {
     let accepting = TaskTracker::new();
-    accepting.spawn(Arc::clone(&app).accept_tcp(tcp));
+    if let Some(tcp) = tcp {
+        accepting.spawn(Arc::clone(&app).accept_tcp(tcp));
+    }
     if let Some(unix) = socket.as_ref().and_then(Socket::listener) {
         accepting.spawn(Arc::clone(&app).accept_unix(unix));
     }
@@ -190,13 +208,18 @@ impl App {
         self.accept(|| async {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
-            Ok(stream)
+            Ok((stream, Peer::Tcp))
         })
         .await;
     }
 
     async fn accept_unix(self: Arc<Self>, listener: UnixListener) {
-        self.accept(|| async { Ok(listener.accept().await?.0) }).await;
+        self.accept(|| async {
+            let (stream, _) = listener.accept().await?;
+            let peer = stream.peer_cred()?;
+            Ok((stream, Peer::Unix { uid: peer.uid(), gid: peer.gid() }))
+        })
+        .await;
     }
 
     /// Accepts connections. Takes a permit first, so that connections over the limit wait in the kernel's
@@ -204,7 +227,7 @@ impl App {
     async fn accept<S, F>(self: &Arc<Self>, next: impl Fn() -> F)
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = io::Result<S>>,
+        F: Future<Output = io::Result<(S, Peer)>>,
     {
         loop {
             let accepted = tokio::select! {
@@ -215,9 +238,9 @@ impl App {
                 } => accepted,
             };
             match accepted {
-                (Ok(permit), Ok(stream)) => {
+                (Ok(permit), Ok((stream, peer))) => {
                     let app = Arc::clone(self);
-                    self.connections.spawn(async move { app.serve(stream, permit).await });
+                    self.connections.spawn(async move { app.serve(stream, peer, permit).await });
                 }
                 (Err(_), _) => return,
                 (_, Err(e)) => {

@@ -5,21 +5,28 @@
 //! All faults are reported at once, each with its fix.
 
 mod build;
+mod local_dir;
+mod show;
 mod table;
 
-use crate::{auth::NewToken, limits::Limits, telemetry::LogFormat};
+use crate::{
+    auth::{AllowedHosts, NewToken, SocketAdmins},
+    limits::Limits,
+    telemetry::LogFormat,
+};
 use build::ConfigBuilder;
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
-use fletch_origin::{OriginConfig, OriginUri};
+use fletch_origin::OriginConfig;
 use fletch_settings::{Amount, ByteSize, Span};
 use fletch_store::disk::Policy;
+pub use local_dir::{LocalDir, lists};
 use serde::Deserialize;
 use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
-use table::{SETTINGS, Setting};
+use table::{Form, SETTINGS, Setting};
 
 /// The values of the process on which defaults depend.
 #[derive(Debug, Clone, Default)]
@@ -83,8 +90,9 @@ impl fmt::Display for SettingSource {
 pub struct EffectiveSetting {
     /// The key in the settings file.
     pub key: &'static str,
-    /// The value, as the settings file would have it.
+    /// The value, as the flag would have it.
     pub value: String,
+    form: Form,
     /// The source of the value.
     pub source: SettingSource,
 }
@@ -105,8 +113,8 @@ pub struct CacheConfig {
 /// The configuration of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The TCP address. Loopback only, unless a tokens file is configured.
-    pub listen: SocketAddr,
+    /// The TCP address, or `None` if it is switched off. Loopback only, unless a tokens file is configured.
+    pub listen: Option<SocketAddr>,
     /// The unix socket, or `None` if it is switched off.
     pub socket: Option<PathBuf>,
     /// The disk tier. Its content may vanish at any moment.
@@ -117,12 +125,16 @@ pub struct Config {
     pub limits: Limits,
     /// The tokens file. Without one, every process of this machine may connect.
     pub auth_tokens: Option<PathBuf>,
+    /// The hosts, besides loopback, by which requests may name a server without a tokens file.
+    pub hosts: AllowedHosts,
+    /// The admins of the unix socket of a server without a tokens file.
+    pub socket_admins: SocketAdmins,
     /// The format of log lines.
     pub log_format: LogFormat,
     /// The directory for traces of sweeps, or `None` if they are not recorded.
     pub trace_dir: Option<PathBuf>,
     /// The directories under which `file://` datasets may be registered. Empty: any, or none with tokens.
-    pub local_dirs: Vec<OriginUri>,
+    pub local_dirs: Vec<LocalDir>,
     /// The configured origins.
     pub origins: Vec<OriginConfig>,
     /// The file to which the server writes its URL when it is ready.
@@ -182,7 +194,7 @@ macro_rules! section {
     };
 }
 section!(Dir { dir: String });
-section!(Auth { tokens: String });
+section!(Auth { tokens: String, hosts: Vec<String>, socket_admins: Vec<String> });
 section!(FileCache { dir: String, size: Amount, free_floor: Amount, policy: String });
 section!(Memory { max: ByteSize, prefetch: Amount });
 section!(Tables { memory: ByteSize });
@@ -247,7 +259,7 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("config").about("Shows the settings").subcommand_required(true).subcommand(
                 Command::new("show")
-                    .about("Prints every setting, its value and where the value came from")
+                    .about("Prints every setting and its source, in the form of a settings file")
                     .arg(
                         Arg::new("effective")
                             .long("effective")
@@ -321,24 +333,7 @@ fn resolve(
             None => ((s.default)(environment), SettingSource::Default),
         },
     };
-    EffectiveSetting { key: s.key, value, source }
-}
-
-impl Config {
-    /// Returns the settings in force, one on each line: `key = value  # source`.
-    #[must_use]
-    pub fn show(&self) -> String {
-        let wide = self.effective.iter().map(|e| e.key.len() + e.value.len()).max().unwrap_or(0).min(60);
-        let mut out = String::new();
-        for e in &self.effective {
-            let pad = wide.saturating_sub(e.key.len() + e.value.len());
-            out.push_str(&format!("{} = {:?}{}  # {}\n", e.key, e.value, " ".repeat(pad), e.source));
-        }
-        for o in &self.origins {
-            out.push_str(&format!("[[origin]] {o:?}\n"));
-        }
-        out
-    }
+    EffectiveSetting { key: s.key, value, form: s.form(), source }
 }
 
 #[cfg(test)]

@@ -7,7 +7,12 @@ use fletch_server::{
     telemetry,
 };
 use fletch_store::allocator;
-use std::{process::ExitCode, time::Duration};
+use nix::sys::stat::{Mode, umask};
+use std::{
+    os::{fd::AsFd as _, unix::fs::PermissionsExt as _},
+    process::ExitCode,
+    time::Duration,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How long the process waits at the end for blocking reads of origins.
@@ -16,6 +21,8 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    // Files of the state, the cache and the traces are for this user alone, also those of a later version.
+    umask(Mode::from_bits_truncate(0o077));
     if !allocator::map_from(allocator::CHUNKS) {
         eprintln!(
             "fletch-server: the allocator rejected its threshold for mapping chunks; memory may exceed \
@@ -57,8 +64,25 @@ fn new_token(new: &NewToken) -> anyhow::Result<()> {
         }
         None => eprint!("add this to the tokens file:\n{}", made.lines),
     }
-    println!("{}", made.token);
+    match &made.out {
+        Some(file) => eprintln!("wrote the token to {}", file.display()),
+        None => {
+            println!("{}", made.token);
+            if others_can_read_stdout() {
+                eprintln!(
+                    "fletch-server: other users can read the file that has the token now; change its mode, \
+                        or use --out FILE"
+                );
+            }
+        }
+    }
     Ok(())
+}
+
+/// Returns whether stdout is a file that others than its owner may read.
+fn others_can_read_stdout() -> bool {
+    let file = std::io::stdout().as_fd().try_clone_to_owned().map(std::fs::File::from);
+    file.and_then(|f| f.metadata()).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o077 != 0)
 }
 
 fn serve(config: Config) -> anyhow::Result<()> {
@@ -76,16 +100,22 @@ async fn until_stopped(config: Config) -> anyhow::Result<()> {
     let ready_file = config.ready_file.clone();
     let running = app::start(config).await?;
     let url = running.url();
-    match &running.socket {
-        Some(path) => eprintln!("listening on {url} and unix:{}", path.display()),
-        None => eprintln!("listening on {url}"),
+    match (&running.addr, &running.socket) {
+        (Some(_), Some(path)) => eprintln!("listening on {url} and unix:{}", path.display()),
+        _ => eprintln!("listening on {url}"),
     }
     if let Some(path) = &ready_file {
         // Renamed into place, because scripts wait for the file and then read it.
         let part = path.with_extension("part");
-        std::fs::write(&part, format!("{url}\n")).and_then(|()| std::fs::rename(&part, path)).with_context(
-            || format!("cannot write the ready file {}; give another path with --ready-file", path.display()),
-        )?;
+        let write = || {
+            std::fs::write(&part, format!("{url}\n"))?;
+            // The URL is no secret, and clients of other users wait for it.
+            std::fs::set_permissions(&part, std::fs::Permissions::from_mode(0o644))?;
+            std::fs::rename(&part, path)
+        };
+        write().with_context(|| {
+            format!("cannot write the ready file {}; give another path with --ready-file", path.display())
+        })?;
     }
     let stop = running.stop.clone();
     let stopped = running.stopped();

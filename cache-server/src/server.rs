@@ -2,7 +2,7 @@
 
 use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
-    auth::{Auth, TokensError},
+    auth::{AllowedHosts, Auth, TokensError},
     config::{CacheConfig, Config},
     epochs::JobContext,
     jobs::Registry,
@@ -17,7 +17,7 @@ use crate::{
     warmups::{WarmupContext, Warmups},
 };
 use fletch_api::{Cluster, Member};
-use fletch_core::{JobName, Tenant};
+use fletch_core::{DatasetName, Domain, JobName, Tenant};
 use fletch_origin::{OriginError, OriginLimits, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
@@ -25,8 +25,7 @@ use fletch_store::{
     disk::{DiskConfig, DiskError, FsSpace, MountMemory},
 };
 use std::{
-    collections::HashMap,
-    net::SocketAddr,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     sync::{
         Arc,
@@ -96,6 +95,8 @@ pub struct Server {
     pub limits: Limits,
     /// Authentication.
     pub auth: Auth,
+    /// The hosts by which a request may name a server without tokens.
+    pub hosts: AllowedHosts,
     /// The settings of the disk tier.
     pub cache: CacheConfig,
     /// Notifies when access to a version may have ended, or the server stops.
@@ -128,8 +129,8 @@ pub struct Server {
     pub tasks: TaskTracker,
     /// The number of open connections.
     pub connections: AtomicU64,
-    /// The address of the TCP listener.
-    pub addr: SocketAddr,
+    /// The server's own URL: `http://host:port`, or `unix:PATH` if it listens on its socket only.
+    pub url: String,
     /// Jobs that were displaced, and whose accounts were not folded yet.
     displaced: AtomicUsize,
     phase: AtomicU8,
@@ -142,9 +143,9 @@ impl Server {
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn open(config: &Config, addr: SocketAddr, tasks: TaskTracker) -> Result<Arc<Self>, StartError> {
+    pub fn open(config: &Config, url: String, tasks: TaskTracker) -> Result<Arc<Self>, StartError> {
         let limits = config.limits;
-        let auth = Auth::open(config.auth_tokens.as_deref())?;
+        let auth = Auth::open(config.auth_tokens.as_deref(), config.socket_admins.clone())?;
         let tenants = Tenants::new(limits, auth.tenants());
         let state = StateDir::open(&config.state_dir)?;
         let registrations = Arc::new(Registrations::open(&state, limits.datasets)?);
@@ -224,6 +225,7 @@ impl Server {
         Ok(Arc::new(Server {
             limits,
             auth,
+            hosts: config.hosts.clone(),
             cache: config.cache.clone(),
             store,
             warmups: Warmups::new(warmup_context, tasks.clone()),
@@ -240,7 +242,7 @@ impl Server {
             read_ahead: ReadAhead::new(limits.read_ahead_bytes()),
             tasks,
             connections: AtomicU64::new(0),
-            addr,
+            url,
             displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),
             started: Instant::now(),
@@ -318,7 +320,20 @@ impl Server {
     pub fn cluster(&self) -> Cluster {
         let id =
             nix::unistd::gethostname().map_or_else(|_| "server".to_owned(), |h| h.to_string_lossy().into());
-        Cluster { view: 1, members: vec![Member { id, url: format!("http://{}", self.addr), weight: 1 }] }
+        Cluster { view: 1, members: vec![Member { id, url: self.url.clone(), weight: 1 }] }
+    }
+
+    /// Returns the identities at the disk tier of all datasets of a domain, with those of their sweeps.
+    #[must_use]
+    pub fn datasets_of(&self, domain: &Domain) -> HashSet<DatasetId> {
+        let all = self.registrations.list(domain);
+        all.iter().flat_map(|r| self.disk_ids(domain, &r.dataset.name)).collect()
+    }
+
+    fn disk_ids(&self, domain: &Domain, name: &DatasetName) -> Vec<DatasetId> {
+        let mut of = self.registry.sweeps_of(domain, name);
+        of.push(DatasetId::of(domain, name));
+        of
     }
 
     /// Returns the tenants' quotas on disk, and the bytes that their datasets have there now.
@@ -335,13 +350,9 @@ impl Server {
         let all = self.registrations.all();
         let of = |tenant: &Tenant| {
             let ids = all.iter().filter(|r| r.tenant == *tenant);
-            ids.flat_map(|r| {
-                let mut of = self.registry.sweeps_of(&r.domain, &r.dataset.name);
-                of.push(DatasetId::of(&r.domain, &r.dataset.name));
-                of
-            })
-            .map(|id| (id, used.get(&id).copied().unwrap_or(0)))
-            .collect()
+            ids.flat_map(|r| self.disk_ids(&r.domain, &r.dataset.name))
+                .map(|id| (id, used.get(&id).copied().unwrap_or(0)))
+                .collect()
         };
         quotas.into_iter().map(|(t, quota)| (t.clone(), (quota, of(&t)))).collect()
     }

@@ -69,7 +69,7 @@ fn unregistering_in_one_domain_ends_its_mount_and_leaves_the_others() {
     let tables = home.path().join("tables");
     fs::create_dir(&tables).expect("mkdir");
     let root = index(&data.join("set"), &tables, &[]);
-    let dirs = format!("{}:{}", data.display(), tables.display());
+    let dirs = format!("{}=*:{}=*", data.display(), tables.display());
     let site = Site::start(&["--auth-tokens", tokens.to_str().expect("utf-8"), "--local-dirs", &dirs]);
 
     // Without a token, and with one that nobody knows: denied, in every program.

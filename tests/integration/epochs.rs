@@ -255,7 +255,7 @@ impl Trial<'_> {
         let mut syncs = Syncs::hold(self.site.pid(), self.notes.with_extension("strace"), HOLD);
         let body = serde_json::to_string(&ask).expect("json");
         let path = routes::epoch(&self.job.info().id, 0, "leases");
-        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n");
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
         let mut answer = UnixStream::connect(self.site.socket()).expect("the server");
         write!(answer, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).expect("asked");
         // The ledger is written by one thread. At the end of a sync it is held, so all that the file has is

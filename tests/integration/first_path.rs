@@ -102,7 +102,7 @@ fn eight_cold_mounts_cost_the_origin_one_read() {
 /// Sends a GET over a new connection. Returns the head of the response and the body.
 fn get(addr: &str, path: &str) -> (String, Vec<u8>) {
     let mut s = TcpStream::connect(addr).expect("connect");
-    write!(s, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("request");
+    write!(s, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("request");
     let mut all = Vec::new();
     s.read_to_end(&mut all).expect("response");
     let at = all.windows(4).position(|w| w == b"\r\n\r\n").expect("head");
@@ -126,7 +126,7 @@ fn sixty_four_readers_of_a_cold_chunk_cost_one_read_though_the_first_is_killed()
     let before = site.metric("fletch_origin_requests_total");
     // The first reader asks, takes a little of the body at most, and dies.
     let mut leader = TcpStream::connect(&addr).expect("connect");
-    write!(leader, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").expect("request");
+    write!(leader, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("request");
     std::thread::scope(|s| {
         let readers: Vec<_> = (0..63).map(|_| s.spawn(|| get(&addr, &path))).collect();
         leader.read_exact(&mut [0; 64]).expect("some of it");

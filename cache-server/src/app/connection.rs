@@ -2,7 +2,8 @@
 //! bytes.
 
 use super::App;
-use hyper::server::conn::http1;
+use crate::auth::Peer;
+use hyper::{Request, body::Incoming, server::conn::http1};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -19,6 +20,7 @@ use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, Sleep, sleep},
 };
+use tower::ServiceExt as _;
 
 /// The bytes of a request's head that hyper buffers.
 ///
@@ -30,14 +32,20 @@ const HEADERS_MAX: usize = 128;
 
 impl App {
     /// Serves a connection until it ends, or the server drains or cuts it.
-    pub(super) async fn serve<S>(self: Arc<Self>, stream: S, permit: OwnedSemaphorePermit)
+    ///
+    /// Each of its requests has the peer among its extensions.
+    pub(super) async fn serve<S>(self: Arc<Self>, stream: S, peer: Peer, permit: OwnedSemaphorePermit)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         self.server.connections.fetch_add(1, Relaxed);
         let limits = &self.server.limits;
         let io = TokioIo::new(SendTimeout::new(stream, limits.send_timeout));
-        let service = TowerToHyperService::new(self.router.clone());
+        let with_peer = move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer);
+            request
+        };
+        let service = TowerToHyperService::new(self.router.clone().map_request(with_peer));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.idle_timeout)

@@ -13,6 +13,8 @@ use tokio::net::UnixListener;
 
 /// The owner and the group may connect. On a shared node, put readers in the group.
 const MODE: u32 = 0o660;
+/// The mode of a directory that is created for the socket.
+const DIR_MODE: u32 = 0o755;
 
 /// A bound socket file, removed when dropped.
 pub struct Socket {
@@ -31,7 +33,7 @@ impl Socket {
         };
         let bind = || -> Result<StdListener, io::Error> {
             if let Some(dir) = path.parent() {
-                std::fs::create_dir_all(dir)?;
+                create_dir(dir)?;
             }
             let listener = StdListener::bind(&path)?;
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
@@ -68,6 +70,20 @@ impl Drop for Socket {
     }
 }
 
+/// Creates the directory of the socket, through which every user may pass: the mode of the socket decides.
+fn create_dir(dir: &Path) -> io::Result<()> {
+    if dir.as_os_str().is_empty() || std::fs::exists(dir)? {
+        return Ok(());
+    }
+    dir.parent().map_or(Ok(()), create_dir)?;
+    match std::fs::create_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(e),
+        // The umask of the process would shut others out.
+        Ok(()) => std::fs::set_permissions(dir, std::fs::Permissions::from_mode(DIR_MODE)),
+    }
+}
+
 /// Removes a socket file on which no process listens.
 fn remove_stale(path: &Path) -> Result<(), StartError> {
     let failed = |error| StartError::Io {
@@ -94,6 +110,8 @@ mod tests {
         let path = dir.path().join("sub/s.sock");
         let first = Socket::bind(path.clone()).expect("free");
         assert_eq!(std::fs::metadata(&path).expect("file").permissions().mode() & 0o777, MODE);
+        let above = std::fs::metadata(dir.path().join("sub")).expect("directory");
+        assert_eq!(above.permissions().mode() & 0o777, DIR_MODE);
         assert!(matches!(Socket::bind(path.clone()), Err(StartError::SocketInUse(_))));
         drop(first);
         assert!(!path.exists());

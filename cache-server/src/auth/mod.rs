@@ -1,7 +1,7 @@
-//! Authentication: maps the token of a request to a [`Principal`].
+//! Authentication: maps the token of a request to a [`Principal`]. Without tokens, the connection decides.
 //!
 //! Owns the tokens file: [`tokens_file`] reads it, [`new_token`] makes tokens for it, and [`Auth`] reloads it
-//! when it changes.
+//! when it changes. [`peer`] gives each peer of a server without tokens its role.
 //!
 //! Invariants:
 //! 1. A token is hashed at once and then dropped. Nothing here keeps, logs or shows a token.
@@ -10,10 +10,14 @@
 //! 3. A tokens file with a fault changes nothing: the previous tokens stay in force. The fault is logged once
 //!    for each state of the file.
 
+mod hosts;
 mod new_token;
+mod peer;
 mod tokens_file;
 
+pub use hosts::AllowedHosts;
 pub use new_token::{Minted, NewToken, command};
+pub use peer::{Peer, SocketAdmins};
 pub use tokens_file::{Quota, Role, TokensError};
 
 use fletch_core::{Domain, Tenant};
@@ -41,10 +45,10 @@ pub struct Principal {
 }
 
 impl Principal {
-    /// Returns the principal of every caller of a server without a tokens file.
+    /// Returns the principal with this role of a server without a tokens file.
     #[must_use]
-    pub fn anonymous() -> Self {
-        Principal { domain: Domain::default_domain(), tenant: Tenant::default_tenant(), role: Role::Admin }
+    pub fn anonymous(role: Role) -> Self {
+        Principal { domain: Domain::default_domain(), tenant: Tenant::default_tenant(), role }
     }
 }
 
@@ -71,6 +75,10 @@ pub struct AuthStats {
 pub struct Auth {
     /// `None`: every caller is [`Principal::anonymous`].
     file: Option<WatchedFile>,
+    /// The admins of the unix socket of a server without tokens.
+    socket_admins: SocketAdmins,
+    /// The user of this process.
+    own_uid: u32,
     refused: AtomicU64,
     reloads: AtomicU64,
     reload_errors: AtomicU64,
@@ -108,7 +116,7 @@ impl Auth {
     ///
     /// # Errors
     /// [`TokensError`] with every fault of the file.
-    pub fn open(path: Option<&Path>) -> Result<Self, TokensError> {
+    pub fn open(path: Option<&Path>, socket_admins: SocketAdmins) -> Result<Self, TokensError> {
         let watched = |path: &Path| {
             // Stamped before it is read, so that the next check notices a change in between.
             let last_stamp = Mutex::new(FileStamp::at(path).ok());
@@ -117,6 +125,8 @@ impl Auth {
         };
         Ok(Auth {
             file: path.map(watched).transpose()?,
+            socket_admins,
+            own_uid: nix::unistd::geteuid().as_raw(),
             refused: AtomicU64::new(0),
             reloads: AtomicU64::new(0),
             reload_errors: AtomicU64::new(0),
@@ -128,12 +138,21 @@ impl Auth {
         Some(Arc::clone(&file.tokens.read().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Returns the principal of a request, by the bytes of its `Authorization` header.
+    /// Returns whether a request needs a token.
+    #[must_use]
+    pub fn needs_token(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Returns the principal of a request, by the bytes of its `Authorization` header. Without tokens, `peer`
+    /// decides.
     ///
     /// # Errors
     /// [`Unauthenticated`].
-    pub fn authenticate(&self, header: Option<&[u8]>) -> Result<Principal, Unauthenticated> {
-        let Some(tokens) = self.tokens() else { return Ok(Principal::anonymous()) };
+    pub fn authenticate(&self, header: Option<&[u8]>, peer: Peer) -> Result<Principal, Unauthenticated> {
+        let Some(tokens) = self.tokens() else {
+            return Ok(Principal::anonymous(self.socket_admins.role_of(peer, self.own_uid)));
+        };
         // A missing token is looked up as the empty token, which no file can have. So both take the same
         // time.
         let token = header.and_then(bearer).unwrap_or_default();
@@ -221,6 +240,8 @@ mod tests {
     use super::*;
     use fletch_core::Hash;
 
+    const ROOT: Peer = Peer::Unix { uid: 0, gid: 0 };
+
     fn line(token: &str, rest: &str) -> String {
         format!("[[token]]\nhash = \"{}\"\n{rest}\n", Hash::of(token.as_bytes()))
     }
@@ -235,10 +256,10 @@ mod tests {
                 + &line("two", "tenant = \"b\"\ndomain = \"d\"\nrole = \"reader\""),
         )
         .expect("write");
-        let auth = Auth::open(Some(&path)).expect("readable");
-        let a = auth.authenticate(Some(b"Bearer sesame")).expect("known");
+        let auth = Auth::open(Some(&path), SocketAdmins::default()).expect("readable");
+        let a = auth.authenticate(Some(b"Bearer sesame"), Peer::Tcp).expect("known");
         assert_eq!((a.domain.as_str(), a.tenant.as_str(), a.role), ("a", "a", Role::User));
-        let b = auth.authenticate(Some(b"bearer  two ")).expect("known");
+        let b = auth.authenticate(Some(b"bearer  two "), ROOT).expect("known");
         assert_eq!((b.domain.as_str(), b.tenant.as_str(), b.role), ("d", "b", Role::Reader));
         let none: [Option<&[u8]>; 7] = [
             None,
@@ -250,10 +271,16 @@ mod tests {
             Some(b"sesame"),
         ];
         for header in none {
-            assert_eq!(auth.authenticate(header), Err(Unauthenticated), "{header:?}");
+            for peer in [Peer::Tcp, ROOT] {
+                assert_eq!(auth.authenticate(header, peer), Err(Unauthenticated), "{header:?}");
+            }
         }
-        assert_eq!(auth.stats().refused, 7);
-        assert_eq!(Auth::open(None).expect("none").authenticate(None), Ok(Principal::anonymous()));
+        assert_eq!(auth.stats().refused, 14);
+        let open = Auth::open(None, SocketAdmins::default()).expect("none");
+        let other = Peer::Unix { uid: nix::unistd::geteuid().as_raw() + 1, gid: 7 };
+        for (peer, role) in [(Peer::Tcp, Role::Admin), (ROOT, Role::Admin), (other, Role::Reader)] {
+            assert_eq!(open.authenticate(None, peer), Ok(Principal::anonymous(role)), "{peer:?}");
+        }
         assert!(!format!("{auth:?}").contains("sesame"), "nothing shows a token");
     }
 
@@ -267,8 +294,9 @@ mod tests {
             std::fs::rename(&part, &path).expect("rename");
         };
         put(&line("one", "tenant = \"a\""));
-        let auth = Auth::open(Some(&path)).expect("readable");
-        let knows = |token: &str| auth.authenticate(Some(format!("Bearer {token}").as_bytes())).is_ok();
+        let auth = Auth::open(Some(&path), SocketAdmins::default()).expect("readable");
+        let knows =
+            |token: &str| auth.authenticate(Some(format!("Bearer {token}").as_bytes()), Peer::Tcp).is_ok();
         assert!(!auth.reload(), "nothing changed");
         put(&line("two", "tenant = \"a\""));
         auth.reload();
@@ -286,6 +314,9 @@ mod tests {
         put(&line("four", "tenant = \"a\""));
         auth.reload();
         assert!(knows("four") && !knows("two"));
-        assert!(Auth::open(Some(&dir.path().join("absent"))).is_err(), "a start needs a file");
+        assert!(
+            Auth::open(Some(&dir.path().join("absent")), SocketAdmins::default()).is_err(),
+            "a start needs a file"
+        );
     }
 }

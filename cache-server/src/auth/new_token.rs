@@ -1,14 +1,14 @@
 //! `fletch-server token new`: makes a random token, and the lines for the tokens file.
 
 use super::Role;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use fletch_core::{Domain, Hash, Tenant};
 use rand::TryRngCore as _;
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 /// The random bytes of a token. Guessing them is as hard as breaking the token's hash.
@@ -22,6 +22,8 @@ pub struct NewToken {
     role: Role,
     note: Option<String>,
     append: Option<PathBuf>,
+    out: Option<PathBuf>,
+    force: bool,
 }
 
 /// A token that was made. `Debug` does not show it.
@@ -32,6 +34,8 @@ pub struct Minted {
     pub lines: String,
     /// The file to which the lines were appended.
     pub appended: Option<PathBuf>,
+    /// The file that has the token.
+    pub out: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for Minted {
@@ -47,7 +51,11 @@ pub fn command() -> Command {
     };
     Command::new("token").about("Makes tokens for authentication").subcommand_required(true).subcommand(
         Command::new("new")
-            .about("Makes a token. Prints it on stdout, and prints or appends the lines for the tokens file")
+            .about("Makes a token and the lines for the tokens file. Prints both, or writes them to files")
+            .after_help(
+                "Give the token a file with --out. A shell makes the file of `token new > FILE` before the \
+                    server runs, so that every user of the machine can read it.",
+            )
             .arg(
                 arg("tenant", "TENANT", "Tenant that owns the token's jobs, registrations and quota")
                     .required(true)
@@ -69,6 +77,17 @@ pub fn command() -> Command {
             .arg(
                 arg("append", "FILE", "Append the lines to this tokens file")
                     .value_parser(value_parser!(PathBuf)),
+            )
+            .arg(
+                arg("out", "FILE", "Write the token to this new file (mode 0600) instead of stdout")
+                    .value_parser(value_parser!(PathBuf)),
+            )
+            .arg(
+                Arg::new("force")
+                    .long("force")
+                    .action(ArgAction::SetTrue)
+                    .requires("out")
+                    .help("Replace the file of --out if it exists"),
             ),
     )
 }
@@ -86,14 +105,44 @@ impl NewToken {
             role: m.get_one("role").copied().unwrap_or_default(),
             note: m.get_one("note").cloned(),
             append: m.get_one("append").cloned(),
+            out: m.get_one("out").cloned(),
+            force: m.get_flag("force"),
         }
     }
 
-    /// Makes the token, and appends its lines to the file if there is one.
+    /// Makes the token, writes it to its file, and appends its lines to the tokens file, if files are given.
     ///
     /// # Errors
-    /// If the system gives no random bytes, or the file cannot be written.
+    /// If the system gives no random bytes, a file cannot be written, or the token's file exists.
     pub fn mint(&self) -> io::Result<Minted> {
+        // Before the lines are appended, so that no token comes into force that nobody has.
+        let out = self.out.as_deref().map(|path| self.create(path)).transpose()?;
+        let minted = self.mint_to(out);
+        if let (Err(_), Some(path)) = (&minted, &self.out) {
+            std::fs::remove_file(path)?;
+        }
+        minted
+    }
+
+    /// Creates the token's file, which only its owner may read.
+    fn create(&self, path: &Path) -> io::Result<File> {
+        let failed = |e: io::Error| {
+            let hint = match e.kind() {
+                io::ErrorKind::AlreadyExists => "; give another file, or replace it with --force",
+                _ => "",
+            };
+            io::Error::new(e.kind(), format!("{}: {e}{hint}", path.display()))
+        };
+        if self.force {
+            match std::fs::remove_file(path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+                _ => {}
+            }
+        }
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)
+    }
+
+    fn mint_to(&self, out: Option<File>) -> io::Result<Minted> {
         let mut random = [0; RANDOM_BYTES];
         rand::rngs::OsRng.try_fill_bytes(&mut random).map_err(io::Error::other)?;
         let token = format!("fletch_{}", hex::encode(random));
@@ -109,6 +158,9 @@ impl NewToken {
         if let Some(note) = &self.note {
             lines += &format!("note = {}\n", toml::Value::from(note.as_str()));
         }
+        if let Some(mut out) = out {
+            out.write_all(format!("{token}\n").as_bytes()).and_then(|()| out.sync_all())?;
+        }
         if let Some(file) = &self.append {
             let failed = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", file.display()));
             let mut file =
@@ -116,14 +168,15 @@ impl NewToken {
             // One write, so that a server that reads the file meanwhile sees all lines or none.
             file.write_all(lines.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
         }
-        Ok(Minted { token, lines, appended: self.append.clone() })
+        Ok(Minted { token, lines, appended: self.append.clone(), out: self.out.clone() })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::Auth;
+    use crate::auth::{Auth, Peer, SocketAdmins};
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn what_is_made_is_known_to_a_server() {
@@ -137,13 +190,43 @@ mod tests {
         let a = make(&["--tenant", "a"]);
         let b = make(&["--tenant", "b", "--domain", "d", "--role", "admin", "--note", "a \"b\"\n]"]);
         assert_ne!(a.token, b.token);
-        let auth = Auth::open(Some(&path)).expect("holds together");
-        let ask =
-            |m: &Minted| auth.authenticate(Some(format!("Bearer {}", m.token).as_bytes())).expect("known");
+        let auth = Auth::open(Some(&path), SocketAdmins::default()).expect("holds together");
+        let ask = |m: &Minted| {
+            let header = format!("Bearer {}", m.token);
+            auth.authenticate(Some(header.as_bytes()), Peer::Tcp).expect("known")
+        };
         assert_eq!((ask(&a).tenant.as_str(), ask(&a).role), ("a", Role::User));
         assert_eq!((ask(&b).domain.as_str(), ask(&b).role), ("d", Role::Admin));
         let file = std::fs::read_to_string(&path).expect("file");
         assert!(!file.contains(&a.token) && !format!("{a:?}").contains(&a.token));
         assert!(command().try_get_matches_from(["token", "new"]).is_err());
+    }
+
+    #[test]
+    fn a_token_gets_a_private_file_and_replaces_none_unasked() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let mint = |args: &[&str]| {
+            let args = ["token", "new", "--tenant", "t"].iter().chain(args);
+            NewToken::read(&command().try_get_matches_from(args).expect("usable")).mint()
+        };
+        let made = mint(&["--out", &at("token"), "--append", &at("tokens.toml")]).expect("made");
+        let text = || std::fs::read_to_string(at("token")).expect("token");
+        assert_eq!(text(), format!("{}\n", made.token));
+        for file in ["token", "tokens.toml"] {
+            let mode = std::fs::metadata(at(file)).expect("file").permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{file}");
+        }
+        let told = mint(&["--out", &at("token"), "--append", &at("tokens.toml")]).expect_err("exists");
+        assert!(told.to_string().contains("--force"), "{told}");
+        assert_eq!(text(), format!("{}\n", made.token), "the file is as it was");
+        let tokens = std::fs::read_to_string(at("tokens.toml")).expect("tokens");
+        assert_eq!(tokens.matches("[[token]]").count(), 1, "and no line was appended");
+        std::fs::set_permissions(at("token"), std::fs::Permissions::from_mode(0o644)).expect("chmod");
+        let again = mint(&["--out", &at("token"), "--force"]).expect("replaced");
+        assert_eq!(text(), format!("{}\n", again.token));
+        assert_eq!(std::fs::metadata(at("token")).expect("file").permissions().mode() & 0o777, 0o600);
+        assert!(mint(&["--out", &at("t2"), "--append", &at("no/dir")]).is_err());
+        assert!(!std::fs::exists(at("t2")).expect("looked"), "a token that is in no file is not kept");
     }
 }

@@ -1,11 +1,14 @@
 //! Builds the configuration from the texts of all settings, and collects every fault.
 
-use super::{CacheConfig, Config, ConfigError, EffectiveSetting, SettingSource};
+use super::{
+    CacheConfig, Config, ConfigError, EffectiveSetting, LocalDir, SettingSource, local_dir::check_domains,
+};
 use crate::{
+    auth::{AllowedHosts, SocketAdmins},
     limits::{CACHE_MIN, Limits},
     telemetry::LogFormat,
 };
-use fletch_origin::{OriginConfig, OriginUri};
+use fletch_origin::OriginConfig;
 use fletch_settings::{Amount, ByteSize, Span};
 use fletch_store::disk::Policy;
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
@@ -84,11 +87,23 @@ impl ConfigBuilder<'_> {
         }
     }
 
-    fn listen(&mut self) -> SocketAddr {
-        let placeholder = SocketAddr::from(([127, 0, 0, 1], 0));
+    fn has_tokens(&self) -> bool {
+        !self.text("auth.tokens").is_empty()
+    }
+
+    fn listen(&mut self) -> Option<SocketAddr> {
+        if self.text("listen") == "none" {
+            if self.text("socket") == "none" {
+                self.fault(
+                    "listen",
+                    "with `--socket none` the server has no door; give an address or a socket",
+                );
+            }
+            return None;
+        }
         let text = self.text("listen").replacen("localhost:", "127.0.0.1:", 1);
         match text.parse::<SocketAddr>() {
-            Ok(addr) if addr.ip().is_loopback() || !self.text("auth.tokens").is_empty() => addr,
+            Ok(addr) if addr.ip().is_loopback() || self.has_tokens() => Some(addr),
             Ok(addr) => {
                 let why = format!(
                     "{addr} is not a loopback address, and without a tokens file only this machine may \
@@ -96,14 +111,15 @@ impl ConfigBuilder<'_> {
                     addr.port()
                 );
                 self.fault("listen", why);
-                placeholder
+                None
             }
             Err(_) => {
-                self.fault(
-                    "listen",
-                    format!("{text:?} is not an address; write IP:PORT, such as 127.0.0.1:7380"),
+                let why = format!(
+                    "{text:?} is not an address; write IP:PORT, such as 127.0.0.1:7380, or `none` for the \
+                     unix socket only"
                 );
-                placeholder
+                self.fault("listen", why);
+                None
             }
         }
     }
@@ -129,22 +145,42 @@ impl ConfigBuilder<'_> {
         (!text.is_empty()).then(|| std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text)))
     }
 
-    fn local_dirs(&mut self) -> Vec<OriginUri> {
+    fn local_dirs(&mut self) -> Vec<LocalDir> {
         let text = self.text("local.dirs").to_owned();
         let mut dirs = Vec::new();
-        for dir in text.split(':').filter(|d| !d.is_empty()) {
-            match std::fs::canonicalize(dir) {
-                Ok(real) => match OriginUri::local(&real) {
-                    Ok(uri) => dirs.push(uri),
-                    Err(e) => self.fault("local.dirs", e),
-                },
-                Err(e) => self.fault(
-                    "local.dirs",
-                    format!("cannot use {dir}: {e}; create it, or remove it from the list"),
-                ),
+        for item in text.split(':').filter(|d| !d.is_empty()) {
+            match LocalDir::read(item) {
+                Ok(dir) if dir.domains.is_empty() && self.has_tokens() => {
+                    let named = dir.named.display();
+                    let why = format!(
+                        "with a tokens file, {named} must name the domains that may read it; for every \
+                         domain write {:?}, for two {:?}",
+                        format!("{named}=*"),
+                        format!("{named}=team-a,team-b")
+                    );
+                    self.fault("local.dirs", why);
+                }
+                Ok(dir) => dirs.push(dir),
+                Err(why) => self.fault("local.dirs", why),
             }
         }
         dirs
+    }
+
+    /// Checks that each origin names its domains where domains differ.
+    fn check_origins(&mut self, origins: &[OriginConfig]) {
+        for origin in origins {
+            let prefix = &origin.prefix;
+            if origin.domains.is_empty() && self.has_tokens() {
+                self.faults.push(format!(
+                    "[[origin]] {prefix}: with a tokens file, an origin must name the domains that may read \
+                     it; below `prefix = {prefix:?}` add the line `domains = [\"*\"]` for every domain, or \
+                     name them as in `domains = [\"team-a\"]`"
+                ));
+            } else if let Err(why) = check_domains(&origin.domains) {
+                self.faults.push(format!("[[origin]] {prefix}: domains: {why}"));
+            }
+        }
     }
 
     pub fn build(
@@ -153,6 +189,7 @@ impl ConfigBuilder<'_> {
         ready_file: Option<PathBuf>,
         effective: Vec<EffectiveSetting>,
     ) -> Result<Config, ConfigError> {
+        self.check_origins(&origins);
         let config = Config {
             listen: self.listen(),
             socket: self.socket(),
@@ -165,6 +202,8 @@ impl ConfigBuilder<'_> {
             state_dir: self.directory("state.dir"),
             limits: self.limits(),
             auth_tokens: self.optional_path("auth.tokens"),
+            hosts: self.get("auth.hosts", AllowedHosts::default()),
+            socket_admins: self.get("auth.socket_admins", SocketAdmins::default()),
             log_format: self.get("log.format", LogFormat::Text),
             trace_dir: self.optional_path("trace.dir"),
             local_dirs: self.local_dirs(),

@@ -20,7 +20,28 @@ pub(super) struct Setting {
     pub default: fn(&Environment) -> String,
 }
 
+/// The form of a value in the settings file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A text.
+    Text,
+    /// A number.
+    Number,
+    /// A list of texts. This character separates them in the flag.
+    List(char),
+}
+
 impl Setting {
+    /// Returns the form of the value in the settings file.
+    pub fn form(&self) -> Form {
+        match self.value {
+            "N" => Form::Number,
+            value if value.ends_with("[:DIR]") => Form::List(':'),
+            value if value.contains("[,") => Form::List(','),
+            _ => Form::Text,
+        }
+    }
+
     /// Returns the name of the environment variable: `FLETCH_` and the flag.
     pub fn env(&self) -> String {
         format!("FLETCH_{}", self.flag.to_ascii_uppercase().replace('-', "_"))
@@ -80,7 +101,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "listen",
         "listen",
         "ADDR",
-        "Address to listen on, IP:PORT; port 0 takes a free one",
+        "Address to listen on, IP:PORT, or `none` for the unix socket only; port 0 takes a free one",
         |f| text(&f.listen),
         "127.0.0.1:7380"
     ),
@@ -143,6 +164,23 @@ pub(super) const SETTINGS: &[Setting] = &[
         ""
     ),
     setting!(
+        "auth.hosts",
+        "auth-hosts",
+        "HOST[,HOST]",
+        "Hosts, besides localhost and loopback addresses, by which requests may name a server without tokens",
+        |f| { f.auth.hosts.as_ref().map(|h| h.join(",")) },
+        ""
+    ),
+    setting!(
+        "auth.socket_admins",
+        "auth-socket-admins",
+        "UID[,UID]",
+        "Users that are admins on the unix socket of a server without tokens, besides root and its own; @GID \
+            names a group",
+        |f| { f.auth.socket_admins.as_ref().map(|u| u.join(",")) },
+        ""
+    ),
+    setting!(
         "memory.max",
         "memory",
         "SIZE",
@@ -202,8 +240,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     setting!(
         "local.dirs",
         "local-dirs",
-        "DIR[:DIR]",
-        "Directories under which datasets may be registered; empty: any, or none with a tokens file",
+        "DIR[=DOMAINS][:DIR]",
+        "Directories under which datasets may be registered, with the domains that may read them: \
+            /a=x,y:/b=*; empty: any, or none with a tokens file",
         |f| { f.local.dirs.as_ref().map(|d| d.join(":")) },
         ""
     ),
@@ -253,7 +292,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "TIME",
         "The longest time for which a connection waits for a request",
         |f| text(&f.limits.idle_timeout),
-        "60s"
+        "1m"
     ),
     setting!(
         "limits.send_timeout",

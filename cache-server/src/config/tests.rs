@@ -12,6 +12,10 @@ fn config(args: &[&str], environment: &Environment) -> Result<Config, ConfigErro
     }
 }
 
+fn port(c: &Config) -> u16 {
+    c.listen.expect("an address").port()
+}
+
 fn faults(args: &[&str]) -> String {
     config(args, &user()).expect_err("faulty").to_string()
 }
@@ -27,7 +31,7 @@ fn defaults_follow_xdg_as_a_user_and_the_fhs_as_root() {
     assert_eq!(c.cache.dir, Path::new("/home/u/.cache/fletch"));
     assert_eq!(c.state_dir, Path::new("/home/u/.local/state/fletch"));
     assert_eq!(c.socket.as_deref(), Some(Path::new("/home/u/.local/state/fletch/server.sock")));
-    assert_eq!((c.listen.port(), c.limits.memory_bytes), (7380, 2 << 30));
+    assert_eq!((port(&c), c.limits.memory_bytes), (7380, 2 << 30));
     assert_eq!((c.cache.size, c.cache.free_floor), (Amount::Percent(50), Amount::Percent(5)));
     assert_eq!(c.cache.policy, Policy::Fletch);
     let xdg = Environment {
@@ -68,7 +72,7 @@ fn a_flag_beats_the_file_and_the_file_beats_the_default() {
     let file = file.to_str().expect("utf-8");
     let c = config(&["--config", file, "--memory", "128MiB", "config", "show", "--effective"], &user())
         .expect("valid");
-    assert_eq!((c.limits.memory_bytes, c.limits.requests, c.listen.port()), (128 << 20, 9, 1));
+    assert_eq!((c.limits.memory_bytes, c.limits.requests, port(&c)), (128 << 20, 9, 1));
     assert_eq!(c.limits.io_timeout.as_secs(), 7);
     assert_eq!((c.cache.size, c.cache.free_floor), (Amount::Bytes(3 << 30), Amount::Bytes(4096)));
     assert_eq!(c.cache.policy, Policy::Pin);
@@ -77,7 +81,15 @@ fn a_flag_beats_the_file_and_the_file_beats_the_default() {
     assert_eq!(value(&c, "limits.requests"), ("9", format!("file {file}")));
     assert_eq!(value(&c, "tables.memory"), ("256MiB", "default".into()));
     let shown = c.show();
-    for line in ["memory.max = \"128MiB\"", "# flag --memory", "# default", "[[origin]]", "s3://bucket"] {
+    for line in [
+        "memory.max = \"128MiB\"",
+        "limits.requests = 9",
+        "local.dirs = [\"/tmp\"]",
+        "# flag --memory",
+        "# default",
+        "[[origin]]",
+        "s3://bucket",
+    ] {
         assert!(shown.contains(line), "{line} in {shown}");
     }
 }
@@ -117,7 +129,122 @@ fn every_fault_is_told_at_once_with_its_fix() {
 fn only_with_tokens_others_may_ask() {
     assert!(faults(&["--listen", "[::]:1"]).contains("--auth-tokens"));
     let c = config(&["--listen", "0.0.0.0:1", "--auth-tokens", "/t.toml"], &user()).expect("valid");
-    assert_eq!((c.listen.port(), c.auth_tokens.as_deref()), (1, Some(Path::new("/t.toml"))));
+    assert_eq!((port(&c), c.auth_tokens.as_deref()), (1, Some(Path::new("/t.toml"))));
+}
+
+#[test]
+fn with_tokens_origins_and_directories_name_their_domains() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("fletch.toml");
+    let file = file.to_str().expect("utf-8");
+    let write = |domains: &str, dirs: &str| {
+        let origin = format!("[[origin]]\nprefix = \"s3://bucket\"\n{domains}\n");
+        std::fs::write(file, format!("[local]\ndirs = [{dirs}]\n{origin}")).expect("write");
+    };
+    let tokens = ["--config", file, "--auth-tokens", "/t.toml"];
+    write("", "\"/tmp\", \"/usr=a,b\"");
+    let told = faults(&tokens);
+    for part in [
+        "[[origin]] s3://bucket: with a tokens file",
+        "below `prefix = \"s3://bucket\"` add the line `domains = [\"*\"]`",
+        "/tmp must name the domains",
+        "\"/tmp=*\"",
+    ] {
+        assert!(told.contains(part), "{part} in {told}");
+    }
+    assert!(!told.contains("/usr") && told.lines().count() == 2, "{told}");
+    let c = config(&["--config", file], &user()).expect("without tokens nothing changes");
+    assert_eq!((c.local_dirs[0].domains.len(), c.local_dirs[1].domains.len()), (0, 2));
+    write("domains = [\"*\"]", "\"/tmp=*\"");
+    let c = config(&tokens, &user()).expect("as it was told");
+    assert_eq!(
+        (c.origins[0].domains.as_slice(), c.local_dirs[0].domains.as_slice()),
+        (&["*".into()][..], &["*".into()][..])
+    );
+    write("domains = [\"a b\"]", "");
+    assert!(faults(&tokens).contains("\"a b\" is not the name of a domain"));
+}
+
+#[test]
+fn a_server_may_listen_on_its_socket_only() {
+    let c = config(&["--listen", "none"], &user()).expect("valid");
+    assert!(c.listen.is_none() && c.socket.is_some());
+    assert!(faults(&["--listen", "none", "--socket", "none"]).contains("has no door"));
+    let told = faults(&["--auth-hosts", "http://x", "--auth-socket-admins", "root"]);
+    assert!(told.contains("auth.hosts (flag --auth-hosts)") && told.lines().count() == 2, "{told}");
+}
+
+/// Returns a value of a setting that is not its default.
+fn other_value(s: &Setting) -> String {
+    let value = match s.key {
+        "listen" => "127.0.0.2:7",
+        "socket" => "/run/other \"1\"/s.sock",
+        "cache.dir" => "/srv/cache",
+        "cache.size" => "37%",
+        "cache.policy" => "pin",
+        "auth.tokens" => "/etc/tokens.toml",
+        "auth.hosts" => "gpu7,cache.example:80",
+        "auth.socket_admins" => "1000,@27",
+        "memory.max" => "1000000007",
+        "memory.prefetch" => "5%",
+        "log.format" => "json",
+        "local.dirs" => "/tmp=a,b:/usr=*",
+        "limits.grace" => "1s 500ms",
+        _ => match s.value {
+            "N" => "17",
+            "SIZE" => "48MiB",
+            "TIME" => "1h 3m",
+            "SIZE|PERCENT" => "7%",
+            "DIR" => "/srv/it's # \\ here",
+            value => panic!("{}: a value for {value}", s.key),
+        },
+    };
+    if s.key == "limits.header_bytes" { "9KiB".to_owned() } else { value.to_owned() }
+}
+
+#[test]
+fn what_is_shown_is_a_settings_file_with_the_same_settings() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("shown.toml");
+    let origins = dir.path().join("origins.toml");
+    std::fs::write(
+        &origins,
+        "[[origin]]\nprefix = \"s3://a\"\nendpoint = \"http://127.0.0.1:9\"\nregion = \"r\"\n\
+         allow_http = true\nconcurrency = 3\nrequests_per_second = 4\nbytes_per_second = \"5MiB\"\n\
+         domains = [\"a\"]\ncredentials = { file = \"/etc/keys\" }\n[[origin]]\nprefix = \"az://b\"\naccount = \"c\"\n\
+         credentials = \"chain\"\ndomains = [\"*\"]\n\
+         [[origin]]\nprefix = \"/data\"\ndomains = [\"a\", \"b\"]\n",
+    )
+    .expect("write");
+    let origins = origins.to_str().expect("utf-8");
+    let others: Vec<String> = SETTINGS.iter().map(|s| format!("--{}={}", s.flag, other_value(s))).collect();
+    let others: Vec<&str> =
+        ["--config", origins].into_iter().chain(others.iter().map(String::as_str)).collect();
+    let root = Environment { root: true, ..user() };
+    let cases = [(vec![], user()), (vec![], root.clone()), (vec!["--listen=none"], user()), (others, user())];
+    for (args, environment) in cases {
+        let first = config(&args, &environment).expect("valid");
+        let all_differ = args.len() > 2;
+        for (s, e) in SETTINGS.iter().zip(&first.effective) {
+            let (given, default) = (&e.value, (s.default)(&environment));
+            assert!(!all_differ || *given != default, "{} is the default", s.key);
+        }
+        std::fs::write(&file, first.show()).expect("write");
+        // Read in another environment, so that no default hides a setting that is not shown.
+        let elsewhere = Environment { home: Some("/nowhere".into()), ..Environment::default() };
+        let again = config(&["--config", file.to_str().expect("utf-8")], &elsewhere)
+            .unwrap_or_else(|e| panic!("{e}\n{}", first.show()));
+        for (a, b) in first.effective.iter().zip(&again.effective) {
+            assert_eq!(b.source, SettingSource::File(file.clone()), "{}", a.key);
+        }
+        let what = |c: &Config| {
+            let c = c.clone();
+            format!("{:#?}", Config { effective: Vec::new(), ..c })
+        };
+        assert_eq!(what(&first), what(&again), "{}", first.show());
+        assert_eq!(first.origins, again.origins);
+        assert_eq!(again.show().lines().count(), first.show().lines().count());
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! same: in the reply, in what the server reads for it, and in how long it takes.
 
 use super::{
-    admission::{authenticate, named_dataset},
+    admission::{authenticate, named_dataset, peer_of},
     error::ApiResult,
     request::{OnePath, parse_param},
 };
@@ -16,7 +16,7 @@ use crate::{
 };
 use axum::{
     extract::{Path, Query, State, rejection::QueryRejection},
-    http::{HeaderMap, StatusCode},
+    http::{Extensions, HeaderMap, StatusCode},
 };
 use fletch_api::Problem;
 use fletch_core::{DatasetName, Root};
@@ -97,8 +97,10 @@ pub async fn get(
     State(server): State<Arc<Server>>,
     path: OnePath,
     query: Result<Query<AccessQuery>, QueryRejection>,
+    extensions: Extensions,
     request: HeaderMap,
 ) -> ApiResult<StatusCode> {
+    let peer = peer_of(&extensions);
     let (Path(root), Query(query)) = (path?, query?);
     let root: Root = parse_param(&root)?;
     let dataset = named_dataset(&request)?;
@@ -107,7 +109,8 @@ pub async fn get(
     // Subscribe before the first check, so that no change between the two is missed.
     let mut changes = server.access_changes.subscribe();
     loop {
-        access(&server, &authenticate(&server, &request)?, root, dataset.as_ref()).await?;
+        let principal = authenticate(&server, &request, peer)?;
+        access(&server, &principal, root, dataset.as_ref()).await?;
         let draining = server.phase() == Phase::Draining;
         if draining || timeout_at(until, changes.changed()).await.is_err() {
             return Ok(StatusCode::NO_CONTENT);

@@ -11,14 +11,14 @@ use super::{
 };
 use crate::{
     accounting::{Component, Cost, LiveJob},
-    auth::{Principal, Role},
+    auth::{Peer, Principal, Role},
     server::Server,
     tenants::{FairPermit, Refused, TenantLimit},
     versions::Sources,
 };
 use axum::{
     extract::{FromRequestParts, Request},
-    http::{HeaderMap, HeaderValue, header, request::Parts},
+    http::{Extensions, HeaderMap, HeaderValue, header, request::Parts},
 };
 use fletch_api::{Code, headers, routes};
 use fletch_core::{DatasetName, JobName, Root, Tenant};
@@ -37,7 +37,7 @@ pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
     if UNAUTHENTICATED_ROUTES.contains(&path) {
         return Ok(());
     }
-    let principal = authenticate(server, request.headers())?;
+    let principal = authenticate(server, request.headers(), peer_of(request.extensions()))?;
     let allowed = match path {
         routes::METRICS => principal.role.may_read_metrics(),
         // The page shows the bytes of every tenant.
@@ -45,22 +45,34 @@ pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
         _ => principal.role.may_read(),
     };
     if !allowed {
-        return Err(forbidden(principal.role));
+        return Err(forbidden(server, principal.role));
     }
     request.extensions_mut().insert(principal);
     Ok(())
 }
 
-/// Returns the principal of the token in a request's headers.
+/// Returns the other end of the connection of a request. A request without a connection counts as TCP.
+pub fn peer_of(extensions: &Extensions) -> Peer {
+    extensions.get().copied().unwrap_or(Peer::Tcp)
+}
+
+/// Returns the principal of the token in a request's headers. Without tokens, that of the peer.
 ///
 /// # Errors
 /// [`Code::Unauthorized`].
-pub fn authenticate(server: &Server, headers: &HeaderMap) -> ApiResult<Principal> {
+pub fn authenticate(server: &Server, headers: &HeaderMap, peer: Peer) -> ApiResult<Principal> {
     let header = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    Ok(server.auth.authenticate(header)?)
+    Ok(server.auth.authenticate(header, peer)?)
 }
 
-fn forbidden(role: Role) -> ApiError {
+fn forbidden(server: &Server, role: Role) -> ApiError {
+    if !server.auth.needs_token() {
+        let detail =
+            format!("on the unix socket your user has the role {role}, which may not use this route");
+        let hint = "ask as the user that runs the server, or as root, or add your uid to auth.socket_admins \
+            of the server's settings";
+        return ApiError::new(Code::Forbidden, detail, hint);
+    }
     let detail = format!("the token has the role {role}, which may not use this route");
     ApiError::new(Code::Forbidden, detail, "ask the administrator for a token with a wider role")
 }
@@ -84,9 +96,10 @@ pub struct WriteAccess(pub Principal);
 impl FromRequestParts<Arc<Server>> for WriteAccess {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<Server>) -> ApiResult<Self> {
+    async fn from_request_parts(parts: &mut Parts, server: &Arc<Server>) -> ApiResult<Self> {
         let principal = principal_of(parts)?;
-        if principal.role.may_write() { Ok(WriteAccess(principal)) } else { Err(forbidden(principal.role)) }
+        let allowed = principal.role.may_write();
+        if allowed { Ok(WriteAccess(principal)) } else { Err(forbidden(server, principal.role)) }
     }
 }
 

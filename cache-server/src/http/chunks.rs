@@ -4,7 +4,7 @@ use super::{
     admission::ReadRequest,
     chunk_read::{cache_status, cost_of, has_chunk, read_located_chunk},
     error::{ApiError, ApiResult},
-    range::{not_modified, range_error, requested_range},
+    range::{precondition, range_error, requested_range},
     request::{TwoPaths, parse_param},
     response_body::{Piece, body_of_piece, respond},
 };
@@ -44,6 +44,8 @@ const FOREVER: &str = "private, max-age=31536000, immutable";
         (status = 304, description = "The client has the chunk: `If-None-Match` named it"),
         (status = 404, description = "The domain has no dataset with this version, or the version has no \
             such chunk", body = Problem, content_type = "application/problem+json"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 416, description = "The range lies past the end of the chunk", body = Problem,
             content_type = "application/problem+json"),
         (status = 429, description = "The server is at a limit. Wait for `Retry-After`, then retry",
@@ -66,8 +68,8 @@ pub async fn get(
     let (mut admitted, sources) = asked.access(&server, root).await?;
     let located = server.versions.locate(&sources, hash).await?;
     let (len, etag) = (u64::from(located.len), format!("\"{hash}\""));
-    if let Some(same) = not_modified(&request, &etag) {
-        return Ok(same);
+    if let Some(reply) = precondition(&request, &etag) {
+        return Ok(reply);
     }
     let requested = match requested_range(&request, len, &etag) {
         Ok(requested) => requested,

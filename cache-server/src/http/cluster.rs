@@ -9,18 +9,31 @@ use fletch_api::{
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
 use std::sync::Arc;
 
-/// Returns the state of the disk tier.
-fn disk_info(server: &Server) -> Option<InfoDisk> {
+/// Returns the state of the disk tier, with the chunks that a principal may know of (I7).
+///
+/// An admin sees the counts of the whole server and the details of a failure. Every other role sees the
+/// chunks of its own domain's datasets.
+fn disk_info(server: &Server, principal: &Principal) -> Option<InfoDisk> {
     let report = server.store.disk()?.report();
     let (state, detail) = disk_state(&report.state);
     let tier = report.engine.as_ref();
+    let all = principal.role.may_see_all_tenants();
+    let (chunk_bytes, chunks) = match tier {
+        None => (0, 0),
+        Some(tier) if all => (tier.bytes, tier.chunks),
+        Some(tier) => {
+            let own = server.datasets_of(&principal.domain);
+            let own = tier.datasets.iter().filter(|d| own.contains(&d.dataset));
+            own.fold((0, 0), |(bytes, chunks), d| (bytes + d.bytes, chunks + d.chunks))
+        }
+    };
     Some(InfoDisk {
         state: state.to_owned(),
-        detail,
+        detail: detail.filter(|_| all),
         policy: server.cache.policy.to_string(),
-        limit_bytes: tier.map(|t| t.limit),
-        chunk_bytes: tier.map_or(0, |t| t.bytes),
-        chunks: tier.map_or(0, |t| t.chunks),
+        limit_bytes: tier.map(|t| t.limit).filter(|_| all),
+        chunk_bytes,
+        chunks,
     })
 }
 
@@ -36,11 +49,13 @@ pub async fn cluster(State(server): State<Arc<Server>>) -> Json<Cluster> {
 }
 
 /// Returns the server's version, formats, limits and disk state.
+///
+/// An admin sees the disk of the whole server, every other role the chunks of its own domain.
 #[utoipa::path(
     get, path = "/v1/info", tag = "server",
     responses((status = 200, description = "The description of the server", body = Info))
 )]
-pub async fn info(State(server): State<Arc<Server>>) -> Json<Info> {
+pub async fn info(State(server): State<Arc<Server>>, principal: Principal) -> Json<Info> {
     Json(Info {
         name: "fletch-server".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -54,7 +69,7 @@ pub async fn info(State(server): State<Arc<Server>>) -> Json<Info> {
             batch_bytes: server.limits.batch_bytes,
             chunk_bytes: u64::from(CHUNK_BYTES_MAX),
         },
-        disk: disk_info(&server),
+        disk: disk_info(&server, &principal),
     })
 }
 

@@ -5,7 +5,7 @@ use super::{
     chunk_read::cache_status,
     entry_read::{content_hash, read_spans, spans},
     error::{ApiError, ApiResult},
-    range::{not_modified, range_error, requested_range},
+    range::{precondition, range_error, requested_range},
     request::{TwoPaths, parse_param},
     response_body::{BodyError, body_of_stream, respond},
 };
@@ -41,6 +41,8 @@ use std::sync::Arc;
             content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version, or the version has no \
             such file", body = Problem, content_type = "application/problem+json"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 416, description = "The range lies past the end of the file", body = Problem,
             content_type = "application/problem+json"),
         (status = 502, description = "The object changed, is gone or has wrong bytes", body = Problem,
@@ -67,8 +69,8 @@ pub async fn get(
     let entry = found.entry();
     let hash = content_hash(&entry)?;
     let (len, etag) = (entry.size, format!("\"{hash}\""));
-    if let Some(same) = not_modified(&request, &etag) {
-        return Ok(same);
+    if let Some(reply) = precondition(&request, &etag) {
+        return Ok(reply);
     }
     let requested = match requested_range(&request, len, &etag) {
         Ok(requested) => requested,

@@ -70,7 +70,7 @@ mod tests {
             panic!("settings")
         };
         let server =
-            Server::open(&config, config.listen, tokio_util::task::TaskTracker::new()).expect("open");
+            Server::open(&config, String::new(), tokio_util::task::TaskTracker::new()).expect("open");
         let router = super::super::router(Arc::clone(&server));
         let ask = async || {
             let request = Request::get("/readyz").body(axum::body::Body::empty()).expect("request");

@@ -6,6 +6,7 @@
 mod access;
 mod admission;
 mod batch;
+mod browser;
 mod chunk_read;
 mod chunks;
 mod cluster;
@@ -34,7 +35,8 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
-use error::ApiError;
+use browser::BrowserRules;
+use error::{ApiError, ApiResult};
 use fletch_api::{Code, routes};
 use std::{sync::Arc, time::Instant};
 use utoipa::openapi::OpenApi;
@@ -133,9 +135,9 @@ pub fn router(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
-/// Wraps every request: bounds its header, authenticates it, bounds the time until the head of its reply, and
-/// counts it.
-async fn wrap_request(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
+/// Wraps every request: bounds its header, refuses those of foreign web pages, authenticates it, bounds the
+/// time until the head of its reply, and counts it.
+async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map(|m| m.as_str().to_owned());
     let header: usize = request.headers().iter().map(|(n, v)| n.as_str().len() + v.len() + 4).sum();
@@ -144,19 +146,35 @@ async fn wrap_request(State(server): State<Arc<Server>>, mut request: Request, n
         let detail =
             format!("the header has {header} bytes; at most {} are allowed", server.limits.header_bytes);
         ApiError::new(Code::HeaderTooLarge, detail, "send fewer or shorter headers").into_response()
-    } else if let Err(error) = admission::identify(&server, &mut request) {
-        error.into_response()
     } else {
-        match tokio::time::timeout(server.limits.request_deadline(), next.run(request)).await {
-            Ok(response) => response,
-            Err(_) => {
-                let detail = format!("the request took longer than {:?}", server.limits.request_deadline());
-                let hint = "check that the origin can be reached; send a long body faster, or raise \
-                    io.timeout; sending the request again is safe";
-                ApiError::new(Code::Deadline, detail, hint).into_response()
-            }
+        match admit(&server, request) {
+            Ok(request) => reply(&server, request, next).await,
+            Err(error) => error.into_response(),
         }
     };
     server.requests.count(route.as_deref().unwrap_or("none"), response.status().as_u16(), started.elapsed());
     response
+}
+
+/// Refuses a request of a foreign web page, and authenticates the others.
+fn admit(server: &Server, request: Request) -> ApiResult<Request> {
+    let (head, body) = request.into_parts();
+    let rules = BrowserRules { hosts: &server.hosts, needs_token: server.auth.needs_token() };
+    rules.check(admission::peer_of(&head.extensions), &head)?;
+    let mut request = Request::from_parts(head, body);
+    admission::identify(server, &mut request)?;
+    Ok(request)
+}
+
+/// Runs the handler of a request, for at most the deadline.
+async fn reply(server: &Server, request: Request, next: Next) -> Response {
+    match tokio::time::timeout(server.limits.request_deadline(), next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            let detail = format!("the request took longer than {:?}", server.limits.request_deadline());
+            let hint = "check that the origin can be reached; send a long body faster, or raise \
+                    io.timeout; sending the request again is safe";
+            ApiError::new(Code::Deadline, detail, hint).into_response()
+        }
+    }
 }

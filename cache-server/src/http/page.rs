@@ -40,7 +40,7 @@ fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Er
         out,
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Fletch</title><style>{STYLE}</style>"
     )?;
-    write!(out, "<h1>Fletch {} at {}</h1>", env!("CARGO_PKG_VERSION"), server.addr)?;
+    write!(out, "<h1>Fletch {} at {}</h1>", env!("CARGO_PKG_VERSION"), escape(&server.url))?;
     write!(
         out,
         "<p>{:?} for {} s, {} connections, {} jobs. <a href=\"/metrics\">metrics</a> · <a \

@@ -3,7 +3,7 @@
 use super::error::{ApiError, ApiResult};
 use axum::{
     body::Body,
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
 use fletch_api::Code;
@@ -44,15 +44,43 @@ impl Requested {
     }
 }
 
-/// Returns a 304 if the client already has the representation with this etag.
+/// Returns the reply that the preconditions of a request demand, or `None` if the request goes on.
+///
+/// In the order of RFC 9110, section 13.2.2: a 412 if `If-Match` names other representations only, then a 304
+/// if `If-None-Match` names this one. The caller evaluates `If-Range` and `Range` afterwards.
 #[must_use]
-pub fn not_modified(request: &HeaderMap, etag: &str) -> Option<Response> {
-    let tags = request.get(header::IF_NONE_MATCH)?.to_str().ok()?;
-    let same = tags.split(',').map(str::trim).any(|t| t == "*" || t.trim_start_matches("W/") == etag);
+pub fn precondition(request: &HeaderMap, etag: &str) -> Option<Response> {
+    // A weak etag never matches here: `If-Match` compares strongly.
+    if names(request, &header::IF_MATCH, |tag| tag == etag) == Some(false) {
+        let detail = format!("If-Match names another representation; this one has the etag {etag}");
+        let hint = "request it without If-Match, or with the etag of this representation";
+        return Some(ApiError::new(Code::PreconditionFailed, detail, hint).into_response());
+    }
+    if names(request, &header::IF_NONE_MATCH, |tag| tag.trim_start_matches("W/") == etag) != Some(true) {
+        return None;
+    }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NOT_MODIFIED;
     response.headers_mut().insert(header::ETAG, HeaderValue::from_str(etag).ok()?);
-    same.then_some(response)
+    Some(response)
+}
+
+/// Returns whether a header lists an etag that `same` accepts, or is `*`. `None` without the header.
+fn names(request: &HeaderMap, name: &HeaderName, same: impl Fn(&str) -> bool) -> Option<bool> {
+    let mut values = request.get_all(name).iter().peekable();
+    values.peek()?;
+    // A value that is no text names no etag of this server.
+    Some(values.filter_map(|v| v.to_str().ok()).any(|v| v.trim() == "*" || etags(v).any(&same)))
+}
+
+/// Returns the etags of a list. A comma inside the quotes of an etag belongs to the etag.
+fn etags(list: &str) -> impl Iterator<Item = &str> {
+    let mut quoted = false;
+    let between = move |c: char| {
+        quoted ^= c == '"';
+        c == ',' && !quoted
+    };
+    list.split(between).map(str::trim)
 }
 
 /// Returns the part that a request gets of a representation of `len` bytes with this etag.
@@ -139,7 +167,29 @@ mod tests {
         assert_eq!(requested_range(&h, 10, "\"e\"").ok(), Some(Requested::Whole));
         for (tags, same) in [("\"e\"", true), ("\"a\", W/\"e\"", true), ("*", true), ("\"a\"", false)] {
             h.insert(header::IF_NONE_MATCH, HeaderValue::from_static(tags));
-            assert_eq!(not_modified(&h, "\"e\"").is_some(), same, "{tags}");
+            assert_eq!(precondition(&h, "\"e\"").is_some(), same, "{tags}");
+        }
+    }
+
+    #[test]
+    fn if_match_compares_strongly_and_comes_first() {
+        let status = |if_match: &[&'static str], none: Option<&'static str>| {
+            let mut h = HeaderMap::new();
+            for v in if_match {
+                h.append(header::IF_MATCH, HeaderValue::from_static(v));
+            }
+            if let Some(none) = none {
+                h.insert(header::IF_NONE_MATCH, HeaderValue::from_static(none));
+            }
+            precondition(&h, "\"e\"").map(|r| r.status().as_u16())
+        };
+        for same in [&["\"e\""][..], &["*"], &["\"a\", \"e\""], &["\"a\"", "\"e\""], &["\"a,b\",\"e\""]] {
+            assert_eq!(status(same, None), None, "{same:?}");
+            assert_eq!(status(same, Some("\"e\"")), Some(304), "{same:?}");
+        }
+        for other in [&["\"a\""][..], &["W/\"e\""], &["e"], &[""], &["\"a\", \"b\""], &["\"a,\"e\",\""]] {
+            assert_eq!(status(other, None), Some(412), "{other:?}");
+            assert_eq!(status(other, Some("\"e\"")), Some(412), "{other:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{
     admission::ReadRequest,
     error::ApiResult,
-    range::{Requested, not_modified, range_error, requested_range},
+    range::{Requested, precondition, range_error, requested_range},
     request::{OnePath, TwoPaths, parse_param},
     response_body::{BodyError, Piece, body_of_stream, respond},
 };
@@ -40,6 +40,8 @@ struct TableRequest {
     responses(
         (status = 200, description = "The manifest", content_type = "application/json"),
         (status = 206, description = "The range", content_type = "application/json"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -61,6 +63,8 @@ pub async fn manifest(
     responses(
         (status = 200, description = "The table", content_type = "application/vnd.apache.parquet"),
         (status = 206, description = "The range", content_type = "application/vnd.apache.parquet"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version", body = Problem,
             content_type = "application/problem+json"),
     )
@@ -85,6 +89,8 @@ pub async fn entries(
     responses(
         (status = 200, description = "The description", content_type = "application/json"),
         (status = 206, description = "The range", content_type = "application/json"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version, or the version has no \
             such layout", body = Problem, content_type = "application/problem+json"),
     )
@@ -109,6 +115,8 @@ pub async fn layout(
     responses(
         (status = 200, description = "The table", content_type = "application/vnd.apache.parquet"),
         (status = 206, description = "The range", content_type = "application/vnd.apache.parquet"),
+        (status = 412, description = "`If-Match` names another representation", body = Problem,
+            content_type = "application/problem+json"),
         (status = 404, description = "The domain has no dataset with this version, or the version has no \
             such layout", body = Problem, content_type = "application/problem+json"),
     )
@@ -145,7 +153,7 @@ async fn first_piece(source: &Source, path: &str, client: &TableHead) -> Result<
     let meta = source.blocks.meta(&source.tables, path).await?;
     let etag = etag_of(&meta);
     let requested = requested_range(&client.headers, meta.size, &etag);
-    let unread = client.is_head || not_modified(&client.headers, &etag).is_some();
+    let unread = client.is_head || precondition(&client.headers, &etag).is_some();
     let bytes = match &requested {
         Ok(requested) if !unread => {
             let range = requested.range(meta.size);
@@ -189,8 +197,8 @@ async fn send(table: Table, root: Root, layout: Option<LayoutId>, request: Table
         server.versions.ask_tables(&sources, layout, first).await?;
     let (blocks, origin) = (source.blocks.clone(), source.tables.clone());
     let etag = etag_of(&meta);
-    if let Some(same) = not_modified(&client.headers, &etag) {
-        return Ok(same);
+    if let Some(reply) = precondition(&client.headers, &etag) {
+        return Ok(reply);
     }
     let requested = match requested {
         Ok(requested) => requested,

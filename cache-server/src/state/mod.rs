@@ -1,7 +1,9 @@
 //! The state directory: what must survive a restart (I5), in append-only logs. One server locks it.
 
+mod private;
 mod registrations;
 
+use private::make_private;
 pub use registrations::{RegisterError, Registration, RegistrationHandle, Registrations};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -48,7 +50,7 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Creates the directory if it does not exist (for its owner only), and locks it.
+    /// Creates the directory if it does not exist, locks it, and makes all in it private to its owner.
     ///
     /// # Errors
     /// [`StateError`].
@@ -70,6 +72,13 @@ impl StateDir {
                 failed(errno.into())
             }
         })?;
+        if let Err(error) = make_private(path) {
+            // Another user may own the directory, as with a volume of a container.
+            tracing::warn!(
+                dir = %path.display(), %error,
+                "the state directory cannot be made private; change its owner or mode"
+            );
+        }
         Ok(StateDir { path: path.to_owned(), _lock: lock })
     }
 

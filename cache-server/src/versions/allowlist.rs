@@ -2,22 +2,26 @@
 //!
 //! The server reads with its own rights, which are wider than those of the caller who registers. So:
 //! 1. The server reads a store only under an `[[origin]]` that is configured for the domain. It reads a
-//!    directory only under one of `local.dirs` or under such an `[[origin]]`; or any directory, if every
-//!    caller is on this machine and `local.dirs` is empty.
+//!    directory only under one of `local.dirs` of the domain or under such an `[[origin]]`; or any directory,
+//!    if every caller is on this machine and `local.dirs` is empty.
 //! 2. A URI is checked when it is registered, and again whenever it is opened. Each file of a directory is
 //!    checked when it is open, by its real location, so that neither a link nor a swapped directory leads
 //!    outside ([`Origin::confined`]).
 //! 3. Addresses of cloud metadata are rejected whatever is configured, because they return credentials.
 //! 4. A URI of another domain and one that is not configured get the same error, and so do a directory
-//!    outside and one that does not exist.
+//!    outside and one that does not exist. The file system is not asked about a directory outside.
 
 use super::VersionError;
+use crate::config::{LocalDir, lists};
 use fletch_api::Code;
 use fletch_core::Domain;
-use fletch_origin::{Origin, OriginError, OriginUri, Origins};
+use fletch_origin::{
+    Origin, OriginError, OriginUri, Origins,
+    local::{self, Place},
+};
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 use url::{Host, Url};
@@ -79,26 +83,28 @@ impl UriNotAllowed {
 #[derive(Debug, Clone)]
 pub struct Allowlist {
     origins: Origins,
-    dirs: Arc<[PathBuf]>,
-    any_dir: bool,
+    dirs: Arc<[LocalDir]>,
+    local_only: bool,
 }
 
 impl Allowlist {
-    /// Creates the rules. `dirs` are `local.dirs`, as real paths.
+    /// Creates the rules. `dirs` are `local.dirs`.
     ///
-    /// `local_only` says that every caller is on this machine. Without `dirs`, every directory is then
-    /// allowed.
+    /// `local_only` says that every caller is on this machine. An origin or a directory without domains is
+    /// then for every domain, and without `dirs` every directory is allowed. Otherwise it is for none.
     #[must_use]
-    pub fn new(origins: Origins, dirs: &[OriginUri], local_only: bool) -> Self {
-        let dirs: Arc<[PathBuf]> = dirs.iter().filter_map(|d| d.as_local().map(Path::to_owned)).collect();
-        let any_dir = local_only && dirs.is_empty();
-        Allowlist { origins, dirs, any_dir }
+    pub fn new(origins: Origins, dirs: &[LocalDir], local_only: bool) -> Self {
+        Allowlist { origins, dirs: dirs.into(), local_only }
     }
 
     /// Returns the configured origins.
     #[must_use]
     pub fn origins(&self) -> &Origins {
         &self.origins
+    }
+
+    fn any_dir(&self) -> bool {
+        self.local_only && self.dirs.is_empty()
     }
 
     /// Checks a URI that `domain` registers. Returns it, with the real path of a directory. Blocking.
@@ -115,14 +121,30 @@ impl Allowlist {
         }
         let uri = OriginUri::parse(text).map_err(UriNotAllowed::Invalid)?;
         let Some(dir) = uri.as_local() else { return self.check_name(domain, &uri).map(|()| uri) };
-        if self.any_dir {
+        if self.any_dir() {
             return Ok(uri);
         }
         // Follow links, because a link may lead outside.
-        let real = std::fs::canonicalize(dir).ok().filter(|real| real.is_dir());
-        let real = real.and_then(|real| OriginUri::local(&real).ok());
-        let inside = real.filter(|real| self.check_name(domain, real).is_ok());
-        inside.ok_or(UriNotAllowed::Directory(uri))
+        let real = local::real_path(dir, |path| self.place(domain, path)).ok().flatten();
+        let real = real.filter(|real| std::fs::symlink_metadata(real).is_ok_and(|m| m.is_dir()));
+        real.and_then(|real| OriginUri::local(&real).ok()).ok_or(UriNotAllowed::Directory(uri))
+    }
+
+    /// Judges a path of this machine for a domain, by its name alone.
+    fn place(&self, domain: &Domain, path: &Path) -> Place {
+        if self.may_read(domain, path) {
+            return Place::Inside;
+        }
+        // A directory of the settings may be a link itself.
+        match self.dirs.iter().find(|d| d.named == path && self.may_read(domain, &d.real)) {
+            Some(dir) => Place::Named(dir.real.clone()),
+            None => Place::Outside,
+        }
+    }
+
+    /// Returns whether a domain may read what lies at a real path.
+    fn may_read(&self, domain: &Domain, real: &Path) -> bool {
+        OriginUri::local(real).is_ok_and(|uri| self.check_name(domain, &uri).is_ok())
     }
 
     /// Opens a registered URI of `domain`.
@@ -133,29 +155,26 @@ impl Allowlist {
         let uri = OriginUri::parse(uri).map_err(VersionError::Origin)?;
         self.check_name(domain, &uri).map_err(VersionError::UriNotAllowed)?;
         let origin = self.origins.open(&uri).map_err(VersionError::Origin)?;
-        if self.any_dir || uri.as_local().is_none() {
+        if self.any_dir() || uri.as_local().is_none() {
             return Ok(origin);
         }
         let (rules, domain) = (self.clone(), domain.clone());
-        let inside = move |real: &Path| {
-            OriginUri::local(real).is_ok_and(|real| rules.check_name(&domain, &real).is_ok())
-        };
-        Ok(origin.confined(Arc::new(inside)))
+        Ok(origin.confined(Arc::new(move |real: &Path| rules.may_read(&domain, real))))
     }
 
     /// Checks by name alone that `domain` may read a URI.
     fn check_name(&self, domain: &Domain, uri: &OriginUri) -> Result<(), UriNotAllowed> {
-        let domains = self.origins.domains(uri);
-        let listed = |all: &[String]| all.is_empty() || all.iter().any(|d| d == domain.as_str());
+        let listed = |domains: &[String]| lists(domains, domain, self.local_only);
+        let configured = self.origins.domains(uri);
         let Some(dir) = uri.as_local() else {
-            return if domains.is_some_and(listed) { Ok(()) } else { Err(UriNotAllowed::Store(uri.clone())) };
+            let open = configured.is_some_and(listed);
+            return if open { Ok(()) } else { Err(UriNotAllowed::Store(uri.clone())) };
         };
-        // The longest prefix decides, so that `local.dirs` opens nothing that an [[origin]] closes.
-        let within = match domains {
-            Some(domains) => listed(domains),
-            None => self.dirs.iter().any(|d| dir.starts_with(d)),
-        };
-        if within || self.any_dir { Ok(()) } else { Err(UriNotAllowed::Directory(uri.clone())) }
+        // `local.dirs` opens nothing that an [[origin]] closes, and the longest of its directories decides.
+        let above = self.dirs.iter().filter(|d| dir.starts_with(&d.real));
+        let nearest = above.max_by_key(|d| d.real.components().count()).map(|d| d.domains.as_slice());
+        let within = configured.or(nearest).is_some_and(listed);
+        if within || self.any_dir() { Ok(()) } else { Err(UriNotAllowed::Directory(uri.clone())) }
     }
 }
 
@@ -222,7 +241,11 @@ mod tests {
             domains: domains.iter().map(|d| (*d).to_owned()).collect(),
             ..OriginConfig::default()
         };
-        let of = vec![config("s3://bucket", &[]), config("s3://bucket/secret", &["a"])];
+        let of = vec![
+            config("s3://bucket", &["*"]),
+            config("s3://bucket/secret", &["a"]),
+            config("s3://open", &[]),
+        ];
         let allowed = Allowlist::new(origins(of), &[], false);
         let ok = |d: &str, uri: &str| allowed.check(&domain(d), uri);
         assert!(ok("a", "s3://bucket/x").is_ok() && ok("b", "s3://bucket/x").is_ok());
@@ -231,7 +254,7 @@ mod tests {
         let nobody = ok("b", "s3://bucket2/secret/x").expect_err("nobody's");
         assert_eq!((other.code(), nobody.code()), (Code::UriNotAllowed, Code::UriNotAllowed));
         assert_eq!(other.to_string().replace("bucket", "bucket2"), nobody.to_string(), "one answer");
-        for uri in ["s3://bucket/secret/x", "s3://other/x", "file:///etc"] {
+        for uri in ["s3://bucket/secret/x", "s3://other/x", "s3://open/x", "file:///etc"] {
             assert!(matches!(allowed.open(&domain("b"), uri), Err(VersionError::UriNotAllowed(_))), "{uri}");
         }
         assert!(allowed.open(&domain("a"), "s3://bucket/secret/x").is_ok());
@@ -241,27 +264,29 @@ mod tests {
     fn directories_are_allowed_by_where_they_really_are() {
         let top = tempfile::tempdir().expect("tempdir");
         let real = std::fs::canonicalize(top.path()).expect("real");
-        for d in ["open/set", "own/set", "shut"] {
+        for d in ["open/set", "open/closer/set", "own/set", "shut"] {
             std::fs::create_dir_all(real.join(d)).expect("mkdir");
         }
         std::os::unix::fs::symlink(real.join("shut"), real.join("open/way-out")).expect("symlink");
+        std::os::unix::fs::symlink(real.join("shut/none"), real.join("open/way-nowhere")).expect("symlink");
         std::os::unix::fs::symlink(real.join("open/set"), real.join("shut/way-in")).expect("symlink");
+        std::os::unix::fs::symlink(real.join("open"), real.join("alias")).expect("symlink");
         let at = |rel: &str| real.join(rel).display().to_string();
-        let dirs = [
-            OriginUri::local(&real.join("open")).expect("uri"),
-            OriginUri::local(&real.join("own")).expect("uri"),
-        ];
+        let dir = |named: &str| LocalDir::read(&at(named)).expect(named);
+        let dirs = [dir("alias=*"), dir("own=*"), dir("open/closer=b")];
         let own = OriginConfig { prefix: at("own"), domains: vec!["a".into()], ..OriginConfig::default() };
-        let allowed = Allowlist::new(origins(vec![own]), &dirs, true);
+        let allowed = Allowlist::new(origins(vec![own]), &dirs, false);
         let ok = |d: &str, rel: &str| allowed.check(&domain(d), &at(rel)).is_ok();
         assert!(ok("a", "open/set") && ok("b", "open/set") && ok("a", "own/set"));
-        assert!(ok("b", "shut/way-in"), "it is inside, whatever it is called");
-        let kept = allowed.check(&domain("b"), &at("shut/way-in")).expect("inside");
+        assert!(ok("b", "open/closer/set") && !ok("a", "open/closer/set"), "the nearest directory decides");
+        let kept = allowed.check(&domain("b"), &at("alias/set")).expect("as the settings name it");
         assert_eq!(kept.as_local(), Some(real.join("open/set").as_path()));
         for (d, rel) in [
             ("b", "own/set"),
             ("a", "shut"),
             ("a", "open/way-out"),
+            ("a", "open/way-nowhere"),
+            ("a", "shut/way-in"),
             ("a", "open/none"),
             ("a", "shut/../open"),
         ] {

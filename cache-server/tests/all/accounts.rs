@@ -92,8 +92,8 @@ async fn i8_whole_ranges_heads_batches_and_errors_agree_with_the_readers_sums() 
 
 /// Requests a chunk on a connection of its own, reads `n` bytes of the reply and disconnects.
 async fn read_some_and_leave(node: &Node, path: &str, job: &str, n: usize) -> usize {
-    let mut stream = TcpStream::connect(node.running.addr).await.expect("connect");
-    let ask = format!("GET {path} HTTP/1.1\r\nhost: x\r\nfletch-job: {job}\r\n\r\n");
+    let mut stream = TcpStream::connect(node.addr()).await.expect("connect");
+    let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nfletch-job: {job}\r\n\r\n");
     stream.write_all(ask.as_bytes()).await.expect("write");
     let mut got = vec![0; n];
     stream.read_exact(&mut got).await.expect("read");
@@ -126,9 +126,10 @@ async fn i8_a_stalled_reader_is_cut_and_counts_only_what_it_took() {
     let tree = Tree::usual();
     let root = tree.index().root();
     let node = Node::serving(&tree, &["--limits-send-timeout=300ms"]).await;
-    let mut stream = TcpStream::connect(node.running.addr).await.expect("connect");
-    let ask =
-        format!("GET /v1/versions/{root}/files/big.bin HTTP/1.1\r\nhost: x\r\nfletch-job: stalls\r\n\r\n");
+    let mut stream = TcpStream::connect(node.addr()).await.expect("connect");
+    let ask = format!(
+        "GET /v1/versions/{root}/files/big.bin HTTP/1.1\r\nhost: localhost\r\nfletch-job: stalls\r\n\r\n"
+    );
     // Ten answers do not fit into the kernel's buffers.
     stream.write_all(ask.repeat(10).as_bytes()).await.expect("write");
     eventually("it began", async || !sums(&node).await.is_empty()).await;
@@ -174,8 +175,8 @@ async fn i3_64_readers_of_a_cold_chunk_make_one_read_though_the_first_is_killed(
     emulator.reset_counts();
     let chunk = routes::chunk(root, Hash::of(&tree.files["data/big"]));
     let leader = {
-        let addr = node.running.addr;
-        let ask = format!("GET {chunk} HTTP/1.1\r\nhost: x\r\n\r\n");
+        let addr = node.addr();
+        let ask = format!("GET {chunk} HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let mut stream = TcpStream::connect(addr).await.expect("connect");
         stream.write_all(ask.as_bytes()).await.expect("write");
         stream

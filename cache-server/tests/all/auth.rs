@@ -28,7 +28,7 @@ async fn node(tree: &Tree, more: &str) -> (Node, TempDir) {
     }
     put(&file, &(text + &line("tok-o", "tenant = \"o\"") + more));
     let tokens = format!("--auth-tokens={}", file.display());
-    let node = Node::start(&[&tokens, &format!("--local-dirs={}", tree.uri())]).await;
+    let node = Node::start(&[&tokens, &format!("--local-dirs={}=*", tree.uri())]).await;
     (node, dir)
 }
 
@@ -175,5 +175,32 @@ async fn a_rotated_file_is_in_force_within_seconds_and_a_broken_one_never() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     is("tok-new", 200).await;
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_description_of_the_server_tells_a_tenant_about_its_own_domain_only() {
+    let tree = Tree::usual();
+    let root = tree.index().root();
+    let (node, _dir) = node(&tree, "").await;
+    let register = serde_json::json!({"name": "d", "uri": tree.uri()}).to_string();
+    assert_eq!(status(as_("tok-u", node.post("/v1/datasets", register))).await, 201);
+    let chunk = routes::chunk(root, Hash::of(&tree.files["a.bin"]));
+    assert_eq!(status(as_("tok-r", node.get(&chunk))).await, 200);
+    let disk = async |token: &str| {
+        let r = as_(token, node.get("/v1/info")).send().await.expect("answer");
+        let text = r.text().await.expect("text");
+        serde_json::from_str::<fletch_api::Info>(&text).expect("info").disk.expect("disk")
+    };
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while disk("tok-a").await.chunks == 0 {
+        assert!(std::time::Instant::now() < until, "the chunk is never on the disk");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let (admin, own, other) = (disk("tok-a").await, disk("tok-r").await, disk("tok-o").await);
+    assert!(admin.limit_bytes.is_some() && admin.chunk_bytes > 0);
+    assert_eq!((own.chunks, own.chunk_bytes), (admin.chunks, admin.chunk_bytes), "the only domain with data");
+    assert_eq!((other.chunks, other.chunk_bytes), (0, 0), "another domain's chunks do not exist");
+    assert_eq!((own.limit_bytes, other.limit_bytes), (None, None));
     node.running.shutdown().await;
 }

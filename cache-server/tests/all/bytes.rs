@@ -52,6 +52,41 @@ async fn a_chunk_by_hash_whole_by_range_and_as_head() {
     node.running.shutdown().await;
 }
 
+/// RFC 9110, section 13: `If-Match` is evaluated before `If-None-Match` and `Range`.
+#[tokio::test]
+async fn a_read_of_another_representation_fails_if_the_client_says_so() {
+    let tree = Tree::usual();
+    let root = tree.index().root();
+    let node = Node::serving(&tree, &[]).await;
+    let chunk = routes::chunk(root, Hash::of(&tree.files["a.bin"]));
+    for path in [chunk, routes::file(root, "a.bin"), routes::manifest(root)] {
+        let r = node.get(&path).send().await.expect("answer");
+        let etag = r.headers()["etag"].to_str().expect("text").to_owned();
+        let whole = body(r, StatusCode::OK).await;
+        let ask = |method: Method, tags: String| node.ask(method, &path).header("if-match", tags);
+        for tags in [etag.clone(), "*".into(), format!("\"other\", {etag}")] {
+            let r = ask(Method::GET, tags.clone()).send().await.expect("answer");
+            assert_eq!(body(r, StatusCode::OK).await, whole, "{path} {tags}");
+            let r = ask(Method::GET, tags).header("range", "bytes=1-2").send().await.expect("answer");
+            assert_eq!(body(r, StatusCode::PARTIAL_CONTENT).await, whole[1..3]);
+        }
+        for tags in ["\"other\"".to_owned(), format!("W/{etag}"), String::new()] {
+            let r = ask(Method::GET, tags.clone()).send().await.expect("answer");
+            let p = problem(r, Code::PreconditionFailed).await;
+            assert!(p.detail.contains(&etag), "{p}");
+            let r =
+                ask(Method::GET, tags.clone()).header("range", "bytes=1-2").header("if-none-match", &etag);
+            assert_eq!(r.send().await.expect("answer").status(), 412, "{path} {tags}");
+            assert_eq!(ask(Method::HEAD, tags).send().await.expect("answer").status(), 412);
+        }
+        let r = ask(Method::GET, etag.clone()).header("if-none-match", &etag).send().await.expect("answer");
+        assert_eq!(r.status(), StatusCode::NOT_MODIFIED);
+    }
+    let r = node.get(&routes::file(root, "none")).header("if-match", "*").send().await.expect("answer");
+    problem(r, Code::NotFound).await;
+    node.running.shutdown().await;
+}
+
 #[tokio::test]
 async fn i7_foreign_absent_and_unregistered_give_the_same_answer() {
     let (tree, other) = (Tree::usual(), Tree::new([("only-here", content(77, 3000))]));
@@ -286,7 +321,7 @@ async fn the_unix_socket_serves_the_same() {
     let path = node.running.socket.clone().expect("socket");
     let mut stream = tokio::net::UnixStream::connect(&path).await.expect("connect");
     let ask = format!(
-        "GET {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        "GET {} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
         routes::chunk(root, Hash::of(&tree.files["a.bin"]))
     );
     stream.write_all(ask.as_bytes()).await.expect("write");

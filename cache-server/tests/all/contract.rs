@@ -38,7 +38,7 @@ async fn every_metric_is_documented_and_every_documented_metric_exists() {
     );
     std::fs::write(&tokens, text).expect("write");
     let tokens = format!("--auth-tokens={}", tokens.display());
-    let mut node = Node::start(&[&tokens, &format!("--local-dirs={}", tree.uri())]).await;
+    let mut node = Node::start(&[&tokens, &format!("--local-dirs={}=*", tree.uri())]).await;
     node.sign("secret");
     node.register("d", &tree.uri(), None).await;
     let file = format!("/v1/versions/{root}/files/a.bin");

@@ -27,7 +27,7 @@ impl Two {
         fs::create_dir(dir.path().join("data")).expect("mkdir");
         let mut args = vec![
             format!("--auth-tokens={}", tokens.display()),
-            format!("--local-dirs={}", dir.path().join("data").display()),
+            format!("--local-dirs={}=*", dir.path().join("data").display()),
         ];
         args.extend(more.iter().map(|s| (*s).to_owned()));
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -40,7 +40,7 @@ impl Two {
     }
 
     fn ask(&self, token: &str, method: Method, path: &str) -> RequestBuilder {
-        self.node.ask(method, path).bearer_auth(token)
+        self.node.ask(method, path).bearer_auth(token).header("content-type", "application/json")
     }
 
     async fn register(&self, token: &str, name: &str, uri: &str) -> reqwest::Response {

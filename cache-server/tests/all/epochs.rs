@@ -303,10 +303,10 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
     let anew = batch(&job, 0, 1, 2).await.expect("a batch");
     assert_eq!(anew.samples.len(), 2, "what was forgotten comes again");
     // Methods and paths.
-    let r = node.ask(Method::PUT, &routes::job_world(&id)).body(r#"{"ranks":3,"batch":4,"tail":"drop"}"#);
+    let r = node.json(Method::PUT, &routes::job_world(&id), r#"{"ranks":3,"batch":4,"tail":"drop"}"#);
     problem(r.send().await.expect("answer"), Code::BadPlan).await;
-    let wide = node.ask(Method::PUT, &routes::job_world(&id));
-    let wide = wide.body(r#"{"ranks":1,"batch":4294967295,"tail":"pad"}"#);
+    let wide =
+        node.json(Method::PUT, &routes::job_world(&id), r#"{"ranks":1,"batch":4294967295,"tail":"pad"}"#);
     problem(wide.send().await.expect("answer"), Code::BadPlan).await;
     assert_eq!(job.current().await.expect("job").world, world(2, 4, Tail::Drop), "nothing changed");
     let r = node.get(&format!("/v1/jobs/{id}/epochs/x/state")).send().await.expect("answer");

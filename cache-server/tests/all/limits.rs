@@ -37,8 +37,8 @@ async fn routes_methods_headers_and_jobs_that_are_none() {
     )
     .await;
     // Beyond what is read at all the connection ends; it must not hang or take memory.
-    let mut stream = TcpStream::connect(node.running.addr).await.expect("connect");
-    let head = format!("GET {chunk} HTTP/1.1\r\nhost: x\r\nx-huge: {}", "y".repeat(4 << 20));
+    let mut stream = TcpStream::connect(node.addr()).await.expect("connect");
+    let head = format!("GET {chunk} HTTP/1.1\r\nhost: localhost\r\nx-huge: {}", "y".repeat(4 << 20));
     let wrote = stream.write_all(head.as_bytes()).await;
     let mut got = Vec::new();
     let read = stream.read_to_end(&mut got).await;
@@ -148,10 +148,10 @@ async fn a_stop_says_so_finishes_what_is_under_way_and_takes_no_more() {
     let tree = Tree::usual();
     let root = tree.index().root();
     let node = Node::serving(&tree, &[]).await;
-    let addr = node.running.addr;
+    let addr = node.addr();
     // Two connections that are open before: one in the middle of an answer, one idle.
     let mut busy = TcpStream::connect(addr).await.expect("connect");
-    let ask = format!("GET /v1/versions/{root}/files/big.bin HTTP/1.1\r\nhost: x\r\n\r\n");
+    let ask = format!("GET /v1/versions/{root}/files/big.bin HTTP/1.1\r\nhost: localhost\r\n\r\n");
     busy.write_all(ask.as_bytes()).await.expect("write");
     let mut begin = [0; 15];
     busy.read_exact(&mut begin).await.expect("the head");
@@ -171,8 +171,8 @@ async fn connections_are_bounded_and_idle_ones_are_closed() {
     let tree = Tree::usual();
     let root = tree.index().root();
     let node = Node::serving(&tree, &["--limits-connections=2", "--limits-idle-timeout=300ms"]).await;
-    let mut idle = TcpStream::connect(node.running.addr).await.expect("connect");
-    let mut second = TcpStream::connect(node.running.addr).await.expect("connect");
+    let mut idle = TcpStream::connect(node.addr()).await.expect("connect");
+    let mut second = TcpStream::connect(node.addr()).await.expect("connect");
     let begun = Instant::now();
     // The kernel takes the third; it is served once the idle ones were closed.
     let chunk = routes::chunk(root, Hash::of(&tree.files["z"]));
@@ -195,8 +195,12 @@ async fn bodies_that_do_not_come_are_not_waited_for() {
     let client = epochs::client(&node);
     let mut silent = Vec::new();
     for length in [9, 9, 9, 50 << 20, 50 << 20] {
-        let mut stream = TcpStream::connect(node.running.addr).await.expect("connect");
-        let head = format!("POST {} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n", routes::JOBS);
+        let mut stream = TcpStream::connect(node.addr()).await.expect("connect");
+        let head = format!(
+            "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                content-length: {length}\r\n\r\n",
+            routes::JOBS
+        );
         stream.write_all(head.as_bytes()).await.expect("a head");
         silent.push(stream);
     }

@@ -5,6 +5,7 @@ mod common;
 
 mod accounts;
 mod auth;
+mod browser;
 mod buckets;
 mod bytes;
 mod checkpoints;

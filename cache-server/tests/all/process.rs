@@ -95,7 +95,13 @@ async fn it_ends_in_time_though_an_origin_never_answers() {
     let http = reqwest::Client::new();
     let body = r#"{"name":"s","uri":"s3://silent/x"}"#;
     assert_eq!(
-        http.post(format!("{url}/v1/datasets")).body(body).send().await.expect("answer").status(),
+        http.post(format!("{url}/v1/datasets"))
+            .header("content-type", "application/json")
+            .body(body)
+            .send()
+            .await
+            .expect("answer")
+            .status(),
         201
     );
     let hanging = TaskTracker::new().spawn(http.get(format!("{url}/v1/datasets/s/versions/latest")).send());
@@ -187,4 +193,112 @@ async fn a_token_is_told_once_and_stands_nowhere_afterwards() {
         let secret = t.trim_start_matches("fletch_");
         assert!(!told.contains(secret) && !shown.contains(secret) && !file.contains(secret));
     }
+}
+
+/// Returns the permission bits of a file.
+fn mode(path: &Path) -> u32 {
+    std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).expect("file").permissions()) & 0o777
+}
+
+/// Returns every file and directory below a directory, with the directory.
+fn below(dir: &Path) -> Vec<std::path::PathBuf> {
+    let mut all = vec![dir.to_owned()];
+    for entry in std::fs::read_dir(dir).expect("directory") {
+        let entry = entry.expect("entry");
+        match entry.file_type().expect("type").is_dir() {
+            true => all.extend(below(&entry.path())),
+            false => all.push(entry.path()),
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn other_users_can_read_neither_state_nor_cache() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().expect("tempdir");
+    let tree = crate::common::Tree::usual();
+    let root = tree.index().root();
+    let state = dir.path().join("state");
+    // An earlier version left these, or a restored backup.
+    std::fs::create_dir_all(state.join("jobs")).expect("mkdir");
+    std::fs::write(state.join("jobs/old"), "x").expect("write");
+    for (path, mode) in [("", 0o755), ("jobs", 0o775), ("jobs/old", 0o644)] {
+        std::fs::set_permissions(state.join(path), std::fs::Permissions::from_mode(mode)).expect("chmod");
+    }
+    let (child, url) = start(dir.path(), &["--memory", "64MiB"]);
+    let http = reqwest::Client::new();
+    let post = async |path: &str, body: serde_json::Value| {
+        let r = http.post(format!("{url}{path}")).header("content-type", "application/json");
+        let r = r.body(body.to_string()).send().await.expect("answer");
+        let (status, text) = (r.status(), r.text().await.expect("text"));
+        assert!(status.is_success(), "{path}: {status} {text}");
+    };
+    post("/v1/datasets", serde_json::json!({"name": "d", "uri": tree.uri()})).await;
+    // The job's record is a file of the state, too.
+    let world = serde_json::json!({"ranks": 1, "batch": 2, "tail": "keep"});
+    post("/v1/jobs", serde_json::json!({"name": "j", "dataset": "d", "world": world})).await;
+    let file = format!("{url}/v1/versions/{root}/files/big.bin");
+    assert_eq!(
+        http.get(file).send().await.expect("answer").bytes().await.expect("body").len(),
+        tree.files["big.bin"].len()
+    );
+    let (code, told, _) = stop(child, Signal::SIGTERM);
+    assert_eq!(code, Some(0), "{told}");
+    let files = below(&state).into_iter().chain(below(&dir.path().join("cache")));
+    let files: Vec<_> = files.collect();
+    assert!(files.len() > 6, "{files:?}");
+    for file in files {
+        assert_eq!(mode(&file) & 0o077, 0, "{}: {:o}", file.display(), mode(&file));
+    }
+    assert_eq!(mode(&dir.path().join("ready")), 0o644);
+}
+
+#[test]
+fn with_tokens_an_origin_and_a_directory_without_domains_stop_the_start_and_the_line_helps() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let origin = "[[origin]]\nprefix = \"s3://bucket\"\n";
+    std::fs::write(at("f.toml"), format!("[local]\ndirs = [\"/usr\"]\n{origin}")).expect("write");
+    let tokens = at("tokens.toml");
+    let args = ["--config", &at("f.toml"), "--auth-tokens", &tokens, "--listen", "127.0.0.1:0"];
+    let (code, _, err) = run(dir.path(), &args);
+    assert_eq!((code, err.lines().count()), (2, 2), "{err}");
+    let line = |from: &str, to: char| {
+        let rest = &err[err.find(from).unwrap_or_else(|| panic!("{from} in {err}"))..];
+        rest[..rest.find(to).expect("its end")].to_owned()
+    };
+    // The lines are taken from the message, as an operator would.
+    let (domains, usr) = (line("domains = ", '`'), line("/usr=", '"'));
+    std::fs::write(at("f.toml"), format!("[local]\ndirs = [{usr:?}]\n{origin}{domains}\n")).expect("write");
+    let (code, out, err) = run(dir.path(), &[&args[..], &["--config-check"]].concat());
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    // The same without tokens: nothing is asked for.
+    std::fs::write(at("f.toml"), format!("[local]\ndirs = [\"/usr\"]\n{origin}")).expect("write");
+    assert_eq!(run(dir.path(), &["--config", &at("f.toml"), "--config-check"]).0, 0);
+}
+
+#[tokio::test]
+async fn what_config_show_prints_starts_a_server_with_the_same_settings() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let shown = dir.path().join("shown.toml");
+    let args =
+        ["--limits-requests", "77", "--io-timeout", "7s", "--memory", "64MiB", "--listen", "127.0.0.1:0"];
+    let (code, out, err) = run(dir.path(), &[&args[..], &["config", "show", "--effective"]].concat());
+    assert_eq!((code, err.as_str()), (0, ""));
+    std::fs::write(&shown, &out).expect("write");
+    let values = |text: &str| -> Vec<String> {
+        text.lines().map(|l| l.split("  # ").next().unwrap_or(l).trim_end().to_owned()).collect()
+    };
+    let mut c = Command::new(env!("CARGO_BIN_EXE_fletch-server"));
+    let again = c.env_clear().arg("--config").arg(&shown).arg("--config-check").output().expect("run");
+    assert_eq!(values(&out), values(&String::from_utf8_lossy(&again.stdout)), "{again:?}");
+    let mut c = Command::new(env!("CARGO_BIN_EXE_fletch-server"));
+    c.env_clear().arg("--config").arg(&shown).arg("--ready-file").arg(dir.path().join("up"));
+    let mut child = c.stderr(Stdio::piped()).spawn().expect("spawn");
+    while !dir.path().join("up").exists() {
+        assert!(child.try_wait().expect("wait").is_none(), "ended before it was ready");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(stop(child, Signal::SIGTERM).0, Some(0));
 }

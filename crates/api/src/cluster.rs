@@ -47,17 +47,17 @@ pub struct InfoDisk {
     /// `on`; `full` or `read_only`, in which the server still reads cached chunks; `io`, `denied`, `vanished`
     /// or `closed`; or `absent` if the cache could not be opened.
     pub state: String,
-    /// The meaning of the state, as a text. Absent while the state is `on`.
+    /// The meaning of the state, as a text. Absent while the state is `on`, and for all but admins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// The eviction policy: `fletch`, `lru` or `pin`.
     pub policy: String,
-    /// The most bytes that the cache may occupy. Absent until the cache is open.
+    /// The most bytes that the cache may occupy. Absent until the cache is open, and for all but admins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// The bytes that cached chunks occupy.
+    /// The bytes that cached chunks occupy: all of them for an admin, else those of the caller's domain.
     pub chunk_bytes: u64,
-    /// The number of cached chunks.
+    /// The number of these chunks.
     pub chunks: u64,
 }
 

@@ -18,6 +18,8 @@ pub const ROOT: &str = "fletch-root";
 /// The job of requests without the header [`JOB`].
 pub const JOB_ANONYMOUS: &str = "anonymous";
 
+/// The media type of JSON, which every body but a ledger has.
+pub const JSON: &str = "application/json";
 /// The media type of a stream of [`crate::frames`].
 pub const FRAMES: &str = "application/vnd.fletch.frames";
 /// The media type of an epoch's ledger and of its state.

@@ -115,6 +115,14 @@ codes! {
     UriNotAllowed = "uri_not_allowed", Invalid, Some(403), "the server may not read this URI";
     /// The request body is longer than the limit.
     BodyTooLarge = "body_too_large", Invalid, Some(413), "the request body is too large";
+    /// The header `If-Match` names another representation than the current one.
+    PreconditionFailed = "precondition_failed", Invalid, Some(412), "a precondition does not hold";
+    /// The request names another host than this server.
+    Misdirected = "misdirected", Invalid, Some(421), "the request is for another host";
+    /// A web page of another site sent the request.
+    CrossSite = "cross_site", Invalid, Some(403), "a web page of another site sent the request";
+    /// The body is not of a type that the route takes.
+    UnsupportedType = "unsupported_type", Invalid, Some(415), "the type of the body is not supported";
     /// The range begins after the last byte.
     RangeNotSatisfiable = "range_not_satisfiable", Invalid, Some(416), "the range is past the end";
     /// The request header is longer than the limit.

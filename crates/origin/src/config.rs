@@ -3,7 +3,7 @@
 use crate::address::AddressRule;
 use crate::uri::Scheme;
 use crate::{OriginError, OriginUri};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub const KEYS: &[&str] = &[
 ];
 
 /// One `[[origin]]` table: how to reach everything under `prefix`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OriginConfig {
     /// The URI prefix that the table applies to, such as `s3://bucket/sets`, `https://host/data` or `/data`.
     ///
@@ -44,7 +44,9 @@ pub struct OriginConfig {
     pub account: Option<String>,
     /// The source of the credentials. The default is `env`.
     pub credentials: Option<Credentials>,
-    /// The domains of the server that may use this origin. Empty means all domains.
+    /// The domains of the server that may use this origin; `*` stands for every domain.
+    ///
+    /// Empty means every domain of a server without tokens. A server with tokens requires domains.
     #[serde(default)]
     pub domains: Vec<String>,
     /// Whether the endpoint or the prefix may be plain `http://`.
@@ -206,7 +208,7 @@ fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
 }
 
 /// The source of credentials. Never holds the credentials themselves.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Credentials {
     /// The environment (`AWS_*`, `AZURE_*`, `GOOGLE_*`) and the identity of the machine.

@@ -4,8 +4,8 @@
 //!    is rejected, so that a FIFO or device in a hostile tree cannot hang a thread.
 //! 2. A read follows symbolic links, because the caller hashes the bytes. A path with `..` never reaches this
 //!    module.
-//! 3. A confined origin checks the real path of a file after it is open, so that no link can change between
-//!    check and use.
+//! 3. A confined origin finds the real path of a file before it asks the file system about that path. It
+//!    checks the path again when the file is open, so that no link can change between check and use.
 //! 4. A write goes to a temporary file, syncs it, renames it, and syncs the directory.
 
 use crate::OriginError;
@@ -20,9 +20,11 @@ use std::path::Path;
 
 mod confinement;
 mod listing;
+mod real_path;
 pub(crate) use confinement::Confinement;
 pub use confinement::PathFilter;
 pub(crate) use listing::list;
+pub use real_path::{Place, real_path};
 
 /// The prefix of the temporary files of writes. Listings leave these files out.
 pub const TEMPORARY: &str = ".fletch-tmp-";
@@ -56,6 +58,7 @@ pub(crate) fn get(
 ) -> Result<ObjectBytes, OriginError> {
     let io = |e: io::Error| OriginError::io(what, &e);
     let changed = |why: String| OriginError::Changed { what: what.to_owned(), why };
+    confinement.check_name(&dir.join(path), what)?;
     let (mut file, before) = open_regular(&dir.join(path)).map_err(io)?;
     confinement.check(&file, what)?;
     let size = before.len();
@@ -96,6 +99,7 @@ pub(crate) fn head(
     what: &str,
     path: &str,
 ) -> Result<ObjectMeta, OriginError> {
+    confinement.check_name(&dir.join(path), what)?;
     let meta = std::fs::metadata(dir.join(path)).map_err(|e| OriginError::io(what, &e))?;
     if meta.is_dir() {
         // As at a store: a directory is no object.

@@ -79,7 +79,7 @@ impl Origins {
         self.find(uri).is_some()
     }
 
-    /// Returns the domains of the longest configured prefix of `uri`. An empty list means all domains.
+    /// Returns the domains of the longest configured prefix of `uri`, as they are configured.
     ///
     /// Returns `None` if no prefix matches. Does not resolve links.
     #[must_use]

@@ -24,7 +24,7 @@ fn another_token_is_another_store_and_a_grant_that_ends_ends_both() {
     let tables = home.path().join("tables");
     fs::create_dir(&tables).expect("mkdir");
     let root = index(&data.dir, &tables, &[]);
-    let dirs = format!("{}:{}", data.dir.display(), tables.display());
+    let dirs = format!("{}=*:{}=*", data.dir.display(), tables.display());
     let node = Node::with(&["--auth-tokens", tokens.to_str().expect("utf-8"), "--local-dirs", &dirs]);
     let fletch = |token: &std::path::Path, args: &[&str]| {
         run(command("fletch").args(args).args(["--server", &node.site.url]).arg("--token-file").arg(token));
@@ -153,7 +153,7 @@ fn i7_a_token_that_is_rotated_under_mounts_is_another_store() {
     let tables = home.path().join("tables");
     fs::create_dir(&tables).expect("mkdir");
     let _ = index(&data.dir, &tables, &[]);
-    let dirs = format!("{}:{}", data.dir.display(), tables.display());
+    let dirs = format!("{}=*:{}=*", data.dir.display(), tables.display());
     let node = Node::with(&["--auth-tokens", tokens.to_str().expect("utf-8"), "--local-dirs", &dirs]);
     let (uri, at, file_arg) = (data.dir.display(), tables.display(), file.display().to_string());
     let (uri, at) = (uri.to_string(), at.to_string());

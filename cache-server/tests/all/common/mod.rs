@@ -280,6 +280,10 @@ impl Node {
         format!("{}{path}", self.running.url())
     }
 
+    pub fn addr(&self) -> std::net::SocketAddr {
+        self.running.addr.expect("a TCP address")
+    }
+
     pub fn ask(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, self.url(path))
     }
@@ -289,7 +293,11 @@ impl Node {
     }
 
     pub fn post(&self, path: &str, body: impl Into<String>) -> RequestBuilder {
-        self.ask(Method::POST, path).body(body.into())
+        self.json(Method::POST, path, body)
+    }
+
+    pub fn json(&self, method: Method, path: &str, body: impl Into<String>) -> RequestBuilder {
+        self.ask(method, path).header("content-type", "application/json").body(body.into())
     }
 
     pub async fn register(&self, name: &str, uri: &str, tables: Option<&str>) {

@@ -1,14 +1,8 @@
 //! Confines an origin to files whose real path, all links followed, is allowed.
 
+use super::real_path::{Place, real_path};
 use crate::OriginError;
-use std::{
-    fmt,
-    fs::File,
-    io,
-    os::fd::AsRawFd as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, fs::File, os::fd::AsRawFd as _, path::Path, sync::Arc};
 
 /// Returns whether the file at a real path may be read.
 pub type PathFilter = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
@@ -32,34 +26,41 @@ impl Confinement {
         self.0.is_none()
     }
 
-    /// Rejects an open file whose real path is not allowed.
-    pub fn check(&self, file: &File, what: &str) -> Result<(), OriginError> {
-        let link = || -> PathBuf { format!("/proc/self/fd/{}", file.as_raw_fd()).into() };
-        self.check_real_path(what, || std::fs::read_link(link()))
-    }
-
-    /// Rejects a name whose real path is not allowed now. Accepts a name that does not exist.
-    pub fn check_path(&self, path: &Path, what: &str) -> Result<(), OriginError> {
-        match std::fs::canonicalize(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            real => self.check_real_path(what, || real),
-        }
-    }
-
-    fn check_real_path(
-        &self,
-        what: &str,
-        real: impl FnOnce() -> io::Result<PathBuf>,
-    ) -> Result<(), OriginError> {
+    /// Rejects a name whose real path is not allowed now, before the file system is asked about that path.
+    ///
+    /// # Errors
+    /// [`OriginError::Denied`], whatever exists at the real path; the error of the system for a path that is
+    /// allowed.
+    pub fn check_name(&self, path: &Path, what: &str) -> Result<(), OriginError> {
         let Some(may) = &self.0 else { return Ok(()) };
-        let real = real().map_err(|e| OriginError::io(what, &e))?;
-        if may(&real) {
-            return Ok(());
+        let place = |p: &Path| if may(p) { Place::Inside } else { Place::Outside };
+        match real_path(path, place) {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(leads_out(what)),
+            Err(e) => Err(OriginError::io(what, &e)),
         }
-        // Without the real path: the owner of the link must not learn what exists there.
-        let why = "a symbolic link leads out of the directories that may be read (local.dirs)".to_owned();
-        Err(OriginError::Denied { what: what.to_owned(), why })
     }
+
+    /// Rejects an open file whose real path is not allowed, because a link changed after `check_name`.
+    pub fn check(&self, file: &File, what: &str) -> Result<(), OriginError> {
+        let Some(may) = &self.0 else { return Ok(()) };
+        let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        if may(&real.map_err(|e| OriginError::io(what, &e))?) { Ok(()) } else { Err(leads_out(what)) }
+    }
+
+    /// Rejects a directory whose real path is not allowed now. Accepts one that does not exist.
+    pub fn check_dir(&self, path: &Path, what: &str) -> Result<(), OriginError> {
+        match self.check_name(path, what) {
+            Err(OriginError::NotFound { .. }) => Ok(()),
+            checked => checked,
+        }
+    }
+}
+
+/// Returns the error without the real path: the owner of the link must not learn what exists there.
+fn leads_out(what: &str) -> OriginError {
+    let why = "a symbolic link leads out of the directories that may be read (local.dirs)".to_owned();
+    OriginError::Denied { what: what.to_owned(), why }
 }
 
 #[cfg(test)]
@@ -82,6 +83,7 @@ mod tests {
             |to: &str, at: &str| std::os::unix::fs::symlink(real.join(to), real.join(at)).expect("symlink");
         link("out", "in/dir");
         link("out/secret", "in/file");
+        link("out/none", "in/absent");
         link("in/sub/a", "in/fine");
         let origins = Origins::new(Vec::new(), OriginLimits::default()).expect("origins");
         let open = origins.open(&OriginUri::local(&real.join("in")).expect("uri")).expect("open");
@@ -91,8 +93,11 @@ mod tests {
             assert_eq!(shut.get(path, None, None).await.expect(path).bytes, "x");
             assert_eq!(shut.head(path).await.expect(path).size, 1);
         }
-        for path in ["dir/secret", "file"] {
-            assert!(open.get(path, None, None).await.is_ok() && open.head(path).await.is_ok());
+        // A link to an absent file tells the same as one to a file that exists.
+        for path in ["dir/secret", "file", "dir/none", "absent"] {
+            let there = !matches!(path, "dir/none" | "absent");
+            assert_eq!(open.get(path, None, None).await.is_ok(), there, "{path}");
+            assert_eq!(open.head(path).await.is_ok(), there, "{path}");
             let told = [shut.get(path, None, None).await.map(|_| ()), shut.head(path).await.map(|_| ())];
             for e in told {
                 let e = e.expect_err(path);

@@ -32,7 +32,7 @@ pub(crate) fn list(
         let named = what.clone();
         tokio::task::spawn_blocking(move || {
             // The receiver is gone: there is nothing left to do.
-            let _ = match confinement.check_path(&dir.join(&prefix), &named) {
+            let _ = match confinement.check_dir(&dir.join(&prefix), &named) {
                 Ok(()) => walk(&dir, &named, &prefix, &send),
                 Err(e) => send.blocking_send(Err(e)).map_err(|_| Closed),
             };

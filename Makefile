@@ -18,7 +18,7 @@ TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
-    bench deny clean accept accept-check-time accept-code-size accept-comments accept-contributing \
+    bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments accept-contributing \
     accept-formats accept-help accept-lines accept-lost-tests accept-old-names accept-outside \
     accept-paragraphs accept-questions accept-readme accept-sentences accept-structure accept-test-time
 
@@ -146,6 +146,9 @@ accept-comments: ## comments have no fewer invariants and sources than at BASE
 
 accept-code-size: ## product code has at most CODE_LINES_MAX lines
 	python3 tests/audit/code_lines.py --most $(CODE_LINES_MAX)
+
+accept-attacks: programs ## attacks on connections, heads, bodies and replies shut nobody else out
+	FLETCH_ATTACKS=full $(TREE) --test attacks --no-capture -j1
 
 accept-formats: formats ## golden files are those of BASE, and every implementation reads them
 	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'

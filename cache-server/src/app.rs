@@ -1,8 +1,8 @@
 //! Starts and stops the server. Owns every task.
 //!
 //! ```text
-//! start:  bind TCP (for its port) → lock and read state → open the disk tier → bind the unix socket
-//!         → phase Ready → accept connections
+//! start:  raise the limit of open files → bind TCP (for its port) → lock and read state
+//!         → open the disk tier → bind the unix socket → phase Ready → accept connections
 //! stop:   phase Draining (readyz returns 503) → stop accepting, remove the socket file
 //!         → let each connection finish its reply, for at most `limits.grace`
 //!         → cut the rest → close the disk tier → exit
@@ -11,9 +11,13 @@
 //! which were fsynced before their reply. It takes at most `limits.grace` and 2 s, whatever origins, disks
 //! and clients do.
 
+mod accept;
 mod connection;
+mod descriptors;
 mod disk;
 mod listen;
+mod probe_lane;
+mod stream;
 
 pub use crate::server::StartError;
 use crate::{
@@ -24,12 +28,8 @@ use crate::{
 use axum::Router;
 use fletch_store::maintenance::{self, close};
 use listen::Socket;
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
-use tokio::{
-    net::{TcpListener, UnixListener},
-    sync::Semaphore,
-    task::JoinHandle,
-};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// How often the server checks whether the tokens file changed.
@@ -38,8 +38,6 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 const EXPIRE_JOBS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the server expires leases.
 const EXPIRE_LEASES_INTERVAL: Duration = Duration::from_millis(250);
-/// How long the server waits after a failed accept, for example for lack of descriptors.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long the server waits for connections that it cut.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -79,8 +77,6 @@ impl Running {
 struct App {
     server: Arc<Server>,
     router: Router,
-    /// A permit for each connection.
-    connection_permits: Arc<Semaphore>,
     connections: TaskTracker,
     /// Cancelled to end connections after their current reply.
     drain: CancellationToken,
@@ -92,7 +88,8 @@ struct App {
 ///
 /// # Errors
 /// [`StartError`], which says what to do.
-pub async fn start(config: Config) -> Result<Running, StartError> {
+pub async fn start(mut config: Config) -> Result<Running, StartError> {
+    config.limits = descriptors::fit(config.limits)?;
     let tasks = TaskTracker::new();
     let io = |what: String, hint| move |error| StartError::Io { what, error, hint };
     let listener = std::net::TcpListener::bind(config.listen).map_err(io(
@@ -112,7 +109,6 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         .map_err(io(format!("listen on {addr}"), "see the system's log"))?;
     let app = Arc::new(App {
         router: http::router(Arc::clone(&server)),
-        connection_permits: Arc::new(Semaphore::new(server.limits.connections)),
         connections: TaskTracker::new(),
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
@@ -183,48 +179,4 @@ async fn run(app: Arc<App>, tcp: TcpListener, socket: Option<Socket>, stop: Canc
         close(disk).await;
     }
     tracing::info!("stopped");
-}
-
-impl App {
-    async fn accept_tcp(self: Arc<Self>, listener: TcpListener) {
-        self.accept(|| async {
-            let (stream, _) = listener.accept().await?;
-            stream.set_nodelay(true)?;
-            Ok(stream)
-        })
-        .await;
-    }
-
-    async fn accept_unix(self: Arc<Self>, listener: UnixListener) {
-        self.accept(|| async { Ok(listener.accept().await?.0) }).await;
-    }
-
-    /// Accepts connections. Takes a permit first, so that connections over the limit wait in the kernel's
-    /// queue.
-    async fn accept<S, F>(self: &Arc<Self>, next: impl Fn() -> F)
-    where
-        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = io::Result<S>>,
-    {
-        loop {
-            let accepted = tokio::select! {
-                () = self.drain.cancelled() => return,
-                accepted = async {
-                    let permit = Arc::clone(&self.connection_permits).acquire_owned().await;
-                    (permit, next().await)
-                } => accepted,
-            };
-            match accepted {
-                (Ok(permit), Ok(stream)) => {
-                    let app = Arc::clone(self);
-                    self.connections.spawn(async move { app.serve(stream, permit).await });
-                }
-                (Err(_), _) => return,
-                (_, Err(e)) => {
-                    tracing::warn!(error = %e, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_RETRY).await;
-                }
-            }
-        }
-    }
 }

@@ -143,6 +143,12 @@ impl Auth {
         })
     }
 
+    /// Whether a request needs a token.
+    #[must_use]
+    pub fn is_required(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Returns the quota of a tenant.
     #[must_use]
     pub fn quota(&self, tenant: &Tenant) -> Quota {

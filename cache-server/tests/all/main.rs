@@ -8,6 +8,7 @@ mod auth;
 mod buckets;
 mod bytes;
 mod checkpoints;
+mod connections;
 mod contract;
 mod crowded;
 mod datasets;

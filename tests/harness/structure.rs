@@ -84,7 +84,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["sweep", "prefetch"],
     &["versions"],
     &["config"],
-    &["accounting", "state", "auth"],
+    &["accounting", "state", "auth", "connections"],
     &["limits", "cgroup", "telemetry", "read_ahead", "request_metrics"],
 ];
 

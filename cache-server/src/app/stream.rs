@@ -135,7 +135,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for BoundedStream<S> {
             this.flow.head.fetch_add(n as u64, Relaxed);
             return Poll::Ready(Ok(()));
         }
-        let in_head = this.connection.idle_for().is_some();
+        let in_head = !this.connection.is_busy();
         this.stream.set_limit(if in_head { HEAD_READ_MAX } else { BODY_READ_MAX });
         let before = buf.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(cx, buf);

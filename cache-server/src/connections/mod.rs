@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The memory of a connection while a request arrives or is answered: its buffers, and its state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
-/// How long a request waits for memory, while other connections of its source are closed.
+/// How long a request waits for memory, while unproven connections are closed.
 const MEMORY_WAIT: Duration = Duration::from_millis(500);
 /// The value of `idle_since` while a request runs.
 const BUSY: u64 = u64::MAX;
@@ -277,6 +277,12 @@ impl Connection {
         self.facts.idle_since.store(since, Relaxed);
     }
 
+    /// Whether a request of it runs.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.facts.idle_since.load(Relaxed) == BUSY
+    }
+
     /// Returns for how long it has waited for a request, or `None` while one runs.
     #[must_use]
     pub fn idle_for(&self) -> Option<Duration> {
@@ -292,8 +298,8 @@ impl Connection {
 
     /// Takes the memory that a request needs before its first byte is read.
     ///
-    /// Waits for a moment. Meanwhile it closes connections of the same source that hold memory and are not
-    /// proven.
+    /// Waits for a moment. Meanwhile it closes connections that hold memory and are not proven, those of the
+    /// same source first.
     ///
     /// # Errors
     /// [`Refusal::Memory`].
@@ -321,7 +327,7 @@ impl Connection {
         }
     }
 
-    /// Closes the oldest connection of the same source that holds memory and is not proven.
+    /// Closes the oldest connection that holds memory and is not proven, if possible of the same source.
     fn shed(&self) {
         let mut state = self.connections.lock();
         let State { table, open, .. } = &mut *state;

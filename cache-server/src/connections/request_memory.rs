@@ -5,7 +5,7 @@
 //! caller has at most half, two have a third each, and there is always some left for the next. (This is the
 //! dynamic threshold of Choudhury and Hahne, 1998, for switches with shared memory.)
 //!
-//! Callers without a token have at most a quarter together.
+//! Callers without a token have at most a quarter together, divided among their sources by the same rule.
 
 use super::{event::Event, table::Source};
 use fletch_core::Tenant;
@@ -77,9 +77,9 @@ impl Held {
     /// Returns whether a caller may hold `n` more of `max` bytes.
     fn fits(&self, caller: &Caller, n: u64, max: u64) -> Result<(), NoMemory> {
         let held = self.callers.get(caller).copied().unwrap_or(0);
-        let fair = held + n <= max.saturating_sub(self.all + n);
-        let known = matches!(caller, Caller::Tenant(_)) || self.strangers + n <= max / 4;
-        if fair && known { Ok(()) } else { Err(NoMemory { held, wanted: n }) }
+        let fair = |max: u64, all: u64| held + n <= max.saturating_sub(all + n);
+        let known = matches!(caller, Caller::Tenant(_)) || fair(max / 4, self.strangers);
+        if known && fair(max, self.all) { Ok(()) } else { Err(NoMemory { held, wanted: n }) }
     }
 
     fn add(&mut self, caller: &Caller, n: u64) {
@@ -249,11 +249,13 @@ mod tests {
     #[test]
     fn callers_without_a_token_have_a_quarter_until_they_are_known() {
         let memory = RequestMemory::new(1000);
-        let mut bytes = memory.take(stranger(1), 150).expect("room");
-        assert_eq!(memory.take(stranger(2), 150).err(), Some(NoMemory { held: 0, wanted: 150 }));
+        let mut bytes = memory.take(stranger(1), 125).expect("room");
+        assert_eq!(memory.take(stranger(1), 1).err(), Some(NoMemory { held: 125, wanted: 1 }));
+        assert_eq!(memory.take(stranger(2), 63).err(), Some(NoMemory { held: 0, wanted: 63 }));
+        drop(memory.take(stranger(2), 62).expect("half of the rest"));
         bytes.belong_to(&Tenant::new("t").expect("a name"));
-        assert_eq!(memory.stats(), (150, 0, 1000));
-        assert!(memory.take(stranger(2), 150).is_ok());
+        assert_eq!(memory.stats(), (125, 0, 1000));
+        assert!(memory.take(stranger(2), 125).is_ok());
     }
 
     proptest! {

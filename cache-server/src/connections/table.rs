@@ -267,9 +267,12 @@ impl ConnectionTable {
         Ok(close)
     }
 
-    /// Removes and returns the oldest unproven connection of a source that `holds` memory for a head.
+    /// Removes and returns the oldest unproven connection that `holds` memory for a head: of the source, or of
+    /// any source if the source has none.
     pub fn shed(&mut self, source: Source, holds: impl Fn(ConnectionId) -> bool) -> Option<ConnectionId> {
-        let id = self.sources.get(&source)?.unproven.iter().copied().find(|id| holds(*id))?;
+        let own = self.sources.get(&source).into_iter();
+        let all = own.chain(self.listeners.values()).flat_map(|members| &members.unproven);
+        let id = all.copied().find(|id| holds(*id))?;
         self.remove(id);
         Some(id)
     }

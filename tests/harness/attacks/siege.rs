@@ -6,6 +6,7 @@ use crate::{
     fixture::{Site, index},
     watch::{peak_rss, rss},
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     fs, io,
     net::SocketAddr,
@@ -246,9 +247,18 @@ fn victim_for(target: &Target, time: Duration) -> (f64, Vec<String>) {
     (bytes as f64 / began.elapsed().as_secs_f64(), refusals)
 }
 
+/// Raises the number of files that this process may open, for the connections of the attackers.
+fn open_many_files() {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit of open files");
+    if soft < hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("a higher limit of open files");
+    }
+}
+
 /// Attacks a server for `time`, while a victim reads and probes ask.
 #[must_use]
 pub fn besiege(of: &Fortress, attacks: Vec<(Target, Box<dyn Attack>)>, time: Duration) -> Report {
+    open_many_files();
     let victim = of.as_victim();
     let calm = victim_for(&victim, (time / 4).max(Duration::from_secs(1)));
     let pid = of.site.pid();

@@ -18,8 +18,8 @@ TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
-    bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments accept-contributing \
-    accept-formats accept-help accept-lines accept-lost-tests accept-old-names accept-outside \
+    bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
+    accept-contributing accept-formats accept-help accept-lines accept-lost-tests accept-old-names accept-outside \
     accept-paragraphs accept-questions accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list

@@ -198,7 +198,7 @@ impl Limits {
         need(
             self.body_bytes <= self.request_memory_bytes() / 2,
             "limits.body_bytes",
-            "must be at most a sixteenth of memory.max (or 4MiB), which is what one caller's requests may hold",
+            "must be at most a sixteenth of memory.max, or 4MiB: one caller's requests hold no more",
         );
         need(self.head_timeout > zero, "limits.head_timeout", "must be longer than 0s");
         need(

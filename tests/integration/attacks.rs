@@ -1,6 +1,6 @@
 //! I6: whatever one caller does, probes are answered, memory stays bounded, and no other tenant is refused.
 //!
-//! The short form runs in `make test`. `make accept-attacks` runs the full form, with 10,000 idle connections.
+//! The short form runs in `make test`; `make accept-attacks` runs the full one, with 10,000 idle connections.
 
 use fletch_tests::attacks::{
     Attack, Batches, EndlessBodies, Fortress, Idle, InventedJobs, LongBodies, Report, SlowBodies, SlowHeads,

@@ -47,7 +47,8 @@ impl App {
         tokio::select! {
             ended = timeout(STAY_MAX, hyper) => {
                 if let Ok(Err(e)) = ended {
-                    tracing::debug!(error = %e, source = %connection.source(), "the probe lane had no request");
+                    let source = connection.source();
+                    tracing::debug!(error = %e, %source, "a connection in the probe lane sent no request");
                 }
             }
             () = connection.closed() => {}

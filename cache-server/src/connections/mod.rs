@@ -1,4 +1,4 @@
-//! The open connections: [`ConnectionTable`] decides, and this room carries its decisions out and counts them.
+//! The open connections: [`ConnectionTable`] decides. This room carries its decisions out and counts them.
 //!
 //! A connection that is to be closed learns of it by [`Connection::closed`]. The log names the source of what
 //! is closed or refused, in one line for each reason in ten seconds.

@@ -267,8 +267,9 @@ impl ConnectionTable {
         Ok(close)
     }
 
-    /// Removes and returns the oldest unproven connection that `holds` memory for a head: of the source, or of
-    /// any source if the source has none.
+    /// Removes and returns the oldest unproven connection that `holds` memory for a head.
+    ///
+    /// It is one of the source, or of any source if the source has none.
     pub fn shed(&mut self, source: Source, holds: impl Fn(ConnectionId) -> bool) -> Option<ConnectionId> {
         let own = self.sources.get(&source).into_iter();
         let all = own.chain(self.listeners.values()).flat_map(|members| &members.unproven);

@@ -1,5 +1,5 @@
-//! Tests I6 for connections: who is closed for whom, what an unproven connection may take, and how much memory
-//! requests take while they arrive.
+//! Tests I6 for connections: who is closed for whom, what an unproven connection may take, and how much
+//! memory requests take while they arrive.
 
 use crate::common::{Node, Tree, content};
 use fletch_core::{Hash, Root};

@@ -1,4 +1,4 @@
-//! Attacks on a server: one thread attacks with at most a fifth of a core, while a victim reads and probes ask.
+//! Attacks on a server: one thread attacks with a fifth of a core at most, a victim reads, and probes ask.
 //!
 //! An [`Attack`] takes small steps on sockets that never block. [`besiege`] takes the steps of all attacks in
 //! turn, and reports what the victim and the probes noticed.

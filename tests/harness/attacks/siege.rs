@@ -68,9 +68,9 @@ impl std::fmt::Display for Report {
         let mib = |n: u64| n >> 20;
         write!(
             f,
-            "{}: /livez at most {:?} over TCP and {:?} over the socket ({} probes); the victim read {:.1} MiB/s \
-             before and {:.1} MiB/s under attack ({:.2}), refused {}; the server had {} MiB before, {} MiB at \
-             most; attackers used {:.2} of a core",
+            "{}: /livez at most {:?} over TCP and {:?} over the socket ({} probes); the victim read {:.1} MB/s \
+             before and {:.1} MB/s under attack ({:.2}), refused {}; the server had {} MiB before and {} MiB \
+             at most; attackers used {:.2} of a core",
             self.attacks.join(", "),
             self.livez[0],
             self.livez[1],

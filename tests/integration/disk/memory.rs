@@ -34,8 +34,7 @@ fn i6_many_clients_in_a_small_cgroup() {
         ["--memory", &memory, "--tables-memory", &tables, "--cache-size", &cache, "--cache-free-floor", "0"];
     // What is held is asked here, not how long a disk takes to which the tests before this one wrote a
     // hundred gigabytes, nor how long somebody who asks for nothing stays connected meanwhile.
-    let patient =
-        ["--io-timeout", "5m", "--limits-idle-timeout", "10m", "--limits-head-timeout", "10m"];
+    let patient = ["--io-timeout", "5m", "--limits-idle-timeout", "10m", "--limits-head-timeout", "10m"];
     let flags = [&flags[..], &patient].concat();
     let mut site = Site::start_by(&wrapper, &flags);
     let large = Data::new(71, bytes / 2 / (12 * MIB), 12 * MIB);

@@ -119,6 +119,9 @@ enum Step {
     Leave(usize),
 }
 
+/// The open connections: their source, whether they are proven, and whether they run a request.
+type Live = BTreeMap<ConnectionId, (Source, bool, bool)>;
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let source = prop_oneof![(0u8..4).prop_map(host), (0u32..3).prop_map(Source::User)];
     let step = prop_oneof![
@@ -135,7 +138,7 @@ proptest! {
     #[test]
     fn limits_hold_and_no_running_request_of_a_known_caller_is_closed(steps in steps()) {
         let mut table = ConnectionTable::new(LIMITS);
-        let mut live: BTreeMap<ConnectionId, (Source, bool, bool)> = BTreeMap::new();
+        let mut live = Live::new();
         let mut lane: BTreeSet<ConnectionId> = BTreeSet::new();
         for (id, step) in (0u64..).zip(steps) {
             let nth = |i: usize, live: &BTreeMap<ConnectionId, _>| {
@@ -143,7 +146,7 @@ proptest! {
             };
             let busy: BTreeSet<_> = live.iter().filter(|(_, l)| l.2).map(|(id, _)| *id).collect();
             let idle = |id: ConnectionId| (!busy.contains(&id)).then_some(id);
-            let mut closed = |close: Option<ConnectionId>, live: &mut BTreeMap<ConnectionId, (Source, bool, bool)>| {
+            let mut closed = |close: Option<ConnectionId>, live: &mut Live| {
                 if let Some(close) = close {
                     match live.remove(&close) {
                         Some((_, proven, busy)) => prop_assert!(!(proven && busy), "{close} runs a request"),
@@ -165,7 +168,8 @@ proptest! {
                 Step::Prove(i, of) => {
                     if let Some(at) = nth(i, &live) {
                         let of = of.map(|n| tenant(&format!("t{n}")));
-                        if let Ok(close) = table.prove(at, of.as_ref(), |id| idle(id).filter(|id| *id != at)) {
+                        let others = |id| idle(id).filter(|id| *id != at);
+                        if let Ok(close) = table.prove(at, of.as_ref(), others) {
                             closed(close, &mut live)?;
                             if let Some(l) = live.get_mut(&at) {
                                 l.1 = true;
@@ -185,7 +189,8 @@ proptest! {
                     }
                 }
             }
-            prop_assert!(table.open(Listener::Tcp) <= LIMITS.tcp && table.open(Listener::Unix) <= LIMITS.unix);
+            prop_assert!(table.open(Listener::Tcp) <= LIMITS.tcp);
+            prop_assert!(table.open(Listener::Unix) <= LIMITS.unix);
             prop_assert_eq!(table.open(Listener::Tcp) + table.open(Listener::Unix), live.len());
             prop_assert_eq!(table.in_probe_lanes(), lane.len());
             prop_assert!(table.in_probe_lanes() <= 2 * LIMITS.probes);

@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_memory_fit_into_the_smallest_server() {
-        let limits = Limits { memory_bytes: MEMORY_MIN, ..limits() };
+        let limits = Limits { memory_bytes: MEMORY_MIN, prefetch_bytes: 0, ..limits() };
         assert!(limits.store_bytes() >= 2 * u64::from(CHUNK_BYTES_MAX));
         assert_eq!(limits.request_memory_bytes() / 2, limits.body_bytes);
         assert_eq!(limits.faults(), Vec::new());

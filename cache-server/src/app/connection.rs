@@ -140,6 +140,9 @@ impl App {
         };
         if let Err(e) = &ended {
             tracing::debug!(error = %e, source = %connection.source(), "a connection ended with an error");
+            if e.is_timeout() {
+                connection.count_closed(if connection.is_proven() { Closed::Idle } else { Closed::NotProven });
+            }
         }
         if flow.slow.load(Relaxed) {
             connection.count_closed(Closed::SlowReader);

@@ -18,10 +18,10 @@ TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
-    bench deny clean accept accept-check-time accept-code-size accept-comments accept-contributing \
-    accept-domains accept-formats accept-help accept-lines accept-lost-tests accept-neighbour accept-old-names \
-    accept-outside accept-paragraphs accept-questions accept-readme accept-sentences accept-structure \
-    accept-test-time
+    bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
+    accept-contributing accept-domains accept-formats accept-help accept-lines accept-lost-tests \
+    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-questions accept-readme \
+    accept-sentences accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -147,6 +147,9 @@ accept-comments: ## comments have no fewer invariants and sources than at BASE
 
 accept-code-size: ## product code has at most CODE_LINES_MAX lines
 	python3 tests/audit/code_lines.py --most $(CODE_LINES_MAX)
+
+accept-attacks: programs ## attacks on connections, heads, bodies and replies shut nobody else out
+	FLETCH_ATTACKS=full $(TREE) --test attacks --no-capture -j1
 
 accept-domains: programs ## with tokens, an origin or a directory without domains stops the start
 	$(CARGO) nextest run --release -p fletch-server -E \

@@ -1,8 +1,8 @@
 //! Starts and stops the server. Owns every task.
 //!
 //! ```text
-//! start:  bind TCP (for its port) → lock and read state → open the disk tier → bind the unix socket
-//!         → phase Ready → accept connections
+//! start:  raise the limit of open files → bind TCP (for its port) → lock and read state
+//!         → open the disk tier → bind the unix socket → phase Ready → accept connections
 //! stop:   phase Draining (readyz returns 503) → stop accepting, remove the socket file
 //!         → let each connection finish its reply, for at most `limits.grace`
 //!         → cut the rest → close the disk tier → exit
@@ -11,13 +11,16 @@
 //! which were fsynced before their reply. It takes at most `limits.grace` and 2 s, whatever origins, disks
 //! and clients do.
 
+mod accept;
 mod connection;
+mod descriptors;
 mod disk;
 mod listen;
+mod probe_lane;
+mod stream;
 
 pub use crate::server::StartError;
 use crate::{
-    auth::Peer,
     config::Config,
     http,
     server::{Phase, Server},
@@ -26,17 +29,12 @@ use axum::Router;
 use fletch_store::maintenance::{self, close};
 use listen::Socket;
 use std::{
-    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
-use tokio::{
-    net::{TcpListener, UnixListener},
-    sync::Semaphore,
-    task::JoinHandle,
-};
+use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// How often the server checks whether the tokens file changed.
@@ -45,8 +43,6 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 const EXPIRE_JOBS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the server expires leases.
 const EXPIRE_LEASES_INTERVAL: Duration = Duration::from_millis(250);
-/// How long the server waits after a failed accept, for example for lack of descriptors.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long the server waits for connections that it cut.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -94,8 +90,6 @@ fn url(addr: Option<SocketAddr>, socket: Option<&Path>) -> String {
 struct App {
     server: Arc<Server>,
     router: Router,
-    /// A permit for each connection.
-    connection_permits: Arc<Semaphore>,
     connections: TaskTracker,
     /// Cancelled to end connections after their current reply.
     drain: CancellationToken,
@@ -107,7 +101,8 @@ struct App {
 ///
 /// # Errors
 /// [`StartError`], which says what to do.
-pub async fn start(config: Config) -> Result<Running, StartError> {
+pub async fn start(mut config: Config) -> Result<Running, StartError> {
+    config.limits = descriptors::fit(config.limits)?;
     let tasks = TaskTracker::new();
     let io = |what: String, hint| move |error| StartError::Io { what, error, hint };
     let bind = |addr: SocketAddr| {
@@ -128,7 +123,6 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     let tcp = tcp.map_err(io("listen on the TCP address".to_owned(), "see the system's log"))?;
     let app = Arc::new(App {
         router: http::router(Arc::clone(&server)),
-        connection_permits: Arc::new(Semaphore::new(server.limits.connections)),
         connections: TaskTracker::new(),
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
@@ -201,53 +195,4 @@ async fn run(app: Arc<App>, tcp: Option<TcpListener>, socket: Option<Socket>, st
         close(disk).await;
     }
     tracing::info!("stopped");
-}
-
-impl App {
-    async fn accept_tcp(self: Arc<Self>, listener: TcpListener) {
-        self.accept(|| async {
-            let (stream, _) = listener.accept().await?;
-            stream.set_nodelay(true)?;
-            Ok((stream, Peer::Tcp))
-        })
-        .await;
-    }
-
-    async fn accept_unix(self: Arc<Self>, listener: UnixListener) {
-        self.accept(|| async {
-            let (stream, _) = listener.accept().await?;
-            let peer = stream.peer_cred()?;
-            Ok((stream, Peer::Unix { uid: peer.uid(), gid: peer.gid() }))
-        })
-        .await;
-    }
-
-    /// Accepts connections. Takes a permit first, so that connections over the limit wait in the kernel's
-    /// queue.
-    async fn accept<S, F>(self: &Arc<Self>, next: impl Fn() -> F)
-    where
-        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-        F: Future<Output = io::Result<(S, Peer)>>,
-    {
-        loop {
-            let accepted = tokio::select! {
-                () = self.drain.cancelled() => return,
-                accepted = async {
-                    let permit = Arc::clone(&self.connection_permits).acquire_owned().await;
-                    (permit, next().await)
-                } => accepted,
-            };
-            match accepted {
-                (Ok(permit), Ok((stream, peer))) => {
-                    let app = Arc::clone(self);
-                    self.connections.spawn(async move { app.serve(stream, peer, permit).await });
-                }
-                (Err(_), _) => return,
-                (_, Err(e)) => {
-                    tracing::warn!(error = %e, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_RETRY).await;
-                }
-            }
-        }
-    }
 }

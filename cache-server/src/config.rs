@@ -204,10 +204,13 @@ section!(Trace { dir: String, bytes: ByteSize });
 section!(Local { dirs: Vec<String> });
 section!(FileLimits {
     connections: u64,
+    socket_connections: u64,
+    connections_per_caller: u64,
     requests: u64,
     header_bytes: ByteSize,
     body_bytes: ByteSize,
     batch_bytes: ByteSize,
+    head_timeout: Span,
     idle_timeout: Span,
     send_timeout: Span,
     grace: Span,

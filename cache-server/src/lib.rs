@@ -9,7 +9,7 @@
 //!   them.
 //! - `versions` opens versions, locates their bytes and fetches them.
 //! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
-//!   tokens.
+//!   tokens; `connections` bounds connections, and the memory of requests that arrive.
 //! - `limits`, `read_ahead`, `request_metrics`, `cgroup` and `telemetry` use no other room.
 
 mod accounting;
@@ -17,6 +17,7 @@ pub mod app;
 mod auth;
 pub mod cgroup;
 pub mod config;
+mod connections;
 mod epochs;
 mod http;
 mod jobs;

@@ -13,6 +13,14 @@ pub const GRACE_MAX: Duration = Duration::from_secs(8);
 
 /// The most declared jobs of all tenants together.
 pub const DECLARED_MAX: usize = 10_000;
+/// The least memory for heads and bodies of requests.
+pub const REQUEST_MEMORY_MIN: u64 = 8 << 20;
+/// Connections in the probe lane of each listener.
+pub const PROBES_MAX: usize = 128;
+/// The most slab files that are kept open for reading.
+pub const SLABS_MAX: usize = 256;
+/// The fewest connections for whose open files there must be room.
+const DESCRIPTORS_MIN: usize = 64;
 
 /// Bounds in bytes, time and numbers. [`Limits::faults`] checks them before the server starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +33,12 @@ pub struct Limits {
     pub tables_bytes: u64,
     /// The longest time of a fetch. A call to an origin ends a little sooner.
     pub io_timeout: Duration,
-    /// Open connections. More wait in the kernel's queue.
+    /// Open connections over TCP. A further one is answered 429, or closes an idle one.
     pub connections: usize,
+    /// Open connections over the unix socket.
+    pub socket_connections: usize,
+    /// Open connections of one source address or one tenant. A user of the socket has at most half of its.
+    pub connections_per_caller: usize,
     /// Running requests for bytes. The server rejects more with 429.
     pub requests: usize,
     /// Bytes of a request's header.
@@ -35,7 +47,9 @@ pub struct Limits {
     pub body_bytes: u64,
     /// Content bytes of one batch.
     pub batch_bytes: u64,
-    /// The longest wait on a connection for the whole header of the next request.
+    /// The longest time until the first request of a connection is authenticated, and of each later header.
+    pub head_timeout: Duration,
+    /// The longest wait on a connection for the next request.
     pub idle_timeout: Duration,
     /// The longest time for which a client may take no bytes of a reply.
     pub send_timeout: Duration,
@@ -119,10 +133,58 @@ impl Limits {
         self.memory_bytes / 8
     }
 
+    /// Returns the part of `memory_bytes` for heads and bodies of requests (`request_memory`).
+    ///
+    /// A caller has at most half of it, so the smallest part has room for a body of `limits.body_bytes`.
+    #[must_use]
+    pub fn request_memory_bytes(&self) -> u64 {
+        (self.memory_bytes / 8).max(REQUEST_MEMORY_MIN)
+    }
+
     /// Returns the part of `memory_bytes` for chunks.
     #[must_use]
     pub fn store_bytes(&self) -> u64 {
-        self.memory_bytes - self.read_ahead_bytes()
+        self.memory_bytes.saturating_sub(self.read_ahead_bytes() + self.request_memory_bytes())
+    }
+
+    /// Returns the longest time until the first request of a connection is authenticated.
+    #[must_use]
+    pub fn first_request_timeout(&self) -> Duration {
+        self.head_timeout.min(self.idle_timeout)
+    }
+
+    /// Returns the longest head that is read, so that one over `header_bytes` gets a problem as its reply.
+    #[must_use]
+    pub fn head_bytes_max(&self) -> usize {
+        usize::try_from(2 * self.header_bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the open files of a server without connections.
+    #[must_use]
+    pub fn descriptors_besides_connections(&self) -> u64 {
+        // The probe lanes, the calls to origins (each may hold a file and a connection), the slabs, and the
+        // state, logs and the runtime's own.
+        (2 * PROBES_MAX + 2 * self.origin_requests + SLABS_MAX + 256) as u64
+    }
+
+    /// Returns the limits with as many connections as fit into `files` open files, or `None` if too few fit.
+    #[must_use]
+    pub fn fit_descriptors(&self, files: u64) -> Option<Limits> {
+        let room = files.checked_sub(self.descriptors_besides_connections())?;
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let wanted = self.connections + self.socket_connections;
+        if wanted <= room {
+            return Some(*self);
+        }
+        if room < DESCRIPTORS_MIN {
+            return None;
+        }
+        let socket_connections = self.socket_connections.min(room / 4);
+        Some(Limits {
+            connections: self.connections.min(room - socket_connections),
+            socket_connections,
+            ..*self
+        })
     }
 
     /// Returns the part of `memory_bytes` for chunks that reads fetch and replies hold.
@@ -164,6 +226,12 @@ impl Limits {
             "must be within 1KiB and 64MiB",
         );
         need(
+            self.body_bytes <= self.request_memory_bytes() / 2,
+            "limits.body_bytes",
+            "must be at most a sixteenth of memory.max, or 4MiB: one caller's requests hold no more",
+        );
+        need(self.head_timeout > zero, "limits.head_timeout", "must be longer than 0s");
+        need(
             self.batch_bytes >= u64::from(CHUNK_BYTES_MAX),
             "limits.batch_bytes",
             "must be at least 16MiB (one of the largest chunks)",
@@ -184,6 +252,8 @@ impl Limits {
         );
         for (n, key) in [
             (self.connections, "limits.connections"),
+            (self.socket_connections, "limits.socket_connections"),
+            (self.connections_per_caller, "limits.connections_per_caller"),
             (self.requests, "limits.requests"),
             (self.jobs, "limits.jobs"),
             (self.datasets, "limits.datasets"),
@@ -215,5 +285,38 @@ impl Limits {
             "limits.tenant_declared_jobs",
             "must be within 1 and 10000",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{self, Action, Environment};
+
+    fn limits() -> Limits {
+        let environment = Environment { home: Some("/home/u".into()), ..Environment::default() };
+        match config::read(["fletch-server"], &environment) {
+            Ok(Action::Serve(config)) => config.limits,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn connections_are_lowered_to_the_open_files_of_the_process() {
+        let limits = limits();
+        assert_eq!(limits.fit_descriptors(1 << 20), Some(limits));
+        let few = limits.fit_descriptors(4096).expect("enough to serve");
+        assert!(few.connections < limits.connections && few.socket_connections <= limits.socket_connections);
+        let used = few.connections + few.socket_connections;
+        assert_eq!(used as u64 + few.descriptors_besides_connections(), 4096);
+        assert_eq!(limits.fit_descriptors(256), None);
+    }
+
+    #[test]
+    fn the_parts_of_memory_fit_into_the_smallest_server() {
+        let limits = Limits { memory_bytes: MEMORY_MIN, prefetch_bytes: 0, ..limits() };
+        assert!(limits.store_bytes() >= 2 * u64::from(CHUNK_BYTES_MAX));
+        assert_eq!(limits.request_memory_bytes() / 2, limits.body_bytes);
+        assert_eq!(limits.faults(), Vec::new());
     }
 }

@@ -217,6 +217,43 @@ fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {
     )
 }
 
+fn connections(page: &Page, server: &Server) -> Result<(), MetricsError> {
+    let c = server.connections.stats();
+    let rows = |of: &[(&'static str, u64)]| of.iter().map(|(word, n)| (vec![*word], *n)).collect::<Vec<_>>();
+    page.gauge(
+        "fletch_connections",
+        "Open connections: `tcp`, `unix`, and in the `probe` lane, which answers probes and 429",
+        &["of"],
+        &rows(&c.open),
+    )?;
+    page.counter(
+        "fletch_connections_refused_total",
+        "Connections that were answered 429, by the limit that they met",
+        &["limit"],
+        &rows(&c.refused),
+    )?;
+    page.counter(
+        "fletch_connections_closed_total",
+        "Connections that the server closed, by the reason",
+        &["reason"],
+        &rows(&c.closed),
+    )?;
+    let (tenants, strangers, max) = server.request_memory.stats();
+    page.gauge(
+        "fletch_request_memory_bytes",
+        "Memory of heads and bodies that arrive: of `tenants`, and of `strangers` without a token",
+        &["of"],
+        &[(vec!["tenants"], tenants), (vec!["strangers"], strangers)],
+    )?;
+    page.gauge("fletch_request_memory_limit_bytes", "Limit of that memory", &[], &[(vec![], max)])?;
+    page.counter(
+        "fletch_bodies_refused_total",
+        "Bodies that were not read to their end: `memory`, `slow` or `too_large`",
+        &["reason"],
+        &rows(&server.request_memory.refused_bodies()),
+    )
+}
+
 fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
     page.gauge(
         "fletch_requests_in_flight",
@@ -224,7 +261,7 @@ fn process(page: &Page, server: &Server) -> Result<(), MetricsError> {
         &[],
         &[(vec![], server.tenants.requests.used())],
     )?;
-    page.gauge("fletch_connections", "Open connections", &[], &[(vec![], server.connections.load(Relaxed))])?;
+    connections(page, server)?;
     page.gauge("fletch_jobs", "Known jobs", &[], &[(vec![], server.live_jobs.len() as u64)])?;
     page.gauge(
         "fletch_datasets",

@@ -4,9 +4,10 @@ use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     auth::{AllowedHosts, Auth, TokensError},
     config::{CacheConfig, Config},
+    connections::{Connections, RequestMemory, TableLimits},
     epochs::JobContext,
     jobs::Registry,
-    limits::{CACHE_MIN, Limits},
+    limits::{CACHE_MIN, Limits, PROBES_MAX, SLABS_MAX},
     prefetch::{PrefetchContext, PrefetchPool},
     read_ahead::ReadAhead,
     request_metrics::RequestMetrics,
@@ -29,20 +30,15 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU8, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-/// The most slab files that are kept open for reading.
-const OPEN_SLABS_MAX: usize = 256;
 /// The directory of the state directory that remembers where cache directories lie.
 const CACHE_RECORDS: &str = "caches";
-
-/// The most long bodies (plans, epoch states) that are held at once.
-const LONG_BODIES_MAX: usize = 2;
 
 /// The most displaced jobs whose accounts wait to be folded.
 const DISPLACED_MAX: usize = 256;
@@ -113,8 +109,6 @@ pub struct Server {
     pub registrations: Arc<Registrations>,
     /// The declared jobs and their epochs.
     pub registry: Registry,
-    /// Permits for requests with long bodies.
-    pub long_body_permits: Semaphore,
     /// The live jobs, declared or not.
     pub live_jobs: LiveJobs,
     /// The accounts of delivered bytes.
@@ -127,8 +121,10 @@ pub struct Server {
     pub read_ahead: Arc<ReadAhead>,
     /// The tasks that outlive a request.
     pub tasks: TaskTracker,
-    /// The number of open connections.
-    pub connections: AtomicU64,
+    /// The open connections.
+    pub connections: Arc<Connections>,
+    /// The memory for heads and bodies of requests.
+    pub request_memory: Arc<RequestMemory>,
     /// The server's own URL: `http://host:port`, or `unix:PATH` if it listens on its socket only.
     pub url: String,
     /// Jobs that were displaced, and whose accounts were not folded yet.
@@ -222,6 +218,13 @@ impl Server {
             error,
             hint: "check the permissions of --state-dir",
         })?;
+        let request_memory = RequestMemory::new(limits.request_memory_bytes());
+        let table = TableLimits {
+            tcp: limits.connections,
+            unix: limits.socket_connections,
+            per_caller: limits.connections_per_caller,
+            probes: PROBES_MAX,
+        };
         Ok(Arc::new(Server {
             limits,
             auth,
@@ -231,7 +234,6 @@ impl Server {
             warmups: Warmups::new(warmup_context, tasks.clone()),
             shares,
             registry,
-            long_body_permits: Semaphore::new(LONG_BODIES_MAX),
             access_changes: watch::Sender::new(()),
             versions,
             registrations,
@@ -241,7 +243,8 @@ impl Server {
             tenants,
             read_ahead: ReadAhead::new(limits.read_ahead_bytes()),
             tasks,
-            connections: AtomicU64::new(0),
+            connections: Connections::new(table, Arc::clone(&request_memory)),
+            request_memory,
             url,
             displaced: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Starting as u8),
@@ -282,7 +285,7 @@ impl Server {
             slab_bytes: None,
             policy: *policy,
             seed: rand::random(),
-            files_max: OPEN_SLABS_MAX,
+            files_max: SLABS_MAX,
             mount_memory: Some(mount_memory),
         })
     }

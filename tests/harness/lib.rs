@@ -5,6 +5,7 @@
 //! Invariant: a fixture ends by pid in `Drop` every process that it started, and unmounts every mount that it
 //! made.
 
+pub mod attacks;
 pub mod bins;
 pub mod cgroup;
 pub mod console;

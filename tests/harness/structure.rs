@@ -85,7 +85,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["versions"],
     &["tenants"],
     &["config"],
-    &["accounting", "state", "auth"],
+    &["accounting", "state", "auth", "connections"],
     &["limits", "cgroup", "telemetry", "read_ahead", "request_metrics"],
 ];
 

@@ -1,146 +1,245 @@
-//! Serves one HTTP/1.1 connection. Bounds how long the client may be silent, and how long it may take no
-//! bytes.
+//! Serves one HTTP/1.1 connection.
+//!
+//! ```text
+//! waiting: no buffer ──first byte──▶ takes memory ─▶ hyper: head, body, reply, …
+//!    ▲                                                  │
+//!    └────────── idle for a second: buffers are freed ──┘
+//! ```
+//! Bounds: the time until its first request is authenticated (`limits.head_timeout`), until each later head is
+//! complete (the same), between requests (`limits.idle_timeout`), and how slowly a reply is taken
+//! (`limits.send_timeout`); the memory of its head.
 
-use super::App;
-use crate::auth::Peer;
-use hyper::{Request, body::Incoming, server::conn::http1};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
+use super::{
+    App,
+    accept::PeerStream,
+    stream::{BoundedStream, Flow},
 };
+use crate::{
+    auth::Peer,
+    connections::{Closed, Connection},
+};
+use axum::{Router, body::Body, extract::Request, response::Response};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http_body::{Frame, SizeHint};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{
+    convert::Infallible,
+    future::poll_fn,
     io,
     pin::Pin,
     sync::{Arc, atomic::Ordering::Relaxed},
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    sync::OwnedSemaphorePermit,
-    time::{Instant, Sleep, sleep},
-};
+use tokio::time::{Instant, interval, timeout_at};
 use tower::ServiceExt as _;
 
-/// The bytes of a request's head that hyper buffers.
-///
-/// Up to this size a header over `limits.header_bytes` gets a problem as its reply; over it hyper sends a
-/// 431.
-const HEAD_BYTES_MAX: usize = 128 << 10;
+/// The bytes that hyper buffers of a reply, or of a body that arrives.
+const BUFFER_BYTES_MAX: usize = 128 << 10;
 /// The most header lines of a request.
 const HEADERS_MAX: usize = 128;
+/// A connection that waits for a request for this long frees its buffers.
+const REST_AFTER: Duration = Duration::from_secs(1);
+
+/// Waits until a byte arrives, or the end.
+async fn readable(stream: &PeerStream) -> io::Result<()> {
+    match stream {
+        PeerStream::Left(tcp) => tcp.readable().await,
+        PeerStream::Right(unix) => unix.readable().await,
+    }
+}
 
 impl App {
-    /// Serves a connection until it ends, or the server drains or cuts it.
+    /// Serves a connection until it ends, or the server closes, drains or cuts it.
     ///
     /// Each of its requests has the peer among its extensions.
-    pub(super) async fn serve<S>(self: Arc<Self>, stream: S, peer: Peer, permit: OwnedSemaphorePermit)
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        self.server.connections.fetch_add(1, Relaxed);
+    pub(super) async fn serve(
+        self: Arc<Self>,
+        mut stream: PeerStream,
+        peer: Peer,
+        connection: Arc<Connection>,
+    ) {
         let limits = &self.server.limits;
-        let io = TokioIo::new(SendTimeout::new(stream, limits.send_timeout));
-        let with_peer = move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(peer);
-            request
+        let first_until = Instant::now() + limits.first_request_timeout();
+        let mut prefix = Bytes::new();
+        loop {
+            if prefix.is_empty() {
+                let proven = connection.is_proven();
+                let until = if proven { Instant::now() + limits.idle_timeout } else { first_until };
+                let arrived = tokio::select! {
+                    () = connection.closed() => return,
+                    () = self.drain.cancelled() => return,
+                    arrived = timeout_at(until, readable(&stream)) => arrived,
+                };
+                match arrived {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => return,
+                    Err(_) => {
+                        return connection.count_closed(if proven {
+                            Closed::Idle
+                        } else {
+                            Closed::NotProven
+                        });
+                    }
+                }
+            }
+            if let Err(why) = connection.take_memory().await {
+                connection.divert();
+                return self.answer_probe(stream, connection, why).await;
+            }
+            // Boxed, so that a waiting connection has no room for hyper's state.
+            let went_on = Box::pin(self.converse((stream, prefix), peer, &connection, first_until)).await;
+            connection.give_memory_back();
+            match went_on {
+                Some(rest) => (stream, prefix) = rest,
+                None => return,
+            }
+        }
+    }
+
+    /// Serves requests until the connection ends, or rests. Then returns its stream, and what was read of the
+    /// next request.
+    async fn converse(
+        self: &Arc<Self>,
+        (stream, prefix): (PeerStream, Bytes),
+        peer: Peer,
+        connection: &Arc<Connection>,
+        first_until: Instant,
+    ) -> Option<(PeerStream, Bytes)> {
+        let limits = &self.server.limits;
+        let flow = Arc::new(Flow::default());
+        let stream = BoundedStream::new(
+            stream,
+            prefix,
+            Arc::clone(connection),
+            Arc::clone(&flow),
+            limits.send_timeout,
+        );
+        let service = {
+            let (router, connection, flow) = (self.router.clone(), Arc::clone(connection), Arc::clone(&flow));
+            service_fn(move |request| answer(&router, &connection, &flow, peer, request))
         };
-        let service = TowerToHyperService::new(self.router.clone().map_request(with_peer));
-        let connection = http1::Builder::new()
+        let mut hyper = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(limits.idle_timeout)
-            .max_buf_size(HEAD_BYTES_MAX)
+            .header_read_timeout(limits.first_request_timeout())
+            .max_buf_size(BUFFER_BYTES_MAX)
+            .max_header_size(limits.head_bytes_max())
             .max_headers(HEADERS_MAX)
-            .serve_connection(io, service);
-        tokio::pin!(connection);
-        let ended = tokio::select! {
-            ended = &mut connection => Some(ended),
-            () = self.drain.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                tokio::select! {
-                    ended = &mut connection => Some(ended),
-                    () = self.abort.cancelled() => None,
+            .serve_connection(TokioIo::new(stream), service);
+        let mut ticks = interval(REST_AFTER / 2);
+        let (mut rests, mut drains) = (false, false);
+        let ended = loop {
+            let next = poll_fn(|cx| {
+                // Without a shutdown, so that the stream can be used further.
+                if rests { hyper.poll_without_shutdown(cx) } else { Pin::new(&mut hyper).poll(cx) }
+            });
+            tokio::select! {
+                ended = next => break ended,
+                () = connection.closed() => return None,
+                () = self.abort.cancelled() => return None,
+                () = tokio::time::sleep_until(first_until), if !connection.is_proven() => {
+                    if !connection.is_proven() {
+                        connection.count_closed(Closed::NotProven);
+                        return None;
+                    }
+                }
+                () = self.drain.cancelled(), if !drains => {
+                    drains = true;
+                    Pin::new(&mut hyper).graceful_shutdown();
+                }
+                _ = ticks.tick(), if !rests && !drains => {
+                    if connection.idle_for().is_some_and(|time| time >= REST_AFTER) && flow.is_quiet() {
+                        rests = true;
+                        Pin::new(&mut hyper).graceful_shutdown();
+                    }
                 }
             }
         };
-        if let Some(Err(e)) = ended {
-            tracing::debug!(error = %e, "a connection ended with an error");
+        if let Err(e) = &ended {
+            tracing::debug!(error = %e, source = %connection.source(), "a connection ended with an error");
+            if e.is_timeout() {
+                connection.count_closed(if connection.is_proven() {
+                    Closed::Idle
+                } else {
+                    Closed::NotProven
+                });
+            }
         }
-        self.server.connections.fetch_sub(1, Relaxed);
-        drop(permit);
+        if flow.slow.load(Relaxed) {
+            connection.count_closed(Closed::SlowReader);
+        }
+        let parts = hyper.into_parts();
+        let (stream, unread) = parts.io.into_inner().into_parts();
+        if flow.no_memory.load(Relaxed) {
+            self.refuse_head(stream).await;
+            return None;
+        }
+        if !rests || ended.is_err() || flow.ended.load(Relaxed) {
+            return None;
+        }
+        Some((stream, if parts.read_buf.is_empty() { unread } else { parts.read_buf }))
     }
 }
 
-/// A stream that fails if the client takes no bytes for `timeout`.
-///
-/// A reply holds buffers that other requests wait for.
-struct SendTimeout<S> {
-    stream: S,
-    timeout: Duration,
-    /// The timer, armed while a write is pending.
-    stalled: Pin<Box<Sleep>>,
-    armed: bool,
+/// Answers a request, and notes while it runs.
+fn answer(
+    router: &Router,
+    connection: &Arc<Connection>,
+    flow: &Arc<Flow>,
+    peer: Peer,
+    request: Request<Incoming>,
+) -> BoxFuture<'static, Result<Response<ReplyBody>, Infallible>> {
+    connection.set_busy(true);
+    connection.head_was_parsed();
+    flow.begin();
+    let running = RunningRequest { connection: Arc::clone(connection), flow: Arc::clone(flow) };
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(Arc::clone(connection));
+    request.extensions_mut().insert(peer);
+    let router = router.clone();
+    Box::pin(async move {
+        let response = router.oneshot(request).await?;
+        Ok(response.map(|body| ReplyBody { body, _running: running }))
+    })
 }
 
-impl<S> SendTimeout<S> {
-    fn new(stream: S, timeout: Duration) -> Self {
-        SendTimeout { stream, timeout, stalled: Box::pin(sleep(timeout)), armed: false }
-    }
+/// Notes the end of a request when it is dropped.
+struct RunningRequest {
+    connection: Arc<Connection>,
+    flow: Arc<Flow>,
+}
 
-    /// Returns the result of a write, or an error if writes have been pending for too long.
-    fn check_stall<T>(&mut self, cx: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if wrote.is_ready() {
-            self.armed = false;
-            return wrote;
-        }
-        if !self.armed {
-            self.armed = true;
-            self.stalled.as_mut().reset(Instant::now() + self.timeout);
-        }
-        ready!(self.stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the client took no bytes for limits.send_timeout",
-        )))
+impl Drop for RunningRequest {
+    fn drop(&mut self) {
+        self.flow.begin();
+        self.connection.set_busy(false);
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for SendTimeout<S> {
-    fn poll_read(
+/// The body of a reply, which hyper drops when it was sent.
+struct ReplyBody {
+    body: Body,
+    _running: RunningRequest,
+}
+
+impl http_body::Body for ReplyBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for SendTimeout<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let wrote = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.check_stall(cx, wrote)
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
     }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let wrote = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.check_stall(cx, wrote)
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
     }
 
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        self.check_stall(cx, flushed)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.check_stall(cx, shut)
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

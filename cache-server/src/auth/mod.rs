@@ -162,6 +162,12 @@ impl Auth {
         })
     }
 
+    /// Whether a request needs a token.
+    #[must_use]
+    pub fn is_required(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Returns the quota of a tenant.
     #[must_use]
     pub fn quota(&self, tenant: &Tenant) -> Quota {
@@ -171,7 +177,7 @@ impl Auth {
     /// Returns every tenant with its quota. Without a tokens file, that is the tenant of every caller.
     #[must_use]
     pub fn tenants(&self) -> Vec<(Tenant, Quota)> {
-        let anonymous = || vec![(Principal::anonymous().tenant, Quota::default())];
+        let anonymous = || vec![(Principal::anonymous(Role::Reader).tenant, Quota::default())];
         self.tokens().map_or_else(anonymous, |t| t.tenants())
     }
 

@@ -250,9 +250,25 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.connections",
         "limits-connections",
         "N",
-        "Connections at once; more wait in the kernel's queue",
+        "Connections over TCP at once; more close idle ones, or are answered 429",
         |f| text(&f.limits.connections),
         "4096"
+    ),
+    setting!(
+        "limits.socket_connections",
+        "limits-socket-connections",
+        "N",
+        "Connections over the unix socket at once, of which one user has at most half",
+        |f| text(&f.limits.socket_connections),
+        "1024"
+    ),
+    setting!(
+        "limits.connections_per_caller",
+        "limits-connections-per-caller",
+        "N",
+        "Connections of one source address, or of one tenant",
+        |f| text(&f.limits.connections_per_caller),
+        "2048"
     ),
     setting!(
         "limits.requests",
@@ -287,6 +303,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         "1GiB"
     ),
     setting!(
+        "limits.head_timeout",
+        "limits-head-timeout",
+        "TIME",
+        "The longest time until a connection's first request is authenticated, and for each later header",
+        |f| text(&f.limits.head_timeout),
+        "5s"
+    ),
+    setting!(
         "limits.idle_timeout",
         "limits-idle-timeout",
         "TIME",
@@ -298,7 +322,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "limits.send_timeout",
         "limits-send-timeout",
         "TIME",
-        "The longest time for which a client may take no bytes of a reply",
+        "The longest time for which a client may take less than 64KiB of a reply",
         |f| text(&f.limits.send_timeout),
         "30s"
     ),

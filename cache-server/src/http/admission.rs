@@ -12,6 +12,8 @@ use super::{
 use crate::{
     accounting::{Component, Cost, LiveJob},
     auth::{Peer, Principal, Role},
+    connections::{Connection, Refusal},
+    limits::Limits,
     server::Server,
     tenants::{FairPermit, Refused, TenantLimit},
     versions::Sources,
@@ -47,8 +49,38 @@ pub fn identify(server: &Server, request: &mut Request) -> ApiResult<()> {
     if !allowed {
         return Err(forbidden(server, principal.role));
     }
+    if let Some(connection) = request.extensions().get::<Arc<Connection>>() {
+        // Without tokens all callers are one tenant, which may have all connections.
+        let tenant = server.auth.is_required().then_some(&principal.tenant);
+        connection.prove(tenant).map_err(|why| refusal(why, &server.limits))?;
+    }
     request.extensions_mut().insert(principal);
     Ok(())
+}
+
+/// Returns the error of a connection that is not served.
+pub fn refusal(why: Refusal, limits: &Limits) -> ApiError {
+    let (detail, hint) = match why {
+        Refusal::All => (
+            format!("all {} connections of the server run requests", limits.connections),
+            "wait and send the request again, or raise limits.connections (limits.socket_connections for the \
+                unix socket)",
+        ),
+        Refusal::Source => (
+            "this source has as many connections as one caller may have, and all run requests".to_owned(),
+            "use fewer connections, or raise limits.connections_per_caller (limits.socket_connections for \
+                the unix socket)",
+        ),
+        Refusal::Tenant => (
+            format!("this tenant has {} connections, and all run requests", limits.connections_per_caller),
+            "use fewer connections, or raise limits.connections_per_caller",
+        ),
+        Refusal::Memory => (
+            "requests of this caller hold as much of the memory for requests as one caller may".to_owned(),
+            "send fewer requests at once, and complete them; or raise --memory of the server",
+        ),
+    };
+    ApiError::new(Code::Overloaded, detail, hint)
 }
 
 /// Returns the other end of the connection of a request. A request without a connection counts as TCP.

@@ -61,7 +61,7 @@ pub async fn register(
     WriteAccess(principal): WriteAccess,
     body: Body,
 ) -> ApiResult {
-    let request: RegisterDataset = read_json(&server, body).await?;
+    let request: RegisterDataset = read_json(&server, &principal.tenant, body).await?;
     let (versions, domain) = (Arc::clone(&server.versions), principal.domain.clone());
     let (uri, tables) = (request.uri, request.tables);
     // Blocking: directories are looked up.

@@ -4,7 +4,7 @@ use super::{
     admission::acquire_read_permit,
     error::ApiResult,
     jobs::open_job,
-    request::{read_json, read_long},
+    request::{read_body, read_json},
     response_body::{BodyError, Piece, body_of_piece, body_of_stream},
 };
 use crate::{
@@ -88,8 +88,8 @@ pub async fn acks(
     path: EpochPath,
     body: Body,
 ) -> ApiResult<Json<Acked>> {
-    let request: Acks = read_json(&server, body).await?;
     let (_, epoch) = epoch_of(&server, &principal, path).await?;
+    let request: Acks = read_json(&server, &principal.tenant, body).await?;
     Ok(Json(epoch.acks(&request).await?))
 }
 
@@ -170,9 +170,8 @@ pub async fn put_state(
     let Query(query) = query?;
     let (job, number) = job_of(&server, &principal, path).await?;
     let hint = "send the state that GET …/state returned";
-    let (bytes, permit) = read_long(&server, body, STATE_BYTES_MAX, hint).await?;
-    let epoch = job.put_state(number, &bytes, query.replace).await?;
-    drop(permit);
+    let received = read_body(&server, &principal.tenant, body, STATE_BYTES_MAX, hint).await?;
+    let epoch = job.put_state(number, &received.bytes, query.replace).await?;
     Ok(Json(epoch.view()))
 }
 
@@ -200,8 +199,8 @@ pub async fn checkpoint(
     path: EpochPath,
     body: Body,
 ) -> ApiResult<Json<View>> {
-    let request: Checkpoint = read_json(&server, body).await?;
     let (job, number) = job_of(&server, &principal, path).await?;
+    let request: Checkpoint = read_json(&server, &principal.tenant, body).await?;
     let epoch = job.epoch_for_commit(number).await?;
     epoch.commit(request.commit).await?;
     Ok(Json(epoch.view()))
@@ -231,8 +230,8 @@ pub async fn rollback(
     path: EpochPath,
     body: Body,
 ) -> ApiResult<Json<View>> {
-    let request: Rollback = read_json(&server, body).await?;
     let (job, number) = job_of(&server, &principal, path).await?;
+    let request: Rollback = read_json(&server, &principal.tenant, body).await?;
     Ok(Json(job.roll_back(number, request.commit).await?.view()))
 }
 

@@ -4,11 +4,11 @@ use super::{
     access::access,
     datasets::{find_dataset, resolve_version},
     error::{ApiError, ApiResult},
-    request::{OnePath, parse_json, read_json, read_long},
+    request::{OnePath, read_body, read_json},
 };
 use crate::{
     auth::Principal,
-    jobs::{OpenJob, is_long},
+    jobs::OpenJob,
     server::Server,
     versions::{Source, Sources},
 };
@@ -88,11 +88,9 @@ pub async fn open_job(server: &Server, principal: &Principal, id: &str) -> ApiRe
 pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body: Body) -> ApiResult {
     let hint = "send a shorter plan, or raise limits.job_bytes";
     let most = usize::try_from(server.limits.job_bytes).unwrap_or(usize::MAX);
-    let (bytes, permit) = read_long(&server, body, most, hint).await?;
-    let request: StartJob = parse_json(&bytes)?;
-    drop(bytes);
-    // A short request gives its permit back, so that a slow origin does not block other long bodies.
-    let permit = permit.filter(|_| is_long(&request));
+    let received = read_body(&server, &principal.tenant, body, most, hint).await?;
+    // The memory of the parsed plan is held until the job is declared.
+    let (request, memory): (StartJob, _) = received.json(&server, &principal.tenant)?;
     if request.dataset.is_some() == request.root.is_some() {
         return Err(ApiError::bad_request(
             "a job names either a dataset or a root; this request names both or none",
@@ -121,7 +119,7 @@ pub async fn start(State(server): State<Arc<Server>>, principal: Principal, body
         };
     let (job, new) =
         server.registry.declare(&principal.domain, &principal.tenant, request, &sources, &source).await?;
-    drop(permit);
+    drop(memory);
     let job = job.view().await?;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     let at = [(header::LOCATION, routes::job(&job.id))];
@@ -181,8 +179,8 @@ pub async fn world(
     body: Body,
 ) -> ApiResult<Json<Job>> {
     let Path(id) = path?;
-    let world: WorldSpec = read_json(&server, body).await?;
     let job = open_job(&server, &principal, &id).await?;
+    let world: WorldSpec = read_json(&server, &principal.tenant, body).await?;
     job.change_world(world).await?;
     Ok(Json(job.view().await?))
 }

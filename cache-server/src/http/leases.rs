@@ -87,9 +87,9 @@ pub async fn post(
     headers_in: HeaderMap,
     body: Body,
 ) -> ApiResult {
-    let request: LeaseRequest = read_json(&server, body).await?;
     check_read_permit(&server, &principal.tenant)?;
     let (job, number) = job_of(&server, &principal, path).await?;
+    let request: LeaseRequest = read_json(&server, &principal.tenant, body).await?;
     let epoch = job.epoch_for_lease(number, &request).await?;
     let wait = Duration::from_millis(request.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
     let granted = epoch.lease(&request, Instant::now() + wait).await?;

@@ -26,11 +26,11 @@ mod response_body;
 mod tables;
 mod warmups;
 
-use crate::server::Server;
+use crate::{connections::Refusal, limits::Limits, server::Server};
 use axum::{
     Json, Router,
     extract::{MatchedPath, Request, State},
-    http::Method,
+    http::{HeaderValue, Method, header},
     middleware::{self, Next},
     response::{IntoResponse as _, Response},
     routing::get,
@@ -135,6 +135,24 @@ pub fn router(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
+/// Whether a path is that of a probe, which is answered also where no connection is free.
+pub fn is_probe(path: &str) -> bool {
+    [routes::LIVEZ, routes::READYZ].contains(&path)
+}
+
+/// Returns the 429 for a connection that is not served. The connection is closed after it.
+pub fn refused(why: Refusal, limits: &Limits) -> Response {
+    let mut response = admission::refusal(why, limits).into_response();
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Whether a request's body is stored in another form, such as gzip.
+fn is_encoded(request: &Request) -> bool {
+    let encoding = request.headers().get(header::CONTENT_ENCODING);
+    encoding.is_some_and(|e| !e.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
 /// Wraps every request: bounds its header, refuses those of foreign web pages, authenticates it, bounds the
 /// time until the head of its reply, and counts it.
 async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
@@ -156,13 +174,21 @@ async fn wrap_request(State(server): State<Arc<Server>>, request: Request, next:
     response
 }
 
-/// Refuses a request of a foreign web page, and authenticates the others.
+/// Refuses a request of a foreign web page or with an encoded body, and authenticates the others.
 fn admit(server: &Server, request: Request) -> ApiResult<Request> {
     let (head, body) = request.into_parts();
     let rules = BrowserRules { hosts: &server.hosts, needs_token: server.auth.needs_token() };
     rules.check(admission::peer_of(&head.extensions), &head)?;
     let mut request = Request::from_parts(head, body);
     admission::identify(server, &mut request)?;
+    if is_encoded(&request) {
+        let hint = "send the body as it is, without Content-Encoding";
+        return Err(ApiError::new(
+            Code::BadRequest,
+            "the body is encoded, and the server decodes none",
+            hint,
+        ));
+    }
     Ok(request)
 }
 

@@ -47,7 +47,7 @@ fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Er
             href=\"/v1/accounts\">accounts</a> · <a href=\"/v1/openapi.json\">API</a></p>",
         server.phase(),
         server.uptime().as_secs(),
-        server.connections.load(std::sync::atomic::Ordering::Relaxed),
+        server.connections.open(),
         server.live_jobs.len(),
     )?;
     write!(out, "<h2>Datasets</h2><table><tr><th>name<th>objects<th>tables</tr>")?;

@@ -46,7 +46,7 @@ pub async fn start(
     WriteAccess(principal): WriteAccess,
     body: Body,
 ) -> ApiResult {
-    let request: StartWarmup = read_json(&server, body).await?;
+    let request: StartWarmup = read_json(&server, &principal.tenant, body).await?;
     if request.pin_s > PIN_S_MAX {
         return Err(ApiError::bad_request(format!(
             "pin_s is {}; at most {PIN_S_MAX} (a week)",

@@ -9,5 +9,4 @@ mod record;
 mod registry;
 
 pub use open_job::OpenJob;
-pub use record::is_long;
 pub use registry::Registry;

@@ -9,6 +9,7 @@ mod browser;
 mod buckets;
 mod bytes;
 mod checkpoints;
+mod connections;
 mod contract;
 mod crowded;
 mod datasets;

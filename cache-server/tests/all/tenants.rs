@@ -174,7 +174,7 @@ async fn i8_thousands_of_job_names_of_one_tenant_displace_no_job_of_another() {
 async fn unread(shared: &Shared, tenant: &str, path: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("socket");
     socket.set_recv_buffer_size(4 << 10).expect("a small buffer");
-    let mut stream = socket.connect(shared.node.running.addr).await.expect("connect");
+    let mut stream = socket.connect(shared.node.addr()).await.expect("connect");
     let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant}\r\n\r\n");
     stream.write_all(head.as_bytes()).await.expect("a head");
     stream

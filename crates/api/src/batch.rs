@@ -4,7 +4,11 @@
 //! application/x-tar`. Items come in the order of the request.
 
 use fletch_core::Hash;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{Error as _, SeqAccess, Visitor},
+};
+use std::fmt;
 use utoipa::ToSchema;
 
 /// The most pieces in a batch.
@@ -15,6 +19,7 @@ pub const BATCH_ITEMS_MAX: usize = 4096;
 #[serde(deny_unknown_fields)]
 pub struct BatchRequest {
     /// The pieces to return: 1 to 4,096.
+    #[serde(deserialize_with = "bounded_items")]
     pub items: Vec<BatchItem>,
 }
 
@@ -47,6 +52,33 @@ pub struct ChunkSpan {
     pub length: Option<u64>,
 }
 
+/// Reads at most [`BATCH_ITEMS_MAX`] pieces, so that a longer list takes no memory.
+fn bounded_items<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<BatchItem>, D::Error> {
+    struct Items;
+
+    impl<'de> Visitor<'de> for Items {
+        type Value = Vec<BatchItem>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "1 to {BATCH_ITEMS_MAX} items")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+            let mut items = Vec::new();
+            while let Some(item) = seq.next_element()? {
+                if items.len() == BATCH_ITEMS_MAX {
+                    let what = format!("the batch has too many items; send 1 to {BATCH_ITEMS_MAX}");
+                    return Err(A::Error::custom(what));
+                }
+                items.push(item);
+            }
+            Ok(items)
+        }
+    }
+
+    deserializer.deserialize_seq(Items)
+}
+
 fn is_zero(n: &u64) -> bool {
     *n == 0
 }
@@ -54,6 +86,16 @@ fn is_zero(n: &u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_batch_of_too_many_items_is_not_read_to_its_end() {
+        let of = |n: usize| format!("{{\"items\":[{}]}}", vec!["{\"ordinal\":1}"; n].join(","));
+        let most: BatchRequest = serde_json::from_str(&of(BATCH_ITEMS_MAX)).expect("as many as allowed");
+        assert_eq!(most.items.len(), BATCH_ITEMS_MAX);
+        let more = of(BATCH_ITEMS_MAX + 1) + "what follows is not read";
+        let told = serde_json::from_str::<BatchRequest>(&more).expect_err("one too many").to_string();
+        assert!(told.contains("send 1 to 4096"), "{told}");
+    }
 
     #[test]
     fn items_parse_as_documented() {

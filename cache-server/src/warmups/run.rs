@@ -122,11 +122,12 @@ impl Warmups {
         }
         if let Some(share) = disk.and_then(|d| self.context.shares.share_by_quota(d, dataset)) {
             let detail = format!(
-                "the tenant's quota `resident` leaves {} of the disk to this dataset, whose chunks need {needs}",
+                "the tenant's quota `resident` leaves {} of the disk to this dataset, and its chunks need \
+                 {needs}",
                 ByteSize(share)
             );
-            let hint = "unregister datasets of this tenant that are not needed, or ask the administrator for a \
-                larger quota";
+            let hint = "unregister datasets of this tenant that are not needed, or ask the administrator \
+                for a larger quota";
             return (Code::QuotaExceeded, detail, hint);
         }
         let share = disk.and_then(|d| d.share_of(dataset));

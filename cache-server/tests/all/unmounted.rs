@@ -1,4 +1,4 @@
-//! I5: a server whose cache is unmounted goes on, leaves the file system below alone, and takes the cache back.
+//! I5: a server whose cache is unmounted goes on, and uses the cache again when it is back.
 
 use crate::common::{Node, Tree, body};
 use fletch_core::Root;

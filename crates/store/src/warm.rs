@@ -77,8 +77,8 @@ impl Store {
 
     /// As [`Store::warm`], but fetches only what the disk tier will keep, and waits until it was appended.
     ///
-    /// `Fetched` means here that the chunk is on disk. A chunk that was fetched and did not get there counts as
-    /// `Refused`: only a failing disk and readers that fill the same share at the same time cause that.
+    /// `Fetched` means here that the chunk is on disk. `Refused` covers a chunk that was fetched and did not
+    /// get there. Only a failing disk, or readers that fill the same share at the same time, cause that.
     ///
     /// # Errors
     /// [`ReadError`], as [`Store::read`]; [`ReadError::Overloaded`] also if other warm-ups held the space for

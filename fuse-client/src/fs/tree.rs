@@ -19,8 +19,8 @@ pub const XATTR_ROOT: &str = "user.fletch.root";
 /// The extended attribute with the BLAKE3 of the content, as `b3sum` prints it, on files.
 pub const XATTR_BLAKE3: &str = "user.fletch.blake3";
 
-/// The namespace of all extended attributes that a mount has. The kernel owns the others, for example `system.`
-/// for ACLs and `security.` for labels.
+/// The namespace of all extended attributes that a mount has. The kernel owns the others, for example
+/// `system.` for ACLs and `security.` for labels.
 const XATTR_NAMESPACE: &[u8] = b"user.";
 
 /// Whether a mount supports the namespace of an extended attribute's name. Reads no table.

@@ -158,7 +158,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._keys = SampleKeys(version) if version.sample_rule == "stem" else None
         self._visitation = visitation
         echo = (plan or {}).get("echo") or {}
-        # The server keeps the copies of a sample apart in the order of its grants, so the loop needs that order.
+        # The server keeps copies of a sample apart in the order of its grants, so the loop needs that order.
         self._fixed_order = order != "substitute" or echo.get("copies", 1) > 1
         self._replays = order == "replay"
         self._begin_epoch(epoch)

@@ -167,7 +167,9 @@ impl DiskEngine {
         all.get(usize::try_from(pick.checked_rem(all.len() as u64)?).ok()?).copied()
     }
 
-    /// Evicts all records of a slab, and returns how many; `None` if it was pinned or left since it was chosen.
+    /// Evicts all records of a slab, and returns how many.
+    ///
+    /// `None` if the slab was pinned or removed since it was chosen.
     fn evict_slab(&self, n: u32) -> Option<u64> {
         let mut index = self.write_index();
         if !index.is_evictable_slab(n) {

@@ -99,8 +99,8 @@ impl MountMemory {
         if let Err(error) = remembered {
             tracing::warn!(
                 %error,
-                "cannot record where the cache directory lies; if its file system is unmounted, a later start \
-                 begins a new cache on the file system below"
+                "cannot record where the cache directory lies; if its file system is unmounted, a later \
+                 start begins a new cache on the file system below"
             );
         }
     }

@@ -62,12 +62,13 @@ pub(super) fn lock_directory(config: &DiskConfig) -> Result<DirectoryLock, DiskE
 impl DiskEngine {
     /// Opens the tier in `config.dir`. `now` is only for [`Health`].
     ///
-    /// Checks that the directory's file system is mounted, takes its lock, reads the tables of sealed slabs, and walks the few slabs without one.
+    /// Checks that the directory's file system is mounted, takes the directory's lock, reads the tables of
+    /// sealed slabs, and walks the few slabs without one.
     ///
     /// # Errors
-    /// [`DiskError::Invalid`] for invalid settings, [`DiskError::Unmounted`] when the directory's file system is
-    /// not mounted, [`DiskError::Locked`] when another tier uses the
-    /// directory, [`DiskError::Io`] when it cannot be used at all. Damage in the directory is no error.
+    /// [`DiskError::Invalid`] for invalid settings, [`DiskError::Unmounted`] when the directory's file system
+    /// is not mounted, [`DiskError::Locked`] when another tier uses the directory, [`DiskError::Io`] when it
+    /// cannot be used at all. Damage in the directory is no error.
     pub fn open(config: DiskConfig, now: SystemTime) -> Result<(Self, Recovery), DiskError> {
         let begin = Instant::now();
         let plan = SpacePlan::new(config.size_max, config.slab_bytes).map_err(DiskError::Invalid)?;

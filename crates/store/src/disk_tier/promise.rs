@@ -1,9 +1,11 @@
 //! Promises of space: a warm-up fetches a chunk only if the disk will keep it.
 //!
-//! Admission compares a chunk with what is on disk. Chunks that are fetched at the same time would all see the
-//! same space, be fetched, and then be refused. So a warm-up takes a promise first, and admission of the next
-//! chunk counts the promises of its dataset. A promise lasts until its chunk was appended. From the append's
-//! start until then the chunk counts twice, so who finds no space waits until earlier promises end.
+//! Admission compares a chunk with the chunks on disk. Chunks that are fetched at the same time would all see
+//! the same space, and the disk would refuse some of them later. So a warm-up takes a promise first, and the
+//! admission of the next chunk counts the promises of its dataset.
+//!
+//! A promise lasts until its chunk was appended. While the chunk is being written it counts twice. So a
+//! request that finds no space waits until earlier promises end.
 
 use super::{DiskTier, lock};
 use crate::{dataset_id::DatasetId, disk::Admission, disk::DiskEngine};

@@ -177,7 +177,7 @@ impl Auth {
     /// Returns every tenant with its quota. Without a tokens file, that is the tenant of every caller.
     #[must_use]
     pub fn tenants(&self) -> Vec<(Tenant, Quota)> {
-        let anonymous = || vec![(Principal::anonymous(Role::Reader).tenant, Quota::default())];
+        let anonymous = || vec![(Tenant::default_tenant(), Quota::default())];
         self.tokens().map_or_else(anonymous, |t| t.tenants())
     }
 

@@ -272,7 +272,8 @@ impl Tokens {
             for key in t.zeros() {
                 let name = &t.name;
                 faults.push(format!(
-                    "[[tenant]] {name} has {key} = 0, which shuts it out; write at least 1, or remove its tokens"
+                    "[[tenant]] {name} has {key} = 0, which shuts it out; write at least 1, or remove its \
+                     tokens"
                 ));
             }
             if tokens.quotas.insert(t.name.clone(), t.quota()).is_some() {

@@ -259,8 +259,8 @@ impl JobError {
                  leases, or raise limits.ledger_bytes"
             }
             JobError::StateFull(_) => {
-                "delete jobs that have ended (DELETE /v1/jobs/{id}), or ask the administrator for a larger quota \
-                 `state`; nothing that was acknowledged is lost, and the epoch then goes on"
+                "delete jobs that have ended (DELETE /v1/jobs/{id}), or ask the administrator for a larger \
+                 quota `state`; nothing that was acknowledged is lost, and the epoch then goes on"
             }
             JobError::AtLimit(_) => "delete jobs that have ended (DELETE /v1/jobs/{id})",
             JobError::Version(e) => e.hint(),

@@ -71,7 +71,9 @@ pub async fn read_chunk(
     read_located_chunk(server, tenant, sources, hash, &located, sources.dataset_id()).await
 }
 
-/// Reads a whole chunk that was located, with a permit of the tenant if it must be fetched. A chunk that is fetched is kept on disk for `dataset`.
+/// Reads a whole chunk that was located, with a permit of the tenant if it must be fetched.
+///
+/// A chunk that is fetched is kept on disk for `dataset`.
 pub async fn read_located_chunk(
     server: &Server,
     tenant: &Tenant,

@@ -1,7 +1,7 @@
 //! Tenants: what each may use of the server at once, what it uses, and how often it was refused.
 //!
-//! A limit of one tenant comes from its quota in the tokens file, and else from the settings. What all tenants
-//! share ([`FairPermits`]) is divided so that no tenant can take the part of another.
+//! A limit of one tenant comes from its quota in the tokens file, and else from the settings. What all
+//! tenants share ([`FairPermits`]) is divided so that no tenant can take the part of another.
 //!
 //! Invariants:
 //! 1. A request of a tenant within its guaranteed part is never refused because of other tenants.

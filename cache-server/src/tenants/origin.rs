@@ -28,8 +28,8 @@ impl NoOriginPermit {
     pub fn hint(&self) -> &'static str {
         match self {
             NoOriginPermit::Requests { .. } => {
-                "wait and send the request again; if this lasts, raise the tenant's quota `origin_requests` or \
-                 limits.origin_requests"
+                "wait and send the request again; if this lasts, raise the tenant's quota `origin_requests` \
+                 or limits.origin_requests"
             }
             NoOriginPermit::Memory(_) => NoChunkMemory::HINT,
         }

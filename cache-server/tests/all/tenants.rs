@@ -47,7 +47,7 @@ impl Shared {
     fn args(dir: &TempDir, more: &[&str]) -> Vec<String> {
         let mut args = vec![
             format!("--auth-tokens={}", dir.path().join("tokens.toml").display()),
-            format!("--local-dirs={}", dir.path().join("data").display()),
+            format!("--local-dirs={}=*", dir.path().join("data").display()),
         ];
         args.extend(more.iter().map(|s| (*s).to_owned()));
         args

@@ -171,7 +171,7 @@ impl Auth {
     /// Returns every tenant with its quota. Without a tokens file, that is the tenant of every caller.
     #[must_use]
     pub fn tenants(&self) -> Vec<(Tenant, Quota)> {
-        let anonymous = || vec![(Principal::anonymous().tenant, Quota::default())];
+        let anonymous = || vec![(Principal::anonymous(Role::Admin).tenant, Quota::default())];
         self.tokens().map_or_else(anonymous, |t| t.tenants())
     }
 

@@ -47,7 +47,7 @@ impl Shared {
     fn args(dir: &TempDir, more: &[&str]) -> Vec<String> {
         let mut args = vec![
             format!("--auth-tokens={}", dir.path().join("tokens.toml").display()),
-            format!("--local-dirs={}", dir.path().join("data").display()),
+            format!("--local-dirs={}=*", dir.path().join("data").display()),
         ];
         args.extend(more.iter().map(|s| (*s).to_owned()));
         args
@@ -67,7 +67,7 @@ impl Shared {
     }
 
     fn ask(&self, token: &str, method: Method, path: &str) -> RequestBuilder {
-        self.node.ask(method, path).bearer_auth(token)
+        self.node.ask(method, path).bearer_auth(token).header("content-type", "application/json")
     }
 
     fn get(&self, token: &str, path: &str) -> RequestBuilder {
@@ -174,8 +174,8 @@ async fn i8_thousands_of_job_names_of_one_tenant_displace_no_job_of_another() {
 async fn unread(shared: &Shared, tenant: &str, path: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("socket");
     socket.set_recv_buffer_size(4 << 10).expect("a small buffer");
-    let mut stream = socket.connect(shared.node.running.addr).await.expect("connect");
-    let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant}\r\n\r\n");
+    let mut stream = socket.connect(shared.node.addr()).await.expect("connect");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {tenant}\r\n\r\n");
     stream.write_all(head.as_bytes()).await.expect("a head");
     stream
 }

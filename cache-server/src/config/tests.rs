@@ -211,7 +211,8 @@ fn what_is_shown_is_a_settings_file_with_the_same_settings() {
         &origins,
         "[[origin]]\nprefix = \"s3://a\"\nendpoint = \"http://127.0.0.1:9\"\nregion = \"r\"\n\
          allow_http = true\nconcurrency = 3\nrequests_per_second = 4\nbytes_per_second = \"5MiB\"\n\
-         domains = [\"a\"]\ncredentials = { file = \"/etc/keys\" }\n[[origin]]\nprefix = \"az://b\"\naccount = \"c\"\n\
+         domains = [\"a\"]\ncredentials = { file = \"/etc/keys\" }\n\
+         [[origin]]\nprefix = \"az://b\"\naccount = \"c\"\n\
          credentials = \"chain\"\ndomains = [\"*\"]\n\
          [[origin]]\nprefix = \"/data\"\ndomains = [\"a\", \"b\"]\n",
     )

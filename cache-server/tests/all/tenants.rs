@@ -67,7 +67,7 @@ impl Shared {
     }
 
     fn ask(&self, token: &str, method: Method, path: &str) -> RequestBuilder {
-        self.node.ask(method, path).bearer_auth(token)
+        self.node.ask(method, path).bearer_auth(token).header("content-type", "application/json")
     }
 
     fn get(&self, token: &str, path: &str) -> RequestBuilder {
@@ -175,7 +175,7 @@ async fn unread(shared: &Shared, tenant: &str, path: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("socket");
     socket.set_recv_buffer_size(4 << 10).expect("a small buffer");
     let mut stream = socket.connect(shared.node.addr()).await.expect("connect");
-    let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant}\r\n\r\n");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {tenant}\r\n\r\n");
     stream.write_all(head.as_bytes()).await.expect("a head");
     stream
 }

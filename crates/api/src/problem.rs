@@ -67,8 +67,8 @@ codes! {
     BadRequest = "bad_request", Invalid, None, "the request is not valid";
     /// The request has no token, or a token that the server does not know.
     Unauthorized = "unauthorized", Invalid, Some(401), "a valid token is required";
-    /// The role of the token does not allow the request.
-    Forbidden = "forbidden", Invalid, Some(403), "the token does not allow this request";
+    /// The role of the caller does not allow the request.
+    Forbidden = "forbidden", Invalid, Some(403), "the role does not allow this request";
     /// The request would exceed the tenant's quota.
     QuotaExceeded = "quota_exceeded", Invalid, Some(403), "the tenant's quota is exceeded";
     /// The header `Fletch-Job` is not a valid job name.

@@ -133,12 +133,12 @@ pub async fn placement(
 
 async fn root_table(table: Table, path: OnePath, request: TableRequest) -> ApiResult {
     let Path(root) = path?;
-    send(table, parse_param(&root)?, None, request).await
+    send(table, root, None, request).await
 }
 
 async fn layout_table(table: Table, path: TwoPaths, request: TableRequest) -> ApiResult {
     let Path((root, layout)) = path?;
-    send(table, parse_param(&root)?, Some(parse_param(&layout)?), request).await
+    send(table, root, Some(parse_param(&layout)?), request).await
 }
 
 /// A table's metadata, the bytes that the client asked for, and the first piece of them.
@@ -180,7 +180,8 @@ struct TableHead {
     is_head: bool,
 }
 
-async fn send(table: Table, root: Root, layout: Option<LayoutId>, request: TableRequest) -> ApiResult {
+async fn send(table: Table, root: String, layout: Option<LayoutId>, request: TableRequest) -> ApiResult {
+    let root: Root = parse_param(&root)?;
     let TableRequest { server, asked, method, headers } = request;
     let (mut admitted, sources) = asked.access(&server, root).await?;
     let client = Arc::new(TableHead { headers, is_head: method == Method::HEAD });

@@ -73,7 +73,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The home is left alone for this long.
-    Opened(Duration),
+    Tripped(Duration),
     /// The home is asked again. It was left alone for this long.
     Closed(Duration),
 }
@@ -157,7 +157,7 @@ impl Breaker {
                 self.cooldown = if recent { self.cooldown } else { Duration::ZERO };
                 self.opened = Some(now);
                 self.open(now);
-                Some(Change::Opened(self.cooldown))
+                Some(Change::Tripped(self.cooldown))
             }
             (Phase::HalfOpen { .. }, Outcome::Failed | Outcome::Silent) => {
                 self.open(now);

@@ -115,7 +115,7 @@ impl Home {
         let change = lock(&self.health).breaker.report(outcome, Instant::now());
         match change {
             None => {}
-            Some(Change::Opened(cooldown)) => {
+            Some(Change::Tripped(cooldown)) => {
                 self.shared.counts.opened.fetch_add(1, Relaxed);
                 let why = match outcome {
                     Outcome::Overtaken(silent) => format!("no answer in {silent:.1?}"),

@@ -86,12 +86,15 @@ enum Need {
     Next,
 }
 
+/// A running call, by its index in `Race::calls`.
+type Running<'a, T> = BoxFuture<'a, (usize, Result<T, VersionError>)>;
+
 struct Race<'a, C: Choices> {
     choices: &'a C,
     tasks: &'a TaskTracker,
     ready: VecDeque<Candidate<C::Key>>,
     calls: Vec<Call<C::Key>>,
-    running: FuturesUnordered<BoxFuture<'a, (usize, Result<C::Value, VersionError>)>>,
+    running: FuturesUnordered<Running<'a, C::Value>>,
     failed: Vec<(Arc<Home>, VersionError)>,
     need: Need,
     /// Whether a stale and a fresh search found all that they can find.

@@ -104,7 +104,8 @@ async fn it_ends_in_time_though_an_origin_never_answers() {
             .status(),
         201
     );
-    let hanging = TaskTracker::new().spawn(http.get(format!("{url}/v1/datasets/s/versions/latest")).send());
+    let unknown = fletch_api::routes::manifest(fletch_core::Root(fletch_core::Hash::of(b"unknown")));
+    let hanging = TaskTracker::new().spawn(http.get(format!("{url}{unknown}")).send());
     // Until the origin was asked; what was accepted stays open, or the origin would have answered.
     let accepted = tokio::task::spawn_blocking(move || silent.accept().map(|(s, _)| (s, silent)));
     let _held = accepted.await.expect("task").expect("asked");

@@ -7,7 +7,7 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 
 fn opened(now: Instant) -> Breaker {
     let mut breaker = Breaker::default();
-    assert_eq!(breaker.report(Outcome::Silent, now), Some(Change::Opened(COOLDOWN_MIN)));
+    assert_eq!(breaker.report(Outcome::Silent, now), Some(Change::Tripped(COOLDOWN_MIN)));
     breaker
 }
 
@@ -24,7 +24,7 @@ fn one_silence_opens_and_short_failures_need_three_in_a_row() {
             assert_eq!(breaker.report(Outcome::Answered, now), None);
         }
         assert_eq!((breaker.report(outcome, now), breaker.report(outcome, now)), (None, None));
-        assert_eq!(breaker.report(outcome, now), Some(Change::Opened(COOLDOWN_MIN)));
+        assert_eq!(breaker.report(outcome, now), Some(Change::Tripped(COOLDOWN_MIN)));
     }
     let mut breaker = Breaker::default();
     assert!(breaker.report(Outcome::Overtaken(OVERTAKEN_MIN), now).is_some(), "a long silence");
@@ -62,8 +62,8 @@ fn cooldowns_double_up_to_their_bound_and_are_forgotten_after_a_quiet_time() {
     assert_eq!(breaker.admit(now), Admission::Probe);
     assert!(breaker.report(Outcome::Answered, now).is_some());
     let mut flaps = breaker.clone();
-    assert_eq!(flaps.report(Outcome::Silent, now + MS(1)), Some(Change::Opened(COOLDOWN_MAX)));
-    assert_eq!(breaker.report(Outcome::Silent, now + COOLDOWN_MAX), Some(Change::Opened(COOLDOWN_MIN)));
+    assert_eq!(flaps.report(Outcome::Silent, now + MS(1)), Some(Change::Tripped(COOLDOWN_MAX)));
+    assert_eq!(breaker.report(Outcome::Silent, now + COOLDOWN_MAX), Some(Change::Tripped(COOLDOWN_MIN)));
 }
 
 #[test]
@@ -106,7 +106,7 @@ proptest! {
                 },
                 Some(outcome) => {
                     match breaker.report(outcome, now) {
-                        Some(Change::Opened(cooldown)) => {
+                        Some(Change::Tripped(cooldown)) => {
                             prop_assert!(!is_open);
                             prop_assert!((COOLDOWN_MIN..=COOLDOWN_MAX).contains(&cooldown));
                             is_open = true;

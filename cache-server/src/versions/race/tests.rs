@@ -62,7 +62,7 @@ impl Script {
     async fn run(&self) -> (Finish<usize, &'static str>, Duration) {
         let begun = Instant::now();
         let ready = (0..self.first).map(|key| self.candidate(key)).collect();
-        let turn = Turn { script: self, given: Mutex::new(false) };
+        let turn = ScriptedRace { script: self, given: Mutex::new(false) };
         let finish = race(&self.homes, &self.tasks, &turn, ready, begun + MS(10_000)).await;
         (finish, begun.elapsed())
     }
@@ -78,12 +78,12 @@ impl Script {
 }
 
 /// One race over a script.
-struct Turn<'a> {
+struct ScriptedRace<'a> {
     script: &'a Script,
     given: Mutex<bool>,
 }
 
-impl Choices for Turn<'_> {
+impl Choices for ScriptedRace<'_> {
     type Key = usize;
     type Value = &'static str;
 

@@ -9,5 +9,5 @@ mod record;
 mod registry;
 
 pub use open_job::OpenJob;
-pub use record::is_long;
+pub use record::{Record, is_long};
 pub use registry::Registry;

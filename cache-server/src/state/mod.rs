@@ -2,7 +2,7 @@
 
 mod registrations;
 
-pub use registrations::{RegisterError, Registration, RegistrationHandle, Registrations};
+pub use registrations::{RegisterError, Registration, RegistrationHandle, Registrations, replay};
 
 use nix::fcntl::{Flock, FlockArg};
 use std::{

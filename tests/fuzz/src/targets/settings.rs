@@ -19,7 +19,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         connections = 100
         idle_timeout = "30s"
         [local]
-        dirs = ["/data"]
+        dirs = ["/tmp"]
         [[origin]]
         prefix = "s3://bucket/a"
         region = "us-east-1"
@@ -43,7 +43,8 @@ pub fn run(input: &[u8]) -> bool {
             format!("--state-dir={}", state.display()),
             "--config-check".to_owned(),
         ];
-        match config::read(args, &Environment::default()) {
+        let environment = Environment { home: Some("/home/fletch".into()), ..Environment::default() };
+        match config::read(args, &environment) {
             Ok(Action::Check(config)) => Ok(config.show()),
             Ok(_) => Err("another action".to_owned()),
             Err(e) => Err(e.to_string()),

@@ -81,21 +81,20 @@ fn shard(archive: &[u8], piece: usize) -> Option<Sharded> {
 }
 
 /// Compares with the `tar` crate, as far as that reads the archive without an error.
+///
+/// The crate ignores some pax records, and takes a NUL as a part of a long name, where GNU tar, Python and
+/// Fletch do not. So it decides only where it gives a member the same name.
 fn agrees(archive: &[u8], found: &[Found]) {
     let mut reader = tar::Archive::new(archive);
     let Ok(entries) = reader.entries() else { return };
     for entry in entries {
         let Ok(entry) = entry else { return };
-        if entry.header().entry_type() != tar::EntryType::Regular {
-            continue;
-        }
-        let (at, len) = (entry.raw_file_position(), entry.size());
-        let name = entry.path_bytes();
+        let (at, len, name) = (entry.raw_file_position(), entry.size(), entry.path_bytes());
         for item in found {
             if let Found::Member { name: ours, offset, size } = item
-                && *offset == at
+                && (*offset, ours.as_bytes()) == (at, &name[..])
             {
-                assert_eq!((*size, ours.as_bytes()), (len, &name[..]), "the tar crate reads it differently");
+                assert_eq!(*size, len, "the tar crate reads {ours:?} with another length");
             }
         }
     }

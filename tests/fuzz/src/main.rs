@@ -1,8 +1,11 @@
-//! Runs one target under libFuzzer: `FLETCH_FUZZ_TARGET` names it, `FLETCH_FUZZ_PLANT=1` arms its planted bug.
+//! Runs one target under libFuzzer (`tests/fuzz/run.sh`).
+//!
+//! `FLETCH_FUZZ_TARGET` names the target. `FLETCH_FUZZ_SEEDS` names the directory to which its seeds go.
+//! `FLETCH_FUZZ_PLANT=1` arms its planted bug.
 #![no_main]
 
 use fletch_fuzz::{Target, check, plant, target};
-use std::sync::LazyLock;
+use std::{path::PathBuf, sync::LazyLock};
 
 static TARGET: LazyLock<&'static Target> = LazyLock::new(|| {
     let name = std::env::var("FLETCH_FUZZ_TARGET").unwrap_or_default();
@@ -20,9 +23,13 @@ fn begin() {
     if std::env::var_os("FLETCH_FUZZ_PLANT").is_some() {
         plant::arm();
     }
-    // The first use makes what a target needs, outside its bounds.
-    for seed in (TARGET.seeds)() {
-        (TARGET.run)(&seed);
+    let seeds = std::env::var_os("FLETCH_FUZZ_SEEDS").map(PathBuf::from);
+    for (i, seed) in (TARGET.seeds)().iter().enumerate() {
+        // The first use makes what a target needs, outside its bounds.
+        (TARGET.run)(seed);
+        if let Some(dir) = &seeds {
+            std::fs::write(dir.join(format!("seed-{i:02}")), seed).expect("a seed");
+        }
     }
 }
 

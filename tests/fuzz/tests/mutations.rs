@@ -8,13 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The inputs of each target.
-const INPUTS: u32 = 4000;
-
-/// Returns the seconds that one target may use: `FLETCH_FUZZ_SECONDS`, else one.
-fn seconds() -> Duration {
+/// Returns the most inputs of a target, and the time that it may use: `FLETCH_FUZZ_SECONDS`, else one second.
+fn effort() -> (u32, Duration) {
     let text = std::env::var("FLETCH_FUZZ_SECONDS").unwrap_or_default();
-    Duration::from_secs(text.parse().unwrap_or(1))
+    text.parse().map_or((4000, Duration::from_secs(1)), |s| (u32::MAX, Duration::from_secs(s)))
 }
 
 /// Runs the seeds, which are sound, and then changed seeds.
@@ -30,7 +27,8 @@ fn run(name: &str) {
     assert!(sound > 0, "{name}: no seed is accepted, so nothing behind the first check is tested");
     let (mut mutator, began) = (Mutator::new(1, seeds), Instant::now());
     let (mut inputs, mut accepted) = (0, 0);
-    while inputs < INPUTS && began.elapsed() < seconds() {
+    let (inputs_max, at_most) = effort();
+    while inputs < inputs_max && began.elapsed() < at_most {
         let input = mutator.input();
         let outcome = catch_unwind(AssertUnwindSafe(|| check(target, &input)));
         match outcome {
@@ -115,7 +113,7 @@ targets!(
 fn planted_bugs_are_found() {
     let names = std::env::var("FLETCH_FUZZ_TARGETS").unwrap_or_else(|_| "frames log".to_owned());
     for name in names.split(' ') {
-        let found = find(name, seconds().max(Duration::from_secs(5)));
+        let found = find(name, effort().1.max(Duration::from_secs(5)));
         println!("{name}: {found:?}");
         assert!(found.is_some(), "{name}: the planted bug was not found");
     }

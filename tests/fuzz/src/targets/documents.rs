@@ -21,8 +21,7 @@ pub fn run(input: &[u8]) -> bool {
         let written = m.to_bytes().expect("a document");
         let Ok(read) = Manifest::parse(&written, m.root) else { return false };
         assert_eq!(read, m);
-        plant::bug(m.parts.len() > 1 && !m.skipped.is_empty());
-        assert!(read.created_ns() <= u64::MAX);
+        plant::bug(m.samples == 9);
         true
     });
     let layout = serde_json::from_slice::<LayoutDoc>(input).is_ok_and(|mut l| {
@@ -31,12 +30,12 @@ pub fn run(input: &[u8]) -> bool {
         let Ok(read) = LayoutDoc::parse_any(&written) else { return false };
         assert_eq!(read, l);
         assert!(l.params.check().is_ok() && l.params.slice_lengths(1 << 20).take(9).all(|n| n > 0));
-        plant::bug(l.parts.len() > 1 && l.minor > 0);
+        plant::bug(l.minor > 9);
         true
     });
     let tag = TagDoc::parse(input).is_ok_and(|tag| {
         assert_eq!(TagDoc::parse(&tag.to_bytes().expect("a document")).as_ref(), Ok(&tag));
-        plant::bug(tag.minor > 9 && tag.created.is_empty());
+        plant::bug(tag.minor > 9);
         true
     });
     let _ = (Manifest::parse(input, fletch_core::Root(Hash::of(input))), LayoutDoc::parse_any(input));

@@ -141,7 +141,7 @@ accept-outside: ## no document outside the repository is cited
 accept-questions: ## CONTRIBUTING answers "in which file" with files that exist
 	$(TREE) --test prose -E 'test(=contributing_answers_ten_questions_with_files_that_exist)'
 
-accept-fuzz: FUZZ_MINUTES := 10
+accept-fuzz: export FUZZ_MINUTES := 10
 accept-fuzz: ## the planted bug of each parser is found within 60 s; 10 minutes of each parser are clean
 	CARGO="$(CARGO)" JOBS=$(JOBS) FUZZ_TARGETS="$(FUZZ_TARGETS)" tests/fuzz/run.sh planted
 	CARGO="$(CARGO)" JOBS=$(JOBS) FUZZ_MINUTES="$(FUZZ_MINUTES)" FUZZ_TARGETS="$(FUZZ_TARGETS)" \

@@ -7,8 +7,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let hash = "92a2b787a06d7272df43eaf87acc3b9c1d315d79d599d61c285983483e431998";
     let with = |ask: &str| {
         format!(
-            r#"{{"domain":"d","tenant":"t","ask":{{"name":"train","world":{{"ranks":2,"batch":8,"tail":"drop"}}
-            {ask}}},"dataset":"images","root":"{hash}","layout":"{hash}"}}"#
+            r#"{{"domain":"d","tenant":"t","ask":{{"name":"train",
+            "world":{{"ranks":2,"batch":8,"tail":"drop"}}{ask}}},
+            "dataset":"images","root":"{hash}","layout":"{hash}"}}"#
         )
         .into_bytes()
     };

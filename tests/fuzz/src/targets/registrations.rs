@@ -8,7 +8,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut log = record::file_header().to_vec();
     let dataset = |name: &str| {
         format!(
-            r#"{{"domain":"d","tenant":"t","name":"{name}","uri":"/data","tables":"/data","registered_ns":7}}"#
+            r#"{{"domain":"d","tenant":"t","name":"{name}","uri":"/data","tables":"/t","registered_ns":7}}"#
         )
     };
     record::append(&mut log, 1, dataset("images").as_bytes());

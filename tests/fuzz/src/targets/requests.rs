@@ -111,7 +111,8 @@ const SEEDS: &[&str] = &[
     "GET /v1/versions/ROOT/manifest.json\n\n",
     "GET /v1/versions/ROOT/entries.parquet\nRange: bytes=-9\n\n",
     "GET /v1/versions/ROOT/layouts/LAYOUT/layout.json\n\n",
-    "POST /v1/versions/ROOT/batch\nAccept: application/x-tar\n\n{\"items\":[{\"path\":\"a.txt\"},{\"ordinal\":1}]}",
+    "POST /v1/versions/ROOT/batch\nAccept: application/x-tar\n\n{\"items\":[{\"path\":\"a.txt\"},\
+        {\"ordinal\":1}]}",
     "POST /v1/warmups\n\n{\"dataset\":\"d\",\"version\":\"latest\",\"pin_s\":1}",
     "GET /v1/warmups\n\n",
     "POST /v1/jobs\n\n{\"name\":\"j\",\"dataset\":\"d\",\"order\":\"strict\",\"world\":\

@@ -67,7 +67,9 @@ pub fn token_seeds() -> Vec<Vec<u8>> {
     vec![format!("Bearer secret\n{two}").into_bytes(), format!("bearer secret\n{one}").into_bytes()]
 }
 
-/// The first line is the header, the rest is the file. A header has a principal only if the file has its hash.
+/// The first line is the header, the rest is the file.
+///
+/// A header has a principal only if the file has the hash of its token.
 pub fn run_tokens(input: &[u8]) -> bool {
     let at = input.iter().position(|b| *b == b'\n').unwrap_or(input.len());
     let (header, file) = (&input[..at], input.get(at + 1..).unwrap_or_default());

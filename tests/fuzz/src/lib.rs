@@ -5,7 +5,7 @@
 //! adds the bounds of every target: memory and time.
 //!
 //! Two drivers call [`check`]. libFuzzer (`src/main.rs`, `make fuzz`) is guided by coverage. [`mutate`] is
-//! not, and runs within `make test` without a special build. ADR 49 says why.
+//! not, and runs within `make test` without a special build. ADR 50 says why.
 //!
 //! Formats with checksums refuse nearly every changed byte. Their targets repair the checksums of an input
 //! first ([`repair`]), so that the changes reach the parser behind the checks.

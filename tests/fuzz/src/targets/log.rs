@@ -34,6 +34,6 @@ fn reads(file: &[u8]) -> bool {
         again[begin + 5..begin + 16].copy_from_slice(&flags);
     }
     assert_eq!(again, file[..len], "the records are not those of the file");
-    plant::bug(records.iter().any(|r| r.kind == 9) && records.iter().any(|r| r.payload.len() == 33));
+    plant::bug(records.iter().any(|r| r.kind == 9));
     true
 }

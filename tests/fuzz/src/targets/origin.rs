@@ -103,11 +103,11 @@ pub fn run(input: &[u8]) -> bool {
             if let Ok(found) = origin.get("a/b", Some(2..5), None).await {
                 accepted = true;
                 assert_eq!(found.bytes.len(), 3, "other bytes than the range");
-                plant::bug(found.meta.size == 8);
+                plant::bug(found.meta.size > 9);
             }
         }
         let listed: Vec<_> = origins[0].list("").take(ENTRIES_MAX).collect().await;
-        plant::bug(listed.iter().any(|l| l.as_ref().is_ok_and(|l| l.size == 7)));
+        plant::bug(listed.iter().any(|l| l.as_ref().is_ok_and(|l| l.path != "a/b")));
         accepted | listed.iter().any(Result::is_ok)
     });
     // After a refusal an origin sends fewer requests, for a minute. The next input must not wait.

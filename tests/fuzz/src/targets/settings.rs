@@ -79,7 +79,7 @@ pub fn run_tokens(input: &[u8]) -> bool {
         let text = String::from_utf8_lossy(file);
         let known = header.rsplit(|b| *b == b' ').next().map(fletch_core::Hash::of);
         assert!(known.is_some_and(|h| text.to_lowercase().contains(&h.to_string())), "{tenant} has no token");
-        plant::bug(tenant.len() == 2);
+        plant::bug(tenant != "t");
     }
     true
 }

@@ -18,8 +18,8 @@ TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
 export FLETCH_TEST_REQUIRE
 
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
-    bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
-    accept-contributing accept-domains accept-formats accept-help accept-lines accept-lost-tests \
+    fuzz bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
+    accept-contributing accept-domains accept-formats accept-fuzz accept-help accept-lines accept-lost-tests \
     accept-neighbour accept-old-names accept-outside accept-paragraphs accept-questions accept-readme \
     accept-sentences accept-structure accept-test-time
 
@@ -94,6 +94,12 @@ soak: install programs wheel ## the promises for hours: kill -9, 10 GiB, propert
 	    $(CARGO) nextest run --release $(TESTED) --profile soak --no-fail-fast \
 	    --build-jobs $(JOBS) -j$(JOBS) -E '$(SOAK)'
 
+# `make test` runs each fuzz target for a second without libFuzzer (tests/README.md, "Fuzzing").
+FUZZ_MINUTES ?= 1
+fuzz: ## every parser of foreign bytes for FUZZ_MINUTES (1); FUZZ_TARGETS="tar slab" picks some
+	CARGO="$(CARGO)" JOBS=$(JOBS) FUZZ_MINUTES="$(FUZZ_MINUTES)" FUZZ_TARGETS="$(FUZZ_TARGETS)" \
+	    tests/fuzz/run.sh
+
 bench: build ## the timed tables of benches/ (not part of make test)
 	benches/run.sh
 
@@ -135,6 +141,12 @@ accept-outside: ## no document outside the repository is cited
 
 accept-questions: ## CONTRIBUTING answers "in which file" with files that exist
 	$(TREE) --test prose -E 'test(=contributing_answers_ten_questions_with_files_that_exist)'
+
+accept-fuzz: export FUZZ_MINUTES := 10
+accept-fuzz: ## the planted bug of each parser is found within 60 s; 10 minutes of each parser are clean
+	CARGO="$(CARGO)" JOBS=$(JOBS) FUZZ_TARGETS="$(FUZZ_TARGETS)" tests/fuzz/run.sh planted
+	CARGO="$(CARGO)" JOBS=$(JOBS) FUZZ_MINUTES="$(FUZZ_MINUTES)" FUZZ_TARGETS="$(FUZZ_TARGETS)" \
+	    tests/fuzz/run.sh
 
 accept-help: ## targets, .PHONY, help and documents agree
 	$(TREE) --test kit -E 'test(=every_target_is_phony_and_in_help) or test(=documents_call_targets_that_exist)'

@@ -1,6 +1,7 @@
 //! `fletch-server`: a cache node that serves dataset versions by content hash.
 //!
 //! The rooms, from the top down; each may use only those below it:
+//! - `fuzzing` has entrances to parsers, for `tests/fuzz`.
 //! - `app` owns every task, and states the order of the stop.
 //! - `http` maps requests to calls, and errors to replies.
 //! - `metrics` writes what other rooms count. `server` holds the parts of a running server.
@@ -19,6 +20,8 @@ pub mod cgroup;
 pub mod config;
 mod connections;
 mod epochs;
+#[doc(hidden)]
+pub mod fuzzing;
 mod http;
 mod jobs;
 mod limits;

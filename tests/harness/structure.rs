@@ -60,7 +60,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
 ];
 
 /// Packages that test and measure. They may depend on any package, and no package depends on them.
-pub const LEAVES: &[&str] = &["fletch-tests", "fletch-benches"];
+pub const LEAVES: &[&str] = &["fletch-tests", "fletch-fuzz", "fletch-benches"];
 
 /// Third-party crates that only the named packages may use.
 pub const SOLE_USERS: &[(&str, &str)] = &[
@@ -75,6 +75,7 @@ pub const SOLE_USERS: &[(&str, &str)] = &[
 /// The rooms of the server, from the top down. A room may use the rooms of the lines below its own, and
 /// no room of its own line.
 pub const SERVER_LAYERS: &[&[&str]] = &[
+    &["fuzzing"],
     &["app"],
     &["http"],
     &["metrics"],

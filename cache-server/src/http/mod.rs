@@ -20,7 +20,7 @@ mod health;
 mod jobs;
 mod leases;
 mod page;
-mod range;
+pub mod range;
 mod request;
 mod response_body;
 mod tables;

@@ -9,4 +9,5 @@ mod record;
 mod registry;
 
 pub use open_job::OpenJob;
+pub use record::Record;
 pub use registry::Registry;

@@ -165,7 +165,8 @@ pub enum RegisterError {
     },
 }
 
-type Table = BTreeMap<(Domain, DatasetName), Arc<RegistrationHandle>>;
+/// The registered datasets, by domain and name.
+pub type Table = BTreeMap<(Domain, DatasetName), Arc<RegistrationHandle>>;
 
 #[derive(Debug)]
 struct Inner {
@@ -396,7 +397,10 @@ impl Inner {
 }
 
 /// Replays a log. Returns the table and the length of the log's valid prefix.
-fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
+///
+/// # Errors
+/// [`StateError::Damaged`].
+pub fn replay(path: &Path, bytes: &[u8]) -> Result<(Table, usize), StateError> {
     let damaged = |why: String| StateError::Damaged { path: path.to_owned(), why };
     let (records, len) = record::read(bytes).map_err(|e| damaged(e.to_string()))?;
     let mut table = Table::new();

@@ -52,7 +52,7 @@ impl DeadMarks {
         out
     }
 
-    fn decode(b: &[u8]) -> Option<Self> {
+    pub fn decode(b: &[u8]) -> Option<Self> {
         let check = b.get(..8)?.try_into().ok()?;
         let rows = u32::from_le_bytes(b.get(8..12)?.try_into().ok()?);
         let dead = b.get(12..)?.to_vec();

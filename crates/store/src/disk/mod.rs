@@ -30,6 +30,8 @@ mod directory_lock;
 mod error;
 mod eviction;
 mod fs_space;
+#[doc(hidden)]
+pub mod fuzzing;
 mod health;
 mod index;
 mod layout;

@@ -1,0 +1,39 @@
+//! Runs one target under libFuzzer (`tests/fuzz/run.sh`).
+//!
+//! `FLETCH_FUZZ_TARGET` names the target. `FLETCH_FUZZ_SEEDS` names the directory to which its seeds go.
+//! `FLETCH_FUZZ_PLANT=1` arms its planted bug.
+#![no_main]
+
+use fletch_fuzz::{Target, check, plant, target};
+use std::{path::PathBuf, sync::LazyLock};
+
+static TARGET: LazyLock<&'static Target> = LazyLock::new(|| {
+    let name = std::env::var("FLETCH_FUZZ_TARGET").unwrap_or_default();
+    target(&name).unwrap_or_else(|| panic!("FLETCH_FUZZ_TARGET={name:?} is no target"))
+});
+
+fn begin() {
+    // The decoders of Parquet panic on damaged files, and the product contains these panics. Only a panic
+    // that reaches this file is a find, so the hook must not abort.
+    std::panic::set_hook(Box::new(|info| {
+        if !info.location().is_some_and(|at| at.file().contains("/parquet-")) {
+            eprintln!("{info}");
+        }
+    }));
+    if std::env::var_os("FLETCH_FUZZ_PLANT").is_some() {
+        plant::arm();
+    }
+    let seeds = std::env::var_os("FLETCH_FUZZ_SEEDS").map(PathBuf::from);
+    for (i, seed) in (TARGET.seeds)().iter().enumerate() {
+        // The first use makes what a target needs, outside its bounds.
+        (TARGET.run)(seed);
+        if let Some(dir) = &seeds {
+            std::fs::write(dir.join(format!("seed-{i:02}")), seed).expect("a seed");
+        }
+    }
+}
+
+libfuzzer_sys::fuzz_target!(init: begin(), |input: &[u8]| -> libfuzzer_sys::Corpus {
+    check(&TARGET, input);
+    libfuzzer_sys::Corpus::Keep
+});

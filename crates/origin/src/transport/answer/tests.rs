@@ -59,8 +59,8 @@ fn answers_that_do_not_fit_say_what_came_and_what_was_expected() {
             &range,
             206,
             &[("content-length", "30"), ("content-range", "bytes 10-19/100"), ("content-encoding", "gzip")],
-            "status 206, Content-Encoding gzip, Content-Range 10-19, Content-Length 30; expected bytes 10-19 of \
-             the stored bytes",
+            "status 206, Content-Encoding gzip, Content-Range 10-19, Content-Length 30; expected bytes \
+             10-19 of the stored bytes",
         ),
         (&range, 206, &[("content-type", "multipart/byteranges")], "expected bytes 10-19"),
     ];

@@ -1,7 +1,7 @@
 //! Datasets at a plain HTTP server, through index, server and mount: odd but legal answers, and wrong ones.
 //!
-//! A wrong answer is the origin's fault: the reader gets `origin_invalid` with status, encoding and length. It
-//! is never `internal` and never a changed object, and no text of the answer is quoted anywhere.
+//! A wrong answer is the origin's fault: the reader gets `origin_invalid` with status, encoding and length.
+//! It is never `internal` and never a changed object, and no text of the answer is quoted anywhere.
 
 use fletch_testkit::scripted::{ScriptedServer, answer, header};
 use fletch_tests::bins::{command, run, stdout};

@@ -187,7 +187,7 @@ fn names_are_found_with_their_line() {
     assert!(names("x.rs", "fn {").is_err());
 }
 
-/// A client that follows redirects, or takes a proxy from the environment, connects where nobody configured it.
+/// A client that follows redirects, or takes a proxy from the environment, connects to unconfigured places.
 #[test]
 fn every_http_client_follows_no_redirect_and_reads_no_environment() {
     let (mut clients, mut faults) = (0, Vec::new());

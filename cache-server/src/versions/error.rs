@@ -66,7 +66,7 @@ impl VersionError {
                 OriginError::Denied { .. } => Code::OriginDenied,
                 OriginError::NotFound { .. } => Code::OriginMissing,
                 OriginError::Changed { .. } => Code::OriginChanged,
-                // Also a request that the origin rejects, and an address that its `[[origin]]` does not allow.
+                // Also a rejected request, and an address that the `[[origin]]` does not allow.
                 OriginError::WrongAnswer { .. } | OriginError::Invalid { .. } => Code::OriginInvalid,
                 OriginError::Throttled { .. } | OriginError::Unavailable { .. } => Code::OriginUnavailable,
                 OriginError::AlreadyExists { .. } => Code::Internal,
@@ -146,8 +146,8 @@ impl VersionError {
                 "the storage returned wrong bytes: check the storage, or restore the object"
             }
             Code::OriginInvalid => {
-                "the fault is at the origin or at its [[origin]] table: check that the URL and the region are \
-                 the store's own, and that no proxy or gateway answers in its place"
+                "the fault is at the origin or at its [[origin]] table: check that the URL and the region \
+                 are the store's own, and that no proxy or gateway answers in its place"
             }
             Code::UriNotAllowed => {
                 "the server's settings no longer allow the dataset's URI; ask the administrator"

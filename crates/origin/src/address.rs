@@ -61,8 +61,8 @@ impl RefusedAddress {
                 format!("{found}, to which Fletch does not connect; configure the server's own address")
             }
             AddressClass::LinkLocal | AddressClass::Metadata => format!(
-                "{found}, to which Fletch does not connect; if the data is there, set allow_link_local = true \
-                 in its [[origin]]"
+                "{found}, to which Fletch does not connect; if the data is there, set allow_link_local = \
+                 true in its [[origin]]"
             ),
         }
     }

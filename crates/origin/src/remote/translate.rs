@@ -1,6 +1,6 @@
 //! Translates the errors of `object_store` into [`OriginError`].
 //!
-//! Leaves out texts that may repeat a signed request, a body or a header. An error of `object_store` has them.
+//! Leaves out the texts of `object_store`: they may repeat a signed request, a body or a header.
 
 use crate::OriginError;
 use crate::address::RefusedAddress;

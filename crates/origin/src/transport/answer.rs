@@ -29,7 +29,7 @@ pub(crate) enum BadAnswer {
     #[error("{0}; expected status 206 with the requested range")]
     RangeIgnored(Answered),
     #[error(
-        "{answered}{code}; Fletch follows no redirects: give the store's own URL (or region) in its [[origin]]"
+        "{answered}{code}; Fletch follows no redirects: give the store's own URL or region in [[origin]]"
     )]
     Redirected { answered: Answered, code: ErrorCode },
     #[error("{answered}; expected {expected}")]

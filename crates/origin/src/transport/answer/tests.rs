@@ -25,10 +25,13 @@ fn check(
     asked.check(status, &mut headers).map(|answered| (answered, headers)).map_err(|e| e.to_string())
 }
 
+/// A request, the status and the headers of its answer, and words of the error.
+type Case<'a> = (&'a Asked, u16, &'a [(&'static str, &'a str)], &'a str);
+
 #[test]
 fn answers_that_do_not_fit_say_what_came_and_what_was_expected() {
     let range = ranged(10, 19, false);
-    let cases: [(&Asked, u16, &[(&'static str, &str)], &str); 13] = [
+    let cases: [Case<'_>; 13] = [
         (&whole(false), 204, &[], "status 204, no Content-Length; expected status 200 with the whole object"),
         (&whole(false), 206, &[("content-length", "5")], "expected status 200 with the whole object"),
         (&whole(false), 304, &[], "status 304, no Content-Length; expected the object"),
@@ -59,8 +62,8 @@ fn answers_that_do_not_fit_say_what_came_and_what_was_expected() {
             &range,
             206,
             &[("content-length", "30"), ("content-range", "bytes 10-19/100"), ("content-encoding", "gzip")],
-            "status 206, Content-Encoding gzip, Content-Range 10-19, Content-Length 30; expected bytes 10-19 of \
-             the stored bytes",
+            "status 206, Content-Encoding gzip, Content-Range 10-19, Content-Length 30; expected bytes \
+             10-19 of the stored bytes",
         ),
         (&range, 206, &[("content-type", "multipart/byteranges")], "expected bytes 10-19"),
     ];

@@ -22,7 +22,7 @@ fn many(short: usize, of_full: usize) -> usize {
 }
 
 fn time() -> Duration {
-    Duration::from_secs(if full() { 12 } else { 3 })
+    Duration::from_secs(if full() { 20 } else { 3 })
 }
 
 fn check(report: &Report) {

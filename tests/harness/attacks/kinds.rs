@@ -9,11 +9,15 @@ use std::{
 /// How long an attacker waits for a connection.
 const CONNECT: Duration = Duration::from_millis(200);
 
+/// Idle connections cost an attacker little, so it opens many while other attacks take one step.
+const CONNECTIONS_A_STEP: usize = 8;
+
 /// Connections that an attack holds, each with what it still has to send.
 #[derive(Debug, Default)]
 struct Held {
     links: Vec<(Stream, Vec<u8>)>,
     next: usize,
+    opened: u64,
 }
 
 impl Held {
@@ -27,6 +31,7 @@ impl Held {
             && stream.never_block().is_ok()
         {
             self.links.push((stream, first()));
+            self.opened += 1;
         }
     }
 
@@ -82,9 +87,15 @@ impl Attack for Idle {
         if self.unix { "idle connections on the socket" } else { "idle connections" }
     }
 
+    fn opened(&self) -> u64 {
+        self.held.opened
+    }
+
     fn step(&mut self, target: &Target) {
-        self.held.open(target, self.most, self.unix, Vec::new);
-        self.held.go_on(&[], true);
+        for _ in 0..CONNECTIONS_A_STEP {
+            self.held.open(target, self.most, self.unix, Vec::new);
+            self.held.go_on(&[], true);
+        }
     }
 }
 
@@ -107,6 +118,10 @@ impl SlowHeads {
 impl Attack for SlowHeads {
     fn name(&self) -> &'static str {
         "slow heads"
+    }
+
+    fn opened(&self) -> u64 {
+        self.held.opened
     }
 
     fn step(&mut self, target: &Target) {
@@ -138,6 +153,10 @@ impl SlowBodies {
 impl Attack for SlowBodies {
     fn name(&self) -> &'static str {
         "slow bodies"
+    }
+
+    fn opened(&self) -> u64 {
+        self.held.opened
     }
 
     fn step(&mut self, target: &Target) {
@@ -174,6 +193,10 @@ impl Attack for EndlessBodies {
         "endless bodies"
     }
 
+    fn opened(&self) -> u64 {
+        self.held.opened
+    }
+
     fn step(&mut self, target: &Target) {
         self.held.open(target, self.most, false, || {
             let head = target.head("POST", "/v1/jobs") + "content-type: application/json\r\n";
@@ -186,20 +209,25 @@ impl Attack for EndlessBodies {
 }
 
 /// Sends the same request again and again, each on a connection of its own, and reads a little of the reply.
-#[derive(Debug)]
 pub struct Repeated {
     name: &'static str,
     held: Held,
     most: usize,
-    request: fn(&Target, u64) -> Vec<u8>,
-    sent: u64,
+    request: Request,
 }
+
+/// Returns the bytes of the nth request.
+type Request = Box<dyn Fn(&Target, u64) -> Vec<u8> + Send>;
 
 impl Repeated {
     /// Holds `most` connections. `request` returns the bytes of the nth request.
     #[must_use]
-    pub fn new(name: &'static str, most: usize, request: fn(&Target, u64) -> Vec<u8>) -> Self {
-        Repeated { name, held: Held::default(), most, request, sent: 0 }
+    pub fn new(
+        name: &'static str,
+        most: usize,
+        request: impl Fn(&Target, u64) -> Vec<u8> + Send + 'static,
+    ) -> Self {
+        Repeated { name, held: Held::default(), most, request: Box::new(request) }
     }
 }
 
@@ -208,11 +236,13 @@ impl Attack for Repeated {
         self.name
     }
 
+    fn opened(&self) -> u64 {
+        self.held.opened
+    }
+
     fn step(&mut self, target: &Target) {
-        let (n, request) = (self.sent, self.request);
-        let before = self.held.links.len();
+        let (n, request) = (self.held.opened, &self.request);
         self.held.open(target, self.most, false, || request(target, n));
-        self.sent += u64::from(self.held.links.len() > before);
         self.held.go_on(&[], true);
     }
 }
@@ -230,8 +260,8 @@ impl Batches {
     /// Holds `most` requests.
     #[must_use]
     pub fn attack(most: usize) -> Repeated {
-        Repeated::new("batches of 100,000 items", most, |target, _| {
-            let body = format!("{{\"items\":[{}]}}", vec!["{\"ordinal\":1}"; 100_000].join(","));
+        let body = format!("{{\"items\":[{}]}}", vec!["{\"ordinal\":1}"; 100_000].join(","));
+        Repeated::new("batches of 100,000 items", most, move |target, _| {
             post(target, &format!("/v1/versions/{}/batch", target.root), &body)
         })
     }
@@ -245,10 +275,8 @@ impl LongBodies {
     /// Holds `most` requests.
     #[must_use]
     pub fn attack(most: usize) -> Repeated {
-        Repeated::new("bodies of 4 MiB", most, |target, _| {
-            let body = format!("{{\"plan\":[{}]}}", vec!["\"\""; (4 << 20) / 3 - 8].join(","));
-            post(target, "/v1/jobs", &body)
-        })
+        let body = format!("{{\"plan\":[{}]}}", vec!["\"\""; (4 << 20) / 3 - 8].join(","));
+        Repeated::new("bodies of 4 MiB", most, move |target, _| post(target, "/v1/jobs", &body))
     }
 }
 
@@ -285,6 +313,10 @@ impl SlowReaders {
 impl Attack for SlowReaders {
     fn name(&self) -> &'static str {
         "slow readers"
+    }
+
+    fn opened(&self) -> u64 {
+        self.held.opened
     }
 
     fn step(&mut self, target: &Target) {

@@ -49,6 +49,9 @@ pub trait Attack: Send {
     /// Returns the attack's name in reports.
     fn name(&self) -> &'static str;
 
+    /// Returns how many connections it opened so far.
+    fn opened(&self) -> u64;
+
     /// Takes the next step: a few system calls, none of which blocks.
     fn step(&mut self, target: &Target);
 }

@@ -45,8 +45,8 @@ pub struct Fortress {
 /// What was noticed.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// The attacks.
-    pub attacks: Vec<&'static str>,
+    /// The attacks, each with the connections that it opened.
+    pub attacks: Vec<(&'static str, u64)>,
     /// The longest answers to `/livez` over TCP and over the socket. A failed probe counts as its timeout.
     pub livez: [Duration; 2],
     /// How many probes were sent, and what became of those that failed.
@@ -66,12 +66,13 @@ pub struct Report {
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mib = |n: u64| n >> 20;
+        let attacks: Vec<String> = self.attacks.iter().map(|(name, n)| format!("{name} ({n})")).collect();
         write!(
             f,
             "{}: /livez at most {:?} over TCP and {:?} over the socket ({} probes); the victim read {:.1} MB/s \
              before and {:.1} MB/s under attack ({:.2}), refused {}; the server had {} MiB before and {} MiB \
              at most; attackers used {:.2} of a core",
-            self.attacks.join(", "),
+            attacks.join(", "),
             self.livez[0],
             self.livez[1],
             self.probes,
@@ -262,13 +263,8 @@ pub fn besiege(of: &Fortress, attacks: Vec<(Target, Box<dyn Attack>)>, time: Dur
     let victim = of.as_victim();
     let calm = victim_for(&victim, (time / 4).max(Duration::from_secs(1)));
     let pid = of.site.pid();
-    let mut report = Report {
-        attacks: attacks.iter().map(|(_, a)| a.name()).collect(),
-        refusals: calm.1,
-        rates: [calm.0, 0.0],
-        rss: [rss(pid), 0],
-        ..Report::default()
-    };
+    let mut report =
+        Report { refusals: calm.1, rates: [calm.0, 0.0], rss: [rss(pid), 0], ..Report::default() };
     let done = AtomicBool::new(false);
     let probing = |unix: bool| {
         let (mut longest, mut faults, mut probes) = (Duration::ZERO, Vec::new(), 0);
@@ -294,11 +290,12 @@ pub fn besiege(of: &Fortress, attacks: Vec<(Target, Box<dyn Attack>)>, time: Dur
                 }
                 pace.keep();
             }
-            pace.share()
+            let opened: Vec<_> = attacks.iter().map(|(_, a)| (a.name(), a.opened())).collect();
+            (pace.share(), opened)
         });
         let probes = [s.spawn(|| probing(false)), s.spawn(|| probing(true))];
         // The attackers get a head start: what counts is how the server does when they are in place.
-        std::thread::sleep(time / 4);
+        std::thread::sleep(time / 2);
         let under = victim_for(&victim, time);
         report.rates[1] = under.0;
         report.refusals.extend(under.1);
@@ -309,7 +306,7 @@ pub fn besiege(of: &Fortress, attacks: Vec<(Target, Box<dyn Attack>)>, time: Dur
             report.probe_faults.extend(faults);
             report.probes += probes;
         }
-        report.attackers = attacking.join().expect("attackers");
+        (report.attackers, report.attacks) = attacking.join().expect("attackers");
     });
     report.rss[1] = peak_rss(pid);
     report

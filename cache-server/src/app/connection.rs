@@ -5,8 +5,8 @@
 //!    ▲                                                  │
 //!    └────────── idle for a second: buffers are freed ──┘
 //! ```
-//! Bounds: the time until its first request is authenticated (`limits.head_timeout`), until each later head is
-//! complete (the same), between requests (`limits.idle_timeout`), and how slowly a reply is taken
+//! Bounds: the time until its first request is authenticated, and until each later head is complete
+//! (`limits.head_timeout`); the time between requests (`limits.idle_timeout`); how slowly a reply is taken
 //! (`limits.send_timeout`); the memory of its head.
 
 use super::{

@@ -69,9 +69,9 @@ impl std::fmt::Display for Report {
         let attacks: Vec<String> = self.attacks.iter().map(|(name, n)| format!("{name} ({n})")).collect();
         write!(
             f,
-            "{}: /livez at most {:?} over TCP and {:?} over the socket ({} probes); the victim read {:.1} MB/s \
-             before and {:.1} MB/s under attack ({:.2}), refused {}; the server had {} MiB before and {} MiB \
-             at most; attackers used {:.2} of a core",
+            "{}: /livez at most {:?} over TCP and {:?} over the socket ({} probes); the victim read {:.1} \
+             MB/s before and {:.1} MB/s under attack ({:.2}), refused {}; the server had {} MiB before and \
+             {} MiB at most; attackers used {:.2} of a core",
             attacks.join(", "),
             self.livez[0],
             self.livez[1],

@@ -64,7 +64,7 @@ pub fn token_seeds() -> Vec<Vec<u8>> {
         fletch_core::Hash::of(b"other")
     );
     let one = format!("[[token]]\nhash = \"{hash}\"\ntenant = \"t\"\n");
-    vec![format!("Bearer secret\n{two}").into_bytes(), format!("bearer secret\n{one}").into_bytes()]
+    vec![format!("Bearer secret\n{two}").into_bytes(), format!("Bearer secret\n{one}").into_bytes()]
 }
 
 /// The first line is the header, the rest is the file.

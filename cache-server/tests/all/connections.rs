@@ -31,7 +31,7 @@ async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> 
 }
 
 fn get(path: &str, more: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nhost: x\r\n{more}\r\n")
+    format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n")
 }
 
 const CLOSE: &str = "connection: close\r\n";
@@ -53,7 +53,7 @@ async fn with_tokens(tree: &Tree, more: &[&str]) -> (Node, TempDir) {
     };
     let text = line("a", "reader") + &line("b", "user") + &line("m", "admin");
     std::fs::write(&file, text).expect("write");
-    let flags = [format!("--auth-tokens={}", file.display()), format!("--local-dirs={}", tree.uri())];
+    let flags = [format!("--auth-tokens={}", file.display()), format!("--local-dirs={}=*", tree.uri())];
     let flags: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
     let mut node = Node::start(&flags).await;
     node.sign("tok-b-user");
@@ -134,7 +134,7 @@ async fn i6_idle_connections_make_room_unproven_ones_first() {
     assert_eq!(&head, b"HTTP/1.1 200 OK");
     let mut silent = connect(&node).await;
     let mut half = connect(&node).await;
-    half.write_all(b"GET /v1/info HTTP/1.1\r\nhost: x\r\n").await.expect("write");
+    half.write_all(b"GET /v1/info HTTP/1.1\r\nhost: localhost\r\n").await.expect("write");
     // The oldest unproven connections go, one for each newcomer, and the proven one stays.
     let got = ask(connect(&node).await, &get("/v1/datasets", &format!("{signed}{CLOSE}"))).await;
     assert!(got.starts_with("HTTP/1.1 200"), "{got}");
@@ -157,7 +157,7 @@ async fn i6_a_connection_without_a_token_has_seconds() {
     let (node, _dir) = with_tokens(&tree, &["--limits-head-timeout=700ms"]).await;
     let mut silent = connect(&node).await;
     let mut slow = connect(&node).await;
-    slow.write_all(b"GET /v1/info HTTP/1.1\r\nhost: x\r\nx-slow: ").await.expect("write");
+    slow.write_all(b"GET /v1/info HTTP/1.1\r\nhost: localhost\r\nx-slow: ").await.expect("write");
     let mut wrong = connect(&node).await;
     wrong.write_all(get("/v1/info", "authorization: Bearer wrong\r\n").as_bytes()).await.expect("write");
     let begun = Instant::now();
@@ -178,7 +178,7 @@ async fn i6_unfinished_heads_share_little_memory_and_shut_nobody_out() {
     let mut held = Vec::new();
     for _ in 0..300 {
         let mut stream = connect(&node).await;
-        let head = format!("GET /v1/info HTTP/1.1\r\nhost: x\r\nx-long: {}", "y".repeat(30_000));
+        let head = format!("GET /v1/info HTTP/1.1\r\nhost: localhost\r\nx-long: {}", "y".repeat(30_000));
         stream.write_all(head.as_bytes()).await.expect("write");
         held.push(stream);
     }
@@ -195,7 +195,10 @@ async fn i6_unfinished_heads_share_little_memory_and_shut_nobody_out() {
 }
 
 fn post(path: &str, token: &str, more: &str) -> String {
-    format!("POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n{more}\r\n")
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+            authorization: Bearer {token}\r\n{more}\r\n"
+    )
 }
 
 #[tokio::test]

@@ -113,7 +113,7 @@ impl Fortress {
         let tables = home.path().join("tables");
         fs::create_dir(&tables).expect("mkdir");
         let root = index(&data, &tables, &[]);
-        let dirs = format!("{}:{}", data.display(), tables.display());
+        let dirs = format!("{}=*:{}=*", data.display(), tables.display());
         let [victim, attacker] =
             ["victim", "attacker"].map(|tenant| token(home.path(), &tokens, tenant, "reader"));
         let owners = ["victim", "attacker"].map(|tenant| {

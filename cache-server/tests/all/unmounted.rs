@@ -1,6 +1,7 @@
 //! I5: a server whose cache is unmounted goes on, and uses the cache again when it is back.
 
 use crate::common::{Node, Tree, body};
+use fletch_api::routes;
 use fletch_core::Root;
 use reqwest::StatusCode;
 use std::{
@@ -62,7 +63,7 @@ async fn disk_is(node: &Node, state: &str) {
 
 async fn read_all(node: &Node, tree: &Tree, root: Root) {
     for (path, bytes) in &tree.files {
-        let r = node.get(&format!("/v1/versions/{root}/files/{path}")).send().await.expect("answer");
+        let r = node.get(&routes::file(root, path)).send().await.expect("answer");
         assert_eq!(&body(r, StatusCode::OK).await, bytes, "{path}");
     }
 }

@@ -7,6 +7,7 @@ use fletch_tests::fixture::Site;
 use fletch_tests::readers::{Data, Readers};
 use fletch_tests::require::{Need, have};
 use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -16,6 +17,16 @@ const MIB: u64 = 1 << 20;
 const CGROUP: u64 = 512 * MIB;
 const MEMORY: u64 = 128 * MIB;
 const TABLES: u64 = 32 * MIB;
+
+/// Returns a connection that had one request. The server closes one that had none after a few seconds.
+fn used_once(address: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("connect");
+    stream.write_all(b"GET /v1/info HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("a request");
+    let mut status = [0; 15];
+    stream.read_exact(&mut status).expect("an answer");
+    assert_eq!(&status, b"HTTP/1.1 200 OK");
+    stream
+}
 
 #[test]
 fn i6_many_clients_in_a_small_cgroup() {
@@ -49,7 +60,7 @@ fn i6_many_clients_in_a_small_cgroup() {
     let open: Vec<File> =
         small.files[..256].iter().map(|(p, _)| File::open(mount.dir.join(p)).expect("open")).collect();
     let address = site.url.strip_prefix("http://").expect("url").to_owned();
-    let idle: Vec<TcpStream> = (0..900).map(|_| TcpStream::connect(&address).expect("connect")).collect();
+    let idle: Vec<TcpStream> = (0..900).map(|_| used_once(&address)).collect();
     let (done, peak) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|s| {
         s.spawn(|| {

@@ -49,7 +49,8 @@ impl Node {
     pub fn stores(&self) -> Vec<PathBuf> {
         let all = self.cache.join(format!("mounts-{}", nix::unistd::geteuid()));
         let all = fs::read_dir(all).into_iter().flatten().flatten();
-        all.map(|e| e.path()).collect()
+        // Beside them lies the id of the cache directory, a file.
+        all.map(|e| e.path()).filter(|path| path.is_dir()).collect()
     }
 
     /// Returns the state of the only store, as its owner reports it; `None` while there is no store.

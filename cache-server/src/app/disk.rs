@@ -38,6 +38,18 @@ impl DiskOwner for Server {
     }
 
     fn wake(&self) -> BoxFuture<'_, ()> {
-        self.shares.wait_for_change().boxed()
+        let refusals = async {
+            match self.store.disk() {
+                Some(disk) => disk.wait_for_refusals().await,
+                None => std::future::pending().await,
+            }
+        };
+        async move {
+            tokio::select! {
+                () = self.shares.wait_for_change() => {}
+                () = refusals => {}
+            }
+        }
+        .boxed()
     }
 }

@@ -51,13 +51,16 @@ async fn with_tokens(tree: &Tree, more: &[&str]) -> (Node, TempDir) {
         let hash = Hash::of(format!("tok-{tenant}-{role}").as_bytes());
         format!("[[token]]\nhash = \"{hash}\"\ntenant = \"{tenant}\"\nrole = \"{role}\"\n")
     };
-    let text = line("a", "reader") + &line("b", "user") + &line("m", "admin");
+    let text =
+        [("a", "reader"), ("a", "user"), ("b", "user"), ("m", "admin")].map(|(t, r)| line(t, r)).concat();
     std::fs::write(&file, text).expect("write");
     let flags = [format!("--auth-tokens={}", file.display()), format!("--local-dirs={}=*", tree.uri())];
     let flags: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
     let mut node = Node::start(&flags).await;
-    node.sign("tok-b-user");
-    node.register("d", &tree.uri(), None).await;
+    for token in ["tok-a-user", "tok-b-user"] {
+        node.sign(token);
+        node.register("d", &tree.uri(), None).await;
+    }
     node.sign("tok-m-admin");
     (node, dir)
 }

@@ -53,6 +53,10 @@ const READ_WAIT: Duration = Duration::from_secs(5);
 
 /// Most datasets whose refused reads are remembered until the next division.
 const DATASETS_REFUSED_MAX: usize = 4096;
+/// The part of the capacity, one of this many, whose refusal to one dataset asks for a new division.
+const REFUSED_PART: u64 = 32;
+/// Shortest time between two divisions that refusals ask for.
+const DIVIDE_EVERY_MIN: Duration = Duration::from_millis(100);
 
 /// Time between two looks at a full append queue.
 const QUEUE_POLL_EVERY: Duration = Duration::from_millis(5);
@@ -69,8 +73,18 @@ pub struct DiskTier {
     emptied: Notify,
     promises: Promises,
     counters: DiskCounters,
-    /// Footprints of reads that found no room in a dataset's share, since the last division.
-    refused: Mutex<HashMap<DatasetId, u64>>,
+    refused: Mutex<Refused>,
+    /// Notified when so much was refused that the tier should be divided anew before the next round.
+    much_refused: Notify,
+}
+
+/// Reads that found no room in their dataset's share, since the last division.
+#[derive(Debug)]
+struct Refused {
+    /// Their footprints.
+    bytes: HashMap<DatasetId, u64>,
+    /// The time of the last division.
+    since: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -135,7 +149,8 @@ impl DiskTier {
             emptied: Notify::new(),
             promises: Promises::default(),
             counters: DiskCounters::default(),
-            refused: Mutex::default(),
+            refused: Mutex::new(Refused { bytes: HashMap::new(), since: Instant::now() }),
+            much_refused: Notify::new(),
         })
     }
 
@@ -237,17 +252,32 @@ impl DiskTier {
 
     /// Notes that a read of `len` bytes found no room in its dataset's share.
     pub(crate) fn note_refused(&self, dataset: DatasetId, len: u32) {
+        let capacity = self.engine().map_or(0, |t| t.capacity());
         let mut refused = lock(&self.refused);
-        if refused.len() < DATASETS_REFUSED_MAX || refused.contains_key(&dataset) {
-            *refused.entry(dataset).or_default() += DiskEngine::footprint(len);
+        if refused.bytes.len() >= DATASETS_REFUSED_MAX && !refused.bytes.contains_key(&dataset) {
+            return;
         }
+        let bytes = refused.bytes.entry(dataset).or_default();
+        *bytes += DiskEngine::footprint(len);
+        if *bytes >= capacity / REFUSED_PART && refused.since.elapsed() >= DIVIDE_EVERY_MIN {
+            self.much_refused.notify_one();
+        }
+    }
+
+    /// Waits until so much was refused that the tier should be divided anew.
+    pub async fn wait_for_refusals(&self) {
+        self.much_refused.notified().await;
     }
 
     /// Returns what each dataset asked for: what it has, and what was refused since the last call.
     ///
     /// Datasets that have nothing and were refused nothing are missing. Forgets the refusals.
     pub(crate) fn take_demand(&self) -> HashMap<DatasetId, u64> {
-        let mut demand = std::mem::take(&mut *lock(&self.refused));
+        let mut demand = {
+            let mut refused = lock(&self.refused);
+            refused.since = Instant::now();
+            std::mem::take(&mut refused.bytes)
+        };
         for usage in self.engine().iter().flat_map(|t| t.stats().datasets) {
             *demand.entry(usage.dataset).or_default() += usage.bytes;
         }

@@ -55,7 +55,7 @@ mod tests {
         let stem = sampler(KeyRule::Stem, &[]);
         assert_eq!(stem.sample("train/README.md", EntryKind::File), Sample::None);
         assert_eq!(stem.sample("train/0.tar", EntryKind::File), Sample::None);
-        assert_eq!(stem.sample("train/0.tar\07.jpg", EntryKind::Member), Sample::Keyed("7".into()));
+        assert_eq!(stem.sample("train/0.tar\x007.jpg", EntryKind::Member), Sample::Keyed("7".into()));
         assert_eq!(stem.sample("train/more/1.jpg", EntryKind::File), Sample::Keyed("train/more/1".into()));
         assert_eq!(stem.sample("1.jpg", EntryKind::File), Sample::Keyed("1".into()));
         let named = sampler(KeyRule::Stem, &["**/README*"]);

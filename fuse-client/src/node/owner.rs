@@ -189,7 +189,13 @@ impl DiskOwner for Node {
     }
 
     fn wake(&self) -> BoxFuture<'_, ()> {
-        self.node_store().shares().wait_for_change().boxed()
+        async {
+            tokio::select! {
+                () = self.node_store().shares().wait_for_change() => {}
+                () = self.disk.wait_for_refusals() => {}
+            }
+        }
+        .boxed()
     }
 
     fn still_owns(&self, _: &DiskTier) -> bool {

@@ -262,6 +262,22 @@ async fn bodies_without_an_end_of_many_values_or_encoded_are_refused() {
     node.running.shutdown().await;
 }
 
+#[tokio::test]
+async fn i6_connections_that_send_nothing_take_no_memory_for_requests_and_stay() {
+    let node = Node::start(&["--limits-head-timeout=10m", "--limits-idle-timeout=10m"]).await;
+    let mut held = Vec::new();
+    for _ in 0..600 {
+        held.push(connect(&node).await);
+    }
+    let until = Instant::now() + SOON;
+    while node.metric("fletch_connections{of=\"tcp\"}").await < 600 {
+        assert!(Instant::now() < until, "not all are open");
+    }
+    assert_eq!(node.metric("fletch_request_memory_bytes{of=\"strangers\"}").await, 0);
+    assert_eq!(node.metric("fletch_connections_closed_total{reason=\"made_room\"}").await, 0);
+    node.running.shutdown().await;
+}
+
 /// The server frees the buffers of an idle connection. What the client sends then is not lost.
 #[tokio::test]
 async fn a_connection_that_rests_goes_on_where_it_stopped() {

@@ -49,7 +49,7 @@ async fn with_tokens(tree: &Tree, more: &[&str]) -> (Node, TempDir) {
     let file = dir.path().join("tokens.toml");
     let line = |tenant: &str, role: &str| {
         let hash = Hash::of(format!("tok-{tenant}-{role}").as_bytes());
-        format!("[[token]]\nhash = \"{hash}\"\ntenant = \"{tenant}\"\nrole = \"{role}\"\n")
+        format!("[[token]]\nhash = \"{hash}\"\ntenant = \"{tenant}\"\ndomain = \"team\"\nrole = \"{role}\"\n")
     };
     let text = line("a", "reader") + &line("b", "user") + &line("m", "admin");
     std::fs::write(&file, text).expect("write");

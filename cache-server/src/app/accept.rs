@@ -2,6 +2,7 @@
 
 use super::App;
 use crate::{auth::Peer, connections::Source};
+use bytes::Bytes;
 use std::{io, sync::Arc, time::Duration};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_util::either::Either;
@@ -46,7 +47,9 @@ impl App {
                     let (app, connection) = (Arc::clone(self), Arc::new(connection));
                     match refused {
                         None => self.connections.spawn(app.serve(stream, peer, connection)),
-                        Some(why) => self.connections.spawn(app.answer_probe(stream, connection, why)),
+                        Some(why) => {
+                            self.connections.spawn(app.answer_probe(stream, Bytes::new(), connection, why))
+                        }
                     };
                 }
                 // The peer left while it was being accepted.

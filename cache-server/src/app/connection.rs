@@ -43,11 +43,27 @@ const HEADERS_MAX: usize = 128;
 /// A connection that waits for a request for this long frees its buffers.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
-/// Waits until a byte arrives, or the end.
-async fn readable(stream: &PeerStream) -> io::Result<()> {
-    match stream {
-        PeerStream::Left(tcp) => tcp.readable().await,
-        PeerStream::Right(unix) => unix.readable().await,
+/// Waits for the first byte of a request, and returns it. Returns no byte at the end of the stream.
+///
+/// A socket can be reported as readable without a byte, so only reading tells.
+async fn first_byte(stream: &PeerStream) -> io::Result<Bytes> {
+    loop {
+        let mut byte = [0];
+        let read = match stream {
+            PeerStream::Left(tcp) => {
+                tcp.readable().await?;
+                tcp.try_read(&mut byte)
+            }
+            PeerStream::Right(unix) => {
+                unix.readable().await?;
+                unix.try_read(&mut byte)
+            }
+        };
+        match read {
+            Ok(n) => return Ok(Bytes::copy_from_slice(&byte[..n])),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e),
+        }
     }
 }
 
@@ -71,11 +87,11 @@ impl App {
                 let arrived = tokio::select! {
                     () = connection.closed() => return,
                     () = self.drain.cancelled() => return,
-                    arrived = timeout_at(until, readable(&stream)) => arrived,
+                    arrived = timeout_at(until, first_byte(&stream)) => arrived,
                 };
                 match arrived {
-                    Ok(Ok(())) => {}
-                    Ok(Err(_)) => return,
+                    Ok(Ok(byte)) if !byte.is_empty() => prefix = byte,
+                    Ok(_) => return,
                     Err(_) => {
                         return connection.count_closed(if proven {
                             Closed::Idle
@@ -87,7 +103,7 @@ impl App {
             }
             if let Err(why) = connection.take_memory().await {
                 connection.divert();
-                return self.answer_probe(stream, connection, why).await;
+                return self.answer_probe(stream, prefix, connection, why).await;
             }
             // Boxed, so that a waiting connection has no room for hyper's state.
             let went_on = Box::pin(self.converse((stream, prefix), peer, &connection, first_until)).await;

@@ -3,12 +3,17 @@
 //! The lane is small, and a connection stays in it for a second at most. So a load balancer can see that a
 //! server lives while all of its connections are in use.
 
-use super::{App, accept::PeerStream};
+use super::{
+    App,
+    accept::PeerStream,
+    stream::{BoundedStream, Flow},
+};
 use crate::{
     connections::{Connection, Refusal},
     http,
 };
 use axum::body::Body;
+use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -24,13 +29,16 @@ const HEAD_BYTES_MAX: usize = 4 << 10;
 const BUFFER_BYTES: usize = 8 << 10;
 
 impl App {
-    /// Answers the first request of a connection that is not served.
+    /// Answers the first request of a connection that is not served. `prefix` was read of it before.
     pub(super) async fn answer_probe(
         self: Arc<Self>,
         stream: PeerStream,
+        prefix: Bytes,
         connection: Arc<Connection>,
         why: Refusal,
     ) {
+        let flow = Arc::new(Flow::default());
+        let stream = BoundedStream::new(stream, prefix, Arc::clone(&connection), flow, STAY_MAX);
         let answer = |request: Request<Incoming>| {
             let app = Arc::clone(&self);
             async move {

@@ -129,11 +129,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for BoundedStream<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if !this.prefix.is_empty() {
-            let n = this.prefix.len().min(buf.remaining());
-            buf.put_slice(&this.prefix.split_to(n));
-            this.flow.head.fetch_add(n as u64, Relaxed);
-            return Poll::Ready(Ok(()));
+        let begun = this.prefix.len().min(buf.remaining());
+        if begun > 0 {
+            buf.put_slice(&this.prefix.split_to(begun));
+            this.flow.head.fetch_add(begun as u64, Relaxed);
+            if buf.remaining() == 0 {
+                return Poll::Ready(Ok(()));
+            }
         }
         let in_head = !this.connection.is_busy();
         this.stream.set_limit(if in_head { HEAD_READ_MAX } else { BODY_READ_MAX });
@@ -151,7 +153,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for BoundedStream<S> {
                 }
             }
         }
-        read
+        if begun > 0 && read.is_pending() { Poll::Ready(Ok(())) } else { read }
     }
 }
 

@@ -49,7 +49,7 @@ async fn with_tokens(tree: &Tree, more: &[&str]) -> (Node, TempDir) {
     let file = dir.path().join("tokens.toml");
     let line = |tenant: &str, role: &str| {
         let hash = Hash::of(format!("tok-{tenant}-{role}").as_bytes());
-        format!("[[token]]\nhash = \"{hash}\"\ntenant = \"{tenant}\"\nrole = \"{role}\"\n")
+        format!("[[token]]\nhash = \"{hash}\"\ntenant = \"{tenant}\"\ndomain = \"team\"\nrole = \"{role}\"\n")
     };
     let text =
         [("a", "reader"), ("a", "user"), ("b", "user"), ("m", "admin")].map(|(t, r)| line(t, r)).concat();
@@ -262,6 +262,22 @@ async fn bodies_without_an_end_of_many_values_or_encoded_are_refused() {
     let got = ask(connect(&node).await, &(post(&path, "tok-a-reader", &more) + "xx")).await;
     assert!(got.starts_with("HTTP/1.1 400") && got.contains("Content-Encoding"), "{got}");
     assert!(node.metric("fletch_bodies_refused_total{reason=\"too_large\"}").await >= 2);
+    node.running.shutdown().await;
+}
+
+#[tokio::test]
+async fn i6_connections_that_send_nothing_take_no_memory_for_requests_and_stay() {
+    let node = Node::start(&["--limits-head-timeout=10m", "--limits-idle-timeout=10m"]).await;
+    let mut held = Vec::new();
+    for _ in 0..600 {
+        held.push(connect(&node).await);
+    }
+    let until = Instant::now() + SOON;
+    while node.metric("fletch_connections{of=\"tcp\"}").await < 600 {
+        assert!(Instant::now() < until, "not all are open");
+    }
+    assert_eq!(node.metric("fletch_request_memory_bytes{of=\"strangers\"}").await, 0);
+    assert_eq!(node.metric("fletch_connections_closed_total{reason=\"made_room\"}").await, 0);
     node.running.shutdown().await;
 }
 

@@ -98,8 +98,9 @@ def keyed(server: Server) -> None:
 
 
 def texts(content: dict[str, Any]) -> dict[str, str]:
-    """A sample's content, as text."""
-    return {key: value if key == "__key__" else bytes(value[:40]).decode() for key, value in content.items()}
+    """A sample's content, as text: one character for each byte, at most forty."""
+    members = {key: bytes(value[:40]).decode("latin-1") for key, value in content.items() if key != "__key__"}
+    return {"__key__": content["__key__"], **members}
 
 
 def texts_of(sample: EpochSample) -> tuple[int, dict[str, str]]:

@@ -172,7 +172,7 @@ pub fn read_spans(
         // In order, so that no span waits for memory that a later one of the same reply has.
         async move {
             let held = match span.chunk_held() {
-                Some((chunk, bytes)) => tenants.hold_memory(&tenant, chunk, bytes).await,
+                Some((chunk, bytes)) => tenants.hold_span_memory(&tenant, chunk, bytes).await.map(Some),
                 None => Ok(None),
             };
             (span, held)

@@ -2,7 +2,7 @@
 //! leave memory for others.
 //!
 //! Replies of one tenant that send the same chunk share its memory, and count it once. With one tenant alone
-//! there is nobody to protect, and nothing is counted.
+//! only spans of long replies are counted.
 
 use super::{FairPermit, FairPermits, TenantLimit, Tenants};
 use bytes::Bytes;
@@ -124,9 +124,25 @@ impl Tenants {
         if self.are_alone() {
             return Ok(None);
         }
+        self.hold_span_memory(tenant, chunk, bytes).await.map(Some)
+    }
+
+    /// Waits for memory for a span of a reply, for one tenant alone too.
+    ///
+    /// A reply takes memory in the order of its spans. Otherwise later spans of many replies fill the memory,
+    /// and no first span gets any.
+    ///
+    /// # Errors
+    /// [`NoChunkMemory`], which is counted.
+    pub async fn hold_span_memory(
+        &self,
+        tenant: &Tenant,
+        chunk: Hash,
+        bytes: u64,
+    ) -> Result<Arc<HeldMemory>, NoChunkMemory> {
         let waited = self.limits.io_timeout / 2;
         match timeout(waited, self.memory.hold(tenant, chunk, bytes)).await {
-            Ok(held) => Ok(Some(held)),
+            Ok(held) => Ok(held),
             Err(_) => {
                 self.count_refusal(tenant, TenantLimit::MemoryBytes);
                 Err(NoChunkMemory { used: self.memory.permits.of(tenant).used, bytes, waited })

@@ -49,7 +49,7 @@ pub trait DiskOwner: Send + Sync + 'static {
     /// Divides the tier among datasets, if their shares changed. Called in each round. Blocks.
     fn divide(&self, _disk: &DiskTier) {}
 
-    /// Resolves when the next round should start early.
+    /// Resolves when the tier should be divided before the next round.
     fn wake(&self) -> BoxFuture<'_, ()> {
         pending().boxed()
     }
@@ -128,12 +128,12 @@ pub async fn run(owner: Arc<dyn DiskOwner>, disk: Arc<DiskTier>, stop: Cancellat
     let mut tried = Instant::now();
     let schedule = Arc::new(Mutex::new(ScrubSchedule { next: Instant::now(), begun: None, any: false }));
     loop {
-        tokio::select! {
+        let is_early = tokio::select! {
             () = stop.cancelled() => break,
-            _ = every.tick() => {}
-            () = owner.wake() => {}
-        }
-        let may_open = tried.elapsed() >= OPEN_EVERY;
+            _ = every.tick() => false,
+            () = owner.wake() => true,
+        };
+        let may_open = !is_early && tried.elapsed() >= OPEN_EVERY;
         if may_open {
             tried = Instant::now();
         }
@@ -141,8 +141,12 @@ pub async fn run(owner: Arc<dyn DiskOwner>, disk: Arc<DiskTier>, stop: Cancellat
         let schedule = Arc::clone(&schedule);
         let stopping = stop.clone();
         let mut round = spawn_blocking(move || {
-            run_round(&*owner, &disk, may_open, &stopping);
-            scrub(&disk, &mut schedule.lock().unwrap_or_else(PoisonError::into_inner));
+            if is_early {
+                owner.divide(&disk);
+            } else {
+                run_round(&*owner, &disk, may_open, &stopping);
+                scrub(&disk, &mut schedule.lock().unwrap_or_else(PoisonError::into_inner));
+            }
             owner.still_owns(&disk)
         });
         tokio::select! {

@@ -10,6 +10,7 @@ use fletch_core::Domain;
 use std::{fs, os::unix::fs::FileExt, path::Path, sync::atomic::AtomicU32};
 use tokio_util::task::TaskTracker;
 
+mod maintenance;
 mod unmounted;
 
 const D1: DatasetId = DatasetId(1);

@@ -114,7 +114,7 @@ clean: ## removes what was built
 # before the work.
 BASE ?= 93d5cb9
 CODE_LINES_MAX ?= 46000
-TREE := $(CARGO) nextest run --release -p fletch-tests --no-fail-fast
+TREE := $(CARGO) nextest run --release $(TESTED) --no-fail-fast
 
 # Those that take seconds.
 ACCEPT := formats structure lines paragraphs sentences old-names outside questions help contributing comments
@@ -164,12 +164,12 @@ accept-attacks: programs ## attacks on connections, heads, bodies and replies sh
 	FLETCH_ATTACKS=full $(TREE) --test attacks --no-capture -j1
 
 accept-domains: programs ## with tokens, an origin or a directory without domains stops the start
-	$(CARGO) nextest run --release -p fletch-server -E \
+	$(CARGO) nextest run --release $(TESTED) -E \
 	    'test(with_tokens_an_origin_and_a_directory_without_domains) or test(browser::)'
 
 accept-formats: formats ## golden files are those of BASE, and every implementation reads them
 	git diff --exit-code --stat $(BASE) -- tests/golden ':(glob)**/*.slab'
-	$(CARGO) nextest run --release $(UNITS) -E 'test(golden)'
+	$(CARGO) nextest run --release $(TESTED) --lib -E 'test(golden)'
 
 accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names files of renames
 	@test -n "$(BEFORE)" || { echo 'give BEFORE=FILE, made at the revision before with'; \

@@ -47,11 +47,12 @@ for name in $targets; do
             failed=1
         elif grep -q "the planted bug" "$log"; then
             echo "$name: the planted bug was found in $((SECONDS - began)) s"
+            rm -f "$work/found/$name-"*
         else
-            echo "$name: another bug was found, see $log"
+            echo "$name: another bug was found, see $log; the input is in $work/found"
             failed=1
         fi
-        rm -rf "$corpus" "$work/found/$name-"*
+        rm -rf "$corpus"
     elif run "$name" "$seconds" "$work/corpus/$name"; then
         inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
         edges=$(grep -o ' cov: [0-9]*' "$log" | tail -1)

@@ -6,13 +6,12 @@
 //! 1. Each row names one sample. A file that names a sample twice, or has a row that names none, is rejected.
 //! 2. The server checks that the version has these samples, when the job is declared.
 
+mod parquet_file;
+
 use fletch_api::{PlanBase, WeightOf, Weights};
 use fletch_core::Kind;
-use parquet::{
-    file::reader::{FileReader as _, SerializedFileReader},
-    record::Field,
-    schema::types::Type,
-};
+use parquet::{file::reader::FileReader as _, record::Field, schema::types::Type};
+use parquet_file::ParquetFile;
 use std::{
     collections::HashSet,
     fs::File,
@@ -317,7 +316,10 @@ impl Selection {
                 "it cannot be read as Parquet ({e}); write it with snappy or no compression, or as CSV"
             ),
         };
-        let reader = SerializedFileReader::new(file).map_err(bad)?;
+        let named = [&columns.keys, &columns.numbers, &columns.weights];
+        let wanted =
+            |name: &str| DEFAULT_COLUMNS.contains(&name) || named.iter().any(|n| n.as_deref() == Some(name));
+        let reader = ParquetFile::open(file, wanted).map_err(bad)?;
         let schema = reader.metadata().file_metadata().schema();
         let found: Vec<String> = schema.get_fields().iter().map(|f| f.name().to_owned()).collect();
         let mut build = SelectionBuilder::new(path, ColumnChoice::new(path, columns, &found)?);

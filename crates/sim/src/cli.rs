@@ -2,7 +2,7 @@
 
 use crate::{ArmKind, BadCase, Case, Origin, Outcome, cases, engine, file, table, traces};
 use clap::{Args, Parser, ValueEnum};
-use fletch_core::order::sweep::SweepParams;
+use fletch_core::order::sweep::{PARAM_MAX, SweepParams};
 use std::{io::Write, path::PathBuf};
 
 /// Simulates jobs that share a dataset through a cache, in virtual time.
@@ -220,8 +220,8 @@ pub fn params(set: &[String]) -> Result<SweepParams, BadCase> {
         let bad = |why: String| BadCase::Param { set: s.clone(), why };
         let (name, value) = s.split_once('=').ok_or_else(|| bad("give NAME=VALUE".to_owned()))?;
         let value: f64 = value.parse().map_err(|_| bad("the value is not a number".to_owned()))?;
-        if !value.is_finite() || value < 0.0 {
-            return Err(bad("the value must be finite and at least 0".to_owned()));
+        if !(0.0..=PARAM_MAX).contains(&value) {
+            return Err(bad(format!("the value must be between 0 and {PARAM_MAX}")));
         }
         match named(&mut k).into_iter().find(|(n, _)| *n == name) {
             Some((_, field)) => *field = value,

@@ -5,6 +5,7 @@
 //! take more memory than the bytes at hand account for.
 
 use crate::footer::Span;
+use crate::parquet_bytes::check_pages;
 use crate::schema::{COLUMN_BYTES_MAX, Schema};
 use crate::untrusted::bad;
 use bytes::Bytes;
@@ -113,6 +114,7 @@ impl<T: DataType> Column<T> {
         (span, bytes): &(Span, Bytes),
         rows: u32,
     ) -> ParquetResult<Self> {
+        check_pages(bytes)?;
         let descr = schema.columns.column(index);
         let meta = ColumnChunkMetaData::builder(Arc::clone(&descr))
             .set_compression(Compression::UNCOMPRESSED)

@@ -1,5 +1,6 @@
 //! Parquet footers, reduced to the position of each column of each row group.
 
+use crate::parquet_bytes::clean_footer;
 use crate::schema::{COLUMN_BYTES_MAX, GROUP_BYTES_MAX, META_MAJOR, META_TABLE, Schema};
 use crate::untrusted::{blocking, contained};
 use crate::{SourceError, Table, TableError, TableRange, TableSource};
@@ -62,7 +63,7 @@ impl Footer {
         let thrift = tail.slice(begin..end);
         blocking(move || {
             contained(table, || {
-                let meta = ParquetMetaDataReader::decode_metadata(&thrift)?;
+                let meta = ParquetMetaDataReader::decode_metadata(&clean_footer(&thrift)?)?;
                 Ok(from_metadata(schema, &meta, groups, rows_max))
             })?
         })

@@ -4,7 +4,7 @@
 //! `FLETCH_FUZZ_PLANT=1` arms its planted bug.
 #![no_main]
 
-use fletch_fuzz::{Target, check, plant, target};
+use fletch_fuzz::{Target, check, mutate::Mutator, plant, target};
 use std::{path::PathBuf, sync::LazyLock};
 
 static TARGET: LazyLock<&'static Target> = LazyLock::new(|| {
@@ -32,6 +32,19 @@ fn begin() {
         }
     }
 }
+
+/// One input in this many is changed by our own mutator, which knows decimal numbers and where parsers turn.
+const OWN_CHANGES: u32 = 4;
+
+libfuzzer_sys::fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    if seed % OWN_CHANGES != 0 {
+        return libfuzzer_sys::fuzzer_mutate(data, size, max_size);
+    }
+    let changed = Mutator::new(seed.into(), vec![data[..size].to_vec()]).input();
+    let len = changed.len().min(max_size);
+    data[..len].copy_from_slice(&changed[..len]);
+    len
+});
 
 libfuzzer_sys::fuzz_target!(init: begin(), |input: &[u8]| -> libfuzzer_sys::Corpus {
     check(&TARGET, input);

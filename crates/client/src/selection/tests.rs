@@ -124,3 +124,29 @@ fn an_invalid_file_is_rejected_with_the_row() {
     assert!(rejection(table.path(), &defaults()).contains("cannot be read as Parquet"));
     assert!(rejection(Path::new("/nowhere/at/all.csv"), &defaults()).contains("/nowhere/at/all.csv"));
 }
+
+#[test]
+fn a_file_cannot_claim_more_rows_than_its_bytes_can_name() {
+    let same = vec![("a", 1, 0.5); 200_000];
+    let file = parquet_of(&same);
+    assert!(file.as_file().metadata().expect("length").len() < 6000, "a dictionary of one value");
+    let e = Selection::read(file.path(), &defaults()).expect_err("refused").to_string();
+    assert!(e.contains("it claims 200000 rows in"), "{e}");
+}
+
+#[test]
+fn the_end_of_a_parquet_file_may_say_anything() {
+    let file = parquet_of(&[("a", 1, 0.5), ("b", 2, 1.0)]);
+    let good = std::fs::read(file.path()).expect("bytes");
+    let end = good.len() - 8;
+    for (len, mark) in
+        [(0_u32, *b"PAR1"), (3, *b"PAR1"), (u32::MAX, *b"PAR1"), (end as u32 + 1, *b"PAR1"), (40, *b"PARE")]
+    {
+        let bad = [&good[..end], &len.to_le_bytes(), &mark].concat();
+        std::fs::write(file.path(), bad).expect("write");
+        let e = Selection::read(file.path(), &defaults()).expect_err("refused");
+        assert!(matches!(e, SelectionError::Format { .. }), "{e}");
+    }
+    std::fs::write(file.path(), b"PAR1").expect("write");
+    assert!(Selection::read(file.path(), &defaults()).is_err());
+}

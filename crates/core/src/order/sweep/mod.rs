@@ -40,7 +40,7 @@ mod take;
 pub mod trace;
 mod trace_log;
 
-pub use params::SweepParams;
+pub use params::{PARAM_MAX, SweepParams};
 pub use pick_queue::{DueCopies, PickQueue};
 pub use trace_log::{Call, CallResult};
 

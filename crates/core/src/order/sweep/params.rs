@@ -89,6 +89,10 @@ impl Default for SweepParams {
     }
 }
 
+/// The largest value of a constant. Far above what any rule can use, and its product with the number of
+/// units still is a number of units.
+pub const PARAM_MAX: f64 = 1e6;
+
 impl SweepParams {
     /// Returns all values in the order of the fields, which is also their order in a trace.
     #[must_use]
@@ -118,8 +122,10 @@ impl SweepParams {
         ]
     }
 
-    /// Reads values in the order of [`SweepParams::values`]. Returns `None` when a value is missing.
-    pub(super) fn of_values(mut next: impl FnMut() -> Option<f64>) -> Option<Self> {
+    /// Reads values in the order of [`SweepParams::values`]. Returns `None` when a value is missing, or is not
+    /// between 0 and [`PARAM_MAX`].
+    pub(super) fn of_values(mut value: impl FnMut() -> Option<f64>) -> Option<Self> {
+        let mut next = || value().filter(|v| (0.0..=PARAM_MAX).contains(v));
         Some(SweepParams {
             window: next()?,
             window_units: next()?,

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     Hash, Root,
-    order::sweep::PickQueue,
+    order::sweep::{PARAM_MAX, PickQueue},
     plan::{Bits, Plan, PlanUnits},
     residency::{CacheAction, Residency},
 };
@@ -146,6 +146,16 @@ fn what_is_no_trace() {
         }
     });
     assert_eq!(play(&long), Some(BadTrace::Layout(BadUnitMap::TooLong)));
+    // The 21 constants are the last numbers of the header.
+    for value in [f64::NAN, f64::INFINITY, -0.1, PARAM_MAX * 2.0] {
+        let wild = changed(&trace, |kind, p| {
+            if kind == HEADER {
+                let at = p.len() - 8;
+                p[at..].copy_from_slice(&value.to_le_bytes());
+            }
+        });
+        assert_eq!(play(&wild), Some(BadTrace::Header), "{value}");
+    }
     // The first call joins. A sample cannot be asked for by a job that has not joined.
     let foreign = changed(&trace, |kind, p| {
         if kind == CALLS {

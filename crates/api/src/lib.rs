@@ -11,6 +11,7 @@ pub mod epochs;
 pub mod frames;
 pub mod headers;
 pub mod jobs;
+pub mod mounts;
 pub mod node;
 pub mod problem;
 pub mod routes;
@@ -19,7 +20,7 @@ pub mod world;
 
 pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
-pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member};
+pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, Publish};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
 pub use epochs::{
     Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,
@@ -29,6 +30,7 @@ pub use jobs::{
     BucketSpec, EchoSpec, Job, JobLine, JobList, LedgerBytes, OrderKind, PlanBase, PlanSpec, ReplaySpec,
     StartJob, Visitation, WeightOf, Weights,
 };
+pub use mounts::{AnnounceMount, Mount, Mounts};
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 pub use world::WorldSpec;

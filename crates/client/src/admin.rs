@@ -1,10 +1,12 @@
-//! The calls that change what a server keeps: registrations, warm-ups and evictions.
+//! The calls that change what a server keeps: registrations, warm-ups, evictions and mounts.
 
 use crate::body::BodyLength;
-use crate::client::JSON_BYTES_MAX;
+use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
-use fletch_api::{Dataset, Datasets, Evicted, RegisterDataset, StartWarmup, Warmup, routes};
-use fletch_core::DatasetName;
+use fletch_api::{
+    AnnounceMount, Dataset, Datasets, Evicted, Mount, Mounts, RegisterDataset, StartWarmup, Warmup, routes,
+};
+use fletch_core::{DatasetName, MountId};
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
@@ -76,6 +78,36 @@ impl Client {
     /// [`ClientError`].
     pub async fn evict(&self, name: &DatasetName) -> Result<Evicted, ClientError> {
         self.delete(&routes::dataset_chunks(name), StatusCode::OK).await
+    }
+
+    /// Announces a mount. The server forgets it 30 s after its last announcement.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` from a server that is older than this route.
+    pub async fn announce_mount(&self, id: &MountId, mount: &AnnounceMount) -> Result<(), ClientError> {
+        let (path, body) = (routes::mount(id), to_json(mount)?);
+        let request = || self.json_request(Method::PUT, &path, body.clone());
+        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        Ok(())
+    }
+
+    /// Tells the server that a mount ended.
+    ///
+    /// # Errors
+    /// As [`Client::announce_mount`].
+    pub async fn forget_mount(&self, id: &MountId) -> Result<(), ClientError> {
+        let path = routes::mount(id);
+        let request = || self.request(Method::DELETE, &path);
+        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        Ok(())
+    }
+
+    /// Returns the mounts that the caller may see.
+    ///
+    /// # Errors
+    /// As [`Client::announce_mount`].
+    pub async fn mounts(&self) -> Result<Vec<Mount>, ClientError> {
+        Ok(self.get_json::<Mounts>(routes::MOUNTS).await?.mounts)
     }
 
     async fn delete<T: DeserializeOwned>(&self, path: &str, want: StatusCode) -> Result<T, ClientError> {

@@ -6,6 +6,7 @@
 pub mod accounts;
 pub mod batch;
 pub mod cluster;
+pub mod credentials;
 pub mod datasets;
 pub mod epochs;
 pub mod frames;
@@ -21,6 +22,7 @@ pub mod world;
 pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, Publish};
+pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
 pub use epochs::{
     Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,

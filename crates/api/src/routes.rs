@@ -54,6 +54,8 @@ pub const ROLLBACK: &str = "/v1/jobs/{id}/epochs/{epoch}/rollback";
 pub const RECEIPT: &str = "/v1/jobs/{id}/epochs/{epoch}/receipt";
 /// GET: the ledger of an epoch.
 pub const LEDGER: &str = "/v1/jobs/{id}/epochs/{epoch}/ledger";
+/// GET: the credentials that the server holds, without secrets. PUT: gives it credentials of one origin.
+pub const CREDENTIALS: &str = "/v1/origins/credentials";
 /// GET: the mounts that the caller may see.
 pub const MOUNTS: &str = "/v1/mounts";
 /// PUT: announces a mount. DELETE: forgets it.

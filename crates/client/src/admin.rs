@@ -1,10 +1,11 @@
-//! The calls that change what a server keeps: registrations, warm-ups, evictions and mounts.
+//! The calls that change what a server keeps: registrations, warm-ups, evictions, mounts and credentials.
 
 use crate::body::BodyLength;
 use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
-    AnnounceMount, Dataset, Datasets, Evicted, Mount, Mounts, RegisterDataset, StartWarmup, Warmup, routes,
+    AnnounceMount, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials, GivenCredentials, Mount,
+    Mounts, RegisterDataset, StartWarmup, Warmup, routes,
 };
 use fletch_core::{DatasetName, MountId};
 use http::{Method, StatusCode};
@@ -108,6 +109,23 @@ impl Client {
     /// As [`Client::announce_mount`].
     pub async fn mounts(&self) -> Result<Vec<Mount>, ClientError> {
         Ok(self.get_json::<Mounts>(routes::MOUNTS).await?.mounts)
+    }
+
+    /// Gives the server credentials for an origin, in place of older ones. It keeps them in memory only.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `forbidden` unless the server is the caller's own and is asked on its socket, `conflict`
+    /// if its settings name the origin, `not_found` from a server that is older than this route.
+    pub async fn give_credentials(&self, given: &GiveCredentials) -> Result<GivenCredentials, ClientError> {
+        self.send_json(Method::PUT, routes::CREDENTIALS, given, &[StatusCode::OK]).await
+    }
+
+    /// Returns the credentials that the server holds, without secrets.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `forbidden` for all but admins.
+    pub async fn credentials(&self) -> Result<Vec<GivenCredentials>, ClientError> {
+        Ok(self.get_json::<CredentialsList>(routes::CREDENTIALS).await?.credentials)
     }
 
     async fn delete<T: DeserializeOwned>(&self, path: &str, want: StatusCode) -> Result<T, ClientError> {

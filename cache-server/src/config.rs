@@ -16,7 +16,7 @@ use crate::{
 };
 use build::ConfigBuilder;
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
-use fletch_origin::OriginConfig;
+use fletch_origin::{OriginConfig, OriginUri};
 use fletch_settings::{Amount, ByteSize, Span};
 use fletch_store::disk::Policy;
 pub use local_dir::{LocalDir, lists};
@@ -135,6 +135,8 @@ pub struct Config {
     pub trace_dir: Option<PathBuf>,
     /// The directories under which `file://` datasets may be registered. Empty: any, or none with tokens.
     pub local_dirs: Vec<LocalDir>,
+    /// Where clients write version tables when they name no place. `None`: below the state directory.
+    pub publish_uri: Option<OriginUri>,
     /// The configured origins.
     pub origins: Vec<OriginConfig>,
     /// The file to which the server writes its URL when it is ready.
@@ -182,6 +184,7 @@ struct File {
     log: Log,
     trace: Trace,
     local: Local,
+    publish: Publish,
     limits: FileLimits,
     origin: Vec<OriginConfig>,
 }
@@ -202,6 +205,7 @@ section!(Io { timeout: Span });
 section!(Log { format: String });
 section!(Trace { dir: String, bytes: ByteSize });
 section!(Local { dirs: Vec<String> });
+section!(Publish { uri: String });
 section!(FileLimits {
     connections: u64,
     socket_connections: u64,

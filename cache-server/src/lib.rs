@@ -26,6 +26,7 @@ mod http;
 mod jobs;
 mod limits;
 mod metrics;
+mod mounts;
 mod prefetch;
 mod read_ahead;
 mod request_metrics;

@@ -11,6 +11,10 @@ pub const CACHE_MIN: u64 = 16 << 20;
 /// The longest `limits.grace`. A stop takes at most 10 s, and needs the last 2 to cut connections.
 pub const GRACE_MAX: Duration = Duration::from_secs(8);
 
+/// The bytes of the announcements of all mounts together.
+pub const MOUNTS_BYTES: u64 = 8 << 20;
+/// The most bytes of the announcement of one mount.
+pub const MOUNT_BYTES_MAX: u64 = 6 << 10;
 /// The most declared jobs of all tenants together.
 pub const DECLARED_MAX: usize = 10_000;
 /// The least memory for heads and bodies of requests.

@@ -3,11 +3,12 @@
 use crate::{
     accounting::{Accounts, JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs},
     auth::{AllowedHosts, Auth, TokensError},
-    config::{CacheConfig, Config},
+    config::{CacheConfig, Config, LocalDir},
     connections::{Connections, RequestMemory, TableLimits},
     epochs::JobContext,
     jobs::Registry,
     limits::{CACHE_MIN, Limits, PROBES_MAX, SLABS_MAX},
+    mounts::AnnouncedMounts,
     prefetch::{PrefetchContext, PrefetchPool},
     read_ahead::ReadAhead,
     request_metrics::RequestMetrics,
@@ -19,7 +20,7 @@ use crate::{
 };
 use fletch_api::{Cluster, Member};
 use fletch_core::{DatasetName, Domain, JobName, Tenant};
-use fletch_origin::{OriginError, OriginLimits, Origins};
+use fletch_origin::{OriginError, OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
 use fletch_store::{
     DatasetId, DiskTier, Shares, Store, StoreLimits, TenantQuota,
@@ -39,6 +40,8 @@ use tokio_util::task::TaskTracker;
 
 /// The directory of the state directory that remembers where cache directories lie.
 const CACHE_RECORDS: &str = "caches";
+/// The directory of the state directory for version tables of clients on this machine.
+const TABLES_DIR: &str = "tables";
 
 /// The most displaced jobs whose accounts wait to be folded.
 const DISPLACED_MAX: usize = 256;
@@ -85,6 +88,27 @@ pub enum StartError {
     SocketInUse(PathBuf),
 }
 
+/// The place for version tables of clients that name none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PublishPlace {
+    /// The place of the settings, for every client.
+    Everywhere(OriginUri),
+    /// A directory below the state directory, for clients on this machine.
+    OwnMachine(PathBuf),
+    /// None: with tokens, the domains have no directory in common.
+    None,
+}
+
+impl PublishPlace {
+    fn new(config: &Config) -> Self {
+        match &config.publish_uri {
+            Some(uri) => PublishPlace::Everywhere(uri.clone()),
+            None if config.auth_tokens.is_some() => PublishPlace::None,
+            None => PublishPlace::OwnMachine(config.state_dir.join(TABLES_DIR)),
+        }
+    }
+}
+
 /// The parts of a running server.
 pub struct Server {
     /// The limits.
@@ -103,6 +127,10 @@ pub struct Server {
     pub shares: Arc<Shares>,
     /// The warm-ups.
     pub warmups: Arc<Warmups>,
+    /// The mounts that read through this server.
+    pub mounts: AnnouncedMounts,
+    /// The place for version tables of clients that name none.
+    pub publish: PublishPlace,
     /// The open versions.
     pub versions: Arc<Versions>,
     /// The registered datasets.
@@ -151,7 +179,14 @@ impl Server {
             ..OriginLimits::default()
         };
         let origins = Origins::new(config.origins.clone(), origin_limits).map_err(StartError::Origins)?;
-        let allowed = Allowlist::new(origins, &config.local_dirs, config.auth_tokens.is_none());
+        let publish = PublishPlace::new(config);
+        let mut local_dirs = config.local_dirs.clone();
+        if let (PublishPlace::OwnMachine(dir), false) = (&publish, local_dirs.is_empty()) {
+            state.create_dir(TABLES_DIR)?;
+            local_dirs
+                .push(LocalDir::own(dir).map_err(|error| StateError::Open { path: dir.clone(), error })?);
+        }
+        let allowed = Allowlist::new(origins, &local_dirs, config.auth_tokens.is_none());
         let versions = Versions::new(
             allowed,
             Arc::clone(&registrations),
@@ -233,6 +268,8 @@ impl Server {
             store,
             warmups: Warmups::new(warmup_context, tasks.clone()),
             shares,
+            mounts: AnnouncedMounts::new(Arc::clone(&tenants)),
+            publish,
             registry,
             access_changes: watch::Sender::new(()),
             versions,

@@ -80,7 +80,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["http"],
     &["metrics"],
     &["server"],
-    &["jobs", "warmups"],
+    &["jobs", "warmups", "mounts"],
     &["epochs"],
     &["sweep", "prefetch"],
     &["versions"],

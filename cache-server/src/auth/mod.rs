@@ -162,6 +162,12 @@ impl Auth {
         })
     }
 
+    /// Returns the user that runs this process.
+    #[must_use]
+    pub fn own_uid(&self) -> u32 {
+        self.own_uid
+    }
+
     /// Whether a request needs a token.
     #[must_use]
     pub fn is_required(&self) -> bool {

@@ -8,7 +8,7 @@ use crate::{
     limits::{CACHE_MIN, Limits},
     telemetry::LogFormat,
 };
-use fletch_origin::OriginConfig;
+use fletch_origin::{OriginConfig, OriginUri};
 use fletch_settings::{Amount, ByteSize, Span};
 use fletch_store::disk::Policy;
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
@@ -170,6 +170,34 @@ impl ConfigBuilder<'_> {
         dirs
     }
 
+    /// Returns the place for version tables. The server must be able to read it through an `[[origin]]`.
+    fn publish_uri(&mut self, origins: &[OriginConfig]) -> Option<OriginUri> {
+        let text = self.text("publish.uri").to_owned();
+        if text.is_empty() {
+            return None;
+        }
+        let uri = match OriginUri::parse(&text) {
+            Ok(uri) if text.contains("://") || text.starts_with('/') => uri,
+            Ok(_) => {
+                self.fault(
+                    "publish.uri",
+                    format!("{text:?} is a relative path; give an absolute path or a URI"),
+                );
+                return None;
+            }
+            Err(e) => {
+                self.fault("publish.uri", e);
+                return None;
+            }
+        };
+        let covers = |o: &OriginConfig| OriginUri::parse(&o.prefix).is_ok_and(|prefix| prefix.contains(&uri));
+        if uri.as_local().is_none() && !origins.iter().any(covers) {
+            let why = format!("{uri} is below no [[origin]] of the settings; add one with a prefix of it");
+            self.fault("publish.uri", why);
+        }
+        Some(uri)
+    }
+
     /// Checks that each origin names its domains where domains differ.
     fn check_origins(&mut self, origins: &[OriginConfig]) {
         for origin in origins {
@@ -210,6 +238,7 @@ impl ConfigBuilder<'_> {
             log_format: self.get("log.format", LogFormat::Text),
             trace_dir: self.optional_path("trace.dir"),
             local_dirs: self.local_dirs(),
+            publish_uri: self.publish_uri(&origins),
             origins,
             ready_file,
             effective,

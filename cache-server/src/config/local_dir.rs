@@ -42,6 +42,17 @@ impl LocalDir {
     }
 }
 
+impl LocalDir {
+    /// Returns a directory of the server itself, for every domain of a server without tokens.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn own(dir: &Path) -> std::io::Result<Self> {
+        let real = std::fs::canonicalize(dir)?;
+        Ok(LocalDir { named: dir.to_owned(), real, domains: Vec::new() })
+    }
+}
+
 /// Checks the names of domains. `*` stands alone.
 ///
 /// # Errors

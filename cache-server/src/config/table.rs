@@ -247,6 +247,15 @@ pub(super) const SETTINGS: &[Setting] = &[
         ""
     ),
     setting!(
+        "publish.uri",
+        "publish-uri",
+        "URI",
+        "Where clients write version tables when they name no place; empty: STATE_DIR/tables, for clients of \
+            this machine on a server without a tokens file",
+        |f| text(&f.publish.uri),
+        ""
+    ),
+    setting!(
         "limits.connections",
         "limits-connections",
         "N",

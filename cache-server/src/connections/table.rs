@@ -54,6 +54,17 @@ impl Source {
         })
     }
 
+    /// Returns whether the source is on this machine: a user of the socket, or a loopback address.
+    #[must_use]
+    pub fn is_own_machine(&self) -> bool {
+        match self {
+            Source::User(_) => true,
+            Source::Address(IpAddr::V4(v4)) => v4.is_loopback(),
+            // The network of ::1, as `of` keeps it.
+            Source::Address(IpAddr::V6(v6)) => v6.is_unspecified(),
+        }
+    }
+
     /// Returns the listener of the source.
     #[must_use]
     pub fn listener(&self) -> Listener {

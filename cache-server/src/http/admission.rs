@@ -25,7 +25,7 @@ use axum::{
 use fletch_api::{Code, headers, routes};
 use fletch_core::{DatasetName, JobName, Root, Tenant};
 use fletch_store::ReaderKind;
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
 /// Routes without authentication: probes, which a kubelet sends, and the public description of the API.
 const UNAUTHENTICATED_ROUTES: [&str; 3] = [routes::LIVEZ, routes::READYZ, routes::OPENAPI];
@@ -119,6 +119,14 @@ impl FromRequestParts<Arc<Server>> for Principal {
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<Server>) -> ApiResult<Self> {
         principal_of(parts)
+    }
+}
+
+impl FromRequestParts<Arc<Server>> for Peer {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Server>) -> Result<Self, Infallible> {
+        Ok(peer_of(&parts.extensions))
     }
 }
 

@@ -1,12 +1,18 @@
 //! Describes the server: its cluster view, its formats and limits, and the accounts of delivered bytes.
 
-use crate::{auth::Principal, metrics::disk_state, server::Server};
-use axum::{Json, extract::State};
+use crate::{
+    auth::{Peer, Principal},
+    connections::Connection,
+    metrics::disk_state,
+    server::{PublishPlace, Server},
+};
+use axum::{Extension, Json, extract::State};
 use fletch_api::{
-    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoDisk, InfoLimits,
+    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoDisk, InfoLimits, Publish,
     frames::FRAMES_MAJOR,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
+use fletch_origin::OriginUri;
 use std::sync::Arc;
 
 /// Returns the state of the disk tier, with the chunks that a principal may know of (I7).
@@ -37,6 +43,24 @@ fn disk_info(server: &Server, principal: &Principal) -> Option<InfoDisk> {
     })
 }
 
+/// Returns where a client writes version tables when it names no place.
+///
+/// The directory of the server is for clients of this machine. A user of the socket gets it only if that user
+/// can write there. A TCP connection shows no user.
+fn publish_info(place: &PublishPlace, peer: Peer, is_near: bool, own_uid: u32) -> Option<Publish> {
+    let writes = match peer {
+        Peer::Unix { uid, .. } => uid == own_uid || uid == 0,
+        Peer::Tcp => is_near,
+    };
+    match place {
+        PublishPlace::Everywhere(uri) => Some(Publish { uri: uri.to_string() }),
+        PublishPlace::OwnMachine(dir) if writes => {
+            OriginUri::local(dir).ok().map(|uri| Publish { uri: uri.to_string() })
+        }
+        PublishPlace::OwnMachine(_) | PublishPlace::None => None,
+    }
+}
+
 /// Returns the view of the cluster: its members, and the number of the view.
 ///
 /// Clients choose the owner of a chunk by the view, and send its number as `Fletch-View`.
@@ -55,7 +79,13 @@ pub async fn cluster(State(server): State<Arc<Server>>) -> Json<Cluster> {
     get, path = "/v1/info", tag = "server",
     responses((status = 200, description = "The description of the server", body = Info))
 )]
-pub async fn info(State(server): State<Arc<Server>>, principal: Principal) -> Json<Info> {
+pub async fn info(
+    State(server): State<Arc<Server>>,
+    principal: Principal,
+    peer: Peer,
+    connection: Option<Extension<Arc<Connection>>>,
+) -> Json<Info> {
+    let is_near = connection.is_some_and(|c| c.source().is_own_machine());
     Json(Info {
         name: "fletch-server".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -70,6 +100,7 @@ pub async fn info(State(server): State<Arc<Server>>, principal: Principal) -> Js
             chunk_bytes: u64::from(CHUNK_BYTES_MAX),
         },
         disk: disk_info(&server, &principal),
+        publish: publish_info(&server.publish, peer, is_near, server.auth.own_uid()),
     })
 }
 

@@ -19,6 +19,7 @@ mod frames;
 mod health;
 mod jobs;
 mod leases;
+mod mounts;
 mod page;
 pub mod range;
 mod request;
@@ -81,6 +82,8 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(epochs::rollback))
         .routes(documented!(epochs::receipt))
         .routes(documented!(epochs::ledger))
+        .routes(documented!(mounts::list))
+        .routes(documented!(mounts::announce, mounts::forget))
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))

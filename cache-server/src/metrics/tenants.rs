@@ -17,6 +17,7 @@ fn use_of(server: &Server, tenant: &Tenant, limit: TenantLimit) -> ShareUse {
         TenantLimit::DeclaredJobs => tenants.declared_jobs.of(tenant),
         TenantLimit::StateBytes => alone(tenants.state_bytes.used(tenant), tenants.state_bytes_max(tenant)),
         TenantLimit::OriginRequests => tenants.origin_requests.of(tenant),
+        TenantLimit::MountBytes => tenants.mount_bytes.of(tenant),
         TenantLimit::MemoryBytes => tenants.memory.permits.of(tenant),
     }
 }

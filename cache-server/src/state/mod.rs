@@ -82,6 +82,17 @@ impl StateDir {
         Ok(StateDir { path: path.to_owned(), _lock: lock })
     }
 
+    /// Creates a directory below this one, if it does not exist.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn create_dir(&self, name: &str) -> Result<(), StateError> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let path = self.path.join(name);
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
+        made.map_err(|error| StateError::Open { path, error })
+    }
+
     /// Returns the path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {

@@ -22,7 +22,7 @@ pub use state_bytes::{FileCharge, JobCharges, StateBytes};
 
 use crate::{
     auth::Quota,
-    limits::{DECLARED_MAX, Limits},
+    limits::{DECLARED_MAX, Limits, MOUNT_BYTES_MAX, MOUNTS_BYTES},
 };
 use fletch_core::Tenant;
 use std::{
@@ -45,17 +45,20 @@ pub enum TenantLimit {
     OriginRequests,
     /// Bytes of chunks that are being fetched, or held by replies.
     MemoryBytes,
+    /// Bytes of the announcements of mounts.
+    MountBytes,
 }
 
 impl TenantLimit {
     /// Every limit.
-    pub const ALL: [TenantLimit; 6] = [
+    pub const ALL: [TenantLimit; 7] = [
         TenantLimit::Requests,
         TenantLimit::Jobs,
         TenantLimit::DeclaredJobs,
         TenantLimit::StateBytes,
         TenantLimit::OriginRequests,
         TenantLimit::MemoryBytes,
+        TenantLimit::MountBytes,
     ];
 
     /// Returns the limit's label in metrics.
@@ -68,6 +71,7 @@ impl TenantLimit {
             TenantLimit::StateBytes => "state_bytes",
             TenantLimit::OriginRequests => "origin_requests",
             TenantLimit::MemoryBytes => "memory_bytes",
+            TenantLimit::MountBytes => "mount_bytes",
         }
     }
 }
@@ -87,6 +91,8 @@ pub struct Tenants {
     pub memory: Arc<ChunkMemory>,
     /// Bytes of job records and ledgers.
     pub state_bytes: StateBytes,
+    /// Bytes of the announcements of mounts.
+    pub mount_bytes: Arc<FairPermits>,
     refused: Mutex<BTreeMap<(Tenant, TenantLimit), u64>>,
 }
 
@@ -110,6 +116,7 @@ impl Tenants {
             origin_requests: FairPermits::new(to_u64(limits.origin_requests), 1),
             memory: ChunkMemory::new(limits.chunk_bytes()),
             state_bytes: StateBytes::default(),
+            mount_bytes: FairPermits::new(MOUNTS_BYTES, MOUNT_BYTES_MAX),
             refused: Mutex::default(),
         });
         this.set_known(known);
@@ -124,6 +131,7 @@ impl Tenants {
         self.requests.set_tenants(&most(|quota| quota.requests));
         self.origin_requests.set_tenants(&most(|quota| quota.origin_requests));
         self.memory.permits.set_tenants(&most(|_| None));
+        self.mount_bytes.set_tenants(&most(|_| None));
         let own = to_u64(self.limits.tenant_declared_jobs);
         let declared: Vec<_> =
             known.iter().map(|(t, q)| (t.clone(), Some(q.declared_jobs.unwrap_or(own)))).collect();
@@ -261,6 +269,6 @@ mod tests {
         assert_eq!(tenants.check_state_bytes(&b, 2), Err(StateFull { used: 4, more: 2, most: 5 }));
         assert_eq!(tenants.check_state_bytes(&a, 77), Ok(()));
         let counted: Vec<_> = tenants.refusals().into_iter().filter(|(_, _, n)| *n > 0).collect();
-        assert_eq!((counted, tenants.refusals().len()), (vec![(b, TenantLimit::StateBytes, 1)], 18));
+        assert_eq!((counted, tenants.refusals().len()), (vec![(b, TenantLimit::StateBytes, 1)], 21));
     }
 }

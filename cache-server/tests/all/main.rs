@@ -19,6 +19,7 @@ mod epochs;
 mod ledgers;
 mod lies;
 mod limits;
+mod mounts;
 mod neighbours;
 mod packs;
 mod prefetches;

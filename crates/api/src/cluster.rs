@@ -37,6 +37,16 @@ pub struct Info {
     /// The cache on disk. Absent if no disk cache is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<InfoDisk>,
+    /// Where the caller writes version tables when no other place is named. `null`: name a place.
+    #[serde(default)]
+    pub publish: Option<Publish>,
+}
+
+/// A place for version tables.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Publish {
+    /// The URI. A client writes the tables of a dataset to a folder of its own below the URI.
+    pub uri: String,
 }
 
 /// The cache on disk of a server. While its state is not `on`, reads skip it or only read from it.

@@ -6,11 +6,13 @@
 pub mod accounts;
 pub mod batch;
 pub mod cluster;
+pub mod credentials;
 pub mod datasets;
 pub mod epochs;
 pub mod frames;
 pub mod headers;
 pub mod jobs;
+pub mod mounts;
 pub mod node;
 pub mod problem;
 pub mod routes;
@@ -19,7 +21,8 @@ pub mod world;
 
 pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
-pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member};
+pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, Publish};
+pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
 pub use datasets::{Dataset, Datasets, RegisterDataset, ResolvedVersion};
 pub use epochs::{
     Ack, Acked, Acks, BatchTimes, Checkpoint, Epoch, EpochReceipt, EpochState, GrantStatus, LeaseGrant,
@@ -29,6 +32,7 @@ pub use jobs::{
     BucketSpec, EchoSpec, Job, JobLine, JobList, LedgerBytes, OrderKind, PlanBase, PlanSpec, ReplaySpec,
     StartJob, Visitation, WeightOf, Weights,
 };
+pub use mounts::{AnnounceMount, Mount, Mounts};
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 pub use world::WorldSpec;

@@ -1,6 +1,6 @@
 //! The routes of the API: each as a template for the router, and as a function that returns a client's path.
 
-use fletch_core::{DatasetName, Hash, LayoutId, Root};
+use fletch_core::{DatasetName, Hash, LayoutId, MountId, Root};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// The characters of an entry's path that are percent-encoded.
@@ -54,6 +54,12 @@ pub const ROLLBACK: &str = "/v1/jobs/{id}/epochs/{epoch}/rollback";
 pub const RECEIPT: &str = "/v1/jobs/{id}/epochs/{epoch}/receipt";
 /// GET: the ledger of an epoch.
 pub const LEDGER: &str = "/v1/jobs/{id}/epochs/{epoch}/ledger";
+/// GET: the credentials that the server holds, without secrets. PUT: gives it credentials of one origin.
+pub const CREDENTIALS: &str = "/v1/origins/credentials";
+/// GET: the mounts that the caller may see.
+pub const MOUNTS: &str = "/v1/mounts";
+/// PUT: announces a mount. DELETE: forgets it.
+pub const MOUNT: &str = "/v1/mounts/{id}";
 /// GET: the member view of the cluster.
 pub const CLUSTER: &str = "/v1/cluster";
 /// GET: the server's version, formats and limits.
@@ -162,6 +168,12 @@ pub fn epoch(id: &str, epoch: u64, what: &str) -> String {
     format!("/v1/jobs/{id}/epochs/{epoch}/{what}")
 }
 
+/// Returns the path of a mount.
+#[must_use]
+pub fn mount(id: &MountId) -> String {
+    format!("/v1/mounts/{id}")
+}
+
 /// Returns the path of a version of a dataset. `version` is a tag or a root; both need no encoding.
 #[must_use]
 pub fn dataset_version(name: &DatasetName, version: &str) -> String {
@@ -195,6 +207,7 @@ mod tests {
         assert_eq!(dataset_chunks(&name), fill(DATASET_CHUNKS));
         assert_eq!(warmup("x"), WARMUP.replace("{id}", "x"));
         assert_eq!(dataset_version(&name, "latest"), fill(DATASET_VERSION));
+        assert_eq!(mount(&MountId::new("x").expect("name")), MOUNT.replace("{id}", "x"));
         assert_eq!(job("x"), JOB.replace("{id}", "x"));
         assert_eq!(job_world("x"), JOB_WORLD.replace("{id}", "x"));
         for (what, template) in [

@@ -1,10 +1,13 @@
-//! The calls that change what a server keeps: registrations, warm-ups and evictions.
+//! The calls that change what a server keeps: registrations, warm-ups, evictions, mounts and credentials.
 
 use crate::body::BodyLength;
-use crate::client::JSON_BYTES_MAX;
+use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
-use fletch_api::{Dataset, Datasets, Evicted, RegisterDataset, StartWarmup, Warmup, routes};
-use fletch_core::DatasetName;
+use fletch_api::{
+    AnnounceMount, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials, GivenCredentials, Mount,
+    Mounts, RegisterDataset, StartWarmup, Warmup, routes,
+};
+use fletch_core::{DatasetName, MountId};
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 
@@ -76,6 +79,53 @@ impl Client {
     /// [`ClientError`].
     pub async fn evict(&self, name: &DatasetName) -> Result<Evicted, ClientError> {
         self.delete(&routes::dataset_chunks(name), StatusCode::OK).await
+    }
+
+    /// Announces a mount. The server forgets it 30 s after its last announcement.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `not_found` from a server that is older than this route.
+    pub async fn announce_mount(&self, id: &MountId, mount: &AnnounceMount) -> Result<(), ClientError> {
+        let (path, body) = (routes::mount(id), to_json(mount)?);
+        let request = || self.json_request(Method::PUT, &path, body.clone());
+        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        Ok(())
+    }
+
+    /// Tells the server that a mount ended.
+    ///
+    /// # Errors
+    /// As [`Client::announce_mount`].
+    pub async fn forget_mount(&self, id: &MountId) -> Result<(), ClientError> {
+        let path = routes::mount(id);
+        let request = || self.request(Method::DELETE, &path);
+        self.call(request, &[StatusCode::NO_CONTENT], BodyLength::AtMost(JSON_BYTES_MAX)).await?;
+        Ok(())
+    }
+
+    /// Returns the mounts that the caller may see.
+    ///
+    /// # Errors
+    /// As [`Client::announce_mount`].
+    pub async fn mounts(&self) -> Result<Vec<Mount>, ClientError> {
+        Ok(self.get_json::<Mounts>(routes::MOUNTS).await?.mounts)
+    }
+
+    /// Gives the server credentials for an origin, in place of older ones. It keeps them in memory only.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `forbidden` unless the server is the caller's own and is asked on its socket, `conflict`
+    /// if its settings name the origin, `not_found` from a server that is older than this route.
+    pub async fn give_credentials(&self, given: &GiveCredentials) -> Result<GivenCredentials, ClientError> {
+        self.send_json(Method::PUT, routes::CREDENTIALS, given, &[StatusCode::OK]).await
+    }
+
+    /// Returns the credentials that the server holds, without secrets.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `forbidden` for all but admins.
+    pub async fn credentials(&self) -> Result<Vec<GivenCredentials>, ClientError> {
+        Ok(self.get_json::<CredentialsList>(routes::CREDENTIALS).await?.credentials)
     }
 
     async fn delete<T: DeserializeOwned>(&self, path: &str, want: StatusCode) -> Result<T, ClientError> {

@@ -546,7 +546,7 @@ impl Client {
     }
 }
 
-fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
+pub(crate) fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
     serde_json::to_vec(value).map_err(|e| ClientError::Config(e.to_string()))
 }
 

@@ -22,5 +22,5 @@ pub mod verified;
 
 pub use error::Kind;
 pub use hash::{Hash, LayoutId, Root};
-pub use names::{DatasetName, Domain, JobName, StoreKey, TagName, Tenant};
+pub use names::{DatasetName, Domain, JobName, MountId, StoreKey, TagName, Tenant};
 pub use verified::{Mismatch, Verified};

@@ -100,6 +100,10 @@ name! {
     /// The name of a domain: tenants of one domain share cached bytes and dataset names.
     Domain, "domain"
 }
+name! {
+    /// The name that a mount chooses for itself. It is unique among the mounts of its owner.
+    MountId, "mount"
+}
 
 impl Domain {
     /// Returns the one domain of a server without configuration.

@@ -163,6 +163,7 @@ async fn info() -> Json<Info> {
         formats: Formats { api: vec![1], versions: vec![1], frames: vec![1] },
         limits: InfoLimits { batch_items: 1, batch_bytes: 1, chunk_bytes: 16 << 20 },
         disk: None,
+        publish: None,
     })
 }
 

@@ -132,7 +132,7 @@ impl From<RegisterError> for ApiError {
     fn from(e: RegisterError) -> Self {
         let (code, hint) = match &e {
             RegisterError::Conflict { .. } => {
-                (Code::Conflict, "choose another name, or unregister that dataset first")
+                (Code::Conflict, "choose another name, or register with `--replace` (`replace` in the request)")
             }
             RegisterError::Quota { .. } => (
                 Code::QuotaExceeded,

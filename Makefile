@@ -20,7 +20,7 @@ export FLETCH_TEST_REQUIRE
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
     fuzz bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
     accept-contributing accept-domains accept-formats accept-fuzz accept-help accept-lines accept-lost-tests \
-    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-questions accept-readme \
+    accept-mistakes accept-neighbour accept-old-names accept-outside accept-paragraphs accept-questions accept-readme \
     accept-sentences accept-structure accept-test-time
 
 help: ## this list

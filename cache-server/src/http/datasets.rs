@@ -251,7 +251,8 @@ fn no_tag(dataset: &Dataset, tag: &TagName, tags: &[TagName]) -> ApiError {
         return not_indexed(dataset);
     }
     if tags.contains(tag) {
-        let detail = format!("tag {tag} of dataset {name} names a version that is not at its tables, {tables}");
+        let detail =
+            format!("tag {tag} of dataset {name} names a version that is not at its tables, {tables}");
         return ApiError::new(Code::NotFound, detail, format!("run `fletch index {uri}` again"));
     }
     let known = tags.iter().map(TagName::as_str).collect::<Vec<_>>().join(", ");

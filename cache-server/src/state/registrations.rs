@@ -496,7 +496,10 @@ mod tests {
         }
         let (_, change) = r.register(entry("a", "file:///x"), 0, None, false).expect("the same again");
         assert_eq!(change, RegisterChange::Unchanged);
-        assert!(matches!(r.register(entry("a", "file:///y"), 0, None, false), Err(RegisterError::Conflict { .. })));
+        assert!(matches!(
+            r.register(entry("a", "file:///y"), 0, None, false),
+            Err(RegisterError::Conflict { .. })
+        ));
         assert!(matches!(r.register(entry("d", "file:///x"), 0, None, false), Err(RegisterError::Full(3))));
         let held = r.get(&Domain::default_domain(), &entry("b", "").dataset.name).expect("registered");
         assert!(held.is_registered());

@@ -523,7 +523,9 @@ impl Client {
             };
             let error = match timeout_at(until, self.attempt(asked, want, length)).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(e)) if e.is_refused() && self.endpoint.is_local() && !self.first_answer.is_received() => {
+                Ok(Err(e))
+                    if e.is_refused() && self.endpoint.is_local() && !self.first_answer.is_received() =>
+                {
                     break e;
                 }
                 Ok(Err(e)) if e.is_unauthorized() && !renewed && self.renewed(token).await => {

@@ -250,8 +250,7 @@ impl Region {
         let text = headers.get("x-amz-bucket-region")?.to_str().ok()?;
         let mut parts: Vec<&str> = text.split('-').collect();
         let number = parts.pop()?;
-        let is_word =
-            |p: &&str| (2..=10).contains(&p.len()) && p.bytes().all(|b| b.is_ascii_lowercase());
+        let is_word = |p: &&str| (2..=10).contains(&p.len()) && p.bytes().all(|b| b.is_ascii_lowercase());
         let is_number = number.len() <= 2 && self::number(number).is_some();
         let sane = is_number && (2..=4).contains(&parts.len()) && parts.iter().all(is_word);
         sane.then(|| Region(text.to_owned()))

@@ -7,6 +7,7 @@ use crate::{limits, uri};
 use fletch_core::Kind;
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginError, Origins, Pin};
 use fletch_testkit::scripted::{ScriptedServer, answer, header};
+use futures::TryStreamExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 

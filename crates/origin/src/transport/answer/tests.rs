@@ -131,7 +131,8 @@ fn only_words_of_the_form_of_a_region_are_shown() {
     for real in ["eu-west-1", "us-gov-west-1", "ap-southeast-2", "us-iso-east-1"] {
         assert_eq!(region(real).as_deref(), Some(real));
     }
-    for foreign in ["", "hunter2", "EU", "eu-west-one", "eu-west-100", "eu west-1", "eu-west-1-x", "-west-1"] {
+    for foreign in ["", "hunter2", "EU", "eu-west-one", "eu-west-100", "eu west-1", "eu-west-1-x", "-west-1"]
+    {
         assert_eq!(region(foreign), None, "{foreign}");
     }
 }

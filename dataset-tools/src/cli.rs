@@ -25,8 +25,7 @@ Global options, for every command:
   --json, -q/--quiet  The result as JSON; no notes. --progress HOW: auto, bar, plain or none
   --origin-fallback   While the server is gone, read the last known version from the origin
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied,
-130 stopped by Ctrl-C. With --json, a failure is {\"error\": {code, message, hint}}.";
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied, 130 Ctrl-C.";
 
 /// Index and pack datasets, show their versions, and call a Fletch server.
 #[derive(Debug, Parser)]
@@ -94,8 +93,8 @@ To resume a stopped run, give the same command again. docs/INDEX.md has the rule
   fletch pack s3://bucket/set --tables s3://packs/set --config fletch.toml
   fletch pack /data/imagenet --parent 2026-10 --compact --tag 2026-11
 
-Takes the other options of `fletch index`, too. Prints the root on stdout, the same root that `index` prints.
-Files over 4 MiB stay at the dataset. --json prints what `index` prints and {index_layout, chunks_written,
+Takes the other options of `fletch index`, too. Prints the root on stdout, as `index` does. Files over
+4 MiB stay at the dataset. --json prints what `index` prints and {index_layout, chunks_written,
 chunk_bytes_written, chunks_found, kept: {chunks, bytes, samples, samples_outside}|null}.
 To resume a stopped run, give the same command again. docs/PACK.md has the rules.")]
     Pack(PackArgs),
@@ -278,15 +277,11 @@ accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_b
     },
     /// Simulate jobs, caches and origins in virtual time: bytes fetched and time waited.
     #[command(after_help = "Examples:
-  fletch simulate
   fletch simulate --case four-jobs.toml --arm fletch --arm lru --arm pin --json
-  fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128 --ahead 64
+  fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128
   fletch simulate --play epoch.trace
 
-Needs no server and no data. docs/SIMULATE.md describes the cases, and how to compare a real run with them.
---json prints {format, major, minor, outcomes: [{case, arm, cache, ratio, bound, simple, ranged, near, near10,
-run_max, fresh, peak, stalled, epoch_seconds, delivered, vain, failed}], summary: {runs, seconds}}. With
---play it prints {calls, picks, cut}.")]
+Needs no server and no data. docs/SIMULATE.md describes the cases, the output, and how to compare a real run.")]
     Simulate(SimulateArgs),
     /// Print a completion script for a shell.
     #[command(
@@ -411,7 +406,7 @@ pub struct IndexArgs {
     /// The dataset: a directory, a URI, or a name that the server knows.
     #[arg(value_name = "SOURCE")]
     pub uri: String,
-    /// The place of the tables (and chunks) [default: the dataset].
+    /// The place of the tables [default: the dataset].
     #[arg(long, visible_alias = "to", value_name = "URI")]
     pub tables: Option<String>,
     /// Names of the objects, one on each line, instead of a store's listing.

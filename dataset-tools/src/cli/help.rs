@@ -27,7 +27,10 @@ pub fn command() -> Command {
 }
 
 fn arranged(command: Command) -> Command {
-    examples_first(command).help_template(TEMPLATE).mut_subcommands(arranged)
+    let command = examples_first(command).mut_subcommands(arranged);
+    // Only a help with notes ends its last line.
+    let end = if command.get_after_help().is_some() { "" } else { "\n" };
+    command.help_template(format!("{TEMPLATE}{end}"))
 }
 
 /// Moves the examples of a command before its usage.

@@ -29,6 +29,7 @@ pub fn register(
     };
     candidates.dedup();
     let client = ctx.client()?;
+    let mut refused = None;
     for tables in candidates {
         let tables = (tables != uri).then_some(tables);
         let request = RegisterDataset {
@@ -40,6 +41,10 @@ pub fn register(
         };
         match ctx.rt.block_on(client.register(&request)) {
             Err(e) if e.code() == Some(Code::NotIndexed) => {}
+            // The server cannot read what this account remembers. The dataset itself may have tables.
+            Err(e) if given.is_none() && e.code() == Some(Code::UriNotAllowed) => {
+                refused = refused.or(Some(e));
+            }
             Err(e) => return Err(e.into()),
             Ok(dataset) => {
                 if let Some(tables) = tables.filter(|_| given.is_none()) {
@@ -48,6 +53,9 @@ pub fn register(
                 return ctx.out.result(&dataset, |w| row(w, &dataset));
             }
         }
+    }
+    if let Some(e) = refused {
+        return Err(e.into());
     }
     let register = format!("fletch register {name} {source}");
     Err(absent::not_indexed(source, given.as_deref(), &places, Some(&register)))

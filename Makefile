@@ -20,8 +20,8 @@ export FLETCH_TEST_REQUIRE
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
     fuzz bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
     accept-contributing accept-domains accept-formats accept-fuzz accept-help accept-lines accept-lost-tests \
-    accept-neighbour accept-old-names accept-outside accept-paragraphs accept-questions accept-readme \
-    accept-sentences accept-structure accept-test-time
+    accept-mistakes accept-neighbour accept-old-names accept-outside accept-paragraphs accept-questions \
+    accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/:.* ## /\t/' | expand -t24
@@ -176,6 +176,11 @@ accept-lost-tests: ## no test of BEFORE (a saved list) is lost; RENAMES names fi
 	    echo '  cargo nextest list --workspace --message-format oneline > FILE'; exit 2; }
 	$(CARGO) nextest list --release $(TESTED) --message-format oneline > "$(TARGET)/tests-after.txt"
 	python3 tests/audit/lost_tests.py "$(BEFORE)" "$(TARGET)/tests-after.txt" $(RENAMES)
+
+accept-mistakes: programs wheel ## the mistakes of a new user are named, with the next command, which works
+	$(TREE) --test mistakes --no-capture
+	$(CARGO) nextest run --release $(TESTED) --build-jobs $(JOBS) \
+	    -E 'test(one_screen_with_an_example_first) or test(words_of_other_tools) or test(named_in_words)'
 
 accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
 	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture

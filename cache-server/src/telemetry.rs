@@ -1,6 +1,6 @@
 //! Writes log lines to stderr.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, io::IsTerminal as _, str::FromStr};
 use tracing_subscriber::EnvFilter;
 
 /// The format of log lines.
@@ -44,7 +44,10 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
     let text = text.unwrap_or_else(|| "info".to_owned());
     let filter = EnvFilter::try_new(&text)
         .map_err(|e| anyhow::anyhow!("FLETCH_LOG={text:?} is not a valid filter: {e}"))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A log file must not contain colour codes.
+    let is_terminal = std::io::stderr().is_terminal();
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(is_terminal);
     let started = match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),

@@ -3,21 +3,34 @@
 use crate::progress::Mode;
 use crate::source::walk::Symlinks;
 use crate::target::{Select, Target};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use fletch_core::{DatasetName, TagName};
 use fletch_settings::ByteSize;
 use fletch_settings::Span;
 use fletch_sim::cli::SimulateArgs;
 use std::path::PathBuf;
 
+pub mod help;
+pub mod words;
+
 const AFTER: &str = "\
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied, 130 stopped by Ctrl-C.
-With --json a result is one JSON document on stdout. A failure is {\"error\": {code, message, hint}}, with \
-\"faults\": [{path, why}] if entries are at fault. Notes, progress and errors go to stderr.";
+Examples:
+  fletch index /data/imagenet
+  fletch register imagenet /data/imagenet --server http://127.0.0.1:7380
+
+Global options, for every command:
+  --server URL        The server: http://HOST:PORT or unix:PATH [env: FLETCH_SERVER]
+  --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
+  --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
+  --json, -q/--quiet  The result as JSON; no notes. --progress HOW: auto, bar, plain or none
+  --origin-fallback   While the server is gone, read the last known version from the origin
+
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 done in part, 4 unreachable, 5 denied, 130 Ctrl-C.";
 
 /// Index and pack datasets, show their versions, and call a Fletch server.
 #[derive(Debug, Parser)]
 #[command(name = "fletch", version, after_help = AFTER, max_term_width = 100)]
+#[command(disable_help_flag = true, disable_help_subcommand = true)]
 pub struct Cli {
     /// The options of every command.
     #[command(flatten)]
@@ -29,32 +42,36 @@ pub struct Cli {
 
 /// The options of every command.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options (all: fletch --help)")]
 pub struct Global {
-    /// Print results as JSON.
+    /// The server: http://HOST:PORT or unix:PATH [env: FLETCH_SERVER].
+    #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER", hide_env = true)]
+    pub server: Option<String>,
+    /// Settings with [[origin]] tables [env: FLETCH_CONFIG].
+    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_CONFIG", hide_env = true)]
+    pub config: Option<PathBuf>,
+    /// Print the result as JSON.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Print no notes and no progress. Errors and warnings are still printed.
+    /// Print no notes and no progress.
     #[arg(long, short, global = true)]
     pub quiet: bool,
     /// How to show progress. `auto` is a bar on a terminal, otherwise a line every few seconds.
-    #[arg(long, global = true, value_enum, default_value_t = Mode::Auto)]
+    #[arg(long, global = true, value_enum, default_value_t = Mode::Auto, hide = true)]
     pub progress: Mode,
-    /// A settings file with [[origin]] tables. URIs of stores and servers need one.
-    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_CONFIG")]
-    pub config: Option<PathBuf>,
-    /// The server, http://HOST:PORT or unix:PATH. With it, a target without a slash is a registered name.
-    #[arg(long, global = true, value_name = "URL", env = "FLETCH_SERVER")]
-    pub server: Option<String>,
     /// The bearer token for the server. Prefer a file or the variable: other users can see command lines.
-    #[arg(long, global = true, value_name = "TOKEN", env = "FLETCH_TOKEN", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "TOKEN", env = "FLETCH_TOKEN", hide = true)]
     pub token: Option<String>,
     /// A file with the bearer token.
-    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_TOKEN_FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "FLETCH_TOKEN_FILE", hide = true)]
     pub token_file: Option<PathBuf>,
     /// When the server is gone, read the version that it named last from the origin. FLETCH_STATE_DIR keeps
     /// these versions [default: /var/lib/fletch as root, else ~/.local/state/fletch].
-    #[arg(long, global = true, env = "FLETCH_ORIGIN_FALLBACK")]
+    #[arg(long, global = true, env = "FLETCH_ORIGIN_FALLBACK", hide = true)]
     pub origin_fallback: bool,
+    /// Print this help.
+    #[arg(long, short, global = true, action = ArgAction::HelpShort)]
+    pub help: Option<bool>,
 }
 
 /// The commands.
@@ -63,8 +80,8 @@ pub enum Command {
     /// Read and hash every file of a dataset once, and write the tables of its version.
     #[command(after_help = "Examples:
   fletch index /data/imagenet
-  fletch index /mnt/readonly/set --to /scratch/tables --tag 2026-11 --threads 8
-  fletch index s3://bucket/set --config fletch.toml --parent auto --skip-failed
+  fletch index /mnt/readonly/set --tables /scratch/tables --tag 2026-11
+  fletch index s3://bucket/set --config fletch.toml --parent auto
 
 Prints the root on stdout. --json prints {root, layout, tag, uri, tables, entries, samples, bytes,
 files_read, bytes_read, files_reused, bytes_reused, seconds, skipped: [{path, why}]}.
@@ -73,11 +90,11 @@ To resume a stopped run, give the same command again. docs/INDEX.md has the rule
     /// Group a dataset's small files into chunks of a few MiB, each written as one object.
     #[command(after_help = "Examples:
   fletch pack /data/imagenet
-  fletch pack s3://bucket/set --to s3://packs/set --config fletch.toml --parent auto
+  fletch pack s3://bucket/set --tables s3://packs/set --config fletch.toml
   fletch pack /data/imagenet --parent 2026-10 --compact --tag 2026-11
 
-Prints the root on stdout, the same root that `index` prints. Also writes an index layout. Files over 4 MiB
-stay at the dataset. --json prints what `index` prints and {index_layout, chunks_written,
+Takes the other options of `fletch index`, too. Prints the root on stdout, as `index` does. Files over
+4 MiB stay at the dataset. --json prints what `index` prints and {index_layout, chunks_written,
 chunk_bytes_written, chunks_found, kept: {chunks, bytes, samples, samples_outside}|null}.
 To resume a stopped run, give the same command again. docs/PACK.md has the rules.")]
     Pack(PackArgs),
@@ -92,11 +109,14 @@ To resume a stopped run, give the same command again. docs/PACK.md has the rules
         /// NAME|URI[@TAG|@ROOT]. The default tag is `latest`.
         target: Target,
         /// A directory of the version [default: its top].
-        #[arg(default_value = "")]
+        #[arg(default_value = "", hide_default_value = true)]
         path: String,
         /// Print kind and size before each name.
         #[arg(long, short)]
         long: bool,
+        /// The place of the tables [default: the target].
+        #[arg(long, value_name = "URI")]
+        tables: Option<String>,
     },
     /// Describe a version, or one entry of it.
     #[command(after_help = "Examples:
@@ -112,6 +132,9 @@ slices: [{chunk, chunk_offset, length}]}.")]
         target: Target,
         /// An entry of the version.
         path: Option<String>,
+        /// The place of the tables [default: the target].
+        #[arg(long, value_name = "URI")]
+        tables: Option<String>,
     },
     /// Show the differences between two versions.
     #[command(after_help = "Examples:
@@ -135,7 +158,7 @@ a: {kind, size, blake3, target}, b: {…}}], summary: {added, removed, changed}}
 
 --json prints {uri, tags: [{tag, root, layout, created}]}. After a change it prints only the changed tag.")]
     Tag {
-        /// The location of the tables: the dataset, or the URI that --to named.
+        /// The place of the tables: the dataset, or the URI that --tables named.
         uri: String,
         /// The tag to show, move or delete. Without a tag, list all tags.
         tag: Option<TagName>,
@@ -162,21 +185,30 @@ summary: {faults, entries, bytes_read}}.")]
         /// Look for additional files only on the file system of the dataset's top.
         #[arg(long)]
         one_file_system: bool,
+        /// The place of the tables [default: the target].
+        #[arg(long, value_name = "URI")]
+        tables: Option<String>,
     },
     /// Register a dataset with the server.
     #[command(after_help = "Examples:
   fletch register imagenet /data/imagenet --server http://127.0.0.1:7380
-  fletch register imagenet s3://bucket/set --tables s3://tables/set --server unix:/run/fletch/server.sock
+  fletch register imagenet s3://bucket/set --tables s3://tables/set
 
+Without --tables, uses the place where `index` or `pack` of this account wrote the tables of SOURCE last; a
+packed layout of the same version wins. Registering again with other tables replaces the registration.
 --json prints {name, uri, tables, registered_ns}.")]
     Register {
         /// The name of the dataset.
         name: DatasetName,
-        /// The URI of its objects.
+        /// The dataset: a directory or a URI.
+        #[arg(value_name = "SOURCE")]
         uri: String,
-        /// The URI of its tables, if `index` or `pack` ran with --to.
+        /// The place of its tables.
         #[arg(long, value_name = "URI")]
         tables: Option<String>,
+        /// Replace a registration of this name for another SOURCE.
+        #[arg(long)]
+        replace: bool,
     },
     /// Remove a dataset from the server. Its objects and tables stay.
     #[command(after_help = "Example:
@@ -224,6 +256,16 @@ Also ends the warm-ups of the dataset and their protection. --json prints {name,
 --json prints {info, cluster, datasets: […],
 accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes}}.")]
     Status,
+    /// List, show or delete the training jobs that the server remembers.
+    #[command(after_help = "Examples:
+  fletch jobs list
+  fletch jobs show train-7
+  fletch jobs delete train-7")]
+    Jobs {
+        /// The command.
+        #[command(subcommand)]
+        what: JobsCommand,
+    },
     /// Show the receipt of an epoch, or check consumption logs against it.
     #[command(after_help = "Examples:
   fletch receipt show train-7 3 --server http://127.0.0.1:7380
@@ -235,22 +277,52 @@ accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_b
     },
     /// Simulate jobs, caches and origins in virtual time: bytes fetched and time waited.
     #[command(after_help = "Examples:
-  fletch simulate
   fletch simulate --case four-jobs.toml --arm fletch --arm lru --arm pin --json
-  fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128 --ahead 64
+  fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128
   fletch simulate --play epoch.trace
 
-Needs no server and no data. docs/SIMULATE.md describes the cases, and how to compare a real run with them.
---json prints {format, major, minor, outcomes: [{case, arm, cache, ratio, bound, simple, ranged, near, near10,
-run_max, fresh, peak, stalled, epoch_seconds, delivered, vain, failed}], summary: {runs, seconds}}. With
---play it prints {calls, picks, cut}.")]
+Needs no server and no data. docs/SIMULATE.md describes the cases, the output, and how to compare a real run.")]
     Simulate(SimulateArgs),
     /// Print a completion script for a shell.
-    #[command(after_help = "Example:
-  fletch completions bash > ~/.local/share/bash-completion/completions/fletch")]
+    #[command(
+        hide = true,
+        after_help = "Example:
+  fletch completions bash > ~/.local/share/bash-completion/completions/fletch"
+    )]
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
+    },
+}
+
+/// `fletch jobs`.
+#[derive(Debug, Subcommand)]
+pub enum JobsCommand {
+    /// List the jobs.
+    #[command(after_help = "Example:
+  fletch jobs list --server http://127.0.0.1:7380
+
+Prints name, dataset and root of each job. --json prints {jobs: [{id, name, dataset, root}]}.")]
+    List,
+    /// Show a job and the progress of its epochs.
+    #[command(after_help = "Example:
+  fletch jobs show train-7
+
+Of each epoch prints number, state, acknowledged and planned samples, held samples, redelivered samples, and
+the commits to which the job can roll back. --json prints the job as `GET /v1/jobs/{id}` returns it.")]
+    Show {
+        /// The job's name or id.
+        job: String,
+    },
+    /// Delete jobs with their ledgers. Their names become free, and their receipts are gone.
+    #[command(after_help = "Example:
+  fletch jobs delete train-7 train-8
+
+A training process of a deleted job fails at its next request. --json prints {deleted: [{id, name}]}.")]
+    Delete {
+        /// The jobs' names or ids.
+        #[arg(required = true, value_name = "JOB")]
+        jobs: Vec<String>,
     },
 }
 
@@ -312,7 +384,7 @@ pub struct Proof {
 /// `fletch warmup`.
 #[derive(Debug, Args)]
 pub struct WarmupArgs {
-    /// NAME[@TAG|@ROOT]. The default tag is `latest`.
+    /// NAME|SOURCE[@TAG|@ROOT] of a registered dataset. The default tag is `latest`.
     pub target: Target,
     /// Only read and hash the chunks on the disk. Fetch nothing.
     #[arg(long)]
@@ -331,17 +403,17 @@ pub struct WarmupArgs {
 /// `fletch index`.
 #[derive(Debug, Args)]
 pub struct IndexArgs {
-    /// The dataset: a directory or a URI.
+    /// The dataset: a directory, a URI, or a name that the server knows.
+    #[arg(value_name = "SOURCE")]
     pub uri: String,
-    /// Where to write the tables, below `fletch/` [default: the dataset]. A pack writes its chunks there too.
-    #[arg(long, value_name = "URI")]
-    pub to: Option<String>,
-    /// A file with the names of the objects, one path or URI below the dataset on each line. It replaces the
-    /// listing of a store. A plain HTTP server needs it.
+    /// The place of the tables [default: the dataset].
+    #[arg(long, visible_alias = "to", value_name = "URI")]
+    pub tables: Option<String>,
+    /// Names of the objects, one on each line, instead of a store's listing.
     #[arg(long, value_name = "FILE")]
     pub list: Option<PathBuf>,
-    /// Do not read files that are unchanged since this version: a root, a tag, or `auto` (`latest`, if any).
-    #[arg(long, value_name = "ROOT|TAG|auto")]
+    /// Skip files that are unchanged since a ROOT, a TAG, or `auto`.
+    #[arg(long, value_name = "VERSION")]
     pub parent: Option<String>,
     /// The tag to move.
     #[arg(long, value_name = "TAG", default_value = "latest")]
@@ -349,31 +421,34 @@ pub struct IndexArgs {
     /// Move no tag.
     #[arg(long, conflicts_with = "tag")]
     pub no_tag: bool,
-    /// Which files and members are samples [default: all, but with the rule `stem` no shard and no file
-    /// beside one]. May be repeated. `*` does not match `/`, `**` does.
+    /// Which files are samples; may be repeated [default: all].
     #[arg(long, value_name = "GLOB")]
     pub samples: Vec<String>,
-    /// What a sample is: one file, or all files with the same name up to its first dot. The default is `stem`
-    /// if one of the first 1,000 files is a tar shard, otherwise `file`.
-    #[arg(long, value_enum)]
+    /// A sample is a `file`, or all files of one `stem` [default: by content].
+    #[arg(long, value_name = "RULE", value_enum, hide_possible_values = true)]
     pub sample_rule: Option<RuleArg>,
-    /// What to do at symbolic links.
-    #[arg(long, value_enum, default_value_t = Symlinks::Keep)]
+    /// Symbolic links: keep, follow, skip or error.
+    #[arg(
+        long, value_name = "HOW", value_enum, default_value_t = Symlinks::Keep, hide_possible_values = true
+    )]
     pub symlinks: Symlinks,
-    /// Leave out the content of directories on other file systems than the dataset's top.
+    /// Do not cross into other file systems.
     #[arg(long)]
     pub one_file_system: bool,
-    /// Report all entries that cannot be part of a version, not only the first, and write no version.
+    /// Report every entry that cannot be read, and write no version.
     #[arg(long)]
     pub keep_going: bool,
-    /// Leave out entries that cannot be part of a version, list them in the manifest, and exit with 3.
+    /// Leave such entries out, list them, and exit with 3.
     #[arg(long, conflicts_with = "keep_going")]
     pub skip_failed: bool,
+    /// Write a version without entries, if the dataset has none.
+    #[arg(long)]
+    pub allow_empty: bool,
     /// Reader threads [default: the number of cores].
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Where to keep journals and temporary files.
-    #[arg(long, value_name = "DIR", env = "FLETCH_STATE_DIR")]
+    /// Journals and temporary files [env: FLETCH_STATE_DIR].
+    #[arg(long, value_name = "DIR", env = "FLETCH_STATE_DIR", hide_env = true)]
     pub state_dir: Option<PathBuf>,
 }
 
@@ -386,8 +461,8 @@ pub struct PackArgs {
     /// Leave no sample outside the canonical grouping.
     #[arg(long, requires = "parent")]
     pub compact: bool,
-    /// The largest chunk of small files. Packs with different sizes share no chunks.
-    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    /// The largest chunk of small files [default: 6MiB].
+    #[arg(long, value_name = "SIZE")]
     pub chunk_size: Option<ByteSize>,
 }
 

@@ -1,10 +1,15 @@
 //! The `fletch` binary: parses the command line and runs the command.
 
-use clap::Parser;
-use fletch::cli::Cli;
+use fletch::cli::words::{Unparsed, parse};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    ExitCode::from(fletch::cmd::run(cli) as u8)
+    match parse(std::env::args_os()) {
+        Ok(cli) => ExitCode::from(fletch::cmd::run(cli) as u8),
+        Err(Unparsed::Clap(error)) => error.exit(),
+        Err(Unparsed::Word(failure)) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(failure.exit as u8)
+        }
+    }
 }

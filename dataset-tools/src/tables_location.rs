@@ -1,6 +1,6 @@
 //! A tables location: the tags, the versions and the chunks under `fletch/` at a URI.
 //!
-//! It is the dataset itself, or what `--to` names.
+//! It is the dataset itself, or what `--tables` names.
 
 use crate::failure::{Exit, Failure};
 use crate::source::walk::RESERVED;
@@ -16,6 +16,8 @@ use std::sync::Arc;
 
 /// Parts held in memory by one command, in bytes.
 const PART_CACHE_BYTES: u64 = 32 << 20;
+/// The most tags that an error names.
+const TAGS_NAMED_MAX: usize = 8;
 /// The most tags or layouts that one listing returns.
 const LISTED_MAX: usize = 100_000;
 
@@ -111,24 +113,37 @@ impl TablesLocation {
     /// [`Failure`] when the tag does not exist or cannot be deleted.
     pub async fn delete_tag(&self, tag: &TagName) -> Result<(), Failure> {
         if self.tag(tag).await?.is_none() {
-            return Err(self.no_tag(tag));
+            return Err(self.no_tag(tag).await);
         }
         Ok(self.origin.delete(&paths::tag(tag)).await?)
     }
 
-    fn no_tag(&self, tag: &TagName) -> Failure {
+    /// Returns whether the location has no tags. False where they cannot be listed.
+    pub async fn has_no_tags(&self) -> bool {
+        self.listed(paths::TAGS).await.is_ok_and(|tags| tags.is_empty())
+    }
+
+    /// Returns the failure of a tag that does not exist here.
+    pub async fn no_tag(&self, tag: &TagName) -> Failure {
         if let Some((path, what)) = self.origin.local_dir().and_then(in_the_way) {
             return Failure::new(format!(
                 "{}: there is no tag {tag}: {} is {what}",
                 self.uri(),
                 path.display()
             ))
-            .hint("tables are in directories below `fletch/`; if the run used --to, give that URI");
+            .hint("tables are in directories below `fletch/`; if they are elsewhere, give that URI");
         }
-        Failure::new(format!("{}: there is no tag {tag}", self.uri())).hint(
-            "`fletch tag URI` lists the tags; `fletch index URI` makes a version and moves `latest`; \
-             if the run used --to, give that URI",
-        )
+        let uri = self.uri();
+        let what = format!("{uri}: there is no tag {tag}");
+        match self.listed(paths::TAGS).await {
+            Ok(tags) if !tags.is_empty() => {
+                let some = tags.iter().take(TAGS_NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+                Failure::new(what).hint(format!("its tags are: {some}; `fletch tag {uri}` lists all"))
+            }
+            _ => Failure::new(what).hint(format!(
+                "`fletch index {uri}` makes a version and moves `latest`; if tables are elsewhere, give that URI"
+            )),
+        }
     }
 
     /// Lists the names directly below `prefix`, each once: of every object the first component after
@@ -162,7 +177,7 @@ impl TablesLocation {
     pub async fn resolve(&self, select: &Select) -> Result<(Root, LayoutId), Failure> {
         match select {
             Select::Tag(tag) => {
-                let doc = self.tag(tag).await?.ok_or_else(|| self.no_tag(tag))?;
+                let Some(doc) = self.tag(tag).await? else { return Err(self.no_tag(tag).await) };
                 Ok((doc.root, doc.layout))
             }
             Select::Root(root) => {
@@ -170,9 +185,10 @@ impl TablesLocation {
                 let layouts = self.layouts(*root).await?;
                 let best = layouts.iter().max_by_key(|l| (l.params.kind == LayoutKind::Pack, l.layout));
                 best.map(|l| (*root, l.layout)).ok_or_else(|| {
-                    Failure::new(format!("{}: there is no version {root}", self.uri())).hint(
-                        "`fletch tag URI` lists the tagged versions; if the run used --to, give that URI",
-                    )
+                    Failure::new(format!("{}: there is no version {root}", self.uri())).hint(format!(
+                        "`fletch tag {}` lists the tagged versions; if tables are elsewhere, give that URI",
+                        self.uri()
+                    ))
                 })
             }
         }

@@ -62,6 +62,12 @@ impl FromStr for Target {
 }
 
 impl Target {
+    /// Returns the same version at another place of tables, if one is given.
+    #[must_use]
+    pub fn at(self, tables: Option<String>) -> Self {
+        Target { base: tables.unwrap_or(self.base), ..self }
+    }
+
     /// Returns the tag or root; the tag `latest` if none was given.
     #[must_use]
     pub fn select(&self) -> Select {

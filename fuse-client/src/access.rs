@@ -244,7 +244,7 @@ mod tests {
         {
             assert_eq!(refusal(&problem(code)), None, "{code}");
         }
-        let away = ClientError::Unreachable { endpoint: "e".into(), why: "refused".into() };
+        let away = ClientError::Unreachable { endpoint: "e".into(), why: "refused".into(), refused: true };
         assert_eq!(refusal(&away), None);
     }
 

@@ -10,7 +10,7 @@ use fletch_client::fallback::{Fallback, RememberedVersion, resolve};
 use fletch_client::{Client, ClientConfig, ClientError};
 use fletch_core::{LayoutId, Root};
 use fletch_origin::{Origin, OriginLimits, OriginUri, Origins};
-use fletch_tables::{PartCache, Version};
+use fletch_tables::{LayoutDoc, PartCache, Version, paths};
 use std::{path::Path, sync::Arc, time::Duration};
 
 /// How long a starting mount waits for its server.
@@ -157,13 +157,14 @@ async fn resolve_without_server(
 ) -> Result<Resolution> {
     let target = &settings.target;
     if let Some(tables) = &fallback_settings.tables {
-        let uris = DatasetUris {
-            objects: fallback_settings.uri.clone().unwrap_or_else(|| tables.clone()),
-            tables: tables.clone(),
+        let origin = origins(settings, fallback_settings)?.open(&OriginUri::parse(tables)?)?;
+        let (root, layout) = resolve(&origin, &target.version).await?;
+        let objects = match &fallback_settings.uri {
+            Some(uri) => uri.clone(),
+            // A run that wrote its tables elsewhere recorded where the objects are.
+            None => objects_of(&origin, root, layout).await?.unwrap_or_else(|| tables.clone()),
         };
-        let (_, tables) = open_origins(&origins(settings, fallback_settings)?, &uris)?;
-        let (root, layout) = resolve(&tables, &target.version).await?;
-        return Ok((root, layout, Some(uris)));
+        return Ok((root, layout, Some(DatasetUris { objects, tables: tables.clone() })));
     }
     let server = settings
         .server
@@ -181,6 +182,12 @@ async fn resolve_without_server(
     );
     let objects = fallback_settings.uri.clone().unwrap_or(remembered.uri);
     Ok((remembered.root, remembered.layout, Some(DatasetUris { objects, tables: remembered.tables })))
+}
+
+/// Returns where the tables say that the objects are; `None` if they are beside the tables.
+async fn objects_of(tables: &Origin, root: Root, layout: LayoutId) -> Result<Option<String>> {
+    let got = tables.get(&paths::layout(root, layout), None, None).await?;
+    Ok(LayoutDoc::parse_any(&got.bytes)?.origin)
 }
 
 fn remembered_dir(fallback_settings: &FallbackSettings) -> Result<&Path> {

@@ -6,6 +6,7 @@ use crate::process::wait;
 use crate::version::Version;
 use crate::version_handle::VersionHandle;
 use fletch_api::ResolvedVersion;
+use fletch_client::FirstAnswer;
 use fletch_core::DatasetName;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,8 +22,8 @@ pub struct Client {
 
 impl Client {
     /// Creates a client from checked settings. It sends no request.
-    pub fn of(settings: Settings) -> Result<Self, Failure> {
-        Ok(Client { connections: Arc::new(Connections::new(settings)?) })
+    pub fn of(settings: Settings, first_answer: FirstAnswer) -> Result<Self, Failure> {
+        Ok(Client { connections: Arc::new(Connections::new(settings, first_answer)?) })
     }
 
     fn settings(&self) -> &Settings {
@@ -58,7 +59,7 @@ impl Client {
         job: Option<String>,
         timeout: f64,
     ) -> PyResult<Self> {
-        Ok(Client::of(Settings { server, token, token_file, job, timeout })?)
+        Ok(Client::of(Settings { server, token, token_file, job, timeout }, FirstAnswer::default())?)
     }
 
     /// The server's address, as it was given.
@@ -139,7 +140,8 @@ pub fn unpickle_client(
     job: Option<String>,
     timeout: f64,
 ) -> PyResult<Client> {
-    Ok(Client::of(Settings { server, token, token_file, job, timeout })?)
+    // A worker continues the work of the process that pickled the client: it waits for a restarting server.
+    Ok(Client::of(Settings { server, token, token_file, job, timeout }, FirstAnswer::received())?)
 }
 
 /// Creates a version from its client and its pickled description.

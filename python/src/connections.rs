@@ -2,7 +2,7 @@
 
 use crate::errors::Failure;
 use crate::process::Slot;
-use fletch_client::{ClientConfig, Endpoint, TokenSource};
+use fletch_client::{ClientConfig, Endpoint, FirstAnswer, TokenSource};
 use fletch_core::JobName;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -24,13 +24,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    fn connect(&self) -> Result<fletch_client::Client, Failure> {
+    fn connect(&self, first_answer: &FirstAnswer) -> Result<fletch_client::Client, Failure> {
         let endpoint: Endpoint = self.server.parse().map_err(|e| Failure::Invalid(format!("{e}")))?;
         let mut config = ClientConfig::new(endpoint, "loader");
         let job = self.job.as_deref().map(JobName::new).transpose();
         config.job = job.map_err(|e| Failure::Invalid(format!("job: {e}")))?;
         config.token = TokenSource::of(self.token.clone(), self.token_file.clone())?;
         config.connections_idle_max = CONNECTIONS_IDLE_MAX;
+        config.first_answer = first_answer.clone();
         if !(self.timeout > 0.0 && self.timeout <= TIMEOUT_MAX) {
             let text = format!("timeout is {} s; it must be above 0 and at most 86400", self.timeout);
             return Err(Failure::Invalid(text));
@@ -44,15 +45,17 @@ impl Settings {
 #[derive(Debug)]
 pub struct Connections {
     settings: Settings,
+    /// Whether the server answered this process, or the one that pickled the client. It outlives a runtime.
+    first_answer: FirstAnswer,
     live: Slot<fletch_client::Client>,
 }
 
 impl Connections {
     /// Checks the settings. Sends no request.
-    pub fn new(settings: Settings) -> Result<Self, Failure> {
+    pub fn new(settings: Settings, first_answer: FirstAnswer) -> Result<Self, Failure> {
         // A faulty setting is an error here, in the process that wrote it, and not in one that unpickles it.
-        settings.connect()?;
-        Ok(Connections { settings, live: Slot::new() })
+        settings.connect(&first_answer)?;
+        Ok(Connections { settings, first_answer, live: Slot::new() })
     }
 
     /// Returns the settings.
@@ -65,7 +68,7 @@ impl Connections {
         if let Some(client) = self.live.get(py) {
             return Ok(client);
         }
-        let client = self.settings.connect()?;
+        let client = self.settings.connect(&self.first_answer)?;
         self.live.set(py, client.clone());
         Ok(client)
     }

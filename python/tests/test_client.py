@@ -149,6 +149,31 @@ def silent() -> str:
     listener.close()
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "unix:/no/such/socket"])
+def test_a_server_that_does_not_run_is_said_at_once(address: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(fletch.Unavailable) as caught:
+        fletch.Client(address).resolve("photos")
+    assert time.monotonic() - begun < 5, "it waited for its timeout of 30 s"
+    said = str(caught.value)
+    assert address in said and said.count("check that fletch-server runs there") == 1
+
+
+def test_what_is_absent_is_named_in_words(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    server.publish("named", tmp_path)
+    client = fletch.Client(server.url)
+    for name, words in (
+        ("nobody", "no dataset nobody is registered here"),
+        ("named@v9", "dataset named has no tag v9"),
+    ):
+        with pytest.raises(fletch.NotFound) as caught:
+            client.resolve(name)
+        said = str(caught.value)
+        assert words in said and "`fletch " in said, said
+        assert not any(verb in said for verb in ("GET ", "POST ", "PUT ", "DELETE ")), said
+
+
 def test_a_silent_server_costs_the_timeout_and_no_thread(silent: str) -> None:
     client = fletch.Client(silent, timeout=2)
     ticks, done = [0], threading.Event()

@@ -7,7 +7,6 @@ import copy
 import errno
 import itertools
 import json
-import logging
 import multiprocessing
 import multiprocessing.reduction
 import os
@@ -19,7 +18,7 @@ import tarfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Literal
 
 import pytest
 import torch.distributed
@@ -676,7 +675,8 @@ def test_a_loop_that_stops_with_the_last_batch_has_ended_its_epoch(server: Serve
         assert alone.stats()["epoch"] == epoch
     # One that is named is that one, whatever is left of it.
     alone.set_epoch(0)
-    assert list(torch.utils.data.DataLoader(alone, num_workers=2)) == []
+    with pytest.raises(fletch.Invalid, match="epoch 0 was finished before"):
+        list(torch.utils.data.DataLoader(alone, num_workers=2))
     assert (alone.stats()["epoch"], alone.stats()["samples"]) == (0, 0)
     # A copy of it, as checkpoints are pickled, is of its own.
     copied = copy.deepcopy(dataset._worker_table)
@@ -684,49 +684,51 @@ def test_a_loop_that_stops_with_the_last_batch_has_ended_its_epoch(server: Serve
     assert (dataset.stats()["epoch"], copied.latest().epoch) == (2, 9)
 
 
-@pytest.mark.parametrize("kind", ["own", "own-with-workers", "torchs", "alone"])
-def test_an_epoch_that_was_finished_before_says_so(
-    server: Server, tree: Path, caplog: pytest.LogCaptureFixture, kind: str
+@pytest.mark.parametrize("kind", ["own", "own-with-workers", "torchs", "torchs-with-workers", "alone"])
+def test_a_finished_epoch_is_an_error_and_the_next_one_can_be_asked_for(
+    server: Server, tree: Path, kind: str
 ) -> None:
-    caplog.set_level(logging.WARNING, "fletch")
-
-    def script() -> list[int]:
-        """The number of samples of each epoch."""
-        dataset = epochs(server, f"again-{kind}")
+    def script(epoch: int | Literal["next"] = 0, named: bool = False) -> list[int]:
+        """The number of samples of each of two epochs."""
+        dataset = epochs(server, f"again-{kind}", epoch=epoch)
         loaders: dict[str, Callable[[], Any]] = {
             "own": lambda: DataLoader(dataset),
             "own-with-workers": lambda: DataLoader(dataset, num_workers=2),
             "torchs": lambda: torch.utils.data.DataLoader(dataset),
+            "torchs-with-workers": lambda: torch.utils.data.DataLoader(dataset, 8, num_workers=3),
             "alone": lambda: dataset,
         }
-        loader = loaders[kind]()
-        return [sum(1 if kind == "alone" else len(batch) for batch in loader) for _ in range(2)]
+        loader, counts = loaders[kind](), []
+        for n in range(2):
+            if named:
+                dataset.set_epoch(n)
+            counts.append(sum(1 if kind == "alone" else len(batch) for batch in loader))
+        return counts
 
-    def warned() -> list[str]:
-        return [r.getMessage() for r in caplog.records if "was finished before" in r.getMessage()]
-
-    assert script() == [SAMPLES, SAMPLES] and warned() == []
-    assert script() == [0, 0]
-    said = warned()
-    assert len(said) == 2 and all("job again-" in text and "another job name" in text for text in said)
-    assert ["epoch 0" in text for text in said] == [True, False] and "epoch 1" in said[1]
-
-
-def test_workers_of_another_loader_say_once_that_an_epoch_was_finished_before(
-    server: Server, tree: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    dataset = epochs(server, "again-workers")
-    loader = torch.utils.data.DataLoader(dataset, 8, num_workers=3, worker_init_fn=warn_to_stderr)
-    assert sorted(seen(iter(loader))) == list(range(SAMPLES))
-    assert "was finished before" not in capfd.readouterr().err
-    dataset.set_epoch(1)
-    dataset.set_epoch(0)
-    assert list(loader) == []
-    assert capfd.readouterr().err.count("job again-workers, epoch 0 was finished before") == 1
+    assert script() == [SAMPLES, SAMPLES]
+    for named in (False, True):
+        with pytest.raises(fletch.Invalid) as caught:
+            script(named=named)
+        said = str(caught.value)
+        for part in (f"job again-{kind}, epoch 0 was finished before", 'epoch="next" (now 2)', "another job"):
+            assert part in said, said
+        assert f"fletch jobs delete again-{kind}" in said
+        assert not any(verb in said for verb in ("GET ", "POST ", "PUT ", "DELETE ")), said
+        if kind == "own":
+            assert caught.value.code == "epoch_closed" and caught.value.hint in said
+    assert script(epoch="next") == [SAMPLES, SAMPLES]
+    assert script(epoch=4) == [SAMPLES, SAMPLES]
 
 
-def warn_to_stderr(worker: int) -> None:
-    logging.getLogger("fletch").addHandler(logging.StreamHandler())
+def test_the_next_epoch_is_the_one_that_was_left(server: Server, tree: Path) -> None:
+    first = epochs(server, "left", epoch="next")
+    assert first.epoch == 0
+    assert sorted(seen(iter(DataLoader(first)))) == list(range(SAMPLES))
+    next(iter(DataLoader(first)))
+    again = epochs(server, "left", epoch="next")
+    assert again.epoch == 1
+    with pytest.raises(fletch.Invalid, match='"next"'):
+        epochs(server, "left", epoch="last")
 
 
 def test_what_this_loader_has_in_hand_is_not_waited_for_by_another(server: Server, tree: Path) -> None:

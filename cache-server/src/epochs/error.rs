@@ -203,13 +203,13 @@ impl JobError {
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
-            JobError::NotFound => "declare the job with POST /v1/jobs first",
+            JobError::NotFound => "declare the job first; `fletch jobs list` names the declared jobs",
             JobError::NoEpoch(_) => {
                 "an epoch begins with its first lease or a state; the server remembers the last 16 epochs \
                  of a job"
             }
             JobError::Differs { .. } => {
-                "use another name, change only the world (PUT …/world), or delete the job"
+                "use another name, change only the world, or delete the job (`fletch jobs delete NAME`)"
             }
             JobError::Plan(_) | JobError::InvalidPlan(_) | JobError::Buckets(_) => {
                 "change plan, buckets or world; nothing was declared"
@@ -218,7 +218,7 @@ impl JobError {
                 "ask for as much as the message says, in several requests; nothing was changed"
             }
             JobError::Lease(LeaseError::Rank { .. }) => {
-                "ranks count from 0; see GET /v1/jobs/{id} for the world"
+                "ranks count from 0; `fletch jobs show NAME` shows the world"
             }
             JobError::Lease(LeaseError::Stale { .. }) => "count sequence numbers up per rank and worker",
             JobError::Lease(LeaseError::Gone(_)) => "drop the batch: the server delivers its samples again",
@@ -229,7 +229,7 @@ impl JobError {
                 "upto is a number of entries, counted from the first entry of the lease"
             }
             JobError::Lease(LeaseError::Commit(_)) => {
-                "GET …/jobs/{id} lists the commits that the server remembers"
+                "`fletch jobs show NAME` lists the commits that the server remembers"
             }
             JobError::Lease(_) => "see the server's log",
             JobError::NoCommits => "declare the job with visitation checkpoint",
@@ -238,7 +238,7 @@ impl JobError {
             }
             JobError::Open { .. } => "acknowledge all received entries first",
             JobError::BadLedger(_) => {
-                "send the bytes of GET …/ledger of an epoch that delivered entries to one number of ranks; \
+                "give the saved ledger of an epoch that delivered entries to one number of ranks; \
                  name no seed; declare dataset, version, plan, buckets and ranks as in that job"
             }
             JobError::MidStep { .. } => {
@@ -252,23 +252,57 @@ impl JobError {
                 "add ?replace=true to forget what was delivered since the state; the server then deletes \
                  later epochs and their receipts"
             }
-            JobError::BadState(_) => "put the bytes that GET …/state gave",
+            JobError::BadState(_) => "give the bytes of a saved state, unchanged",
             JobError::LedgerFull { .. } => {
-                "replace the ledger: PUT the epoch's own state (GET …/state) with ?replace=true, while no \
-                 rank is in a later epoch (the server deletes later epochs); acknowledge whole or larger \
-                 leases, or raise limits.ledger_bytes"
+                "save the epoch's state and load it again, which replaces the ledger, while no rank is in a \
+                 later epoch (the server deletes later epochs); acknowledge whole or larger leases, or raise \
+                 limits.ledger_bytes"
             }
             JobError::StateFull(_) => {
-                "delete jobs that have ended (DELETE /v1/jobs/{id}), or ask the administrator for a larger \
+                "delete jobs that have ended (`fletch jobs delete NAME`), or ask the administrator for a larger \
                  quota `state`; nothing that was acknowledged is lost, and the epoch then goes on"
             }
-            JobError::AtLimit(_) => "delete jobs that have ended (DELETE /v1/jobs/{id})",
+            JobError::AtLimit(_) => "delete jobs that have ended (`fletch jobs delete NAME`)",
             JobError::Version(e) => e.hint(),
             JobError::UnitMap(_) => "index the dataset again",
             JobError::Damaged { .. } => "restore the file from a backup, or put a state with ?replace=true",
             JobError::Io { .. } => "check the disk of --state-dir",
             JobError::TaskLost => "see the server's log",
             JobError::Reopening => "ask again",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_name_no_methods_of_the_api() {
+        let errors = [
+            JobError::NotFound,
+            JobError::NoEpoch(1),
+            JobError::Differs { name: "n".into(), what: "seed" },
+            JobError::InvalidPlan(String::new()),
+            JobError::TooLarge(String::new()),
+            JobError::Lease(LeaseError::Gone(1)),
+            JobError::Closed { epoch: 1, what: "finished" },
+            JobError::Open { epoch: 1, left: 1 },
+            JobError::BadLedger(String::new()),
+            JobError::MidStep { epoch: 1, what: "w" },
+            JobError::StateDiffers { what: "w", got: String::new(), want: String::new() },
+            JobError::StateBehind(1),
+            JobError::BadState(String::new()),
+            JobError::NoCommits,
+            JobError::AtLimit(String::new()),
+            JobError::LedgerFull { epoch: 1, most: 1 },
+            JobError::TaskLost,
+            JobError::Reopening,
+        ];
+        for hint in errors.iter().map(JobError::hint) {
+            for method in ["GET", "POST", "PUT", "DELETE"] {
+                assert!(!hint.contains(method), "a user of Python or of the CLI reads {hint:?}");
+            }
         }
     }
 }

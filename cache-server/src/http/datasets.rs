@@ -9,8 +9,8 @@ use super::{
 use crate::{
     auth::Principal,
     server::Server,
-    state::{Registration, RegistrationHandle},
-    versions::{Source, UriNotAllowed},
+    state::{RegisterChange, Registration, RegistrationHandle},
+    versions::{Source, UriNotAllowed, VersionError},
 };
 use axum::{
     Json,
@@ -19,7 +19,7 @@ use axum::{
     http::StatusCode,
     response::IntoResponse as _,
 };
-use fletch_api::{Dataset, Datasets, Problem, RegisterDataset, ResolvedVersion};
+use fletch_api::{Code, Dataset, Datasets, Problem, RegisterDataset, ResolvedVersion};
 use fletch_core::{DatasetName, Domain, Root, TagName};
 use std::{
     sync::Arc,
@@ -40,19 +40,23 @@ pub async fn list(State(server): State<Arc<Server>>, principal: Principal) -> Js
 /// Registers a dataset.
 ///
 /// The dataset belongs to the caller's domain, and its name is unique there. Registering the same name, URI
-/// and tables again changes nothing.
+/// and tables again changes nothing. Other tables replace the registration, and another URI does with
+/// `replace`; running replies then end at their next chunk.
 #[utoipa::path(
     post, path = "/v1/datasets", tag = "datasets", request_body = RegisterDataset,
     responses(
         (status = 201, description = "The dataset is registered", body = Dataset),
-        (status = 200, description = "The same dataset was registered before", body = Dataset),
+        (status = 200, description = "The same dataset was registered before, or this one replaced it",
+            body = Dataset),
         (status = 400, description = "The name or a URI is not valid", body = Problem,
             content_type = "application/problem+json"),
         (status = 403,
             description = "The server may not read the URI, or the tenant is over its quota", body = Problem,
             content_type = "application/problem+json"),
+        (status = 404, description = "`check` is set, and the tables have no tag", body = Problem,
+            content_type = "application/problem+json"),
         (status = 409,
-            description = "The name is registered with another URI or other tables", body = Problem,
+            description = "The name is registered for another URI, and `replace` is not set", body = Problem,
             content_type = "application/problem+json"),
     )
 )]
@@ -63,7 +67,7 @@ pub async fn register(
 ) -> ApiResult {
     let request: RegisterDataset = read_json(&server, &principal.tenant, body).await?;
     let (versions, domain) = (Arc::clone(&server.versions), principal.domain.clone());
-    let (uri, tables) = (request.uri, request.tables);
+    let (uri, tables, replace) = (request.uri, request.tables, request.replace);
     // Blocking: directories are looked up.
     let check = move || {
         let uri = versions.allowed().check(&domain, &uri)?;
@@ -79,6 +83,9 @@ pub async fn register(
         registered_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
     };
     let entry = Registration { domain: principal.domain, tenant: principal.tenant, dataset };
+    if request.check && server.versions.tags(&entry).await?.is_empty() {
+        return Err(not_indexed(&entry.dataset));
+    }
     let quota = server.auth.quota(&entry.tenant).registered;
     // Without a quota the size decides nothing. Do not ask the origin for it: the origin may be down.
     let bytes = match quota {
@@ -86,13 +93,18 @@ pub async fn register(
         None => 0,
     };
     let registrations = Arc::clone(&server.registrations);
-    let (entry, new) = spawn_blocking(move || registrations.register(entry, bytes, quota)).await??;
-    if new {
+    let register = move || registrations.register(entry, bytes, quota, replace);
+    let (entry, change) = spawn_blocking(register).await??;
+    if change == RegisterChange::Replaced {
+        server.access_changes.send_replace(());
+    }
+    if change != RegisterChange::Unchanged {
         server.versions.forget_unknown(&entry.domain);
         let Dataset { name, uri, tables, .. } = &entry.dataset;
-        tracing::info!(dataset = %name, %uri, %tables, "a dataset was registered");
+        let replaced = change == RegisterChange::Replaced;
+        tracing::info!(dataset = %name, %uri, %tables, replaced, "a dataset was registered");
     }
-    let status = if new { StatusCode::CREATED } else { StatusCode::OK };
+    let status = if change == RegisterChange::New { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(entry.dataset.clone())).into_response())
 }
 
@@ -193,18 +205,71 @@ pub async fn resolve_version(
     version: &str,
 ) -> ApiResult<(Arc<Source>, Option<TagName>)> {
     let (source, tag) = match version.parse::<Root>() {
-        Ok(root) => (server.versions.resolve(entry, root, None).await?, None),
+        Ok(root) => match server.versions.resolve(entry, root, None).await {
+            Err(VersionError::NotFound) => return Err(no_root(&entry.dataset, root)),
+            source => (source?, None),
+        },
         Err(_) => {
             let tag: TagName = parse_param(version)?;
-            (server.versions.resolve_tag(entry, &tag).await?, Some(tag))
+            match server.versions.resolve_tag(entry, &tag).await {
+                Err(VersionError::NotFound) => {
+                    let tags = server.versions.tags(entry).await?;
+                    return Err(no_tag(&entry.dataset, &tag, &tags));
+                }
+                source => (source?, Some(tag)),
+            }
         }
     };
     within_quota(server, &source).await?;
     Ok((source, tag))
 }
 
+/// Returns the error of a dataset whose tables have no tag.
+fn not_indexed(dataset: &Dataset) -> ApiError {
+    let Dataset { uri, tables, .. } = dataset;
+    let hint = if uri == tables {
+        format!("run `fletch index {uri}`; if its tables are elsewhere, register it with `--tables URI`")
+    } else {
+        format!(
+            "run `fletch index {uri} --tables {tables}`, or register it with the tables that it has \
+             (`--tables URI`)"
+        )
+    };
+    ApiError::new(Code::NotIndexed, format!("there is no version of {uri} at its tables, {tables}"), hint)
+}
+
+fn no_root(dataset: &Dataset, root: Root) -> ApiError {
+    let Dataset { name, tables, .. } = dataset;
+    let detail = format!("dataset {name} has no version {root} at its tables, {tables}");
+    ApiError::new(Code::NotFound, detail, "check the root; `fletch tag URI` lists the tagged versions")
+}
+
+/// Returns the error of a tag that cannot be resolved, although the tables have `tags`.
+fn no_tag(dataset: &Dataset, tag: &TagName, tags: &[TagName]) -> ApiError {
+    let Dataset { name, uri, tables, .. } = dataset;
+    if tags.is_empty() {
+        return not_indexed(dataset);
+    }
+    if tags.contains(tag) {
+        let detail =
+            format!("tag {tag} of dataset {name} names a version that is not at its tables, {tables}");
+        return ApiError::new(Code::NotFound, detail, format!("run `fletch index {uri}` again"));
+    }
+    let known = tags.iter().map(TagName::as_str).collect::<Vec<_>>().join(", ");
+    let hint = format!("its tags are: {known}; `fletch tag {tables}` lists all");
+    ApiError::new(Code::NotFound, format!("dataset {name} has no tag {tag}"), hint)
+}
+
 /// Returns a dataset of the domain.
+///
+/// The error is the same for a name of another domain and for a name that no domain has (I7).
 pub fn find_dataset(server: &Server, domain: &Domain, name: &str) -> ApiResult<Arc<RegistrationHandle>> {
     let name: DatasetName = parse_param(name)?;
-    server.registrations.get(domain, &name).ok_or_else(ApiError::not_found)
+    server.registrations.get(domain, &name).ok_or_else(|| {
+        ApiError::new(
+            Code::NotFound,
+            format!("no dataset {name} is registered here"),
+            "`fletch datasets` lists the datasets; `fletch register NAME SOURCE` adds one",
+        )
+    })
 }

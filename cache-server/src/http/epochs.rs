@@ -169,7 +169,7 @@ pub async fn put_state(
 ) -> ApiResult<Json<View>> {
     let Query(query) = query?;
     let (job, number) = job_of(&server, &principal, path).await?;
-    let hint = "send the state that GET …/state returned";
+    let hint = "send a state as it was saved";
     let received = read_body(&server, &principal.tenant, body, STATE_BYTES_MAX, hint).await?;
     let epoch = job.put_state(number, &received.bytes, query.replace).await?;
     Ok(Json(epoch.view()))

@@ -131,9 +131,10 @@ impl From<ReadError> for ApiError {
 impl From<RegisterError> for ApiError {
     fn from(e: RegisterError) -> Self {
         let (code, hint) = match &e {
-            RegisterError::Conflict { .. } => {
-                (Code::Conflict, "choose another name, or unregister that dataset first")
-            }
+            RegisterError::Conflict { .. } => (
+                Code::Conflict,
+                "choose another name, or register with `--replace` (`replace` in the request)",
+            ),
             RegisterError::Quota { .. } => (
                 Code::QuotaExceeded,
                 "unregister a dataset that is not needed, or ask the administrator for a larger quota",

@@ -4,7 +4,9 @@ mod private;
 mod registrations;
 
 use private::make_private;
-pub use registrations::{RegisterError, Registration, RegistrationHandle, Registrations, replay};
+pub use registrations::{
+    RegisterChange, RegisterError, Registration, RegistrationHandle, Registrations, replay,
+};
 
 use nix::fcntl::{Flock, FlockArg};
 use std::{

@@ -4,7 +4,7 @@
 //! 1. A change is confirmed after its record was fsynced. A crash loses no confirmed change.
 //! 2. At start, a torn last record is cut off. Damage before it stops the server, because a log that is cut
 //!    there would silently forget datasets.
-//! 3. When an unregistration is confirmed, access through the registration ends. The holder of a
+//! 3. When an unregistration or a replacement is confirmed, access through the registration ends. The holder of a
 //!    [`RegistrationHandle`] checks [`RegistrationHandle::is_registered`] before each read.
 //! 4. Records of unknown kinds are skipped, because a newer server wrote them.
 
@@ -128,15 +128,15 @@ struct UnregisterRecord {
 /// Why a change was rejected. A rejected change has no effect.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The name is registered with another URI or other tables.
-    #[error("the name {name} is already registered for {uri} with tables in {tables}")]
+    /// The name is registered for another URI.
+    #[error("the name {name} is already registered for {uri}, not for {asked}")]
     Conflict {
         /// The name.
         name: DatasetName,
         /// The registered URI.
         uri: String,
-        /// The registered URI of the tables.
-        tables: String,
+        /// The URI of the request.
+        asked: String,
     },
     /// The limit of registered datasets is reached.
     #[error("{0} datasets are registered, which is the limit")]
@@ -163,6 +163,17 @@ pub enum RegisterError {
         /// The system's error.
         error: io::Error,
     },
+}
+
+/// What a registration changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RegisterChange {
+    /// The name was free.
+    New,
+    /// The same dataset was registered before.
+    Unchanged,
+    /// The name was registered for other tables or, with `replace`, for another URI.
+    Replaced,
 }
 
 /// The registered datasets, by domain and name.
@@ -300,7 +311,8 @@ impl Registrations {
 
     /// Registers a dataset, whose largest known version has `bytes` content bytes. Blocking.
     ///
-    /// Returns the handle and whether it is new: registering the same again returns the existing handle.
+    /// Registering the same again returns the existing handle. Other tables of the same URI replace the
+    /// registration, as another URI does with `replace`: access through the former handle ends.
     ///
     /// # Errors
     /// [`RegisterError`].
@@ -309,29 +321,45 @@ impl Registrations {
         registration: Registration,
         bytes: u64,
         quota: Option<u64>,
-    ) -> Result<(Arc<RegistrationHandle>, bool), RegisterError> {
+        replace: bool,
+    ) -> Result<(Arc<RegistrationHandle>, RegisterChange), RegisterError> {
         let mut inner = self.lock();
         let key = (registration.domain.clone(), registration.dataset.name.clone());
-        if let Some(old) = inner.table.get(&key) {
-            let (a, b) = (&old.dataset, &registration.dataset);
-            if a.uri == b.uri && a.tables == b.tables {
-                return Ok((Arc::clone(old), false));
+        let old = inner.table.get(&key).cloned();
+        match &old {
+            Some(old) => {
+                let (a, b) = (&old.dataset, &registration.dataset);
+                if a.uri == b.uri && a.tables == b.tables {
+                    return Ok((Arc::clone(old), RegisterChange::Unchanged));
+                }
+                if a.uri != b.uri && !replace {
+                    let (name, uri, asked) = (a.name.clone(), a.uri.clone(), b.uri.clone());
+                    return Err(RegisterError::Conflict { name, uri, asked });
+                }
             }
-            let Dataset { name, uri, tables, .. } = old.dataset.clone();
-            return Err(RegisterError::Conflict { name, uri, tables });
+            None if inner.table.len() >= self.max => return Err(RegisterError::Full(self.max)),
+            None => {}
         }
-        if inner.table.len() >= self.max {
-            return Err(RegisterError::Full(self.max));
+        // The bytes of the replaced registration are free again.
+        let freed = old.as_ref().filter(|old| old.tenant == registration.tenant).map_or(0, |old| old.bytes());
+        match old {
+            Some(_) if bytes <= freed => {}
+            _ => inner.check_quota(&registration, bytes.saturating_sub(freed), quota)?,
         }
-        inner.check_quota(&registration, bytes, quota)?;
         self.write(&mut inner, REGISTER, &registration)?;
         if bytes > 0 && quota.is_some() {
             let (domain, name) = key.clone();
             self.write(&mut inner, SIZED, &SizeRecord { domain, name, bytes })?;
         }
         let handle = RegistrationHandle::new(registration, bytes);
-        inner.table.insert(key, Arc::clone(&handle));
-        Ok((handle, true))
+        let replaced = inner.table.insert(key, Arc::clone(&handle));
+        Ok(match replaced {
+            Some(gone) => {
+                gone.ended.store(true, Ordering::Release);
+                (handle, RegisterChange::Replaced)
+            }
+            None => (handle, RegisterChange::New),
+        })
     }
 
     /// Unregisters a dataset. Returns `false` if the domain has none of that name. Blocking.
@@ -463,11 +491,16 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let r = open(dir.path()).expect("new");
         for name in ["b", "a", "c"] {
-            assert!(r.register(entry(name, "file:///x"), 0, None).expect("registered").1);
+            let (_, change) = r.register(entry(name, "file:///x"), 0, None, false).expect("registered");
+            assert_eq!(change, RegisterChange::New);
         }
-        assert!(!r.register(entry("a", "file:///x"), 0, None).expect("the same again").1);
-        assert!(matches!(r.register(entry("a", "file:///y"), 0, None), Err(RegisterError::Conflict { .. })));
-        assert!(matches!(r.register(entry("d", "file:///x"), 0, None), Err(RegisterError::Full(3))));
+        let (_, change) = r.register(entry("a", "file:///x"), 0, None, false).expect("the same again");
+        assert_eq!(change, RegisterChange::Unchanged);
+        assert!(matches!(
+            r.register(entry("a", "file:///y"), 0, None, false),
+            Err(RegisterError::Conflict { .. })
+        ));
+        assert!(matches!(r.register(entry("d", "file:///x"), 0, None, false), Err(RegisterError::Full(3))));
         let held = r.get(&Domain::default_domain(), &entry("b", "").dataset.name).expect("registered");
         assert!(held.is_registered());
         assert!(r.unregister(&Domain::default_domain(), &entry("b", "").dataset.name).expect("gone"));
@@ -482,20 +515,42 @@ mod tests {
     }
 
     #[test]
+    fn other_tables_replace_a_registration_and_another_uri_only_on_request() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let r = open(dir.path()).expect("new");
+        let (first, _) = r.register(entry("a", "file:///x"), 60, Some(100), false).expect("new");
+        let mut elsewhere = entry("a", "file:///x");
+        elsewhere.dataset.tables = "file:///t".into();
+        let (second, change) = r.register(elsewhere, 70, Some(100), false).expect("other tables");
+        assert_eq!(change, RegisterChange::Replaced);
+        assert!(!first.is_registered() && second.is_registered());
+        assert_eq!((r.len(), r.charged_bytes(&Tenant::default_tenant())), (1, 70));
+        let told = r.register(entry("a", "file:///y"), 0, None, false).expect_err("another URI").to_string();
+        assert!(told.contains("for file:///x") && told.contains("not for file:///y"), "{told}");
+        assert!(second.is_registered());
+        let (_, change) = r.register(entry("a", "file:///y"), 0, None, true).expect("on request");
+        assert_eq!(change, RegisterChange::Replaced);
+        drop(r);
+        let r = open(dir.path()).expect("again");
+        let there = r.get(&Domain::default_domain(), &entry("a", "").dataset.name).expect("registered");
+        assert_eq!((r.len(), there.dataset.uri.as_str()), (1, "file:///y"));
+    }
+
+    #[test]
     fn every_torn_tail_is_cut_and_written_over() {
         let dir = tempfile::tempdir().expect("tempdir");
         let file = dir.path().join("registrations.log");
         let r = open(dir.path()).expect("new");
-        r.register(entry("a", "file:///x"), 0, None).expect("registered");
+        r.register(entry("a", "file:///x"), 0, None, false).expect("registered");
         let one = std::fs::metadata(&file).expect("log").len();
-        r.register(entry("b", "file:///x"), 0, None).expect("registered");
+        r.register(entry("b", "file:///x"), 0, None, false).expect("registered");
         drop(r);
         let whole = std::fs::read(&file).expect("log");
         for cut in 0..whole.len() {
             std::fs::write(&file, &whole[..cut]).expect("tear");
             let r = open(dir.path()).expect("a torn tail is no damage");
             assert_eq!(r.len(), usize::from(cut as u64 >= one));
-            r.register(entry("c", "file:///x"), 0, None).expect("goes on");
+            r.register(entry("c", "file:///x"), 0, None, false).expect("goes on");
             drop(r);
             assert!(names(&open(dir.path()).expect("whole")).contains(&"c".to_owned()));
         }
@@ -506,8 +561,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let file = dir.path().join("registrations.log");
         let r = open(dir.path()).expect("new");
-        r.register(entry("a", "file:///x"), 0, None).expect("registered");
-        r.register(entry("b", "file:///x"), 0, None).expect("registered");
+        r.register(entry("a", "file:///x"), 0, None, false).expect("registered");
+        r.register(entry("b", "file:///x"), 0, None, false).expect("registered");
         drop(r);
         let mut bytes = std::fs::read(&file).expect("log");
         record::append(&mut bytes, 99, b"from the future");
@@ -533,19 +588,19 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let r = open(dir.path()).expect("new");
         let (quota, tenant) = (Some(100), Tenant::default_tenant());
-        let (a, _) = r.register(entry("a", "file:///x"), 60, quota).expect("fits");
-        let told = r.register(entry("b", "file:///x"), 50, quota).expect_err("over").to_string();
+        let (a, _) = r.register(entry("a", "file:///x"), 60, quota, false).expect("fits");
+        let told = r.register(entry("b", "file:///x"), 50, quota, false).expect_err("over").to_string();
         assert!(told.contains("60 of 100 bytes") && told.contains("would add 50"), "{told}");
-        let (b, _) = r.register(entry("b", "file:///x"), 0, quota).expect("not indexed yet");
+        let (b, _) = r.register(entry("b", "file:///x"), 0, quota, false).expect("not indexed yet");
         assert!(matches!(r.record_size(&b, 41, quota), Err(RegisterError::Quota { has: 60, adds: 41, .. })));
         r.record_size(&b, 40, quota).expect("fits exactly");
         r.record_size(&a, 10, quota).expect("an older, smaller version");
         assert_eq!((a.bytes(), b.bytes(), r.charged_bytes(&tenant)), (60, 40, 100));
-        assert!(r.register(entry("c", "file:///x"), 0, quota).is_err(), "nothing is left");
+        assert!(r.register(entry("c", "file:///x"), 0, quota, false).is_err(), "nothing is left");
         r.unregister(&Domain::default_domain(), &a.dataset.name).expect("gone");
         drop(r);
         let r = open(dir.path()).expect("again");
         assert_eq!(r.charged_bytes(&tenant), 40);
-        r.register(entry("c", "file:///x"), 1000, None).expect("no quota, no bound");
+        r.register(entry("c", "file:///x"), 1000, None, false).expect("no quota, no bound");
     }
 }

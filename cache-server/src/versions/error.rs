@@ -67,7 +67,9 @@ impl VersionError {
                 OriginError::NotFound { .. } => Code::OriginMissing,
                 OriginError::Changed { .. } => Code::OriginChanged,
                 // Also a rejected request, and an address that the `[[origin]]` does not allow.
-                OriginError::WrongAnswer { .. } | OriginError::Invalid { .. } => Code::OriginInvalid,
+                OriginError::WrongAnswer { .. }
+                | OriginError::NoBucket { .. }
+                | OriginError::Invalid { .. } => Code::OriginInvalid,
                 OriginError::Throttled { .. } | OriginError::Unavailable { .. } => Code::OriginUnavailable,
                 OriginError::AlreadyExists { .. } => Code::Internal,
             },

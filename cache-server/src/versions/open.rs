@@ -20,6 +20,8 @@ use tokio::time::{Instant, timeout};
 const SCAN_AT_ONCE: usize = 16;
 /// The most layouts of one root at one location that are tried.
 const LAYOUTS_MAX: usize = 8;
+/// The most tags that an answer names.
+const TAGS_MAX: usize = 8;
 /// The longest tag document that is read, in bytes.
 const TAG_BYTES_MAX: u64 = 64 << 10;
 /// The longest wait for a tag or a list of layouts, so that the caller learns which origin is silent.
@@ -259,6 +261,41 @@ impl Versions {
         }
     }
 
+    /// Returns tags of a dataset's tables, at most [`TAGS_MAX`], in the order of their names.
+    ///
+    /// A plain HTTP server has no listing. There only the tag `latest` is looked for.
+    ///
+    /// # Errors
+    /// Those of the origin.
+    pub async fn tags(&self, entry: &Registration) -> Result<Vec<TagName>, VersionError> {
+        let tables = self.tables_of(entry)?;
+        if tables.uri().is_plain_http() {
+            let latest = TagName::latest();
+            return match self.tag(entry, &latest).await {
+                Ok(_) => Ok(vec![latest]),
+                Err(VersionError::NotFound) => Ok(Vec::new()),
+                Err(e) => Err(e),
+            };
+        }
+        let found = tables.observed(|| async {
+            let found: Vec<_> = tables
+                .list(paths::TAGS)
+                .try_filter_map(|meta| async move {
+                    let tag = meta.path.strip_prefix(paths::TAGS).and_then(|name| TagName::new(name).ok());
+                    Ok(tag)
+                })
+                .take(TAGS_MAX)
+                .collect()
+                .await;
+            found.into_iter().collect::<Result<Vec<_>, OriginError>>()
+        });
+        match timeout(DOCUMENT_TIMEOUT, found).await {
+            Ok(Err(OriginError::NotFound { .. })) => Ok(Vec::new()),
+            Ok(found) => Ok(found.map_err(VersionError::Origin)?),
+            Err(_) => Err(silent(format!("{}/{}", tables.uri(), paths::TAGS))),
+        }
+    }
+
     pub(super) async fn open_source(
         &self,
         entry: &Arc<RegistrationHandle>,
@@ -295,11 +332,7 @@ impl Versions {
         let got = match timeout(DOCUMENT_TIMEOUT, tables.get(&path, None, None)).await {
             Ok(Err(OriginError::NotFound { .. })) => return Err(VersionError::NotFound),
             Ok(got) => got?,
-            Err(_) => {
-                let (what, why) =
-                    (format!("{}/{path}", tables.uri()), format!("no answer in {DOCUMENT_TIMEOUT:?}"));
-                return Err(VersionError::Origin(OriginError::Unavailable { what, why }));
-            }
+            Err(_) => return Err(silent(format!("{}/{path}", tables.uri()))),
         };
         if got.bytes.len() as u64 > TAG_BYTES_MAX {
             let why = format!("tag {tag} has {} bytes", got.bytes.len());
@@ -307,4 +340,10 @@ impl Versions {
         }
         Ok(TagDoc::parse(&got.bytes)?)
     }
+}
+
+/// Returns the error of a document that did not come in time.
+fn silent(what: String) -> VersionError {
+    let why = format!("no answer in {DOCUMENT_TIMEOUT:?}");
+    VersionError::Origin(OriginError::Unavailable { what, why })
 }

@@ -127,6 +127,8 @@ async fn a_server_without_a_port_is_reached_by_its_socket() {
     let client = Client::new(ClientConfig::new(endpoint, "cli")).expect("client");
     client
         .register(&fletch_api::RegisterDataset {
+            replace: false,
+            check: false,
             name: "d".parse().expect("name"),
             uri: tree.uri(),
             tables: None,

@@ -26,6 +26,8 @@ pub struct Datasets {
 }
 
 /// Body of `POST /v1/datasets`. Registering the same dataset again changes nothing.
+///
+/// The same name and URI with other tables replace the registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegisterDataset {
@@ -37,6 +39,17 @@ pub struct RegisterDataset {
     /// The URI of the version tables. The default is `uri`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tables: Option<String>,
+    /// Whether the name may be registered for another URI, which this one then replaces.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub replace: bool,
+    /// Whether a dataset without any tag at its tables is rejected, with `not_indexed`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub check: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The version that a tag or a root of a dataset names now.

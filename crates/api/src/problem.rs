@@ -63,6 +63,8 @@ macro_rules! codes {
 codes! {
     /// The object does not exist, or the caller may not see it.
     NotFound = "not_found", NotFound, None, "not found";
+    /// The dataset has no version yet: its tables location has no tag.
+    NotIndexed = "not_indexed", NotFound, None, "not indexed yet";
     /// The request cannot be parsed or has an invalid value.
     BadRequest = "bad_request", Invalid, None, "the request is not valid";
     /// The request has no token, or a token that the server does not know.
@@ -217,11 +219,17 @@ impl Problem {
             retryable: code.retryable(),
         }
     }
+
+    /// Returns what happened, without the hint: for a caller that prints the hint by itself.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        format!("{}: {} ({})", self.title, self.detail, self.code)
+    }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} ({})", self.title, self.detail, self.code)?;
+        f.write_str(&self.summary())?;
         if self.hint.is_empty() { Ok(()) } else { write!(f, "; {}", self.hint) }
     }
 }

@@ -5,7 +5,7 @@ use bytes::{Bytes, BytesMut};
 use fletch_api::{Code, Problem};
 use http::{StatusCode, header::RETRY_AFTER};
 use reqwest::Response;
-use std::time::Duration;
+use std::{io, time::Duration};
 
 /// The longest problem document that is read, in bytes.
 const PROBLEM_BYTES_MAX: u64 = 64 << 10;
@@ -35,17 +35,21 @@ impl Responder<'_> {
     pub fn transport(&self, e: &reqwest::Error) -> ClientError {
         // reqwest says "error sending request for url"; the cause is what helps.
         let mut why = e.to_string();
+        let mut refused = false;
         let mut source = std::error::Error::source(e);
         while let Some(s) = source {
             why = s.to_string();
+            // A socket that does not exist is `NotFound`.
+            let kind = s.downcast_ref::<io::Error>().map(io::Error::kind);
+            refused |= matches!(kind, Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound));
             source = s.source();
         }
-        self.unreachable(why)
+        ClientError::Unreachable { endpoint: self.0.to_owned(), why, refused: refused && e.is_connect() }
     }
 
     /// The error for an answer that did not come or did not end. Asking again may help.
     pub fn unreachable(&self, why: impl Into<String>) -> ClientError {
-        ClientError::Unreachable { endpoint: self.0.to_owned(), why: why.into() }
+        ClientError::Unreachable { endpoint: self.0.to_owned(), why: why.into(), refused: false }
     }
 
     /// The error for an answer that breaks the API's contract.

@@ -18,7 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt,
     sync::Arc,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 use tokio::time::{Instant, sleep, timeout_at};
@@ -32,6 +32,31 @@ const INLINE_HASH_BYTES: usize = 256 << 10;
 ///
 /// The connection may be stale, or the server may be restarting.
 const FAIL_FAST_RETRY_WITHIN: Duration = Duration::from_secs(1);
+
+/// Whether a server has answered. Clones share it.
+///
+/// Until a server has answered, a refused connection to this machine ends a call at once: nothing runs
+/// there. Later it means that the server restarts, so calls wait for it.
+#[derive(Debug, Clone, Default)]
+pub struct FirstAnswer(Arc<AtomicBool>);
+
+impl FirstAnswer {
+    /// Returns a value for a process that continues the work of another one, to which the server answered.
+    #[must_use]
+    pub fn received() -> Self {
+        let first = FirstAnswer::default();
+        first.record();
+        first
+    }
+
+    fn record(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    fn is_received(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
 
 /// The settings of a [`Client`].
 #[derive(Clone)]
@@ -48,6 +73,8 @@ pub struct ClientConfig {
     pub io_timeout: Duration,
     /// The most idle connections that are kept open.
     pub connections_idle_max: usize,
+    /// Whether the server has answered this process before.
+    pub first_answer: FirstAnswer,
 }
 
 impl ClientConfig {
@@ -61,6 +88,7 @@ impl ClientConfig {
             component,
             io_timeout: Duration::from_secs(30),
             connections_idle_max: 32,
+            first_answer: FirstAnswer::default(),
         }
     }
 }
@@ -112,6 +140,7 @@ pub struct Client {
     job: Option<HeaderValue>,
     /// The dataset through which this client reads.
     dataset: Option<DatasetName>,
+    first_answer: FirstAnswer,
     counters: Arc<Counters>,
     bearer: Arc<Bearer>,
 }
@@ -149,6 +178,7 @@ impl Client {
             fail_fast: false,
             job: config.job.as_ref().map(job_header).transpose()?,
             dataset: None,
+            first_answer: config.first_answer,
             counters: Arc::default(),
             bearer: Arc::new(Bearer::new(config.token.as_ref())?),
         })
@@ -493,6 +523,11 @@ impl Client {
             };
             let error = match timeout_at(until, self.attempt(asked, want, length)).await {
                 Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(e))
+                    if e.is_refused() && self.endpoint.is_local() && !self.first_answer.is_received() =>
+                {
+                    break e;
+                }
                 Ok(Err(e)) if e.is_unauthorized() && !renewed && self.renewed(token).await => {
                     renewed = true;
                     continue;
@@ -538,6 +573,7 @@ impl Client {
     ) -> Result<Answer, ClientError> {
         self.counters.requests.fetch_add(1, Relaxed);
         let response = request.send().await.map_err(|e| self.server().transport(&e))?;
+        self.first_answer.record();
         let response = self.server().accept(response, want).await?;
         let Some(length) = length else { return Ok(Answer::Open(response)) };
         let bytes = self.server().body(response, length).await?;

@@ -1,7 +1,7 @@
 //! The address of a server: `http://host:port` or `unix:PATH`.
 
 use std::{fmt, path::PathBuf, str::FromStr};
-use url::Url;
+use url::{Host, Url};
 
 /// The longest path of a unix socket (`sun_path` less its closing NUL), in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -30,6 +30,20 @@ impl Endpoint {
     #[must_use]
     pub fn is_unix(&self) -> bool {
         matches!(self, Endpoint::Unix(_))
+    }
+
+    /// Returns whether the address can only be of this machine: a unix socket, or a loopback address.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match self {
+            Endpoint::Unix(_) => true,
+            Endpoint::Http(url) => match url.host() {
+                Some(Host::Ipv4(ip)) => ip.is_loopback(),
+                Some(Host::Ipv6(ip)) => ip.is_loopback(),
+                Some(Host::Domain(name)) => name.eq_ignore_ascii_case("localhost"),
+                None => false,
+            },
+        }
     }
 
     /// Returns the URL to which the paths of routes are appended.
@@ -82,6 +96,20 @@ impl fmt::Display for Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn loopback_addresses_and_sockets_are_local() {
+        for (text, local) in [
+            ("http://127.0.0.1:7380", true),
+            ("http://[::1]:7380", true),
+            ("http://localhost:7380", true),
+            ("unix:/run/x", true),
+            ("http://10.0.0.7:7380", false),
+            ("https://fletch.example", false),
+        ] {
+            assert_eq!(text.parse::<Endpoint>().expect(text).is_local(), local, "{text}");
+        }
+    }
 
     #[test]
     fn addresses_are_parsed_and_bad_ones_rejected() {

@@ -4,16 +4,23 @@ use fletch_api::{Code, Problem};
 use fletch_core::{Kind, Mismatch};
 use std::time::Duration;
 
+/// What to do about a server that does not answer.
+const CHECK_IT_RUNS: &str = "check that fletch-server runs there";
+/// What to do about a server of another release.
+const ONE_RELEASE: &str = "use builds of one release";
+
 /// The reason why a call failed. Wrap it in an `Arc` to share it: a clone copies its texts.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ClientError {
     /// The server did not answer: the connection was refused, reset or cut off, or the deadline passed.
-    #[error("{endpoint} does not answer: {why}; check that fletch-server runs there")]
+    #[error("{endpoint} does not answer: {why}; {}", CHECK_IT_RUNS)]
     Unreachable {
         /// The server that was asked.
         endpoint: String,
         /// How the request failed.
         why: String,
+        /// Whether nothing listens at the address: the connection was refused, or the socket does not exist.
+        refused: bool,
     },
     /// The server answered with a problem.
     #[error("{problem}")]
@@ -32,7 +39,7 @@ pub enum ClientError {
         why: String,
     },
     /// The server supports no version that this build supports.
-    #[error("{endpoint} supports {what} {theirs:?}, this build supports {ours}; use builds of one release")]
+    #[error("{endpoint} supports {what} {theirs:?}, this build supports {ours}; {}", ONE_RELEASE)]
     Version {
         /// The server that was asked.
         endpoint: String,
@@ -137,6 +144,26 @@ impl ClientError {
             ClientError::Problem { problem, .. } if !problem.hint.is_empty() => Some(&problem.hint),
             _ => None,
         }
+    }
+
+    /// Returns what happened and what to do next, apart: for a caller that prints the two on lines of their
+    /// own. The text of the error has both.
+    #[must_use]
+    pub fn parts(&self) -> (String, Option<&str>) {
+        let advice = match self {
+            ClientError::Problem { problem, .. } => return (problem.summary(), self.hint()),
+            ClientError::Unreachable { .. } => CHECK_IT_RUNS,
+            ClientError::Version { .. } => ONE_RELEASE,
+            _ => return (self.to_string(), None),
+        };
+        let text = self.to_string();
+        (text.strip_suffix(&format!("; {advice}")).unwrap_or(&text).to_owned(), Some(advice))
+    }
+
+    /// Returns whether nothing listens at the server's address.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        matches!(self, ClientError::Unreachable { refused: true, .. })
     }
 
     pub(crate) fn retryable(&self) -> bool {

@@ -10,6 +10,7 @@
 //! 3. Every body has a length limit before its first byte is read.
 //! 4. A token file is read again after a 401, at most once a call. No token is ever logged.
 //! 5. The server's `code` and `hint` reach the caller unchanged.
+//! 6. Until the server has answered once, a refused connection to this machine ends a call at once.
 
 mod admin;
 mod backoff;
@@ -27,7 +28,7 @@ mod tables;
 mod token;
 
 pub use batch::{Batch, BatchPiece};
-pub use client::{Client, ClientConfig, ClientStats};
+pub use client::{Client, ClientConfig, ClientStats, FirstAnswer};
 pub use endpoint::{BadEndpoint, Endpoint};
 pub use error::ClientError;
 pub use token::TokenSource;

@@ -11,7 +11,7 @@ use axum::{
 use bytes::{BufMut, Bytes, BytesMut};
 use fletch_api::frames::{FrameHeader, FrameKind, MORE, PREFACE, WHOLE};
 use fletch_api::{BatchItem, BatchRequest, Code, Problem, headers, routes};
-use fletch_client::{Client, ClientConfig, ClientError, Endpoint, TokenSource};
+use fletch_client::{Client, ClientConfig, ClientError, Endpoint, FirstAnswer, TokenSource};
 use fletch_core::{DatasetName, Hash, JobName, Kind, LayoutId, Root};
 use fletch_tables::{Table, TableRange};
 use std::{
@@ -245,6 +245,34 @@ async fn every_call_ends_within_its_deadline() {
     assert!(e.is_unreachable() && e.kind() == Kind::Unavailable, "{e}");
     assert!(e.to_string().contains("http://127.0.0.1:1") && e.to_string().contains("refused"), "{e}");
     assert!(begun.elapsed() < Duration::from_millis(1500));
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_said_at_once_until_a_server_has_answered() {
+    let patience = Duration::from_secs(20);
+    for address in ["http://127.0.0.1:1", "http://localhost:1", "unix:/no/such/socket"] {
+        let config = ClientConfig {
+            io_timeout: patience,
+            ..ClientConfig::new(address.parse().expect("address"), "cli")
+        };
+        let begun = Instant::now();
+        let e = Client::new(config).expect("client").cluster().await.expect_err("no server listens");
+        assert!(e.is_refused() && begun.elapsed() < patience / 2, "{address}: {e}, {:?}", begun.elapsed());
+        let (what, advice) = e.parts();
+        assert!(
+            !what.contains("check that") && advice.is_some_and(|a| a.contains("fletch-server")),
+            "{what}"
+        );
+    }
+    // After an answer, a refused connection means that the server restarts: the call waits for it.
+    let config = ClientConfig {
+        io_timeout: Duration::from_millis(600),
+        first_answer: FirstAnswer::received(),
+        ..ClientConfig::new("http://127.0.0.1:1".parse().expect("address"), "loader")
+    };
+    let client = Client::new(config).expect("client");
+    client.cluster().await.expect_err("no server listens");
+    assert!(client.stats().retries > 0);
 }
 
 #[tokio::test]

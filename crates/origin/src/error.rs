@@ -36,6 +36,17 @@ pub enum OriginError {
         /// The origin's reason.
         why: String,
     },
+    /// The store has no such bucket or container.
+    #[error(
+        "{what}: the store has no such bucket or container ({why}); check the name, and the endpoint or the \
+         account of its [[origin]]"
+    )]
+    NoBucket {
+        /// The object or the listing.
+        what: String,
+        /// The store's status and code.
+        why: String,
+    },
     /// The request, URI, path or configuration is not valid.
     #[error("{what}: {why}")]
     Invalid {
@@ -77,8 +88,8 @@ pub enum OriginError {
 impl OriginError {
     /// Returns who can act on the error.
     ///
-    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied` and `WrongAnswer` are
-    /// `Unavailable`: the operator can act, the reader cannot.
+    /// `Changed` is `Corrupt`: nobody can read the pinned bytes again. `Denied`, `NoBucket` and `WrongAnswer`
+    /// are `Unavailable`: the operator can act, the reader cannot.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -86,6 +97,7 @@ impl OriginError {
             OriginError::AlreadyExists { .. } | OriginError::Invalid { .. } => Kind::Invalid,
             OriginError::Changed { .. } => Kind::Corrupt,
             OriginError::Denied { .. }
+            | OriginError::NoBucket { .. }
             | OriginError::Unavailable { .. }
             | OriginError::WrongAnswer { .. } => Kind::Unavailable,
             OriginError::Throttled { .. } => Kind::Overloaded,

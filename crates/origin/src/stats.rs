@@ -64,7 +64,7 @@ impl Counters {
 
     pub fn failed(&self, error: &OriginError) {
         let i = match error {
-            OriginError::NotFound { .. } => 0,
+            OriginError::NotFound { .. } | OriginError::NoBucket { .. } => 0,
             OriginError::AlreadyExists { .. } => 1,
             OriginError::Changed { .. } => 2,
             OriginError::Denied { .. } => 3,

@@ -16,7 +16,7 @@ pub(crate) use answer::{Answered, BadAnswer};
 
 use crate::address::{AddressRule, CheckedResolver, SystemResolver};
 use crate::stats::Counters;
-use answer::{Asked, ErrorCode};
+use answer::{Asked, ErrorCode, Region};
 use http::header::{ACCEPT_ENCODING, HeaderValue, LOCATION, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -148,7 +148,10 @@ impl HttpService for CheckedService {
                     parts.status = StatusCode::NOT_FOUND;
                     return Ok(HttpResponse::from_parts(parts, Vec::new().into()));
                 }
-                BadAnswer::Redirected { answered, code: code(body).await }
+                match Region::of(&parts.headers) {
+                    Some(region) => BadAnswer::OtherRegion { status, code: code(body).await, region },
+                    None => BadAnswer::Redirected { answered, code: code(body).await },
+                }
             }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 let asked = parts.headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
@@ -159,15 +162,19 @@ impl HttpService for CheckedService {
             }
             StatusCode::REQUEST_TIMEOUT => BadAnswer::Failed { status, code: code(body).await },
             // Azure answers a read of an archived blob with 409.
-            StatusCode::CONFLICT if asked.is_read() => BadAnswer::Refused { status, code: code(body).await },
+            StatusCode::CONFLICT if asked.is_read() => refusal(&parts, body).await,
             // `object_store` has a variant for each of these, by the status alone.
             StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
-                return Ok(HttpResponse::from_parts(parts, Vec::new().into()));
+                let is_missing = parts.status == StatusCode::NOT_FOUND && !self.plain;
+                match if is_missing { code(body).await } else { ErrorCode::default() } {
+                    code if code.is_missing_bucket() => BadAnswer::NoBucket { status, code },
+                    _ => return Ok(HttpResponse::from_parts(parts, Vec::new().into())),
+                }
             }
             // A retry would not help: the server does not know the method.
-            StatusCode::NOT_IMPLEMENTED => BadAnswer::Refused { status, code: code(body).await },
+            StatusCode::NOT_IMPLEMENTED => refusal(&parts, body).await,
             s if s.is_server_error() => BadAnswer::Failed { status, code: code(body).await },
-            s if s.is_client_error() => BadAnswer::Refused { status, code: code(body).await },
+            s if s.is_client_error() => refusal(&parts, body).await,
             _ if asked.is_listing => return page(parts, body).await,
             _ => {
                 parts.extensions.insert(answered);
@@ -196,6 +203,16 @@ async fn code(body: Body) -> ErrorCode {
     // A body that cannot be read does not hide the error that it belongs to.
     let body = Limited::new(body, ERROR_BYTES_MAX).collect().await;
     body.map(|b| ErrorCode::in_document(&b.to_bytes())).unwrap_or_default()
+}
+
+/// Returns the error of a request that the store rejects. S3 rejects a signature for another region in this
+/// way, and names the region.
+async fn refusal(parts: &http::response::Parts, body: Body) -> BadAnswer {
+    let (status, code) = (parts.status.as_u16(), code(body).await);
+    match Region::of(&parts.headers) {
+        Some(region) if code.is_wrong_region() => BadAnswer::OtherRegion { status, code, region },
+        _ => BadAnswer::Refused { status, code },
+    }
 }
 
 /// Parses the value of `Retry-After`: seconds, or an HTTP date.

@@ -33,57 +33,57 @@ pub enum Which {
 /// The arguments of a simulation.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// Named set of cases to simulate
-    #[arg(value_enum, default_value = "rows", conflicts_with = "case")]
+    /// Named set of cases: rows, extras, grid or scale
+    #[arg(value_enum, default_value = "rows", conflicts_with = "case", hide_possible_values = true)]
     pub which: Which,
     /// Simulate the case, or cases, of a TOML (.toml) or JSON file
     #[arg(long, value_name = "FILE")]
     pub case: Option<PathBuf>,
-    /// Policy between jobs and origin; repeat it for several
-    #[arg(long = "arm", value_enum, default_values = ["fletch"])]
+    /// Policy: direct, lru, pin or fletch; repeat it for several
+    #[arg(long = "arm", value_name = "ARM", value_enum, default_values = ["fletch"])]
+    #[arg(hide_possible_values = true)]
     pub arms: Vec<ArmKind>,
-    /// Set a constant of the sweep policy; repeat it for several. An unknown name lists all constants
+    /// Set a constant of the sweep policy (an unknown name lists all)
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// Seed of rows, grid and scale. Case files and extras have their own
-    #[arg(long, default_value_t = 1)]
+    /// Seed of rows, grid and scale
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Units of the dataset, for rows and scale
-    #[arg(long, default_value_t = 800)]
+    #[arg(long, value_name = "N", default_value_t = 800)]
     pub units: usize,
     /// Samples in a unit, for rows
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32)]
     pub size: u32,
     /// Number of jobs, for scale
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100)]
     pub jobs: usize,
     /// Cache size as a part of the dataset, for scale
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, value_name = "PART", default_value_t = 0.1)]
     pub cache: f64,
-    /// Record the trace of the sweep to FILE; needs exactly one case and one arm, fletch
+    /// Record the trace of the sweep, of one case and the arm fletch
     #[arg(long, value_name = "FILE", conflicts_with = "play")]
     pub record: Option<PathBuf>,
-    /// Play a trace of a simulation or a server again, and compare every result
+    /// Play a recorded trace again, and compare every result
     #[arg(long, value_name = "FILE", conflicts_with = "case")]
     pub play: Option<PathBuf>,
     /// Run only the cases whose name contains this text
-    #[arg(long)]
+    #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
-    /// Bandwidth of the origin in samples a second. Replaces the origin of a case. Without either, a fetch
-    /// takes no time
-    #[arg(long)]
+    /// Bandwidth of the origin in samples a second [default: as the case]
+    #[arg(long, value_name = "RATE")]
     pub bandwidth: Option<f64>,
     /// Latency of the origin in seconds
-    #[arg(long, default_value_t = 0.0, requires = "bandwidth")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, requires = "bandwidth")]
     pub latency: f64,
     /// Most samples that each job has been granted and has not consumed
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     pub leased: Option<usize>,
     /// Samples decided before their grant
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     pub ahead: Option<usize>,
     /// Most older picks that one whose bytes are cached may overtake
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     pub overtake: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! The paths of a version's tables, relative to the folder that `--to` names.
+//! The paths of a version's tables, relative to the folder that `--tables` names.
 //!
 //! `pack` writes chunks beside the tables, under `fletch/chunks/`.
 

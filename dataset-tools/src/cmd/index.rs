@@ -1,6 +1,6 @@
 //! `fletch index` and `fletch pack`: from arguments to options, and from reports to output.
 
-use super::{Context, fail};
+use super::{Context, fail, source};
 use crate::cli::{IndexArgs, PackArgs, RuleArg};
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
@@ -98,8 +98,11 @@ fn reads(report: &RunReport) -> String {
 }
 
 fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
-    let uri = ctx.uri(&args.uri)?;
-    let to = args.to.as_deref().map_or_else(|| Ok(uri.clone()), |to| ctx.uri(to))?;
+    let source::Source { uri, tables } = source::find(ctx, &args.uri)?;
+    let to = match args.tables.as_deref() {
+        Some(to) => ctx.uri(to)?,
+        None => tables.unwrap_or_else(|| uri.clone()),
+    };
     let list = match &args.list {
         Some(_) if uri.as_local().is_some() => {
             return Err(Failure::usage("--list is for stores and servers; a directory is walked")
@@ -114,7 +117,7 @@ fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
     };
     if to.is_plain_http() {
         return Err(Failure::usage(format!("tables cannot be written to {to}"))
-            .hint("Fletch only reads from plain HTTP servers; name another location with --to URI"));
+            .hint("Fletch only reads from plain HTTP servers; name another location with --tables URI"));
     }
     let shard_dirs = match args.sample_rule {
         Some(RuleArg::File) => BTreeSet::new(),
@@ -149,6 +152,7 @@ fn run_options(ctx: &Context, args: IndexArgs) -> Result<RunOptions, Failure> {
         tag: (!args.no_tag).then_some(args.tag),
         rule: SampleRule::new(key, args.samples),
         shard_dirs,
+        allow_empty: args.allow_empty,
         symlinks: args.symlinks,
         one_file_system: args.one_file_system,
         on_fault: match (args.keep_going, args.skip_failed) {

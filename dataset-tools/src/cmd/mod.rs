@@ -1,21 +1,24 @@
 //! The commands of `fletch`. Each calls the code that does the work, and prints the result.
 
+mod absent;
 mod diff;
 mod index;
+mod jobs;
 mod list;
 mod receipt;
 mod server;
 mod simulate;
+mod source;
 mod tag;
 mod verify;
 mod warmup;
 
-use crate::cli::{Cli, Command, Global};
+use crate::cli::{Cli, Command, Global, help};
 use crate::failure::{Exit, Failure};
 use crate::out::{Out, stdout_failed};
-use crate::tables_location::TablesLocation;
+use crate::run::written::{self, WrittenTables};
+use crate::tables_location::{TablesLocation, in_the_way};
 use crate::target::{Select, Target};
-use clap::CommandFactory;
 use fletch_client::fallback::{RememberedVersion, RememberedVersionError};
 use fletch_client::{Client, ClientConfig, ClientError, Endpoint, TokenSource};
 use fletch_core::DatasetName;
@@ -69,7 +72,8 @@ impl From<ClientError> for Failure {
         } else {
             Exit::Failed
         };
-        Failure { exit, what: e.to_string(), hint: e.hint().map(str::to_owned) }
+        let (what, hint) = e.parts();
+        Failure { exit, hint: hint.map(str::to_owned), what }
     }
 }
 
@@ -110,7 +114,7 @@ fn fail(out: Out, failure: &Failure, faults: &[Fault]) -> Exit {
 pub fn run(cli: Cli) -> Exit {
     let out = Out { json: cli.global.json, quiet: cli.global.quiet };
     if let Command::Completions { shell } = cli.command {
-        clap_complete::generate(shell, &mut Cli::command(), "fletch", &mut std::io::stdout());
+        clap_complete::generate(shell, &mut help::command(), "fletch", &mut std::io::stdout());
         return Exit::Ok;
     }
     let ctx = match Context::new(cli.global, out) {
@@ -120,16 +124,21 @@ pub fn run(cli: Cli) -> Exit {
     let done = match cli.command {
         Command::Index(args) => return index::index(&ctx, args),
         Command::Pack(args) => return index::pack(&ctx, args),
-        Command::Verify { target, threads, one_file_system } => {
-            verify::run(&ctx, &target, threads, one_file_system)
+        Command::Verify { target, threads, one_file_system, tables } => {
+            verify::run(&ctx, &target.at(tables), threads, one_file_system)
         }
-        Command::Ls { target, path, long } => list::ls(&ctx, &target, &path, long).map(|()| Exit::Ok),
-        Command::Show { target, path } => list::show(&ctx, &target, path.as_deref()).map(|()| Exit::Ok),
+        Command::Ls { target, path, long, tables } => {
+            list::ls(&ctx, &target.at(tables), &path, long).map(|()| Exit::Ok)
+        }
+        Command::Show { target, path, tables } => {
+            list::show(&ctx, &target.at(tables), path.as_deref()).map(|()| Exit::Ok)
+        }
         Command::Diff { a, b } => diff::run(&ctx, &a, &b).map(|()| Exit::Ok),
         Command::Tag { uri, tag, to, delete } => tag::run(&ctx, &uri, tag, to, delete).map(|()| Exit::Ok),
-        Command::Register { name, uri, tables } => {
-            server::register(&ctx, name, &uri, tables).map(|()| Exit::Ok)
+        Command::Register { name, uri, tables, replace } => {
+            server::register(&ctx, name, &uri, tables, replace).map(|()| Exit::Ok)
         }
+        Command::Jobs { what } => jobs::run(&ctx, what),
         Command::Warmup(args) => warmup::run(&ctx, &args),
         Command::Evict { name } => warmup::evict(&ctx, &name).map(|()| Exit::Ok),
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
@@ -200,7 +209,7 @@ impl Context {
             Err(e) if e.exit == Exit::Unreachable && self.global.origin_fallback => {
                 self.rt.block_on(self.open_known(name, &target.select(), e))
             }
-            Err(e) if e.exit == Exit::Unreachable => {
+            Err(e) if e.exit == Exit::Unreachable && self.is_known(&name, target) => {
                 Err(e.hint("--origin-fallback reads the last known version of this name from the origin"))
             }
             Err(e) => Err(e),
@@ -213,7 +222,10 @@ impl Context {
         select: &Select,
         client: Client,
     ) -> Result<OpenVersion, Failure> {
-        let resolved = client.resolve(&name, &select.to_string()).await?;
+        let resolved = match client.resolve(&name, &select.to_string()).await {
+            Ok(resolved) => resolved,
+            Err(e) => return Err(absent::at_server(self, &client, &name, select, e).await),
+        };
         if self.global.origin_fallback {
             let dataset = client.dataset(&name).await?;
             let known = RememberedVersion {
@@ -254,25 +266,67 @@ impl Context {
         Ok(OpenVersion { version, base: name.to_string(), location: Some(location) })
     }
 
+    /// Returns whether this account knows a version that a server named last.
+    fn is_known(&self, name: &DatasetName, target: &Target) -> bool {
+        let version = target.select().to_string();
+        let known = self
+            .endpoint()
+            .and_then(|server| Ok(RememberedVersion::load(&known_dir()?, &server, name, &version)?));
+        known.is_ok()
+    }
+
+    /// Returns where this account wrote the tables of a dataset.
+    fn written(&self, uri: &OriginUri) -> Vec<WrittenTables> {
+        state_dir().map(|dir| written::places(&dir, uri)).unwrap_or_default()
+    }
+
+    /// Returns the failure of a version that is not at a location.
+    async fn unresolved(&self, target: &Target, location: &TablesLocation, error: Failure) -> Failure {
+        let source = &target.base;
+        let is_gone = location.origin().local_dir().is_some_and(|dir| !dir.exists());
+        if is_gone && self.global.server.is_none() && DatasetName::new(source).is_ok() {
+            return Failure::new(format!("there is no directory {source}"))
+                .hint("for a registered name give --server URL, or set FLETCH_SERVER");
+        }
+        if is_gone {
+            return Failure::new(format!("there is no directory {source}"))
+                .hint("give an existing directory, or a URI");
+        }
+        // Of a named root only its own message helps.
+        if matches!(target.select(), Select::Root(_)) || error.exit != Exit::Failed {
+            return error;
+        }
+        let in_the_way = location.origin().local_dir().and_then(in_the_way);
+        if in_the_way.is_some() || !location.has_no_tags().await {
+            return error;
+        }
+        let places = self.written(location.origin().uri());
+        let tables = (!places.is_empty()).then(|| location.uri());
+        absent::not_indexed(source, tables.as_deref(), &places, None)
+    }
+
     async fn open_at_location(&self, target: &Target) -> Result<OpenVersion, Failure> {
         let select = target.select();
         let location = self.location(&target.base)?;
-        let (root, layout) = location.resolve(&select).await.map_err(|e| match &select {
-            Select::Tag(_) if self.global.server.is_none() && DatasetName::new(&target.base).is_ok() => {
-                e.hint("for a registered name give --server URL; for tables written with --to, give that URI")
-            }
-            _ => e,
-        })?;
+        let (root, layout) = match location.resolve(&select).await {
+            Ok(found) => found,
+            Err(e) => return Err(self.unresolved(target, &location, e).await),
+        };
         let version = location.version(root, layout).await?;
         Ok(OpenVersion { version, base: location.uri(), location: Some(location) })
     }
 }
 
+/// Returns the state directory of commands without `--state-dir`.
+fn state_dir() -> Option<PathBuf> {
+    let given = std::env::var_os("FLETCH_STATE_DIR").map(PathBuf::from);
+    given.or_else(|| fletch_settings::state_dir(nix::unistd::geteuid().is_root()))
+}
+
 /// Returns the directory of the versions that a server named last. This command and mounts share it.
 fn known_dir() -> Result<PathBuf, Failure> {
-    let given = std::env::var_os("FLETCH_STATE_DIR").map(PathBuf::from);
-    let dir = given.or_else(|| fletch_settings::state_dir(nix::unistd::geteuid().is_root()));
-    dir.map(|d| d.join("known")).ok_or_else(|| Failure::usage("neither HOME nor XDG_STATE_HOME is set"))
+    let dir = state_dir().map(|d| d.join("known"));
+    dir.ok_or_else(|| Failure::usage("neither HOME nor XDG_STATE_HOME is set"))
 }
 
 /// Streams a result to stdout, which is locked and buffered.

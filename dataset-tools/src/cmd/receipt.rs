@@ -2,14 +2,13 @@
 //!
 //! `docs/EPOCHS.md`, "Receipts", says what a receipt proves.
 
-use super::Context;
+use super::{Context, jobs};
 use crate::out::count;
 use crate::{
     cli::{Proof, ReceiptCommand},
     failure::{Exit, Failure},
 };
 use fletch_api::EpochReceipt;
-use fletch_client::{Client, epochs::JobHandle};
 use fletch_core::{
     Hash,
     delivery::{
@@ -38,21 +37,10 @@ pub fn run(ctx: &Context, what: ReceiptCommand) -> Result<Exit, Failure> {
     }
 }
 
-/// Finds a job by its name or id.
-async fn job_of(client: &Client, name: &str) -> Result<JobHandle, Failure> {
-    let jobs = client.jobs().await?;
-    let found = jobs.iter().find(|j| j.name.as_str() == name || j.id == name);
-    let line = found.ok_or_else(|| {
-        Failure::new(format!("the tenant has no job {name:?}"))
-            .hint("give a job of this tenant; GET /v1/jobs lists them")
-    })?;
-    Ok(client.job(&line.id).await?)
-}
-
 fn show(ctx: &Context, job: &str, epoch: u64) -> Result<(), Failure> {
     let client = ctx.client()?;
     let said: EpochReceipt =
-        ctx.rt.block_on(async { Ok::<_, Failure>(job_of(&client, job).await?.receipt(epoch).await?) })?;
+        ctx.rt.block_on(async { Ok::<_, Failure>(jobs::find(&client, job).await?.receipt(epoch).await?) })?;
     let (r, c) = (&said.receipt, &said.certificate);
     ctx.out.result(&said, |w| {
         writeln!(w, "root\t{}\nplan\t{}\nseed\t{}\nepoch\t{}", r.root, r.plan, r.seed, r.epoch)?;
@@ -107,7 +95,7 @@ impl Evidence {
     fn served(ctx: &Context, name: &str, epoch: u64) -> Result<Self, Failure> {
         let client = ctx.client()?;
         ctx.rt.block_on(async {
-            let job = job_of(&client, name).await?;
+            let job = jobs::find(&client, name).await?;
             let (root, layout) = (job.info().root, job.info().layout);
             let source = client.for_dataset(Some(&job.info().dataset)).tables(root, layout);
             let cache = PartCache::new(super::PART_CACHE_BYTES);

@@ -1,20 +1,64 @@
 //! The commands that only call a server: `register`, `unregister`, `datasets`, `status`.
 
-use super::Context;
+use super::{Context, absent};
 use crate::failure::Failure;
 use crate::out::{bytes, count};
-use fletch_api::{Accounts, Cluster, Dataset, Info, RegisterDataset};
+use crate::run::written;
+use fletch_api::{Accounts, Cluster, Code, Dataset, Info, RegisterDataset};
 use fletch_core::DatasetName;
 use serde::Serialize;
 use std::io;
 
-pub fn register(ctx: &Context, name: DatasetName, uri: &str, tables: Option<String>) -> Result<(), Failure> {
+pub fn register(
+    ctx: &Context,
+    name: DatasetName,
+    source: &str,
+    tables: Option<String>,
+    replace: bool,
+) -> Result<(), Failure> {
     // The server has another working directory, so relative paths are resolved here.
-    let uri = ctx.uri(uri)?.to_string();
-    let tables = tables.map(|t| ctx.uri(&t).map(|t| t.to_string())).transpose()?;
+    let origin = ctx.uri(source)?;
+    let uri = origin.to_string();
+    let given = tables.map(|t| ctx.uri(&t).map(|t| t.to_string())).transpose()?;
+    let places = ctx.written(&origin);
+    let remembered = written::best(&places).map(|place| place.tables.clone());
+    // Without --tables: where this account wrote them, then the dataset itself.
+    let mut candidates = match &given {
+        Some(given) => vec![given.clone()],
+        None => remembered.into_iter().chain([uri.clone()]).collect(),
+    };
+    candidates.dedup();
     let client = ctx.client()?;
-    let dataset = ctx.rt.block_on(client.register(&RegisterDataset { name, uri, tables }))?;
-    ctx.out.result(&dataset, |w| row(w, &dataset))
+    let mut refused = None;
+    for tables in candidates {
+        let tables = (tables != uri).then_some(tables);
+        let request = RegisterDataset {
+            name: name.clone(),
+            uri: uri.clone(),
+            tables: tables.clone(),
+            replace,
+            check: true,
+        };
+        match ctx.rt.block_on(client.register(&request)) {
+            Err(e) if e.code() == Some(Code::NotIndexed) => {}
+            // The server cannot read what this account remembers. The dataset itself may have tables.
+            Err(e) if given.is_none() && e.code() == Some(Code::UriNotAllowed) => {
+                refused = refused.or(Some(e));
+            }
+            Err(e) => return Err(e.into()),
+            Ok(dataset) => {
+                if let Some(tables) = tables.filter(|_| given.is_none()) {
+                    ctx.out.note(format!("its tables are at {tables}, where this account wrote them"));
+                }
+                return ctx.out.result(&dataset, |w| row(w, &dataset));
+            }
+        }
+    }
+    if let Some(e) = refused {
+        return Err(e.into());
+    }
+    let register = format!("fletch register {name} {source}");
+    Err(absent::not_indexed(source, given.as_deref(), &places, Some(&register)))
 }
 
 fn row(w: &mut dyn io::Write, d: &Dataset) -> io::Result<()> {

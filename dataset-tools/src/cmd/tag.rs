@@ -47,10 +47,10 @@ pub fn run(
                 location.put_tag(&tag, &doc).await?;
                 doc
             }
-            None => location.tag(&tag).await?.ok_or_else(|| {
-                Failure::new(format!("{}: there is no tag {tag}", location.uri()))
-                    .hint("`fletch tag URI` lists them; `fletch tag URI TAG ROOT` makes one")
-            })?,
+            None => match location.tag(&tag).await? {
+                Some(doc) => doc,
+                None => return Err(location.no_tag(&tag).await),
+            },
         };
         Ok(vec![(tag, doc)])
     })?;

@@ -1,6 +1,6 @@
 //! `fletch warmup` and `fletch evict`: start the work at the server, show its progress, and print its result.
 
-use super::Context;
+use super::{Context, absent, source};
 use crate::cli::WarmupArgs;
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
@@ -25,22 +25,29 @@ const POLL_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub fn run(ctx: &Context, args: &WarmupArgs) -> Result<Exit, Failure> {
     let target = &args.target;
-    let dataset = DatasetName::new(&target.base).map_err(|e| {
-        Failure::usage(e.to_string())
-            .hint("give a registered dataset, NAME or NAME@TAG; `fletch datasets` lists them")
-    })?;
+    let client = ctx.client()?;
+    let dataset = match source::name_of(&target.base) {
+        Some(name) => name,
+        None => {
+            let datasets = ctx.rt.block_on(client.datasets())?;
+            let named = datasets.iter().find(|d| d.name.as_str() == target.base).map(|d| d.name.clone());
+            named.map_or_else(|| source::registered(ctx, &target.base, &datasets), Ok)?
+        }
+    };
     let ask = StartWarmup {
-        dataset,
+        dataset: dataset.clone(),
         version: Some(target.select().to_string()),
         check: args.check,
         pin_s: args.pin.map_or(PIN_S_DEFAULT, |l| l.0.as_secs()),
     };
-    let client = ctx.client()?;
     ctx.rt.block_on(async {
         // Watch before the warm-up begins: a Ctrl-C after that must be reported.
         let mut interrupt =
             signal(SignalKind::interrupt()).map_err(|e| Failure::io("cannot wait for Ctrl-C", &e))?;
-        let begun = client.warm_up(&ask).await?;
+        let begun = match client.warm_up(&ask).await {
+            Ok(begun) => begun,
+            Err(e) => return Err(absent::at_server(ctx, &client, &dataset, &target.select(), e).await),
+        };
         if !(args.wait || args.check) {
             ctx.out.result(&begun, |w| writeln!(w, "{}", begun.id))?;
             ctx.out.note(format!("the server is warming up {}; --wait waits for the end", begun.dataset));

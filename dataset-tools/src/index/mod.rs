@@ -26,7 +26,7 @@ use crate::source::sampler::Sampler;
 use crate::source::walk::{Step, Walk, WalkOptions};
 use crate::tables_location::layout_of;
 use fletch_core::manifest::tar::shard::{ShardMember, is_compressed_shard};
-use fletch_core::manifest::{Entry, EntryKind, LayoutParams};
+use fletch_core::manifest::{Entry, EntryKind, LayoutKind, LayoutParams};
 use fletch_tables::{Fault, NewRow, PinRow, TableError, TablesWriter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -212,9 +212,10 @@ fn index(run: &Run<'_>, state: &RunState) -> Result<RunReport, RunFailure> {
         return Err(RunFailure { failure: Faults::failure(faults.len()), faults });
     }
     let written = tables.finish(run.created(faults.clone())).map_err(Failure::from)?;
+    run.check_not_empty(&written)?;
     run.ctx.rt.block_on(async {
         publish::publish(&run.tables, &written, run.ctx.stop).await?;
-        run.move_tag(&written).await
+        run.move_tag(&written, LayoutKind::Index).await
     })?;
     Ok(run.report(&written, faults))
 }

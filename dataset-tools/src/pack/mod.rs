@@ -31,8 +31,8 @@ use crate::run::{Run, RunContext, publish};
 use assemble::{Assembler, BYTES_MAX, ChunkWrite, Done};
 use catalogue::{Catalogue, Placement, Placements, Row};
 use fletch_core::Hash;
-use fletch_core::manifest::LayoutParams;
 use fletch_core::manifest::pack::{Item, Keeper, PackParams, ParentLocation};
+use fletch_core::manifest::{LayoutKind, LayoutParams};
 use fletch_tables::WrittenVersion;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -211,6 +211,7 @@ impl Pack<'_> {
         if report_only {
             return Err(RunFailure { failure: Faults::failure(skipped.len()), faults: skipped });
         }
+        run.check_not_empty(&tables.pack)?;
         self.publish(&tables)?;
         Ok(PackReport {
             run: run.report(&tables.pack, skipped),
@@ -329,7 +330,7 @@ impl Pack<'_> {
         self.run.ctx.rt.block_on(async {
             publish::publish(tables, &made.index, stop).await?;
             publish::publish(tables, &pack, stop).await?;
-            self.run.move_tag(&pack).await
+            self.run.move_tag(&pack, LayoutKind::Pack).await
         })
     }
 }

@@ -13,6 +13,7 @@ pub mod options;
 pub mod parent;
 pub mod publish;
 pub mod state;
+pub mod written;
 
 use crate::failure::{Exit, Failure};
 use crate::out::Out;
@@ -20,6 +21,7 @@ use crate::progress::{Late, Progress, Total};
 use crate::source::sampler::Sampler;
 use crate::source::walk::{NAMES_BYTES_MAX, WalkOptions, reserved_extras};
 use crate::tables_location::{TablesLocation, in_the_way};
+use fletch_core::manifest::LayoutKind;
 use fletch_origin::{Origin, Origins};
 use fletch_tables::{Fault, Provenance, TagDoc, WrittenVersion};
 use options::{RunOptions, RunReport};
@@ -29,6 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Handle;
+use written::WrittenTables;
 
 /// What a run uses and does not own.
 #[derive(Clone, Copy)]
@@ -194,13 +197,39 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Moves the tag of the options, if they name one, to what was written.
+    /// Moves the tag of the options, if they name one, to what was written, and remembers the place.
     ///
     /// # Errors
     /// [`Failure`] when the tables location cannot be written.
-    pub async fn move_tag(&self, written: &WrittenVersion) -> Result<(), Failure> {
+    pub async fn move_tag(&self, written: &WrittenVersion, kind: LayoutKind) -> Result<(), Failure> {
         let Some(tag) = &self.options.tag else { return Ok(()) };
-        self.tables.put_tag(tag, &TagDoc::new(written.root, written.layout, now_ns())).await
+        let (root, layout, at_ns) = (written.root, written.layout, now_ns());
+        self.tables.put_tag(tag, &TagDoc::new(root, layout, at_ns)).await?;
+        let place = WrittenTables { tables: self.options.to.to_string(), root, layout, kind, at_ns };
+        if let Err(e) = written::record(&self.options.state_dir, &self.options.uri, place) {
+            self.ctx.out.warn(format_args!(
+                "cannot remember where the tables are, so `fletch register` needs --tables {}: {e}",
+                self.options.to
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that the version has entries, or may have none.
+    ///
+    /// # Errors
+    /// [`Failure`] for a version without entries, unless the options allow it.
+    pub fn check_not_empty(&self, written: &WrittenVersion) -> Result<(), Failure> {
+        if written.entries > 0 || self.options.allow_empty {
+            return Ok(());
+        }
+        let uri = &self.options.uri;
+        let what = match uri.as_local() {
+            Some(dir) => format!("{} is empty", dir.display()),
+            None => format!("no object lies below {uri}/"),
+        };
+        Err(Failure::new(format!("there is nothing to index: {what}; nothing was written"))
+            .hint("check the path; if an empty dataset is meant, add --allow-empty"))
     }
 
     /// The report of a run that has published `written`.
@@ -252,7 +281,7 @@ fn check_writable(to: &Path, is_dataset: bool) -> Result<(), Failure> {
             "cannot write tables below {}: the path is {what}, not a directory",
             path.display()
         ))
-        .hint("rename it, or name another location with --to URI"));
+        .hint("rename it, or name another location with --tables URI"));
     }
     let mut dir = to.to_owned();
     if dir.join("fletch").is_dir() {
@@ -262,7 +291,7 @@ fn check_writable(to: &Path, is_dataset: bool) -> Result<(), Failure> {
     nix::unistd::access(&dir, nix::unistd::AccessFlags::W_OK).map_err(|e| {
         let what = if is_dataset { "the dataset's own directory" } else { "the tables location" };
         Failure::new(format!("cannot write to {what}, {}: {}", to.display(), e.desc()))
-            .hint("name a location that you may write with --to URI")
+            .hint("name a location that you may write with --tables URI")
             .exit(if e == nix::errno::Errno::EACCES { Exit::Denied } else { Exit::Failed })
     })
 }

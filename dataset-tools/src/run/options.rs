@@ -51,6 +51,8 @@ pub struct RunOptions {
     /// The directories with tar shards. With the rule `stem`, files beside shards are no samples unless a
     /// glob of the rule names them.
     pub shard_dirs: BTreeSet<String>,
+    /// Whether a version without entries is written (`--allow-empty`).
+    pub allow_empty: bool,
     /// What to do at symbolic links.
     pub symlinks: Symlinks,
     /// Whether directories on other file systems than the dataset's top are left out.

@@ -22,7 +22,7 @@ const PIECE_BYTES: u64 = 4 << 20;
 
 fn cannot_write(tables: &TablesLocation, e: OriginError) -> Failure {
     Failure::from(e).hint(format!(
-        "the tables could not be written to {}; name a location that you may write with --to URI \
+        "the tables could not be written to {}; name a location that you may write with --tables URI \
          (files that were read are not read again)",
         tables.uri()
     ))

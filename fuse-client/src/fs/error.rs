@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn every_failure_has_its_errno_and_fault() {
-        let gone = ClientError::Unreachable { endpoint: "e".into(), why: "refused".into() };
+        let gone = ClientError::Unreachable { endpoint: "e".into(), why: "refused".into(), refused: true };
         let expired = ClientError::LeaseExpired { endpoint: "e".into() };
         let damaged = ClientError::CorruptSample { endpoint: "e".into(), entry: 7 };
         let origin = |kind| read(ClientError::Origin { server: "s".into(), kind, why: "w".into() });

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import weakref
-from typing import Any, Callable, Generator, Iterator, Sequence
+from typing import Any, Callable, Generator, Iterator, Literal, Sequence
 
 import torch.utils.data
 
@@ -29,6 +29,9 @@ _log = logging.getLogger("fletch")
 #: The pause between two questions whether samples that other processes hold were consumed or came back, in
 #: seconds.
 _ASK_AGAIN_SECONDS = 0.5
+
+#: The time that a worker which got nothing waits to learn whether other workers got something, in seconds.
+_OTHERS_SECONDS = 2.0
 
 #: The number of these pauses after which a warning is logged.
 _PAUSES_PER_WARNING = 120
@@ -83,7 +86,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"``. Under ``"checkpoint"``,
             `state_dict` commits and `load_state_dict` rolls back to that commit, so later samples are
             delivered again.
-        epoch: the number of the first epoch.
+        epoch: the number of the first epoch; or ``"next"``: the first one that the job has not finished, for a
+            script that is started again without a state. An epoch that was finished before is not delivered
+            again: iterating it is an error.
 
     Attributes:
         steps: the number of steps of an epoch of this rank.
@@ -114,16 +119,17 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         seed: int | None = None,
         tail: str | None = None,
         visitation: str = "exactly-once",
-        epoch: int = 0,
+        epoch: int | Literal["next"] = 0,
     ) -> None:
         self.rank, self.ranks = rank_of(rank, ranks)
         if not 1 <= batch_size <= _native.LEASE_MAX:
             raise Invalid(
                 f"batch_size is {batch_size}; a batch is a lease, which has 1 to {_native.LEASE_MAX} samples"
             )
+        if isinstance(epoch, str) and epoch != "next":
+            raise Invalid(f'epoch is {epoch!r}; give the number of an epoch, or "next"')
         self.batch_size = batch_size
         self.transform = transform
-        self.epoch = epoch
         name, tag = _split_tag(dataset)
         spec: dict[str, Any] = {
             "name": job,
@@ -161,14 +167,17 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         # The server keeps copies of a sample apart in the order of its grants, so the loop needs that order.
         self._fixed_order = order != "substitute" or echo.get("copies", 1) > 1
         self._replays = order == "replay"
-        self._begin_epoch(epoch)
+        #: The epoch that a loaded state continues. A part of it was consumed before this process began.
+        self._restored_epoch: int | None = None
+        first = _next_epoch(info["epochs"]) if isinstance(epoch, str) else epoch
+        self._begin_epoch(first)
         #: The number of iterations that began in this process.
         self._iterations = 0
         #: In a worker's copy: whether the process that made the worker has a batch in hand or unacknowledged.
         self._parent_has_unacked = False
         #: The loader's current iteration, if there is one.
         self._iteration: weakref.ref[Any] | None = None
-        self._worker_table = WorkerTable(epoch, len(COUNTERS), len(self._acks.sum.bytes()))
+        self._worker_table = WorkerTable(first, len(COUNTERS), len(self._acks.sum.bytes()))
 
     def _declare(self) -> bool:
         """Declares the job. Returns False if the server's job has other settings, such as another world."""
@@ -389,9 +398,10 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             self._end_epoch()
         else:
             self._worker_table.end(info.id)
-            # Worker 0 warns for all workers. A worker that began late may have got nothing though others did.
-            if info.id == 0 and not any(self._worker_table.consumed()[0]):
-                self._warn_of_empty_epoch()
+            # Worker 0 reports it for all workers. A worker that began late may have got nothing though others
+            # did.
+            if info.id == 0 and self._worker_table.got_nothing(_OTHERS_SECONDS):
+                self._report_empty_epoch()
 
     def _wait_for_others(self, times: int) -> None:
         """Waits for a moment, because other processes hold what is left of the epoch.
@@ -416,20 +426,35 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._finish()
         self._worker_table.set_epoch(self.epoch, over=True)
         if self._totals()[1].delivered == 0:
-            self._warn_of_empty_epoch()
+            self._report_empty_epoch()
 
-    def _warn_of_empty_epoch(self) -> None:
-        """Warns that the epoch gave no sample.
+    def _report_empty_epoch(self) -> None:
+        """Reports that the epoch gave no sample: it was consumed before this process began.
 
-        Unless it has no steps, it was consumed before this process began.
+        Raises:
+            Invalid: the job finished the epoch before (``code == "epoch_closed"``).
         """
-        if self.steps > 0:
+        if self.steps == 0 or self._replays or self._restored_epoch == self.epoch:
+            return
+        epochs = self._acks.wait_for_server(lambda _: self._job.info())["epochs"]
+        if not any(e["epoch"] == self.epoch and e["state"] == "finished" for e in epochs):
+            # Other ranks still consume their shares of it.
             _log.warning(
-                "job %s, epoch %d was finished before, and gave no batch: to start again, give another job "
-                "name; to continue, call load_state_dict() with a saved state, or set_epoch()",
+                "job %s, epoch %d gave this rank no batch: its share was consumed before this process began",
                 self.job,
                 self.epoch,
             )
+            return
+        hint = (
+            f'to train on, create the dataset with epoch="next" (now {_next_epoch(epochs)}); to restore a '
+            "model, call load_state_dict() with its state; to start from the beginning, give another job "
+            f"name, or delete the job (`fletch jobs delete {self.job}`)"
+        )
+        raise Invalid(
+            f"job {self.job}, epoch {self.epoch} was finished before, so it has no batch: {hint}",
+            "epoch_closed",
+            hint,
+        )
 
     def _finish(self) -> None:
         """Marks the epoch as over, and gets its receipt."""
@@ -619,6 +644,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self._acks.drop(unacked=True)
         self._acks.drop_lost()
         self._begin_epoch(state["epoch"])
+        self._restored_epoch = self.epoch
         rank, ranks = state.get("ranks", (None, None))
         if (rank, ranks) == (self.rank, self.ranks):
             self._acks.sum.merge(state["received"])
@@ -648,6 +674,13 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             if error.code in ("no_commit", "not_found"):
                 return False
             raise
+
+
+def _next_epoch(epochs: Sequence[dict[str, Any]]) -> int:
+    """The number of the first epoch that a job has not finished, by the epochs that the server remembers."""
+    open_ones = [e["epoch"] for e in epochs if e["state"] != "finished"]
+    latest = max((e["epoch"] for e in epochs), default=-1)
+    return int(latest if latest in open_ones else latest + 1)
 
 
 def _split_tag(dataset: str) -> tuple[str, str | None]:

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ WORKERS_MAX = 128
 
 #: The number of iterations in the table: the latest, the next one, and older ones that workers may still run.
 _ITERATIONS = 8
+
+#: The pause between two looks at the other workers' rows, in seconds.
+_POLL_SECONDS = 0.01
 
 #: The seed of an iteration that the process which made the workers wrote. Torch never uses it.
 _NO_SEED = -1
@@ -159,6 +163,19 @@ class WorkerTable:
         """Records that this worker has nothing left in its iteration."""
         row = self._rows[worker]
         row[_ENDED] = row[_STARTED]
+
+    def got_nothing(self, seconds: float) -> bool:
+        """Whether no worker got a sample of the epoch.
+
+        A worker publishes what it consumed a moment after the server knows it. So this waits until all workers
+        of the iteration ended, or for ``seconds``.
+        """
+        until = time.monotonic() + seconds
+        while not any(self.consumed()[0]):
+            if self.latest().over or time.monotonic() >= until:
+                return not any(self.consumed()[0])
+            time.sleep(_POLL_SECONDS)
+        return False
 
     # The layout of the table.
 

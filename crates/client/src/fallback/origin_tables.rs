@@ -4,6 +4,7 @@ use super::Fallback;
 use crate::ClientError;
 use async_trait::async_trait;
 use bytes::Bytes;
+use fletch_core::manifest::LayoutKind;
 use fletch_core::{Kind, LayoutId, Root, TagName};
 use fletch_origin::{Origin, OriginError};
 use fletch_tables::source::DOCUMENT_BYTES_MAX;
@@ -17,7 +18,8 @@ const TAG_BYTES_MAX: u64 = 64 << 10;
 
 /// Resolves `version`, a tag or a root, by the tables at an origin.
 ///
-/// For a root with several layouts, returns the first layout in the order of their names.
+/// For a root with several layouts, returns a packed layout if there is one, and the first one of its kind in
+/// the order of their names.
 ///
 /// # Errors
 /// [`ClientError::Origin`] if the version does not exist or cannot be read. [`ClientError::Config`] for a
@@ -29,7 +31,16 @@ pub async fn resolve(tables: &Origin, version: &str) -> Result<(Root, LayoutId),
     let Ok(root) = version.parse::<Root>() else {
         let tag = TagName::new(version).map_err(|e| ClientError::Config(e.to_string()))?;
         let path = paths::tag(&tag);
-        let got = tables.get(&path, None, None).await.map_err(|e| origin(&e))?;
+        let got = tables.get(&path, None, None).await.map_err(|e| match e {
+            OriginError::NotFound { .. } => failed(
+                Kind::NotFound,
+                format!(
+                    "there is no tag {tag}; `fletch tag URI` lists the tags; `fletch index` and `fletch pack` \
+                     write tables and move the tag `latest`"
+                ),
+            ),
+            e => origin(&e),
+        })?;
         if got.bytes.len() as u64 > TAG_BYTES_MAX {
             return Err(failed(
                 Kind::Corrupt,
@@ -39,6 +50,7 @@ pub async fn resolve(tables: &Origin, version: &str) -> Result<(Root, LayoutId),
         let doc = TagDoc::parse(&got.bytes).map_err(|e| failed(e.kind(), e.to_string()))?;
         return Ok((doc.root, doc.layout));
     };
+    let mut first = None;
     let mut list = tables.list(&paths::layouts(root));
     while let Some(object) = list.try_next().await.map_err(|e| origin(&e))? {
         if !object.path.ends_with("/layout.json") {
@@ -46,9 +58,13 @@ pub async fn resolve(tables: &Origin, version: &str) -> Result<(Root, LayoutId),
         }
         let got = tables.get(&object.path, None, None).await.map_err(|e| origin(&e))?;
         let doc = LayoutDoc::parse_any(&got.bytes).map_err(|e| failed(e.kind(), e.to_string()))?;
-        return Ok((root, doc.layout));
+        if doc.params.kind == LayoutKind::Pack {
+            return Ok((root, doc.layout));
+        }
+        first = first.or(Some(doc.layout));
     }
-    Err(failed(Kind::NotFound, format!("no version {root} is published here")))
+    let none = || failed(Kind::NotFound, format!("no version {root} is published here"));
+    Ok((root, first.ok_or_else(none)?))
 }
 
 /// The tables of one version in one layout, read from an origin.

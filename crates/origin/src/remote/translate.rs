@@ -43,7 +43,8 @@ pub(super) fn translate(what: &str, error: &Error) -> OriginError {
             }
             BadAnswer::Failed { .. } => OriginError::Unavailable { what: owned, why },
             BadAnswer::Denied { .. } => OriginError::Denied { what: owned, why },
-            BadAnswer::Refused { .. } | BadAnswer::PastEnd { .. } => {
+            BadAnswer::NoBucket { .. } => OriginError::NoBucket { what: owned, why },
+            BadAnswer::Refused { .. } | BadAnswer::OtherRegion { .. } | BadAnswer::PastEnd { .. } => {
                 OriginError::Invalid { what: owned, why }
             }
             BadAnswer::RangeIgnored(_)

@@ -50,7 +50,7 @@ impl RemotePrefix {
         match self.remote.scheme.is_plain() {
             true => Err(OriginError::invalid(
                 what,
-                "a plain HTTP server is read-only; write to another origin with --to URI",
+                "a plain HTTP server is read-only; write to another origin with --tables URI",
             )),
             false => Ok(()),
         }

@@ -2,7 +2,8 @@
 //!
 //! `object_store` accepts some wrong answers and quotes others, so every answer passes here first.
 //!
-//! 1. No text here repeats a body or a header: only numbers, known content codings and known error codes.
+//! 1. No text here repeats a body or a header: only numbers, known content codings, known error codes, and
+//!    words of the form of a region.
 //! 2. An answer that does not fit its request is [`BadAnswer::Unexpected`], which says what came and what was
 //!    expected. It never counts as a changed object.
 
@@ -32,6 +33,12 @@ pub(crate) enum BadAnswer {
         "{answered}{code}; Fletch follows no redirects: give the store's own URL or region in [[origin]]"
     )]
     Redirected { answered: Answered, code: ErrorCode },
+    #[error(
+        "status {status}{code}; the bucket is in region {region}: set `region` in its [[origin]], or AWS_REGION"
+    )]
+    OtherRegion { status: u16, code: ErrorCode, region: Region },
+    #[error("status {status}{code}")]
+    NoBucket { status: u16, code: ErrorCode },
     #[error("{answered}; expected {expected}")]
     Unexpected { answered: Answered, expected: String },
     #[error("a page of a listing is longer than 16 MiB")]
@@ -232,7 +239,31 @@ impl Asked {
     }
 }
 
-/// A known error code of S3, Azure or GCS. Displays as ` CODE`, or as nothing.
+/// A region of S3, as the header `x-amz-bucket-region` names it.
+///
+/// Only words of the form `eu-west-1` are regions: a server may put any text into the header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Region(String);
+
+impl Region {
+    pub fn of(headers: &HeaderMap) -> Option<Self> {
+        let text = headers.get("x-amz-bucket-region")?.to_str().ok()?;
+        let mut parts: Vec<&str> = text.split('-').collect();
+        let number = parts.pop()?;
+        let is_word = |p: &&str| (2..=10).contains(&p.len()) && p.bytes().all(|b| b.is_ascii_lowercase());
+        let is_number = number.len() <= 2 && self::number(number).is_some();
+        let sane = is_number && (2..=4).contains(&parts.len()) && parts.iter().all(is_word);
+        sane.then(|| Region(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A known error code of S3, Azure or GCS. Displays as ` CODE` with what it means, or as nothing.
 ///
 /// Only codes of this list appear in errors: a server may put any text into its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -295,9 +326,55 @@ impl ErrorCode {
     }
 }
 
+impl ErrorCode {
+    /// Whether the store says that the bucket or container does not exist.
+    pub fn is_missing_bucket(self) -> bool {
+        matches!(self.0, Some("NoSuchBucket" | "ContainerNotFound"))
+    }
+
+    /// Whether the store says that the request was signed for, or sent to, another region.
+    pub fn is_wrong_region(self) -> bool {
+        matches!(
+            self.0,
+            Some("AuthorizationHeaderMalformed" | "PermanentRedirect" | "TemporaryRedirect" | "BadRequest")
+        )
+    }
+
+    /// Returns what the code means, and what to do, where its word does not say it.
+    fn meaning(self) -> Option<&'static str> {
+        Some(match self.0? {
+            "AccessDenied"
+            | "AllAccessDisabled"
+            | "AuthorizationFailure"
+            | "AuthorizationPermissionMismatch"
+            | "Forbidden"
+            | "InsufficientAccountPermissions" => {
+                "the credentials are known, and may not do this: ask the bucket's owner for the permission to \
+                 list and read it"
+            }
+            "AuthenticationFailed" | "SignatureDoesNotMatch" => "the secret key does not fit the access key",
+            "AuthenticationRequired" | "NoAuthenticationInformation" | "PublicAccessNotPermitted" => {
+                "the store gives nothing without credentials"
+            }
+            "AuthorizationHeaderMalformed" => {
+                "the request is for another region: set `region` in its [[origin]], or AWS_REGION"
+            }
+            "BlobArchived" | "InvalidObjectState" => "the object is archived: restore it first",
+            "ExpiredToken" => "the credentials have expired: get new ones",
+            "InvalidAccessKeyId" => "the store does not know the access key",
+            "InvalidToken" => "the session token is not valid: get new credentials",
+            "RequestTimeTooSkewed" => "the clock of this machine is wrong: set it",
+            "UserProjectMissing" => "the requester pays for this bucket, which Fletch does not support",
+            _ => return None,
+        })
+    }
+}
+
 impl fmt::Display for ErrorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |code| write!(f, " {code}"))
+        let Some(code) = self.0 else { return Ok(()) };
+        write!(f, " {code}")?;
+        self.meaning().map_or(Ok(()), |meaning| write!(f, " ({meaning})"))
     }
 }
 

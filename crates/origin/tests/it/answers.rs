@@ -7,6 +7,7 @@ use crate::{limits, uri};
 use fletch_core::Kind;
 use fletch_origin::{Credentials, Origin, OriginConfig, OriginError, Origins, Pin};
 use fletch_testkit::scripted::{ScriptedServer, answer, header};
+use futures::TryStreamExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -312,6 +313,36 @@ async fn no_text_of_a_foreign_answer_is_quoted() {
     let log = String::from_utf8(log.0.lock().expect("the log").clone()).expect("text");
     let quoted = log.lines().find(|line| line.contains(SECRET));
     assert_eq!(quoted, None, "a log line quotes the answer");
+}
+
+#[tokio::test]
+async fn missing_buckets_other_regions_and_bad_keys_are_named_in_words() {
+    let document = |code: &str| format!("<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>");
+    let elsewhere = ("x-amz-bucket-region", "eu-west-1");
+    let cases = [
+        ("404 Not Found", "NoSuchBucket", vec![], vec!["no such bucket", "NoSuchBucket", "check the name"]),
+        ("301 Moved", "PermanentRedirect", vec![elsewhere], vec!["region eu-west-1", "AWS_REGION"]),
+        ("400 Bad", "AuthorizationHeaderMalformed", vec![elsewhere], vec!["region eu-west-1", "AWS_REGION"]),
+        ("400 Bad", "AuthorizationHeaderMalformed", vec![], vec!["another region", "AWS_REGION"]),
+        ("403 Forbidden", "AccessDenied", vec![], vec!["AccessDenied", "permission"]),
+        ("403 Forbidden", "InvalidAccessKeyId", vec![], vec!["does not know the access key"]),
+        ("403 Forbidden", "SignatureDoesNotMatch", vec![], vec!["secret key"]),
+        ("403 Forbidden", "RequestTimeTooSkewed", vec![], vec!["clock"]),
+        ("403 Forbidden", "ExpiredToken", vec![], vec!["expired"]),
+    ];
+    for (status, code, headers, words) in cases {
+        let body = document(code);
+        let server = ScriptedServer::start(move |_| answer(status, &headers, body.as_bytes()));
+        let origin = open(store(&server));
+        let listed = origin.list("").try_next().await.expect_err(code).to_string();
+        let read = origin.get("a", None, None).await.expect_err(code).to_string();
+        for text in [listed, read] {
+            for word in &words {
+                assert!(text.contains(word), "{text:?} should say {word:?}");
+            }
+            assert!(!text.contains('<') && !text.contains(SECRET), "{text}");
+        }
+    }
 }
 
 /// On Linux a connection to `0.0.0.0` reaches this machine. Only the check keeps the client away.

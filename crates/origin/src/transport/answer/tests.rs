@@ -119,8 +119,22 @@ fn a_stored_coding_of_a_blob_store_is_no_fault_and_foreign_words_are_not_shown()
     let error = check(&whole(true), 200, &foreign).expect_err("a coding");
     assert!(error.contains("an unknown coding") && !error.contains("hunter2"), "{error}");
     let code = |body: &str| ErrorCode::in_document(body.as_bytes()).to_string();
-    assert_eq!(code("<Error><Code>AccessDenied</Code><Message>hunter2</Message>"), " AccessDenied");
+    let denied = code("<Error><Code>AccessDenied</Code><Message>hunter2</Message>");
+    assert!(denied.starts_with(" AccessDenied (the credentials") && !denied.contains("hunter2"), "{denied}");
+    assert_eq!(code("<Error><Code>NoSuchKey</Code>"), " NoSuchKey");
     assert_eq!(code("<Error><Code>hunter2</Code>"), "");
+}
+
+#[test]
+fn only_words_of_the_form_of_a_region_are_shown() {
+    let region = |text| Region::of(&headers(&[("x-amz-bucket-region", text)])).map(|r| r.to_string());
+    for real in ["eu-west-1", "us-gov-west-1", "ap-southeast-2", "us-iso-east-1"] {
+        assert_eq!(region(real).as_deref(), Some(real));
+    }
+    for foreign in ["", "hunter2", "EU", "eu-west-one", "eu-west-100", "eu west-1", "eu-west-1-x", "-west-1"]
+    {
+        assert_eq!(region(foreign), None, "{foreign}");
+    }
 }
 
 #[test]

@@ -1,0 +1,124 @@
+//! `fletch jobs`: lists, shows and deletes the jobs that the server remembers.
+
+use super::Context;
+use crate::cli::JobsCommand;
+use crate::failure::{Exit, Failure};
+use crate::out::{bytes, count};
+use fletch_api::{EpochState, JobLine};
+use fletch_client::Client;
+use fletch_client::epochs::JobHandle;
+use serde::Serialize;
+
+/// The most names that an error lists.
+const NAMED_MAX: usize = 8;
+
+pub fn run(ctx: &Context, what: JobsCommand) -> Result<Exit, Failure> {
+    match what {
+        JobsCommand::List => list(ctx),
+        JobsCommand::Show { job } => show(ctx, &job),
+        JobsCommand::Delete { jobs } => delete(ctx, &jobs),
+    }
+    .map(|()| Exit::Ok)
+}
+
+/// Returns a job by its name or id.
+///
+/// # Errors
+/// [`Failure`] when the tenant has no such job.
+pub async fn find(client: &Client, name: &str) -> Result<JobHandle, Failure> {
+    let jobs = client.jobs().await?;
+    Ok(client.job(&line_of(&jobs, name)?.id).await?)
+}
+
+fn line_of<'a>(jobs: &'a [JobLine], name: &str) -> Result<&'a JobLine, Failure> {
+    let found = jobs.iter().find(|j| j.name.as_str() == name || j.id == name);
+    found.ok_or_else(|| {
+        let mut names: Vec<&str> = jobs.iter().map(|j| j.name.as_str()).take(NAMED_MAX).collect();
+        if jobs.len() > NAMED_MAX {
+            names.push("…");
+        }
+        let hint = match &names[..] {
+            [] => "the server has no job of this tenant; a training process declares its job".to_owned(),
+            names => format!("the jobs are: {}; `fletch jobs list` lists all", names.join(", ")),
+        };
+        Failure::new(format!("there is no job {name}")).hint(hint)
+    })
+}
+
+fn list(ctx: &Context) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct All {
+        jobs: Vec<JobLine>,
+    }
+    let client = ctx.client()?;
+    let all = All { jobs: ctx.rt.block_on(client.jobs())? };
+    ctx.out.result(&all, |w| {
+        all.jobs.iter().try_for_each(|j| writeln!(w, "{}\t{}@{}", j.name, j.dataset, j.root.0.short()))
+    })
+}
+
+fn state_word(state: EpochState) -> &'static str {
+    match state {
+        EpochState::Open => "open",
+        EpochState::Finished => "finished",
+        EpochState::Abandoned => "abandoned",
+        EpochState::Damaged => "damaged",
+    }
+}
+
+fn show(ctx: &Context, job: &str) -> Result<(), Failure> {
+    let client = ctx.client()?;
+    let job = ctx.rt.block_on(find(&client, job))?;
+    let job = job.info();
+    ctx.out.result(job, |w| {
+        writeln!(w, "name\t{}\nid\t{}", job.name, job.id)?;
+        writeln!(w, "dataset\t{}@{}", job.dataset, job.root)?;
+        writeln!(w, "order\t{}\nseed\t{}", job.order.as_str(), job.seed)?;
+        let world = &job.world;
+        writeln!(w, "world\t{}, batch {}", count(world.ranks, "rank"), world.batch)?;
+        writeln!(w, "epoch\t{} of {}", count(job.entries, "sample"), count(job.steps, "step"))?;
+        for e in &job.epochs {
+            let state = state_word(e.state);
+            write!(w, "{}\t{state}\t{} of {} acknowledged", e.epoch, e.acked, e.planned)?;
+            for (what, n) in [("held", e.held), ("redelivered", e.redelivered)] {
+                if n > 0 {
+                    write!(w, ", {n} {what}")?;
+                }
+            }
+            if !e.commits.is_empty() {
+                let commits: Vec<String> = e.commits.iter().map(ToString::to_string).collect();
+                write!(w, ", commits {}", commits.join(" "))?;
+            }
+            writeln!(w, ", ledger {}", bytes(e.ledger_bytes))?;
+        }
+        Ok(())
+    })
+}
+
+fn delete(ctx: &Context, names: &[String]) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Deleted<'a> {
+        id: &'a str,
+        name: &'a str,
+    }
+    #[derive(Serialize)]
+    struct All<'a> {
+        deleted: Vec<Deleted<'a>>,
+    }
+    let client = ctx.client()?;
+    let lines = ctx.rt.block_on(async {
+        let jobs = client.jobs().await?;
+        // A name that is wrong deletes none of the others.
+        let mut lines =
+            names.iter().map(|name| line_of(&jobs, name).cloned()).collect::<Result<Vec<_>, _>>()?;
+        lines.sort_by(|a, b| a.id.cmp(&b.id));
+        lines.dedup_by(|a, b| a.id == b.id);
+        for line in &lines {
+            client.delete_job(&line.id).await?;
+        }
+        Ok::<_, Failure>(lines)
+    })?;
+    let deleted = lines.iter().map(|j| Deleted { id: &j.id, name: j.name.as_str() }).collect();
+    let all = All { deleted };
+    ctx.out.result(&all, |w| all.deleted.iter().try_for_each(|j| writeln!(w, "{}", j.name)))
+}

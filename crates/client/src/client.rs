@@ -19,7 +19,8 @@ use std::{
     fmt,
     sync::Arc,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime},
 };
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -88,10 +89,14 @@ pub struct ClientStats {
     pub bytes: u64,
     /// Calls that ended in an error.
     pub errors: u64,
+    /// By how many seconds the server's clock is ahead, by the `Date` of its last answer.
+    pub clock_ahead_s: Option<i64>,
 }
 
 #[derive(Default)]
 struct Counters {
+    /// The `Date` of the last answer, and when the answer arrived.
+    dated: Mutex<Option<(SystemTime, SystemTime)>>,
     requests: AtomicU64,
     retries: AtomicU64,
     bytes: AtomicU64,
@@ -215,6 +220,7 @@ impl Client {
             retries: c.retries.load(Relaxed),
             bytes: c.bytes.load(Relaxed),
             errors: c.errors.load(Relaxed),
+            clock_ahead_s: c.dated.lock().unwrap_or_else(PoisonError::into_inner).map(clock_ahead_s),
         }
     }
 
@@ -538,11 +544,31 @@ impl Client {
     ) -> Result<Answer, ClientError> {
         self.counters.requests.fetch_add(1, Relaxed);
         let response = request.send().await.map_err(|e| self.server().transport(&e))?;
+        self.counters.answered(response.headers());
         let response = self.server().accept(response, want).await?;
         let Some(length) = length else { return Ok(Answer::Open(response)) };
         let bytes = self.server().body(response, length).await?;
         self.counters.bytes.fetch_add(bytes.len() as u64, Relaxed);
         Ok(Answer::Whole(bytes))
+    }
+}
+
+impl Counters {
+    /// Records the `Date` of an answer.
+    fn answered(&self, headers: &HeaderMap) {
+        let date = headers.get(header::DATE).and_then(|v| v.to_str().ok());
+        if let Some(date) = date.and_then(|text| httpdate::parse_http_date(text).ok()) {
+            *self.dated.lock().unwrap_or_else(PoisonError::into_inner) = Some((date, SystemTime::now()));
+        }
+    }
+}
+
+/// Returns by how many seconds `date` is after `now`.
+fn clock_ahead_s((date, now): (SystemTime, SystemTime)) -> i64 {
+    let seconds = |span: Duration| i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
+    match date.duration_since(now) {
+        Ok(ahead) => seconds(ahead),
+        Err(behind) => -seconds(behind.duration()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The commands of `fletch`. Each calls the code that does the work, and prints the result.
 
 mod diff;
+pub mod doctor;
 mod index;
 mod list;
 mod receipt;
@@ -135,6 +136,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
         Command::Datasets => server::datasets(&ctx).map(|()| Exit::Ok),
         Command::Status => server::status(&ctx).map(|()| Exit::Ok),
+        Command::Doctor(args) => doctor::run(&ctx, &args),
         Command::Receipt { what } => receipt::run(&ctx, what),
         Command::Simulate(args) => simulate::run(&ctx, &args).map(|()| Exit::Ok),
         Command::Completions { .. } => Ok(Exit::Ok),

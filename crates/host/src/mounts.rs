@@ -71,10 +71,16 @@ pub fn health(dir: &Path, within: Duration) -> Health {
 /// # Errors
 /// The table cannot be read.
 pub fn of_fletch() -> io::Result<Vec<(MountEntry, Health)>> {
-    let mounts = visible_of_fletch(&std::fs::read("/proc/self/mountinfo")?);
+    Ok(of_fletch_in(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// Returns the mounts of Fletch in the text of a mount table, each with its health.
+#[must_use]
+pub fn of_fletch_in(table: &[u8]) -> Vec<(MountEntry, Health)> {
+    let mounts = visible_of_fletch(table);
     let until = Instant::now() + HEALTH_WITHIN;
     let asked: Vec<_> = mounts.into_iter().map(|m| (ask(&m.dir), m)).collect();
-    Ok(asked.into_iter().map(|(told, m)| (m, answer(&told, until))).collect())
+    asked.into_iter().map(|(told, m)| (m, answer(&told, until))).collect()
 }
 
 /// Returns the mounts of Fletch whose process is dead.

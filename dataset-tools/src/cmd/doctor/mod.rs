@@ -18,7 +18,8 @@ use args::DoctorArgs;
 use finding::{Finding, Report};
 
 /// The names of all checks, which `docs/howto/doctor.md` explains.
-pub const CHECKS: &[&str] = &[
+#[cfg(test)]
+const CHECKS: &[&str] = &[
     fuse::DEVICE,
     fuse::FUSERMOUNT,
     fuse::ALLOW_OTHER,
@@ -36,7 +37,7 @@ pub const CHECKS: &[&str] = &[
     origin::WRITE,
 ];
 
-pub fn run(ctx: &Context, args: &DoctorArgs) -> Result<Exit, Failure> {
+pub(super) fn run(ctx: &Context, args: &DoctorArgs) -> Result<Exit, Failure> {
     let settings: Settings = match &ctx.global.config {
         Some(path) => fletch_settings::load(path, fletch_origin::KEYS)
             .map_err(|e| Failure::new(e.to_string()).exit(Exit::Usage))?,
@@ -75,4 +76,21 @@ async fn examine(ctx: &Context, args: &DoctorArgs, settings: Settings) -> Result
 /// Returns the findings of one check, or none.
 fn maybe(finding: Option<Finding>) -> Vec<Finding> {
     finding.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_check_is_explained_in_its_page() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/doctor.md");
+        let page = std::fs::read_to_string(page).expect("the page");
+        let rows: Vec<&str> = page
+            .lines()
+            .filter_map(|l| l.strip_prefix("| `")?.split_once("` | ").map(|(name, _)| name))
+            .filter(|name| CHECKS.contains(name))
+            .collect();
+        assert_eq!(rows.iter().collect::<std::collections::BTreeSet<_>>().len(), CHECKS.len(), "{rows:?}");
+    }
 }

@@ -1,7 +1,7 @@
 //! The mounts of Fletch on this machine: dead ones, and a nightly index that reads living ones.
 
 use super::finding::Finding;
-use fletch_host::mounts::{self, FS_TYPE, MountEntry};
+use fletch_host::mounts::{self, FS_TYPE, Health, MountEntry};
 use std::fs;
 use std::path::Path;
 
@@ -28,7 +28,10 @@ enum Pruned {
 impl Facts {
     pub fn gather(root: &Path) -> Self {
         let conf = fs::read_to_string(root.join(UPDATEDB_CONF)).ok();
-        Facts { dead: mounts::dead_mounts().map_err(|e| e.to_string()), pruned: conf.as_deref().map(pruned) }
+        Facts {
+            dead: fs::read(root.join("proc/self/mountinfo")).map(|t| dead(&t)).map_err(|e| e.to_string()),
+            pruned: conf.as_deref().map(pruned),
+        }
     }
 
     pub fn findings(&self) -> Vec<Finding> {
@@ -43,6 +46,11 @@ impl Facts {
         found.extend(self.pruned.as_ref().and_then(updatedb_finding));
         found
     }
+}
+
+fn dead(table: &[u8]) -> Vec<MountEntry> {
+    let all = mounts::of_fletch_in(table).into_iter();
+    all.filter_map(|(mount, health)| (health == Health::Dead).then_some(mount)).collect()
 }
 
 fn dead_finding(mount: &MountEntry) -> Finding {

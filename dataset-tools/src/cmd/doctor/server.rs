@@ -24,9 +24,18 @@ enum Answer {
     OtherApi(String),
     /// It wants a token, or another one.
     Denied(String),
+    /// It is at a limit, or has no time for this question.
+    Busy,
     Silent(String),
     /// Something answered that is no Fletch server.
     Foreign(String),
+}
+
+impl Answer {
+    /// Returns whether a server of Fletch answered.
+    fn is_of_fletch(&self) -> bool {
+        !matches!(self, Answer::Silent(_) | Answer::Foreign(_))
+    }
 }
 
 /// The state of the address where the server is to listen.
@@ -75,7 +84,7 @@ impl Facts {
 
     /// Returns whether a server answered, where the caller said or where servers listen.
     pub fn answers(&self) -> bool {
-        matches!(self.server, Some((_, Answer::Info(_) | Answer::OtherApi(_) | Answer::Denied(_))))
+        self.server.as_ref().is_some_and(|(_, answer)| answer.is_of_fletch())
             || matches!(self.listen, Some((_, Port::Fletch)))
     }
 
@@ -98,6 +107,7 @@ impl Facts {
         let (at, answer) = self.server.as_ref()?;
         let own = self.own_version;
         Some(match answer {
+            Answer::Busy => return None,
             Answer::Info(version) if version == own => return None,
             Answer::Info(version) => Finding::warning(
                 SERVER,
@@ -150,8 +160,7 @@ async fn ask(client: &Client) -> Answer {
         Err(e @ ClientError::Version { .. }) => Answer::OtherApi(e.to_string()),
         Err(e) if e.is_denied() => Answer::Denied(e.to_string()),
         Err(ClientError::Unreachable { why, .. }) => Answer::Silent(why),
-        // A server at a limit is a server.
-        Err(ClientError::Problem { .. }) => Answer::Info(env!("CARGO_PKG_VERSION").to_owned()),
+        Err(ClientError::Problem { .. }) => Answer::Busy,
         Err(e) => Answer::Foreign(e.to_string()),
     }
 }
@@ -166,10 +175,7 @@ async fn port(address: SocketAddr) -> Port {
                 Some(client) => ask(client).await,
                 None => return Port::Taken,
             };
-            match answer {
-                Answer::Info(_) | Answer::OtherApi(_) | Answer::Denied(_) => Port::Fletch,
-                Answer::Silent(_) | Answer::Foreign(_) => Port::Taken,
-            }
+            if answer.is_of_fletch() { Port::Fletch } else { Port::Taken }
         }
         Err(e) => Port::Failed(e.to_string()),
     }

@@ -56,7 +56,7 @@ impl Environment {
             cache_home: dir("XDG_CACHE_HOME"),
             state_home: dir("XDG_STATE_HOME"),
             runtime_dir: dir("XDG_RUNTIME_DIR"),
-            memory_limit: crate::cgroup::own_memory_limit(),
+            memory_limit: fletch_host::cgroup::own_memory_limit(),
         }
     }
 }

@@ -11,12 +11,11 @@
 //! - `versions` opens versions, locates their bytes and fetches them.
 //! - `config` reads the settings; `accounting` counts bytes; `state` keeps registrations; `auth` knows
 //!   tokens; `connections` bounds connections, and the memory of requests that arrive.
-//! - `limits`, `read_ahead`, `request_metrics`, `cgroup` and `telemetry` use no other room.
+//! - `limits`, `read_ahead`, `request_metrics` and `telemetry` use no other room.
 
 mod accounting;
 pub mod app;
 mod auth;
-pub mod cgroup;
 pub mod config;
 mod connections;
 mod epochs;

@@ -1,5 +1,6 @@
 //! The command line of `fletch`: its commands, their options and their `--help` texts.
 
+use crate::cmd::doctor::args::DoctorArgs;
 use crate::progress::Mode;
 use crate::source::walk::Symlinks;
 use crate::target::{Select, Target};
@@ -256,6 +257,7 @@ Also ends the warm-ups of the dataset and their protection. --json prints {name,
 --json prints {info, cluster, datasets: […],
 accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes}}.")]
     Status,
+<<<<<<< HEAD
     /// List, show or delete the training jobs that the server remembers.
     #[command(after_help = "Examples:
   fletch jobs list
@@ -266,6 +268,17 @@ accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_b
         #[command(subcommand)]
         what: JobsCommand,
     },
+=======
+    /// Find what stops Fletch on this machine, at a server or at a dataset, and name the fix.
+    #[command(after_help = "Examples:
+  fletch doctor
+  fletch doctor s3://bucket/set --tables s3://tables/set --server http://cache.example:7380
+
+Prints one line a finding: severity, check, what is wrong, fix. docs/howto/doctor.md explains each check.
+Exit code 0: healthy. 3: warnings only. 1: an error. --json prints {checks: [name],
+findings: [{check, severity: error|warning|note, what, fix}]}.")]
+    Doctor(DoctorArgs),
+>>>>>>> mountdoc
     /// Show the receipt of an epoch, or check consumption logs against it.
     #[command(after_help = "Examples:
   fletch receipt show train-7 3 --server http://127.0.0.1:7380

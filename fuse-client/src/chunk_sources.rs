@@ -1,17 +1,21 @@
 //! The chunk sources of a mount: the server, and the origin while the server is gone.
 
 use crate::fs::read::{ChunkSource, FetchRequest};
+use crate::server_watch::ServerWatch;
 use bytes::Bytes;
 use fletch_client::fallback::{Fallback, OriginLocation};
 use fletch_client::{Client, ClientError};
 use fletch_core::Root;
 use fletch_store::FetchError;
 use futures::future::{BoxFuture, FutureExt};
+use std::sync::Arc;
 
 /// Fetches the chunks of one version from the server.
 pub struct ServerChunks {
     /// The client of the server.
     pub client: Client,
+    /// Refuses fetches while the server is gone.
+    pub watch: Arc<ServerWatch>,
     /// The version.
     pub root: Root,
 }
@@ -23,9 +27,9 @@ impl ChunkSource for ServerChunks {
         _: &OriginLocation,
         _: u32,
     ) -> BoxFuture<'static, Result<Bytes, FetchError>> {
-        let (client, root) = (self.client.clone(), self.root);
+        let (client, watch, root) = (self.client.clone(), Arc::clone(&self.watch), self.root);
         async move {
-            let fetched = fetch_from_server(client, root, &request).await;
+            let fetched = watch.call(fetch_from_server(client, root, &request)).await;
             fetched.map_err(|e| FetchError::new(e.kind(), e))
         }
         .boxed()

@@ -37,86 +37,102 @@ Examples:
   fletch-mount photos /mnt/photos --server http://cache.example:7380
   fletch-mount photos@v2 /mnt/photos --server http://cache.example:7380 --cache-size 200GiB --daemon
       (the first such mount of a node owns the cache on disk and serves the other mounts of the node)
-  fletch-mount photos /mnt/photos --tables s3://bucket/photos --config fletch.toml";
+  fletch-mount photos /mnt/photos --tables s3://bucket/photos --config fletch.toml
+
+";
+
+const AFTER: &str = "\
+Options are variables, too: --io-timeout is FLETCH_IO_TIMEOUT (not --daemon, --foreground, --report).
+Exit codes: 0 ok, 1 failed, 2 usage, 4 server unreachable, 5 denied. A dead mount at DIR is replaced.";
+
+/// The examples come before the options, of which there are many.
+const TEMPLATE: &str = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
 
 /// Shows one version of a dataset as a read-only directory.
-///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 4 server unreachable, 5 denied.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "fletch-mount", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(
+    name = "fletch-mount",
+    version,
+    max_term_width = 110,
+    help_template = TEMPLATE,
+    before_help = EXAMPLES,
+    after_help = AFTER
+)]
 pub struct Cli {
-    /// Dataset to mount: NAME, NAME@TAG or NAME@ROOT (a tag is resolved once, when the mount starts)
+    /// NAME, NAME@TAG or NAME@ROOT (a tag is resolved once, when the mount starts)
     pub dataset: String,
     /// Directory to mount at, which must exist
     pub dir: PathBuf,
-    /// Address of the server: http://host:port or unix:PATH
-    #[arg(long, env = "FLETCH_SERVER")]
+    /// Server: http://host:port or unix:PATH
+    #[arg(long, env = "FLETCH_SERVER", value_name = "URL", hide_env = true)]
     pub server: Option<Endpoint>,
-    /// Read the origin while the server is gone; a blob store needs an [[origin]] table in --config
-    #[arg(long, env = "FLETCH_ORIGIN_FALLBACK", num_args = 0..=1, default_missing_value = "true")]
-    pub origin_fallback: Option<bool>,
-    /// Read the version's tables from this URI: for a mount without a server, or one that starts while the
-    /// server is gone (without --tables, --origin-fallback starts with the version that the server named
-    /// last)
-    #[arg(long, env = "FLETCH_TABLES", value_name = "URI")]
-    pub tables: Option<String>,
-    /// URI of the objects, if the server names another one, or if they are not beside --tables
-    #[arg(long, env = "FLETCH_URI", value_name = "URI")]
-    pub uri: Option<String>,
-    /// Directory for the last answers of the server, the place of the cache and the log of --daemon [default:
-    /// /var/lib/fletch as root, else ~/.local/state/fletch]
-    #[arg(long, env = "FLETCH_STATE_DIR", value_name = "DIR")]
-    pub state_dir: Option<PathBuf>,
-    /// Job to read for; the server accounts the bytes to it [default: an id of this mount]
-    #[arg(long, env = "FLETCH_JOB")]
-    pub job: Option<JobName>,
-    /// File with the bearer token; the mount reads it again when the server refuses the token (FLETCH_TOKEN
-    /// gives the token itself)
-    #[arg(long, env = "FLETCH_TOKEN_FILE")]
+    /// File with the bearer token (FLETCH_TOKEN gives the token itself)
+    #[arg(long, env = "FLETCH_TOKEN_FILE", value_name = "FILE", hide_env = true)]
     pub token_file: Option<PathBuf>,
+    /// Job that the server accounts the bytes to [default: an id of this mount]
+    #[arg(long, env = "FLETCH_JOB", value_name = "NAME", hide_env = true)]
+    pub job: Option<JobName>,
     /// Let other users read the mount
-    #[arg(long, env = "FLETCH_ALLOW_OTHER", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, env = "FLETCH_ALLOW_OTHER", value_name = "BOOL", num_args = 0..=1,
+        default_missing_value = "true", hide_env = true)]
     pub allow_other: Option<bool>,
+    /// Time within which every read ends, 100ms to 1h [default: 30s]
+    #[arg(long, env = "FLETCH_IO_TIMEOUT", value_name = "TIME", hide_env = true)]
+    pub io_timeout: Option<Span>,
     /// Run in the background; return when the mount is usable
     #[arg(long)]
     pub daemon: bool,
     /// Stay in the foreground (the default)
     #[arg(long, conflicts_with = "daemon")]
     pub foreground: bool,
-    /// Memory for chunks: cached, being fetched and being read [default: 256MiB, 64MiB over unix:]
-    #[arg(long, env = "FLETCH_MEMORY")]
-    pub memory: Option<ByteSize>,
-    /// Memory for the tables of the version [default: 64MiB]
-    #[arg(long, env = "FLETCH_TABLES_MEMORY")]
-    pub tables_memory: Option<ByteSize>,
+    /// Settings file (TOML)
+    #[arg(long, env = "FLETCH_CONFIG", value_name = "FILE", hide_env = true)]
+    pub config: Option<PathBuf>,
+    /// State: answers of servers, log of --daemon [default: /var/lib/fletch, or ~/.local/state/fletch]
+    #[arg(long, env = "FLETCH_STATE_DIR", value_name = "DIR", hide_env = true)]
+    pub state_dir: Option<PathBuf>,
+    /// Read the origin while the server is gone (a store needs [[origin]] in --config)
+    #[arg(long, env = "FLETCH_ORIGIN_FALLBACK", value_name = "BOOL", num_args = 0..=1,
+        default_missing_value = "true", hide_env = true, help_heading = WITHOUT)]
+    pub origin_fallback: Option<bool>,
+    /// Tables of the version, to mount without a server
+    #[arg(long, env = "FLETCH_TABLES", value_name = "URI", hide_env = true, help_heading = WITHOUT)]
+    pub tables: Option<String>,
+    /// Objects, if they are neither where the server says nor beside --tables
+    #[arg(long, env = "FLETCH_URI", value_name = "URI", hide_env = true, help_heading = WITHOUT)]
+    pub uri: Option<String>,
     /// The flags of the node store.
     #[command(flatten)]
     pub cache: CacheFlags,
-    /// Number of FUSE threads, 1 to 16, each with its own descriptor [default: 2 to 4, by cores]
-    #[arg(long, env = "FLETCH_THREADS")]
+    /// Memory for chunks: cached, being fetched and being read [default: 256MiB, 64MiB over unix:]
+    #[arg(long, env = "FLETCH_MEMORY", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
+    pub memory: Option<ByteSize>,
+    /// Memory for the tables of the version [default: 64MiB]
+    #[arg(long, env = "FLETCH_TABLES_MEMORY", value_name = "SIZE", hide_env = true, help_heading = TUNING)]
+    pub tables_memory: Option<ByteSize>,
+    /// Number of FUSE threads, 1 to 16 [default: 2 to 4, by cores]
+    #[arg(long, env = "FLETCH_THREADS", value_name = "N", hide_env = true, help_heading = TUNING)]
     pub threads: Option<usize>,
-    /// Time within which every read ends, 100ms to 1h [default: 30s]
-    #[arg(long, env = "FLETCH_IO_TIMEOUT")]
-    pub io_timeout: Option<Span>,
-    /// Put the rest of a small file into the page cache when its first block is read [default: on]
-    #[arg(long, env = "FLETCH_PUSH")]
+    /// Put the rest of a small file into the page cache with its first block [default: on]
+    #[arg(long, env = "FLETCH_PUSH", hide_env = true, help_heading = TUNING)]
     pub push: Option<Switch>,
-    /// Settings file (TOML)
-    #[arg(long, env = "FLETCH_CONFIG")]
-    pub config: Option<PathBuf>,
     /// Format of log lines [default: text]
-    #[arg(long, env = "FLETCH_LOG_FORMAT")]
+    #[arg(long, env = "FLETCH_LOG_FORMAT", value_name = "FORMAT", hide_env = true, help_heading = WATCHING)]
     pub log_format: Option<LogFormat>,
     /// Log file of --daemon [default: fletch-mount.log in the state directory]
-    #[arg(long, env = "FLETCH_LOG_FILE")]
+    #[arg(long, env = "FLETCH_LOG_FILE", value_name = "FILE", hide_env = true, help_heading = WATCHING)]
     pub log_file: Option<PathBuf>,
     /// Serve Prometheus metrics at this loopback address
-    #[arg(long, env = "FLETCH_METRICS")]
+    #[arg(long, env = "FLETCH_METRICS", value_name = "IP:PORT", hide_env = true, help_heading = WATCHING)]
     pub metrics: Option<SocketAddr>,
     /// Write the counters to this file, as JSON, when the mount ends
-    #[arg(long)]
+    #[arg(long, value_name = "FILE", help_heading = WATCHING)]
     pub report: Option<PathBuf>,
 }
+
+const WITHOUT: &str = "Without the server";
+const TUNING: &str = "Memory and threads";
+const WATCHING: &str = "Logs and numbers";
 
 /// On or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
@@ -390,6 +406,19 @@ mod tests {
         let s = into_settings(&["photos", "m", "--server", "unix:/x"]).expect("usable");
         assert_eq!((s.target.version.as_str(), s.memory_bytes), ("latest", 64 << 20));
         assert!(s.job.as_str().starts_with("mount-"));
+    }
+
+    #[test]
+    fn help_begins_with_examples_and_gives_each_option_a_line() {
+        use clap::CommandFactory;
+        let help = Cli::command().term_width(110).render_long_help().to_string();
+        let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text:?} is not in\n{help}"));
+        assert!(at("Examples:") < at("Usage:") && at("Usage:") < at("Options:"), "{help}");
+        let options = Cli::command().get_arguments().count();
+        let lines = help.lines().count();
+        // The examples, the headings with a blank line before each, and the end take the rest.
+        assert!(lines <= options + 24, "{lines} lines for {options} options\n{help}");
+        assert!(help.lines().all(|l| l.chars().count() <= 110), "{help}");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The counters of a mount: as Prometheus text while it runs, as a JSON report when it ends.
 
 use crate::fs::error::Fault;
-use axum::{Router, http::header, response::IntoResponse, routing::get};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::{Router, response::IntoResponse, routing::get};
+use fletch_api::hosts::AllowedHosts;
 use prometheus::{Encoder, IntCounter, IntGauge, Opts, Registry, TextEncoder};
 use serde::Serialize;
 use std::{
@@ -142,6 +144,10 @@ pub struct Snapshot {
     pub server_bytes: u64,
     /// How often the mount lost the server.
     pub server_losses: u64,
+    /// Fetches that the mount refused at once, because the server was gone.
+    pub server_refused: u64,
+    /// Whether the server is gone now, so that fetches are refused.
+    pub server_gone: bool,
     /// Whether the mount reads the origin instead of the server now.
     pub server_away: bool,
     /// Requests sent to the origin while the server was gone, including those for tables.
@@ -233,6 +239,7 @@ impl Snapshot {
             ("server_retries_total", "Requests sent to the server again.", self.server_retries),
             ("server_bytes_total", "Bytes received from the server.", self.server_bytes),
             ("server_losses_total", "How often the mount lost the server.", self.server_losses),
+            ("server_refused_total", "Fetches refused while the server was gone.", self.server_refused),
             ("origin_requests_total", "Requests to the origin, without the server.", self.origin_requests),
             ("origin_bytes_total", "Bytes received from the origin.", self.origin_bytes),
         ] {
@@ -246,6 +253,8 @@ impl Snapshot {
         gauge(opts("memory_live_bytes", "Bytes of chunks in memory."), self.memory_live_bytes)?;
         let away = opts("server_away", "1 while the mount reads the origin instead of the server.");
         gauge(away, u64::from(self.server_away))?;
+        let gone = opts("server_gone", "1 while the server is gone and fetches are refused at once.");
+        gauge(gone, u64::from(self.server_gone))?;
         if let Some(node) = &self.node {
             for (name, help, n) in [
                 ("node_reads_total", "Reads that the owner of the node store answered.", node.reads),
@@ -294,7 +303,27 @@ pub fn faults(counts: [(Fault, u64); Fault::ALL.len()]) -> BTreeMap<&'static str
     counts.iter().map(|(f, n)| (f.word(), *n)).collect()
 }
 
-/// Serves `GET /metrics` until `stop`.
+/// Checks that a request names this machine as its host.
+///
+/// The page needs no token, and a browser on this machine can reach it. A web page whose own name leads to a
+/// loopback address (DNS rebinding) names that host.
+fn check_host(uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
+    let line = uri.authority().map(|a| Some(a.as_str()));
+    let named = line.into_iter().chain(headers.get_all(header::HOST).iter().map(|v| v.to_str().ok()));
+    let hosts: Vec<Option<&str>> = named.collect();
+    let loopback = AllowedHosts::default();
+    let foreign = |host: &&Option<&str>| !host.is_some_and(|h| loopback.allows(h));
+    match hosts.iter().find(foreign) {
+        None if !hosts.is_empty() => Ok(()),
+        None => Err("the request names no host; use 127.0.0.1 or localhost\n".to_owned()),
+        Some(host) => {
+            let host = host.unwrap_or("");
+            Err(format!("the request names the host {host:?}; use 127.0.0.1 or localhost\n"))
+        }
+    }
+}
+
+/// Serves `GET /metrics` until `stop`, to requests that name a loopback address or `localhost` as their host.
 ///
 /// # Errors
 /// The listener failed.
@@ -303,12 +332,13 @@ pub async fn serve(
     snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
-    let page = move || {
-        let text = snapshot().prometheus();
+    let page = move |uri: Uri, headers: HeaderMap| {
+        let answer = check_host(&uri, &headers).map(|()| snapshot().prometheus());
         async move {
-            match text {
-                Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
-                Err(e) => (axum::http::StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
+            match answer {
+                Ok(Ok(text)) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+                Ok(Err(e)) => (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()).into_response(),
+                Err(refusal) => (StatusCode::MISDIRECTED_REQUEST, refusal).into_response(),
             }
         }
     };
@@ -320,6 +350,24 @@ pub async fn serve(
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn only_requests_that_name_this_machine_are_answered() {
+        let ask = |uri: &str, hosts: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for host in hosts {
+                headers.append(header::HOST, host.parse().expect("a value"));
+            }
+            check_host(&uri.parse().expect("a URI"), &headers)
+        };
+        for host in ["127.0.0.1:9", "localhost:9", "[::1]:9", "LOCALHOST"] {
+            assert_eq!(ask("/metrics", &[host]), Ok(()), "{host}");
+        }
+        for hosts in [&["evil.example:9"][..], &[], &["localhost", "evil.example"], &[""], &["10.0.0.7"]] {
+            assert!(ask("/metrics", hosts).expect_err("foreign").contains("use 127.0.0.1"), "{hosts:?}");
+        }
+        assert!(ask("http://evil.example/metrics", &["localhost"]).is_err());
+    }
 
     #[test]
     fn text_names_every_count_once() {
@@ -350,6 +398,8 @@ mod tests {
             server_retries: 0,
             server_bytes: 99,
             server_losses: 0,
+            server_refused: 0,
+            server_gone: false,
             server_away: false,
             origin_requests: 0,
             origin_bytes: 0,

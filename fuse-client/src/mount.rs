@@ -17,17 +17,18 @@ use crate::node::{Node, NodeContext, clients::NodeClients, node_store::NodeStore
 use crate::open_version::{OpenVersion, open};
 use crate::push::{Pusher, WATCH_EVERY};
 use crate::unmount::{Unmounted, unmount};
-use crate::{daemon, mountinfo};
+use crate::{daemon, mount_dir};
 use anyhow::{Context, Result, anyhow};
 use fletch_api::node::MountedVersion;
 use fletch_client::fallback::Fallback;
 use fletch_client::{Client, ClientError, Endpoint};
 use fletch_core::{Kind, Root};
+use fletch_host::mounts;
 use fletch_store::{DiskTier, Store, StoreLimits, disk::DiskEngine};
 use fletch_tables::{TableError, Version, documents};
 use std::{
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::atomic::Ordering::Relaxed,
     sync::{Arc, OnceLock},
     time::{Duration, UNIX_EPOCH},
@@ -81,7 +82,7 @@ pub fn exit_code(e: &anyhow::Error) -> u8 {
 /// # Errors
 /// What failed, and what to do. Nothing stays mounted then.
 pub fn run(settings: &Settings) -> Result<()> {
-    let dir = check_dir(&settings.dir)?;
+    let dir = mount_dir::prepare(&settings.dir, &settings.target.dataset)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         // A disk that hangs blocks every thread that reads it, and hashing needs threads too.
@@ -106,11 +107,11 @@ pub fn run(settings: &Settings) -> Result<()> {
     }
     // Before the mount exists, so that a signal leaves no mount behind.
     let signals = runtime.block_on(async { EndSignals::listen() })?;
-    let name = format!("fletch:{}", settings.target.dataset);
+    let name = format!("{}{}", mounts::SOURCE_PREFIX, settings.target.dataset);
     let options = MountOptions { allow_other: settings.allow_other, threads: settings.threads };
     let session = fuse::mount(Arc::clone(&running.context), &dir, &name, options, runtime.handle().clone())
         .map_err(|e| explain_mount(e, &dir))?;
-    let entry = mountinfo::at(&dir)?.context("another program removed the mount at once: mount again")?;
+    let entry = mounts::at(&dir)?.context("another program removed the mount at once: mount again")?;
     if settings.push {
         let pusher = Pusher::start(session.page_cache()).context("starting the push thread")?;
         drop(running.context.pusher.set(pusher));
@@ -231,6 +232,10 @@ impl RunningMount {
             let stop = stop.clone();
             background.spawn(async move { stop.run_until_cancelled(fallback.watch()).await });
         }
+        if let Some(watch) = opened.watch.clone() {
+            let stop = stop.clone();
+            background.spawn(async move { stop.run_until_cancelled(watch.run()).await });
+        }
         let (node_tasks, stop_node) = (TaskTracker::new(), stop.child_token());
         if let Some(node) = &node {
             node_tasks.spawn(Arc::clone(node).run(stop_node.clone()));
@@ -345,11 +350,12 @@ fn snapshot_source(
 ) -> Arc<dyn Fn() -> Snapshot + Send + Sync> {
     let (dataset, job) = (settings.target.dataset.to_string(), settings.job.to_string());
     let root = context.tree.version().root().to_string();
-    let (client, fallback) = (opened.client.clone(), opened.fallback.clone());
+    let (client, fallback, watch) = (opened.client.clone(), opened.fallback.clone(), opened.watch.clone());
     Arc::new(move || {
         let (read, store) = (context.reader.counters(), store.stats());
         let client = client.as_ref().map(Client::stats).unwrap_or_default();
         let origin = fallback.as_ref().map(Fallback::origin_stats).unwrap_or_default();
+        let (losses, server_refused) = watch.as_ref().map_or((0, 0), |w| w.counts());
         let (pushed_bytes, pushes_skipped) = context.pusher.get().map_or((0, 0), Pusher::counts);
         Snapshot {
             dataset: dataset.clone(),
@@ -374,7 +380,9 @@ fn snapshot_source(
             server_requests: client.requests,
             server_retries: client.retries,
             server_bytes: client.bytes,
-            server_losses: fallback.as_ref().map_or(0, Fallback::losses),
+            server_losses: losses + fallback.as_ref().map_or(0, Fallback::losses),
+            server_refused,
+            server_gone: watch.as_ref().is_some_and(|w| w.is_gone()),
             server_away: fallback.as_ref().is_some_and(Fallback::is_away),
             origin_requests: origin.requests,
             origin_bytes: origin.bytes_read,
@@ -388,33 +396,6 @@ fn footprint_max(version: &Version) -> u64 {
     let doc = version.layout_doc();
     let pieces = doc.chunks.max(version.manifest().entries);
     DiskEngine::footprint_max(doc.bytes, pieces)
-}
-
-/// Returns the directory to mount at, without symlinks. Checks the mount table first: to touch a mount whose
-/// daemon is gone fails or hangs.
-fn check_dir(dir: &Path) -> Result<PathBuf> {
-    let shown = dir.display();
-    let ours = |dir: &Path| -> Result<bool> {
-        Ok(mountinfo::at(dir)?.is_some_and(|m| m.fs_type == mountinfo::FS_TYPE))
-    };
-    let taken = || anyhow!("{shown} is a fletch mount already; unmount it first: fusermount3 -u {shown}");
-    if ours(dir)? {
-        return Err(taken());
-    }
-    let real = std::fs::canonicalize(dir).map_err(|e| match e.raw_os_error() {
-        Some(libc::ENOENT) => anyhow!("{shown} does not exist; create it first: mkdir -p {shown}"),
-        Some(libc::ENOTCONN) => {
-            anyhow!("{shown} is the mount of a dead process; unmount it first: fusermount3 -u {shown}")
-        }
-        _ => anyhow::Error::new(e).context(format!("{shown}")),
-    })?;
-    if ours(&real)? {
-        return Err(taken());
-    }
-    if !std::fs::metadata(&real).with_context(|| format!("{shown}"))?.is_dir() {
-        return Err(anyhow!("{shown} is not a directory"));
-    }
-    Ok(real)
 }
 
 fn explain_mount(e: io::Error, dir: &Path) -> anyhow::Error {

@@ -4,6 +4,7 @@
 use crate::chunk_sources::{FallbackChunks, ServerChunks};
 use crate::cli::{FallbackSettings, Settings};
 use crate::fs::read::ChunkSource;
+use crate::server_watch::ServerWatch;
 use anyhow::{Context, Result, anyhow};
 use fletch_api::ResolvedVersion;
 use fletch_client::fallback::{Fallback, RememberedVersion, resolve};
@@ -24,6 +25,8 @@ pub struct OpenVersion {
     pub client: Option<Client>,
     /// The way to the origin, if the mount may read it.
     pub fallback: Option<Fallback>,
+    /// The watch of the server, unless the mount may read the origin instead.
+    pub watch: Option<Arc<ServerWatch>>,
     /// The version.
     pub version: Version,
     chunks: Arc<dyn ChunkSource>,
@@ -77,20 +80,22 @@ pub async fn open(settings: &Settings) -> Result<OpenVersion> {
         }
         _ => None,
     };
-    let (tables, chunks): (_, Arc<dyn ChunkSource>) = match (&fallback, &client) {
-        (Some(fallback), _) => {
+    let watch = client.clone().filter(|_| fallback.is_none()).map(ServerWatch::new);
+    let (tables, chunks): (_, Arc<dyn ChunkSource>) = match (&fallback, &client, &watch) {
+        (Some(fallback), ..) => {
             (fallback.tables(root, layout), Arc::new(FallbackChunks { fallback: fallback.clone(), root }))
         }
-        (None, Some(client)) => {
-            (client.tables(root, layout), Arc::new(ServerChunks { client: client.clone(), root }))
+        (None, Some(client), Some(watch)) => {
+            let chunks = ServerChunks { client: client.clone(), watch: Arc::clone(watch), root };
+            (watch.tables(client.tables(root, layout)), Arc::new(chunks))
         }
-        (None, None) => {
+        (None, ..) => {
             return Err(anyhow!("neither a server nor tables were given: give --server or --tables"));
         }
     };
     let version = Version::open(tables, root, layout, PartCache::new(settings.tables_bytes));
     let version = version.await.with_context(|| format!("opening version {root}"))?;
-    Ok(OpenVersion { client, fallback, version, chunks })
+    Ok(OpenVersion { client, fallback, watch, version, chunks })
 }
 
 fn client(settings: &Settings, server: &fletch_client::Endpoint) -> Result<Client> {

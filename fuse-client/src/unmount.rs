@@ -1,6 +1,6 @@
 //! Unmounts within a bound, even if programs still use the mount.
 
-use crate::mountinfo;
+use fletch_host::mounts;
 use nix::{
     errno::Errno,
     mount::{MntFlags, umount2},
@@ -32,7 +32,7 @@ pub fn unmount(dir: &Path, device: &str) -> anyhow::Result<Unmounted> {
     let until = Instant::now() + GRACE;
     let mut logged = false;
     loop {
-        if mountinfo::of_device(device)?.is_none() {
+        if mounts::of_device(device)?.is_none() {
             return Ok(Unmounted::Clean);
         }
         match attempt(dir, false) {
@@ -57,6 +57,14 @@ pub fn unmount(dir: &Path, device: &str) -> anyhow::Result<Unmounted> {
         "the mount is still in use and was detached: programs with open files there get errors"
     );
     Ok(Unmounted::Detached)
+}
+
+/// Detaches the mount at `dir` from the tree, also if it is in use.
+///
+/// # Errors
+/// Why the kernel and `fusermount3` refuse.
+pub fn detach(dir: &Path) -> Result<(), String> {
+    attempt(dir, true)
 }
 
 fn attempt(dir: &Path, detach: bool) -> Result<(), String> {

@@ -194,7 +194,12 @@ impl Site {
     /// Mounts a dataset through another address of the server, such as a proxy or the socket.
     #[must_use]
     pub fn mount_from(&self, server: &str, name: &str, job: &str, more: &[&str]) -> Mounted {
-        let dir = self.place(&format!("mnt-{name}-{job}"));
+        self.mount_at(server, self.place(&format!("mnt-{name}-{job}")), name, job, more)
+    }
+
+    /// Mounts a dataset at a directory that exists.
+    #[must_use]
+    pub fn mount_at(&self, server: &str, dir: PathBuf, name: &str, job: &str, more: &[&str]) -> Mounted {
         let log = self.scratch.path().join(format!("mount-{job}.log"));
         let mut c = command("fletch-mount");
         c.arg(name)
@@ -207,7 +212,8 @@ impl Site {
         let mut daemon = Running::spawn("fletch-mount", &mut c);
         until("the mount is usable", Duration::from_secs(20), || {
             assert!(daemon.alive(), "the mount ended: {}", fs::read_to_string(&log).unwrap_or_default());
-            is_mounted(&dir)
+            // A dead mount may be there before. The daemon says when its own is usable.
+            is_mounted(&dir) && fs::read_to_string(&log).is_ok_and(|text| text.contains("mounted "))
         });
         Mounted { daemon, dir }
     }

@@ -23,6 +23,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-api", &["fletch-core"]),
     ("fletch-tables", &["fletch-core"]),
     ("fletch-settings", &["fletch-core"]),
+    ("fletch-host", &[]),
     ("fletch-origin", &["fletch-core"]),
     ("fletch-store", &["fletch-core"]),
     ("fletch-client", &["fletch-core", "fletch-api", "fletch-tables", "fletch-origin"]),
@@ -30,7 +31,15 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
     ("fletch-sim", &["fletch-core"]),
     (
         "fletch-server",
-        &["fletch-core", "fletch-api", "fletch-tables", "fletch-settings", "fletch-origin", "fletch-store"],
+        &[
+            "fletch-core",
+            "fletch-api",
+            "fletch-tables",
+            "fletch-settings",
+            "fletch-host",
+            "fletch-origin",
+            "fletch-store",
+        ],
     ),
     (
         "fletch-mount",
@@ -39,6 +48,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-api",
             "fletch-tables",
             "fletch-settings",
+            "fletch-host",
             "fletch-store",
             "fletch-client",
             "fletch-origin",
@@ -52,6 +62,7 @@ pub const PACKAGES: &[(&str, &[&str])] = &[
             "fletch-api",
             "fletch-tables",
             "fletch-settings",
+            "fletch-host",
             "fletch-origin",
             "fletch-client",
             "fletch-sim",
@@ -87,7 +98,7 @@ pub const SERVER_LAYERS: &[&[&str]] = &[
     &["tenants"],
     &["config"],
     &["accounting", "state", "auth", "connections"],
-    &["limits", "cgroup", "telemetry", "read_ahead", "request_metrics"],
+    &["limits", "telemetry", "read_ahead", "request_metrics"],
 ];
 
 /// The folders of the core that have an order among themselves, each with the folders it may use.

@@ -1,4 +1,4 @@
-//! A mount whose server is gone, with and without `--origin-fallback`.
+//! A mount whose server is gone, with and without `--origin-fallback`; and a mount whose process is gone.
 //!
 //! With it the mount reads from the origin. Without it a read fails within its timeout, and the log names the
 //! option. No read returns a wrong byte.
@@ -199,6 +199,41 @@ fn given_tables_need_no_server_and_a_changed_object_is_refused() {
         drop(mount);
     }
     assert_eq!(site.metric("fletch_chunk_reads_total"), 0.0, "the server was not asked");
+}
+
+/// Runs the doctor and returns the lines of one check.
+fn findings(site: &Site, check: &str) -> Vec<String> {
+    let mut c = command("fletch");
+    c.args(["doctor", "--listen", "none", "--cache-size", "0", "--server", &site.url, "--state-dir"]);
+    let out = c.arg(site.place("state")).output().expect("fletch doctor");
+    let lines = String::from_utf8(out.stdout).expect("utf-8");
+    lines.lines().filter(|l| l.contains(&format!(": {check}: "))).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_doctor_names_a_killed_mount_until_its_fix_replaces_it() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let data = TempDir::with_prefix("fletch-doctor-").expect("tree");
+    fs::write(data.path().join("a"), "content").expect("write");
+    let site = Site::start(&[]);
+    let _ = site.publish("set", data.path());
+    for healthy in ["server", "clock", "state-dir"] {
+        assert_eq!(findings(&site, healthy), Vec::<String>::new(), "this server is healthy");
+    }
+    let mut mount = site.mount("set", "killed", &[]);
+    let dir = mount.dir.clone();
+    // Tests beside this one kill mounts, too.
+    let named = || findings(&site, "dead-mount").iter().filter(|l| l.contains(&text(&dir))).count();
+    assert_eq!(named(), 0);
+    mount.daemon().signal(Signal::SIGKILL);
+    mount.daemon().wait(Duration::from_secs(5));
+    assert_eq!(named(), 1);
+    let anew = site.mount_at(&site.url, dir.clone(), "set", "anew", &[]);
+    assert_eq!(named(), 0, "the fix: mount again");
+    assert_eq!(fs::read(dir.join("a")).expect("reads"), b"content");
+    anew.stop();
 }
 
 /// Unmounts the mount of a background daemon when dropped.

@@ -10,12 +10,11 @@
 //! 3. A tokens file with a fault changes nothing: the previous tokens stay in force. The fault is logged once
 //!    for each state of the file.
 
-mod hosts;
 mod new_token;
 mod peer;
 mod tokens_file;
 
-pub use hosts::AllowedHosts;
+pub use fletch_api::hosts::AllowedHosts;
 pub use new_token::{Minted, NewToken, command};
 pub use peer::{Peer, SocketAdmins};
 pub use tokens_file::{Quota, Role, TokensError};

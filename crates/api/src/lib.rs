@@ -11,6 +11,7 @@ pub mod datasets;
 pub mod epochs;
 pub mod frames;
 pub mod headers;
+pub mod hosts;
 pub mod jobs;
 pub mod mounts;
 pub mod node;

@@ -18,8 +18,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt,
     sync::Arc,
+<<<<<<< HEAD
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::Duration,
+=======
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime},
+>>>>>>> mountdoc
 };
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -116,10 +122,14 @@ pub struct ClientStats {
     pub bytes: u64,
     /// Calls that ended in an error.
     pub errors: u64,
+    /// By how many seconds the server's clock is ahead, by the `Date` of its last answer.
+    pub clock_ahead_s: Option<i64>,
 }
 
 #[derive(Default)]
 struct Counters {
+    /// The `Date` of the last answer, and when the answer arrived.
+    dated: Mutex<Option<(SystemTime, SystemTime)>>,
     requests: AtomicU64,
     retries: AtomicU64,
     bytes: AtomicU64,
@@ -245,6 +255,7 @@ impl Client {
             retries: c.retries.load(Relaxed),
             bytes: c.bytes.load(Relaxed),
             errors: c.errors.load(Relaxed),
+            clock_ahead_s: c.dated.lock().unwrap_or_else(PoisonError::into_inner).map(clock_ahead_s),
         }
     }
 
@@ -573,7 +584,11 @@ impl Client {
     ) -> Result<Answer, ClientError> {
         self.counters.requests.fetch_add(1, Relaxed);
         let response = request.send().await.map_err(|e| self.server().transport(&e))?;
+<<<<<<< HEAD
         self.first_answer.record();
+=======
+        self.counters.answered(response.headers());
+>>>>>>> mountdoc
         let response = self.server().accept(response, want).await?;
         let Some(length) = length else { return Ok(Answer::Open(response)) };
         let bytes = self.server().body(response, length).await?;
@@ -582,7 +597,30 @@ impl Client {
     }
 }
 
+<<<<<<< HEAD
 pub(crate) fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
+=======
+impl Counters {
+    /// Records the `Date` of an answer.
+    fn answered(&self, headers: &HeaderMap) {
+        let date = headers.get(header::DATE).and_then(|v| v.to_str().ok());
+        if let Some(date) = date.and_then(|text| httpdate::parse_http_date(text).ok()) {
+            *self.dated.lock().unwrap_or_else(PoisonError::into_inner) = Some((date, SystemTime::now()));
+        }
+    }
+}
+
+/// Returns by how many seconds `date` is after `now`.
+fn clock_ahead_s((date, now): (SystemTime, SystemTime)) -> i64 {
+    let seconds = |span: Duration| i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
+    match date.duration_since(now) {
+        Ok(ahead) => seconds(ahead),
+        Err(behind) => -seconds(behind.duration()),
+    }
+}
+
+fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
+>>>>>>> mountdoc
     serde_json::to_vec(value).map_err(|e| ClientError::Config(e.to_string()))
 }
 

@@ -290,6 +290,18 @@ impl Origin {
         self.counted(run.await).map(|length| self.shared.counters.wrote(length))
     }
 
+    /// Returns whether the origin honours the condition of [`PutMode::Create`], so that of two writers at
+    /// once one fails. May write a probe object below `fletch/` and delete it.
+    ///
+    /// # Errors
+    /// As [`Origin::put`].
+    pub async fn has_conditional_create(&self) -> Result<bool, OriginError> {
+        match &self.remote {
+            None => Ok(true),
+            Some(remote) => self.counted(remote.has_conditional_create(&self.what("")).await),
+        }
+    }
+
     /// Deletes the object. Succeeds if the object does not exist.
     ///
     /// # Errors

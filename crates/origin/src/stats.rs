@@ -2,6 +2,8 @@
 
 use crate::OriginError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 /// Counters of the calls to all origins, since the start of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,10 +38,14 @@ pub struct OriginStats {
     pub unavailable: u64,
     /// Calls that failed with [`OriginError::WrongAnswer`].
     pub wrong_answer: u64,
+    /// By how many seconds the clock of the store that answered last is ahead, by the `Date` of its answer.
+    pub clock_ahead_s: Option<i64>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    /// The `clock_ahead_s` of the last answer with a date.
+    clock_ahead_s: Mutex<Option<i64>>,
     pub requests: AtomicU64,
     pub retries: AtomicU64,
     pub pauses: AtomicU64,
@@ -60,6 +66,16 @@ impl Counters {
 
     pub fn wrote(&self, bytes: u64) {
         self.bytes_written.fetch_add(bytes, Relaxed);
+    }
+
+    /// Records the `Date` of an answer that arrived at `now`.
+    pub fn dated(&self, date: SystemTime, now: SystemTime) {
+        let seconds = |span: Duration| i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
+        let ahead = match date.duration_since(now) {
+            Ok(ahead) => seconds(ahead),
+            Err(behind) => -seconds(behind.duration()),
+        };
+        *self.clock_ahead_s.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
     }
 
     pub fn failed(&self, error: &OriginError) {
@@ -94,6 +110,7 @@ impl Counters {
             throttled,
             unavailable,
             wrong_answer,
+            clock_ahead_s: *self.clock_ahead_s.lock().unwrap_or_else(PoisonError::into_inner),
         }
     }
 }

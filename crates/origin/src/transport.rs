@@ -16,8 +16,13 @@ pub(crate) use answer::{Answered, BadAnswer};
 
 use crate::address::{AddressRule, CheckedResolver, SystemResolver};
 use crate::stats::Counters;
+<<<<<<< HEAD
 use answer::{Asked, ErrorCode, Region};
 use http::header::{ACCEPT_ENCODING, HeaderValue, LOCATION, RETRY_AFTER};
+=======
+use answer::{Asked, ErrorCode};
+use http::header::{ACCEPT_ENCODING, DATE, HeaderValue, LOCATION, RETRY_AFTER};
+>>>>>>> mountdoc
 use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use object_store::ClientOptions;
@@ -137,6 +142,10 @@ impl HttpService for CheckedService {
         let asked = Asked::of(request.method(), request.uri().query(), request.headers(), self.plain);
         let path = request.uri().path().to_owned();
         let (mut parts, body) = self.client.execute(request).await?.into_parts();
+        let date = parts.headers.get(DATE).and_then(|v| v.to_str().ok());
+        if let Some(date) = date.and_then(|text| httpdate::parse_http_date(text).ok()) {
+            self.counters.dated(date, SystemTime::now());
+        }
         let answered = asked.check(parts.status, &mut parts.headers).map_err(refused)?;
         let status = answered.status;
         let bad = match parts.status {

@@ -2,6 +2,7 @@
 
 mod absent;
 mod diff;
+pub mod doctor;
 mod index;
 mod jobs;
 mod list;
@@ -144,6 +145,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
         Command::Datasets => server::datasets(&ctx).map(|()| Exit::Ok),
         Command::Status => server::status(&ctx).map(|()| Exit::Ok),
+        Command::Doctor(args) => doctor::run(&ctx, &args),
         Command::Receipt { what } => receipt::run(&ctx, what),
         Command::Simulate(args) => simulate::run(&ctx, &args).map(|()| Exit::Ok),
         Command::Completions { .. } => Ok(Exit::Ok),

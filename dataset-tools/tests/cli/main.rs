@@ -1,6 +1,7 @@
 //! The `fletch` binary from outside: exit codes, output, and what it reads and writes.
 
 mod common;
+mod doctor;
 mod index_faults;
 mod index_parent;
 mod index_remote;

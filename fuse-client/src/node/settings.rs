@@ -15,19 +15,27 @@ pub const CACHE_BYTES_MIN: u64 = 16 << 20;
 /// The default space that stays free on the file system.
 const FREE_FLOOR: Amount = Amount::Percent(5);
 
+/// The heading of these flags in the help.
+const CACHE: &str = "Cache on this node";
+
 /// The flags of the node store.
 #[derive(Debug, Clone, Default, Args)]
 pub struct CacheFlags {
-    /// Keep chunks on this node's disk, up to this size or this part of the free space. All mounts of this
-    /// node with the same server, token and user share the chunks [default: 0, none]
-    #[arg(long, env = "FLETCH_CACHE_SIZE", value_name = "SIZE|PERCENT")]
+    /// Keep chunks on disk, up to this size or part of the free space, for all mounts of this node
+    /// [default: 0]
+    #[arg(long, env = "FLETCH_CACHE_SIZE", value_name = "SIZE|PERCENT", hide_env = true, help_heading = CACHE)]
     pub cache_size: Option<Amount>,
-    /// Directory for these chunks; you may delete it at any time [default: /var/cache/fletch as root, else
-    /// ~/.cache/fletch]
-    #[arg(long, env = "FLETCH_CACHE_DIR", value_name = "DIR")]
+    /// Directory for these chunks, which may vanish [default: /var/cache/fletch, or ~/.cache/fletch]
+    #[arg(long, env = "FLETCH_CACHE_DIR", value_name = "DIR", hide_env = true, help_heading = CACHE)]
     pub cache_dir: Option<PathBuf>,
     /// Space that the cache leaves free on that file system [default: 5%]
-    #[arg(long, env = "FLETCH_CACHE_FREE_FLOOR", value_name = "SIZE|PERCENT")]
+    #[arg(
+        long,
+        env = "FLETCH_CACHE_FREE_FLOOR",
+        value_name = "SIZE|PERCENT",
+        hide_env = true,
+        help_heading = CACHE
+    )]
     pub cache_free_floor: Option<Amount>,
 }
 

@@ -262,6 +262,15 @@ fn a_server_that_restarts_is_waited_for() {
         .expect("lists")
         .for_each(|e| drop(e.expect("entry").metadata()));
 
+    // Back within the timeout: the read waits and succeeds.
+    stub.kill();
+    let path = next();
+    let reader = std::thread::spawn(move || fs::read(path).map(|b| b.len()));
+    std::thread::sleep(Duration::from_secs(1));
+    stub.restart();
+    assert_eq!(reader.join().expect("reader").expect("it came back"), 150_000);
+    fs::read(next()).expect("and later reads work");
+
     // Killed in the middle of a read: an error within the bound, not a hang.
     stub.set(ChunkReply::Hang);
     let path = next();
@@ -273,15 +282,42 @@ fn a_server_that_restarts_is_waited_for() {
     assert_eq!(outcome.expect_err("no server").raw_os_error(), Some(libc::EIO));
     assert!(ended - begun < Duration::from_secs(5), "took {:?}", ended - begun);
     fs::read(&cached).expect("what the kernel has stays readable");
+}
 
-    // Back within the timeout: the read waits and succeeds.
-    stub.set(ChunkReply::Honest);
-    let path = next();
+#[test]
+fn a_server_that_is_gone_is_named_and_then_left_alone_until_it_answers() {
+    if !can_mount() {
+        return;
+    }
+    let dataset = Arc::new(Dataset::many(60, 150_000));
+    let mut stub = Stub::start(Arc::clone(&dataset));
+    let mut mount = Mount::start(&stub.url(), &["--io-timeout", "4s"]);
+    let dir = mount.path().to_owned();
+    let mut paths = dataset.nodes.keys().map(|p| dir.join(p));
+    let mut next = || paths.next().expect("enough files");
+    // All names are known from here on, so what fails below is a READ.
+    dataset.nodes.keys().for_each(|p| drop(fs::metadata(dir.join(p)).expect("stat")));
+    stub.kill();
+    let (path, begun) = (next(), Instant::now());
     let reader = std::thread::spawn(move || fs::read(path).map(|b| b.len()));
-    std::thread::sleep(Duration::from_secs(1));
+    let said = mount.wait_for("reads wait for the server");
+    // 2 s are promised; a busy machine gets the rest.
+    assert!(begun.elapsed() < Duration::from_secs(3), "after {:?}", begun.elapsed());
+    assert!(said.contains(&stub.url()), "it names the server: {said}");
+    let outcome = reader.join().expect("reader");
+    assert_eq!(outcome.expect_err("no server").raw_os_error(), Some(libc::EIO));
+    assert!(begun.elapsed() < Duration::from_secs(6), "io_timeout and 2 s: {:?}", begun.elapsed());
+
+    mount.wait_for("fail at once");
+    let begun = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(fs::read(next()).expect_err("gone").raw_os_error(), Some(libc::EIO));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(4), "20 reads took {:?}", begun.elapsed());
+
     stub.restart();
-    assert_eq!(reader.join().expect("reader").expect("it came back"), 150_000);
-    fs::read(next()).expect("and later reads work");
+    mount.wait_for("the server answers again");
+    assert_eq!(fs::read(next()).expect("reads again").len(), 150_000);
 }
 
 #[test]

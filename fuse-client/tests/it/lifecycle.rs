@@ -1,8 +1,9 @@
 //! The lifecycle of a mount: how it starts, which starts it refuses, and how it ends.
 
-use crate::support::dataset::Dataset;
+use crate::support::dataset::{Dataset, walk};
 use crate::support::kernel::{Mount, can_mount, command};
 use crate::support::stub::{ChunkReply, Stub};
+use fletch_host::mounts;
 use nix::sys::signal::Signal;
 use std::{
     fs,
@@ -56,6 +57,7 @@ fn a_second_mount_at_the_same_directory_is_refused() {
     let mount = Mount::start(&stub.url(), &[]);
     let (code, text) = fails(&["d", mount.path().to_str().expect("utf-8"), "--server", &stub.url()]);
     assert!(code == 1 && text.contains("is a fletch mount already"), "{code}: {text}");
+    assert!(text.contains("shows d already"), "the same dataset is told in one sentence: {text}");
     assert!(mount.entry().is_some());
 }
 
@@ -121,16 +123,71 @@ fn an_unmount_from_outside_ends_the_process() {
 }
 
 #[test]
-fn a_dead_mount_is_reported_with_the_command_to_unmount_it() {
+fn a_dead_mount_is_named_and_the_next_mount_replaces_it() {
     if !can_mount() {
         return;
     }
-    let stub = Stub::start(Arc::new(Dataset::many(3, 10)));
+    let dataset = Arc::new(Dataset::many(3, 10));
+    let stub = Stub::start(Arc::clone(&dataset));
+    let mut dead = Mount::start(&stub.url(), &[]);
+    let living = Mount::start(&stub.url(), &[]);
+    let real = |m: &Mount| fs::canonicalize(m.path()).unwrap_or_else(|_| m.path().to_owned());
+    let (dead_dir, living_dir) = (real(&dead), real(&living));
+    dead.signal(Signal::SIGKILL);
+    dead.ended(Duration::from_secs(5));
+    let named: Vec<_> = mounts::dead_mounts().expect("mount table").into_iter().map(|m| m.dir).collect();
+    assert!(named.contains(&dead_dir) && !named.contains(&living_dir), "{named:?}");
+
+    // A link to the directory repairs it as well.
+    let links = tempfile::tempdir().expect("tempdir");
+    let link = links.path().join("link");
+    std::os::unix::fs::symlink(dead.path(), &link).expect("symlink");
+    let mut anew = Mount::start_at(&stub.url(), &link, &[]);
+    assert!(anew.seen("detached the mount of a dead fletch-mount"));
+    assert_eq!(walk(dead.path()), dataset.nodes);
+    let at = |m: &mounts::MountEntry| m.dir == dead_dir;
+    let table = fs::read("/proc/self/mountinfo").expect("mount table");
+    assert_eq!(mounts::parse(&table).iter().filter(|m| at(m)).count(), 1, "nothing is left below");
+    anew.signal(Signal::SIGTERM);
+    assert!(anew.ended(Duration::from_secs(10)).success());
+    assert_eq!(dead.entry(), None);
+}
+
+#[test]
+fn a_dead_mount_lists_a_directory_whole_or_fails_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let dataset = Arc::new(Dataset::many(600, 10));
+    let stub = Stub::start(Arc::clone(&dataset));
     let mut mount = Mount::start(&stub.url(), &[]);
+    let names = |dir: &std::path::Path| {
+        let out = std::process::Command::new("timeout").args(["10", "ls"]).arg(dir).output().expect("ls");
+        let text = String::from_utf8(out.stdout).expect("utf-8");
+        (out.status.code(), text.lines().map(str::to_owned).collect::<Vec<_>>())
+    };
+    let dirs = |m: &Mount| -> Vec<_> {
+        let mut all: Vec<_> =
+            fs::read_dir(m.path()).expect("lists").map(|e| e.expect("entry").path()).collect();
+        all.sort();
+        all
+    };
+    let all = dirs(&mount);
+    let (listed, fresh) = (&all[0], &all[1]);
+    let before = names(listed);
+    assert_eq!(before.0, Some(0));
     mount.signal(Signal::SIGKILL);
     mount.ended(Duration::from_secs(5));
-    let (code, text) = fails(&["d", mount.path().to_str().expect("utf-8"), "--server", &stub.url()]);
-    assert!(code == 1 && text.contains("fusermount3 -u"), "{code}: {text}");
+    let begun = Instant::now();
+    for dir in [mount.path(), listed, fresh] {
+        let (code, found) = names(dir);
+        match code {
+            Some(0) if dir == listed => assert_eq!(found, before.1),
+            Some(0) => assert_eq!((dir, found.len()), (mount.path(), all.len())),
+            code => assert_eq!((code.is_some_and(|c| c == 1 || c == 2), found.len()), (true, 0), "{dir:?}"),
+        }
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "no call hangs: {:?}", begun.elapsed());
 }
 
 #[test]
@@ -160,10 +217,19 @@ fn daemon_returns_when_usable_and_metrics_are_served() {
     assert_eq!(fs::read(at.join(path)).expect("usable at once").len(), 10);
     let mut page = String::new();
     let mut http = std::net::TcpStream::connect(&metrics).expect("metrics");
-    std::io::Write::write_all(&mut http, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        .expect("ask");
+    std::io::Write::write_all(
+        &mut http,
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    )
+    .expect("ask");
     http.read_to_string(&mut page).expect("page");
     assert!(page.contains("fletch_mount_requests_total{op=\"open\"} 1"), "{page}");
+    let mut refusal = String::new();
+    let mut http = std::net::TcpStream::connect(&metrics).expect("metrics");
+    let rebound = b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
+    std::io::Write::write_all(&mut http, rebound).expect("ask");
+    http.read_to_string(&mut refusal).expect("page");
+    assert!(refusal.starts_with("HTTP/1.1 421") && !refusal.contains("fletch_mount"), "{refusal}");
     nix::mount::umount(&at).expect("unmount");
     let until = Instant::now() + Duration::from_secs(5);
     while !fs::read_to_string(&log).expect("log").contains("unmounted clean=true") {

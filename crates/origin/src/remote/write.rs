@@ -108,7 +108,7 @@ impl RemotePrefix {
     }
 
     /// Returns whether the store honours the condition of [`PutMode::Create`]. Probes each origin once.
-    pub(super) async fn has_conditional_create(&self, what: &str) -> Result<bool, OriginError> {
+    pub async fn has_conditional_create(&self, what: &str) -> Result<bool, OriginError> {
         let remote = &self.remote;
         if remote.scheme != Scheme::S3 || remote.config.endpoint.is_none() {
             return Ok(true);

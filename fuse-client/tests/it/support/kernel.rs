@@ -1,6 +1,6 @@
 //! A real mount, made by the built program.
 
-use fletch_mount::mountinfo;
+use fletch_host::mounts;
 use nix::{
     mount::{MntFlags, umount2},
     sys::signal::{Signal, kill},
@@ -9,7 +9,7 @@ use nix::{
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     time::{Duration, Instant},
@@ -51,7 +51,9 @@ fn can(what: &str, check: impl FnOnce() -> Result<(), String>) -> bool {
 pub struct Mount {
     pub child: Child,
     pub lines: Receiver<String>,
-    dir: TempDir,
+    dir: PathBuf,
+    /// The directory, if the mount made one.
+    _own: Option<TempDir>,
     seen: Vec<String>,
 }
 
@@ -63,11 +65,22 @@ impl Mount {
         m
     }
 
+    /// Mounts at a directory that exists, and waits until the mount is usable.
+    pub fn start_at(server: &str, dir: &Path, args: &[&str]) -> Self {
+        let mut m = Mount::begin_at(server, dir.to_owned(), None, args);
+        m.wait_for("mounted d ");
+        m
+    }
+
     pub fn begin(server: &str, args: &[&str]) -> Self {
-        let dir = tempfile::tempdir().expect("tempdir");
+        let own = tempfile::tempdir().expect("tempdir");
+        Mount::begin_at(server, own.path().to_owned(), Some(own), args)
+    }
+
+    fn begin_at(server: &str, dir: PathBuf, own: Option<TempDir>, args: &[&str]) -> Self {
         let mut child = command()
             .arg("d")
-            .arg(dir.path())
+            .arg(&dir)
             .args(["--server", server])
             .args(args)
             .stderr(Stdio::piped())
@@ -82,11 +95,16 @@ impl Mount {
                 }
             }
         });
-        Mount { child, lines, dir, seen: Vec::new() }
+        Mount { child, lines, dir, _own: own, seen: Vec::new() }
     }
 
     pub fn path(&self) -> &Path {
-        self.dir.path()
+        &self.dir
+    }
+
+    /// Returns whether a line with `text` came before the one that was waited for.
+    pub fn seen(&self, text: &str) -> bool {
+        self.seen.iter().any(|line| line.contains(text))
     }
 
     /// Waits for a log line that contains `text`.
@@ -121,9 +139,8 @@ impl Mount {
     }
 
     /// Returns the entry of the mount table for this directory.
-    pub fn entry(&self) -> Option<mountinfo::MountEntry> {
-        mountinfo::at(&fs::canonicalize(self.dir.path()).unwrap_or_else(|_| self.dir.path().into()))
-            .expect("mountinfo")
+    pub fn entry(&self) -> Option<mounts::MountEntry> {
+        mounts::at(&fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone())).expect("mountinfo")
     }
 }
 
@@ -138,8 +155,8 @@ impl Drop for Mount {
             drop(self.child.kill());
             drop(self.child.wait());
         }
-        while mountinfo::at(self.dir.path()).is_ok_and(|m| m.is_some()) {
-            umount2(self.dir.path(), MntFlags::MNT_DETACH).expect("unmount what was mounted");
+        while mounts::at(&self.dir).is_ok_and(|m| m.is_some()) {
+            umount2(&self.dir, MntFlags::MNT_DETACH).expect("unmount what was mounted");
         }
     }
 }

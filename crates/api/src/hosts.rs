@@ -1,7 +1,8 @@
-//! The hosts by which a request may name this server.
+//! The hosts by which a request may name a program of this machine.
 //!
-//! A server without tokens serves every process of its machine, so a web page must not reach it. A page can
-//! make its own name lead to a loopback address (DNS rebinding). Its requests then name that host.
+//! A server without tokens and the metrics page of a mount serve every process of their machine, so a web
+//! page must not reach them. A page can make its own name lead to a loopback address (DNS rebinding). Its
+//! requests then name that host.
 
 use http::uri::Authority;
 use std::{fmt, net::IpAddr, str::FromStr};

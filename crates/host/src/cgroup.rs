@@ -1,4 +1,4 @@
-//! Reads the memory limit of this process's cgroup, for both versions of cgroups.
+//! Reads the memory limit of a process's cgroup, for both versions of cgroups.
 
 use std::path::Path;
 

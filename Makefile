@@ -11,7 +11,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 SERVERS := $(or $(FLETCH_TEST_SERVERS),$(TARGET)/test-servers)
 comma := ,
 # In CI a missing component is a failure; on a laptop the same tests skip and print the reason.
-IN_CI := fuse trace python torch images strace root cgroup s3 azure http
+IN_CI := fuse trace python torch images strace prometheus root cgroup s3 azure http
 FLETCH_TEST_REQUIRE ?= $(if $(CI),$(shell echo $(IN_CI) | tr ' ' $(comma)),)
 # Tests wait as much as they work.
 TESTS_AT_ONCE ?= $(shell echo $$(($(JOBS) + 1)))
@@ -20,7 +20,8 @@ export FLETCH_TEST_REQUIRE
 .PHONY: help build programs wheel install ready-and-linted demo check test lint format-check formats soak \
     fuzz bench deny clean accept accept-attacks accept-check-time accept-code-size accept-comments \
     accept-contributing accept-domains accept-formats accept-fuzz accept-help accept-lines accept-lost-tests \
-    accept-mistakes accept-neighbour accept-old-names accept-outside accept-paragraphs accept-questions \
+    accept-mistakes accept-neighbour accept-old-names accept-outside accept-paragraphs accept-queries \
+    accept-questions \
     accept-readme accept-sentences accept-structure accept-test-time
 
 help: ## this list
@@ -184,6 +185,9 @@ accept-mistakes: programs wheel ## the mistakes of a new user are named, with th
 
 accept-neighbour: programs ## a dataset is read past a dead neighbour: first read at most 1 s
 	FLETCH_NEIGHBOUR_FILES=400 $(TREE) --test neighbour --no-capture
+
+accept-queries: programs ## the queries of METRICS.md agree with the truth within 1 % on four workloads
+	FLETCH_QUERIES=full $(TREE) --test queries --no-capture -j1
 
 accept-readme: programs wheel ## README's commands print what README says
 	$(TREE) --test documents -E 'test(=readme_commands_do_what_it_says)'

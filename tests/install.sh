@@ -14,6 +14,7 @@ need node nodejs
 need npm npm
 need setpriv util-linux
 need strace strace
+need prometheus prometheus
 PATH="$PATH:/usr/sbin" need mkfs.ext4 e2fsprogs
 PATH="$PATH:/usr/sbin" need nginx nginx-light
 # An interpreter on the path may be another one than Debian's: each needs its own venv.

@@ -37,6 +37,8 @@ use std::{
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+/// How often the server looks for failing origins that nobody asks.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the server checks whether the tokens file changed.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the server forgets idle jobs.
@@ -151,12 +153,14 @@ async fn run(app: Arc<App>, tcp: Option<TcpListener>, socket: Option<Socket>, st
     }
     let mut expire = tokio::time::interval(EXPIRE_JOBS_INTERVAL);
     let mut reload = tokio::time::interval(RELOAD_INTERVAL);
+    let mut probe = tokio::time::interval(PROBE_INTERVAL);
     let mut leases = tokio::time::interval(EXPIRE_LEASES_INTERVAL);
     leases.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             _ = expire.tick() => app.server.expire_jobs(),
+            _ = probe.tick() => app.server.versions.probe_failing(),
             _ = leases.tick() => app.server.registry.tick(app.server.now_ns()),
             _ = reload.tick() => {
                 let server = Arc::clone(&app.server);

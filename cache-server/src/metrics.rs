@@ -2,6 +2,7 @@
 //!
 //! Counters live where things happen. This room only reads them.
 
+mod costs;
 mod disk;
 mod epochs;
 mod page;
@@ -25,6 +26,7 @@ pub fn render(server: &Server) -> Result<Vec<u8>, MetricsError> {
     disk::families(&page, server)?;
     epochs::families(&page, server)?;
     tenants::families(&page, server)?;
+    costs::families(&page, server)?;
     origins(&page, server)?;
     homes(&page, server)?;
     process(&page, server)?;
@@ -194,12 +196,6 @@ fn origins(page: &Page, server: &Server) -> Result<(), MetricsError> {
         "Times that changed credentials were read again",
         &[],
         &[(vec![], o.credentials_read)],
-    )?;
-    page.counter(
-        "fletch_origin_read_bytes_total",
-        "Bytes read from origins, tables included",
-        &[],
-        &[(vec![], o.bytes_read)],
     )?;
     page.counter(
         "fletch_origin_errors_total",

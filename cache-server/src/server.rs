@@ -18,7 +18,7 @@ use crate::{
     versions::{ATTEMPTS, Allowlist, VersionLimits, Versions},
     warmups::{WarmupContext, Warmups},
 };
-use fletch_api::{Cluster, Member};
+use fletch_api::{Cluster, DatasetUse, Member};
 use fletch_core::{DatasetName, Domain, JobName, Tenant};
 use fletch_origin::{OriginError, OriginLimits, OriginUri, Origins};
 use fletch_settings::{Amount, ByteSize};
@@ -140,7 +140,7 @@ pub struct Server {
     /// The live jobs, declared or not.
     pub live_jobs: LiveJobs,
     /// The accounts of delivered bytes.
-    pub accounts: Accounts,
+    pub accounts: Arc<Accounts>,
     /// The metrics of requests.
     pub requests: RequestMetrics,
     /// What each tenant may use, and what it uses.
@@ -186,6 +186,7 @@ impl Server {
             local_dirs
                 .push(LocalDir::own(dir).map_err(|error| StateError::Open { path: dir.clone(), error })?);
         }
+        let accounts = Arc::new(Accounts::default());
         let allowed = Allowlist::new(origins, &local_dirs, config.auth_tokens.is_none());
         let versions = Versions::new(
             allowed,
@@ -196,6 +197,7 @@ impl Server {
                 root_lookups: u32::try_from(limits.root_lookups).unwrap_or(u32::MAX),
                 call_timeout: limits.homes_timeout(),
             },
+            Arc::clone(&accounts),
             tasks.clone(),
         );
         let store_limits = StoreLimits {
@@ -210,12 +212,14 @@ impl Server {
             store: Arc::clone(&store),
             shares: Arc::clone(&shares),
             versions: Arc::clone(&versions),
+            accounts: Arc::clone(&accounts),
             tenants: Arc::clone(&tenants),
             parallel: limits.batch_ahead().min(limits.origin_requests.div_ceil(4)),
         };
         let sweep = SweepContext {
             store: Arc::clone(&store),
             versions: Arc::clone(&versions),
+            accounts: Arc::clone(&accounts),
             shares: Arc::clone(&shares),
             tenants: Arc::clone(&tenants),
             tasks: tasks.clone(),
@@ -275,7 +279,7 @@ impl Server {
             versions,
             registrations,
             live_jobs: LiveJobs::new(limits.jobs, limits.job_ttl),
-            accounts: Accounts::default(),
+            accounts,
             requests: RequestMetrics::new(),
             tenants,
             read_ahead: ReadAhead::new(limits.read_ahead_bytes()),
@@ -374,6 +378,35 @@ impl Server {
         let mut of = self.registry.sweeps_of(domain, name);
         of.push(DatasetId::of(domain, name));
         of
+    }
+
+    /// Returns what the datasets of some domains are, what the cache holds of them, and what it saved.
+    #[must_use]
+    pub fn dataset_uses(&self, wanted: impl Fn(&Domain) -> bool) -> Vec<DatasetUse> {
+        let tier = self.store.disk().map(|d| d.engine().map(|t| t.stats()));
+        let on_disk: Option<HashMap<_, _>> =
+            tier.map(|tier| tier.iter().flat_map(|t| &t.datasets).map(|d| (d.dataset, d.bytes)).collect());
+        let (bytes, sizes) = (self.accounts.costs.datasets(), self.versions.sizes());
+        let mut uses = Vec::new();
+        for entry in self.registrations.all().iter().filter(|r| wanted(&r.domain)) {
+            let key = (entry.domain.clone(), entry.dataset.name.clone());
+            let (size, counted) = (sizes.get(&key), bytes.get(&key).copied().unwrap_or_default());
+            let cached_bytes = on_disk
+                .as_ref()
+                .map(|on_disk| self.disk_ids(&key.0, &key.1).iter().filter_map(|id| on_disk.get(id)).sum());
+            uses.push(DatasetUse {
+                domain: key.0,
+                dataset: key.1,
+                version_bytes: size.map(|s| s.0),
+                layout_bytes: size.map(|s| s.1),
+                cached_bytes,
+                delivered_bytes: counted.delivered,
+                origin_bytes: counted.read,
+                avoided_bytes: counted.avoided,
+            });
+        }
+        uses.sort_by(|a, b| (&a.dataset, &a.domain).cmp(&(&b.dataset, &b.domain)));
+        uses
     }
 
     /// Returns the tenants' quotas on disk, and the bytes that their datasets have there now.

@@ -250,14 +250,15 @@ Also ends the warm-ups of the dataset and their protection. --json prints {name,
 
 --json prints {datasets: [{name, uri, tables, registered_ns}]}.")]
     Datasets,
-    /// Show the server: its version, members, datasets, and the bytes that it delivered.
+    /// Show the server on one screen: its health, and what it saves for each dataset and job.
     #[command(after_help = "Example:
   fletch status --server http://127.0.0.1:7380
 
---json prints {info, cluster, datasets: […],
-accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes}}.")]
+--json prints {health: {state, reasons}, server, at_ns, info, datasets: […], jobs: […], origins: […],
+accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_bytes,
+datasets: [{dataset, delivered_bytes, origin_bytes, avoided_bytes, …}],
+jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials: […]}.")]
     Status,
-<<<<<<< HEAD
     /// List, show or delete the training jobs that the server remembers.
     #[command(after_help = "Examples:
   fletch jobs list
@@ -268,7 +269,6 @@ accounts: {accounts: [{domain, tenant, job, root, result, tier, bytes}], table_b
         #[command(subcommand)]
         what: JobsCommand,
     },
-=======
     /// Find what stops Fletch on this machine, at a server or at a dataset, and name the fix.
     #[command(after_help = "Examples:
   fletch doctor
@@ -278,7 +278,21 @@ Prints one line a finding: severity, check, what is wrong, fix. docs/howto/docto
 Exit code 0: healthy. 3: warnings only. 1: an error. --json prints {checks: [name],
 findings: [{check, severity: error|warning|note, what, fix}]}.")]
     Doctor(DoctorArgs),
->>>>>>> mountdoc
+    /// Show what `status` shows, live.
+    #[command(after_help = "Examples:
+  fletch top
+  fletch top --once --json
+
+On a terminal the screen is drawn again every interval; elsewhere each sample is printed below the last one.
+Ctrl-C ends it. --json prints for each sample what `fletch status --json` prints.")]
+    Top {
+        /// Print one sample and exit.
+        #[arg(long)]
+        once: bool,
+        /// The time between two samples.
+        #[arg(long, value_name = "TIME", default_value = "2s")]
+        interval: Span,
+    },
     /// Show the receipt of an epoch, or check consumption logs against it.
     #[command(after_help = "Examples:
   fletch receipt show train-7 3 --server http://127.0.0.1:7380

@@ -5,7 +5,7 @@
 //!
 //! Rooms, from the top down: [`cmd`] → [`index`], [`pack`] → [`run`] (what the two share) → [`source`]
 //! (reading files), [`tables_location`] (tags and versions). [`out`], [`progress`], [`failure`] and
-//! [`target`] are for all.
+//! [`target`] are for all. [`status`] turns a server's numbers into text.
 
 pub mod cli;
 pub mod cmd;
@@ -16,5 +16,6 @@ pub mod pack;
 pub mod progress;
 pub mod run;
 pub mod source;
+pub mod status;
 pub mod tables_location;
 pub mod target;

@@ -56,6 +56,7 @@ impl ServerWatch {
     ) -> Result<T, ClientError> {
         let running = self.begin().map_err(|silent| ClientError::Unreachable {
             endpoint: self.client.endpoint().to_string(),
+            refused: false,
             why: refusal(silent),
         })?;
         let outcome = call.await;

@@ -251,6 +251,9 @@ class Leased:
     @property
     def paths(self) -> list[str]:
         """The paths of the sample's files."""
+    @property
+    def shared(self) -> int:
+        """How many of its bytes another job, or an earlier epoch, had brought to the server."""
     def views(self) -> list[memoryview]:
         """The bytes of the sample's files, as read-only views."""
 

@@ -406,6 +406,12 @@ impl Leased {
         self.0.heads.iter().map(|f| f.path.clone()).collect()
     }
 
+    /// How many of its bytes another job, or an earlier epoch, had brought to the server.
+    #[getter]
+    fn shared(&self) -> u64 {
+        self.0.shared
+    }
+
     /// The bytes of the sample's files, as read-only views.
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let views: PyResult<Vec<_>> = self.0.files().map(|(_, b)| buffer::view(py, b)).collect();

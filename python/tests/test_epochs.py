@@ -150,6 +150,29 @@ def test_an_epoch_delivers_every_sample_once(server: Server, tree: Path, workers
     assert orders[0] != orders[1] and list(range(SAMPLES)) not in orders
 
 
+def test_stats_tell_what_came_from_sharing(server: Server, tree: Path) -> None:
+    whole = sum(p.stat().st_size for p in tree.iterdir())
+    # The first job leaves the dataset in the cache, whatever tests before it left there.
+    first, second = epochs(server, "first-reader"), epochs(server, "second-reader")
+    for dataset in (first, second):
+        assert len(seen(iter(DataLoader(dataset)))) == SAMPLES
+    stats = first.stats()
+    assert stats["bytes"] == whole and 0 <= stats["shared_bytes"] <= whole
+    assert second.stats()["shared_bytes"] == whole, "the first job's fetches brought every byte"
+
+
+def test_a_sweep_that_is_too_small_is_logged_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = epochs(server, "small-sweep")
+    assert not [r for r in caplog.records if "sweep" in r.message]
+    small = {"sweep": {"capacity_bytes": 49, "total_bytes": 1000, "unit_bytes": 10}}
+    for _ in range(2):
+        dataset._warn_of_small_sweep(small)
+    (record,) = [r for r in caplog.records if "sweep" in r.message]
+    assert "holds 4 chunks of 10 bytes" in record.message
+
+
 def test_a_batch_is_acknowledged_when_the_next_is_asked_for(server: Server, tree: Path) -> None:
     dataset = epochs(server, "acks")
     batches = iter(DataLoader(dataset))

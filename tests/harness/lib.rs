@@ -12,6 +12,7 @@ pub mod console;
 pub mod fixture;
 pub mod kit;
 pub mod names;
+pub mod prometheus;
 pub mod prose;
 pub mod python;
 pub mod readers;

@@ -22,6 +22,8 @@ pub enum Need {
     Torch,
     /// A directory of real images.
     Images,
+    /// `prometheus` and `curl`.
+    Prometheus,
     /// `strace`, and the permission to attach it to a child process.
     Strace,
 }
@@ -36,6 +38,7 @@ impl Need {
             Need::Cgroup => "cgroup",
             Need::Torch => "torch",
             Need::Images => "images",
+            Need::Prometheus => "prometheus",
             Need::Strace => "strace",
         }
     }
@@ -52,6 +55,7 @@ impl Need {
             Need::Root if !on_path("setpriv") => Some("no setpriv (util-linux)".into()),
             Need::Cgroup => crate::cgroup::Memory::new(64 << 20).err(),
             Need::Images => crate::python::images().err(),
+            Need::Prometheus if !on_path("prometheus") => Some("no prometheus".into()),
             Need::Strace if !on_path("strace") => Some("no strace".into()),
             Need::Strace if !root => Some("attaching to another process needs root".into()),
             Need::Torch => crate::python::interpreter().and(crate::python::wheel()).err(),

@@ -4,8 +4,11 @@
 //! looks its tally up once and then only adds. When a job expires, its sums move to the job
 //! [`EXPIRED`], so that sums over jobs stay exact and memory stays bounded.
 
-use super::LiveJob;
-use fletch_api::{Account, AccountKey, ByteResult, ByteTier};
+use super::{
+    LiveJob,
+    costs::{Costs, CostsOf, JobCosts, NO_JOB},
+};
+use fletch_api::{Account, AccountKey, ByteResult, ByteTier, JobUse};
 use fletch_core::{DatasetName, Domain, JobName, Root, Tenant};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -73,18 +76,26 @@ pub const TIERS: [Cost; 11] = [
 #[derive(Debug)]
 pub struct Tally {
     label: Arc<str>,
+    costs: Arc<JobCosts>,
     bytes: [[AtomicU64; TIERS.len()]; COMPONENTS.len()],
 }
 
 impl Tally {
-    fn new(label: Arc<str>) -> Self {
-        Tally { label, bytes: Default::default() }
+    fn new(label: Arc<str>, costs: Arc<JobCosts>) -> Self {
+        Tally { label, costs, bytes: Default::default() }
+    }
+
+    /// Returns what the job's reads of the dataset cost.
+    #[must_use]
+    pub fn costs(&self) -> &Arc<JobCosts> {
+        &self.costs
     }
 
     /// Counts `n` bytes that were handed to a connection.
     pub fn add(&self, component: Component, cost: Cost, n: u64) {
         let tier = TIERS.iter().position(|c| *c == cost).unwrap_or(0);
         self.bytes[component as usize][tier].fetch_add(n, Relaxed);
+        self.costs.deliver(n);
     }
 }
 
@@ -120,6 +131,15 @@ pub struct Row {
 pub struct Accounts {
     tallies: RwLock<HashMap<Of, Arc<Tally>>>,
     table_bytes: AtomicU64,
+    /// What the reads of all jobs cost.
+    pub costs: Costs,
+}
+
+impl Of {
+    fn costs(&self) -> CostsOf {
+        let (domain, tenant) = (self.domain.clone(), self.tenant.clone());
+        CostsOf { domain, tenant, job: self.job.clone(), dataset: self.dataset.clone() }
+    }
 }
 
 impl Accounts {
@@ -131,7 +151,8 @@ impl Accounts {
             return Arc::clone(t);
         }
         let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(Tally::new(Arc::clone(&job.label)));
+        let costs = self.costs.of(of.costs(), &job.label);
+        let new = || Arc::new(Tally::new(Arc::clone(&job.label), costs));
         Arc::clone(tallies.entry(of).or_insert_with(new))
     }
 
@@ -162,6 +183,44 @@ impl Accounts {
             }
         }
         sums.into_iter().map(|(key, bytes)| Account { key, bytes }).collect()
+    }
+
+    /// Returns what jobs of some domains and tenants received of each dataset, and what that cost.
+    #[must_use]
+    pub fn jobs(&self, wanted: impl Fn(&Domain, &Tenant) -> bool) -> Vec<JobUse> {
+        let mut jobs: BTreeMap<CostsOf, JobUse> = BTreeMap::new();
+        for row in self.costs.rows().into_iter().filter(|r| wanted(&r.of.domain, &r.of.tenant)) {
+            let (of, content) = (row.of, row.content);
+            let new = JobUse {
+                tenant: of.tenant.clone(),
+                job: of.job.clone(),
+                dataset: of.dataset.clone(),
+                hit_bytes: 0,
+                substituted_bytes: 0,
+                miss_bytes: 0,
+                bypass_bytes: 0,
+                origin_bytes: content,
+                stalled_ms: u64::try_from(row.stalled.as_millis()).unwrap_or(u64::MAX),
+            };
+            // Tables alone are no reads of a job.
+            if of.job.as_str() != NO_JOB || content > 0 {
+                jobs.insert(of, new);
+            }
+        }
+        let tallies = self.tallies.read().unwrap_or_else(PoisonError::into_inner);
+        for (of, tally) in tallies.iter() {
+            let Some(job) = jobs.get_mut(&of.costs()) else { continue };
+            for (i, (result, _)) in TIERS.into_iter().enumerate() {
+                let sum = match result {
+                    ByteResult::Hit => &mut job.hit_bytes,
+                    ByteResult::Substituted => &mut job.substituted_bytes,
+                    ByteResult::Miss => &mut job.miss_bytes,
+                    ByteResult::Bypass => &mut job.bypass_bytes,
+                };
+                *sum += tally.bytes.iter().map(|c| c[i].load(Relaxed)).sum::<u64>();
+            }
+        }
+        jobs.into_values().collect()
     }
 
     /// Returns sums by the labels of metrics, without empty ones.
@@ -203,12 +262,15 @@ impl Accounts {
         let folded: Vec<_> = tallies.extract_if(|of, tally| over(of, tally)).collect();
         for (of, tally) in folded {
             let to = Of { job: expired.clone(), ..of };
-            let new = || Arc::new(Tally::new(EXPIRED.into()));
+            let costs = self.costs.of(to.costs(), &EXPIRED.into());
+            let new = || Arc::new(Tally::new(EXPIRED.into(), costs));
             let into = tallies.entry(to).or_insert_with(new);
             for (a, b) in into.bytes.iter().flatten().zip(tally.bytes.iter().flatten()) {
                 a.fetch_add(b.load(Relaxed), Relaxed);
             }
         }
+        drop(tallies);
+        self.costs.fold(&expired, is_live);
     }
 }
 

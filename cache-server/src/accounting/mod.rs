@@ -1,7 +1,10 @@
-//! Accounting: every delivered byte, counted once where it is sent, by domain, tenant, job and dataset (I8).
+//! Accounting: every delivered byte, counted once where it is sent, by domain, tenant, job and dataset (I8),
+//! and what it cost.
 
 mod accounts;
+mod costs;
 mod live_jobs;
 
 pub use accounts::{Accounts, Component, Cost, Tally};
+pub use costs::{JobCosts, NO_JOB, WARMUP, Waiting};
 pub use live_jobs::{JobLimits, LABELS_MAX, LiveJob, LiveJobs, TooManyJobs};

@@ -27,6 +27,7 @@ mod view;
 mod worlds;
 
 use crate::{
+    accounting::JobCosts,
     prefetch::Prefetcher,
     sweep::{DeliveryClass, Sweep},
     tenants::JobCharges,
@@ -51,7 +52,7 @@ pub use schedule::{BucketedPlan, Schedule};
 use sequence::Sequence;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering::Relaxed},
 };
 use tokio::sync::{Notify, OnceCell};
 pub use worlds::world_of;
@@ -131,6 +132,8 @@ pub struct Epoch {
     ledger: LedgerFile,
     inner: Mutex<Inner>,
     changed: Notify,
+    /// What the job's reads cost, from its first lease on.
+    costs: OnceLock<Arc<JobCosts>>,
     receipt: OnceCell<fletch_api::EpochReceipt>,
 }
 
@@ -180,6 +183,14 @@ impl Epoch {
     #[must_use]
     pub fn number(&self) -> u64 {
         self.header.epoch
+    }
+
+    /// Sets the costs to which fetches ahead of the job's reads count. The first call decides.
+    pub fn set_costs(&self, costs: &Arc<JobCosts>) {
+        let costs = self.costs.get_or_init(|| Arc::clone(costs));
+        if let Some(sweep) = &self.setup.sweep {
+            sweep.set_costs(self.owner, costs);
+        }
     }
 
     /// Returns the epoch's ledger.

@@ -19,9 +19,10 @@ impl Epoch {
         }
         let Some((schedule, done)) = self.upcoming_reads(inner) else { return };
         let Self { setup, .. } = self;
+        let Some(costs) = self.costs.get() else { return };
         inner.prefetcher = Prefetcher::start(
             &setup.context.prefetch,
-            &setup.tenant,
+            (&setup.tenant, costs),
             &setup.samples,
             &setup.exact,
             setup.block,

@@ -18,6 +18,7 @@ use fletch_core::{
     },
     plan::{Bits, World},
 };
+use std::sync::OnceLock;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
@@ -127,6 +128,7 @@ impl Epoch {
             ledger: file,
             inner: Mutex::new(inner),
             changed: Notify::new(),
+            costs: OnceLock::new(),
             receipt: OnceCell::new(),
         });
         {

@@ -6,11 +6,12 @@
 
 use super::{
     access::access,
+    chunk_read::Payer,
     error::{ApiError, ApiResult},
     response_body::Charge,
 };
 use crate::{
-    accounting::{Component, Cost, LiveJob},
+    accounting::{Component, Cost, LiveJob, Tally},
     auth::{Peer, Principal, Role},
     connections::{Connection, Refusal},
     limits::Limits,
@@ -97,7 +98,8 @@ pub fn authenticate(server: &Server, headers: &HeaderMap, peer: Peer) -> ApiResu
     Ok(server.auth.authenticate(header, peer)?)
 }
 
-fn forbidden(server: &Server, role: Role) -> ApiError {
+/// Returns the error of a role that may not use a route.
+pub fn forbidden(server: &Server, role: Role) -> ApiError {
     if !server.auth.needs_token() {
         let detail =
             format!("on the unix socket your user has the role {role}, which may not use this route");
@@ -252,6 +254,16 @@ impl ReadRequest {
 }
 
 impl Admitted {
+    fn tally(&self, server: &Server, sources: &Sources, root: Root) -> Arc<Tally> {
+        server.accounts.tally(&self.principal.domain, &self.job, root, sources.dataset())
+    }
+
+    /// Returns who pays for the reads of one version.
+    pub fn payer(&self, server: &Server, sources: &Sources, root: Root) -> Payer {
+        let costs = Arc::clone(self.tally(server, sources, root).costs());
+        Payer { tenant: self.principal.tenant.clone(), costs }
+    }
+
     /// Returns a function that makes the charge of a cost, for one version.
     ///
     /// Also notes that the version's dataset is being read, which gives it a share of the disk.
@@ -263,8 +275,7 @@ impl Admitted {
     ) -> impl Fn(Cost) -> Charge + Clone + Send + 'static {
         let (dataset, footprint) = (sources.dataset_id(), sources.first.footprint_max());
         server.shares.note(dataset, root, footprint, ReaderKind::Plain, server.now_ns());
-        let tally = server.accounts.tally(&self.principal.domain, &self.job, root, sources.dataset());
-        let component = self.component;
+        let (tally, component) = (self.tally(server, sources, root), self.component);
         move |cost| Charge { tally: Arc::clone(&tally), component, cost }
     }
 }

@@ -6,6 +6,7 @@ mod tar;
 
 use super::{
     admission::ReadRequest,
+    chunk_read::Payer,
     entry_read::{Span, content_hash, read_buffered, read_spans, spans},
     error::{ApiError, ApiResult},
     frames::{Content, Item, ItemResult, coalesce, frame_header, item_frames},
@@ -29,7 +30,7 @@ use fletch_api::{
     headers,
 };
 use fletch_core::{
-    Root, Tenant,
+    Root,
     manifest::{Slice, locate::ChunkRange},
 };
 use fletch_tables::{Found, Resolved};
@@ -89,10 +90,11 @@ pub async fn post(
     let count = u32::try_from(request.items.len()).unwrap_or(u32::MAX);
     let reader = BatchReader {
         server: Arc::clone(&server),
-        tenant: admitted.principal.tenant.clone(),
+        payer: admitted.payer(&server, &sources, root),
         sources,
         bytes_left: Arc::new(Mutex::new(server.limits.batch_bytes)),
     };
+    let costs = Arc::clone(&reader.payer.costs);
     let items = reader.items(request.items, charge);
     let as_tar = headers_in.get(header::ACCEPT).is_some_and(|a| a.as_bytes() == headers::TAR.as_bytes());
     let (kind, pieces) = if as_tar {
@@ -100,7 +102,7 @@ pub async fn post(
     } else {
         (headers::FRAMES, framed(items, count).boxed())
     };
-    let body = body_of_stream(&server, coalesce(pieces), None, admitted.permit.take());
+    let body = body_of_stream(&server, coalesce(pieces), None, admitted.permit.take(), Some(&costs));
     let head = Response::builder()
         .status(StatusCode::OK)
         .header(header::CONTENT_TYPE, kind)
@@ -111,7 +113,7 @@ pub async fn post(
 #[derive(Clone)]
 struct BatchReader {
     server: Arc<Server>,
-    tenant: Tenant,
+    payer: Payer,
     sources: Arc<Sources>,
     /// Content bytes that this batch may still send.
     bytes_left: Arc<Mutex<u64>>,
@@ -236,11 +238,10 @@ impl BatchReader {
         charge: impl Fn(Cost) -> Charge + Clone + Send + 'static,
     ) -> ApiResult<Content> {
         if found.len <= READ_AHEAD_BYTES_MAX {
-            let pieces =
-                read_buffered(&self.server, &self.tenant, &self.sources, found.spans, charge).await?;
+            let pieces = read_buffered(&self.server, &self.payer, &self.sources, found.spans, charge).await?;
             return Ok(Content::Buffered(pieces));
         }
-        let reads = read_spans(self.server, self.tenant, self.sources, found.spans);
+        let reads = read_spans(self.server, self.payer, self.sources, found.spans);
         Ok(Content::Streamed(reads.map(move |read| Ok(read?.into_piece(&charge))).boxed()))
     }
 }

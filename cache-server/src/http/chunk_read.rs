@@ -6,7 +6,7 @@
 
 use super::error::{ApiError, ApiResult};
 use crate::{
-    accounting::Cost,
+    accounting::{Cost, JobCosts},
     server::Server,
     versions::{ChunkFetch, LocatedChunk, Sources},
 };
@@ -38,6 +38,15 @@ pub fn cache_status(tier: Tier) -> &'static str {
     }
 }
 
+/// Who asks for bytes: the tenant whose permits the reads take, and the job that they cost.
+#[derive(Clone)]
+pub struct Payer {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The costs of the job's reads of the dataset.
+    pub costs: Arc<JobCosts>,
+}
+
 fn key(sources: &Sources, hash: Hash) -> StoreKey {
     StoreKey { domain: sources.domain.clone(), hash }
 }
@@ -60,7 +69,7 @@ pub fn has_chunk(server: &Server, sources: &Sources, hash: Hash, len: u32) -> bo
 /// Reads a whole chunk, which it locates first unless the chunk is in memory.
 pub async fn read_chunk(
     server: &Server,
-    tenant: &Tenant,
+    payer: &Payer,
     sources: &Arc<Sources>,
     hash: Hash,
 ) -> ApiResult<Hit> {
@@ -68,15 +77,15 @@ pub async fn read_chunk(
         return Ok(hit);
     }
     let located = server.versions.locate(sources, hash).await?;
-    read_located_chunk(server, tenant, sources, hash, &located, sources.dataset_id()).await
+    read_located_chunk(server, payer, sources, hash, &located, sources.dataset_id()).await
 }
 
-/// Reads a whole chunk that was located, with a permit of the tenant if it must be fetched.
+/// Reads a whole chunk that was located, with a permit of the payer's tenant if it must be fetched.
 ///
 /// A chunk that is fetched is kept on disk for `dataset`.
 pub async fn read_located_chunk(
     server: &Server,
-    tenant: &Tenant,
+    payer: &Payer,
     sources: &Arc<Sources>,
     hash: Hash,
     located: &LocatedChunk,
@@ -89,9 +98,10 @@ pub async fn read_located_chunk(
         return Err(ApiError::not_found());
     }
     let (key, len) = (key(sources, hash), located.len);
-    let fetch = ChunkFetch::fetch(&server.versions, sources, hash, located);
+    let fetch = ChunkFetch::fetch(&server.versions, (sources, &payer.costs), hash, located);
     let chunk = (&*server.store, &key, len);
-    let fetch = server.tenants.with_origin_permit(tenant, chunk, fetch).await.map_err(ReadError::from)?;
+    let fetch =
+        server.tenants.with_origin_permit(&payer.tenant, chunk, fetch).await.map_err(ReadError::from)?;
     Ok(server.store.read(key, len, dataset, fetch).await?)
 }
 

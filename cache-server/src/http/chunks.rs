@@ -86,7 +86,10 @@ pub async fn get(
     }
     let (tenant, dataset) = (&admitted.principal.tenant, sources.dataset_id());
     let held = server.tenants.hold_memory(tenant, hash, located.len.into()).await?;
-    let hit = read_located_chunk(&server, tenant, &sources, hash, &located, dataset).await?;
+    let payer = admitted.payer(&server, &sources, root);
+    let waiting = payer.costs.wait();
+    let hit = read_located_chunk(&server, &payer, &sources, hash, &located, dataset).await?;
+    drop(waiting);
     let range = requested.range(len);
     // A chunk is at most 16 MiB.
     let to_usize = |x: u64| usize::try_from(x).unwrap_or(usize::MAX);

@@ -1,19 +1,25 @@
 //! Describes the server: its cluster view, its formats and limits, and the accounts of delivered bytes.
 
+use super::{admission::forbidden, error::ApiResult};
 use crate::{
     auth::{Peer, Principal},
     connections::Connection,
     metrics::disk_state,
     server::{PublishPlace, Server},
+    versions::OriginCondition,
 };
 use axum::{Extension, Json, extract::State};
 use fletch_api::{
-    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoDisk, InfoLimits, Publish,
-    frames::FRAMES_MAJOR,
+    API_MAJOR, Account, Accounts, BATCH_ITEMS_MAX, Cluster, Formats, Info, InfoDisk, InfoLimits,
+    OriginFailure, OriginList, OriginState, OriginView, Problem, Publish, frames::FRAMES_MAJOR,
 };
 use fletch_core::manifest::{CHUNK_BYTES_MAX, FORMAT_MAJOR};
+use fletch_core::{Domain, Tenant};
 use fletch_origin::OriginUri;
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 /// Returns the state of the disk tier, with the chunks that a principal may know of (I7).
 ///
@@ -38,6 +44,7 @@ fn disk_info(server: &Server, principal: &Principal) -> Option<InfoDisk> {
         detail: detail.filter(|_| all),
         policy: server.cache.policy.to_string(),
         limit_bytes: tier.map(|t| t.limit).filter(|_| all),
+        capacity_bytes: tier.map(|t| t.capacity).filter(|_| all),
         chunk_bytes,
         chunks,
     })
@@ -99,6 +106,7 @@ pub async fn info(
             batch_bytes: server.limits.batch_bytes,
             chunk_bytes: u64::from(CHUNK_BYTES_MAX),
         },
+        uptime_s: server.uptime().as_secs(),
         disk: disk_info(&server, &principal),
         publish: publish_info(&server.publish, peer, is_near, server.auth.own_uid()),
     })
@@ -106,6 +114,7 @@ pub async fn info(
 
 /// Returns the exact number of delivered bytes, by job, version, result and tier.
 ///
+/// Also returns what each dataset and job cost, and what the cache saved.
 /// An admin sees the accounts of all tenants, every other role those of its own tenant.
 #[utoipa::path(
     get, path = "/v1/accounts", tag = "server",
@@ -114,7 +123,48 @@ pub async fn info(
 pub async fn accounts(State(server): State<Arc<Server>>, principal: Principal) -> Json<Accounts> {
     // Tables are counted for all tenants together, so only an admin may see the number.
     let table_bytes = if principal.role.may_see_all_tenants() { server.accounts.table_bytes() } else { 0 };
-    Json(Accounts { accounts: accounts_of(&server, &principal), table_bytes })
+    let all = principal.role.may_see_all_tenants();
+    let own = |d: &Domain, t: &Tenant| all || (*d == principal.domain && *t == principal.tenant);
+    Json(Accounts {
+        accounts: accounts_of(&server, &principal),
+        table_bytes,
+        datasets: server.dataset_uses(|domain| all || *domain == principal.domain),
+        jobs: server.accounts.jobs(own),
+    })
+}
+
+/// Returns the origins of registered datasets, whether they work, and their last errors. For admins.
+#[utoipa::path(
+    get, path = "/v1/origins", tag = "server",
+    responses(
+        (status = 200, description = "The origins", body = OriginList),
+        (status = 403, description = "The caller is no admin", body = Problem,
+            content_type = "application/problem+json"),
+    )
+)]
+pub async fn origins(State(server): State<Arc<Server>>, principal: Principal) -> ApiResult<Json<OriginList>> {
+    if !principal.role.may_see_all_tenants() {
+        return Err(forbidden(&server, principal.role));
+    }
+    Ok(Json(OriginList { origins: origin_views(&server) }))
+}
+
+/// Returns the origins of registered datasets, sorted by domain and URI.
+pub fn origin_views(server: &Server) -> Vec<OriginView> {
+    let nanos = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let view = |o: OriginCondition| OriginView {
+        uri: o.uri,
+        domain: o.domain,
+        datasets: o.datasets,
+        state: if o.condition.failing { OriginState::Failing } else { OriginState::Ok },
+        requests: o.condition.calls,
+        failed: o.condition.failed,
+        last_error: o
+            .condition
+            .last_error
+            .map(|e| OriginFailure { why: e.why, at_ns: u64::try_from(nanos(e.at)).unwrap_or(u64::MAX) }),
+    };
+    server.versions.conditions().into_iter().map(view).collect()
 }
 
 /// Returns the accounts that a principal may see.

@@ -9,7 +9,7 @@
 //! memory (I6).
 
 use super::{
-    chunk_read::{cached_chunk, cost_of, read_chunk, read_located_chunk, read_part},
+    chunk_read::{Payer, cached_chunk, cost_of, read_chunk, read_located_chunk, read_part},
     error::{ApiError, ApiResult},
     response_body::{Charge, Piece},
 };
@@ -23,7 +23,7 @@ use crate::{
 use bytes::Bytes;
 use fletch_api::Code;
 use fletch_core::{
-    Hash, StoreKey, Tenant, Verified,
+    Hash, StoreKey, Verified,
     manifest::{
         EntryKind, EntryRef,
         locate::{ChunkRange, ranges},
@@ -162,13 +162,13 @@ pub fn spans(source: &Source, found: &Found, range: Range<u64>) -> Vec<Span> {
 /// Reads spans in order, [`SPANS_AT_ONCE`] at once.
 pub fn read_spans(
     server: Arc<Server>,
-    tenant: Tenant,
+    payer: Payer,
     sources: Arc<Sources>,
     spans: Vec<Span>,
 ) -> impl Stream<Item = ApiResult<SpanBytes>> + Send + 'static {
-    let (tenants, reader) = (Arc::clone(&server.tenants), tenant.clone());
+    let (tenants, tenant) = (Arc::clone(&server.tenants), payer.tenant.clone());
     let held = stream::iter(spans).then(move |span| {
-        let (tenants, tenant) = (Arc::clone(&tenants), reader.clone());
+        let (tenants, tenant) = (Arc::clone(&tenants), tenant.clone());
         // In order, so that no span waits for memory that a later one of the same reply has.
         async move {
             let held = match span.chunk_held() {
@@ -179,8 +179,8 @@ pub fn read_spans(
         }
     });
     let reads = held.map(move |(span, held)| {
-        let (server, tenant, sources) = (Arc::clone(&server), tenant.clone(), Arc::clone(&sources));
-        async move { span.read(&server, &tenant, &sources, held?).await }
+        let (server, payer, sources) = (Arc::clone(&server), payer.clone(), Arc::clone(&sources));
+        async move { span.read(&server, &payer, &sources, held?).await }
     });
     reads.buffered(SPANS_AT_ONCE)
 }
@@ -190,12 +190,12 @@ pub fn read_spans(
 /// The task copies bytes out of a chunk as soon as the chunk is there, however slowly the client reads.
 pub async fn read_buffered(
     server: &Arc<Server>,
-    tenant: &Tenant,
+    payer: &Payer,
     sources: &Arc<Sources>,
     spans: Vec<Span>,
     charge: impl Fn(Cost) -> Charge,
 ) -> ApiResult<Vec<Piece>> {
-    let reads = read_spans(Arc::clone(server), tenant.clone(), Arc::clone(sources), spans);
+    let reads = read_spans(Arc::clone(server), payer.clone(), Arc::clone(sources), spans);
     let reading = AbortOnDropHandle::new(server.tasks.spawn(reads.try_collect::<Vec<SpanBytes>>()));
     Ok(reading.await??.into_iter().map(|read| read.into_piece(&charge)).collect())
 }
@@ -243,16 +243,16 @@ impl Span {
     pub async fn read(
         self,
         server: &Server,
-        tenant: &Tenant,
+        payer: &Payer,
         sources: &Arc<Sources>,
         held: Option<Arc<HeldMemory>>,
     ) -> ApiResult<SpanBytes> {
         match self {
             Span::Chunk(r) => {
-                let hit = read_chunk(server, tenant, sources, r.slice.chunk).await?;
+                let hit = read_chunk(server, payer, sources, r.slice.chunk).await?;
                 SpanBytes::of(server, &hit, &r.range, held)
             }
-            Span::PackedFile(f) => f.read(server, tenant, sources, held).await,
+            Span::PackedFile(f) => f.read(server, payer, sources, held).await,
         }
     }
 }
@@ -268,12 +268,12 @@ impl PackedFile {
     async fn read(
         &self,
         server: &Server,
-        tenant: &Tenant,
+        payer: &Payer,
         sources: &Arc<Sources>,
         held: Option<Arc<HeldMemory>>,
     ) -> ApiResult<SpanBytes> {
         let held = held.as_ref();
-        let error = match self.read_from((server, tenant), sources, (&self.placement, true), held).await {
+        let error = match self.read_from((server, payer), sources, (&self.placement, true), held).await {
             Ok(read) => return Ok(read),
             Err(error) if !another_layout_may_help(error.code()) => return Err(error),
             Err(error) => error,
@@ -281,7 +281,7 @@ impl PackedFile {
         let size = (self.placement.range.end - self.placement.range.start) as u64;
         let chunk = self.placement.slice.chunk;
         for other in server.versions.other_locations(sources, self.ordinal, 0..size, chunk).await {
-            match self.read_from((server, tenant), sources, (&other, false), held).await {
+            match self.read_from((server, payer), sources, (&other, false), held).await {
                 Ok(read) => return Ok(read),
                 Err(e) => tracing::debug!(error = %e, "another layout does not have the file either"),
             }
@@ -296,7 +296,7 @@ impl PackedFile {
     /// the chunk forty times.
     async fn read_from(
         &self,
-        (server, tenant): (&Server, &Tenant),
+        (server, payer): (&Server, &Payer),
         sources: &Arc<Sources>,
         (placement, own): (&ChunkRange, bool),
         held: Option<&Arc<HeldMemory>>,
@@ -318,11 +318,11 @@ impl PackedFile {
             let alone = server.store.has(&key(hash), size) || !would_keep();
             if alone && let Some(part) = located.slice(&at) {
                 let dataset = sources.single_file_id();
-                let hit = read_located_chunk(server, tenant, sources, hash, &part, dataset).await?;
+                let hit = read_located_chunk(server, payer, sources, hash, &part, dataset).await?;
                 return cut(&hit, &self.range);
             }
         }
-        let hit = read_chunk(server, tenant, sources, chunk_hash).await?;
+        let hit = read_chunk(server, payer, sources, chunk_hash).await?;
         if let Some(range) = self.proven_range().filter(|_| own) {
             return cut(&hit, &range);
         }

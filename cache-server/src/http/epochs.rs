@@ -296,6 +296,6 @@ pub async fn ledger(State(server): State<Arc<Server>>, principal: Principal, pat
         let left = left - piece.len() as u64;
         Ok(Some((Piece::Framing(piece), (file, left))))
     });
-    let body = body_of_stream(&server, pieces, Some(len), Some(permit));
+    let body = body_of_stream(&server, pieces, Some(len), Some(permit), None);
     Ok((LEDGER_HEADERS, body).into_response())
 }

@@ -87,13 +87,16 @@ pub async fn get(
     let n = range.end - range.start;
     let spans = spans(&source, &found, range);
     let charge = admitted.charges(&server, &sources, root);
-    let mut reads =
-        Box::pin(read_spans(Arc::clone(&server), admitted.principal.tenant.clone(), sources, spans));
+    let payer = admitted.payer(&server, &sources, root);
+    let costs = Arc::clone(&payer.costs);
+    let waiting = costs.wait();
+    let mut reads = Box::pin(read_spans(Arc::clone(&server), payer, sources, spans));
     // Read the first span before the head is sent, so that its failure becomes a status.
     let first = reads.next().await.transpose()?;
+    drop(waiting);
     let status = first.as_ref().map_or("fletch; hit", |read| cache_status(read.tier));
     let all = stream::iter(first.map(Ok)).chain(reads);
     let pieces = all.map(move |read| Ok::<_, BodyError>(read?.into_piece(&charge)));
-    let body = body_of_stream(&server, pieces, Some(n), admitted.permit.take());
+    let body = body_of_stream(&server, pieces, Some(n), admitted.permit.take(), Some(&costs));
     respond(head.header(headers::CACHE_STATUS, status), body)
 }

@@ -1,17 +1,24 @@
 //! Probes and metrics, for orchestrators and monitoring systems.
 
-use super::error::{ApiError, ApiResult};
+use super::{
+    admission::{authenticate, peer_of},
+    cluster::origin_views,
+    error::{ApiError, ApiResult},
+};
 use crate::{
     metrics,
     server::{Phase, Server},
 };
 use axum::{
-    extract::State,
+    extract::{RawQuery, Request, State},
     http::header,
     response::{IntoResponse as _, Response},
 };
-use fletch_api::{Code, Problem};
+use fletch_api::{Code, OriginState, Problem};
 use std::sync::Arc;
+
+/// The most failing origins that `/readyz?verbose` names.
+const FAILING_MAX: usize = 100;
 
 /// Checks that the process runs.
 #[utoipa::path(
@@ -23,21 +30,54 @@ pub async fn livez() -> &'static str {
 }
 
 /// Checks that the server takes requests.
+///
+/// With `verbose`, one line for each part that can fail: the disk, and every origin. A part that fails does
+/// not change the status, because the server delivers what it has cached. Only the roles that may read
+/// metrics get names and errors.
 #[utoipa::path(
     get, path = "/readyz", tag = "server",
+    params(("verbose" = Option<String>, Query, description = "Add a line for each part of the server")),
     responses(
         (status = 200, description = "The server takes requests", body = String, content_type = "text/plain"),
         (status = 503, description = "The server is starting or stopping", body = Problem,
             content_type = "application/problem+json"),
     )
 )]
-pub async fn readyz(State(server): State<Arc<Server>>) -> ApiResult<&'static str> {
+pub async fn readyz(
+    State(server): State<Arc<Server>>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> ApiResult<String> {
+    let verbose = query.is_some_and(|q| q.split('&').any(|p| p.split('=').next() == Some("verbose")));
     let detail = match server.phase() {
-        Phase::Ready => return Ok("ok\n"),
+        Phase::Ready if verbose => {
+            // The route needs no token: without a role that may read metrics, names stay secret (I7).
+            let principal = authenticate(&server, request.headers(), peer_of(request.extensions()));
+            return Ok(parts(&server, principal.is_ok_and(|p| p.role.may_read_metrics())));
+        }
+        Phase::Ready => return Ok("ok\n".to_owned()),
         Phase::Starting => "the server is starting",
         Phase::Draining => "the server is stopping",
     };
     Err(ApiError::new(Code::NotReady, detail, "wait, or use another server"))
+}
+
+/// Returns a line for each part of a ready server that can fail.
+fn parts(server: &Server, names: bool) -> String {
+    let mut out = String::from("ok\n");
+    if let Some(disk) = server.store.disk() {
+        let (state, detail) = metrics::disk_state(&disk.report().state);
+        let detail = detail.filter(|_| names).map(|d| format!(": {d}")).unwrap_or_default();
+        out += &format!("disk {state}{detail}\n");
+    }
+    let origins = origin_views(server);
+    let failing = origins.iter().filter(|o| o.state == OriginState::Failing);
+    out += &format!("origins {} of {} failing\n", failing.clone().count(), origins.len());
+    for origin in failing.filter(|_| names).take(FAILING_MAX) {
+        let why = origin.last_error.as_ref().map_or("it does not answer", |e| e.why.as_str());
+        out += &format!("origin {} failing: {}\n", origin.uri, why.replace('\n', " "));
+    }
+    out
 }
 
 /// Returns the metrics.

@@ -2,6 +2,7 @@
 
 use super::{
     admission::{acquire_read_permit, check_read_permit},
+    chunk_read::Payer,
     entry_read::{Span, content_hash, read_buffered, read_spans, spans},
     epochs::{EpochPath, job_of},
     error::ApiResult,
@@ -30,7 +31,7 @@ use fletch_api::{
     frames::{FrameKind, PREFACE, WHOLE},
     headers,
 };
-use fletch_core::{Tenant, delivery::Request, plan::Item as PlanItem};
+use fletch_core::{delivery::Request, plan::Item as PlanItem};
 use fletch_store::ReaderKind;
 use fletch_tables::Found;
 use futures::{Stream, StreamExt as _, stream, stream::BoxStream};
@@ -92,14 +93,17 @@ pub async fn post(
     let request: LeaseRequest = read_json(&server, &principal.tenant, body).await?;
     let epoch = job.epoch_for_lease(number, &request).await?;
     let wait = Duration::from_millis(request.wait_ms.min(WAIT_MS_MAX)).min(server.limits.io_timeout / 2);
+    // Before the grant: the sweep begins to fetch for it.
+    epoch.set_costs(tally_of(&server, &principal, &job)?.costs());
     let granted = epoch.lease(&request, Instant::now() + wait).await?;
     // After the wait, so that a request that waits for acks holds no permit. A client without a permit sends
     // the request again, and gets the same lease.
     let permit = acquire_read_permit(&server, &principal.tenant)?;
     let component = headers_in.get(headers::COMPONENT).and_then(|w| w.to_str().ok()).unwrap_or("loader");
     let reader = LeaseReader::new(&server, &principal, &job, &epoch, Component::from_word(component))?;
+    let costs = Arc::clone(reader.tally.costs());
     let pieces = lease_stream(reader, &epoch, &request, granted);
-    let body = body_of_stream(&server, coalesce(pieces), None, Some(permit));
+    let body = body_of_stream(&server, coalesce(pieces), None, Some(permit), Some(&costs));
     let head = Response::builder()
         .status(StatusCode::OK)
         .header(header::CONTENT_TYPE, headers::FRAMES)
@@ -216,6 +220,13 @@ impl LeaseRenewal {
     }
 }
 
+/// Returns the account of a job's reads.
+fn tally_of(server: &Server, principal: &Principal, job: &OpenJob) -> ApiResult<Arc<Tally>> {
+    let live = server.live_job(&principal.tenant, &job.name())?;
+    let (root, dataset) = (job.source.version.root(), job.sources.dataset());
+    Ok(server.accounts.tally(&principal.domain, &live, root, dataset))
+}
+
 /// Returns the bytes of a sample's files.
 fn bytes_of(files: &[Found]) -> u64 {
     files.iter().map(|f| f.entry().size).sum()
@@ -239,11 +250,7 @@ impl LeaseReader {
         epoch: &Epoch,
         component: Component,
     ) -> ApiResult<Self> {
-        let name = job.name();
-        let live = server.live_job(&principal.tenant, &name)?;
-        let source = &job.source;
-        let tally =
-            server.accounts.tally(&principal.domain, &live, source.version.root(), job.sources.dataset());
+        let (source, tally) = (&job.source, tally_of(server, principal, job)?);
         if job.setup.sweep.is_none() {
             let number = job.sources.dataset_id();
             let (root, footprint) = (source.version.root(), source.footprint_max());
@@ -274,7 +281,8 @@ impl LeaseReader {
             Err(error) => return failed(error),
         };
         let ordinal = self.delivery.ordinal(item.sample);
-        let mut head = SampleHead { entry, sample: item.sample, ordinal, copy: item.copy, files: Vec::new() };
+        let mut head =
+            SampleHead { entry, sample: item.sample, ordinal, copy: item.copy, files: Vec::new(), shared: 0 };
         let mut len = 0;
         for found in &files {
             let e = found.entry();
@@ -282,10 +290,13 @@ impl LeaseReader {
             head.files.push(SampleFile { path: e.path.replace('\0', "/"), size: e.size, hash });
             len += e.size;
         }
-        let mut pieces: Vec<Piece> = json_frame(FrameKind::Sample, WHOLE, index, &head).into();
+        let frame = |head: &SampleHead| Vec::from(json_frame(FrameKind::Sample, WHOLE, index, head));
+        let whole = if class == DeliveryClass::Substituted { len } else { 0 };
         if refs {
             return match self.reference(&files, class).await {
                 Ok(sample) => {
+                    head.shared = whole;
+                    let mut pieces = frame(&head);
                     pieces.extend(json_frame(FrameKind::Ref, WHOLE, index, &sample));
                     (pieces, None)
                 }
@@ -296,17 +307,21 @@ impl LeaseReader {
         match self.bytes(&files, len, class).await {
             Ok(content) => {
                 // Prefetched bytes that are read while they are sent stay until the entry is acknowledged.
-                if let Content::Buffered(_) = &content {
-                    self.delivery.prefetched_was_read(entry);
-                }
-                (pieces, Some(Ok((len, content))))
+                head.shared = match &content {
+                    Content::Buffered(read) => {
+                        self.delivery.prefetched_was_read(entry);
+                        read.iter().map(Piece::shared_bytes).sum()
+                    }
+                    Content::Streamed(_) => whole,
+                };
+                (frame(&head), Some(Ok((len, content))))
             }
             Err(error) => failed(error),
         }
     }
 
-    fn tenant(&self) -> &Tenant {
-        &self.job.setup.tenant
+    fn payer(&self) -> Payer {
+        Payer { tenant: self.job.setup.tenant.clone(), costs: Arc::clone(self.tally.costs()) }
     }
 
     async fn files(&self, sample: u32) -> ApiResult<Vec<Found>> {
@@ -323,14 +338,13 @@ impl LeaseReader {
         let spans: Vec<Span> = files.iter().flat_map(|f| spans(source, f, 0..f.entry().size)).collect();
         let charge = self.charge(class);
         if len > READ_AHEAD_BYTES_MAX {
-            let reads =
-                read_spans(Arc::clone(&self.server), self.tenant().clone(), Arc::clone(sources), spans);
+            let reads = read_spans(Arc::clone(&self.server), self.payer(), Arc::clone(sources), spans);
             return Ok(Content::Streamed(reads.map(move |read| Ok(read?.into_piece(&charge))).boxed()));
         }
         let ready = spans.iter().map(|s| s.try_read(&self.server, sources)).collect::<Option<Vec<_>>>();
         Ok(Content::Buffered(match ready {
             Some(reads) => reads.into_iter().map(|read| read.into_piece(&charge)).collect(),
-            None => read_buffered(&self.server, self.tenant(), sources, spans, charge).await?,
+            None => read_buffered(&self.server, &self.payer(), sources, spans, charge).await?,
         }))
     }
 

@@ -87,6 +87,7 @@ fn api() -> (Router<Arc<Server>>, OpenApi) {
         .routes(documented!(cluster::cluster))
         .routes(documented!(cluster::info))
         .routes(documented!(cluster::accounts))
+        .routes(documented!(cluster::origins))
         .routes(documented!(health::livez))
         .routes(documented!(health::readyz))
         .routes(documented!(health::metrics))

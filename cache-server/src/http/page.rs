@@ -1,16 +1,20 @@
 //! `GET /`: an overview of the server for people. Plain HTML without scripts.
 
-use super::cluster::accounts_of;
+use super::cluster::{accounts_of, origin_views};
 use crate::{auth::Principal, server::Server};
 use axum::{extract::State, response::Html};
+use fletch_api::{DatasetUse, OriginState};
 use fletch_settings::ByteSize;
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+
+/// The most rows of a table.
+const ROWS_MAX: usize = 200;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 \
     1rem;color:#222}\
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:collapse;width:100%}\
 th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;vertical-align:top}\
-td.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:.9em}";
+td.n{text-align:right;font-variant-numeric:tabular-nums}.bad td{color:#a00}code{font-size:.9em}";
 
 fn escape(s: &str) -> String {
     s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
@@ -50,30 +54,14 @@ fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Er
         server.connections.open(),
         server.live_jobs.len(),
     )?;
-    write!(out, "<h2>Datasets</h2><table><tr><th>name<th>objects<th>tables</tr>")?;
-    let datasets = server.registrations.list(&principal.domain);
-    for e in &datasets {
-        let d = &e.dataset;
-        write!(
-            out,
-            "<tr><td>{}<td><code>{}</code><td><code>{}</code></tr>",
-            escape(d.name.as_str()),
-            escape(&d.uri),
-            escape(&d.tables)
-        )?;
-    }
-    if datasets.is_empty() {
-        write!(
-            out,
-            "<tr><td colspan=\"3\">no dataset is registered: <code>fletch register NAME URI</code></tr>"
-        )?;
-    }
-    write!(out, "</table><h2>Bytes delivered</h2><table><tr><th>job<th>result<th>tier<th>bytes</tr>")?;
+    failing_origins(&mut out, server)?;
+    datasets(&mut out, server, principal)?;
+    write!(out, "<h2>Bytes delivered</h2><table><tr><th>job<th>result<th>tier<th>bytes</tr>")?;
     let mut rows: BTreeMap<_, u64> = BTreeMap::new();
     for a in accounts_of(server, principal) {
         *rows.entry((a.key.job, a.key.result, a.key.tier)).or_default() += a.bytes;
     }
-    for ((job, result, tier), bytes) in rows.iter().take(200) {
+    for ((job, result, tier), bytes) in rows.iter().take(ROWS_MAX) {
         write!(
             out,
             "<tr><td>{}<td>{}<td>{}<td class=\"n\">{}</tr>",
@@ -114,6 +102,65 @@ fn render(server: &Server, principal: &Principal) -> Result<String, std::fmt::Er
         wrong[3],
     )?;
     Ok(out)
+}
+
+/// Writes a warning for each origin that fails now.
+fn failing_origins(out: &mut String, server: &Server) -> std::fmt::Result {
+    let origins = origin_views(server);
+    let failing: Vec<_> = origins.iter().filter(|o| o.state == OriginState::Failing).collect();
+    if failing.is_empty() {
+        return Ok(());
+    }
+    write!(
+        out,
+        "<h2>Failing origins</h2><table class=\"bad\"><tr><th>origin<th>datasets<th>last error</tr>"
+    )?;
+    for origin in failing.iter().take(ROWS_MAX) {
+        let names: Vec<_> = origin.datasets.iter().map(|d| d.as_str()).collect();
+        let why = origin.last_error.as_ref().map_or("it does not answer", |e| e.why.as_str());
+        write!(
+            out,
+            "<tr><td><code>{}</code><td>{}<td>{}</tr>",
+            escape(&origin.uri),
+            escape(&names.join(", ")),
+            escape(why)
+        )?;
+    }
+    write!(out, "</table>")
+}
+
+/// Writes the datasets: where they lie, how much of each is cached, and what the cache saved.
+fn datasets(out: &mut String, server: &Server, principal: &Principal) -> std::fmt::Result {
+    write!(
+        out,
+        "<h2>Datasets</h2><table><tr><th>name<th>objects<th>tables<th>cached<th>delivered<th>from the \
+            origin<th>avoided</tr>"
+    )?;
+    let uses = server.dataset_uses(|domain| *domain == principal.domain);
+    let uses: BTreeMap<_, _> = uses.iter().map(|u| (&u.dataset, u)).collect();
+    let datasets = server.registrations.list(&principal.domain);
+    for d in datasets.iter().map(|e| &e.dataset) {
+        let of = |n: fn(&DatasetUse) -> u64| uses.get(&d.name).map_or(0, |u| n(u));
+        write!(
+            out,
+            "<tr><td>{}<td><code>{}</code><td><code>{}</code><td class=\"n\">{}<td class=\"n\">{}<td \
+                class=\"n\">{}<td class=\"n\">{}</tr>",
+            escape(d.name.as_str()),
+            escape(&d.uri),
+            escape(&d.tables),
+            size(of(|u| u.cached_bytes.unwrap_or(0))),
+            size(of(|u| u.delivered_bytes)),
+            size(of(|u| u.origin_bytes)),
+            size(of(|u| u.avoided_bytes)),
+        )?;
+    }
+    if datasets.is_empty() {
+        write!(
+            out,
+            "<tr><td colspan=\"7\">no dataset is registered: <code>fletch register NAME URI</code></tr>"
+        )?;
+    }
+    write!(out, "</table>")
 }
 
 #[cfg(test)]

@@ -6,11 +6,12 @@
 //! dropped.
 
 use super::error::{ApiError, ApiResult};
-use crate::accounting::{Component, Cost, Tally};
+use crate::accounting::{Component, Cost, JobCosts, Tally, Waiting};
 use crate::server::Server;
 use crate::tenants::FairPermit;
 use axum::{body::Body, http::response::Builder};
 use bytes::Bytes;
+use fletch_api::ByteResult;
 use futures::{Stream, stream::BoxStream};
 use http_body::{Frame, SizeHint};
 use std::{
@@ -58,6 +59,17 @@ impl Piece {
         }
     }
 
+    /// Returns the bytes that were not read from the origin for this reader.
+    pub fn shared_bytes(&self) -> u64 {
+        match self {
+            Piece::Content(b, charge) => match charge.cost.0 {
+                ByteResult::Hit | ByteResult::Substituted => b.len() as u64,
+                ByteResult::Miss | ByteResult::Bypass => 0,
+            },
+            Piece::Mixed(..) | Piece::Framing(_) | Piece::Table(_) => 0,
+        }
+    }
+
     /// Takes the next bytes for the connection, and counts them.
     fn take(&mut self, server: &Server) -> Bytes {
         match self {
@@ -91,6 +103,9 @@ struct CountedBody {
     rest: Option<BoxStream<'static, Result<Piece, BodyError>>>,
     /// Bytes not yet taken, if the length was known from the start.
     remaining: Option<u64>,
+    /// The job whose reply this is, and whether the connection waits for its bytes now.
+    costs: Option<Arc<JobCosts>>,
+    waiting: Option<Waiting>,
     _permit: Option<FairPermit>,
 }
 
@@ -102,16 +117,19 @@ pub fn body_of_piece(server: &Arc<Server>, piece: Piece, len: u64, permit: Optio
         current,
         rest: None,
         remaining: Some(len),
+        costs: None,
+        waiting: None,
         _permit: permit,
     })
 }
 
-/// Returns a body of many pieces, `len` bytes long if the length is known.
+/// Returns a body of many pieces, `len` bytes long if the length is known. `costs` count how long it waits.
 pub fn body_of_stream(
     server: &Arc<Server>,
     pieces: impl Stream<Item = Result<Piece, BodyError>> + Send + 'static,
     len: Option<u64>,
     permit: Option<FairPermit>,
+    costs: Option<&Arc<JobCosts>>,
 ) -> Body {
     let rest: Option<BoxStream<'static, _>> = Some(Box::pin(pieces));
     Body::new(CountedBody {
@@ -119,6 +137,8 @@ pub fn body_of_stream(
         current: None,
         rest,
         remaining: len,
+        costs: costs.cloned(),
+        waiting: None,
         _permit: permit,
     })
 }
@@ -153,13 +173,25 @@ impl http_body::Body for CountedBody {
             }
             let Some(rest) = &mut this.rest else { return Poll::Ready(None) };
             match rest.as_mut().poll_next(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(piece))) => this.current = Some(piece),
+                Poll::Pending => {
+                    if this.waiting.is_none() {
+                        this.waiting = this.costs.as_ref().map(JobCosts::wait);
+                    }
+                    return Poll::Pending;
+                }
+                Poll::Ready(Some(Ok(piece))) => {
+                    this.waiting = None;
+                    this.current = Some(piece);
+                }
                 Poll::Ready(Some(Err(e))) => {
+                    this.waiting = None;
                     this.rest = None;
                     return Poll::Ready(Some(Err(e)));
                 }
-                Poll::Ready(None) => this.rest = None,
+                Poll::Ready(None) => {
+                    this.waiting = None;
+                    this.rest = None;
+                }
             }
         }
     }

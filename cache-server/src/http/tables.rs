@@ -234,5 +234,5 @@ async fn send(table: Table, root: String, layout: Option<LayoutId>, request: Tab
         }
     });
     let pieces = stream::iter([Ok(Piece::Table(bytes))]).chain(later);
-    respond(head, body_of_stream(&server, pieces, Some(len), admitted.permit.take()))
+    respond(head, body_of_stream(&server, pieces, Some(len), admitted.permit.take(), None))
 }

@@ -29,8 +29,8 @@ use crate::{
     versions::Samples,
 };
 use fletch_api::{
-    Epoch as EpochView, EpochState, Job as View, LeaseRequest, OrderKind, Times, Visitation, WorldSpec,
-    epochs::ACKS_MAX, jobs::default_seed,
+    Epoch as EpochView, EpochState, Job as View, JobSweep, LeaseRequest, OrderKind, Times, Visitation,
+    WorldSpec, epochs::ACKS_MAX, jobs::default_seed,
 };
 use fletch_core::{
     Hash, JobName,
@@ -436,7 +436,21 @@ impl OpenJob {
             entries: setup.plan.entries(),
             steps: setup.steps(world_of(&world)),
             epochs,
+            sweep: self.sweep_size(),
         })
+    }
+
+    /// Returns how much the job's sweep can hold.
+    #[must_use]
+    pub fn sweep_size(&self) -> Option<JobSweep> {
+        self.setup.sweep.as_ref().map(|sweep| sweep.size())
+    }
+
+    /// Returns the view of the latest epoch in memory.
+    #[must_use]
+    pub fn last_epoch(&self) -> Option<EpochView> {
+        let last = lock(&self.epochs).last_key_value().map(|(_, epoch)| Arc::clone(epoch));
+        last.map(|epoch| epoch.view())
     }
 
     /// Returns the view of an epoch whose ledger is damaged.

@@ -259,14 +259,20 @@ impl Registry {
     /// Returns a tenant's jobs by name.
     #[must_use]
     pub fn list(&self, domain: &Domain, tenant: &Tenant) -> Vec<JobLine> {
-        let jobs = lock(&self.jobs);
-        let mine = jobs.values().filter(|s| s.known.tenant == *tenant && s.known.domain == *domain);
-        let mut lines: Vec<JobLine> = mine
+        let jobs: Vec<_> = {
+            let all = lock(&self.jobs);
+            let mine = all.values().filter(|s| s.known.tenant == *tenant && s.known.domain == *domain);
+            mine.cloned().collect()
+        };
+        let mut lines: Vec<JobLine> = jobs
+            .iter()
             .map(|s| JobLine {
                 id: s.known.id(),
                 name: s.known.ask.name.clone(),
                 dataset: s.known.dataset.clone(),
                 root: s.known.root,
+                epoch: s.opened.get().and_then(|job| job.last_epoch()),
+                sweep: s.opened.get().and_then(|job| job.sweep_size()),
             })
             .collect();
         lines.sort_by(|a, b| a.name.cmp(&b.name));

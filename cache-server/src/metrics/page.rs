@@ -1,6 +1,6 @@
 //! Builds metric families from numbers that other rooms keep.
 
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry, proto::MetricFamily};
+use prometheus::{CounterVec, IntCounterVec, IntGaugeVec, Opts, Registry, proto::MetricFamily};
 
 /// The error of the metrics library, for a name or label that breaks Prometheus' rules.
 pub type MetricsError = prometheus::Error;
@@ -21,6 +21,22 @@ impl Page {
         rows: &[(Vec<&str>, u64)],
     ) -> Result<(), MetricsError> {
         let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+        self.registry.register(Box::new(family.clone()))?;
+        for (values, n) in rows {
+            family.get_metric_with_label_values(values)?.inc_by(*n);
+        }
+        Ok(())
+    }
+
+    /// Adds a family of counters in seconds, one for each row of label values.
+    pub fn seconds(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        rows: &[(Vec<&str>, f64)],
+    ) -> Result<(), MetricsError> {
+        let family = CounterVec::new(Opts::new(name, help), labels)?;
         self.registry.register(Box::new(family.clone()))?;
         for (values, n) in rows {
             family.get_metric_with_label_values(values)?.inc_by(*n);

@@ -55,7 +55,7 @@ impl Prefetcher {
 
     async fn read(&self, piece: Piece) -> Result<(u64, Option<Pinned>), FetchFailed> {
         let Piece { hash, located, held } = piece;
-        let fetch = ChunkFetch::fetch(&self.context.versions, &self.sources, hash, &located);
+        let fetch = ChunkFetch::fetch(&self.context.versions, (&self.sources, &self.costs), hash, &located);
         let (store, key) = (&self.context.store, self.key(hash));
         let fetch = self
             .context

@@ -20,6 +20,7 @@
 mod fetch;
 
 use crate::{
+    accounting::JobCosts,
     tenants::Tenants,
     versions::{Samples, Sources, Versions},
 };
@@ -197,6 +198,8 @@ pub struct Prefetcher {
     context: Arc<PrefetchContext>,
     /// The tenant of the epoch's job.
     tenant: Tenant,
+    /// What the job's reads cost.
+    costs: Arc<JobCosts>,
     samples: Arc<Samples>,
     sources: Arc<Sources>,
     by: By,
@@ -213,7 +216,7 @@ impl Prefetcher {
     /// `None` when the pool has no memory.
     pub fn start(
         context: &Arc<PrefetchContext>,
-        tenant: &Tenant,
+        (tenant, costs): (&Tenant, &Arc<JobCosts>),
         samples: &Arc<Samples>,
         sources: &Arc<Sources>,
         block: u32,
@@ -256,6 +259,7 @@ impl Prefetcher {
         let this = Arc::new(Prefetcher {
             context: Arc::clone(context),
             tenant: tenant.clone(),
+            costs: Arc::clone(costs),
             samples: Arc::clone(samples),
             sources: Arc::clone(sources),
             by,

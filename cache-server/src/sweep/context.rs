@@ -1,7 +1,7 @@
 //! What the server gives to its sweeps, and what it counts of them.
 
 use super::Recorder;
-use crate::{tenants::Tenants, versions::Versions};
+use crate::{accounting::Accounts, tenants::Tenants, versions::Versions};
 use fletch_store::{Shares, Store};
 use std::sync::{
     Arc,
@@ -15,6 +15,8 @@ pub struct SweepContext {
     pub store: Arc<Store>,
     /// Fetches chunks.
     pub versions: Arc<Versions>,
+    /// Counts what the sweeps read.
+    pub accounts: Arc<Accounts>,
     /// Divides the disk between datasets.
     pub shares: Arc<Shares>,
     /// Whose permits the fetches take.

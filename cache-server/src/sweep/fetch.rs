@@ -26,12 +26,16 @@ impl Sweep {
     pub(super) async fn fetch_unit(self: &Arc<Self>, unit: u32) -> Result<Option<Vec<Pinned>>, String> {
         let store = &self.context.store;
         let mut held = store.disk().is_none().then(Vec::new);
+        let costs = self.costs_of(unit);
         for c in self.samples.chunks(unit) {
             let rows = self.source.version.chunk_rows(c.part as usize).await.map_err(|e| e.to_string())?;
             let row = rows.get(c.row as usize).ok_or("its row is gone")?;
             let located = LocatedChunk::from_row(&self.source, c.part as usize, row.clone());
             // One fetch per attempt: a fetch that is asked again takes its earlier bytes for wrong ones.
-            let fetch = || ChunkFetch::fetch(&self.context.versions, &self.kept_sources, c.hash, &located);
+            let fetch = || {
+                let of = (&self.kept_sources, &*costs);
+                ChunkFetch::fetch(&self.context.versions, of, c.hash, &located)
+            };
             match &mut held {
                 Some(held) => {
                     let (key, number) = (self.key(c.hash), self.kept_sources.dataset_id());

@@ -19,10 +19,12 @@ mod fetch_permits;
 mod pending_reads;
 mod recording;
 
+use crate::accounting::{JobCosts, NO_JOB};
 use crate::versions::Samples;
 use crate::versions::{Source, Sources};
 pub use context::SweepContext;
 use fetch_permits::FetchPermits;
+use fletch_api::JobSweep;
 use fletch_core::{
     StoreKey,
     order::sweep::{Pick, PickQueue, ReadFrom, SubscriberId, SweepParams, SweepPolicy, SweepProgress},
@@ -34,8 +36,11 @@ use pending_reads::PendingReads;
 pub use recording::Recorder;
 use recording::Recording;
 use std::{
-    collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -73,6 +78,9 @@ pub struct Picked {
     pub class: DeliveryClass,
 }
 
+/// A sweep is too small for as long before the log says so: shares change while jobs begin.
+const SMALL_FOR_NS: u64 = 10_000_000_000;
+
 const ABSENT: u8 = 0;
 const FETCHING: u8 = 1;
 const RESIDENT: u8 = 2;
@@ -83,6 +91,8 @@ struct Inner {
     residence: Vec<u8>,
     fetches: Vec<u32>,
     fetched_for: Vec<u64>,
+    /// By epoch: what its job's reads cost.
+    costs: BTreeMap<u64, Weak<JobCosts>>,
     /// Pins of the chunks of resident units, where there is no disk tier: a read finds them in memory.
     held: HashMap<u32, Vec<Pinned>>,
     /// Units evicted within [`WRITTEN_WITHIN`].
@@ -110,6 +120,8 @@ pub struct Sweep {
     context: Arc<SweepContext>,
     permits: FetchPermits,
     recording: Option<Arc<Recording>>,
+    /// When the sweep became too small to share; `u64::MAX` if it is not, 0 after the warning.
+    small_since_ns: AtomicU64,
     inner: Mutex<Inner>,
 }
 
@@ -141,6 +153,7 @@ impl Sweep {
             residence: vec![ABSENT; units],
             fetches: vec![0; units],
             fetched_for: vec![u64::MAX; units],
+            costs: BTreeMap::new(),
             held: HashMap::new(),
             evicted: VecDeque::new(),
             pending_reads: PendingReads::new(units),
@@ -158,6 +171,7 @@ impl Sweep {
             context: Arc::clone(context),
             permits: FetchPermits::new(context.fetches_max, context.fetch_bytes_max),
             recording,
+            small_since_ns: AtomicU64::new(u64::MAX),
             inner: Mutex::new(inner),
         });
         let until = Instant::now() + SHARE_WITHIN;
@@ -231,6 +245,25 @@ impl Sweep {
     /// Subscribes a job to the sweep.
     pub fn join(&self, plan_units: PlanUnits) -> SubscriberId {
         self.lock().policy.join(plan_units)
+    }
+
+    /// Sets the costs to which the fetches for an epoch count.
+    pub fn set_costs(&self, owner: u64, costs: &Arc<JobCosts>) {
+        let mut inner = self.lock();
+        if !inner.costs.contains_key(&owner) {
+            inner.costs.retain(|_, costs| costs.strong_count() > 0);
+            inner.costs.insert(owner, Arc::downgrade(costs));
+        }
+    }
+
+    /// Returns the costs to which the fetch of a unit counts: those of the job for which it is fetched.
+    fn costs_of(&self, unit: u32) -> Arc<JobCosts> {
+        let inner = self.lock();
+        let own = inner.costs.get(&inner.fetched_for[unit as usize]).and_then(Weak::upgrade);
+        own.or_else(|| inner.costs.values().find_map(Weak::upgrade)).unwrap_or_else(|| {
+            let of = (&self.kept_sources.domain, &self.source.registered.tenant);
+            self.context.accounts.costs.of_server(of, self.kept_sources.dataset(), NO_JOB)
+        })
     }
 
     /// Ends a job's subscription.
@@ -417,8 +450,8 @@ impl Sweep {
     pub fn tick(self: &Arc<Self>, now_ns: u64) {
         self.check_resident();
         let capacity = self.capacity();
-        let mut inner = self.lock();
-        let inner = &mut *inner;
+        let mut guard = self.lock();
+        let inner = &mut *guard;
         if let Some(recording) = &self.recording {
             recording.take(&mut inner.policy, &self.context.tasks);
         }
@@ -427,6 +460,11 @@ impl Sweep {
         }
         self.resize(inner, capacity);
         self.evict_overdue(inner, pending_reads::WITHIN);
+        let in_use = inner.policy.progress().subscribers > 0;
+        drop(guard);
+        if in_use {
+            self.warn_if_small(now_ns);
+        }
     }
 
     fn evict_overdue(&self, inner: &mut Inner, within: Duration) {
@@ -449,6 +487,29 @@ impl Sweep {
     pub fn end_trace(&self) {
         if let Some(recording) = &self.recording {
             recording.end(&mut self.lock().policy);
+        }
+    }
+
+    /// Returns how much the sweep can hold.
+    #[must_use]
+    pub fn size(&self) -> JobSweep {
+        let (units, total) = (self.samples.unit_map.units() as u64, self.samples.unit_map.total_bytes());
+        let capacity_bytes = self.lock().capacity;
+        JobSweep { capacity_bytes, total_bytes: total, unit_bytes: total.checked_div(units).unwrap_or(0) }
+    }
+
+    /// Warns of a sweep that was too small to share for [`SMALL_FOR_NS`], once until it has grown.
+    fn warn_if_small(&self, now_ns: u64) {
+        let Some(why) = self.size().warning().filter(|_| !self.waits_for_share()) else {
+            self.small_since_ns.store(u64::MAX, Relaxed);
+            return;
+        };
+        let since = self.small_since_ns.fetch_min(now_ns, Relaxed);
+        if since > 0 && now_ns.saturating_sub(since) >= SMALL_FOR_NS {
+            // A time that is never reached again: the warning was given.
+            self.small_since_ns.store(0, Relaxed);
+            let (dataset, root) = (self.kept_sources.dataset(), self.source.version.root());
+            tracing::warn!(%dataset, %root, "{why}");
         }
     }
 

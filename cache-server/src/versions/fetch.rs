@@ -19,9 +19,10 @@ use super::{
     race::{Candidate, Choices, Finish, Found, race},
     source::{PartRow, Source},
 };
+use crate::accounting::JobCosts;
 use bytes::Bytes;
 use fletch_core::Hash;
-use fletch_origin::{ObjectMeta, Pin};
+use fletch_origin::{Meter, ObjectMeta, Pin};
 use fletch_store::{Fetch, FetchError};
 use futures::{
     StreamExt as _,
@@ -48,6 +49,8 @@ pub const ATTEMPTS: u32 = 2 * ROWS_MAX as u32 + 2;
 pub struct ChunkFetch {
     versions: Arc<Versions>,
     sources: Arc<Sources>,
+    /// Counts what the job that asked makes the server read.
+    meter: Meter,
     /// The source that located the chunk.
     source: Arc<Source>,
     /// The row that located it.
@@ -88,16 +91,19 @@ impl State {
 
 impl ChunkFetch {
     /// Returns the fetch of a chunk, for [`fletch_store::Store::read`].
+    ///
+    /// `costs` are those of the job that asks.
     #[must_use]
     pub fn fetch(
         versions: &Arc<Versions>,
-        sources: &Arc<Sources>,
+        (sources, costs): (&Arc<Sources>, &JobCosts),
         hash: Hash,
         located: &LocatedChunk,
     ) -> Fetch {
         let fetch = Arc::new(ChunkFetch {
             versions: Arc::clone(versions),
             sources: Arc::clone(sources),
+            meter: costs.content_meter(),
             source: Arc::clone(&located.source),
             first: located.row.clone(),
             hash,
@@ -263,8 +269,8 @@ impl Choices for ChunkFetch {
     type Value = (Bytes, Vec<ObjectMeta>);
 
     fn ask(&self, location: &ChunkLocation) -> BoxFuture<'static, Result<Self::Value, VersionError>> {
-        let location = location.clone();
-        async move { Ok(location.read().await?) }.boxed()
+        let (location, meter) = (location.clone(), self.meter.clone());
+        async move { Ok(location.read(&meter).await?) }.boxed()
     }
 
     fn probe(&self, location: &ChunkLocation) -> BoxFuture<'static, ()> {

@@ -6,10 +6,12 @@
 
 use super::{
     breaker::{Admission, Breaker, BreakerState, Change, Outcome},
+    condition::{Condition, ConditionView},
     patience::Patience,
 };
-use fletch_core::{DatasetName, Domain};
-use fletch_origin::{ObjectBytes, ObjectMeta, Origin, OriginError, OriginUri, Pin};
+use crate::accounting::{Accounts, NO_JOB};
+use fletch_core::{DatasetName, Domain, Tenant};
+use fletch_origin::{Meter, ObjectBytes, ObjectMeta, Origin, OriginError, OriginUri, Pin};
 use futures::stream::BoxStream;
 use std::{
     collections::HashMap,
@@ -18,7 +20,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 use tokio::{
     sync::{Notify, Semaphore, SemaphorePermit, watch},
@@ -52,6 +54,7 @@ pub struct Home {
     /// The dataset for which the home was opened first, for the log.
     dataset: DatasetName,
     health: Mutex<Health>,
+    condition: Mutex<Condition>,
     /// Permits for calls while the home is not healthy.
     unhealthy_permits: Semaphore,
     /// Notified when the home answers again: no call waits for a permit then.
@@ -84,6 +87,18 @@ impl Home {
     #[must_use]
     pub fn state(&self) -> BreakerState {
         lock(&self.health).breaker.state()
+    }
+
+    /// Returns whether the home works, and what its calls did.
+    #[must_use]
+    pub fn condition(&self) -> ConditionView {
+        let view = lock(&self.condition).view((Instant::now(), SystemTime::now()));
+        ConditionView { failing: view.failing || !self.is_healthy(), ..view }
+    }
+
+    /// Returns whether the home fails, and nobody asked it lately.
+    pub(super) fn is_probe_due(&self) -> bool {
+        lock(&self.condition).probe_due(Instant::now()).is_some()
     }
 
     /// Returns whether the home is asked.
@@ -195,7 +210,7 @@ impl HomeOrigin {
         self.origin.uri()
     }
 
-    /// Reads an object, as [`Origin::get`].
+    /// Reads a table, as [`Origin::get`].
     ///
     /// # Errors
     /// As [`Origin::get`].
@@ -205,7 +220,22 @@ impl HomeOrigin {
         range: Option<Range<u64>>,
         pin: Option<&Pin>,
     ) -> Result<ObjectBytes, OriginError> {
-        self.observed(|| self.origin.get(path, range.clone(), pin)).await
+        self.observed((path, pin.is_some()), || self.origin.get(path, range.clone(), pin)).await
+    }
+
+    /// Reads content, as [`Origin::get`]. The meter of the job that asked counts the bytes.
+    ///
+    /// # Errors
+    /// As [`Origin::get`].
+    pub async fn get_content(
+        &self,
+        meter: &Meter,
+        path: &str,
+        range: Range<u64>,
+        pin: &Pin,
+    ) -> Result<ObjectBytes, OriginError> {
+        let origin = self.origin.clone().metered(meter);
+        self.observed((path, true), || origin.get(path, Some(range.clone()), Some(pin))).await
     }
 
     /// Returns an object's metadata, as [`Origin::head`].
@@ -213,7 +243,7 @@ impl HomeOrigin {
     /// # Errors
     /// As [`Origin::get`].
     pub async fn head(&self, path: &str) -> Result<ObjectMeta, OriginError> {
-        self.observed(|| self.origin.head(path)).await
+        self.observed((path, false), || self.origin.head(path)).await
     }
 
     /// Lists objects, as [`Origin::list`]. The caller records the outcome with [`HomeOrigin::observed`].
@@ -223,10 +253,13 @@ impl HomeOrigin {
 
     /// Runs a call to the origin, and records its outcome and latency. A call that is dropped has no outcome.
     ///
+    /// `at` is the path, and whether the tables say that it exists.
+    ///
     /// When the home answers again after an outage, a call that began before is made anew: it may hang on a
     /// connection that is dead.
     pub(super) async fn observed<T, F: Future<Output = Result<T, OriginError>>>(
         &self,
+        at: (&str, bool),
         call: impl Fn() -> F,
     ) -> Result<T, OriginError> {
         loop {
@@ -235,30 +268,66 @@ impl HomeOrigin {
             tokio::select! {
                 biased;
                 () = closed => {}
-                result = self.recorded(call()) => return result,
+                result = self.recorded(at, call()) => return result,
             }
         }
     }
 
     /// Reads an object beside the readers, past the bound on calls to a home that is not healthy.
     pub(super) async fn probe_get(&self, path: &str, range: Range<u64>, pin: &Pin) {
-        drop(self.recorded(self.origin.get(path, Some(range), Some(pin))).await);
+        drop(self.recorded((path, true), self.origin.get(path, Some(range), Some(pin))).await);
     }
 
     /// Asks for an object's metadata, as [`HomeOrigin::probe_get`].
     pub(super) async fn probe_head(&self, path: &str) {
-        drop(self.recorded(self.origin.head(path)).await);
+        drop(self.recorded((path, false), self.origin.head(path)).await);
+    }
+
+    /// Asks a failing home that nobody asks whether it works again, if that is due.
+    pub(super) async fn probe_failing(&self) {
+        let due = lock(&self.home.condition).probe_due(Instant::now());
+        if let Some((path, exists)) = due {
+            drop(self.recorded((&path, exists), self.origin.head(&path)).await);
+        }
     }
 
     async fn recorded<T>(
         &self,
+        at: (&str, bool),
         call: impl Future<Output = Result<T, OriginError>>,
     ) -> Result<T, OriginError> {
         let begun = Instant::now();
         lock(&self.home.health).patience.earn();
+        let running = RunningCall::begin(&self.home, at, begun);
         let result = call.await;
+        running.end(result.as_ref().err());
         self.home.observe(begun, &result);
         result
+    }
+}
+
+/// A call that runs. If it is dropped before its result, its caller gave it up.
+struct RunningCall<'a> {
+    home: &'a Home,
+    call: u64,
+    at: (&'a str, bool),
+}
+
+impl<'a> RunningCall<'a> {
+    fn begin(home: &'a Home, at: (&'a str, bool), now: Instant) -> Self {
+        RunningCall { home, call: lock(&home.condition).begin(now), at }
+    }
+
+    fn end(&self, error: Option<&OriginError>) {
+        let now = (Instant::now(), SystemTime::now());
+        lock(&self.home.condition).end(self.call, self.at, error, now);
+    }
+}
+
+impl Drop for RunningCall<'_> {
+    fn drop(&mut self) {
+        let now = (Instant::now(), SystemTime::now());
+        lock(&self.home.condition).give_up(self.call, self.at, now);
     }
 }
 
@@ -266,18 +335,26 @@ impl HomeOrigin {
 #[derive(Debug)]
 pub struct Homes {
     homes: Mutex<HashMap<(Domain, OriginUri), Arc<Home>>>,
+    accounts: Arc<Accounts>,
     shared: Arc<Shared>,
 }
 
 impl Homes {
     /// Creates the homes. A call waits at most `call_timeout` for a home that does not answer.
-    pub(super) fn new(call_timeout: Duration) -> Self {
+    pub(super) fn new(call_timeout: Duration, accounts: Arc<Accounts>) -> Self {
         let (counts, opened) = (HomeCounts::default(), watch::Sender::new(()));
-        Homes { homes: Mutex::default(), shared: Arc::new(Shared { counts, call_timeout, opened }) }
+        Homes { homes: Mutex::default(), accounts, shared: Arc::new(Shared { counts, call_timeout, opened }) }
     }
 
     /// Returns an origin of a dataset with its home.
-    pub(super) fn with_home(&self, domain: &Domain, dataset: &DatasetName, origin: Origin) -> HomeOrigin {
+    pub(super) fn with_home(
+        &self,
+        (domain, tenant): (&Domain, &Tenant),
+        dataset: &DatasetName,
+        origin: Origin,
+    ) -> HomeOrigin {
+        let costs = self.accounts.costs.of_server((domain, tenant), dataset, NO_JOB);
+        let origin = origin.metered(&costs.tables_meter());
         let mut homes = lock(&self.homes);
         let key = (domain.clone(), origin.uri().clone());
         if let Some(home) = homes.get(&key) {
@@ -290,6 +367,7 @@ impl Homes {
             uri: origin.uri().clone(),
             dataset: dataset.clone(),
             health: Mutex::default(),
+            condition: Mutex::default(),
             unhealthy_permits: Semaphore::new(UNHEALTHY_CALLS_MAX),
             closed: Notify::new(),
             shared: Arc::clone(&self.shared),
@@ -310,6 +388,12 @@ impl Homes {
     /// Returns a receiver that changes whenever a breaker opens.
     pub(super) fn openings(&self) -> watch::Receiver<()> {
         self.shared.opened.subscribe()
+    }
+
+    /// Returns all homes, by domain and URI.
+    #[must_use]
+    pub fn all(&self) -> Vec<(Domain, Arc<Home>)> {
+        lock(&self.homes).iter().map(|((domain, _), home)| (domain.clone(), Arc::clone(home))).collect()
     }
 
     /// Returns the homes that are not healthy, by domain and URI.

@@ -6,7 +6,7 @@ use super::{
     source::{ObjectLocation, PartRow, Source},
 };
 use bytes::{Bytes, BytesMut};
-use fletch_origin::{ObjectMeta, OriginError};
+use fletch_origin::{Meter, ObjectMeta, OriginError};
 use fletch_tables::ChunkRow;
 use std::{ops::Range, sync::Arc};
 
@@ -87,11 +87,13 @@ impl ChunkLocation {
     }
 
     /// Reads the pieces from their origin. The bytes are not verified.
-    pub async fn read(&self) -> Result<(Bytes, Vec<ObjectMeta>), OriginError> {
+    ///
+    /// `meter` counts them.
+    pub async fn read(&self, meter: &Meter) -> Result<(Bytes, Vec<ObjectMeta>), OriginError> {
         let (mut all, mut metas) = (Vec::new(), Vec::new());
         for p in &self.pieces {
             let range = p.offset..p.offset + p.len;
-            let got = p.object.origin.get(&p.object.path, Some(range), Some(&p.object.pin)).await?;
+            let got = p.object.origin.get_content(meter, &p.object.path, range, &p.object.pin).await?;
             metas.push(got.meta);
             all.push(got.bytes);
         }

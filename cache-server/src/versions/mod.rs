@@ -15,6 +15,7 @@
 
 mod allowlist;
 mod breaker;
+mod condition;
 mod error;
 mod fetch;
 mod home;
@@ -33,6 +34,7 @@ pub mod table_blocks;
 
 pub use allowlist::{Allowlist, UriNotAllowed};
 pub use breaker::BreakerState;
+pub use condition::ConditionView;
 pub use error::VersionError;
 pub use fetch::{ATTEMPTS, ChunkFetch};
 pub use home::{HomeCounts, HomeOrigin};
@@ -43,6 +45,7 @@ pub use samples::{Samples, SamplesError};
 pub use source::Source;
 pub use sources::{Reader, Sources};
 
+use crate::accounting::Accounts;
 use crate::state::{Registration, RegistrationHandle, Registrations};
 use fletch_core::{DatasetName, Domain, LayoutId, Root, TagName};
 use fletch_origin::{OriginUri, Origins};
@@ -52,7 +55,7 @@ use lookups::RootLookups;
 use moka::sync::Cache;
 use search::Searches;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -69,6 +72,8 @@ const UNKNOWN_TTL: Duration = Duration::from_secs(2);
 const UNKNOWN_MAX: u64 = 10_000;
 /// The most roots whose last dataset and layout are remembered, as hints.
 const HINTS_MAX: u64 = 100_000;
+/// The most failing origins that are probed at once.
+const PROBES_MAX: usize = 16;
 /// The most roots whose last search for sources is remembered.
 const SEARCHES_MAX: u64 = 1024;
 
@@ -83,6 +88,19 @@ pub struct CorruptionCounts {
     pub missing: AtomicU64,
     /// Tables that do not fold into their root or layout, or cannot be parsed.
     pub tables: AtomicU64,
+}
+
+/// The condition of an origin of registered datasets.
+#[derive(Debug, Clone)]
+pub struct OriginCondition {
+    /// The domain.
+    pub domain: Domain,
+    /// The URI, which holds no secret.
+    pub uri: String,
+    /// The datasets whose objects or tables lie there.
+    pub datasets: Vec<DatasetName>,
+    /// What its calls did.
+    pub condition: ConditionView,
 }
 
 type Slot = Arc<OnceCell<Arc<Sources>>>;
@@ -128,6 +146,7 @@ impl Versions {
         allowed: Allowlist,
         registrations: Arc<Registrations>,
         limits: VersionLimits,
+        accounts: Arc<Accounts>,
         tasks: TaskTracker,
     ) -> Arc<Self> {
         Arc::new(Versions {
@@ -140,7 +159,7 @@ impl Versions {
             unknown: Cache::builder().max_capacity(UNKNOWN_MAX).time_to_live(UNKNOWN_TTL).build(),
             searches: Cache::new(SEARCHES_MAX),
             lookups: RootLookups::new(limits.root_lookups),
-            homes: Homes::new(limits.call_timeout),
+            homes: Homes::new(limits.call_timeout, accounts),
             call_timeout: limits.call_timeout,
             tasks,
             corruption: CorruptionCounts::default(),
@@ -183,6 +202,58 @@ impl Versions {
         out
     }
 
+    /// Returns the origins of all registered datasets, each once a domain: its URI and its condition.
+    ///
+    /// An origin that nobody asked yet works, as far as the server knows.
+    #[must_use]
+    pub fn conditions(&self) -> Vec<OriginCondition> {
+        let known: HashMap<_, _> =
+            self.homes.all().into_iter().map(|(d, h)| ((d, h.uri().clone()), h)).collect();
+        let mut out: BTreeMap<(Domain, String), OriginCondition> = BTreeMap::new();
+        for entry in self.registrations.all() {
+            let uris = [&entry.dataset.uri, &entry.dataset.tables];
+            for uri in uris.into_iter().filter_map(|uri| OriginUri::parse(uri).ok()) {
+                let domain = entry.domain.clone();
+                let row = out.entry((domain.clone(), uri.to_string())).or_insert_with(|| OriginCondition {
+                    domain: domain.clone(),
+                    uri: uri.to_string(),
+                    datasets: Vec::new(),
+                    condition: known.get(&(domain, uri)).map(|home| home.condition()).unwrap_or_default(),
+                });
+                if !row.datasets.contains(&entry.dataset.name) {
+                    row.datasets.push(entry.dataset.name.clone());
+                }
+            }
+        }
+        out.into_values().collect()
+    }
+
+    /// Probes failing origins of registered datasets that nobody asks, so that they are seen to work again.
+    pub fn probe_failing(self: &Arc<Self>) {
+        let failing = self.homes.all().into_iter().filter(|(_, home)| home.condition().failing);
+        let failing: HashSet<_> = failing.map(|(domain, home)| (domain, home.uri().clone())).collect();
+        if failing.is_empty() {
+            return;
+        }
+        let mut probed = HashSet::new();
+        for entry in self.registrations.all() {
+            for uri in [&entry.dataset.uri, &entry.dataset.tables] {
+                let Ok(parsed) = OriginUri::parse(uri) else { continue };
+                let key = (entry.domain.clone(), parsed);
+                if probed.len() == PROBES_MAX || !failing.contains(&key) || probed.contains(&key) {
+                    continue;
+                }
+                let Ok(origin) = self.allowed.open(&entry.domain, uri) else { continue };
+                let of = (&entry.domain, &entry.tenant);
+                let origin = self.homes.with_home(of, &entry.dataset.name, origin);
+                if origin.home().is_probe_due() {
+                    probed.insert(key);
+                    self.tasks.spawn(async move { origin.probe_failing().await });
+                }
+            }
+        }
+    }
+
     /// Returns when a read that begins now ends, at whatever homes it asks.
     fn call_deadline(&self) -> Instant {
         Instant::now() + self.call_timeout
@@ -192,6 +263,21 @@ impl Versions {
     #[must_use]
     pub fn table_memory(&self) -> (u64, u64) {
         (self.parts.bytes(), self.blocks.bytes())
+    }
+
+    /// Returns the sizes of each dataset's open version: content bytes, and what its chunks occupy on disk.
+    ///
+    /// Of several open versions of a dataset, the largest one.
+    #[must_use]
+    pub fn sizes(&self) -> BTreeMap<(Domain, DatasetName), (u64, u64)> {
+        let mut out = BTreeMap::new();
+        for (key, slot) in self.open.iter() {
+            let Some(sources) = slot.get() else { continue };
+            let size = (sources.first.version.manifest().bytes, sources.first.footprint_max());
+            let largest = out.entry((key.0.clone(), sources.dataset().clone())).or_insert(size);
+            *largest = size.max(*largest);
+        }
+        out
     }
 
     /// Returns the number of open versions.

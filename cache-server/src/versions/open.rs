@@ -243,7 +243,7 @@ impl Versions {
             found.truncate(LAYOUTS_MAX);
             return Ok(found);
         }
-        let found = tables.observed(|| async {
+        let found = tables.observed(("fletch", false), || async {
             let found: Vec<_> = tables
                 .list(&paths::layouts(root))
                 .try_filter_map(|meta| async move {
@@ -277,7 +277,7 @@ impl Versions {
                 Err(e) => Err(e),
             };
         }
-        let found = tables.observed(|| async {
+        let found = tables.observed((paths::TAGS, false), || async {
             let found: Vec<_> = tables
                 .list(paths::TAGS)
                 .try_filter_map(|meta| async move {
@@ -306,7 +306,7 @@ impl Versions {
         let location = TableLocation { blocks: blocks.clone(), origin: tables.clone(), root, layout };
         let version = Version::open(Arc::new(location), root, layout, parts).await?;
         let data = self.allowed.open(&entry.domain, &entry.dataset.uri)?;
-        let data = self.homes.with_home(&entry.domain, &entry.dataset.name, data);
+        let data = self.homes.with_home((&entry.domain, &entry.tenant), &entry.dataset.name, data);
         Ok(Arc::new(Source::new(Arc::clone(entry), version, data, tables, blocks)))
     }
 
@@ -322,7 +322,7 @@ impl Versions {
 
     pub(super) fn tables_of(&self, entry: &Registration) -> Result<HomeOrigin, VersionError> {
         let tables = self.allowed.open(&entry.domain, &entry.dataset.tables)?;
-        Ok(self.homes.with_home(&entry.domain, &entry.dataset.name, tables))
+        Ok(self.homes.with_home((&entry.domain, &entry.tenant), &entry.dataset.name, tables))
     }
 
     /// Reads a tag of a dataset from the dataset's own tables: no other dataset knows it.

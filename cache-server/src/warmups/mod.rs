@@ -12,6 +12,7 @@
 mod run;
 
 use crate::{
+    accounting::Accounts,
     tenants::Tenants,
     versions::{Source, Sources, Versions},
 };
@@ -44,6 +45,8 @@ pub struct WarmupContext {
     pub shares: Arc<Shares>,
     /// Where the chunks come from.
     pub versions: Arc<Versions>,
+    /// Counts what the warm-ups read.
+    pub accounts: Arc<Accounts>,
     /// Whose permits the fetches take. While readers hold permits, warm-ups fetch less.
     pub tenants: Arc<Tenants>,
     /// How many chunks are fetched at once while there are no readers.

@@ -8,6 +8,7 @@
 //! ```
 
 use super::{Pins, WarmupRecord, WarmupRequest, Warmups, unix_ns};
+use crate::accounting::WARMUP;
 use crate::tenants::NoOriginPermit;
 use crate::versions::{ChunkFetch, LocatedChunk, VersionError};
 use fletch_api::{Amount, Code, WarmupState};
@@ -221,9 +222,11 @@ impl Warmups {
             return (row, ChunkOutcome::Checked(found));
         }
         let located = LocatedChunk::from_row(&request.source, part, row.clone());
+        let of = (&record.domain, &request.tenant);
+        let costs = self.context.accounts.costs.of_server(of, sources.dataset(), WARMUP);
         let mut tries = 0;
         loop {
-            let fetch = ChunkFetch::fetch(&self.context.versions, sources, row.chunk, &located);
+            let fetch = ChunkFetch::fetch(&self.context.versions, (sources, &costs), row.chunk, &located);
             let (store, tenants) = (&self.context.store, &self.context.tenants);
             let permitted = tenants.with_origin_permit(&request.tenant, (store, &key, row.len), fetch).await;
             let warmed = match permitted {

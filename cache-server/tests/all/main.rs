@@ -21,6 +21,7 @@ mod lies;
 mod limits;
 mod mounts;
 mod neighbours;
+mod origins;
 mod packs;
 mod prefetches;
 mod process;

@@ -37,7 +37,7 @@ async fn a_restart_replays_and_a_state_goes_on_in_an_empty_server_with_another_w
         let node = Node::start_in(node.state, &[]).await;
         let job = client(&node).job(&id).await.expect("remembered");
         let Next::Batch(again) = reader(&job).next(4).await.expect("lease") else { panic!("a batch") };
-        assert_eq!((again.token, again.samples), (held.token, held.samples), "the same lease");
+        assert_eq!(alike(&again), alike(&held), "the same lease");
         let late = client(&node).declare(&ask(world(2, 8, Tail::Drop))).await.expect("the same job");
         assert_eq!(late.info().id, id);
         // Two steps are acknowledged: from here it goes on elsewhere, with four ranks.
@@ -276,7 +276,7 @@ async fn staggered_jobs(tree: &Tree, tables: &std::path::Path, more: &[&str]) ->
     }
     let accounts = node.accounts().await.accounts;
     let delivered: u64 = accounts.iter().map(|a| a.bytes).sum();
-    let fetched = node.metric("fletch_origin_read_bytes_total").await;
+    let fetched = node.metric_sum("fletch_origin_read_bytes_total").await;
     node.running.shutdown().await;
     fetched as f64 / delivered as f64
 }

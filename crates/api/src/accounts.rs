@@ -1,6 +1,6 @@
 //! Accounts of delivered bytes (I8), by who received them, the version they belong to, and their source.
 
-use fletch_core::{Domain, JobName, Root, Tenant};
+use fletch_core::{DatasetName, Domain, JobName, Root, Tenant};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -100,4 +100,70 @@ pub struct Accounts {
     ///
     /// They belong to no account. 0 unless the caller is an administrator.
     pub table_bytes: u64,
+    /// The datasets of the caller's domain, in the order of their names. An administrator gets all domains.
+    #[serde(default)]
+    pub datasets: Vec<DatasetUse>,
+    /// The jobs of these accounts, each once for each dataset that it reads, in order.
+    #[serde(default)]
+    pub jobs: Vec<JobUse>,
+}
+
+/// What a dataset is, what the cache holds of it, and what the cache saved, since the server started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DatasetUse {
+    /// The domain of the dataset.
+    #[schema(value_type = String)]
+    pub domain: Domain,
+    /// The name of the dataset.
+    #[schema(value_type = String)]
+    pub dataset: DatasetName,
+    /// Content bytes of its version. Absent while no version is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version_bytes: Option<u64>,
+    /// What all chunks of the version occupy on disk. Absent while no version is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout_bytes: Option<u64>,
+    /// What its chunks occupy on the server's disk now. Absent without a disk cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached_bytes: Option<u64>,
+    /// Content bytes that were sent.
+    pub delivered_bytes: u64,
+    /// Bytes that were read from its origins: content, tables and probes.
+    pub origin_bytes: u64,
+    /// Bytes that were sent beyond those that were read: what the cache avoided. Never falls.
+    pub avoided_bytes: u64,
+}
+
+/// What a job received of a dataset, and what that cost, since the server started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JobUse {
+    /// The tenant of the job.
+    #[schema(value_type = String)]
+    pub tenant: Tenant,
+    /// The name of the job.
+    #[schema(value_type = String)]
+    pub job: JobName,
+    /// The dataset that it reads.
+    #[schema(value_type = String)]
+    pub dataset: DatasetName,
+    /// Bytes that were sent and counted as `hit`.
+    pub hit_bytes: u64,
+    /// Bytes that were sent and counted as `substituted`.
+    pub substituted_bytes: u64,
+    /// Bytes that were sent and counted as `miss`.
+    pub miss_bytes: u64,
+    /// Bytes that were sent and counted as `bypass`.
+    pub bypass_bytes: u64,
+    /// Content bytes that the server read from origins for the job.
+    pub origin_bytes: u64,
+    /// The time in which at least one reply of the job waited for bytes, in milliseconds.
+    pub stalled_ms: u64,
+}
+
+impl JobUse {
+    /// Returns the bytes that were sent.
+    #[must_use]
+    pub fn delivered_bytes(&self) -> u64 {
+        self.hit_bytes + self.substituted_bytes + self.miss_bytes + self.bypass_bytes
+    }
 }

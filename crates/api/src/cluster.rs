@@ -34,6 +34,9 @@ pub struct Info {
     pub formats: Formats,
     /// The limits of requests.
     pub limits: InfoLimits,
+    /// Seconds since the server started.
+    #[serde(default)]
+    pub uptime_s: u64,
     /// The cache on disk. Absent if no disk cache is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<InfoDisk>,
@@ -65,6 +68,9 @@ pub struct InfoDisk {
     /// The most bytes that the cache may occupy. Absent until the cache is open, and for all but admins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
+    /// The bytes that chunks may occupy. Absent until the cache is open, and for all but admins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_bytes: Option<u64>,
     /// The bytes that cached chunks occupy: all of them for an admin, else those of the caller's domain.
     pub chunk_bytes: u64,
     /// The number of these chunks.

@@ -187,6 +187,15 @@ pub struct SampleHead {
     pub copy: u32,
     /// The files of the sample. Their bytes follow one after the other.
     pub files: Vec<SampleFile>,
+    /// How many of its bytes the server did not read from the origin for this epoch, as far as it knows now.
+    ///
+    /// Another job, or an earlier epoch, had brought them: they count as `substituted` or `hit`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shared: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// One file of a sample.

@@ -275,6 +275,50 @@ pub struct Job {
     pub steps: u64,
     /// The epochs that the server remembers, in order.
     pub epochs: Vec<Epoch>,
+    /// The sweep that gives the job its samples. Absent with other orders than `substitute`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<JobSweep>,
+}
+
+/// Fewer units than these share almost nothing between jobs, unless they are all.
+pub const SWEEP_UNITS_MIN: u64 = 5;
+
+/// How much of a version the sweep of a job can hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JobSweep {
+    /// What the sweep may keep now, in bytes as they occupy the disk.
+    pub capacity_bytes: u64,
+    /// What all units of the version occupy.
+    pub total_bytes: u64,
+    /// The mean size of a unit, in the same bytes. A unit is a chunk, mostly.
+    pub unit_bytes: u64,
+}
+
+impl JobSweep {
+    /// Returns how many units of mean size the sweep can hold.
+    #[must_use]
+    pub fn units(&self) -> u64 {
+        self.capacity_bytes.checked_div(self.unit_bytes).unwrap_or(0)
+    }
+
+    /// Returns whether the sweep is too small to share: below five chunks, and not the whole version.
+    #[must_use]
+    pub fn is_too_small(&self) -> bool {
+        self.capacity_bytes < self.total_bytes && self.units() < SWEEP_UNITS_MIN
+    }
+
+    /// Returns a sentence for people about a sweep that is too small.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        self.is_too_small().then(|| {
+            format!(
+                "the sweep holds {} chunks of {} bytes, and below {SWEEP_UNITS_MIN} it shares almost \
+                 nothing; give the cache more space, or pack the dataset with smaller chunks",
+                self.units(),
+                self.unit_bytes
+            )
+        })
+    }
 }
 
 /// The jobs of the caller's tenant.
@@ -298,6 +342,12 @@ pub struct JobLine {
     /// The root of the version.
     #[schema(value_type = String)]
     pub root: Root,
+    /// The latest epoch. Absent while the job is not open: no request came for `limits.job_ttl`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<Epoch>,
+    /// The sweep that gives the job its samples. Absent while the job is not open, and with other orders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sweep: Option<JobSweep>,
 }
 
 #[cfg(test)]

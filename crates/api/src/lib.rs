@@ -15,12 +15,13 @@ pub mod hosts;
 pub mod jobs;
 pub mod mounts;
 pub mod node;
+pub mod origins;
 pub mod problem;
 pub mod routes;
 pub mod warmups;
 pub mod world;
 
-pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier};
+pub use accounts::{Account, AccountKey, Accounts, ByteResult, ByteTier, DatasetUse, JobUse};
 pub use batch::{BATCH_ITEMS_MAX, BatchItem, BatchRequest, ChunkSpan};
 pub use cluster::{Cluster, Formats, Info, InfoDisk, InfoLimits, Member, Publish};
 pub use credentials::{CredentialsList, GiveCredentials, GivenCredentials, OriginOptions, Secrets};
@@ -30,10 +31,11 @@ pub use epochs::{
     LeaseRequest, RefPiece, Rollback, SampleFile, SampleHead, SampleRef, Times,
 };
 pub use jobs::{
-    BucketSpec, EchoSpec, Job, JobLine, JobList, LedgerBytes, OrderKind, PlanBase, PlanSpec, ReplaySpec,
-    StartJob, Visitation, WeightOf, Weights,
+    BucketSpec, EchoSpec, Job, JobLine, JobList, JobSweep, LedgerBytes, OrderKind, PlanBase, PlanSpec,
+    ReplaySpec, StartJob, Visitation, WeightOf, Weights,
 };
 pub use mounts::{AnnounceMount, Mount, Mounts};
+pub use origins::{OriginFailure, OriginList, OriginState, OriginView};
 pub use problem::{Code, Problem};
 pub use warmups::{Amount, Evicted, StartWarmup, Warmup, WarmupState, Warmups};
 pub use world::WorldSpec;

@@ -64,6 +64,8 @@ pub const MOUNT: &str = "/v1/mounts/{id}";
 pub const CLUSTER: &str = "/v1/cluster";
 /// GET: the server's version, formats and limits.
 pub const INFO: &str = "/v1/info";
+/// GET: the origins of registered datasets, and whether they work.
+pub const ORIGINS: &str = "/v1/origins";
 /// GET: the accounts of delivered bytes.
 pub const ACCOUNTS: &str = "/v1/accounts";
 /// GET: the OpenAPI description of this API.

@@ -5,7 +5,7 @@ use crate::client::{JSON_BYTES_MAX, to_json};
 use crate::{Client, ClientError};
 use fletch_api::{
     AnnounceMount, CredentialsList, Dataset, Datasets, Evicted, GiveCredentials, GivenCredentials, Mount,
-    Mounts, RegisterDataset, StartWarmup, Warmup, routes,
+    Mounts, OriginList, OriginView, RegisterDataset, StartWarmup, Warmup, routes,
 };
 use fletch_core::{DatasetName, MountId};
 use http::{Method, StatusCode};
@@ -47,6 +47,14 @@ impl Client {
         let request = || self.request(Method::DELETE, &path);
         self.call(request, &want, BodyLength::AtMost(JSON_BYTES_MAX)).await?;
         Ok(())
+    }
+
+    /// Returns the origins of registered datasets, whether they work, and their last errors. For admins.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn origins(&self) -> Result<Vec<OriginView>, ClientError> {
+        Ok(self.get_json::<OriginList>(routes::ORIGINS).await?.origins)
     }
 
     /// Starts a warm-up.

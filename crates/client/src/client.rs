@@ -18,14 +18,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt,
     sync::Arc,
-<<<<<<< HEAD
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    time::Duration,
-=======
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
     sync::{Mutex, PoisonError},
     time::{Duration, SystemTime},
->>>>>>> mountdoc
 };
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -584,11 +579,8 @@ impl Client {
     ) -> Result<Answer, ClientError> {
         self.counters.requests.fetch_add(1, Relaxed);
         let response = request.send().await.map_err(|e| self.server().transport(&e))?;
-<<<<<<< HEAD
         self.first_answer.record();
-=======
         self.counters.answered(response.headers());
->>>>>>> mountdoc
         let response = self.server().accept(response, want).await?;
         let Some(length) = length else { return Ok(Answer::Open(response)) };
         let bytes = self.server().body(response, length).await?;
@@ -597,9 +589,6 @@ impl Client {
     }
 }
 
-<<<<<<< HEAD
-pub(crate) fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
-=======
 impl Counters {
     /// Records the `Date` of an answer.
     fn answered(&self, headers: &HeaderMap) {
@@ -619,8 +608,7 @@ fn clock_ahead_s((date, now): (SystemTime, SystemTime)) -> i64 {
     }
 }
 
-fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
->>>>>>> mountdoc
+pub(crate) fn to_json(value: &impl Serialize) -> Result<Vec<u8>, ClientError> {
     serde_json::to_vec(value).map_err(|e| ClientError::Config(e.to_string()))
 }
 

@@ -81,6 +81,7 @@ fn job() -> Job {
         entries: 2,
         steps: 1,
         epochs: Vec::new(),
+        sweep: None,
     }
 }
 
@@ -133,7 +134,8 @@ async fn leases(State(seen): Served, Json(ask): Json<LeaseRequest>) -> Response 
     };
     frame(&mut out, FrameKind::Grant, WHOLE, 0, &serde_json::to_vec(&grant).expect("json"));
     for entry in from..whole {
-        let head = SampleHead { entry, sample: entry, ordinal: entry.into(), copy: 0, files: Vec::new() };
+        let head =
+            SampleHead { entry, sample: entry, ordinal: entry.into(), copy: 0, files: Vec::new(), shared: 0 };
         frame(&mut out, FrameKind::Sample, WHOLE, entry, &serde_json::to_vec(&head).expect("json"));
         let bytes: &[u8] = if matches!(stream, Stream::Damaged(_)) { b"damaged" } else { b"" };
         frame(&mut out, FrameKind::Data, WHOLE, entry, bytes);

@@ -17,6 +17,7 @@ mod config;
 mod credentials;
 mod error;
 pub mod local;
+mod meter;
 mod object;
 mod origin;
 mod pace;
@@ -29,6 +30,7 @@ mod uri;
 
 pub use config::{Credentials, KEYS, OriginConfig, OriginLimits};
 pub use error::OriginError;
+pub use meter::Meter;
 pub use object::{ObjectBytes, ObjectMeta, Pin, PutMode};
 pub use origin::{Origin, Origins};
 pub use retry::backoff;

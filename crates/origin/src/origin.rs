@@ -1,6 +1,7 @@
 //! The origins of a process: opens them, checks every call, and routes it to the file system or to a store.
 
 use crate::local::Confinement;
+use crate::meter::Meter;
 use crate::remote::{Remote, RemotePrefix};
 use crate::stats::Counters;
 use crate::uri::{Address, check_path};
@@ -118,7 +119,7 @@ impl Origins {
                         remote
                     }
                 };
-                Some(RemotePrefix { remote, prefix: path.clone() })
+                Some(RemotePrefix { remote, prefix: path.clone(), meter: Meter::default() })
             }
         };
         Ok(Origin {
@@ -126,6 +127,7 @@ impl Origins {
             shared: Arc::clone(&self.0),
             remote,
             confinement: Confinement::default(),
+            meter: Meter::default(),
         })
     }
 
@@ -151,6 +153,8 @@ pub struct Origin {
     shared: Arc<Shared>,
     remote: Option<RemotePrefix>,
     confinement: Confinement,
+    /// Counts what is read from a local directory; a store has the same meter in `remote`.
+    meter: Meter,
 }
 
 impl Origin {
@@ -158,6 +162,13 @@ impl Origin {
     #[must_use]
     pub fn confined(self, may: local::PathFilter) -> Self {
         Origin { confinement: Confinement::only(may), ..self }
+    }
+
+    /// Returns the same origin, whose reads a caller's meter counts, too.
+    #[must_use]
+    pub fn metered(self, meter: &Meter) -> Self {
+        let remote = self.remote.map(|remote| RemotePrefix { meter: meter.clone(), ..remote });
+        Origin { meter: meter.clone(), remote, ..self }
     }
 
     /// Returns the URI.
@@ -215,6 +226,7 @@ impl Origin {
         self.counted(run.await.inspect(|got| {
             if self.remote.is_none() {
                 self.shared.counters.read(got.bytes.len() as u64);
+                self.meter.read(got.bytes.len() as u64);
             }
         }))
     }

@@ -7,6 +7,7 @@
 //! stay in use.
 
 use crate::credentials::{self, FileStamp, Source};
+use crate::meter::Meter;
 use crate::object::{ObjectBytes, ObjectMeta, Pin};
 use crate::pace::Pace;
 use crate::retry::retrying;
@@ -89,6 +90,8 @@ pub(crate) struct RemotePrefix {
     pub remote: Arc<Remote>,
     /// Empty, or a clean relative path.
     pub prefix: String,
+    /// Counts what the caller reads.
+    pub meter: Meter,
 }
 
 impl Remote {
@@ -451,6 +454,7 @@ impl RemotePrefix {
                 }
             };
             self.remote.counters.read(piece.len() as u64);
+            self.meter.read(piece.len() as u64);
             if piece.len() > length - bytes.len() {
                 let why = format!("{said}the answer has more than the requested {length} bytes");
                 return Err(wrong_answer(what, why));

@@ -16,13 +16,8 @@ pub(crate) use answer::{Answered, BadAnswer};
 
 use crate::address::{AddressRule, CheckedResolver, SystemResolver};
 use crate::stats::Counters;
-<<<<<<< HEAD
 use answer::{Asked, ErrorCode, Region};
-use http::header::{ACCEPT_ENCODING, HeaderValue, LOCATION, RETRY_AFTER};
-=======
-use answer::{Asked, ErrorCode};
 use http::header::{ACCEPT_ENCODING, DATE, HeaderValue, LOCATION, RETRY_AFTER};
->>>>>>> mountdoc
 use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use object_store::ClientOptions;

@@ -10,6 +10,7 @@ mod receipt;
 mod server;
 mod simulate;
 mod source;
+mod status;
 mod tag;
 mod verify;
 mod warmup;
@@ -144,7 +145,8 @@ pub fn run(cli: Cli) -> Exit {
         Command::Evict { name } => warmup::evict(&ctx, &name).map(|()| Exit::Ok),
         Command::Unregister { name } => server::unregister(&ctx, &name).map(|()| Exit::Ok),
         Command::Datasets => server::datasets(&ctx).map(|()| Exit::Ok),
-        Command::Status => server::status(&ctx).map(|()| Exit::Ok),
+        Command::Status => status::status(&ctx).map(|()| Exit::Ok),
+        Command::Top { once, interval } => status::top(&ctx, once, interval),
         Command::Doctor(args) => doctor::run(&ctx, &args),
         Command::Receipt { what } => receipt::run(&ctx, what),
         Command::Simulate(args) => simulate::run(&ctx, &args).map(|()| Exit::Ok),

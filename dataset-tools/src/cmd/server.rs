@@ -1,10 +1,9 @@
-//! The commands that only call a server: `register`, `unregister`, `datasets`, `status`.
+//! The commands that only call a server: `register`, `unregister`, `datasets`.
 
 use super::{Context, absent};
 use crate::failure::Failure;
-use crate::out::{bytes, count};
 use crate::run::written;
-use fletch_api::{Accounts, Cluster, Code, Dataset, Info, RegisterDataset};
+use fletch_api::{Code, Dataset, RegisterDataset};
 use fletch_core::DatasetName;
 use serde::Serialize;
 use std::io;
@@ -84,39 +83,4 @@ pub fn datasets(ctx: &Context) -> Result<(), Failure> {
     let client = ctx.client()?;
     let all = All { datasets: ctx.rt.block_on(client.datasets())? };
     ctx.out.result(&all, |w| all.datasets.iter().try_for_each(|d| row(w, d)))
-}
-
-#[derive(Serialize)]
-struct Status {
-    info: Info,
-    cluster: Cluster,
-    datasets: Vec<Dataset>,
-    accounts: Accounts,
-}
-
-pub fn status(ctx: &Context) -> Result<(), Failure> {
-    let client = ctx.client()?;
-    let status = ctx.rt.block_on(async {
-        Ok::<_, Failure>(Status {
-            info: client.info().await?,
-            cluster: client.cluster().await?,
-            datasets: client.datasets().await?,
-            accounts: client.accounts().await?,
-        })
-    })?;
-    ctx.out.result(&status, |w| {
-        writeln!(w, "{} {}", status.info.name, status.info.version)?;
-        for m in &status.cluster.members {
-            writeln!(w, "member\t{}\t{}", m.id, m.url)?;
-        }
-        writeln!(w, "{}", count(status.datasets.len(), "dataset"))?;
-        status.datasets.iter().try_for_each(|d| row(w, d))?;
-        writeln!(w, "delivered since the server started:")?;
-        for a in &status.accounts.accounts {
-            let k = &a.key;
-            let root = k.root.0.short();
-            writeln!(w, "{}\t{root}\t{}\t{}\t{}", k.job, k.result.as_str(), k.tier.as_str(), bytes(a.bytes))?;
-        }
-        writeln!(w, "tables\t{}", bytes(status.accounts.table_bytes))
-    })
 }

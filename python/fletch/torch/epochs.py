@@ -32,6 +32,8 @@ _ASK_AGAIN_SECONDS = 0.5
 
 #: The time that a worker which got nothing waits to learn whether other workers got something, in seconds.
 _OTHERS_SECONDS = 2.0
+#: A sweep with room for fewer units shares almost nothing, as `SWEEP_UNITS_MIN` of the server says.
+_SWEEP_UNITS_MIN = 5
 
 #: The number of these pauses after which a warning is logged.
 _PAUSES_PER_WARNING = 120
@@ -160,6 +162,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         self.job: str = info["name"]
         self.root: str = info["root"]
         self._read_job(info)
+        self._warned_of_small_sweep = False
+        self._warn_of_small_sweep(info)
         version = client.resolve(f"{name}@{self.root}")
         self._keys = SampleKeys(version) if version.sample_rule == "stem" else None
         self._visitation = visitation
@@ -178,6 +182,20 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         #: The loader's current iteration, if there is one.
         self._iteration: weakref.ref[Any] | None = None
         self._worker_table = WorkerTable(first, len(COUNTERS), len(self._acks.sum.bytes()))
+
+    def _warn_of_small_sweep(self, info: dict[str, Any]) -> None:
+        """Warns once if the cache holds so few chunks that jobs share almost nothing."""
+        if self._warned_of_small_sweep:
+            return
+        sweep = info.get("sweep") or {}
+        capacity, total, unit = (sweep.get(f"{key}_bytes", 0) for key in ("capacity", "total", "unit"))
+        if unit and capacity < total and capacity // unit < _SWEEP_UNITS_MIN:
+            self._warned_of_small_sweep = True
+            _log.warning(
+                "job %s: the server's sweep holds %d chunks of %d bytes, and below %d it shares almost "
+                "nothing; give its cache more space, or pack the dataset with smaller chunks",
+                self.job, capacity // unit, unit, _SWEEP_UNITS_MIN,
+            )
 
     def _declare(self) -> bool:
         """Declares the job. Returns False if the server's job has other settings, such as another world."""
@@ -319,7 +337,9 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
 
     def _server_epoch(self, epoch: int) -> dict[str, Any] | None:
         """The server's description of an epoch, if it has begun and the server remembers it."""
-        epochs = self._acks.wait_for_server(lambda _: self._job.info())["epochs"]
+        info = self._acks.wait_for_server(lambda _: self._job.info())
+        self._warn_of_small_sweep(info)
+        epochs = info["epochs"]
         return next((e for e in epochs if e["epoch"] == epoch), None)
 
     def _is_finished(self, epoch: int) -> bool:
@@ -494,6 +514,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             - ``visitation``: the guarantee that holds; ``"at-most-once"`` unless the loop runs over
               `fletch.torch.DataLoader`.
             - ``batches``, ``samples``, ``bytes``: what was acknowledged.
+            - ``shared_bytes``: the part of ``bytes`` that the server did not read from the origin for this
+              epoch: another job, or an earlier epoch, had brought it.
             - ``redelivered``: samples whose lease expired before they were acknowledged.
             - ``waited_seconds``: the time that the loop waited for batches.
             - ``stalled_seconds``: the time that it waited for a server that was gone.
@@ -517,7 +539,7 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
             "rank": self.rank,
             "ranks": self.ranks,
             "visitation": self._mode or self._visitation,
-            **{key: counts[key] for key in COUNTERS[:4]},
+            **{key: counts[key] for key in COUNTERS[:5]},
             **{f"{k}_seconds": counts[f"{k}_ns"] / 1e9 for k in ("waited", "stalled", "stepped")},
             "receipt": None if agrees is None else "agrees" if agrees else "differs",
             "certificate": None if receipt is None else receipt["certificate"],

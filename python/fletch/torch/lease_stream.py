@@ -48,6 +48,8 @@ class Batch:
     token: tuple[int, int, int, int, int] | None
     deliveries: bytes = b""
     nbytes: int = 0
+    #: Bytes of it that another job, or an earlier epoch, had brought to the server.
+    shared: int = 0
     prepared_ns: int = 0
     stalls: Stalls = field(default_factory=list)
     content: Any = None
@@ -146,7 +148,8 @@ class Receiver:
                 self.job.drop_lease(token)
                 raise
             prepared = time.monotonic_ns() - begun - sum(end - start for start, end in waits)
-            yield Batch(token, deliveries, nbytes, prepared, stalls, collated)
+            shared = sum(one.shared for one in leased)
+            yield Batch(token, deliveries, nbytes, shared, prepared, stalls, collated)
             stalls = []
 
     def _find_keys(self, leased: list[_native.Leased]) -> list[str | None]:

@@ -2,7 +2,7 @@
 
 use super::super::breaker::BreakerState;
 use super::*;
-use fletch_core::{DatasetName, Domain};
+use fletch_core::{DatasetName, Domain, Tenant};
 use fletch_origin::{OriginLimits, OriginUri, Origins};
 use futures::FutureExt as _;
 use std::{
@@ -34,13 +34,19 @@ struct Script {
 impl Script {
     /// Returns candidates at the homes of these numbers.
     fn new(homes_of: &[usize], answers: Vec<Answer>) -> Self {
-        let (homes, origins) =
-            (Homes::new(MS(10_000)), Origins::new(Vec::new(), OriginLimits::default()).expect("origins"));
+        let (homes, origins) = (
+            Homes::new(MS(10_000), Arc::default()),
+            Origins::new(Vec::new(), OriginLimits::default()).expect("origins"),
+        );
         let dataset = DatasetName::new("d").expect("name");
         let home = |n: &usize| {
             let uri = OriginUri::local(Path::new(&format!("/home-{n}"))).expect("uri");
             let origin = origins.open(&uri).expect("origin");
-            Arc::clone(homes.with_home(&Domain::default_domain(), &dataset, origin).home())
+            Arc::clone(
+                homes
+                    .with_home((&Domain::default_domain(), &Tenant::default_tenant()), &dataset, origin)
+                    .home(),
+            )
         };
         let of = homes_of.iter().map(home).collect();
         Script {

@@ -4,13 +4,19 @@ use super::{Node, Tree, content};
 use fletch_api::{BatchTimes, OrderKind, PlanSpec, StartJob, Visitation, WorldSpec};
 use fletch_client::{
     Client, ClientConfig, Endpoint,
-    epochs::{JobHandle, LeaseBatch, LeasedSample, Next, ReceivedSum},
+    epochs::{AckToken, JobHandle, LeaseBatch, LeasedSample, Next, ReceivedSum},
 };
 use fletch_core::{JobName, plan::Tail};
 
 pub fn client(node: &Node) -> Client {
     let endpoint: Endpoint = node.running.url().parse().expect("url");
     Client::new(ClientConfig::new(endpoint, "loader")).expect("client")
+}
+
+/// Returns the token and the samples of a lease, without what came from sharing: when a lease is sent again,
+/// its bytes are cached.
+pub fn alike(b: &LeaseBatch) -> (AckToken, Vec<LeasedSample>) {
+    (b.token, b.samples.iter().map(|s| LeasedSample { shared: 0, ..s.clone() }).collect())
 }
 
 pub fn world(ranks: u32, batch: u32, tail: Tail) -> WorldSpec {

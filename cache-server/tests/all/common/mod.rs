@@ -333,6 +333,13 @@ impl Node {
             text.lines().find(|l| l.starts_with(begins)).unwrap_or_else(|| panic!("{begins} in {text}"));
         line.rsplit(' ').next().expect("value").parse().expect("a number")
     }
+
+    /// The sum of all series of one metric.
+    pub async fn metric_sum(&self, name: &str) -> u64 {
+        let text = self.get("/metrics").send().await.expect("answer").text().await.expect("text");
+        let series = text.lines().filter(|l| l.split(['{', ' ']).next() == Some(name));
+        series.map(|l| l.rsplit(' ').next().expect("value").parse::<u64>().expect("a number")).sum()
+    }
 }
 
 /// Asserts that a reply is a problem with this code and with every field of a problem.

@@ -26,6 +26,8 @@ pub struct LeasedSample {
     pub heads: Vec<SampleFile>,
     /// The bytes of all files, one after the other.
     pub bytes: Bytes,
+    /// How many of the bytes another job, or an earlier epoch, had brought to the server.
+    pub shared: u64,
 }
 
 impl LeasedSample {

@@ -30,8 +30,8 @@ pub(super) fn checked(
     bytes: Bytes,
     server: &Responder<'_>,
 ) -> Result<LeasedSample, ClientError> {
-    let SampleHead { entry, sample, ordinal, copy, files } = head;
-    let sample = LeasedSample { entry, sample, ordinal, copy, heads: files, bytes };
+    let SampleHead { entry, sample, ordinal, copy, files, shared } = head;
+    let sample = LeasedSample { entry, sample, ordinal, copy, heads: files, bytes, shared };
     let total: u64 = sample.heads.iter().map(|f| f.size).sum();
     let right = total == sample.bytes.len() as u64 && sample.files().all(|(f, b)| Hash::of(&b) == f.hash);
     if right {

@@ -1,0 +1,195 @@
+//! The tables of `fletch status` and `fletch top`.
+
+use super::{
+    percent, size,
+    snapshot::Snapshot,
+    span,
+    text_table::{Align::Left, Align::Right, TextTable},
+};
+use fletch_api::{EpochState, JobLine, JobUse, OriginState, OriginView};
+use std::time::Duration;
+
+/// The job of reads that no job asked for. They show in the datasets.
+const NO_JOB: &str = "none";
+
+/// Returns each dataset: its size, what the cache has of it, and what the cache saved.
+#[must_use]
+pub fn datasets(now: &Snapshot) -> TextTable {
+    let mut table = TextTable::new(&[
+        ("DATASET", Left),
+        ("SIZE", Right),
+        ("CACHED", Right),
+        ("DELIVERED", Right),
+        ("FROM ORIGIN", Right),
+        ("AVOIDED", Right),
+        ("SAVED", Right),
+    ]);
+    for d in &now.accounts.datasets {
+        let cached = d.layout_bytes.zip(d.cached_bytes);
+        // Other layouts and versions of the dataset may be cached, too.
+        let cached = cached.map(|(all, cached)| percent(cached.min(all), all));
+        table.push([
+            d.dataset.to_string(),
+            d.version_bytes.map_or_else(|| "-".to_owned(), size),
+            cached.unwrap_or_else(|| d.cached_bytes.map_or_else(|| "-".to_owned(), size)),
+            size(d.delivered_bytes),
+            size(d.origin_bytes),
+            size(d.avoided_bytes),
+            percent(d.avoided_bytes, d.delivered_bytes),
+        ]);
+    }
+    table
+}
+
+/// Returns each job: its epoch, its rate since `before`, where its bytes came from, and its stall.
+#[must_use]
+pub fn jobs(before: Option<&Snapshot>, now: &Snapshot) -> TextTable {
+    let mut table = TextTable::new(&[
+        ("JOB", Left),
+        ("DATASET", Left),
+        ("EPOCH", Left),
+        ("RATE", Right),
+        ("HIT", Right),
+        ("SHARED", Right),
+        ("MISS", Right),
+        ("FROM ORIGIN", Right),
+        ("STALL", Right),
+    ]);
+    let mut idle: Vec<&JobLine> = now.jobs.iter().collect();
+    for job in now.accounts.jobs.iter().filter(|j| j.job.as_str() != NO_JOB) {
+        idle.retain(|line| (&line.name, &line.dataset) != (&job.job, &job.dataset));
+        let line = now.jobs.iter().find(|line| line.name == job.job && line.dataset == job.dataset);
+        let (rate, replies) = change(before, now, job);
+        let stall = line.and_then(|line| loop_stall(before, line)).unwrap_or(replies);
+        let all = job.delivered_bytes();
+        table.push([
+            job.job.to_string(),
+            job.dataset.to_string(),
+            epoch(line),
+            rate,
+            percent(job.hit_bytes, all),
+            percent(job.substituted_bytes, all),
+            percent(job.miss_bytes + job.bypass_bytes, all),
+            size(job.origin_bytes),
+            stall,
+        ]);
+    }
+    for line in idle {
+        let none = || "-".to_owned();
+        let (name, dataset) = (line.name.to_string(), line.dataset.to_string());
+        table.push([name, dataset, epoch(Some(line)), none(), none(), none(), none(), none(), none()]);
+    }
+    table
+}
+
+/// Returns the rate of a job's bytes, and the part of the time in which its replies waited.
+///
+/// Without an earlier snapshot, the rate is unknown and the stall is its sum in seconds.
+fn change(before: Option<&Snapshot>, now: &Snapshot, job: &JobUse) -> (String, String) {
+    let seconds = before.map_or(0.0, |before| now.seconds_since(before));
+    let Some(before) = before.filter(|_| seconds > 0.0) else {
+        return ("-".to_owned(), span(Duration::from_millis(job.stalled_ms)));
+    };
+    let same = |j: &&JobUse| (&j.tenant, &j.job, &j.dataset) == (&job.tenant, &job.job, &job.dataset);
+    let old = before.accounts.jobs.iter().find(same);
+    let delivered = job.delivered_bytes().saturating_sub(old.map_or(0, |j| j.delivered_bytes()));
+    let stalled = job.stalled_ms.saturating_sub(old.map_or(0, |j| j.stalled_ms));
+    // A rate of bytes is far below 2^53.
+    let rate = (delivered as f64 / seconds).round() as u64;
+    let elapsed = (seconds * 1000.0).round() as u64;
+    (format!("{}/s", size(rate)), percent(stalled.min(elapsed), elapsed))
+}
+
+/// Returns the part of the time in which a training loop waited, if the loop says so in its acks.
+fn loop_stall(before: Option<&Snapshot>, line: &JobLine) -> Option<String> {
+    let now = line.epoch.as_ref().filter(|e| e.times.batches > 0)?;
+    let old = before.and_then(|before| before.jobs.iter().find(|old| old.id == line.id)?.epoch.as_ref());
+    let old = old.filter(|old| old.epoch == now.epoch).map(|old| old.times).unwrap_or_default();
+    let waited = now.times.waited_ns.saturating_sub(old.waited_ns);
+    let all = waited.saturating_add(now.times.stepped_ns.saturating_sub(old.stepped_ns));
+    // Between two samples without a step, the whole epoch counts.
+    let (waited, all) = match all {
+        0 => (now.times.waited_ns, now.times.waited_ns.saturating_add(now.times.stepped_ns)),
+        all => (waited, all),
+    };
+    Some(percent(waited, all))
+}
+
+/// Returns the number and the progress of a job's epoch.
+fn epoch(line: Option<&JobLine>) -> String {
+    match line.map(|line| line.epoch.as_ref()) {
+        None => "-".to_owned(),
+        Some(None) => "idle".to_owned(),
+        Some(Some(e)) => match e.state {
+            EpochState::Finished => format!("{} done", e.epoch),
+            _ => format!("{} at {}", e.epoch, percent(e.acked, e.planned)),
+        },
+    }
+}
+
+/// Returns the mounts by directory.
+#[must_use]
+pub fn mounts(now: &Snapshot) -> TextTable {
+    let mut table =
+        TextTable::new(&[("DIR", Left), ("HOST", Left), ("DATASET", Left), ("JOB", Left), ("STATE", Left)]);
+    let mut mounts: Vec<_> = now.mounts.iter().collect();
+    // Dead mounts first: they need somebody.
+    mounts.sort_by_key(|m| (!m.dead, &m.dir, &m.host));
+    for m in mounts {
+        let state = if m.dead { "dead" } else { "ok" };
+        table.push([m.dir.clone(), m.host.clone(), m.dataset.clone(), m.job.clone(), state.to_owned()]);
+    }
+    table
+}
+
+fn errors<'a>(origins: impl Iterator<Item = &'a OriginView>, now_ns: u64) -> TextTable {
+    let mut table = TextTable::new(&[
+        ("ORIGIN", Left),
+        ("CALLS", Right),
+        ("FAILED", Right),
+        ("LAST", Left),
+        ("ERROR", Left),
+    ]);
+    for origin in origins {
+        let last = origin.last_error.as_ref();
+        let ago = last.map(|e| span(Duration::from_nanos(now_ns.saturating_sub(e.at_ns))) + " ago");
+        table.push([
+            origin.uri.clone(),
+            origin.requests.to_string(),
+            origin.failed.to_string(),
+            ago.unwrap_or_default(),
+            last.map_or_else(|| "it does not answer".to_owned(), |e| e.why.clone()),
+        ]);
+    }
+    table
+}
+
+/// Returns the origins that fail now, with their last errors.
+#[must_use]
+pub fn failing_origins(now: &Snapshot) -> TextTable {
+    errors(now.failing().into_iter(), now.at_ns)
+}
+
+/// Returns the last errors of origins that work again.
+#[must_use]
+pub fn past_errors(now: &Snapshot) -> TextTable {
+    let works = now.origins.iter().filter(|o| o.state == OriginState::Ok && o.last_error.is_some());
+    errors(works, now.at_ns)
+}
+
+/// Returns whose credentials the server uses, and until when they are valid.
+#[must_use]
+pub fn credentials(now: &Snapshot) -> TextTable {
+    let mut table = TextTable::new(&[("ORIGIN", Left), ("IDENTITY", Left), ("EXPIRES", Left)]);
+    for c in &now.credentials {
+        let expires = match c.expires_ns {
+            None => "-".to_owned(),
+            Some(at) if at <= now.at_ns => {
+                format!("expired {} ago", span(Duration::from_nanos(now.at_ns - at)))
+            }
+            Some(at) => format!("in {}", span(Duration::from_nanos(at - now.at_ns))),
+        };
+        table.push([c.origin.clone(), c.identity.clone(), expires]);
+    }
+    table
+}

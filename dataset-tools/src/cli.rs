@@ -308,7 +308,7 @@ Ctrl-C ends it. --json prints for each sample what `fletch status --json` prints
   fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128
   fletch simulate --play epoch.trace
 
-Needs no server and no data. docs/SIMULATE.md describes the cases, the output, and how to compare a real run.")]
+Needs no server and no data. docs/SIMULATE.md describes the cases, the output, and comparing a real run.")]
     Simulate(SimulateArgs),
     /// Print a completion script for a shell.
     #[command(

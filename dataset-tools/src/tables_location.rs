@@ -141,7 +141,8 @@ impl TablesLocation {
                 Failure::new(what).hint(format!("its tags are: {some}; `fletch tag {uri}` lists all"))
             }
             _ => Failure::new(what).hint(format!(
-                "`fletch index {uri}` makes a version and moves `latest`; if tables are elsewhere, give that URI"
+                "`fletch index {uri}` makes a version and moves `latest`; if the tables are elsewhere, give \
+                 their URI"
             )),
         }
     }

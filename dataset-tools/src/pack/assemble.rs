@@ -288,7 +288,7 @@ impl Assembler<'_> {
         };
         put.map_err(|e| {
             Failure::from(e).hint(format!(
-                "cannot write the chunks to {}; name a location with enough space and access with --tables URI",
+                "cannot write the chunks to {}; name one with enough space and access with --tables URI",
                 self.tables.uri()
             ))
         })?;

@@ -56,7 +56,7 @@ fn a_case_that_cannot_be_simulated_is_rejected_before_any_run() {
     assert_eq!(ran.json()["error"]["code"], "failed");
     w.run(&["simulate", "--case", "nowhere.toml"]).code(1).says("nowhere.toml");
     w.run(&["simulate", "--set", "windw=1"]).code(2).says("no such constant").says("window=0.07");
-    w.run(&["simulate", "--set", "window=nan"]).code(2).says("finite");
+    w.run(&["simulate", "--set", "window=nan"]).code(2).says("between 0 and 1000000");
     w.run(&["simulate", "--latency", "1"]).code(2).says("--bandwidth");
     w.run(&["simulate", "rows", "--case", "bad.toml"]).code(2);
 }

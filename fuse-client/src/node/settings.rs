@@ -23,7 +23,13 @@ const CACHE: &str = "Cache on this node";
 pub struct CacheFlags {
     /// Keep chunks on disk, up to this size or part of the free space, for all mounts of this node
     /// [default: 0]
-    #[arg(long, env = "FLETCH_CACHE_SIZE", value_name = "SIZE|PERCENT", hide_env = true, help_heading = CACHE)]
+    #[arg(
+        long,
+        env = "FLETCH_CACHE_SIZE",
+        value_name = "SIZE|PERCENT",
+        hide_env = true,
+        help_heading = CACHE
+    )]
     pub cache_size: Option<Amount>,
     /// Directory for these chunks, which may vanish [default: /var/cache/fletch, or ~/.cache/fletch]
     #[arg(long, env = "FLETCH_CACHE_DIR", value_name = "DIR", hide_env = true, help_heading = CACHE)]

@@ -88,8 +88,8 @@ class EpochDataset(torch.utils.data.IterableDataset[Any]):
         visitation: ``"exactly-once"``, ``"at-most-once"`` or ``"checkpoint"``. Under ``"checkpoint"``,
             `state_dict` commits and `load_state_dict` rolls back to that commit, so later samples are
             delivered again.
-        epoch: the number of the first epoch; or ``"next"``: the first one that the job has not finished, for a
-            script that is started again without a state. An epoch that was finished before is not delivered
+        epoch: the number of the first epoch; or ``"next"``: the first one that the job has not finished, for
+            a script that is started again without a state. An epoch that was finished before is not delivered
             again: iterating it is an error.
 
     Attributes:

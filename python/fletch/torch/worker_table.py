@@ -167,8 +167,8 @@ class WorkerTable:
     def got_nothing(self, seconds: float) -> bool:
         """Whether no worker got a sample of the epoch.
 
-        A worker publishes what it consumed a moment after the server knows it. So this waits until all workers
-        of the iteration ended, or for ``seconds``.
+        A worker publishes what it consumed a moment after the server knows it. So this waits until all
+        workers of the iteration ended, or for ``seconds``.
         """
         until = time.monotonic() + seconds
         while not any(self.consumed()[0]):

@@ -35,8 +35,8 @@ pub async fn resolve(tables: &Origin, version: &str) -> Result<(Root, LayoutId),
             OriginError::NotFound { .. } => failed(
                 Kind::NotFound,
                 format!(
-                    "there is no tag {tag}; `fletch tag URI` lists the tags; `fletch index` and `fletch pack` \
-                     write tables and move the tag `latest`"
+                    "there is no tag {tag}; `fletch tag URI` lists the tags; `fletch index` and `fletch \
+                     pack` write tables and move the tag `latest`"
                 ),
             ),
             e => origin(&e),

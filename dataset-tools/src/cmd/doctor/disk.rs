@@ -200,7 +200,7 @@ impl Facts {
         }
         if let Some(mount) = self.state.mount.as_ref().filter(|m| Place::of(&m.fs_type) == Place::Network) {
             let what = format!(
-                "state.dir {dir} is on {}, a network file system: servers of two machines may open it at once",
+                "state.dir {dir} is on {}, a network file system: two machines' servers may open it at once",
                 mount.fs_type
             );
             found.push(Finding::warning(STATE, what, "give each server a local one: --state-dir DIR"));

@@ -93,8 +93,8 @@ pub fn clock_findings(clocks: &[(String, i64)]) -> Vec<Finding> {
         }
         let word = if *ahead > 0 { "behind" } else { "ahead of" };
         let what = format!("the clock of this machine is {off} s {word} that of {who}");
-        let fix = "set the clock: timedatectl set-ntp true, or start chronyd; correct the other machine if it \
-            is wrong";
+        let fix = "set the clock: timedatectl set-ntp true, or start chronyd; correct the other machine if \
+            it is wrong";
         let is_error = off >= SKEW_ERROR_S;
         Some(if is_error { Finding::error(CLOCK, what, fix) } else { Finding::warning(CLOCK, what, fix) })
     };

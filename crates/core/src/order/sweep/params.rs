@@ -122,8 +122,8 @@ impl SweepParams {
         ]
     }
 
-    /// Reads values in the order of [`SweepParams::values`]. Returns `None` when a value is missing, or is not
-    /// between 0 and [`PARAM_MAX`].
+    /// Reads values in the order of [`SweepParams::values`]. Returns `None` when a value is missing, or is
+    /// not between 0 and [`PARAM_MAX`].
     pub(super) fn of_values(mut value: impl FnMut() -> Option<f64>) -> Option<Self> {
         let mut next = || value().filter(|v| (0.0..=PARAM_MAX).contains(v));
         Some(SweepParams {

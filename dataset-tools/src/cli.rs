@@ -17,12 +17,10 @@ pub mod words;
 const AFTER: &str = "\
 Examples:
   fletch mount s3://bucket/photos /mnt/photos
-  fletch status
   fletch down
 
 Global options, for every command:
-  --server URL        The server: http://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: your own server
-                      (`fletch mount` starts it), else the one of this machine]
+  --server URL        http://HOST:PORT or unix:PATH [env: FLETCH_SERVER; default: yours, else the machine's]
   --token-file FILE   Its bearer token; or --token TOKEN [env: FLETCH_TOKEN_FILE, FLETCH_TOKEN]
   --config FILE       Settings with [[origin]] tables [env: FLETCH_CONFIG]
   --json, -q/--quiet  The result as JSON; no notes. --progress HOW: auto, bar, plain or none
@@ -87,19 +85,18 @@ pub enum Command {
   fletch mount https://host/photos /mnt/photos --list names.txt
   fletch mount s3://bucket/photos /mnt/photos --pack s3://bucket/photos-packed
 
-The first run reads everything once, to know every file and its checksum; Ctrl-C stops it, and the same
-command goes on. Later runs show at once what was read last. What was read stays in a cache on the disk.
-
-Starts a server of your own unless one runs. It reads with the credentials of this terminal (AWS_*,
-AZURE_*, GOOGLE_*, AWS_ENDPOINT_URL); a server that others share uses its own. `fletch down` stops it.
-docs/howto/mount-a-bucket.md has more. --json prints {name, dir, source, server, files, bytes, as_of_ns,
-started_server, cache, state, logs}.")]
+The first run reads everything once, to know every file and its checksum. Ctrl-C stops it, and the
+same command goes on. Later runs show at once what was read last. Starts a server of your own unless
+one runs. It reads with the credentials of this terminal (AWS_*, AZURE_*, GOOGLE_*,
+AWS_ENDPOINT_URL); a server that others share uses its own. docs/howto/mount-a-bucket.md has more.
+--json prints {name, dir, source, server, files, bytes, as_of_ns, started_server, cache, state,
+logs}.")]
     Mount(MountArgs),
     /// Bring what a mount shows up to date: read what is new or changed.
     #[command(after_help = "Example:
   fletch refresh photos
 
-Reads only new and changed files. Mounts that exist go on showing what they show; new ones show the result.
+Reads only new and changed files. Mounts that exist show what they showed; new ones show the result.
 --json prints what `fletch index --json` prints.")]
     Refresh {
         /// The name that `fletch mount` printed, or the source.
@@ -308,7 +305,8 @@ jobs: [{job, dataset, hit_bytes, …, stalled_ms}]}, mounts: […], credentials:
   fletch doctor
   fletch doctor s3://bucket/set --tables s3://tables/set --server http://cache.example:7380
 
-Prints one line a finding: severity, check, what is wrong, fix. docs/howto/doctor.md explains each check.
+Prints one line a finding: severity, check, what is wrong, fix. docs/howto/doctor.md explains them.
+Options are variables, too: --cache-dir is FLETCH_CACHE_DIR.
 Exit code 0: healthy. 3: warnings only. 1: an error. --json prints {checks: [name],
 findings: [{check, severity: error|warning|note, what, fix}]}.")]
     Doctor(DoctorArgs),
@@ -452,7 +450,7 @@ pub struct MountArgs {
     /// First read what is new or changed.
     #[arg(long)]
     pub refresh: bool,
-    /// Copy small files into large pieces, and read those. Needs a place for them unless SOURCE is a folder.
+    /// Copy small files into large pieces, at URI, and read those.
     #[arg(long, value_name = "URI", num_args = 0..=1)]
     pub pack: Option<Option<String>>,
     /// The name of the dataset [default: from SOURCE].

@@ -21,7 +21,10 @@ pub fn directory_of(uri: &OriginUri) -> String {
 /// Returns the name that a URI suggests: its last component, else the bucket. Always a valid name.
 #[must_use]
 pub fn name_in(uri: &OriginUri) -> String {
-    let text = uri.to_string();
+    let text = match uri.as_local() {
+        Some(dir) => dir.display().to_string(),
+        None => uri.to_string(),
+    };
     let last = text.trim_end_matches('/').rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
     let word: String = last.chars().map(plain).take(100).collect();
@@ -41,8 +44,9 @@ pub fn below(place: &str, dataset: &OriginUri) -> Result<OriginUri, Failure> {
 /// Returns the failure of a server elsewhere that names no place.
 #[must_use]
 pub fn unknown(server: &str) -> Failure {
-    Failure::usage(format!("where do the tables go? The server at {server} names no place for them"))
-        .hint("name a place that you and the server can read with --tables URI, or set publish.uri at the server")
+    Failure::usage(format!("where do the tables go? The server at {server} names no place for them")).hint(
+        "name a place that you and the server can read with --tables URI, or set publish.uri at the server",
+    )
 }
 
 #[cfg(test)]

@@ -85,8 +85,7 @@ pub fn config_of(uri: &OriginUri, var: Variables<'_>) -> Option<OriginConfig> {
             config.region = first(&["AWS_REGION", "AWS_DEFAULT_REGION"]);
             let is_unsigned = first(&["AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE"]);
             let is_unsigned = is_unsigned.is_some_and(|value| is_yes(&value));
-            config.credentials =
-                Some(if is_unsigned { Credentials::Anonymous } else { Credentials::Chain });
+            config.credentials = Some(if is_unsigned { Credentials::Anonymous } else { Credentials::Chain });
         }
         "az" => {
             config.account = first(&["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]);
@@ -199,11 +198,16 @@ fn google(var: Variables<'_>) -> Result<BTreeMap<String, String>, Failure> {
     let document: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     // Other kinds of files are read by the server itself, from the place that the variable names.
     let is_service = document["type"] == "service_account" || document["private_key"].is_string();
-    Ok(if is_service { BTreeMap::from([("google_service_account_key".into(), text)]) } else { BTreeMap::new() })
+    Ok(if is_service {
+        BTreeMap::from([("google_service_account_key".into(), text)])
+    } else {
+        BTreeMap::new()
+    })
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
-    let cannot = |e: &std::io::Error| Failure::io(format_args!("cannot read credentials {}", path.display()), e);
+    let cannot =
+        |e: &std::io::Error| Failure::io(format_args!("cannot read credentials {}", path.display()), e);
     let length = std::fs::metadata(path).map_err(|e| cannot(&e))?.len();
     if length > FILE_BYTES_MAX {
         return Err(Failure::new(format!("{} is too long for credentials: {length} bytes", path.display())));
@@ -236,9 +240,8 @@ mod tests {
 
     fn given(uri: &str, vars: &[(&str, &str)]) -> GiveCredentials {
         let uri = OriginUri::parse(uri).expect("uri");
-        let var = |name: &str| {
-            vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
-        };
+        let var =
+            |name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         let config = config_of(&uri, &var).expect("a store");
         to_give(&config, &uri, &var).expect("readable").expect("a store")
     }
@@ -257,15 +260,21 @@ mod tests {
             ],
         );
         assert_eq!((g.origin.as_str(), g.secrets.0.len(), g.options.credentials), ("s3://photos", 3, None));
-        assert_eq!((g.options.endpoint.as_deref(), g.options.allow_http), (Some("http://127.0.0.1:9000"), true));
+        assert_eq!(
+            (g.options.endpoint.as_deref(), g.options.allow_http),
+            (Some("http://127.0.0.1:9000"), true)
+        );
         assert_eq!((g.options.region.as_deref(), g.expires_ns), (Some("eu"), Some(7_000_000_000)));
-        let g = given("az://c/set", &[("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_KEY", "k")]);
+        let g = given("az://container/set", &[("AZURE_STORAGE_ACCOUNT", "a"), ("AZURE_STORAGE_KEY", "k")]);
         assert_eq!(g.options.account.as_deref(), Some("a"));
         assert_eq!(g.secrets.0["azure_storage_account_key"], "k");
-        let g = given("s3://b", &[("AWS_NO_SIGN_REQUEST", "true")]);
+        let g = given("s3://bucket", &[("AWS_NO_SIGN_REQUEST", "true")]);
         assert_eq!(g.options.credentials.as_deref(), Some("anonymous"));
         let g = given("https://host/data", &[]);
-        assert_eq!((g.origin.as_str(), g.options.credentials.as_deref()), ("https://host", Some("anonymous")));
+        assert_eq!(
+            (g.origin.as_str(), g.options.credentials.as_deref()),
+            ("https://host", Some("anonymous"))
+        );
         let g = given("http://127.0.0.1:80/data", &[]);
         assert!(g.options.allow_http);
         let far = OriginUri::parse("http://far/data").expect("uri");
@@ -280,13 +289,13 @@ mod tests {
                     [work]\naws_access_key_id = c\naws_secret_access_key = d\nother = e\n";
         std::fs::write(&file, text).expect("write");
         let path = file.display().to_string();
-        let g = given("s3://b", &[("AWS_SHARED_CREDENTIALS_FILE", &path), ("AWS_PROFILE", "work")]);
+        let g = given("s3://bucket", &[("AWS_SHARED_CREDENTIALS_FILE", &path), ("AWS_PROFILE", "work")]);
         assert_eq!((g.secrets.0["aws_access_key_id"].as_str(), g.secrets.0.len()), ("c", 2));
-        let g = given("s3://b", &[("AWS_SHARED_CREDENTIALS_FILE", "/none")]);
+        let g = given("s3://bucket", &[("AWS_SHARED_CREDENTIALS_FILE", "/none")]);
         assert_eq!(g.options.credentials.as_deref(), Some("env"), "the identity of the machine");
         let key = dir.path().join("key.json");
         std::fs::write(&key, r#"{"type": "service_account"}"#).expect("write");
-        let g = given("gs://b", &[("GOOGLE_APPLICATION_CREDENTIALS", &key.display().to_string())]);
+        let g = given("gs://bucket", &[("GOOGLE_APPLICATION_CREDENTIALS", &key.display().to_string())]);
         assert!(g.secrets.0.contains_key("google_service_account_key"));
     }
 }

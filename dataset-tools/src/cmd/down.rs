@@ -123,7 +123,9 @@ fn end(dir: &Path, known: &Known) -> Result<bool, Failure> {
 /// Whether a process is a mount that has not ended.
 fn is_mount(process: &Path) -> bool {
     let name = std::fs::read_link(process.join("exe"));
-    name.is_ok_and(|exe| exe.file_name().is_some_and(|name| name.to_string_lossy().starts_with("fletch-mount")))
+    name.is_ok_and(|exe| {
+        exe.file_name().is_some_and(|name| name.to_string_lossy().starts_with("fletch-mount"))
+    })
 }
 
 /// Unmounts a directory; one whose process is dead is detached.

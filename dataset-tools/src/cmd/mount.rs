@@ -36,7 +36,7 @@ const HEALTH_WITHIN: Duration = Duration::from_secs(2);
 struct Mounted<'a> {
     name: &'a DatasetName,
     dir: &'a Path,
-    source: &'a str,
+    source: String,
     server: String,
     files: u64,
     bytes: u64,
@@ -62,9 +62,10 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         Failure::new("there is no program fletch-mount beside fletch or on the PATH")
             .hint("install it beside fletch")
     })?;
-    let dir = directory(ctx, &args.dir)?;
+    check_directory(&args.dir)?;
     let connected = connect(ctx)?;
     let dataset = dataset(ctx, args, &target, &connected)?;
+    let dir = directory(ctx, &args.dir)?;
     let (uri, tables) = (ctx.uri(&dataset.uri)?, ctx.uri(&dataset.tables)?);
     connected.give_credentials(ctx, &[&uri, &tables])?;
     let version = prepare::version_of(target.select.as_ref());
@@ -81,10 +82,11 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
         state: own.state.clone(),
         logs: [own.server_log(), own.mount_log()],
     });
+    let source = uri.as_local().map_or_else(|| dataset.uri.clone(), |dir| dir.display().to_string());
     let mounted = Mounted {
         name: &dataset.name,
         dir: &dir,
-        source: &dataset.uri,
+        source,
         server: connected.server.endpoint().to_string(),
         files: resolved.entries,
         bytes: resolved.bytes,
@@ -100,7 +102,8 @@ pub fn run(ctx: &Context, args: &MountArgs) -> Result<Exit, Failure> {
     if let Some(own) = &connected.own {
         let made = MadeMount { dir: dir.clone(), dataset: dataset.name.to_string() };
         if let Err(e) = records::remember(own, &made) {
-            ctx.out.warn(format_args!("`fletch down` will not find a killed mount at {}: {e}", dir.display()));
+            let shown = dir.display();
+            ctx.out.warn(format_args!("`fletch down` will not find a killed mount at {shown}: {e}"));
         }
     }
     if args.foreground {
@@ -152,20 +155,18 @@ fn directory(ctx: &Context, dir: &Path) -> Result<PathBuf, Failure> {
     let shown = dir.display();
     let cannot = |e: &io::Error| Failure::io(format_args!("cannot mount at {shown}"), e);
     let dir = std::path::absolute(dir).map_err(|e| cannot(&e))?;
-    let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else {
-        return Err(Failure::usage(format!("cannot mount at {shown}")).hint("give a directory of your own"));
-    };
-    if !above.exists() || (dir.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound)) {
+    if dir.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         std::fs::create_dir_all(&dir).map_err(|e| cannot(&e).hint("give a directory that you may create"))?;
         ctx.out.note(format_args!("created {shown}"));
     }
-    // The directory itself is not touched: a mount of a dead process there fails or hangs.
-    let here = std::fs::canonicalize(above).map_err(|e| cannot(&e))?.join(name);
-    let real = match std::fs::read_link(&here) {
-        Ok(_) => std::fs::canonicalize(&here).map_err(|e| cannot(&e))?,
-        Err(_) => here,
-    };
-    let mount = mounts::at(&real).map_err(|e| cannot(&e))?;
+    real_path(&dir).map_err(|e| cannot(&e))
+}
+
+/// Checks that no mount that lives is in the way, before anything is read for this one.
+fn check_directory(dir: &Path) -> Result<(), Failure> {
+    // A directory that does not exist yet has no mount.
+    let Ok(real) = std::path::absolute(dir).and_then(|dir| real_path(&dir)) else { return Ok(()) };
+    let mount = mounts::at(&real).map_err(|e| Failure::io("cannot read the mount table", &e))?;
     if let Some(name) = mount.as_ref().and_then(|mount| mount.dataset())
         && mounts::health(&real, HEALTH_WITHIN) != Health::Dead
     {
@@ -173,7 +174,18 @@ fn directory(ctx: &Context, dir: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::new(format!("{real} shows {name} already"))
             .hint(format!("unmount it first: fusermount3 -u {real}")));
     }
-    Ok(real)
+    Ok(())
+}
+
+/// Returns the path of a directory without links. Does not touch the directory itself: a mount of a dead
+/// process there fails or hangs.
+fn real_path(dir: &Path) -> io::Result<PathBuf> {
+    let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(dir.to_owned()) };
+    let here = std::fs::canonicalize(above)?.join(name);
+    match std::fs::read_link(&here) {
+        Ok(_) => std::fs::canonicalize(&here),
+        Err(_) => Ok(here),
+    }
 }
 
 /// Returns the dataset, indexed and registered, and brought up to date if that was asked for.
@@ -227,9 +239,8 @@ fn dataset(
                 .hint("run `fletch index` where its tables can be written"));
         }
     }
-    let is_same = |d: &Dataset| {
-        d.tables == place.to_string() && args.name.as_ref().is_none_or(|name| d.name == *name)
-    };
+    let is_same =
+        |d: &Dataset| d.tables == place.to_string() && args.name.as_ref().is_none_or(|name| d.name == *name);
     if let Some(known) = known.filter(is_same) {
         return Ok(known);
     }

@@ -68,7 +68,8 @@ pub fn connect(ctx: &Context) -> Result<Connected, Failure> {
             let server = ServerChoice::Own(Endpoint::Unix(paths.socket.clone()));
             ctx.ask(server.clone());
             if started {
-                ctx.out.note(format_args!("started your server; its log is {}", paths.server_log().display()));
+                ctx.out
+                    .note(format_args!("started your server; its log is {}", paths.server_log().display()));
             }
             if let Some(user) = ends_with_the_session(&paths).filter(|_| started) {
                 ctx.out.note(format_args!(
@@ -89,8 +90,10 @@ pub fn connect(ctx: &Context) -> Result<Connected, Failure> {
         let theirs = ctx.rt.block_on(client.info())?.version;
         let ours = env!("CARGO_PKG_VERSION");
         if is_older(&theirs, ours) {
-            return Err(Failure::new(format!("your server is fletch-server {theirs}, and this is fletch {ours}"))
-                .hint(again));
+            return Err(Failure::new(format!(
+                "your server is fletch-server {theirs}, and this is fletch {ours}"
+            ))
+            .hint(again));
         }
     }
     Ok(Connected { client, server, own, started })
@@ -191,7 +194,8 @@ pub fn prepare(ctx: &Context, wanted: &Wanted<'_>) -> Result<RunReport, Failure>
         failure
     };
     if wanted.pack {
-        let mut options = index::pack_options(ctx, PackArgs { index: args, compact: false, chunk_size: None })?;
+        let mut options =
+            index::pack_options(ctx, PackArgs { index: args, compact: false, chunk_size: None })?;
         as_before(&mut options.run);
         if let Some(earlier) = wanted.earlier.filter(|earlier| earlier.params.kind == LayoutKind::Pack) {
             options.params = earlier.params;

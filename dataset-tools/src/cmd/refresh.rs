@@ -25,8 +25,7 @@ pub fn run(ctx: &Context, text: &str) -> Result<Exit, Failure> {
             .hint(format!("run `fletch index {uri}` as the user that indexed it"))
     })?;
     let pack = before.params.kind == LayoutKind::Pack;
-    let report =
-        prepare(ctx, &Wanted { uri: &uri, to: &tables, list: None, pack, earlier: Some(&before) })?;
+    let report = prepare(ctx, &Wanted { uri: &uri, to: &tables, list: None, pack, earlier: Some(&before) })?;
     ctx.out.result(&report, |w| {
         writeln!(
             w,

@@ -81,7 +81,7 @@ pub fn run(
         (Some(uri), _) => {
             let uri = ctx.uri(uri)?;
             ctx.origins().open(&uri)?
-        },
+        }
         (None, Some(location)) => location.origin().clone(),
         (None, None) => registered(ctx, target, |d| d.uri)?,
     };

@@ -183,7 +183,7 @@ accept-mistakes: programs wheel ## the mistakes of a new user are named, with th
 	$(CARGO) nextest run --release $(TESTED) --build-jobs $(JOBS) \
 	    -E 'test(one_screen_with_an_example_first) or test(words_of_other_tools) or test(named_in_words)'
 
-accept-mount: programs ## one command to a bucket's files: seconds against one bare read; a second run takes 1 s
+accept-mount: programs ## one command to a bucket's files: a bare read + 3 s; a second run takes 1 s
 	FLETCH_MOUNT_OBJECTS=2000 $(TREE) --test mount_command --no-capture -j1 \
 	    -E 'test(=a_bucket_is_mounted_with_the_credentials_of_the_terminal)'
 

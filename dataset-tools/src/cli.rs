@@ -115,7 +115,8 @@ Keeps what was read, and the cache, and prints where they are.
   fletch index s3://bucket/set --tables s3://tables/set --tag 2026-11
   fletch index s3://bucket/set --parent auto
 
-Writes nothing into the dataset, unless --tables names a place in it. Prints the root on stdout. --json prints {root, layout, tag, uri, tables, entries, samples, bytes,
+Writes nothing into the dataset, unless --tables names a place in it. Prints the root on stdout.
+--json prints {root, layout, tag, uri, tables, entries, samples, bytes,
 files_read, bytes_read, files_reused, bytes_reused, seconds, skipped: [{path, why}]}.
 To resume a stopped run, give the same command again. docs/INDEX.md has the rules.")]
     Index(IndexArgs),
@@ -340,7 +341,7 @@ Ctrl-C ends it. --json prints for each sample what `fletch status --json` prints
   fletch simulate rows --only '4 equal' --bandwidth 1.2 --latency 10 --leased 128
   fletch simulate --play epoch.trace
 
-Needs no server and no data. docs/SIMULATE.md describes the cases, the output, and how to compare a real run.")]
+Needs no server and no data. docs/SIMULATE.md describes the cases, the output, and comparing a real run.")]
     Simulate(SimulateArgs),
     /// Print a completion script for a shell.
     #[command(

@@ -67,9 +67,9 @@ mod tests {
             assert_eq!(name_in(&uri(text)), name, "{text}");
             fletch_core::DatasetName::new(name).expect("a name");
         }
-        let (a, b) = (directory_of(&uri("s3://a/photos")), directory_of(&uri("s3://b/photos")));
+        let (a, b) = (directory_of(&uri("s3://one/photos")), directory_of(&uri("s3://two/photos")));
         assert!(a != b && a.starts_with("photos-"), "{a} {b}");
-        let place = below("/state/tables", &uri("s3://a/photos")).expect("a place");
+        let place = below("/state/tables", &uri("s3://one/photos")).expect("a place");
         assert_eq!(place.as_local(), Some(std::path::Path::new("/state/tables").join(a).as_path()));
         assert!(unknown("http://far").to_string().contains("publish.uri"));
     }

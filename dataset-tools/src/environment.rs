@@ -68,6 +68,58 @@ pub fn origin_of(uri: &OriginUri) -> Option<String> {
     parts(&text).map(|(scheme, host)| format!("{scheme}://{host}"))
 }
 
+/// Variables and files that show that the environment has something to say of a cloud.
+fn knows(scheme: &str, var: Variables<'_>) -> bool {
+    let signs: &[&str] = match scheme {
+        "s3" => &[
+            "AWS_ACCESS_KEY_ID",
+            "AWS_PROFILE",
+            "AWS_SHARED_CREDENTIALS_FILE",
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            "AWS_ENDPOINT_URL",
+            "AWS_ENDPOINT_URL_S3",
+            "AWS_REGION",
+            "AWS_DEFAULT_REGION",
+            "AWS_NO_SIGN_REQUEST",
+            "AWS_SKIP_SIGNATURE",
+        ],
+        "az" => {
+            &["AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_KEY", "AZURE_CLIENT_ID"]
+        }
+        "gs" => &[
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "GOOGLE_SERVICE_ACCOUNT",
+            "GOOGLE_SERVICE_ACCOUNT_PATH",
+            "GOOGLE_SERVICE_ACCOUNT_KEY",
+            "GOOGLE_ENDPOINT_URL",
+        ],
+        _ => return true,
+    };
+    let home = |path: &str| var("HOME").is_some_and(|home| Path::new(&home).join(path).is_file());
+    let file = match scheme {
+        "s3" => home(".aws/credentials"),
+        "gs" => home(".config/gcloud/application_default_credentials.json"),
+        _ => false,
+    };
+    file || signs.iter().any(|name| var(name).is_some())
+}
+
+/// Returns what to set so that a store can be reached.
+#[must_use]
+pub fn what_to_set(uri: &OriginUri) -> &'static str {
+    match parts(&uri.to_string()).map(|(scheme, _)| scheme) {
+        Some("s3") => {
+            "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION (and AWS_ENDPOINT_URL for another \
+             store), or AWS_NO_SIGN_REQUEST=true for a public bucket"
+        }
+        Some("az") => "set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY",
+        Some("gs") => "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account",
+        _ => "use https://, or name the server in an [[origin]] with allow_http = true (--config FILE)",
+    }
+}
+
 fn is_yes(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes")
 }
@@ -78,6 +130,9 @@ pub fn config_of(uri: &OriginUri, var: Variables<'_>) -> Option<OriginConfig> {
     let prefix = origin_of(uri)?;
     let (scheme, host) = parts(&prefix)?;
     let first = |names: &[&str]| names.iter().find_map(|name| var(name));
+    if !knows(scheme, var) {
+        return None;
+    }
     let mut config = OriginConfig { prefix: prefix.clone(), ..OriginConfig::default() };
     match scheme {
         "s3" => {
@@ -292,6 +347,8 @@ mod tests {
         let g = given("s3://bucket", &[("AWS_SHARED_CREDENTIALS_FILE", &path), ("AWS_PROFILE", "work")]);
         assert_eq!((g.secrets.0["aws_access_key_id"].as_str(), g.secrets.0.len()), ("c", 2));
         let g = given("s3://bucket", &[("AWS_SHARED_CREDENTIALS_FILE", "/none")]);
+        let unknown = OriginUri::parse("s3://bucket").expect("uri");
+        assert_eq!(config_of(&unknown, &|_| None), None, "nothing is known of that cloud");
         assert_eq!(g.options.credentials.as_deref(), Some("env"), "the identity of the machine");
         let key = dir.path().join("key.json");
         std::fs::write(&key, r#"{"type": "service_account"}"#).expect("write");

@@ -2,6 +2,7 @@
 //!
 //! Each test has its own home, runtime directory and machine id, so it meets no other server.
 
+use fletch_origin::{Credentials, Origin, OriginConfig, OriginLimits, OriginUri, Origins, PutMode};
 use fletch_testkit::servers;
 use fletch_tests::bins::{bin, bin_dir, command, stdout};
 use fletch_tests::fixture::{files, is_mounted};
@@ -245,8 +246,8 @@ fn a_pack_is_made_and_served() {
     }
     let user = User::new("one");
     let all = user.dataset("photos", 40);
-    let said = user.say(&["mount", "photos", "mnt", "--pack"]).ok().in_plain_words();
-    assert!(said.stderr.contains("copies in large pieces"), "{said:?}");
+    let first = user.say(&["mount", "photos", "mnt", "--pack"]).ok().in_plain_words();
+    assert!(first.stderr.contains("copies in large pieces"), "{first:?}");
     shows(&user.path("mnt"), &all);
     let shown: Value =
         serde_json::from_str(&user.say(&["show", "photos", "--json"]).ok().stdout).expect("JSON");
@@ -257,7 +258,9 @@ fn a_pack_is_made_and_served() {
     let shown: Value =
         serde_json::from_str(&user.say(&["show", "photos", "--json"]).ok().stdout).expect("JSON");
     assert_eq!(shown["layout_kind"], "pack", "a refresh keeps the pack: {shown}");
-    user.say(&["mount", "s3://bucket/x", "mnt2", "--pack"]).fails(&["--pack needs a place", "--pack s3://"]);
+    let mut c = user.command(&["mount", "s3://bucket/x", "mnt2", "--pack"]);
+    c.env("AWS_REGION", "eu-central-1");
+    said(c).fails(&["--pack needs a place", "--pack s3://"]);
 }
 
 #[test]
@@ -292,10 +295,26 @@ fn a_killed_mount_is_named_repaired_and_taken_down() {
     assert!(!is_mounted(&user.path("mnt")));
 }
 
-/// Puts objects into a bucket of a server that checks no signature. Returns what a mount must show.
-fn fill(endpoint: &str, objects: usize) -> BTreeMap<PathBuf, Vec<u8>> {
+/// Opens the dataset in the bucket, without Fletch's server.
+fn bucket(endpoint: &str, dir: &Path) -> Origin {
+    let credentials = dir.join("credentials-of-the-test");
+    fs::write(&credentials, "[default]\naws_access_key_id = test\naws_secret_access_key = test\n")
+        .expect("write");
+    let config = OriginConfig {
+        prefix: "s3://bucket".to_owned(),
+        endpoint: Some(endpoint.to_owned()),
+        region: Some("us-east-1".to_owned()),
+        credentials: Some(Credentials::File(credentials)),
+        allow_http: true,
+        ..OriginConfig::default()
+    };
+    let origins = Origins::new(vec![config], OriginLimits::default()).expect("origins");
+    origins.open(&OriginUri::parse("s3://bucket/set").expect("uri")).expect("open")
+}
+
+/// Puts objects into the bucket. Returns what a mount must show.
+fn fill(origin: &Origin, objects: usize) -> BTreeMap<PathBuf, Vec<u8>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
-    let client = reqwest::Client::new();
     let all: BTreeMap<PathBuf, Vec<u8>> = (0..objects)
         .map(|i| {
             let mut bytes = vec![0; 20_000 + i % 7000];
@@ -305,31 +324,27 @@ fn fill(endpoint: &str, objects: usize) -> BTreeMap<PathBuf, Vec<u8>> {
         .collect();
     runtime.block_on(async {
         for (rel, bytes) in &all {
-            let url = format!("{endpoint}/bucket/set/{}", rel.display());
-            let done = client.put(url).body(bytes.clone()).send().await.expect("sent");
-            assert!(done.status().is_success(), "{}: {}", rel.display(), done.status());
+            let path = rel.display().to_string();
+            origin.put(&path, bytes.clone().into(), PutMode::Overwrite).await.expect("put");
         }
     });
     all
 }
 
-/// Reads each object once, as many at once as an index does, and returns the time.
-fn bare_read(endpoint: &str, all: &BTreeMap<PathBuf, Vec<u8>>) -> Duration {
+/// Reads each object once, 64 at once, and returns the time.
+fn bare_read(origin: &Origin, all: &BTreeMap<PathBuf, Vec<u8>>) -> Duration {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
-    let client = reqwest::Client::new();
-    let names: Vec<String> =
-        all.keys().map(|rel| format!("{endpoint}/bucket/set/{}", rel.display())).collect();
+    let names: Vec<String> = all.keys().map(|rel| rel.display().to_string()).collect();
     let begun = Instant::now();
     runtime.block_on(async {
         let mut under_way = tokio::task::JoinSet::new();
-        for url in names {
+        for name in names {
             if under_way.len() >= 64 {
                 under_way.join_next().await.expect("one").expect("joined");
             }
-            let client = client.clone();
+            let origin = origin.clone();
             under_way.spawn(async move {
-                let body = client.get(url).send().await.expect("sent").bytes().await.expect("read");
-                assert!(!body.is_empty());
+                assert!(!origin.get(&name, None, None).await.expect("read").bytes.is_empty());
             });
         }
         while under_way.join_next().await.is_some() {}
@@ -344,8 +359,9 @@ fn a_bucket_is_mounted_with_the_credentials_of_the_terminal() {
     }
     let Some(s3) = servers::s3("bucket") else { return };
     let wanted = std::env::var("FLETCH_MOUNT_OBJECTS").ok().and_then(|n| n.parse().ok());
-    let all = fill(&s3.endpoint(), wanted.unwrap_or(60));
     let mut user = User::new("one");
+    let origin = bucket(&s3.endpoint(), user.dir.path());
+    let all = fill(&origin, wanted.unwrap_or(60));
     for (name, value) in [
         ("AWS_ACCESS_KEY_ID", "AKIATESTTEST".to_owned()),
         ("AWS_SECRET_ACCESS_KEY", "hunter2secret".to_owned()),
@@ -354,7 +370,7 @@ fn a_bucket_is_mounted_with_the_credentials_of_the_terminal() {
     ] {
         user.more.insert(name, value);
     }
-    let bare = bare_read(&s3.endpoint(), &all);
+    let bare = bare_read(&origin, &all);
     let begun = Instant::now();
     let first = user.say(&["mount", "s3://bucket/set", "mnt"]).ok().in_plain_words();
     let names = files(&user.path("mnt"));
@@ -481,7 +497,8 @@ fn impostor(socket: &Path, version: &str) {
                 line.clear();
             }
             let head = format!(
-                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n",
+                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\
+                 Content-Length: {}\r\n",
                 info.len()
             );
             // A client that gave up sees nothing of it.
@@ -555,6 +572,7 @@ fn mistakes_are_named_before_anything_is_started() {
     let user = User::new("one");
     user.say(&["mount", "nowhere/photos", "mnt"]).fails(&["there is no directory nowhere/photos", "s3://"]);
     user.say(&["mount", "https://host/x", "mnt"]).fails(&["no listing", "--list FILE"]);
+    user.say(&["mount", "s3://bucket/x", "mnt"]).fails(&["no credentials for s3://bucket/x", "AWS_REGION"]);
     assert!(!user.socket().exists(), "no server was started for that");
     // Without tables of its own, a server elsewhere must name a place before a byte is read.
     user.dataset("photos", 3);

@@ -10,13 +10,13 @@ use std::ffi::OsString;
 const WORDS: &[(&[&str], &str)] = &[
     (
         &["serve", "server", "daemon", "up", "start"],
-        "`fletch mount` starts a server of your own; a shared one is the program `fletch-server`",
+        "`fletch mount` starts a server of your own; for a shared one see `fletch-server --help`",
     ),
     (&["stop", "shutdown", "quit"], "`fletch down` unmounts what you mounted and stops your server"),
     (&["update", "sync", "reindex"], "`fletch refresh NAME` reads what is new or changed"),
     (
         &["umount", "unmount", "fusermount"],
-        "unmount with `fusermount3 -u DIR`; `fletch down` unmounts all that you mounted and stops your server",
+        "unmount with `fusermount3 -u DIR`; `fletch down` ends all mounts of yours, and your server",
     ),
     (
         &["list", "dir", "find"],

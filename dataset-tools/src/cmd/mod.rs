@@ -241,7 +241,8 @@ impl Context {
     fn endpoint(&self) -> Result<Endpoint, Failure> {
         let chosen = self.chosen()?.ok_or_else(|| {
             Failure::usage("no server was given, and none runs on this machine").hint(
-                "give --server http://HOST:PORT or unix:PATH, or set FLETCH_SERVER; `fletch mount` starts one",
+                "give --server http://HOST:PORT or unix:PATH, or set FLETCH_SERVER; `fletch mount` starts one of \
+                 yours",
             )
         })?;
         Ok(chosen.endpoint().clone())
@@ -379,7 +380,7 @@ impl Context {
             Err(e) => match self.resolve_written(&location, &select).await {
                 Some((place, found)) => {
                     location = place;
-                    found
+                    found?
                 }
                 None => return Err(self.unresolved(target, &location, e).await),
             },
@@ -395,14 +396,17 @@ impl Context {
         &self,
         dataset: &TablesLocation,
         select: &Select,
-    ) -> Option<(TablesLocation, (Root, LayoutId))> {
+    ) -> Option<(TablesLocation, Result<(Root, LayoutId), Failure>)> {
         if !dataset.has_no_tags().await {
             return None;
         }
         let places = self.written(dataset.origin().uri());
         let place = written::best(&places)?;
         let location = self.location(&place.tables).ok()?;
-        let found = location.resolve(select).await.ok()?;
+        if location.has_no_tags().await {
+            return None;
+        }
+        let found = location.resolve(select).await;
         Some((location, found))
     }
 }

@@ -5,6 +5,7 @@ use super::prepare::{self, Connected, Wanted, connect, earlier};
 use super::{Context, absent, source};
 use crate::cli::MountArgs;
 use crate::default_tables::name_in;
+use crate::environment;
 use crate::failure::{Exit, Failure};
 use crate::out::{bytes, count};
 use crate::own_server::records::{self, MadeMount};
@@ -131,6 +132,10 @@ fn check_source(ctx: &Context, args: &MountArgs, target: &Target) -> Result<(), 
     if uri.as_local().is_some_and(|dir| !dir.is_dir()) {
         return Err(Failure::new(format!("there is no directory {}", target.base))
             .hint("give an existing directory, s3://…, az://…, gs://…, https://… with --list, or a name"));
+    }
+    if uri.as_local().is_none() && ctx.origin_config(&uri).is_none() {
+        return Err(Failure::usage(format!("this terminal has no credentials for {uri}"))
+            .hint(environment::what_to_set(&uri)));
     }
     if matches!(args.pack, Some(None)) && uri.as_local().is_none() {
         let name = name_in(&uri);

@@ -2,7 +2,8 @@
 
 use super::Context;
 use crate::failure::{Exit, Failure};
-use crate::status::{Health, Snapshot, health, screen};
+use crate::status::{CredentialRow, Health, Snapshot, health, screen};
+use fletch_api::{Code, GivenCredentials};
 use fletch_client::{Client, ClientError};
 use fletch_settings::Span;
 use serde::Serialize;
@@ -36,11 +37,30 @@ fn for_admins<T: Default>(answer: Result<T, ClientError>) -> Result<T, ClientErr
     }
 }
 
+/// Returns the credentials that were handed to the server, as far as the caller may see them.
+async fn credentials(client: &Client) -> Result<Vec<CredentialRow>, ClientError> {
+    let given = match client.credentials().await {
+        // A server that is older than the route.
+        Err(e) if e.code() == Some(Code::NotFound) => Vec::new(),
+        given => for_admins(given)?,
+    };
+    let row = |given: GivenCredentials| CredentialRow {
+        origin: given.origin,
+        identity: given.identity,
+        expires_ns: given.expires_ns,
+    };
+    Ok(given.into_iter().map(row).collect())
+}
+
 async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
-    let (info, datasets, accounts, jobs, origins) =
-        tokio::try_join!(client.info(), client.datasets(), client.accounts(), client.jobs(), async {
-            for_admins(client.origins().await)
-        },)?;
+    let (info, datasets, accounts, jobs, origins, credentials) = tokio::try_join!(
+        client.info(),
+        client.datasets(),
+        client.accounts(),
+        client.jobs(),
+        async { for_admins(client.origins().await) },
+        async { credentials(client).await },
+    )?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(Snapshot {
         server: server.to_owned(),
@@ -51,7 +71,7 @@ async fn snapshot(client: &Client, server: &str) -> Result<Snapshot, Failure> {
         jobs,
         origins,
         mounts: Vec::new(),
-        credentials: Vec::new(),
+        credentials,
     })
 }
 

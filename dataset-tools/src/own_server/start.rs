@@ -105,8 +105,8 @@ fn spawn(paths: &OwnPaths) -> Result<Child, Failure> {
     };
     command.args(["--listen", "none", "--socket"]).arg(&paths.socket);
     command.arg("--state-dir").arg(&paths.state).arg("--cache-dir").arg(&paths.cache);
-    command.args(["--cache-size", &paths.cache_bytes().to_string()]);
-    let _ = IDLE;
+    command.args(["--cache-size", &paths.cache_bytes().to_string(), "--idle", IDLE, "--log-file"]);
+    command.arg(&log_path);
     let inherited = std::env::vars_os().map(|(name, _)| name);
     for name in inherited.filter(|name| name.to_string_lossy().starts_with("FLETCH_")) {
         command.env_remove(name);

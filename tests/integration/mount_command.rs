@@ -415,6 +415,36 @@ fn a_bucket_is_mounted_with_the_credentials_of_the_terminal() {
 }
 
 #[test]
+fn expired_credentials_are_named_and_replaced_by_the_next_mount() {
+    if !have(&[Need::Fuse]) {
+        return;
+    }
+    let Some(s3) = servers::s3("bucket") else { return };
+    let mut user = User::new("one");
+    let all = fill(&bucket(&s3.endpoint(), user.dir.path()), 5);
+    for (name, value) in [
+        ("AWS_ACCESS_KEY_ID", "AKIATESTTEST"),
+        ("AWS_SECRET_ACCESS_KEY", "hunter2secret"),
+        ("AWS_SESSION_TOKEN", "session"),
+        ("AWS_CREDENTIAL_EXPIRATION", "2020-01-01T00:00:00Z"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", &s3.endpoint()),
+    ] {
+        user.more.insert(name, value.to_owned());
+    }
+    // Whoever waits for a store that refuses waits for the mount's own timeout at most.
+    let mounted = user.say(&["mount", "s3://bucket/set", "mnt"]);
+    let status = if mounted.code == 0 { user.say(&["status"]).ok().stdout } else { mounted.stderr };
+    assert!(status.contains("expired"), "{status}");
+    user.more.remove("AWS_CREDENTIAL_EXPIRATION");
+    user.more.remove("AWS_SESSION_TOKEN");
+    user.mount("s3://bucket/set", "mnt2", &[]);
+    shows(&user.path("mnt2"), &all);
+    let status = user.say(&["status"]).ok();
+    assert!(!status.stdout.contains("expired"), "the newer ones replace the older ones: {status:?}");
+}
+
+#[test]
 fn two_machines_on_one_home_have_two_servers() {
     if !have(&[Need::Fuse]) {
         return;
